@@ -1,5 +1,6 @@
-# make check is what CI runs. The linter is pinned here and lives in bin/tools; the
-# plugins of protoc are pinned in api/generate.sh, which alone needs them.
+# make check is the first half of what CI runs; docs/TESTING.md says what runs where. The
+# linter is pinned here and lives in bin/tools; the plugins of protoc are pinned in
+# api/generate.sh, which alone needs them.
 
 GOLANGCI_VERSION := 2.15.0
 
@@ -27,21 +28,32 @@ DURATION     ?= 3m
 # The commit goes into the binaries, and from there into the load test's reports.
 BUILD        := go build -buildvcs=auto
 
-.PHONY: build check quick soak test fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+# One set of tags for vet, linters, tests and the nodes that tests start: with another one
+# Pebble and all that stands on it is compiled once more. The race detector turns
+# Pebble's invariants on anyway.
+TAGS         := -tags invariants
+# RACE=-race has the race detector in what runs without it.
+RACE         ?=
+# Where -short leaves something out.
+LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
+.PHONY: build check quick soak test long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-vet check-generate check-tidy tools clean
 
 build:
 	$(BUILD) -o bin/skein ./cmd/skein
 	$(BUILD) -o bin/loadtest ./cmd/loadtest
 
-# While one works: no test of processes, no race detector, and go's cache of results, so that
-# only packages whose code or imports have changed run again. docs/TESTING.md says what runs where.
+# While one works: nothing long, no race detector, and go's cache of results, so that only
+# packages whose code or imports have changed run again.
 quick:
-	go test -short -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
+	go test $(TAGS) -short -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
 
 # What takes hours: before a release, and after a change of what the named part guards.
 soak:
 	$(MAKE) planted
+	$(MAKE) long RACE=-race
+	$(MAKE) conformance RACE=-race
 	$(MAKE) kills
 	$(MAKE) elastic SEEDS=2000
 	$(MAKE) sim SEEDS=100
@@ -55,10 +67,16 @@ soak:
 
 check: check-format check-vet lint check-generate check-tidy test
 
+# The race detector takes three to ten times the processor's time. What -short leaves out
+# runs in long, and what check-vet sees is not seen again.
 test:
-	go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
-	cd conformance && go test -race -tags invariants -shuffle=on -timeout $(TEST_TIMEOUT) -p 1 ./...
-	cd bench/against-etcd && go test -race -shuffle=on .
+	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
+	cd bench/against-etcd && go test $(TAGS) -vet=off -shuffle=on .
+
+# What test leaves out: processes, which have no race detector however their test is built,
+# and what is long.
+long:
+	go test $(RACE) $(TAGS) -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $(LONG)
 
 # Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
 # its testdata, and the others still run. FUZZ=Frame runs only those that match. The test
@@ -71,7 +89,7 @@ fuzz:
 	  targets=$$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //' | grep -E '$(FUZZ)' | sort -u); \
 	  [ -n "$$targets" ] || continue; \
 	  binary=$(CURDIR)/bin/fuzz/$$(echo $$dir | tr / -).test; \
-	  go test -tags invariants -c -fuzz . -o $$binary ./$$dir; \
+	  go test $(TAGS) -c -fuzz . -o $$binary ./$$dir; \
 	  cache=$$(go env GOCACHE)/fuzz/$$(go list ./$$dir); \
 	  for target in $$targets; do \
 	    echo "== $$dir $$target"; \
@@ -100,31 +118,36 @@ bench-against-etcd:
 # The simulator over SEEDS seeds of every story, and over a tenth of them with the race
 # detector, which takes ten times as long; each ends with a table of what happened.
 sim: stories
-	SKEIN_SIM_SEEDS=$$((($(SIM_SEEDS) + 9) / 10)) go test -race -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+	SKEIN_SIM_SEEDS=$$((($(SIM_SEEDS) + 9) / 10)) go test -race $(TAGS) -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
 
 # The first half of sim alone: CI takes a few seeds of every story.
 stories:
-	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test -tags invariants -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test $(TAGS) -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
 
 # The decisions of placement on 5,000 nodes and 1,000,000 ranges; each story says how long
 # it took, and the last line with how much memory.
 placement-sim:
 	go test -count=1 -timeout 1h -v -run '^TestStories$$' ./placement/decide/simulate -stories testdata/large
 
-# A node is killed at each step of the raft groups' work, and the leader of placement at each
-# of moves, merges and repairs; test takes every few.
+# A node is killed at each step of the raft groups' work and around splits and merges, and the
+# leader of placement at each of moves, merges and repairs; test takes every few.
 kills:
-	RAFTGROUP_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 10m -v -run '^TestKillAtEachStep$$' ./raftgroup
-	PLACEMENT_TEST_STRIDE=1 go test -tags invariants -count=1 -timeout 30m -v -run '^TestLeaderIsKilledAtEachStep$$' ./placement
+	SKEIN_TEST_STRIDE=1 go test $(TAGS) -count=1 -timeout 30m -v -run '^(TestKillAroundASplit|TestMergeSurvivesLosses)$$' ./shard
+	RAFTGROUP_TEST_STRIDE=1 go test $(TAGS) -count=1 -timeout 10m -v -run '^TestKillAtEachStep$$' ./raftgroup
+	PLACEMENT_TEST_STRIDE=1 go test $(TAGS) -count=1 -timeout 30m -v -run '^TestLeaderIsKilledAtEachStep$$' ./placement
 
 # The model of ranges that split, merge and change their leader under transactions and leases,
 # over SEEDS seeds: a few a second. What test takes is among the first of them.
 elastic:
-	SKEIN_SIM_SEEDS=$(SEEDS) go test -tags invariants -count=1 -timeout 10h -run '^TestElasticRanges$$' ./shard
+	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestElasticRanges$$' ./shard
 
 # Each planted bug: by which seed and checker it is found; the same seeds without it.
 planted:
 	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestPlanted$$' ./sim
+
+# Whether the planted bugs and those who look for them still compile.
+planted-compiles:
+	go vet -tags 'invariants planted' ./sim ./chaos
 
 # Five real processes in network namespaces: what is between machines breaks too, two to
 # four things at a time, while an operator changes the cluster; judged by the simulator's
@@ -145,21 +168,24 @@ chaos-local:
 	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
 	  -artifacts -outputdir bin/chaos -run '^TestChaos$$' ./chaos
 
-# The same generated calls to an etcd and to Skein, longer than test does it:
-# ARGS='-run Lockstep -seed 42 -calls 20000'.
+# The same generated calls to an etcd and to Skein, their stories, and kube-apiserver's own
+# storage suite; lockstep makes more of the calls. Etcd and kube-apiserver are not compiled
+# for the race detector: their calls come one after the other, and what answers them has it
+# in its own tests. CONFORM='. -run Lockstep -v -seed 42 -calls 20000' runs some of it.
+CONFORM      ?= ./...
 conformance:
-	cd conformance && go test -tags invariants -count=1 -timeout 60m -v . $(ARGS)
+	cd conformance && go test $(RACE) $(TAGS) -vet=off -shuffle=on -count=1 -timeout 60m -p 1 $(CONFORM)
 
 # CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from one
 # by chance; a difference fails it, and the end shows what all seeds were together.
 lockstep:
-	cd conformance && go test -tags invariants -count=1 -timeout 24h -v -parallel $(PARALLEL) \
+	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
 	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
-# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), which test runs too;
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), which conformance runs too;
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
 storage-suite:
-	cd conformance/apiserver && go test -tags invariants -count=1 -timeout 30m -v . $(ARGS)
+	cd conformance/apiserver && go test $(TAGS) -count=1 -timeout 30m -v . $(ARGS)
 
 fmt: $(LINT)
 	$(LINT) fmt
@@ -181,10 +207,10 @@ check-format: $(LINT)
 	cd conformance/apiserver && $(LINT) fmt --diff
 
 check-vet:
-	go vet -tags invariants ./...
-	cd bench/against-etcd && go vet .
-	cd conformance && go vet -tags invariants ./...
-	cd conformance/apiserver && go vet -tags invariants ./...
+	go vet $(TAGS) ./...
+	cd bench/against-etcd && go vet $(TAGS) .
+	cd conformance && go vet $(TAGS) ./...
+	cd conformance/apiserver && go vet $(TAGS) ./...
 
 # What go generate writes is in git already: running it changes nothing.
 check-generate:

@@ -115,7 +115,7 @@ func (c *cluster) judged() (bad, aside []string, unjudged error) {
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := build(t, dir, "")
+	binary := build(t, dir, buildTags)
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // groups is a workload over a few groups. The entry i of a group writes a
@@ -131,7 +132,7 @@ func checkRecovered(t testing.TB, fs vfs.FS, applied, durable map[keyspace.Group
 func TestCrashLeavesPrefix(t *testing.T) {
 	for seed := range int64(10) {
 		rng := rand.New(rand.NewPCG(uint64(seed), 0))
-		fs := vfs.NewCrashableMem()
+		fs := simdisk.New()
 		w := newGroups(openAt(t, fs))
 		for step := range 150 {
 			gs := []keyspace.GroupID{1, 2, 3, keyspace.PlacementGroup}[rng.IntN(4):]
@@ -152,7 +153,7 @@ func TestCrashLeavesPrefix(t *testing.T) {
 				if err := w.look(); err != nil {
 					t.Fatal(err)
 				}
-				clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+				clone := fs.Crash(rng.IntN(101), rng)
 				checkRecovered(t, clone, w.applied, w.durable)
 			}
 		}
@@ -164,7 +165,7 @@ func TestCrashLeavesPrefix(t *testing.T) {
 
 // TestCloseMakesDurable closes cleanly, then crashes: nothing is lost.
 func TestCloseMakesDurable(t *testing.T) {
-	fs := vfs.NewCrashableMem()
+	fs := simdisk.New()
 	w := newGroups(openAt(t, fs))
 	for range 10 {
 		if err := w.apply(1, 2); err != nil {
@@ -174,7 +175,7 @@ func TestCloseMakesDurable(t *testing.T) {
 	if err := w.e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	checkRecovered(t, fs.CrashClone(vfs.CrashCloneCfg{}), w.applied, w.applied)
+	checkRecovered(t, fs.Crash(0, nil), w.applied, w.applied)
 }
 
 // TestIngestCrashAtEachOperation crashes at each operation on the file system in the
@@ -189,7 +190,7 @@ func TestIngestCrashAtEachOperation(t *testing.T) {
 func testIngestCrash(t *testing.T, memtable bool) {
 	const g = 7
 	spans := []KeySpan{VersionedSpan(keyspace.Span{Start: []byte("b"), End: []byte("d")}), GroupLocalSpan(g)}
-	from := openTest(t, vfs.NewMem())
+	from := openTest(t, simdisk.New())
 	put(t, from, "c", 30, "new")
 	commit(t, from, func(b *Batch) error {
 		return errors.Join(b.Set(GroupLocalKey(g, []byte("new")), nil), b.SetApplied(g, Applied{Index: 100, Term: 6}))
@@ -197,16 +198,16 @@ func testIngestCrash(t *testing.T, memtable bool) {
 	s := from.NewSnapshot()
 	defer s.Close()
 
-	mem := vfs.NewCrashableMem()
+	mem := simdisk.New()
 	on := false
-	var clones []*vfs.MemFS
+	var clones []*simdisk.Disk
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(1, 0))
 	to := openAt(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		mu.Lock() // a compaction may run on behind the ingest
 		defer mu.Unlock()
 		if on && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
-			clones = append(clones, mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rng}), mem.CrashClone(vfs.CrashCloneCfg{}))
+			clones = append(clones, mem.Crash(50, rng), mem.Crash(0, nil))
 		}
 		return nil
 	})))
@@ -230,7 +231,7 @@ func testIngestCrash(t *testing.T, memtable bool) {
 	}
 	mu.Lock()
 	on = false
-	clones = append(clones, mem.CrashClone(vfs.CrashCloneCfg{}))
+	clones = append(clones, mem.Crash(0, nil))
 	mu.Unlock()
 
 	old := "applied/7: 5/50 \"\"\ngroup/7/\"old\": \nkey/\"b\"@20: old\n"
@@ -325,7 +326,7 @@ func vfsWrite(fs vfs.FS, path string, data []byte) error {
 // groupTables exports group 3 with five entries.
 func groupTables(t testing.TB) map[string][]byte {
 	t.Helper()
-	fs := vfs.NewMem()
+	fs := simdisk.New()
 	w := newGroups(openAt(t, fs))
 	for range 5 {
 		if err := w.apply(3); err != nil {
@@ -392,7 +393,7 @@ func errorsFrom(t *testing.T, n int32) {
 	t.Helper()
 	tables := groupTables(t)
 	for ; ; n++ {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		var count atomic.Int32
 		o := testOptions(errorfs.Wrap(mem, errorfs.InjectorFunc(func(o errorfs.Op) error {
 			if o.Kind.ReadOrWrite() == errorfs.OpIsWrite && count.Add(1) == n+1 {
@@ -404,7 +405,7 @@ func errorsFrom(t *testing.T, n int32) {
 		o.onLost = func() {
 			w.Lock()
 			defer w.Unlock()
-			checkRecovered(t, mem.CrashClone(vfs.CrashCloneCfg{}), w.applied, w.durable)
+			checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
 			if !t.Failed() {
 				fmt.Printf("lost its manifest at operation %d, recovered\n", n)
 			}
@@ -417,7 +418,7 @@ func errorsFrom(t *testing.T, n int32) {
 			}
 			return
 		}
-		checkRecovered(t, mem.CrashClone(vfs.CrashCloneCfg{}), w.applied, w.durable)
+		checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
 	}
 }
 
@@ -437,7 +438,7 @@ func TestNoSpaceAtEachOperation(t *testing.T) {
 // noSpaceAt lets the n-th write fail; done says that there are not so many.
 func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	t.Helper()
-	mem := vfs.NewCrashableMem()
+	mem := simdisk.New()
 	var count atomic.Int32
 	var on atomic.Bool
 	var failing errorfs.Op
@@ -458,6 +459,6 @@ func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	if err != nil && !errors.Is(err, ErrNoSpace) && !strings.HasSuffix(failing.Path, ".log") {
 		t.Errorf("operation %d (%v %s): %v", n, failing.Kind, failing.Path, err)
 	}
-	checkRecovered(t, mem.CrashClone(vfs.CrashCloneCfg{}), w.applied, w.durable)
+	checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
 	return count.Load() <= n
 }

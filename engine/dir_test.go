@@ -8,6 +8,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 var me = Identity{Cluster: 1, Node: 2}
@@ -23,7 +25,7 @@ func openDirs(fs vfs.FS, want Identity) (*DirLock, error) {
 
 // TestOpenDir walks through what may be wrong with directories.
 func TestOpenDir(t *testing.T) {
-	fs := vfs.NewMem()
+	fs := simdisk.New()
 	l, err := openDirs(fs, me)
 	if err != nil || !l.Fresh || l.Identity.Instance == 0 {
 		t.Fatalf("empty directories: %+v %v", l, err)
@@ -93,12 +95,12 @@ func TestOpenDir(t *testing.T) {
 // TestDrawInstance: a directory has its instance before it has an identity, and keeps it
 // until both are lost.
 func TestDrawInstance(t *testing.T) {
-	fs := vfs.NewCrashableMem()
+	fs := simdisk.New()
 	drawn, err := DrawInstance(fs, "data")
 	if err != nil || drawn == 0 {
 		t.Fatal(drawn, err)
 	}
-	fs = fs.CrashClone(vfs.CrashCloneCfg{})
+	fs = fs.Crash(0, nil)
 	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
 		t.Fatalf("after a crash %x, was %x: %v", again, drawn, err)
 	}
@@ -137,7 +139,7 @@ func TestDrawInstance(t *testing.T) {
 // start must succeed, since no node has promised anything yet.
 func TestOpenDirCrash(t *testing.T) {
 	for n := int32(0); ; n++ {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		inj := errorfs.OnIndex(n)
 		_, err := openDirs(errorfs.Wrap(mem, inj), me)
 		if inj.Index.Load() >= 0 {
@@ -146,7 +148,7 @@ func TestOpenDirCrash(t *testing.T) {
 			}
 			break
 		}
-		if _, err := openDirs(mem.CrashClone(vfs.CrashCloneCfg{}), me); err != nil {
+		if _, err := openDirs(mem.Crash(0, nil), me); err != nil {
 			t.Fatalf("operation %d failed, then: %v", n, err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // openVirtual opens a store under virtual time, within a synctest bubble.
@@ -113,7 +114,7 @@ func (f twoDisks) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 // reads go on, a flush waits and is then done, and the state ends by itself.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		var full atomic.Bool
 		var tries atomic.Int32
 		fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {

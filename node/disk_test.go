@@ -3,12 +3,13 @@ package node
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // memDisk is a memory disk of a fixed size: it forgets in a crash what was not
@@ -17,7 +18,7 @@ import (
 // of the bubble, for whoever waits for a mutex is not durably blocked.
 type memDisk struct {
 	vfs.FS
-	mem *vfs.MemFS
+	mem *simdisk.Disk
 	// hang holds all syncs while it is set, until its channel is closed.
 	hang atomic.Pointer[chan struct{}]
 
@@ -36,7 +37,7 @@ type memInode struct {
 
 const diskBytes = 1 << 30
 
-func newMemDisk(mem *vfs.MemFS) *memDisk {
+func newMemDisk(mem *simdisk.Disk) *memDisk {
 	d := &memDisk{FS: mem, mem: mem, files: map[string]*memInode{}}
 	d.adopt("")
 	return d
@@ -62,7 +63,7 @@ func (d *memDisk) adopt(dir string) {
 // crash returns what is left after a power cut that keeps so many percent of the
 // blocks that were not synced.
 func (d *memDisk) crash(keepPercent int, rng *rand.Rand) *memDisk {
-	return newMemDisk(d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keepPercent, RNG: rng}))
+	return newMemDisk(d.mem.Crash(keepPercent, rng))
 }
 
 // fill takes all the room that is left, but for so many bytes.
@@ -247,18 +248,7 @@ func (f *memFile) WriteAt(p []byte, at int64) (int, error) {
 	if err := f.d.grow(f.inode, at+int64(len(p))); err != nil {
 		return 0, err
 	}
-	// MemFS makes a file longer byte by byte in WriteAt, and at once in Write.
-	st, err := f.Stat()
-	if err != nil || st.Size() != f.at || at < f.at {
-		return f.File.WriteAt(p, at)
-	}
-	if _, err := f.File.Write(make([]byte, at-f.at)); err != nil {
-		return 0, err
-	}
-	f.at = at
-	n, err := f.File.Write(slices.Clone(p)) // it may change what it is given
-	f.at += int64(n)
-	return n, err
+	return f.File.WriteAt(p, at)
 }
 
 // Preallocate implements vfs.File.

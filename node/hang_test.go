@@ -102,7 +102,7 @@ func TestHangingDiskRefusesPuts(t *testing.T) {
 		mine := r.ledBy(hung, hangRanges)
 		release := hung.disk.stall()
 		defer release()
-		r.wait(3*rigElection, "the node notices", hung.core.host.Stuck)
+		r.wait(3*rigElection, "the node notices", hung.core.host.DiskStalled)
 		for _, at := range r.nodes {
 			start := time.Now()
 			r.mustPut(at, keyOf(mine), "new")

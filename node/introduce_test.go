@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -28,7 +28,7 @@ func (r *rig) publish(nodes ...*rigNode) {
 // refusedWithoutItsDisk starts others and a node that has lost its disk, which is refused.
 func (r *rig) refusedWithoutItsDisk(lost *rigNode, others ...*rigNode) {
 	r.t.Helper()
-	lost.disk = newMemDisk(vfs.NewCrashableMem())
+	lost.disk = newMemDisk(simdisk.New())
 	refused := make(chan error, 1)
 	go func() {
 		c, err := Open(context.Background(), r.optionsOf(lost))
@@ -63,7 +63,7 @@ func TestALateFounderIsLetIn(t *testing.T) {
 		late := r.nodes[2]
 		late.core.Crash()
 		late.core = nil
-		late.disk = newMemDisk(vfs.NewCrashableMem()) // it had not published: it was never let in
+		late.disk = newMemDisk(simdisk.New()) // it had not published: it was never let in
 		r.publish(r.nodes[0], r.nodes[1])
 		// With only one other node left there is no quorum that could tell.
 		r.nodes[1].core.Crash()
@@ -76,7 +76,7 @@ func TestALateFounderIsLetIn(t *testing.T) {
 			}
 			r.t.Errorf("with no quorum to ask: %v", err)
 		}
-		late.disk = newMemDisk(vfs.NewCrashableMem())
+		late.disk = newMemDisk(simdisk.New())
 		r.start(r.nodes[1], late)
 		r.publish(late)
 	})
@@ -89,7 +89,7 @@ func TestFoundersThatStartOneByOne(t *testing.T) {
 		for _, n := range r.nodes {
 			n.core.Crash()
 			n.core = nil
-			n.disk = newMemDisk(vfs.NewCrashableMem())
+			n.disk = newMemDisk(simdisk.New())
 		}
 		first, logs := r.watched(r.nodes[0])
 		if err := r.waits(first, time.Minute); err != nil {
@@ -144,7 +144,7 @@ func TestAnIsolatedFounderWithoutItsDiskWaits(t *testing.T) {
 		r.publish(r.nodes...)
 		lost := r.nodes[0]
 		r.crash(lost)
-		lost.disk = newMemDisk(vfs.NewCrashableMem())
+		lost.disk = newMemDisk(simdisk.New())
 		r.net.Partition(lost.id)
 		if err := r.waits(r.optionsOf(lost), time.Minute); err != nil {
 			t.Fatal(err)
@@ -167,7 +167,7 @@ func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 		for _, n := range r.nodes {
 			n.core.Crash()
 			n.core = nil
-			n.disk = newMemDisk(vfs.NewCrashableMem())
+			n.disk = newMemDisk(simdisk.New())
 		}
 		lost := r.optionsOf(r.nodes[0])
 		bus := lost.NewBus
@@ -193,7 +193,7 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		only := r.nodes[0]
 		r.crash(only)
-		only.disk = newMemDisk(vfs.NewCrashableMem())
+		only.disk = newMemDisk(simdisk.New())
 		lost := r.optionsOf(only)
 		bus := lost.NewBus
 		lost.NewBus = func(c transport.Config) (Bus, error) {
@@ -225,7 +225,7 @@ func TestAFoundersLogTellsThatTheClusterHasRun(t *testing.T) {
 			n.core = nil
 		}
 		lost := r.nodes[0]
-		lost.disk = newMemDisk(vfs.NewCrashableMem())
+		lost.disk = newMemDisk(simdisk.New())
 		o := r.optionsOf(lost)
 		waits := make(chan error, 1)
 		go func() { waits <- r.waits(o, time.Minute) }()

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
@@ -23,11 +22,12 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // joiner returns a machine with an empty disk whose node is to join the cluster.
 func (r *rig) joiner(name string) *rigNode {
-	n := &rigNode{name: name, disk: newMemDisk(vfs.NewCrashableMem())}
+	n := &rigNode{name: name, disk: newMemDisk(simdisk.New())}
 	r.nodes = append(r.nodes, n)
 	return n
 }
@@ -142,7 +142,7 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 		}
 		r.mustGet(n, "k", "v")
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		if err := r.joinAdded(r.t.Context(), n, others); err == nil || !strings.Contains(err.Error(), "has run before") {
 			r.t.Errorf("with an empty directory after its start: %v", err)
 		}
@@ -370,7 +370,7 @@ func TestJoinRefusals(t *testing.T) {
 		}
 		first := n.id
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		refused("another directory", r.join(r.t.Context(), n, r.nodes[0]), "another directory has been let in as node "+first.String(), "etcdctl member remove "+first.String(), "--name")
 		if err := r.nodes[0].core.client.RemoveNode(r.t.Context(), first); err != nil {
 			r.t.Fatal(err)
@@ -381,7 +381,7 @@ func TestJoinRefusals(t *testing.T) {
 		}
 		r.announced(n)
 		r.crash(n)
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		refused("a node that has started, with an empty directory", r.join(r.t.Context(), n, r.nodes[0]), "has run before", "decommission")
 		// Nor by an identity that somebody has written.
 		n.seat = &join.Membership{Cluster: 0xc1, Self: n.id, Peers: func(ctx context.Context) ([]placement.Node, error) {
@@ -462,7 +462,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		}
 		r.crash(down)
 		// Its identity without its data.
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		n.seat = &join.Membership{Cluster: 0xc1, Self: first, Peers: func(ctx context.Context) ([]placement.Node, error) {
 			return c.NodeTable(ctx, true)
 		}}
@@ -470,7 +470,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 			r.t.Errorf("an empty directory with its id: %v", err)
 		}
 		// Name and URLs are free again.
-		n.disk = newMemDisk(vfs.NewCrashableMem())
+		n.disk = newMemDisk(simdisk.New())
 		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil || n.id == first {
 			r.t.Fatalf("it joins anew as node %s, was %s: %v", n.id, first, err)
 		}

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/adminapi"
@@ -20,6 +19,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -396,7 +396,7 @@ func TestANodeIsRemoved(t *testing.T) {
 		}
 		last.core.Crash()
 		last.set(nil)
-		last.disk = newMemDisk(vfs.NewCrashableMem())
+		last.disk = newMemDisk(simdisk.New())
 		c, err := Open(context.Background(), r.optionsOf(last))
 		if err == nil {
 			c.Crash()

@@ -37,7 +37,7 @@ var binary = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(binaryDir, "skein")
-	out, err := exec.Command("go", "build", "-o", path, "../cmd/skein").CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "invariants", "-o", path, "../cmd/skein").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -21,6 +20,7 @@ import (
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/sim/simbus"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -73,7 +73,7 @@ func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test fu
 		r := &rig{t: t, founded: n, splits: splits, options: change, rng: rand.New(rand.NewPCG(1, uint64(n)))}
 		r.net = simbus.New(1, simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}})
 		for i := range n {
-			r.nodes = append(r.nodes, &rigNode{id: keyspace.NodeID(i + 1), disk: newMemDisk(vfs.NewCrashableMem())})
+			r.nodes = append(r.nodes, &rigNode{id: keyspace.NodeID(i + 1), disk: newMemDisk(simdisk.New())})
 		}
 		t.Cleanup(func() {
 			for _, n := range r.nodes {

@@ -6,11 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // Two machines join at once under one name and one peer URL: one of them is the node, the
@@ -20,7 +19,7 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		time.Sleep(time.Second)
-		twins := [2]*rigNode{r.joiner("n4"), {name: "n4", disk: newMemDisk(vfs.NewCrashableMem())}}
+		twins := [2]*rigNode{r.joiner("n4"), {name: "n4", disk: newMemDisk(simdisk.New())}}
 		find := func(n *rigNode, via *rigNode) (*join.Membership, error) {
 			return r.joinerOf(n, via, n.disk).Find(r.t.Context())
 		}

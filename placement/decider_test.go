@@ -43,6 +43,9 @@ func pretendedRig(t *testing.T, seed uint64, nodes int, borders ...string) *pret
 	w := &pretended{rig: newRig(t, seed, nodes, quiet, borders...), all: map[keyspace.RangeID]*pretend{}}
 	w.bytes, w.load = map[keyspace.RangeID]int64{}, map[keyspace.RangeID]int64{}
 	w.deadAfter = 2 * time.Minute
+	// What these tests wait for takes minutes of virtual time, in which a cluster that is well
+	// does little but tick.
+	w.tick = 500 * time.Millisecond
 	for i, d := range w.founding.Ranges() {
 		p := newPretend(t, rand.New(rand.NewPCG(seed, uint64(i))), d)
 		p.report = w.report

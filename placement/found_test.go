@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // TestFoundSurvivesErrors fails the n-th operation of the file system, for every n,
@@ -32,9 +33,9 @@ func TestFoundSurvivesErrors(t *testing.T) {
 		}
 		injected := false
 		virtually(t, func(t *testing.T) {
-			disk := vfs.NewCrashableMem()
+			disk := simdisk.New()
 			err := foundOn(t, disk, n, &injected, f)
-			after := disk.CrashClone(vfs.CrashCloneCfg{})
+			after := disk.Crash(0, nil)
 			e := openOn(t, after)
 			defer closeEngine(t, e)
 			_, there, aerr := e.Applied(keyspace.PlacementGroup)

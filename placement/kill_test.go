@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -34,7 +35,7 @@ type killer struct {
 	at, steps int
 	killed    bool
 	what      string
-	disk      *vfs.MemFS
+	disk      *simdisk.Disk
 }
 
 // step counts one and says whether the node goes on.
@@ -53,7 +54,7 @@ func (k *killer) step(n *rigNode, word bool, what string) bool {
 		return true
 	}
 	k.killed, k.what = true, what
-	k.disk = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	k.disk = n.fs.Crash(0, nil)
 	return false
 }
 

@@ -10,14 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -49,13 +48,15 @@ type rig struct {
 	rangeMaxBytes, rangeSplitLoad int64
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
+	// tick is the hosts' TickInterval, 0 its default.
+	tick time.Duration
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
 type rigNode struct {
 	r     *rig
 	id    keyspace.NodeID
-	fs    *vfs.MemFS
+	fs    *simdisk.Disk
 	clock *simclock.Clock
 
 	bus     *simbus.Bus
@@ -114,7 +115,7 @@ func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits .
 		id := keyspace.NodeID(i + 1)
 		r.founding.Nodes = append(r.founding.Nodes, Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
 		r.nodes = append(r.nodes, &rigNode{
-			r: r, id: id, fs: vfs.NewCrashableMem(), created: map[keyspace.RangeID]int{},
+			r: r, id: id, fs: simdisk.New(), created: map[keyspace.RangeID]int{},
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
 		})
 	}
@@ -173,7 +174,7 @@ func (n *rigNode) start() {
 	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
 		Node: n.id, Boot: boot, Clock: n.clock, WAL: n.log, Engine: n.engine, Bus: r.killer.mouth(n),
-		Workers: 1, Appliers: 1, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
+		Workers: 1, Appliers: 1, TickInterval: r.tick, NoLeaseReads: r.noLease, MaxLagBytes: r.maxLag, Rand: newSeedReader(r.rng),
 		Unknown: func(from keyspace.NodeID, _ keyspace.GroupID, to keyspace.ReplicaID) {
 			if !n.closed.Load() {
 				service.Unknown(from, to)
@@ -267,7 +268,7 @@ func (n *rigNode) crash() {
 	n.current.Store(nil)
 	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	disk := n.fs.Crash(0, nil)
 	n.client.Stop()
 	n.service.Stop()
 	n.ending.Wait()
@@ -332,7 +333,7 @@ func virtually(t *testing.T, f func(t *testing.T)) {
 // memoryEngine returns an engine on a memory disk.
 func memoryEngine(t testing.TB) *engine.Engine {
 	t.Helper()
-	e, err := engine.Open(engine.Options{FS: vfs.NewMem(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
+	e, err := engine.Open(engine.Options{FS: simdisk.New(), Dir: "data", Clock: clock.System(), BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

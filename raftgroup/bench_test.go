@@ -8,12 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/wal"
 )
 
@@ -60,7 +59,7 @@ func benchHosts(b *testing.B, groups int, tune func(*Config)) (r *rig, leaders [
 		}
 	}
 	for _, n := range r.nodes {
-		n.fs = vfs.NewMem()
+		n.fs = simdisk.New()
 	}
 	r.startAll()
 	applied = new(atomic.Int64)

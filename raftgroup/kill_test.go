@@ -16,6 +16,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -35,7 +36,7 @@ type killer struct {
 	at, steps int
 	killed    bool
 	what      string
-	disks     map[keyspace.NodeID]*vfs.MemFS
+	disks     map[keyspace.NodeID]*simdisk.Disk
 	// acked counts the writes that were acknowledged before the end.
 	acked uint64
 	// stored and term are the newest entry that the victim acknowledged, and its term;
@@ -65,7 +66,7 @@ func (k *killer) step(id keyspace.NodeID, what string) bool {
 			// Either everything that was not synced, or none of it: Pebble relies on a
 			// directory that does not keep its newest entry without the one before. The
 			// tests of wal and engine cover partial losses.
-			k.disks[n.id] = n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * k.rng.IntN(2), RNG: k.rng})
+			k.disks[n.id] = n.fs.Crash(100*k.rng.IntN(2), k.rng)
 		}
 	}
 	return false
@@ -225,7 +226,7 @@ func (k *killer) work() {
 func killAt(t *testing.T, at int, leads, others, laggard bool) (killed bool) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
-		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 9)), disks: map[keyspace.NodeID]*vfs.MemFS{}}
+		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 9)), disks: map[keyspace.NodeID]*simdisk.Disk{}}
 		r := newRig(t, 3, func(c *Config) {
 			c.SleepAfter = -1
 			c.Bus = killBus{c.Bus.(*busEnd), k}

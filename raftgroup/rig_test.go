@@ -25,6 +25,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -340,8 +341,8 @@ type testSM struct {
 	refuse  error
 	done    []error // outcomes of SnapshotDone
 	slow    func()
-	check   func()     // called before a snapshot's tables are checked, and before they are ingested
-	disk    *vfs.MemFS // what a power failure would leave after a snapshot was installed
+	check   func()        // called before a snapshot's tables are checked, and before they are ingested
+	disk    *simdisk.Disk // what a power failure would leave after a snapshot was installed
 }
 
 func stateKey(g keyspace.GroupID) []byte { return engine.GroupLocalKey(g, []byte("state")) }
@@ -415,7 +416,7 @@ func (s *testSM) SnapshotDone(_ engine.Applied, err error) {
 	defer s.mu.Unlock()
 	if s.done = append(s.done, err); err == nil {
 		if s.n.r.clones {
-			s.disk = s.n.fs.CrashClone(vfs.CrashCloneCfg{})
+			s.disk = s.n.fs.Crash(0, nil)
 		}
 		s.load()
 	}
@@ -437,7 +438,7 @@ func (s *testSM) leads() (LeaderState, bool) {
 type testNode struct {
 	r    *rig
 	id   keyspace.NodeID
-	fs   *vfs.MemFS
+	fs   *simdisk.Disk
 	wfs  vfs.FS // what the wal uses; by default fs
 	efs  vfs.FS // what the engine uses; by default fs
 	wal  *wal.Log
@@ -491,7 +492,7 @@ func newRig(tb testing.TB, n int, config func(*Config)) *rig {
 	for i := range n {
 		id := keyspace.NodeID(i + 1)
 		r.nodes[id] = &testNode{
-			r: r, id: id, fs: vfs.NewCrashableMem(), rate: 1,
+			r: r, id: id, fs: simdisk.New(), rate: 1,
 			replicas: map[keyspace.GroupID]keyspace.ReplicaID{},
 		}
 	}
@@ -606,7 +607,7 @@ func (n *testNode) crash(unsyncedPercent int) {
 	// First of all: otherwise the node would report writes that become durable after the
 	// copy.
 	n.end.cut()
-	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: unsyncedPercent, RNG: n.r.rng})
+	after := n.fs.Crash(unsyncedPercent, n.r.rng)
 	n.up = false
 	n.end.close()
 	_ = n.host.Stop(context.Background())

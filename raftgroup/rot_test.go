@@ -135,7 +135,7 @@ func TestOldCopyOfTheDirectory(t *testing.T) {
 		r.equal(1)
 		l := r.leader(1)
 		f := r.nodes[1+l.id%3]
-		old := f.fs.CrashClone(vfs.CrashCloneCfg{})
+		old := f.fs.Crash(0, nil)
 		for i := range 5 {
 			r.write(1, fmt.Sprint("forgotten ", i))
 		}

@@ -218,7 +218,7 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 		r.startAll()
 		defer r.close()
 		space := func(n *testNode, bytes uint64) {
-			n.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 30, UsedBytes: 1<<30 - bytes})
+			n.fs.SetUsage(vfs.DiskUsage{AvailBytes: bytes, TotalBytes: 1 << 30, UsedBytes: 1<<30 - bytes})
 		}
 		var before atomic.Int64
 		before.Store(math.MaxInt64)

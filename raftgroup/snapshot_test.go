@@ -207,7 +207,7 @@ func TestSnapshotIsDurableBeforeItIsAnswered(t *testing.T) {
 				<-seen
 				// The disks as a power failure leaves them at the moment of the response,
 				// or between the ingest and the reset of the log.
-				clone := f.fs.CrashClone(vfs.CrashCloneCfg{})
+				clone := f.fs.Crash(0, nil)
 				if moment == "installing" {
 					clone = f.sms[1].disk
 				}
@@ -485,7 +485,7 @@ func TestSnapshotNeedsRoom(t *testing.T) {
 		r.bootstrap(1, 1, voters(3))
 		_, f := r.cutOffFollower(1, 200) // some seconds' worth of tables
 		free := func(b uint64) {
-			f.fs.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: b, TotalBytes: 1 << 30, UsedBytes: 1<<30 - b})
+			f.fs.SetUsage(vfs.DiskUsage{AvailBytes: b, TotalBytes: 1 << 30, UsedBytes: 1<<30 - b})
 		}
 		staged := func() int {
 			names, err := f.fs.List("data/staging")

@@ -7,13 +7,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
@@ -34,7 +33,7 @@ func snapshotOf(id keyspace.RangeID, generation keyspace.Generation, start strin
 // comes last: its log from the beginning would write into the child's span.
 func TestCreateOverASnapshot(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}}
+		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
 		w.start()
 		defer w.stop()
 		child := w.node.newReplica(2)
@@ -72,7 +71,7 @@ func TestCreateOverASnapshot(t *testing.T) {
 // A snapshot that failed leaves room; what is created leaves none.
 func TestCreateBesideASnapshotThatFailed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}}
+		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
 		w.start()
 		defer w.stop()
 		child := w.node.newReplica(2)

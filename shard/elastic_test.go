@@ -15,10 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // elastic is one run of a model: at moments that a seed chooses ranges split and merge, by
@@ -185,7 +184,7 @@ func newElastic(t *testing.T, seed uint64) *elastic {
 	}
 	e.say("seed %d: %+v", seed, e.traits)
 	world := func() *fakeWorld {
-		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: e.seq, leasesOf: e.leases, placed: &e.placed}
+		w := &fakeWorld{t: t, fs: simdisk.New(), seq: e.seq, leasesOf: e.leases, placed: &e.placed}
 		if e.traits.smallEntries {
 			w.limits.MaxEntryBytes = 400
 		}

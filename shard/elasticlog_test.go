@@ -223,7 +223,7 @@ func (e *elastic) stopOrCrash(w *fakeWorld) {
 	w.node.Stop()
 	lose := e.one(2)
 	if lose {
-		fs := w.fs.CrashClone(crashLosesAll)
+		fs := w.fs.Crash(0, nil)
 		if err := w.engine.Abort(); err != nil && !errors.Is(err, context.Canceled) {
 			e.fatal("%s: %v", e.name(w), err)
 		}

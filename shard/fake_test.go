@@ -6,12 +6,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -282,7 +281,7 @@ func (p *pool) hold() (release func()) {
 // fakeWorld is a node with fake groups, one range over everything, and no peers.
 type fakeWorld struct {
 	t      testing.TB
-	fs     *vfs.MemFS
+	fs     *simdisk.Disk
 	engine *engine.Engine
 	groups *fakeGroups
 	seq    *fakeSequencer
@@ -327,9 +326,6 @@ var testDescriptor = keyspace.Descriptor{
 	Range: 1, Generation: 1, Replicas: []keyspace.Replica{{ID: 1, Node: 1}, {ID: 2, Node: 2}, {ID: 3, Node: 3}},
 }
 
-// crashLosesAll is a crash that keeps only what was synced.
-var crashLosesAll = vfs.CrashCloneCfg{UnsyncedDataPercent: 0}
-
 func newFakeWorld(t testing.TB) *fakeWorld {
 	t.Helper()
 	return newFakeWorldWith(t, Limits{})
@@ -344,7 +340,7 @@ func newFakeWorldWith(t testing.TB, l Limits) *fakeWorld {
 // themselves with "auto" and when the test says so with "manual".
 func newLeasedWorld(t testing.TB, l Limits, leases string) *fakeWorld {
 	t.Helper()
-	w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l, leased: leases != ""}
+	w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l, leased: leases != ""}
 	w.leases.auto, w.leases.known = leases == "auto", map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 	w.start()
 	if err := w.node.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {

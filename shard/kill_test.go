@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -34,7 +35,7 @@ type killer struct {
 	at, steps int // at is 0 while nobody is to end
 	killed    bool
 	what      string
-	disks     map[*rigNode]*vfs.MemFS
+	disks     map[*rigNode]*simdisk.Disk
 }
 
 func (k *killer) ends(n *rigNode) bool { return k.others || n == k.victim }
@@ -57,7 +58,7 @@ func (k *killer) step(n *rigNode, what string) bool {
 		if k.ends(o) {
 			// All or nothing: Pebble counts on a directory that does not keep its newest entry
 			// without the one before.
-			k.disks[o] = o.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100 * k.rng.IntN(2), RNG: k.rng})
+			k.disks[o] = o.fs.Crash(100*k.rng.IntN(2), k.rng)
 		}
 	}
 	return false
@@ -153,7 +154,7 @@ func killAroundASplit(t *testing.T, at int, leads, others bool) (killed, isSplit
 	t.Helper()
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, uint64(at), lan)
-		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 5)), nodes: r.nodes, disks: map[*rigNode]*vfs.MemFS{}}
+		k := &killer{others: others, rng: rand.New(rand.NewPCG(uint64(at), 5)), nodes: r.nodes, disks: map[*rigNode]*simdisk.Disk{}}
 		for _, n := range r.nodes {
 			n.killer = k
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/engine"
@@ -20,6 +19,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // newWideRig is a rig of more nodes than its range has replicas: those are on the first
@@ -29,7 +29,7 @@ func newWideRig(t *testing.T, seed uint64, faults simbus.Faults, nodes int) *rig
 	r := newShardRig(t, seed, faults)
 	for i := len(r.nodes); i < nodes; i++ {
 		r.nodes = append(r.nodes, &rigNode{
-			r: r, id: keyspace.NodeID(i + 1), fs: vfs.NewCrashableMem(),
+			r: r, id: keyspace.NodeID(i + 1), fs: simdisk.New(),
 			clock: simclock.New(time.Duration(i)*time.Hour, 1),
 		})
 	}

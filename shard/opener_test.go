@@ -6,11 +6,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -68,7 +67,7 @@ func TestOpenerBesideASilentPeer(t *testing.T) {
 // does not come to life before its first record would survive a crash.
 func TestOpenerBesideCreate(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := &fakeWorld{t: t, fs: vfs.NewCrashableMem(), seq: &fakeSequencer{last: 1}}
+		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
 		w.start()
 		defer w.stop()
 		if _, err := w.node.createRecords([]keyspace.Descriptor{testDescriptor}); err != nil {

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
@@ -24,6 +23,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -140,7 +140,7 @@ func (s *rigSequencer) At(key []byte) (best keyspace.Descriptor, ok bool) {
 type rigNode struct {
 	r     *rig
 	id    keyspace.NodeID
-	fs    *vfs.MemFS
+	fs    *simdisk.Disk
 	clock *simclock.Clock
 
 	// killer, if not nil, sees all that the node does to its disk and says to others.
@@ -169,7 +169,7 @@ func newShardRig(t *testing.T, seed uint64, faults simbus.Faults) *rig {
 		id := keyspace.NodeID(i + 1)
 		r.desc.Replicas = append(r.desc.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id})
 		r.nodes = append(r.nodes, &rigNode{
-			r: r, id: id, fs: vfs.NewCrashableMem(),
+			r: r, id: id, fs: simdisk.New(),
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
 		})
 	}
@@ -262,7 +262,7 @@ func (n *rigNode) crash() {
 	node := n.node.Swap(nil)
 	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
-	disk := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0})
+	disk := n.fs.Crash(0, nil)
 	node.Stop()
 	_ = n.bus.Close()
 	_ = n.host.Stop(context.Background())

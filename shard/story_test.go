@@ -414,7 +414,7 @@ func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 	w := s.w
 	w.node.Stop()
 	if d.HasArg("lose") {
-		fs := w.fs.CrashClone(crashLosesAll)
+		fs := w.fs.Crash(0, nil)
 		if err := w.engine.Abort(); err != nil && !errors.Is(err, context.Canceled) {
 			t.Log(err)
 		}

@@ -12,13 +12,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // disk is a node's memory disk: it forgets in a crash what was not synced, and a
 // sync takes time, so that there is something to forget.
 type disk struct {
 	vfs.FS
-	mem   *vfs.MemFS
+	mem   *simdisk.Disk
 	clock clock.Clock
 	// stalls is not nil while the disk stands still.
 	stalls atomic.Pointer[standstill]
@@ -55,7 +56,7 @@ const (
 	syncSlow = 30 * time.Millisecond
 )
 
-func newDisk(mem *vfs.MemFS, c clock.Clock, rng *rand.Rand) *disk {
+func newDisk(mem *simdisk.Disk, c clock.Clock, rng *rand.Rand) *disk {
 	return &disk{FS: mem, mem: mem, clock: c, rng: rng}
 }
 
@@ -71,7 +72,7 @@ func (d *disk) crash(keepPercent int) *disk {
 	if d.lies {
 		keepPercent = 0
 	}
-	mem := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keepPercent, RNG: d.rng})
+	mem := d.mem.Crash(keepPercent, d.rng)
 	next := newDisk(mem, d.clock, rand.New(rand.NewPCG(d.rng.Uint64(), 1)))
 	next.lies = d.lies
 	return next

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
@@ -22,6 +21,7 @@ import (
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/sim/simclock"
+	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -96,7 +96,7 @@ func (m *machine) row() placement.Node {
 }
 
 func (m *machine) emptyDisk() *disk {
-	d := newDisk(vfs.NewCrashableMem(), m.clock, rand.New(rand.NewPCG(m.c.cfg.Seed, 1000+m.rng.Uint64())))
+	d := newDisk(simdisk.New(), m.clock, rand.New(rand.NewPCG(m.c.cfg.Seed, 1000+m.rng.Uint64())))
 	d.lies = m.c.cfg.mutation.noSync
 	return d
 }

@@ -10,9 +10,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // seeds extends the random tests; the name of a failed test contains its seed.
@@ -82,7 +83,7 @@ func (h *history) find(l *Log, acked int) (int, error) {
 
 // crashPoint clones the file system before or after every sync, while the log continues.
 type crashPoint struct {
-	mem    *vfs.MemFS
+	mem    *simdisk.Disk
 	rng    *rand.Rand
 	h      *history
 	mu     sync.Mutex
@@ -92,7 +93,7 @@ type crashPoint struct {
 }
 
 type crashed struct {
-	fs    *vfs.MemFS
+	fs    *simdisk.Disk
 	acked int
 	what  string
 }
@@ -115,7 +116,7 @@ func (c *crashPoint) MaybeError(op errorfs.Op) error {
 	c.h.mu.Unlock()
 	percent := []int{0, 0, 20, 50, 80, 100}[c.rng.IntN(6)]
 	c.clones = append(c.clones, crashed{
-		fs:    c.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: c.rng}),
+		fs:    c.mem.Crash(percent, c.rng),
 		acked: acked, what: fmt.Sprintf("%v %s, %d%% unsynced", op.Kind, op.Path, percent),
 	})
 	return nil
@@ -160,7 +161,7 @@ func TestCrashInRewrite(t *testing.T) {
 func TestCrashInRotation(t *testing.T) {
 	sealed := 0
 	for seed := range *seeds {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		d := newDriver(seed, 3)
 		d.maxData = 280
 		h := newHistory(d.state)
@@ -189,7 +190,7 @@ func TestCrashInRotation(t *testing.T) {
 }
 
 // endsSealed reports whether the newest segment with records is sealed.
-func endsSealed(t *testing.T, fs *vfs.MemFS) bool {
+func endsSealed(t *testing.T, fs *simdisk.Disk) bool {
 	t.Helper()
 	names, err := fs.List("wal")
 	if err != nil {
@@ -212,7 +213,7 @@ func endsSealed(t *testing.T, fs *vfs.MemFS) bool {
 // testCrash returns the number of rewritten bytes.
 func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewritten float64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	mem := vfs.NewCrashableMem()
+	mem := simdisk.New()
 	h := newHistory(d.state)
 	for round := range 4 {
 		// Every round begins with what the last crash left.
@@ -279,7 +280,7 @@ func checkCrashed(t *testing.T, h *history, c crashed) int {
 	if err != nil {
 		t.Fatalf("crash at %s: %v", c.what, err)
 	}
-	again := c.fs.CrashClone(vfs.CrashCloneCfg{})
+	again := c.fs.Crash(0, nil)
 	mustClose(t, l)
 	l, err = Open(testOptions(again))
 	if err != nil {
@@ -300,7 +301,7 @@ var errInjected = errors.New("injected")
 // works.
 func TestErrorAtEveryOp(t *testing.T) {
 	for n := 0; ; n++ {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		var ops atomic.Int64
 		fired := false
 		inj := errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -338,7 +339,7 @@ func TestErrorAtEveryOp(t *testing.T) {
 		if h.called != len(h.states)-1 {
 			t.Fatalf("op %d: %d completions of %d", n, h.called, len(h.states)-1)
 		}
-		after := mustOpen(t, testOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
+		after := mustOpen(t, testOptions(mem.Crash(0, nil)))
 		if _, err := h.find(after, h.acked); err != nil {
 			t.Fatalf("op %d: %v", n, err)
 		}

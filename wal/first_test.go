@@ -3,14 +3,14 @@ package wal
 import (
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // TestBeganEmpty distinguishes a new log from one that was used before. BeganEmpty stays
 // true until the owner has written something, so an owner who refuses the log once
 // refuses it again at the next start.
 func TestBeganEmpty(t *testing.T) {
-	mem := vfs.NewCrashableMem()
+	mem := simdisk.New()
 	for range 2 {
 		l := mustOpen(t, testOptions(mem))
 		if !l.BeganEmpty() {
@@ -27,9 +27,9 @@ func TestBeganEmpty(t *testing.T) {
 	if !l.BeganEmpty() {
 		t.Error("what was found at Open has changed")
 	}
-	crashed := mem.CrashClone(vfs.CrashCloneCfg{})
+	crashed := mem.Crash(0, nil)
 	mustClose(t, l)
-	for _, fs := range []*vfs.MemFS{mem, crashed} {
+	for _, fs := range []*simdisk.Disk{mem, crashed} {
 		l := mustOpen(t, testOptions(fs))
 		if l.BeganEmpty() {
 			t.Error("a log with a mark in it is called empty")
@@ -38,7 +38,7 @@ func TestBeganEmpty(t *testing.T) {
 	}
 	// The files are lost, all of them or all with records.
 	for _, keep := range []string{"", segmentName(2, segmentSuffix)} {
-		fs := mem.CrashClone(vfs.CrashCloneCfg{})
+		fs := mem.Crash(0, nil)
 		names, err := fs.List("wal")
 		if err != nil {
 			t.Fatal(err)

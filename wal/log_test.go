@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/raft/v3"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // appendOne appends one entry and returns a channel with its completion.
@@ -50,7 +51,7 @@ func TestSubmittedIsVisible(t *testing.T) {
 			}
 			return nil
 		})
-		o := testOptions(errorfs.Wrap(vfs.NewMem(), inj))
+		o := testOptions(errorfs.Wrap(simdisk.New(), inj))
 		o.QueueBytes = 2000
 		l := mustOpen(t, o)
 		stuck.Store(true)
@@ -102,7 +103,7 @@ func TestSubmittedIsVisible(t *testing.T) {
 // within the bound, and no fsync follows when nothing is left.
 func TestLazySync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mem := vfs.NewCrashableMem()
+		mem := simdisk.New()
 		l := mustOpen(t, testOptions(mem))
 		if err := <-appendOne(l, 1, "lazy", false); err != nil {
 			t.Fatal(err)
@@ -110,14 +111,14 @@ func TestLazySync(t *testing.T) {
 		if n, _ := l.Progress(); n != 0 {
 			t.Errorf("%d syncs for an unsynced batch", n)
 		}
-		lost := mustOpen(t, testOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
+		lost := mustOpen(t, testOptions(mem.Crash(0, nil)))
 		if lost.Group(1).Exists() {
 			t.Error("an unsynced batch survived a crash that keeps nothing unsynced")
 		}
 		mustClose(t, lost)
 		time.Sleep(l.opts.LazySync + time.Millisecond)
 		synctest.Wait()
-		kept := mustOpen(t, testOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
+		kept := mustOpen(t, testOptions(mem.Crash(0, nil)))
 		if !kept.Group(1).Exists() {
 			t.Error("an unsynced batch was lost after LazySync")
 		}
@@ -134,7 +135,7 @@ func TestLazySync(t *testing.T) {
 
 // TestSyncProbes shows that Sync uses the disk even when nothing waits for it.
 func TestSyncProbes(t *testing.T) {
-	l := mustOpen(t, testOptions(vfs.NewMem()))
+	l := mustOpen(t, testOptions(simdisk.New()))
 	for want := range uint64(3) {
 		if n, _ := l.Progress(); n != want {
 			t.Errorf("%d syncs, want %d", n, want)
@@ -177,7 +178,7 @@ func TestFsyncErrorPoisons(t *testing.T) {
 			}
 			return nil
 		})
-		l := mustOpen(t, testOptions(errorfs.Wrap(vfs.NewMem(), inj)))
+		l := mustOpen(t, testOptions(errorfs.Wrap(simdisk.New(), inj)))
 		if err := <-appendOne(l, 1, "good", true); err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +228,7 @@ func testDiskFull(t *testing.T, refusal error) {
 		}
 		return nil
 	})
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	o := testOptions(errorfs.Wrap(mem, inj))
 	if refusal == nil {
 		o.MayAllocate = func(bytes int64) bool {
@@ -315,7 +316,7 @@ func closeOnFullDisk(t *testing.T, l *Log) {
 // within its target over many cycles and loses none of them. Pinning names a group that
 // is never compacted.
 func TestIdleGroupsDoNotPin(t *testing.T) {
-	o := testOptions(vfs.NewMem())
+	o := testOptions(simdisk.New())
 	o.SegmentBytes, o.TargetBytes = 64<<10, 1<<20
 	l := mustOpen(t, o)
 	const idle = 1000
@@ -376,7 +377,7 @@ func TestIdleGroupsDoNotPin(t *testing.T) {
 
 // TestViewErrors checks the errors at the borders of a view.
 func TestViewErrors(t *testing.T) {
-	l := mustOpen(t, testOptions(vfs.NewMem()))
+	l := mustOpen(t, testOptions(simdisk.New()))
 	b := l.NewBatch()
 	b.Reset(1, 10, 5, nil)
 	b.Append(1, nil, testEntries(11, 6, "a", "b", "c"))
@@ -436,7 +437,7 @@ func TestMisuse(t *testing.T) {
 		"entry at index 0 ": func(b *Batch) { b.Append(2, nil, testEntries(0, 1, "x")) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := mustOpen(t, testOptions(vfs.NewMem()))
+			l := mustOpen(t, testOptions(simdisk.New()))
 			b := l.NewBatch()
 			b.Reset(1, 10, 5, testHard(hardState{5, 1, 10}))
 			b.Append(1, nil, testEntries(11, 6, "a"))
@@ -459,7 +460,7 @@ func TestMisuse(t *testing.T) {
 // TestLargeAppend splits an append that is larger than a unit; the last part carries the
 // hard state.
 func TestLargeAppend(t *testing.T) {
-	o := testOptions(vfs.NewMem())
+	o := testOptions(simdisk.New())
 	l := mustOpen(t, o)
 	var data []string
 	for i := range 40 {
@@ -483,7 +484,7 @@ func TestLargeAppend(t *testing.T) {
 // TestReadersAndWriters reads old and new entries from many goroutines while tails are
 // overwritten, compacted, rewritten and recycled. What is read is consistent.
 func TestReadersAndWriters(t *testing.T) {
-	o := testOptions(vfs.NewMem())
+	o := testOptions(simdisk.New())
 	o.EntryCacheBytes, o.TargetBytes = 4<<10, 4*minSegmentBytes
 	l := mustOpen(t, o)
 	const groups = 8
@@ -559,7 +560,7 @@ func TestReadersAndWriters(t *testing.T) {
 // TestMetrics registers the metrics and finds those that dashboards use.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	o := testOptions(vfs.NewMem())
+	o := testOptions(simdisk.New())
 	o.Metrics = NewMetrics(reg)
 	l := mustOpen(t, o)
 	if err := <-appendOne(l, 1, "x", true); err != nil {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 func readFile(t testing.TB, fs vfs.FS, path string) []byte {
@@ -43,9 +45,9 @@ func writeFile(t testing.TB, fs vfs.FS, path string, b []byte) {
 }
 
 // copyLog copies the segments, so that each test damages a fresh log.
-func copyLog(t testing.TB, files map[string][]byte) *vfs.MemFS {
+func copyLog(t testing.TB, files map[string][]byte) *simdisk.Disk {
 	t.Helper()
-	fs := vfs.NewMem()
+	fs := simdisk.New()
 	if err := fs.MkdirAll("wal", 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +83,7 @@ func syncedLog(t *testing.T) (files map[string][]byte, want string, active strin
 
 func makeSyncedLog(t *testing.T) (files map[string][]byte, want string, active string, synced int64) {
 	t.Helper()
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	o := testOptions(mem)
 	l := mustOpen(t, o)
 	d := newDriver(7, 5)
@@ -202,7 +204,7 @@ func openBytes(t *testing.T, files map[string][]byte, name string, b []byte) (*L
 func TestTornTail(t *testing.T) { synctest.Test(t, testTornTail) }
 
 func testTornTail(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	l := mustOpen(t, testOptions(mem))
 	d := newDriver(3, 4)
 	h := newHistory(d.state)
@@ -264,7 +266,7 @@ func testTornTail(t *testing.T) {
 func TestRecycledRecordsVerify(t *testing.T) { synctest.Test(t, testRecycledRecordsVerify) }
 
 func testRecycledRecordsVerify(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	l := mustOpen(t, testOptions(mem))
 	b := l.NewBatch()
 	b.Append(1, testHard(hardState{1, 1, 0}), testEntries(1, 1, "one", "two"))
@@ -326,7 +328,7 @@ func testRecycledRecordsVerify(t *testing.T) {
 // TestRotUnderReader damages a record while the log is open: the read reports the damage
 // and its place.
 func TestRotUnderReader(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	o := testOptions(mem)
 	o.EntryCacheBytes = 1
 	l := mustOpen(t, o)
@@ -385,7 +387,7 @@ func TestShortenedFiles(t *testing.T) {
 func TestLostNewest(t *testing.T) { synctest.Test(t, testLostNewest) }
 
 func testLostNewest(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	l := mustOpen(t, testOptions(mem))
 	defer mustClose(t, l)
 	lost := 0
@@ -503,7 +505,7 @@ func TestRecoveryErrors(t *testing.T) {
 func TestRecoveryRefusesWhatDoesNotFit(t *testing.T) { synctest.Test(t, testRecoveryRefuses) }
 
 func testRecoveryRefuses(t *testing.T) {
-	mem := vfs.NewMem()
+	mem := simdisk.New()
 	l := mustOpen(t, testOptions(mem))
 	b := l.NewBatch()
 	b.Append(1, testHard(hardState{1, 1, 0}), testEntries(1, 1, "one", "two"))

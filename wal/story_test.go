@@ -14,9 +14,9 @@ import (
 	"testing/synctest"
 
 	"github.com/cockroachdb/datadriven"
-	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // TestStories runs the stories in testdata. Commands:
@@ -36,7 +36,7 @@ import (
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
-			s := &story{t: t, mem: vfs.NewCrashableMem()}
+			s := &story{t: t, mem: simdisk.New()}
 			datadriven.RunTest(t, path, s.run)
 			if s.l != nil {
 				mustClose(t, s.l)
@@ -47,7 +47,7 @@ func TestStories(t *testing.T) {
 
 type story struct {
 	t    *testing.T
-	mem  *vfs.MemFS
+	mem  *simdisk.Disk
 	l    *Log
 	salt uint64
 }
@@ -90,7 +90,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		return b.String()
 	case "crash":
-		s.mem = s.mem.CrashClone(vfs.CrashCloneCfg{})
+		s.mem = s.mem.Crash(0, nil)
 		mustClose(t, s.l)
 		s.l = nil
 		return ""
@@ -300,7 +300,7 @@ func dumpRecord(w *strings.Builder, r *record) {
 // format's version. They change only together with formatVersion.
 func TestFormatGolden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &story{t: t, mem: vfs.NewCrashableMem()}
+		s := &story{t: t, mem: simdisk.New()}
 		l, err := open(testOptions(s.mem), s.nextSalt)
 		if err != nil {
 			t.Fatal(err)

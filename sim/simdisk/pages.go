@@ -1,0 +1,124 @@
+package simdisk
+
+// pageSize is the block of a disk: a crash keeps or loses one of what was not synced.
+const pageSize = 4096
+
+// page is a block of a file. One that is synced or shared with another disk never changes
+// again: who writes to it writes to a copy.
+type page [pageSize]byte
+
+// contents are the bytes of a file. A page that is nil holds zeros, so that a log which
+// reserves its segments by writing zeros costs nothing.
+type contents struct {
+	size  int64
+	pages []*page
+	// own says which pages no sync and no clone has seen yet.
+	own []bool
+}
+
+// write changes the bytes from off on, and returns which pages became own ones.
+func (c *contents) write(p []byte, off int64) (fresh []int) {
+	end := off + int64(len(p))
+	for need := int((end + pageSize - 1) / pageSize); len(c.pages) < need; {
+		c.pages = append(c.pages, nil)
+		c.own = append(c.own, false)
+	}
+	c.size = max(c.size, end)
+	for len(p) > 0 {
+		i, at := int(off/pageSize), int(off%pageSize)
+		n := min(len(p), pageSize-at)
+		switch {
+		case c.own[i]:
+		case c.pages[i] == nil && zeros(p[:n]):
+			p, off = p[n:], off+int64(n)
+			continue
+		default:
+			c.pages[i], c.own[i] = copyPage(c.pages[i]), true
+			fresh = append(fresh, i)
+		}
+		move(c.pages[i][at:], p[:n])
+		p, off = p[n:], off+int64(n)
+	}
+	return fresh
+}
+
+// read fills p with the bytes from off on, which must not lie behind the end.
+func (c *contents) read(p []byte, off int64) (n int) {
+	p = p[:min(int64(len(p)), c.size-off)]
+	for n < len(p) {
+		i, at := int(off/pageSize), int(off%pageSize)
+		k := min(len(p)-n, pageSize-at)
+		if c.pages[i] == nil {
+			clear(p[n : n+k])
+		} else {
+			move(p[n:n+k], c.pages[i][at:])
+		}
+		n, off = n+k, off+int64(k)
+	}
+	return n
+}
+
+// The functions below are not instrumented by the race detector, which otherwise takes
+// many times as long for the bytes of a disk as the disk does. Who reads or writes a
+// buffer that a caller still uses is found nevertheless: File touches its first and its
+// last byte.
+
+// chunk is what is moved at once: the assignment of an array, unlike the builtin copy,
+// calls nothing that is instrumented.
+const chunk = 128
+
+// move copies all of src to the beginning of dst, or as much as fits.
+//
+//go:norace
+func move(dst, src []byte) {
+	n := min(len(dst), len(src))
+	i := 0
+	for ; n-i >= chunk; i += chunk {
+		*(*[chunk]byte)(dst[i:]) = *(*[chunk]byte)(src[i:])
+	}
+	for ; i < n; i++ {
+		dst[i] = src[i]
+	}
+}
+
+//go:norace
+func zeros(p []byte) bool {
+	i := 0
+	for ; len(p)-i >= chunk; i += chunk {
+		if *(*[chunk]byte)(p[i:]) != [chunk]byte{} {
+			return false
+		}
+	}
+	for ; i < len(p); i++ {
+		if p[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+//go:norace
+func copyPage(from *page) *page {
+	to := new(page)
+	if from != nil {
+		*to = *from
+	}
+	return to
+}
+
+// given tells the race detector that the disk reads p, filled that it writes it.
+//
+//go:noinline
+func given(p []byte) byte {
+	if len(p) == 0 {
+		return 0
+	}
+	return p[0] ^ p[len(p)-1]
+}
+
+func filled(p []byte) {
+	if len(p) > 0 {
+		first, last := p[0], p[len(p)-1]
+		p[0], p[len(p)-1] = first, last
+	}
+}
