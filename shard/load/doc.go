@@ -70,6 +70,16 @@
 // # Locks
 //
 // The owner's lock guards a Range. Owner.LoadState is called with it, Owner.CanSplit
-// and Owner.Split without it. The meter's own lock is a leaf below it. Neither is held
-// over the store.
+// and Owner.Split without it. The lock of the meter's list is a leaf below it. Neither
+// is held over the store.
+//
+// # Files
+//
+//   - meter.go: the Meter, its tick, and ranges at rest.
+//   - split.go: when a range is split, where, and what follows.
+//   - hot.go: which ranges are sampled, and what their samples say.
+//   - range.go: what a replica counts; rates and sizes.
+//   - sampler.go: an even sample of requests.
+//   - list.go: the ranges that have come into use.
+//   - metrics.go: the metrics.
 package load

@@ -173,7 +173,7 @@ func (r *Range) Replaced() {
 // Measure puts the range on the meter's list.
 func (r *Range) Measure() {
 	r.metered = true
-	r.meter.note(r)
+	r.meter.list.add(r)
 }
 
 // Figures returns what is known of the range. It asks nothing of the store.
