@@ -15,15 +15,14 @@ import (
 const (
 	// tick is how often the meter measures a range in use.
 	tick = time.Second
-	// meanTime is the time over which load is averaged: what is that long ago counts for a
-	// third.
+	// meanTime is the time over which load is averaged: load so long ago counts for a third.
 	meanTime = 10 * time.Second
 	// restTicks is after how many ticks without a request or an entry a range is at rest. By
 	// then the means have come down to a twentieth.
 	restTicks = 30
-	// estimatesPerTick bounds how often the meter asks the store for a size: an answer costs
-	// some 20 µs, so that 10,000 ranges of a node that starts take two minutes and no more
-	// than a hundredth of a core.
+	// estimatesPerTick bounds the questions to the store for a size. An answer costs some
+	// 20 µs: 10,000 ranges of a node that starts take two minutes and no more than a
+	// hundredth of a core.
 	estimatesPerTick = 100
 	// sweptPerFlush is how many ranges at rest are looked at anew when the store has written
 	// tables: compactions let go of bytes that ranges had.
@@ -64,10 +63,10 @@ type Meter struct {
 	splitting atomic.Int64
 	splits    sync.WaitGroup
 
-	// The fields below are Run's alone. It measures the active ranges at every tick, and
-	// the unflushed ones when the store has written tables: these are at rest, and not all
-	// of their bytes were in tables. estimates is what is left of estimatesPerTick, swept
-	// the flushes when ranges at rest were last looked at.
+	// The fields below are Run's alone. It measures the active ranges at every tick. The
+	// unflushed ones are at rest with bytes outside of tables: Run measures them when the
+	// store has written tables. estimates is the rest of estimatesPerTick; swept are the
+	// flushes when ranges at rest were last looked at.
 	active, unflushed map[*Range]struct{}
 	estimates         int
 	swept             uint64
