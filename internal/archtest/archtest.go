@@ -148,6 +148,7 @@ var bans = []ban{
 	{"wal", "go.etcd.io/etcd/api", "the log stores raft's entries and does not look into them"},
 	{"shard", "go.etcd.io/raft/v3", "a replica sees raftgroup's StateMachine, not raft"},
 	{"shard/load", Module + "/shard", "a range is measured without a replica, by three methods of its owner"},
+	{"shard/rangefeed", Module + "/shard", "events are fed without a replica, from a source of three methods"},
 	{"placement", "go.etcd.io/raft/v3", "the placement group sees raftgroup's StateMachine, not raft"},
 	{"keyspace", Module, "the words that everybody speaks depend on nobody"},
 	{"clock", Module, "time depends on nobody"},
