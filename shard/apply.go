@@ -14,7 +14,9 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // applyState is the replicated state as Apply leaves it, ahead of what is
@@ -30,9 +32,9 @@ type applyState struct {
 	txns command.TxnState
 	// grown is the bytes of the entries that are not published yet.
 	grown uint64
-	// complete is up to where the range is complete, see advance; lowest is the lowest
-	// floor of the locks that will leave versions behind, or MaxRevision.
-	complete, lowest keyspace.Revision
+	// resolved is the range's resolved revision, see advance. lowest is the lowest floor of
+	// the locks that will leave versions behind, or MaxRevision.
+	resolved, lowest keyspace.Revision
 	// versions is the memory for those of one batch; replaced of them are not the last of
 	// their transaction for their key.
 	versions []mvcc.Version
@@ -59,9 +61,9 @@ type outcome struct {
 	border []byte
 	reigns reigns
 	// events are a batch's for the feeds, if there were any feeds when it was applied;
-	// complete is applyState.complete behind it.
-	events   *eventBlock
-	complete keyspace.Revision
+	// resolved is applyState.resolved behind it.
+	events   *rangefeed.Events
+	resolved keyspace.Revision
 }
 
 // Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
@@ -127,7 +129,7 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 		r.node.metrics.noops.Inc()
 	}
 	s.advance(len(out.locks) > 0)
-	out.complete = s.complete
+	out.resolved = s.resolved
 	s.done = append(s.done, out)
 	return nil
 }
@@ -155,8 +157,8 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 	if err == nil && len(items) > 0 {
 		err = r.applyItems(b, h, &c, items, out)
 	}
-	if err == nil && r.feeding.Load() {
-		out.events = s.captureEvents()
+	if err == nil && r.feeds.Active() {
+		out.events = rangefeed.Capture(s.versions) // before write puts them into its order
 	}
 	if err == nil {
 		err = s.write(b)
@@ -269,13 +271,13 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
 	var out answers
 	var heirs []*outcome
-	var feeds publication
+	var feeds rangefeed.Publication
 	r.appliedBatches.Add(1)
 	r.mu.Lock()
 	oldCompacted, oldGeneration := r.rec.Compacted, r.rec.Generation
 	changed, bound := r.confIndex != s.confIndex, r.rec.Merge.ID != s.rec.Merge.ID || r.rec.Merged != s.rec.Merged
 	r.rec, r.confIndex, r.replicas, r.position = s.rec, s.confIndex, s.replicas, upTo
-	r.complete = s.complete
+	r.resolved = s.resolved
 	r.load.Applied(s.grown)
 	s.grown = 0
 	for i := range s.done {
@@ -283,7 +285,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		switch o.kind {
 		case command.KindBatch:
 			r.live.apply(o.deltas)
-			feeds.add(o)
+			if o.ok {
+				feeds.Add(o.events, o.resolved, rangeapi.FeedPosition(o.link))
+			}
 			r.appliedBatchLocked(o, &out)
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
@@ -298,7 +302,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			}
 		}
 	}
-	r.publishLocked(&feeds)
+	r.feeds.Publish(&feeds)
 	r.passedLocked(s.term, &out)
 	lead := r.lead
 	more := lead != nil && r.waitsLocked()
@@ -333,7 +337,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 }
 
 // publishChangeLocked takes over a change of the range itself, if it took effect.
-func (r *Replica) publishChangeLocked(o *outcome, feeds *publication) {
+func (r *Replica) publishChangeLocked(o *outcome, feeds *rangefeed.Publication) {
 	if o.ok {
 		switch o.kind {
 		case command.KindSplit:
@@ -366,7 +370,7 @@ func (n *Node) changeApplied(r *Replica, o *outcome) {
 }
 
 // publishSplitLocked takes over a split that is applied.
-func (r *Replica) publishSplitLocked(o *outcome, feeds *publication) {
+func (r *Replica) publishSplitLocked(o *outcome, feeds *rangefeed.Publication) {
 	r.endFeedsAtSplitLocked(feeds, o.split)
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
@@ -528,9 +532,9 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	}
 	left := r.leftBehind(&rec)
 	if !s.rec.Span.Covers(rec.Span) {
-		// Of keys that came with a merge nothing was known here: a lock on them may be older than
-		// all that was complete without them.
-		s.complete = 0
+		// Nothing was known here of keys that came with a merge: a lock on them may be older
+		// than the resolved revision without them.
+		s.resolved = 0
 	}
 	s.rec, s.confIndex, s.replicas, s.term, s.done = rec, applied.ConfIndex, applied.Replicas, applied.Term, nil
 	s.txns = txns
@@ -541,7 +545,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	}
 	oldGeneration := r.rec.Generation
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
-	r.complete = s.complete
+	r.resolved = s.resolved
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.reset(rec.LastRevision)
 	r.loadTableLocked(&txns)

@@ -129,7 +129,7 @@ func pageOf(id keyspace.RangeID, g keyspace.Generation, at keyspace.Revision, s 
 }
 
 // pages remembers counts, so that paging through a span counts it once: what is
-// behind a page is its count less its keys. A count at a revision that was complete
+// behind a page is its count less its keys. A count at a revision that was resolved
 // never changes. The oldest are forgotten first.
 type pages struct {
 	mu     sync.Mutex

@@ -11,6 +11,10 @@
 //	 reads    wait for older changes of the keys ─▶ lease or ReadIndex ─▶ Pebble
 //	          ─▶ compacted? span? ─▶ answer
 //
+// Packages below it have parts of a replica: command the bytes of log and state, locktable the
+// locks of transactions, rangefeed the feeds of applied events, load sizes, rates and automatic
+// splits.
+//
 // A Node holds the replicas of one node. It has a fixed pool of goroutines that
 // evaluate, one range at a time each; a caller waits in its own goroutine, and a
 // range that nobody asks has no goroutine, timer or channel.
@@ -50,11 +54,11 @@
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
 // range, an entry, the count of batches in flight, remembered pages and versions.
 //
-// S10. A feed tells every applied event of the range from its first revision on, in the
-// order of application, and up to where that is all there will ever be: a fact that any
-// replica knows from what it has applied. Where a range has fallen silent, its leader
-// says so when asked (AwaitResolved), and only after all that may yet appear has: what is
-// sequenced, proposed, or behind a split whose fate is open.
+// S10. A range's resolved revision is a fact that any replica knows from what it has
+// applied: Every version at or below it that there will ever be is applied here. If a range
+// has fallen silent, its leader answers for it (AwaitResolved). It answers only when
+// everything that may yet appear has: batches that are sequenced or proposed, and those behind
+// a split whose fate is open. Feeds stand on it, see package rangefeed.
 //
 // S11. A leader remembers the newest applied versions of keys that it used lately
 // (heads), and all that it remembers is true: each is replaced when a batch of its own
@@ -74,9 +78,9 @@
 // lease reaching the range in between. So whoever revokes a lease, having locked its
 // record, finds every key.
 //
-// S14. What a replica answers by itself (ReadHere) is the state at a revision up to which
-// its range is complete in what it has applied: no version at or below that will come on
-// any replica. It is a fact that needs no leader, and is never taken back.
+// S14. A replica answers by itself (ReadHere) at revisions up to its resolved one. No version
+// at or below that will come on any replica. The answer needs no leader, and is never taken
+// back.
 //
 // # Large reads
 //
@@ -137,12 +141,6 @@
 // block that was fetched before.
 //
 // … a replica disagrees? The node stops: see S8.
-//
-// … a gateway does not take what it is fed? The feed's queue is bounded; beyond it the
-// feed goes on from the store, where it was complete.
-//
-// … a split comes between the events of a feed? The feed ends behind the last one
-// before it, with the descriptors of both heirs, whose feeds begin there.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.

@@ -122,7 +122,7 @@ func (e *elastic) read() {
 	})
 }
 
-// readHere reads what a node's replica says to be complete.
+// readHere reads a node's replica up to its resolved revision.
 func (e *elastic) readHere(req *rangeapi.Request, span keyspace.Span) {
 	w := e.leader
 	if e.one(2) {
@@ -154,17 +154,16 @@ func (e *elastic) page() {
 	}
 }
 
-// pageAt reads the events of a replica that can still come from nowhere else: up to where it
-// is complete.
+// pageAt reads the events of a replica up to its resolved revision, to which none can be added.
 func (e *elastic) pageAt(w *fakeWorld, r *Replica) {
 	r.mu.Lock()
-	g, span, to := r.rec.Generation, r.rec.Span, r.complete
+	g, span, to := r.rec.Generation, r.rec.Span, r.resolved
 	r.mu.Unlock()
 	if g == 0 || to < 1 {
 		return
 	}
 	q := &rangeapi.HistoryRequest{Range: r.id, Generation: g, Span: span, From: 1 + keyspace.Revision(e.rng.IntN(int(to))), To: to, MaxBytes: 1 << 20}
-	p, err := r.History(q)
+	p, err := r.feeds.History(q)
 	if err != nil {
 		e.say("history of range %s from %d to %d at the %s: %s", r.id, q.From, q.To, e.name(w), errorText(err))
 		return

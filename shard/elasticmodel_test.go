@@ -18,10 +18,10 @@ import (
 // clients and coordinators were told. Of each key the versions come one after the other, as
 // those of a single store; what was told is judged by them when all has come to its end.
 //
-//   - A version that comes is above all that any replica has called complete, or its range
-//     compacted, is its key's newest, and counts on from the one before. It stays, until a
-//     compaction may remove it.
-//   - What a replica calls complete it has.
+//   - A version that comes is above every resolved revision that a replica has named, and above
+//     every compacted one of its range. It is its key's newest, and counts on from the one
+//     before. It stays, until a compaction may remove it.
+//   - A replica has all versions up to its resolved revision.
 //   - A read shows the state at its revision, a page of history all events up to its own.
 //   - A write that was answered is there, at the revision that was told, and found what it
 //     says. One that is said not to have happened is not there.
@@ -29,9 +29,9 @@ import (
 //     just before. One that is not committed is not there; where nobody knows it is either.
 type elasticModel struct {
 	versions map[string][]mvcc.Version
-	// complete is up to where a key's range was called complete, by anybody, and compacted up to
-	// where the leader's has let versions go.
-	complete, compacted map[string]keyspace.Revision
+	// resolved is the highest resolved revision that anybody named of a key's range, and
+	// compacted up to where the leader's has let versions go.
+	resolved, compacted map[string]keyspace.Revision
 	writes              []*elasticWrite
 	txns                []*elasticTxn
 	reads               []elasticRead
@@ -40,7 +40,7 @@ type elasticModel struct {
 func newElasticModel() *elasticModel {
 	return &elasticModel{
 		versions: map[string][]mvcc.Version{},
-		complete: map[string]keyspace.Revision{}, compacted: map[string]keyspace.Revision{},
+		resolved: map[string]keyspace.Revision{}, compacted: map[string]keyspace.Revision{},
 	}
 }
 
@@ -72,8 +72,8 @@ func (m *elasticModel) observe(e *elastic) {
 		if m.knows(e, v) {
 			continue
 		}
-		if v.Mod <= m.complete[key] || v.Mod <= m.compacted[key] {
-			e.fatal("%s comes, and all up to %d was complete, up to %d compacted", versionText(v), m.complete[key], m.compacted[key])
+		if v.Mod <= m.resolved[key] || v.Mod <= m.compacted[key] {
+			e.fatal("%s comes, and all up to %d was resolved, up to %d compacted", versionText(v), m.resolved[key], m.compacted[key])
 		}
 		m.follows(e, v)
 		m.versions[key] = append(m.versions[key], *v)
@@ -130,7 +130,7 @@ func (m *elasticModel) follows(e *elastic, v *mvcc.Version) {
 }
 
 // covers fails where a node lacks what it should have: the leader everything, another replica all
-// up to where it calls itself complete. Versions that others have replaced may be removed as far
+// up to its resolved revision. Versions that others have replaced may be removed as far
 // as the range is compacted.
 func (m *elasticModel) covers(e *elastic, w *fakeWorld, stored []mvcc.Version) {
 	has := map[string]map[keyspace.Revision]bool{}
@@ -143,21 +143,21 @@ func (m *elasticModel) covers(e *elastic, w *fakeWorld, stored []mvcc.Version) {
 	}
 	for _, r := range w.over(keyspace.Span{}) {
 		r.mu.Lock()
-		span, complete, compacted := r.rec.Span, r.complete, r.rec.Compacted
+		span, resolved, compacted := r.rec.Span, r.resolved, r.rec.Compacted
 		r.mu.Unlock()
 		for key, all := range m.versions {
 			if !span.Contains([]byte(key)) {
 				continue
 			}
-			m.complete[key] = max(m.complete[key], complete)
+			m.resolved[key] = max(m.resolved[key], resolved)
 			if w == e.leader {
 				m.compacted[key] = compacted
 			}
 			for i := range all {
 				v := &all[i]
 				goes := v.Mod <= compacted && v.Tombstone || i+1 < len(all) && all[i+1].Mod <= compacted
-				if !has[key][v.Mod] && !goes && (w == e.leader || v.Mod <= complete) {
-					e.fatal("%s: range %s of %s is complete up to %d, compacted %d, and lacks %s", e.name(w), r.id, span, complete, compacted, versionText(v))
+				if !has[key][v.Mod] && !goes && (w == e.leader || v.Mod <= resolved) {
+					e.fatal("%s: range %s of %s is resolved up to %d, compacted %d, and lacks %s", e.name(w), r.id, span, resolved, compacted, versionText(v))
 				}
 			}
 		}

@@ -17,12 +17,12 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// claim is what a feed or a leader has said: up to complete, span has nothing but what
-// had been sent by then.
-type completeClaim struct {
+// resolvedClaim is what a feed or a leader has said: up to the resolved revision, the span has
+// no event but those that had been sent by then.
+type resolvedClaim struct {
 	who      string
 	span     keyspace.Span
-	complete keyspace.Revision
+	resolved keyspace.Revision
 	seen     map[string]bool
 }
 
@@ -36,7 +36,7 @@ type spanFeed struct {
 	// Guarded by mu.
 	rng    *rand.Rand
 	seen   map[string]bool
-	claims []completeClaim
+	claims []resolvedClaim
 }
 
 func (f *spanFeed) draw(n int) int {
@@ -52,7 +52,7 @@ func eventName(e *rangeapi.Event) string {
 // follow follows the span from revision from on until ctx ends. Where its range is
 // split, it goes on with the heirs.
 func (f *spanFeed) follow(ctx context.Context, wg *sync.WaitGroup, span keyspace.Span, from keyspace.Revision) {
-	complete := from - 1
+	resolved := from - 1
 	for ctx.Err() == nil {
 		time.Sleep(time.Duration(1+f.draw(20)) * time.Millisecond)
 		d, _ := f.r.route(span.Start)
@@ -66,45 +66,45 @@ func (f *spanFeed) follow(ctx context.Context, wg *sync.WaitGroup, span keyspace
 		}
 		if !part.Covers(span) {
 			rest := keyspace.Span{Start: part.End, End: span.End}
-			at := complete + 1
+			at := resolved + 1
 			wg.Go(func() { f.follow(ctx, wg, rest, at) })
 			span = part
 		}
-		complete = f.once(ctx, d, node, span, complete)
+		resolved = f.once(ctx, d, node, span, resolved)
 	}
 }
 
 // once follows one feed until it ends.
-func (f *spanFeed) once(ctx context.Context, d keyspace.Descriptor, node *rigNode, span keyspace.Span, complete keyspace.Revision) keyspace.Revision {
+func (f *spanFeed) once(ctx context.Context, d keyspace.Descriptor, node *rigNode, span keyspace.Span, resolved keyspace.Revision) keyspace.Revision {
 	// Sometimes it leaves by itself.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(f.draw(2000))*time.Millisecond)
 	defer cancel()
 	from := f.r.nodes[f.draw(len(f.r.nodes))].node.Load()
 	if from == nil {
-		return complete
+		return resolved
 	}
 	st, err := from.Client().OpenFeeds(ctx, node.id)
 	if err != nil {
-		return complete
+		return resolved
 	}
 	defer st.Close()
-	if err := st.Order(ctx, []rangeapi.FeedOrder{{ID: 1, Range: d.Range, Generation: d.Generation, From: complete + 1}}); err != nil {
-		return complete
+	if err := st.Order(ctx, []rangeapi.FeedOrder{{ID: 1, Range: d.Range, Generation: d.Generation, From: resolved + 1}}); err != nil {
+		return resolved
 	}
 	for {
 		ps, err := st.Recv(ctx)
 		if err != nil {
-			return complete
+			return resolved
 		}
 		for i := range ps {
 			if ps[i].Err != nil {
 				if k := ps[i].Err.Kind; k == kverror.Compacted || k == kverror.Internal {
 					f.r.t.Errorf("%s: %v", f.name, ps[i].Err)
 				}
-				return complete
+				return resolved
 			}
 			f.note(&ps[i], fmt.Sprintf("%s: range %s.%d on node %s", f.name, d.Range, d.Generation, node.id), span)
-			complete = max(complete, ps[i].Resolved)
+			resolved = max(resolved, ps[i].Resolved)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (f *spanFeed) note(p *rangeapi.FeedPart, who string, span keyspace.Span) {
 	for i := range p.Events {
 		f.seen[eventName(&p.Events[i])] = true
 	}
-	f.claims = append(f.claims, completeClaim{who: who, span: span, complete: p.Resolved, seen: cloneSeen(f.seen)})
+	f.claims = append(f.claims, resolvedClaim{who: who, span: span, resolved: p.Resolved, seen: cloneSeen(f.seen)})
 }
 
 func cloneSeen(m map[string]bool) map[string]bool {
@@ -138,8 +138,8 @@ func (f *spanFeed) judge(t *testing.T, from keyspace.Revision, all []mvcc.Versio
 		}
 		for k := range f.claims {
 			c := &f.claims[k]
-			if e.Mod >= from && e.Mod <= c.complete && c.span.Contains(e.Key) && !c.seen[eventName(&e)] {
-				t.Fatalf("%s said complete up to %d of %s before %s", c.who, c.complete, c.span, eventName(&e))
+			if e.Mod >= from && e.Mod <= c.resolved && c.span.Contains(e.Key) && !c.seen[eventName(&e)] {
+				t.Fatalf("%s said that %s is resolved up to %d before %s", c.who, c.span, c.resolved, eventName(&e))
 			}
 		}
 	}
@@ -148,10 +148,10 @@ func (f *spanFeed) judge(t *testing.T, from keyspace.Revision, all []mvcc.Versio
 	}
 }
 
-// TestFeedsThroughFaults: feeds from any replica, opened anew all the time, over
-// crashes, partitions, splits, lost revisions and leader changes: each tells every
-// event, none that was not, and what it calls complete is. Leaders that are asked are
-// right too.
+// TestFeedsThroughFaults opens feeds from any replica, again and again, over crashes,
+// partitions, splits, lost revisions and leader changes. Each tells every event and no
+// other, and nothing comes below what it calls resolved. So it is with the leaders that
+// are asked.
 func TestFeedsThroughFaults(t *testing.T) {
 	for _, seed := range seeds() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -242,8 +242,8 @@ func (r *rig) feedWriter(seed uint64, id int, stop <-chan struct{}) {
 	}
 }
 
-// askAround asks replicas of all ranges up to where they are complete, and reads what
-// they show then.
+// askAround asks replicas of all ranges for their resolved revisions, and reads what they
+// show then.
 func (r *rig) askAround(ctx context.Context, f *spanFeed) {
 	for ctx.Err() == nil {
 		time.Sleep(time.Duration(f.draw(30)) * time.Millisecond)
@@ -257,15 +257,15 @@ func (r *rig) askAround(ctx context.Context, f *spanFeed) {
 		rev := r.seq.last
 		r.seq.mu.Unlock()
 		actx, cancel := context.WithTimeout(ctx, time.Second)
-		mark, err := s.Client().AwaitResolved(actx, node.id, &rangeapi.ResolvedRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
+		at, err := s.Client().AwaitResolved(actx, node.id, &rangeapi.ResolvedRequest{Range: d.Range, Generation: d.Generation, Revision: rev})
 		if err == nil {
-			// Whoever has reached the mark has everything, the leader or not.
+			// Whoever has reached the position has everything, the leader or not.
 			other := r.nodes[f.draw(3)]
 			page, herr := s.Client().History(actx, other.id, &rangeapi.HistoryRequest{
-				Range: d.Range, Generation: d.Generation, Span: d.Span, From: 2, To: rev, Seen: mark, MaxBytes: maxHistoryBytes,
+				Range: d.Range, Generation: d.Generation, Span: d.Span, From: 2, To: rev, Seen: at, MaxBytes: 16 << 20,
 			})
 			if herr == nil && page.Next == rev+1 {
-				f.note(&rangeapi.FeedPart{Events: page.Events, Resolved: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, mark), d.Span)
+				f.note(&rangeapi.FeedPart{Events: page.Events, Resolved: rev}, fmt.Sprintf("range %s.%d at %v", d.Range, d.Generation, at), d.Span)
 			}
 		}
 		cancel()

@@ -8,33 +8,34 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// completeLocked is up to where the range is complete by what is applied here (advance says
-// why), which is never below the empty store's revision.
-func (r *Replica) completeLocked() keyspace.Revision { return max(r.complete, emptyRevision) }
+// resolvedLocked is the range's resolved revision, see advance. It is never below the
+// revision of the empty store.
+func (r *Replica) resolvedLocked() keyspace.Revision { return max(r.resolved, emptyRevision) }
 
 // emptyRevision is that of the empty store: no change has it.
 const emptyRevision keyspace.Revision = 1
 
 // readableLocked says why a request cannot be answered here at a revision, nil if it can.
-// Versions that a compaction has taken away are older than the last one of their key: who
-// reads all that is applied misses none.
+// A compaction removes only versions that are older than the last one of their key, so a
+// read of all that is applied misses none.
 func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) error {
 	switch {
 	case r.receiving || r.stopped:
 		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
 	case req.Generation != r.rec.Generation || !rangeapi.HoldsOp(r.rec.Span, req.Op):
 		return r.errorLocked(kverror.WrongRange, "the range is another one here")
-	case at > r.completeLocked():
-		return kverror.New(kverror.ReadAgain, "range %s is complete up to %d here, not %d", r.id, r.completeLocked(), at)
+	case at > r.resolvedLocked():
+		return kverror.New(kverror.ReadAgain, "range %s is resolved up to %d here, not %d", r.id, r.resolvedLocked(), at)
 	case at < r.rec.Compacted && at < r.rec.LastRevision:
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
 	return nil
 }
 
-// ResolvedHere returns the revisions at which this node's replica of a range can be read:
-// from what its range has compacted, if anything changed above, up to where it is
-// complete. ok is false where there is none of that generation that can be read.
+// ResolvedHere returns the lowest and the highest revision at which this node's replica of a
+// range can be read. The highest is the range's resolved revision, the lowest its compacted
+// one, or its last one if that is lower. ok is false if no replica of that generation can be
+// read here.
 func (n *Node) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	r := n.Replica(id)
 	if r == nil {
@@ -45,14 +46,14 @@ func (n *Node) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, t
 	if r.receiving || r.stopped || r.rec.Generation != g {
 		return 0, 0, false
 	}
-	return min(r.rec.Compacted, r.rec.LastRevision), r.completeLocked(), true
+	return min(r.rec.Compacted, r.rec.LastRevision), r.resolvedLocked(), true
 }
 
-// ReadHere answers a RangeRequest or a rangeapi.Page from what this node's replica has applied,
-// whoever leads the range, at the revision that it names or else at ReadRevision, which
-// must be set and is the header's. ReadAgain says that the replica is not complete up to
-// there, Compacted that the node has heard of a compaction above the revision that the
-// request names.
+// ReadHere answers a RangeRequest or a rangeapi.Page from the applied state of this node's
+// replica, whoever leads the range. It reads at the revision that the request names, else at
+// ReadRevision, which must be set and becomes the header's. It fails with ReadAgain above the
+// replica's resolved revision, and with Compacted if the node has heard of a compaction above
+// the revision that the request names.
 func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	r := n.Replica(req.Range)
 	if r == nil {
@@ -67,8 +68,8 @@ func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Res
 	}
 	at := req.ReadRevision
 	if explicit := keyspace.Revision(o.GetRevision()); explicit > 0 {
-		// What is compacted in the cluster nobody reads who names it, though it may be here
-		// yet: not even where no quorum tells that.
+		// A revision that is compacted in the cluster cannot be read by name, even if this
+		// node has it yet and hears of no quorum.
 		if c := n.Compacted(); explicit < c {
 			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 		}

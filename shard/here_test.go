@@ -36,7 +36,7 @@ func TestReadHere(t *testing.T) {
 		}
 		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
 		if _, c, ok := w.node.ResolvedHere(1, 1); !ok || c != 5 {
-			t.Fatalf("complete up to %d, %v", c, ok)
+			t.Fatalf("resolved up to %d, %v", c, ok)
 		}
 		for at, keys := range map[keyspace.Revision]string{1: "", 2: "a", 3: "ab", 4: "b", 5: "bc"} {
 			got, err := read(at, all)
@@ -109,7 +109,7 @@ func TestReadHereOfWhatIsCompacted(t *testing.T) {
 }
 
 // From where a replica can be read: from what its range has compacted, unless nothing has
-// changed since. Beside others' compactions an idle range is complete only up to below.
+// changed since. Beside others' compactions an idle range is resolved only up to below.
 func TestResolvedHereFrom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
@@ -151,7 +151,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 			t.Errorf("while it comes in: %v", err)
 		}
 		if _, _, ok := w.node.ResolvedHere(1, 1); ok {
-			t.Error("complete while a snapshot comes in")
+			t.Error("it can be read while a snapshot comes in")
 		}
 		before := r.installs
 		r.SnapshotDone(engine.Applied{Index: a.Index, Term: a.Term, ConfIndex: a.ConfIndex, Replicas: a.Replicas, Payload: a.Payload}, nil)
@@ -164,9 +164,9 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 	})
 }
 
-// A snapshot brings a replica past a merge: what it was complete up to was said of its own
-// keys, and among those of the range that it has absorbed one has a lock from before.
-func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
+// A snapshot brings a replica past a merge. The replica's resolved revision was that of its own
+// keys alone, and the range that it has absorbed has a lock from before.
+func TestResolvedBehindASnapshotPastAMerge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
@@ -182,7 +182,7 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, to, ok := w.node.ResolvedHere(1, 2); !ok || to != 5 {
-			t.Fatalf("complete up to %d, %t: the test shows nothing", to, ok)
+			t.Fatalf("resolved up to %d, %t: the test shows nothing", to, ok)
 		}
 		r := w.node.Replica(1)
 		rec := command.Record{RangeID: 1, Generation: 3, LastRevision: 9, Merged: 9, Absorbed: 3}
@@ -200,17 +200,17 @@ func TestCompleteBehindASnapshotPastAMerge(t *testing.T) {
 		}
 		r.SnapshotDone(snap, nil)
 		if _, to, ok := w.node.ResolvedHere(1, 3); !ok || to != 3 {
-			t.Errorf("complete up to %d, %t: a lock may leave a version behind from revision 4 on", to, ok)
+			t.Errorf("resolved up to %d, %t: a lock may leave a version behind from revision 4 on", to, ok)
 		}
 	})
 }
 
-// A range that never changed is complete up to the empty store's revision.
-func TestCompleteFromTheBeginning(t *testing.T) {
-	if c := (&Replica{}).completeLocked(); c != 1 {
-		t.Errorf("complete up to %d", c)
+// A range that never changed is resolved up to the revision of the empty store.
+func TestResolvedFromTheBeginning(t *testing.T) {
+	if c := (&Replica{}).resolvedLocked(); c != 1 {
+		t.Errorf("resolved up to %d", c)
 	}
-	if c := (&Replica{complete: 9}).completeLocked(); c != 9 {
-		t.Errorf("complete up to %d, not 9", c)
+	if c := (&Replica{resolved: 9}).resolvedLocked(); c != 9 {
+		t.Errorf("resolved up to %d, not 9", c)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
@@ -121,9 +122,9 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 		return err
 	}
 	last := max(s.rec.LastRevision, from.rec.LastRevision)
-	s.complete = max(s.complete, min(last, s.txns.Lowest()))
+	s.resolved = max(s.resolved, min(last, s.txns.Lowest()))
 	if !mutation.Is(mutation.CompleteByOneHalf) {
-		s.complete = min(s.complete, min(last, from.txns.Lowest()))
+		s.resolved = min(s.resolved, min(last, from.txns.Lowest()))
 	}
 	if err := r.joinTxns(b, &from.txns, out); err != nil {
 		return err
@@ -221,9 +222,9 @@ func joinLocks(left, right *command.Lock) *command.Lock {
 }
 
 // publishAbsorbLocked takes over that the range has absorbed its neighbour.
-func (r *Replica) publishAbsorbLocked(o *outcome, feeds *publication) {
-	r.publishLocked(feeds)
-	r.endFeedsLocked(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
+func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) {
+	r.feeds.Publish(feeds)
+	r.feeds.End(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
 	r.reigns.absorb(r.node.heads, o.border, o.reigns)

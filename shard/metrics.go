@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // Metrics are the package's metrics, summed over all replicas of the node.
@@ -20,12 +21,10 @@ type Metrics struct {
 	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
 	headHits, headMisses             prometheus.Counter
-	feeds                            prometheus.Gauge
-	feedsBehind, fedEvents           prometheus.Counter
-	feedsFailed, feedsTooLarge       prometheus.Counter
-	historyEvents, completeQuestions prometheus.Counter
+	resolvedQuestions                prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
 	load                             *load.Metrics
+	feeds                            *rangefeed.Metrics
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
 
@@ -75,28 +74,21 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		lockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
-		feeds:        gauge("skein_shard_feeds", "Feeds of ranges on this node to gateways."),
-		feedsFailed:  counter("skein_shard_feed_connections_failed_total", "Gateways to which feeds could not be sent, and which open them anew."),
-		feedsTooLarge: counter("skein_shard_feed_messages_too_large_total",
-			"Messages of feeds that were larger than the bus takes, of those failures. Any is a fault."),
-		feedsBehind: counter("skein_shard_feeds_behind_total", "Feeds whose queue was full, and which went on from the store."),
-		fedEvents:   counter("skein_shard_fed_events_total", "Events sent in feeds."),
-		historyEvents: counter("skein_shard_history_events_total",
-			"Events read from the store, for feeds that are behind and for watchers that begin in the past."),
-		completeQuestions: counter("skein_shard_complete_questions_total", "Questions up to where a range is complete."),
+		resolvedQuestions: counter("skein_shard_resolved_questions_total",
+			"Questions for a range's resolved revision."),
 		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "skein_shard_request_seconds", Help: "From arrival to answer.",
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
-	m.load = load.NewMetrics(reg)
+	m.load, m.feeds = load.NewMetrics(reg), rangefeed.NewMetrics(reg)
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes, m.requestSeconds,
-			m.feeds, m.feedsBehind, m.feedsFailed, m.feedsTooLarge, m.fedEvents, m.historyEvents, m.completeQuestions)
+			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes,
+			m.requestSeconds, m.resolvedQuestions)
 	}
 	return m
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -125,6 +126,7 @@ type Node struct {
 	opener  *opener
 	leaver  *leaver
 	meter   *load.Meter
+	feeds   *rangefeed.Server
 	pages   *pages
 	heads   *heads
 	ids     *idStock
@@ -142,10 +144,6 @@ type Node struct {
 	ending atomic.Int64
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
-	// feedBounds are those of feeds; feedsFailedAt is when it was last said that they could
-	// not be sent, 0 never.
-	feedBounds    feedBounds
-	feedsFailedAt atomic.Int64
 	// reading are the bytes that requests hold of what they have read.
 	reading atomic.Int64
 
@@ -180,7 +178,7 @@ func NewNode(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
 		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
-		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes), feedBounds: defaultFeedBounds,
+		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
 	}
 	n.compacted.Store(-1)
 	n.metrics.compacted.Set(-1)
@@ -192,6 +190,7 @@ func NewNode(cfg Config) *Node {
 		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
 		Some: n.someLoads, Metrics: cfg.Metrics.load,
 	})
+	n.feeds = newFeeds(n)
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
@@ -266,7 +265,7 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns command.T
 	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
 	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
 	r.applying.advance(true)
-	r.complete = r.applying.complete
+	r.resolved = r.applying.resolved
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
@@ -416,6 +415,7 @@ func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(), locks: locktable.New(&n.locks),
 		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reigns: reigns{{reign: n.heads.begin()}},
 	}
+	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
 	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
 	return r
 }

@@ -495,7 +495,7 @@ func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvc
 	r.rememberCount(rest, at, total-int64(len(kvs)))
 }
 
-// rememberCount keeps the count of a span at a revision that is complete.
+// rememberCount keeps the count of a span at a resolved revision.
 func (r *Replica) rememberCount(s keyspace.Span, at keyspace.Revision, n int64) {
 	r.mu.Lock()
 	generation := r.rec.Generation

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // proposer takes entries for the group's log.
@@ -76,8 +77,6 @@ type Replica struct {
 	// appliedBatches counts calls of Applied. It is raised before the overlay loses
 	// what was applied.
 	appliedBatches atomic.Uint64
-	// feeding says that there are feeds, for the apply pool, which does not lock for each batch.
-	feeding atomic.Bool
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
@@ -87,8 +86,8 @@ type Replica struct {
 	confIndex uint64
 	replicas  []keyspace.Replica
 	position  raftgroup.Position
-	// complete is applyState.complete of it.
-	complete keyspace.Revision
+	// resolved is applyState.resolved of it.
+	resolved keyspace.Revision
 	live     liveCounter
 
 	// leader is what raft last said. lead is set while this replica leads, has applied
@@ -168,7 +167,7 @@ type Replica struct {
 	// introduced is the descriptor by which a replica without data was opened.
 	introduced keyspace.Descriptor
 	// feeds get what is applied.
-	feeds []*feed
+	feeds rangefeed.Feeds
 	// load counts what the replica does.
 	load load.Range
 }
@@ -449,7 +448,7 @@ func (r *Replica) end(why *kverror.Error) {
 	}
 	r.failQueueLocked(&out, why)
 	r.unknownLocked(&out)
-	r.endFeedsLocked(why)
+	r.feeds.End(why)
 	r.notifyLocked()
 	r.mu.Unlock()
 	out.send(r.node)

@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/rangefeed/feedtest"
 )
 
 // story runs the commands of a story on a fakeWorld. Each command ends when
@@ -50,15 +51,15 @@ import (
 //	versions        what is stored
 //	show            the replica's state
 //	feed id=N from=R [range=1] [gen=1] [prev]   opens a feed; fed prints what has come in all feeds: events, and behind |
-//	                up to where the range is complete
-//	complete rev=R [range=1] [gen=1]            asks whether all up to R is there
+//	                the resolved revision
+//	resolved rev=R [range=1] [gen=1]            waits until nothing at or below R may appear any more
 //	history from=R to=R [range=1] [gen=1]       what a replica tells of the past
 //	restart [lose]  stops the node and opens it again, with lose without what was not flushed
 type story struct {
 	w      *fakeWorld
 	manual bool
 
-	gateway *gateway
+	gateway *feedtest.Gateway
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -87,7 +88,7 @@ func (s *story) end() {
 		return
 	}
 	if s.gateway != nil {
-		s.gateway.close()
+		s.gateway.Close()
 		s.gateway = nil
 	}
 	s.w.stop()
@@ -267,7 +268,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		g.mu.Lock()
 		g.log = nil
 		g.mu.Unlock()
-	case "feed", "fed", "complete", "history":
+	case "feed", "fed", "resolved", "history":
 		return s.watch(t, d, id)
 	case "versions":
 		return s.versions()

@@ -11,13 +11,17 @@
 //
 //   - A range at rest costs no timer, tick or goroutine. Its first request or
 //     entry puts it on the meter's list again.
+//
 //   - Counting takes no lock and no clock reading of its own. A request outside
 //     the sample costs one addition and one comparison.
-//   - A range is split by size only when its latest estimate is of the span that
-//     it has now, and by load only when the load stayed above the bound for
-//     splitAfter and a sample of the requests divides.
+//
+//   - A split by size needs an estimate of the span that the range has now. A split
+//     by load needs load above the bound for splitAfter, and a sample that divides.
+//
 //   - At most splitsAtOnce automatic splits of a node are under way.
+//
 //   - A range that exceeds a bound and is not split says why (Figures.Unsplit).
+//
 //   - Samples, estimates for each tick and retries are bounded.
 //
 // Rates and sizes are estimates: they follow within seconds and serve decisions,
@@ -49,27 +53,44 @@
 //
 // # What if
 //
-//   - one key has most of the bytes or of the load: the range stays whole, says so,
-//     and is tried again, later each time, up to an hour.
-//   - the load moves along the keys, or requests span the range: no key divides such
-//     load; the range stays whole and says so.
-//   - a range was just split: bytes that are not in tables belong to either half.
+//   - One key has most of the bytes or of the load: The range stays whole and says
+//     so. The meter tries again, later each time, up to an hour.
+//
+//   - The load moves along the keys, or requests span the range: No key divides such
+//     load. The range stays whole and says so.
+//
+//   - A range was just split: Bytes that are not in tables may belong to either half.
 //     They count for neither until the store writes them, so no half is split again
 //     for bytes that it lost. Both halves wait splitRest before another split.
-//   - the leadership moves: the counts and the size stay, and the new leader measures
+//
+//   - The leadership moves: The counts and the size stay, and the new leader measures
 //     its range at once. A sample ends with the leadership.
-//   - a member of the range is changing or a node is silent: CanSplit refuses, and the
-//     meter tries again after splitRetry, later each time.
-//   - thousands of ranges come into use at once, as at a start: the meter asks the store
-//     for estimatesPerTick of them at each tick.
-//   - the store writes tables or compacts while ranges rest: the meter looks again at
+//
+//   - A member of the range is changing, or a node is silent: CanSplit refuses, and
+//     the meter tries again after splitRetry, later each time.
+//
+//   - Thousands of ranges come into use at once, as at a start: The meter asks the
+//     store for estimatesPerTick sizes at each tick.
+//
+//   - The store writes tables or compacts while ranges rest: The meter looks again at
 //     those that had bytes outside of tables, and at sweptPerFlush others.
-//   - the owner stops: the meter drops the range at its next tick. Run ends with its
+//
+//   - The owner stops: The meter drops the range at its next tick. Run ends with its
 //     context and waits for the splits that it started.
 //
 // # Locks
 //
 // The owner's lock guards a Range. Owner.LoadState is called with it, Owner.CanSplit
-// and Owner.Split without it. The meter's own lock is a leaf below it. Neither is held
-// over the store.
+// and Owner.Split without it. The lock of the meter's list is a leaf below it. Neither
+// is held over the store.
+//
+// # Files
+//
+//   - meter.go: The Meter, its tick, and ranges at rest.
+//   - split.go: When a range is split, where, and the retries.
+//   - hot.go: Sampling of hot ranges, and the verdict on a sample.
+//   - range.go: The counts of a replica, its rates and its size.
+//   - sampler.go: An even sample of requests.
+//   - list.go: The ranges that have come into use.
+//   - metrics.go: The metrics.
 package load

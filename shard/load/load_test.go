@@ -176,14 +176,14 @@ func TestLoadThatDoesNotDivide(t *testing.T) {
 	}
 }
 
-// A range beyond its size is split at the middle that the store names. What is not in
-// tables counts, but not for a span that is new.
+// A range beyond its size is split at the middle that the store names. Bytes outside of
+// tables count, but not for a new span.
 func TestSizeSplitsARange(t *testing.T) {
 	measured(t, 1000, -1, func(t *testing.T, h *host) {
 		h.set(func() { h.stored, h.middle = 600, mvcc.Halves{Key: []byte("m"), Left: 500, Bytes: 1100} })
 		h.set(func() { h.r.Applied(300) })
 		time.Sleep(5 * time.Second)
-		// What was applied before the first estimate is not known to be of this span.
+		// Bytes that were applied before the first estimate may not be of this span.
 		if f := h.figures(); f.Bytes != 600 || h.made() != "" {
 			t.Errorf("%d bytes, split %q", f.Bytes, h.made())
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -14,15 +15,14 @@ import (
 const (
 	// tick is how often the meter measures a range in use.
 	tick = time.Second
-	// meanTime is the time over which load is averaged: what is that long ago counts for a
-	// third.
+	// meanTime is the time over which load is averaged: load so long ago counts for a third.
 	meanTime = 10 * time.Second
 	// restTicks is after how many ticks without a request or an entry a range is at rest. By
 	// then the means have come down to a twentieth.
 	restTicks = 30
-	// estimatesPerTick bounds how often the meter asks the store for a size: an answer costs
-	// some 20 µs, so that 10,000 ranges of a node that starts take two minutes and no more
-	// than a hundredth of a core.
+	// estimatesPerTick bounds the questions to the store for a size. An answer costs some
+	// 20 µs: 10,000 ranges of a node that starts take two minutes and no more than a
+	// hundredth of a core.
 	estimatesPerTick = 100
 	// sweptPerFlush is how many ranges at rest are looked at anew when the store has written
 	// tables: compactions let go of bytes that ranges had.
@@ -56,21 +56,17 @@ type Config struct {
 // Meter measures the ranges of a node and splits those that exceed a bound.
 type Meter struct {
 	cfg  Config
-	kick chan struct{}
+	list list
 	// flushes counts how often the store has written tables.
 	flushes atomic.Uint64
 	// splitting counts the splits under way, which splits waits for.
 	splitting atomic.Int64
 	splits    sync.WaitGroup
 
-	mu sync.Mutex
-	// noted are ranges that have come into use. Guarded by mu.
-	noted []*Range
-
-	// The fields below are Run's alone. It measures the active ranges at every tick, and
-	// the unflushed ones when the store has written tables: these are at rest, and not all
-	// of their bytes were in tables. estimates is what is left of estimatesPerTick, swept
-	// the flushes when ranges at rest were last looked at.
+	// The fields below are Run's alone. It measures the active ranges at every tick. The
+	// unflushed ones are at rest with bytes outside of tables: Run measures them when the
+	// store has written tables. estimates is the rest of estimatesPerTick; swept are the
+	// flushes when ranges at rest were last looked at.
 	active, unflushed map[*Range]struct{}
 	estimates         int
 	swept             uint64
@@ -78,28 +74,13 @@ type Meter struct {
 
 // NewMeter returns a meter that has no range on its list.
 func NewMeter(cfg Config) *Meter {
-	return &Meter{cfg: cfg, kick: make(chan struct{}, 1), active: map[*Range]struct{}{}, unflushed: map[*Range]struct{}{}}
+	return &Meter{cfg: cfg, list: list{wake: wake.New()}, active: map[*Range]struct{}{}, unflushed: map[*Range]struct{}{}}
 }
 
 // Flushed notes that the store has written tables.
 func (m *Meter) Flushed() {
 	m.flushes.Add(1)
-	m.wake()
-}
-
-// note puts a range on the list from the next tick on.
-func (m *Meter) note(r *Range) {
-	m.mu.Lock()
-	m.noted = append(m.noted, r)
-	m.mu.Unlock()
-	m.wake()
-}
-
-func (m *Meter) wake() {
-	select {
-	case m.kick <- struct{}{}:
-	default:
-	}
+	m.list.wake.Set()
 }
 
 // Run measures until ctx ends, and returns when the splits that it has started have
@@ -111,7 +92,7 @@ func (m *Meter) Run(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-m.kick:
+			case <-m.list.wake:
 			}
 		}
 		m.tick(ctx)
@@ -123,11 +104,7 @@ func (m *Meter) Run(ctx context.Context) {
 
 // tick measures all ranges in use.
 func (m *Meter) tick(ctx context.Context) {
-	m.mu.Lock()
-	noted := m.noted
-	m.noted = nil
-	m.mu.Unlock()
-	for _, r := range noted {
+	for _, r := range m.list.take() {
 		m.active[r] = struct{}{}
 		delete(m.unflushed, r)
 	}

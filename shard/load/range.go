@@ -97,9 +97,9 @@ type counters struct {
 
 // gauge is what the meter makes of the counts.
 type gauge struct {
-	// stored is about what the span takes in tables. The estimate was made of the span of
-	// this generation, behind so many flushes; where estimated is false there is none.
-	// flushed is how many of the applied bytes were in tables then.
+	// stored is about what the span takes in tables. The estimate is of the span of this
+	// generation, after so many flushes. There is none until estimated is true. flushed is
+	// how many of the applied bytes were in tables then.
 	stored     int64
 	estimated  bool
 	generation keyspace.Generation
@@ -173,7 +173,7 @@ func (r *Range) Replaced() {
 // Measure puts the range on the meter's list.
 func (r *Range) Measure() {
 	r.metered = true
-	r.meter.note(r)
+	r.meter.list.add(r)
 }
 
 // Figures returns what is known of the range. It asks nothing of the store.

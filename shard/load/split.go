@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/keyspace/divide"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -52,8 +51,6 @@ const (
 	reasonOneKey = "one-key"
 	reasonFailed = "failed"
 )
-
-var shapeReasons = map[divide.Shape]string{divide.HotKey: "hot-key", divide.Tail: "tail", divide.Spans: "spans"}
 
 // errSmaller says that a range that was to be split by size is not too large.
 var errSmaller = errors.New("load: the range is not too large")

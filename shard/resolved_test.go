@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// question asks up to where range 1 is complete; the answer comes later.
+// question asks for the resolved revision of range 1; the answer comes later.
 type question struct {
 	done    chan struct{}
 	applied rangeapi.FeedPosition
@@ -50,7 +50,7 @@ func (q *question) want(t *testing.T, when string, batches uint64, err error) {
 	default:
 		t.Fatalf("%s: no answer", when)
 	}
-	// What was before the first one has a number too, and no term.
+	// A range without a batch of its own has a number too, and no term.
 	if err == nil && (q.err != nil || q.applied.Number != max(batches, 1) || q.applied.Term > 0 != (batches > 0)) || err != nil && !errors.Is(q.err, err) {
 		t.Fatalf("%s: %v, %v, want batch %d, %v", when, q.applied, q.err, batches, err)
 	}
@@ -65,9 +65,9 @@ func (w *fakeWorld) applyNext(t *testing.T, term uint64) {
 	synctest.Wait()
 }
 
-// Invariant 4: nothing is called void that may yet be applied: neither what is
-// proposed nor what waits for revisions that it may have got already.
-func TestCompleteWaitsForWhatMayAppear(t *testing.T) {
+// Invariant 4: nothing is called void that may yet be applied. A proposed batch may be, and
+// so may one that waits for revisions, which it may have got already.
+func TestResolvedWaitsForWhatMayAppear(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		w.write(t, 5, "k", "1") // revision 2
 		w.ask(t, 1, 7).want(t, "an idle range", 1, nil)
@@ -100,8 +100,8 @@ func TestCompleteWaitsForWhatMayAppear(t *testing.T) {
 	})
 }
 
-// What was discarded is void: the answer is there at once, without a timer.
-func TestCompleteSaysVoid(t *testing.T) {
+// A discarded batch is void: the answer is there at once, without a timer.
+func TestResolvedSaysVoid(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
@@ -116,7 +116,7 @@ func TestCompleteSaysVoid(t *testing.T) {
 
 // Traps 64 and 74: only a leader answers that has applied an entry of its term, and
 // only as long as it leads.
-func TestCompleteIsTheLeadersToSay(t *testing.T) {
+func TestResolvedIsTheLeadersToSay(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		g := w.groups.group(1)
 		w.begin(t, "k", "1")
@@ -144,7 +144,7 @@ func TestCompleteIsTheLeadersToSay(t *testing.T) {
 
 // Without a lease a ReadIndex that began after the question confirms it, in the same
 // term.
-func TestCompleteIsConfirmed(t *testing.T) {
+func TestResolvedIsConfirmed(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		g := w.groups.group(1)
 		setLease := func(held bool) {
@@ -176,7 +176,7 @@ func TestCompleteIsConfirmed(t *testing.T) {
 
 // Trap 72: from proposing a split until its fate is known the leader says nothing:
 // the child may have a leader of its own already.
-func TestCompleteBesideASplit(t *testing.T) {
+func TestResolvedBesideASplit(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		split := make(chan error, 1)
 		go func() {

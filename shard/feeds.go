@@ -1,0 +1,177 @@
+package shard
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/transport"
+)
+
+// newFeeds returns the server of the node's feeds.
+func newFeeds(n *Node) *rangefeed.Server {
+	return rangefeed.NewServer(rangefeed.Config{
+		Clock: n.cfg.Clock, Engine: n.cfg.Engine, Log: n.log, Metrics: n.metrics.feeds,
+		Find: func(id keyspace.RangeID) (*rangefeed.Feeds, error) {
+			r, err := n.fed(id)
+			if err != nil {
+				return nil, err
+			}
+			return &r.feeds, nil
+		},
+	})
+}
+
+// handleFeeds serves bus method 21.
+func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	return n.feeds.Serve(ctx, peer, first, st)
+}
+
+// handleWatch answers bus method 22.
+func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	question, history, err := rangeapi.DecodeWatchRequest(payload)
+	switch {
+	case err != nil:
+		return rangeapi.EncodeWatchError(rangeapi.BadRequest("%v", err)), nil
+	case question != nil:
+		applied, err := n.AwaitResolved(ctx, question)
+		if err != nil {
+			return rangeapi.EncodeWatchError(err), nil
+		}
+		return rangeapi.EncodeResolved(applied), nil
+	}
+	p, err := n.History(history)
+	if err != nil {
+		return rangeapi.EncodeWatchError(err), nil
+	}
+	return p.Encode(), nil
+}
+
+// AwaitResolved is Replica.AwaitResolved of the range that q names.
+func (n *Node) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
+	r, err := n.fed(q.Range)
+	if err != nil {
+		return rangeapi.FeedPosition{}, err
+	}
+	return r.AwaitResolved(ctx, q)
+}
+
+// History returns a page of events of the range that q names.
+func (n *Node) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
+	r, err := n.fed(q.Range)
+	if err != nil {
+		return nil, err
+	}
+	return r.feeds.History(q)
+}
+
+// fed returns the replica of a range whose events a gateway asks for.
+func (n *Node) fed(id keyspace.RangeID) (*Replica, error) {
+	if r := n.Replica(id); r != nil {
+		return r, nil
+	}
+	return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
+}
+
+// feedSource implements rangefeed.Source.
+type feedSource struct{ r *Replica }
+
+// View implements rangefeed.Source.
+func (s feedSource) View(g keyspace.Generation, from keyspace.Revision) (rangefeed.View, error) {
+	r := s.r
+	switch {
+	case r.stopped:
+		return rangefeed.View{}, r.ended
+	case r.rec.Generation == 0:
+		return rangefeed.View{}, kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
+	case g > r.rec.Generation:
+		return rangefeed.View{}, r.errorLocked(kverror.Busy, fmt.Sprintf("range %s has generation %d yet", r.id, r.rec.Generation))
+	case g < r.rec.Generation:
+		return rangefeed.View{}, r.errorLocked(kverror.WrongRange, fmt.Sprintf("range %s has generation %d", r.id, r.rec.Generation))
+	}
+	if err := kept(&r.rec, from); err != nil {
+		return rangefeed.View{}, err
+	}
+	return rangefeed.View{Last: r.rec.LastRevision, Resolved: r.resolved, Position: r.positionLocked(), Span: r.rec.Span}, nil
+}
+
+// StillShows implements rangefeed.Source. The tables of a snapshot are in the store before
+// the replica learns of it, so the snapshot's record says what it has compacted.
+func (s feedSource) StillShows(g keyspace.Generation, from keyspace.Revision) error {
+	r := s.r
+	r.mu.Lock()
+	_, err := s.View(g, from)
+	receiving := r.receiving
+	r.mu.Unlock()
+	if err != nil || !receiving {
+		return err
+	}
+	rec, _, err := r.node.record(r.id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
+	case rec.Generation != g:
+		return kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.Generation)
+	}
+	return kept(&rec, from)
+}
+
+// Compacted implements rangefeed.Source.
+func (s feedSource) Compacted() (keyspace.Revision, error) {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return 0, r.ended
+	}
+	return r.compactedLocked(r.node.Compacted()), nil
+}
+
+// kept says whether the store still has all events from the revision on. If any are below
+// the compacted revision, some of them are gone.
+func kept(rec *command.Record, from keyspace.Revision) error {
+	if from >= rec.Compacted || from > rec.LastRevision {
+		return nil
+	}
+	return &kverror.Error{
+		Kind: kverror.Compacted, CompactRevision: rec.Compacted,
+		Detail: fmt.Sprintf("range %s is asked for events from revision %d on", rec.RangeID, from),
+	}
+}
+
+// positionLocked is the range's feed position. The child of a split that has applied no
+// batch has the events from before the split all the same. So its position is not zero:
+// whoever has none of these events is not there. It is below all others, whose terms are
+// above 0.
+func (r *Replica) positionLocked() rangeapi.FeedPosition {
+	if m := rangeapi.FeedPosition(r.rec.Last); m != (rangeapi.FeedPosition{}) {
+		return m
+	}
+	return rangeapi.FeedPosition{Number: 1}
+}
+
+// endFeedsAtSplitLocked ends all feeds behind what was applied before the split. Parent and
+// child are other ranges now, and their feeds begin where these ended.
+func (r *Replica) endFeedsAtSplitLocked(p *rangefeed.Publication, sp *appliedSplit) {
+	r.feeds.Publish(p)
+	err := r.errorLocked(kverror.WrongRange, "the range was split")
+	err.Descriptors = append(err.Descriptors, sp.descriptor())
+	r.feeds.End(err)
+}
+
+// feedsAfterSnapshotLocked makes the feeds read the store again, since the snapshot has
+// skipped entries. If the range has changed, they end.
+func (r *Replica) feedsAfterSnapshotLocked(old keyspace.Generation) {
+	if r.rec.Generation != old {
+		r.feeds.End(r.errorLocked(kverror.WrongRange, "a snapshot brought another generation"))
+		return
+	}
+	r.feeds.Restart()
+}
