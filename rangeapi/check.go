@@ -205,3 +205,19 @@ func Holds(want pb.Compare_CompareResult, result int) bool {
 	}
 	return true
 }
+
+func checkPage(p *Page) error {
+	if p.RangeRequest == nil {
+		return BadRequest("a page of nothing")
+	}
+	if err := checkRange(p.RangeRequest); err != nil {
+		return err
+	}
+	if Sorts(p.RangeRequest) || p.GetCountOnly() {
+		return BadRequest("a page in another order than that of the keys, or without keys")
+	}
+	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
+		return BadRequest("a page of %d bytes", p.MaxBytes)
+	}
+	return nil
+}

@@ -48,22 +48,6 @@ const PageHeadroom = 256
 // MaxPageBytes is the most that a page may ask for.
 const MaxPageBytes = 8 << 20
 
-func checkPage(p *Page) error {
-	if p.RangeRequest == nil {
-		return BadRequest("a page of nothing")
-	}
-	if err := checkRange(p.RangeRequest); err != nil {
-		return err
-	}
-	if Sorts(p.RangeRequest) || p.GetCountOnly() {
-		return BadRequest("a page in another order than that of the keys, or without keys")
-	}
-	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
-		return BadRequest("a page of %d bytes", p.MaxBytes)
-	}
-	return nil
-}
-
 // RangeOf returns the RangeRequest that a read is, or is a page of.
 func RangeOf(op any) (*pb.RangeRequest, bool) {
 	switch o := op.(type) {

@@ -221,3 +221,19 @@ func (c *rangeCache) setLeader(id keyspace.RangeID, leader, unless keyspace.Node
 		r.hint.Store(uint64(leader))
 	}
 }
+
+// overlapping picks the routes that overlap the span; ok is false where they leave
+// a hole.
+func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
+	lo, hi := window(all, span)
+	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
+		return nil, false
+	}
+	for i, rt := range routes[1:] {
+		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
+			return nil, false
+		}
+	}
+	last := routes[len(routes)-1].desc.Span.End
+	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
+}

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -204,27 +203,6 @@ func (t *coordinator) stop() {
 // drainTimeout is how long a node that stops waits for its transactions.
 const drainTimeout = 3 * time.Second
 
-// Drain begins no transaction over several ranges any more, and waits a moment for those
-// under way: a revision that one has is to be used.
-func (r *Router) Drain(ctx context.Context) {
-	t := r.coordinator
-	idle := make(chan struct{})
-	t.mu.Lock()
-	t.draining, t.idle = true, idle
-	t.idleLocked()
-	t.mu.Unlock()
-	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainTimeout)
-	defer cancel()
-	select {
-	case <-idle:
-	case <-ctx.Done():
-	}
-}
-
-// Stop ends what the router does beside its callers' requests. What becomes of the
-// transactions that were being decided, others find out.
-func (r *Router) Stop() { r.coordinator.stop() }
-
 // txnWireVersion leads question and answer of method 20.
 const txnWireVersion = 1
 
@@ -241,12 +219,6 @@ func (r *Router) ask(ctx context.Context, name rangeapi.TxnName) (bool, error) {
 		return false, fmt.Errorf("router: answer %x of node %s about transaction %s", b, name.Node, name)
 	}
 	return b[1] == 1, nil
-}
-
-// RegisterHandlers registers methods 20 and 25 at a bus that is not started yet.
-func (r *Router) RegisterHandlers(b Registrar) {
-	b.HandleCall(transport.MethodRouterReads, transport.ClassRequest, r.handleReads)
-	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
 }
 
 func (r *Router) handleTxn(_ context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {

@@ -125,6 +125,27 @@ func (r *Router) writeMultiRange(ctx context.Context, op proto.Message) (proto.M
 	return nil, kverror.New(kverror.Internal, "%T over several ranges", op)
 }
 
-func header(rev keyspace.Revision) *pb.ResponseHeader {
-	return &pb.ResponseHeader{Revision: int64(rev)}
+// swept says whether an error of a range is that a delete does not fit into one entry.
+func deleteTooLarge(err error, op proto.Message) bool {
+	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
+}
+
+// deletesSpan says whether an operation may delete more than one key.
+func deletesSpan(op proto.Message) bool {
+	switch o := op.(type) {
+	case *pb.DeleteRangeRequest:
+		return len(o.GetRangeEnd()) > 0
+	case *pb.TxnRequest:
+		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
+			for _, op := range ops {
+				if d := op.GetRequestDeleteRange(); d != nil && deletesSpan(d) {
+					return true
+				}
+				if n := op.GetRequestTxn(); n != nil && deletesSpan(n) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }

@@ -219,11 +219,6 @@ func (a *txnAttempt) changes() (n int) {
 	return n
 }
 
-// changes says whether the range has something to write at the transaction's revision.
-func (p *participant) changes() bool {
-	return len(p.op.Writes) > 0 || p.op.Revoke != 0 && p.answer.Changes
-}
-
 // unmark ends the revoke of a lease that has no key: while all ranges hold it locked, each
 // of them may forget it. No record says so, and who takes this node for dead may end a lock
 // before: that range refuses, and the revoke starts over.

@@ -8,11 +8,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rangeapi"
 )
-
-// maxParallelParts bounds how many ranges one read asks at the same time.
-const maxParallelParts = 8
 
 // Range reads keys at one revision, from as many ranges as they lie in. The
 // response's header holds the revision only.
@@ -50,27 +46,6 @@ func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.Range
 		err = kverror.Of(ctx.Err())
 	}
 	return resp, err
-}
-
-// readPoint is when a read is made.
-type readPoint struct {
-	// at is the current revision, which the read may not exceed, and reads where it names
-	// none.
-	rev keyspace.Revision
-	// txn is the committed transaction for which it is made, nil for none.
-	txn *rangeapi.TxnName
-	// reserved counts the bytes of the answer, nil where there are few.
-	reserved *reservation
-	// where says who may be asked.
-	where replicaChoice
-}
-
-// revision is that of the state which a request reads.
-func (m *readPoint) revision(req *pb.RangeRequest) keyspace.Revision {
-	if rev := keyspace.Revision(req.GetRevision()); rev > 0 {
-		return rev
-	}
-	return m.rev
 }
 
 // read asks for a revision and reads at it, and does so again where the revision
@@ -129,57 +104,4 @@ func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Re
 // overtaken says whether a read is made again at another revision.
 func overtaken(req *pb.RangeRequest, err error) bool {
 	return errors.Is(err, kverror.Compacted) && req.GetRevision() <= 0 || needsNewRevision(err)
-}
-
-// readAt reads a span at a moment.
-func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	if len(req.GetRangeEnd()) == 0 {
-		return r.part(ctx, span, req, at)
-	}
-	if req.GetCountOnly() {
-		n, err := r.count(ctx, span, req, at)
-		return &pb.RangeResponse{Count: n}, err
-	}
-	if !byKeyUp(req) {
-		// Of a range that holds them all, only what is asked for comes here.
-		resp, err := r.whole(ctx, span, req, at)
-		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errMultiRange) {
-			return resp, err
-		}
-		if errors.Is(err, errMultiRange) && byKeyDown(req) && req.GetLimit() > 0 && !filtered(req) {
-			return r.lastKeys(ctx, span, req, at)
-		}
-	}
-	// The ranges are asked for their keys in the order of their bytes: only all of
-	// them together can be sorted.
-	resp, err := r.gather(ctx, span, unsorted(req), at)
-	if err == nil && !byKeyUp(req) {
-		finish(req, resp)
-	}
-	return resp, err
-}
-
-// whole has a request answered by the one range that holds its span: errMultiRange where
-// there is none. It has the router's patience.
-func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	limit := r.limited(ctx)
-	defer limit.End()
-	resp, err := r.part(limit.Patience, span, req, at)
-	if errors.Is(err, errMultiRange) {
-		return nil, err
-	}
-	return resp, limit.outcome(err)
-}
-
-// part is whole within the caller's patience.
-func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	got, err := r.readFrom(ctx, span, at, req)
-	if err != nil {
-		return nil, err
-	}
-	resp, ok := got.(*pb.RangeResponse)
-	if !ok {
-		return nil, kverror.New(kverror.Internal, "a range answered a read with %T", got)
-	}
-	return resp, r.reserve(at.reserved, keysBytes(resp))
 }

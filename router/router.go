@@ -21,7 +21,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/transport"
 )
 
 // Router is one node's gateway. Its methods may be called from many goroutines.
@@ -92,46 +92,6 @@ func (r *Router) Locate(ctx context.Context, span keyspace.Span) ([]Located, err
 	return out, nil
 }
 
-// awaiter is clock.Await or clock.AwaitSoon.
-type awaiter func(context.Context, <-chan keyspace.SequenceAnswer) (keyspace.SequenceAnswer, error)
-
-// current asks the sequencer for the current revision.
-func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceAnswer, error) {
-	got := make(chan keyspace.SequenceAnswer, 1)
-	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, func(a keyspace.SequenceAnswer) { got <- a })
-	a, err := await(ctx, got)
-	if err != nil {
-		return a, err
-	}
-	if a.Err == nil {
-		r.coordinator.observe(a.Current)
-	}
-	return a, a.Err
-}
-
-// currentOrWait is current, asked again for as long as ctx lasts where the
-// sequencer could not be reached: asking changes nothing.
-func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, error) {
-	// The first answer comes well within the request's time, be it a refusal.
-	await := clock.AwaitSoon[keyspace.SequenceAnswer]
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		a, err := r.current(ctx, await)
-		await = clock.Await[keyspace.SequenceAnswer]
-		if err == nil {
-			return a, nil
-		}
-		switch e := kverror.Of(err); {
-		case ctx.Err() != nil:
-			return a, err
-		case e.Kind == kverror.TooManyRequests || e.Kind == kverror.Internal:
-			return a, err
-		}
-		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {
-			return a, err
-		}
-	}
-}
-
 // SpanOf returns the span of the range at the generation, if it is known: the newest one
 // that this gateway has heard of, or one of those before. It does not block.
 func (r *Router) SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {
@@ -146,3 +106,30 @@ func (r *Router) Refresh(ctx context.Context) error { return r.refresh(ctx) }
 func (r *Router) Current(ctx context.Context) (keyspace.SequenceAnswer, error) {
 	return r.currentOrWait(ctx)
 }
+
+// RegisterHandlers registers methods 20 and 25 at a bus that is not started yet.
+func (r *Router) RegisterHandlers(b Registrar) {
+	b.HandleCall(transport.MethodRouterReads, transport.ClassRequest, r.handleReads)
+	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
+}
+
+// Drain begins no transaction over several ranges any more, and waits a moment for those
+// under way: a revision that one has is to be used.
+func (r *Router) Drain(ctx context.Context) {
+	t := r.coordinator
+	idle := make(chan struct{})
+	t.mu.Lock()
+	t.draining, t.idle = true, idle
+	t.idleLocked()
+	t.mu.Unlock()
+	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainTimeout)
+	defer cancel()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+// Stop ends what the router does beside its callers' requests. What becomes of the
+// transactions that were being decided, others find out.
+func (r *Router) Stop() { r.coordinator.stop() }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -187,22 +186,6 @@ func (r *Router) resolve(ctx context.Context, span keyspace.Span) ([]*route, err
 	}
 }
 
-// overlapping picks the routes that overlap the span; ok is false where they leave
-// a hole.
-func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
-	lo, hi := window(all, span)
-	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
-		return nil, false
-	}
-	for i, rt := range routes[1:] {
-		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
-			return nil, false
-		}
-	}
-	last := routes[len(routes)-1].desc.Span.End
-	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
-}
-
 // refresh loads the range map from placement. Of many that want it at the same
 // time one loads, the others wait for it.
 func (r *Router) refresh(ctx context.Context) error {
@@ -230,3 +213,37 @@ const (
 	firstPause = 2 * time.Millisecond
 	lastPause  = 100 * time.Millisecond
 )
+
+// holder returns the range that holds a key.
+func (r *Router) holder(ctx context.Context, key []byte) (*route, error) {
+	if rt := r.cache.find(key); rt != nil {
+		return rt, nil
+	}
+	routes, err := r.resolve(ctx, keyspace.Single(key))
+	if err != nil {
+		return nil, err
+	}
+	return routes[0], nil
+}
+
+// divide cuts a span where ranges border.
+func (r *Router) divide(ctx context.Context, span keyspace.Span) ([]keyspace.Span, error) {
+	limit := r.limited(ctx)
+	defer limit.End()
+	routes, err := r.resolve(limit.Patience, span)
+	if err != nil {
+		return nil, limit.outcome(err)
+	}
+	spans := make([]keyspace.Span, 0, len(routes))
+	for _, rt := range routes {
+		if s, ok := rt.desc.Span.Intersect(span); ok {
+			spans = append(spans, s)
+		}
+	}
+	return spans, nil
+}
+
+// needsNewRevision says whether a read that failed so is to be done at another revision.
+func needsNewRevision(err error) bool {
+	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errMultiRange)
+}

@@ -5,55 +5,10 @@ import (
 	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rangeapi"
 )
-
-// Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
-type Local interface {
-	// ResolvedHere returns the revisions at which the replica of a range of that generation
-	// can be read; ok is false where there is none.
-	ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
-	// ReadHere answers a read from the replica, at a revision up to which it is complete.
-	ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error)
-}
-
-// where says which replicas may be asked.
-type replicaChoice uint8
-
-const (
-	// leaders alone know what is linearizable.
-	leaders replicaChoice = iota
-	// nearest is this node's replica where it is complete up to the revision, and else the
-	// leader.
-	nearest
-	// localOnly is this node's replica and nobody else.
-	localOnly
-)
-
-// readFrom has a read of a span answered by the one range that holds it.
-func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint, op proto.Message) (proto.Message, error) {
-	build := func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, Txn: at.txn, Op: op}
-	}
-	if at.where != leaders {
-		rt, err := r.cover(ctx, span)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := r.cfg.Local.ReadHere(ctx, build(rt))
-		switch {
-		case err == nil:
-			return resp.Op, nil
-		case at.where == localOnly || kverror.Of(err).Kind == kverror.ReadInPieces || isFinal(op, err):
-			return nil, err
-		}
-	}
-	return r.single(ctx, span, build, true)
-}
 
 // serializable answers a serializable read at a revision up to which the ranges of its
 // span are complete in this node's replicas: the highest of these, or that of an earlier
@@ -149,19 +104,6 @@ func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
 		}
 	}
 	return 2*living[0] > all[0] && 2*living[1] > all[1]
-}
-
-// final says whether an error of a serializable read stands, since it would be no other if
-// it were asked elsewhere or again: who reads much is not to read it three times, and that
-// a revision is compacted needs no quorum.
-func isFinal(op proto.Message, err error) bool {
-	if k := kverror.Of(err).Kind; k == kverror.AnswerTooLarge || k == kverror.TooManyRequests {
-		return true
-	} else if k != kverror.Compacted {
-		return false
-	}
-	named, ok := op.(interface{ GetRevision() int64 })
-	return ok && named.GetRevision() > 0
 }
 
 // errNotSoon is why a serializable read waits for no leader any more.

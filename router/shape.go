@@ -83,3 +83,7 @@ func finish(req *pb.RangeRequest, resp *pb.RangeResponse) {
 		}
 	}
 }
+
+func header(rev keyspace.Revision) *pb.ResponseHeader {
+	return &pb.ResponseHeader{Revision: int64(rev)}
+}

@@ -6,7 +6,6 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -137,110 +136,4 @@ func (l *spanReader) all(ctx context.Context) (kvs []*mvccpb.KeyValue, count int
 	}
 	n, err := l.behind(ctx)
 	return kvs, l.seen + n, err
-}
-
-// holder returns the range that holds a key.
-func (r *Router) holder(ctx context.Context, key []byte) (*route, error) {
-	if rt := r.cache.find(key); rt != nil {
-		return rt, nil
-	}
-	routes, err := r.resolve(ctx, keyspace.Single(key))
-	if err != nil {
-		return nil, err
-	}
-	return routes[0], nil
-}
-
-// divide cuts a span where ranges border.
-func (r *Router) divide(ctx context.Context, span keyspace.Span) ([]keyspace.Span, error) {
-	limit := r.limited(ctx)
-	defer limit.End()
-	routes, err := r.resolve(limit.Patience, span)
-	if err != nil {
-		return nil, limit.outcome(err)
-	}
-	spans := make([]keyspace.Span, 0, len(routes))
-	for _, rt := range routes {
-		if s, ok := rt.desc.Span.Intersect(span); ok {
-			spans = append(spans, s)
-		}
-	}
-	return spans, nil
-}
-
-// gather reads a span in the order of its keys: all of its ranges at the same time, or
-// one after the other where a limit is likely to end the read in the first.
-func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	limit := req.GetLimit()
-	if limit > 0 && !filtered(req) {
-		l := r.newSpanReader(span, req, at, limit)
-		kvs, count, err := l.all(ctx)
-		return &pb.RangeResponse{Kvs: kvs, Count: count, More: count > l.found}, err
-	}
-	spans, err := r.divide(ctx, span)
-	if err != nil {
-		return nil, err
-	}
-	if len(spans) > 1 {
-		r.cfg.Metrics.MultiRangeReads.Inc()
-	}
-	if limit > 0 && limit < maxLimit {
-		limit++ // one more says that there are more
-	}
-	found := make([]struct {
-		kvs   []*mvccpb.KeyValue
-		count int64
-	}, len(spans))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxParallelParts)
-	for i, s := range spans {
-		g.Go(func() (err error) {
-			found[i].kvs, found[i].count, err = r.newSpanReader(s, req, at, limit).all(ctx)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	out := &pb.RangeResponse{Kvs: found[0].kvs, Count: found[0].count}
-	for i := 1; i < len(found); i++ {
-		out.Kvs = append(out.Kvs, found[i].kvs...)
-		out.Count += found[i].count
-		found[i].kvs = nil
-	}
-	if wanted := req.GetLimit(); wanted > 0 && int64(len(out.Kvs)) > wanted {
-		clear(out.Kvs[wanted:])
-		out.Kvs, out.More = out.Kvs[:wanted], true
-	}
-	return out, nil
-}
-
-// lastKeys reads the last keys of a span, as many as the limit says, from its ranges in
-// the opposite order: of those before, only how many keys they have.
-func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	spans, err := r.divide(ctx, span)
-	if err != nil {
-		return nil, err
-	}
-	out := &pb.RangeResponse{}
-	i := len(spans) - 1
-	for ; i >= 0 && int64(len(out.Kvs)) < req.GetLimit(); i-- {
-		q := clip(req, spans[i])
-		q.Limit = req.GetLimit() - int64(len(out.Kvs))
-		resp, err := r.readAt(ctx, spans[i], q, at)
-		if err != nil {
-			return nil, err
-		}
-		out.Kvs = append(out.Kvs, resp.GetKvs()...)
-		out.Count += resp.GetCount()
-	}
-	if i >= 0 {
-		n, err := r.count(ctx, keyspace.Span{Start: span.Start, End: spans[i].End}, req, at)
-		if err != nil {
-			return nil, err
-		}
-		out.Count += n
-	}
-	out.More = out.Count > int64(len(out.Kvs))
-	return out, nil
 }

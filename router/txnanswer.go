@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -342,29 +341,4 @@ func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey,
 	}
 	rangeapi.Shape(q, resp, kvs)
 	return nil
-}
-
-// swept says whether an error of a range is that a delete does not fit into one entry.
-func deleteTooLarge(err error, op proto.Message) bool {
-	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
-}
-
-// deletesSpan says whether an operation may delete more than one key.
-func deletesSpan(op proto.Message) bool {
-	switch o := op.(type) {
-	case *pb.DeleteRangeRequest:
-		return len(o.GetRangeEnd()) > 0
-	case *pb.TxnRequest:
-		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
-			for _, op := range ops {
-				if d := op.GetRequestDeleteRange(); d != nil && deletesSpan(d) {
-					return true
-				}
-				if n := op.GetRequestTxn(); n != nil && deletesSpan(n) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -114,9 +113,4 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 		}
 	}
 	return facts, nil
-}
-
-// needsNewRevision says whether a read that failed so is to be done at another revision.
-func needsNewRevision(err error) bool {
-	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errMultiRange)
 }

@@ -321,3 +321,8 @@ func outcome(c *pb.Compare, facts []rangeapi.Fact) bool {
 	}
 	return found || rangeapi.CompareAbsent(c)
 }
+
+// changes says whether the range has something to write at the transaction's revision.
+func (p *participant) changes() bool {
+	return len(p.op.Writes) > 0 || p.op.Revoke != 0 && p.answer.Changes
+}

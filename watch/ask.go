@@ -155,3 +155,36 @@ func (h *Hub) applyProofLocked(sub *subscription) {
 		sub.proof.resolved = 0
 	}
 }
+
+// changedLocked follows every change of what may be released: of the log, of a subscription, of
+// who owes what.
+func (h *Hub) changedLocked() {
+	for g := range h.waiting {
+		h.releaseLocked(g)
+	}
+	for g := range h.parked {
+		if h.readableLocked(g) {
+			h.lagLocked(g)
+		}
+	}
+	for s := range h.progress {
+		s.signal()
+	}
+}
+
+// readableLocked says whether there is something complete that the group has not read.
+// Of what was before a subscription began its leader is asked first.
+func (h *Hub) readableLocked(g *group) bool {
+	if to := h.frontierLocked(g.span); to <= g.pos || to < g.least {
+		return false
+	}
+	known := true
+	lo, hi := h.window(g.span)
+	for _, sub := range h.subs[lo:hi] {
+		if g.pos < sub.opened && sub.proven < sub.opened {
+			known = false
+			h.askPastLocked(sub)
+		}
+	}
+	return known
+}

@@ -1,8 +1,12 @@
 package watch
 
 import (
+	"context"
 	"slices"
+	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -35,17 +39,6 @@ func (h *Hub) openFeedLocked(sub *subscription) {
 	h.cfg.Metrics.FeedsOpened.Inc()
 }
 
-func (h *Hub) closeFeedLocked(sub *subscription) {
-	if sub.feed == 0 {
-		return
-	}
-	if k := h.links[sub.node]; k != nil {
-		delete(k.subs, sub.feed)
-		k.order(rangeapi.FeedOrder{ID: sub.feed, Close: true})
-	}
-	sub.feed, sub.node = 0, 0
-}
-
 // lostFeedLocked is called when the subscription's feed has ended: another one is opened, after
 // a pause.
 func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
@@ -72,13 +65,6 @@ func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
 	}
 }
 
-// The first of the pauses before this node's replica is tried again, or a leader is asked,
-// of which each is twice the one before.
-const (
-	firstWait = 2 * time.Millisecond
-	maxWaits  = 4
-)
-
 // failedFeedLocked has the subscription fed elsewhere, the first time at once.
 func (h *Hub) failedFeedLocked(sub *subscription) {
 	sub.tries++
@@ -94,13 +80,6 @@ func (h *Hub) failedFeedLocked(sub *subscription) {
 func (h *Hub) retryLocked(sub *subscription, pause time.Duration) {
 	sub.retry = h.cfg.Clock.Now().Add(pause)
 	h.resumeLocked(sub.retry)
-}
-
-// movedLocked looks for the ranges that the subscription's has become.
-func (h *Hub) movedLocked(sub *subscription, why *kverror.Error) {
-	h.cfg.Ranges.Learn(why.Descriptors...)
-	h.detachLocked(sub)
-	kick(h.run.wakeLocate)
 }
 
 // compactedLocked deals with a subscription that was away for so long that events it has not
@@ -190,5 +169,104 @@ func (h *Hub) arriveLocked(s *rangeapi.Event) {
 	h.groups.each(e.key(), func(g *group) { h.addPendingLocked(g, e) })
 	if h.pendingBytes > h.cfg.PendingBytes {
 		h.cutLocked()
+	}
+}
+
+// linkLocked returns the link with the node, which it begins where there is none.
+func (h *Hub) linkLocked(node keyspace.NodeID) *link {
+	if k := h.links[node]; k != nil {
+		return k
+	}
+	k := &link{node: node, subs: map[rangeapi.FeedID]*subscription{}, wake: make(chan struct{}, 1)}
+	h.links[node] = k
+	r := h.run
+	h.wg.Go(func() { h.runLink(r, k) })
+	return k
+}
+
+// runLink is a link's life: it ends with its stream, and its subscriptions are fed anew.
+func (h *Hub) runLink(r *running, k *link) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	err := h.followLink(ctx, r, k)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.run != r {
+		return
+	}
+	h.linkLostLocked(k, err)
+	delete(h.links, k.node)
+	for _, sub := range k.subs {
+		sub.node = 0
+		h.lostFeedLocked(sub, kverror.New(kverror.Unreachable, "feeds of node %s: %v", k.node, err))
+	}
+	h.changedLocked()
+}
+
+// linkWarnEvery is how often the end of a link is a warning at most.
+const linkWarnEvery = 10 * time.Second
+
+func (h *Hub) linkLostLocked(k *link, err error) {
+	h.cfg.Metrics.LinksLost.Inc()
+	level := zap.DebugLevel
+	if now := h.cfg.Clock.Now(); h.linkWarned == 0 || now.Sub(h.linkWarned) >= linkWarnEvery {
+		h.linkWarned, level = now, zap.WarnLevel
+	}
+	h.cfg.Logger.Log(level, "feeds ended", zap.Stringer("peer", k.node), zap.Int("feeds", len(k.subs)), zap.Error(err))
+}
+
+func (h *Hub) followLink(ctx context.Context, r *running, k *link) error {
+	s, err := h.cfg.Feeds.OpenFeeds(ctx, k.node)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	var orders sync.WaitGroup
+	orders.Go(func() {
+		defer cancel()
+		if err := h.sendOrders(ctx, k, s); ctx.Err() == nil {
+			h.cfg.Logger.Debug("order feeds", zap.Stringer("peer", k.node), zap.Error(err))
+		}
+	})
+	defer orders.Wait()
+	defer cancel()
+	for {
+		ps, err := s.Recv(ctx)
+		if err != nil {
+			return err
+		}
+		h.mu.Lock()
+		if h.run != r {
+			h.mu.Unlock()
+			return ctx.Err()
+		}
+		for i := range ps {
+			if sub := k.subs[ps[i].ID]; sub != nil && sub.feed == ps[i].ID {
+				h.takePartLocked(sub, &ps[i])
+			}
+		}
+		h.changedLocked()
+		h.mu.Unlock()
+	}
+}
+
+func (h *Hub) sendOrders(ctx context.Context, k *link, s FeedStream) error {
+	for {
+		h.mu.Lock()
+		orders := k.orders
+		k.orders = nil
+		h.mu.Unlock()
+		if len(orders) > 0 {
+			if err := s.Order(ctx, orders); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-k.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }

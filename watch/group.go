@@ -75,3 +75,25 @@ func (h *Hub) leaveLocked(w *Watcher) {
 		h.unused, h.unusedSince = true, h.cfg.Clock.Now()
 	}
 }
+
+// endLagLocked forgets a group that lags: it is live, or has no members.
+func (h *Hub) endLagLocked(g *group) {
+	delete(h.lagGroups, g)
+	delete(h.parked, g)
+	h.unqueueLocked(g)
+	g.state = lagIdle
+}
+
+// unqueueLocked notes that others cannot join a group any more before it reads.
+func (h *Hub) unqueueLocked(g *group) {
+	if k := keyOf(g); h.sharing[k] == g {
+		delete(h.sharing, k)
+	}
+}
+
+// dropPendingLocked forgets what waits in a group.
+func (h *Hub) dropPendingLocked(g *group) {
+	h.pendingBytes -= g.bytes
+	g.pending, g.bytes = eventList{}, 0
+	delete(h.waiting, g)
+}

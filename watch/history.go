@@ -104,23 +104,6 @@ func (h *Hub) nextLagging(r *running) (*group, *plan) {
 	return nil, nil
 }
 
-// readableLocked says whether there is something complete that the group has not read.
-// Of what was before a subscription began its leader is asked first.
-func (h *Hub) readableLocked(g *group) bool {
-	if to := h.frontierLocked(g.span); to <= g.pos || to < g.least {
-		return false
-	}
-	known := true
-	lo, hi := h.window(g.span)
-	for _, sub := range h.subs[lo:hi] {
-		if g.pos < sub.opened && sub.proven < sub.opened {
-			known = false
-			h.askPastLocked(sub)
-		}
-	}
-	return known
-}
-
 // planLocked says what to read for a group, nil where it cannot go on now: everything
 // that is complete has been read, or a range is not known.
 func (h *Hub) planLocked(g *group) *plan {

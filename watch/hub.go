@@ -12,9 +12,6 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// tick is how often a hub with watchers looks for what is overdue.
-const tick = 25 * time.Millisecond
-
 // maxAsking bounds the questions to leaders that are under way.
 const maxAsking = 64
 
@@ -88,14 +85,6 @@ type Hub struct {
 	// group has gone, and subscriptions with it perhaps, the first one at unusedSince.
 	idleSince, unusedSince clock.Time
 	unused                 bool
-}
-
-// running is one time of having watchers.
-type running struct {
-	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
-	cancel context.CancelFunc
-	// Each wakes one kind of goroutine.
-	wakeLocate, wakeDescribe, wakeRead, wakeResume chan struct{}
 }
 
 // New returns a hub without watchers.
@@ -179,15 +168,6 @@ func (h *Hub) ticks(r *running) {
 	}
 }
 
-// resumeLocked has what is due then done then: releases that rest, feeds that are opened
-// again, leaders that are asked again.
-func (h *Hub) resumeLocked(at clock.Time) {
-	if h.resume == 0 || at < h.resume {
-		h.resume = at
-		kick(h.run.wakeResume)
-	}
-}
-
 // resumes does what is due, until the run ends.
 func (h *Hub) resumes(r *running) {
 	t := h.cfg.Clock.NewTimer(time.Hour)
@@ -219,9 +199,6 @@ func (h *Hub) resumes(r *running) {
 	}
 }
 
-// resumeLeast bounds how often something is done that does not wait for a tick.
-const resumeLeast = 100 * time.Microsecond
-
 func (h *Hub) tickLocked(now clock.Time) {
 	if h.watchers == 0 && now.Sub(h.idleSince) >= h.cfg.Linger {
 		h.sleepLocked()
@@ -242,27 +219,4 @@ func (h *Hub) tickLocked(now clock.Time) {
 	h.cfg.Metrics.Subscriptions.Set(float64(len(h.subs)))
 	h.cfg.Metrics.PendingBytes.Set(float64(h.pendingBytes))
 	h.cfg.Metrics.QueuedBytes.Set(float64(h.queuedBytes))
-}
-
-// changedLocked follows every change of what may be released: of the log, of a subscription, of
-// who owes what.
-func (h *Hub) changedLocked() {
-	for g := range h.waiting {
-		h.releaseLocked(g)
-	}
-	for g := range h.parked {
-		if h.readableLocked(g) {
-			h.lagLocked(g)
-		}
-	}
-	for s := range h.progress {
-		s.signal()
-	}
-}
-
-func kick(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }

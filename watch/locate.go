@@ -2,7 +2,6 @@ package watch
 
 import (
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -10,9 +9,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/router"
 )
-
-// locateTimeout bounds one look at the map of ranges.
-const locateTimeout = time.Second
 
 // resolve finds the ranges of subscriptions that have none, and the replicas of those that have
 // moved, until the run ends.
@@ -67,16 +63,6 @@ func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, 
 	return located, err == nil
 }
 
-// refresh takes in what placement knows now; where it does not say, who waits for it
-// looks again.
-func (h *Hub) refresh(r *running) {
-	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, locateTimeout)
-	defer cancel()
-	if err := h.cfg.Ranges.Refresh(ctx); err != nil {
-		h.cfg.Logger.Debug("refresh the map of ranges", zap.Error(err))
-	}
-}
-
 func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,15 +75,6 @@ func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
 		}
 	}
 	return spans
-}
-
-// failedLocked counts a failure at a subscription of which all replicas had their turn: who they
-// are is asked anew.
-func (h *Hub) failedLocked(sub *subscription, turns int) {
-	if turns%len(sub.replicas) == 0 {
-		sub.stale = true
-		kick(h.run.wakeLocate)
-	}
 }
 
 // renew asks who has the replicas of stale subscriptions.
@@ -150,12 +127,4 @@ func (h *Hub) renewLocked(at *router.Located) {
 			kick(h.run.wakeLocate)
 		}
 	}
-}
-
-// nodesOf returns where the range has its replicas.
-func nodesOf(d *keyspace.Descriptor) (nodes []keyspace.NodeID) {
-	for _, r := range d.Replicas {
-		nodes = append(nodes, r.Node)
-	}
-	return nodes
 }

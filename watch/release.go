@@ -24,13 +24,6 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 	h.waiting[g] = struct{}{}
 }
 
-// dropPendingLocked forgets what waits in a group.
-func (h *Hub) dropPendingLocked(g *group) {
-	h.pendingBytes -= g.bytes
-	g.pending, g.bytes = eventList{}, 0
-	delete(h.waiting, g)
-}
-
 // What one more watcher of a group costs a release is a message, of a few microseconds on
 // both sides, however many events are in it. So a group rests after a release for as long as
 // its members make that much work, with ten times as long for everything else: under load

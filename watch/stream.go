@@ -58,8 +58,6 @@ func (h *Hub) NewStream() *Stream {
 	return s
 }
 
-func (s *Stream) signal() { kick(s.wake) }
-
 // Watch begins a watcher: nothing is missing above current, which is the revision at a
 // moment during the call. A start that is compacted makes the
 // watcher one that is cancelled with its first delivery.
