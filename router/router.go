@@ -1,15 +1,3 @@
-// Package router is the gateway's side of the keyspace: it knows which ranges
-// there are and where they are led, sends each request to the range that it
-// belongs to, reads over several ranges at one revision, coordinates transactions over
-// several ranges, and repeats unseen what certainly was not proposed.
-//
-// It guarantees that a write is sent again only where the answer says that the
-// first attempt did not and will not take effect (kverror's table), that every
-// linearizable read is answered at one revision asked for after the request came and
-// every serializable one at one that this node's replicas know, that a read of any size
-// takes a bounded part of the node's memory, and that a request ends at its deadline. It
-// holds no data and no state that cannot be asked for again. etcdapi calls it; the ranges
-// are behind package rangeapi's Client, the range map and revisions behind placement's.
 package router
 
 import (

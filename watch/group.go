@@ -15,8 +15,8 @@ type group struct {
 	// pos: everything at or below it was queued for the members.
 	pos     keyspace.Revision
 	members []*Watcher
-	// rest is when the next release may be, see pace.
-	rest clock.Time
+	// paused is until when the next release may be, see pace.
+	paused clock.Time
 	// pending are a live group's events above pos.
 	pending eventList
 	bytes   int64

@@ -113,7 +113,7 @@ func TestManyWatchersAreToldTogether(t *testing.T) {
 
 // Few watchers wait for nothing, and no number of them for long.
 func TestPace(t *testing.T) {
-	for n, want := range map[int]time.Duration{1: 0, 33: 0, 100: 3 * time.Millisecond, 100_000: restMost} {
+	for n, want := range map[int]time.Duration{1: 0, 33: 0, 100: 3 * time.Millisecond, 100_000: pauseMost} {
 		if got := pace(n); got != want {
 			t.Errorf("%d watchers: %v, want %v", n, got, want)
 		}

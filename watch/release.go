@@ -28,34 +28,34 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 // both sides, however many events are in it. So a group rests after a release for as long as
 // its members make that much work, with ten times as long for everything else: under load
 // events go in few messages, and leave the processors to what brings them. The first one
-// behind a rest leaves at once. Few members need no rest.
+// behind a pause leaves at once. Few members need no pause.
 const (
-	restEach  = 30 * time.Microsecond
-	restLeast = time.Millisecond
-	restMost  = 25 * time.Millisecond
+	pauseEach  = 30 * time.Microsecond
+	pauseLeast = time.Millisecond
+	pauseMost  = 25 * time.Millisecond
 )
 
 // pace is how long a group of so many rests.
 func pace(members int) time.Duration {
-	if rest := time.Duration(members) * restEach; rest >= restLeast {
-		return min(rest, restMost)
+	if pause := time.Duration(members) * pauseEach; pause >= pauseLeast {
+		return min(pause, pauseMost)
 	}
 	return 0
 }
 
-// restsLocked says whether the group's next release is to wait, and has it made then;
-// otherwise its next rest begins.
-func (h *Hub) restsLocked(g *group) bool {
-	rest := pace(len(g.members))
-	if rest == 0 {
+// pausesLocked says whether the group's next release is to wait, and has it made then;
+// otherwise its next pause begins.
+func (h *Hub) pausesLocked(g *group) bool {
+	pause := pace(len(g.members))
+	if pause == 0 {
 		return false
 	}
 	now := h.cfg.Clock.Now()
-	if now < g.rest {
-		h.resumeLocked(g.rest)
+	if now < g.paused {
+		h.resumeLocked(g.paused)
 		return true
 	}
-	g.rest = now.Add(rest)
+	g.paused = now.Add(pause)
 	return false
 }
 
@@ -65,7 +65,7 @@ func (h *Hub) releaseLocked(g *group) {
 	if mutation.Is(mutation.ReleasedTooEarly) && g.pending.len() > 0 {
 		frontier = max(frontier, g.pending.last().rev)
 	}
-	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.restsLocked(g) {
+	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.pausesLocked(g) {
 		return
 	}
 	batch := g.pending.takeUpTo(frontier)
