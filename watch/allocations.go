@@ -8,24 +8,23 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// entry are consecutive revisions of which its owers must still speak: all of them, up
-// to last.
+// allocation is consecutive revisions, up to last, that are pending at some subscriptions.
 type allocation struct {
 	first, last keyspace.Revision
-	// at is when they became known, the start of what overdue counts.
+	// at is when this node heard of it; Overdue counts from there.
 	at clock.Time
-	// one owes, or all of several do.
+	// It is pending at one, or at all of several.
 	one     *subscription
 	several map[*subscription]struct{}
-	// record is the allocation as the log told it, the zero value where several are one entry or
-	// nobody tells of whom the revisions are.
+	// record is what the log said. It is the zero value if the allocation stands for several, or if
+	// nobody knows its ranges.
 	record placement.Handout
 
 	prev, next *allocation
 	listed     bool
 }
 
-// owers calls f with each subscription that owes.
+// eachSubscription calls f with each subscription at which the allocation is pending.
 func (a *allocation) eachSubscription(f func(*subscription)) {
 	if a.one != nil {
 		f(a.one)
@@ -66,7 +65,7 @@ func (a *allocation) remove(sub *subscription) {
 	delete(a.several, sub)
 }
 
-// allocationList holds entries in the order of their first revisions.
+// allocationList holds allocations in the order of their first revisions.
 type allocationList struct{ head, tail *allocation }
 
 func (o *allocationList) insert(a *allocation) {
@@ -105,7 +104,7 @@ func (o *allocationList) remove(a *allocation) {
 	a.prev, a.next, a.listed = nil, nil, false
 }
 
-// assignLocked has a subscription owe the entry's revisions, unless it has resolved of them.
+// assignLocked makes the allocation pending at the subscription, unless that has resolved it.
 func (h *Hub) assignLocked(a *allocation, sub *subscription) {
 	if sub.resolved >= a.last || a.pendingAt(sub) {
 		return
@@ -121,8 +120,9 @@ func (h *Hub) assignLocked(a *allocation, sub *subscription) {
 	}
 }
 
-// extendLast has the last entry that the subscription owes stand for another one as well, once
-// there are many: what lies between is not its own, but it speaks of that all the same.
+// extendLast has the last allocation of a subscription with very many absorb another one. The
+// revisions between are not the subscription's own, but its resolved revision passes them all the
+// same.
 func (h *Hub) extendLast(a *allocation, sub *subscription) bool {
 	if len(sub.allocs) < maxAllocations {
 		return false
@@ -135,8 +135,8 @@ func (h *Hub) extendLast(a *allocation, sub *subscription) bool {
 	return true
 }
 
-// resolveUpToLocked notes that the subscription has resolved of all revisions up to rev: whoever has
-// applied its mark has them.
+// resolveUpToLocked raises the subscription's resolved revision: a replica at its position has
+// everything up to rev.
 func (h *Hub) resolveUpToLocked(sub *subscription, rev keyspace.Revision) {
 	sub.proven = max(sub.proven, rev)
 	if rev <= sub.resolved {
@@ -155,7 +155,7 @@ func (h *Hub) resolveUpToLocked(sub *subscription, rev keyspace.Revision) {
 	}
 }
 
-// unassignLocked takes a subscription that is no more out of all entries, and returns them.
+// unassignLocked removes an ended subscription from all its allocations, and returns them.
 func (h *Hub) unassignLocked(sub *subscription) []*allocation {
 	removed := sub.allocs
 	sub.allocs, sub.least = nil, 0
@@ -165,7 +165,7 @@ func (h *Hub) unassignLocked(sub *subscription) []*allocation {
 	return removed
 }
 
-// removeResolvedLocked removes the entries that nobody owes any more.
+// removeResolvedLocked removes the allocations that are pending nowhere.
 func (h *Hub) removeResolvedLocked(entries []*allocation) {
 	for _, a := range entries {
 		if a.empty() {
@@ -174,9 +174,8 @@ func (h *Hub) removeResolvedLocked(entries []*allocation) {
 	}
 }
 
-// frontierLocked is the release rule: up to where all that was handed to ranges of the
-// span is delivered here or declared void. A subscription without a range holds it up as any other
-// does, by what it owes.
+// frontierLocked is the release rule. It returns the revision up to which all allocations of the
+// span are delivered here or void. A subscription without a range holds it back like any other.
 func (h *Hub) frontierLocked(span keyspace.Span) keyspace.Revision {
 	best := h.logEnd
 	if len(h.unknown) > 0 {
@@ -199,8 +198,8 @@ func (h *Hub) frontierLocked(span keyspace.Span) keyspace.Revision {
 	return best
 }
 
-// releasedLocked says whether everything up to the revision was released, to whoever wants it.
-// It may have been where that is not said.
+// releasedLocked says whether everything up to the revision was released to all watchers. It may
+// return false although it was.
 func (h *Hub) releasedLocked(rev keyspace.Revision) bool {
 	if h.logEnd < rev || h.allocs.head != nil && h.allocs.head.first <= rev || len(h.unknown) > 0 && h.unknown[0].first <= rev {
 		return false
@@ -213,12 +212,13 @@ func (h *Hub) releasedLocked(rev keyspace.Revision) bool {
 	return true
 }
 
-// fewSubscriptions is how many subscriptions are looked at one by one for a span, instead of all that is
-// owed by anybody.
+// fewSubscriptions is up to how many subscriptions of a span are looked at one by one, instead of
+// all pending allocations.
 const fewSubscriptions = 16
 
-// resolved is up to where all who overlap the span and owe the entry have resolved, at least
-// where that is below the entry. Of many the first one mostly tells.
+// resolved returns the lowest resolved revision of the subscriptions of the span at which the
+// allocation is pending, but at most its last. Below its first one any will do, so mostly the first
+// subscription decides.
 func (a *allocation) resolved(span keyspace.Span) keyspace.Revision {
 	if a.one != nil {
 		if a.one.span.Overlaps(span) {
@@ -237,7 +237,7 @@ func (a *allocation) resolved(span keyspace.Span) keyspace.Revision {
 	return resolved
 }
 
-// firstPending returns the first revision that the subscription owes; it owes some.
+// firstPending returns the first revision that is pending at the subscription, which must have one.
 func (sub *subscription) firstPending() keyspace.Revision {
 	if sub.least == 0 {
 		sub.least = keyspace.MaxRevision

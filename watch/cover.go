@@ -9,10 +9,9 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// coverLocked makes sure that subscriptions cover the span. New ones tell what comes after the
-// revision from, at or above all that the log has told. Of what came before they are
-// asked only where somebody wants it: a watcher from now on needs no answer of a range
-// that has no leader, and does not wake one that sleeps.
+// coverLocked makes subscriptions cover the span. New ones begin at revision from, at or above the
+// log's end. Earlier events are asked for only if a watcher wants them. So a watcher from now on
+// needs no answer of a range without a leader, and wakes no range that sleeps.
 func (h *Hub) coverLocked(span keyspace.Span, from keyspace.Revision) {
 	lo, hi := h.window(span)
 	at, open := span.Start, true
@@ -36,8 +35,8 @@ func (h *Hub) coverLocked(span keyspace.Span, from keyspace.Revision) {
 	}
 }
 
-// install gives the ranges their subscriptions. It says whether that resolved anything: what was
-// located may be older than what is known here.
+// install gives located ranges their subscriptions. It returns true if that located any: what was
+// found may be older than what is known here.
 func (h *Hub) install(r *running, located []router.Located) (news bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -53,8 +52,8 @@ func (h *Hub) install(r *running, located []router.Located) (news bool) {
 	return news
 }
 
-// installLocked puts one range's subscription in the place of those that it overlaps. It inherits
-// what they owe, and begins where the last of them was complete.
+// installLocked replaces the subscriptions that the range overlaps by one for the range. It
+// inherits their pending allocations and begins at the lowest of their resolved revisions.
 func (h *Hub) installLocked(at *router.Located) bool {
 	d := &at.Descriptor
 	lo, hi := h.window(d.Span)
@@ -96,9 +95,8 @@ func (h *Hub) installLocked(at *router.Located) bool {
 	return true
 }
 
-// inheritLocked has a subscription go on for those whose place it takes: who lives on one of
-// them gets on from where that one was, so that the feed begins where the least of them
-// was; what begins anew begins above all of them.
+// inheritLocked continues the subscriptions that sub replaces. Their watchers continue where they
+// were, so the feed begins at the lowest of their positions. New watchers begin above all of them.
 func (h *Hub) inheritLocked(sub *subscription, old []*subscription) {
 	covered, again := true, false
 	end := sub.span.Start
@@ -113,14 +111,14 @@ func (h *Hub) inheritLocked(sub *subscription, old []*subscription) {
 	}
 	for _, o := range old {
 		if sub.prev && !o.prev {
-			sub.prevFrom = max(sub.prevFrom, o.fed) // what it brought came without
+			sub.prevFrom = max(sub.prevFrom, o.fed) // these events came without it
 		}
 	}
 	if again || !covered || !(keyspace.Span{Start: sub.span.Start, End: end}).Covers(sub.span) {
-		// Of what lay beside them nothing has come yet, nor was it owed; and what was proven
-		// of a half says nothing of the other one, where a lock may be pending. Of the same
-		// range again it was proven of whoever had come to a position that is gone with the subscription:
-		// who has a later generation has, and others may not have.
+		// Events of the parts beside the old subscriptions have not come yet, and no allocation was
+		// pending for them. Proof for one half says nothing about the other, where a lock may be
+		// pending. If the same range comes again, the proof was for replicas at a position that is
+		// gone with the subscription. A later generation has reached it, but others may not have.
 		sub.opened, sub.proven = max(sub.opened, sub.fed, h.logEnd), 0
 	}
 	if mutation.Is(mutation.EventLostAtSplit) {
@@ -128,7 +126,7 @@ func (h *Hub) inheritLocked(sub *subscription, old []*subscription) {
 	}
 }
 
-// remainders are what lies of the subscription beside the span, as subscriptions of their own.
+// remainders returns subscriptions for the parts of o beside the span.
 func remainders(o *subscription, s keyspace.Span) (parts []*subscription) {
 	part := func(span keyspace.Span) {
 		parts = append(parts, &subscription{
@@ -145,7 +143,7 @@ func remainders(o *subscription, s keyspace.Span) (parts []*subscription) {
 	return parts
 }
 
-// dropSubscriptionsLocked takes out the subscriptions that no group needs any more.
+// dropSubscriptionsLocked removes subscriptions that no group needs any more.
 func (h *Hub) dropSubscriptionsLocked() {
 	used := map[*subscription]bool{}
 	h.eachGroupLocked(func(g *group) {

@@ -4,8 +4,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// goLiveLocked makes a group live if everything above its position that has come is
-// still here.
+// goLiveLocked makes a group live if all events above its position are still in memory.
 func (h *Hub) goLiveLocked(g *group) bool {
 	lo, hi := h.window(g.span)
 	floor := h.recent.floor
@@ -25,13 +24,13 @@ func (h *Hub) goLiveLocked(g *group) bool {
 	if twin == nil {
 		return h.goLiveAloneLocked(g)
 	}
-	// What the twin has delivered and this group has not goes first.
+	// Events that the twin has delivered and this group has not go first.
 	if to := min(twin.pos, h.frontierLocked(g.span)); g.pos < to && !h.catchUpLocked(g, to) {
 		return false
 	}
 	if g.pos < twin.pos {
-		// The twin begins later than what may be released: it may as well begin here, if
-		// each of its watchers knows where it begins itself.
+		// The twin begins above the frontier. It may as well begin here, if each of its watchers
+		// notes where it begins itself.
 		events, _ := h.recentOf(g.span, g.pos, twin.pos)
 		for _, w := range twin.members {
 			w.from = max(w.from, twin.pos+1)
@@ -50,7 +49,7 @@ func (h *Hub) goLiveLocked(g *group) bool {
 	return true
 }
 
-// goLiveAloneLocked makes a group the live one of its span, unless too much waits.
+// goLiveAloneLocked makes a group the live one of its span, unless too many bytes are pending.
 func (h *Hub) goLiveAloneLocked(g *group) bool {
 	events, bytes := h.recentOf(g.span, g.pos, keyspace.MaxRevision)
 	if h.pendingBytes+bytes > h.cfg.PendingBytes && h.pendingBytes > 0 {
@@ -76,8 +75,8 @@ func (h *Hub) recentOf(span keyspace.Span, after, to keyspace.Revision) (events 
 	return events, bytes
 }
 
-// catchUpLocked delivers recent events up to a revision to the members of a group. Of
-// several, those whose clients are too slow leave it; one alone stays as it is.
+// catchUpLocked delivers recent events up to a revision to a group. Slow members leave a group of
+// several; a single one refuses.
 func (h *Hub) catchUpLocked(g *group, to keyspace.Revision) bool {
 	batch, _ := h.recentOf(g.span, g.pos, to)
 	if len(batch) > 0 {

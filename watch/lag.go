@@ -6,11 +6,11 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// lagState is where a group that is not live is.
+// lagState is the state of a group that is not live.
 type lagState uint8
 
 const (
-	// lagIdle: it waits until its watcher's client has taken what is queued.
+	// lagIdle: it waits until its watcher's client has emptied the queue.
 	lagIdle lagState = iota
 	lagQueued
 	lagReading
@@ -25,7 +25,7 @@ func (h *Hub) lagBehindLocked(w *Watcher, pos keyspace.Revision) *group {
 	return g
 }
 
-// lagLocked queues a group for a reader, once its watcher's client has taken all.
+// lagLocked queues a group for a reader, once its watcher's queue is empty.
 func (h *Hub) lagLocked(g *group) {
 	if _, lags := h.lagGroups[g]; !lags || g.state == lagQueued || g.state == lagReading {
 		return
@@ -45,12 +45,11 @@ func (h *Hub) lagLocked(g *group) {
 	kick(h.run.wakeRead)
 }
 
-// shareWithin is how many revisions a watcher waits for another one of its span, to read
-// what follows only once for both.
+// shareWithin is how many revisions apart two groups of one span may be to read together.
 const shareWithin = 1000
 
-// shareLocked has the watchers of a group read with those of one that is queued. Who has
-// had more gets what is above that.
+// shareLocked merges a group into a queued one. Each member notes where it was, and gets only what
+// is above that.
 func (h *Hub) shareLocked(queued, g *group) {
 	for _, o := range [2]*group{queued, g} {
 		for _, w := range o.members {
@@ -66,15 +65,15 @@ func (h *Hub) shareLocked(queued, g *group) {
 	h.cfg.Metrics.Shared.Inc()
 }
 
-// roomLocked says whether there is room for what history brings. Where clients hold it
-// that take nothing, it takes their events back: whoever asks for them reads them again.
+// roomLocked says whether there is room for what history brings. If slow clients hold it, their
+// events are dropped; their watchers read them again.
 func (h *Hub) roomLocked() bool {
 	if h.queuedBytes < h.cfg.QueuedBytes {
 		return true
 	}
 	now := h.cfg.Clock.Now()
 	if now.Sub(h.reclaimed) < tick {
-		return false // it would find as little for each of those who wait
+		return false // it would free as little for every caller
 	}
 	h.reclaimed = now
 	for g := range h.lagGroups {
@@ -88,8 +87,8 @@ func (h *Hub) roomLocked() bool {
 	return h.queuedBytes < h.cfg.QueuedBytes
 }
 
-// reclaimLocked takes back what waits for the clients of a group that lags, each of whom
-// goes on alone when it comes for it.
+// reclaimLocked drops the queues of a lagging group. Each of its watchers goes on alone when its
+// client asks.
 func (h *Hub) reclaimLocked(g *group) {
 	for _, w := range slices.Clone(g.members) {
 		if len(w.queue) == 0 {

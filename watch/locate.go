@@ -10,8 +10,8 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// resolve finds the ranges of subscriptions that have none, and the replicas of those that have
-// moved, until the run ends.
+// locateRanges finds the range of each subscription that has none, and the replicas of ranges that
+// have moved, until the run ends.
 func (h *Hub) locateRanges(r *running) {
 	for {
 		select {
@@ -39,9 +39,8 @@ func (h *Hub) locateRanges(r *running) {
 	}
 }
 
-// locateSome looks for the ranges of spans, until one of them cannot be had: each time
-// it begins with another one, so that none stands in the way of the others. It says
-// whether any was found.
+// locateSome looks for the ranges of spans until one cannot be located. Each turn begins with
+// another span, so that none blocks the others. It returns true if it found any.
 func (h *Hub) locateSome(r *running, spans []keyspace.Span, turn int) (news bool) {
 	for i := range spans {
 		located, ok := h.locate(r, spans[(turn+i)%len(spans)])
@@ -77,7 +76,7 @@ func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
 	return spans
 }
 
-// renew asks who has the replicas of stale subscriptions.
+// renew finds the present replicas of stale subscriptions.
 func (h *Hub) renew(r *running) {
 	var spans []keyspace.Span
 	h.mu.Lock()
@@ -97,7 +96,7 @@ func (h *Hub) renew(r *running) {
 	for _, span := range spans {
 		located, ok := h.locate(r, span)
 		if !ok {
-			return // the next turn of failures asks again
+			return // the next failures ask again
 		}
 		h.mu.Lock()
 		if h.run == r {
@@ -109,8 +108,8 @@ func (h *Hub) renew(r *running) {
 	}
 }
 
-// renewLocked gives a subscription the replicas that its range has now, or has the subscriptions give way
-// that are in the place of a later range.
+// renewLocked gives a subscription the present replicas of its range. Subscriptions in the place of
+// a later range are detached.
 func (h *Hub) renewLocked(at *router.Located) {
 	d := &at.Descriptor
 	if sub := h.byRange[d.Range]; sub != nil && sub.generation == d.Generation {

@@ -12,8 +12,7 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// refresh takes in what placement knows now; where it does not say, who waits for it
-// looks again.
+// refresh loads the range map from placement. After a failure its callers try again.
 func (h *Hub) refresh(r *running) {
 	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, locateTimeout)
 	defer cancel()
@@ -22,10 +21,10 @@ func (h *Hub) refresh(r *running) {
 	}
 }
 
-// locateTimeout bounds one look at the map of ranges.
+// locateTimeout bounds one request to the range map.
 const locateTimeout = time.Second
 
-// takeLog takes a part of the allocation log.
+// takeLog takes in a part of the allocation log.
 func (h *Hub) takeLog(r *running, p *placement.LogPart) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -34,8 +33,8 @@ func (h *Hub) takeLog(r *running, p *placement.LogPart) {
 	}
 	now := h.cfg.Clock.Now()
 	if p.After > h.logEnd && !mutation.Is(mutation.HandOutsIgnored) {
-		// Nobody tells who got these: an earlier sequencer handed them out, or the log has
-		// run away. Every range is asked once (trap 80).
+		// Nobody knows the ranges of these: an earlier sequencer allocated them, or this node fell
+		// behind the log. Every range is asked once (trap 80).
 		h.cfg.Metrics.Gaps.Inc()
 		h.assignAllLocked(&allocation{first: h.logEnd + 1, last: p.After, at: now})
 		h.askLocked(now)
@@ -47,7 +46,7 @@ func (h *Hub) takeLog(r *running, p *placement.LogPart) {
 	h.changedLocked()
 }
 
-// assignAllLocked has every subscription owe an entry, and asks at once.
+// assignAllLocked makes an allocation pending at every subscription and asks their leaders.
 func (h *Hub) assignAllLocked(a *allocation) {
 	for _, sub := range h.subs {
 		h.assignLocked(a, sub)
@@ -57,8 +56,8 @@ func (h *Hub) assignAllLocked(a *allocation) {
 	}
 }
 
-// addAllocationLocked finds who owes a allocation. Where the range is not known it waits, and
-// with it everybody.
+// addAllocationLocked assigns an allocation to its subscriptions. If its range is unknown, the
+// allocation waits, and everybody with it.
 func (h *Hub) addAllocationLocked(a *allocation) {
 	if !h.attributeLocked(a) {
 		h.unknown = append(h.unknown, a)
@@ -66,9 +65,8 @@ func (h *Hub) addAllocationLocked(a *allocation) {
 	}
 }
 
-// attributeLocked says whether the owers of the allocation are known. They are the subscriptions
-// of all that the range was at that generation: a range that was split since has
-// several heirs, and all must speak.
+// attributeLocked assigns an allocation to all that its range was at that generation, and returns
+// false if that is unknown. A range that was split since has several heirs, and all must pass it.
 func (h *Hub) attributeLocked(a *allocation) bool {
 	sub := h.byRange[a.record.Range]
 	if sub != nil && sub.generation == a.record.Generation {
@@ -86,10 +84,10 @@ func (h *Hub) attributeLocked(a *allocation) bool {
 	return true
 }
 
-// allocationSpanLocked is where events of the entry's revisions can be: what its range was at that
-// generation, or anywhere where that is not known. A subscription that stood for more than one range
-// has owed what was handed to any of them; of its heirs none is to speak of another's, since
-// one that has nothing to tell says so only when it is overdue.
+// allocationSpanLocked returns the span of an allocation's events: its range's at that generation,
+// or all keys if that is unknown. A subscription for several ranges has the allocations of all of
+// them. An heir must not take over those of another, because a range without events declares them
+// void only when it is asked.
 func (h *Hub) allocationSpanLocked(a *allocation) keyspace.Span {
 	if a.record.Count > 0 {
 		if span, ok := h.cfg.Ranges.SpanOf(a.record.Range, a.record.Generation); ok {
@@ -99,13 +97,13 @@ func (h *Hub) allocationSpanLocked(a *allocation) keyspace.Span {
 	return keyspace.Span{}
 }
 
-// retryUnknownLocked looks again at allocations to ranges that were not known.
+// retryUnknownLocked looks again for the ranges of unknown allocations.
 func (h *Hub) retryUnknownLocked() {
 	h.unknown = slices.DeleteFunc(h.unknown, h.attributeLocked)
 }
 
-// giveUpUnknownLocked has all subscriptions owe what nobody can attribute in time: if the range
-// is the child of one of theirs, that subscription's leader knows.
+// giveUpUnknownLocked makes an overdue unknown allocation pending at all subscriptions. If the
+// range is a child of one of theirs, that subscription's leader knows it.
 func (h *Hub) giveUpUnknownLocked(now clock.Time) {
 	n := 0
 	for ; n < len(h.unknown) && now.Sub(h.unknown[n].at) >= h.cfg.Overdue; n++ {
@@ -116,7 +114,7 @@ func (h *Hub) giveUpUnknownLocked(now clock.Time) {
 	h.unknown = slices.Delete(h.unknown, 0, n)
 }
 
-// describe has the map of ranges refreshed while allocations wait for it.
+// describe refreshes the range map while allocations wait for it.
 func (h *Hub) describe(r *running) {
 	for {
 		select {
@@ -135,7 +133,7 @@ func (h *Hub) describe(r *running) {
 			if none {
 				break
 			}
-			h.refresh(r) // what it brought is looked for next
+			h.refresh(r) // the next pass looks there
 			if clock.Sleep(r.ctx, h.cfg.Clock, pause) != nil {
 				return
 			}

@@ -2,28 +2,28 @@ package watch
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the package's metrics on one node, under etcd's names where etcd has them.
+// Metrics are the package's metrics, under etcd's names where etcd has them.
 type Metrics struct {
-	// Streams, Watchers, Slow and Events are etcd's.
+	// Streams, Watchers and Events are etcd's.
 	Streams, Watchers prometheus.Gauge
-	// Slow counts how often a watcher's client was too slow for live events.
+	// Slow counts the watchers whose clients were too slow for live events.
 	Slow   prometheus.Counter
 	Events prometheus.Counter
-	// Subscriptions are the ranges that are followed; FeedsOpened and FeedsLost count their feeds.
+	// Subscriptions are the followed ranges; FeedsOpened and FeedsLost count their feeds.
 	Subscriptions          prometheus.Gauge
 	FeedsOpened, FeedsLost prometheus.Counter
-	// Questions counts those to leaders, for their resolved revision; Gaps how
-	// often the allocation log could not tell of some revisions.
+	// Questions counts requests to leaders for a resolved revision. Gaps counts revisions that the
+	// allocation log could not tell.
 	Questions, Gaps prometheus.Counter
-	// Cut counts the groups of watchers for which too much waited; HistoryReads the pages
-	// of history that were read.
+	// Cut counts the groups that were sent to history for their pending bytes. HistoryReads counts
+	// pages of history.
 	Cut, HistoryReads prometheus.Counter
 	// Shared counts the watchers that read history with others.
 	Shared prometheus.Counter
-	// LinksLost counts streams of feeds that ended; TooLarge how often watchers were cancelled
-	// since a revision was larger than four times RevisionBytes.
+	// LinksLost counts streams of feeds that ended. TooLarge counts cancellations for a revision
+	// larger than four times RevisionBytes.
 	LinksLost, TooLarge prometheus.Counter
-	// PendingBytes wait for events with lower revisions, QueuedBytes for clients.
+	// PendingBytes wait for events with lower revisions; QueuedBytes wait for clients.
 	PendingBytes, QueuedBytes prometheus.Gauge
 }
 

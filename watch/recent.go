@@ -6,7 +6,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// recentEvents are the events that came last, in order, within a bound.
+// recentEvents are the last events, in order, within a bound.
 type recentEvents struct {
 	limit, bytes int64
 	list         eventList
@@ -14,8 +14,8 @@ type recentEvents struct {
 	floor keyspace.Revision
 }
 
-// add takes an event in, and says whether it was new. One that comes again with the
-// version before, and had come without, is completed.
+// add adds an event and says whether it is new. An event that came without the version before is
+// completed when it comes again with it.
 func (r *recentEvents) add(e *event) bool {
 	if e.rev <= r.floor {
 		return true
@@ -31,7 +31,7 @@ func (r *recentEvents) add(e *event) bool {
 	return true
 }
 
-// trim lets the oldest revisions go, whole ones.
+// trim drops the oldest events, whole revisions at a time.
 func (r *recentEvents) trim() {
 	for r.bytes > r.limit && r.list.len() > 0 {
 		r.floor = r.list.first().rev
@@ -41,7 +41,7 @@ func (r *recentEvents) trim() {
 	}
 }
 
-// between calls for the events with revisions in (after, to].
+// between returns the events with revisions in (after, to].
 func (r *recentEvents) between(after, to keyspace.Revision) iter.Seq[*event] {
 	return r.list.between(after, to)
 }

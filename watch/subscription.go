@@ -12,61 +12,60 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// subscription is a span of which one range's feed tells. While its range is not known, or not
-// known any more, it holds the place: what was handed to the span is owed by it.
+// subscription is a span whose events one range's feed tells. It may have no range for a while;
+// allocations of the span are pending at it all the time.
 type subscription struct {
 	span keyspace.Span
-	// desc is the range's, leader whom it was last led by; the zero desc is none.
+	// The range, and the node that led it last. id is 0 while there is no range.
 	id         keyspace.RangeID
 	generation keyspace.Generation
 	replicas   []keyspace.NodeID
 	leader     keyspace.NodeID
-	// stale says that none of the replicas was of use.
+	// stale says that all known replicas have failed.
 	stale bool
 
-	// opened: who has all up to it gets the rest from here: events above it have come, are
-	// in recent unless they were trimmed, or will come. fed is up to where the feed was
-	// complete; it goes on behind that, which may be below opened. resolved is up to where
-	// nothing is owed: where the subscription began, or further by what feed and leaders said.
+	// A watcher that has everything up to opened gets the rest from here: higher events have come
+	// and are in recent unless they were trimmed, or they will come. fed is the last revision that
+	// a feed resolved. The next feed begins behind it, which may be below opened. No allocation at
+	// or below resolved is pending: it begins at the subscription's start, and feeds and leaders
+	// raise it.
 	opened, fed, resolved keyspace.Revision
-	// position is up to where the feed has brought all that was applied. Whoever has applied
-	// that has everything up to proven.
+	// The feed has brought everything up to position. A replica at that position has everything up
+	// to proven.
 	position rangeapi.FeedPosition
 	proven   keyspace.Revision
-	// past is the generation of the last range that the subscription had, where it has none.
+	// past is the generation of the last range, if there is none now.
 	past   keyspace.Generation
 	allocs []*allocation
-	// least is the lowest of their first revisions, 0 where it was not looked for since they
-	// changed.
+	// least is the lowest of their first revisions, or 0 if it has to be computed.
 	least keyspace.Revision
 
-	// prev says that events come with the version before them; those above prevFrom do.
+	// prev says that events come with the version before; those above prevFrom have it.
 	prev     bool
 	prevFrom keyspace.Revision
-	// again says that prev was wanted only after events had come: until a feed has come to
-	// position once more, some may be here without, and no leader's answer counts.
+	// again says that prev was set after events had come. Until the feed has come to position once
+	// more, some events may lack the version before, and no leader's answer counts.
 	again bool
 
-	// feed is the open feed on node, 0 while there is none; ordered from there on, again
-	// at retry after tries failures, and waits for this node's replica to be there. away is a
-	// node that is not asked again at first.
+	// feed is the open feed from node, or 0. The next one opens at retry, after tries failures.
+	// waits counts the pauses for this node's replica. away is a node to avoid at first.
 	feed         rangeapi.FeedID
 	node         keyspace.NodeID
 	away         keyspace.NodeID
 	tries, waits int
 	retry        clock.Time
 
-	// The question to the leader: under way, to be asked now, again at askAt after pauses
-	// of askPause, of whom of the replicas.
+	// The request to the leader: asking while it is under way; askNow if it is to be sent at once.
+	// It is repeated at askAt, after a pause of askPause, to replica number askTurn or to askHint.
 	asking, askNow bool
-	// toAsk says that the subscription is in the hub's queue of those to be asked.
+	// toAsk says that the subscription is in the hub's toAsk.
 	toAsk    bool
 	askAt    clock.Time
 	askPause time.Duration
 	askTurn  int
 	askHint  keyspace.NodeID
-	// proof is a leader's answer that the feed has not caught up with: who has all up to
-	// position has all up to complete.
+	// proof is a leader's answer that the feed has not reached: a replica at position has
+	// everything up to resolved.
 	proof struct {
 		position rangeapi.FeedPosition
 		resolved keyspace.Revision
@@ -75,7 +74,7 @@ type subscription struct {
 	}
 }
 
-// window returns which subscriptions overlap the span: subscriptions[lo:hi].
+// window returns which subscriptions overlap the span: h.subs[lo:hi].
 func (h *Hub) window(s keyspace.Span) (lo, hi int) {
 	lo = sort.Search(len(h.subs), func(i int) bool {
 		end := h.subs[i].span.End
@@ -87,7 +86,7 @@ func (h *Hub) window(s keyspace.Span) (lo, hi int) {
 	return lo, hi
 }
 
-// insertSubscriptionLocked puts a subscription where none is.
+// insertSubscriptionLocked adds a subscription that overlaps no other.
 func (h *Hub) insertSubscriptionLocked(sub *subscription) {
 	at := sort.Search(len(h.subs), func(i int) bool { return bytes.Compare(h.subs[i].span.Start, sub.span.Start) >= 0 })
 	h.subs = slices.Insert(h.subs, at, sub)
@@ -96,7 +95,7 @@ func (h *Hub) insertSubscriptionLocked(sub *subscription) {
 	}
 }
 
-// removeSubscriptionLocked takes a subscription out, with its feed; it goes on owing.
+// removeSubscriptionLocked removes a subscription and its feed. Its allocations stay pending.
 func (h *Hub) removeSubscriptionLocked(sub *subscription) {
 	if i := slices.Index(h.subs, sub); i >= 0 {
 		h.subs = slices.Delete(h.subs, i, i+1)
@@ -104,7 +103,7 @@ func (h *Hub) removeSubscriptionLocked(sub *subscription) {
 	h.detachLocked(sub)
 }
 
-// detachLocked makes the subscription one without a range: its span is to be resolved anew.
+// detachLocked takes the range from the subscription; its span has to be located anew.
 func (h *Hub) detachLocked(sub *subscription) {
 	h.closeFeedLocked(sub)
 	if sub.id != 0 && h.byRange[sub.id] == sub {
@@ -126,22 +125,21 @@ func (h *Hub) closeFeedLocked(sub *subscription) {
 	sub.feed, sub.node = 0, 0
 }
 
-// movedLocked looks for the ranges that the subscription's has become.
+// movedLocked has the ranges located that the subscription's range has become.
 func (h *Hub) movedLocked(sub *subscription, why *kverror.Error) {
 	h.cfg.Ranges.Learn(why.Descriptors...)
 	h.detachLocked(sub)
 	kick(h.run.wakeLocate)
 }
 
-// The first of the pauses before this node's replica is tried again, or a leader is asked,
-// of which each is twice the one before.
+// The first pause before this node's replica is tried again, or a leader is asked again. Each pause
+// is twice the one before.
 const (
 	firstWait = 2 * time.Millisecond
 	maxWaits  = 4
 )
 
-// failedLocked counts a failure at a subscription of which all replicas had their turn: who they
-// are is asked anew.
+// failedLocked counts a failure. When all replicas have failed, they are located anew.
 func (h *Hub) failedLocked(sub *subscription, turns int) {
 	if turns%len(sub.replicas) == 0 {
 		sub.stale = true
@@ -149,7 +147,7 @@ func (h *Hub) failedLocked(sub *subscription, turns int) {
 	}
 }
 
-// nodesOf returns where the range has its replicas.
+// nodesOf returns the nodes of the range's replicas.
 func nodesOf(d *keyspace.Descriptor) (nodes []keyspace.NodeID) {
 	for _, r := range d.Replicas {
 		nodes = append(nodes, r.Node)

@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// running is one time of having watchers.
+// running is one period with watchers.
 type running struct {
 	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
 	cancel context.CancelFunc
@@ -15,8 +15,8 @@ type running struct {
 	wakeLocate, wakeDescribe, wakeRead, wakeResume chan struct{}
 }
 
-// resumeLocked has what is due then done then: releases that rest, feeds that are opened
-// again, leaders that are asked again.
+// resumeLocked schedules what is due at a time: a release after a pause, a feed to open again, a
+// leader to ask again.
 func (h *Hub) resumeLocked(at clock.Time) {
 	if h.resume == 0 || at < h.resume {
 		h.resume = at
@@ -24,10 +24,10 @@ func (h *Hub) resumeLocked(at clock.Time) {
 	}
 }
 
-// resumeLeast bounds how often something is done that does not wait for a tick.
+// resumeLeast bounds how often resumes works.
 const resumeLeast = 100 * time.Microsecond
 
-// tick is how often a hub with watchers looks for what is overdue.
+// tick is how often a hub with watchers looks for overdue allocations.
 const tick = 25 * time.Millisecond
 
 func kick(ch chan struct{}) {
