@@ -35,8 +35,7 @@ func (h *Hub) coverLocked(span keyspace.Span, from keyspace.Revision) {
 	}
 }
 
-// install gives located ranges their subscriptions. It returns true if that located any: what was
-// found may be older than what is known here.
+// install gives located ranges their subscriptions. It returns true if that located any: the answer may be older than the state here.
 func (h *Hub) install(r *running, located []router.Located) (news bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -131,8 +131,8 @@
 // # Locks
 //
 // Hub.mu guards all state. It is not held over calls of Log, Feeds or Ranges, but SpanOf and Learn
-// do not block and are exceptions. plan.mu guards one read of history; it is a leaf and never taken
-// together with Hub.mu.
+// do not block and are exceptions. A leaf, plan.mu, guards one read of history and is never
+// taken together with Hub.mu.
 //
 // # Files
 //

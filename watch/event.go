@@ -31,8 +31,7 @@ func (e *event) message(prev bool) *mvccpb.Event {
 	return e.plain
 }
 
-// newEvent copies a replica's event. It keeps nothing of the message that brought it, which may be
-// a thousand times as large, so that its bytes are counted right.
+// newEvent copies a replica's event. It keeps nothing of the message that brought it, which may be a thousand times as large.
 func newEvent(s *rangeapi.Event) *event {
 	size := len(s.Key) + len(s.Value)
 	if s.Prev != nil {

@@ -68,8 +68,7 @@ type Hub struct {
 	// reclaimed is when queued events were last taken back.
 	reclaimed clock.Time
 
-	// lagGroups are the groups that are not live. Of these, lagging are queued for a reader, and
-	// parked cannot go on now. sharing has the queued group of each span, which others join.
+	// lagGroups are the groups that are not live. The lagging ones are queued for a reader, and the parked ones cannot go on now. sharing has the queued group of each span, which others join.
 	// reading counts the readers that wait for each node.
 	lagGroups map[*group]struct{}
 	lagging   []*group

@@ -48,8 +48,7 @@ func (h *Hub) lagLocked(g *group) {
 // shareWithin is how many revisions apart two groups of one span may be to read together.
 const shareWithin = 1000
 
-// shareLocked merges a group into a queued one. Each member notes where it was, and gets only what
-// is above that.
+// shareLocked merges a group into a queued one. Each member keeps its position and gets only later events.
 func (h *Hub) shareLocked(queued, g *group) {
 	for _, o := range [2]*group{queued, g} {
 		for _, w := range o.members {

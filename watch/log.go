@@ -65,8 +65,8 @@ func (h *Hub) addAllocationLocked(a *allocation) {
 	}
 }
 
-// attributeLocked assigns an allocation to all that its range was at that generation, and returns
-// false if that is unknown. A range that was split since has several heirs, and all must pass it.
+// attributeLocked assigns an allocation to the span of its range at that
+// generation, and returns false if the span is unknown. A range that was split since has several heirs, and all must pass it.
 func (h *Hub) attributeLocked(a *allocation) bool {
 	sub := h.byRange[a.record.Range]
 	if sub != nil && sub.generation == a.record.Generation {

@@ -253,8 +253,8 @@ func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 }
 
 // leastLocked returns the revision that all watchers have reached, and the highest revision that
-// one of them was told. ok is false if the former is below the request, or below the start of one
-// watcher, because its client would resume there.
+// one of them was told. The result is not ok if the former is
+// below the request, or below the start of one watcher, because its client would resume there.
 func (s *Stream) leastLocked() (rev, told keyspace.Revision, ok bool) {
 	if s.asked == 0 || len(s.watchers) == 0 {
 		return 0, 0, false
@@ -328,8 +328,8 @@ func (s *Stream) awaitLocked() {
 
 // Settled says whether the given watchers that are live have got everything at or below the
 // revision. Until it returns true, Ready's channel gets a value whenever that may have changed. As
-// in etcd, it does not wait for watchers that lag. With giveUp it waits for nobody. From then on it
-// ignores watchers that have not reached that revision, and those that begin later beside them.
+// in etcd, it does not wait for watchers that lag. With giveUp it waits for nobody. From then on it ignores watchers below
+// that revision, and new ones beside them.
 func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()

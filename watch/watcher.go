@@ -37,8 +37,8 @@ type Watcher struct {
 	from  keyspace.Revision
 	group *group
 	at    int
-	// compactedStart is the start, if exactly that revision is compacted: of it the watcher gets
-	// only what a compaction keeps. 0 for all others, which get everything.
+	// compactedStart is the start, if exactly that revision is compacted: the
+	// watcher gets only its events that a compaction keeps. It is 0 for all others.
 	compactedStart keyspace.Revision
 
 	queue []delivery
@@ -77,9 +77,8 @@ func (w *Watcher) wants(e *event) bool {
 	return !w.req.NoDelete
 }
 
-// keptOf applies to a watcher that begins at exactly the compacted revision. It leaves out events
-// of that revision that a later operation of the transaction replaced, because a compaction keeps
-// the last one of a key. etcd leaves them out also for a watcher that began earlier and lags. Here
+// keptOf applies to a watcher that begins at exactly the compacted revision. It leaves out events of that revision that a later operation of the
+// transaction replaced, as a compaction does. etcd leaves them out also for a watcher that began earlier and lags. Here
 // that one gets all of them: a version keeps what it has replaced for as long as it exists.
 func (w *Watcher) keptOf(batch []*event) []*event {
 	at := w.compactedStart
@@ -221,8 +220,7 @@ func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 		rev = min(rev, p.first().rev-1) // a pause may hold resolved events back
 	}
 	// The frontier may go back: a range that absorbs another one has resolved no more than either.
-	// clientv3 resumes behind the last answer, an event or progress, and would get the events
-	// between twice. Kubernetes' watch cache takes its own revision from progress.
+	// But clientv3 resumes behind its last event or progress, and would get events twice. Kubernetes' watch cache takes its own revision from progress.
 	return max(rev, w.told), true
 }
 
