@@ -4,14 +4,13 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics counts what the router does.
 type Metrics struct {
-	// Failed counts failed attempts by kind; most are repeated unseen.
+	// Failed counts failed attempts by kind; clients do not notice most of them.
 	Failed *prometheus.CounterVec
 	// Refreshes counts loads of the range map.
 	Refreshes prometheus.Counter
 	// MultiRangeReads counts reads over several ranges.
 	MultiRangeReads prometheus.Counter
-	// Txns counts transactions over several ranges, Restarts their attempts that were
-	// given up.
+	// Txns counts transactions over several ranges, and Restarts their attempts that were given up.
 	Txns, Restarts prometheus.Counter
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// Range reads keys at one revision, from as many ranges as they lie in. The
-// response's header holds the revision only.
+// Range reads keys at one revision, from any number of ranges. The response's header has only the
+// revision.
 func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if req.GetSerializable() && r.cfg.Local != nil {
 		if resp, done, err := r.rangeHere(ctx, req); done {
@@ -36,8 +36,8 @@ func (r *Router) rangeNow(ctx context.Context, req *pb.RangeRequest) (*pb.RangeR
 	return resp, limit.outcome(err)
 }
 
-// rangeOver is Range of a span: the router's patience is for each of its steps, since
-// there may be many.
+// rangeOver is Range of a span. The router's timeout counts for each of its requests, because there
+// may be many.
 func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
 	var reserved reservation
 	defer r.releaseAll(&reserved)
@@ -48,9 +48,8 @@ func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.Range
 	return resp, err
 }
 
-// read asks for a revision and reads at it, and does so again where the revision
-// was overtaken by a compaction before it was read: a read that named no revision
-// never learns of that.
+// read asks for a revision and reads at it. It starts over if the revision was
+// compacted meanwhile; a read without explicit revision never fails for that.
 func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reservation) (*pb.RangeResponse, error) {
 	for {
 		now, err := r.presentOf(ctx, req, reserved != nil)
@@ -75,7 +74,7 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reser
 	}
 }
 
-// presentOf is present, within the router's own patience if asked for that.
+// presentOf is present, optionally within the router's own timeout.
 func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently bool) (keyspace.Revision, error) {
 	if !patiently {
 		return r.present(ctx, req)
@@ -86,7 +85,7 @@ func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently 
 	return now, limit.outcome(err)
 }
 
-// present asks for the current revision and checks the one that a request names by it.
+// present returns the current revision, after it has checked the one that the request names.
 func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Revision, error) {
 	now, err := r.currentOrWait(ctx)
 	if err != nil {
@@ -101,7 +100,7 @@ func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Re
 	return now.Current, nil
 }
 
-// overtaken says whether a read is made again at another revision.
+// overtaken says whether a read has to be repeated at another revision.
 func overtaken(req *pb.RangeRequest, err error) bool {
 	return errors.Is(err, kverror.Compacted) && req.GetRevision() <= 0 || needsNewRevision(err)
 }

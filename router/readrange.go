@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// whole has a request answered by the one range that holds its span: errMultiRange where
-// there is none. It has the router's patience.
+// whole has the range that holds the span answer a request, within the router's timeout. It returns
+// errMultiRange if no range holds all of it.
 func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
@@ -24,7 +24,7 @@ func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeReq
 	return resp, limit.outcome(err)
 }
 
-// part is whole within the caller's patience.
+// part is whole without the router's timeout.
 func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	got, err := r.readFrom(ctx, span, at, req)
 	if err != nil {
@@ -37,20 +37,19 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 	return resp, r.reserve(at.reserved, keysBytes(resp))
 }
 
-// readPoint is when a read is made.
+// readPoint is the revision of a read, its transaction, its reservation and its replicas.
 type readPoint struct {
-	// at is the current revision, which the read may not exceed, and reads where it names
-	// none.
+	// rev is the current revision. The read may not exceed it, and reads there if it names none.
 	rev keyspace.Revision
-	// txn is the committed transaction for which it is made, nil for none.
+	// txn is the committed transaction that reads, or nil.
 	txn *rangeapi.TxnName
-	// reserved counts the bytes of the answer, nil where there are few.
+	// reserved counts the bytes of the answer; nil if they are few.
 	reserved *reservation
-	// where says who may be asked.
+	// where says which replicas may answer.
 	where replicaChoice
 }
 
-// revision is that of the state which a request reads.
+// revision returns the revision of the state that a request reads.
 func (m *readPoint) revision(req *pb.RangeRequest) keyspace.Revision {
 	if rev := keyspace.Revision(req.GetRevision()); rev > 0 {
 		return rev
@@ -58,10 +57,10 @@ func (m *readPoint) revision(req *pb.RangeRequest) keyspace.Revision {
 	return m.rev
 }
 
-// maxParallelParts bounds how many ranges one read asks at the same time.
+// maxParallelParts bounds the ranges that one read asks at the same time.
 const maxParallelParts = 8
 
-// readFrom has a read of a span answered by the one range that holds it.
+// readFrom has the range that holds a span answer a read of it.
 func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint, op proto.Message) (proto.Message, error) {
 	build := func(rt *route) *rangeapi.Request {
 		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, Txn: at.txn, Op: op}
@@ -84,29 +83,27 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint,
 
 // Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
 type Local interface {
-	// ResolvedHere returns the revisions at which the replica of a range of that generation
-	// can be read; ok is false where there is none.
+	// ResolvedHere returns the revisions at which the replica of a range of that generation can be
+	// read; ok is false if there is none.
 	ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
-	// ReadHere answers a read from the replica, at a revision up to which it is complete.
+	// ReadHere answers a read from the replica, at a revision that it has resolved.
 	ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
-// where says which replicas may be asked.
+// replicaChoice says which replicas may answer.
 type replicaChoice uint8
 
 const (
-	// leaders alone know what is linearizable.
+	// leaders: only leaders answer linearizable reads.
 	leaders replicaChoice = iota
-	// nearest is this node's replica where it is complete up to the revision, and else the
-	// leader.
+	// nearest: this node's replica if it has resolved the revision, otherwise the leader.
 	nearest
-	// localOnly is this node's replica and nobody else.
+	// localOnly: this node's replica alone.
 	localOnly
 )
 
-// final says whether an error of a serializable read stands, since it would be no other if
-// it were asked elsewhere or again: who reads much is not to read it three times, and that
-// a revision is compacted needs no quorum.
+// isFinal says whether another attempt at a serializable read would fail in the same way. A large
+// read must not be done three times, and a compacted revision needs no quorum.
 func isFinal(op proto.Message, err error) bool {
 	if k := kverror.Of(err).Kind; k == kverror.AnswerTooLarge || k == kverror.TooManyRequests {
 		return true

@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// gather reads a span in the order of its keys: all of its ranges at the same time, or
-// one after the other where a limit is likely to end the read in the first.
+// gather reads a span in key order. It reads all ranges in parallel, or one after the other if a
+// limit will probably end the read in the first one.
 func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	limit := req.GetLimit()
 	if limit > 0 && !filtered(req) {
@@ -29,7 +29,7 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		r.cfg.Metrics.MultiRangeReads.Inc()
 	}
 	if limit > 0 && limit < maxLimit {
-		limit++ // one more says that there are more
+		limit++ // one more key shows that there are more
 	}
 	found := make([]struct {
 		kvs   []*mvccpb.KeyValue
@@ -59,8 +59,8 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	return out, nil
 }
 
-// lastKeys reads the last keys of a span, as many as the limit says, from its ranges in
-// the opposite order: of those before, only how many keys they have.
+// lastKeys reads the last keys of a span, up to the limit, from its ranges in reverse order. It
+// only counts the keys of the ranges before.
 func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	spans, err := r.divide(ctx, span)
 	if err != nil {
@@ -89,7 +89,7 @@ func (r *Router) lastKeys(ctx context.Context, span keyspace.Span, req *pb.Range
 	return out, nil
 }
 
-// readAt reads a span at a moment.
+// readAt reads a span at a read point.
 func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	if len(req.GetRangeEnd()) == 0 {
 		return r.part(ctx, span, req, at)
@@ -99,7 +99,7 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		return &pb.RangeResponse{Count: n}, err
 	}
 	if !byKeyUp(req) {
-		// Of a range that holds them all, only what is asked for comes here.
+		// A range that holds the whole span sends only what the request asks for.
 		resp, err := r.whole(ctx, span, req, at)
 		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errMultiRange) {
 			return resp, err
@@ -108,8 +108,7 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 			return r.lastKeys(ctx, span, req, at)
 		}
 	}
-	// The ranges are asked for their keys in the order of their bytes: only all of
-	// them together can be sorted.
+	// The ranges send their keys in key order, because only all of them together can be sorted.
 	resp, err := r.gather(ctx, span, unsorted(req), at)
 	if err == nil && !byKeyUp(req) {
 		finish(req, resp)

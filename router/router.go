@@ -16,13 +16,13 @@ import (
 type Router struct {
 	cfg   Config
 	cache *rangeCache
-	// reserved are the bytes of answers that are being put together.
+	// reserved are the bytes of answers under construction.
 	reserved atomic.Int64
-	// large says that one answer is larger than its share of them; it counts alone.
+	// large says that one answer exceeds its share of them; that answer counts alone.
 	large       atomic.Bool
 	counts      *counts
 	coordinator *coordinator
-	// refreshing holds the one reload of the range map that may be under way.
+	// refreshing holds a token while the range map is reloaded.
 	refreshing chan struct{}
 	timers     clock.Timers
 }
@@ -53,11 +53,10 @@ func New(cfg Config) *Router {
 	return &Router{cfg: cfg, cache: newRangeCache(), counts: newCounts(), coordinator: newCoordinator(&cfg), refreshing: make(chan struct{}, 1)}
 }
 
-// Learn takes in descriptors that the node heard of by other ways (its own
-// replicas, placement's feed).
+// Learn takes in descriptors from elsewhere: the node's own replicas, placement's feed.
 func (r *Router) Learn(descs ...keyspace.Descriptor) { r.cache.update(descs...) }
 
-// Led takes in who leads a range.
+// Led notes a range's leader.
 func (r *Router) Led(id keyspace.RangeID, leader keyspace.NodeID) { r.cache.setLeader(id, leader, 0) }
 
 // Located is one range as this gateway knows it.
@@ -80,17 +79,17 @@ func (r *Router) Locate(ctx context.Context, span keyspace.Span) ([]Located, err
 	return out, nil
 }
 
-// SpanOf returns the span of the range at the generation, if it is known: the newest one
-// that this gateway has heard of, or one of those before. It does not block.
+// SpanOf returns the span of the range at the generation, if this gateway knows the generation. It
+// does not block.
 func (r *Router) SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {
 	return r.cache.spanOf(id, g)
 }
 
-// Refresh loads the range map from placement, as far as this node has it.
+// Refresh loads the range map from placement.
 func (r *Router) Refresh(ctx context.Context) error { return r.refresh(ctx) }
 
-// Current asks the sequencer for the current revision and the compacted one, again for
-// as long as ctx lasts where it could not be reached.
+// Current asks the sequencer for the current and the compacted revision. It asks again until ctx
+// ends if the sequencer cannot be reached.
 func (r *Router) Current(ctx context.Context) (keyspace.SequenceAnswer, error) {
 	return r.currentOrWait(ctx)
 }
@@ -101,8 +100,8 @@ func (r *Router) RegisterHandlers(b Registrar) {
 	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
 }
 
-// Drain begins no transaction over several ranges any more, and waits a moment for those
-// under way: a revision that one has is to be used.
+// Drain refuses new transactions over several ranges, and waits a moment for those under way. A
+// revision that one of them has must be used.
 func (r *Router) Drain(ctx context.Context) {
 	t := r.coordinator
 	idle := make(chan struct{})
@@ -118,6 +117,6 @@ func (r *Router) Drain(ctx context.Context) {
 	}
 }
 
-// Stop ends what the router does beside its callers' requests. What becomes of the
-// transactions that were being decided, others find out.
+// Stop ends the router's own goroutines. Other nodes find out what became of transactions under
+// decision.
 func (r *Router) Stop() { r.coordinator.stop() }

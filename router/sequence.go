@@ -22,10 +22,10 @@ func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceA
 	return a, a.Err
 }
 
-// currentOrWait is current, asked again for as long as ctx lasts where the
-// sequencer could not be reached: asking changes nothing.
+// currentOrWait is current, repeated until ctx ends if the sequencer cannot be reached. Asking
+// changes nothing.
 func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, error) {
-	// The first answer comes well within the request's time, be it a refusal.
+	// The first answer, or a refusal, comes well within the request's time.
 	await := clock.AwaitSoon[keyspace.SequenceAnswer]
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		a, err := r.current(ctx, await)

@@ -14,12 +14,12 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// maxMisses is after how many paths that were not the right one a transaction locks what
-// it compares before it chooses.
+// maxMisses is the number of wrong paths after which a transaction locks all compared keys before
+// it chooses its path.
 const maxMisses = 3
 
-// several runs a transaction whose keys lie in several ranges, or which changes more
-// than fits in one entry of a range. ctx ends with the router's patience.
+// runTxn runs a transaction over several ranges, or one that changes more than fits into one entry.
+// ctx ends with the router's timeout.
 func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	bytes := int64(proto.Size(req))
 	if err := r.coordinator.enter(bytes); err != nil {
@@ -49,8 +49,8 @@ func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespons
 	}
 }
 
-// try makes one attempt. The first one takes it that all compares hold: that spares most
-// transactions a look.
+// try makes one attempt. The first attempt assumes that all compares hold, which spares most
+// transactions an evaluation.
 func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if t.misses >= maxMisses {
 		return t.lockAndChoose(ctx)
@@ -74,14 +74,14 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if p.writes() {
 		return t.write(ctx, p)
 	}
-	// What writes nothing on the path to which the state leads is a read of that state.
+	// A path without writes is a read of the state that leads to it.
 	if _, err := p.badRevision(now); err != nil {
 		return nil, err
 	}
 	return t.answerAt(ctx, p, now.Current)
 }
 
-// answerAt answers a path that changes nothing by the state at the revision.
+// answerAt answers a path without changes by the state at the revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
 	a := &assembly{r: t.r, plan: p, rev: at, base: readPoint{rev: at, reserved: &t.reserved}}
 	resp, err := a.run(ctx, t.req)
@@ -97,7 +97,7 @@ func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor
 	for i, g := range p.guards {
 		s, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd())
 		if !ok {
-			continue // it has one outcome at all times
+			continue // its outcome is constant
 		}
 		routes, err := t.r.resolve(ctx, s)
 		if err != nil {
@@ -137,13 +137,13 @@ func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor
 	return ps, nil
 }
 
-// write makes an attempt on a path that writes.
+// write makes an attempt on a path with writes.
 func (t *txn) write(ctx context.Context, p *plan) (*pb.TxnResponse, error) {
 	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: p}
 	return a.execute(ctx, p.anchor())
 }
 
-// execute prepares the plan and goes on as far as that leads.
+// execute prepares the plan and goes on as far as possible.
 func (a *txnAttempt) execute(ctx context.Context, anchor []byte) (*pb.TxnResponse, error) {
 	var err error
 	if a.ps, err = a.t.divide(ctx, a.plan, a.name, anchor); err == nil {
@@ -155,8 +155,8 @@ func (a *txnAttempt) execute(ctx context.Context, anchor []byte) (*pb.TxnRespons
 	return nil, err
 }
 
-// lockAndChoose locks everything that is compared, chooses the path under these locks and
-// carries it out under the same name: nobody changes any more what the path rests on.
+// lockAndChoose locks all compared keys, chooses the path under these locks, and executes it under
+// the same name. The locks keep the path right.
 func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
 	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: &plan{}}
 	var anchor []byte
@@ -182,9 +182,9 @@ func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
 	return a.execute(ctx, anchor)
 }
 
-// nothing answers a path that changes nothing. What it rests on stays locked until the
-// revision is known. Then a read at that revision needs no lock any more, and must not
-// hold one, since it may wait for others'.
+// answerUnchanged answers a path without changes. Its compared keys stay locked until the revision
+// is known. The read at that revision needs no lock. It must not hold one either, because it may
+// wait for locks of others.
 func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, error) {
 	now, err := a.t.r.currentOrWait(ctx)
 	if err == nil {
@@ -200,10 +200,9 @@ func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, erro
 	return a.t.answerAt(ctx, a.plan, now.Current)
 }
 
-// stillHeld ends the anchor's lock of an attempt that will not be committed, and says whether
-// it was there until now. No commit says so of what is answered from the facts of several
-// ranges, and who takes this node for dead may have ended locks between one prepare and the
-// next: what one range has told is of another moment then than what the other one has.
+// stillHeld ends the anchor's lock of an attempt that will not be committed, and returns an error
+// if the lock was gone. Without a commit nothing else proves that the facts of several ranges
+// belong to one moment: whoever took this node for dead may have ended locks between two prepares.
 func (a *txnAttempt) stillHeld(ctx context.Context) error {
 	lock, all := a.locks()
 	if len(all) == 0 {
@@ -219,8 +218,7 @@ func (a *txnAttempt) stillHeld(ctx context.Context) error {
 	return nil
 }
 
-// settle goes on with an attempt of which everything is prepared: all that it was told
-// is so at one moment, which is now.
+// settle goes on with a prepared attempt. All its facts hold at one moment, which is now.
 func (a *txnAttempt) settle(ctx context.Context) (*pb.TxnResponse, error) {
 	seen := a.outcomes()
 	for _, g := range a.plan.guards {
@@ -247,7 +245,7 @@ func (a *txnAttempt) settle(ctx context.Context) (*pb.TxnResponse, error) {
 	return a.finish(ctx)
 }
 
-// refusal returns the error of the first operation of the path that has one.
+// refusal returns the error of the path's first operation that has one.
 func (a *txnAttempt) refusal(ctx context.Context) error {
 	if !a.plan.explicit() {
 		return a.refusedBefore(len(a.plan.ops)+1, nil)
@@ -263,8 +261,7 @@ func (a *txnAttempt) refusal(ctx context.Context) error {
 	return a.refusedBefore(number, err)
 }
 
-// refusedBefore returns the error of the first put before the number-th operation that
-// is refused, or err.
+// refusedBefore returns the error of the first put before operation number that is refused, or err.
 func (a *txnAttempt) refusedBefore(number int, err error) error {
 	for _, p := range a.ps.order {
 		if p.answer.Refused != nil && int(p.answer.RefusedAt) < number {

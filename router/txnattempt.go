@@ -13,43 +13,41 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// txn is a transaction over several ranges on its way. It is tried until an attempt is
-// decided; each attempt has a name of its own, and all have the transaction's age.
+// txn is a transaction over several ranges under way. It makes attempts until one is decided. Each
+// attempt has its own name, and all have the transaction's age.
 type txn struct {
 	r   *Router
 	req *pb.TxnRequest
 	id  rangeapi.TxnID
-	// bytes are what the gateway's budget holds for the request until none of refs, its
-	// client's call and what goes on without that, needs it any more.
+	// bytes are reserved of the gateway's budget until refs is 0. The client's call and the
+	// goroutines that go on without it each hold a reference.
 	bytes int64
 	refs  atomic.Int32
-	// reserved is what the ranges have told the present attempt for the answer: it counts with
-	// the answers that are put together.
+	// reserved are the bytes of the present attempt's answer so far, in the budget of answers.
 	reserved reservation
-	// seen are the outcomes of the compares as they were last seen; nil is that all are
-	// thought to hold. wrong says that this is known not to be so.
+	// seen are the outcomes of the compares at the last evaluation; nil assumes that all hold.
+	// wrong says that this is known to be false.
 	seen  outcomes
 	wrong bool
-	// misses counts the paths that were not the right one.
+	// misses counts wrong paths.
 	misses int
-	// unpinned says that a revision that the path reads is compacted. Which operation is
-	// refused for that, and whether another one is before it, is found out under the locks:
-	// later attempts pin nothing, so that they get there.
+	// unpinned says that the path reads a compacted revision. Only the locks show which operation
+	// is refused first. So later attempts pin nothing and get that far.
 	unpinned bool
 
 	mu sync.Mutex
-	// Guarded by mu. absent are leases that were found not to be there. yields counts how often the transaction gave way to an older one;
-	// met is a key of the range where it did so last, which is locked first the next time,
-	// and patiently.
+	// Guarded by mu. absent are leases that do not exist. yields counts how often the transaction
+	// gave way to an older one. conflictKey is a key of the range of the last
+	// conflict. The next attempt prepares that range first, and may wait there.
 	yields      int
 	conflictKey []byte
 	absent      []keyspace.LeaseID
 }
 
 var (
-	// errStartOver says that an attempt is given up and nothing of it will happen.
+	// errStartOver says that an attempt was given up and has no effect.
 	errStartOver = errors.New("router: the transaction starts over")
-	// errMissed is errStartOver where the path was not the right one.
+	// errMissed is errStartOver for a wrong path.
 	errMissed = errors.New("router: the compares lead elsewhere")
 )
 
@@ -62,10 +60,10 @@ func (t *txn) release() {
 	}
 }
 
-// forgetAnswer gives back what the attempt was told.
+// forgetAnswer releases what the attempt was told.
 func (t *txn) forgetAnswer() { t.r.releaseAll(&t.reserved) }
 
-// pause is how long a transaction that gave way leaves the others alone.
+// pause returns the pause of a transaction that gave way.
 func (t *txn) pause() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,19 +73,19 @@ func (t *txn) pause() time.Duration {
 	return min(firstYield<<min(t.yields-1, 10), lastYield)
 }
 
-// txnAttempt is one attempt of a transaction: what it holds is held under its name.
+// txnAttempt is one attempt of a transaction. Its locks have its name.
 type txnAttempt struct {
 	t    *txn
 	name rangeapi.TxnName
 	plan *plan
 	ps   *participants
-	// earlier are pieces that the attempt has locked before it chose its path.
+	// earlier are participants that were locked before the attempt chose its path.
 	earlier []*participant
-	// awaitResolve says that who waits for the decision waits for the end of all locks too.
+	// awaitResolve says that the decision is told only after all locks have ended.
 	awaitResolve bool
 }
 
-// all are the pieces of the attempt.
+// all returns all participants of the attempt.
 func (a *txnAttempt) all() []*participant {
 	if a.ps == nil {
 		return a.earlier
@@ -95,7 +93,7 @@ func (a *txnAttempt) all() []*participant {
 	return slices.Concat(a.earlier, a.ps.order)
 }
 
-// outcomes are what the guards of the plan have come to.
+// outcomes returns the outcomes of the plan's guards.
 func (a *txnAttempt) outcomes() outcomes {
 	facts := make([][]rangeapi.Fact, len(a.plan.guards))
 	for _, p := range a.ps.order {
@@ -114,7 +112,7 @@ func (a *txnAttempt) outcomes() outcomes {
 	return out
 }
 
-// The pauses of a transaction that gave way grow from first to last by doubling.
+// The pauses of a transaction that gave way double from first to last.
 const (
 	firstYield = time.Millisecond
 	lastYield  = 50 * time.Millisecond

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// look evaluates all compares of a transaction at one revision, in parallel.
+// evaluateCompares evaluates all compares of a transaction at one revision, in parallel.
 func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
 	out := outcomes{}
 	type asked struct {
@@ -78,8 +78,8 @@ func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keys
 	return out, nil
 }
 
-// comparesAt evaluates compares at one range, as a transaction that only reads: each is a
-// nested one, which counts the keys of a span to tell whether there is one.
+// comparesAt evaluates compares at one range by a transaction that only reads. Each compare is a
+// nested transaction, which also counts the keys of its span to tell whether there is one.
 func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
 	t := &pb.TxnRequest{}
 	for _, c := range cs {
@@ -109,7 +109,7 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 			facts[i].Found = n.GetResponses()[0].GetResponseRange().GetCount() > 0
 		}
 		if len(cs[i].GetRangeEnd()) > 0 && !facts[i].Found {
-			facts[i].Holds = true // it says nothing against the compare
+			facts[i].Holds = true // no key, so the compare is not refuted
 		}
 	}
 	return facts, nil
