@@ -26,8 +26,8 @@ type Client struct {
 	bus   Caller
 }
 
-// Local serves a Client's requests to replicas of its own node, without the bus. It
-// answers as the methods of Client do.
+// Local serves a Client's requests to replicas of its own node, without the bus. Its methods answer
+// as those of Client.
 type Local interface {
 	Do(ctx context.Context, req *Request) (*Response, error)
 	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error)
@@ -35,13 +35,13 @@ type Local interface {
 	History(q *HistoryRequest) (*HistoryPage, error)
 }
 
-// NewClient returns a client on node self, whose own replicas are local.
+// NewClient returns a client on node self, whose replicas local serves.
 func NewClient(self keyspace.NodeID, local Local, bus Caller) *Client {
 	return &Client{self: self, local: local, bus: bus}
 }
 
-// Do sends a request to the replica of its range on a node. Errors are of package
-// kverror and say whether the request may have been applied.
+// Do sends a request to the replica of its range on a node. Errors are of package kverror and say
+// whether the request may have been applied.
 func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
 	if node == c.self {
 		return c.local.Do(ctx, req)
@@ -70,12 +70,12 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	return p, nil
 }
 
-// CallError turns an error of the bus into one of the table.
+// CallError turns an error of the bus into a kverror.
 func CallError(err error, write bool) error {
 	var remote *transport.RemoteError
 	switch {
 	case transport.NotDelivered(err), !write && errors.Is(err, transport.ErrUnreachable):
-		// A read that got lost has done nothing.
+		// A lost read has no effect.
 		return &kverror.Error{Kind: kverror.Unreachable, Detail: err.Error()}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return kverror.Of(err)
@@ -85,8 +85,7 @@ func CallError(err error, write bool) error {
 	return &kverror.Error{Kind: kverror.TimeoutConnectionLost, Detail: err.Error()}
 }
 
-// Txn sends a step of a transaction over several ranges to the replica of a range on a
-// node.
+// Txn sends a transaction command to the replica of a range on a node.
 func (c *Client) Txn(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op TxnOp,
 ) (TxnAnswer, error) {
@@ -118,7 +117,7 @@ func (c *Client) Txn(
 	return a, nil
 }
 
-// readFor is Do of a read on behalf of a transaction.
+// readFor is Do for a read on behalf of a transaction.
 func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
 	b := append([]byte(nil), txnWireVersion, byte(TxnRead))
 	b = binary.AppendUvarint(b, uint64(req.Range))
@@ -142,7 +141,7 @@ func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request
 	return p, nil
 }
 
-// page is Do of a Page.
+// page is Do for a Page.
 func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p *Page) (*Response, error) {
 	b, err := AppendPageRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
 	if err != nil {
@@ -162,7 +161,7 @@ func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p
 	return &Response{Op: a}, nil
 }
 
-// AwaitResolved asks the node's replica of a range, see Replica.AwaitResolved.
+// AwaitResolved asks the node's replica of a range, see shard's Replica.AwaitResolved.
 func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *ResolvedRequest) (FeedPosition, error) {
 	if node == c.self {
 		return c.local.AwaitResolved(ctx, q)
@@ -174,7 +173,7 @@ func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *Res
 	return decodeResolved(b)
 }
 
-// History asks the node's replica of a range, see Replica.History.
+// History asks the node's replica of a range, see shard's Replica.History.
 func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
 	if node == c.self {
 		return c.local.History(q)
@@ -186,15 +185,14 @@ func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRe
 	return decodeHistoryPage(b)
 }
 
-// FeedStream is a gateway's stream of feeds from one node. Order and Recv may be used
-// at the same time, each by one goroutine.
+// FeedStream is a gateway's stream of feeds from one node. One goroutine may call Order while
+// another one calls Recv.
 type FeedStream struct{ st transport.Stream }
 
-// NewFeedStream returns the gateway's end of a stream of feeds that is open.
+// NewFeedStream returns the gateway's end of an open stream of feeds.
 func NewFeedStream(st transport.Stream) *FeedStream { return &FeedStream{st} }
 
-// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
-// opening alone.
+// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds only the opening.
 func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
 	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, EncodeOrders(nil))
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 // Event is one applied version, as watchers see it.
 type Event struct {
 	mvcc.Version
-	// Looked says that the version before this one was looked for; Prev is that version,
-	// nil where there is none, or where it may be compacted.
+	// Looked says that the version before was looked for. Prev is that version, or nil if there is
+	// none or if it may be compacted.
 	Looked bool
 	Prev   *mvcc.Version
 }
 
-// Bytes is about what the event takes in memory.
+// Bytes returns roughly what the event takes in memory.
 func (e *Event) Bytes() int64 {
 	n := e.Size() + eventOverheadBytes
 	if e.Prev != nil {
@@ -33,11 +33,11 @@ const eventOverheadBytes = 160
 // Flags of an event on the bus.
 const (
 	eventTombstone = 1 << iota
-	// eventLease: a lease follows. eventLooked and eventPrev: Looked, Prev.
+	// A lease follows eventLease. eventLooked and eventPrev are Looked and Prev.
 	eventLease
 	eventLooked
 	eventPrev
-	// eventPrevLease: the version before has a lease.
+	// The version before has a lease.
 	eventPrevLease
 
 	eventFlags = eventTombstone | eventLease | eventLooked | eventPrev | eventPrevLease
@@ -75,7 +75,7 @@ func AppendEvent(dst []byte, e *Event) []byte {
 	return dst
 }
 
-// appendPut appends what a put has beside key and revision.
+// appendPut appends a put without key and revision.
 func appendPut(dst []byte, v *mvcc.Version) []byte {
 	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
 	dst = binary.AppendUvarint(dst, uint64(v.Version))
@@ -87,7 +87,7 @@ func appendPut(dst []byte, v *mvcc.Version) []byte {
 
 var errEvent = errors.New("rangeapi: impossible event")
 
-// DecodeEvent reads an event into e, whose keys and values stay parts of b.
+// DecodeEvent decodes an event into e, whose keys and values stay parts of b.
 func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	if len(b) == 0 {
 		return nil, wire.ErrTruncated
@@ -134,7 +134,7 @@ func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	return decodePut(b, flags&eventPrevLease != 0, e.Prev)
 }
 
-// decodePut reads what appendPut wrote of the version, whose Mod is there already.
+// decodePut decodes what appendPut wrote into v, whose Mod is set already.
 func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
 	age, b, err := wire.Uvarint(b)
 	if err != nil {
@@ -161,7 +161,7 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 	return rest, err
 }
 
-// appendEvents appends a number of events and those themselves.
+// appendEvents appends the number of events and the events.
 func appendEvents(dst []byte, events []Event) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(events)))
 	for i := range events {
@@ -173,7 +173,7 @@ func appendEvents(dst []byte, events []Event) []byte {
 // minEventBytes is the least that an event takes on the bus.
 const minEventBytes = 5
 
-// decodeEvents reads what appendEvents wrote. Keys and values stay parts of b.
+// decodeEvents decodes what appendEvents wrote. Keys and values stay parts of b.
 func decodeEvents(b []byte) (events []Event, rest []byte, err error) {
 	n, b, err := wire.Uvarint(b)
 	if err != nil {
