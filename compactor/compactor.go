@@ -46,7 +46,7 @@ const (
 // Run compacts until ctx ends.
 func Run(ctx context.Context, o Options) {
 	if (o.Period > 0) == (o.Revisions > 0) || o.Period < 0 || o.Revisions < 0 || o.Period > 0 && o.Period < looks {
-		panic(fmt.Sprintf("compactor: to keep %v and %d revisions", o.Period, o.Revisions))
+		panic(fmt.Sprintf("compactor: Period %v and Revisions %d, exactly one has to be positive", o.Period, o.Revisions))
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()

@@ -235,7 +235,7 @@ func (sniffedCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (sniffedCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("etcdapi: these credentials are a server's")
+	return nil, nil, errors.New("etcdapi: credentials of a server used by a client")
 }
 
 // Info implements credentials.TransportCredentials.

@@ -144,14 +144,14 @@ func CheckTxnOp(op TxnOp) error {
 		return checkLeaseOp(op)
 	}
 	if p.Revoke != 0 && len(p.Guards)+len(p.Writes) > 0 {
-		return BadRequest("transaction %s revokes lease %d and does more", p.Name, p.Revoke)
+		return BadRequest("transaction %s revokes lease %d and has other operations", p.Name, p.Revoke)
 	}
 	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
 		return BadRequest("transaction %s with anchor %q", p.Name, p.Anchor)
 	}
 	for i := range p.Guards {
 		if len(p.Guards[i].Compare.GetKey()) == 0 || p.Guards[i].Want > WantFails {
-			return BadRequest("guard %v", p.Guards[i].Compare)
+			return BadRequest("malformed guard %v", p.Guards[i].Compare)
 		}
 	}
 	for i := range p.Writes {
@@ -162,7 +162,7 @@ func CheckTxnOp(op TxnOp) error {
 		case *pb.DeleteRangeRequest:
 			err = checkDelete(o)
 		default:
-			err = BadRequest("%T is no write", o)
+			err = BadRequest("%T is not a write", o)
 		}
 		if err != nil {
 			return err
@@ -208,16 +208,16 @@ func Holds(want pb.Compare_CompareResult, result int) bool {
 
 func checkPage(p *Page) error {
 	if p.RangeRequest == nil {
-		return BadRequest("a page of nothing")
+		return BadRequest("page without a request")
 	}
 	if err := checkRange(p.RangeRequest); err != nil {
 		return err
 	}
 	if Sorts(p.RangeRequest) || p.GetCountOnly() {
-		return BadRequest("a page in another order than that of the keys, or without keys")
+		return BadRequest("page in another order than key order, or without keys")
 	}
 	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
-		return BadRequest("a page of %d bytes", p.MaxBytes)
+		return BadRequest("page of %d bytes", p.MaxBytes)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "skein_router_failed_attempts_total",
-			Help: "Attempts to have a range answer a request that failed, by kind of error.",
+			Help: "Failed attempts of requests to ranges, by kind of error.",
 		}, []string{"kind"}),
 		Refreshes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "skein_router_map_refreshes_total",
@@ -35,7 +35,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 		Restarts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "skein_router_txn_restarts_total",
-			Help: "Attempts of transactions over several ranges that were given up, unseen by the client.",
+			Help: "Attempts of transactions over several ranges that were given up and repeated.",
 		}),
 	}
 	if reg != nil {

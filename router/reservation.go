@@ -43,7 +43,7 @@ func (r *Router) reserve(h *reservation, bytes int64) error {
 	}
 	r.unreserve(bytes)
 	if !r.large.CompareAndSwap(false, true) {
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d, and a large one", all, r.cfg.ReadBytes)
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d, and a large one", all, r.cfg.ReadBytes)
 	}
 	r.unreserve(h.shared)
 	h.bytes += bytes
@@ -65,7 +65,7 @@ func (r *Router) releaseAll(h *reservation) {
 // unreserve returns bytes to the shared budget.
 func (r *Router) unreserve(bytes int64) {
 	if left := r.reserved.Add(-bytes); left < 0 {
-		panic(fmt.Sprintf("router: %d bytes of answers are given back where %d were held", bytes, left+bytes))
+		panic(fmt.Sprintf("router: %d bytes of answers are returned, but only %d were reserved", bytes, left+bytes))
 	}
 }
 

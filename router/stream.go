@@ -31,7 +31,7 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 	const least = streamPages * smallPageBytes
 	if all := r.reserved.Add(least); all > r.cfg.ReadBytes && all > least {
 		r.unreserve(least)
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d", all, r.cfg.ReadBytes)
 	}
 	defer r.unreserve(least)
 	if !req.GetSerializable() || r.cfg.Local == nil {

@@ -48,7 +48,7 @@ var (
 	// errStartOver says that an attempt was given up and has no effect.
 	errStartOver = errors.New("router: the transaction starts over")
 	// errMissed is errStartOver for a wrong path.
-	errMissed = errors.New("router: the compares lead elsewhere")
+	errMissed = errors.New("router: the compares lead to another path")
 )
 
 func (t *txn) retain() { t.refs.Add(1) }

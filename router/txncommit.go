@@ -59,7 +59,7 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 	if err != nil {
 		// The transaction has happened, even if its reads fail. The caller reports the end of the
 		// client's context.
-		return nil, kverror.New(kverror.Timeout, "transaction %s is committed at %d, its answer is lost: %v", a.name, d.revision, err)
+		return nil, kverror.New(kverror.Timeout, "transaction %s is committed at %d, but its answer failed: %v", a.name, d.revision, err)
 	}
 	return resp, nil
 }
@@ -86,7 +86,7 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 		a.abort()
 	case a.awaitResolve:
 		if resolved = a.resolveAll(ctx, rev); !resolved {
-			ch <- decision{err: kverror.New(kverror.LeaderChanged, "transaction %s is committed at %d, and holds locks yet", a.name, rev)}
+			ch <- decision{err: kverror.New(kverror.LeaderChanged, "transaction %s is committed at %d, but still holds locks", a.name, rev)}
 			return false
 		}
 		ch <- decision{revision: rev}
@@ -201,7 +201,7 @@ func (r *Router) forget(ctx context.Context, name rangeapi.TxnName, anchor []byt
 // logLeftover logs that the anchor's range has to do the rest.
 func (r *Router) logLeftover(ctx context.Context, name rangeapi.TxnName, err error) {
 	if ctx.Err() == nil {
-		r.cfg.Logger.Info("end the locks of a transaction", zap.Stringer("txn", name), zap.Error(err))
+		r.cfg.Logger.Info("leave the locks or the record of a transaction to its ranges", zap.Stringer("txn", name), zap.Error(err))
 	}
 }
 

@@ -99,7 +99,7 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 	}
 	resp, ok := got.(*pb.TxnResponse)
 	if !ok || len(resp.GetResponses()) != len(cs) {
-		return nil, kverror.New(kverror.Internal, "a range answered a look with %T", got)
+		return nil, kverror.New(kverror.Internal, "a range answered compares with %T", got)
 	}
 	facts := make([]rangeapi.Fact, len(cs))
 	for i := range cs {

@@ -91,7 +91,7 @@ func appendEvents(dst []byte, events []*mvccpb.Event) []byte {
 		dst = protowire.AppendVarint(dst, uint64(proto.Size(e)))
 		var err error
 		if dst, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(dst, e); err != nil {
-			panic("watch: an event that was made here: " + err.Error()) // it has no string and no required field
+			panic("watch: encode an event: " + err.Error()) // it has no string and no required field
 		}
 	}
 	return dst

@@ -211,7 +211,7 @@ func (h *Hub) linkLostLocked(k *link, err error) {
 	if now := h.cfg.Clock.Now(); h.linkWarned == 0 || now.Sub(h.linkWarned) >= linkWarnEvery {
 		h.linkWarned, level = now, zap.WarnLevel
 	}
-	h.cfg.Logger.Log(level, "feeds ended", zap.Stringer("peer", k.node), zap.Int("feeds", len(k.subs)), zap.Error(err))
+	h.cfg.Logger.Log(level, "stream of feeds ended", zap.Stringer("peer", k.node), zap.Int("feeds", len(k.subs)), zap.Error(err))
 }
 
 func (h *Hub) followLink(ctx context.Context, r *running, k *link) error {

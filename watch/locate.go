@@ -57,7 +57,7 @@ func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, 
 	defer cancel()
 	located, err := h.cfg.Ranges.Locate(ctx, span)
 	if err != nil {
-		h.cfg.Logger.Debug("find the ranges of a span", zap.Stringer("span", span), zap.Error(err))
+		h.cfg.Logger.Debug("locate the ranges of a span", zap.Stringer("span", span), zap.Error(err))
 	}
 	return located, err == nil
 }
