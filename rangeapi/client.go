@@ -56,18 +56,33 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardRequest, b)
+	return call(ctx, c, node, transport.MethodShardRequest, b, CanWrite(req.Op), DecodeAnswer)
+}
+
+// call sends a request to another node and decodes the answer, which may be the range's error.
+// write says that the request may change something.
+func call[A any](
+	ctx context.Context, c *Client, node keyspace.NodeID, m transport.Method, request []byte, write bool,
+	decode func([]byte) (A, *kverror.Error, error),
+) (A, error) {
+	var none A
+	b, err := c.bus.Call(ctx, node, m, request)
 	if err != nil {
-		return nil, CallError(err, CanWrite(req.Op))
+		return none, CallError(err, write)
 	}
-	p, failed, err := DecodeAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
+	a, failed, err := decode(b)
+	switch {
+	case err != nil:
+		return none, badAnswer(node, err)
+	case failed != nil:
+		return none, failed
 	}
-	if failed != nil {
-		return nil, failed
-	}
-	return p, nil
+	return a, nil
+}
+
+// badAnswer returns the error for bytes that are no answer.
+func badAnswer(node keyspace.NodeID, err error) error {
+	return &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
 }
 
 // CallError turns an error of the bus into a kverror.
@@ -100,45 +115,22 @@ func (c *Client) Txn(
 	if EndsLocks(op) {
 		method = transport.MethodShardTxnEnd
 	}
-	answer, err := c.bus.Call(ctx, node, method, b)
-	if err != nil {
-		return nil, CallError(err, true)
+	a, err := call(ctx, c, node, method, b, true, DecodeTxnAnswer)
+	if err == nil && !a.answers(op.Kind()) {
+		return nil, badAnswer(node, fmt.Errorf("%T for %T", a, op))
 	}
-	a, failed, err := DecodeTxnAnswer(answer)
-	switch {
-	case err == nil && failed != nil:
-		return nil, failed
-	case err == nil && !a.answers(op.Kind()):
-		err = fmt.Errorf("%T for %T", a, op)
-	}
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	return a, nil
+	return a, err
 }
 
 // readFor is Do for a read on behalf of a transaction.
 func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
-	b := append([]byte(nil), txnWireVersion, byte(TxnRead))
-	b = binary.AppendUvarint(b, uint64(req.Range))
-	b = binary.AppendUvarint(b, uint64(req.Generation))
+	b := appendRange([]byte{txnWireVersion, byte(TxnRead)}, req.Range, req.Generation)
 	b = binary.AppendUvarint(AppendName(b, *req.Txn), uint64(req.ReadRevision))
 	b, err := marshal.MarshalAppend(b, req.Op)
 	if err != nil {
 		return nil, BadRequest("encode %T: %v", req.Op, err)
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardTxn, b)
-	if err != nil {
-		return nil, CallError(err, false)
-	}
-	p, failed, err := DecodeAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	if failed != nil {
-		return nil, failed
-	}
-	return p, nil
+	return call(ctx, c, node, transport.MethodShardTxn, b, false, DecodeAnswer)
 }
 
 // page is Do for a Page.
@@ -147,16 +139,9 @@ func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardPiece, b)
+	a, err := call(ctx, c, node, transport.MethodShardPiece, b, false, DecodePageAnswer)
 	if err != nil {
-		return nil, CallError(err, false)
-	}
-	a, failed, err := DecodePageAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	if failed != nil {
-		return nil, failed
+		return nil, err
 	}
 	return &Response{Op: a}, nil
 }

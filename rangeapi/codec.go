@@ -44,8 +44,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 		}
 	}
 	dst = append(dst, wireVersion, byte(kind))
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
 	if plain != 0 {
 		return appendPlain(dst, q.Op), nil
@@ -93,14 +92,18 @@ func decodeOp(kind opKind, b []byte) (proto.Message, error) {
 	if kind == opPlainGet || kind == opPlainPut {
 		return decodePlain(kind, b)
 	}
-	op := newRequestOp(kind)
-	if op == nil {
+	return decodeMessage(newRequestOp(kind), kind, b)
+}
+
+// decodeMessage decodes b into m, which is nil for an unknown kind.
+func decodeMessage(m proto.Message, kind opKind, b []byte) (proto.Message, error) {
+	if m == nil {
 		return nil, fmt.Errorf("rangeapi: unknown operation %d", kind)
 	}
-	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
+	if err := unmarshal.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("rangeapi: decode %T: %w", m, err)
 	}
-	return op, nil
+	return m, nil
 }
 
 // AppendAnswer appends the binary form of a response, or of the error if it is not nil.
@@ -150,12 +153,5 @@ func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
 	if kind == opPlainGet || kind == opPlainPut {
 		return decodePlainResponse(kind, b)
 	}
-	op := newResponseOp(kind)
-	if op == nil {
-		return nil, fmt.Errorf("rangeapi: unknown response %d", kind)
-	}
-	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
-	}
-	return op, nil
+	return decodeMessage(newResponseOp(kind), kind, b)
 }

@@ -37,9 +37,9 @@
 //	page.go      Page, and key values as they stand in etcd's answers
 //	lease.go     commands about a lease
 //	txn.go       transaction commands and their answers
-//	reader.go    reads what several wire forms have in common
 //	shape.go     orders, filters and limits keys as etcd does
 //	codec.go     wire forms of requests and answers
 //	plain.go     shorter wire forms of the most frequent requests
 //	request.go   Request, Response, and the keys that they name
+//	reader.go    elements that several wire forms share
 package rangeapi

@@ -45,38 +45,26 @@ const (
 
 // AppendEvent appends the binary form of an event; docs/format/rangeapi.md has the bytes.
 func AppendEvent(dst []byte, e *Event) []byte {
-	var flags byte
-	if e.Tombstone {
-		flags |= eventTombstone
-	}
-	if e.Lease != 0 {
-		flags |= eventLease
-	}
-	if e.Looked {
-		flags |= eventLooked
-	}
+	flags := wire.Flag(e.Tombstone, eventTombstone) | wire.Flag(e.Lease != 0, eventLease) | wire.Flag(e.Looked, eventLooked)
 	if e.Prev != nil {
-		flags |= eventPrev
-		if e.Prev.Lease != 0 {
-			flags |= eventPrevLease
-		}
+		flags |= eventPrev | wire.Flag(e.Prev.Lease != 0, eventPrevLease)
 	}
 	dst = append(dst, flags)
 	dst = binary.AppendUvarint(dst, uint64(e.Mod))
 	dst = binary.AppendUvarint(dst, uint64(e.Sub))
 	dst = wire.AppendBytes(dst, e.Key)
 	if !e.Tombstone {
-		dst = appendPut(dst, &e.Version)
+		dst = AppendPut(dst, &e.Version)
 	}
 	if e.Prev != nil {
 		dst = binary.AppendUvarint(dst, uint64(e.Mod-e.Prev.Mod))
-		dst = appendPut(dst, e.Prev)
+		dst = AppendPut(dst, e.Prev)
 	}
 	return dst
 }
 
-// appendPut appends a put without key and revision.
-func appendPut(dst []byte, v *mvcc.Version) []byte {
+// AppendPut appends a put without key and revision, as it stands in events and in entries.
+func AppendPut(dst []byte, v *mvcc.Version) []byte {
 	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
 	dst = binary.AppendUvarint(dst, uint64(v.Version))
 	if v.Lease != 0 {
@@ -116,7 +104,7 @@ func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	case len(e.Key) == 0:
 		return nil, fmt.Errorf("%w: no key", errEvent)
 	case !e.Tombstone:
-		b, err = decodePut(b, flags&eventLease != 0, &e.Version)
+		b, err = DecodePut(b, flags&eventLease != 0, &e.Version)
 	case flags&eventLease != 0:
 		err = fmt.Errorf("%w: tombstone with a lease", errEvent)
 	}
@@ -131,11 +119,11 @@ func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 		return nil, fmt.Errorf("%w: version before %d revisions older", errEvent, age)
 	}
 	e.Prev = &mvcc.Version{Key: e.Key, Mod: e.Mod - keyspace.Revision(age)}
-	return decodePut(b, flags&eventPrevLease != 0, e.Prev)
+	return DecodePut(b, flags&eventPrevLease != 0, e.Prev)
 }
 
-// decodePut decodes what appendPut wrote into v, whose Mod is set already.
-func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
+// DecodePut decodes what AppendPut wrote into v, whose Mod is set already.
+func DecodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
 	age, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
@@ -145,7 +133,7 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 		return nil, err
 	}
 	if age >= uint64(v.Mod) || version == 0 || version > uint64(v.Mod) {
-		return nil, fmt.Errorf("%w: version %d, %d revisions old, at revision %d", errEvent, version, age, v.Mod)
+		return nil, fmt.Errorf("rangeapi: version %d, %d revisions old, at revision %d", version, age, v.Mod)
 	}
 	v.Create, v.Version = v.Mod-keyspace.Revision(age), int64(version)
 	if leased {
@@ -154,7 +142,7 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 			return nil, err
 		}
 		if v.Lease = keyspace.LeaseID(lease); v.Lease == 0 {
-			return nil, fmt.Errorf("%w: lease 0", errEvent)
+			return nil, errors.New("rangeapi: lease 0")
 		}
 	}
 	v.Value, rest, err = wire.Bytes(b)

@@ -66,14 +66,9 @@ func appendOrder(dst []byte, o *FeedOrder) []byte {
 		return binary.AppendUvarint(append(dst, orderClose), uint64(o.ID))
 	}
 	dst = binary.AppendUvarint(append(dst, orderOpen), uint64(o.ID))
-	dst = binary.AppendUvarint(dst, uint64(o.Range))
-	dst = binary.AppendUvarint(dst, uint64(o.Generation))
+	dst = appendRange(dst, o.Range, o.Generation)
 	dst = binary.AppendUvarint(dst, uint64(o.From))
-	var flags byte
-	if o.Prev {
-		flags |= orderPrev
-	}
-	return append(dst, flags)
+	return append(dst, wire.Flag(o.Prev, orderPrev))
 }
 
 // EncodeOrders returns a message of orders.
@@ -257,28 +252,18 @@ const (
 )
 
 func (q *ResolvedRequest) encode() []byte {
-	dst := []byte{FeedVersion, watchResolved}
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst := appendRange([]byte{FeedVersion, watchResolved}, q.Range, q.Generation)
 	return binary.AppendUvarint(dst, uint64(q.Revision))
 }
 
 func (q *HistoryRequest) encode() []byte {
-	dst := []byte{FeedVersion, watchHistory}
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst := appendRange([]byte{FeedVersion, watchHistory}, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.From))
 	dst = binary.AppendUvarint(dst, uint64(q.To))
 	dst = binary.AppendUvarint(dst, uint64(max(q.Compacted, 0)))
 	dst = binary.AppendUvarint(dst, uint64(q.MaxBytes))
 	dst = appendFeedPosition(dst, q.Seen)
-	var flags byte
-	if q.Prev {
-		flags |= orderPrev
-	}
-	if q.FromKey != nil {
-		flags |= historyFromKey
-	}
+	flags := wire.Flag(q.Prev, orderPrev) | wire.Flag(q.FromKey != nil, historyFromKey)
 	dst = wire.AppendBytes(append(dst, flags), q.Span.Start)
 	if dst = wire.AppendBytes(dst, q.Span.End); q.FromKey != nil {
 		dst = wire.AppendBytes(dst, q.FromKey)

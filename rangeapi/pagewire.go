@@ -27,8 +27,7 @@ const pageMore = 1
 // AppendPageRequest appends the binary form of a Request of a Page.
 func AppendPageRequest(dst []byte, q *Request, p *Page) ([]byte, error) {
 	dst = append(dst, pageWireVersion, wire.Flag(p.WithCount, pageWithCount)|wire.Flag(q.Txn != nil, pageForTxn))
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
 	if q.Txn != nil {
 		dst = AppendName(dst, *q.Txn)

@@ -46,21 +46,14 @@ const (
 	plainFlags = 1<<iota - 1
 )
 
-func flagIf(set bool, flag byte) byte {
-	if set {
-		return flag
-	}
-	return 0
-}
-
 // appendPlain appends a request of a plain kind.
 func appendPlain(dst []byte, op proto.Message) []byte {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
-		dst = append(dst, flagIf(o.GetSerializable(), plainSerializable))
+		dst = append(dst, wire.Flag(o.GetSerializable(), plainSerializable))
 		return append(dst, o.GetKey()...)
 	case *pb.PutRequest:
-		dst = append(dst, flagIf(o.GetPrevKv(), plainPrevKV)|flagIf(o.GetIgnoreValue(), plainIgnoreValue)|flagIf(o.GetIgnoreLease(), plainIgnoreLease))
+		dst = append(dst, wire.Flag(o.GetPrevKv(), plainPrevKV)|wire.Flag(o.GetIgnoreValue(), plainIgnoreValue)|wire.Flag(o.GetIgnoreLease(), plainIgnoreLease))
 		dst = binary.AppendVarint(dst, o.GetLease())
 		return append(wire.AppendBytes(dst, o.GetKey()), o.GetValue()...)
 	}

@@ -48,6 +48,11 @@ func AppendSpan(dst []byte, flags byte, s keyspace.Span) []byte {
 	return wire.AppendBytes(wire.AppendBytes(append(dst, flags), s.Start), s.End)
 }
 
+// appendRange appends a range's id and generation.
+func appendRange(dst []byte, id keyspace.RangeID, g keyspace.Generation) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(id)), uint64(g))
+}
+
 // AppendName appends the binary form of n.
 func AppendName(dst []byte, n TxnName) []byte {
 	dst = binary.AppendUvarint(dst, uint64(n.Start))

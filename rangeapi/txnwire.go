@@ -64,8 +64,7 @@ func (c *Reader) proto(m proto.Message) {
 // AppendTxnOp appends the binary form of a transaction command to a range.
 func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnOp) ([]byte, error) {
 	dst = append(dst, txnWireVersion, byte(op.Kind()))
-	dst = binary.AppendUvarint(dst, uint64(id))
-	dst = binary.AppendUvarint(dst, uint64(g))
+	dst = appendRange(dst, id, g)
 	switch o := op.(type) {
 	case *Prepare:
 		return appendPrepare(dst, o)
@@ -335,10 +334,7 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 	return a, nil, nil
 }
 
-// AppendTxnName appends the binary form of a name to dst.
-func AppendTxnName(dst []byte, n TxnName) []byte { return AppendName(dst, n) }
-
-// DecodeTxnName decodes what AppendTxnName wrote.
+// DecodeTxnName decodes what AppendName wrote.
 func DecodeTxnName(b []byte) (TxnName, error) {
 	c := NewReader(b)
 	n := c.Name()

@@ -211,7 +211,7 @@ var errNoAnswer = errors.New("router: no answer about a transaction")
 
 // ask asks the coordinator's node whether it claims the attempt.
 func (r *Router) ask(ctx context.Context, name rangeapi.TxnName) (bool, error) {
-	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, rangeapi.AppendTxnName([]byte{txnWireVersion}, name))
+	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, rangeapi.AppendName([]byte{txnWireVersion}, name))
 	if err != nil {
 		return false, fmt.Errorf("%w %s from node %s: %w", errNoAnswer, name, name.Node, err)
 	}

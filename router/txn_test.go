@@ -835,7 +835,7 @@ func FuzzReadsQuestion(f *testing.F) {
 
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
-	f.Add(rangeapi.AppendTxnName([]byte{txnWireVersion}, rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
+	f.Add(rangeapi.AppendName([]byte{txnWireVersion}, rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
 	f.Add([]byte{txnWireVersion})
 	_, r := newRanges()
 	f.Fuzz(func(t *testing.T, b []byte) {
