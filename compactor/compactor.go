@@ -13,32 +13,32 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// Cluster is what is compacted.
+// Cluster is the cluster that is compacted.
 type Cluster interface {
 	// Current returns the current revision.
 	Current(ctx context.Context) (keyspace.Revision, error)
-	// Compact raises the compacted revision. Compacted says that it was there already.
+	// Compact raises the compacted revision. It returns kverror.Compacted if the revision is
+	// compacted already.
 	Compact(ctx context.Context, at keyspace.Revision) error
 	// Leads says whether this node is the one that compacts.
 	Leads() bool
 }
 
-// Options say what is kept. One of Period and Revisions is positive, the other 0.
+// Options say what to keep. One of Period and Revisions is positive, the other 0.
 type Options struct {
 	Clock   clock.Clock
 	Cluster Cluster
-	// Period is how old the revisions are that are let go, at least 10 ns.
+	// Period is for how long revisions are kept, at least 10 ns.
 	Period time.Duration
-	// Revisions is how many of them stay.
+	// Revisions is how many revisions are kept.
 	Revisions int64
 	Logger    *zap.Logger
 }
 
 const (
-	// revisionInterval is the time between two compactions that keep a number.
+	// revisionInterval is the time between two compactions by number.
 	revisionInterval = 5 * time.Minute
-	// maxInterval is the longest time between two compactions that keep a period, which
-	// is divided into looks.
+	// maxInterval is the longest time between two compactions by period. It is divided into looks.
 	maxInterval = time.Hour
 	looks       = 10
 )
@@ -46,7 +46,7 @@ const (
 // Run compacts until ctx ends.
 func Run(ctx context.Context, o Options) {
 	if (o.Period > 0) == (o.Revisions > 0) || o.Period < 0 || o.Revisions < 0 || o.Period > 0 && o.Period < looks {
-		panic(fmt.Sprintf("compactor: to keep %v and %d revisions", o.Period, o.Revisions))
+		panic(fmt.Sprintf("compactor: Period %v and Revisions %d, exactly one has to be positive", o.Period, o.Revisions))
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -83,8 +83,8 @@ func (o *Options) periodic(ctx context.Context) {
 	}
 }
 
-// current asks for the current revision. Where nobody tells, the last one that is
-// known stands in: less is compacted then, never more.
+// current asks for the current revision. If nobody answers, the last known one replaces it; then
+// less is compacted, never more.
 func (o *Options) current(ctx context.Context, noted []keyspace.Revision) keyspace.Revision {
 	rev, err := o.Cluster.Current(ctx)
 	if err == nil || len(noted) == 0 {
@@ -110,7 +110,7 @@ func (o *Options) revisions(ctx context.Context) {
 	}
 }
 
-// compact says whether everything below the revision is compacted.
+// compact compacts below the revision, and returns whether everything below it is compacted.
 func (o *Options) compact(ctx context.Context, at keyspace.Revision) bool {
 	log := o.Logger.With(zap.Int64("revision", int64(at)), zap.Duration("period", o.Period), zap.Int64("revisions", o.Revisions))
 	if err := o.Cluster.Compact(ctx, at); err != nil && !errors.Is(err, kverror.Compacted) {

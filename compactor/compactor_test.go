@@ -58,7 +58,7 @@ func (f *fake) set(change func()) {
 	change()
 }
 
-// expect lets time pass and compares what was compacted since the last time.
+// expect lets time pass and compares the compactions since the last call.
 func (f *fake) expect(t *testing.T, d time.Duration, want ...string) {
 	t.Helper()
 	time.Sleep(d)
@@ -84,8 +84,8 @@ func run(t *testing.T, o Options, test func(t *testing.T, f *fake)) {
 	})
 }
 
-// A short period: nothing during the first one, then once a period at the revision
-// noted a period and a tenth ago.
+// A short period: nothing during the first one, then once per period at the revision of a period
+// and a tenth ago.
 func TestPeriodOfTenMinutes(t *testing.T) {
 	run(t, Options{Period: 10 * time.Minute}, func(t *testing.T, f *fake) {
 		f.expect(t, 10*time.Minute-1)
@@ -104,7 +104,7 @@ func TestPeriodOfADay(t *testing.T) {
 	})
 }
 
-// What fails is tried at the next look; what was compacted already is as good as done.
+// A failed compaction is repeated at the next look; an earlier compaction counts as done.
 func TestFailuresOfAPeriod(t *testing.T) {
 	run(t, Options{Period: 10 * time.Minute}, func(t *testing.T, f *fake) {
 		f.set(func() { f.err = errors.New("no quorum") })
@@ -116,8 +116,8 @@ func TestFailuresOfAPeriod(t *testing.T) {
 	})
 }
 
-// A follower notes revisions and compacts none of them; it goes on where the leader
-// left off. One that hears nothing compacts less, not more.
+// A follower notes revisions and compacts none. It goes on where the leader left off. Without
+// answers it compacts less, not more.
 func TestPeriodOfAFollower(t *testing.T) {
 	run(t, Options{Period: 10 * time.Minute}, func(t *testing.T, f *fake) {
 		f.set(func() { f.follows = true })

@@ -1,15 +1,14 @@
 // Package compactor compacts the cluster's history by itself, in etcd's two modes:
 //
 //	periodic  keeps the revisions of a period. It looks at the current revision every
-//	          tenth of the period, or of an hour where that is shorter, and compacts once
+//	          tenth of the period or of an hour, whichever is shorter, and compacts once
 //	          a period, or an hour, at the newest one that is older than a period.
 //	revision  keeps a number of revisions, and compacts every five minutes.
 //
-// It runs on every node, so that a node that becomes the leader has noted the
-// revisions of the period already; only the leader compacts. Two that take themselves
-// for it do no harm: a compacted revision never goes back, and each of them keeps what
-// is to be kept. A failed compaction is tried again at the next look.
+// It runs on every node, so a new leader has noted the revisions of the period already. Only the
+// leader compacts. Two nodes that both consider themselves the leader do no harm: a compacted
+// revision never goes back, and each of them keeps enough. A failed compaction is repeated at the
+// next look.
 //
-// It knows no etcd messages and no ranges. node makes it and gives it the placement
-// group's client.
+// It knows neither etcd's messages nor ranges. node makes it with the placement group's client.
 package compactor

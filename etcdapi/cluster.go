@@ -16,7 +16,7 @@ type clusterServer struct {
 	pb.UnsafeClusterServer
 }
 
-// MemberList lists the nodes. Its header has no revision, as etcd's has none.
+// MemberList lists the nodes. As in etcd, its header has no revision.
 func (c *clusterServer) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
 	inner, cancel, wording := c.s.bounded(ctx)
 	defer cancel()
@@ -29,7 +29,7 @@ func (c *clusterServer) MemberList(ctx context.Context, r *pb.MemberListRequest)
 	return resp, nil
 }
 
-// MemberAdd makes a row for a node that is to join.
+// MemberAdd adds a row for a node that will join.
 func (c *clusterServer) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
 	urls, err := types.NewURLs(r.GetPeerURLs())
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *clusterServer) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (
 	return resp, nil
 }
 
-// MemberRemove takes a node out of the cluster.
+// MemberRemove removes a node from the cluster.
 func (c *clusterServer) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
 	resp := &pb.MemberRemoveResponse{Header: &pb.ResponseHeader{}}
 	var err error
@@ -59,8 +59,8 @@ func (c *clusterServer) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequ
 	return resp, nil
 }
 
-// MemberUpdate changes a node's peer URLs. Those that no bus could be at are refused,
-// where etcd, which leaves that to its client, would take them.
+// MemberUpdate changes a node's peer URLs. It refuses URLs that no bus can use; etcd leaves that
+// check to its client.
 func (c *clusterServer) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
 	urls, err := types.NewURLs(r.GetPeerURLs())
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *clusterServer) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequ
 	return resp, nil
 }
 
-// MemberPromote makes a learner an ordinary node.
+// MemberPromote makes a learner a voting node.
 func (c *clusterServer) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
 	resp := &pb.MemberPromoteResponse{Header: &pb.ResponseHeader{}}
 	var err error

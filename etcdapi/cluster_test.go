@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// What clientv3 asks of the members arrives, and what comes back is etcd's: headers without
-// a revision, all members after a change, etcd's errors.
+// clientv3's member changes arrive, with etcd's answers: headers without a revision, all members
+// after a change, etcd's errors.
 func TestMemberChanges(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
@@ -75,7 +75,7 @@ func TestMemberChanges(t *testing.T) {
 	}
 }
 
-// MoveLeader is for the leader alone.
+// Only the leader takes a MoveLeader.
 func TestMoveLeader(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// countingCodec is gRPC's codec, counting the bytes that pass, as etcd's metrics do:
-// messages without their frames. It also counts the bytes of large answers until they
-// have left, and knows streamed keys and events that are encoded already.
+// countingCodec is gRPC's codec. Like etcd's metrics it counts the bytes of messages without their
+// frames. It also counts the bytes of large answers until they are sent, and takes streamed keys
+// and events that are encoded already.
 type countingCodec struct {
 	encoding.CodecV2
 	sent, received prometheus.Counter
@@ -50,11 +50,11 @@ func (c countingCodec) Unmarshal(b mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(b, v)
 }
 
-// largeAnswerBytes is an answer that is counted until it has left.
+// largeAnswerBytes is the size from which an answer counts until it is sent.
 const largeAnswerBytes = 64 << 10
 
-// marshalAnswer encodes an answer. A large one counts for as long as gRPC has it: the
-// handler has returned long before a slow client has taken it.
+// marshalAnswer encodes an answer. A large one counts as long as gRPC has it, because the handler
+// returns long before a slow client has taken it.
 func (c countingCodec) marshalAnswer(m proto.Message) (mem.BufferSlice, error) {
 	size := proto.Size(m)
 	if size < largeAnswerBytes {
@@ -70,7 +70,7 @@ func (c countingCodec) marshalAnswer(m proto.Message) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, &unsentPool{BufferPool: pool, unsent: c.unsent, bytes: int64(size)})}, nil
 }
 
-// unsentPool takes the buffer of one answer back when it has left.
+// unsentPool takes back the buffer of one answer when it is sent.
 type unsentPool struct {
 	mem.BufferPool
 	unsent *atomic.Int64
@@ -85,16 +85,16 @@ func (p *unsentPool) Put(b *[]byte) {
 
 // streamedKeys is a part of a RangeStream.
 type streamedKeys struct {
-	// keys are key values as they stand in an encoded RangeResponse.
+	// keys are key values as a RangeResponse encodes them.
 	keys []byte
-	// last is the rest of the response, nil but in the last part.
+	// last is the rest of the response, in the last part only.
 	last *pb.RangeResponse
 }
 
-// fieldRangeResponse is the field of a RangeStreamResponse that holds the response.
+// fieldRangeResponse is the field of a RangeStreamResponse with the response.
 const fieldRangeResponse protowire.Number = 1
 
-// errLateKeys is a bug: the keys of a part are in keys.
+// errLateKeys is a bug: a part has its keys in keys.
 var errLateKeys = errors.New("etcdapi: the last part of a stream has keys that are not encoded")
 
 // encode returns the part as a RangeStreamResponse. The keys are not copied.
@@ -117,10 +117,10 @@ func (s *streamedKeys) encode() (mem.BufferSlice, error) {
 
 // sharedResponse is a WatchResponse whose events were encoded for many watchers.
 type sharedResponse struct {
-	// head is the header as it stands in the encoded response.
+	// head is the encoded header.
 	head []byte
 	id   int64
-	// events are encoded ones, one slice behind the other.
+	// events are encoded events, one slice behind the other.
 	events [][]byte
 }
 
@@ -130,8 +130,8 @@ const (
 	fieldWatchID     protowire.Number = 2
 )
 
-// copiedBytes is the size up to which events are copied behind the header: that is cheaper
-// than what gRPC does for each piece of a message.
+// copiedBytes is the size up to which events are copied behind the header. A copy costs less than
+// another slice of a message costs gRPC.
 const copiedBytes = 2 << 10
 
 // encode returns the response. Large events are not copied.
@@ -163,7 +163,7 @@ func (r *sharedResponse) encode() mem.BufferSlice {
 	return out
 }
 
-// appendWatchHeader appends a header as it stands in an encoded WatchResponse.
+// appendWatchHeader appends a header as a WatchResponse encodes it.
 func appendWatchHeader(dst []byte, h *pb.ResponseHeader) ([]byte, error) {
 	b, err := proto.Marshal(h)
 	if err != nil {

@@ -1,58 +1,62 @@
-// Package etcdapi is the face that etcd's clients see: the gRPC services of etcd v3
-// and its HTTP endpoints, on one port.
+// Package etcdapi is the API that etcd's clients use: the gRPC services of etcd v3 and its HTTP
+// endpoints, on one port.
 //
 // # What it does
 //
-// It checks requests by their look alone, fills in the fields of response headers
-// that every response has, words errors as etcd does (the words are kverror's and
-// rpctypes'), bounds requests in time and size, and serves HTTP and gRPC on one port
-// without ever passing gRPC through net/http. It decides nothing about data: that is
-// behind [KV], [Cluster] and [Node], which packages router and node implement and
-// node wires.
+// It checks requests as far as that needs no data, fills in response headers, and words errors as
+// etcd does (by kverror and rpctypes). It bounds requests in time and size. It serves HTTP and
+// gRPC on one port, and never passes gRPC through net/http. It decides nothing about data: [KV],
+// [Cluster] and [Node] do, which packages router and node implement and node wires.
 //
 // # Who checks what
 //
-// Here, before anything is routed, and on every node alike: empty keys, sort options,
-// a value or lease given beside ignore_value or ignore_lease, the number of operations
-// of a transaction and what nested ones have left, keys that a transaction puts twice
-// or puts and deletes, empty operations, and the size of what changes something.
-// Behind KV: whatever needs data, time or a span: revisions that are compacted or in
-// the future, leases, ignore_value on a missing key, full disks and budgets, and
-// whether keys lie in one range. A range leader may rely on what is checked here for
-// requests that came through a gateway; it does so for their meaning, not for its
-// memory safety, since the bus is a door of its own.
+// This package checks, on every node alike and before anything is routed:
+//
+//	empty keys, empty operations, sort options
+//	a value or lease beside ignore_value or ignore_lease
+//	the number of operations of a transaction and of its nested ones
+//	keys that a transaction puts twice, or puts and deletes
+//	the size of a change
+//
+// KV checks everything that needs data, time or a span:
+//
+//	compacted and future revisions, leases, ignore_value on a missing key
+//	full disks and budgets
+//	whether keys lie in one range
+//
+// A range's leader relies on the first list for the meaning of requests. It does not rely on it
+// for memory safety, because requests also come by the bus.
 //
 // # Locks and elections
 //
-// [Locks] are etcd's own services over KV, Lease and Watch, called as functions. They are
-// there where those three are. A stop ends what waits before it ends what it waits on.
+// [Locks] are etcd's own services on KV, Lease and Watch, called as functions. They exist if those
+// three do. A stop ends their waiting calls before the services that these wait for.
 //
 // # JSON
 //
-// Under /v3/ is etcd's JSON gateway: its own generated translation, which calls the
-// gRPC services over a connection within the process. Its streams may come by websocket too.
+// Paths under /v3/ are etcd's JSON gateway: its own generated translation, which calls the gRPC
+// services over a connection within the process. Its streams may also come by websocket.
 //
-// # Guarantees
+// # What is guaranteed
 //
-// No request outlives its bound: KV's own for its calls, [Options.RequestTimeout] for
-// the other unary ones and for each message of a keepalive stream. No connection is held without one: TLS handshake and first bytes have ten seconds. A
-// cancelled call stays Canceled, the client's own deadline DeadlineExceeded; where the
-// server lost patience it is etcd's "request timed out". What a watcher is told comes
-// behind the answer that it was created, in the order of package watch. Services that are not there
-// yet (Auth) are not registered, so that their calls
-// answer Unimplemented; methods that are missing from a service that is there answer
-// Unimplemented with a text that says so.
+//  1. No request lasts beyond its bound. KV bounds its calls. [Options.RequestTimeout] bounds the
+//     other unary calls and each message of a keepalive stream. TLS handshake and first bytes of a
+//     connection have ten seconds.
+//  2. A cancelled call gets Canceled, and a client's own deadline DeadlineExceeded. After the
+//     server's bound it gets etcd's "request timed out".
+//  3. A watcher's events follow the answer that creates it, in the order of package watch.
+//  4. Missing services (Auth) are not registered, so their calls get Unimplemented. Missing methods
+//     of other services get Unimplemented with a text that names an alternative.
 //
-// # What if …
+// # What if
 //
-//   - a client demands a leader (metadata hasleader) and there is none: unary calls
-//     and new streams fail at once with NoLeader; streams that stand are ended after
-//     three election timeouts without one.
-//   - a client opens a connection and says nothing: it is closed after ten seconds.
-//   - there are too many connections: the listener stops accepting until one closes.
-//   - a client takes its watch events too slowly: its watchers go on from history, in
-//     bounded memory, see package watch.
-//   - the node stops: [Server.Stop] accepts nothing more, ends watch and keepalive streams with etcd's
-//     "server stopped", lets running calls end until its context is done, then cuts them
+//  1. A client demands a leader (metadata hasleader) and there is none: unary calls and new streams
+//     fail at once with NoLeader. Running streams end after three election timeouts without one.
+//  2. A client opens a connection and sends nothing: it is closed after ten seconds.
+//  3. There are too many connections: the listener stops accepting until one closes.
+//  4. A client takes its watch events too slowly: its watchers go on from history, in bounded
+//     memory, see package watch.
+//  5. The node stops: [Server.Stop] accepts nothing more and ends watch and keepalive streams with
+//     etcd's "server stopped". It lets running calls end until its context is done, then cuts them
 //     off.
 package etcdapi

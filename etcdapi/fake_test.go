@@ -23,17 +23,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeKV answers every request with err, or with an empty response at revision 7. It
-// counts what reaches it, and waits for the end of the context if it should.
+// fakeKV answers every request with err, or with an empty response at revision 7. It counts
+// requests, and may wait for the end of the context.
 type fakeKV struct {
 	mu    sync.Mutex
 	err   error
 	calls int
 	block bool
-	// value is that of the key which reads find, if any; RangeStream sends it parts times.
+	// value, if any, is what reads find; RangeStream sends it parts times.
 	value []byte
 	parts int
-	// entered gets a value for each call that blocks.
+	// entered gets a value for each blocked call.
 	entered chan struct{}
 }
 
@@ -109,10 +109,10 @@ func (f *fakeKV) Compact(ctx context.Context, _ *pb.CompactionRequest) (*pb.Comp
 type fakeNode struct {
 	leader  atomic.Uint64
 	learner atomic.Bool
-	behind  atomic.Int64 // how many revisions Status has not heard of
+	behind  atomic.Int64 // how many revisions Status lags
 	alarm   atomic.Int32 // a pb.AlarmType
 	list    atomic.Pointer[error]
-	change  atomic.Pointer[string] // the last one that was asked for
+	change  atomic.Pointer[string] // the last one requested
 }
 
 func (f *fakeNode) Leader() keyspace.NodeID { return keyspace.NodeID(f.leader.Load()) }
@@ -173,7 +173,7 @@ type rig struct {
 	reg  *prometheus.Registry
 }
 
-// newRig serves on a free port, and on another one for metrics. scheme is that of both.
+// newRig serves on a free port, and on another one for metrics; scheme is for both.
 func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	t.Helper()
 	r := &rig{kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
@@ -203,7 +203,7 @@ func (r *rig) client(t testing.TB, cfg clientv3.Config) *clientv3.Client {
 	if cfg.Endpoints == nil {
 		cfg.Endpoints = []string{r.addr()}
 	}
-	cfg.MaxUnaryRetries = 1 // errors are the subject, not what hides them
+	cfg.MaxUnaryRetries = 1 // retries would hide the errors under test
 	c, err := clientv3.New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -25,30 +25,29 @@ import (
 const (
 	// gatewayWindowBytes is the buffer of the connection between gateway and services.
 	gatewayWindowBytes = 1 << 20
-	// gatewayBodyFactor is how much larger than the message a body may be, where base64
-	// takes a third more.
+	// gatewayBodyFactor is how much larger than the message a body may be; base64 takes a third
+	// more.
 	gatewayBodyFactor = 2
 )
 
-// gateway is etcd's JSON gateway: etcd's own translation of HTTP requests under /v3/ into
-// calls of all services. They go over a connection within the process, so that they
-// meet the same checks, bounds and counters as all others. A service that is not there
-// answers Unimplemented, as in gRPC.
+// gateway is etcd's JSON gateway: etcd's own translation of HTTP requests under /v3/ into calls of
+// all services. The calls use a connection within the process. So they pass the same checks, bounds
+// and counters as all others. A missing service answers Unimplemented, as in gRPC.
 type gateway struct {
 	listener *bufconn.Listener
 	conn     *grpc.ClientConn
 	mux      *runtime.ServeMux
-	// maxBodyBytes bounds the body of a request, or each message of a stream of them.
+	// maxBodyBytes bounds a request's body, or each message of a stream.
 	maxBodyBytes int64
-	// large says that a body is being read that is larger than that.
+	// large says that a larger body is being read.
 	large atomic.Bool
 	clock clock.Clock
-	// unsent are the server's bytes of answers that clients have not taken yet.
+	// unsent counts the bytes of answers that clients have not taken yet.
 	unsent  *atomic.Int64
 	sockets *sockets
 }
 
-// newGateway makes the gateway; the services are to be served on its listener.
+// newGateway makes the gateway; its listener has to be served.
 func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
 	g := &gateway{
 		clock:        o.Clock,
@@ -90,8 +89,8 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if mayGoOn(r.URL.Path) {
-		// Otherwise the first answer would take what is not read of the body. Where this
-		// cannot be had, the client hears nothing before it has said all.
+		// Otherwise the first answer would discard the unread body. Without full duplex the client
+		// hears nothing before it has sent everything.
 		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
 	body := newGatewayBody(w, r, g.maxBodyBytes, &g.large)
@@ -103,7 +102,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // mayGoOn says whether calls of a path are streams of requests.
 func mayGoOn(path string) bool { return path == "/v3/watch" || path == "/v3/lease/keepalive" }
 
-// mayLast says whether calls of a path may take for ever.
+// mayLast says whether calls of a path may last for ever.
 func mayLast(path string) bool {
 	switch path {
 	case "/v3/kv/compaction", // a physical one
@@ -113,7 +112,7 @@ func mayLast(path string) bool {
 	return false
 }
 
-// close ends the connection and what goes over it.
+// close ends the connection and its calls.
 func (g *gateway) close(log *zap.Logger) {
 	if err := g.conn.Close(); err != nil {
 		log.Warn("close the JSON gateway's connection", zap.Error(err))
@@ -121,7 +120,7 @@ func (g *gateway) close(log *zap.Logger) {
 	g.listener.Close()
 }
 
-// today takes the paths of old clients for those of today, as etcd does.
+// today maps the paths of old clients to those of today, as etcd does.
 func today(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if rest, old := strings.CutPrefix(r.URL.Path, "/v3beta/"); old {

@@ -32,11 +32,11 @@ func post(t *testing.T, r *rig, path, body string) (int, string) {
 	return resp.StatusCode, unspaced(string(b))
 }
 
-// unspaced takes the spaces out: protojson puts them in where it likes.
+// unspaced removes the spaces, which protojson inserts at random.
 func unspaced(s string) string { return strings.Join(strings.Fields(s), "") }
 
-// What etcd's gateway answers: numbers of 64 bits are strings, bytes base64, unknown
-// fields no error, errors have gRPC's code, and what is not there is 501.
+// The gateway answers like etcd's: 64-bit numbers are strings, bytes are base64, unknown fields are
+// no error, errors have gRPC's code, and missing methods are 501.
 func TestGateway(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	r := newRig(t, "http", nil)

@@ -14,24 +14,23 @@ import (
 )
 
 const (
-	// gatewayChunkBytes is what a client must take of an answer within gatewayChunkTime, or
-	// the connection ends.
+	// A client must take gatewayChunkBytes of an answer within gatewayChunkTime, or its connection
+	// ends.
 	gatewayChunkBytes = 64 << 10
 	gatewayChunkTime  = 30 * time.Second
-	// gatewayUnsentFactor is what an answer takes, in lengths of its JSON: the JSON and the
-	// message that it was made of.
+	// gatewayUnsentFactor is what an answer takes, in lengths of its JSON: the JSON and the message
+	// behind it.
 	gatewayUnsentFactor = 2
 )
 
-// gatewayWriter writes the answer of one HTTP call. For gRPC the gateway is a client that
-// has taken the answer at once, so what a slow HTTP client does not take counts here.
+// gatewayWriter writes the answer of one HTTP call. For gRPC the gateway is a client that takes the answer at once. So bytes that a slow HTTP client has not taken count here.
 type gatewayWriter struct {
 	http.ResponseWriter
 	clock  clock.Clock
 	unsent *atomic.Int64
 }
 
-// Write implements io.Writer. It writes in chunks, each of which has its own time.
+// Write implements io.Writer. It writes in chunks, each with its own deadline.
 func (w *gatewayWriter) Write(p []byte) (n int, err error) {
 	held := int64(len(p)) * gatewayUnsentFactor
 	w.unsent.Add(held)
@@ -51,23 +50,23 @@ func (w *gatewayWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// FlushError is what http.ResponseController flushes by.
+// FlushError is called by http.ResponseController to flush.
 func (w *gatewayWriter) FlushError() error {
 	w.moveDeadline()
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// Unwrap is what http.ResponseController finds the other controls by.
+// Unwrap lets http.ResponseController find the other controls.
 func (w *gatewayWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// moveDeadline gives what is written next its time. Where there is no deadline, a client
-// is bounded by what counts.
+// moveDeadline sets the deadline of the next write. Without deadlines the count of unsent bytes
+// bounds a client.
 func (w *gatewayWriter) moveDeadline() {
 	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(w.clock.Wall().Add(gatewayChunkTime))
 }
 
-// largeBodyFactor is how much larger than others one body at a time may be. gRPC takes no
-// message of that size, but etcd answers how large it was, for which it has to be read.
+// largeBodyFactor is how much larger than others one body at a time may be. gRPC takes no message
+// of that size. But etcd answers with its size, so it has to be read.
 const largeBodyFactor = 8
 
 // gatewayBody is the body of one HTTP call.
@@ -75,20 +74,19 @@ type gatewayBody struct {
 	io.ReadCloser // bounded
 	whole         io.ReadCloser
 	w             http.ResponseWriter
-	// read is what was read of maxBytes. Beyond those this body has to be the large one, for
-	// which it sets large; isLarge says that it is. Where large is nil it cannot be.
+	// read counts what was read of maxBytes. A larger body has to be the large one: it sets large,
+	// and isLarge. Without large it is refused.
 	read, maxBytes int64
 	large          *atomic.Bool
 	isLarge        bool
-	// stream says that the body is a stream of messages: then each of them has the bound,
-	// and not all together.
+	// stream says that the body is a stream of messages, each of which has the bound.
 	stream bool
-	// broken is called when a message is none, and nothing is read behind it. It may be nil.
+	// broken, if not nil, is called at a malformed message, behind which nothing is read.
 	broken func()
 
 	mu sync.Mutex
-	// lasts says that the call may take for ever: then the time to read ends when the
-	// client has said what it wants. Guarded by mu.
+	// lasts says that the call may last for ever. Then the deadline for reading ends when the
+	// client's request is complete. Guarded by mu.
 	lasts bool
 }
 
@@ -98,7 +96,7 @@ func newGatewayBody(w http.ResponseWriter, r *http.Request, maxBytes int64, larg
 	return b
 }
 
-// bound begins to count what is read.
+// bound begins to count bytes.
 func (b *gatewayBody) bound() {
 	most := b.maxBytes
 	if b.large != nil && !b.stream {
@@ -129,8 +127,8 @@ func (b *gatewayBody) message() {
 	}
 }
 
-// said lifts the deadline for reading where the answer, or the next message, may come later
-// than that. Where it cannot be lifted, it stands.
+// said lifts the deadline for reading if the answer, or the next message, may come later. If it
+// cannot be lifted, it stays.
 func (b *gatewayBody) said() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,8 +138,7 @@ func (b *gatewayBody) said() {
 	}
 }
 
-// end ends the call. Of a stream something may still read: what is left of it is read off
-// afterwards, until the deadline.
+// end ends the call. The rest of a stream's body is read until the deadline.
 func (b *gatewayBody) end(deadline time.Time) {
 	if b.isLarge { // no stream
 		b.large.Store(false)

@@ -24,11 +24,12 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// What clients of the gateway do not take counts like that of others, until they are gone.
+// Bytes that clients of the gateway do not take count like those of others, until the clients are
+// gone.
 func TestSlowGatewayClientsCount(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	r := newRig(t, "http", func(o *Options) { o.UnsentBytes = 1 << 20 })
-	r.kv.value = make([]byte, 24<<20) // more than the kernel takes off the server's hands
+	r.kv.value = make([]byte, 24<<20) // more than the kernel buffers
 	lazy := dial(t, r.addr())
 	if err := lazy.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
 		t.Fatal(err)
@@ -45,12 +46,12 @@ func TestSlowGatewayClientsCount(t *testing.T) {
 	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
 }
 
-// slowHTTP is a client's connection: each write takes so long and fails at its deadline.
+// slowHTTP is a client's connection: each write takes its time and fails at its deadline.
 type slowHTTP struct {
 	http.ResponseWriter
 	mu    sync.Mutex
 	write time.Time
-	// lifted counts how often the deadline for reading was lifted, read is the last one.
+	// lifted counts how often the read deadline was lifted; read is the last one.
 	lifted int
 	read   time.Time
 	takes  time.Duration
@@ -89,7 +90,7 @@ func (s *slowHTTP) lifts() int {
 	return s.lifted
 }
 
-// A client that takes an answer slowly is served, one that takes nothing is not.
+// A client that takes an answer slowly is served; one that takes nothing is not.
 func TestGatewayWriteDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var unsent atomic.Int64
@@ -113,7 +114,7 @@ func TestGatewayWriteDeadline(t *testing.T) {
 	})
 }
 
-// Who has not said what it wants has a deadline, however long the call may take then.
+// A client with an incomplete request has a deadline, however long the call may last afterwards.
 func TestGatewayReadDeadline(t *testing.T) {
 	for _, c := range []struct {
 		path, first, rest string
@@ -157,8 +158,8 @@ func TestGatewayReadDeadline(t *testing.T) {
 	}
 }
 
-// What a client still says of a stream that has ended is read off for a while and no
-// longer: its connection would last for as long as it speaks.
+// The rest of an ended stream's body is read for a bounded time. Otherwise its connection would
+// last as long as the client sends.
 func TestGatewayEndsWhatIsStillSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var unsent atomic.Int64
@@ -175,7 +176,7 @@ func TestGatewayEndsWhatIsStillSaid(t *testing.T) {
 	})
 }
 
-// The bound of a body is that of each message where there are many.
+// In a stream of messages the bound holds for each message.
 func TestGatewayMessagesAreBounded(t *testing.T) {
 	const most = 4000
 	read := func(path, text string) (n int, err error) {
@@ -201,7 +202,7 @@ func TestGatewayMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// A client of a stream hears the answer to its first message before it says the next.
+// A stream's client gets the answer to its first message before it sends the next.
 func TestGatewayStreamsBothWays(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	r := newRig(t, "http", func(o *Options) { o.Leases = &fakeLeases{} })

@@ -26,8 +26,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// TestErrorTexts: every kind of error arrives at clientv3 as etcd's own error value
-// where etcd has one, and with the table's code and text elsewhere.
+// TestErrorTexts: every kind of error arrives at clientv3 as etcd's own error value if etcd has
+// one, and with the table's code and text otherwise.
 func TestErrorTexts(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
@@ -55,7 +55,7 @@ func TestErrorTexts(t *testing.T) {
 	}
 }
 
-// TestUnknownErrors: what is no kverror is Unknown with its own text.
+// TestUnknownErrors: an error that is no kverror is Unknown with its own text.
 func TestUnknownErrors(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
@@ -113,8 +113,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// A gateway may answer with revisions that no range of its own node has heard of. What it says
-// of itself is not below what it has said.
+// A gateway may answer with revisions that no range of its own node has heard of. Its answers about
+// itself do not go below them.
 func TestHeadersOfANodeDoNotGoBack(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
@@ -133,7 +133,7 @@ func TestHeadersOfANodeDoNotGoBack(t *testing.T) {
 	}
 }
 
-// TestNotYet: missing methods say so, missing services are not there.
+// TestNotYet: missing methods say so, and missing services are not registered.
 func TestNotYet(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
@@ -169,8 +169,8 @@ func TestNotYet(t *testing.T) {
 	}
 }
 
-// TestCompressedCalls: what clients send compressed is understood, and answered plainly. The
-// compressor is the one that this package brings along: the test does not.
+// TestCompressedCalls: compressed requests are understood and answered uncompressed. The compressor
+// comes from this package, not from the test.
 func TestCompressedCalls(t *testing.T) {
 	r := newRig(t, "http", nil)
 	seen := &encodings{}
@@ -197,7 +197,7 @@ func TestCompressedCalls(t *testing.T) {
 	}
 }
 
-// TestPlainCalls: who compresses nothing is told nothing of it, as by etcd.
+// TestPlainCalls: as with etcd, answers to uncompressed requests do not mention compression.
 func TestPlainCalls(t *testing.T) {
 	seen := &encodings{}
 	c := newRig(t, "http", nil).client(t, clientv3.Config{DialOptions: []grpc.DialOption{grpc.WithStatsHandler(seen)}})
@@ -211,7 +211,7 @@ func TestPlainCalls(t *testing.T) {
 	}
 }
 
-// TestCompressedIsBounded: what is small only as long as it is compressed is refused.
+// TestCompressedIsBounded: a message that is small only while compressed is refused.
 func TestCompressedIsBounded(t *testing.T) {
 	c := newRig(t, "http", nil).client(t, clientv3.Config{DialOptions: []grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.UseCompressor("gzip")),
@@ -242,8 +242,7 @@ func (*encodings) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Conte
 func (*encodings) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (*encodings) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// TestTimeouts: the server's patience is etcd's timeout, the client's own end stays
-// what it is.
+// TestTimeouts: the server's bound gives etcd's timeout, and the client's own end stays what it is.
 func TestTimeouts(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = 50 * time.Millisecond })
 	c := r.client(t, clientv3.Config{})
@@ -254,7 +253,7 @@ func TestTimeouts(t *testing.T) {
 	r.kv.set(nil, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	// Both sides watch the same deadline; who sees it first words the error.
+	// Both sides watch the same deadline, and the first to see it words the error.
 	if _, err := c.Put(ctx, "k", "v"); !errors.Is(err, context.DeadlineExceeded) && status.Code(err) != codes.DeadlineExceeded {
 		t.Error(err)
 	}
@@ -263,7 +262,7 @@ func TestTimeouts(t *testing.T) {
 	if _, err := c.Put(ctx, "k", "v"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	// A kind that says more than the end of the context is kept.
+	// A kind that says more than the context's end is kept.
 	inner, stop, wording := r.bounded(t.Context())
 	defer stop()
 	<-inner.Done()
@@ -340,15 +339,15 @@ func TestClientVersion(t *testing.T) {
 	if n := testutil.CollectAndCount(r.metrics.ClientRequests); n > maxClientVersions+1 {
 		t.Errorf("%d versions are counted apart", n)
 	}
-	// gRPC refuses to send what is no text, so the check is called as gRPC would.
+	// gRPC refuses to send text that is not valid, so the check is called as gRPC would.
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpctypes.MetadataClientAPIVersionKey, "\xff"))
 	if _, err := r.admit(ctx, "unary"); !errors.Is(err, rpctypes.ErrGRPCInvalidClientAPIVersion) {
 		t.Error(err)
 	}
 }
 
-// TestSizes: the limit is on changes in the form in which etcd measures them, and gRPC
-// ends messages that are larger still.
+// TestSizes: the limit is on changes in the form in which etcd measures them. gRPC ends messages
+// that are larger still.
 func TestSizes(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.MaxRequestBytes = 4096 })
 	c := r.client(t, clientv3.Config{})
@@ -432,7 +431,7 @@ func TestReflectionAndHealth(t *testing.T) {
 	}
 }
 
-// TestStop: running calls may end; what does not end is cut off.
+// TestStop: running calls may end, and the others are cut off.
 func TestStop(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.RequestTimeout = time.Minute })
 	c := r.client(t, clientv3.Config{})
@@ -528,7 +527,7 @@ type fakeStream struct {
 func (s fakeStream) SendMsg(any) error { return s.err }
 func (s fakeStream) RecvMsg(any) error { return s.err }
 
-// TestStreamMessages: the messages of a stream are counted, the end of it is not.
+// TestStreamMessages: the messages of a stream are counted, its end is not.
 func TestStreamMessages(t *testing.T) {
 	m := NewMetrics(nil)
 	table := methodTable(m, map[string]grpc.ServiceInfo{"s": {Methods: []grpc.MethodInfo{{Name: "m", IsClientStream: true, IsServerStream: true}}}})

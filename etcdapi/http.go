@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// clientMux is what HTTP clients reach on a client port.
+// clientMux serves HTTP on a client port.
 func (s *Server) clientMux() http.Handler {
 	mux := http.NewServeMux()
 	s.handleHealth(mux)
@@ -37,7 +37,7 @@ func (s *Server) clientMux() http.Handler {
 	return anyOrigin(ownPages(today(mux)))
 }
 
-// metricsMux is what is served at the metrics URLs: metrics and health alone.
+// metricsMux serves the metrics URLs: metrics and health alone.
 func (s *Server) metricsMux() http.Handler {
 	mux := http.NewServeMux()
 	s.handleHealth(mux)
@@ -60,7 +60,7 @@ func anyOrigin(next http.Handler) http.Handler {
 // certified is the context key of a connection whose client has shown a certificate.
 type certified struct{}
 
-// noteCertificate is what an HTTP server's ConnContext notes of a connection.
+// noteCertificate is an HTTP server's ConnContext.
 func noteCertificate(ctx context.Context, c net.Conn) context.Context {
 	if s, ok := c.(*sniffedConn); ok && s.state != nil && len(s.state.PeerCertificates) > 0 {
 		return context.WithValue(ctx, certified{}, true)
@@ -68,13 +68,13 @@ func noteCertificate(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// ownPages refuses pages of other origins what a certificate lets in. A browser attaches its
-// user's by itself to what any page sends it to, without a question where the page need not
-// read the answer, and never asks before it opens a websocket: any page that the user looks at
-// could write keys and watch them. Who comes without a certificate has to show a token, which
-// no browser attaches, or is anybody. etcd lets them all in. The answers say beside it that
-// any origin may read them, as etcd's do: that counts for nobody with a certificate, since
-// browsers want the origin's name then.
+// ownPages refuses pages of other origins if the client has a certificate. A browser attaches its
+// user's certificate to every request of any page. It does not ask first if the page need not read
+// the answer, or if it opens a websocket. So any page that the user looks at could write keys and
+// watch them. A client without a certificate has to show a token, which no browser attaches, or is
+// nobody in particular. etcd lets them all in. The answers still say that any origin may read them,
+// as etcd's do. Browsers ignore that for clients with a certificate, because they want the origin's
+// name then.
 func ownPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if has, _ := r.Context().Value(certified{}).(bool); has && foreign(r) {
@@ -85,8 +85,8 @@ func ownPages(next http.Handler) http.Handler {
 	})
 }
 
-// foreign says whether a browser sends a request for a page of another origin. Each of them
-// says so by one of the two headers, with websockets by the first; others send neither.
+// foreign says whether a browser sends a request for a page of another origin. Every browser says
+// so by one of the two headers, for websockets by the first; other clients send neither.
 func foreign(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" {
 		u, err := url.Parse(origin)
@@ -108,7 +108,7 @@ func (s *Server) handleHealth(mux *http.ServeMux) {
 	})
 }
 
-// onlyGet refuses other methods than GET.
+// onlyGet refuses all methods but GET.
 func onlyGet(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method == http.MethodGet {
 		return true
@@ -118,7 +118,7 @@ func onlyGet(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// serveVersion answers as etcd's /version: numbers and dots alone.
+// serveVersion answers like etcd's /version: numbers and dots alone.
 func (s *Server) serveVersion(w http.ResponseWriter, r *http.Request) {
 	if !onlyGet(w, r) {
 		return
@@ -127,7 +127,7 @@ func (s *Server) serveVersion(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, `{"etcdserver":%q,"etcdcluster":%q,"storage":%q}`, EtcdVersion, ClusterVersion, StorageVersion)
 }
 
-// serveHealth answers as etcd's /health: alarms, the leader, and a read.
+// serveHealth answers like etcd's /health: alarms, the leader, and a read.
 func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	if !onlyGet(w, r) {
 		return
@@ -155,7 +155,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// unhealthy says why the node is unhealthy, "" if it is not.
+// unhealthy returns why the node is unhealthy, or "".
 func (s *Server) unhealthy(ctx context.Context, excluded []string, serializable bool) string {
 	for _, a := range s.opts.Node.Alarms() {
 		if slices.Contains(excluded, a.GetAlarm().String()) {
@@ -185,16 +185,15 @@ type check struct {
 	run  func(context.Context) error
 }
 
-// readCheck reads the first key there can be. It is one range's matter, so that a
-// health check costs the same however many ranges there are.
+// readCheck reads the first possible key. It concerns one range, so a health check costs the same
+// for any number of ranges.
 func (s *Server) readCheck(ctx context.Context) error { return wordOf(s.readFirst(ctx, false)) }
 
-// ownReadCheck is the read by which a supervisor decides to restart this process.
-// etcd's reads its own store, and succeeds on a member without a quorum. So does this one
-// where a replica of this node holds the key; where none does, or it cannot be read now,
-// the range's leader is asked. So what the cluster lacks (a leader, a quorum, an answer in
-// time) is not held against this node: a restart would not help, and a restart of all
-// survivors would do harm.
+// ownReadCheck is the read by which a supervisor decides to restart this process. etcd's reads its
+// own store, and succeeds on a member without a quorum. This one does too, if a replica of this
+// node has the key. If none does, or it cannot be read now, the range's leader is asked. A cluster
+// without a leader, a quorum or an answer in time does not fail this check. Restarting this node
+// would not help then, and restarting all survivors would do harm.
 func (s *Server) ownReadCheck(ctx context.Context) error {
 	if s.opts.Node.Leader() == 0 {
 		return nil // and the read need not wait for one
@@ -240,8 +239,8 @@ func (s *Server) learnerCheck(context.Context) error {
 	return nil
 }
 
-// handleChecks installs /name, which runs all checks but those that ?exclude names,
-// and /name/check for each.
+// handleChecks installs /name, which runs all checks without those in ?exclude, and /name/check for
+// each check.
 func (s *Server) handleChecks(mux *http.ServeMux, name string, checks []check) {
 	mux.HandleFunc("/"+name, func(w http.ResponseWriter, r *http.Request) {
 		excluded := r.URL.Query()["exclude"]

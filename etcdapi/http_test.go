@@ -157,8 +157,8 @@ func certificate(t *testing.T, parent *x509.Certificate, parentKey *ecdsa.Privat
 	return key, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// TestTLS: both protocols on one secure port, told apart by ALPN and, without it, by
-// the first bytes; clients without a certificate are turned away.
+// TestTLS: one secure port serves both protocols, told apart by ALPN or by the first bytes. Clients
+// without a certificate are refused.
 func TestTLS(t *testing.T) {
 	p := newPKI(t)
 	r := newRig(t, "https", func(o *Options) {
@@ -178,7 +178,7 @@ func TestTLS(t *testing.T) {
 			}
 		}
 	}
-	// An old gRPC client without ALPN is known by its preface.
+	// The preface identifies an old gRPC client without ALPN.
 	conn, err := tls.Dial("tcp", r.addr(), good)
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestTLS(t *testing.T) {
 		resp.Body.Close()
 		t.Error("a client without a certificate was served")
 	}
-	// Plain HTTP to the secure port is told so.
+	// A plain HTTP request to the secure port gets a clear answer.
 	plain := dial(t, r.addr())
 	_, _ = io.WriteString(plain, "GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
 	if b, _ := io.ReadAll(plain); !strings.Contains(string(b), "HTTP request to an HTTPS server") {
@@ -201,9 +201,9 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A browser attaches its user's certificate to what any page sends, and opens sockets for all
-// of them: pages of other origins may do nothing by it, neither read nor write. Their own and
-// clients that are no browsers may.
+// A browser attaches its user's certificate to the requests and sockets of any page. Pages of other
+// origins may neither read nor write with it. The user's own pages, and clients that are no
+// browsers, may.
 func TestPagesOfOtherOriginsHaveNoCertificate(t *testing.T) {
 	p := newPKI(t)
 	for _, auth := range []tls.ClientAuthType{tls.RequireAndVerifyClientCert, tls.VerifyClientCertIfGiven} {
@@ -257,7 +257,7 @@ func TestPagesOfOtherOriginsHaveNoCertificate(t *testing.T) {
 	}
 }
 
-// expectHTTP2 says a preface, one byte at a time, and wants a SETTINGS frame.
+// expectHTTP2 sends a preface, one byte at a time, and wants a SETTINGS frame.
 func expectHTTP2(t *testing.T, conn net.Conn) {
 	t.Helper()
 	for i := range preface {
@@ -274,7 +274,7 @@ func expectHTTP2(t *testing.T, conn net.Conn) {
 	}
 }
 
-// TestSniffPlain: the first bytes decide, however they are cut, and nothing is lost.
+// TestSniffPlain: the first bytes decide, however they are split, and nothing is lost.
 func TestSniffPlain(t *testing.T) {
 	r := newRig(t, "http", nil)
 	expectHTTP2(t, dial(t, r.addr()))
@@ -306,12 +306,12 @@ func TestSniffPlain(t *testing.T) {
 	}
 }
 
-// lateClock shows the wall clock as it was, so that every deadline is over at once.
+// lateClock shows an old wall clock, so that every deadline has passed.
 type lateClock struct{ clock.Clock }
 
 func (lateClock) Wall() time.Time { return time.Now().Add(-time.Hour) }
 
-// TestSilentConnection: who says nothing is cut off by the deadline.
+// TestSilentConnection: the deadline cuts a silent client off.
 func TestSilentConnection(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.Clock = lateClock{clock.System()} })
 	if _, err := dial(t, r.addr()).Read(make([]byte, 1)); err == nil {
@@ -362,10 +362,8 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// TestBindErrors: the URL is named, nothing stays open, and a file that is no socket
-// is left alone.
-// TestBindErrors: a listener that cannot be opened is named, and neither listeners nor
-// goroutines are left.
+// TestBindErrors: the error names the URL, and neither listeners nor goroutines are left. A file
+// that is no socket stays.
 func TestBindErrors(t *testing.T) {
 	r := newRig(t, "http", nil)
 	file := filepath.Join(t.TempDir(), "f")

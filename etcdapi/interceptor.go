@@ -20,19 +20,17 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// noLeaderTimeouts is how many election timeouts without a leader end the streams
-// that demand one. More than one, since reconnecting streams cost more than waiting.
+// After noLeaderTimeouts election timeouts without a leader, streams that demand one end. One
+// timeout would be too few, because reconnecting streams cost more than waiting.
 const noLeaderTimeouts = 3
 
-// errNoLeader is the cause of the contexts of streams that were ended for want of a
-// leader.
+// errNoLeader is the cause of contexts of streams that were ended because there is no leader.
 var errNoLeader = errors.New("etcdapi: no leader for three election timeouts")
 
-// admit checks a call's metadata, as etcd does, and says whether the call demands a
-// leader.
+// admit checks a call's metadata as etcd does, and returns whether the call demands a leader.
 func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, err error) {
-	// gRPC would answer compressed what came compressed: a copy that unsent does not count.
-	// Other answers say nothing of it, as etcd's do.
+	// gRPC would answer compressed requests with compressed answers, copies that unsent does not
+	// count. Other answers do not mention it, as in etcd.
 	if c, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string }); ok && c.RecvCompress() != "" {
 		_ = grpc.SetSendCompressor(ctx, encoding.Identity)
 	}
@@ -53,7 +51,7 @@ func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, er
 	return false, nil
 }
 
-// unary is around every unary call.
+// unary wraps every unary call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	watch := clock.StartStopwatch()
 	m := s.methods[info.FullMethod]
@@ -74,7 +72,7 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, err
 }
 
-// logSlow logs a slow call by its sizes: keys and values may be secrets.
+// logSlow logs the sizes of a slow call, because keys and values may be secrets.
 func (s *Server) logSlow(ctx context.Context, method string, took time.Duration, req, resp any, err error) {
 	remote := ""
 	if p, ok := peer.FromContext(ctx); ok {
@@ -91,7 +89,7 @@ func sizeOf(m any) int {
 	return 0
 }
 
-// stream is around every stream.
+// stream wraps every stream.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	start := s.opts.Clock.Now()
 	m := s.methods[info.FullMethod]
@@ -153,17 +151,15 @@ func (s countedStream) RecvMsg(m any) error {
 	return err
 }
 
-// leaderWatch ends the streams that demand a leader once there has been none for too
-// long.
+// leaderWatch ends the streams that demand a leader once there has been none for too long.
 type leaderWatch struct {
 	mu sync.Mutex
-	// streams are the cancel functions of the streams, by a number of their own; guarded
-	// by mu.
+	// streams are the cancel functions of the streams by their numbers. Guarded by mu.
 	streams map[uint64]context.CancelCauseFunc
 	next    uint64 // guarded by mu
 }
 
-// add registers a stream; forget takes it out again.
+// add registers a stream; forget removes it.
 func (w *leaderWatch) add(cancel context.CancelCauseFunc) (forget func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

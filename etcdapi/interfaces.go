@@ -8,18 +8,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// KV serves keys for the whole cluster; the router implements it. Requests have
-// passed the checks of this package. Responses have a header with the revision that
-// etcd would put there. Errors are kverrors, contexts' errors or gRPC statuses. All
-// methods return soon after ctx is done, and, but for a physical Compact, within a bound
-// of their own, which is etcd's request timeout for each of the steps that a large read
-// takes.
+// KV serves keys for the whole cluster; the router implements it. This package has checked the
+// requests. Responses have a header with etcd's revision. Errors are kverrors, contexts' errors or
+// gRPC statuses. All methods return soon after ctx is done. All but a physical Compact also have
+// their own bound: etcd's request timeout, for each request to a range that a large read makes.
 type KV interface {
 	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
-	// RangeStream is Range without order and filters that calls send, one call at a time,
-	// with the keys as they stand in an encoded RangeResponse, and with the last of them
-	// with the rest of the response. It ends with the first error of send. It is bounded
-	// in memory, and in time from one call of send to the next.
+	// RangeStream is Range without order and filters. It calls send with keys as a RangeResponse
+	// encodes them, one call at a time. The last call has the rest of the response. It ends with
+	// the first error of send. Its memory is bounded, and so is the time between two calls of send.
 	RangeStream(ctx context.Context, r *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error
 	Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error)
 	DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
@@ -27,54 +24,51 @@ type KV interface {
 	Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error)
 }
 
-// Leases serves leases for the whole cluster; package lease implements it. The callers
-// bound the calls in time. Responses have a header with the revision that etcd would put
-// there. Errors are kverrors or contexts' errors.
+// Leases serves leases for the whole cluster; package lease implements it. The callers bound the
+// calls in time. Responses have a header with etcd's revision. Errors are kverrors or contexts'
+// errors.
 type Leases interface {
 	Grant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error)
 	// Revoke returns when the keys of the lease are gone.
 	Revoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error)
-	// KeepAlive answers with TTL 0 where there is no such lease; one that has expired and
-	// is still there is waited for.
+	// KeepAlive answers with TTL 0 for a lease that does not exist. It waits for the end of an
+	// expired lease.
 	KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error)
-	// TimeToLive answers with TTL -1 where there is no such lease.
+	// TimeToLive answers with TTL -1 for a lease that does not exist.
 	TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error)
 	Leases(ctx context.Context, r *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error)
 }
 
-// Cluster knows and changes the members. What a change returns are all members after it.
-// Errors are kverrors, contexts' errors or gRPC statuses; all methods return by ctx's
-// deadline.
+// Cluster knows and changes the members. A change returns all members after it. Errors are
+// kverrors, contexts' errors or gRPC statuses. All methods return by ctx's deadline.
 type Cluster interface {
-	// MemberList returns all members, ascending by id: from the placement group where
-	// linearizable is set, and else from what this node knows, without waiting.
+	// MemberList returns all members in the order of their ids. A linearizable list comes from the
+	// placement group, any other from this node, without waiting.
 	MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error)
-	// MemberAdd makes a row, and an id, for a node that is to join at peer URLs, which are
-	// ascending.
+	// MemberAdd adds a row and an id for a node that will join at peer URLs, which are sorted.
 	MemberAdd(ctx context.Context, peerURLs []string, learner bool) (member *pb.Member, all []*pb.Member, err error)
-	// MemberRemove returns when the node is none of the members any more; where its
-	// replicas have to be moved first that may take longer than ctx, and goes on.
+	// MemberRemove returns when the node is no member any more. If its replicas have to be moved
+	// first, that may take longer than ctx, and goes on.
 	MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error)
 	MemberUpdate(ctx context.Context, id keyspace.NodeID, peerURLs []string) ([]*pb.Member, error)
 	MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error)
 }
 
-// Node is what this node knows of itself and of the placement group. All methods may
-// be called from many goroutines, Leader and Term for each request; none but Status and
-// MoveLeader blocks.
+// Node is this node's view of itself and of the placement group. All methods may be called from
+// many goroutines, Leader and Term for each request. Only Status and MoveLeader block.
 type Node interface {
-	// Leader is the node that leads the placement group, which to clients is the
-	// cluster's leader; 0 where this node knows of none.
+	// Leader is the node that leads the placement group, or 0 if this node knows of none. To
+	// clients it is the cluster's leader.
 	Leader() keyspace.NodeID
 	// Term is the placement group's raft term as this node knows it.
 	Term() uint64
-	// Status returns what Maintenance.Status reports. A node without a placement replica
-	// asks another one, for a second at most, and then leaves those fields out.
+	// Status returns what Maintenance.Status reports. A node without a placement replica asks
+	// another one, for at most a second, and otherwise leaves those fields out.
 	Status() Status
-	// Alarms returns the alarms of the cluster that stand.
+	// Alarms returns the present alarms of the cluster.
 	Alarms() []*pb.AlarmMember
-	// MoveLeader has another node lead the placement group, which this one leads. It
-	// returns when that one does.
+	// MoveLeader makes another node lead the placement group, which this node leads. It returns
+	// when that node leads.
 	MoveLeader(ctx context.Context, to keyspace.NodeID) error
 }
 
@@ -85,9 +79,8 @@ type Status struct {
 	// RaftIndex and AppliedIndex are the placement group's committed and applied index,
 	// on this node if it has a replica.
 	RaftIndex, AppliedIndex uint64
-	// DBSizeBytes is the size of the node's data, DBSizeInUseBytes that of it which is
-	// not garbage.
+	// DBSizeBytes is the size of the node's data, and DBSizeInUseBytes that of its live part.
 	DBSizeBytes, DBSizeInUseBytes int64
-	// Learner says whether the node was added as a learner and not promoted yet.
+	// Learner says whether the node was added as a learner and is not promoted yet.
 	Learner bool
 }

@@ -57,8 +57,7 @@ func (c *rawClient) watchHealth() {
 	c.next(func(f http2.Frame) bool { _, ok := f.(*http2.DataFrame); return ok })
 }
 
-// next returns the first frame of which is says yes, and nil where the connection ends
-// before.
+// next returns the first frame for which is returns true, or nil if the connection ends before.
 func (c *rawClient) next(is func(http2.Frame) bool) http2.Frame {
 	c.t.Helper()
 	for {
@@ -73,7 +72,7 @@ func (c *rawClient) next(is func(http2.Frame) bool) http2.Frame {
 	}
 }
 
-// ping sends pings one after another and says whether all of n are answered.
+// ping sends n pings one after another and says whether all are answered.
 func (c *rawClient) ping(n int) bool {
 	c.t.Helper()
 	for range n {
@@ -96,8 +95,8 @@ func (c *rawClient) ping(n int) bool {
 	return true
 }
 
-// TestKeepAlive: a client that pings more often than it may is sent away, and so is
-// one that is silent and does not answer pings.
+// TestKeepAlive: a client that pings too often is disconnected, and so is a silent one that answers
+// no pings.
 func TestKeepAlive(t *testing.T) {
 	for minTime, want := range map[time.Duration]bool{time.Nanosecond: true, time.Hour: false} {
 		r := newRig(t, "http", func(o *Options) { o.KeepAliveMinTime = minTime })
@@ -107,8 +106,8 @@ func TestKeepAlive(t *testing.T) {
 			t.Errorf("pings at once with a least time of %v between them: served on %v, want %v", minTime, got, want)
 		}
 	}
-	// One second is the least that gRPC takes. Who gets the patience of a millisecond is cut
-	// off perhaps before its ping has left: another one shows that there is a ping.
+	// gRPC takes at least one second. A client with a timeout of a millisecond may be cut off
+	// before its ping is sent; another client shows that there is a ping.
 	dial := func(timeout time.Duration) *rawClient {
 		r := newRig(t, "http", func(o *Options) { o.KeepAliveInterval, o.KeepAliveTimeout = time.Second, timeout })
 		return newRawClient(t, r.addr())

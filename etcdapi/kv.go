@@ -13,7 +13,7 @@ import (
 // kvServer is etcd's KV service.
 type kvServer struct {
 	s *Server
-	// A method that a newer etcd adds is a compile error and not a surprise.
+	// A method that a newer etcd adds is a compile error, not a surprise.
 	pb.UnsafeKVServer
 }
 
@@ -38,7 +38,7 @@ func (s *Server) checkUnsent() error {
 	return nil
 }
 
-// RangeStream reads keys in the order of their bytes and sends them as they come.
+// RangeStream reads keys in key order and sends them as they come.
 func (k *kvServer) RangeStream(r *pb.RangeRequest, rs pb.KV_RangeStreamServer) error {
 	if err := checkRangeStream(r); err != nil {
 		return kverror.GRPC(err)
@@ -95,8 +95,8 @@ func (k *kvServer) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.Co
 // response is a response of the KV service.
 type response interface{ GetHeader() *pb.ResponseHeader }
 
-// serve hands a request that was checked to the router, which bounds it in time,
-// and completes the response.
+// serve passes a checked request to the router, which bounds it in time, and completes the
+// response.
 func serve[Q any, A response](ctx context.Context, s *Server, req Q, f func(context.Context, Q) (A, error)) (none A, _ error) {
 	resp, err := f(ctx, req)
 	if err != nil {
@@ -106,7 +106,7 @@ func serve[Q any, A response](ctx context.Context, s *Server, req Q, f func(cont
 	return resp, nil
 }
 
-// checkedHeader returns the header of a response, which has a revision.
+// checkedHeader returns the header of a response, which must have a revision.
 func checkedHeader(resp response) *pb.ResponseHeader {
 	h := resp.GetHeader()
 	if h == nil || h.Revision <= 0 {
@@ -116,7 +116,7 @@ func checkedHeader(resp response) *pb.ResponseHeader {
 	return h
 }
 
-// fill completes a header, but for the revision.
+// fill completes a header apart from its revision.
 func (s *Server) fill(h *pb.ResponseHeader) {
 	h.ClusterId = uint64(s.opts.Cluster)
 	h.MemberId = uint64(s.opts.Self)
@@ -125,8 +125,8 @@ func (s *Server) fill(h *pb.ResponseHeader) {
 	}
 }
 
-// own returns the header of what a node says of itself: what its ranges have heard of may be
-// behind what it has told its clients of other nodes' ranges, and headers do not go back.
+// own returns the header of a node's answer about itself. The node's ranges may have heard of lower
+// revisions than it has told its clients, and headers do not go back.
 func (s *Server) own(heard keyspace.Revision) *pb.ResponseHeader {
 	h := &pb.ResponseHeader{Revision: max(int64(heard), s.told.Load())}
 	s.fill(h)

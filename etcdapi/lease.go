@@ -14,7 +14,7 @@ import (
 // leaseServer is etcd's Lease service.
 type leaseServer struct {
 	s *Server
-	// A method that a newer etcd adds is a compile error and not a surprise.
+	// A method that a newer etcd adds is a compile error, not a surprise.
 	pb.UnsafeLeaseServer
 }
 
@@ -28,7 +28,7 @@ func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest)
 	return serveBounded(ctx, l.s, r, l.s.opts.Leases.Revoke)
 }
 
-// LeaseTimeToLive says what is left of a lease.
+// LeaseTimeToLive returns the remaining time of a lease.
 func (l *leaseServer) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	return serveBounded(ctx, l.s, r, l.s.opts.Leases.TimeToLive)
 }
@@ -38,7 +38,7 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, r *pb.LeaseLeasesRequest)
 	return serveBounded(ctx, l.s, r, l.s.opts.Leases.Leases)
 }
 
-// serveBounded hands a request on, bounded in time, and completes the response.
+// serveBounded passes a request on, bounded in time, and completes the response.
 func serveBounded[Q any, A response](ctx context.Context, s *Server, req Q, f func(context.Context, Q) (A, error)) (none A, _ error) {
 	inner, cancel, wording := s.bounded(ctx)
 	defer cancel()
@@ -55,14 +55,13 @@ func serveBounded[Q any, A response](ctx context.Context, s *Server, req Q, f fu
 	return resp, nil
 }
 
-// LeaseKeepAlive renews leases until the client ends the stream, one after the other, as
-// etcd does: a keepalive that waits, for a lease that has expired, holds up those behind
-// it, and an error ends the stream.
+// LeaseKeepAlive renews leases one after the other until the client ends the stream, as etcd does.
+// A keepalive that waits for an expired lease delays those behind it, and an error ends the stream.
 func (l *leaseServer) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	// What it waits for ends with the handler's return, at the latest.
+	// Its wait ends with the handler's return, at the latest.
 	l.s.wg.Go(func() { done <- l.keepAlive(ctx, stream) })
 	select {
 	case err := <-done:

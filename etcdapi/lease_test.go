@@ -16,8 +16,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// fakeLeases answers with err, or about lease 5 alone. A keepalive of lease 6 waits for the
-// end of its context.
+// fakeLeases answers with err, or about lease 5 alone. A keepalive of lease 6 waits for its
+// context's end.
 type fakeLeases struct {
 	mu  sync.Mutex
 	err error
@@ -77,7 +77,7 @@ func leaseRig(t *testing.T) (*rig, *fakeLeases, *clientv3.Client) {
 	return r, f, r.client(t, clientv3.Config{})
 }
 
-// TestLeaseService: clientv3 gets what the leases answer, with whole headers and etcd's
+// TestLeaseService: clientv3 gets the answers of the leases, with complete headers and etcd's
 // errors.
 func TestLeaseService(t *testing.T) {
 	_, f, c := leaseRig(t)
@@ -110,8 +110,8 @@ func TestLeaseService(t *testing.T) {
 	}
 }
 
-// TestKeepAliveStreams: one stream renews many times, waits no longer than the request
-// timeout, ends with an error, with its client, without a leader, and when the node stops.
+// TestKeepAliveStreams: one stream renews many times and waits no longer than the request timeout.
+// It ends with an error, with its client, without a leader, and when the node stops.
 func TestKeepAliveStreams(t *testing.T) {
 	r, f, c := leaseRig(t)
 	open := func(ctx context.Context) pb.Lease_LeaseKeepAliveClient {

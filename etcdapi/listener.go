@@ -22,9 +22,9 @@ const sniffTimeout = 10 * time.Second
 // preface is what every HTTP/2 connection begins with.
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// sniffer accepts connections and hands each to gRPC or to HTTP by its first bytes,
-// also under TLS. gRPC served through net/http, as etcd does on a secure port, lets a
-// busy stream starve the others on its connection.
+// sniffer accepts connections and hands each to gRPC or to HTTP by its first bytes, also under TLS.
+// On a secure port etcd serves gRPC through net/http, where a busy
+// stream starves the others on its connection.
 type sniffer struct {
 	inner      net.Listener
 	tls        *tls.Config // nil for a plain port
@@ -34,16 +34,16 @@ type sniffer struct {
 	metrics    *Metrics
 }
 
-// serverTLS is base for a port that gRPC and HTTP share: a client that offers both
-// protocols, as curl and browsers do, gets HTTP/1.1, and gRPC clients offer only h2.
+// serverTLS adapts base to a port that gRPC and HTTP share. A client that offers both protocols, as
+// curl and browsers do, gets HTTP/1.1. gRPC clients offer only h2.
 func serverTLS(base *tls.Config) *tls.Config {
 	t := base.Clone()
 	t.NextProtos = []string{"http/1.1", "h2"}
 	return t
 }
 
-// run accepts until the listener is closed; it returns when every connection that it
-// was still looking at is handed on or closed, which ctx hastens.
+// run accepts until the listener is closed. It returns when every connection that it still inspects
+// is handed on or closed; ctx hastens that.
 func (s *sniffer) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -54,7 +54,7 @@ func (s *sniffer) run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			// Too many open files, mostly: others will close some.
+			// Mostly there are too many open files, and others will close some.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			s.log.Warn("cannot accept a client connection", zap.Stringer("address", s.inner.Addr()), zap.Error(err))
 			if clock.Sleep(ctx, s.clock, pause) != nil {
@@ -78,11 +78,11 @@ func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 		cause, err = "stopping", ctx.Err()
 	}
 	if err != nil {
-		s.metrics.RejectedConnections.WithLabelValues(cause).Inc() // who sees the end finds it counted
+		s.metrics.RejectedConnections.WithLabelValues(cause).Inc() // count first: the client may look at the counter at once
 		conn.Close()
 		level := s.log.Warn
 		if errors.Is(err, io.EOF) || ctx.Err() != nil {
-			level = s.log.Debug // a probe of a load balancer, or a stop
+			level = s.log.Debug // a load balancer's probe, or a stop
 		}
 		level("rejected connection on client endpoint", zap.Stringer("remote-addr", conn.RemoteAddr()), zap.String("cause", cause), zap.Error(err))
 		return
@@ -122,8 +122,7 @@ func (s *sniffer) sniff(ctx context.Context, conn net.Conn) (_ *sniffedConn, _ *
 	}
 }
 
-// answerPlainHTTP tells a client that speaks HTTP to a TLS port what is wrong, as
-// net/http does.
+// answerPlainHTTP tells a client that speaks HTTP to a TLS port what is wrong, as net/http does.
 func answerPlainHTTP(conn net.Conn, err error) {
 	re := tls.RecordHeaderError{}
 	if !errors.As(err, &re) || re.Conn == nil {
@@ -153,7 +152,7 @@ func (c *sniffedConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// countedConn tells once that it was closed.
+// countedConn reports its close once.
 type countedConn struct {
 	net.Conn
 	once   sync.Once
@@ -166,8 +165,8 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// connQueue is the listener that a server accepts sniffed connections from. It holds
-// none: who offers one waits until it is taken.
+// connQueue is the listener from which a server accepts sniffed connections. It holds none:
+// offering one waits until it is taken.
 type connQueue struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -202,7 +201,7 @@ func (q *connQueue) Close() error {
 	return nil
 }
 
-// Addr implements net.Listener. The queue is behind many addresses and names none.
+// Addr implements net.Listener. The queue stands for many addresses and names none.
 func (q *connQueue) Addr() net.Addr { return queueAddr{} }
 
 type queueAddr struct{}
@@ -213,7 +212,7 @@ func (queueAddr) Network() string { return "sniffed" }
 // String implements net.Addr.
 func (queueAddr) String() string { return "client-urls" }
 
-// sniffedCreds tell gRPC what the sniffer's handshake found. gRPC does none itself.
+// sniffedCreds tell gRPC what the sniffer's handshake found. gRPC does no handshake itself.
 type sniffedCreds struct{}
 
 // plainInfo is the AuthInfo of a connection without TLS.
@@ -236,7 +235,7 @@ func (sniffedCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (sniffedCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("etcdapi: these credentials are a server's")
+	return nil, nil, errors.New("etcdapi: credentials of a server used by a client")
 }
 
 // Info implements credentials.TransportCredentials.

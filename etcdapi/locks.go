@@ -17,18 +17,17 @@ import (
 	"google.golang.org/grpc"
 )
 
-// keepAliveTimeout is how long etcd's client waits for the first answer to a keepalive
-// of a session, as etcd sets it for its own services.
+// keepAliveTimeout is how long etcd's client waits for the first answer to a session's keepalive,
+// as etcd sets it for its own services.
 const keepAliveTimeout = time.Second
 
-// Locks are etcd's Lock and Election services: etcd's own code, as a client of the
-// three services that they are made of. It calls them as functions of this process, so
-// that a lock is worth what a put with a lease, a read and a watch are worth, and
-// nothing of it is said twice. The client holds one watch stream and one keepalive
-// stream for all callers.
+// Locks are etcd's Lock and Election services: etcd's own code, as a client of the KV, Lease and
+// Watch services. It calls them as functions of this process. So a lock is as good as a put with a
+// lease, a read and a watch, without other code. One watch stream and one keepalive stream serve
+// all callers.
 type Locks struct {
 	client *clientv3.Client
-	// ending ends what waits; calls are those that may wait.
+	// ending ends the calls that wait; calls are those that may wait.
 	ending context.Context
 	end    context.CancelFunc
 
@@ -57,16 +56,15 @@ func (l *Locks) Register(r grpc.ServiceRegistrar) {
 	v3electionpb.RegisterElectionServer(r, electionServer{v3election.NewElectionServer(l.client), l})
 }
 
-// Close ends all waiting, as if the callers had given up: a key that stayed behind
-// would come to hold a lock of which nobody knows. It takes as long as deleting those
-// keys, but leaves them to their leases once ctx is done. It comes before the services
-// that the locks are made of stop.
+// Close ends all waiting, as if the callers had given up. A key that stayed behind would come to
+// hold a lock that nobody knows of. Close takes as long as deleting those keys, but leaves them to
+// their leases once ctx is done. It comes before the services that it uses stop.
 func (l *Locks) Close(ctx context.Context) {
 	l.mu.Lock()
 	l.ended = true
 	l.mu.Unlock()
 	l.end()
-	// What deletes the keys runs under the client's context.
+	// The client's context covers the deletion of the keys.
 	cut := context.AfterFunc(ctx, func() { _ = l.client.Close() })
 	l.calls.Wait()
 	if cut() {
@@ -95,7 +93,7 @@ func (l *Locks) waiting(ctx context.Context, call func(context.Context) error) e
 	return err
 }
 
-// lockServer is etcd's, whose waiting ends with Close.
+// lockServer is etcd's, but Close ends its waiting.
 type lockServer struct {
 	v3lockpb.LockServer
 	l *Locks
@@ -110,7 +108,7 @@ func (s lockServer) Lock(ctx context.Context, r *v3lockpb.LockRequest) (resp *v3
 	return resp, err
 }
 
-// electionServer is etcd's, whose waiting ends with Close.
+// electionServer is etcd's, but Close ends its waiting.
 type electionServer struct {
 	v3electionpb.ElectionServer
 	l *Locks
@@ -125,14 +123,14 @@ func (s electionServer) Campaign(ctx context.Context, r *v3electionpb.CampaignRe
 	return resp, err
 }
 
-// Observe streams what leaders proclaim.
+// Observe streams the proclamations of leaders.
 func (s electionServer) Observe(r *v3electionpb.LeaderRequest, stream v3electionpb.Election_ObserveServer) error {
 	return s.l.waiting(stream.Context(), func(ctx context.Context) error {
 		return s.ElectionServer.Observe(r, observeStream{stream, ctx})
 	})
 }
 
-// observeStream is an observer's stream that ends sooner.
+// observeStream is an observer's stream that ends with Close.
 type observeStream struct {
 	v3electionpb.Election_ObserveServer
 	ctx context.Context
@@ -141,8 +139,8 @@ type observeStream struct {
 // Context implements grpc.ServerStream.
 func (s observeStream) Context() context.Context { return s.ctx }
 
-// quietWatcher keeps what a context carries from being printed, which etcd's client
-// does for its logs while gRPC may write to it.
+// quietWatcher keeps a context's values from being printed. etcd's client prints them for its logs,
+// while gRPC may write to them.
 type quietWatcher struct{ clientv3.Watcher }
 
 // Watch implements clientv3.Watcher.

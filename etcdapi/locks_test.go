@@ -20,22 +20,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// memory has as much of KV, Lease and Watch as locks need, right by construction.
+// memory is KV, Lease and Watch as far as locks need them, right by construction.
 type memory struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedLeaseServer
 	pb.UnimplementedWatchServer
 
 	mu sync.Mutex
-	// Guarded by mu. leases are the keys of each. changed is closed and made anew with
-	// every event.
+	// Guarded by mu. leases are the keys of each. changed is closed and replaced at every event.
 	rev      int64
 	kvs      map[string]*mvccpb.KeyValue
 	leases   map[int64]map[string]bool
 	events   []*mvccpb.Event
 	changed  chan struct{}
 	watchers int
-	// stuck has deletes wait for the end of their contexts.
+	// stuck makes deletes wait for their context's end.
 	stuck bool
 }
 
@@ -284,7 +283,7 @@ func lockRig(t *testing.T, m *memory) (*Locks, v3lockpb.LockClient, v3electionpb
 	return l, v3lockpb.NewLockClient(c), v3electionpb.NewElectionClient(c)
 }
 
-// wantStatus checks what a client is told, which is what etcd tells.
+// wantStatus checks a client's error, which is etcd's.
 func wantStatus(t *testing.T, what string, err error, code codes.Code, text string) {
 	t.Helper()
 	if s := status.Convert(err); s.Code() != code || !strings.Contains(s.Message(), text) {
@@ -292,8 +291,7 @@ func wantStatus(t *testing.T, what string, err error, code codes.Code, text stri
 	}
 }
 
-// Two lockers exclude each other, a lease locks as often as it likes, and its end
-// unlocks.
+// Two lockers exclude each other, a lease may lock again, and its end unlocks.
 func TestLock(t *testing.T) {
 	m := newMemory(7, 8)
 	_, locks, _ := lockRig(t, m)
@@ -331,8 +329,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// Who gives up waiting leaves no key behind, and whoever loses his lease while he waits
-// hears of it.
+// A caller that gives up waiting leaves no key behind. A waiting caller whose lease ends gets an
+// error.
 func TestLockersThatGiveUp(t *testing.T) {
 	m := newMemory(7, 8)
 	_, locks, elections := lockRig(t, m)
@@ -394,8 +392,7 @@ func TestLockErrors(t *testing.T) {
 	}
 }
 
-// An election from the first campaign to the last resignation, and what an observer
-// sees of it.
+// An election from the first campaign to the last resignation, as an observer sees it.
 func TestElection(t *testing.T) {
 	m := newMemory(7, 8)
 	_, _, e := lockRig(t, m)
@@ -444,7 +441,7 @@ func TestElection(t *testing.T) {
 	wantStatus(t, "after all", err, codes.Unknown, "election: no leader")
 }
 
-// A stop keeps nobody waiting, and lets no key come to hold a lock of which nobody knows.
+// A stop ends all waiting, and no key comes to hold a lock that nobody knows of.
 func TestLocksClose(t *testing.T) {
 	m := newMemory(7, 8)
 	l, locks, elections := lockRig(t, m)

@@ -15,8 +15,8 @@ type maintenanceServer struct {
 	pb.UnsafeMaintenanceServer
 }
 
-// Status reports on this node. Leader, term and indexes are the placement group's,
-// sizes the node's own. There is no quota, which is a quota of 0.
+// Status reports on this node. Leader, term and indexes are the placement group's, and sizes are
+// the node's own. There is no quota, which is a quota of 0.
 func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
 	st := m.s.opts.Node.Status()
 	resp := &pb.StatusResponse{
@@ -41,8 +41,8 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 	return resp, nil
 }
 
-// Alarm lists alarms, which etcdctl endpoint health asks for. Alarms come and go by
-// themselves here; setting and clearing them is not there yet.
+// Alarm lists alarms, for etcdctl endpoint health. Alarms come and go by themselves here; setting
+// and clearing them is not supported yet.
 func (m *maintenanceServer) Alarm(_ context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
 	if r.GetAction() != pb.AlarmRequest_GET {
 		return nil, notYet("Alarm "+r.GetAction().String(), ": alarms come and go with their cause")
@@ -56,28 +56,27 @@ func (m *maintenanceServer) Alarm(_ context.Context, r *pb.AlarmRequest) (*pb.Al
 	return resp, nil
 }
 
-// Defragment is not there: nothing needs it.
+// Defragment is not supported, because nothing needs it.
 func (m *maintenanceServer) Defragment(context.Context, *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
 	return nil, notYet("Defragment", " and not needed: space is given back in the background")
 }
 
-// Hash is not there yet.
+// Hash is not supported yet.
 func (m *maintenanceServer) Hash(context.Context, *pb.HashRequest) (*pb.HashResponse, error) {
 	return nil, notYet("Hash", "")
 }
 
-// HashKV is not there yet.
+// HashKV is not supported yet.
 func (m *maintenanceServer) HashKV(context.Context, *pb.HashKVRequest) (*pb.HashKVResponse, error) {
 	return nil, notYet("HashKV", ": replicas compare their hashes by themselves")
 }
 
-// Snapshot is not there yet.
+// Snapshot is not supported yet.
 func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_SnapshotServer) error {
 	return notYet("Snapshot", "")
 }
 
-// MoveLeader has another node lead, if this one does. Its answer has no header, as
-// etcd's has none.
+// MoveLeader makes another node lead, if this one leads. As in etcd, its answer has no header.
 func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
 	if m.s.opts.Node.Leader() != m.s.opts.Self {
 		return nil, rpctypes.ErrGRPCNotLeader
@@ -90,7 +89,7 @@ func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequ
 	return &pb.MoveLeaderResponse{}, nil
 }
 
-// Downgrade is not there yet.
+// Downgrade is not supported yet.
 func (m *maintenanceServer) Downgrade(context.Context, *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
 	return nil, notYet("Downgrade", ": there is no older version")
 }

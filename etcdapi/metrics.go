@@ -24,11 +24,10 @@ type Metrics struct {
 	RequestSeconds *prometheus.HistogramVec
 	// Started and Handled are the usual counters of gRPC servers.
 	Started, Handled *prometheus.CounterVec
-	// MessagesReceived and MessagesSent count the messages of all calls, of which a
-	// unary one has one each way.
+	// MessagesReceived and MessagesSent count the messages of all calls; a unary call has one each
+	// way.
 	MessagesReceived, MessagesSent *prometheus.CounterVec
-	// ServerID is 1 for the node's own id. Learner is 1 while the node is a learner,
-	// which no node is: they are founders.
+	// ServerID is 1 for the node's own id. Learner is 1 while the node is a learner.
 	ServerID *prometheus.GaugeVec
 	Learner  prometheus.Gauge
 	// HealthSuccess and HealthFailures count /health.
@@ -36,16 +35,15 @@ type Metrics struct {
 	// HealthCheck and HealthChecks are for /livez and /readyz.
 	HealthCheck  *prometheus.GaugeVec
 	HealthChecks *prometheus.CounterVec
-	// OpenConnections are the client connections that are open, RejectedConnections
-	// those that were closed before they spoke, by cause.
+	// OpenConnections are the open client connections. RejectedConnections are those that were
+	// closed before they spoke, by cause.
 	OpenConnections     prometheus.Gauge
 	RejectedConnections *prometheus.CounterVec
-	// StreamFailures counts streams that failed, by Type (send) and API. The watch
-	// histograms are the times to send a response of events, the same by event, an answer to
-	// a request, and progress.
+	// StreamFailures counts failed streams by Type (send) and API. The watch histograms have the
+	// times to send a response of events, the same per event, an answer to a request, and progress.
 	StreamFailures                                                                 *prometheus.CounterVec
 	WatchSendSeconds, WatchEventSeconds, WatchControlSeconds, WatchProgressSeconds prometheus.Histogram
-	// SlowRequests are the unary calls that took longer than the warning threshold.
+	// SlowRequests counts the unary calls beyond the warning threshold.
 	SlowRequests prometheus.Counter
 
 	versions struct {
@@ -122,7 +120,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// versionGauges are the constant metrics that say what runs.
+// versionGauges are the constant metrics of versions.
 func versionGauges() []prometheus.Collector {
 	one := func(name, help, label, value string) prometheus.Collector {
 		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}})
@@ -137,8 +135,8 @@ func versionGauges() []prometheus.Collector {
 	}
 }
 
-// clientVersion returns the label for what a client says its version is: a bounded
-// number of short ones are kept, the rest is "other".
+// clientVersion returns the label for a client's version. A bounded number of short ones are kept;
+// the others become "other".
 func (m *Metrics) clientVersion(v string) string {
 	m.versions.RLock()
 	known := m.versions.seen[v]
@@ -168,11 +166,11 @@ type methodMetrics struct {
 	succeeded, failed prometheus.Observer
 }
 
-// etcd's histogram is for the KV service.
+// etcd's histogram covers the KV service.
 const timedService = "etcdserverpb.KV"
 
-// methodTable makes the counters of all methods of a server, so that each exists from
-// the start, by the full names of the methods.
+// methodTable makes the counters of all methods of a server by their full names, so that each
+// exists from the start.
 func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*methodMetrics {
 	table := make(map[string]*methodMetrics)
 	for service, info := range services {
@@ -203,7 +201,7 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 	return table
 }
 
-// done counts a call that ended.
+// done counts a finished call.
 func (mm *methodMetrics) done(code codes.Code, took time.Duration) {
 	if code == codes.OK {
 		mm.ok.Inc()

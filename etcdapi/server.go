@@ -31,68 +31,67 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// grpcOverheadBytes is what a message may be larger than max-request-bytes before
-// gRPC itself refuses it, as in etcd.
+// A message may exceed max-request-bytes by grpcOverheadBytes before gRPC itself refuses it, as in
+// etcd.
 const grpcOverheadBytes = 512 << 10
 
-// Options are what a Server is made of. KV, Members, Node and Clock are required.
+// Options configure a Server. KV, Members, Node and Clock are required.
 type Options struct {
 	KV      KV
 	Members Cluster
 	Node    Node
-	// Watches may be nil: then the Watch service is not there.
+	// Without Watches there is no Watch service.
 	Watches *watch.Hub
-	// Leases may be nil: then the Lease service is not there.
+	// Without Leases there is no Lease service.
 	Leases Leases
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID
 	Clock   clock.Clock
-	// Logger may be nil for none.
+	// Logger may be nil.
 	Logger *zap.Logger
-	// Metrics may be nil for unregistered ones.
+	// Nil Metrics are unregistered ones.
 	Metrics *Metrics
-	// Gatherer is what /metrics shows. Nil means the process's default registry.
+	// Gatherer provides /metrics. Nil means the process's default registry.
 	Gatherer prometheus.Gatherer
 
 	// MaxRequestBytes bounds changes. 0 means 1.5 MiB.
 	MaxRequestBytes int
-	// UnsentBytes bounds the large answers that wait for slow clients: beyond it reads of
-	// many keys are refused. 0 means 64 MiB.
+	// UnsentBytes bounds the large answers that wait for slow clients; beyond it reads of many keys
+	// are refused. 0 means 64 MiB.
 	UnsentBytes int64
 	// MaxTxnOps bounds transactions. 0 means 128.
 	MaxTxnOps int
-	// MaxConcurrentStreams bounds the calls at a time on a connection. 0 means no bound.
+	// MaxConcurrentStreams bounds the concurrent calls of a connection. 0 means no bound.
 	MaxConcurrentStreams uint32
-	// RequestTimeout bounds health checks and the calls that KV does not bound. 0 means 7 s. Too low turns
-	// elections into errors, too high lets clients wait on a dead quorum.
+	// RequestTimeout bounds health checks and the calls that KV does not bound. 0 means 7 s. Too
+	// low a value turns elections into errors; too high a value lets clients wait for a dead
+	// quorum.
 	RequestTimeout time.Duration
-	// ElectionTimeout paces the search for a leader on behalf of streams that demand
-	// one. 0 means 1 s.
+	// ElectionTimeout paces the search for a leader for streams that demand one. 0 means 1 s.
 	ElectionTimeout time.Duration
-	// WarnUnaryRequest is the duration above which a unary call is logged. 0 means
-	// 300 ms.
+	// Unary calls that take longer than WarnUnaryRequest are logged. 0 means 300 ms.
 	WarnUnaryRequest time.Duration
-	// WatchProgressInterval is how often watchers that want it are told how far they are
-	// while they are told nothing else. 0 means 10 min, less than 100 ms that.
+	// WatchProgressInterval is how often idle watchers that want progress get it. 0 means 10 min;
+	// the least is 100 ms.
 	WatchProgressInterval time.Duration
-	// KeepAliveMinTime, KeepAliveInterval and KeepAliveTimeout are the three
-	// grpc-keepalive settings; where one is 0, gRPC's own hold.
+	// KeepAliveMinTime, KeepAliveInterval and KeepAliveTimeout are the three grpc-keepalive
+	// settings; 0 means gRPC's own.
 	KeepAliveMinTime, KeepAliveInterval, KeepAliveTimeout time.Duration
-	// MaxConnections bounds the open connections of each listener. 0 means half of the
-	// files that the process may open; the other half is the data's.
+	// MaxConnections bounds the open connections of each listener. 0 means half of the files that
+	// the process may open; the data need the other half.
 	MaxConnections int
 	// EnablePprof serves Go's profiles under /debug/pprof/.
 	EnablePprof bool
-	// NoGateway leaves the JSON gateway out.
+	// NoGateway turns the JSON gateway off.
 	NoGateway bool
-	// TLS is for https and unixs URLs. Nil where there are none.
+	// TLS is for https and unixs URLs; nil if there are none.
 	TLS *tls.Config
-	// Register adds services of others, the admin service for one. May be nil.
+	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
 }
 
-// fill puts defaults where nothing is said.
+// fill sets the defaults.
 func (o *Options) fill() {
 	setDefault(&o.MaxRequestBytes, 3<<19)
 	setDefault(&o.UnsentBytes, 64<<20)
@@ -143,28 +142,28 @@ type Server struct {
 	metrics *Metrics
 	grpc    *grpc.Server
 	health  *health.Server
-	// methods are the counters of each method by its full name; not changed once New
-	// has returned.
+	// methods are the counters of each method by its full name. New fills it, and nothing changes
+	// it.
 	methods    map[string]*methodMetrics
 	leaderless leaderWatch
-	// unsent are the bytes of large answers that gRPC has not sent yet, and of those that
-	// the gateway is writing.
+	// unsent counts the bytes of large answers that gRPC has not sent yet, and of those that the
+	// gateway is writing.
 	unsent atomic.Int64
-	// told is the highest revision that a header has told of.
+	// told is the highest revision of any header.
 	told atomic.Int64
 
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
 
-	// clients and extra are the bound listeners of the client and the metrics URLs. Bind
-	// fills them, before Start.
+	// clients and extra are the bound listeners of the client and the metrics URLs. Bind fills them
+	// before Start.
 	clients, extra []boundListener
 
-	gateway *gateway // nil where there is none
-	locks   *Locks   // nil where there are no leases or no watches
+	gateway *gateway // nil without a gateway
+	locks   *Locks   // nil without leases or watches
 
 	stopping context.CancelFunc
-	// ending is closed when the server stops: streams that have no end of their own end.
+	// ending is closed when the server stops, which ends streams without an end of their own.
 	ending chan struct{}
 	// wg counts the goroutines of Start, and those of streams that wait for their client.
 	wg       sync.WaitGroup
@@ -176,8 +175,7 @@ type boundListener struct {
 	secure bool
 }
 
-// New makes a server. It opens nothing, but what it starts ends in Stop or in a Bind
-// that failed.
+// New makes a server. It opens nothing. What it starts ends in Stop, or in a Bind that failed.
 func New(o Options) *Server {
 	o.fill()
 	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
@@ -206,7 +204,7 @@ func New(o Options) *Server {
 	if !o.NoGateway {
 		var err error
 		if s.gateway, err = newGateway(&s.opts, &s.unsent); err != nil {
-			panic(err) // nothing that depends on anything outside
+			panic(err) // it depends on nothing outside
 		}
 	}
 	s.http = newHTTPServer(s.clientMux())
@@ -214,14 +212,14 @@ func New(o Options) *Server {
 	return s
 }
 
-// streamWorkers are goroutines kept for calls, whose stacks have grown to what a call
-// needs: to grow the stack of a new goroutine costs more than the handler. Calls
-// beyond them get goroutines of their own. They hold about 8 MiB.
+// streamWorkers are goroutines that are kept for calls, with stacks that have grown as far as a
+// call needs. Growing a new goroutine's stack costs more than the handler. Further calls get
+// goroutines of their own. The workers hold about 8 MiB.
 const streamWorkers = 512
 
-// windowBytes is what a client may send ahead, per stream and per connection. A fixed
-// window holds any request within the default bound, and is known in advance; the
-// one that gRPC would find by pings beside the calls grows to 16 MiB a connection.
+// windowBytes is how much a client may send ahead, per stream and per connection. A fixed window
+// holds any request within the default bound and is known in advance. gRPC would otherwise find one
+// by pings beside the calls, of up to 16 MiB per connection.
 const windowBytes = 2 << 20
 
 func (s *Server) grpcOptions() []grpc.ServerOption {
@@ -248,11 +246,11 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 	return opts
 }
 
-// requestReadTime is how long a client of HTTP may take to say what it wants.
+// requestReadTime is how long an HTTP client may take to send its request.
 const requestReadTime = 5 * time.Minute
 
-// newHTTPServer makes a server for HTTP/1.1. The bound of a whole request is wide: a
-// profile takes its time, and its request counts as being read until it is answered.
+// newHTTPServer makes a server for HTTP/1.1. The bound of a whole request is wide, because a
+// profile takes long, and its request counts as being read until it is answered.
 func newHTTPServer(h http.Handler) *http.Server {
 	var p http.Protocols
 	p.SetHTTP1(true)
@@ -264,13 +262,12 @@ func newHTTPServer(h http.Handler) *http.Server {
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ConnContext:       noteCertificate,
-		ErrorLog:          zap.NewStdLog(zap.NewNop()), // what clients do wrong
+		ErrorLog:          zap.NewStdLog(zap.NewNop()), // errors of clients
 	}
 }
 
-// Bind opens the listeners of all URLs. Where one cannot be opened none stays open, and
-// the server has ended as by Stop. The kernel queues connections from here on; none is
-// served before Start.
+// Bind opens the listeners of all URLs. If one cannot be opened, all are closed, and the server has
+// ended as by Stop. From now on the kernel queues connections; none is served before Start.
 func (s *Server) Bind(clientURLs, metricsURLs []url.URL) error {
 	err := s.bind(clientURLs, metricsURLs)
 	if err != nil {
@@ -316,9 +313,9 @@ func (s *Server) listen(u *url.URL) (boundListener, error) {
 	return boundListener{netutil.LimitListener(l, s.opts.MaxConnections), secure}, nil
 }
 
-// removeStaleSocket removes a socket that a crash has left behind. It is nobody's: a
-// living process would not share the data directory with this one. What is no socket
-// stays, and the listener says that it is in the way.
+// removeStaleSocket removes a socket that a crash has left behind. It belongs to nobody, because no
+// other living process shares the data directory. If it is no socket, it stays, and the listener
+// says that it is in the way.
 func removeStaleSocket(path string) error {
 	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode()&os.ModeSocket == 0 {
@@ -333,8 +330,8 @@ func (s *Server) closeListeners() {
 	}
 }
 
-// ClientAddrs returns the addresses of the client listeners in the order of the URLs:
-// with the ports that the kernel chose, where a URL said 0.
+// ClientAddrs returns the addresses of the client listeners in the order of the URLs. A URL with
+// port 0 has the port that the kernel chose.
 func (s *Server) ClientAddrs() []net.Addr { return addrs(s.clients) }
 
 // MetricsAddrs returns the addresses of the metrics listeners in the order of the URLs.
@@ -387,9 +384,8 @@ func (s *Server) ended(what string, err error) {
 	}
 }
 
-// Stop accepts nothing more, lets the calls that run end until ctx is done, cuts off
-// the rest, and returns when all goroutines are gone. It may be called without Start,
-// and more than once.
+// Stop accepts nothing more, lets running calls end until ctx is done, cuts the others off, and
+// returns when all goroutines are gone. It may be called without Start, and more than once.
 func (s *Server) Stop(ctx context.Context) {
 	s.stopOnce.Do(func() { s.stop(ctx) })
 }
@@ -398,7 +394,7 @@ func (s *Server) stop(ctx context.Context) {
 	s.health.Shutdown()
 	s.closeListeners()
 	if s.locks != nil {
-		s.locks.Close(ctx) // while there is what locks are made of
+		s.locks.Close(ctx) // while the services that it uses run
 	}
 	close(s.ending)
 	if s.stopping != nil {

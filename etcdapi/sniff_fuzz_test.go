@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// scripted is a connection that reads what a client has said.
+// scripted is a connection that reads what a client has sent.
 type scripted struct {
 	net.Conn
 	io.Reader
@@ -17,8 +17,8 @@ type scripted struct {
 
 func (s scripted) Read(b []byte) (int, error) { return s.Reader.Read(b) }
 
-// FuzzSniff: whatever a client says first, however it is cut, the protocol is found
-// by it alone, and the server reads every byte of it.
+// FuzzSniff: the first bytes alone determine the protocol, however they are split, and the server
+// reads every byte.
 func FuzzSniff(f *testing.F) {
 	f.Add([]byte(preface+"\x00\x00\x00\x04"), false)
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), true)

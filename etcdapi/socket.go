@@ -18,23 +18,23 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// sockets serves the gateway's streams to websocket clients, as etcd does: each message of
-// the client is a JSON request, and each line of the answer a message. Nothing else is
-// served so: in etcd every call is, but a browser asks nobody before it opens a socket, so
-// that a page that may not even read the answer could write.
+// sockets serves the gateway's streams to websocket clients, as etcd does. Each message of the
+// client is a JSON request, and each line of the answer a message. etcd serves every call in this
+// way. But a browser asks nobody before it opens a socket, so a page that may not read the answer
+// could write. So only reading streams are served here.
 type sockets struct {
 	next         http.Handler
 	clock        clock.Clock
 	unsent       *atomic.Int64
 	maxBodyBytes int64
 
-	// ctx ends the calls that are left when the server stops.
+	// ctx ends the remaining calls when the server stops.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu sync.Mutex
-	// Guarded by mu. open counts the calls; once closed is set none begins, and idle is
-	// closed with the last one.
+	// Guarded by mu. open counts the calls. No call begins once closed is set, and idle is closed
+	// with the last one.
 	open   int
 	closed bool
 	idle   chan struct{}
@@ -46,12 +46,12 @@ func newSockets(next http.Handler, o *Options, unsent *atomic.Int64, maxBodyByte
 	return s
 }
 
-// wantsSocket says whether a request asks for a websocket where there is one.
+// wantsSocket says whether a request asks for a websocket on a path that has them.
 func wantsSocket(r *http.Request) bool {
 	return strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && mayStream(r.URL.Path)
 }
 
-// mayStream says whether the answer of a path is a stream, and nothing is written by it.
+// mayStream says whether a path's answer is a stream and its calls write nothing.
 func mayStream(path string) bool {
 	return mayGoOn(path) || path == "/v3/election/observe" || path == "/v3/maintenance/snapshot"
 }
@@ -73,8 +73,8 @@ func (s *sockets) leave() {
 	}
 }
 
-// close lets the calls that run end until ctx is done, and cuts off the rest. The HTTP
-// server does not know of them any more.
+// close lets running calls end until ctx is done, and cuts the others off. The HTTP server does not
+// know them any more.
 func (s *sockets) close(ctx context.Context) {
 	s.mu.Lock()
 	if s.closed = true; s.open == 0 {
@@ -96,9 +96,8 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.leave()
-	// Pages of any origin, as all of HTTP here and as in etcd. It gives them nothing: no
-	// cookie says who somebody is, unlike in etcd, and whose browser has a certificate was
-	// refused (ownPages).
+	// As for all HTTP here and in etcd, pages of any origin may connect. They gain nothing: unlike in
+	// etcd, no cookie identifies a user, and ownPages refuses browsers with a certificate.
 	below := &hijacked{ResponseWriter: w}
 	conn, err := websocket.Accept(below, r, &websocket.AcceptOptions{InsecureSkipVerify: true, Subprotocols: []string{bearer}})
 	if err != nil {
@@ -114,7 +113,7 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer out.letGo()
 	var reader sync.WaitGroup
 	reader.Go(func() {
-		// When the client has gone so has its call: a socket has no half.
+		// The call ends with its client: a socket cannot be half closed.
 		defer cancel()
 		s.feed(ctx, conn, feed, !mayGoOn(r.URL.Path))
 	})
@@ -127,9 +126,9 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	call.Body = limited
 	s.next.ServeHTTP(out, call)
 	out.end()
-	feed.Close() // the reader goes on, until the client has answered the farewell
-	// Or the farewell reads by itself, where the reader is between two messages: then no
-	// context ends it, and the library would wait 5 s for a client that says nothing.
+	feed.Close() // the reader goes on until the client answers the farewell
+	// The farewell itself reads if the reader is between two messages. No context ends that read,
+	// and the library would wait 5 s for a silent client.
 	cut := context.AfterFunc(s.ctx, func() { _ = below.conn.Close() })
 	_ = conn.Close(websocket.StatusNormalClosure, "")
 	cut()
@@ -137,7 +136,7 @@ func (s *sockets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reader.Wait()
 }
 
-// hijacked keeps the connection that a socket takes from the HTTP server.
+// hijacked keeps the connection that a socket takes over from the HTTP server.
 type hijacked struct {
 	http.ResponseWriter
 	conn net.Conn
@@ -150,15 +149,15 @@ func (h *hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// besidesMessage is what a call may read beyond a message of the largest size: the byte from
-// which the socket knows that it is larger, and the newline of the one before. So it is
-// always the socket that refuses it, with its own farewell: the call hears of no more.
+// besidesMessage is how far a call may read beyond the largest message: the byte that shows that a
+// message is larger, and the newline of the one before. So the socket always refuses the message
+// itself, with its own farewell.
 const besidesMessage = 2
 
-// bearer leads the protocol by which scripts, which cannot set headers, hand over a token.
+// bearer precedes the protocol by which scripts, which cannot set headers, pass a token.
 const bearer = "Bearer"
 
-// request is the call that the socket stands for.
+// request is the call behind the socket.
 func (s *sockets) request(ctx context.Context, r *http.Request, body io.ReadCloser) *http.Request {
 	call := r.Clone(ctx)
 	call.Method, call.Body, call.ContentLength = http.MethodPost, body, -1
@@ -171,9 +170,9 @@ func (s *sockets) request(ctx context.Context, r *http.Request, body io.ReadClos
 	return call
 }
 
-// feed copies the messages of a client to its call, a line each; with one a call has one
-// message, and waits for the end behind it. It returns when the client has gone, or ctx is
-// done.
+// feed copies a client's messages to its call, one per line. With one, the call has a single
+// message, and feed waits for the client's end behind it. It returns when the client has gone, or
+// ctx is done.
 func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeWriter, one bool) {
 	for first := true; ; first = false {
 		err := s.feedOne(ctx, conn, call, first)
@@ -181,7 +180,7 @@ func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeW
 		case err == nil && one:
 			call.Close()
 		case errors.Is(err, io.ErrClosedPipe):
-			// The call has ended: what else the client says is for nobody.
+			// The call has ended, and nobody reads further messages.
 		case err != nil:
 			call.CloseWithError(io.EOF)
 			return
@@ -189,7 +188,7 @@ func (s *sockets) feed(ctx context.Context, conn *websocket.Conn, call *io.PipeW
 	}
 }
 
-// feedOne copies one message. The first has its time, as a request of HTTP has.
+// feedOne copies one message. The first one has a deadline, as an HTTP request has.
 func (s *sockets) feedOne(ctx context.Context, conn *websocket.Conn, call io.Writer, first bool) error {
 	if first {
 		timed, cancel := clock.WithTimeout(ctx, s.clock, requestReadTime)
@@ -215,7 +214,7 @@ type socketWriter struct {
 	ctx    context.Context
 	conn   *websocket.Conn
 	header http.Header
-	// line is what there is of a line, and held what counts for it as not sent.
+	// line is the beginning of a line, and held counts it as unsent.
 	line []byte
 	held int64
 	err  error
@@ -224,11 +223,11 @@ type socketWriter struct {
 // Header implements http.ResponseWriter.
 func (w *socketWriter) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter. A client sees no status, as with etcd: the
-// line says what is wrong.
+// WriteHeader implements http.ResponseWriter. As with etcd, a client sees no status: the line says
+// what is wrong.
 func (w *socketWriter) WriteHeader(int) {}
 
-// Flush implements http.Flusher: what is a line has been sent.
+// Flush implements http.Flusher. Complete lines have been sent already.
 func (w *socketWriter) Flush() {}
 
 // Write implements io.Writer.
@@ -258,13 +257,13 @@ func (w *socketWriter) keep(part []byte) {
 	w.line = append(w.line, part...)
 }
 
-// letGo forgets the line.
+// letGo drops the line.
 func (w *socketWriter) letGo() {
 	w.s.unsent.Add(-w.held)
 	w.line, w.held = nil, 0
 }
 
-// send sends the line. The client has as much time as one of HTTP has for as many bytes.
+// send sends the line. The client has as much time as an HTTP client for as many bytes.
 func (w *socketWriter) send() {
 	defer w.letGo()
 	if len(w.line) == 0 {
@@ -275,7 +274,7 @@ func (w *socketWriter) send() {
 	w.err = w.conn.Write(ctx, websocket.MessageText, w.line)
 }
 
-// end sends what no newline has ended.
+// end sends the last line if it has no newline.
 func (w *socketWriter) end() {
 	if w.err == nil {
 		w.send()

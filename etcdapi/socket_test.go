@@ -64,8 +64,8 @@ func hear(t *testing.T, c *websocket.Conn) *struct {
 	return &m.Result
 }
 
-// A watcher by websocket hears what one by gRPC does, a message each, and may create more;
-// other paths of the gateway that are streams have sockets too.
+// A watcher by websocket gets the same as one by gRPC, one message each, and may create more. The
+// gateway's other reading streams have sockets too.
 func TestSocketsOfStreams(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	r, o, _ := watchRig(t, func(o *Options) { o.Leases = &fakeLeases{} })
@@ -96,7 +96,7 @@ func TestSocketsOfStreams(t *testing.T) {
 	}
 }
 
-// What the gateway refuses the client hears as a message, and then that it is over.
+// A client gets the gateway's refusal as a message, and then the end.
 func TestSocketOfARefusedCall(t *testing.T) {
 	r := newRig(t, "http", nil) // there is no Watch
 	c := socket(t, r, "/v3/watch", nil)
@@ -110,7 +110,7 @@ func TestSocketOfARefusedCall(t *testing.T) {
 	}
 }
 
-// A browser opens a socket for any page and asks nobody: no key is written by one.
+// A browser opens a socket for any page without a question, so no socket writes keys.
 func TestSocketsWriteNoKeys(t *testing.T) {
 	r := newRig(t, "http", nil)
 	for _, path := range []string{"/v3/kv/put", "/v3/kv/txn", "/v3/kv/deleterange", "/v3/kv/compaction", "/v3/lease/grant", "/v3/lease/revoke", "/v3/lock/lock", "/v3/auth/enable", "/v3/nothing"} {
@@ -124,8 +124,8 @@ func TestSocketsWriteNoKeys(t *testing.T) {
 	}
 }
 
-// Pages of any origin may watch, as in etcd; but no cookie speaks for them, unlike there.
-// A token comes as a protocol, since scripts cannot set headers.
+// Pages of any origin may watch, as in etcd. But unlike there, no cookie identifies them. A token
+// comes as a protocol, because scripts cannot set headers.
 func TestSocketsOfOtherOrigins(t *testing.T) {
 	got := make(chan http.Header, 1)
 	s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -157,7 +157,7 @@ func TestSocketsOfOtherOrigins(t *testing.T) {
 	}
 }
 
-// A message is as large as a body may be, and not larger.
+// A message may be as large as a body, and no larger.
 func TestSocketMessagesAreBounded(t *testing.T) {
 	r, _, _ := watchRig(t, func(o *Options) { o.MaxRequestBytes = 1 << 10 })
 	c := socket(t, r, "/v3/watch", nil)
@@ -167,8 +167,8 @@ func TestSocketMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// Who says a larger one is told so by the socket, each time: its call, which is read all the
-// way, hears that there is no more, and refuses nothing by itself.
+// The socket itself refuses a larger message, each time. Its call only gets an end, and refuses
+// nothing.
 func TestSocketRefusesWhatIsTooLarge(t *testing.T) {
 	const most = 1000
 	for _, size := range []int{most - 1, most, most + 1, most + 2, most + 9} {
@@ -196,8 +196,8 @@ func TestSocketRefusesWhatIsTooLarge(t *testing.T) {
 	}
 }
 
-// virtualSocket serves one socket in virtual time, and calls f with its client's end. What
-// serve returns comes from ended.
+// virtualSocket serves one socket in virtual time, and calls f with its client's end. serve's
+// result comes from ended.
 func virtualSocket(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWriter, *http.Request) error, f func(t *testing.T, conn *websocket.Conn, ended <-chan error)) {
 	t.Helper()
 	virtualSockets(t, maxBodyBytes, serve, func(t *testing.T, s *sockets, conn *websocket.Conn, ended <-chan error) {
@@ -207,7 +207,7 @@ func virtualSocket(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWri
 	})
 }
 
-// virtualSockets is virtualSocket for who closes the server's end too.
+// virtualSockets is virtualSocket for tests that also close the server's end.
 func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWriter, *http.Request) error, f func(t *testing.T, s *sockets, conn *websocket.Conn, ended <-chan error)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -229,10 +229,10 @@ func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWr
 	})
 }
 
-// What a client does not take counts with the other answers that are not taken.
+// Bytes that a client does not take count with those of other answers.
 func TestSlowSocketsCount(t *testing.T) {
 	r := newRig(t, "http", nil)
-	big := make([]byte, 24<<20) // more than the kernel takes off the server's hands
+	big := make([]byte, 24<<20) // more than the kernel buffers
 	r.gateway.sockets.next = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, err := fmt.Fprintf(w, "%s\n", strings.Repeat("x", len(big)))
 		if err == nil {
@@ -245,7 +245,7 @@ func TestSlowSocketsCount(t *testing.T) {
 	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
 }
 
-// A client that takes nothing, or says nothing, is let go in the end.
+// A client that takes nothing, or sends nothing, is disconnected in the end.
 func TestSocketDeadlines(t *testing.T) {
 	for name, c := range map[string]struct {
 		serve func(w http.ResponseWriter, r *http.Request) error
@@ -292,8 +292,8 @@ func TestStopEndsSockets(t *testing.T) {
 	silent := socket(t, r, "/v3/watch", nil)
 	say(t, silent, `{"create_request":{"key":"YQ=="}}`)
 	hear(t, silent)
-	// The stop's time is over when the client that listens has heard its end, however long
-	// that takes: then only the silent one is left to be cut off.
+	// The stop's time ends when the listening client has got its end, however long that takes. Then
+	// only the silent one is left to be cut off.
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	var over time.Time
@@ -320,8 +320,8 @@ func TestStopEndsSockets(t *testing.T) {
 	}
 }
 
-// The stop's end cuts off a farewell that nobody answers, also of a call that ended while a
-// message for it was on its way.
+// The stop's end cuts off a farewell without answer, also that of a call that ended while a message
+// for it was under way.
 func TestAStopCutsOffFarewells(t *testing.T) {
 	for range 30 {
 		virtualSockets(t, 1000, func(http.ResponseWriter, *http.Request) error {
@@ -342,15 +342,15 @@ func TestAStopCutsOffFarewells(t *testing.T) {
 	}
 }
 
-// Who is cut off is so at once, also where nobody reads its socket at that moment and the
-// farewell would wait for an answer by itself.
+// A client is cut off at once, also if nobody reads its socket at that moment and the farewell
+// would wait for an answer itself.
 func TestStopEndsSocketsThatNobodyReads(t *testing.T) {
 	r, _, _ := watchRig(t, nil)
 	const clients = 8
 	heard := make(chan struct{}, clients)
 	r.gateway.sockets.next = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		heard <- struct{}{}
-		<-r.Context().Done() // and takes no message in
+		<-r.Context().Done() // and takes no message
 	})
 	for range clients {
 		c := socket(t, r, "/v3/watch", nil)
@@ -366,8 +366,8 @@ func TestStopEndsSocketsThatNobodyReads(t *testing.T) {
 	}
 }
 
-// A call that takes one message has heard all behind it: it would wait for more otherwise,
-// and the client for it.
+// A call with one message gets the end behind it. Otherwise it would wait for more, and the client
+// for the call.
 func TestSocketsOfOneMessage(t *testing.T) {
 	r := newRig(t, "http", nil)
 	r.gateway.sockets.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -384,7 +384,7 @@ func TestSocketsOfOneMessage(t *testing.T) {
 	}
 }
 
-// What is no message ends its call, and the socket with it: nobody reads on.
+// A malformed message ends its call and the socket.
 func TestBrokenMessagesEndSockets(t *testing.T) {
 	r, _, _ := watchRig(t, func(o *Options) { o.Leases = &fakeLeases{} })
 	for _, first := range []string{"", `{"create_request":{"key":"YQ=="}}`} {

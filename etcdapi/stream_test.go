@@ -20,8 +20,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// TestRangeStream: what comes in parts is one answer, whose header is in the last part
-// and complete; errors are etcd's, before the first part and behind it.
+// TestRangeStream: the parts make up one answer, with a complete header in the last part. Errors
+// are etcd's, before the first part and behind it.
 func TestRangeStream(t *testing.T) {
 	r := newRig(t, "http", nil)
 	kv := pb.NewKVClient(r.client(t, clientv3.Config{}).ActiveConnection())
@@ -69,7 +69,7 @@ func TestRangeStream(t *testing.T) {
 			t.Errorf("%v: %v, want %v", c.req, err, c.want)
 		}
 	}
-	// A target without an order is the order of the keys.
+	// A target without an order gives key order.
 	r.kv.set(nil, false)
 	stream, err = kv.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte("k"), SortTarget: pb.RangeRequest_MOD})
 	if err == nil {
@@ -80,9 +80,8 @@ func TestRangeStream(t *testing.T) {
 	}
 }
 
-// awaitUnsent waits until the bytes that gRPC holds are so many.
-// It bounds only a test that hangs: with the race detector and beside other work, an answer
-// of 24 MiB may take more than ten seconds to be encoded.
+// awaitUnsent waits until gRPC holds so many bytes. It bounds only a test that hangs: with the race
+// detector and beside other work, an answer of 24 MiB may take more than ten seconds to be encoded.
 func (r *rig) awaitUnsent(t *testing.T, want func(int64) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -94,8 +93,8 @@ func (r *rig) awaitUnsent(t *testing.T, want func(int64) bool) {
 	}
 }
 
-// TestUnsentAnswersAreBounded: what clients do not take counts until they do or are gone,
-// and reads of many keys are refused meanwhile.
+// TestUnsentAnswersAreBounded: bytes that clients have not taken count until they do or are gone.
+// Reads of many keys are refused meanwhile.
 func TestUnsentAnswersAreBounded(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.UnsentBytes = 3 << 20 })
 	r.kv.value = make([]byte, 4<<20)
@@ -131,7 +130,7 @@ func TestUnsentAnswersAreBounded(t *testing.T) {
 	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
 }
 
-// TestStreamedKeys: a part is a RangeStreamResponse, whatever is in it.
+// TestStreamedKeys: every part is a RangeStreamResponse.
 func TestStreamedKeys(t *testing.T) {
 	kvs := []*mvccpb.KeyValue{{Key: []byte("k"), ModRevision: 3}, {Key: []byte("l"), Value: []byte("v")}}
 	keys, err := proto.Marshal(&pb.RangeResponse{Kvs: kvs})
@@ -164,8 +163,7 @@ func TestStreamedKeys(t *testing.T) {
 	}
 }
 
-// A response whose events were encoded for many is what protobuf makes of it, however large
-// they are.
+// A response with events encoded for many equals protobuf's encoding, for events of any size.
 func TestSharedResponse(t *testing.T) {
 	for _, id := range []int64{0, 1, 300} {
 		for _, size := range []int{10, copiedBytes, 5 * copiedBytes} {

@@ -22,8 +22,8 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// What etcd says of watchers that it does not make. clientv3 gives these texts to its
-// callers; etcd has no error values for them in its API.
+// etcd's texts for watchers that it does not create. clientv3 gives them to its callers; etcd's API
+// has no error values for them.
 const (
 	reasonTooLarge    = "skein: revision %d is too large for one watch response"
 	reasonEmptyRange  = "mvcc: watcher range is empty"
@@ -31,23 +31,23 @@ const (
 )
 
 const (
-	// autoWatchID has the server choose an id; invalidWatchID is that of a watcher that was
-	// not made, and of progress for all watchers of a stream.
+	// autoWatchID has the server choose an id. invalidWatchID is the id of a watcher that was not
+	// created, and of progress for all watchers of a stream.
 	autoWatchID    = 0
 	invalidWatchID = -1
-	// controlQueue is how many answers to requests wait for their header, and how many
-	// for the sender; beyond it the stream's requests wait.
+	// controlQueue bounds the answers that wait for their header, and those that wait for the
+	// sender. Beyond it the stream's requests wait.
 	controlQueue = 16
-	// createWithin is for how long a watcher is tried to be made while no sequencer
-	// answers, headerWithin for how long an answer waits for the revision of its header.
+	// createWithin is for how long creating a watcher is tried while no sequencer answers.
+	// headerWithin is for how long an answer waits for the revision of its header.
 	createWithin = 5 * time.Second
-	// Once none has, those behind it wait for headerAgain only, until one does.
+	// After one timeout the next answers wait for headerAgain only, until the sequencer answers.
 	headerWithin = 5 * time.Second
 	headerAgain  = 100 * time.Millisecond
 	retryPause   = 20 * time.Millisecond
-	// settleWithin is for how long an answer waits for the events that belong before it. A
-	// range without a leader for longer than that has its watchers told later, and does not
-	// keep the stream from having others.
+	// settleWithin is for how long an answer waits for the events that belong before it. If a range
+	// has no leader for longer, its watchers get events later, and the stream's other watchers do
+	// not wait.
 	settleWithin = 5 * time.Second
 )
 
@@ -57,52 +57,50 @@ type watchServer struct {
 	pb.UnsafeWatchServer
 }
 
-// watchStream is one stream: a goroutine takes requests, one asks the sequencer for what
-// their answers need, and another one, the handler's own, sends whatever there is to send.
+// watchStream is one stream. One goroutine takes requests, one asks the sequencer for what their
+// answers need, and the handler's own sends.
 type watchStream struct {
 	s    *Server
 	grpc pb.Watch_WatchServer
 	hub  *watch.Stream
-	// asked are answers in the order of their requests, control those that may be sent.
+	// asked are answers in the order of their requests, and control those that may be sent.
 	asked, control chan control
-	// ask has a value when the client wants to know how far it is.
+	// ask has a value when the client wants progress.
 	ask chan struct{}
 
 	mu sync.Mutex
-	// Guarded by mu. ids are the watchers by their ids; one that was cancelled for
-	// compaction keeps its id until its client cancels it too, as in etcd. nextID is the
-	// next one that the server chooses.
+	// Guarded by mu. ids are the watchers by their ids. As in etcd, one that was cancelled for
+	// compaction keeps its id until its client cancels it too. nextID is the server's next choice.
 	ids    map[int64]*watcher
 	nextID int64
 
-	// announced are the watchers whose creation the client was told. Only the sender touches
-	// them.
+	// announced are the watchers whose creation the client was told. Only the sender uses them.
 	announced map[*watch.Watcher]*watcher
 
-	// shared is the response that is being sent, if its events were encoded for many. Its
-	// head has headRevision, of headTerm: what the stream's watchers are told at a time they
-	// are told with one header. Only the sender touches them.
+	// shared is the response being sent, if its events were encoded for many. Its head has headRevision and headTerm: all
+	// watchers of the stream share one header at a time.
+	// Only the sender uses them.
 	shared       sharedResponse
 	headRevision keyspace.Revision
 	headTerm     uint64
 
-	// next is the answer that is sent next, once all is that belongs before it: until
-	// overdue, which is set where it had to wait. Only the sender touches them.
+	// next is the next answer. It is sent behind the events that belong before it, or at overdue,
+	// which is set if it has to wait. Only the sender uses them.
 	next    *control
 	overdue clock.Timer
 }
 
-// watcher is a watcher as its stream knows it.
+// watcher is a watcher of the stream.
 type watcher struct {
 	id       int64
 	w        *watch.Watcher
 	fragment bool
-	// progress says that the client wants progress, quiet that nothing was sent since the
-	// last tick. Only the sender touches quiet.
+	// progress says that the client wants progress, and quiet that nothing was sent since the last
+	// tick. Only the sender uses quiet.
 	progress, quiet bool
 }
 
-// control is an answer to a request, and whose creation or end it tells. Without a header it
+// control is an answer to a request, with the watcher that it creates or ends. Without a header it
 // gets that of the current revision.
 type control struct {
 	resp         *pb.WatchResponse
@@ -120,7 +118,7 @@ func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	ctx, cancel := context.WithCancel(g.Context())
 	defer cancel()
 	received := make(chan error, 1)
-	// It may wait for the client until the handler has returned, which ends the stream.
+	// It may wait for the client until the handler returns, which ends the stream.
 	go func() { received <- st.receive(ctx) }()
 	var asker sync.WaitGroup
 	asker.Go(func() { st.askSequencer(ctx) })
@@ -133,26 +131,26 @@ func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	return err
 }
 
-// now is ready at all times.
+// now is always ready.
 var now = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// turnsOfEvents is how many times events may be sent before all else has its turn, and
-// before a stream gives way to what else the node does: a put to a prefix with a thousand
-// watchers makes a thousand messages, which the next put need not wait for. What comes
-// meanwhile leaves in the same messages.
+// turnsOfEvents is how many times events are sent before everything else has its turn, and before
+// the stream yields the processor. A put to a prefix with a thousand watchers makes a thousand
+// messages, and the next put must not wait for them. Events that come meanwhile leave in the same
+// messages.
 const turnsOfEvents = 16
 
-// send sends answers, events and progress, until the stream ends.
+// send sends answers, events and progress until the stream ends.
 func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 	tick := st.s.opts.Clock.NewTimer(st.s.progressInterval())
 	defer tick.Stop()
 	defer st.endWait()
 	for turn := 0; ; {
-		// What was asked for first is answered first.
+		// Answers are sent in the order of their requests.
 		if turn == 0 {
 			if err := st.answers(false); err != nil {
 				return err
@@ -171,13 +169,13 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 				continue
 			}
 			runtime.Gosched()
-			wake = now // there may be more; all else has its turn still
+			wake = now // there may be more; everything else still has its turn
 		}
 		control, overdue := st.control, (<-chan time.Time)(nil)
 		if st.next != nil {
 			control, overdue = nil, st.overdue.C()
 			if turn > 0 {
-				wake = now // what it waited for may be what was just sent
+				wake = now // it may have waited for the message just sent
 			}
 		}
 		turn = 0
@@ -198,7 +196,7 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 			if err != nil {
 				return err
 			}
-			received = nil // the client says no more, and still listens
+			received = nil // the client sends no more, and still receives
 		case <-st.s.ending:
 			return rpctypes.ErrGRPCStopped
 		case <-ctx.Done():
@@ -207,8 +205,8 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 	}
 }
 
-// progressInterval is the time between two looks for watchers that are due progress,
-// with some jitter, so that streams which began together do not stay together.
+// progressInterval is the time between two looks for watchers that are due progress. It has some
+// jitter, so that streams that began together drift apart.
 func (s *Server) progressInterval() time.Duration {
 	d := s.opts.WatchProgressInterval
 	if tenth := int64(d / 10); tenth > 0 {
@@ -217,10 +215,10 @@ func (s *Server) progressInterval() time.Duration {
 	return d
 }
 
-// answers sends the answers that are there, in order. An answer under the header of a
-// revision goes behind the events up to there of all watchers that the client has, as
-// progress does: where a put was answered and a watcher is refused then, the put's event
-// comes first, like in etcd. giveUp says that the next one has waited for long enough.
+// answers sends the available answers in order. An answer with a revision in its header follows the
+// events of all announced watchers up to that revision, as progress does. If a put was answered and
+// a watcher is refused then, the put's event comes first, as in etcd. giveUp says that the next
+// answer has waited for long enough.
 func (st *watchStream) answers(giveUp bool) error {
 	for {
 		if st.next == nil {
@@ -273,7 +271,7 @@ func (st *watchStream) answer(c control) error {
 	return nil
 }
 
-// deliver sends what a watcher is told, whose creation was told before.
+// deliver sends a delivery to a watcher that was announced.
 func (st *watchStream) deliver(d watch.Delivery) error {
 	if d.Watcher == nil {
 		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: invalidWatchID})
@@ -320,12 +318,11 @@ func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
 	}
 	st.shared.id = w.id
 	err := st.grpc.SendMsg(&st.shared)
-	clear(st.shared.events) // gRPC has its own hold of them: a stream that is at rest keeps none
+	clear(st.shared.events) // gRPC has its own references; an idle stream keeps none
 	return st.sent(err)
 }
 
-// sendFragments sends a response in pieces that stay below the bound of a message, or
-// hold one event that does not.
+// sendFragments sends a response in parts below the bound of a message, or of one larger event.
 func (st *watchStream) sendFragments(resp *pb.WatchResponse) error {
 	limit := st.s.opts.MaxRequestBytes + grpcOverheadBytes
 	if proto.Size(resp) < limit || len(resp.Events) < 2 {
@@ -343,7 +340,7 @@ func (st *watchStream) sendFragments(resp *pb.WatchResponse) error {
 	return nil
 }
 
-// fitting returns how many of the events fit into a message, one at least.
+// fitting returns how many of the events fit into a message, at least one.
 func fitting(events []*mvccpb.Event, size, limit int) int {
 	for i, e := range events {
 		body := proto.Size(e)
@@ -363,8 +360,7 @@ func varintBytes(n int) int {
 	return b
 }
 
-// notify tells the watchers that want it, and were told nothing since the last tick, how
-// far they are.
+// notify sends progress to the watchers that want it and got nothing since the last tick.
 func (st *watchStream) notify() error {
 	timer := clock.StartStopwatch()
 	for hw, w := range st.announced {
@@ -390,7 +386,7 @@ func (st *watchStream) sendResponse(resp *pb.WatchResponse) error {
 	return st.sent(st.grpc.Send(resp))
 }
 
-// sent counts what could not be sent.
+// sent counts a response that could not be sent.
 func (st *watchStream) sent(err error) error {
 	if err != nil && st.grpc.Context().Err() == nil {
 		st.s.metrics.StreamFailures.WithLabelValues("send", "watch").Inc()
@@ -398,15 +394,14 @@ func (st *watchStream) sent(err error) error {
 	return err
 }
 
-// header is a response's header; 0 is what etcd has where it cancels for compaction.
+// header returns a response's header. etcd has revision 0 there when it cancels for compaction.
 func (st *watchStream) header(rev keyspace.Revision) *pb.ResponseHeader {
 	h := &pb.ResponseHeader{Revision: int64(rev)}
 	st.s.fill(h)
 	return h
 }
 
-// receive takes requests until the client sends no more, which is no error, or the
-// stream ends.
+// receive takes requests until the client sends no more, which is no error, or the stream ends.
 func (st *watchStream) receive(ctx context.Context) error {
 	for {
 		req, err := st.grpc.Recv()
@@ -424,18 +419,18 @@ func (st *watchStream) receive(ctx context.Context) error {
 			c = st.cancel(r.CancelRequest)
 		case *pb.WatchRequest_ProgressRequest:
 			if !st.watching() {
-				continue // like in etcd: a watcher that is made behind it does not answer it
+				continue // as in etcd: a watcher created behind it does not answer it
 			}
 			select {
 			case st.ask <- struct{}{}:
-			default: // the one that waits will be asked for later than this one
+			default: // the waiting request will be asked later than this one came
 			}
 		}
 		if err != nil {
 			return kverror.GRPC(err)
 		}
 		if c.resp == nil {
-			continue // etcd does not answer what it does not understand
+			continue // etcd does not answer unknown requests
 		}
 		select {
 		case st.asked <- c:
@@ -445,8 +440,8 @@ func (st *watchStream) receive(ctx context.Context) error {
 	}
 }
 
-// askSequencer asks for what is current where a header says so, and how far the stream is,
-// until it ends. No request waits for that.
+// askSequencer gets the current revision for headers and for progress until the stream ends. No
+// request waits for it.
 func (st *watchStream) askSequencer(ctx context.Context) {
 	within := headerWithin
 	for {
@@ -471,7 +466,7 @@ func (st *watchStream) askSequencer(ctx context.Context) {
 	}
 }
 
-// askProgress asks how far the stream is; where no sequencer answers, the client asks again.
+// askProgress requests the stream's progress. If no sequencer answers, the client asks again.
 func (st *watchStream) askProgress(ctx context.Context) {
 	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
 	defer cancel()
@@ -480,8 +475,8 @@ func (st *watchStream) askProgress(ctx context.Context) {
 	}
 }
 
-// begin begins a watcher, again while no sequencer answers: it would be a failure that
-// etcd's clients do not know.
+// begin begins a watcher. It tries again while no sequencer answers, because etcd's clients do not
+// know such a failure.
 func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (w *watch.Watcher, current keyspace.Revision, err error) {
 	wctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, createWithin)
 	defer cancel()
@@ -493,8 +488,8 @@ func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (
 	}
 }
 
-// current is the revision of an answer's header: the last known one, and ok is false, where
-// no sequencer answers soon.
+// current returns the revision for an answer's header. If no sequencer answers soon, that is the
+// last known one, and ok is false.
 func (st *watchStream) current(ctx context.Context, within time.Duration) (rev keyspace.Revision, ok bool) {
 	ctx, cancel := clock.WithTimeout(ctx, st.s.opts.Clock, within)
 	defer cancel()
@@ -505,7 +500,7 @@ func (st *watchStream) current(ctx context.Context, within time.Duration) (rev k
 	return rev, err == nil
 }
 
-// create makes a watcher, or says why not.
+// create creates a watcher, or says why not.
 func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (control, error) {
 	if r == nil {
 		return control{}, nil
@@ -545,8 +540,7 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 	return control{resp: resp, created: w}, nil
 }
 
-// claimID gives the watcher its id, which is the client's or, if it has none, the next
-// that is free.
+// claimID gives the watcher its id: the client's or, without one, the next free one.
 func (st *watchStream) claimID(w *watcher) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -570,14 +564,14 @@ func (st *watchStream) watching() bool {
 	return len(st.ids) > 0
 }
 
-// refuse answers the request for a watcher that is not made.
+// refuse answers a request whose watcher is not created.
 func (st *watchStream) refuse(reason string) control {
 	return control{resp: &pb.WatchResponse{
 		WatchId: invalidWatchID, Created: true, Canceled: true, CancelReason: reason,
 	}}
 }
 
-// forget gives a watcher's id free, and returns whose it was.
+// forget frees a watcher's id and returns the watcher.
 func (st *watchStream) forget(id int64) *watcher {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -586,7 +580,7 @@ func (st *watchStream) forget(id int64) *watcher {
 	return w
 }
 
-// cancel ends a watcher; one that there is not gets no answer.
+// cancel ends a watcher. An unknown one gets no answer.
 func (st *watchStream) cancel(r *pb.WatchCancelRequest) control {
 	if r == nil {
 		return control{}

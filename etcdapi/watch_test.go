@@ -28,18 +28,17 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// oneRange plays a cluster of one range that never changes: what is put is an event at
-// once.
+// oneRange plays a cluster of one range that never changes, where a put is an event at once.
 type oneRange struct {
 	mu sync.Mutex
-	// Guarded by mu. moved is closed and made anew with each event.
+	// Guarded by mu. moved is closed and replaced at each event.
 	rev, compacted keyspace.Revision
 	events         []rangeapi.Event
 	moved          chan struct{}
 	broken         error
-	// asked counts the questions for the current revision. Guarded by mu.
+	// asked counts the requests for the current revision. Guarded by mu.
 	asked int
-	// slow is how long such a question takes. Guarded by mu.
+	// slow is how long such a request takes. Guarded by mu.
 	slow time.Duration
 	// late is how long an event takes to its gateway. It does not change.
 	late time.Duration
@@ -210,8 +209,8 @@ func recv(t *testing.T, st pb.Watch_WatchClient) *pb.WatchResponse {
 	return resp
 }
 
-// What a watcher is told first is that it was created, under a header with all fields;
-// the events of its past come behind that.
+// A watcher's first message says that it was created, under a complete header; the events of its
+// past follow.
 func TestWatchCreatedComesFirst(t *testing.T) {
 	_, o, st := watchRig(t, nil)
 	const all = 20
@@ -237,7 +236,7 @@ func TestWatchCreatedComesFirst(t *testing.T) {
 	}
 }
 
-// A response that is larger than a message may be comes in pieces to who wants that.
+// A response larger than a message comes in fragments to a client that wants them.
 func TestWatchFragments(t *testing.T) {
 	_, o, st := watchRig(t, func(opts *Options) { opts.MaxRequestBytes = 2000 - grpcOverheadBytes })
 	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte{0}, Fragment: true})))
@@ -265,8 +264,8 @@ func TestWatchFragments(t *testing.T) {
 	}
 }
 
-// Progress that a stream without watchers asks for is nobody's: a slow sequencer does
-// not have the watcher that is made behind the request answer it.
+// A progress request on a stream without watchers gets no answer. With a slow sequencer, a watcher
+// created behind the request does not answer it.
 func TestWatchProgressBeforeTheFirstWatcher(t *testing.T) {
 	_, o, st := watchRig(t, nil)
 	must(t, st.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{}}))
@@ -285,7 +284,7 @@ func TestWatchProgressBeforeTheFirstWatcher(t *testing.T) {
 	}
 }
 
-// Who is told nothing is told how far it is, once per interval.
+// An idle watcher gets progress once per interval.
 func TestWatchProgressNotify(t *testing.T) {
 	_, o, st := watchRig(t, func(opts *Options) { opts.WatchProgressInterval = 100 * time.Millisecond })
 	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a"), ProgressNotify: true})))
@@ -321,8 +320,8 @@ func TestWatchStreamsEnd(t *testing.T) {
 	}
 }
 
-// A sequencer that is away or has too much to do ends no stream: what needs it waits or
-// is left out, what does not is answered.
+// A sequencer that is away or overloaded ends no stream. Answers that need it wait or are left out,
+// and others are sent.
 func TestWatchStreamsOutliveTheSequencer(t *testing.T) {
 	_, o, st := watchRig(t, nil)
 	o.put("a")

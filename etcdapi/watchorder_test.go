@@ -58,8 +58,8 @@ func (v *virtualStream) SendMsg(m any) error {
 	return v.Send(&r)
 }
 
-// inVirtualTime calls f with a stream of a server whose events come late by so much. The
-// stream is cancelled behind it, and has to end.
+// inVirtualTime calls f with a stream of a server whose events come late. The stream is cancelled
+// afterwards, and has to end.
 func inVirtualTime(t *testing.T, late time.Duration, f func(v *virtualStream)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,7 +95,7 @@ func (v *virtualStream) send(r *pb.WatchRequest) {
 	}
 }
 
-// told waits for the next response, and says what it is and when it came.
+// told waits for the next response, and returns it and when it came.
 func (v *virtualStream) told() (r *pb.WatchResponse, after time.Duration) {
 	v.t.Helper()
 	began := time.Now()
@@ -107,13 +107,13 @@ func (v *virtualStream) told() (r *pb.WatchResponse, after time.Duration) {
 	return r, time.Since(began)
 }
 
-// silent says whether nothing is told for so long.
+// silent says whether nothing comes for so long.
 func (v *virtualStream) silent(d time.Duration) bool {
 	time.Sleep(d)
 	return len(v.out) == 0
 }
 
-// watches makes a watcher of the key, with the id.
+// watches creates a watcher of the key, with the id.
 func (v *virtualStream) watches(id int64, key string) {
 	v.t.Helper()
 	v.send(createWatch(&pb.WatchCreateRequest{Key: []byte(key), WatchId: id}))
@@ -127,7 +127,7 @@ func cancelRequest(id int64) *pb.WatchRequest {
 	return &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: id}}}
 }
 
-// controls are requests whose answers tell a revision, beside a watcher 1 of a and 2 of b.
+// controls are requests whose answers name a revision, beside a watcher 1 of a and 2 of b.
 var controls = []struct {
 	name    string
 	request *pb.WatchRequest
@@ -140,9 +140,8 @@ var controls = []struct {
 	{"cancelled", cancelRequest(2)},
 }
 
-// An answer that tells a revision goes behind the events up to there of the stream's other
-// watchers: nothing at or below it comes behind it. It comes at once where there is nothing to
-// wait for.
+// An answer that names a revision follows the events of the stream's other watchers up to there: no
+// event at or below it follows. It comes at once if there is nothing to wait for.
 func TestWatchAnswersBehindEvents(t *testing.T) {
 	const late = 7 * time.Millisecond
 	for _, c := range controls {
@@ -176,8 +175,8 @@ func TestWatchAnswersBehindEvents(t *testing.T) {
 	}
 }
 
-// Answers leave in the order of their requests, also where one has to wait and one has
-// nothing to wait for. While they wait requests are taken, and events are told.
+// Answers leave in the order of their requests, even if only some of them have to wait. Meanwhile
+// requests are taken, and events leave.
 func TestWatchAnswersInOrder(t *testing.T) {
 	inVirtualTime(t, 50*time.Millisecond, func(v *virtualStream) {
 		v.watches(1, "a")
@@ -201,8 +200,8 @@ func TestWatchAnswersInOrder(t *testing.T) {
 	})
 }
 
-// Where the events do not come an answer waits for some seconds, once: those behind it do
-// not, until events come again. The end of a stream does not wait for it.
+// Without the events an answer waits for some seconds, once. Answers behind it do not wait until
+// events come again. The end of a stream does not wait either.
 func TestWatchAnswersWithoutEvents(t *testing.T) {
 	inVirtualTime(t, time.Hour, func(v *virtualStream) {
 		v.watches(1, "a")
@@ -240,8 +239,8 @@ func TestWatchAnswersWithoutEvents(t *testing.T) {
 	})
 }
 
-// Where no sequencer answers the first answer waits for it for some seconds, and those behind
-// it hardly do.
+// Without a sequencer the first answer waits for it for some seconds, and those behind it hardly
+// wait.
 func TestWatchAnswersWithoutSequencer(t *testing.T) {
 	inVirtualTime(t, time.Millisecond, func(v *virtualStream) {
 		v.watches(1, "a")
@@ -262,7 +261,7 @@ func TestWatchAnswersWithoutSequencer(t *testing.T) {
 	})
 }
 
-// A client that takes events as fast as they come is answered all the same.
+// A client that takes events as fast as they come gets its answers all the same.
 func TestWatchAnswersBetweenEvents(t *testing.T) {
 	inVirtualTime(t, time.Millisecond, func(v *virtualStream) {
 		v.watches(1, "a")
@@ -291,8 +290,8 @@ func TestWatchAnswersBetweenEvents(t *testing.T) {
 	})
 }
 
-// The revision of a header is that of the sequencer, however long it takes to say it; while
-// it says nothing no request waits but for what it says itself.
+// A header's revision is the sequencer's, however slow the sequencer is. Meanwhile only requests
+// wait that need its answer themselves.
 func TestWatchAnswersWaitForTheSequencer(t *testing.T) {
 	inVirtualTime(t, 0, func(v *virtualStream) {
 		v.watches(1, "a")

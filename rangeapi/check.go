@@ -9,19 +9,18 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// MaxRequestBytes is the most that Limits.MaxRequestBytes may be: what one entry holds of a
-// put, or of a transaction of as many operations as etcd allows by default. One that has
-// thousands of small operations may write more than an entry holds and is refused itself.
+// MaxRequestBytes bounds Limits.MaxRequestBytes. One entry has room for a put of that size, or for
+// such a transaction with the operations that etcd allows by default. A transaction with thousands
+// of small operations may exceed an entry and is refused by itself.
 const MaxRequestBytes = 4 << 20
 
-// MaxReadOnlyCompares is how many compares a gateway may have evaluated by one transaction that
-// only reads and has a nested one for each, whatever MaxTxnOps is.
+// MaxReadOnlyCompares bounds the compares that a gateway evaluates by one read-only transaction,
+// which has a nested one for each. It holds whatever MaxTxnOps is.
 const MaxReadOnlyCompares = 60
 
-// CheckRequest refuses what the evaluation relies on not to get: no empty key, a
-// bounded number of operations, a bounded size. The gateways have asked for more:
-// which keys a transaction may touch twice is etcdapi's matter alone, and the
-// evaluation copes with any.
+// CheckRequest refuses requests that the evaluation cannot take: empty keys, too many operations,
+// too many bytes. The gateways have checked more. Only etcdapi checks which keys a transaction
+// touches twice; the evaluation copes with any.
 func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
@@ -39,7 +38,8 @@ func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 	case *pb.TxnRequest:
 		ops := maxTxnOps
 		if !CanWrite(o) {
-			// It may be a gateway's look. What a client may ask for, its gateway has checked.
+			// It may be a gateway's evaluation of compares. The client's gateway has checked its
+			// bound.
 			ops = max(ops, MaxReadOnlyCompares+1)
 		}
 		if err := checkTxn(o, ops); err != nil {
@@ -89,8 +89,8 @@ func checkDelete(r *pb.DeleteRangeRequest) error {
 	return nil
 }
 
-// checkTxn checks a transaction with ops operations left. A nested transaction
-// gets what its parent does not use.
+// checkTxn checks a transaction that may have ops operations. A nested transaction may have those
+// that its parent does not use.
 func checkTxn(t *pb.TxnRequest, ops int) error {
 	used := max(len(t.GetCompare()), len(t.GetSuccess()), len(t.GetFailure()))
 	if used > ops {
@@ -122,12 +122,12 @@ func checkOp(op *pb.RequestOp, ops int) error {
 	case *pb.RequestOp_RequestTxn:
 		return checkTxn(o.RequestTxn, ops)
 	}
-	// So does etcd answer an empty operation.
+	// etcd answers an empty operation like this.
 	return kverror.KeyNotFound
 }
 
-// EndsLocks says whether a command may end a lock that others wait for. Such commands have
-// a bus method and a budget of their own.
+// EndsLocks says whether a command may end a lock that others wait for. Such commands have their
+// own bus method and budget.
 func EndsLocks(op TxnOp) bool {
 	switch op.Kind() {
 	case TxnPrepare, TxnRevoke, TxnLeaseKeys:
@@ -137,21 +137,21 @@ func EndsLocks(op TxnOp) bool {
 	return true
 }
 
-// CheckTxnOp refuses what the evaluation relies on not to get.
+// CheckTxnOp refuses commands that the evaluation cannot take.
 func CheckTxnOp(op TxnOp) error {
 	p, ok := op.(*Prepare)
 	if !ok {
 		return checkLeaseOp(op)
 	}
 	if p.Revoke != 0 && len(p.Guards)+len(p.Writes) > 0 {
-		return BadRequest("transaction %s revokes lease %d and does more", p.Name, p.Revoke)
+		return BadRequest("transaction %s revokes lease %d and has other operations", p.Name, p.Revoke)
 	}
 	if len(p.Anchor) == 0 || p.Name.Attempt == 0 {
 		return BadRequest("transaction %s with anchor %q", p.Name, p.Anchor)
 	}
 	for i := range p.Guards {
 		if len(p.Guards[i].Compare.GetKey()) == 0 || p.Guards[i].Want > WantFails {
-			return BadRequest("guard %v", p.Guards[i].Compare)
+			return BadRequest("malformed guard %v", p.Guards[i].Compare)
 		}
 	}
 	for i := range p.Writes {
@@ -162,7 +162,7 @@ func CheckTxnOp(op TxnOp) error {
 		case *pb.DeleteRangeRequest:
 			err = checkDelete(o)
 		default:
-			err = BadRequest("%T is no write", o)
+			err = BadRequest("%T is not a write", o)
 		}
 		if err != nil {
 			return err
@@ -171,8 +171,8 @@ func CheckTxnOp(op TxnOp) error {
 	return nil
 }
 
-// CompareAbsent says whether a compare holds where its key is not there: its numbers are 0
-// then, and its value compares with nothing.
+// CompareAbsent says whether a compare holds for an absent key. Its numbers are 0, and no value
+// compares with it.
 func CompareAbsent(c *pb.Compare) bool {
 	var want int64
 	switch c.GetTarget() {
@@ -190,8 +190,8 @@ func CompareAbsent(c *pb.Compare) bool {
 	return Holds(c.GetResult(), cmp.Compare(0, want))
 }
 
-// Holds says whether a comparison with the given result is what was asked for. A
-// result that etcd does not know holds, as in etcd.
+// Holds says whether a comparison's result satisfies the compare. As in etcd, an unknown result
+// holds.
 func Holds(want pb.Compare_CompareResult, result int) bool {
 	switch want {
 	case pb.Compare_EQUAL:
@@ -204,4 +204,20 @@ func Holds(want pb.Compare_CompareResult, result int) bool {
 		return result < 0
 	}
 	return true
+}
+
+func checkPage(p *Page) error {
+	if p.RangeRequest == nil {
+		return BadRequest("page without a request")
+	}
+	if err := checkRange(p.RangeRequest); err != nil {
+		return err
+	}
+	if Sorts(p.RangeRequest) || p.GetCountOnly() {
+		return BadRequest("page in another order than key order, or without keys")
+	}
+	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
+		return BadRequest("page of %d bytes", p.MaxBytes)
+	}
+	return nil
 }

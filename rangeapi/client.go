@@ -26,8 +26,8 @@ type Client struct {
 	bus   Caller
 }
 
-// Local serves a Client's requests to replicas of its own node, without the bus. It
-// answers as the methods of Client do.
+// Local serves a Client's requests to replicas of its own node, without the bus. Its methods answer
+// as those of Client.
 type Local interface {
 	Do(ctx context.Context, req *Request) (*Response, error)
 	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error)
@@ -35,13 +35,13 @@ type Local interface {
 	History(q *HistoryRequest) (*HistoryPage, error)
 }
 
-// NewClient returns a client on node self, whose own replicas are local.
+// NewClient returns a client on node self, whose replicas local serves.
 func NewClient(self keyspace.NodeID, local Local, bus Caller) *Client {
 	return &Client{self: self, local: local, bus: bus}
 }
 
-// Do sends a request to the replica of its range on a node. Errors are of package
-// kverror and say whether the request may have been applied.
+// Do sends a request to the replica of its range on a node. Errors are of package kverror and say
+// whether the request may have been applied.
 func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
 	if node == c.self {
 		return c.local.Do(ctx, req)
@@ -56,26 +56,41 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardRequest, b)
-	if err != nil {
-		return nil, CallError(err, CanWrite(req.Op))
-	}
-	p, failed, err := DecodeAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	if failed != nil {
-		return nil, failed
-	}
-	return p, nil
+	return call(ctx, c, node, transport.MethodShardRequest, b, CanWrite(req.Op), DecodeAnswer)
 }
 
-// CallError turns an error of the bus into one of the table.
+// call sends a request to another node and decodes the answer, which may be the range's error.
+// write says that the request may change something.
+func call[A any](
+	ctx context.Context, c *Client, node keyspace.NodeID, m transport.Method, request []byte, write bool,
+	decode func([]byte) (A, *kverror.Error, error),
+) (A, error) {
+	var none A
+	b, err := c.bus.Call(ctx, node, m, request)
+	if err != nil {
+		return none, CallError(err, write)
+	}
+	a, failed, err := decode(b)
+	switch {
+	case err != nil:
+		return none, badAnswer(node, err)
+	case failed != nil:
+		return none, failed
+	}
+	return a, nil
+}
+
+// badAnswer returns the error for bytes that are no answer.
+func badAnswer(node keyspace.NodeID, err error) error {
+	return &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
+}
+
+// CallError turns an error of the bus into a kverror.
 func CallError(err error, write bool) error {
 	var remote *transport.RemoteError
 	switch {
 	case transport.NotDelivered(err), !write && errors.Is(err, transport.ErrUnreachable):
-		// A read that got lost has done nothing.
+		// A lost read has no effect.
 		return &kverror.Error{Kind: kverror.Unreachable, Detail: err.Error()}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return kverror.Of(err)
@@ -85,8 +100,7 @@ func CallError(err error, write bool) error {
 	return &kverror.Error{Kind: kverror.TimeoutConnectionLost, Detail: err.Error()}
 }
 
-// Txn sends a step of a transaction over several ranges to the replica of a range on a
-// node.
+// Txn sends a transaction command to the replica of a range on a node.
 func (c *Client) Txn(
 	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op TxnOp,
 ) (TxnAnswer, error) {
@@ -101,68 +115,38 @@ func (c *Client) Txn(
 	if EndsLocks(op) {
 		method = transport.MethodShardTxnEnd
 	}
-	answer, err := c.bus.Call(ctx, node, method, b)
-	if err != nil {
-		return nil, CallError(err, true)
+	a, err := call(ctx, c, node, method, b, true, DecodeTxnAnswer)
+	if err == nil && !a.answers(op.Kind()) {
+		return nil, badAnswer(node, fmt.Errorf("%T for %T", a, op))
 	}
-	a, failed, err := DecodeTxnAnswer(answer)
-	switch {
-	case err == nil && failed != nil:
-		return nil, failed
-	case err == nil && !a.answers(op.Kind()):
-		err = fmt.Errorf("%T for %T", a, op)
-	}
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	return a, nil
+	return a, err
 }
 
-// readFor is Do of a read on behalf of a transaction.
+// readFor is Do for a read on behalf of a transaction.
 func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
-	b := append([]byte(nil), txnWireVersion, byte(TxnRead))
-	b = binary.AppendUvarint(b, uint64(req.Range))
-	b = binary.AppendUvarint(b, uint64(req.Generation))
+	b := appendRange([]byte{txnWireVersion, byte(TxnRead)}, req.Range, req.Generation)
 	b = binary.AppendUvarint(AppendName(b, *req.Txn), uint64(req.ReadRevision))
 	b, err := marshal.MarshalAppend(b, req.Op)
 	if err != nil {
 		return nil, BadRequest("encode %T: %v", req.Op, err)
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardTxn, b)
-	if err != nil {
-		return nil, CallError(err, false)
-	}
-	p, failed, err := DecodeAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	if failed != nil {
-		return nil, failed
-	}
-	return p, nil
+	return call(ctx, c, node, transport.MethodShardTxn, b, false, DecodeAnswer)
 }
 
-// page is Do of a Page.
+// page is Do for a Page.
 func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p *Page) (*Response, error) {
 	b, err := AppendPageRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.bus.Call(ctx, node, transport.MethodShardPiece, b)
+	a, err := call(ctx, c, node, transport.MethodShardPiece, b, false, DecodePageAnswer)
 	if err != nil {
-		return nil, CallError(err, false)
-	}
-	a, failed, err := DecodePageAnswer(answer)
-	if err != nil {
-		return nil, &kverror.Error{Kind: kverror.Internal, Detail: fmt.Sprintf("answer of node %s: %v", node, err)}
-	}
-	if failed != nil {
-		return nil, failed
+		return nil, err
 	}
 	return &Response{Op: a}, nil
 }
 
-// AwaitResolved asks the node's replica of a range, see Replica.AwaitResolved.
+// AwaitResolved asks the node's replica of a range, see shard's Replica.AwaitResolved.
 func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *ResolvedRequest) (FeedPosition, error) {
 	if node == c.self {
 		return c.local.AwaitResolved(ctx, q)
@@ -174,7 +158,7 @@ func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *Res
 	return decodeResolved(b)
 }
 
-// History asks the node's replica of a range, see Replica.History.
+// History asks the node's replica of a range, see shard's Replica.History.
 func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
 	if node == c.self {
 		return c.local.History(q)
@@ -186,15 +170,14 @@ func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRe
 	return decodeHistoryPage(b)
 }
 
-// FeedStream is a gateway's stream of feeds from one node. Order and Recv may be used
-// at the same time, each by one goroutine.
+// FeedStream is a gateway's stream of feeds from one node. One goroutine may call Order while
+// another one calls Recv.
 type FeedStream struct{ st transport.Stream }
 
-// NewFeedStream returns the gateway's end of a stream of feeds that is open.
+// NewFeedStream returns the gateway's end of an open stream of feeds.
 func NewFeedStream(st transport.Stream) *FeedStream { return &FeedStream{st} }
 
-// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds the
-// opening alone.
+// OpenFeeds opens a stream of feeds from a node. The caller closes it. ctx bounds only the opening.
 func (c *Client) OpenFeeds(ctx context.Context, node keyspace.NodeID) (*FeedStream, error) {
 	st, err := c.bus.OpenStream(ctx, node, transport.MethodShardFeed, EncodeOrders(nil))
 	if err != nil {

@@ -11,12 +11,11 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// wireVersion leads the messages of bus method 16; docs/format/rangeapi.md has the
-// bytes.
+// wireVersion is the first byte of bus method 16's messages; docs/format/rangeapi.md has the bytes.
 const wireVersion = 2
 
-// requestOverheadBytes and answerOverheadBytes bound what a request and an answer have
-// beside their operation.
+// requestOverheadBytes and AnswerOverheadBytes bound the bytes of a request and an answer beside
+// their operation.
 const (
 	requestOverheadBytes = 2 + 3*binary.MaxVarintLen64
 	AnswerOverheadBytes  = 3
@@ -28,11 +27,11 @@ const (
 	StatusError = 1
 )
 
-// marshal appends op to dst. Decoders accept every order of fields, so that the
-// deterministic form is not asked for.
+// marshal appends op to dst. Its form need not be deterministic, because decoders accept any order
+// of fields.
 var marshal = proto.MarshalOptions{}
 
-// unmarshal drops fields that nobody here knows, as the plain forms do.
+// unmarshal drops unknown fields, as the plain forms do.
 var unmarshal = proto.UnmarshalOptions{DiscardUnknown: true}
 
 // AppendRequest appends the binary form of q to dst.
@@ -45,8 +44,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 		}
 	}
 	dst = append(dst, wireVersion, byte(kind))
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
 	if plain != 0 {
 		return appendPlain(dst, q.Op), nil
@@ -58,8 +56,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	return dst, nil
 }
 
-// DecodeRequest reads a Request that AppendRequest wrote. Its keys and values may be
-// parts of b.
+// DecodeRequest decodes what AppendRequest wrote. The request's keys and values may be parts of b.
 func DecodeRequest(b []byte) (*Request, error) {
 	if len(b) < 2 {
 		return nil, wire.ErrTruncated
@@ -95,18 +92,21 @@ func decodeOp(kind opKind, b []byte) (proto.Message, error) {
 	if kind == opPlainGet || kind == opPlainPut {
 		return decodePlain(kind, b)
 	}
-	op := newRequestOp(kind)
-	if op == nil {
-		return nil, fmt.Errorf("rangeapi: unknown operation %d", kind)
-	}
-	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
-	}
-	return op, nil
+	return decodeMessage(newRequestOp(kind), kind, b)
 }
 
-// AppendAnswer appends the binary form of a response, or of the error where it is
-// not nil, to dst.
+// decodeMessage decodes b into m, which is nil for an unknown kind.
+func decodeMessage(m proto.Message, kind opKind, b []byte) (proto.Message, error) {
+	if m == nil {
+		return nil, fmt.Errorf("rangeapi: unknown operation %d", kind)
+	}
+	if err := unmarshal.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("rangeapi: decode %T: %w", m, err)
+	}
+	return m, nil
+}
+
+// AppendAnswer appends the binary form of a response, or of the error if it is not nil.
 func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 	dst = append(dst, wireVersion)
 	if failed != nil {
@@ -122,9 +122,8 @@ func AppendAnswer(dst []byte, p *Response, failed error) ([]byte, error) {
 	return marshal.MarshalAppend(append(dst, StatusOK, byte(kind)), p.Op)
 }
 
-// DecodeAnswer reads what AppendAnswer wrote: a response, or in failed the error
-// that the range answered with. err says that the bytes are no answer. Keys and values
-// of a response may be parts of b.
+// DecodeAnswer decodes what AppendAnswer wrote: a response, or the range's error in failed. err
+// says that the bytes are no answer. The response's keys and values may be parts of b.
 func DecodeAnswer(b []byte) (p *Response, failed *kverror.Error, err error) {
 	if len(b) < 2 {
 		return nil, nil, wire.ErrTruncated
@@ -154,12 +153,5 @@ func decodeResponse(kind opKind, b []byte) (proto.Message, error) {
 	if kind == opPlainGet || kind == opPlainPut {
 		return decodePlainResponse(kind, b)
 	}
-	op := newResponseOp(kind)
-	if op == nil {
-		return nil, fmt.Errorf("rangeapi: unknown response %d", kind)
-	}
-	if err := unmarshal.Unmarshal(b, op); err != nil {
-		return nil, fmt.Errorf("rangeapi: decode %T: %w", op, err)
-	}
-	return op, nil
+	return decodeMessage(newResponseOp(kind), kind, b)
 }

@@ -1,6 +1,6 @@
 // Package rangeapi is how the rest of a node talks to the replicas of ranges: requests and
-// their answers, transactions' commands, feeds of events, their forms on the bus, and the
-// client that carries them. It knows no replica; package shard serves what is asked here.
+// answers, transaction commands, feeds of events, their wire forms, and the client that sends
+// them. It knows no replica; package shard serves the requests.
 //
 //	router, watch ──▶ Client ──┬─ on this node: Local, a function call ──▶ shard
 //	                           └─ elsewhere: bus methods 16, 18, 21 to 24 ─▶ shard
@@ -16,18 +16,30 @@
 //	21      FeedOrder (a stream)           FeedPart (a stream)
 //	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
 //
-// # The files, from the top down
+// # What is guaranteed
 //
-// client.go sends. check.go refuses malformed requests; shape.go orders, filters and limits
-// keys as etcd does. request.go, page.go, txn.go, lease.go and event.go are the types.
-// codec.go, plain.go, pagewire.go, txnwire.go and feedwire.go are their wire forms, on
-// reader.go.
+// A request carries the range's generation by which it was routed. A replica of another
+// generation refuses it and returns its descriptor. Every error is of package kverror and says
+// whether the request may have been applied. A decoder refuses unknown versions, and allocates
+// no more than its input can hold. docs/format/rangeapi.md has the bytes, and testdata/format
+// the golden files.
 //
-// # What holds
+// # Files
 //
-// A request carries the range's generation by which it was routed; a replica of another
-// generation refuses it and returns its descriptor. Every error is of package kverror and
-// says whether the request may have been applied. A decoder takes nothing that its input
-// only claims to have, and refuses unknown versions; docs/format/rangeapi.md has the bytes
-// and testdata/format the golden files.
+// From the top down; calls go downwards (internal/archtest holds it):
+//
+//	client.go    the client: sends by the bus, or to this node's replicas
+//	check.go     refuses malformed requests
+//	txnwire.go   wire forms of transaction commands and their answers
+//	pagewire.go  wire forms of pages
+//	feedwire.go  feeds, history and their wire forms
+//	event.go     Event and its wire form
+//	page.go      Page, and key values as they stand in etcd's answers
+//	lease.go     commands about a lease
+//	txn.go       transaction commands and their answers
+//	shape.go     orders, filters and limits keys as etcd does
+//	codec.go     wire forms of requests and answers
+//	plain.go     shorter wire forms of the most frequent requests
+//	request.go   Request, Response, and the keys that they name
+//	reader.go    elements that several wire forms share
 package rangeapi

@@ -13,13 +13,13 @@ import (
 // Event is one applied version, as watchers see it.
 type Event struct {
 	mvcc.Version
-	// Looked says that the version before this one was looked for; Prev is that version,
-	// nil where there is none, or where it may be compacted.
+	// Looked says that the version before was looked for. Prev is that version, or nil if there is
+	// none or if it may be compacted.
 	Looked bool
 	Prev   *mvcc.Version
 }
 
-// Bytes is about what the event takes in memory.
+// Bytes returns roughly what the event takes in memory.
 func (e *Event) Bytes() int64 {
 	n := e.Size() + eventOverheadBytes
 	if e.Prev != nil {
@@ -33,11 +33,11 @@ const eventOverheadBytes = 160
 // Flags of an event on the bus.
 const (
 	eventTombstone = 1 << iota
-	// eventLease: a lease follows. eventLooked and eventPrev: Looked, Prev.
+	// A lease follows eventLease. eventLooked and eventPrev are Looked and Prev.
 	eventLease
 	eventLooked
 	eventPrev
-	// eventPrevLease: the version before has a lease.
+	// The version before has a lease.
 	eventPrevLease
 
 	eventFlags = eventTombstone | eventLease | eventLooked | eventPrev | eventPrevLease
@@ -45,38 +45,26 @@ const (
 
 // AppendEvent appends the binary form of an event; docs/format/rangeapi.md has the bytes.
 func AppendEvent(dst []byte, e *Event) []byte {
-	var flags byte
-	if e.Tombstone {
-		flags |= eventTombstone
-	}
-	if e.Lease != 0 {
-		flags |= eventLease
-	}
-	if e.Looked {
-		flags |= eventLooked
-	}
+	flags := wire.Flag(e.Tombstone, eventTombstone) | wire.Flag(e.Lease != 0, eventLease) | wire.Flag(e.Looked, eventLooked)
 	if e.Prev != nil {
-		flags |= eventPrev
-		if e.Prev.Lease != 0 {
-			flags |= eventPrevLease
-		}
+		flags |= eventPrev | wire.Flag(e.Prev.Lease != 0, eventPrevLease)
 	}
 	dst = append(dst, flags)
 	dst = binary.AppendUvarint(dst, uint64(e.Mod))
 	dst = binary.AppendUvarint(dst, uint64(e.Sub))
 	dst = wire.AppendBytes(dst, e.Key)
 	if !e.Tombstone {
-		dst = appendPut(dst, &e.Version)
+		dst = AppendPut(dst, &e.Version)
 	}
 	if e.Prev != nil {
 		dst = binary.AppendUvarint(dst, uint64(e.Mod-e.Prev.Mod))
-		dst = appendPut(dst, e.Prev)
+		dst = AppendPut(dst, e.Prev)
 	}
 	return dst
 }
 
-// appendPut appends what a put has beside key and revision.
-func appendPut(dst []byte, v *mvcc.Version) []byte {
+// AppendPut appends a put without key and revision, as it stands in events and in entries.
+func AppendPut(dst []byte, v *mvcc.Version) []byte {
 	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
 	dst = binary.AppendUvarint(dst, uint64(v.Version))
 	if v.Lease != 0 {
@@ -87,7 +75,7 @@ func appendPut(dst []byte, v *mvcc.Version) []byte {
 
 var errEvent = errors.New("rangeapi: impossible event")
 
-// DecodeEvent reads an event into e, whose keys and values stay parts of b.
+// DecodeEvent decodes an event into e, whose keys and values stay parts of b.
 func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	if len(b) == 0 {
 		return nil, wire.ErrTruncated
@@ -116,7 +104,7 @@ func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 	case len(e.Key) == 0:
 		return nil, fmt.Errorf("%w: no key", errEvent)
 	case !e.Tombstone:
-		b, err = decodePut(b, flags&eventLease != 0, &e.Version)
+		b, err = DecodePut(b, flags&eventLease != 0, &e.Version)
 	case flags&eventLease != 0:
 		err = fmt.Errorf("%w: tombstone with a lease", errEvent)
 	}
@@ -131,11 +119,11 @@ func DecodeEvent(b []byte, e *Event) (rest []byte, err error) {
 		return nil, fmt.Errorf("%w: version before %d revisions older", errEvent, age)
 	}
 	e.Prev = &mvcc.Version{Key: e.Key, Mod: e.Mod - keyspace.Revision(age)}
-	return decodePut(b, flags&eventPrevLease != 0, e.Prev)
+	return DecodePut(b, flags&eventPrevLease != 0, e.Prev)
 }
 
-// decodePut reads what appendPut wrote of the version, whose Mod is there already.
-func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
+// DecodePut decodes what AppendPut wrote into v, whose Mod is set already.
+func DecodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) {
 	age, b, err := wire.Uvarint(b)
 	if err != nil {
 		return nil, err
@@ -145,7 +133,7 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 		return nil, err
 	}
 	if age >= uint64(v.Mod) || version == 0 || version > uint64(v.Mod) {
-		return nil, fmt.Errorf("%w: version %d, %d revisions old, at revision %d", errEvent, version, age, v.Mod)
+		return nil, fmt.Errorf("rangeapi: version %d, %d revisions old, at revision %d", version, age, v.Mod)
 	}
 	v.Create, v.Version = v.Mod-keyspace.Revision(age), int64(version)
 	if leased {
@@ -154,14 +142,14 @@ func decodePut(b []byte, leased bool, v *mvcc.Version) (rest []byte, err error) 
 			return nil, err
 		}
 		if v.Lease = keyspace.LeaseID(lease); v.Lease == 0 {
-			return nil, fmt.Errorf("%w: lease 0", errEvent)
+			return nil, errors.New("rangeapi: lease 0")
 		}
 	}
 	v.Value, rest, err = wire.Bytes(b)
 	return rest, err
 }
 
-// appendEvents appends a number of events and those themselves.
+// appendEvents appends the number of events and the events.
 func appendEvents(dst []byte, events []Event) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(events)))
 	for i := range events {
@@ -173,7 +161,7 @@ func appendEvents(dst []byte, events []Event) []byte {
 // minEventBytes is the least that an event takes on the bus.
 const minEventBytes = 5
 
-// decodeEvents reads what appendEvents wrote. Keys and values stay parts of b.
+// decodeEvents decodes what appendEvents wrote. Keys and values stay parts of b.
 func decodeEvents(b []byte) (events []Event, rest []byte, err error) {
 	n, b, err := wire.Uvarint(b)
 	if err != nil {

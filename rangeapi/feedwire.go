@@ -9,12 +9,11 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// FeedVersion leads the messages of bus methods 21 and 22; docs/format/rangeapi.md has
-// the bytes.
+// FeedVersion is the first byte of the messages of bus methods 21 and 22; docs/format/rangeapi.md
+// has the bytes.
 const FeedVersion = 2
 
-// FeedID names a feed within a gateway's stream; the gateway chooses it and never
-// uses one twice.
+// FeedID names a feed in a gateway's stream. The gateway chooses it and never reuses one.
 type FeedID uint64
 
 // FeedOrder opens a feed or, with Close, ends it.
@@ -22,29 +21,28 @@ type FeedOrder struct {
 	ID    FeedID
 	Close bool
 	Range keyspace.RangeID
-	// Generation is the range's: with another one the feed ends at once, with a
-	// WrongRange that has the descriptors of the heirs where the range is newer.
+	// Generation is the range's. At another one the feed ends at once with WrongRange, which has
+	// the heirs' descriptors if the range is newer.
 	Generation keyspace.Generation
 	// From is the first revision wanted.
 	From keyspace.Revision
-	// Prev wants the version before each event along.
+	// Prev wants the version before each event.
 	Prev bool
 }
 
-// FeedPosition is a place in the order in which a range of one generation applies its changes:
-// all replicas come to the same ones. The zero position is before all others.
+// FeedPosition is a position in the order in which a range of one generation applies its changes.
+// It is the same on all replicas. The zero position is before all others.
 type FeedPosition struct{ Term, Number uint64 }
 
-// Reaches says whether whoever is at m has applied all that was applied at o.
+// Reaches says whether a replica at m has applied everything that is applied at o.
 func (m FeedPosition) Reaches(o FeedPosition) bool {
 	return m.Term > o.Term || m.Term == o.Term && m.Number >= o.Number
 }
 
-// FeedPart is what a replica says in a feed: events in the order of their application,
-// and up to where the range is complete behind them: every event at or below Resolved
-// that there will ever be, on any replica, has been sent. Events above Resolved may
-// come twice, and those of one revision in several parts. Everything applied up to Mark has been sent as well; it is zero where that
-// cannot be said. Err is the end of the feed.
+// FeedPart is a part of a feed: events in the order of their application, and the resolved revision
+// behind them. Every event at or below Resolved that any replica will ever have has been sent.
+// Events above Resolved may come twice, and those of one revision in several parts. Everything
+// applied up to Position has been sent too; it is zero if that is unknown. Err ends the feed.
 type FeedPart struct {
 	ID       FeedID
 	Resolved keyspace.Revision
@@ -57,7 +55,7 @@ type FeedPart struct {
 const (
 	orderOpen  = 1
 	orderClose = 2
-	orderPrev  = 1 // flag of an opening, and of a question about history
+	orderPrev  = 1 // flag of an opening, and of a request for history
 
 	partEvents = 1
 	partEnd    = 2
@@ -68,14 +66,9 @@ func appendOrder(dst []byte, o *FeedOrder) []byte {
 		return binary.AppendUvarint(append(dst, orderClose), uint64(o.ID))
 	}
 	dst = binary.AppendUvarint(append(dst, orderOpen), uint64(o.ID))
-	dst = binary.AppendUvarint(dst, uint64(o.Range))
-	dst = binary.AppendUvarint(dst, uint64(o.Generation))
+	dst = appendRange(dst, o.Range, o.Generation)
 	dst = binary.AppendUvarint(dst, uint64(o.From))
-	var flags byte
-	if o.Prev {
-		flags |= orderPrev
-	}
-	return append(dst, flags)
+	return append(dst, wire.Flag(o.Prev, orderPrev))
 }
 
 // EncodeOrders returns a message of orders.
@@ -147,7 +140,7 @@ func checkVersion(b []byte) (rest []byte, err error) {
 	return b[1:], nil
 }
 
-// AppendPartHead appends a part but for its events, of which count ones follow.
+// AppendPartHead appends a part without its events, of which count follow.
 func AppendPartHead(dst []byte, id FeedID, resolved keyspace.Revision, m FeedPosition, count int) []byte {
 	dst = binary.AppendUvarint(append(dst, partEvents), uint64(id))
 	dst = binary.AppendUvarint(dst, uint64(resolved))
@@ -168,7 +161,7 @@ func AppendPart(dst []byte, p *FeedPart) []byte {
 	return dst
 }
 
-// DecodeParts reads a message of a feed. Keys and values stay parts of b.
+// DecodeParts decodes a message of a feed. Keys and values stay parts of b.
 func DecodeParts(b []byte) (ps []FeedPart, err error) {
 	if b, err = checkVersion(b); err != nil {
 		return nil, err
@@ -213,11 +206,11 @@ func DecodeParts(b []byte) (ps []FeedPart, err error) {
 	return ps, nil
 }
 
-// ResolvedRequest asks a range's leader up to where it is complete.
+// ResolvedRequest asks a range's leader for the feed position behind which a revision is resolved.
 type ResolvedRequest struct {
 	Range      keyspace.RangeID
 	Generation keyspace.Generation
-	// Revision was allocated, or left out for good, before the question is asked.
+	// Revision was allocated, or skipped for good, before the request.
 	Revision keyspace.Revision
 }
 
@@ -228,30 +221,30 @@ type HistoryRequest struct {
 	Span       keyspace.Span
 	// From and To are the first and last revision wanted.
 	From, To keyspace.Revision
-	// FromKey, if it is not nil, is where to go on within revision From: a page's NextKey. No
-	// other revision comes with it.
+	// FromKey, if not nil, is where to continue within revision From: a page's NextKey. The answer
+	// has no other revision then.
 	FromKey []byte
-	// Seen is what the replica must have applied: what feeds have said to the asker.
+	// Seen is the position that the replica must have reached: that of the asker's feeds.
 	Seen FeedPosition
-	// MaxBytes bounds the answer with the versions before, beside the events of one key and
-	// revision that are larger.
+	// MaxBytes bounds the answer, with the versions before. The events of one key and revision may
+	// exceed it.
 	MaxBytes int64
-	// Prev wants the version before each event along, but where the revision before the
-	// event's is below Compacted, the cluster's compacted revision as the asker knows it.
+	// Prev wants the version before each event, unless the revision before the event is below
+	// Compacted. Compacted is the cluster's compacted revision as the asker knows it.
 	Prev      bool
 	Compacted keyspace.Revision
 }
 
-// HistoryPage are the events of a span in the order of their revisions, up to and without
-// revision Next. Where a revision alone is larger than a page they are of that one, Next,
-// and NextKey, not nil, says where in it to go on.
+// HistoryPage is the events of a span in the order of their revisions, below revision Next. If one
+// revision is larger than a page, the events are of revision Next, and NextKey, not nil, says where
+// to continue in it.
 type HistoryPage struct {
 	Events  []Event
 	Next    keyspace.Revision
 	NextKey []byte
 }
 
-// Kinds of questions.
+// Kinds of requests.
 const (
 	watchResolved  = 1
 	watchHistory   = 2
@@ -259,28 +252,18 @@ const (
 )
 
 func (q *ResolvedRequest) encode() []byte {
-	dst := []byte{FeedVersion, watchResolved}
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst := appendRange([]byte{FeedVersion, watchResolved}, q.Range, q.Generation)
 	return binary.AppendUvarint(dst, uint64(q.Revision))
 }
 
 func (q *HistoryRequest) encode() []byte {
-	dst := []byte{FeedVersion, watchHistory}
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst := appendRange([]byte{FeedVersion, watchHistory}, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.From))
 	dst = binary.AppendUvarint(dst, uint64(q.To))
 	dst = binary.AppendUvarint(dst, uint64(max(q.Compacted, 0)))
 	dst = binary.AppendUvarint(dst, uint64(q.MaxBytes))
 	dst = appendFeedPosition(dst, q.Seen)
-	var flags byte
-	if q.Prev {
-		flags |= orderPrev
-	}
-	if q.FromKey != nil {
-		flags |= historyFromKey
-	}
+	flags := wire.Flag(q.Prev, orderPrev) | wire.Flag(q.FromKey != nil, historyFromKey)
 	dst = wire.AppendBytes(append(dst, flags), q.Span.Start)
 	if dst = wire.AppendBytes(dst, q.Span.End); q.FromKey != nil {
 		dst = wire.AppendBytes(dst, q.FromKey)
@@ -336,7 +319,7 @@ func DecodeWatchRequest(b []byte) (*ResolvedRequest, *HistoryRequest, error) {
 	}
 	if err == nil && flags&historyFromKey != 0 {
 		if q.FromKey, b, err = wire.Bytes(b); q.FromKey == nil {
-			q.FromKey = []byte{} // an empty key is one as well
+			q.FromKey = []byte{} // an empty key is a key
 		}
 	}
 	if err == nil && len(b) != 0 {
@@ -353,7 +336,7 @@ func (p *HistoryPage) Encode() []byte {
 	}
 	dst := append(make([]byte, 0, size+len(p.NextKey)), FeedVersion, StatusOK)
 	dst = binary.AppendUvarint(dst, uint64(p.Next))
-	// No next key is empty: it lies behind another one.
+	// NextKey is never empty: it lies behind another key.
 	return appendEvents(wire.AppendBytes(dst, p.NextKey), p.Events)
 }
 
@@ -362,13 +345,12 @@ func EncodeResolved(m FeedPosition) []byte {
 	return appendFeedPosition([]byte{FeedVersion, StatusOK}, m)
 }
 
-// EncodeWatchError returns the answer to either question that has failed.
+// EncodeWatchError returns the answer to either request that has failed.
 func EncodeWatchError(err error) []byte {
 	return kverror.Append([]byte{FeedVersion, StatusError}, kverror.Of(err))
 }
 
-// watchAnswer returns what follows a good answer's head, or the error that the range
-// answered with.
+// watchAnswer returns what follows the head of a good answer, or the range's error.
 func watchAnswer(b []byte) (rest []byte, err error) {
 	if b, err = checkVersion(b); err != nil {
 		return nil, err
@@ -399,7 +381,7 @@ func decodeResolved(b []byte) (m FeedPosition, err error) {
 	return m, err
 }
 
-// decodeHistoryPage reads a page, whose keys and values stay parts of b.
+// decodeHistoryPage decodes a page, whose keys and values stay parts of b.
 func decodeHistoryPage(b []byte) (*HistoryPage, error) {
 	rest, err := watchAnswer(b)
 	if err != nil {

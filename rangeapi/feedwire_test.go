@@ -53,8 +53,8 @@ func encodeParts(ps []FeedPart) []byte {
 	return b
 }
 
-// TestFeedRoundTrip also cuts every message short at each byte: what is accepted is a
-// message of fewer parts, and nothing panics.
+// TestFeedRoundTrip also cuts every message short at each byte. An accepted message has fewer
+// parts, and nothing panics.
 func TestFeedRoundTrip(t *testing.T) {
 	check := func(name string, got, want any, err error) {
 		t.Helper()
@@ -95,8 +95,8 @@ func TestFeedRoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzFeedParts: what decodes is the same after another trip, and what is only claimed
-// is not allocated.
+// FuzzFeedParts: decoded parts survive another round trip, and the decoder allocates no more than
+// the input holds.
 func FuzzFeedParts(f *testing.F) {
 	f.Add(encodeParts(sampleParts()))
 	f.Add([]byte{FeedVersion, partEvents, 1, 1, 0xff, 0xff, 0x03})
@@ -130,7 +130,7 @@ func FuzzFeedOrders(f *testing.F) {
 	})
 }
 
-// FuzzWatchQuestions takes both directions of bus method 19.
+// FuzzWatchQuestions takes both directions of bus method 22.
 func FuzzWatchQuestions(f *testing.F) {
 	for _, b := range [][]byte{sampleResolved.encode(), sampleHistory.encode(), sampleHistoryPage().Encode(), EncodeResolved(FeedPosition{Term: 6, Number: 300}), EncodeWatchError(kverror.Compacted)} {
 		f.Add(b)

@@ -7,33 +7,32 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Revoke deletes all keys of a lease in one range, at one revision, and takes the lease's
-// mark away with them: for a lease that has keys in this range alone. The lease's record
-// registers nobody meanwhile. It may be repeated.
+// Revoke deletes all keys of a lease in one range, at one revision, and removes the lease's
+// attachment. It is for a lease with keys in this range alone. The lease's record must register no
+// range meanwhile. It may be repeated.
 type Revoke struct {
 	Lease keyspace.LeaseID
-	// Incarnation is that of the lease: keys of one that has its id by now are left alone.
+	// Incarnation is the lease's. Keys of a later lease with the same id stay.
 	Incarnation keyspace.LeaseIncarnation
 }
 
-// Revoked is the answer to a Revoke.
+// Revoked answers a Revoke.
 type Revoked struct {
-	// Revision is that of the deletion, 0 where there was no key.
+	// Revision is that of the deletion, or 0 without keys.
 	Revision keyspace.Revision
-	// TooMany says that nothing was done: the keys do not fit into one entry.
+	// TooMany says that nothing was done, because the keys do not fit into one entry.
 	TooMany bool
 }
 
-// LeaseKeys asks for the keys of a span that are attached to a lease, as of a revision that
-// was current after the question was asked, or later.
+// LeaseKeys asks for the keys of a span that are attached to a lease, as of a revision that was
+// current after the request, or later.
 type LeaseKeys struct {
 	Lease keyspace.LeaseID
 	Span  keyspace.Span
 	At    keyspace.Revision
 }
 
-// Attached is the answer to LeaseKeys: keys in their order, and whether there are more
-// behind the last one.
+// Attached answers LeaseKeys: keys in order, and whether there are more behind the last one.
 type Attached struct {
 	Keys [][]byte
 	More bool
@@ -56,8 +55,8 @@ func checkLeaseOp(op TxnOp) error {
 	return nil
 }
 
-// Attachment says that the record of a lease lists the range's span: keys of the range may be
-// attached to it, and whoever revokes it comes here. A split leaves it to both halves.
+// Attachment says that the lease's record lists the range's span. Keys of the range may be attached
+// to the lease, and a revoke comes here. After a split both halves have it.
 type Attachment struct {
 	Lease       keyspace.LeaseID
 	Incarnation keyspace.LeaseIncarnation
@@ -68,12 +67,12 @@ func AppendAttachment(dst []byte, m Attachment) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.Lease)), uint64(m.Incarnation))
 }
 
-// Attachment reads what AppendAttachment wrote.
+// Attachment decodes what AppendAttachment wrote.
 func (c *Reader) Attachment() Attachment {
 	return Attachment{keyspace.LeaseID(c.Uvarint()), keyspace.LeaseIncarnation(c.Uvarint())}
 }
 
-// Lease reads a lease id that is not 0.
+// Lease decodes a lease id that is not 0.
 func (c *Reader) Lease() keyspace.LeaseID {
 	n := c.Uvarint()
 	if n == 0 {

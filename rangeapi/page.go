@@ -12,59 +12,42 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// Page is a RangeRequest of a span that is answered with as many of its first keys as
-// fit: what a read of any size is made of, in bounded memory and in messages that the
-// bus carries. It is the Op of a Request and asks for no order but that of the keys.
+// Page is a RangeRequest for as many of the first keys of a span as fit. So a read of any size
+// needs bounded memory and bounded messages. It is the Op of a Request, and its order is key order.
 type Page struct {
 	*pb.RangeRequest
 	// MaxBytes bounds the keys of the answer, between 1 and MaxPageBytes; one key always
 	// fits.
 	MaxBytes int
-	// WithCount asks how many keys the span has in this range, filters and limit aside.
+	// WithCount asks for the number of keys in this range's part of the span, without filters and
+	// limit.
 	WithCount bool
 }
 
-// PageAnswer is the Op of the Response to a Page. Of the RangeResponse it fills the
-// header's revision; more, which says that another key of the span passes the filters
-// (it may also say no because the page ended before it met one); and count, where that
-// was asked for.
+// PageAnswer is the Op of the Response to a Page. It fills the RangeResponse's header revision,
+// more and, if asked for, count. More says that another key of the span passes the filters; it may
+// be false because the page ended before it met one.
 type PageAnswer struct {
 	*pb.RangeResponse
-	// Keys are N key values as they stand in an encoded RangeResponse, one after the other.
+	// Keys are N key values, one after the other, as a RangeResponse encodes them.
 	Keys []byte
 	N    int64
-	// Seen are the keys that the page went past, those that the filters left out too.
+	// Seen counts the keys that the page has passed, also those that the filters left out.
 	Seen int64
-	// Next is where the next page begins, empty where this one has seen all of the span.
+	// Next is where the next page begins. It is empty if this one ends the span.
 	Next []byte
-	// Room has Keys behind PageHeadroom bytes that are free, so that an answer to another
-	// node needs no memory of its own; nil where there is no such room.
+	// Room has Keys behind PageHeadroom free bytes, so that an answer to another node needs no
+	// copy; nil without such room.
 	Room []byte
 }
 
-// PageHeadroom is what an answer has in front of its keys, mostly.
+// PageHeadroom is enough for what most answers have before their keys.
 const PageHeadroom = 256
 
-// MaxPageBytes is the most that a page may ask for.
+// MaxPageBytes bounds Page.MaxBytes.
 const MaxPageBytes = 8 << 20
 
-func checkPage(p *Page) error {
-	if p.RangeRequest == nil {
-		return BadRequest("a page of nothing")
-	}
-	if err := checkRange(p.RangeRequest); err != nil {
-		return err
-	}
-	if Sorts(p.RangeRequest) || p.GetCountOnly() {
-		return BadRequest("a page in another order than that of the keys, or without keys")
-	}
-	if p.MaxBytes < 1 || p.MaxBytes > MaxPageBytes {
-		return BadRequest("a page of %d bytes", p.MaxBytes)
-	}
-	return nil
-}
-
-// RangeOf returns the RangeRequest that a read is, or is a page of.
+// RangeOf returns the RangeRequest of a read or of a page.
 func RangeOf(op any) (*pb.RangeRequest, bool) {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
@@ -75,7 +58,7 @@ func RangeOf(op any) (*pb.RangeRequest, bool) {
 	return nil, false
 }
 
-// The fields of an encoded KeyValue, and that of a RangeResponse in which they stand.
+// The fields of an encoded KeyValue, and that of a RangeResponse for it.
 const (
 	fieldKvs protowire.Number = 2
 
@@ -87,7 +70,7 @@ const (
 	fieldLease   protowire.Number = 6
 )
 
-// keyBody is the size of an encoded KeyValue.
+// keyBody returns the size of an encoded KeyValue.
 func keyBody(v *mvcc.Version, bare bool) int {
 	n := 1 + protowire.SizeBytes(len(v.Key)) +
 		1 + protowire.SizeVarint(uint64(v.Create)) + 1 + protowire.SizeVarint(uint64(v.Mod)) + 1 + protowire.SizeVarint(uint64(v.Version))
@@ -100,10 +83,10 @@ func keyBody(v *mvcc.Version, bare bool) int {
 	return n
 }
 
-// SizeOfKey is what appendKey appends. bare leaves the lease out.
+// SizeOfKey returns how many bytes AppendKey appends. bare leaves the lease out.
 func SizeOfKey(v *mvcc.Version, bare bool) int { return 1 + protowire.SizeBytes(keyBody(v, bare)) }
 
-// AppendKey appends a living version as a field of a RangeResponse.
+// AppendKey appends a live version as a field of a RangeResponse.
 func AppendKey(b []byte, v *mvcc.Version, bare bool) []byte {
 	b = protowire.AppendVarint(protowire.AppendTag(b, fieldKvs, protowire.BytesType), uint64(keyBody(v, bare)))
 	b = protowire.AppendBytes(protowire.AppendTag(b, fieldKey, protowire.BytesType), v.Key)
@@ -119,12 +102,12 @@ func AppendKey(b []byte, v *mvcc.Version, bare bool) []byte {
 	return b
 }
 
-// errBadKeys says that bytes are not the key values of a page.
+// errBadKeys says that bytes are not a page's key values.
 var errBadKeys = errors.New("rangeapi: malformed key values")
 
-// DecodeKeys reads the n key values of a page. Keys and values are parts of b.
+// DecodeKeys decodes the n key values of a page. Keys and values are parts of b.
 func DecodeKeys(b []byte, n int64) ([]*mvccpb.KeyValue, error) {
-	// A key value takes two bytes at least.
+	// A key value takes at least two bytes.
 	if n < 0 || n > int64(len(b)/2) {
 		return nil, fmt.Errorf("%w: %d of them in %d bytes", errBadKeys, n, len(b))
 	}
@@ -149,10 +132,10 @@ func DecodeKeys(b []byte, n int64) ([]*mvccpb.KeyValue, error) {
 	return kvs, nil
 }
 
-// slabKeys are allocated together: one that outlives the others holds them all.
+// slabKeys are allocated together: one that outlives the others keeps all of them in memory.
 const slabKeys = 64
 
-// nextKey cuts off the first key value.
+// nextKey splits the first key value off.
 func nextKey(b []byte) (body, rest []byte, err error) {
 	num, typ, n := protowire.ConsumeTag(b)
 	if n < 0 || num != fieldKvs || typ != protowire.BytesType {

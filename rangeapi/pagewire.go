@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// pageWireVersion leads the messages of bus method 24; docs/format/rangeapi.md has the
+// pageWireVersion is the first byte of bus method 24's messages; docs/format/rangeapi.md has the
 // bytes.
 const pageWireVersion = 1
 
@@ -27,8 +27,7 @@ const pageMore = 1
 // AppendPageRequest appends the binary form of a Request of a Page.
 func AppendPageRequest(dst []byte, q *Request, p *Page) ([]byte, error) {
 	dst = append(dst, pageWireVersion, wire.Flag(p.WithCount, pageWithCount)|wire.Flag(q.Txn != nil, pageForTxn))
-	dst = binary.AppendUvarint(dst, uint64(q.Range))
-	dst = binary.AppendUvarint(dst, uint64(q.Generation))
+	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
 	if q.Txn != nil {
 		dst = AppendName(dst, *q.Txn)
@@ -41,7 +40,7 @@ func AppendPageRequest(dst []byte, q *Request, p *Page) ([]byte, error) {
 	return dst, nil
 }
 
-// DecodePageRequest reads what AppendPageRequest wrote. Keys may be parts of b.
+// DecodePageRequest decodes what AppendPageRequest wrote. Keys may be parts of b.
 func DecodePageRequest(b []byte) (*Request, error) {
 	c := NewReader(b)
 	if v := c.Byte(); c.OK() && v != pageWireVersion {
@@ -71,11 +70,11 @@ func DecodePageRequest(b []byte) (*Request, error) {
 	return q, c.Err()
 }
 
-// pageOverheadBytes bounds what an answer has beside its keys and Next.
+// pageOverheadBytes bounds the bytes of an answer beside its keys and Next.
 const pageOverheadBytes = 3 + 5*binary.MaxVarintLen64
 
-// AppendPageAnswer appends the binary form of the answer to a page, or of the error
-// where it is not nil.
+// AppendPageAnswer appends the binary form of the answer to a page, or of the error if it is not
+// nil.
 func AppendPageAnswer(dst []byte, a *PageAnswer, failed error) []byte {
 	dst = append(dst, pageWireVersion)
 	if failed != nil {
@@ -89,7 +88,7 @@ func AppendPageAnswer(dst []byte, a *PageAnswer, failed error) []byte {
 	return append(wire.AppendBytes(dst, a.Next), a.Keys...)
 }
 
-// EncodePage is the binary form of the answer to a page, whose keys it takes over.
+// EncodePage returns the binary form of the answer to a page, and takes over its keys.
 func EncodePage(a *PageAnswer) []byte {
 	bare := *a
 	bare.Keys = nil
@@ -101,8 +100,8 @@ func EncodePage(a *PageAnswer) []byte {
 	return append(head, a.Keys...)
 }
 
-// DecodePageAnswer reads what AppendPageAnswer wrote: an answer, or in failed the error
-// that the range answered with. The keys are not looked into.
+// DecodePageAnswer decodes what AppendPageAnswer wrote: an answer, or the range's error in failed.
+// It does not look into the keys.
 func DecodePageAnswer(b []byte) (a *PageAnswer, failed *kverror.Error, err error) {
 	c := NewReader(b)
 	if v := c.Byte(); c.OK() && v != pageWireVersion {
@@ -138,5 +137,5 @@ func DecodePageAnswer(b []byte) (a *PageAnswer, failed *kverror.Error, err error
 	return a, nil, nil
 }
 
-// txnNameBytes is more than the name of a transaction takes.
+// txnNameBytes is more than a transaction's name takes.
 const txnNameBytes = 8 + 4*binary.MaxVarintLen64

@@ -31,7 +31,7 @@ func samplePageAnswer() *PageAnswer {
 	}
 }
 
-// TestGoldenPages holds the formats of method 24 still, as TestGolden does.
+// TestGoldenPages fixes the formats of method 24, as TestGolden does.
 func TestGoldenPages(t *testing.T) {
 	q, p := samplePageRequest()
 	request, err := AppendPageRequest(nil, q, p)
@@ -44,8 +44,7 @@ func TestGoldenPages(t *testing.T) {
 	})
 }
 
-// FuzzPage: a request of a page that decodes is the same after another trip, and the
-// checks survive it.
+// FuzzPage: a decoded page request survives another round trip, and the checks survive it.
 func FuzzPage(f *testing.F) {
 	q, p := samplePageRequest()
 	b, err := AppendPageRequest(nil, q, p)
@@ -79,8 +78,8 @@ func FuzzPage(f *testing.F) {
 	})
 }
 
-// FuzzPageAnswer: an answer to a page that decodes is the same after another trip, its
-// keys are what protobuf takes them for, and no more is allocated than came.
+// FuzzPageAnswer: a decoded answer survives another round trip, protobuf decodes the same keys, and
+// the decoder allocates no more than the input holds.
 func FuzzPageAnswer(f *testing.F) {
 	f.Add(AppendPageAnswer(nil, samplePageAnswer(), nil))
 	f.Add(AppendPageAnswer(nil, nil, kverror.NotLeader))
@@ -109,7 +108,7 @@ func FuzzPageAnswer(f *testing.F) {
 	})
 }
 
-// FuzzKeys: key values that are accepted are what protobuf takes them for.
+// FuzzKeys: protobuf decodes accepted key values to the same.
 func FuzzKeys(f *testing.F) {
 	f.Add(samplePageAnswer().Keys, int64(1))
 	f.Add(append(samplePageAnswer().Keys, samplePageAnswer().Keys...), int64(2))
@@ -135,7 +134,7 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// TestKeysAreProtobuf: what is encoded by hand is what protobuf encodes.
+// TestKeysAreProtobuf: the encoder by hand writes what protobuf writes.
 func TestKeysAreProtobuf(t *testing.T) {
 	for _, v := range []mvcc.Version{
 		{Key: []byte("k"), Mod: 300, Create: 290, Version: 4, Lease: 9, Value: []byte("v")},
@@ -156,8 +155,8 @@ func TestKeysAreProtobuf(t *testing.T) {
 	}
 }
 
-// The answer to a page is encoded in front of its keys, without memory of its own, where its
-// head fits there; the bytes are the same in any case.
+// The answer to a page is encoded in front of its keys without a copy, if its head fits there. The
+// bytes are the same in any case.
 func TestPageIsEncodedInPlace(t *testing.T) {
 	for _, next := range []int{0, 10, 2 * PageHeadroom} {
 		for _, room := range []bool{true, false} {

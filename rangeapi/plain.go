@@ -11,11 +11,11 @@ import (
 	"github.com/skeindb/skein/internal/wire"
 )
 
-// Most requests get or put one key and nothing else. They and their responses have a
-// form of their own on the wire, without protobuf's reflection on both sides; what
-// they point to is a part of the message that they came in.
+// Most requests get or put one key and nothing else. They and their responses have a wire form of
+// their own, without protobuf's reflection on both sides. Decoded keys and values are parts of the
+// message.
 
-// plainKind returns the kind of a request that has a form of its own, and 0 for others.
+// plainKind returns the kind of a request with a plain form, and 0 for others.
 func plainKind(op proto.Message) opKind {
 	switch o := op.(type) {
 	case *pb.PutRequest:
@@ -28,8 +28,7 @@ func plainKind(op proto.Message) opKind {
 	return 0
 }
 
-// plainGet says whether a request asks for the newest version of one key, and for all
-// of it.
+// plainGet says whether a request asks for the whole newest version of one key.
 func plainGet(o *pb.RangeRequest) bool {
 	return len(o.GetRangeEnd()) == 0 && o.GetLimit() == 0 && o.GetRevision() == 0 &&
 		o.GetSortOrder() == pb.RangeRequest_NONE && o.GetSortTarget() == pb.RangeRequest_KEY &&
@@ -47,28 +46,21 @@ const (
 	plainFlags = 1<<iota - 1
 )
 
-func flagIf(set bool, flag byte) byte {
-	if set {
-		return flag
-	}
-	return 0
-}
-
 // appendPlain appends a request of a plain kind.
 func appendPlain(dst []byte, op proto.Message) []byte {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
-		dst = append(dst, flagIf(o.GetSerializable(), plainSerializable))
+		dst = append(dst, wire.Flag(o.GetSerializable(), plainSerializable))
 		return append(dst, o.GetKey()...)
 	case *pb.PutRequest:
-		dst = append(dst, flagIf(o.GetPrevKv(), plainPrevKV)|flagIf(o.GetIgnoreValue(), plainIgnoreValue)|flagIf(o.GetIgnoreLease(), plainIgnoreLease))
+		dst = append(dst, wire.Flag(o.GetPrevKv(), plainPrevKV)|wire.Flag(o.GetIgnoreValue(), plainIgnoreValue)|wire.Flag(o.GetIgnoreLease(), plainIgnoreLease))
 		dst = binary.AppendVarint(dst, o.GetLease())
 		return append(wire.AppendBytes(dst, o.GetKey()), o.GetValue()...)
 	}
 	panic(fmt.Sprintf("rangeapi: %T has no plain form", op))
 }
 
-// decodePlain reads what appendPlain wrote.
+// decodePlain decodes what appendPlain wrote.
 func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	if len(b) == 0 {
 		return nil, wire.ErrTruncated
@@ -95,8 +87,8 @@ func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	}, nil
 }
 
-// plainResponse returns the kind of a response that has a form of its own: to a get
-// that found its key, or did not, and to a put that returns no previous version.
+// plainResponse returns the kind of a response with a plain form: to a get, with or without its
+// key, and to a put without previous version.
 func plainResponse(op proto.Message) opKind {
 	switch o := op.(type) {
 	case *pb.PutResponse:
@@ -111,8 +103,7 @@ func plainResponse(op proto.Message) opKind {
 	return 0
 }
 
-// bareHeader says whether a header is there and holds the revision only, as those of
-// ranges do.
+// bareHeader says whether there is a header with only the revision, as ranges send it.
 func bareHeader(h *pb.ResponseHeader) bool {
 	return h != nil && h.GetClusterId() == 0 && h.GetMemberId() == 0 && h.GetRaftTerm() == 0
 }
@@ -137,7 +128,7 @@ func appendPlainResponse(dst []byte, op proto.Message) []byte {
 	panic(fmt.Sprintf("rangeapi: %T has no plain form", op))
 }
 
-// decodePlainResponse reads what appendPlainResponse wrote.
+// decodePlainResponse decodes what appendPlainResponse wrote.
 func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 	rev, b, err := varint(b)
 	if err != nil {
@@ -175,8 +166,8 @@ func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 	return &get.resp, nil
 }
 
-// SizeBound returns how many bytes a message takes at most in protobuf's form: exactly,
-// but for those that have a plain form, where a little above costs less.
+// SizeBound bounds the bytes of a message in protobuf's form. It is exact, except for messages with
+// a plain form, where a bound costs less.
 func SizeBound(op proto.Message) int {
 	switch o := op.(type) {
 	case *pb.PutRequest:
@@ -196,8 +187,8 @@ func SizeBound(op proto.Message) int {
 	return n
 }
 
-// plainFieldsBytes is more than all fields of a message without its keys and values
-// take: twelve at most.
+// plainFieldsBytes exceeds all fields of a message without its keys and values, which are twelve at
+// most.
 const plainFieldsBytes = 12 * (1 + binary.MaxVarintLen64)
 
 // orNil returns absent bytes as protobuf does.

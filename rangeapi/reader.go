@@ -8,13 +8,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Reader reads what requests, answers and entries have in common.
+// Reader decodes what requests, answers and entries have in common.
 type Reader struct{ wire.Reader }
 
-// NewReader returns a reader of b. What it reads stays a part of b.
+// NewReader returns a reader of b. What it returns stays a part of b.
 func NewReader(b []byte) Reader { return Reader{wire.NewReader(b)} }
 
-// Revision reads a revision, which is below keyspace.MaxRevision.
+// Revision decodes a revision below keyspace.MaxRevision.
 func (c *Reader) Revision() keyspace.Revision {
 	v := c.Uvarint()
 	if v >= uint64(keyspace.MaxRevision) {
@@ -24,7 +24,7 @@ func (c *Reader) Revision() keyspace.Revision {
 	return keyspace.Revision(v)
 }
 
-// Span reads a span whose flag says that it is one key.
+// Span decodes a span; single says that it is one key.
 func (c *Reader) Span(single bool) keyspace.Span {
 	start := c.Bytes()
 	if single {
@@ -40,13 +40,17 @@ func (c *Reader) Span(single bool) keyspace.Span {
 // SpanSingle marks a span of one key, whose end is left out.
 const SpanSingle = 0x80
 
-// AppendSpan appends a byte of flags, to which it adds SpanSingle for a span of one key, and
-// the span.
+// AppendSpan appends flags, with SpanSingle for a span of one key, and the span.
 func AppendSpan(dst []byte, flags byte, s keyspace.Span) []byte {
 	if s.IsSingle() {
 		return wire.AppendBytes(append(dst, flags|SpanSingle), s.Start)
 	}
 	return wire.AppendBytes(wire.AppendBytes(append(dst, flags), s.Start), s.End)
+}
+
+// appendRange appends a range's id and generation.
+func appendRange(dst []byte, id keyspace.RangeID, g keyspace.Generation) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(id)), uint64(g))
 }
 
 // AppendName appends the binary form of n.
@@ -58,10 +62,10 @@ func AppendName(dst []byte, n TxnName) []byte {
 	return binary.AppendUvarint(dst, n.Attempt)
 }
 
-// MaxAttempt is above the numbers of all attempts: one behind it can still be counted.
+// MaxAttempt is above the numbers of all attempts. One more can still be counted.
 const MaxAttempt = 1 << 62
 
-// attempt reads the number of an attempt.
+// attempt decodes the number of an attempt.
 func (c *Reader) attempt() uint64 {
 	v := c.Uvarint()
 	if v >= MaxAttempt {
@@ -70,7 +74,7 @@ func (c *Reader) attempt() uint64 {
 	return v
 }
 
-// Name reads what AppendName wrote.
+// Name decodes what AppendName wrote.
 func (c *Reader) Name() (n TxnName) {
 	n.Start, n.Node = c.Revision(), keyspace.NodeID(c.Uvarint())
 	n.Boot = keyspace.BootID(c.Uint64BE())
@@ -86,12 +90,12 @@ func AppendLockID(dst []byte, id LockID) []byte {
 	return binary.AppendUvarint(dst, uint64(id.Index))
 }
 
-// LockID reads what AppendLockID wrote.
+// LockID decodes what AppendLockID wrote.
 func (c *Reader) LockID() LockID {
 	return LockID{Range: keyspace.RangeID(c.Uvarint()), Term: c.Uvarint(), Number: c.Uvarint(), Index: uint32(c.Uvarint())}
 }
 
-// AppendLocks appends how many locks there are, and each.
+// AppendLocks appends the number of locks and the locks.
 func AppendLocks(dst []byte, ls []LockRef) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ls)))
 	for i := range ls {
@@ -100,7 +104,7 @@ func AppendLocks(dst []byte, ls []LockRef) []byte {
 	return dst
 }
 
-// Locks reads what AppendLocks wrote.
+// Locks decodes what AppendLocks wrote.
 func (c *Reader) Locks() []LockRef {
 	n := c.Count(6)
 	ls := make([]LockRef, 0, n)

@@ -13,29 +13,27 @@ import (
 // Request is one request to one range.
 type Request struct {
 	Range keyspace.RangeID
-	// Generation is the one by which the request was routed. A range of another
+	// Generation is the range's generation when the request was routed. A range of another
 	// generation refuses with WrongRange and its descriptor.
 	Generation keyspace.Generation
-	// ReadRevision is the revision R that a read reports, from the sequencer, asked
-	// for after the client's request arrived. It counts for a RangeRequest and for a
-	// TxnRequest that can write in no branch; 0 lets the range ask for it.
+	// ReadRevision is the revision R that a read reports. The sequencer named it after the client's
+	// request arrived. It counts for a RangeRequest and for a TxnRequest without writes in any
+	// branch; 0 lets the range ask for it.
 	ReadRevision keyspace.Revision
-	// Txn, if not nil, is the committed transaction on whose behalf a RangeRequest is
-	// read: its own locks do not hold it up, and it may read what the cluster has compacted
-	// since, as long as the range has not.
+	// Txn, if not nil, is the committed transaction that a RangeRequest reads for. Its own locks do
+	// not block the read. It may read what the cluster has compacted since, but not the range.
 	Txn *TxnName
-	// Op is a *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest of
-	// etcd or a *Page, all of whose keys lie in the range. The range does not change it
-	// and keeps parts of it: nobody may change it any more.
+	// Op is etcd's *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest, or a *Page. All
+	// its keys lie in the range. The range does not change it and keeps parts of it, so nobody may
+	// change it any more.
 	Op proto.Message
 }
 
-// Response answers a Request: the response of etcd that belongs to Op, with
-// header.revision filled and the header's other fields left to the gateway.
+// Response answers a Request with etcd's response to Op. It fills header.revision and leaves the
+// header's other fields to the gateway.
 //
-// A RangeResponse is that of this range's part of the span: count counts the part,
-// kvs are at most limit of it, more is set where the part has further ones. A Page is
-// answered with a *PageAnswer.
+// A RangeResponse covers this range's part of the span. Count counts the part, kvs are at most
+// limit keys of it, and more says that the part has others. A *PageAnswer answers a Page.
 type Response struct {
 	Op proto.Message
 }
@@ -53,7 +51,7 @@ const (
 	opPlainPut
 )
 
-// kindOf returns the number of the operation and 0 where it is none.
+// kindOf returns the number of the operation, or 0.
 func kindOf(op proto.Message) opKind {
 	switch op.(type) {
 	case *pb.RangeRequest:
@@ -68,7 +66,7 @@ func kindOf(op proto.Message) opKind {
 	return 0
 }
 
-// newRequestOp returns an empty operation of the kind, nil where there is none.
+// newRequestOp returns an empty operation of the kind, or nil.
 func newRequestOp(k opKind) proto.Message {
 	switch k {
 	case opRange:
@@ -84,7 +82,7 @@ func newRequestOp(k opKind) proto.Message {
 	return nil
 }
 
-// newResponseOp returns an empty response of the kind, nil where there is none.
+// newResponseOp returns an empty response of the kind, or nil.
 func newResponseOp(k opKind) proto.Message {
 	switch k {
 	case opRange:
@@ -100,7 +98,7 @@ func newResponseOp(k opKind) proto.Message {
 	return nil
 }
 
-// responseKind returns the number of the response and 0 where it is none.
+// responseKind returns the number of the response, or 0.
 func responseKind(op proto.Message) opKind {
 	switch op.(type) {
 	case *pb.RangeResponse:
@@ -160,13 +158,13 @@ func ExplicitRevision(op proto.Message) bool {
 	return false
 }
 
-// Bounds returns the smallest span that holds every key that an operation names in
-// any branch: what its range must cover. ok is false where it names none.
+// Bounds returns the smallest span with every key that an operation names in any branch. Its range
+// must cover that span. ok is false if it names no key.
 func Bounds(op proto.Message) (s keyspace.Span, ok bool) {
 	add := func(key, end []byte) {
 		k, valid := keyspace.FromEtcd(key, end)
 		if !valid {
-			// Such a pair names no key; its start decides where it belongs.
+			// Such a pair names no key; its start decides the range.
 			k = keyspace.Single(key)
 		}
 		if !ok {
@@ -224,8 +222,8 @@ func hull(a, b keyspace.Span) keyspace.Span {
 	return a
 }
 
-// HoldsOp says whether the span of a range holds every key of an operation. etcd
-// has no empty key, so that "\x00" is its first one.
+// HoldsOp says whether a range's span has every key of an operation. etcd has no empty key, so
+// "\x00" is its first one.
 func HoldsOp(span keyspace.Span, op proto.Message) bool {
 	switch o := op.(type) {
 	case *pb.PutRequest:
@@ -248,7 +246,7 @@ func HoldsOp(span keyspace.Span, op proto.Message) bool {
 // FirstKey is the smallest key that a client can name.
 var FirstKey = []byte{0}
 
-// BadRequest is what a request gets that cannot be understood.
+// BadRequest returns the error for a request that makes no sense.
 func BadRequest(format string, args ...any) error {
 	return &kverror.Error{Kind: kverror.BadRequest, Detail: fmt.Sprintf(format, args...)}
 }

@@ -24,8 +24,8 @@ func sampleRequest() *Request {
 	return &Request{Range: 7, Generation: 3, ReadRevision: 300, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}
 }
 
-// TestPlainFormsHoldEverything: what has a form of its own loses nothing by it, and what
-// would is not plain. Each field of the messages is set in turn.
+// TestPlainFormsHoldEverything: a message with a plain form loses nothing by it, and others are not
+// plain. Each field of the messages is set in turn.
 func TestPlainFormsHoldEverything(t *testing.T) {
 	plain := map[bool]int{}
 	for _, op := range []proto.Message{&pb.RangeRequest{}, &pb.PutRequest{}} {
@@ -57,8 +57,7 @@ func TestPlainFormsHoldEverything(t *testing.T) {
 	}
 }
 
-// equalButHeader compares responses whose headers always come back, with the revision
-// alone.
+// equalButHeader compares responses; headers come back with the revision alone.
 func equalButHeader(got, want proto.Message) bool {
 	strip := func(m proto.Message) proto.Message {
 		m = proto.Clone(m)
@@ -72,8 +71,7 @@ func equalButHeader(got, want proto.Message) bool {
 	return gok && wok && g.GetHeader().GetRevision() == w.GetHeader().GetRevision() && proto.Equal(strip(got), strip(want))
 }
 
-// eachField calls fn with the empty message and with each in which one field is set,
-// and with one of which all are.
+// eachField calls fn with the empty message, with each single field set, and with all fields set.
 func eachField(t *testing.T, empty proto.Message, fn func(proto.Message)) {
 	t.Helper()
 	set := func(m protoreflect.Message, f protoreflect.FieldDescriptor) {
@@ -128,7 +126,7 @@ func FuzzRequest(f *testing.F) {
 		if p, err := DecodeRequest(again); err != nil || p.Range != q.Range || !proto.Equal(p.Op, q.Op) {
 			t.Fatalf("%v became %v, %v", q, p, err)
 		}
-		// What a decoder accepts, the checks must survive.
+		// The checks must survive what a decoder accepts.
 		_ = CheckRequest(q.Op, 3<<19, 128)
 		_, _ = Bounds(q.Op)
 		_, _ = CanWrite(q.Op), ExplicitRevision(q.Op)
@@ -150,7 +148,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzRequestClaims: what a request and an answer claim to hold is not allocated.
+// FuzzRequestClaims: decoders of requests and answers allocate no more than the input holds.
 func FuzzRequestClaims(f *testing.F) {
 	b, err := AppendRequest(nil, &Request{Range: 1, Generation: 2, Op: &pb.TxnRequest{
 		Compare: []*pb.Compare{{Key: []byte("k"), Target: pb.Compare_VERSION, TargetUnion: &pb.Compare_Version{Version: 1}}},
@@ -169,7 +167,7 @@ func FuzzRequestClaims(f *testing.F) {
 	})
 }
 
-// FuzzAnswerAgain: an answer that decodes is the same after another trip.
+// FuzzAnswerAgain: a decoded answer survives another round trip.
 func FuzzAnswerAgain(f *testing.F) {
 	for _, op := range []proto.Message{
 		&pb.PutResponse{Header: &pb.ResponseHeader{Revision: 300}},
@@ -209,8 +207,8 @@ func FuzzAnswerAgain(f *testing.F) {
 	})
 }
 
-// TestGolden holds the forms on the bus still: a change of one is a new version of it.
-// Write the files anew with SKEIN_REWRITE=1.
+// TestGolden fixes the wire forms: a change of one needs a new version. SKEIN_REWRITE=1 writes the
+// files anew.
 func TestGolden(t *testing.T) {
 	req, err := AppendRequest(nil, sampleRequest())
 	if err != nil {

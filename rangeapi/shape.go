@@ -9,29 +9,29 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// plainOrder says whether etcd lets the limit end the scan: the keys are wanted in
-// the order in which a scan finds them, or in no order.
+// plainOrder says whether etcd lets the limit end the scan, because the keys are wanted in scan
+// order or in any order.
 func plainOrder(r *pb.RangeRequest) bool {
 	return r.GetSortOrder() == pb.RangeRequest_NONE ||
 		r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
 }
 
-// Filtered says whether the request leaves out keys by their revisions.
+// Filtered says whether the request filters keys by their revisions.
 func Filtered(r *pb.RangeRequest) bool {
 	return r.GetMinModRevision() != 0 || r.GetMaxModRevision() != 0 ||
 		r.GetMinCreateRevision() != 0 || r.GetMaxCreateRevision() != 0
 }
 
-// Sorts says whether the answer is sorted after the scan: an order was asked for,
-// or a target other than the key, which etcd sorts ascending then.
+// Sorts says whether the answer is sorted after the scan: an order was asked for, or a target other
+// than the key, which etcd sorts ascending.
 func Sorts(r *pb.RangeRequest) bool {
 	return !plainOrder(r) || r.GetSortTarget() != pb.RangeRequest_KEY
 }
 
-// Collects says whether all keys must be had before the limit can be applied.
+// Collects says whether all keys are needed before the limit applies.
 func Collects(r *pb.RangeRequest) bool {
-	// etcd keeps the limit for a scan with a sort target and no order, and sorts what
-	// it got: the smallest keys, sorted by the target.
+	// etcd applies the limit to a scan with a sort target and no order, and sorts its result: the
+	// smallest keys, sorted by the target.
 	return !plainOrder(r) || Filtered(r)
 }
 
@@ -41,8 +41,8 @@ func BareKeys(r *pb.RangeRequest) bool {
 	return r.GetKeysOnly() && r.GetSortTarget() != pb.RangeRequest_VALUE
 }
 
-// ScanLimit is how many keys a scan must give before it may stop; 0 is no limit.
-// One more than asked for says whether there are more.
+// ScanLimit is how many keys a scan has to give before it may stop; 0 is no limit. One key more
+// than asked for shows that there are more.
 func ScanLimit(r *pb.RangeRequest) int64 {
 	if r.GetLimit() <= 0 || Collects(r) {
 		return 0
@@ -50,8 +50,8 @@ func ScanLimit(r *pb.RangeRequest) int64 {
 	return r.GetLimit() + 1
 }
 
-// Shape applies filter, order and limit to the keys of a range operation as etcd
-// does and puts what is left into the response.
+// Shape applies filter, order and limit to the keys of a range operation as etcd does, and puts the
+// result into the response.
 func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	if Filtered(r) {
 		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return FilteredOut(r, kv) })
@@ -72,7 +72,7 @@ func Shape(r *pb.RangeRequest, resp *pb.RangeResponse, kvs []*mvccpb.KeyValue) {
 	resp.Kvs = kvs
 }
 
-// FilteredOut says whether the revision filters of the request leave the key out.
+// FilteredOut says whether the request's revision filters leave the key out.
 func FilteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 	return r.GetMaxModRevision() != 0 && kv.GetModRevision() > r.GetMaxModRevision() ||
 		r.GetMinModRevision() != 0 && kv.GetModRevision() < r.GetMinModRevision() ||
@@ -80,9 +80,8 @@ func FilteredOut(r *pb.RangeRequest, kv *mvccpb.KeyValue) bool {
 		r.GetMinCreateRevision() != 0 && kv.GetCreateRevision() < r.GetMinCreateRevision()
 }
 
-// SortKeys puts the keys of a range operation, which come in the order of their
-// bytes, in the order that the request asks for. Keys that compare equal end up as
-// etcd's own sort, which is not stable, leaves them.
+// SortKeys sorts the keys of a range operation, given in key order, as the request asks. Equal keys
+// end up where etcd's own sort, which is not stable, leaves them.
 func SortKeys(r *pb.RangeRequest, kvs []*mvccpb.KeyValue) {
 	if !Sorts(r) {
 		return
@@ -95,8 +94,8 @@ func SortKeys(r *pb.RangeRequest, kvs []*mvccpb.KeyValue) {
 	sort.Sort(order)
 }
 
-// keyOrder sorts keys. It is a sort.Interface, since that is what etcd sorts: where
-// its algorithm leaves equal keys can be seen.
+// keyOrder sorts keys by sort.Interface, because etcd does: clients can see where its algorithm
+// leaves equal keys.
 type keyOrder struct {
 	kvs []*mvccpb.KeyValue
 	by  func(a, b *mvccpb.KeyValue) bool

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// txnWireVersion leads the messages of bus methods 18 and 23; docs/format/rangeapi.md has
-// the bytes.
+// txnWireVersion is the first byte of the messages of bus methods 18 and 23;
+// docs/format/rangeapi.md has the bytes.
 const txnWireVersion = 3
 
 // Flags of a Prepare, of its answer and of one result.
@@ -61,11 +61,10 @@ func (c *Reader) proto(m proto.Message) {
 	}
 }
 
-// AppendTxnOp appends the binary form of a step at a range to dst.
+// AppendTxnOp appends the binary form of a transaction command to a range.
 func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnOp) ([]byte, error) {
 	dst = append(dst, txnWireVersion, byte(op.Kind()))
-	dst = binary.AppendUvarint(dst, uint64(id))
-	dst = binary.AppendUvarint(dst, uint64(g))
+	dst = appendRange(dst, id, g)
 	switch o := op.(type) {
 	case *Prepare:
 		return appendPrepare(dst, o)
@@ -145,7 +144,7 @@ func (c *Reader) prepare() *Prepare {
 	return p
 }
 
-// DecodeTxnOp reads what AppendTxnOp wrote. It copies what it keeps.
+// DecodeTxnOp decodes what AppendTxnOp wrote. It copies what it keeps.
 func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp, err error) {
 	c, k, id, g, err := DecodeTxnHead(b)
 	if err != nil {
@@ -184,7 +183,7 @@ func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp
 	return id, g, op, nil
 }
 
-// DecodeTxnHead reads what all messages of the method begin with. The rest is a copy.
+// DecodeTxnHead decodes what all messages of the method begin with. The rest is a copy.
 func DecodeTxnHead(b []byte) (c Reader, k TxnKind, id keyspace.RangeID, g keyspace.Generation, err error) {
 	if len(b) < 2 {
 		return c, 0, 0, 0, wire.ErrTruncated
@@ -197,8 +196,7 @@ func DecodeTxnHead(b []byte) (c Reader, k TxnKind, id keyspace.RangeID, g keyspa
 	return c, TxnKind(b[1]), id, g, c.Err()
 }
 
-// AppendTxnAnswer appends the binary form of an answer, or of the error where it is not
-// nil, to dst.
+// AppendTxnAnswer appends the binary form of an answer, or of the error if it is not nil.
 func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 	dst = append(dst, txnWireVersion)
 	if failed != nil {
@@ -291,9 +289,8 @@ func (c *Reader) prepared() *Prepared {
 	return p
 }
 
-// DecodeTxnAnswer reads what AppendTxnAnswer wrote: an answer, or in failed the error
-// that the range answered with. err says that the bytes are no answer. It copies what it
-// keeps.
+// DecodeTxnAnswer decodes what AppendTxnAnswer wrote: an answer, or the range's error in failed.
+// err says that the bytes are no answer. It copies what it keeps.
 func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 	if len(b) < 2 {
 		return nil, nil, wire.ErrTruncated
@@ -337,17 +334,14 @@ func DecodeTxnAnswer(b []byte) (a TxnAnswer, failed *kverror.Error, err error) {
 	return a, nil, nil
 }
 
-// AppendTxnName appends the binary form of a name to dst.
-func AppendTxnName(dst []byte, n TxnName) []byte { return AppendName(dst, n) }
-
-// DecodeTxnName reads what AppendTxnName wrote.
+// DecodeTxnName decodes what AppendName wrote.
 func DecodeTxnName(b []byte) (TxnName, error) {
 	c := NewReader(b)
 	n := c.Name()
 	return n, c.End()
 }
 
-// ReadingTxn is the transaction on whose behalf a read is made, the zero name for none.
+// ReadingTxn returns the transaction that a read is made for, or the zero name.
 func (q *Request) ReadingTxn() TxnName {
 	if q.Txn == nil {
 		return TxnName{}
@@ -355,7 +349,7 @@ func (q *Request) ReadingTxn() TxnName {
 	return *q.Txn
 }
 
-// DecodeTxnRead reads a read on behalf of a transaction, behind its head.
+// DecodeTxnRead decodes a read on behalf of a transaction, behind its head.
 func DecodeTxnRead(c *Reader, id keyspace.RangeID, g keyspace.Generation) (*Request, error) {
 	name := c.Name()
 	req := &Request{Range: id, Generation: g, Txn: &name, ReadRevision: c.Revision()}

@@ -13,44 +13,43 @@ import (
 // route is one range as this gateway knows it.
 type route struct {
 	desc keyspace.Descriptor
-	// hint is the node that led last time, 0 if unknown.
+	// hint is the node that led last, or 0.
 	hint atomic.Uint64
-	// told is the highest revision at which a serializable read of the range, or of a part of
-	// what it came from, was answered here.
+	// served is the highest revision at which this gateway answered a serializable read of the
+	// range, or of a range that it comes from.
 	served atomic.Int64
 }
 
-// leader returns the node that led the range last time, 0 if unknown. It is a hint.
+// leader returns the node that led the range last, or 0. It is a hint.
 func (r *route) leader() keyspace.NodeID { return keyspace.NodeID(r.hint.Load()) }
 
-// tell notes the revision at which a serializable read of the range is answered.
+// noteServed notes the revision of a serializable answer.
 func (r *route) noteServed(rev keyspace.Revision) {
-	for told := r.served.Load(); told < int64(rev) && !r.served.CompareAndSwap(told, int64(rev)); told = r.served.Load() {
+	for old := r.served.Load(); old < int64(rev) && !r.served.CompareAndSwap(old, int64(rev)); old = r.served.Load() {
 	}
 }
 
-// rangeCache is a cache of the range map: ranges sorted by start, never
-// overlapping, with holes where nothing is known. Readers take no lock: a change
-// makes a new slice.
+// rangeCache caches the range map: ranges sorted by start that do not overlap, with holes for
+// unknown ones. Readers take no lock, because a change makes a new slice.
 type rangeCache struct {
-	mu sync.Mutex // serialises changes
+	mu sync.Mutex // serializes changes
 	// byID has the same routes by their ranges. Guarded by mu.
 	byID map[keyspace.RangeID]*route
-	// former is what ranges were in earlier generations, the last ones of which anybody may
-	// still speak; order is the order in which they came. Guarded by mu.
+	// former are the spans of ranges in earlier generations, of which others may still speak; order
+	// is the order in which they came. Guarded by mu.
 	former map[formerKey]former
 	order  []formerKey
 	routes atomic.Pointer[[]*route]
 }
 
-// newRangeCache returns a cache that knows nothing.
+// newRangeCache returns an empty cache.
 func newRangeCache() *rangeCache {
 	c := &rangeCache{byID: map[keyspace.RangeID]*route{}, former: map[formerKey]former{}}
 	c.routes.Store(&[]*route{})
 	return c
 }
 
-// maxFormer bounds the earlier generations that are remembered.
+// maxFormer bounds the remembered earlier generations.
 const maxFormer = 4096
 
 type formerKey struct {
@@ -58,13 +57,13 @@ type formerKey struct {
 	generation keyspace.Generation
 }
 
-// former is the span of a range in an earlier generation, and route.served by then.
+// former is the span of a range in an earlier generation, and its route.served then.
 type former struct {
 	span   keyspace.Span
 	served keyspace.Revision
 }
 
-// rememberLocked keeps what a range was that is about to be another one.
+// rememberLocked remembers a range that is about to change.
 func (c *rangeCache) rememberLocked(r *route) {
 	k := formerKey{r.desc.Range, r.desc.Generation}
 	f, known := c.former[k]
@@ -89,7 +88,7 @@ func (c *rangeCache) spanOf(id keyspace.RangeID, g keyspace.Generation) (keyspac
 	return f.span, ok
 }
 
-// find returns the range that holds the key, nil if unknown.
+// find returns the range that holds the key, or nil.
 func (c *rangeCache) find(key []byte) *route {
 	rs := *c.routes.Load()
 	i := sort.Search(len(rs), func(i int) bool { return bytes.Compare(rs[i].desc.Span.Start, key) > 0 }) - 1
@@ -102,10 +101,10 @@ func (c *rangeCache) find(key []byte) *route {
 // all returns every known range in order. The slice must not be changed.
 func (c *rangeCache) all() []*route { return *c.routes.Load() }
 
-// update takes in descriptors. One replaces every range that it overlaps, unless
-// one of these is certainly newer: of the same range by Newer, of another by its
-// generation (a range's generation rises above those of all that its span came
-// from). It says whether anything changed.
+// update takes in descriptors. One replaces every range that it overlaps, unless one of these is
+// certainly newer: the
+// same range by Newer, another one by its generation. (A range's generation is above those of
+// all ranges that its span came from.) It returns true if anything changed.
 func (c *rangeCache) update(descs ...keyspace.Descriptor) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +112,7 @@ func (c *rangeCache) update(descs ...keyspace.Descriptor) bool {
 	changed, own := false, false
 	for i := range descs {
 		if known := c.byID[descs[i].Range]; known != nil && !descs[i].Newer(&known.desc) {
-			continue // so it is with nearly all of a whole map that is taken in again
+			continue // true for nearly all of a map that is loaded again
 		}
 		if !own {
 			rs, own = slices.Clone(rs), true // readers have the old one
@@ -128,8 +127,8 @@ func (c *rangeCache) update(descs ...keyspace.Descriptor) bool {
 	return changed
 }
 
-// takeLocked takes in one descriptor that is not older than what is known of its
-// range, and says whether that changed rs, which it may change in place.
+// takeLocked takes in a descriptor that is not older than the known one of its range. It may change
+// rs in place, and returns true if it did.
 func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, bool) {
 	known := c.byID[d.Range]
 	lo, hi := window(rs, d.Span)
@@ -160,7 +159,7 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 		delete(c.byID, r.desc.Range)
 	}
 	if _, whole := overlapping(rs, d.Span); !whole {
-		// The heirs of a split come one after the other, and the first has left a hole.
+		// The heirs of a split come one after the other, and the first one leaves a hole.
 		for _, f := range c.former {
 			if f.span.Overlaps(d.Span) {
 				next.noteServed(f.served)
@@ -171,14 +170,14 @@ func (c *rangeCache) takeLocked(rs []*route, d *keyspace.Descriptor) ([]*route, 
 	return slices.Replace(rs, lo, hi, next), true
 }
 
-// tell notes the revision at which a serializable read of the span is answered: of the ranges
-// that are known, and where there is a hole, of what is remembered there.
+// noteServed notes the revision of a serializable answer for the span: for the known ranges, and in
+// a hole for the remembered ones.
 func (c *rangeCache) noteServed(span keyspace.Span, rev keyspace.Revision) {
 	older := func(r *route) bool { return r.served.Load() < int64(rev) }
 	if routes, whole := overlapping(c.all(), span); whole && !slices.ContainsFunc(routes, older) {
 		return
 	}
-	c.mu.Lock() // what is about to be another range hands on what it was told
+	c.mu.Lock() // a range that changes hands its revision on
 	defer c.mu.Unlock()
 	rs := c.all()
 	lo, hi := window(rs, span)
@@ -207,17 +206,31 @@ func window(rs []*route, s keyspace.Span) (lo, hi int) {
 	return lo, hi
 }
 
-// position returns where the route is in rs, which has it.
+// position returns the index of the route in rs, which must have it.
 func position(rs []*route, r *route) int {
 	return sort.Search(len(rs), func(i int) bool { return bytes.Compare(rs[i].desc.Span.Start, r.desc.Span.Start) >= 0 })
 }
 
-// setLeader notes who leads a range. 0 forgets the hint, but only where it still
-// is the one that misled.
+// setLeader notes a range's leader. 0 removes the hint, if it still is the node given in unless.
 func (c *rangeCache) setLeader(id keyspace.RangeID, leader, unless keyspace.NodeID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r := c.byID[id]; r != nil && (leader != 0 || r.leader() == unless) {
 		r.hint.Store(uint64(leader))
 	}
+}
+
+// overlapping returns the routes that overlap the span; ok is false if they leave a hole.
+func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
+	lo, hi := window(all, span)
+	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
+		return nil, false
+	}
+	for i, rt := range routes[1:] {
+		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
+			return nil, false
+		}
+	}
+	last := routes[len(routes)-1].desc.Span.End
+	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
 }

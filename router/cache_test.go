@@ -12,8 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// takeByScan is what rangeCache.update means for one descriptor, by looking at every
-// route.
+// takeByScan is rangeCache.update for one descriptor, by a look at every route.
 func takeByScan(rs []*route, d *keyspace.Descriptor) []*route {
 	next := &route{desc: *d}
 	var out []*route
@@ -93,7 +92,7 @@ func TestCacheEqualsAScan(t *testing.T) {
 	}
 }
 
-// A whole map of 10,000 ranges is taken in again whenever one of them has changed.
+// A whole map of 10,000 ranges is loaded again whenever one of them has changed.
 func BenchmarkLearnAgain(b *testing.B) {
 	var ds []keyspace.Descriptor
 	for i := range 10000 {
@@ -112,8 +111,8 @@ func BenchmarkLearnAgain(b *testing.B) {
 	}
 }
 
-// A serializable read may be answered when of the heirs of a split one is known and the other is
-// not yet: that one was told of as well.
+// A serializable read may be answered when only one heir of a split is known. It counts for the
+// other heir as well.
 func TestWhatIsToldOfAnHeirBeforeItIsKnown(t *testing.T) {
 	r := &Router{cache: newRangeCache()}
 	r.Learn(keyspace.Descriptor{Range: 1, Generation: 1})

@@ -19,11 +19,11 @@ type Ranges interface {
 
 // Sequencer asks for the current revision; placement's client is one.
 type Sequencer interface {
-	// Sequence calls done exactly once, after less time than a request has.
+	// Sequence calls done exactly once, within a request's time.
 	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
 }
 
-// Placement is the placement group's part in requests; placement's client is one.
+// Placement is the part of the placement group that requests need; placement's client is one.
 type Placement interface {
 	// RangeMap returns the descriptors of all ranges.
 	RangeMap(ctx context.Context) ([]keyspace.Descriptor, error)
@@ -32,48 +32,44 @@ type Placement interface {
 	Compact(ctx context.Context, rev keyspace.Revision) (keyspace.Revision, error)
 }
 
-// Removal waits for what compaction takes away; node makes one of the ranges' client.
+// Removal waits for the removal of compacted versions; node makes one from the ranges' client.
 type Removal interface {
-	// AwaitRemoval returns nil once every replica that lives has removed what compaction
-	// at the committed compacted revision lets go, and an error when ctx ends before.
+	// AwaitRemoval returns nil once every live replica has removed what compaction at the committed
+	// compacted revision removes, and an error if ctx ends before.
 	AwaitRemoval(ctx context.Context, compacted keyspace.Revision) error
 }
 
-// Config is what a Router is made of.
+// Config configures a Router.
 type Config struct {
-	// Self is this node: of several replicas that could be asked its own goes first. Boot
-	// is its present run.
+	// Self is this node, whose replica is asked before others. Boot is its present run.
 	Self      keyspace.NodeID
 	Boot      keyspace.BootID
 	Clock     clock.Clock
 	Ranges    Ranges
 	Sequencer Sequencer
 	Placement Placement
-	// Local reads from this node's own replicas; nil where serializable reads are like
-	// others.
+	// Local reads from this node's own replicas. Nil makes serializable reads linearizable.
 	Local   Local
 	Removal Removal
 	// Txns and Bus are for transactions over several ranges.
 	Txns TxnCommands
 	Bus  Bus
-	// Timeout is how long a request is worked on at most, etcd's 5 s plus two election
-	// timeouts. Default 7 s. What is not answered by then gets etcd's timeout error.
+	// Timeout bounds the work on a request: etcd's 5 s plus two election timeouts. Default 7 s. A
+	// request beyond it gets etcd's timeout error.
 	Timeout time.Duration
-	// AttemptTimeout is after how long without an answer a read looks whether the
-	// asked node still lives, and asks another one if not. Writes are never asked
-	// twice for that. Default 1 s.
+	// AttemptTimeout is after how long without an answer a read checks whether the asked node is
+	// alive, and asks another one if not. A write is not asked twice for that. Default 1 s.
 	AttemptTimeout time.Duration
-	// Alive says whether a node lives as far as this one knows. Required.
+	// Alive says whether this node considers a node alive. Required.
 	Alive func(keyspace.NodeID) bool
-	// ReadBytes bounds the answers to reads of spans that are being put together or
-	// streamed, those of transactions over several ranges too, all together. One at a time
-	// may be larger than half of it or exceed it; more are refused with TooManyRequests.
-	// Default 256 MiB.
+	// ReadBytes bounds all answers of spans that are put together or streamed, also those of
+	// transactions over several ranges. One at a time may exceed half of it; more are refused with
+	// TooManyRequests. Default 256 MiB.
 	ReadBytes int64
-	// AnswerBytes bounds that one: what is larger gets AnswerTooLarge. Default 512 MiB.
+	// AnswerBytes bounds that one answer; a larger one gets AnswerTooLarge. Default 512 MiB.
 	AnswerBytes int64
-	// TxnBytes bounds the transactions over several ranges that are under way; more are
-	// refused with TooManyRequests. One alone always fits. Default 64 MiB.
+	// TxnBytes bounds the transactions over several ranges that are under way. More are refused
+	// with TooManyRequests, but one always fits. Default 64 MiB.
 	TxnBytes int64
 	Logger   *zap.Logger
 	Metrics  *Metrics

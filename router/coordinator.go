@@ -8,24 +8,23 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/transport"
 )
 
-// maxTxns bounds the attempts that a gateway has not ended.
+// maxTxns bounds the unfinished attempts of a gateway.
 const maxTxns = 1 << 13
 
-// maxAborts bounds the attempts whose locks a gateway gives up at a time.
+// maxAborts bounds the attempts that a gateway aborts at a time.
 const maxAborts = 1 << 9
 
-// abortTimeout is how long a coordinator goes on ending the locks of an attempt that it
-// has given up. The ranges push what is left.
+// abortTimeout bounds how long a coordinator ends the locks of an aborted attempt. The ranges push
+// the others.
 const abortTimeout = 3 * time.Second
 
-// Bus carries the question whether a coordinator is still at an attempt.
+// Bus carries the question whether a coordinator still claims an attempt.
 type Bus interface {
 	Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error)
 }
@@ -35,7 +34,7 @@ type Registrar interface {
 	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
 }
 
-// txns are the transactions over several ranges that a gateway coordinates.
+// coordinator has the transactions over several ranges that a gateway coordinates.
 type coordinator struct {
 	node     keyspace.NodeID
 	boot     keyspace.BootID
@@ -49,20 +48,20 @@ type coordinator struct {
 	start atomic.Int64
 
 	mu sync.Mutex
-	// Guarded by mu. active are the attempts that may yet be committed or have locks of
-	// which this node takes care.
+	// Guarded by mu. active are the attempts that may still be committed, or whose locks this node
+	// ends.
 	active map[rangeapi.TxnName]struct{}
-	// reading are the transactions whose clients wait for an answer, with the lowest revision
-	// that each may read.
+	// reading are the transactions whose clients wait for an answer, with the lowest revision that
+	// each may read.
 	reading map[*txn]keyspace.Revision
 	bytes   int64
-	// aborts are the attempts whose locks are being given up.
+	// aborts counts the attempts whose locks are being ended.
 	aborts int
-	// counter numbers transactions, attempt their attempts: it is above every fence that
-	// this node has heard of.
+	// counter numbers transactions. attempt numbers their attempts, above every fence that this
+	// node has heard of.
 	counter, attempt uint64
-	// draining says that no transaction begins any more, stopped that none goes on. idle
-	// is closed when the last attempt ends while it drains.
+	// draining says that no transaction begins any more, and stopped that none goes on. idle is
+	// closed when the last attempt ends while it drains.
 	draining, stopped bool
 	idle              chan struct{}
 }
@@ -73,7 +72,7 @@ func newCoordinator(cfg *Config) *coordinator {
 	return t
 }
 
-// enter takes the bytes of a transaction from the gateway's budget.
+// enter reserves the bytes of a transaction from the gateway's budget.
 func (t *coordinator) enter(bytes int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,7 +92,7 @@ func (t *coordinator) leave(bytes int64) {
 	t.mu.Unlock()
 }
 
-// newID returns the name of a new transaction, which is younger than those before it.
+// newID returns the id of a new transaction, which is younger than all before it.
 func (t *coordinator) newID() rangeapi.TxnID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +100,7 @@ func (t *coordinator) newID() rangeapi.TxnID {
 	return rangeapi.TxnID{Start: keyspace.Revision(t.start.Load()), Node: t.node, Boot: t.boot, Counter: t.counter}
 }
 
-// heard notes a revision.
+// observe notes a revision.
 func (t *coordinator) observe(rev keyspace.Revision) {
 	for {
 		old := t.start.Load()
@@ -111,7 +110,7 @@ func (t *coordinator) observe(rev keyspace.Revision) {
 	}
 }
 
-// begin returns the name of a new attempt, of which this node takes care until end.
+// begin returns the name of a new attempt, which this node claims until end.
 func (t *coordinator) begin(id rangeapi.TxnID) rangeapi.TxnName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,7 +120,7 @@ func (t *coordinator) begin(id rangeapi.TxnID) rangeapi.TxnName {
 	return n
 }
 
-// beyond has the next attempts be above a fence.
+// skipTo numbers the next attempts above a fence.
 func (t *coordinator) skipTo(fence uint64) {
 	t.mu.Lock()
 	t.attempt = max(t.attempt, fence)
@@ -142,7 +141,7 @@ func (t *coordinator) idleLocked() {
 	}
 }
 
-// drains says whether who stops the node waits for the attempts that are left.
+// drains says whether the node's stop waits for the remaining attempts.
 func (t *coordinator) drains() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,7 +155,7 @@ func (t *coordinator) owns(n rangeapi.TxnName) bool {
 	return ok
 }
 
-// run calls f in a goroutine of its own, unless the gateway stops.
+// run calls f in a new goroutine, and returns false if the gateway has stopped.
 func (t *coordinator) run(f func(ctx context.Context)) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -167,7 +166,7 @@ func (t *coordinator) run(f func(ctx context.Context)) bool {
 	return true
 }
 
-// runAbort is run of what gives up the locks of an attempt, unless there is too much of it.
+// runAbort is run for the abort of an attempt; it also returns false at maxAborts.
 func (t *coordinator) runAbort(f func(ctx context.Context)) bool {
 	t.mu.Lock()
 	full := t.aborts >= maxAborts
@@ -201,39 +200,18 @@ func (t *coordinator) stop() {
 	t.wg.Wait()
 }
 
-// drainTimeout is how long a node that stops waits for its transactions.
+// drainTimeout bounds how long a stopping node waits for its transactions.
 const drainTimeout = 3 * time.Second
 
-// Drain begins no transaction over several ranges any more, and waits a moment for those
-// under way: a revision that one has is to be used.
-func (r *Router) Drain(ctx context.Context) {
-	t := r.coordinator
-	idle := make(chan struct{})
-	t.mu.Lock()
-	t.draining, t.idle = true, idle
-	t.idleLocked()
-	t.mu.Unlock()
-	ctx, cancel := clock.WithTimeout(ctx, r.cfg.Clock, drainTimeout)
-	defer cancel()
-	select {
-	case <-idle:
-	case <-ctx.Done():
-	}
-}
-
-// Stop ends what the router does beside its callers' requests. What becomes of the
-// transactions that were being decided, others find out.
-func (r *Router) Stop() { r.coordinator.stop() }
-
-// txnWireVersion leads question and answer of method 20.
+// txnWireVersion is the first byte of method 20's messages.
 const txnWireVersion = 1
 
-// errNoAnswer says that a node did not say whether it is at an attempt.
+// errNoAnswer says that a node did not tell whether it claims an attempt.
 var errNoAnswer = errors.New("router: no answer about a transaction")
 
-// ask asks the coordinator's node whether it is at the attempt.
+// ask asks the coordinator's node whether it claims the attempt.
 func (r *Router) ask(ctx context.Context, name rangeapi.TxnName) (bool, error) {
-	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, rangeapi.AppendTxnName([]byte{txnWireVersion}, name))
+	b, err := r.cfg.Bus.Call(ctx, name.Node, transport.MethodRouterTxn, rangeapi.AppendName([]byte{txnWireVersion}, name))
 	if err != nil {
 		return false, fmt.Errorf("%w %s from node %s: %w", errNoAnswer, name, name.Node, err)
 	}
@@ -241,12 +219,6 @@ func (r *Router) ask(ctx context.Context, name rangeapi.TxnName) (bool, error) {
 		return false, fmt.Errorf("router: answer %x of node %s about transaction %s", b, name.Node, name)
 	}
 	return b[1] == 1, nil
-}
-
-// RegisterHandlers registers methods 20 and 25 at a bus that is not started yet.
-func (r *Router) RegisterHandlers(b Registrar) {
-	b.HandleCall(transport.MethodRouterReads, transport.ClassRequest, r.handleReads)
-	b.HandleCall(transport.MethodRouterTxn, transport.ClassRequest, r.handleTxn)
 }
 
 func (r *Router) handleTxn(_ context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// count returns how many keys a span has, whatever the request filters.
+// count returns how many keys a span has, without the request's filters.
 func (r *Router) count(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (int64, error) {
 	counts, err := r.countParts(ctx, span, req, at)
 	var n int64
@@ -23,9 +23,9 @@ func (r *Router) count(ctx context.Context, span keyspace.Span, req *pb.RangeReq
 	return n, err
 }
 
-// countBehind is count of a span that begins where a range does and goes on to the end of
-// a read's. Whoever pages through that asks for it with every page: it is remembered, and
-// that which is behind each further range along with it.
+// countBehind is count for a span that begins with a range and ends with a read's span. A client
+// that pages through the read needs it for every page. So it is remembered, also for the part
+// behind each further range.
 func (r *Router) countBehind(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (int64, error) {
 	rev := at.revision(req)
 	if n, ok := r.counts.get(rev, span); ok {
@@ -43,7 +43,7 @@ func (r *Router) countBehind(ctx context.Context, span keyspace.Span, req *pb.Ra
 	return n, nil
 }
 
-// counted is how many keys the part of a span from start to the next one has.
+// counted is the number of keys in the part of a span that begins at start.
 type counted struct {
 	start []byte
 	n     int64
@@ -75,19 +75,19 @@ func (r *Router) countParts(ctx context.Context, span keyspace.Span, req *pb.Ran
 	return counts, g.Wait()
 }
 
-// maxCounts bounds the counts that are remembered: 64 bytes each, and their keys' digests.
+// maxCounts bounds the remembered counts, of 64 bytes each.
 const maxCounts = 4096
 
-// countKey is a span at a revision: its digest and not its keys, which a client may
-// choose as long as a request. No client finds two spans with one digest, since a wrong
-// count would be the answer.
+// countKey is a span at a revision. It has the digest of the keys, because a client may choose keys
+// as long as a request. SHA-256 keeps clients from finding two spans with one digest, which would
+// give a wrong count.
 type countKey struct {
 	rev  keyspace.Revision
 	span [sha256.Size]byte
 }
 
-// counts remembers how many keys spans have at revisions, which never changes once it
-// was told. The oldest are forgotten first.
+// counts remembers how many keys spans have at revisions, which never changes. It forgets the
+// oldest first.
 type counts struct {
 	mu sync.Mutex
 	// Guarded by mu.
@@ -100,7 +100,7 @@ func newCounts() *counts { return &counts{known: map[countKey]int64{}} }
 
 func countKeyOf(rev keyspace.Revision, s keyspace.Span) countKey {
 	k := countKey{rev: rev}
-	// The length sets apart where one key ends and the other begins.
+	// The length separates the two keys.
 	var length [8]byte
 	binary.BigEndian.PutUint64(length[:], uint64(len(s.Start)))
 	h := sha256.New()

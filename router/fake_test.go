@@ -17,9 +17,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// cluster is a keyspace in memory that plays ranges, sequencer and placement: the
-// data are right by construction, the ranges over them split, move their leaders
-// and fail as a seed says.
+// cluster is a keyspace in memory that plays ranges, sequencer and placement. The data are right by
+// construction. The ranges split, move their leaders and fail by a seed.
 type cluster struct {
 	mu    sync.Mutex
 	rng   *rand.Rand
@@ -35,12 +34,12 @@ type cluster struct {
 	// proposed counts how often each put took effect, by its value.
 	proposed map[string]int
 	maps     int
-	// sequenced counts the questions to the sequencer.
+	// sequenced counts the requests to the sequencer.
 	sequenced int
-	// counted, paged and pieced are the reads that came by what they asked for: a count,
-	// a whole answer, a piece. at are the revisions that pieces were read at.
-	counted, paged, pieced int
-	at                     []keyspace.Revision
+	// counted, paged and pages count reads by what they asked for: a count, a whole answer, a
+	// page. at are the revisions of page reads.
+	counted, paged, pages int
+	at                    []keyspace.Revision
 }
 
 func newCluster(seed uint64) *cluster {
@@ -96,7 +95,7 @@ func (c *cluster) Compact(_ context.Context, rev keyspace.Revision) (keyspace.Re
 	return c.rev, nil
 }
 
-// mishap sometimes changes the cluster under the feet of a request, or fails it.
+// mishap sometimes changes the cluster under a request, or fails the request.
 func (c *cluster) mishap(id keyspace.RangeID) error {
 	if c.rng.Float64() >= c.chaos {
 		return nil
@@ -158,7 +157,7 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *rangeapi.Requ
 		}
 		return &rangeapi.Response{Op: evaluate(c.kvs, op)}, nil
 	case *rangeapi.Page:
-		c.pieced++
+		c.pages++
 		c.at = append(c.at, req.ReadRevision)
 		if req.ReadRevision < c.compacted {
 			if op.Revision > 0 {
@@ -166,7 +165,7 @@ func (c *cluster) Do(_ context.Context, node keyspace.NodeID, req *rangeapi.Requ
 			}
 			return nil, &kverror.Error{Kind: kverror.ReadAgain}
 		}
-		return &rangeapi.Response{Op: c.piece(op)}, nil
+		return &rangeapi.Response{Op: c.page(op)}, nil
 	}
 	return nil, kverror.New(kverror.Internal, "%T", req.Op)
 }
@@ -185,8 +184,8 @@ func (c *cluster) put(op *pb.PutRequest) proto.Message {
 	return &pb.PutResponse{Header: header(c.rev)}
 }
 
-// piece is what a range answers to a piece, of few keys at a time.
-func (c *cluster) piece(op *rangeapi.Page) *rangeapi.PageAnswer {
+// page answers a page request, with few keys at a time.
+func (c *cluster) page(op *rangeapi.Page) *rangeapi.PageAnswer {
 	q := proto.CloneOf(op.RangeRequest)
 	q.Limit = 0
 	passed := evaluate(c.kvs, q)
@@ -214,7 +213,7 @@ func (c *cluster) piece(op *rangeapi.Page) *rangeapi.PageAnswer {
 	return a
 }
 
-// evaluate is what one range that held everything would answer.
+// evaluate returns the answer of one range that holds everything.
 func evaluate(kvs []*mvccpb.KeyValue, op *pb.RangeRequest) *pb.RangeResponse {
 	out := &pb.RangeResponse{}
 	span, ok := keyspace.FromEtcd(op.Key, op.RangeEnd)

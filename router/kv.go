@@ -12,13 +12,13 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// Put stores one key. The request must have passed the checks that need no data
-// (etcdapi's). The response's header holds the revision only.
+// Put stores one key. The caller has checked the request (etcdapi). The response's header has only
+// the revision.
 func (r *Router) Put(ctx context.Context, req *pb.PutRequest) (*pb.PutResponse, error) {
 	return write[*pb.PutResponse](ctx, r, keyspace.Single(req.GetKey()), req)
 }
 
-// DeleteRange deletes a span of keys, in as many ranges as they lie in, at one revision.
+// DeleteRange deletes a span of keys at one revision, in any number of ranges.
 func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
@@ -28,7 +28,7 @@ func (r *Router) DeleteRange(ctx context.Context, req *pb.DeleteRangeRequest) (*
 	return write[*pb.DeleteRangeResponse](ctx, r, span, req)
 }
 
-// Txn runs a transaction, over as many ranges as its keys lie in.
+// Txn runs a transaction, over any number of ranges.
 func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	span, ok := rangeapi.Bounds(req)
 	if !ok {
@@ -40,9 +40,8 @@ func (r *Router) Txn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, 
 	return write[*pb.TxnResponse](ctx, r, span, req)
 }
 
-// keyless answers a transaction that names no key. It compares nothing, so it
-// succeeds, and so do the transactions inside it, which are all that it can hold.
-// etcd leaves their headers empty.
+// keyless answers a transaction that names no key. It has no compares, so it succeeds, and so do
+// its nested transactions, the only operations that it can have. etcd leaves their headers empty.
 func keyless(req *pb.TxnRequest) *pb.TxnResponse {
 	resp := &pb.TxnResponse{Header: &pb.ResponseHeader{}, Succeeded: true}
 	for _, op := range req.GetSuccess() {
@@ -52,10 +51,10 @@ func keyless(req *pb.TxnRequest) *pb.TxnResponse {
 	return resp
 }
 
-// Compact makes revisions below the request's unreadable on all nodes. A physical one
-// is answered once every replica that lives has removed them, also where that
-// revision was compacted before, as in etcd. That may take long: like etcd's, this wait
-// ends with the client's patience alone.
+// Compact makes revisions below the request's unreadable on all nodes. A physical compaction is
+// answered when every live replica has removed them, also if the revision was compacted before, as
+// in etcd. As in
+// etcd, only the client's context bounds that wait.
 func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.CompactionResponse, error) {
 	rev, err := r.compact(ctx, keyspace.Revision(req.GetRevision()))
 	if at := keyspace.Revision(req.GetRevision()); req.GetPhysical() && at > 0 && (err == nil || errors.Is(err, kverror.Compacted)) {
@@ -79,7 +78,7 @@ func (r *Router) compact(ctx context.Context, at keyspace.Revision) (current key
 	return current, limit.outcome(err)
 }
 
-// emptyWrite answers a write that names no key: the current revision.
+// emptyWrite answers a write that names no key with the current revision.
 func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
@@ -106,7 +105,7 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 	return resp, nil
 }
 
-// writeMultiRange is write of what one range cannot do alone.
+// writeMultiRange executes what one range cannot do alone.
 func (r *Router) writeMultiRange(ctx context.Context, op proto.Message) (proto.Message, error) {
 	switch o := op.(type) {
 	case *pb.TxnRequest:
@@ -125,6 +124,27 @@ func (r *Router) writeMultiRange(ctx context.Context, op proto.Message) (proto.M
 	return nil, kverror.New(kverror.Internal, "%T over several ranges", op)
 }
 
-func header(rev keyspace.Revision) *pb.ResponseHeader {
-	return &pb.ResponseHeader{Revision: int64(rev)}
+// deleteTooLarge says whether a range refused a delete because it does not fit into one entry.
+func deleteTooLarge(err error, op proto.Message) bool {
+	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
+}
+
+// deletesSpan says whether an operation may delete more than one key.
+func deletesSpan(op proto.Message) bool {
+	switch o := op.(type) {
+	case *pb.DeleteRangeRequest:
+		return len(o.GetRangeEnd()) > 0
+	case *pb.TxnRequest:
+		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
+			for _, op := range ops {
+				if d := op.GetRequestDeleteRange(); d != nil && deletesSpan(d) {
+					return true
+				}
+				if n := op.GetRequestTxn(); n != nil && deletesSpan(n) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }

@@ -13,25 +13,25 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// revokeBytes is about what a revoke takes of the budget of transactions.
+// revokeBytes is roughly what a revoke takes of the budget of transactions.
 const revokeBytes = 4 << 10
 
-// maxRevokeRanges bounds the ranges that a revoke locks at a time, and maxRevokeBorders the
-// bytes of their spans beyond keyspace.MaxRevisionRanges of them: its record lists all.
+// maxRevokeRanges bounds the ranges that a revoke locks at a time. maxRevokeBorders bounds the
+// bytes of their spans beyond keyspace.MaxRevisionRanges of them, because the commit record lists
+// all.
 const (
 	maxRevokeRanges  = 4 * keyspace.MaxRevisionRanges
 	maxRevokeBorders = 1 << 20
 )
 
-// RevokeLease deletes all keys that are attached to the lease in the spans, which are those
-// that its record lists, in one revision, and lets the ranges forget the lease. It returns
-// the revision of the deletion or a later one; where there was no key none is used. The
-// record must register nobody from before the call until after its success. It takes as
-// long as ctx lasts. After any error it may be called again, for ever: it deletes nothing of
-// a later incarnation.
+// RevokeLease deletes all keys that are attached to the lease, at one revision, and removes the
+// lease's attachments. The spans are those that the lease's record lists. It returns the revision
+// of the deletion or a later one; without keys it uses none. From before the call until after its
+// success, the record must register no range. The call lasts until ctx ends. It may be repeated
+// after any error, even much later, because it spares later incarnations.
 //
-// The deletion has several revisions where keys lie in more than keyspace.MaxRevisionRanges
-// ranges, or the spans have become more than maxRevokeRanges ranges.
+// The deletion has several revisions if more than keyspace.MaxRevisionRanges ranges have keys, or
+// if the spans have become more than maxRevokeRanges ranges.
 func (r *Router) RevokeLease(
 	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span,
 ) (keyspace.Revision, error) {
@@ -77,15 +77,15 @@ func disjoint(spans []keyspace.Span) (out []keyspace.Span) {
 	return out
 }
 
-// revoke is the revocation of a lease on its way. Over several ranges it is a transaction
-// like others, and as old as its first attempt.
+// revoke is the revocation of a lease under way. Over several ranges it is a transaction as old as
+// its first attempt.
 type revoke struct {
 	r           *Router
 	lease       keyspace.LeaseID
 	incarnation keyspace.LeaseIncarnation
 	txn         *txn
 	starts      int
-	// most is how many ranges are locked at a time.
+	// most bounds the ranges that are locked at a time.
 	most int
 }
 
@@ -108,14 +108,13 @@ func (v *revoke) end() {
 	}
 }
 
-// pause is how long a revoke that gave way leaves the others alone.
+// pause returns the pause of a revoke that gave way.
 func (v *revoke) pause() time.Duration {
 	v.starts++
 	return min(firstYield<<min(v.starts-1, 10), lastYield)
 }
 
-// some revokes the lease in the first ranges of the spans, and returns what is left of
-// these.
+// some revokes the lease in the first ranges of the spans, and returns the other spans.
 func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revision, []keyspace.Span, error) {
 	var routes []*route
 	borders := 0
@@ -160,9 +159,9 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 	if err != nil {
 		return 0, err
 	}
-	// With the last lock goes the last mark. While there is one a merge may carry it to keys
-	// that the record did not list, and a split from there to a range where nobody comes to end
-	// it: who attaches a key there would not ask the record of a later lease with this id.
+	// The last attachment goes with the last lock. Otherwise a merge might carry an attachment to
+	// keys that the record does not list, and a split might carry it on to a range where nobody
+	// ends it. A later lease with this id would then attach keys there without asking its record.
 	a := &txnAttempt{t: t, name: v.r.coordinator.begin(t.id), plan: &plan{}, awaitResolve: true}
 	a.ps = v.participants(a.name, routes)
 	if err := a.prepareAll(ctx); err != nil {
@@ -184,7 +183,7 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 	return d.revision, nil
 }
 
-// again says what becomes of a revoke that failed so: whatever it did, it may be repeated.
+// again returns errStartOver if a revoke that failed may be repeated at once.
 func (v *revoke) again(ctx context.Context, err error) error {
 	if errors.Is(err, errStartOver) {
 		return err
@@ -196,8 +195,8 @@ func (v *revoke) again(ctx context.Context, err error) error {
 	return err
 }
 
-// pieces has every range delete the lease's keys. The smallest key of the first one is the
-// anchor: a lease is locked in each, whether there is a key or not.
+// participants has every range delete the lease's keys. The smallest key of the first range is the
+// anchor, because every range locks the lease, with keys or without.
 func (v *revoke) participants(name rangeapi.TxnName, routes []*route) *participants {
 	anchor := lower(nil, routes[0].desc.Span)
 	ps := &participants{name: name, anchor: anchor, of: map[keyspace.RangeID]*participant{}}
@@ -209,7 +208,7 @@ func (v *revoke) participants(name rangeapi.TxnName, routes []*route) *participa
 	return ps
 }
 
-// changes returns how many ranges the attempt's revision concerns.
+// changes returns the number of ranges that the attempt's revision concerns.
 func (a *txnAttempt) changes() (n int) {
 	for _, p := range a.ps.order {
 		if p.changes() {
@@ -219,14 +218,9 @@ func (a *txnAttempt) changes() (n int) {
 	return n
 }
 
-// changes says whether the range has something to write at the transaction's revision.
-func (p *participant) changes() bool {
-	return len(p.op.Writes) > 0 || p.op.Revoke != 0 && p.answer.Changes
-}
-
-// unmark ends the revoke of a lease that has no key: while all ranges hold it locked, each
-// of them may forget it. No record says so, and who takes this node for dead may end a lock
-// before: that range refuses, and the revoke starts over.
+// detach ends the revoke of a lease without keys. While all ranges hold the lease locked, each of
+// them may remove its attachment. There is no commit record. A range whose lock was ended by others
+// refuses, and the revoke starts over.
 func (a *txnAttempt) detach(ctx context.Context) error {
 	err := each(ctx, a.ps.order, func(ctx context.Context, p *participant) error {
 		return a.t.r.commandForSpan(ctx, p.span, &rangeapi.Resolve{
@@ -241,9 +235,9 @@ func (a *txnAttempt) detach(ctx context.Context) error {
 	return nil
 }
 
-// LeaseKeys returns the keys in the spans that are attached to the lease, in their order,
-// and a revision that was current after the call: whatever was attached or detached up to
-// there is so here. What ranges answer later may show more.
+// LeaseKeys returns the keys in the spans that are attached to the lease, in order, and a revision
+// that was current after the call. The result has every change of attachments up to that revision,
+// and may have later ones.
 func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []keyspace.Span) ([][]byte, keyspace.Revision, error) {
 	limit := r.limited(ctx)
 	defer limit.End()

@@ -17,7 +17,7 @@ import (
 
 var everywhere = []keyspace.Span{{}}
 
-// answers has the ranges answer the steps that match, each once, and then as usual.
+// answers has the ranges answer each matching command once as given, and then as usual.
 func (f *ranges) answers(all map[string]any) {
 	f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 		f.mu.Lock()
@@ -40,7 +40,7 @@ func withoutKeys(id keyspace.RangeID) *rangeapi.Prepared {
 	return &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: id}}
 }
 
-// What a revoke asks of the ranges, and what comes back of it.
+// A revoke's commands to the ranges, and its results.
 func TestCourseOfARevoke(t *testing.T) {
 	first := []keyspace.Span{{Start: []byte("b"), End: []byte("c")}, {Start: []byte("a"), End: []byte("b")}, {Start: []byte("a"), End: []byte("aa")}}
 	const usual = "revoke prepare 1 at 1; revoke prepare 1 at 2; revoke prepare 1 at 3; commit 1@8 of 3 at 1; " +
@@ -106,8 +106,8 @@ func TestCourseOfARevoke(t *testing.T) {
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
 				}
-				if got := f.steps(); !strings.Contains(got, c.want) {
-					t.Errorf("steps %s, want %s", got, c.want)
+				if got := f.commands(); !strings.Contains(got, c.want) {
+					t.Errorf("commands %s, want %s", got, c.want)
 				}
 				named := 0
 				for _, q := range f.sequenced {
@@ -124,8 +124,8 @@ func TestCourseOfARevoke(t *testing.T) {
 	}
 }
 
-// A lease has ended when no range has a mark of it any more: as long as one has, a merge carries
-// the mark to keys of which only the lease's record can tell, and the record goes then.
+// A lease has ended when no range has an attachment of it. As long as one has, a merge may carry
+// the attachment to keys that only the lease's record lists, and the record goes then.
 func TestRevokeIsOverWithItsLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -146,7 +146,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-over:
-			t.Errorf("the lease has ended, and range 3 has it locked and marked: %s", f.steps())
+			t.Errorf("the lease has ended, and range 3 has it locked and marked: %s", f.commands())
 		default:
 		}
 		close(goOn)
@@ -158,7 +158,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 	})
 }
 
-// Where the locks cannot be ended, the revoke begins anew, and finds what is left.
+// If the locks cannot be ended, the revoke starts over and finds what is left.
 func TestRevokeWhoseLocksStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -180,14 +180,14 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 		}
 		at, err := r.RevokeLease(t.Context(), 7, 2, everywhere)
 		afterwards()
-		if at != 9 || err != nil || !strings.Contains(f.steps(), "commit 2@9 of 3 at 1") {
-			t.Errorf("ended at %d, %v, after %s", at, err, f.steps())
+		if at != 9 || err != nil || !strings.Contains(f.commands(), "commit 2@9 of 3 at 1") {
+			t.Errorf("ended at %d, %v, after %s", at, err, f.commands())
 		}
 	})
 }
 
-// A lease whose spans have become very many ranges ends in one revision as long as its keys
-// lie in no more of them than a revision may concern.
+// A lease whose spans have become very many ranges ends in one revision, as long as its keys lie in
+// no more ranges than a revision may concern.
 func TestRevokeOverVeryManyRanges(t *testing.T) {
 	for _, c := range []struct{ ranges, keys, revisions int }{
 		{keyspace.MaxRevisionRanges + 300, 40, 1},
@@ -225,8 +225,8 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 	}
 }
 
-// A transaction whose leases are not there ends with the error of its first operation,
-// though no range waits for more than one of them at a time.
+// A transaction whose leases do not exist ends with the error of its first operation, though each
+// range waits for only one of them at a time.
 func TestTransactionOfUnknownLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -249,13 +249,13 @@ func TestTransactionOfUnknownLeases(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		afterwards()
-		if n := strings.Count(f.steps(), "prepare"); n > 12 {
-			t.Errorf("it took %d prepares: %s", n, f.steps())
+		if n := strings.Count(f.commands(), "prepare"); n > 12 {
+			t.Errorf("it took %d prepares: %s", n, f.commands())
 		}
 	})
 }
 
-// The keys of a lease are put together from pages and ranges, over a split.
+// The keys of a lease come from pages and ranges, across a split.
 func TestLeaseKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()

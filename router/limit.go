@@ -7,20 +7,19 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// limited bounds a request by the router's own timeout, as a deadline that crosses
-// the bus with it: the end of the router's patience is etcd's timeout, the end of the
-// client's stays what it is.
+// limited bounds a request by the router's own timeout, as a deadline that crosses the bus with it.
+// The router's timeout becomes etcd's timeout error; the client's own deadline stays what it is.
 func (r *Router) limited(ctx context.Context) limit {
 	return limit{r.timers.Patience(ctx, r.cfg.Timeout), ctx}
 }
 
-// limit is a request's time.
+// limit is a request's deadline.
 type limit struct {
 	*clock.Patience
 	client context.Context
 }
 
-// outcome turns the error with which a request ended into the client's.
+// outcome turns the error that a request ended with into the client's.
 func (l limit) outcome(err error) error {
 	if err == nil {
 		return nil
@@ -34,7 +33,7 @@ func (l limit) outcome(err error) error {
 	}
 	own, _ := l.Deadline()
 	if by, ok := l.client.Deadline(); ok && !own.Before(by) {
-		return kverror.Of(ended) // the client's own timer is about to say so
+		return kverror.Of(ended) // the client's own timer is about to fire
 	}
 	if e := kverror.Of(err); e.Kind == kverror.Canceled || e.Kind == kverror.DeadlineExceeded {
 		return &kverror.Error{Kind: kverror.Timeout, Detail: e.Detail}

@@ -4,14 +4,13 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics counts what the router does.
 type Metrics struct {
-	// Failed counts failed attempts by kind; most are repeated unseen.
+	// Failed counts failed attempts by kind; clients do not notice most of them.
 	Failed *prometheus.CounterVec
 	// Refreshes counts loads of the range map.
 	Refreshes prometheus.Counter
 	// MultiRangeReads counts reads over several ranges.
 	MultiRangeReads prometheus.Counter
-	// Txns counts transactions over several ranges, Restarts their attempts that were
-	// given up.
+	// Txns counts transactions over several ranges, and Restarts their attempts that were given up.
 	Txns, Restarts prometheus.Counter
 }
 
@@ -20,7 +19,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "skein_router_failed_attempts_total",
-			Help: "Attempts to have a range answer a request that failed, by kind of error.",
+			Help: "Failed attempts of requests to ranges, by kind of error.",
 		}, []string{"kind"}),
 		Refreshes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "skein_router_map_refreshes_total",
@@ -36,7 +35,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 		Restarts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "skein_router_txn_restarts_total",
-			Help: "Attempts of transactions over several ranges that were given up, unseen by the client.",
+			Help: "Attempts of transactions over several ranges that were given up and repeated.",
 		}),
 	}
 	if reg != nil {

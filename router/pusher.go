@@ -8,8 +8,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// Push implements package shard's TxnPusher: it asks the coordinator's node, and where that does
-// not know the attempt or does not live, has the anchor decide.
+// Push implements shard's TxnPusher. It asks the coordinator's node. If that node is dead or does
+// not know the attempt, the anchor decides.
 func (r *Router) Push(ctx context.Context, name rangeapi.TxnName, anchor []byte) (live bool, d *rangeapi.Decided, err error) {
 	if live, err = r.coordinated(ctx, name); live || err != nil {
 		return live, nil, err
@@ -34,7 +34,7 @@ func (r *Router) Finish(ctx context.Context, name rangeapi.TxnName, d *rangeapi.
 	return false, nil
 }
 
-// coordinated says whether a coordinator is at the attempt.
+// coordinated says whether the coordinator still claims the attempt.
 func (r *Router) coordinated(ctx context.Context, name rangeapi.TxnName) (bool, error) {
 	if name.Node == r.cfg.Self {
 		return r.coordinator.owns(name), nil

@@ -8,14 +8,10 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rangeapi"
 )
 
-// maxParallelParts bounds how many ranges one read asks at the same time.
-const maxParallelParts = 8
-
-// Range reads keys at one revision, from as many ranges as they lie in. The
-// response's header holds the revision only.
+// Range reads keys at one revision, from any number of ranges. The response's header has only the
+// revision.
 func (r *Router) Range(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if req.GetSerializable() && r.cfg.Local != nil {
 		if resp, done, err := r.rangeHere(ctx, req); done {
@@ -40,8 +36,8 @@ func (r *Router) rangeNow(ctx context.Context, req *pb.RangeRequest) (*pb.RangeR
 	return resp, limit.outcome(err)
 }
 
-// rangeOver is Range of a span: the router's patience is for each of its steps, since
-// there may be many.
+// rangeOver is Range of a span. The router's timeout counts for each of its requests, because there
+// may be many.
 func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
 	var reserved reservation
 	defer r.releaseAll(&reserved)
@@ -52,30 +48,8 @@ func (r *Router) rangeOver(ctx context.Context, req *pb.RangeRequest) (*pb.Range
 	return resp, err
 }
 
-// readPoint is when a read is made.
-type readPoint struct {
-	// at is the current revision, which the read may not exceed, and reads where it names
-	// none.
-	rev keyspace.Revision
-	// txn is the committed transaction for which it is made, nil for none.
-	txn *rangeapi.TxnName
-	// reserved counts the bytes of the answer, nil where there are few.
-	reserved *reservation
-	// where says who may be asked.
-	where replicaChoice
-}
-
-// revision is that of the state which a request reads.
-func (m *readPoint) revision(req *pb.RangeRequest) keyspace.Revision {
-	if rev := keyspace.Revision(req.GetRevision()); rev > 0 {
-		return rev
-	}
-	return m.rev
-}
-
-// read asks for a revision and reads at it, and does so again where the revision
-// was overtaken by a compaction before it was read: a read that named no revision
-// never learns of that.
+// read asks for a revision and reads at it. It starts over if the revision was
+// compacted meanwhile; a read without explicit revision never fails for that.
 func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reservation) (*pb.RangeResponse, error) {
 	for {
 		now, err := r.presentOf(ctx, req, reserved != nil)
@@ -100,7 +74,7 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reser
 	}
 }
 
-// presentOf is present, within the router's own patience if asked for that.
+// presentOf is present, optionally within the router's own timeout.
 func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently bool) (keyspace.Revision, error) {
 	if !patiently {
 		return r.present(ctx, req)
@@ -111,7 +85,7 @@ func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently 
 	return now, limit.outcome(err)
 }
 
-// present asks for the current revision and checks the one that a request names by it.
+// present returns the current revision, after it has checked the one that the request names.
 func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Revision, error) {
 	now, err := r.currentOrWait(ctx)
 	if err != nil {
@@ -126,60 +100,7 @@ func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Re
 	return now.Current, nil
 }
 
-// overtaken says whether a read is made again at another revision.
+// overtaken says whether a read has to be repeated at another revision.
 func overtaken(req *pb.RangeRequest, err error) bool {
 	return errors.Is(err, kverror.Compacted) && req.GetRevision() <= 0 || needsNewRevision(err)
-}
-
-// readAt reads a span at a moment.
-func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	if len(req.GetRangeEnd()) == 0 {
-		return r.part(ctx, span, req, at)
-	}
-	if req.GetCountOnly() {
-		n, err := r.count(ctx, span, req, at)
-		return &pb.RangeResponse{Count: n}, err
-	}
-	if !byKeyUp(req) {
-		// Of a range that holds them all, only what is asked for comes here.
-		resp, err := r.whole(ctx, span, req, at)
-		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errMultiRange) {
-			return resp, err
-		}
-		if errors.Is(err, errMultiRange) && byKeyDown(req) && req.GetLimit() > 0 && !filtered(req) {
-			return r.lastKeys(ctx, span, req, at)
-		}
-	}
-	// The ranges are asked for their keys in the order of their bytes: only all of
-	// them together can be sorted.
-	resp, err := r.gather(ctx, span, unsorted(req), at)
-	if err == nil && !byKeyUp(req) {
-		finish(req, resp)
-	}
-	return resp, err
-}
-
-// whole has a request answered by the one range that holds its span: errMultiRange where
-// there is none. It has the router's patience.
-func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	limit := r.limited(ctx)
-	defer limit.End()
-	resp, err := r.part(limit.Patience, span, req, at)
-	if errors.Is(err, errMultiRange) {
-		return nil, err
-	}
-	return resp, limit.outcome(err)
-}
-
-// part is whole within the caller's patience.
-func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
-	got, err := r.readFrom(ctx, span, at, req)
-	if err != nil {
-		return nil, err
-	}
-	resp, ok := got.(*pb.RangeResponse)
-	if !ok {
-		return nil, kverror.New(kverror.Internal, "a range answered a read with %T", got)
-	}
-	return resp, r.reserve(at.reserved, keysBytes(resp))
 }

@@ -9,25 +9,25 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// reservation is what one answer that is being put together holds of the node's memory. The
-// zero value holds nothing.
+// reservation is the memory that one answer under construction holds of the node's budget. The zero
+// value holds nothing.
 type reservation struct {
 	mu sync.Mutex
-	// Guarded by mu. shared is the part of bytes that counts in what all answers share, 0
-	// once the answer has the one place for a large one.
+	// Guarded by mu. shared is the part of bytes in the shared budget. It is 0 once the answer has
+	// the one place for a large one.
 	bytes, shared int64
 	large         bool
 }
 
-// hold takes bytes for an answer, which is nil where it is not counted.
+// reserve reserves bytes for an answer; a nil h is not counted.
 func (r *Router) reserve(h *reservation, bytes int64) error {
 	if bytes == 0 || h == nil {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// What is refused does not count: the parts of an answer are read at the same time, and
-	// those that come after a refusal are held like others until the read ends.
+	// Refused bytes do not count. The parts of an answer are read in parallel, and parts that come
+	// after a refusal are held until the read ends.
 	if h.bytes+bytes > r.cfg.AnswerBytes {
 		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.AnswerBytes)
 	}
@@ -43,7 +43,7 @@ func (r *Router) reserve(h *reservation, bytes int64) error {
 	}
 	r.unreserve(bytes)
 	if !r.large.CompareAndSwap(false, true) {
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d, and a large one", all, r.cfg.ReadBytes)
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d, and a large one", all, r.cfg.ReadBytes)
 	}
 	r.unreserve(h.shared)
 	h.bytes += bytes
@@ -51,7 +51,7 @@ func (r *Router) reserve(h *reservation, bytes int64) error {
 	return nil
 }
 
-// letGo gives back all that an answer holds.
+// releaseAll returns all that an answer holds.
 func (r *Router) releaseAll(h *reservation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,14 +62,14 @@ func (r *Router) releaseAll(h *reservation) {
 	h.bytes, h.shared, h.large = 0, 0, false
 }
 
-// unreserve returns bytes to what all answers share.
+// unreserve returns bytes to the shared budget.
 func (r *Router) unreserve(bytes int64) {
 	if left := r.reserved.Add(-bytes); left < 0 {
-		panic(fmt.Sprintf("router: %d bytes of answers are given back where %d were held", bytes, left+bytes))
+		panic(fmt.Sprintf("router: %d bytes of answers are returned, but only %d were reserved", bytes, left+bytes))
 	}
 }
 
-// keysBytes is about what the keys of an answer take in memory.
+// keysBytes returns roughly what the keys of an answer take in memory.
 func keysBytes(resp *pb.RangeResponse) (bytes int64) {
 	for _, kv := range resp.GetKvs() {
 		bytes += int64(len(kv.GetKey())+len(kv.GetValue())) + keyOverheadBytes
@@ -77,5 +77,5 @@ func keysBytes(resp *pb.RangeResponse) (bytes int64) {
 	return bytes
 }
 
-// keyOverheadBytes is about what a key value takes beside its key and value.
+// keyOverheadBytes is roughly what a key value takes beside its key and value.
 const keyOverheadBytes = 160

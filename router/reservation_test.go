@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// What an answer was refused is not given back when the answer ends: it was never taken.
+// Refused bytes are not returned when the answer ends: they were never reserved.
 func TestRefusedBytesAreNotGivenBack(t *testing.T) {
 	const others = 900
 	for _, s := range []struct {

@@ -29,8 +29,8 @@ func newRouter(c *cluster) *Router {
 	return New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Alive: alive})
 }
 
-// Whatever the ranges are and however they change meanwhile, a read answers what
-// one range that held everything would, and a put takes effect exactly once.
+// However the ranges are and change, a read answers like one range that holds everything, and a put
+// takes effect exactly once.
 func TestManyRangesAnswerAsOne(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -99,7 +99,7 @@ type hung struct {
 	*cluster
 	node  keyspace.NodeID
 	asked int
-	// dead is set once it is asked, as if it had died in that moment.
+	// dead is set once it is asked, as if it had died at that moment.
 	dead atomic.Bool
 }
 
@@ -151,8 +151,8 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 	})
 }
 
-// TestTheDeadAreNotAsked: a node that does not live gets no request while others do, be
-// it the leader of yesterday or the one whom somebody names.
+// TestTheDeadAreNotAsked: a dead node gets no request while others are alive, even if it led before
+// or somebody names it.
 func TestTheDeadAreNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -189,9 +189,9 @@ func (f *failing) Do(context.Context, keyspace.NodeID, *rangeapi.Request) (*rang
 	return nil, f.err
 }
 
-// Every row of the table is met once by a write and once by a read: what may have
-// taken effect is never written twice (trap 49), what certainly did not is repeated
-// until the deadline where the table says so.
+// Every row of the table meets a write and a read. A write that may have taken effect is never
+// repeated (trap 49). One that certainly did not is repeated until the deadline, if the table says
+// so.
 func TestTableDecidesWhatIsRepeated(t *testing.T) {
 	for _, row := range kverror.Table() {
 		t.Run(row.Name, func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestRevisionsOfReads(t *testing.T) {
 	})
 }
 
-// removal says up to where it was asked to wait, and how that ends.
+// removal notes the revision that it was asked to wait for, and returns a set error.
 type removal struct {
 	asked []keyspace.Revision
 	err   error
@@ -279,8 +279,8 @@ func (m *removal) AwaitRemoval(ctx context.Context, compacted keyspace.Revision)
 	return nil
 }
 
-// A physical compaction waits for the removal, also where the revision is compacted
-// already, and not where there is nothing to wait for. The wait is the client's alone.
+// A physical compaction waits for the removal, also if the revision is compacted already, and not
+// if there is nothing to wait for. Only the client's context ends the wait.
 func TestPhysicalCompaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, m := newCluster(1), &removal{}
@@ -345,7 +345,7 @@ func TestCacheKeepsTheNewer(t *testing.T) {
 	}
 }
 
-// slow is a cluster whose nodes take their time with reads.
+// slow is a cluster whose nodes answer reads slowly.
 type slow struct {
 	*cluster
 	each  time.Duration
@@ -360,7 +360,7 @@ func (s *slow) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Reque
 	return s.cluster.Do(ctx, node, req)
 }
 
-// A long read at a living node is waited for: asking again would only begin it anew.
+// A long read at a live node is waited for: another request would only start it anew.
 func TestALongReadIsNotBegunAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -407,7 +407,7 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 	})
 }
 
-// asked notes who is asked and what deadline comes along, and answers at last.
+// asked notes which node is asked with which deadline, and answers at last.
 type asked struct {
 	nodes     []keyspace.NodeID
 	deadlines int
@@ -424,8 +424,8 @@ func (a *asked) Do(ctx context.Context, n keyspace.NodeID, _ *rangeapi.Request) 
 	return &rangeapi.Response{Op: &pb.PutResponse{Header: &pb.ResponseHeader{Revision: 2}}}, nil
 }
 
-// TestOrderOfAttempts: after a leader that failed this node's own replica is asked,
-// then the others, and the leader again only when all have had their turn.
+// TestOrderOfAttempts: after a leader that failed, this node's own replica is asked, then the
+// others. The leader is asked again only after all of them.
 func TestOrderOfAttempts(t *testing.T) {
 	for leader, want := range map[keyspace.NodeID][]keyspace.NodeID{
 		1: {1, 2, 3, 1}, 2: {2, 1, 3, 1}, 3: {3, 1, 2, 1},

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -15,8 +14,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// write sends an operation that may change something to the one range that holds
-// all its keys, and again where it certainly was not proposed.
+// write sends an operation that may change something to the one range that holds all its keys. It
+// sends it again if it certainly was not proposed.
 func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message) (proto.Message, error) {
 	return r.single(ctx, span, func(rt *route) *rangeapi.Request {
 		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Op: op}
@@ -26,9 +25,9 @@ func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message
 // errMultiRange says that a span lies in several ranges.
 var errMultiRange = errors.New("router: span lies in several ranges")
 
-// single sends a request to the range that covers span, until it is answered or
-// fails for good. A read is also sent again where its fate is unknown. Where the
-// span lies in several ranges it returns errMultiRange.
+// single sends a request to the range that covers span until it is answered or fails for good. It
+// repeats a read also if its fate is unknown. It returns errMultiRange if the span lies in several
+// ranges.
 func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*route) *rangeapi.Request, read bool) (proto.Message, error) {
 	var a retryState
 	for {
@@ -61,7 +60,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 
 // attempt sends a request to a node once.
 func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request, read bool) (*rangeapi.Response, error) {
-	// Of itself a node always thinks that it lives.
+	// A node always considers itself alive.
 	if !read || node == r.cfg.Self {
 		return r.cfg.Ranges.Do(ctx, node, req)
 	}
@@ -70,8 +69,8 @@ func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *rangeap
 	return r.cfg.Ranges.Do(alive, node, req)
 }
 
-// whileAlive returns a context that ends when the node is found not to live. A read
-// may take long; that alone is no reason to ask somebody else.
+// whileAlive returns a context that ends when the node is found dead. A read may take long, which
+// alone is no reason to ask another node.
 func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) *clock.Patience {
 	check := func() bool { return r.cfg.Alive(node) }
 	if p, ok := ctx.(*clock.Patience); ok {
@@ -96,12 +95,12 @@ func (r *Router) cover(ctx context.Context, span keyspace.Span) (*route, error) 
 	return rt, nil
 }
 
-// attempt is what one request has learned from its earlier attempts.
+// retryState is what one request has learned from its attempts so far.
 type retryState struct {
 	// hint is the leader that the last answer named.
 	hint keyspace.NodeID
-	// leader is the node that was thought to lead and failed: it is left out of the first
-	// turn. next is the replica to ask where no leader is known.
+	// leader is the presumed leader that failed; the first round leaves it out. next is the replica
+	// to ask if no leader is known.
 	leader keyspace.NodeID
 	next   int
 	pause  time.Duration
@@ -109,8 +108,8 @@ type retryState struct {
 	failed int
 }
 
-// choose returns the node to ask: not one that does not live while others do, since a
-// write that is sent there waits for an answer until the bus gives the node up.
+// choose returns the node to ask. It prefers live nodes, because a write to a dead one waits until
+// the bus gives the node up.
 func (a *retryState) choose(rt *route, self keyspace.NodeID, alive func(keyspace.NodeID) bool) keyspace.NodeID {
 	lives := func(n keyspace.NodeID) bool { return n == self || alive(n) }
 	switch {
@@ -134,8 +133,8 @@ func (a *retryState) choose(rt *route, self keyspace.NodeID, alive func(keyspace
 	return node
 }
 
-// learn takes in why an attempt failed, and waits before the next one unless the
-// answer said whom to ask.
+// learn takes in why an attempt failed. It waits before the next attempt unless the answer named a
+// leader.
 func (r *Router) learn(ctx context.Context, a *retryState, rt *route, node keyspace.NodeID, e *kverror.Error) error {
 	news := r.cache.update(e.Descriptors...)
 	a.failed++
@@ -151,7 +150,7 @@ func (r *Router) learn(ctx context.Context, a *retryState, rt *route, node keysp
 			return nil
 		}
 	case e.Kind == kverror.WrongRange || e.Kind == kverror.RangeNotHere || a.failed%len(rt.desc.Replicas) == 0:
-		// Nobody whom we know of leads the range: the map may have moved on.
+		// No node that we know of leads the range, so the map may be stale.
 		if err := r.refresh(ctx); err != nil && ctx.Err() != nil {
 			return err
 		}
@@ -164,8 +163,8 @@ func (r *Router) learn(ctx context.Context, a *retryState, rt *route, node keysp
 	return nil
 }
 
-// resolve returns the ranges that overlap the span, in order and without holes,
-// asking placement where the cache has one.
+// resolve returns the ranges that overlap the span, in order and without holes. It asks placement
+// if the cache has a hole.
 func (r *Router) resolve(ctx context.Context, span keyspace.Span) ([]*route, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		if routes, ok := overlapping(r.cache.all(), span); ok {
@@ -187,24 +186,8 @@ func (r *Router) resolve(ctx context.Context, span keyspace.Span) ([]*route, err
 	}
 }
 
-// overlapping picks the routes that overlap the span; ok is false where they leave
-// a hole.
-func overlapping(all []*route, span keyspace.Span) (routes []*route, ok bool) {
-	lo, hi := window(all, span)
-	if routes = all[lo:hi:hi]; len(routes) == 0 || bytes.Compare(routes[0].desc.Span.Start, span.Start) > 0 {
-		return nil, false
-	}
-	for i, rt := range routes[1:] {
-		if !bytes.Equal(routes[i].desc.Span.End, rt.desc.Span.Start) {
-			return nil, false
-		}
-	}
-	last := routes[len(routes)-1].desc.Span.End
-	return routes, len(last) == 0 || len(span.End) != 0 && bytes.Compare(last, span.End) >= 0
-}
-
-// refresh loads the range map from placement. Of many that want it at the same
-// time one loads, the others wait for it.
+// refresh loads the range map from placement. Only one of many callers loads, and the others wait
+// for it.
 func (r *Router) refresh(ctx context.Context) error {
 	before := r.cache.routes.Load()
 	select {
@@ -214,7 +197,7 @@ func (r *Router) refresh(ctx context.Context) error {
 	}
 	defer func() { <-r.refreshing }()
 	if r.cache.routes.Load() != before {
-		return nil // somebody else's refresh has brought news
+		return nil // another caller has refreshed it
 	}
 	descs, err := r.cfg.Placement.RangeMap(ctx)
 	if err != nil {
@@ -225,8 +208,42 @@ func (r *Router) refresh(ctx context.Context) error {
 	return nil
 }
 
-// The pauses between attempts grow from first to last by doubling.
+// The pauses between attempts double from first to last.
 const (
 	firstPause = 2 * time.Millisecond
 	lastPause  = 100 * time.Millisecond
 )
+
+// holder returns the range that holds a key.
+func (r *Router) holder(ctx context.Context, key []byte) (*route, error) {
+	if rt := r.cache.find(key); rt != nil {
+		return rt, nil
+	}
+	routes, err := r.resolve(ctx, keyspace.Single(key))
+	if err != nil {
+		return nil, err
+	}
+	return routes[0], nil
+}
+
+// divide cuts a span at the borders of ranges.
+func (r *Router) divide(ctx context.Context, span keyspace.Span) ([]keyspace.Span, error) {
+	limit := r.limited(ctx)
+	defer limit.End()
+	routes, err := r.resolve(limit.Patience, span)
+	if err != nil {
+		return nil, limit.outcome(err)
+	}
+	spans := make([]keyspace.Span, 0, len(routes))
+	for _, rt := range routes {
+		if s, ok := rt.desc.Span.Intersect(span); ok {
+			spans = append(spans, s)
+		}
+	}
+	return spans, nil
+}
+
+// needsNewRevision says whether a read with this error has to be repeated at another revision.
+func needsNewRevision(err error) bool {
+	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errMultiRange)
+}

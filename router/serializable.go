@@ -5,68 +5,21 @@ import (
 	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rangeapi"
 )
 
-// Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
-type Local interface {
-	// ResolvedHere returns the revisions at which the replica of a range of that generation
-	// can be read; ok is false where there is none.
-	ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool)
-	// ReadHere answers a read from the replica, at a revision up to which it is complete.
-	ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error)
-}
-
-// where says which replicas may be asked.
-type replicaChoice uint8
-
-const (
-	// leaders alone know what is linearizable.
-	leaders replicaChoice = iota
-	// nearest is this node's replica where it is complete up to the revision, and else the
-	// leader.
-	nearest
-	// localOnly is this node's replica and nobody else.
-	localOnly
-)
-
-// readFrom has a read of a span answered by the one range that holds it.
-func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint, op proto.Message) (proto.Message, error) {
-	build := func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, Txn: at.txn, Op: op}
-	}
-	if at.where != leaders {
-		rt, err := r.cover(ctx, span)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := r.cfg.Local.ReadHere(ctx, build(rt))
-		switch {
-		case err == nil:
-			return resp.Op, nil
-		case at.where == localOnly || kverror.Of(err).Kind == kverror.ReadInPieces || isFinal(op, err):
-			return nil, err
-		}
-	}
-	return r.single(ctx, span, build, true)
-}
-
-// serializable answers a serializable read at a revision up to which the ranges of its
-// span are complete in this node's replicas: the highest of these, or that of an earlier
-// such read of one of them if it was higher, for which ranges that are not complete up to
-// there here are asked at their leaders; or, where these do not answer soon, or too few nodes
-// live for them to have one, the lowest, which needs nobody else. done is false where nothing can be said by what is here, and the read is made like
-// others.
+// serializable answers a serializable read. It reads at the highest resolved revision of this
+// node's replicas of the span, or at that of an earlier serializable read if that was higher. The
+// leaders answer for ranges that are behind here. If they do not answer soon, or cannot exist for
+// lack of live voters, it reads at the lowest resolved revision, which needs nobody else. It is not done if this node's replicas cannot answer; then the read is linearizable.
 func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read func(context.Context, readPoint) error) (done bool, err error) {
 	local, ok := r.resolvedHere(req)
 	if !ok {
 		return false, nil
 	}
-	// What is told of a range does not go back.
+	// A range's served revision never goes back.
 	highest, lowest := max(local.highest, local.served), local.lowest
 	explicit := keyspace.Revision(req.GetRevision())
 	if explicit > highest {
@@ -88,8 +41,8 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 	return err == nil || ctx.Err() != nil || isFinal(req, err), err
 }
 
-// headerRevision is the header's revision of a serializable read that was made at a moment: one that
-// names its revision is no older for a header that tells of later ones.
+// headerRevision returns the revision for the header of a serializable read. A read that names its
+// revision is no older if its header names a later one.
 func (r *Router) headerRevision(req *pb.RangeRequest, at keyspace.Revision) keyspace.Revision {
 	if req.GetRevision() > 0 {
 		for _, rt := range r.routesOf(req) {
@@ -99,16 +52,15 @@ func (r *Router) headerRevision(req *pb.RangeRequest, at keyspace.Revision) keys
 	return at
 }
 
-// tell notes the revision that a serializable read is answered with, of its ranges alone: a
-// range at rest is not known to be complete here up to what is told of others, and would be
-// asked at its leader for ever.
+// noteServed notes the revision of a serializable answer for its ranges alone. If other ranges'
+// revisions counted, a range at rest would have to ask its leader for ever.
 func (r *Router) noteServed(req *pb.RangeRequest, rev keyspace.Revision) {
 	if span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd()); ok {
 		r.cache.noteServed(span, rev)
 	}
 }
 
-// routesOf returns the ranges of a read, as far as they are known.
+// routesOf returns the known ranges of a read.
 func (r *Router) routesOf(req *pb.RangeRequest) []*route {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
@@ -119,9 +71,8 @@ func (r *Router) routesOf(req *pb.RangeRequest) []*route {
 	return all[lo:hi:hi]
 }
 
-// mayBeLed says whether each of the ranges that are not complete here up to the revision may
-// have a leader, for all that this node hears of others. A member of etcd without a quorum
-// waits for nobody either.
+// mayBeLed says whether each range that is not resolved here up to the revision may have a leader,
+// by what this node knows of others. A member of etcd without a quorum waits for nobody either.
 func (r *Router) mayBeLed(h *localRanges, at keyspace.Revision) bool {
 	for _, rt := range h.routes {
 		_, c, ok := r.cfg.Local.ResolvedHere(rt.desc.Range, rt.desc.Generation)
@@ -132,10 +83,10 @@ func (r *Router) mayBeLed(h *localRanges, at keyspace.Revision) bool {
 	return true
 }
 
-// quorum says whether enough of the range's voters live, in both halves of a joint
+// quorum says whether enough of the range's voters are alive, in both halves of a joint
 // configuration.
 func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
-	var all, living [2]int // of the configuration that goes, and of the one that comes
+	var all, living [2]int // of the outgoing and of the incoming configuration
 	for _, rep := range r.desc.Replicas {
 		n := 0
 		if lives(rep.Node) {
@@ -151,32 +102,19 @@ func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
 	return 2*living[0] > all[0] && 2*living[1] > all[1]
 }
 
-// final says whether an error of a serializable read stands, since it would be no other if
-// it were asked elsewhere or again: who reads much is not to read it three times, and that
-// a revision is compacted needs no quorum.
-func isFinal(op proto.Message, err error) bool {
-	if k := kverror.Of(err).Kind; k == kverror.AnswerTooLarge || k == kverror.TooManyRequests {
-		return true
-	} else if k != kverror.Compacted {
-		return false
-	}
-	named, ok := op.(interface{ GetRevision() int64 })
-	return ok && named.GetRevision() > 0
-}
-
-// errNotSoon is why a serializable read waits for no leader any more.
+// errNotSoon ends a serializable read's wait for leaders.
 var errNotSoon = errors.New("router: no leader answers soon")
 
-// localRanges is what this node's replicas hold of the ranges of a read: the highest and the
-// lowest revision up to which they are complete, and that from which on all of them can be
-// read, which may be above. told is the highest at which one of them was read.
+// localRanges is what this node's replicas know of the ranges of a read: their highest and lowest
+// resolved revision. All of them can be read from revision from on, which may be above those.
+// served is the highest revision at which one of them was read.
 type localRanges struct {
 	routes                        []*route
 	from, highest, lowest, served keyspace.Revision
 }
 
-// resolvedHere returns what is held here of a read; ok is false where this node has not all
-// of its ranges.
+// resolvedHere returns the local ranges of a read; ok is false if this node does not have all of
+// them.
 func (r *Router) resolvedHere(req *pb.RangeRequest) (h localRanges, ok bool) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {

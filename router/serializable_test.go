@@ -19,17 +19,17 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// locals are the replicas of one node: complete says up to where, by the range's start.
+// locals are the replicas of one node. resolved is their resolved revision, by the range's start.
 type locals struct {
 	*cluster
-	complete map[string]keyspace.Revision
-	// compacted says from where on, 0 for anywhere.
+	resolved map[string]keyspace.Revision
+	// compacted is from where they can be read, 0 for anywhere.
 	compacted map[string]keyspace.Revision
 	reads     int
-	// asked are requests to leaders; down says that these do not answer.
+	// asked counts requests to leaders; down says that leaders do not answer.
 	asked int
 	down  bool
-	// refuse is what reads of the replicas answer instead, if set.
+	// refuse, if set, is what reads of the replicas return.
 	refuse error
 }
 
@@ -44,7 +44,7 @@ func (l *locals) find(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 
 func (l *locals) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	d, ok := l.find(id)
-	c, here := l.complete[string(d.Span.Start)]
+	c, here := l.resolved[string(d.Span.Start)]
 	return l.compacted[string(d.Span.Start)], c, ok && here && d.Generation == g
 }
 
@@ -65,8 +65,8 @@ func (l *locals) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.R
 	return l.answer(req), nil
 }
 
-// answer plays a range: all keys have the revisions at which they were put, and what is
-// above the one that is read is left out.
+// answer plays a range. All keys have the revisions of their puts; keys above the read revision are
+// left out.
 func (l *locals) answer(req *rangeapi.Request) *rangeapi.Response {
 	all := l.kvs
 	defer func() { l.kvs = all }()
@@ -77,12 +77,12 @@ func (l *locals) answer(req *rangeapi.Request) *rangeapi.Response {
 		}
 	}
 	if p, ok := req.Op.(*rangeapi.Page); ok {
-		return &rangeapi.Response{Op: l.piece(p)}
+		return &rangeapi.Response{Op: l.page(p)}
 	}
 	return &rangeapi.Response{Op: evaluate(l.kvs, req.Op.(*pb.RangeRequest))}
 }
 
-// forgetTold takes back what serializable reads were told.
+// forgetTold forgets the revisions of serializable answers.
 func (r *Router) forgetTold() {
 	for _, rt := range r.cache.all() {
 		rt.served.Store(0)
@@ -103,9 +103,8 @@ func (l *locals) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Req
 	return l.answer(req), nil
 }
 
-// A serializable read is made at what is here: of one range without asking anybody, of
-// several at the highest revision that one is complete up to, with the leaders of the
-// others; or at the lowest where these do not answer.
+// A serializable read of one range asks nobody. A read of several ranges is made at the highest
+// resolved revision, with the leaders of the others, or at the lowest if these do not answer.
 func TestSerializableReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -127,7 +126,7 @@ func TestSerializableReads(t *testing.T) {
 		}
 		for _, s := range []struct {
 			name     string
-			complete map[string]keyspace.Revision
+			resolved map[string]keyspace.Revision
 			down     bool
 			req      *pb.RangeRequest
 			rev      int64
@@ -136,50 +135,49 @@ func TestSerializableReads(t *testing.T) {
 		}{
 			{"one range", map[string]keyspace.Revision{"": 4, "m": 7}, true, low(), 4, 2, false},
 			{"one key", map[string]keyspace.Revision{"": 4, "m": 7}, true, &pb.RangeRequest{Key: []byte("a"), Serializable: true}, 4, 1, false},
-			{"several, all complete", map[string]keyspace.Revision{"": 6, "m": 6}, true, all(), 6, 5, false},
+			{"several, all resolved", map[string]keyspace.Revision{"": 6, "m": 6}, true, all(), 6, 5, false},
 			{"several, one behind", map[string]keyspace.Revision{"": 4, "m": 7}, false, all(), 7, 6, true},
 			{"several, one behind, no quorum", map[string]keyspace.Revision{"": 4, "m": 7}, true, all(), 4, 3, true},
 			{"one is not here", map[string]keyspace.Revision{"m": 7}, false, all(), 7, 6, true},
 			{"an old revision", map[string]keyspace.Revision{"": 6, "m": 6}, true, func() *pb.RangeRequest { q := all(); q.Revision = 5; return q }(), 6, 0, false},
 			{"a revision that is not here", map[string]keyspace.Revision{"": 6, "m": 6}, false, func() *pb.RangeRequest { q := all(); q.Revision = 7; return q }(), 7, 0, true},
 		} {
-			l.complete, l.down, l.asked = s.complete, s.down, 0
+			l.resolved, l.down, l.asked = s.resolved, s.down, 0
 			r.forgetTold()
 			resp, err := r.Range(t.Context(), proto.CloneOf(s.req))
 			if err != nil || resp.Header.Revision != s.rev || s.keys > 0 && len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
 				t.Errorf("%s: %v, %v, leaders were asked %d times", s.name, resp, err, l.asked)
 			}
 		}
-		// Streams are read from what is here, whoever leads.
-		l.complete, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
+		// Streams read from the replicas here, whoever leads.
+		l.resolved, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
 		r.forgetTold()
 		var m merged
 		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
 			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
 		}
-		// An idle range is complete only below what another has compacted: such a stream
-		// begins nowhere but at the leaders.
+		// An idle range is resolved only below what another one has compacted. Such a stream begins
+		// only at leaders.
 		l.compacted, l.down, m = map[string]keyspace.Revision{"m": 5}, false, merged{}
 		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 7 || len(m.resp.Kvs) != 6 {
 			t.Errorf("a stream beside a compaction: %v, %v", &m.resp, err)
 		}
 		l.compacted, l.down = nil, true
 		begin := time.Now()
-		l.complete = nil
+		l.resolved = nil
 		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
 			t.Errorf("nothing here and no leader: %v after %v", err, time.Since(begin))
 		}
 	})
 }
 
-// What serializable reads of a range say does not go back at one gateway, whatever spans are
-// read: what is complete here up to less is read at its leader. Where none answers, what is
-// here is told, with the revision that it has. What was read of other ranges counts for
-// nothing: one at rest is read here, however far the others are.
+// Serializable reads of a range do not go back at one gateway, whatever spans are read: a replica
+// that is behind is read at its leader. If no leader answers, the replica here answers, with its
+// own revision. Reads of other ranges do not count, so one at rest is read here.
 func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
-		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 6}}
+		l := &locals{cluster: c, resolved: map[string]keyspace.Revision{"": 4, "m": 6}}
 		r := newRouter(c)
 		r.cfg.Ranges, r.cfg.Local = l, l
 		c.split("m")
@@ -201,7 +199,7 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 			{"a", "", 0, true, 4, 1, false},
 			{"a", "m", 0, true, 4, 2, false},
 			{"m", "\x00", 0, true, 6, 2, false},
-			{"a", "\x00", 0, false, 6, 5, true}, // a and b and, at the leader, c
+			{"a", "\x00", 0, false, 6, 5, true}, // a and b, and c from its leader
 			{"c", "", 0, false, 6, 1, true},
 			{"a", "m", 4, false, 6, 2, false},
 			{"a", "m", 4, true, 6, 2, false},
@@ -215,10 +213,10 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 				t.Errorf("%+v: %v, %v, leaders were asked %d times", s, resp, err, l.asked)
 			}
 		}
-		// A stream is made like others where it would go back, if that can be. What both
-		// halves were told before a split is known of each heir.
+		// A stream that would go back is read from leaders, if they answer. What counted for the
+		// parent of a split counts for each heir.
 		c.split("b")
-		l.complete["b"] = 4
+		l.resolved["b"] = 4
 		r.Learn(c.descs...)
 		for _, s := range []struct {
 			key, end string
@@ -238,10 +236,10 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 	})
 }
 
-// What the header of a serializable read says is what the answer holds, and a later one may
-// say less only of other ranges: who lists serializably and watches behind the header misses
-// nothing, whatever this node's replicas have applied and whoever answers. Headers of
-// different ranges are of different times, and do go back here.
+// A serializable answer holds what its header says, and a later one may say less only of other
+// ranges. So a client that lists serializably and watches behind the header misses nothing,
+// whatever this node's replicas have applied and whoever answers. Headers of different ranges are
+// of different times and do go back here.
 func TestASerializableAnswerHoldsWhatItsHeaderSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -263,11 +261,11 @@ func TestASerializableAnswerHoldsWhatItsHeaderSays(t *testing.T) {
 		told, highest, backElsewhere, asked := map[string]int64{}, int64(0), 0, 0
 		for i := range 600 {
 			if i%12 == 0 { // another node
-				l.complete, told, highest = map[string]keyspace.Revision{"": 2, "m": 2, "t": 2}, map[string]int64{}, 0
+				l.resolved, told, highest = map[string]keyspace.Revision{"": 2, "m": 2, "t": 2}, map[string]int64{}, 0
 				r.forgetTold()
 			}
 			at := starts[rng.IntN(3)]
-			l.complete[at] = min(l.complete[at]+keyspace.Revision(rng.IntN(20)), 61)
+			l.resolved[at] = min(l.resolved[at]+keyspace.Revision(rng.IntN(20)), 61)
 			quorum = rng.IntN(8) > 0
 			l.down, l.asked = !quorum, 0
 			first := rng.IntN(3)
@@ -286,7 +284,7 @@ func TestASerializableAnswerHoldsWhatItsHeaderSays(t *testing.T) {
 				}
 			}
 			if got := keysOf(resp); !slices.Equal(got, want) {
-				t.Fatalf("header %d of %v, complete %v, quorum %t: %q, want %q", header, req, l.complete, quorum, got, want)
+				t.Fatalf("header %d of %v, resolved %v, quorum %t: %q, want %q", header, req, l.resolved, quorum, got, want)
 			}
 			for _, s := range starts[first : last+1] {
 				if quorum && header < told[s] {
@@ -323,12 +321,12 @@ func keysOf(resp *pb.RangeResponse) (keys []string) {
 	return keys
 }
 
-// Where too few nodes live for a range to have a leader, a serializable read waits for none:
-// what is here is told at once, of one range or of several, whatever was told before.
+// If too few nodes are alive for a range to have a leader, a serializable read does not wait for
+// one. The replicas here answer at once, for one range or several, whatever was told before.
 func TestASerializableReadWaitsForNoQuorum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
-		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 7}}
+		l := &locals{cluster: c, resolved: map[string]keyspace.Revision{"": 4, "m": 7}}
 		r := newRouter(c)
 		r.cfg.Ranges, r.cfg.Local = l, l
 		quorum := true
@@ -368,12 +366,12 @@ func TestASerializableReadWaitsForNoQuorum(t *testing.T) {
 	})
 }
 
-// What is refused for its size, or because the revision that it names is compacted, is
-// refused once: nobody else is asked, and no quorum is needed.
+// A refusal for the size, or for a compacted explicit revision, is final: nobody else is asked, and
+// no quorum is needed.
 func TestSerializableRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
-		l := &locals{cluster: c, complete: map[string]keyspace.Revision{"": 4, "m": 7}, down: true}
+		l := &locals{cluster: c, resolved: map[string]keyspace.Revision{"": 4, "m": 7}, down: true}
 		r := newRouter(c)
 		c.split("m")
 		r.Learn(c.descs...)

@@ -31,15 +31,15 @@ func clip(req *pb.RangeRequest, span keyspace.Span) *pb.RangeRequest {
 	return c
 }
 
-// maxLimit is a limit that cannot be one higher.
+// maxLimit cannot be raised by one.
 const maxLimit = math.MaxInt64
 
-// byKeyUp says whether the answer is in the order in which ranges hold keys.
+// byKeyUp says whether the answer is in key order, as ranges hold keys.
 func byKeyUp(req *pb.RangeRequest) bool {
 	return req.GetSortTarget() == pb.RangeRequest_KEY && req.GetSortOrder() != pb.RangeRequest_DESCEND
 }
 
-// byKeyDown says whether the answer has the last keys first.
+// byKeyDown says whether the answer is in reverse key order.
 func byKeyDown(req *pb.RangeRequest) bool {
 	return req.GetSortTarget() == pb.RangeRequest_KEY && req.GetSortOrder() == pb.RangeRequest_DESCEND
 }
@@ -49,8 +49,7 @@ func filtered(req *pb.RangeRequest) bool {
 		req.GetMinCreateRevision() != 0 || req.GetMaxCreateRevision() != 0
 }
 
-// unsorted returns what the ranges are asked for so that [finish] can make the
-// answer of it.
+// unsorted returns the request for the ranges, from whose keys [finish] makes the answer.
 func unsorted(req *pb.RangeRequest) *pb.RangeRequest {
 	if byKeyUp(req) {
 		return req
@@ -62,14 +61,14 @@ func unsorted(req *pb.RangeRequest) *pb.RangeRequest {
 	case req.GetSortOrder() != pb.RangeRequest_NONE || filtered(req):
 		scan.Limit = 0
 	case scan.Limit > 0 && scan.Limit < maxLimit:
-		// A target without an order sorts no more than what etcd's scan has found: the
-		// limit's number of keys and the one that says that there are more.
+		// With a target and no order, etcd sorts only what its scan has found: as many keys as the
+		// limit, and one more.
 		scan.Limit++
 	}
 	return scan
 }
 
-// finish applies to the keys of all ranges what [unsorted] has held back.
+// finish applies to the keys of all ranges what [unsorted] has left out.
 func finish(req *pb.RangeRequest, resp *pb.RangeResponse) {
 	rangeapi.SortKeys(req, resp.Kvs)
 	resp.More = false
@@ -82,4 +81,8 @@ func finish(req *pb.RangeRequest, resp *pb.RangeResponse) {
 			kv.Value = nil
 		}
 	}
+}
+
+func header(rev keyspace.Revision) *pb.ResponseHeader {
+	return &pb.ResponseHeader{Revision: int64(rev)}
 }

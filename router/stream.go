@@ -14,26 +14,24 @@ import (
 )
 
 const (
-	// A stream's pieces are large where the budget of answers has room and small where it
-	// has none; the first is small, so that something comes soon.
+	// A stream's pages are large if the budget of answers has room, and small otherwise. The first
+	// one is small, so that something comes soon.
 	smallPageBytes = 64 << 10
 	largePageBytes = 512 << 10
-	// streamPages is how many pieces of a stream there are at a time: of the range that is
-	// being sent one at the client, one that waits and one on its way, and of the next range
-	// the last two.
+	// streamPages is the number of pages that a stream has at a time. The range being sent has one
+	// at the client, one in the queue and one on its way; the next range has the last two.
 	streamPages = 5
 )
 
-// RangeStream reads keys at one revision in the order of their bytes and hands them to
-// send as they come: keys are key values as they stand in an encoded RangeResponse, and
-// with the last of them last is the rest of the response: the header, which holds the
-// revision only, more and count. It asks for no order and no filter. The node holds a
-// bounded number of bytes of it at a time, however slow send is.
+// RangeStream reads keys at one revision in key order, and passes them to send. keys are key values
+// as a RangeResponse encodes them. The last call has the rest of the response in last: a header
+// with only the revision, more and count. The request has no order and no filter. The node holds a
+// bounded part of the answer, however slow send is.
 func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error {
 	const least = streamPages * smallPageBytes
 	if all := r.reserved.Add(least); all > r.cfg.ReadBytes && all > least {
 		r.unreserve(least)
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are being put together, at most %d", all, r.cfg.ReadBytes)
+		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d", all, r.cfg.ReadBytes)
 	}
 	defer r.unreserve(least)
 	if !req.GetSerializable() || r.cfg.Local == nil {
@@ -51,8 +49,7 @@ func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send fun
 	return err
 }
 
-// streamNow streams what there is at the current revision. begun says that something was
-// sent.
+// streamNow streams at the current revision. begun says that something was sent.
 func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (begun bool, err error) {
 	for {
 		now, err := r.presentOf(ctx, req, true)
@@ -70,7 +67,7 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 		case ctx.Err() != nil:
 			return s.begun, kverror.Of(ctx.Err())
 		case s.begun && needsNewRevision(err):
-			// What was sent is of a revision that cannot be read any more.
+			// The revision of the keys that were sent is not readable any more.
 			return true, kverror.New(kverror.Compacted, "%v", err)
 		case s.begun || !overtaken(req, err):
 			return s.begun, err
@@ -78,11 +75,11 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 	}
 }
 
-// streamHere streams a serializable read, all of it from this node's replicas: a stream
-// may take long, and nobody waits with it for leaders. done is false where it has not
-// begun: also where an idle range is complete only up to what another has compacted. Where
-// it would be of an older revision than an earlier one, goesBack is that: what leaders say
-// comes first then, if the sequencer answers.
+// streamHere streams a serializable read from this node's replicas alone. A stream may take long,
+// and must not wait for leaders. It is not done if it has not begun, for
+// example because an idle range is resolved only below another's compacted revision. If its revision would be below
+// that of an earlier read, goesBack is that revision: leaders come first then, if the sequencer
+// answers.
 func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) (goesBack keyspace.Revision, done bool, err error) {
 	local, ok := r.resolvedHere(req)
 	lowest, explicit := local.lowest, keyspace.Revision(req.GetRevision())
@@ -115,7 +112,7 @@ func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keysp
 	return true, err
 }
 
-// stream is one RangeStream at a moment.
+// stream is one RangeStream at a revision.
 type stream struct {
 	r     *Router
 	req   *pb.RangeRequest
@@ -123,19 +120,19 @@ type stream struct {
 	head  keyspace.Revision // the answer's
 	send  func(keys []byte, last *pb.RangeResponse) error
 	begun bool
-	// seen are the keys of the ranges that are read.
+	// seen counts the keys of the finished ranges.
 	seen int64
 }
 
-// fetched is a piece on its way to the client.
+// fetched is a page on its way to the client.
 type fetched struct {
 	page *rangeapi.PageAnswer
-	// large is what it holds of the budget beside what the stream holds anyway.
+	// large is what the page reserves beside the stream's own reservation.
 	large int64
-	// sent is closed when the client has it, where its span reader waits for that.
+	// sent is closed when the client has the page, if the span reader waits for that.
 	sent chan struct{}
-	// last says that its span reader has no more; count is how many keys the span reader's span has then,
-	// and more that some of them are behind the limit.
+	// last says that the span reader has ended. count is the number of keys in its span then, and
+	// more says that some of them are beyond the limit.
 	last, more bool
 	count      int64
 	err        error
@@ -156,8 +153,8 @@ func (s *stream) run(ctx context.Context) error {
 	if s.req.GetSortTarget() != pb.RangeRequest_KEY {
 		return s.sorted(ctx, span)
 	}
-	// With a limit it is not known how far the read goes: then one span reader goes through all
-	// ranges, one after the other.
+	// A limit may end the read in any range. So one span reader reads the ranges one after the
+	// other.
 	spans := []keyspace.Span{span}
 	if s.req.GetLimit() <= 0 {
 		var err error
@@ -191,7 +188,7 @@ func (s *stream) run(ctx context.Context) error {
 	return nil
 }
 
-// fetch reads a span reader into a queue, as far ahead as that holds, and closes it.
+// fetch reads pages into a queue, as far ahead as the queue holds, and closes it.
 func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched) {
 	defer close(queue)
 	l.pageBytes = smallPageBytes
@@ -228,9 +225,9 @@ func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched)
 	}
 }
 
-// weigh counts what came of a piece above what was asked for: one value may be larger than
-// that. It is here by now and counts in any case; where it has no room nothing more is
-// fetched before it is gone.
+// reserveExcess counts what a page has above its bound, because one value may be larger. It is in
+// memory already and counts in any case. If it has no room, nothing more is fetched until the
+// client has it.
 func (s *stream) reserveExcess(f *fetched, asked int) {
 	more := int64(len(f.page.Keys) - asked)
 	if more <= 0 {
@@ -242,7 +239,7 @@ func (s *stream) reserveExcess(f *fetched, asked int) {
 	}
 }
 
-// room takes bytes from the budget of answers if they are there.
+// tryReserve reserves bytes of the budget of answers if there is room.
 func (r *Router) tryReserve(bytes int64) int64 {
 	if r.reserved.Add(bytes) <= r.cfg.ReadBytes {
 		return bytes
@@ -251,7 +248,7 @@ func (r *Router) tryReserve(bytes int64) int64 {
 	return 0
 }
 
-// forward sends the pieces of a span reader to the client.
+// forward sends the pages of a span reader to the client.
 func (s *stream) forward(queue <-chan fetched, lastSpan bool) error {
 	for f := range queue {
 		err := f.err
@@ -287,16 +284,16 @@ func (s *stream) pass(f *fetched, lastSpan bool) error {
 	return s.send(f.page.Keys, last)
 }
 
-// The chunks in which etcd reads a stream: so many keys at first, then twice or half as
-// many, so that they come near max-request-bytes, here its default.
+// The chunks in which etcd reads a stream: firstChunkKeys at first, then twice or half as many
+// keys, to come near max-request-bytes, here its default.
 const (
 	firstChunkKeys   = 10
 	chunkTargetBytes = 3 << 19
 )
 
-// sorted answers what asks for a target and no order. etcd does not refuse it: it sorts
-// each of its chunks, and goes on behind the last key of the sorted chunk, so that keys may
-// come twice. So the chunks are etcd's here.
+// sorted answers a request with a sort target and no order. etcd accepts it: it sorts
+// each chunk and continues behind that chunk's last key, so keys may come twice. So this uses
+// etcd's chunks.
 func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 	var reserved reservation
 	defer s.r.releaseAll(&reserved)

@@ -18,8 +18,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// merged puts a stream together as its client does, and checks its form: header, more and
-// count come with the last part and only with that.
+// merged puts a stream together like its client. It checks that header, more and count come with
+// the last part and only there.
 type merged struct {
 	resp  pb.RangeResponse
 	parts int
@@ -46,8 +46,8 @@ func (m *merged) send(keys []byte, last *pb.RangeResponse) error {
 	return nil
 }
 
-// Whatever the ranges are and however they change while it runs, the parts of a stream
-// make up the answer of one range that held everything.
+// However the ranges are and change while it runs, the parts of a stream make up the answer of one
+// range that holds everything.
 func TestAStreamIsTheRead(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -93,8 +93,8 @@ func fill(t *testing.T, c *cluster, r *Router, seed uint64) {
 	c.split("p")
 }
 
-// A revision that is compacted under a stream ends it as etcd does. Before anything was
-// sent, a stream that names none begins anew.
+// A compaction above a stream's revision ends it as in etcd. Before anything was sent, a stream
+// without explicit revision begins anew.
 func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 	for _, explicit := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 	})
 }
 
-// hooked is a cluster with something before each request.
+// hooked is a cluster with a hook before each request.
 type hooked struct {
 	*cluster
 	before func(*rangeapi.Request)
@@ -150,8 +150,8 @@ func (h *hooked) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Req
 	return h.cluster.Do(ctx, node, req)
 }
 
-// A stream whose client takes nothing holds what it may and no more, and reads on when
-// the client does; an error of the client ends it.
+// A stream whose client takes nothing holds a bounded part, and reads on when the client does. An
+// error of the client ends it.
 func TestAStreamWaitsForItsClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -162,10 +162,10 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 		err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
 			synctest.Wait() // the readers have come as far as they may
 			c.mu.Lock()
-			ahead := c.pieced - m.parts
+			ahead := c.pages - m.parts
 			c.mu.Unlock()
 			if most := int64(streamPages * (smallPageBytes + largePageBytes)); ahead > streamPages || r.reserved.Load() > most {
-				return fmt.Errorf("%d pieces and %d bytes are ahead", ahead, r.reserved.Load())
+				return fmt.Errorf("%d pages and %d bytes are ahead", ahead, r.reserved.Load())
 			}
 			return m.send(keys, last)
 		})
@@ -182,7 +182,7 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 	})
 }
 
-// Streams for which there is no room are refused; with little room the pieces are small.
+// Streams without room are refused; with little room the pages are small.
 func TestStreamsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -215,8 +215,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	})
 }
 
-// Who pages through several ranges at one revision costs one request a page: what is
-// behind a page is counted once.
+// A client that pages through several ranges at one revision costs one request per page: the keys
+// behind a page are counted once.
 func TestPagesAreCountedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -256,7 +256,7 @@ func TestPagesAreCountedOnce(t *testing.T) {
 	})
 }
 
-// The last keys of many ranges are read where they are.
+// The last keys of many ranges are read from the last ranges.
 func TestLastKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -264,7 +264,7 @@ func TestLastKeys(t *testing.T) {
 		fill(t, c, r, 1)
 		r.Learn(c.descs...)
 		for limit := range int64(len(c.kvs) + 2) {
-			c.counted, c.paged, c.pieced = 0, 0, 0
+			c.counted, c.paged, c.pages = 0, 0, 0
 			req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("zz"), SortOrder: pb.RangeRequest_DESCEND, Limit: limit}
 			got, err := r.Range(t.Context(), proto.CloneOf(req))
 			want := evaluate(c.kvs, req)
@@ -272,15 +272,14 @@ func TestLastKeys(t *testing.T) {
 			if err != nil || !proto.Equal(got, want) {
 				t.Fatalf("limit %d: %v, %v\nwant %v", limit, got, err, want)
 			}
-			if limit == 2 && (c.paged != 1 || c.counted != 2 || c.pieced != 0) {
-				t.Errorf("%d whole reads, %d counts, %d pieces", c.paged, c.counted, c.pieced)
+			if limit == 2 && (c.paged != 1 || c.counted != 2 || c.pages != 0) {
+				t.Errorf("%d whole reads, %d counts, %d pieces", c.paged, c.counted, c.pages)
 			}
 		}
 	})
 }
 
-// A read that is larger than the node may put together is refused with a clear error, and
-// what it held is given back.
+// A read beyond the bound is refused with a clear error, and its reservation is returned.
 func TestALargeReadIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)

@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// pageBytes counts the bytes of the pieces that ranges have answered.
+// pageBytes counts the bytes of the pages that ranges have answered.
 type pageBytes struct {
 	Ranges
 	bytes atomic.Int64
@@ -29,14 +29,14 @@ func (p *pageBytes) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Reque
 	return resp, err
 }
 
-// A stream whose values are larger than its pieces counts what it holds: where there is
-// no room it fetches none before the last is sent.
+// A stream whose values are larger than its pages counts what it holds. Without room it fetches no
+// page before the last one is sent.
 func TestAStreamOfLargeValues(t *testing.T) {
 	const value, keys = 3 << 19, 12
 	for _, s := range []struct {
 		name   string
 		budget int64
-		holds  int64 // pieces, while the client takes none
+		holds  int64 // pages, while the client takes none
 	}{
 		{"no room", streamPages * smallPageBytes, 2},
 		{"room", 100 << 20, streamPages},
@@ -79,7 +79,7 @@ func TestAStreamOfLargeValues(t *testing.T) {
 	}
 }
 
-// oneByOne answers pieces of one key.
+// oneByOne answers pages of one key.
 type oneByOne struct{ *cluster }
 
 func (o *oneByOne) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {

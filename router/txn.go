@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
@@ -17,58 +14,12 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// maxMisses is after how many paths that were not the right one a transaction locks what
-// it compares before it chooses.
+// maxMisses is the number of wrong paths after which a transaction locks all compared keys before
+// it chooses its path.
 const maxMisses = 3
 
-// The pauses of a transaction that gave way grow from first to last by doubling.
-const (
-	firstYield = time.Millisecond
-	lastYield  = 50 * time.Millisecond
-)
-
-// txn is a transaction over several ranges on its way. It is tried until an attempt is
-// decided; each attempt has a name of its own, and all have the transaction's age.
-type txn struct {
-	r   *Router
-	req *pb.TxnRequest
-	id  rangeapi.TxnID
-	// bytes are what the gateway's budget holds for the request until none of refs, its
-	// client's call and what goes on without that, needs it any more.
-	bytes int64
-	refs  atomic.Int32
-	// reserved is what the ranges have told the present attempt for the answer: it counts with
-	// the answers that are put together.
-	reserved reservation
-	// seen are the outcomes of the compares as they were last seen; nil is that all are
-	// thought to hold. wrong says that this is known not to be so.
-	seen  outcomes
-	wrong bool
-	// misses counts the paths that were not the right one.
-	misses int
-	// unpinned says that a revision that the path reads is compacted. Which operation is
-	// refused for that, and whether another one is before it, is found out under the locks:
-	// later attempts pin nothing, so that they get there.
-	unpinned bool
-
-	mu sync.Mutex
-	// Guarded by mu. absent are leases that were found not to be there. yields counts how often the transaction gave way to an older one;
-	// met is a key of the range where it did so last, which is locked first the next time,
-	// and patiently.
-	yields      int
-	conflictKey []byte
-	absent      []keyspace.LeaseID
-}
-
-var (
-	// errStartOver says that an attempt is given up and nothing of it will happen.
-	errStartOver = errors.New("router: the transaction starts over")
-	// errMissed is errStartOver where the path was not the right one.
-	errMissed = errors.New("router: the compares lead elsewhere")
-)
-
-// several runs a transaction whose keys lie in several ranges, or which changes more
-// than fits in one entry of a range. ctx ends with the router's patience.
+// runTxn runs a transaction over several ranges, or one that changes more than fits into one entry.
+// ctx ends with the router's timeout.
 func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	bytes := int64(proto.Size(req))
 	if err := r.coordinator.enter(bytes); err != nil {
@@ -98,30 +49,8 @@ func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnRespons
 	}
 }
 
-func (t *txn) retain() { t.refs.Add(1) }
-
-func (t *txn) release() {
-	if t.refs.Add(-1) == 0 {
-		t.r.coordinator.leave(t.bytes)
-		t.forgetAnswer()
-	}
-}
-
-// forgetAnswer gives back what the attempt was told.
-func (t *txn) forgetAnswer() { t.r.releaseAll(&t.reserved) }
-
-// pause is how long a transaction that gave way leaves the others alone.
-func (t *txn) pause() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.yields == 0 {
-		return 0
-	}
-	return min(firstYield<<min(t.yields-1, 10), lastYield)
-}
-
-// try makes one attempt. The first one takes it that all compares hold: that spares most
-// transactions a look.
+// try makes one attempt. The first attempt assumes that all compares hold, which spares most
+// transactions an evaluation.
 func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if t.misses >= maxMisses {
 		return t.lockAndChoose(ctx)
@@ -145,14 +74,14 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if p.writes() {
 		return t.write(ctx, p)
 	}
-	// What writes nothing on the path to which the state leads is a read of that state.
+	// A path without writes is a read of the state that leads to it.
 	if _, err := p.badRevision(now); err != nil {
 		return nil, err
 	}
 	return t.answerAt(ctx, p, now.Current)
 }
 
-// answerAt answers a path that changes nothing by the state at the revision.
+// answerAt answers a path without changes by the state at the revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
 	a := &assembly{r: t.r, plan: p, rev: at, base: readPoint{rev: at, reserved: &t.reserved}}
 	resp, err := a.run(ctx, t.req)
@@ -162,25 +91,13 @@ func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.
 	return resp, err
 }
 
-// txnAttempt is one attempt of a transaction: what it holds is held under its name.
-type txnAttempt struct {
-	t    *txn
-	name rangeapi.TxnName
-	plan *plan
-	ps   *participants
-	// earlier are pieces that the attempt has locked before it chose its path.
-	earlier []*participant
-	// awaitResolve says that who waits for the decision waits for the end of all locks too.
-	awaitResolve bool
-}
-
 // divide finds the ranges of a plan and gives each its part.
 func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor []byte) (*participants, error) {
 	ps := &participants{name: name, anchor: anchor, of: map[keyspace.RangeID]*participant{}}
 	for i, g := range p.guards {
 		s, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd())
 		if !ok {
-			continue // it has one outcome at all times
+			continue // its outcome is constant
 		}
 		routes, err := t.r.resolve(ctx, s)
 		if err != nil {
@@ -220,13 +137,13 @@ func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor
 	return ps, nil
 }
 
-// write makes an attempt on a path that writes.
+// write makes an attempt on a path with writes.
 func (t *txn) write(ctx context.Context, p *plan) (*pb.TxnResponse, error) {
 	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: p}
 	return a.execute(ctx, p.anchor())
 }
 
-// execute prepares the plan and goes on as far as that leads.
+// execute prepares the plan and goes on as far as possible.
 func (a *txnAttempt) execute(ctx context.Context, anchor []byte) (*pb.TxnResponse, error) {
 	var err error
 	if a.ps, err = a.t.divide(ctx, a.plan, a.name, anchor); err == nil {
@@ -238,8 +155,8 @@ func (a *txnAttempt) execute(ctx context.Context, anchor []byte) (*pb.TxnRespons
 	return nil, err
 }
 
-// lockAndChoose locks everything that is compared, chooses the path under these locks and
-// carries it out under the same name: nobody changes any more what the path rests on.
+// lockAndChoose locks all compared keys, chooses the path under these locks, and executes it under
+// the same name. The locks keep the path right.
 func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
 	a := &txnAttempt{t: t, name: t.r.coordinator.begin(t.id), plan: &plan{}}
 	var anchor []byte
@@ -265,36 +182,9 @@ func (t *txn) lockAndChoose(ctx context.Context) (*pb.TxnResponse, error) {
 	return a.execute(ctx, anchor)
 }
 
-// all are the pieces of the attempt.
-func (a *txnAttempt) all() []*participant {
-	if a.ps == nil {
-		return a.earlier
-	}
-	return slices.Concat(a.earlier, a.ps.order)
-}
-
-// outcomes are what the guards of the plan have come to.
-func (a *txnAttempt) outcomes() outcomes {
-	facts := make([][]rangeapi.Fact, len(a.plan.guards))
-	for _, p := range a.ps.order {
-		for i, g := range p.guards {
-			facts[g] = append(facts[g], p.answer.Facts[i])
-		}
-	}
-	out := outcomes{}
-	for i, g := range a.plan.guards {
-		if _, ok := keyspace.FromEtcd(g.compare.GetKey(), g.compare.GetRangeEnd()); !ok {
-			out[g.compare] = rangeapi.CompareAbsent(g.compare)
-			continue
-		}
-		out[g.compare] = outcome(g.compare, facts[i])
-	}
-	return out
-}
-
-// nothing answers a path that changes nothing. What it rests on stays locked until the
-// revision is known. Then a read at that revision needs no lock any more, and must not
-// hold one, since it may wait for others'.
+// answerUnchanged answers a path without changes. Its compared keys stay locked until the revision
+// is known. The read at that revision needs no lock. It must not hold one either, because it may
+// wait for locks of others.
 func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, error) {
 	now, err := a.t.r.currentOrWait(ctx)
 	if err == nil {
@@ -310,10 +200,9 @@ func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, erro
 	return a.t.answerAt(ctx, a.plan, now.Current)
 }
 
-// stillHeld ends the anchor's lock of an attempt that will not be committed, and says whether
-// it was there until now. No commit says so of what is answered from the facts of several
-// ranges, and who takes this node for dead may have ended locks between one prepare and the
-// next: what one range has told is of another moment then than what the other one has.
+// stillHeld ends the anchor's lock of an attempt that will not be committed, and returns an error
+// if the lock was gone. Without a commit nothing else proves that the facts of several ranges
+// belong to one moment: whoever took this node for dead may have ended locks between two prepares.
 func (a *txnAttempt) stillHeld(ctx context.Context) error {
 	lock, all := a.locks()
 	if len(all) == 0 {
@@ -329,8 +218,7 @@ func (a *txnAttempt) stillHeld(ctx context.Context) error {
 	return nil
 }
 
-// settle goes on with an attempt of which everything is prepared: all that it was told
-// is so at one moment, which is now.
+// settle goes on with a prepared attempt. All its facts hold at one moment, which is now.
 func (a *txnAttempt) settle(ctx context.Context) (*pb.TxnResponse, error) {
 	seen := a.outcomes()
 	for _, g := range a.plan.guards {
@@ -357,7 +245,7 @@ func (a *txnAttempt) settle(ctx context.Context) (*pb.TxnResponse, error) {
 	return a.finish(ctx)
 }
 
-// refusal returns the error of the first operation of the path that has one.
+// refusal returns the error of the path's first operation that has one.
 func (a *txnAttempt) refusal(ctx context.Context) error {
 	if !a.plan.explicit() {
 		return a.refusedBefore(len(a.plan.ops)+1, nil)
@@ -373,8 +261,7 @@ func (a *txnAttempt) refusal(ctx context.Context) error {
 	return a.refusedBefore(number, err)
 }
 
-// refusedBefore returns the error of the first put before the number-th operation that
-// is refused, or err.
+// refusedBefore returns the error of the first put before operation number that is refused, or err.
 func (a *txnAttempt) refusedBefore(number int, err error) error {
 	for _, p := range a.ps.order {
 		if p.answer.Refused != nil && int(p.answer.RefusedAt) < number {

@@ -23,18 +23,18 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// ranges is a cluster of which the test says what its ranges answer to steps.
+// ranges is a cluster whose answers to transaction commands the test sets.
 type ranges struct {
 	*cluster
 	mu sync.Mutex
-	// Guarded by mu. log has the steps in their order; answer, if set, may answer one.
+	// Guarded by mu. log has the commands in order; answer, if set, may answer one.
 	log    []string
 	answer func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
-	// sequenced are the requests for revisions, refuse the number of those that fail.
+	// sequenced are the requests for revisions, and refuse how many of them fail.
 	sequenced []keyspace.SequenceRequest
 	refuse    int
 	owned     map[rangeapi.TxnName]bool
-	// read, if set, may answer what is not a step.
+	// read, if set, may answer other requests.
 	read func(req *rangeapi.Request) (*rangeapi.Response, error)
 }
 
@@ -110,8 +110,8 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnOp) string {
 	return "?"
 }
 
-// steps returns what the ranges were asked, sorted where it was asked in parallel.
-func (f *ranges) steps() string {
+// commands returns the commands so far, sorted where they were sent in parallel.
+func (f *ranges) commands() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out []string
@@ -193,8 +193,7 @@ func inside(t *pb.TxnRequest) *pb.RequestOp {
 	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: t}}
 }
 
-// What goes wrong on the way of a transaction, and what its client and the ranges see
-// of it.
+// Faults in the course of a transaction, as its client and the ranges see them.
 func TestCourseOfATransaction(t *testing.T) {
 	once := func(match string, answer rangeapi.TxnAnswer, err error) func(*ranges) {
 		return func(f *ranges) {
@@ -278,7 +277,7 @@ func TestCourseOfATransaction(t *testing.T) {
 				if c.error == nil && resp.Header.Revision != int64(f.rev) {
 					t.Errorf("revision %d of %d", resp.Header.Revision, f.rev)
 				}
-				if got := f.steps(); !inOrder(got, c.want) {
+				if got := f.commands(); !inOrder(got, c.want) {
 					t.Errorf("asked %s\nwant  %s", got, c.want)
 				}
 				if r.coordinator.bytes != 0 || len(r.coordinator.active) != 0 {
@@ -294,9 +293,9 @@ func TestCourseOfATransaction(t *testing.T) {
 	}
 }
 
-// What an attempt that changes nothing, or is refused, has been told by several ranges is of
-// one moment only if its locks were there all the time: a coordinator that stood still was
-// taken for dead, and others have ended them and written (trap 78).
+// An attempt that changes nothing, or is refused, has facts of one moment only if its locks were
+// there all the time. Otherwise its coordinator stood still and was taken for dead, and others have
+// ended the locks and written (trap 78).
 func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 	deletes := &pb.TxnRequest{Compare: []*pb.Compare{versionIs("q", 3)}, Success: []*pb.RequestOp{
 		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte("a")}}},
@@ -353,7 +352,7 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 					t.Fatalf("%v, %v", resp, err)
 				}
 				const want = "prepare 1 at 1; prepare 1 at 3; resolve 1@0 at 1; prepare 2 at 1; prepare 2 at 3; resolve 2@0 at 1"
-				if got := f.steps(); !inOrder(got, want) {
+				if got := f.commands(); !inOrder(got, want) {
 					t.Errorf("asked %s\nwant  %s", got, want)
 				}
 			})
@@ -361,9 +360,8 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 	}
 }
 
-// inOrder says whether the steps that are wanted are among those that were asked, each
-// kind of an attempt behind the one before. Others may come in between, and what is asked
-// in parallel comes in any order.
+// inOrder says whether the wanted commands are among those sent, each kind of an attempt after the
+// one before. Others may come between, and parallel ones in any order.
 func inOrder(asked, want string) bool {
 	kind := func(step string) string { k, _, _ := strings.Cut(step, " at "); return k }
 	all := strings.Split(asked, "; ")
@@ -376,14 +374,14 @@ func inOrder(asked, want string) bool {
 		if i < 0 {
 			return false
 		}
-		all[behind+i] = "" // it is had once
+		all[behind+i] = "" // it counts once
 		now = max(now, behind+i+1)
 	}
 	return true
 }
 
-// A commit whose fate was not known may have been carried out, finished by others and
-// forgotten: that it is not there any more does not mean that it has not happened.
+// A commit of unknown fate may have been executed, resolved by others and forgotten. Its absence
+// does not prove that it has not happened.
 func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -399,14 +397,14 @@ func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 			return &rangeapi.Decided{}, nil
 		}
 		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
-		if kverror.Of(err).Fate() != kverror.Unknown || strings.Contains(f.steps(), "prepare 2") {
-			t.Errorf("%v after %s", err, f.steps())
+		if kverror.Of(err).Fate() != kverror.Unknown || strings.Contains(f.commands(), "prepare 2") {
+			t.Errorf("%v after %s", err, f.commands())
 		}
 	})
 }
 
-// Once a transaction is committed no error says that it has not happened, whatever keeps
-// its reads from being answered until the time is up.
+// Once a transaction is committed, no error says that it has not happened, whatever delays its
+// reads until the timeout.
 func TestReadsOfACommittedTransactionFail(t *testing.T) {
 	for _, kind := range []kverror.Kind{
 		kverror.NotLeader, kverror.NoLeader, kverror.Busy, kverror.TooManyRequests, kverror.WrongRange, kverror.Stopped, kverror.Compacted,
@@ -428,8 +426,8 @@ func TestReadsOfACommittedTransactionFail(t *testing.T) {
 	}
 }
 
-// Once it has its revision a transaction goes on without its client, and before it does
-// not: what it has locked is given up.
+// Once it has its revision, a transaction goes on without its client. Before that, its locks are
+// given up.
 func TestClientOfATransactionLeaves(t *testing.T) {
 	for when, want := range map[string]string{"prepare 1 at 3": "resolve 1@0 at 1", "commit": "resolve 1@8 at 3; forget 1 at 1"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -452,15 +450,15 @@ func TestClientOfATransactionLeaves(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 			r.Stop()
-			if got := f.steps(); !strings.Contains(got, want) {
+			if got := f.commands(); !strings.Contains(got, want) {
 				t.Errorf("asked %s\nwant  %s", got, want)
 			}
 		})
 	}
 }
 
-// Whoever meets a lock asks its coordinator first, and has the anchor decide only where
-// that one does not know the attempt or does not live (trap 78).
+// A request that meets a lock asks its coordinator first. The anchor decides only if the
+// coordinator does not know the attempt or is dead (trap 78).
 func TestPush(t *testing.T) {
 	mine := rangeapi.TxnName{TxnID: rangeapi.TxnID{Node: 2, Boot: 5, Counter: 1}, Attempt: 1}
 	of := func(node keyspace.NodeID) rangeapi.TxnName {
@@ -487,19 +485,19 @@ func TestPush(t *testing.T) {
 			if err != nil || live != c.live || (d == nil) != c.live {
 				t.Errorf("%d: %t %v %v", i, live, d, err)
 			}
-			if asked := strings.Contains(f.steps(), "decide"); asked == c.live {
-				t.Errorf("%d: asked %s", i, f.steps())
+			if asked := strings.Contains(f.commands(), "decide"); asked == c.live {
+				t.Errorf("%d: asked %s", i, f.commands())
 			}
 			locks := []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 1}, Span: keyspace.Span{Start: []byte("c"), End: []byte("m")}}}
 			live, err = r.Finish(t.Context(), c.name, &rangeapi.Decided{Revision: 9, Locks: locks})
-			if err != nil || live != c.live || !live && !strings.Contains(f.steps(), "@9 at 1; resolve") && !strings.Contains(f.steps(), "@9 at 2") {
-				t.Errorf("%d: %t %v, asked %s", i, live, err, f.steps())
+			if err != nil || live != c.live || !live && !strings.Contains(f.commands(), "@9 at 1; resolve") && !strings.Contains(f.commands(), "@9 at 2") {
+				t.Errorf("%d: %t %v, asked %s", i, live, err, f.commands())
 			}
 		})
 	}
 }
 
-// Deletes that nobody has counted yet are counted in all ranges at the same time.
+// Deletes without a count are counted in all ranges in parallel.
 func TestLargeDeletesAreCountedTogether(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -523,8 +521,9 @@ func TestLargeDeletesAreCountedTogether(t *testing.T) {
 	}
 }
 
-// A committed transaction has locks in ranges that lose their leaders. Its coordinator leaves
-// them to the ranges: those that have leaders would be told for as long that it is at it.
+// A committed transaction has locks in ranges that lose their leaders. Its coordinator leaves them
+// to the ranges. Otherwise ranges with leaders would be told for just as long that it is still at
+// work.
 func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -591,8 +590,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// What a transaction reads under its own writes is compared with a list of keys to which
-// these were done.
+// A transaction's reads under its own writes are compared with a list of keys that has the same
+// writes.
 func TestReadsUnderOwnWrites(t *testing.T) {
 	for seed := range uint64(30) {
 		synctest.Test(t, func(t *testing.T) {
@@ -637,7 +636,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 	}
 }
 
-// No key lies below the smallest one that there can be.
+// There is no key below the smallest one.
 func TestWithoutTheSmallestKeys(t *testing.T) {
 	smallest := keyspace.Span{Start: []byte{0}, End: []byte{1}}
 	o := &ownState{deleted: []keyspace.Span{smallest}}
@@ -693,8 +692,8 @@ func TestTransactionsAreBounded(t *testing.T) {
 	})
 }
 
-// What goes on without a client counts as what it is: its bytes are taken until the
-// transaction is decided and its locks are ended.
+// A transaction without a client still counts: its bytes stay reserved until it is decided and its
+// locks are ended.
 func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 	for _, slow := range []string{"commit", "resolve"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -726,8 +725,8 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 	}
 }
 
-// What a transaction is told of its keys counts with the answers that are put together:
-// before it is committed it is refused for that, and then its answer is lost.
+// The previous keys of a transaction count in the budget of answers. Before the commit it is
+// refused for that; afterwards its answer is lost.
 func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 	large := &mvccpb.KeyValue{Key: []byte("k"), Value: []byte(strings.Repeat("v", 200))}
 	for name, c := range map[string]struct {
@@ -771,14 +770,14 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			if got := r.reserved.Load(); got != 0 || r.large.Load() != c.others {
 				t.Errorf("%s: %d bytes are held, a large answer %v, want %v", name, got, r.large.Load(), c.others)
 			}
-			if committed := strings.Contains(f.steps(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
-				t.Errorf("%s: %s", name, f.steps())
+			if committed := strings.Contains(f.commands(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
+				t.Errorf("%s: %s", name, f.commands())
 			}
 		})
 	}
 }
 
-// The attempts that are being given up are bounded: the ranges end what is left.
+// Running aborts are bounded: the ranges end the other locks.
 func TestAbortsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
@@ -836,7 +835,7 @@ func FuzzReadsQuestion(f *testing.F) {
 
 // FuzzTxnQuestion: any bytes of method 20 get an answer or an error.
 func FuzzTxnQuestion(f *testing.F) {
-	f.Add(rangeapi.AppendTxnName([]byte{txnWireVersion}, rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
+	f.Add(rangeapi.AppendName([]byte{txnWireVersion}, rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 9, Node: 2, Boot: 5, Counter: 1}, Attempt: 1}))
 	f.Add([]byte{txnWireVersion})
 	_, r := newRanges()
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -847,15 +846,15 @@ func FuzzTxnQuestion(f *testing.F) {
 	})
 }
 
-// afterwards waits until everything that transactions leave has ended, what a node has
-// forgotten now and then too. It is called in a bubble.
+// afterwards waits until everything that transactions leave has ended, also forgetting records. It
+// is called in a bubble.
 func afterwards() {
 	time.Sleep(forgetEvery)
 	synctest.Wait()
 }
 
-// Records are forgotten together and hold no budget until then; a node that stops does not
-// wait for their time.
+// Records are forgotten together and hold no budget until then. A node that stops does not wait for
+// that.
 func TestRecordsAreForgottenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()

@@ -12,34 +12,33 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// assembly makes the answer of a transaction whose path and revision are known. What it
-// reads is the state before it, under what its own operations have written by then.
+// assembly builds the answer of a transaction whose path and revision are known. Its reads see the
+// state before it, under the writes of its own operations so far.
 type assembly struct {
 	r    *Router
 	plan *plan
-	// pieces are the prepared ones, none where the transaction changes nothing.
+	// participants are the prepared ones; there are none if the transaction changes nothing.
 	participants []*participant
-	// rev is what the answer reports. changed says that it is the transaction's own, and
-	// that the state before it is that of the revision before.
+	// rev is the revision that the answer reports. If changed, it is the transaction's own, and
+	// the state before is that of the revision before.
 	rev     keyspace.Revision
 	changed bool
-	// base is when the state before it is read; what is read counts there.
+	// base is where the state before is read, and the reservation for it.
 	base readPoint
 
 	number int
 	// wrote says that an operation so far has changed something.
 	wrote bool
 	own   ownState
-	// reads are made at the same time, sums behind all of them.
+	// reads run in parallel, and sums after all of them.
 	reads []func(ctx context.Context) error
 	sums  []func()
 }
 
-// ownState is what a transaction's own operations have done so far.
+// ownState is what the transaction's operations have done so far.
 type ownState struct {
 	// keys are the keys that it has put and not deleted since.
 	keys map[string]*ownKey
@@ -53,7 +52,7 @@ type ownKey struct {
 	lived bool
 }
 
-// in returns the own keys of a span in order.
+// in returns the own keys of a span, in order.
 func (o *ownState) in(s keyspace.Span) []*ownKey {
 	var l []*ownKey
 	for k, v := range o.keys {
@@ -65,7 +64,7 @@ func (o *ownState) in(s keyspace.Span) []*ownKey {
 	return l
 }
 
-// without returns what is left of a span outside of what was deleted.
+// without returns the parts of a span outside the deleted spans.
 func (o *ownState) without(s keyspace.Span) []keyspace.Span {
 	left := []keyspace.Span{s}
 	for _, d := range o.deleted {
@@ -75,8 +74,8 @@ func (o *ownState) without(s keyspace.Span) []keyspace.Span {
 				next = append(next, l)
 				continue
 			}
-			// No key lies below the smallest. A part that ends there could not be asked for
-			// either: etcd's range_end "\x00" is the end of all keys.
+			// There is no key below the smallest one. A request could not name a span that ends
+			// there either, because etcd's range_end "\x00" is the end of all keys.
 			if bytes.Compare(l.Start, d.Start) < 0 && !bytes.Equal(d.Start, []byte{0}) {
 				next = append(next, keyspace.Span{Start: l.Start, End: d.Start})
 			}
@@ -109,7 +108,7 @@ func (o *ownState) put(kv *mvccpb.KeyValue, lived bool) {
 	o.keys = keys
 }
 
-// run makes the answer.
+// run builds the answer.
 func (a *assembly) run(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
 	resp, _ := a.txn(req, a.plan.path)
 	g, ctx := errgroup.WithContext(ctx)
@@ -151,8 +150,8 @@ func (a *assembly) txn(t *pb.TxnRequest, left path) (*pb.TxnResponse, path) {
 	return resp, left
 }
 
-// header is that of an operation: it reports the transaction's revision once something
-// has changed.
+// header returns an operation's header. It reports the transaction's revision once something has
+// changed.
 func (a *assembly) header() *pb.ResponseHeader {
 	if a.changed && !a.wrote {
 		return header(a.rev - 1)
@@ -160,8 +159,8 @@ func (a *assembly) header() *pb.ResponseHeader {
 	return header(a.rev)
 }
 
-// results returns what the ranges say of the operation at hand, in the order of keys,
-// and the writes that they were given.
+// results returns the ranges' results of the current operation in key order, and the writes that
+// they belong to.
 func (a *assembly) results() (rs []*rangeapi.WriteResult, ops []proto.Message) {
 	type found struct {
 		r  *rangeapi.WriteResult
@@ -228,7 +227,7 @@ func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 		if !r.Swept || d.GetPrevKv() {
 			continue
 		}
-		// Nobody has counted them yet.
+		// Nobody has counted these keys yet.
 		o := ops[i].(*pb.DeleteRangeRequest)
 		count := &pb.RangeResponse{}
 		a.overlaid(&pb.RangeRequest{Key: o.GetKey(), RangeEnd: o.GetRangeEnd(), CountOnly: true}, count, func() {})
@@ -267,7 +266,7 @@ func (a *assembly) atBase(q *pb.RangeRequest) *pb.RangeRequest {
 	return q
 }
 
-// plain reads what the transaction itself has nothing to do with.
+// plain reads a span that the transaction itself has not changed.
 func (a *assembly) plain(s keyspace.Span, q *pb.RangeRequest, resp *pb.RangeResponse, done func()) {
 	a.reads = append(a.reads, func(ctx context.Context) error {
 		got, err := a.r.readAt(ctx, s, q, a.base)
@@ -280,7 +279,7 @@ func (a *assembly) plain(s keyspace.Span, q *pb.RangeRequest, resp *pb.RangeResp
 	})
 }
 
-// overlaid reads the state before the transaction under its own changes so far.
+// overlaid reads a span of the state before, under the transaction's own changes so far.
 func (a *assembly) overlaid(q *pb.RangeRequest, resp *pb.RangeResponse, done func()) {
 	s, ok := keyspace.FromEtcd(q.GetKey(), q.GetRangeEnd())
 	if !ok {
@@ -298,8 +297,7 @@ func (a *assembly) overlaid(q *pb.RangeRequest, resp *pb.RangeResponse, done fun
 	})
 }
 
-// merge reads what is left of the state before the transaction and lays its own keys
-// over it.
+// merge reads the remaining spans of the state before and overlays the transaction's own keys.
 func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey, left []keyspace.Span, resp *pb.RangeResponse) error {
 	scan := a.atBase(q)
 	scan.SortTarget, scan.SortOrder = pb.RangeRequest_KEY, pb.RangeRequest_NONE
@@ -342,29 +340,4 @@ func (a *assembly) merge(ctx context.Context, q *pb.RangeRequest, own []*ownKey,
 	}
 	rangeapi.Shape(q, resp, kvs)
 	return nil
-}
-
-// swept says whether an error of a range is that a delete does not fit into one entry.
-func deleteTooLarge(err error, op proto.Message) bool {
-	return kverror.Of(err).Kind == kverror.RequestTooLarge && deletesSpan(op)
-}
-
-// deletesSpan says whether an operation may delete more than one key.
-func deletesSpan(op proto.Message) bool {
-	switch o := op.(type) {
-	case *pb.DeleteRangeRequest:
-		return len(o.GetRangeEnd()) > 0
-	case *pb.TxnRequest:
-		for _, ops := range [2][]*pb.RequestOp{o.GetSuccess(), o.GetFailure()} {
-			for _, op := range ops {
-				if d := op.GetRequestDeleteRange(); d != nil && deletesSpan(d) {
-					return true
-				}
-				if n := op.GetRequestTxn(); n != nil && deletesSpan(n) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }

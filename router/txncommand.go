@@ -13,15 +13,15 @@ import (
 
 // TxnCommands reaches the ranges of a transaction; *rangeapi.Client does.
 type TxnCommands interface {
-	// Txn sends a step to the replica of a range on a node.
+	// Txn sends a transaction command to the replica of a range on a node.
 	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
 }
 
-// maxParallelCommands bounds the ranges that a transaction speaks to at the same time.
+// maxParallelCommands bounds the ranges that a transaction asks at the same time.
 const maxParallelCommands = 64
 
-// each calls f for all pieces, some at a time, and returns the first error. What waits is
-// ended with it.
+// each calls f for all participants, some at a time. The first error cancels the others and is
+// returned.
 func each(ctx context.Context, ps []*participant, f func(context.Context, *participant) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -43,9 +43,8 @@ func each(ctx context.Context, ps []*participant, f func(context.Context, *parti
 	return first
 }
 
-// commandAt sends a step to one range, as it was when the route was found, and again where
-// its leader was somebody else. Where the range has changed it returns errStartOver: the
-// step was not taken there.
+// commandAt sends a command to the leader of a range. It returns errStartOver if the range has
+// changed since the route was found; then the command had no effect there.
 func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	var a retryState
 	for {
@@ -76,7 +75,7 @@ func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (r
 	}
 }
 
-// commandForKey sends a step to the range that holds the key, wherever that is.
+// commandForKey sends a command to the range that holds the key, wherever that is.
 func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	for {
 		rt, err := r.cover(ctx, keyspace.Single(key))
@@ -90,8 +89,8 @@ func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnO
 	}
 }
 
-// commandForSpan sends a step to every range of a span until none has anything left to do. A
-// Conflict is the answer that it does not repeat the step after.
+// commandForSpan sends a command to every range of a span until all are done. It does not repeat
+// the command after a Conflict.
 func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeapi.TxnOp) error {
 	for {
 		routes, err := r.resolve(ctx, s)
@@ -101,7 +100,7 @@ func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeap
 		if err == nil || ctx.Err() != nil || kverror.Of(err).Kind == kverror.Conflict {
 			return err
 		}
-		// Whatever else it was, the step may be repeated.
+		// After any other error the command may be repeated.
 		if err := clock.Sleep(ctx, r.cfg.Clock, firstPause); err != nil {
 			return err
 		}

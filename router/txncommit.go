@@ -20,7 +20,7 @@ type decision struct {
 	err      error
 }
 
-// decided has the attempt decided. From here on it does not depend on its client any more.
+// awaitDecision has the attempt decided. From now on it does not depend on its client.
 func (a *txnAttempt) awaitDecision(ctx context.Context) decision {
 	r := a.t.r
 	ch := make(chan decision, 1)
@@ -57,15 +57,16 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 	}
 	resp, err := as.run(ctx, a.t.req)
 	if err != nil {
-		// It has happened, whatever the reads say of themselves. The client's own end is told
-		// by whoever knows its context.
-		return nil, kverror.New(kverror.Timeout, "transaction %s is committed at %d, its answer is lost: %v", a.name, d.revision, err)
+		// The transaction has happened, even if its reads fail. The caller reports the end of the
+		// client's context.
+		return nil, kverror.New(kverror.Timeout, "transaction %s is committed at %d, but its answer failed: %v", a.name, d.revision, err)
 	}
 	return resp, nil
 }
 
-// decide asks for the revision, decides at the anchor, tells the client, and ends the
-// locks, first if it goes to the end. It says whether it has ended those of a committed attempt, whose record is left.
+// decide asks for the revision, decides at the anchor, tells the client, and ends the locks. With
+// awaitResolve it ends the locks first. It returns true if it has ended all locks of a committed
+// attempt, so that the record can go.
 func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved bool) {
 	r := a.t.r
 	rev, err := a.sequence()
@@ -77,7 +78,7 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 	r.coordinator.observe(rev)
 	switch committed, err := a.commit(ctx, rev); {
 	case err != nil:
-		// Nobody says any more that somebody is at it: whoever meets the locks decides.
+		// This node no longer claims the attempt: whoever meets its locks decides.
 		r.coordinator.end(a.name)
 		ch <- decision{err: err}
 	case !committed:
@@ -85,7 +86,7 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 		a.abort()
 	case a.awaitResolve:
 		if resolved = a.resolveAll(ctx, rev); !resolved {
-			ch <- decision{err: kverror.New(kverror.LeaderChanged, "transaction %s is committed at %d, and holds locks yet", a.name, rev)}
+			ch <- decision{err: kverror.New(kverror.LeaderChanged, "transaction %s is committed at %d, but still holds locks", a.name, rev)}
 			return false
 		}
 		ch <- decision{revision: rev}
@@ -115,14 +116,14 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 	if n.Err == nil {
 		return n.First, nil
 	}
-	// What may have been allocated is used by nobody.
+	// Nobody uses a revision that may have been allocated.
 	if e := kverror.Of(n.Err); e.Fate() == kverror.NotApplied && e.Retry() == kverror.RetryClient {
 		return 0, e
 	}
 	return 0, errStartOver
 }
 
-// locks are all locks of the attempt, and anchor is the one at its anchor.
+// locks returns all locks of the attempt, and the one at its anchor.
 func (a *txnAttempt) locks() (anchor rangeapi.LockID, all []rangeapi.LockRef) {
 	for _, p := range a.all() {
 		if p.answer == nil || !p.answer.Held {
@@ -136,8 +137,8 @@ func (a *txnAttempt) locks() (anchor rangeapi.LockID, all []rangeapi.LockRef) {
 	return anchor, all
 }
 
-// commit has the anchor decide, and again, with the same revision, until it has said how.
-// An error says that the node stops, or that the fate is not known and will not be.
+// commit has the anchor decide. It repeats the command with the same revision until there is an
+// answer. An error says that the node stops, or that the fate will stay unknown.
 func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committed bool, err error) {
 	r := a.t.r
 	anchor, locks := a.locks()
@@ -148,7 +149,7 @@ func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committ
 		if err == nil {
 			d := got.(*rangeapi.Decided)
 			if d.Revision == 0 && unsure {
-				// It may have been committed, finished by others and forgotten.
+				// It may have been committed, and resolved and forgotten by others.
 				return false, kverror.New(kverror.LeaderChanged, "transaction %s was decided by others", a.name)
 			}
 			return d.Revision != 0, nil
@@ -160,13 +161,12 @@ func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committ
 	}
 }
 
-// resolveTimeout is how long a coordinator goes on ending the locks of a committed attempt. As
-// long as it is at it, the ranges do not look after theirs; where many have no leader, it does
-// not come to the others.
+// resolveTimeout bounds how long a coordinator ends the locks of a committed attempt. Ranges leave
+// the locks to it meanwhile. If many ranges have no leader, it does not get to the others.
 const resolveTimeout = 10 * time.Second
 
-// resolveAll ends the locks of a committed attempt. What it cannot end, the anchor's range
-// does, and the attempt is this node's no more.
+// resolveAll ends the locks of a committed attempt. The anchor's range ends those that are left,
+// and this node no longer claims the attempt.
 func (a *txnAttempt) resolveAll(ctx context.Context, rev keyspace.Revision) bool {
 	r := a.t.r
 	resolving, cancel := clock.WithTimeout(ctx, r.cfg.Clock, resolveTimeout)
@@ -182,17 +182,15 @@ func (a *txnAttempt) resolveAll(ctx context.Context, rev keyspace.Revision) bool
 	return err == nil
 }
 
-// forgetEvery is how often a node has records forgotten: nobody waits for that, and an
-// entry of its own for each would keep the disks from those that somebody waits for. A
-// range asks about a record long after this.
+// forgetEvery is how often a node forgets records. Nobody waits for that, and an entry for each
+// record would delay entries that somebody waits for. A range asks about a record much later.
 const forgetEvery = 20 * time.Millisecond
 
-// forget has the record of an attempt forgotten whose locks have ended, together with
-// those of others.
+// forget forgets the record of an attempt without locks, together with those of others.
 func (r *Router) forget(ctx context.Context, name rangeapi.TxnName, anchor []byte) {
 	defer r.coordinator.end(name)
 	if !r.coordinator.drains() {
-		// Where the node stops it is tried all the same.
+		// A node that stops tries it all the same.
 		_ = clock.Sleep(ctx, r.cfg.Clock, forgetEvery-time.Duration(r.cfg.Clock.Now())%forgetEvery)
 	}
 	if _, err := r.commandForKey(ctx, anchor, &rangeapi.Forget{Name: name, Anchor: anchor}); err != nil {
@@ -200,15 +198,15 @@ func (r *Router) forget(ctx context.Context, name rangeapi.TxnName, anchor []byt
 	}
 }
 
-// logLeftover says that the anchor's range does what is left.
+// logLeftover logs that the anchor's range has to do the rest.
 func (r *Router) logLeftover(ctx context.Context, name rangeapi.TxnName, err error) {
 	if ctx.Err() == nil {
-		r.cfg.Logger.Info("end the locks of a transaction", zap.Stringer("txn", name), zap.Error(err))
+		r.cfg.Logger.Info("leave the locks or the record of a transaction to its ranges", zap.Stringer("txn", name), zap.Error(err))
 	}
 }
 
-// abort gives up all that the attempt may hold. It does not wait: the name is not used
-// again, and what this node does not reach, or has no time for, the ranges push.
+// abort gives up all that the attempt may hold. It does not wait. The name is never used again, and
+// the ranges push the locks that this node does not end.
 func (a *txnAttempt) abort() {
 	r := a.t.r
 	for _, p := range a.all() {

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -13,7 +12,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// look evaluates all compares of a transaction at one revision, in parallel.
+// evaluateCompares evaluates all compares of a transaction at one revision, in parallel.
 func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
 	out := outcomes{}
 	type asked struct {
@@ -79,8 +78,8 @@ func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keys
 	return out, nil
 }
 
-// comparesAt evaluates compares at one range, as a transaction that only reads: each is a
-// nested one, which counts the keys of a span to tell whether there is one.
+// comparesAt evaluates compares at one range by a transaction that only reads. Each compare is a
+// nested transaction, which also counts the keys of its span to tell whether there is one.
 func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
 	t := &pb.TxnRequest{}
 	for _, c := range cs {
@@ -100,7 +99,7 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 	}
 	resp, ok := got.(*pb.TxnResponse)
 	if !ok || len(resp.GetResponses()) != len(cs) {
-		return nil, kverror.New(kverror.Internal, "a range answered a look with %T", got)
+		return nil, kverror.New(kverror.Internal, "a range answered compares with %T", got)
 	}
 	facts := make([]rangeapi.Fact, len(cs))
 	for i := range cs {
@@ -110,13 +109,8 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 			facts[i].Found = n.GetResponses()[0].GetResponseRange().GetCount() > 0
 		}
 		if len(cs[i].GetRangeEnd()) > 0 && !facts[i].Found {
-			facts[i].Holds = true // it says nothing against the compare
+			facts[i].Holds = true // no key, so the compare is not refuted
 		}
 	}
 	return facts, nil
-}
-
-// needsNewRevision says whether a read that failed so is to be done at another revision.
-func needsNewRevision(err error) bool {
-	return errors.Is(err, kverror.ReadAgain) || errors.Is(err, errMultiRange)
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// path is which branch each transaction takes, in the order in which they are met: a
-// nested one is met with the operation that it is.
+// path is the branch that each transaction takes, in the order of execution: a nested one at its
+// place among the operations.
 type path []bool
 
-// outcomes say what is thought of compares. One that is not there is thought to hold.
+// outcomes are presumed outcomes of compares. A missing one is presumed to hold.
 type outcomes map[*pb.Compare]bool
 
 func (o outcomes) holds(c *pb.Compare) bool {
@@ -24,8 +24,8 @@ func (o outcomes) holds(c *pb.Compare) bool {
 	return v || !known
 }
 
-// choose returns the path to which the outcomes lead. All compares are evaluated on the
-// state before the transaction.
+// choose returns the path that the outcomes lead to. All compares see the state before the
+// transaction.
 func choose(t *pb.TxnRequest, o outcomes, p path) path {
 	succeeded := true
 	for _, c := range t.GetCompare() {
@@ -47,7 +47,7 @@ func branch(t *pb.TxnRequest, succeeded bool) []*pb.RequestOp {
 	return t.GetFailure()
 }
 
-// allCompares returns every compare of the transaction and of those inside it.
+// allCompares returns every compare of the transaction and of its nested ones.
 func allCompares(t *pb.TxnRequest, into []*pb.Compare) []*pb.Compare {
 	into = append(into, t.GetCompare()...)
 	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
@@ -60,12 +60,12 @@ func allCompares(t *pb.TxnRequest, into []*pb.Compare) []*pb.Compare {
 	return into
 }
 
-// plan is one path with all that it rests on and does.
+// plan is one path with its guards and operations.
 type plan struct {
 	path path
-	// guards are compares whose outcomes lead to the path and to no other.
+	// guards are compares whose outcomes lead to this path and no other.
 	guards []guard
-	// ops are the operations of the path in their order, without the transactions in it.
+	// ops are the path's operations in order; nested transactions are expanded.
 	ops []proto.Message
 }
 
@@ -76,8 +76,8 @@ type guard struct {
 	any     bool
 }
 
-// newPlan makes the plan of the path to which the outcomes lead. Of a transaction that
-// fails one compare that does not hold is guarded.
+// newPlan plans the path that the outcomes lead to. For a transaction that fails, one compare that
+// does not hold is enough of a guard.
 func newPlan(t *pb.TxnRequest, o outcomes) *plan {
 	p := &plan{path: choose(t, o, nil)}
 	p.walk(t, o, p.path)
@@ -120,9 +120,8 @@ func (p *plan) explicit() bool {
 	})
 }
 
-// badRevision returns the first operation whose explicit revision cannot be read: etcd
-// checks them before a path's first operation. Its first revision is -1 until the first
-// compaction.
+// badRevision returns the first operation whose explicit revision cannot be read; etcd checks them
+// before a path's first operation. Until the first compaction, etcd's first revision is -1.
 func (p *plan) badRevision(now keyspace.SequenceAnswer) (number int, err error) {
 	for i, op := range p.ops {
 		q, ok := op.(*pb.RangeRequest)
@@ -151,7 +150,7 @@ func (p *plan) anchor() []byte {
 	return least
 }
 
-// lower returns the smaller one of a key, which may be nil for none, and a span's first.
+// lower returns the smaller of a key and the first key of a span; nil is no key.
 func lower(least []byte, s keyspace.Span) []byte {
 	key := s.Start
 	if len(key) == 0 {
@@ -174,7 +173,7 @@ func writtenSpan(op proto.Message) (s keyspace.Span, ok bool) {
 	return s, false
 }
 
-// etcdPair returns the pair (key, range_end) that means the span.
+// etcdPair returns etcd's pair (key, range_end) for the span.
 func etcdPair(s keyspace.Span) (key, end []byte) {
 	key, end = s.Start, s.End
 	if len(key) == 0 {
@@ -189,13 +188,13 @@ func etcdPair(s keyspace.Span) (key, end []byte) {
 	return key, end
 }
 
-// piece is what one range has of a plan.
+// participant is one range's part of a plan.
 type participant struct {
 	rt *route
 	op *rangeapi.Prepare
-	// guards are the plan's to which the op's belong, in their order.
+	// guards are the plan's guards that op's guards are parts of, in order.
 	guards []int
-	// span covers all that is locked.
+	// span covers everything that is locked.
 	span   keyspace.Span
 	locks  bool
 	sent   bool
@@ -215,7 +214,7 @@ func (p *participant) cover(s keyspace.Span) {
 	}
 }
 
-// pieces divides a plan among ranges.
+// participants divides a plan among ranges.
 type participants struct {
 	name   rangeapi.TxnName
 	anchor []byte
@@ -261,8 +260,8 @@ func (ps *participants) guard(i int, g guard, s keyspace.Span, routes []*route) 
 	}
 }
 
-// spanPair is etcdPair of a span that stays one: a compare on a span and one on a key
-// differ where the key is not there.
+// spanPair is etcdPair for a span that stays one. A compare on a span and one on a key differ if
+// the key is absent.
 func spanPair(s keyspace.Span) (key, end []byte) {
 	key, end = s.Start, s.End
 	if len(key) == 0 {
@@ -288,14 +287,14 @@ func (ps *participants) write(number int, op proto.Message, s keyspace.Span, rou
 		}
 		p := ps.at(rt)
 		p.cover(part)
-		// What it deletes may have to be counted at the revision before.
+		// The keys that it deletes may have to be counted at the revision before.
 		p.op.Pin = true
 		p.op.Writes = append(p.op.Writes, rangeapi.Write{Number: uint32(number), Op: mine})
 	}
 }
 
-// pin keeps in each range what is to be read, at an explicit revision or at the one before
-// the transaction's. A revision that none will ever have is refused later.
+// pin has each range keep a readable revision: an explicit one, or the one before the
+// transaction's. A revision that will never exist is refused later.
 func (ps *participants) pin(explicit int64, routes []*route) {
 	at := keyspace.Revision(explicit)
 	for _, rt := range routes {
@@ -307,7 +306,7 @@ func (ps *participants) pin(explicit int64, routes []*route) {
 	}
 }
 
-// outcome returns what the compare comes to, given what all pieces found.
+// outcome returns the outcome of a compare from the facts of all participants.
 func outcome(c *pb.Compare, facts []rangeapi.Fact) bool {
 	if len(c.GetRangeEnd()) == 0 {
 		return len(facts) == 1 && facts[0].Holds
@@ -320,4 +319,9 @@ func outcome(c *pb.Compare, facts []rangeapi.Fact) bool {
 		found = found || f.Found
 	}
 	return found || rangeapi.CompareAbsent(c)
+}
+
+// changes says whether the range writes something at the transaction's revision.
+func (p *participant) changes() bool {
+	return len(p.op.Writes) > 0 || p.op.Revoke != 0 && p.answer.Changes
 }

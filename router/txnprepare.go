@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// prepareAll has every range prepare its piece. The range where the transaction gave way
-// last goes first: while it holds nothing it may wait there for whomever it meets.
+// prepareAll has all participants prepare. The range of the last conflict goes first: while the
+// attempt holds nothing, it may wait there for any lock.
 func (a *txnAttempt) prepareAll(ctx context.Context) error {
 	rest := a.ps.order
 	if i := slices.IndexFunc(rest, a.t.conflictsIn); i >= 0 {
@@ -31,14 +31,14 @@ func (a *txnAttempt) prepareAll(ctx context.Context) error {
 	return a.failed(ctx, each(ctx, rest, a.prepare))
 }
 
-// conflictsIn says whether the piece is of the range where the transaction gave way last.
+// conflictsIn says whether the participant's range had the last conflict.
 func (t *txn) conflictsIn(p *participant) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.conflictKey != nil && p.locks && p.rt.desc.Span.Contains(t.conflictKey)
 }
 
-// prepare has one range prepare its piece.
+// prepare has one participant prepare.
 func (a *txnAttempt) prepare(ctx context.Context, p *participant) error {
 	p.sent = true
 	got, err := a.t.r.commandAt(ctx, p.rt, p.op)
@@ -63,8 +63,7 @@ func (a *txnAttempt) prepare(ctx context.Context, p *participant) error {
 	return nil
 }
 
-// noteAbsent remembers a lease that the range has found not to be there: a later attempt
-// need not have the range wait for that again.
+// noteAbsent remembers a lease that does not exist, so that later attempts do not look again.
 func (t *txn) noteAbsent(p *participant) {
 	if p.answer.Refused == nil || p.answer.Refused.Kind != kverror.LeaseNotFound {
 		return
@@ -81,7 +80,7 @@ func (t *txn) noteAbsent(p *participant) {
 	}
 }
 
-// told is what an answer tells of the keys as they were.
+// answerBytes returns the bytes of the previous keys in an answer.
 func answerBytes(p *rangeapi.Prepared) (bytes int64) {
 	for i := range p.Results {
 		bytes += int64(len(p.Results[i].Value))
@@ -92,7 +91,7 @@ func answerBytes(p *rangeapi.Prepared) (bytes int64) {
 	return bytes
 }
 
-// noteConflict notes where the transaction met an older one.
+// noteConflict notes the key of a conflict with an older transaction.
 func (t *txn) noteConflict(at []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -103,8 +102,8 @@ func (t *txn) noteConflict(at []byte) {
 	t.yields++
 }
 
-// failed says what becomes of an attempt of which a prepare has ended so. Nothing has
-// been decided, and what may have been locked is aborted: the name is never used again.
+// failed classifies the error of a prepare. Nothing is decided yet, and all locks are aborted,
+// because the name is never used again.
 func (a *txnAttempt) failed(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, errStartOver) || errors.Is(err, errMissed) {
 		return err

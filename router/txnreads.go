@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// lowestRead returns the lowest revision that a transaction may read which began at start.
-// What names none it reads at the revision before its own, which is above start.
+// lowestRead returns the lowest revision that a transaction that began at start may read. Reads
+// that name none use the revision before its own, which is at or above start.
 func lowestRead(req *pb.TxnRequest, start keyspace.Revision) keyspace.Revision {
 	low := start
 	for _, ops := range [2][]*pb.RequestOp{req.GetSuccess(), req.GetFailure()} {
@@ -30,8 +30,8 @@ func lowestRead(req *pb.TxnRequest, start keyspace.Revision) keyspace.Revision {
 	return low
 }
 
-// reads notes that a transaction may read from now on, before any range pins something
-// for it, until removeReader.
+// addReader notes, before any range pins a revision, that a transaction may read. removeReader ends
+// that.
 func (t *coordinator) addReader(x *txn) {
 	low := lowestRead(x.req, x.id.Start)
 	t.mu.Lock()
@@ -57,9 +57,9 @@ func (t *coordinator) readsBelow(rev keyspace.Revision) bool {
 	return false
 }
 
-// Reads says whether a transaction over several ranges that one of the nodes coordinates,
-// and that began before the call, may still read below the revision. It passes over nodes
-// that do not live, whose clients get no answer any more.
+// Reads says whether a transaction over several ranges that began before the call may still read
+// below the revision. It asks the coordinators on the given nodes. It skips dead nodes, whose
+// clients get no answer any more.
 func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keyspace.Revision) (bool, error) {
 	if r.coordinator.readsBelow(below) {
 		return true, nil
@@ -86,7 +86,7 @@ func (r *Router) Reads(ctx context.Context, nodes []keyspace.NodeID, below keysp
 	return some.Load(), err
 }
 
-// readsWireVersion leads question and answer of method 25.
+// readsWireVersion is the first byte of method 25's messages.
 const readsWireVersion = 1
 
 func (r *Router) askReads(ctx context.Context, node keyspace.NodeID, below keyspace.Revision) (bool, error) {
@@ -111,7 +111,7 @@ func (r *Router) handleReads(_ context.Context, _ keyspace.NodeID, payload []byt
 	return []byte{readsWireVersion, 0}, nil
 }
 
-// decodeReads takes in a question of method 25.
+// decodeReads decodes a request of method 25.
 func decodeReads(payload []byte) (keyspace.Revision, error) {
 	if len(payload) == 0 || payload[0] != readsWireVersion {
 		return 0, fmt.Errorf("router: question of %d bytes about reads", len(payload))

@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// What a transaction may read is known from before its first range pins anything until its
-// answer is made, or its client has none.
+// The revisions that a transaction may read are known from before its first range pins anything
+// until its answer is made, or its client has none.
 func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 	at := func(rev int64) *pb.RequestOp {
 		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k"), Revision: rev}}}
@@ -73,14 +73,14 @@ func (b busOf) Call(_ context.Context, to keyspace.NodeID, _ transport.Method, p
 	return b(to, below)
 }
 
-// Every node that lives has to say that it reads nothing below a revision.
+// Every live node has to say that it reads nothing below a revision.
 func TestAllNodesAreAskedWhatTheyRead(t *testing.T) {
 	no, yes, lost := []byte{readsWireVersion, 0}, []byte{readsWireVersion, 1}, errors.New("lost")
 	for i, c := range []struct {
 		one, three []byte
 		err        error // of node 3
-		dead       bool  // node 3 does not live
-		dies       bool  // it is found so after the question
+		dead       bool  // node 3 is dead
+		dies       bool  // it is found dead after the question
 		want       bool
 		error      bool
 	}{

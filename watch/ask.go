@@ -10,10 +10,10 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// askLocked asks the leaders of subscriptions that have not resolved for too long, or are to be asked
-// at once. It looks at all that is overdue, so that it is not for every message.
+// askLocked asks the leaders of subscriptions with overdue allocations, and of those to be asked at
+// once. It looks at all overdue allocations, so it is too slow to call for each message.
 func (h *Hub) askLocked(now clock.Time) {
-	// The log comes in order: behind the first that is not overdue none is.
+	// The log is in order: none behind the first that is not overdue is overdue.
 	for a := h.allocs.head; a != nil && now.Sub(a.at) >= h.cfg.Overdue; a = a.next {
 		a.eachSubscription(func(sub *subscription) {
 			if sub.proof.resolved < a.last {
@@ -32,7 +32,7 @@ func (h *Hub) askLocked(now clock.Time) {
 	h.askNextLocked(now)
 }
 
-// askNowLocked has a subscription asked as soon as may be.
+// askNowLocked asks the subscription's leader as soon as possible.
 func (h *Hub) askNowLocked(sub *subscription) {
 	sub.askNow = true
 	h.queueAskLocked(sub, h.cfg.Clock.Now())
@@ -45,7 +45,7 @@ func (h *Hub) queueAskLocked(sub *subscription, now clock.Time) {
 	}
 }
 
-// askNextLocked asks those whose turn it is, as many as may be asked at a time.
+// askNextLocked asks the next leaders, up to maxAsking at a time.
 func (h *Hub) askNextLocked(now clock.Time) {
 	for len(h.toAsk) > 0 && h.asking < maxAsking {
 		sub := h.toAsk[0]
@@ -60,14 +60,15 @@ func (h *Hub) askNextLocked(now clock.Time) {
 	}
 }
 
-// askPastLocked asks the leader of a subscription for what was before it began.
+// askPastLocked asks the leader about events before the subscription began.
 func (h *Hub) askPastLocked(sub *subscription) {
 	if sub.id != 0 && !sub.asking && h.cfg.Clock.Now() >= sub.askAt && h.asking < maxAsking && sub.proof.resolved < sub.opened {
 		h.askLeaderLocked(sub)
 	}
 }
 
-// askLeaderLocked asks whoever may lead the subscription's range up to where it is complete.
+// askLeaderLocked asks the presumed leader for the feed position behind which the pending
+// allocations are resolved.
 func (h *Hub) askLeaderLocked(sub *subscription) {
 	node := sub.leader
 	if sub.askHint != 0 {
@@ -100,7 +101,7 @@ func (h *Hub) askLeaderLocked(sub *subscription) {
 	})
 }
 
-// answeredLocked takes the answer to a question, unless the subscription has changed since.
+// answeredLocked takes in an answer, unless the subscription has changed since.
 func (h *Hub) answeredLocked(sub *subscription, node keyspace.NodeID, q *rangeapi.ResolvedRequest, position rangeapi.FeedPosition, err error) {
 	if h.byRange[q.Range] != sub || sub.generation != q.Generation {
 		return
@@ -109,8 +110,8 @@ func (h *Hub) answeredLocked(sub *subscription, node keyspace.NodeID, q *rangeap
 	if err == nil {
 		sub.leader, sub.askHint, sub.askTurn, sub.askPause, sub.askAt = node, 0, 0, 0, 0
 		if sub.proof.resolved <= sub.proven || sub.proof.leader != node {
-			// An earlier answer that the feed has not come to yet stays: one that is asked
-			// again and again would never come to the last one, nor be found to lag.
+			// An earlier answer stays until the feed reaches it. Otherwise a feed that is asked
+			// about again and again would never reach the last answer, nor be found to lag.
 			sub.proof.position, sub.proof.resolved, sub.proof.at, sub.proof.leader = position, q.Revision, now, node
 		}
 		h.applyProofLocked(sub)
@@ -132,7 +133,7 @@ func (h *Hub) answeredLocked(sub *subscription, node keyspace.NodeID, q *rangeap
 	if e.Kind != kverror.NotLeader {
 		h.failedLocked(sub, sub.askTurn)
 	} else if sub.askTurn%(len(sub.replicas)+1) != 0 {
-		h.askNowLocked(sub) // who is asked first may be anyone; a pause follows a whole turn
+		h.askNowLocked(sub) // the first one asked may be any replica; a pause follows a whole turn
 		return
 	}
 	sub.askPause = max(firstWait, min(2*sub.askPause, time.Second))
@@ -140,18 +141,51 @@ func (h *Hub) answeredLocked(sub *subscription, node keyspace.NodeID, q *rangeap
 	h.resumeLocked(sub.askAt)
 }
 
-// hasNewer says whether the refusal tells of a later generation of the range: a replica
-// may as well lag behind.
+// hasNewer says whether the refusal names a later generation of the range; otherwise the replica
+// lags.
 func hasNewer(e *kverror.Error, q *rangeapi.ResolvedRequest) bool {
 	return slices.ContainsFunc(e.Descriptors, func(d keyspace.Descriptor) bool {
 		return d.Range == q.Range && d.Generation > q.Generation
 	})
 }
 
-// applyProofLocked lets a leader's answer count, once the feed has brought what it is about.
+// applyProofLocked applies a leader's answer once the feed has reached its position.
 func (h *Hub) applyProofLocked(sub *subscription) {
 	if sub.proof.resolved > 0 && !sub.again && sub.position.Reaches(sub.proof.position) {
 		h.resolveUpToLocked(sub, sub.proof.resolved)
 		sub.proof.resolved = 0
 	}
+}
+
+// changedLocked follows every change of the frontier: of the log, of a subscription, of pending
+// allocations.
+func (h *Hub) changedLocked() {
+	for g := range h.waiting {
+		h.releaseLocked(g)
+	}
+	for g := range h.parked {
+		if h.readableLocked(g) {
+			h.lagLocked(g)
+		}
+	}
+	for s := range h.progress {
+		s.signal()
+	}
+}
+
+// readableLocked says whether the group has resolved revisions to read. For revisions before a
+// subscription began, it asks the leader first.
+func (h *Hub) readableLocked(g *group) bool {
+	if to := h.frontierLocked(g.span); to <= g.pos || to < g.least {
+		return false
+	}
+	known := true
+	lo, hi := h.window(g.span)
+	for _, sub := range h.subs[lo:hi] {
+		if g.pos < sub.opened && sub.proven < sub.opened {
+			known = false
+			h.askPastLocked(sub)
+		}
+	}
+	return known
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// Log brings the sequencer's allocation log; placement's client does.
+// Log is the sequencer's allocation log; placement's client is one.
 type Log interface {
 	FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart))
 }
 
-// Ranges knows which ranges there are; *router.Router does.
+// Ranges knows the ranges; *router.Router does.
 type Ranges interface {
 	// Locate returns the ranges that overlap the span, in order and without holes.
 	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
-	// Learn takes in descriptors that ranges have told.
+	// Learn takes in descriptors from ranges' answers.
 	Learn(descs ...keyspace.Descriptor)
 	// Directory is the cache behind Locate.
 	Directory
@@ -33,14 +33,13 @@ type Directory interface {
 	// SpanOf returns the span of the range at the generation, if it is known. It does not
 	// block.
 	SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool)
-	// Refresh takes in what placement knows now.
+	// Refresh loads the range map from placement.
 	Refresh(ctx context.Context) error
-	// Current asks the sequencer for the current revision and the compacted one, for as
-	// long as ctx lasts.
+	// Current asks the sequencer for the current and the compacted revision until ctx ends.
 	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
 }
 
-// Feeds reaches replicas; OverShard makes one of a *rangeapi.Client.
+// Feeds reaches replicas; OverShard makes one from a *rangeapi.Client.
 type Feeds interface {
 	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
 	AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error)
@@ -54,7 +53,7 @@ type FeedStream interface {
 	Close()
 }
 
-// OverShard makes Feeds of a node's access to replicas.
+// OverShard returns the Feeds of a client.
 func OverShard(c *rangeapi.Client) Feeds { return overShard{c} }
 
 type overShard struct{ *rangeapi.Client }
@@ -67,37 +66,37 @@ func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStr
 	return s, nil
 }
 
-// Config is what a Hub is made of. Self, Clock, Log, Ranges and Feeds are required.
+// Config configures a Hub. Self, Clock, Log, Ranges and Feeds are required.
 type Config struct {
-	// Self is this node: a range with a replica here is fed from it.
+	// Self is this node. If it has a replica of a range, that replica feeds the range.
 	Self   keyspace.NodeID
 	Clock  clock.Clock
 	Log    Log
 	Ranges Ranges
 	Feeds  Feeds
-	// Overdue is after how long without an event or a word that there is none a range's
-	// leader is asked. Default 100 ms. Shorter asks leaders that are merely busy, longer
-	// delays watchers where a leader was lost.
+	// Overdue is for how long an allocation may be pending before the range's leader is asked.
+	// Default 100 ms. A shorter time asks leaders that are merely busy. A longer one delays
+	// watchers when a leader was lost.
 	Overdue time.Duration
-	// Linger is how long what nobody watches any more is still followed. Default 10 s.
+	// Linger is for how long ranges without watchers are still followed. Default 10 s.
 	Linger time.Duration
-	// RecentBytes bounds the events that are kept for watchers that begin a little in the
-	// past. Default 16 MiB.
+	// RecentBytes bounds the events that are kept for watchers that begin a little in the past.
+	// Default 16 MiB.
 	RecentBytes int64
-	// PendingBytes bounds the events that wait for others with lower revisions; beyond it
-	// watchers go on from history. Default 64 MiB.
+	// PendingBytes bounds the events above the frontier. Beyond it watchers go on from history.
+	// Default 64 MiB.
 	PendingBytes int64
-	// WatcherBytes bounds what waits for one watcher's client, QueuedBytes that of all. A
-	// watcher beyond it goes on from history when its client has taken all. One release
-	// always fits. Defaults 1 MiB and 64 MiB.
+	// WatcherBytes bounds one watcher's queue, and QueuedBytes all queues. A watcher beyond them
+	// goes on from history when its queue is empty. One release always fits. Defaults 1 MiB and 64
+	// MiB.
 	WatcherBytes, QueuedBytes int64
 	// HistoryBytes bounds a page of history, over all ranges of a watcher. Default 4 MiB.
 	HistoryBytes int64
-	// RevisionBytes bounds what is read of one revision that is larger than a page, since a
-	// watcher gets a revision whole. One at a time may be four times as large; who wants a
-	// larger one is cancelled. Default 64 MiB, for each of the Readers.
+	// RevisionBytes bounds one revision that is larger than a page, because a watcher gets a
+	// revision whole. One at a time may be four times as large; watchers of a larger one are
+	// cancelled. Default 64 MiB, for each of the Readers.
 	RevisionBytes int64
-	// Readers is how many pages of history are read at a time. Default 4.
+	// Readers bounds the concurrent reads of history. Default 4.
 	Readers int
 	Logger  *zap.Logger
 	Metrics *Metrics

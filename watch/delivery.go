@@ -11,29 +11,26 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Delivery is what a watcher is told at a time.
+// Delivery is what a watcher's client is told in one message.
 type Delivery struct {
 	Watcher *Watcher
-	// Events are those of whole revisions, in order. They are shared and must not be
-	// changed.
+	// Events are all those of whole revisions, in order. They are shared and must not be changed.
 	Events []*mvccpb.Event
-	// Revision is a revision at or above that of all events, up to which there are no
-	// others. Without events, Compacted and TooLarge, this is the answer to
-	// RequestProgress, for all watchers of the stream, and Watcher is nil: none of them was
-	// told an event above it.
+	// Revision is at or above all events, and there are no other events up to it. A delivery
+	// without events, Compacted and TooLarge answers RequestProgress for all watchers of the
+	// stream. Its Watcher is nil, and no watcher was told an event above Revision.
 	Revision keyspace.Revision
-	// Compacted, if not 0, ends the watcher: events that it has not got were compacted up
-	// to there.
+	// Compacted, if not 0, ends the watcher: its next events were compacted up to there.
 	Compacted keyspace.Revision
-	// TooLarge, if not 0, ends the watcher: that revision alone has more events of its span
-	// than four times Config.RevisionBytes, and is not told in pieces.
+	// TooLarge, if not 0, ends the watcher: that revision alone has more bytes of its span than
+	// four times Config.RevisionBytes.
 	TooLarge keyspace.Revision
 
-	// parts are what Events is made of, if other watchers get all of them too.
+	// parts make up Events, if other watchers get all of them too.
 	parts []*sharedEvents
 }
 
-// delivery is what waits for a watcher's client.
+// delivery waits for a watcher's client.
 type delivery struct {
 	events []*mvccpb.Event
 	bytes  int64
@@ -51,29 +48,29 @@ func (d *delivery) last() keyspace.Revision {
 	return keyspace.Revision(d.events[len(d.events)-1].Kv.ModRevision)
 }
 
-// sharedEvents are events that wait for the clients of several watchers. What all of them
-// hold is counted once, until the last one has taken its own.
+// sharedEvents wait for the clients of several watchers. Their bytes are counted once, until the
+// last client has taken them.
 type sharedEvents struct {
 	// Guarded by the hub's mu.
 	bytes int64
 	users int
 
-	// events are set where there is more than one watcher: the first one whose client
-	// takes them has them encoded for all.
+	// events are set for more than one watcher. The first client that takes them has them encoded
+	// for all.
 	events []*mvccpb.Event
 	once   sync.Once
 	// encoded is set by once.
 	encoded []byte
 }
 
-// share is called before the events are offered to several watchers. Both forms of them
-// wait together.
+// share is called before the events are offered to several watchers. Both forms of the events wait
+// together.
 func (s *sharedEvents) share(events []*mvccpb.Event) {
 	s.events = events
 	s.bytes *= 2
 }
 
-// encode returns the events as they stand in an encoded WatchResponse.
+// encode returns the events as a WatchResponse encodes them.
 func (s *sharedEvents) encode() []byte {
 	s.once.Do(func() { s.encoded = appendEvents(nil, s.events) })
 	return s.encoded
@@ -82,7 +79,7 @@ func (s *sharedEvents) encode() []byte {
 // fieldEvents is the field of a WatchResponse that holds an event.
 const fieldEvents protowire.Number = 11
 
-// appendEvents appends events as they stand in an encoded WatchResponse.
+// appendEvents appends events as a WatchResponse encodes them.
 func appendEvents(dst []byte, events []*mvccpb.Event) []byte {
 	size := 0
 	for _, e := range events {
@@ -94,15 +91,14 @@ func appendEvents(dst []byte, events []*mvccpb.Event) []byte {
 		dst = protowire.AppendVarint(dst, uint64(proto.Size(e)))
 		var err error
 		if dst, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(dst, e); err != nil {
-			panic("watch: an event that was made here: " + err.Error()) // no string in it, no required field
+			panic("watch: encode an event: " + err.Error()) // it has no string and no required field
 		}
 	}
 	return dst
 }
 
-// AppendEncoded appends the events to parts as they stand in an encoded WatchResponse, one
-// slice behind the other, if that is made but once for many watchers; ok is false where it
-// is not. The bytes must not be changed.
+// AppendEncoded appends slices to parts that together encode the events as a WatchResponse does. ok
+// is false if there is no form that several watchers share. The bytes must not be changed.
 func (d *Delivery) AppendEncoded(parts [][]byte) (_ [][]byte, ok bool) {
 	for _, s := range d.parts {
 		parts = append(parts, s.encode())
@@ -110,12 +106,11 @@ func (d *Delivery) AppendEncoded(parts [][]byte) (_ [][]byte, ok bool) {
 	return parts, len(d.parts) > 0
 }
 
-// deliveryBytes is what each of the watchers holds of it by itself.
+// deliveryBytes is what each watcher holds of a delivery by itself.
 const deliveryBytes = 64
 
-// newDelivery shows a batch with the versions before, if they are wanted: none where the
-// revision before is compacted, whoever remembers it, as etcd does, which looks when it
-// sends.
+// newDelivery makes a delivery of a batch, with the versions before if they are wanted. As in etcd,
+// an event has none if the revision before it is compacted when it is sent.
 func (h *Hub) newDelivery(batch []*event, prev bool, rev keyspace.Revision) delivery {
 	d := delivery{rev: rev, events: make([]*mvccpb.Event, len(batch)), of: &sharedEvents{}}
 	for i, e := range batch {
@@ -126,7 +121,7 @@ func (h *Hub) newDelivery(batch []*event, prev bool, rev keyspace.Revision) deli
 	return d
 }
 
-// adds is what it adds to the bytes that wait, if one more watcher holds it.
+// adds returns the bytes that one more watcher of the delivery adds to the queues.
 func (d *delivery) adds() int64 {
 	if d.of.users > 0 {
 		return deliveryBytes
@@ -134,21 +129,21 @@ func (d *delivery) adds() int64 {
 	return deliveryBytes + d.of.bytes
 }
 
-// releaseDelivery gives back what a watcher holds of a delivery.
+// releaseDelivery returns what a watcher holds of a delivery.
 func (h *Hub) releaseDelivery(d *delivery) {
 	d.of.users--
 	h.queuedBytes -= d.adds()
 }
 
-// Bounds of what a client is told at a time: one that takes no more in one message
-// would otherwise never come further. One revision is never divided.
+// Bounds of one message to a client: a client that takes no more in one would otherwise never catch
+// up. One revision is never divided.
 const (
 	maxDeliveryRevisions = 1000
 	maxDeliveryBytes     = 1 << 20
 )
 
-// fitting returns how many of the events fit into a delivery of none above the ceiling, which
-// the first one is not.
+// fitting returns how many of the events fit into one delivery. None is above the ceiling; the
+// first one is not.
 func fitting(events []*mvccpb.Event, ceiling keyspace.Revision) int {
 	border, revisions, bytes := 0, 1, 0
 	for i, e := range events {

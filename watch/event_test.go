@@ -11,8 +11,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// An event that is kept holds itself alone, not the message that brought it beside
-// many others.
+// A kept event keeps only itself in memory, not the message that brought it with many others.
 func TestEventsOwnTheirMemory(t *testing.T) {
 	msg := []byte("....keyvalueolder....")
 	e := newEvent(&rangeapi.Event{
@@ -26,7 +25,7 @@ func TestEventsOwnTheirMemory(t *testing.T) {
 	}
 }
 
-// A list of events is what a sorted slice would be, in whatever order they come and go.
+// A list of events behaves like a sorted slice, in whatever order events come and go.
 func TestEventList(t *testing.T) {
 	at := func(rev int) *event {
 		return newEvent(&rangeapi.Event{Version: mvcc.Version{Key: []byte("k"), Mod: keyspace.Revision(rev)}})
@@ -75,7 +74,7 @@ func revisions(events iter.Seq[*event]) (all []int) {
 	return all
 }
 
-// An event that comes below very many others moves few of them.
+// An event below very many others moves few of them.
 func TestEventListMovesFew(t *testing.T) {
 	var l eventList
 	for rev := range keyspace.Revision(20_000) {

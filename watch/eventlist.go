@@ -8,16 +8,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// eventList holds events in order, each once. They are in pieces, so that one which comes
-// below many others moves few of them: a feed that was lost for a while brings all of its
-// range below what the others have brought meanwhile. The zero list is empty.
+// eventList holds events in order, each once. It consists of chunks, so that an event below many
+// others moves few of them: a feed that was lost for a while brings its events below those of all
+// others. The zero list is empty.
 type eventList struct {
-	// Each piece has one event at least, and maxChunk at most.
+	// Each chunk has at least one event, and at most maxChunk.
 	chunks [][]*event
 	count  int
 }
 
-// maxChunk bounds what one event moves, which is half of that and the list of pieces.
+// maxChunk bounds what an insert moves: half a chunk and the list of chunks.
 const maxChunk = 256
 
 func (l *eventList) len() int { return l.count }
@@ -30,13 +30,13 @@ func (l *eventList) last() *event {
 	return p[len(p)-1]
 }
 
-// insert adds the event, or returns the one that is there already in its place.
+// insert adds the event, or returns the one already in its place.
 func (l *eventList) insert(e *event) (twin *event) {
 	if l.count == 0 || compare(l.last(), e) < 0 {
 		l.push(e)
 		return nil
 	}
-	// The last piece that begins at or below the event.
+	// The last chunk that begins at or below the event.
 	i := max(0, sort.Search(len(l.chunks), func(i int) bool { return compare(l.chunks[i][0], e) > 0 })-1)
 	at, found := slices.BinarySearchFunc(l.chunks[i], e, compare)
 	if found {
@@ -56,7 +56,7 @@ func (l *eventList) insert(e *event) (twin *event) {
 	return nil
 }
 
-// push adds an event behind all others.
+// push adds an event above all others.
 func (l *eventList) push(e *event) {
 	l.count++
 	if n := len(l.chunks); n > 0 && len(l.chunks[n-1]) < maxChunk {
@@ -66,8 +66,8 @@ func (l *eventList) push(e *event) {
 	l.chunks = append(l.chunks, []*event{e})
 }
 
-// between calls for the events with revisions in (after, to], in order. The list is not
-// changed meanwhile.
+// between returns the events with revisions in (after, to], in order. The list must not change
+// meanwhile.
 func (l *eventList) between(after, to keyspace.Revision) iter.Seq[*event] {
 	return func(yield func(*event) bool) {
 		i := max(0, sort.Search(len(l.chunks), func(i int) bool { return l.chunks[i][0].rev > after })-1)
@@ -82,13 +82,13 @@ func (l *eventList) between(after, to keyspace.Revision) iter.Seq[*event] {
 	}
 }
 
-// shift takes out the first event of a list that is not empty.
+// shift removes the first event of a list that is not empty.
 func (l *eventList) shift() *event {
 	p := l.chunks[0]
 	e := p[0]
 	p[0] = nil
 	if l.chunks[0] = p[1:]; len(p) == 1 {
-		l.chunks[0] = nil // the array of pieces stays
+		l.chunks[0] = nil // the array of chunks stays
 		l.chunks = l.chunks[1:]
 	}
 	if l.count--; l.count == 0 {
@@ -97,7 +97,7 @@ func (l *eventList) shift() *event {
 	return e
 }
 
-// takeUpTo takes out the events with revisions up to rev, and returns them in order.
+// takeUpTo removes the events with revisions up to rev and returns them in order.
 func (l *eventList) takeUpTo(rev keyspace.Revision) []*event {
 	whole, n := 0, 0
 	for whole < len(l.chunks) && l.chunks[whole][len(l.chunks[whole])-1].rev <= rev {
@@ -115,7 +115,7 @@ func (l *eventList) takeUpTo(rev keyspace.Revision) []*event {
 	for _, p := range l.chunks[:whole] {
 		taken = append(taken, p...)
 	}
-	clear(l.chunks[:whole]) // the array of pieces stays
+	clear(l.chunks[:whole]) // the array of chunks stays
 	l.chunks = l.chunks[whole:]
 	if part > 0 {
 		p := l.chunks[0]
@@ -129,7 +129,7 @@ func (l *eventList) takeUpTo(rev keyspace.Revision) []*event {
 	return taken
 }
 
-// above returns the place of the first event of the sorted list above the revision.
+// above returns the index of the first event above the revision.
 func above(list []*event, rev keyspace.Revision) int {
 	return sort.Search(len(list), func(i int) bool { return list[i].rev > rev })
 }

@@ -1,8 +1,12 @@
 package watch
 
 import (
+	"context"
 	"slices"
+	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -10,8 +14,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// chooseLocked returns the node that is to feed the subscription: this one where it has a
-// replica, since that costs nothing, else the leader, else one after the other.
+// chooseLocked returns the node that is to feed the subscription: this one if it has a replica,
+// which costs nothing, else the leader, else each replica in turn.
 func (h *Hub) chooseLocked(sub *subscription) keyspace.NodeID {
 	first := slices.Index(sub.replicas, h.cfg.Self)
 	near := first >= 0 && sub.away != h.cfg.Self
@@ -24,7 +28,7 @@ func (h *Hub) chooseLocked(sub *subscription) keyspace.NodeID {
 	return sub.replicas[(first+1+sub.tries)%len(sub.replicas)]
 }
 
-// openFeedLocked orders the subscription's feed from where it was complete.
+// openFeedLocked opens the subscription's feed behind the last revision that a feed resolved.
 func (h *Hub) openFeedLocked(sub *subscription) {
 	node := h.chooseLocked(sub)
 	h.feedID++
@@ -35,19 +39,7 @@ func (h *Hub) openFeedLocked(sub *subscription) {
 	h.cfg.Metrics.FeedsOpened.Inc()
 }
 
-func (h *Hub) closeFeedLocked(sub *subscription) {
-	if sub.feed == 0 {
-		return
-	}
-	if k := h.links[sub.node]; k != nil {
-		delete(k.subs, sub.feed)
-		k.order(rangeapi.FeedOrder{ID: sub.feed, Close: true})
-	}
-	sub.feed, sub.node = 0, 0
-}
-
-// lostFeedLocked is called when the subscription's feed has ended: another one is opened, after
-// a pause.
+// lostFeedLocked handles the end of a feed: another one opens after a pause.
 func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
 	if k := h.links[sub.node]; k != nil {
 		delete(k.subs, sub.feed)
@@ -61,7 +53,7 @@ func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
 		h.compactedLocked(sub, why.CompactRevision)
 	case kverror.Busy, kverror.RangeNotHere:
 		if sub.tries == 0 && sub.away != h.cfg.Self && slices.Contains(sub.replicas, h.cfg.Self) && sub.waits < maxWaits {
-			// A split that its leader has applied is applied here too in a moment.
+			// A split that the leader has applied will be applied here in a moment.
 			h.retryLocked(sub, firstWait<<sub.waits)
 			sub.waits++
 			return
@@ -72,14 +64,7 @@ func (h *Hub) lostFeedLocked(sub *subscription, why *kverror.Error) {
 	}
 }
 
-// The first of the pauses before this node's replica is tried again, or a leader is asked,
-// of which each is twice the one before.
-const (
-	firstWait = 2 * time.Millisecond
-	maxWaits  = 4
-)
-
-// failedFeedLocked has the subscription fed elsewhere, the first time at once.
+// failedFeedLocked has another node feed the subscription, the first time at once.
 func (h *Hub) failedFeedLocked(sub *subscription) {
 	sub.tries++
 	h.failedLocked(sub, sub.tries)
@@ -90,22 +75,15 @@ func (h *Hub) failedFeedLocked(sub *subscription) {
 	h.retryLocked(sub, min(tick<<min(sub.tries-2, 6), time.Second))
 }
 
-// retryLocked has the subscription's feed opened after a pause.
+// retryLocked opens the subscription's feed after a pause.
 func (h *Hub) retryLocked(sub *subscription, pause time.Duration) {
 	sub.retry = h.cfg.Clock.Now().Add(pause)
 	h.resumeLocked(sub.retry)
 }
 
-// movedLocked looks for the ranges that the subscription's has become.
-func (h *Hub) movedLocked(sub *subscription, why *kverror.Error) {
-	h.cfg.Ranges.Learn(why.Descriptors...)
-	h.detachLocked(sub)
-	kick(h.run.wakeLocate)
-}
-
-// compactedLocked deals with a subscription that was away for so long that events it has not
-// brought are compacted: whoever has not got them another way is told. The subscription goes on
-// behind them.
+// compactedLocked handles a subscription whose next events are compacted because it was away for
+// too long. It cancels the watchers that have not got them another way, and the subscription goes
+// on behind them.
 func (h *Hub) compactedLocked(sub *subscription, at keyspace.Revision) {
 	h.eachGroupLocked(func(g *group) {
 		pos := g.pos
@@ -120,7 +98,7 @@ func (h *Hub) compactedLocked(sub *subscription, at keyspace.Revision) {
 	h.openFeedLocked(sub)
 }
 
-// tendLocked does what is due at a subscription.
+// tendLocked does what is due for a subscription.
 func (h *Hub) tendLocked(sub *subscription, now clock.Time) {
 	switch {
 	case sub.id == 0:
@@ -131,14 +109,14 @@ func (h *Hub) tendLocked(sub *subscription, now clock.Time) {
 		}
 		h.openFeedLocked(sub)
 	case sub.proof.resolved > sub.proven && now.Sub(sub.proof.at) >= h.cfg.Overdue && sub.node != sub.proof.leader:
-		// The replica that feeds lags behind what its leader says.
+		// The feeding replica lags behind its leader's answer.
 		sub.away, sub.leader, sub.tries, sub.proof.at = sub.node, sub.proof.leader, 0, now
 		h.closeFeedLocked(sub)
 		h.openFeedLocked(sub)
 	}
 }
 
-// takePart takes what a feed says.
+// takePartLocked takes in a part of a feed.
 func (h *Hub) takePartLocked(sub *subscription, p *rangeapi.FeedPart) {
 	if p.Err != nil {
 		h.lostFeedLocked(sub, p.Err)
@@ -154,24 +132,24 @@ func (h *Hub) takePartLocked(sub *subscription, p *rangeapi.FeedPart) {
 	}
 	sub.fed = max(sub.fed, p.Resolved)
 	if p.Position != (rangeapi.FeedPosition{}) {
-		// Without a position nobody could tell which other replica has applied as much, and
-		// history is read wherever the feed has moved to.
+		// Without a position nobody could tell which other replica has applied as much, and history
+		// is read from any of them.
 		h.resolveUpToLocked(sub, p.Resolved)
 	}
 	h.applyProofLocked(sub)
 }
 
-// wantPrevLocked has the subscriptions of a span bring the version before each event along.
+// wantPrevLocked has the feeds of a span bring the version before each event.
 func (h *Hub) wantPrevLocked(span keyspace.Span) {
 	lo, hi := h.window(span)
 	for _, sub := range h.subs[lo:hi] {
 		if sub.prev {
 			continue
 		}
-		// What has come above fed comes once more, and then with it.
+		// Events above fed come once more, now with the version before.
 		if sub.prev, sub.prevFrom, sub.again = true, sub.fed, sub.position != (rangeapi.FeedPosition{}); !sub.again {
-			// What subscriptions before this one have brought came without, and no mark tells when it
-			// has come once more.
+			// Events of earlier subscriptions came without it, and no position tells when they have
+			// come again.
 			sub.prevFrom = max(sub.fed, h.logEnd)
 		}
 		if sub.feed != 0 {
@@ -181,7 +159,7 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 	}
 }
 
-// arriveLocked takes an event that a feed has brought.
+// arriveLocked takes in an event of a feed.
 func (h *Hub) arriveLocked(s *rangeapi.Event) {
 	e := newEvent(s)
 	if !h.recent.add(e) {
@@ -190,5 +168,104 @@ func (h *Hub) arriveLocked(s *rangeapi.Event) {
 	h.groups.each(e.key(), func(g *group) { h.addPendingLocked(g, e) })
 	if h.pendingBytes > h.cfg.PendingBytes {
 		h.cutLocked()
+	}
+}
+
+// linkLocked returns the link with the node; it begins one if there is none.
+func (h *Hub) linkLocked(node keyspace.NodeID) *link {
+	if k := h.links[node]; k != nil {
+		return k
+	}
+	k := &link{node: node, subs: map[rangeapi.FeedID]*subscription{}, wake: make(chan struct{}, 1)}
+	h.links[node] = k
+	r := h.run
+	h.wg.Go(func() { h.runLink(r, k) })
+	return k
+}
+
+// runLink runs until the link's stream ends; then other nodes feed its subscriptions.
+func (h *Hub) runLink(r *running, k *link) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	err := h.followLink(ctx, r, k)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.run != r {
+		return
+	}
+	h.linkLostLocked(k, err)
+	delete(h.links, k.node)
+	for _, sub := range k.subs {
+		sub.node = 0
+		h.lostFeedLocked(sub, kverror.New(kverror.Unreachable, "feeds of node %s: %v", k.node, err))
+	}
+	h.changedLocked()
+}
+
+// linkWarnEvery bounds how often a lost link is logged as a warning.
+const linkWarnEvery = 10 * time.Second
+
+func (h *Hub) linkLostLocked(k *link, err error) {
+	h.cfg.Metrics.LinksLost.Inc()
+	level := zap.DebugLevel
+	if now := h.cfg.Clock.Now(); h.linkWarned == 0 || now.Sub(h.linkWarned) >= linkWarnEvery {
+		h.linkWarned, level = now, zap.WarnLevel
+	}
+	h.cfg.Logger.Log(level, "stream of feeds ended", zap.Stringer("peer", k.node), zap.Int("feeds", len(k.subs)), zap.Error(err))
+}
+
+func (h *Hub) followLink(ctx context.Context, r *running, k *link) error {
+	s, err := h.cfg.Feeds.OpenFeeds(ctx, k.node)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	var orders sync.WaitGroup
+	orders.Go(func() {
+		defer cancel()
+		if err := h.sendOrders(ctx, k, s); ctx.Err() == nil {
+			h.cfg.Logger.Debug("order feeds", zap.Stringer("peer", k.node), zap.Error(err))
+		}
+	})
+	defer orders.Wait()
+	defer cancel()
+	for {
+		ps, err := s.Recv(ctx)
+		if err != nil {
+			return err
+		}
+		h.mu.Lock()
+		if h.run != r {
+			h.mu.Unlock()
+			return ctx.Err()
+		}
+		for i := range ps {
+			if sub := k.subs[ps[i].ID]; sub != nil && sub.feed == ps[i].ID {
+				h.takePartLocked(sub, &ps[i])
+			}
+		}
+		h.changedLocked()
+		h.mu.Unlock()
+	}
+}
+
+func (h *Hub) sendOrders(ctx context.Context, k *link, s FeedStream) error {
+	for {
+		h.mu.Lock()
+		orders := k.orders
+		k.orders = nil
+		h.mu.Unlock()
+		if len(orders) > 0 {
+			if err := s.Order(ctx, orders); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-k.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }

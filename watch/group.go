@@ -5,36 +5,35 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// group are watchers of one span at one position. A live group gets every event of its
-// span that comes, and holds it until all lower ones have been delivered or declared
-// void. A group that lags reads history instead.
+// group is the watchers of one span at one position. A live group gets each event of its span, and
+// holds it until all lower ones are delivered or void. A group that lags reads history instead.
 type group struct {
 	span keyspace.Span
 	prev bool
 	live bool
-	// pos: everything at or below it was queued for the members.
+	// Everything at or below pos was queued for the members.
 	pos     keyspace.Revision
 	members []*Watcher
-	// rest is when the next release may be, see pace.
-	rest clock.Time
+	// No release happens before paused, see pace.
+	paused clock.Time
 	// pending are a live group's events above pos.
 	pending eventList
 	bytes   int64
 
-	// indexed says that the group is in the index, inTree that it is in its tree.
+	// indexed says that the group is in the index, inTree that it is in the index's tree.
 	indexed, inTree bool
 
-	// A lagging group is queued for a reader, read by one, parked, or waits until its
-	// watcher's queue is empty.
+	// state is that of a lagging group: queued for a reader, being read, parked, or waiting for an
+	// empty queue.
 	state lagState
-	// least is what the frontier must have reached before a lagging group goes on: the
-	// revision that was current when its watcher came.
+	// A lagging group does not read before the frontier has reached least, the revision that was
+	// current when its watcher came.
 	least keyspace.Revision
-	// largest says that its next revision waits until no other large one is being read.
+	// largest says that the next revision waits until no other large one is being read.
 	largest bool
 }
 
-// join takes a watcher in.
+// join adds a watcher.
 func (g *group) join(w *Watcher) {
 	w.group, w.at = g, len(g.members)
 	g.members = append(g.members, w)
@@ -54,7 +53,7 @@ func (h *Hub) eachGroupLocked(f func(*group)) {
 	}
 }
 
-// leaveLocked takes a watcher out of its group, which goes with its last one.
+// leaveLocked takes a watcher out of its group. A group ends with its last watcher.
 func (h *Hub) leaveLocked(w *Watcher) {
 	g := w.group
 	last := len(g.members) - 1
@@ -74,4 +73,26 @@ func (h *Hub) leaveLocked(w *Watcher) {
 	if !h.unused {
 		h.unused, h.unusedSince = true, h.cfg.Clock.Now()
 	}
+}
+
+// endLagLocked forgets a lagging group that is live now, or empty.
+func (h *Hub) endLagLocked(g *group) {
+	delete(h.lagGroups, g)
+	delete(h.parked, g)
+	h.unqueueLocked(g)
+	g.state = lagIdle
+}
+
+// unqueueLocked notes that no other group can join this one before it reads.
+func (h *Hub) unqueueLocked(g *group) {
+	if k := keyOf(g); h.sharing[k] == g {
+		delete(h.sharing, k)
+	}
+}
+
+// dropPendingLocked drops the events that wait in a group.
+func (h *Hub) dropPendingLocked(g *group) {
+	h.pendingBytes -= g.bytes
+	g.pending, g.bytes = eventList{}, 0
+	delete(h.waiting, g)
 }

@@ -16,21 +16,21 @@ func keyOf(g *group) groupKey {
 	return groupKey{string(g.span.Start), string(g.span.End), g.prev}
 }
 
-// groupIndex holds the live groups: by their span, and by the keys that they want.
+// groupIndex finds live groups by their span, and by a key that they want.
 type groupIndex struct {
 	bySpan map[groupKey]*group
-	// singles are those that want one key, by that key; the others are in tree, or in fresh
+	// singles are the groups of one key each, by that key. The others are in tree, or in fresh
 	// until there are maxFresh of those.
 	singles map[string][]*group
-	// tree is sorted by start, and has gone that are not live any more; ends[i] is the
-	// greatest end in the half of the tree that hangs on i.
+	// tree is sorted by start, and has gone entries that are not live any more. ends[i] is the
+	// greatest end in the subtree of i.
 	tree  []*group
 	ends  []keyspace.Span
 	gone  int
 	fresh []*group
 }
 
-// maxFresh bounds the groups that are looked through one by one for each event.
+// maxFresh bounds the groups that each event is compared with one by one.
 const maxFresh = 128
 
 func newGroupIndex() groupIndex {
@@ -73,7 +73,7 @@ func (x *groupIndex) remove(g *group) {
 	}
 }
 
-// each calls f with the groups that want the key. f does not change the index.
+// each calls f with the groups that want the key. f must not change the index.
 func (x *groupIndex) each(key []byte, f func(*group)) {
 	for _, g := range x.singles[string(key)] {
 		f(g)
@@ -86,8 +86,8 @@ func (x *groupIndex) each(key []byte, f func(*group)) {
 	x.search(key, 0, len(x.tree), f)
 }
 
-// merge puts the fresh groups into the tree and takes out those that are gone. The tree is
-// sorted already: a hundred thousand groups take a millisecond or two.
+// merge moves the fresh groups into the tree and removes those that are gone. The tree is sorted
+// already, so a hundred thousand groups take a millisecond or two.
 func (x *groupIndex) merge() {
 	byStart := func(a, b *group) int { return bytes.Compare(a.span.Start, b.span.Start) }
 	slices.SortFunc(x.fresh, byStart)
@@ -133,7 +133,7 @@ func (x *groupIndex) search(key []byte, lo, hi int, f func(*group)) {
 	}
 	mid := (lo + hi) / 2
 	if !x.ends[mid].Contains(key) {
-		return // all of the half end at or below the key
+		return // the whole subtree ends at or below the key
 	}
 	x.search(key, lo, mid, f)
 	if g := x.tree[mid]; bytes.Compare(g.span.Start, key) <= 0 {

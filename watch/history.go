@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// read is a reader of history: it brings lagging groups further, until the run ends.
+// read is a reader of history: it advances lagging groups until the run ends.
 func (h *Hub) read(r *running) {
 	for {
 		g, plan := h.nextLagging(r)
@@ -48,18 +48,18 @@ func (h *Hub) read(r *running) {
 	}
 }
 
-// plan is what is to be read for a group: (pos, to] of all ranges of its span.
+// plan is one read for a group: (pos, to] from all ranges of its span.
 type plan struct {
 	span keyspace.Span
 	pos  keyspace.Revision
 	to   keyspace.Revision
 	asks []planAsk
-	// nodes are those that are asked.
+	// nodes are those that serve the pages.
 	nodes map[keyspace.NodeID]bool
 
 	mu sync.Mutex
-	// Guarded by mu. whole are the bytes of the one revision that is read whole; largest says
-	// that the plan is the one that may hold more than RevisionBytes of it.
+	// Guarded by mu. whole are the bytes of the one revision that is read whole. largest says that
+	// this plan may exceed RevisionBytes.
 	whole   int64
 	largest bool
 }
@@ -69,7 +69,7 @@ type planAsk struct {
 	q    rangeapi.HistoryRequest
 }
 
-// nextLagging takes the next group that has something to read.
+// nextLagging takes the next group from the queue that can read.
 func (h *Hub) nextLagging(r *running) (*group, *plan) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,7 +89,7 @@ func (h *Hub) nextLagging(r *running) (*group, *plan) {
 		}
 		room := h.roomLocked()
 		if len(g.members) == 0 {
-			continue // all their clients take nothing
+			continue // all its clients are slow
 		}
 		if p := h.planLocked(g); p != nil && room && !(g.largest && h.largest.Load()) && h.startReadingLocked(p) {
 			g.state = lagReading
@@ -104,25 +104,8 @@ func (h *Hub) nextLagging(r *running) (*group, *plan) {
 	return nil, nil
 }
 
-// readableLocked says whether there is something complete that the group has not read.
-// Of what was before a subscription began its leader is asked first.
-func (h *Hub) readableLocked(g *group) bool {
-	if to := h.frontierLocked(g.span); to <= g.pos || to < g.least {
-		return false
-	}
-	known := true
-	lo, hi := h.window(g.span)
-	for _, sub := range h.subs[lo:hi] {
-		if g.pos < sub.opened && sub.proven < sub.opened {
-			known = false
-			h.askPastLocked(sub)
-		}
-	}
-	return known
-}
-
-// planLocked says what to read for a group, nil where it cannot go on now: everything
-// that is complete has been read, or a range is not known.
+// planLocked plans the next read for a group. It returns nil if everything resolved has been read,
+// or if a range is unknown.
 func (h *Hub) planLocked(g *group) *plan {
 	if !h.readableLocked(g) {
 		return nil
@@ -142,11 +125,11 @@ func (h *Hub) planLocked(g *group) *plan {
 	return p
 }
 
-// minHistoryBytes is the least that a page of one range may hold.
+// minHistoryBytes is the least bound of one range's page.
 const minHistoryBytes = 4 << 10
 
-// startReadingLocked says whether the plan may be read now: a node that says nothing does
-// not keep all readers.
+// startReadingLocked says whether the plan may be read now: one silent node must not hold all
+// readers.
 func (h *Hub) startReadingLocked(p *plan) bool {
 	for i := range p.asks {
 		if node := p.asks[i].node; !p.nodes[node] {
@@ -170,11 +153,11 @@ func (h *Hub) endReadingLocked(p *plan) {
 	}
 }
 
-// historyTimeout bounds the wait for a page.
+// historyTimeout bounds the wait for one page.
 const historyTimeout = 2 * time.Second
 
-// readPlan reads the pages of a plan, several at a time. What is delivered ends where the
-// first of the pages does, so that those that follow are not asked for more.
+// readPlan reads the pages of a plan, several at a time. Delivery ends at the shortest page, so
+// later requests ask for no more than that.
 func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*rangeapi.HistoryPage, err error) {
 	pages = make([]*rangeapi.HistoryPage, len(p.asks))
 	errs := make([]error, len(p.asks))
@@ -207,19 +190,18 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*rangeapi.HistoryP
 	return pages, errors.Join(errs...)
 }
 
-// errLarge says that one revision is larger than what is held of one, errLargeLater that it
-// is to be read when another large one is not.
+// errLarge says that one revision exceeds the bound. errLargeLater says that it has to wait until
+// no other large one is being read.
 var (
 	errLarge      = errors.New("watch: a revision is too large")
 	errLargeLater = errors.New("watch: another large revision is being read")
 )
 
-// largestFactor is how much larger than RevisionBytes one revision at a time may be: so that
-// the largest transaction that clients may make by default (128 operations on values of
-// 1.5 MiB, with the versions before) reaches who watches it.
+// largestFactor is how many times RevisionBytes one revision at a time may have. The default allows
+// the largest transaction: 128 operations on values of 1.5 MiB, with the versions before.
 const largestFactor = 4
 
-// holdRevision counts what the plan holds of the one revision that it reads whole.
+// holdRevision counts bytes of the one revision that the plan reads whole.
 func (h *Hub) holdRevision(p *plan, events []rangeapi.Event) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,11 +218,11 @@ func (h *Hub) holdRevision(p *plan, events []rangeapi.Event) error {
 	return nil
 }
 
-// readWhole reads on where a page has ended within the revision that is to be delivered
-// next, until it has all of that. What the pages of the plan hold of it is bounded together.
+// readWhole continues a page that has ended within the next revision, until it has all of that
+// revision. One bound covers the pages of the plan together.
 func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *rangeapi.HistoryPage) error {
 	if page.NextKey == nil || page.Next != p.pos+1 {
-		return nil // there is something to deliver without it, if it ends within one
+		return nil // other revisions can be delivered before the one it ends in
 	}
 	if err := h.holdRevision(p, page.Events); err != nil {
 		return err
@@ -265,8 +247,7 @@ func (h *Hub) readWhole(ctx context.Context, p *plan, ask *planAsk, page *rangea
 	return nil
 }
 
-// readLocked delivers what was read for a group: whole revisions, as far as all ranges
-// have been read.
+// readLocked delivers a finished read to a group: whole revisions, as far as all ranges were read.
 func (h *Hub) readLocked(g *group, p *plan, pages []*rangeapi.HistoryPage, err error) {
 	if _, lags := h.lagGroups[g]; !lags {
 		return
@@ -275,13 +256,13 @@ func (h *Hub) readLocked(g *group, p *plan, pages []*rangeapi.HistoryPage, err e
 	if err != nil {
 		if e := kverror.Of(err); e.Kind == kverror.Compacted {
 			h.failLocked(g, e.CompactRevision)
-			h.lagLocked(g) // those who begin later
+			h.lagLocked(g) // members that begin later
 			return
 		}
 		if errors.Is(err, errLarge) {
 			h.cfg.Metrics.TooLarge.Inc()
 			h.tooLargeLocked(g, p.pos+1)
-			h.lagLocked(g) // those who begin later
+			h.lagLocked(g) // members that begin later
 			return
 		}
 		g.largest = errors.Is(err, errLargeLater)

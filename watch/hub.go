@@ -12,90 +12,78 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// tick is how often a hub with watchers looks for what is overdue.
-const tick = 25 * time.Millisecond
-
-// maxAsking bounds the questions to leaders that are under way.
+// maxAsking bounds the requests to leaders that are under way.
 const maxAsking = 64
 
-// maxAllocations is how many entries a subscription owes before what comes is put to the last of them.
+// maxAllocations bounds the pending allocations of a subscription. Beyond it the last one absorbs
+// further ones.
 const maxAllocations = 4096
 
-// Hub is one node's watchers, and what it takes to feed them. While nobody watches it
-// has no goroutine, stream or timer. Its methods may be called from many goroutines.
+// Hub is one node's watchers, and their feeds. While nobody watches, it has no goroutine, stream or
+// timer. Its methods may be called from many goroutines.
 //
-// All state is behind one lock, which is never held over a call of Log, Ranges (but
-// SpanOf and Learn, which do not block) or Feeds.
+// One lock guards all state. It is not held over calls of Log, Feeds or Ranges; SpanOf and Learn do
+// not block and are exceptions.
 type Hub struct {
 	cfg Config
-	// largest says that a revision is being read that is larger than RevisionBytes.
+	// largest says that a revision larger than RevisionBytes is being read.
 	largest atomic.Bool
 
 	mu sync.Mutex
 	// Everything below is guarded by mu.
 
-	// run is what runs while somebody watches, nil while nobody does.
+	// run is nil while nobody watches.
 	run     *running
 	stopped bool
 	// wg counts all goroutines.
 	wg sync.WaitGroup
 
-	// The log: up to logEnd all allocations are known, and term is that of the sequencer who
-	// told. owed lists those of them of which somebody must still speak; unknown are
-	// allocations to ranges that are not known here yet.
+	// The log tells all allocations up to logEnd. allocs lists those that are pending; unknown are
+	// allocations to ranges that this node does not know yet.
 	logEnd keyspace.Revision
-	// compacted is the cluster's compacted revision as last heard.
+	// compacted is the cluster's compacted revision as last heard of.
 	compacted keyspace.Revision
 	allocs    allocationList
 	unknown   []*allocation
 
-	// subscriptions are in key order and do not overlap; byRange has those whose range is known.
+	// subs are in key order and do not overlap; byRange has those whose range is known.
 	subs    []*subscription
 	byRange map[keyspace.RangeID]*subscription
 	links   map[keyspace.NodeID]*link
 	feedID  rangeapi.FeedID
-	// asking is how many leaders are being asked; toAsk are the subscriptions whose leaders are next.
+	// asking counts the leaders that are being asked; toAsk are the subscriptions whose leaders are
+	// next.
 	asking int
 	toAsk  []*subscription
 
 	groups  groupIndex
 	waiting map[*group]struct{}
-	// resume is when something is due that does not wait for the next tick, 0 if nothing is.
+	// resume is when something is due that does not wait for the next tick, or 0.
 	resume clock.Time
 	recent recentEvents
-	// pendingBytes are those of all groups, queuedBytes those of all watchers.
+	// pendingBytes are those of all groups; queuedBytes are those of all watchers.
 	pendingBytes, queuedBytes int64
-	// linkWarned is when the end of a link was last a warning.
+	// linkWarned is when a lost link was last logged as a warning.
 	linkWarned clock.Time
-	// reclaimed is when events were last taken back from clients that take none.
+	// reclaimed is when queued events were last taken back.
 	reclaimed clock.Time
 
-	// lagGroups are the groups that are not live; of them lagging are those that read
-	// history next, parked those that cannot go on now.
-	// sharing has of each span a group that is queued, with which others read; reading is
-	// how many readers wait for each node.
+	// lagGroups are the groups that are not live. The lagging ones are queued for a reader, and the parked ones cannot go on now. sharing has the queued group of each span, which others join.
+	// reading counts the readers that wait for each node.
 	lagGroups map[*group]struct{}
 	lagging   []*group
 	parked    map[*group]struct{}
 	sharing   map[groupKey]*group
 	reading   map[keyspace.NodeID]int
-	// progress are streams that wait until all their watchers have come far enough.
+	// progress are streams that wait for their watchers to reach a revision.
 	progress map[*Stream]struct{}
 	watchers int
-	// streams are those that are not closed.
+	// streams are all open streams.
 	streams map[*Stream]struct{}
-	// idleSince is when the last watcher left, unless watchers > 0; unused says that a
-	// group has gone, and subscriptions with it perhaps, the first one at unusedSince.
+	// idleSince is when the last watcher left, unless watchers > 0. unused says that a group has
+	// ended, and that some subscriptions may be unused since unusedSince.
 	idleSince, unusedSince clock.Time
 	unused                 bool
-}
-
-// running is one time of having watchers.
-type running struct {
-	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
-	cancel context.CancelFunc
-	// Each wakes one kind of goroutine.
-	wakeLocate, wakeDescribe, wakeRead, wakeResume chan struct{}
 }
 
 // New returns a hub without watchers.
@@ -104,20 +92,20 @@ func New(cfg Config) *Hub {
 	return &Hub{cfg: cfg, streams: map[*Stream]struct{}{}}
 }
 
-// Stop ends the hub, whose streams end with it, and waits for its goroutines.
+// Stop ends the hub and its streams, and waits for its goroutines.
 func (h *Hub) Stop() {
 	h.mu.Lock()
 	h.stopped = true
 	h.sleepLocked()
 	for s := range h.streams {
-		s.signal() // who waits for its next delivery
+		s.signal() // wakes callers of Next
 	}
 	h.mu.Unlock()
 	h.wg.Wait()
 }
 
-// wakeLocked starts what a hub with watchers needs. What was allocated up to the
-// current revision is asked of the ranges, what comes after it the log tells.
+// wakeLocked starts a hub that gets its first watcher. The log tells of allocations above the
+// current revision; ranges are asked for earlier ones.
 func (h *Hub) wakeLocked(current keyspace.Revision) {
 	if h.run != nil {
 		return
@@ -148,7 +136,7 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	}
 }
 
-// sleepLocked ends it.
+// sleepLocked ends what wakeLocked started.
 func (h *Hub) sleepLocked() {
 	if h.run == nil {
 		return
@@ -160,7 +148,7 @@ func (h *Hub) sleepLocked() {
 	h.cfg.Metrics.Subscriptions.Set(0)
 }
 
-// ticks looks for what is overdue, until the run ends.
+// ticks calls tickLocked until the run ends.
 func (h *Hub) ticks(r *running) {
 	t := h.cfg.Clock.NewTimer(tick)
 	defer t.Stop()
@@ -179,16 +167,7 @@ func (h *Hub) ticks(r *running) {
 	}
 }
 
-// resumeLocked has what is due then done then: releases that rest, feeds that are opened
-// again, leaders that are asked again.
-func (h *Hub) resumeLocked(at clock.Time) {
-	if h.resume == 0 || at < h.resume {
-		h.resume = at
-		kick(h.run.wakeResume)
-	}
-}
-
-// resumes does what is due, until the run ends.
+// resumes does what is due at resume, until the run ends.
 func (h *Hub) resumes(r *running) {
 	t := h.cfg.Clock.NewTimer(time.Hour)
 	defer t.Stop()
@@ -219,9 +198,6 @@ func (h *Hub) resumes(r *running) {
 	}
 }
 
-// resumeLeast bounds how often something is done that does not wait for a tick.
-const resumeLeast = 100 * time.Microsecond
-
 func (h *Hub) tickLocked(now clock.Time) {
 	if h.watchers == 0 && now.Sub(h.idleSince) >= h.cfg.Linger {
 		h.sleepLocked()
@@ -233,7 +209,7 @@ func (h *Hub) tickLocked(now clock.Time) {
 		h.tendLocked(sub, now)
 	}
 	for g := range h.parked {
-		h.lagLocked(g) // it may go live by now
+		h.lagLocked(g) // it may go live now
 	}
 	if h.unused && now.Sub(h.unusedSince) >= h.cfg.Linger {
 		h.dropSubscriptionsLocked()
@@ -242,27 +218,4 @@ func (h *Hub) tickLocked(now clock.Time) {
 	h.cfg.Metrics.Subscriptions.Set(float64(len(h.subs)))
 	h.cfg.Metrics.PendingBytes.Set(float64(h.pendingBytes))
 	h.cfg.Metrics.QueuedBytes.Set(float64(h.queuedBytes))
-}
-
-// changedLocked follows every change of what may be released: of the log, of a subscription, of
-// who owes what.
-func (h *Hub) changedLocked() {
-	for g := range h.waiting {
-		h.releaseLocked(g)
-	}
-	for g := range h.parked {
-		if h.readableLocked(g) {
-			h.lagLocked(g)
-		}
-	}
-	for s := range h.progress {
-		s.signal()
-	}
-}
-
-func kick(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }

@@ -30,24 +30,24 @@ func newHub(w *world, change func(*Config)) *Hub {
 	return New(c)
 }
 
-// observer is a client's watcher: it notes what it is told, and at what speed.
+// observer is a client's watcher. It notes what it is told and how fast.
 type observer struct {
 	name string
 	req  Request
 	slow time.Duration
 	s    *Stream
-	// brief is after how long it leaves, 0 for never: what it was told until then is judged.
+	// brief is after how long it leaves, 0 for never. It is judged by what it was told until then.
 	brief time.Duration
 
 	mu sync.Mutex
 	// Guarded by mu.
 	from     keyspace.Revision
-	next     keyspace.Revision // where its client goes on
+	next     keyspace.Revision // where its client resumes
 	events   []*mvccpb.Event
 	when     []time.Time
 	bounds   []int // events before each delivery
 	progress []progressNote
-	// settled are the revisions that it was settled at while it was live.
+	// settled are the revisions at which it was settled while it was live.
 	settled []progressNote
 	err     error
 	ended   keyspace.Revision
@@ -58,8 +58,8 @@ type progressNote struct {
 	count int
 }
 
-// observe runs the watchers of one stream until ctx ends. Progress is asked for also before
-// those that are not the first begin.
+// observe runs the watchers of one stream until ctx ends. It requests progress also before later
+// watchers begin.
 func observe(ctx context.Context, h *Hub, os ...*observer) {
 	if b := os[0].brief; b > 0 {
 		var cancel context.CancelFunc
@@ -109,7 +109,7 @@ func observe(ctx context.Context, h *Hub, os ...*observer) {
 	}
 }
 
-// take notes what the watcher is told.
+// take notes a delivery.
 func (o *observer) take(d *Delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -129,8 +129,8 @@ func (o *observer) take(d *Delivery) {
 	o.next = last + 1
 }
 
-// takeProgress notes what all watchers of the stream are told: a client of etcd goes on
-// behind it, also where it was further.
+// takeProgress notes progress of the whole stream. A client of etcd resumes behind it, even if it
+// was further.
 func (o *observer) takeProgress(rev keyspace.Revision) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,7 +140,7 @@ func (o *observer) takeProgress(rev keyspace.Revision) {
 	o.progress = append(o.progress, progressNote{rev, len(o.events)})
 }
 
-// settle notes whether the watcher is settled at what is current, as of a live one.
+// settle notes whether the watcher is settled at the current revision, as a live one.
 func (o *observer) settle(ctx context.Context, w *Watcher) {
 	rev, err := o.s.Current(ctx)
 	if err != nil {
@@ -171,8 +171,8 @@ func show(e *mvccpb.Event) string {
 	return s
 }
 
-// wanted is what an observer, whose lock is held, is to be told in all, and the revision up
-// to which the world is compacted. The world goes on meanwhile.
+// wanted returns all that an observer, whose lock is held, must be told, and the world's compacted
+// revision. The world goes on meanwhile.
 func (w *world) wanted(o *observer) ([]*event, keyspace.Revision) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -196,9 +196,9 @@ func (w *world) wanted(o *observer) ([]*event, keyspace.Revision) {
 	return want, w.compacted
 }
 
-// judge compares what the observer was told with what there is: every event of the span
-// from the first revision on, once, in order, no revision divided, and no progress ahead
-// of an event, nor is anything settled ahead of one.
+// judge compares what the observer was told with the world. It must have every event of the span
+// from the first revision on, once and in order. No revision is divided, and neither progress nor
+// settling is ahead of an event.
 func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 	t.Helper()
 	o.mu.Lock()
@@ -250,10 +250,9 @@ func (o *observer) judge(t *testing.T, seed uint64, w *world) {
 	}
 }
 
-// TestEveryEventOnceInOrder is the model: many watchers of all kinds over many ranges
-// that split, merge, move, lag and lose revisions, transactions that come late, sequencers that
-// change, streams and nodes that break; in some of the runs all but the last revisions are
-// compacted now and then.
+// TestEveryEventOnceInOrder is the model. Many watchers of all kinds follow many ranges. Ranges
+// split, merge, move, lag and lose revisions. Transactions come late, sequencers change, streams
+// and nodes break. Some runs compact all but the last revisions now and then.
 func TestEveryEventOnceInOrder(t *testing.T) {
 	first := uint64(0)
 	if v := os.Getenv("SKEIN_SIM_FIRST"); v != "" {
@@ -272,13 +271,13 @@ func everyEventOnce(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	w.pageRevs = 1 + rng.IntN(8)
 	w.compacts = seed%4 == 1
-	// In half of the runs all watch single keys, mostly right behind splits and merges from a
-	// little in the past, and leave soon: most of what there is is followed by nobody.
+	// In half of the runs all watch single keys, mostly right after splits and merges, from a
+	// little in the past, and for a short time. So nobody follows most of the keys.
 	narrow := seed%8 > 3 || os.Getenv("SKEIN_SIM_NARROW") != ""
 	if narrow {
 		w.hold = 200 * time.Millisecond
 	}
-	if seed%4 > 1 { // and not all that there is is followed from the start on
+	if seed%4 > 1 { // and not everything is followed from the start
 		for _, k := range []string{"b", "d", "f", "g"} {
 			w.split(k)
 		}
@@ -320,9 +319,9 @@ func everyEventOnce(t *testing.T, seed uint64) {
 			watchers.Go(func() { observe(ctx, h, o) })
 		}
 	}
-	// scene lets all come to rest, and then two neighbours become one, or one two, beside a
-	// transaction of which one of them has its part; sometimes this node's replicas lag and
-	// the map is stale.
+	// scene lets all come to rest. Then two neighbours merge, or one range splits, beside a
+	// transaction that one of them has a part of. Sometimes this node's replicas lag and the range
+	// map is stale.
 	scene := func(n int) {
 		k := string([]byte{byte('a' + rng.IntN(7)), 'a'})
 		w.mu.Lock()
@@ -379,7 +378,7 @@ func everyEventOnce(t *testing.T, seed uint64) {
 			near()
 		case n < 94:
 			os := []*observer{randomObserver(rng, len(all), w)}
-			for rng.IntN(2) == 0 { // more on the stream
+			for rng.IntN(2) == 0 { // more watchers on the stream
 				os = append(os, randomObserver(rng, len(all)+len(os), w))
 			}
 			all = append(all, os...)
@@ -390,7 +389,7 @@ func everyEventOnce(t *testing.T, seed uint64) {
 	}
 	w.heal()
 	w.wg.Wait()
-	w.write("aa") // the last one is told as well
+	w.write("aa") // the last event is told as well
 	w.wg.Wait()
 	time.Sleep(20 * time.Second)
 	for _, o := range all {
@@ -422,7 +421,7 @@ func randomObserver(rng *rand.Rand, n int, w *world) *observer {
 	case 1:
 		o.req.Start = rev + keyspace.Revision(rng.IntN(30))
 	}
-	o.req.Prev = rng.IntN(3) == 0 && !w.compacts // what is compacted is nobody's version before
+	o.req.Prev = rng.IntN(3) == 0 && !w.compacts // a compacted version is not told as the version before
 	o.req.NoPut, o.req.NoDelete = rng.IntN(8) == 0, rng.IntN(8) == 0
 	if rng.IntN(3) == 0 {
 		o.slow = time.Duration(rng.IntN(40)) * time.Millisecond
@@ -430,7 +429,7 @@ func randomObserver(rng *rand.Rand, n int, w *world) *observer {
 	return o
 }
 
-// seeds is how many the model tries: so many as SKEIN_SIM_SEEDS says, or few.
+// seeds is how many seeds the model tries: SKEIN_SIM_SEEDS, or few.
 func seeds() int {
 	n := 12
 	if v := os.Getenv("SKEIN_SIM_SEEDS"); v != "" {
@@ -441,8 +440,7 @@ func seeds() int {
 	return n
 }
 
-// quiet runs a test with a world without faults whose ranges were split at b, c and d,
-// and with a hub.
+// quiet runs a test with a hub and a world without faults, whose ranges were split at b, c and d.
 func quiet(t *testing.T, change func(*Config), test func(t *testing.T, w *world, h *Hub)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -463,7 +461,7 @@ func quiet(t *testing.T, change func(*Config), test func(t *testing.T, w *world,
 	})
 }
 
-// watchAll runs an observer and returns when its watcher is live.
+// watchAll starts an observer and returns when its watcher is live.
 func watchAll(ctx context.Context, h *Hub, wg *sync.WaitGroup, o *observer) *observer {
 	wg.Go(func() { observe(ctx, h, o) })
 	time.Sleep(time.Second)
@@ -476,8 +474,7 @@ func (o *observer) count() int {
 	return len(o.events)
 }
 
-// Events are told within milliseconds, and ranges that have nothing to tell are not
-// asked for that.
+// Events are told within milliseconds, without a question to ranges that have none.
 func TestIdleRangesAreNotAsked(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -512,8 +509,8 @@ func TestIdleRangesAreNotAsked(t *testing.T) {
 }
 
 // A transaction over several ranges is told as soon as all of them have brought it, in one
-// delivery, and nobody is asked for that. (For one that was aborted behind its revision they
-// are, see TestALostRevisionIsAskedFor.)
+// delivery, without a question. (TestALostRevisionIsAskedFor has the question after an aborted
+// one.)
 func TestTransactionsOverRangesAreToldAtOnce(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -550,8 +547,8 @@ func TestTransactionsOverRangesAreToldAtOnce(t *testing.T) {
 	})
 }
 
-// A revision that is lost with a range that falls silent holds others up only until its
-// leader has been asked; of ranges that the watcher does not want not even that.
+// A revision that is lost with a silent range delays others only until its leader has answered. It
+// does not delay watchers of other ranges at all.
 func TestALostRevisionIsAskedFor(t *testing.T) {
 	t.Run("batch", func(t *testing.T) { lostRevision(t, func(w *world) { w.write("aa") }) })
 	t.Run("transaction", func(t *testing.T) { lostRevision(t, func(w *world) { w.txn(1, "aa", "ba") }) })
@@ -568,7 +565,7 @@ func lostRevision(t *testing.T, lose func(*world)) {
 		w.lose = true
 		w.mu.Unlock()
 		lose(w)
-		time.Sleep(2 * w.slowest) // a transaction has its locks first
+		time.Sleep(2 * w.slowest) // a transaction locks first
 		w.write("cc")
 		time.Sleep(20 * time.Millisecond)
 		if all.count() != 0 || c.count() != 1 {
@@ -583,8 +580,8 @@ func lostRevision(t *testing.T, lose func(*world)) {
 	})
 }
 
-// A client that takes nothing costs a bounded amount of memory and delays nobody; when
-// it goes on, it gets everything.
+// A client that takes nothing costs bounded memory and delays nobody. When it goes on, it gets
+// everything.
 func TestASlowWatcherHarmsNobody(t *testing.T) {
 	change := func(c *Config) { c.WatcherBytes, c.RecentBytes = 2<<10, 4<<10 }
 	quiet(t, change, func(t *testing.T, w *world, h *Hub) {
@@ -631,12 +628,12 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 	})
 }
 
-// The version before an event at the compacted revision is compacted: nobody is shown it,
-// though it may be remembered from when it was live.
+// The version before an event at the compacted revision is compacted. Nobody is told it, even if it
+// is in memory from when it was live.
 func TestNoVersionBeforeTheCompactedRevision(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx := t.Context()
-		w.puts = true // a key that is made anew has no version before
+		w.puts = true // a new key has no version before
 		s := h.NewStream()
 		if _, _, err := s.Watch(ctx, 1, Request{Prev: true}); err != nil {
 			t.Fatal(err)
@@ -755,8 +752,8 @@ func TestStartsOfWatchers(t *testing.T) {
 	})
 }
 
-// BenchmarkDispatch is what an event costs beside many watchers of other keys: one for
-// each of 10,000 prefixes and 10,000 keys.
+// BenchmarkDispatch measures an event beside many watchers of other keys: 10,000 prefixes and
+// 10,000 keys.
 func BenchmarkDispatch(b *testing.B) {
 	x := newGroupIndex()
 	for i := range 10_000 {
@@ -774,7 +771,7 @@ func BenchmarkDispatch(b *testing.B) {
 	}
 }
 
-// TestGroupIndex compares it with looking at every group.
+// TestGroupIndex compares the index with a look at every group.
 func TestGroupIndex(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	x := newGroupIndex()
@@ -786,7 +783,7 @@ func TestGroupIndex(t *testing.T) {
 			removed = append(removed, all[i])
 			all = slices.Delete(all, i, i+1)
 		} else if n := len(removed); n > 0 && rng.IntN(3) == 0 && x.bySpan[keyOf(removed[n-1])] == nil {
-			x.add(removed[n-1]) // one that lagged is live again
+			x.add(removed[n-1]) // a group that lagged is live again
 			all = append(all, removed[n-1])
 			removed = removed[:n-1]
 		} else if g := randomGroup(rng); x.bySpan[keyOf(g)] == nil {
@@ -823,7 +820,7 @@ func randomGroup(rng *rand.Rand) *group {
 	return &group{span: keyspace.Span{Start: []byte{a}, End: []byte{a + 1 + e}}}
 }
 
-// The end of the hub ends who waits.
+// Stopping the hub ends calls that wait.
 func TestStopEndsStreams(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, _ *world, h *Hub) {
 		s := h.NewStream()

@@ -16,8 +16,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// A watcher that has been idle is where everything was delivered or void, not at the
-// last event that it got: cut off then, it does not ask for what may be compacted.
+// An idle watcher's position is where everything was delivered or void, not its last event. When it
+// is cut off, it does not ask for what may be compacted.
 func TestACutWatcherIsNotInThePast(t *testing.T) {
 	quiet(t, func(c *Config) { c.PendingBytes, c.RecentBytes = 1, 1 }, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -44,8 +44,8 @@ func TestACutWatcherIsNotInThePast(t *testing.T) {
 	})
 }
 
-// No progress is told beside a watcher that begins later, as in etcd: not for what was
-// asked before it began.
+// As in etcd, no progress is told beside a watcher that begins later, even if the request came
+// before it began.
 func TestProgressBesideAFutureStart(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -84,8 +84,8 @@ func TestProgressBesideAFutureStart(t *testing.T) {
 	})
 }
 
-// No progress is told that was asked for while a watcher of the stream read the past, as in
-// etcd: not even when it has caught up. What is asked for then is told.
+// As in etcd, a progress request while a watcher of the stream reads the past gets no answer, not
+// even when it has caught up. A request after that gets one.
 func TestProgressBesideALaggingWatcher(t *testing.T) {
 	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
 		for range 5 {
@@ -128,8 +128,8 @@ func TestProgressBesideALaggingWatcher(t *testing.T) {
 	})
 }
 
-// Watchers that read nothing hold no more of history than all may have queued, whatever
-// their number.
+// Watchers whose clients take nothing hold no more history than the bound of all queues, however
+// many they are.
 func TestHistoryIsNotReadForTheQueue(t *testing.T) {
 	const bound = 64 << 10
 	change := func(c *Config) { c.RecentBytes, c.QueuedBytes, c.HistoryBytes = 1, bound, 16<<10 }
@@ -166,7 +166,7 @@ func TestHistoryIsNotReadForTheQueue(t *testing.T) {
 	})
 }
 
-// Watchers of one span that begin in the past, not far from each other, read it together.
+// Watchers of one span that begin in the past, close to each other, read it together.
 func TestWatchersReadThePastTogether(t *testing.T) {
 	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
 		for range 100 {
@@ -196,8 +196,7 @@ func TestWatchersReadThePastTogether(t *testing.T) {
 	})
 }
 
-// A node that says nothing does not keep all who read history: those whose ranges are
-// elsewhere go on.
+// A silent node does not hold all readers: groups whose ranges are elsewhere go on.
 func TestASilentNodeDoesNotKeepAllReaders(t *testing.T) {
 	quiet(t, func(c *Config) { c.Self, c.RecentBytes = 9, 1 }, func(t *testing.T, w *world, h *Hub) {
 		for range 10 {
@@ -236,7 +235,7 @@ func TestASilentNodeDoesNotKeepAllReaders(t *testing.T) {
 	})
 }
 
-// What is told at a time has a bound, and ends with a revision.
+// A delivery has a bound, and ends with a revision.
 func TestDeliveriesHaveABound(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		const all = 3 * maxDeliveryRevisions
@@ -304,8 +303,8 @@ func (n *narrowHistory) History(_ context.Context, _ keyspace.NodeID, q *rangeap
 	return &rangeapi.HistoryPage{Next: q.From + 1}, nil
 }
 
-// What is read of many ranges is read up to where all of them can be delivered: the
-// pages of a wide watcher do not add up to those of its ranges.
+// Pages of many ranges are read up to where all of them can be delivered. So the pages of a wide
+// watcher do not add up to those of its ranges.
 func TestHistoryOfManyRanges(t *testing.T) {
 	f := &narrowHistory{world: newWorld(1)}
 	h := New(Config{Self: 1, Clock: clock.Virtual(), Log: f, Ranges: f, Feeds: f})
@@ -320,7 +319,7 @@ func TestHistoryOfManyRanges(t *testing.T) {
 	}
 }
 
-// What is compacted below the start of a watcher is nothing that it misses.
+// A watcher misses nothing if events below its start are compacted.
 func TestAFutureStartIsNotCompacted(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -348,8 +347,7 @@ func TestAFutureStartIsNotCompacted(t *testing.T) {
 	})
 }
 
-// A version that is compacted is nobody's version before, although the hub that holds it
-// in memory for those who were in time could tell it.
+// A compacted version is not told as the version before, although the hub has it in memory.
 func TestACompactedVersionIsNotTheOneBefore(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -381,9 +379,9 @@ func TestACompactedVersionIsNotTheOneBefore(t *testing.T) {
 	})
 }
 
-// At the compacted revision itself a watcher is told what the compaction keeps: the last
-// write of each key, and not those that it has replaced in the same transaction. Who reads
-// what is here and who reads history is told the same.
+// At the compacted revision itself a watcher is told what the compaction keeps: the last write of
+// each key, without those that it replaced in the same transaction. It is the same from recent
+// events and from history.
 func TestCompactionKeepsTheLastWriteOfARevision(t *testing.T) {
 	for _, recent := range []int64{1, 16 << 20} {
 		quiet(t, func(c *Config) { c.RecentBytes = recent }, func(t *testing.T, w *world, h *Hub) {
@@ -419,10 +417,9 @@ func TestCompactionKeepsTheLastWriteOfARevision(t *testing.T) {
 	}
 }
 
-// Whoever began before a compaction, and lags behind it, is told everything at the
-// compacted revision too, as far as its ranges have it: only who begins just there is told
-// what the compaction keeps. It is the same whether that comes from history or from what is
-// here, in a batch with what is below it or alone.
+// A watcher that began before a compaction and lags behind it gets all events of the compacted
+// revision that its ranges have. Only a watcher that begins there gets what the compaction keeps.
+// It is the same from history and from recent events, in a batch with lower revisions or alone.
 func TestWhoLagsIsToldTheCompactedRevisionWhole(t *testing.T) {
 	for _, recent := range []int64{1, 600, 800, 16 << 20} {
 		for below := range keyspace.Revision(3) {
@@ -439,7 +436,7 @@ func TestWhoLagsIsToldTheCompactedRevisionWhole(t *testing.T) {
 				w.wg.Wait()
 				time.Sleep(time.Second)
 				w.mu.Lock()
-				w.slowest, w.pageRevs, w.unraised = time.Second, 2, true // history takes its time
+				w.slowest, w.pageRevs, w.unraised = time.Second, 2, true // history is slow
 				w.mu.Unlock()
 				lags := &observer{name: "lags", req: Request{Start: at - below}}
 				wg.Go(func() { observe(ctx, h, lags) })

@@ -10,9 +10,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// A revision that is larger than a page of history, in several ranges, comes whole to a
-// watcher that lags; one that is larger than what is held of one cancels it, and nobody
-// else. One at a time may be four times as large: of several watchers one waits for the other.
+// A revision larger than a page, in several ranges, comes whole to a lagging watcher. One beyond
+// the bound cancels that watcher and nobody else. One at a time may be four times as large, so one
+// of several watchers waits.
 func TestLaggingWatcherGetsALargeRevisionWhole(t *testing.T) {
 	for _, bound := range []int64{64 << 20, 1000, 300} {
 		change := func(c *Config) { c.RecentBytes, c.PendingBytes, c.RevisionBytes = 1, 1, bound }
@@ -69,7 +69,7 @@ func TestLaggingWatcherGetsALargeRevisionWhole(t *testing.T) {
 	}
 }
 
-// lateClock has timers that are a little late, as real ones are.
+// lateClock has timers that are a little late, like real ones.
 type lateClock struct{ clock.Clock }
 
 type lateTimer struct{ clock.Timer }
@@ -82,10 +82,10 @@ func (c lateClock) NewTimer(d time.Duration) clock.Timer {
 
 func (t lateTimer) Reset(d time.Duration) bool { return t.Timer.Reset(d + late) }
 
-// A replica that feeds and applies nothing any more is left for the leader, although the
-// leader is asked again and again, and tells of more each time. The next question is due
-// with the fourth tick behind the one before, in the moment before its answer has been
-// here for that long, so that what counted from the last answer would never be due.
+// A feeding replica that applies nothing any more is left for the leader, even if the leader is
+// asked again and again and resolves more each time. The next question is due with the fourth tick
+// after the one before, just before its answer is as old. A deadline counted from the last answer
+// would never come.
 func TestReplicaThatIsStuckIsLeft(t *testing.T) {
 	const (
 		answer = tick / 2

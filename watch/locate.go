@@ -2,7 +2,6 @@ package watch
 
 import (
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -11,11 +10,8 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// locateTimeout bounds one look at the map of ranges.
-const locateTimeout = time.Second
-
-// resolve finds the ranges of subscriptions that have none, and the replicas of those that have
-// moved, until the run ends.
+// locateRanges finds the range of each subscription that has none, and the replicas of ranges that
+// have moved, until the run ends.
 func (h *Hub) locateRanges(r *running) {
 	for {
 		select {
@@ -43,9 +39,8 @@ func (h *Hub) locateRanges(r *running) {
 	}
 }
 
-// locateSome looks for the ranges of spans, until one of them cannot be had: each time
-// it begins with another one, so that none stands in the way of the others. It says
-// whether any was found.
+// locateSome looks for the ranges of spans until one cannot be located. Each turn begins with
+// another span, so that none blocks the others. It returns true if it found any.
 func (h *Hub) locateSome(r *running, spans []keyspace.Span, turn int) (news bool) {
 	for i := range spans {
 		located, ok := h.locate(r, spans[(turn+i)%len(spans)])
@@ -62,19 +57,9 @@ func (h *Hub) locate(r *running, span keyspace.Span) (located []router.Located, 
 	defer cancel()
 	located, err := h.cfg.Ranges.Locate(ctx, span)
 	if err != nil {
-		h.cfg.Logger.Debug("find the ranges of a span", zap.Stringer("span", span), zap.Error(err))
+		h.cfg.Logger.Debug("locate the ranges of a span", zap.Stringer("span", span), zap.Error(err))
 	}
 	return located, err == nil
-}
-
-// refresh takes in what placement knows now; where it does not say, who waits for it
-// looks again.
-func (h *Hub) refresh(r *running) {
-	ctx, cancel := clock.WithTimeout(r.ctx, h.cfg.Clock, locateTimeout)
-	defer cancel()
-	if err := h.cfg.Ranges.Refresh(ctx); err != nil {
-		h.cfg.Logger.Debug("refresh the map of ranges", zap.Error(err))
-	}
 }
 
 func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
@@ -91,16 +76,7 @@ func (h *Hub) unlocated(r *running) (spans []keyspace.Span) {
 	return spans
 }
 
-// failedLocked counts a failure at a subscription of which all replicas had their turn: who they
-// are is asked anew.
-func (h *Hub) failedLocked(sub *subscription, turns int) {
-	if turns%len(sub.replicas) == 0 {
-		sub.stale = true
-		kick(h.run.wakeLocate)
-	}
-}
-
-// renew asks who has the replicas of stale subscriptions.
+// renew finds the present replicas of stale subscriptions.
 func (h *Hub) renew(r *running) {
 	var spans []keyspace.Span
 	h.mu.Lock()
@@ -120,7 +96,7 @@ func (h *Hub) renew(r *running) {
 	for _, span := range spans {
 		located, ok := h.locate(r, span)
 		if !ok {
-			return // the next turn of failures asks again
+			return // the next failures ask again
 		}
 		h.mu.Lock()
 		if h.run == r {
@@ -132,8 +108,8 @@ func (h *Hub) renew(r *running) {
 	}
 }
 
-// renewLocked gives a subscription the replicas that its range has now, or has the subscriptions give way
-// that are in the place of a later range.
+// renewLocked gives a subscription the present replicas of its range. Subscriptions in the place of
+// a later range are detached.
 func (h *Hub) renewLocked(at *router.Located) {
 	d := &at.Descriptor
 	if sub := h.byRange[d.Range]; sub != nil && sub.generation == d.Generation {
@@ -150,12 +126,4 @@ func (h *Hub) renewLocked(at *router.Located) {
 			kick(h.run.wakeLocate)
 		}
 	}
-}
-
-// nodesOf returns where the range has its replicas.
-func nodesOf(d *keyspace.Descriptor) (nodes []keyspace.NodeID) {
-	for _, r := range d.Replicas {
-		nodes = append(nodes, r.Node)
-	}
-	return nodes
 }

@@ -2,28 +2,28 @@ package watch
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the package's metrics on one node, under etcd's names where etcd has them.
+// Metrics are the package's metrics, under etcd's names where etcd has them.
 type Metrics struct {
-	// Streams, Watchers, Slow and Events are etcd's.
+	// Streams, Watchers and Events are etcd's.
 	Streams, Watchers prometheus.Gauge
-	// Slow counts how often a watcher's client was too slow for live events.
+	// Slow counts the watchers whose clients were too slow for live events.
 	Slow   prometheus.Counter
 	Events prometheus.Counter
-	// Subscriptions are the ranges that are followed; FeedsOpened and FeedsLost count their feeds.
+	// Subscriptions are the followed ranges; FeedsOpened and FeedsLost count their feeds.
 	Subscriptions          prometheus.Gauge
 	FeedsOpened, FeedsLost prometheus.Counter
-	// Questions counts those to leaders, for their resolved revision; Gaps how
-	// often the allocation log could not tell of some revisions.
+	// Questions counts requests to leaders for a resolved revision. Gaps counts revisions that the
+	// allocation log could not tell.
 	Questions, Gaps prometheus.Counter
-	// Cut counts the groups of watchers for which too much waited; HistoryReads the pages
-	// of history that were read.
+	// Cut counts the groups that were sent to history for their pending bytes. HistoryReads counts
+	// pages of history.
 	Cut, HistoryReads prometheus.Counter
 	// Shared counts the watchers that read history with others.
 	Shared prometheus.Counter
-	// LinksLost counts streams of feeds that ended; TooLarge how often watchers were cancelled
-	// since a revision was larger than four times RevisionBytes.
+	// LinksLost counts streams of feeds that ended. TooLarge counts cancellations for a revision
+	// larger than four times RevisionBytes.
 	LinksLost, TooLarge prometheus.Counter
-	// PendingBytes wait for events with lower revisions, QueuedBytes for clients.
+	// PendingBytes wait for events with lower revisions; QueuedBytes wait for clients.
 	PendingBytes, QueuedBytes prometheus.Gauge
 }
 
@@ -39,19 +39,19 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Streams:       gauge("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams."),
 		Watchers:      gauge("etcd_debugging_mvcc_watcher_total", "Total number of watchers."),
 		Events:        counter("etcd_debugging_mvcc_events_total", "Total number of events sent by this member."),
-		Slow:          counter("skein_watch_slow_watchers_total", "Watchers that were cut from live events, since their clients took them too slowly."),
+		Slow:          counter("skein_watch_slow_watchers_total", "Watchers that were sent to history because their clients were too slow."),
 		Subscriptions: gauge("skein_watch_subscriptions", "Ranges that are followed for watchers."),
 		FeedsOpened:   counter("skein_watch_feeds_opened_total", "Feeds of ranges that were opened."),
-		FeedsLost:     counter("skein_watch_feeds_lost_total", "Feeds of ranges that ended, and were opened anew from their resolved revision."),
-		Questions:     counter("skein_watch_questions_total", "Questions to leaders, for their resolved revision."),
-		Gaps:          counter("skein_watch_log_gaps_total", "Times that the allocation log could not tell who got some revisions."),
-		Cut:           counter("skein_watch_cut_groups_total", "Groups of watchers for which too much waited, and which went on from history."),
+		FeedsLost:     counter("skein_watch_feeds_lost_total", "Feeds of ranges that ended and were opened again."),
+		Questions:     counter("skein_watch_questions_total", "Requests to leaders for a resolved revision."),
+		Gaps:          counter("skein_watch_log_gaps_total", "Times that the allocation log did not tell the ranges of some revisions."),
+		Cut:           counter("skein_watch_cut_groups_total", "Groups of watchers that were sent to history for their pending bytes."),
 		HistoryReads:  counter("skein_watch_history_pages_total", "Pages of history that were read for watchers."),
 		Shared:        counter("skein_watch_history_shared_total", "Watchers that read history with others of their span."),
-		LinksLost:     counter("skein_watch_links_lost_total", "Streams of feeds from nodes that ended, with all feeds of that node."),
-		TooLarge:      counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision too large to be told whole."),
-		PendingBytes:  gauge("skein_watch_pending_bytes", "Events that wait for others with lower revisions."),
-		QueuedBytes:   gauge("skein_watch_queued_bytes", "Events that wait for watchers' clients."),
+		LinksLost:     counter("skein_watch_links_lost_total", "Streams of feeds from a node that ended, with all feeds of that node."),
+		TooLarge:      counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision beyond the bound."),
+		PendingBytes:  gauge("skein_watch_pending_bytes", "Bytes of events that wait for lower revisions."),
+		QueuedBytes:   gauge("skein_watch_queued_bytes", "Bytes of events that wait for watchers' clients."),
 	}
 	if reg != nil {
 		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Subscriptions, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,

@@ -8,9 +8,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Many watchers of one span are told under load of several events at a time, a few
-// milliseconds later than one alone, and of the first behind a pause at once. Nothing is
-// missing, and no progress is told before an event.
+// Under load many watchers of one span get several events at a time, a few milliseconds later than
+// a single watcher. The first event after a pause comes at once. Nothing is missing, and no
+// progress comes before an event.
 func TestManyWatchersAreToldTogether(t *testing.T) {
 	const many, events = 200, 300
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
@@ -111,9 +111,9 @@ func TestManyWatchersAreToldTogether(t *testing.T) {
 	})
 }
 
-// Few watchers wait for nothing, and no number of them for long.
+// Few watchers wait for nothing, and no number of them waits for long.
 func TestPace(t *testing.T) {
-	for n, want := range map[int]time.Duration{1: 0, 33: 0, 100: 3 * time.Millisecond, 100_000: restMost} {
+	for n, want := range map[int]time.Duration{1: 0, 33: 0, 100: 3 * time.Millisecond, 100_000: pauseMost} {
 		if got := pace(n); got != want {
 			t.Errorf("%d watchers: %v, want %v", n, got, want)
 		}

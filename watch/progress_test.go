@@ -9,9 +9,9 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// A client goes on behind the last thing that it was told, be it an event or progress:
-// progress below an event has the event told twice once the stream breaks. What is complete
-// may become less, where a range of which some of a allocation is known takes in a quieter one.
+// A client resumes behind the last event or progress. Progress below an event makes the client get
+// the event twice after a broken stream. The frontier may go back: a range that has resolved part
+// of an allocation absorbs a quieter one.
 func TestProgressIsNotBehindWhatWasTold(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -29,11 +29,11 @@ func TestProgressIsNotBehindWhatWasTold(t *testing.T) {
 		w.wg.Wait()
 		time.Sleep(time.Second)
 		h.mu.Lock()
-		s.asked, s.askedLast = asked, asked // it was asked for before the event came
+		s.asked, s.askedLast = asked, asked // the request came before the event
 		told := watcher.queue[0].first()
 		mergeLocked(t, h, watcher.req.Span, told)
 		if f := h.frontierLocked(watcher.req.Span); f >= told || f < asked {
-			t.Fatalf("complete up to %d, told up to %d, asked at %d", f, told, asked)
+			t.Fatalf("frontier %d, told up to %d, asked at %d", f, told, asked)
 		}
 		h.mu.Unlock()
 		last := keyspace.Revision(0)
@@ -53,14 +53,14 @@ func TestProgressIsNotBehindWhatWasTold(t *testing.T) {
 	})
 }
 
-// mergeLocked has the first of the two ranges of a span, which has resolved up to rev of a
-// allocation, take in the second, which has not: what is complete is less than rev then.
+// mergeLocked merges the two ranges of a span. The first one has resolved up to rev of an
+// allocation, and the second one has not. So the frontier is below rev afterwards.
 func mergeLocked(t *testing.T, h *Hub, span keyspace.Span, rev keyspace.Revision) {
 	t.Helper()
 	lo, hi := h.window(span)
 	old := slices.Clone(h.subs[lo:hi])
 	if len(old) != 2 {
-		t.Fatalf("%d legs", len(old))
+		t.Fatalf("%d subscriptions", len(old))
 	}
 	h.resolveUpToLocked(old[0], rev)
 	h.logEnd = max(h.logEnd, rev+5)
@@ -76,7 +76,8 @@ func mergeLocked(t *testing.T, h *Hub, span keyspace.Span, rev keyspace.Revision
 	}
 }
 
-// Nor is it behind earlier progress: Kubernetes' watch cache takes its revision from it.
+// Progress is not below earlier progress either: Kubernetes' watch cache takes its revision from
+// it.
 func TestProgressDoesNotGoBack(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -96,7 +97,7 @@ func TestProgressDoesNotGoBack(t *testing.T) {
 		h.mu.Lock()
 		mergeLocked(t, h, watcher.req.Span, told)
 		if f := h.frontierLocked(watcher.req.Span); f >= told {
-			t.Fatalf("complete up to %d, told up to %d", f, told)
+			t.Fatalf("frontier %d, told up to %d", f, told)
 		}
 		h.mu.Unlock()
 		if p, ok := watcher.Progress(); !ok || p < told {
@@ -105,12 +106,12 @@ func TestProgressDoesNotGoBack(t *testing.T) {
 	})
 }
 
-// progressRig is a stream with watchers a and c of two ranges. It notes what they are told.
+// progressRig is a stream with watchers a and c of two ranges, and what they were told.
 type progressRig struct {
 	*settleRig
 	a, c *Watcher
-	// told are the last events of each, most the last of all, answers the progress, and
-	// before most as it was before each of them.
+	// told are the last events of each watcher, and most the last of all. answers are the progress
+	// that was told, and before is most before each of them.
 	told            map[*Watcher]keyspace.Revision
 	most            keyspace.Revision
 	answers, before []keyspace.Revision
@@ -122,7 +123,7 @@ func newProgressRig(t *testing.T, w *world, h *Hub) *progressRig {
 	return &progressRig{settleRig: s, a: s.watchers[0], c: s.watchers[1], told: map[*Watcher]keyspace.Revision{}}
 }
 
-// ask asks for progress.
+// ask requests progress.
 func (r *progressRig) ask() {
 	r.t.Helper()
 	if err := r.s.RequestProgress(r.t.Context()); err != nil {
@@ -130,7 +131,7 @@ func (r *progressRig) ask() {
 	}
 }
 
-// take takes what there is to take, and judges what progress is told.
+// take takes all deliveries, and judges progress.
 func (r *progressRig) take() {
 	r.t.Helper()
 	for {
@@ -157,7 +158,7 @@ func (r *progressRig) take() {
 	}
 }
 
-// takeFor takes whatever comes whenever the stream is woken, and nothing otherwise.
+// takeFor takes deliveries when the stream wakes it, and nothing otherwise.
 func (r *progressRig) takeFor(d time.Duration) {
 	r.t.Helper()
 	for end := time.Now().Add(d); ; {
@@ -168,15 +169,14 @@ func (r *progressRig) takeFor(d time.Duration) {
 	}
 }
 
-// write writes the key and waits until that is applied. It returns the revision.
+// write writes the key, waits until that is applied, and returns the revision.
 func (r *progressRig) write(key string) keyspace.Revision {
 	r.w.write(key)
 	r.w.wg.Wait()
 	return r.current()
 }
 
-// lock has the range of the key be complete up to what is current and no further, until it
-// is undone.
+// lock keeps the range of the key resolved only up to the current revision, until undo.
 func (r *progressRig) lock(key string) (undo func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -186,12 +186,12 @@ func (r *progressRig) lock(key string) (undo func()) {
 		r.w.mu.Lock()
 		defer r.w.mu.Unlock()
 		delete(o.locks, 1)
-		r.w.appendLocked(o, worldEntry{}) // says up to where it is complete now
+		r.w.appendLocked(o, worldEntry{}) // tells its resolved revision now
 	}
 }
 
-// Where a watcher was told an event above what another one of the stream has come to, events
-// above that wait until the other one has come there too, and then progress is told.
+// If a watcher was told an event above another one's position, events above that event wait until
+// the other one has come there. Then progress is told.
 func TestProgressWaitsForWhatOthersWereTold(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newProgressRig(t, w, h)
@@ -217,8 +217,7 @@ func TestProgressWaitsForWhatOthersWereTold(t *testing.T) {
 	})
 }
 
-// What lies across the revision up to which events are given out is divided there, be it one
-// batch or several that wait for the client.
+// Events across the ceiling are divided there, whether they are one queued batch or several.
 func TestProgressDividesABatch(t *testing.T) {
 	for name, together := range map[string]bool{"one": true, "several": false} {
 		t.Run(name, func(t *testing.T) {
@@ -249,8 +248,8 @@ func TestProgressDividesABatch(t *testing.T) {
 	}
 }
 
-// Progress is told soon after it was asked for, under load of all ranges,
-// where at no moment all have come to what one was told.
+// Progress is told soon after the request, under load of all ranges, when never all watchers have
+// reached what one was told.
 func TestProgressUnderLoad(t *testing.T) {
 	const each, writes = 50, 3000
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
@@ -285,8 +284,8 @@ func TestProgressUnderLoad(t *testing.T) {
 	})
 }
 
-// A range that does not speak holds the events of others back for a moment, once in a while,
-// and no progress is told meanwhile. It is told when the range speaks.
+// A silent range holds other events back for a moment, once in a while. Progress is told when the
+// range speaks.
 func TestProgressOfASilentRangeHoldsNobodyForLong(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newProgressRig(t, w, h)
@@ -328,8 +327,8 @@ func TestProgressOfASilentRangeHoldsNobodyForLong(t *testing.T) {
 	})
 }
 
-// Events are given out at once where the one that was waited for is cancelled, and where a
-// watcher begins that has to catch up.
+// Events flow at once when the watcher that was waited for is cancelled, and when a watcher begins
+// that has to catch up.
 func TestProgressHoldsNothingInVain(t *testing.T) {
 	change := func(c *Config) { c.RecentBytes = 1 }
 	for name, end := range map[string]func(r *progressRig){
@@ -368,7 +367,7 @@ func TestProgressHoldsNothingInVain(t *testing.T) {
 	}
 }
 
-// What is held back is not settled, though no range has to speak of it any more.
+// An event that is held back is not settled, although no range is pending for it.
 func TestNothingIsSettledThatIsHeld(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		w.puts = true
@@ -400,8 +399,8 @@ func TestNothingIsSettledThatIsHeld(t *testing.T) {
 	})
 }
 
-// What was asked for before a watcher began is not told below where it begins: its client
-// would go on there.
+// Progress that was requested before a watcher began is not told below its start, because its
+// client would resume there.
 func TestProgressIsNotBelowAStart(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newProgressRig(t, w, h)

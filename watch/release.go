@@ -8,14 +8,14 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// addPending gives a live group an event, unless it has had it.
+// addPendingLocked gives a live group an event, unless it has had it.
 func (h *Hub) addPendingLocked(g *group, e *event) {
 	if e.rev <= g.pos {
 		return
 	}
 	if twin := g.pending.insert(e); twin != nil {
 		if twin.whole == nil {
-			twin.whole = e.whole // it comes again with the version before
+			twin.whole = e.whole // the event came again with the version before
 		}
 		return
 	}
@@ -24,55 +24,47 @@ func (h *Hub) addPendingLocked(g *group, e *event) {
 	h.waiting[g] = struct{}{}
 }
 
-// dropPendingLocked forgets what waits in a group.
-func (h *Hub) dropPendingLocked(g *group) {
-	h.pendingBytes -= g.bytes
-	g.pending, g.bytes = eventList{}, 0
-	delete(h.waiting, g)
-}
-
-// What one more watcher of a group costs a release is a message, of a few microseconds on
-// both sides, however many events are in it. So a group rests after a release for as long as
-// its members make that much work, with ten times as long for everything else: under load
-// events go in few messages, and leave the processors to what brings them. The first one
-// behind a rest leaves at once. Few members need no rest.
+// Each further member of a group costs a release one message, which takes a few microseconds on
+// both sides however many events it has. So a group pauses after a release for ten times as long as
+// its messages take. Under load events leave in few messages, and the processors are free for the
+// writes. The first event after a pause leaves at once. Few members need no pause.
 const (
-	restEach  = 30 * time.Microsecond
-	restLeast = time.Millisecond
-	restMost  = 25 * time.Millisecond
+	pauseEach  = 30 * time.Microsecond
+	pauseLeast = time.Millisecond
+	pauseMost  = 25 * time.Millisecond
 )
 
-// pace is how long a group of so many rests.
+// pace returns the pause of a group with so many members.
 func pace(members int) time.Duration {
-	if rest := time.Duration(members) * restEach; rest >= restLeast {
-		return min(rest, restMost)
+	if pause := time.Duration(members) * pauseEach; pause >= pauseLeast {
+		return min(pause, pauseMost)
 	}
 	return 0
 }
 
-// restsLocked says whether the group's next release is to wait, and has it made then;
-// otherwise its next rest begins.
-func (h *Hub) restsLocked(g *group) bool {
-	rest := pace(len(g.members))
-	if rest == 0 {
+// pausesLocked says whether the group's next release has to wait, and schedules it then. Otherwise
+// the next pause begins.
+func (h *Hub) pausesLocked(g *group) bool {
+	pause := pace(len(g.members))
+	if pause == 0 {
 		return false
 	}
 	now := h.cfg.Clock.Now()
-	if now < g.rest {
-		h.resumeLocked(g.rest)
+	if now < g.paused {
+		h.resumeLocked(g.paused)
 		return true
 	}
-	g.rest = now.Add(rest)
+	g.paused = now.Add(pause)
 	return false
 }
 
-// releaseLocked delivers what nothing lower can precede any more.
+// releaseLocked delivers the events up to the frontier.
 func (h *Hub) releaseLocked(g *group) {
 	frontier := h.frontierLocked(g.span)
 	if mutation.Is(mutation.ReleasedTooEarly) && g.pending.len() > 0 {
 		frontier = max(frontier, g.pending.last().rev)
 	}
-	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.restsLocked(g) {
+	if g.pending.len() == 0 || g.pending.first().rev > frontier || h.pausesLocked(g) {
 		return
 	}
 	batch := g.pending.takeUpTo(frontier)
@@ -88,9 +80,9 @@ func (h *Hub) releaseLocked(g *group) {
 	h.deliverLocked(g, batch, frontier, pos)
 }
 
-// deliverLocked queues a batch for all members of a group, which is at pos now and was
-// at before. Whose client is too slow leaves it, right below the batch: what is below
-// that and was not delivered is void.
+// deliverLocked queues a batch for all members of a group, whose position goes from before to pos.
+// A member whose client is too slow leaves the group at the revision below the batch: what was not
+// delivered below it is void.
 func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revision) {
 	before = max(before, batch[0].rev-1)
 	shared := h.newDelivery(batch, g.prev, pos)
@@ -107,8 +99,7 @@ func (h *Hub) deliverLocked(g *group, batch []*event, pos, before keyspace.Revis
 	}
 }
 
-// cutLocked has the groups with the most events that wait go on from history, until
-// the others fit.
+// cutLocked sends the groups with the most pending bytes to history, until the others fit.
 func (h *Hub) cutLocked() {
 	for h.pendingBytes > h.cfg.PendingBytes {
 		var most *group
@@ -121,7 +112,7 @@ func (h *Hub) cutLocked() {
 			return
 		}
 		h.cfg.Metrics.Cut.Inc()
-		// It may have been idle for long, and is not to ask for what is compacted by now.
+		// The group may have been idle for long, and must not ask for what is compacted by now.
 		most.pos = max(most.pos, min(h.frontierLocked(most.span), most.pending.first().rev-1))
 		h.groups.remove(most)
 		h.dropPendingLocked(most)
@@ -131,8 +122,8 @@ func (h *Hub) cutLocked() {
 	}
 }
 
-// failLocked cancels the members of a group who want what is compacted; the others, who
-// begin later, go on behind that.
+// failLocked cancels the members of a group that want compacted events. The others begin later and
+// go on behind them.
 func (h *Hub) failLocked(g *group, at keyspace.Revision) {
 	for _, w := range slices.Clone(g.members) {
 		if w.from < at {
@@ -143,8 +134,8 @@ func (h *Hub) failLocked(g *group, at keyspace.Revision) {
 	g.pos = max(g.pos, at-1)
 }
 
-// tooLargeLocked cancels the members of a group who want a revision that is too large to be
-// told whole; the others, who begin later, go on behind it.
+// tooLargeLocked cancels the members of a group that want a revision beyond the bound. The others
+// begin later and go on behind it.
 func (h *Hub) tooLargeLocked(g *group, rev keyspace.Revision) {
 	for _, w := range slices.Clone(g.members) {
 		if w.from <= rev {

@@ -8,13 +8,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// settleRig is a stream with watchers of spans, which are live.
+// settleRig is a stream with live watchers of spans.
 type settleRig struct {
 	t        *testing.T
 	w        *world
 	s        *Stream
 	watchers []*Watcher
-	// got counts the events that were taken.
+	// got counts the taken events.
 	got int
 }
 
@@ -47,7 +47,7 @@ func (r *settleRig) current() keyspace.Revision {
 	return rev
 }
 
-// take takes what there is to take.
+// take takes all deliveries.
 func (r *settleRig) take() {
 	for {
 		d, ok, err := r.s.TryNext()
@@ -61,7 +61,7 @@ func (r *settleRig) take() {
 	}
 }
 
-// wait waits until the stream is woken, for a while at most.
+// wait waits until the stream is woken, for a bounded time.
 func (r *settleRig) wait(d time.Duration) bool {
 	select {
 	case <-r.s.Ready():
@@ -75,9 +75,8 @@ func spanOf(start, end string) keyspace.Span {
 	return keyspace.Span{Start: []byte(start), End: []byte(end)}
 }
 
-// A stream is settled at the revision of a write as soon as its event was taken and not
-// before, and its owner is woken for that. What concerns none of its watchers is not waited
-// for, once the log has told of it.
+// A stream is settled at the revision of a write as soon as its event was taken and not before. Its
+// owner is woken for that. Revisions of other spans are not waited for, once the log has told them.
 func TestSettledBehindTheEvent(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h, spanOf("a", "b"))
@@ -95,7 +94,7 @@ func TestSettledBehindTheEvent(t *testing.T) {
 			}
 		}
 		w.mu.Lock()
-		w.stuck = 1 // nothing of the other range comes, and its leader is asked for nothing
+		w.stuck = 1 // no events come from the other range, and its leader is not asked
 		w.mu.Unlock()
 		w.write("ca")
 		for rev, end := r.current(), time.Now().Add(100*time.Millisecond); !r.settled(rev, false); {
@@ -106,8 +105,8 @@ func TestSettledBehindTheEvent(t *testing.T) {
 	})
 }
 
-// What waits for its client at or below the revision is not settled, what waits above it
-// is; a watcher that has ended has nothing to wait for.
+// A queued event at or below the revision is not settled; one above it does not matter. A watcher
+// that has ended has nothing to wait for.
 func TestSettledByWhatIsTaken(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h, spanOf("a", "b"), spanOf("c", "d"))
@@ -125,8 +124,8 @@ func TestSettledByWhatIsTaken(t *testing.T) {
 	})
 }
 
-// A watcher whose range does not speak is waited for once, and again when it has come so
-// far; one that begins behind that is not, the others always.
+// A watcher of a silent range is waited for once, and again when it has come so far. A watcher that
+// begins above that is not waited for; all others always are.
 func TestSettledWithoutASilentRange(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h, spanOf("a", "b"), spanOf("c", "d"))
@@ -180,8 +179,8 @@ func TestSettledWithoutASilentRange(t *testing.T) {
 	})
 }
 
-// Whoever begins to watch a range that does not speak makes no answer wait again: of the
-// stream's watchers, new ones too, nobody is waited for who has not come to where it was given up.
+// A new watcher of a silent range makes no answer wait again. No watcher of the stream is waited
+// for below the revision of the last giveUp, new ones included.
 func TestSettledWithNewWatchersOfASilentRange(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h, spanOf("a", "b"), spanOf("c", "d"))
@@ -213,7 +212,7 @@ func TestSettledWithNewWatchersOfASilentRange(t *testing.T) {
 	})
 }
 
-// What a watcher gets waits in its bounds until its client was told of it.
+// Until Told is called, a watcher's events wait within its bounds.
 func TestHeldUntilTold(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h)

@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The watchers of one span are given the same encoded events, which are those that each is
-// told; one who is alone, or wants less, is given none.
+// The watchers of one span share encoded events, which are those that each is told. A watcher
+// alone, or with a filter, gets none.
 func TestEventsAreEncodedOnceForAll(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -54,8 +54,8 @@ func TestEventsAreEncodedOnceForAll(t *testing.T) {
 	})
 }
 
-// What waits for a client that is behind it gets in one delivery, within the bounds of one,
-// and what others get of it is encoded once still.
+// A client that is behind gets its queue in one delivery, within the bounds of one. The events that
+// others get too are still encoded once.
 func TestWhatWaitsIsDeliveredTogether(t *testing.T) {
 	quiet(t, func(c *Config) { c.WatcherBytes = 8 << 20 }, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()

@@ -12,40 +12,39 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Stream are the watchers of one client's stream. Its methods may be called from many
-// goroutines.
+// Stream is the watchers of one client's stream. Its methods may be called from many goroutines.
 type Stream struct {
 	hub *Hub
-	// wake gets a value when there may be something to take.
+	// wake gets a value when there may be a delivery to take.
 	wake chan struct{}
 
 	// Guarded by hub's mu.
 	watchers map[*Watcher]struct{}
 	ready    []*Watcher
-	// asked is the revision that progress was asked for first, 0 for none, and askedLast
-	// the last one. unsettled says that Settled was not so when it was last called.
+	// asked is the first revision whose progress was requested, 0 for none; askedLast is the last
+	// one. unsettled says that the last call of Settled returned false.
 	asked, askedLast keyspace.Revision
 	unsettled        bool
-	// ceiling is the revision above which no event is given out: MaxRevision, unless events are
-	// held back for progress, since heldSince, and not again before holdNext. held are watchers
-	// that were ready and have nothing below it.
+	// No event above ceiling leaves. It is MaxRevision unless events are held back for progress.
+	// heldSince is when that began, and holdNext when it may begin again. held are ready watchers
+	// without an event at or below ceiling.
 	ceiling             keyspace.Revision
 	heldSince, holdNext clock.Time
 	held                []*Watcher
-	// behind is a revision for which nobody waits for a watcher that has not come there yet.
+	// Settled does not wait for a watcher that has not reached behind.
 	behind keyspace.Revision
 	closed bool
 }
 
-// Events are held back for progress, see Stream.progressLocked, for as long as holdMost, and a
-// tick more where nothing else happens: they do not wait longer for a range that does not speak.
-// Behind that they flow for holdRest times as long, however often progress is asked for.
+// Events are held back for progress (progressLocked) for holdMost, plus a tick if nothing else
+// happens. So they do not wait longer for a silent range. Then they flow for at least holdRest
+// times as long, however often a client requests progress.
 const (
 	holdMost = 100 * time.Millisecond
 	holdRest = 10
 )
 
-// ErrStopped says that the hub has stopped, or the stream is closed.
+// ErrStopped says that the hub has stopped, or that the stream is closed.
 var ErrStopped = errors.New("watch: stopped")
 
 // NewStream returns a stream without watchers. It must be closed.
@@ -58,12 +57,9 @@ func (h *Hub) NewStream() *Stream {
 	return s
 }
 
-func (s *Stream) signal() { kick(s.wake) }
-
-// Watch begins a watcher: nothing is missing above current, which is the revision at a
-// moment during the call. A start that is compacted makes the
-// watcher one that is cancelled with its first delivery.
-// Its deliveries may be there before Watch returns.
+// Watch begins a watcher, which misses nothing above current, the revision at a moment during the
+// call. A watcher with a compacted start is cancelled with its first delivery. Deliveries may
+// arrive before Watch returns.
 func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, current keyspace.Revision, err error) {
 	h := s.hub
 	a, err := h.cfg.Ranges.Current(ctx)
@@ -86,7 +82,7 @@ func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, 
 		w.cancelLocked(a.Compacted)
 		return w, a.Current, nil
 	}
-	// The log may have told more by now than the answer.
+	// The log may be ahead of the answer by now.
 	current = max(a.Current, h.logEnd)
 	pos := current
 	if req.Start > 0 {
@@ -108,7 +104,7 @@ func (s *Stream) Watch(ctx context.Context, id int64, req Request) (w *Watcher, 
 	return w, current, nil
 }
 
-// Cancel ends a watcher. It says whether there was one to end.
+// Cancel ends a watcher. It returns false if the watcher had ended before.
 func (s *Stream) Cancel(w *Watcher) bool {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -152,8 +148,8 @@ func (s *Stream) Close() {
 	s.signal()
 }
 
-// Next waits for the next delivery of any of the stream's watchers. Each watcher's come
-// in order; none comes after it was cancelled.
+// Next waits for the next delivery of any of the stream's watchers. The deliveries of one watcher
+// come in order, and none comes after the watcher was cancelled.
 func (s *Stream) Next(ctx context.Context) (Delivery, error) {
 	for {
 		d, ok, err := s.next()
@@ -174,7 +170,7 @@ func (s *Stream) Current(ctx context.Context) (keyspace.Revision, error) {
 	return a.Current, err
 }
 
-// Known returns the last revision that is known here to be allocated.
+// Known returns the last allocated revision that this node knows of.
 func (s *Stream) Known() keyspace.Revision {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -184,7 +180,7 @@ func (s *Stream) Known() keyspace.Revision {
 // Ready returns a channel that gets a value when Next may not have to wait.
 func (s *Stream) Ready() <-chan struct{} { return s.wake }
 
-// TryNext is Next that does not wait; ok is false where there is nothing.
+// TryNext is Next without waiting; ok is false if there is no delivery.
 func (s *Stream) TryNext() (d Delivery, ok bool, err error) { return s.next() }
 
 func (s *Stream) next() (d Delivery, ok bool, err error) {
@@ -222,7 +218,7 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 			s.removeLocked(w)
 			return Delivery{Watcher: w, Compacted: w.compacted, TooLarge: w.tooLarge}, true, nil
 		case w.group != nil && !w.group.live:
-			h.lagLocked(w.group) // what waited for it was taken back
+			h.lagLocked(w.group) // its queue was reclaimed
 		}
 	}
 	if rev, ok := s.progressLocked(); ok {
@@ -238,14 +234,14 @@ func (s *Stream) next() (d Delivery, ok bool, err error) {
 	return d, false, nil
 }
 
-// progressLocked says up to where all watchers of the stream have got everything, if
-// that is what was asked for.
+// progressLocked returns the revision that all watchers of the stream have reached, if progress was
+// requested.
 //
-// clientv3 has each of them go on behind the answer, be it lower than where it was: it would be
-// told twice what lies between once the stream breaks. So the answer is not below an event that
-// one of them was told, as it never is in etcd. Under load there is always one whose ranges are
-// a little behind what another one was told: then what is above that waits until all have come
-// there.
+// clientv3 resumes every watcher behind the answer, even if that is lower than where the watcher
+// was. The client would get the events between them twice after a broken stream. So the answer is
+// never below an event that one of the watchers was told, as in etcd. Under load some watcher's
+// ranges are always a little behind another watcher's last event. Then the events above that wait
+// until all watchers have come there.
 func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 	rev, told, ok := s.leastLocked()
 	if ok && rev < told && !mutation.Is(mutation.ProgressBehindEvent) {
@@ -256,9 +252,9 @@ func (s *Stream) progressLocked() (rev keyspace.Revision, ok bool) {
 	return rev, ok
 }
 
-// leastLocked says up to where all watchers of the stream have got everything, and up to where
-// one of them was told events. ok is false where that is below what was asked for, or below
-// where one of them begins: its client would go on there.
+// leastLocked returns the revision that all watchers have reached, and the highest revision that
+// one of them was told. The result is not ok if the former is
+// below the request, or below the start of one watcher, because its client would resume there.
 func (s *Stream) leastLocked() (rev, told keyspace.Revision, ok bool) {
 	if s.asked == 0 || len(s.watchers) == 0 {
 		return 0, 0, false
@@ -274,14 +270,14 @@ func (s *Stream) leastLocked() (rev, told keyspace.Revision, ok bool) {
 	return rev, told, rev >= due
 }
 
-// holdLocked has no event above the revision given out, unless that was so a moment ago.
+// holdLocked holds events above the ceiling back, unless it did so a moment ago.
 func (s *Stream) holdLocked(ceiling keyspace.Revision) {
 	if now := s.hub.cfg.Clock.Now(); s.ceiling == keyspace.MaxRevision && now >= s.holdNext {
 		s.ceiling, s.heldSince = ceiling, now
 	}
 }
 
-// liftLocked has events given out again.
+// liftLocked lets events flow again.
 func (s *Stream) liftLocked() {
 	if s.ceiling == keyspace.MaxRevision {
 		return
@@ -292,12 +288,12 @@ func (s *Stream) liftLocked() {
 	s.signal()
 }
 
-// RequestProgress has Next give out a revision without events, once all watchers of the
-// stream have got everything up to what is current at a moment after the call. Requests
-// that come before one is answered share one more answer. Like in etcd, none is answered
-// that comes beside a watcher which begins later than that, or which reads the past, since
-// it began there or its client was too slow: the client asks again. The stream's events may
-// wait for the answer, for holdMost and a tick.
+// RequestProgress has Next return a revision without events, once all watchers have everything up
+// to the revision current at a moment after the call. Requests that come before an answer share one
+// more answer. As in etcd, a request gets no answer while a watcher begins later than that
+// revision, or reads the past; the client asks again. A watcher reads the past if it began there,
+// or if its client was too slow. The stream's events may wait for the answer for holdMost and a
+// tick.
 func (s *Stream) RequestProgress(ctx context.Context) error {
 	h := s.hub
 	a, err := h.cfg.Ranges.Current(ctx)
@@ -321,7 +317,7 @@ func (s *Stream) RequestProgress(ctx context.Context) error {
 	return nil
 }
 
-// awaitLocked has the stream woken by what is released while somebody waits for that.
+// awaitLocked has releases wake the stream while somebody waits for one.
 func (s *Stream) awaitLocked() {
 	if s.asked != 0 || s.unsettled {
 		s.hub.progress[s] = struct{}{}
@@ -330,11 +326,10 @@ func (s *Stream) awaitLocked() {
 	delete(s.hub.progress, s)
 }
 
-// Settled says whether the watchers that are live, of those given, have got everything at
-// or below the revision: none of them is given an event of it any more. Until that is so
-// Ready's channel gets a value whenever it may have become so. Who lags is not waited for,
-// like in etcd, and nor is who has not come to where giveUp was said last: then nobody is
-// waited for, and who begins later where others do not get on is as little.
+// Settled says whether the given watchers that are live have got everything at or below the
+// revision. Until it returns true, Ready's channel gets a value whenever that may have changed. As
+// in etcd, it does not wait for watchers that lag. With giveUp it waits for nobody. From then on it ignores watchers below
+// that revision, and new ones beside them.
 func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -345,7 +340,7 @@ func (s *Stream) Settled(rev keyspace.Revision, watchers iter.Seq[*Watcher], giv
 
 func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher], giveUp bool) bool {
 	if s.hub.releasedLocked(rev) && s.takenLocked(rev) {
-		return true // whoever they are
+		return true // for any watchers
 	}
 	if giveUp {
 		s.behind = max(s.behind, rev)
@@ -360,8 +355,7 @@ func (s *Stream) settledLocked(rev keyspace.Revision, watchers iter.Seq[*Watcher
 	return true
 }
 
-// takenLocked says whether no watcher of the stream has to be given an event at or below the
-// revision that was released.
+// takenLocked says whether all released events at or below the revision have left the queues.
 func (s *Stream) takenLocked(rev keyspace.Revision) bool {
 	waits := func(w *Watcher) bool { return len(w.queue) > 0 && w.queue[0].first() <= rev }
 	return !slices.ContainsFunc(s.ready, waits) && !slices.ContainsFunc(s.held, waits)

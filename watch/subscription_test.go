@@ -15,9 +15,9 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// Watchers may begin at different revisions before the range is known that both lie in:
-// the later one does not take from the earlier one what came between.
-func TestTwoLegsBecomeOne(t *testing.T) {
+// Watchers may begin at different revisions before the range of both is located. The later one does
+// not take the events between from the earlier one.
+func TestTwoSubscriptionsBecomeOne(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -47,15 +47,15 @@ func TestTwoLegsBecomeOne(t *testing.T) {
 	})
 }
 
-// A range that is watched absorbs one that nobody here watches, in which a transaction's lock is
-// pending: whoever begins in the past there gets its event, which is below all that is known to
-// be complete of the half that was watched.
-func TestALegGrowsOverALock(t *testing.T) {
+// A watched range absorbs an unwatched one that holds a transaction's lock. A watcher that begins
+// there in the past gets the transaction's event, although it is below the resolved revision of the
+// watched half.
+func TestASubscriptionGrowsOverALock(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		w.mu.Lock()
-		w.refreshLocked() // the map has the ranges as they are: nothing else is followed
+		w.refreshLocked() // the map has the ranges as they are: no others are followed
 		w.mu.Unlock()
 		left := watchAll(ctx, h, &wg, &observer{name: "left", req: Request{Span: keyspace.Single([]byte("ba"))}})
 		w.write("ca")
@@ -90,9 +90,9 @@ func TestALegGrowsOverALock(t *testing.T) {
 	})
 }
 
-// A range that is found again as it was has no mark any more: history is read only where its
-// leader says who has all that was told.
-func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
+// A range that is located again unchanged has no feed position yet. History is read only after its
+// leader says which position has all that was told.
+func TestASubscriptionOfTheSameRangeProvesAnew(t *testing.T) {
 	quiet(t, func(c *Config) { c.RecentBytes = 1 }, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -106,7 +106,7 @@ func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
 		for range 3 {
 			w.write("ba")
 		}
-		time.Sleep(5 * time.Second) // fed by the leader by now
+		time.Sleep(5 * time.Second) // the leader feeds by now
 		h.mu.Lock()
 		for _, l := range slices.Clone(h.subs) {
 			l.tries = 0
@@ -131,7 +131,7 @@ func TestALegOfTheSameRangeProvesAnew(t *testing.T) {
 }
 
 // An event that the parent of a split has applied, and that its feed has not brought, is in the
-// child's past: no leader's answer lets it be passed over before the child's feed has brought it.
+// child's past. No leader's answer passes it before the child's feed has brought it.
 func TestAFreshChildIsHeardFirst(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -140,7 +140,7 @@ func TestAFreshChildIsHeardFirst(t *testing.T) {
 		w.write("ba")
 		w.wg.Wait()
 		time.Sleep(time.Second)
-		// The feeds break, and come again only after a second.
+		// The feeds break, and come back after a second.
 		w.mu.Lock()
 		r := w.of("ba")
 		for n := keyspace.NodeID(1); n <= 3; n++ {
@@ -154,7 +154,7 @@ func TestAFreshChildIsHeardFirst(t *testing.T) {
 		}
 		w.changedLocked()
 		w.mu.Unlock()
-		w.write("bb") // applied, and not fed
+		w.write("bb") // applied, but not fed
 		w.wg.Wait()
 		w.split("ba5") // "bb" is the child's
 		w.mu.Lock()
@@ -185,9 +185,9 @@ func TestAFreshChildIsHeardFirst(t *testing.T) {
 	})
 }
 
-// What two ranges brought was complete to different revisions when they became one: of the
-// one that was further events above fed have come, and were resolved of, without the version
-// before. Who wants that from then on waits until they have come once more.
+// Two ranges were resolved up to different revisions when they merged. Events of the further one
+// above fed have come and are resolved, but without the version before. A new watcher that wants
+// the version before waits until they have come again.
 func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -206,7 +206,7 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		w.mu.Lock()
-		w.slowest = 300 * time.Millisecond // the new range's feed takes its time
+		w.slowest = 300 * time.Millisecond // the new range's feed is slow
 		w.mu.Unlock()
 		w.merge("ba")
 		for merged := false; !merged; time.Sleep(time.Millisecond) {
@@ -225,19 +225,19 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 	})
 }
 
-// What a feed says without a mark lets nobody read history: the next node that feeds may
-// not have applied as much, and nobody could tell.
-func TestAFeedSpeaksWithAMark(t *testing.T) {
+// A part of a feed without a position lets nobody read history: the next node that feeds may not
+// have applied as much.
+func TestAFeedResolvesWithAPosition(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		watchAll(ctx, h, &wg, &observer{name: "all"})
 		h.mu.Lock()
 		l := h.subs[0]
-		resolved, mark := l.resolved, l.position
+		resolved, position := l.resolved, l.position
 		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Resolved: resolved + 10})
-		if l.resolved != resolved || l.fed != resolved+10 || l.position != mark {
-			t.Errorf("a page: resolved up to %d, fed up to %d, mark %v", l.resolved, l.fed, l.position)
+		if l.resolved != resolved || l.fed != resolved+10 || l.position != position {
+			t.Errorf("a page: resolved up to %d, fed up to %d, position %v", l.resolved, l.fed, l.position)
 		}
 		h.takePartLocked(l, &rangeapi.FeedPart{ID: l.feed, Resolved: resolved + 5, Position: rangeapi.FeedPosition{Term: 1, Number: 9}})
 		if l.resolved != resolved+5 || l.fed != resolved+10 {
@@ -249,8 +249,8 @@ func TestAFeedSpeaksWithAMark(t *testing.T) {
 	})
 }
 
-// A watcher from now on asks nobody: it is told of ranges that are well while another
-// one has no leader, and ranges that sleep go on sleeping.
+// A watcher from now on asks nobody. It is told of healthy ranges while another one has no leader,
+// and ranges that sleep go on sleeping.
 func TestAStartFromNowAsksNobody(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		w.write("cc")
@@ -274,8 +274,7 @@ func TestAStartFromNowAsksNobody(t *testing.T) {
 	})
 }
 
-// A range whose replicas have all moved is found again, also where nothing tells that
-// it has another generation.
+// A range whose replicas have all moved is found again, even if nothing names another generation.
 func TestReplicasThatMovedAreFound(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -301,7 +300,7 @@ func TestReplicasThatMovedAreFound(t *testing.T) {
 	})
 }
 
-// A range of which no replica is known is not known.
+// A range without known replicas counts as unknown.
 func TestARangeWithoutReplicas(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		w.mu.Lock()
@@ -323,8 +322,8 @@ func TestARangeWithoutReplicas(t *testing.T) {
 	})
 }
 
-// What a range owes while it says nothing has a bound, and is struck off as ever.
-func TestOwedHasABound(t *testing.T) {
+// The pending allocations of a silent range have a bound, and are removed when they are resolved.
+func TestPendingAllocationsHaveABound(t *testing.T) {
 	h := New(Config{Self: 1, Clock: clock.Virtual()})
 	l, o := &subscription{span: keyspace.Single([]byte("a")), resolved: 9}, &subscription{span: keyspace.Single([]byte("b")), resolved: 9}
 	h.subs = []*subscription{l, o}
@@ -343,19 +342,19 @@ func TestOwedHasABound(t *testing.T) {
 	for _, resolved := range []keyspace.Revision{9, 500, 9 + maxAllocations, 20 + 2*maxAllocations, 9 + all} {
 		h.resolveUpToLocked(l, resolved)
 		if f := h.frontierLocked(l.span); f != resolved {
-			t.Errorf("complete up to %d where the range has resolved up to %d", f, resolved)
+			t.Errorf("frontier %d, but the range has resolved up to %d", f, resolved)
 		}
 	}
 	if f := h.frontierLocked(o.span); f != 9 {
-		t.Errorf("the other range has not resolved and is complete up to %d", f)
+		t.Errorf("the other range has not resolved, and its frontier is %d", f)
 	}
 	if h.resolveUpToLocked(o, 9+all); h.allocs.head != nil {
-		t.Error("something is owed still")
+		t.Error("an allocation is still pending")
 	}
 }
 
-// Subscriptions that nobody needs go also where watchers come and go all the time.
-func TestLegsGoWhileWatchersChurn(t *testing.T) {
+// Unused subscriptions are removed even if watchers come and go all the time.
+func TestSubscriptionsGoWhileWatchersChurn(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, _ *world, h *Hub) {
 		s := h.NewStream()
 		defer s.Close()
@@ -374,15 +373,15 @@ func TestLegsGoWhileWatchersChurn(t *testing.T) {
 		}
 		h.mu.Lock()
 		if len(h.subs) != 1 {
-			t.Errorf("%d legs", len(h.subs))
+			t.Errorf("%d subscriptions", len(h.subs))
 		}
 		h.mu.Unlock()
 	})
 }
 
-// A leader's answer names a place that the subscription's feed had come to before anybody wanted the
-// versions before events. It counts when the feed has come there anew, with them: until then
-// an event is here without.
+// A leader's answer names a position that the feed reached before anybody wanted the versions
+// before events. It counts when the feed has reached it again, with them. Until then an event here
+// lacks it.
 func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -425,7 +424,7 @@ func TestAProofWaitsForTheVersionsBefore(t *testing.T) {
 	})
 }
 
-// slowMap is a map of ranges that takes a while to tell.
+// slowMap is a range map that answers slowly.
 type slowMap struct{ Ranges }
 
 func (m slowMap) Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error) {
@@ -433,9 +432,9 @@ func (m slowMap) Locate(ctx context.Context, span keyspace.Span) ([]router.Locat
 	return m.Ranges.Locate(ctx, span)
 }
 
-// What was allocated while a subscription stood for several ranges is owed by the range that got it
-// and by none of the others: nobody waits until these are found to have nothing to tell.
-func TestRangesOweWhatTheyWereHanded(t *testing.T) {
+// An allocation to a subscription for several ranges is pending at the range that got it, and at
+// none of the others. So nobody waits until those are found to have nothing.
+func TestAllocationsPendAtTheirRanges(t *testing.T) {
 	quiet(t, func(c *Config) { c.Ranges = slowMap{c.Ranges} }, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
 		defer s.Close()
@@ -459,8 +458,8 @@ func TestRangesOweWhatTheyWereHanded(t *testing.T) {
 	})
 }
 
-// busyFeeds refuse feeds for a while, as replicas do that have not applied the split yet of
-// which others tell.
+// busyFeeds refuse feeds for a while, as replicas do that have not applied a split of which others
+// tell.
 type busyFeeds struct {
 	Feeds
 	until time.Time
@@ -513,8 +512,8 @@ func (s *busyStream) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 	return p, err
 }
 
-// This node's replica is asked again soon where it has not applied yet what others tell of,
-// and another one at once where that does not help: nobody waits for a tick.
+// If this node's replica has not applied what others tell of, it is asked again soon, and another
+// one at once if that does not help. Nobody waits for a tick.
 func TestAReplicaThatIsNotThereYetIsWaitedFor(t *testing.T) {
 	for busy, within := range map[time.Duration]time.Duration{5 * time.Millisecond: 20 * time.Millisecond, time.Hour: 100 * time.Millisecond} {
 		f := &busyFeeds{self: 1, opens: map[keyspace.NodeID]int{}}
@@ -534,7 +533,7 @@ func TestAReplicaThatIsNotThereYetIsWaitedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			took := time.Since(begin)
-			synctest.Wait() // a feed may be opening still
+			synctest.Wait() // a feed may still be opening
 			if took > within || (len(f.opens) > 1) != (busy == time.Hour) {
 				t.Errorf("busy for %v: told after %v, feeds of %v", busy, took, f.opens)
 			}
@@ -542,8 +541,7 @@ func TestAReplicaThatIsNotThereYetIsWaitedFor(t *testing.T) {
 	}
 }
 
-// What is due later is done when it is due, also where something else was due before: of two
-// feeds that are opened again the second one does not wait for a tick.
+// A later deadline is kept, even if something else was due before. If two feeds open again, the second one does not wait for a tick.
 func TestTheSecondPauseEndsInTimeToo(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		s := h.NewStream()
@@ -553,10 +551,10 @@ func TestTheSecondPauseEndsInTimeToo(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		late := 0
-		for range 3 { // in a third at most a tick comes to help
+		for range 3 { // in a third at most, a tick happens to help
 			h.mu.Lock()
 			if len(h.subs) < 2 {
-				t.Fatalf("%d legs", len(h.subs))
+				t.Fatalf("%d subscriptions", len(h.subs))
 			}
 			a, b := h.subs[0], h.subs[1]
 			h.closeFeedLocked(a)

@@ -12,54 +12,52 @@ import (
 // Request is what a watcher wants.
 type Request struct {
 	Span keyspace.Span
-	// Start is the first revision wanted; 0 begins behind the current one.
+	// Start is the first revision wanted; 0 begins above the current one.
 	Start keyspace.Revision
-	// Prev wants the version before each event along.
+	// Prev wants the version before each event.
 	Prev bool
 	// NoPut and NoDelete leave events out.
 	NoPut, NoDelete bool
-	// Hold gives out nothing before Told was called: what comes before then waits within the
-	// bounds of a client that takes nothing.
+	// Hold delivers nothing until Told is called. Events wait meanwhile, within the bounds of a
+	// slow client.
 	Hold bool
 }
 
-// keptQueue is how many places of its queue a watcher keeps while nothing waits for it.
+// keptQueue is the capacity that an empty queue keeps.
 const keptQueue = 4
 
 // Watcher is one watcher of a Stream. Its fields are guarded by the hub's mu.
 type Watcher struct {
-	// ID is the caller's, which the hub does not look at.
+	// ID is the caller's; the hub ignores it.
 	ID int64
 
 	s   *Stream
 	req Request
-	// from is the first revision that it gets now; group where it is, as which of the
-	// members.
+	// from is the first revision that the watcher still gets. group has it as member number at.
 	from  keyspace.Revision
 	group *group
 	at    int
-	// compactedStart is where it begins if just that is compacted: of that revision it is
-	// told what a compaction keeps. 0 for all others, who are owed everything.
+	// compactedStart is the start, if exactly that revision is compacted: the
+	// watcher gets only its events that a compaction keeps. It is 0 for all others.
 	compactedStart keyspace.Revision
 
 	queue []delivery
 	bytes int64
-	// told is the highest revision that its client was told, by an event or by progress, 0
-	// before any.
+	// told is the highest revision that the client was told, by an event or by progress, or 0.
 	told keyspace.Revision
-	// compacted is set where it was cancelled; ready says that it is in s.ready or s.held.
-	// tooLarge is a revision for which it was.
+	// compacted and tooLarge are the revisions for which the watcher was cancelled, or 0. ready
+	// says that it is in s.ready or s.held.
 	compacted, tooLarge keyspace.Revision
 	ready               bool
 	closed              bool
-	// past says that it began in the past, or that its client was too slow: while it lags
-	// for that nobody asks for the stream's progress.
+	// past says that the watcher began in the past, or that its client was too slow. While it lags
+	// for that, requests for the stream's progress are not answered.
 	past bool
-	// held says that its client was not told of it yet.
+	// held says that Told was not called yet.
 	held bool
 }
 
-// Told ends what Request.Hold has begun.
+// Told ends what Request.Hold began.
 func (w *Watcher) Told() {
 	w.s.hub.mu.Lock()
 	defer w.s.hub.mu.Unlock()
@@ -79,11 +77,9 @@ func (w *Watcher) wants(e *event) bool {
 	return !w.req.NoDelete
 }
 
-// keptOf leaves out, where the watcher begins at just the compacted revision, the events of
-// writes that a later one of the same transaction has replaced there: a compaction keeps the
-// last one of a key. etcd leaves them out for whoever reads that revision behind the
-// compaction, also for one that began before it and lags; but that one is owed all, and the
-// store has it: a version keeps what it has replaced for as long as it is there itself.
+// keptOf applies to a watcher that begins at exactly the compacted revision. It leaves out events of that revision that a later operation of the
+// transaction replaced, as a compaction does. etcd leaves them out also for a watcher that began earlier and lags. Here
+// that one gets all of them: a version keeps what it has replaced for as long as it exists.
 func (w *Watcher) keptOf(batch []*event) []*event {
 	at := w.compactedStart
 	if at == 0 || batch[0].rev > at {
@@ -98,8 +94,8 @@ func (w *Watcher) keptOf(batch []*event) []*event {
 	return slices.DeleteFunc(slices.Clone(batch), func(e *event) bool { return e.rev == at && last[string(e.key())] != e })
 }
 
-// offerLocked queues a batch for the watcher's client, without what it does not want.
-// It refuses where too much waits already.
+// offerLocked queues the wanted events of a batch for the watcher's client. It refuses if too much
+// waits already.
 func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
 	h := w.s.hub
 	own := w.keptOf(batch)
@@ -120,9 +116,8 @@ func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
 	return true
 }
 
-// takeLocked takes what the client gets next from the queue: of several deliveries that
-// have come together while it took nothing as many as fit into one, since a client that does
-// not keep up is helped by fewer messages.
+// takeLocked takes the next delivery from the queue. It joins as many queued ones as fit, because a
+// slow client is helped by fewer messages.
 func (w *Watcher) takeLocked() Delivery {
 	first := &w.queue[0]
 	small := first.bytes <= maxDeliveryBytes && len(first.events) <= maxDeliveryRevisions && first.last() <= w.s.ceiling
@@ -148,7 +143,7 @@ func (w *Watcher) takeLocked() Delivery {
 		if n > 1 {
 			d.Events = append(d.Events, q.events...)
 		}
-		// What is left of a delivery that was taken in parts is not what others get.
+		// The rest of a delivery that was taken in parts is not what others get.
 		if shared = shared && len(q.of.events) == len(q.events); shared {
 			d.parts = append(d.parts, q.of)
 		}
@@ -166,7 +161,7 @@ func (w *Watcher) takeLocked() Delivery {
 	return d
 }
 
-// takePartLocked takes the first events of the first delivery, whole revisions.
+// takePartLocked takes the first n events of the first delivery, which are whole revisions.
 func (w *Watcher) takePartLocked(n int) Delivery {
 	first := &w.queue[0]
 	events := first.events[:n:n]
@@ -187,14 +182,14 @@ func (w *Watcher) readyLocked() {
 	w.s.signal()
 }
 
-// cancelLocked ends the watcher, which has left its group: behind what waits for its
-// client it is told why.
+// cancelLocked cancels a watcher that has left its group. The client is told after what waits for
+// it.
 func (w *Watcher) cancelLocked(at keyspace.Revision) {
 	w.compacted = at
 	w.readyLocked()
 }
 
-// forgetLocked drops what waits.
+// forgetLocked drops the queue.
 func (w *Watcher) forgetLocked() {
 	for i := range w.queue {
 		w.s.hub.releaseDelivery(&w.queue[i])
@@ -202,8 +197,8 @@ func (w *Watcher) forgetLocked() {
 	w.queue, w.bytes = nil, 0
 }
 
-// passedLocked says up to where the watcher's client has taken everything. ok is false
-// where the watcher lags. One that begins later has passed what it does not want.
+// passedLocked returns the revision up to which the client has taken everything. ok is false if the
+// watcher lags. A watcher that begins later has passed what it does not want.
 func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
 	if rev, ok = w.reachedLocked(); ok && len(w.queue) == 0 && mutation.Is(mutation.ProgressTooEarly) {
 		return w.s.hub.logEnd, true
@@ -211,8 +206,8 @@ func (w *Watcher) passedLocked() (rev keyspace.Revision, ok bool) {
 	return rev, ok
 }
 
-// reachedLocked says up to where the watcher's client has taken everything that it gets. ok
-// is false where the watcher lags or has ended.
+// reachedLocked returns the revision up to which the client has taken everything that it gets. ok
+// is false if the watcher lags or has ended.
 func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 	if w.s.hub.run == nil || w.closed || w.group == nil || !w.group.live {
 		return 0, false
@@ -222,18 +217,16 @@ func (w *Watcher) reachedLocked() (rev keyspace.Revision, ok bool) {
 	}
 	rev = w.s.hub.frontierLocked(w.group.span)
 	if p := &w.group.pending; p.len() > 0 {
-		rev = min(rev, p.first().rev-1) // what is complete may be held back for a moment
+		rev = min(rev, p.first().rev-1) // a pause may hold resolved events back
 	}
-	// What is complete may be less than it was: a range that takes in another one has resolved of
-	// no more than either. clientv3 goes on behind the last answer, be it an event or progress,
-	// and would be told twice what lies between; and Kubernetes' watch cache takes its own
-	// revision from progress.
+	// The frontier may go back: a range that absorbs another one has resolved no more than either.
+	// But clientv3 resumes behind its last event or progress, and would get events twice. Kubernetes' watch cache takes its own revision from progress.
 	return max(rev, w.told), true
 }
 
-// Progress says up to where the watcher's client has got everything: all events at or
-// below the revision were given out by Next. The caller tells the client, so it is never
-// less than before. ok is false where the watcher lags, its client does, or it begins later.
+// Progress returns the revision up to which the client has got everything: Next has returned all
+// events at or below it. The caller tells the client, so it never goes back. ok is false if the
+// watcher or its client lags, or if the watcher begins later.
 func (w *Watcher) Progress() (rev keyspace.Revision, ok bool) {
 	w.s.hub.mu.Lock()
 	defer w.s.hub.mu.Unlock()

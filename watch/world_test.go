@@ -18,9 +18,9 @@ import (
 	"github.com/skeindb/skein/router"
 )
 
-// world plays a cluster of three nodes: sequencer, allocation log, ranges with leaders and
-// lagging replicas, feeds, questions, history. What it does is right; when it does it,
-// and what is lost on the way, is a matter of its seed. Node 1 is the hub's.
+// world plays a cluster of three nodes: sequencer, allocation log, ranges with leaders and lagging
+// replicas, feeds, questions, history. What it does is right. When it does it, and what is lost,
+// depends on its seed. Node 1 is the hub's.
 type world struct {
 	rng *rand.Rand
 	wg  sync.WaitGroup
@@ -34,9 +34,9 @@ type world struct {
 	log     []placement.Allocation
 	moved   chan struct{}
 	logDown bool
-	// mapDown says that nobody tells which ranges there are.
+	// mapDown says that the range map does not answer.
 	mapDown bool
-	// stale is the map of ranges as the gateway's router has it.
+	// cache is the range map as the gateway's router has it.
 	cache   []router.Located
 	former  map[[2]uint64]keyspace.Span
 	ranges  []*worldRange
@@ -45,12 +45,11 @@ type world struct {
 	streams map[*worldStream]struct{}
 	// versions is the number of versions of each key.
 	versions map[string]int64
-	// slowest bounds the delays; answer is how long a leader's answer takes besides.
+	// slowest bounds the delays; answer is the additional delay of a leader's answer.
 	slowest, answer time.Duration
 	asked           map[keyspace.RangeID]int
-	// lossless says that nothing goes wrong by chance: no batch is lost, no transaction is
-	// aborted, no replica lags, no stream fails to open. lose has the next batch or
-	// transaction fail all the same.
+	// lossless says that nothing fails by chance: no batch, transaction, replica or stream. lose
+	// has the next batch or transaction fail all the same.
 	lossless, lose bool
 	// puts says that nothing is deleted.
 	puts     bool
@@ -60,48 +59,45 @@ type world struct {
 	unraised bool
 	// compacts says that the ranges compact by entries of their own. It is set at the beginning.
 	compacts bool
-	// silent is a node that answers no question about history.
+	// silent is a node that does not answer requests for history.
 	silent keyspace.NodeID
-	// stuck is a node whose replicas apply nothing, but where they lead.
+	// stuck is a node whose replicas apply nothing, unless they lead.
 	stuck int
-	// noFeeds says that no stream of feeds opens, hold for how long locks may stay pending
-	// besides.
+	// noFeeds says that no stream of feeds opens. hold is for how much longer locks may stay
+	// pending.
 	noFeeds bool
-	// deaf says that nothing is learned of descriptors: the map is stale until it is refreshed.
+	// deaf says that nothing is learned from descriptors: the map is stale until it is refreshed.
 	deaf bool
 	hold time.Duration
 }
 
-// worldRange is a range: its log of what was applied, in the order of application, and
-// how far each node is in it.
+// worldRange is a range: its log in the order of application, and how far each node has applied it.
 type worldRange struct {
 	desc   keyspace.Descriptor
 	leader keyspace.NodeID
 	log    []worldEntry
 	at     [4]int
-	// pipeline are batches that are sequenced and neither applied nor void, in order;
-	// locks are the floors of transactions that may have a revision, by their names.
+	// pipeline are batches that are sequenced and neither applied nor void, in order. locks are the
+	// floors of transactions that may have a revision, by their names.
 	pipeline []keyspace.Revision
 	locks    map[int]keyspace.Revision
 	ended    bool
-	// applied is the last revision that was applied, and told what was resolved once.
+	// applied is the last applied revision, and told is what was resolved once.
 	applied, told keyspace.Revision
-	// splitting says that the leader knows of a split that others may have applied.
+	// splitting says that the leader knows a split that others may have applied.
 	splitting bool
 }
 
-// markAt is the mark of who has applied n entries, what a split or a merge has left behind one
-// of them.
+// markAt is the position after n entries. A split or a merge leaves one entry.
 func markAt(n int) rangeapi.FeedPosition { return rangeapi.FeedPosition{Term: 1, Number: uint64(n)} }
 
-// worldEntry is an applied entry: events, or a split, and what the range is resolved up
-// to behind it.
+// worldEntry is an applied entry: events, or a split, and the range's resolved revision after it.
 type worldEntry struct {
 	events   []rangeapi.Event
 	resolved keyspace.Revision
 	last     keyspace.Revision
 	heirs    []keyspace.Descriptor
-	// compacted is what the range has compacted behind it.
+	// compacted is what the range has compacted after it.
 	compacted keyspace.Revision
 }
 
@@ -126,10 +122,10 @@ func (w *world) pause() {
 
 func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
 
-// fails says whether something goes wrong that does so with probability p.
+// fails says whether something with probability p goes wrong.
 func (w *world) fails(p float64) bool { return !w.lossless && w.chance(p) }
 
-// failsNext is fails of what has a revision, or what lose was set for.
+// failsNext is fails for a batch or a transaction; lose makes the next one fail.
 func (w *world) failsNext(p float64) bool {
 	lose := w.lose
 	w.lose = false
@@ -158,7 +154,7 @@ func (r *worldRange) last() keyspace.Revision {
 	return r.log[len(r.log)-1].last
 }
 
-// compactedAt is what the range has compacted where the first n entries are applied.
+// compactedAt is what the range has compacted after its first n entries.
 func (r *worldRange) compactedAt(n int) keyspace.Revision {
 	if n == 0 {
 		return 0
@@ -166,7 +162,7 @@ func (r *worldRange) compactedAt(n int) keyspace.Revision {
 	return r.log[n-1].compacted
 }
 
-// kept says whether a replica that has applied n entries has all events from the revision on.
+// kept returns an error if a replica that has applied n entries lacks events from the revision on.
 func (r *worldRange) kept(n int, from keyspace.Revision) *kverror.Error {
 	if c := r.compactedAt(n); from < c && from <= r.log[n-1].last {
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
@@ -174,15 +170,15 @@ func (r *worldRange) kept(n int, from keyspace.Revision) *kverror.Error {
 	return nil
 }
 
-// compact compacts all but the last revisions. The ranges follow one by one, those at rest
-// but once.
+// compact compacts all but the last revisions. The ranges follow one by one, those at rest only
+// now.
 func (w *world) compact(but keyspace.Revision) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.compacted = max(w.compacted, w.rev-but)
 }
 
-// raiseLocked has a range compact as far as what is under way there lets it.
+// raiseLocked has a range compact as far as its pending writes allow.
 func (w *world) raiseLocked(r *worldRange) {
 	c := w.compacted
 	for _, floor := range r.locks {
@@ -193,7 +189,7 @@ func (w *world) raiseLocked(r *worldRange) {
 	}
 }
 
-// resolved is what applied state alone tells.
+// resolved is the resolved revision by applied state alone.
 func (r *worldRange) resolved() keyspace.Revision {
 	c := r.applied
 	for _, floor := range r.locks {
@@ -236,7 +232,7 @@ func (w *world) appendLocked(r *worldRange, e worldEntry) {
 	w.changedLocked()
 }
 
-// write puts keys of one range: sequenced at once, applied or lost later, in the order
+// write puts keys of one range. They are sequenced at once and applied or lost later, in the order
 // of the range's batches.
 func (w *world) write(keys ...string) {
 	w.mu.Lock()
@@ -273,10 +269,9 @@ func (w *world) write(keys ...string) {
 	})
 }
 
-// txn writes keys of several ranges at one revision: locks first, with their floors,
-// the revision next, the writes when each range comes to them, behind its own batches that
-// were handed theirs before, some of them one by one, as a sweep does. A range may have
-// applied higher revisions by then, and may have been split.
+// txn writes keys of several ranges at one revision: first locks with their floors, then the
+// revision, then the writes. Each range applies them behind its earlier batches, some of them one
+// by one like a sweep. By then a range may have applied higher revisions and may have been split.
 func (w *world) txn(name int, keys ...string) {
 	w.mu.Lock()
 	var rs []*worldRange
@@ -296,14 +291,14 @@ func (w *world) txn(name int, keys ...string) {
 	w.wg.Go(func() {
 		w.pause()
 		w.mu.Lock()
-		rev := w.handOutLocked(rs...) // as they were when they were locked
+		rev := w.handOutLocked(rs...) // as they were when they locked
 		aborted, piecemeal, done := w.failsNext(0.2), w.chance(0.3), map[string]bool{}
 		held := time.Duration(0)
 		if w.hold > 0 && w.chance(0.5) {
 			held = time.Duration(w.rng.Int64N(int64(w.hold)))
 		}
 		w.mu.Unlock()
-		// A lock may outlive a split of its range: then both halves have it.
+		// A lock may outlive a split of its range. Then both halves have it.
 		for locked := true; locked; {
 			w.pause()
 			w.mu.Lock()
@@ -339,7 +334,7 @@ func (w *world) txn(name int, keys ...string) {
 			}
 			w.appendLocked(r, worldEntry{events: events})
 			w.mu.Unlock()
-			time.Sleep(held) // one has its part, and others do not yet
+			time.Sleep(held) // one range has its part, and others do not yet
 			held = 0
 		}
 	})
@@ -372,7 +367,7 @@ func (w *world) split(key string) {
 		for k, v := range r.locks {
 			made[i].locks[k] = v
 		}
-		// What the parent applied is the heirs' past.
+		// The heirs have what the parent applied in their past.
 		past := worldEntry{last: r.last(), compacted: r.compactedAt(len(r.log))}
 		for _, e := range r.log {
 			for _, ev := range e.events {
@@ -390,7 +385,7 @@ func (w *world) split(key string) {
 	w.ranges = append(w.ranges, made...)
 }
 
-// count is how many ranges there are.
+// count returns the number of ranges.
 func (w *world) count() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -402,8 +397,8 @@ func (w *world) count() (n int) {
 	return n
 }
 
-// merge has the range of the key absorb its right neighbour, once both pipelines are empty.
-// Locks that are pending in one of them are so in both then.
+// merge has the range of the key absorb its right neighbour, once both pipelines are empty. The
+// result holds the pending locks of both.
 func (w *world) merge(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -436,7 +431,7 @@ func (w *world) merge(key string) {
 	made := &worldRange{
 		desc: d, leader: keyspace.NodeID(1 + w.rng.IntN(3)), locks: map[int]keyspace.Revision{}, applied: max(left.applied, right.applied),
 	}
-	// What both have applied is the past of what they become, as far as both are resolved.
+	// The result's past is what both have applied, as far as both are resolved.
 	past := worldEntry{last: max(left.last(), right.last()), compacted: compacted}
 	made.told = keyspace.MaxRevision
 	for _, r := range []*worldRange{left, right} {
@@ -459,7 +454,7 @@ func (w *world) merge(key string) {
 	w.ranges = append(w.ranges, made)
 }
 
-// drive lets replicas catch up, at random, until stop is closed.
+// drive lets replicas catch up at random, until stop is closed.
 func (w *world) drive(stop <-chan struct{}) {
 	for {
 		select {
@@ -484,7 +479,7 @@ func (w *world) drive(stop <-chan struct{}) {
 	}
 }
 
-// trouble brings one fault.
+// trouble makes one fault.
 func (w *world) trouble() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -494,7 +489,7 @@ func (w *world) trouble() {
 	case 0:
 		r.leader = keyspace.NodeID(1 + w.rng.IntN(3))
 		r.at[r.leader] = len(r.log)
-	case 1: // another sequencer: what followers have not got of the log is lost
+	case 1: // another sequencer: the rest of the log is lost to followers
 		w.term++
 		w.rev += keyspace.Revision(w.rng.IntN(20))
 		w.after, w.log = w.rev, nil
@@ -518,7 +513,7 @@ func (w *world) trouble() {
 	w.changedLocked()
 }
 
-// heal ends all troubles.
+// heal ends all faults.
 func (w *world) heal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -544,7 +539,7 @@ func (w *world) FollowLog(ctx context.Context, known placement.LogPosition, take
 				part.Records = append(part.Records, h)
 			}
 		}
-		// Often only a piece comes, of whole revisions.
+		// Often only a part comes, of whole revisions.
 		if n := len(part.Records); n > 1 && w.chance(0.5) {
 			part.Records = part.Records[:1+w.rng.IntN(n-1)]
 			next := part.Records[len(part.Records)-1].First
@@ -587,7 +582,7 @@ func (w *world) refreshLocked() {
 	slices.SortFunc(w.cache, func(a, b router.Located) int { return bytes.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start) })
 }
 
-// Locate implements Ranges. Often it is behind the times.
+// Locate implements Ranges. It is often stale.
 func (w *world) Locate(_ context.Context, span keyspace.Span) ([]router.Located, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -644,7 +639,7 @@ func (w *world) Current(context.Context) (keyspace.SequenceAnswer, error) {
 	return keyspace.SequenceAnswer{Current: w.rev, Compacted: w.compacted}, nil
 }
 
-// find returns the range at the generation as the node has it, or why it does not.
+// findLocked returns the range at the generation as the node has it, or an error.
 func (w *world) findLocked(node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation) (*worldRange, *kverror.Error) {
 	if w.down[node] {
 		return nil, kverror.New(kverror.Unreachable, "node %s", node)
@@ -755,7 +750,7 @@ func (w *world) History(ctx context.Context, node keyspace.NodeID, q *rangeapi.H
 	return p, nil
 }
 
-// cutPage cuts a page to the events that it may have: of one revision alone by its keys.
+// cutPage cuts a page to its bound; one of a single revision it cuts by keys.
 func (w *world) cutPage(p *rangeapi.HistoryPage, within bool) {
 	n := w.pageRevs
 	if n == 0 || len(p.Events) <= n {
@@ -785,7 +780,7 @@ type worldStream struct {
 	w    *world
 	node keyspace.NodeID
 	dead bool
-	// at is how far each feed is in its range's log, -1 before its first word.
+	// at is how far each feed is in its range's log, or -1 before its first part.
 	feeds map[rangeapi.FeedID]*worldFeed
 	order []rangeapi.FeedID
 }
@@ -853,7 +848,7 @@ func (s *worldStream) Recv(ctx context.Context) ([]rangeapi.FeedPart, error) {
 	}
 }
 
-// partLocked is the next word of a feed, if it has one.
+// partLocked returns the next part of a feed, if there is one.
 func (s *worldStream) partLocked(id rangeapi.FeedID, f *worldFeed) *rangeapi.FeedPart {
 	w := s.w
 	p := &rangeapi.FeedPart{ID: id}

@@ -8,6 +8,7 @@ import (
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Version leads every entry of a range; docs/format/shard.md has the bytes.
@@ -215,12 +216,7 @@ func AppendVersion(dst []byte, v *mvcc.Version, before Prior) []byte {
 	if v.Tombstone {
 		return dst
 	}
-	dst = binary.AppendUvarint(dst, uint64(v.Mod-v.Create))
-	dst = binary.AppendUvarint(dst, uint64(v.Version))
-	if v.Lease != 0 {
-		dst = binary.AppendUvarint(dst, uint64(v.Lease))
-	}
-	return wire.AppendBytes(dst, v.Value)
+	return rangeapi.AppendPut(dst, v)
 }
 
 // DecodeVersion reads a version of the transaction with revision mod into v, whose
@@ -246,28 +242,13 @@ func DecodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before Pri
 	if v.Tombstone {
 		return before, rest, nil
 	}
-	age, rest, err := wire.Uvarint(rest)
-	if err != nil {
+	if rest, err = rangeapi.DecodePut(rest, flags&versionLease != 0, v); err != nil {
 		return before, nil, err
 	}
-	version, rest, err := wire.Uvarint(rest)
-	if err != nil {
-		return before, nil, err
+	if flags&versionKept != 0 {
+		before.Lease = v.Lease
 	}
-	if age >= uint64(mod) || version == 0 || version > uint64(mod) {
-		return before, nil, fmt.Errorf("command: version %d, %d revisions old, at revision %d", version, age, mod)
-	}
-	v.Create, v.Version = mod-keyspace.Revision(age), int64(version)
-	if flags&versionLease != 0 {
-		if v.Lease, rest, err = leaseField(rest); err != nil {
-			return before, nil, err
-		}
-		if flags&versionKept != 0 {
-			before.Lease = v.Lease
-		}
-	}
-	v.Value, rest, err = wire.Bytes(rest)
-	return before, rest, err
+	return before, rest, nil
 }
 
 // leaseField reads a lease id that is not 0.

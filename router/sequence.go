@@ -1,0 +1,49 @@
+package router
+
+import (
+	"context"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// current asks the sequencer for the current revision.
+func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceAnswer, error) {
+	got := make(chan keyspace.SequenceAnswer, 1)
+	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, func(a keyspace.SequenceAnswer) { got <- a })
+	a, err := await(ctx, got)
+	if err != nil {
+		return a, err
+	}
+	if a.Err == nil {
+		r.coordinator.observe(a.Current)
+	}
+	return a, a.Err
+}
+
+// currentOrWait is current, repeated until ctx ends if the sequencer cannot be reached. Asking
+// changes nothing.
+func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, error) {
+	// The first answer, or a refusal, comes well within the request's time.
+	await := clock.AwaitSoon[keyspace.SequenceAnswer]
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		a, err := r.current(ctx, await)
+		await = clock.Await[keyspace.SequenceAnswer]
+		if err == nil {
+			return a, nil
+		}
+		switch e := kverror.Of(err); {
+		case ctx.Err() != nil:
+			return a, err
+		case e.Kind == kverror.TooManyRequests || e.Kind == kverror.Internal:
+			return a, err
+		}
+		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {
+			return a, err
+		}
+	}
+}
+
+// awaiter is clock.Await or clock.AwaitSoon.
+type awaiter func(context.Context, <-chan keyspace.SequenceAnswer) (keyspace.SequenceAnswer, error)
