@@ -76,6 +76,7 @@ func (r *rig) wantKept(keys ...string) {
 // large one, and those that an operator has cut do not. What was warm is merged when it has
 // been cold for long. Nothing is lost, and no revision left out.
 func TestRangesMergeByThemselves(t *testing.T) {
+	long(t, "puts 80 keys a second for minutes of virtual time")
 	small := func(o *Options) {
 		shortLog(o)
 		o.RangeMergeAfter, o.RangeMaxBytes, o.RangeSplitLoad = mergeSoon, 16<<20, 120

@@ -15,7 +15,7 @@ import (
 )
 
 // flagged makes the rig's nodes of what the flags say, but for directories, bus, clock, and the
-// segments of the wal: a memory disk copies all of one in each sync.
+// segments of the wal, which are in memory.
 func flagged(cfg *config.Config) func(*Options) {
 	return func(o *Options) {
 		rigs := *o
@@ -97,6 +97,9 @@ func largestPut(r *rig, most int) {
 func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
 	for _, request := range []int{3 << 19, rangeapi.MaxRequestBytes} {
 		t.Run(fmt.Sprint(request), func(t *testing.T) {
+			if request == rangeapi.MaxRequestBytes {
+				long(t, "moves hundreds of megabytes")
+			}
 			bubble(t, 1, borders(3), func(o *Options) {
 				o.MaxRequestBytes, o.MemoryBytes, o.WALSegmentBytes = request, config.MinMemoryBytes, 48<<20
 			}, func(r *rig) {

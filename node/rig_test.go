@@ -87,9 +87,15 @@ func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test fu
 	})
 }
 
-// shortLog has segments that hold no large entries. A memory disk copies all of a file
-// in each sync, which under the race detector is most of what a test with many small
-// writes costs.
+// long skips a test with -short, for the reason given: it takes much of the processor's time.
+func long(t *testing.T, reason string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(reason)
+	}
+}
+
+// shortLog has segments that hold no large entries.
 func shortLog(o *Options) { o.WALSegmentBytes, o.MaxRequestBytes = 256<<10, 64<<10 }
 
 // borders returns n-1 keys that divide keys of the form k0000 into n spans.

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"runtime"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -19,6 +20,9 @@ func TestDraftKeepsARevisionThatArrivesMeanwhile(t *testing.T) {
 		for known := false; !known; {
 			_, known = it.mod.known()
 			kvs = append(kvs, d.keep(it))
+			if len(kvs) > 100 {
+				runtime.Gosched() // busy processors do not run the other goroutine for long
+			}
 		}
 		d.settle(8, true)
 		for i, kv := range kvs {

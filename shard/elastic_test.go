@@ -126,12 +126,16 @@ var elasticActions = []elasticAction{
 // Of each run: elasticSteps things happen, then all that is under way comes to its end.
 const elasticSteps = 1000
 
-// TestElasticRanges is the model. A run takes the first elasticSeeds seeds. As in package sim,
-// SKEIN_SIM_SEED=s runs one, SKEIN_SIM_FIRST=f and SKEIN_SIM_SEEDS=n n of them from f on. Where
-// a goroutine of a node panics, nobody prints the trace: go test -v says which seed it was, and
-// SKEIN_SIM_DEBUG=1 prints the trace as it comes.
+// TestElasticRanges is the model. A run takes the first elasticSeeds seeds, with -short a
+// third of them. As in package sim, SKEIN_SIM_SEED=s runs one, SKEIN_SIM_FIRST=f and
+// SKEIN_SIM_SEEDS=n n of them from f on. Where a goroutine of a node panics, nobody prints the
+// trace: go test -v says which seed it was, and SKEIN_SIM_DEBUG=1 prints the trace as it comes.
 func TestElasticRanges(t *testing.T) {
-	first, n := elasticNumber(t, "SKEIN_SIM_FIRST", 0), elasticNumber(t, "SKEIN_SIM_SEEDS", elasticSeeds)
+	usual := uint64(elasticSeeds)
+	if testing.Short() {
+		usual /= 3
+	}
+	first, n := elasticNumber(t, "SKEIN_SIM_FIRST", 0), elasticNumber(t, "SKEIN_SIM_SEEDS", usual)
 	if s := os.Getenv("SKEIN_SIM_SEED"); s != "" {
 		first, n = elasticNumber(t, "SKEIN_SIM_SEED", 0), 1
 	}
