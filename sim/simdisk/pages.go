@@ -3,12 +3,12 @@ package simdisk
 // pageSize is the block of a disk: a crash keeps or loses one of what was not synced.
 const pageSize = 4096
 
-// page is a block of a file. One that is synced or shared with another disk never changes
-// again: who writes to it writes to a copy.
+// page is a block of a file. A page that is synced or shared with another disk never
+// changes again: a write replaces it by a copy.
 type page [pageSize]byte
 
-// contents are the bytes of a file. A page that is nil holds zeros, so that a log which
-// reserves its segments by writing zeros costs nothing.
+// contents are the bytes of a file. A nil page holds zeros: a log may reserve its segments
+// by writing zeros, and that costs nothing.
 type contents struct {
 	size  int64
 	pages []*page
@@ -58,10 +58,9 @@ func (c *contents) read(p []byte, off int64) (n int) {
 	return n
 }
 
-// The functions below are not instrumented by the race detector, which otherwise takes
-// many times as long for the bytes of a disk as the disk does. Who reads or writes a
-// buffer that a caller still uses is found nevertheless: File touches its first and its
-// last byte.
+// The race detector does not instrument the functions below: it would take many times as
+// long for the bytes of a disk as the disk does. It still finds a buffer that is used on
+// both sides, for a file touches the buffer's first and last byte.
 
 // chunk is what is moved at once: the assignment of an array, unlike the builtin copy,
 // calls nothing that is instrumented.

@@ -1,6 +1,6 @@
 // Package simdisk is a disk in memory that can lose its power: a [Disk] forgets in a crash
-// what was not synced. It does what Pebble's vfs.MemFS does, page by page: a sync takes the
-// time of what has changed and not of the whole file, and a clone shares what was synced.
+// what was not synced. It does what Pebble's vfs.MemFS does, page by page. A sync costs
+// what has changed and not the whole file. A crash shares all synced pages with its result.
 package simdisk
 
 import (
