@@ -10,7 +10,6 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -355,15 +354,4 @@ func TestMergesOutliveTheDecider(t *testing.T) {
 		time.Sleep(after + 30*time.Second)
 		m.want("led by one for long")
 	})
-}
-
-// A merge under way makes both ranges busy for decisions, and one that is committed the one
-// that is left: a new leader finds the other one in no map.
-func TestMergeUnderWayIsDecided(t *testing.T) {
-	for phase, other := range map[MergePhase]keyspace.RangeID{MergePreparing: 2, MergeBinding: 2, MergeCommitted: 0, MergeAborted: 2} {
-		op := Operation{Range: 1, Kind: OperationMerge, Right: 2, Phase: phase}
-		if got := decisionOf(&op, 3); got.Kind != decide.Merge || got.Range != 1 || got.Other != other {
-			t.Errorf("%s: %s", phase, got.String())
-		}
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
@@ -34,7 +35,7 @@ type ClientOptions struct {
 
 	// Measurer tells what placement decides by of this node. Without one the node says
 	// nothing of itself, and nothing is decided for the ranges that it leads.
-	Measurer Measurer
+	Measurer driver.Measurer
 
 	// AttemptTimeout is how long one attempt at one node may take before the node
 	// counts as lost and others are asked. Default 1 s, an election timeout.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -31,7 +32,7 @@ type nodeReporter struct {
 	// its ranges has changed.
 	kick chan struct{}
 	// told is what the leader has taken in, up to the part with this number.
-	told   map[keyspace.RangeID]Measure
+	told   map[keyspace.RangeID]driver.Measure
 	number uint64
 	// whole says that everything is to be told: the leader knows nothing, or it is not
 	// known what it knows.
@@ -87,10 +88,10 @@ func (c *Client) reportNode() error {
 		led := c.o.Measurer.Led()
 		whole := r.whole
 		if whole {
-			r.told = make(map[keyspace.RangeID]Measure, len(led))
+			r.told = make(map[keyspace.RangeID]driver.Measure, len(led))
 			r.number++ // the one before may have been taken, or not
 		}
-		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.steps()))
+		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.driver.Steps()))
 		// What was sent and not answered may have come: nobody knows what the leader knows.
 		r.whole = anew || err != nil
 		if !anew {
@@ -101,61 +102,34 @@ func (c *Client) reportNode() error {
 }
 
 // changes returns what differs from what was told, by much.
-func (r *nodeReporter) changes(led []Measure, least steps) []Measure {
-	var out []Measure
+func (r *nodeReporter) changes(led []driver.Measure, least driver.Steps) []driver.Measure {
+	var out []driver.Measure
 	leads := make(map[keyspace.RangeID]bool, len(led))
 	for i := range led {
 		m := &led[i]
-		m.clamp()
+		m.Clamp()
 		leads[m.Range] = true
-		if old, ok := r.told[m.Range]; !ok || m.differs(&old, least) {
+		if old, ok := r.told[m.Range]; !ok || m.Differs(&old, least) {
 			out = append(out, *m)
 		}
 	}
 	for id := range r.told {
 		if !leads[id] {
-			out = append(out, Measure{Range: id})
+			out = append(out, driver.Measure{Range: id})
 		}
 	}
 	return out
 }
 
-// clamp keeps a measure within what a report holds.
-func (m *Measure) clamp() {
-	m.Bytes, m.Load = min(max(m.Bytes, 0), maxAmount), min(max(m.Load, 0), maxAmount)
-}
-
-// steps are changes of bytes and load that are too small to be told.
-type steps struct{ bytes, load int64 }
-
-// boundSteps is how many steps there are in the bounds above which ranges are split. What is
-// merged has a quarter of a bound at most by what was told, and so less than a third by what
-// it is.
-const boundSteps = 64
-
-// steps returns them: a MiB and ten requests a second, and less where ranges are split for
-// little more than that.
-func (s *Service) steps() steps {
-	return steps{min(1<<20, s.o.RangeMaxBytes/boundSteps), min(10, s.o.RangeSplitLoad/boundSteps)}
-}
-
-// differs says whether a measure is news to who knows an older one. What matters little to
-// decisions is not told: a step, a sixteenth of the bytes, an eighth of the load.
-func (m *Measure) differs(old *Measure, least steps) bool {
-	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
-	return m.Term != old.Term ||
-		far(m.Bytes, old.Bytes, least.bytes, 16) || far(m.Load, old.Load, least.load, 8)
-}
-
 // sendParts sends a report in parts, at least one, and takes over what was taken in.
-func (c *Client) sendParts(whole bool, ms []Measure) (anew bool, err error) {
+func (c *Client) sendParts(whole bool, ms []driver.Measure) (anew bool, err error) {
 	r := &c.reporter
-	p := nodePart{Boot: c.o.Boot, Whole: whole}
+	p := driver.Part{Boot: c.o.Boot, Whole: whole}
 	capacity, used := c.o.Measurer.Disk()
-	p.Capacity, p.Used = min(max(capacity, 0), maxAmount), min(max(used, 0), maxAmount)
+	p.Capacity, p.Used = min(max(capacity, 0), driver.MaxAmount), min(max(used, 0), driver.MaxAmount)
 	for {
 		n, size := 0, 0
-		for n < len(ms) && n < reportRanges && size < reportBytes {
+		for n < len(ms) && n < driver.ReportRanges && size < driver.ReportBytes {
 			size += 24
 			n++
 		}
@@ -176,15 +150,15 @@ func (c *Client) sendParts(whole bool, ms []Measure) (anew bool, err error) {
 }
 
 // sendPart sends one part to whoever leads. To send it again does no harm.
-func (c *Client) sendPart(p *nodePart) (anew bool, err error) {
+func (c *Client) sendPart(p *driver.Part) (anew bool, err error) {
 	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, reportTimeout)
 	defer cancel()
 	err = c.attempts(ctx, true, func(ctx context.Context, node keyspace.NodeID) (err error) {
 		var b []byte
 		if node == c.o.Self {
 			anew, err = c.o.Service.takeReport(c.o.Self, p)
-		} else if b, err = c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.encode()); err == nil {
-			anew, err = decodePartAnswer(b)
+		} else if b, err = c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.Encode()); err == nil {
+			anew, err = driver.DecodePartAnswer(b)
 		}
 		if err == nil {
 			c.answered(node)

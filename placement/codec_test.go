@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/internal/testkit"
 	"github.com/skeindb/skein/placement/sequencer"
@@ -105,7 +106,7 @@ var sampleLease = Lease{
 
 var (
 	sampleRange    = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
-	sampleNodePart = nodePart{
+	sampleNodePart = driver.Part{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
 		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 	}
@@ -140,8 +141,8 @@ func TestFormats(t *testing.T) {
 	}
 	line("bus/feed-request", encodeFeedRequest(32))
 	line("bus/feed-part", samplePart.encode())
-	line("bus/report-part", sampleNodePart.encode())
-	line("bus/report-answer", encodePartAnswer(true))
+	line("bus/report-part", sampleNodePart.Encode())
+	line("bus/report-answer", driver.EncodePartAnswer(true))
 	f.Compare(t)
 }
 
@@ -163,8 +164,8 @@ func decoderOf(name string) func([]byte) error {
 		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
 
-		"bus/report-part":   func(p []byte) error { _, err := decodeNodePart(p); return err },
-		"bus/report-answer": func(p []byte) error { _, err := decodePartAnswer(p); return err },
+		"bus/report-part":   func(p []byte) error { _, err := driver.DecodePart(p); return err },
+		"bus/report-answer": func(p []byte) error { _, err := driver.DecodePartAnswer(p); return err },
 	}[name]
 }
 
@@ -231,11 +232,11 @@ func FuzzFeedRequest(f *testing.F) {
 // FuzzNodePart: a part of a node's report is the same after another trip, and so is the
 // answer.
 func FuzzNodePart(f *testing.F) {
-	testkit.Fuzz(f, "bus/report-part", decodeNodePart, func(p nodePart) []byte { return p.encode() })
+	testkit.Fuzz(f, "bus/report-part", driver.DecodePart, func(p driver.Part) []byte { return p.Encode() })
 }
 
 func FuzzPartAnswer(f *testing.F) {
-	testkit.Fuzz(f, "bus/report-answer", decodePartAnswer, encodePartAnswer)
+	testkit.Fuzz(f, "bus/report-answer", driver.DecodePartAnswer, driver.EncodePartAnswer)
 }
 
 // A node table of an earlier build is refused by its version.

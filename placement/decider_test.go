@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -227,14 +228,12 @@ func TestLeadersAreSought(t *testing.T) {
 		w := newPretended(t, 53, 3, "h", "p")
 		time.Sleep(time.Minute)
 		l := w.leader()
-		h := l.service.hearing
-		h.mu.Lock()
-		clear(h.claims)
-		h.mu.Unlock()
-		time.Sleep((bareSurveys + 3) * surveyEvery)
+		h := l.service.tracker
+		h.Forget()
+		time.Sleep((driver.BareSurveys + 3) * driver.SurveyEvery)
 		w.each(func(p *pretend) {
-			if got := h.of(p.d.Range); got.leader != p.leader || got.Bytes != 64<<20 {
-				t.Errorf("range %s is led by node %s, and placement has heard of %s, and of %d bytes", p.d.Range, p.leader, got.leader, got.Bytes)
+			if leader, got := h.Leader(p.d.Range); leader != p.leader || got.Bytes != 64<<20 {
+				t.Errorf("range %s is led by node %s, and placement has heard of %s, and of %d bytes", p.d.Range, p.leader, leader, got.Bytes)
 			}
 		})
 	})
@@ -490,8 +489,8 @@ func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
 		if _, err := w.leader().client.BeginOperation(t.Context(), Operation{Range: id, Kind: OperationTransfer, From: from, To: 2}); err != nil {
 			t.Fatal(err)
 		}
-		w.await(transferPatience+5*time.Second, "it is given up", func() error { return nil })
-		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("transfer", "given-up")); n != 1 {
+		w.await(driver.TransferPatience+5*time.Second, "it is given up", func() error { return nil })
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.Driver.OperationsEnded.WithLabelValues("transfer", "given-up")); n != 1 {
 			t.Errorf("%.0f transfers were given up", n)
 		}
 	})
@@ -685,7 +684,7 @@ func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 		w.nodes[3].closed.Store(true)
 		w.leadBy(w.nodes[0])
 		time.Sleep(5 * time.Minute)
-		if n := testutil.ToFloat64(w.leader().service.o.Metrics.OperationsEnded.WithLabelValues("move", "given-up")); n != 1 {
+		if n := testutil.ToFloat64(w.leader().service.o.Metrics.Driver.OperationsEnded.WithLabelValues("move", "given-up")); n != 1 {
 			t.Errorf("%.0f moves were given up, want 1", n)
 		}
 		w.kill(3)
@@ -792,33 +791,6 @@ func TestLonelyNodeIsGivenUpForABetterOne(t *testing.T) {
 	})
 }
 
-// For how long it is such a node counts from when this leader has seen it, also where that is
-// before anything is decided.
-func TestLonelyFromWhenItIsSeen(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		w := newPretended(t, 62, 4, fourBorders...)
-		time.Sleep(10 * time.Second)
-		s := w.leader().service
-		d := newDecider(s, 1, newHearing(), nil)
-		forsaken := func() bool {
-			now := s.o.Clock.Now()
-			d.feedNodes(s.View(), now)
-			d.c.Decide(now)
-			return d.c.Forsaken(4)
-		}
-		time.Sleep(hearWithin - 5*time.Second)
-		w.deafen(4)
-		d.feedNodes(s.View(), s.o.Clock.Now())
-		time.Sleep(d.settings.AbandonAfter - time.Second)
-		if forsaken() {
-			t.Error("it counts as lonely since the term began")
-		}
-		if time.Sleep(time.Second); !forsaken() {
-			t.Error("it does not count as lonely for long")
-		}
-	})
-}
-
 // One that has its copy is promoted, and not given up, where a better one comes in that moment.
 func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
@@ -831,7 +803,7 @@ func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 			}
 		})
 		w.await(time.Minute, "repair", func() error { return w.whole(3) })
-		ended := w.leader().service.o.Metrics.OperationsEnded
+		ended := w.leader().service.o.Metrics.Driver.OperationsEnded
 		if n := testutil.ToFloat64(ended.WithLabelValues("move", "given-up")); n > 0 {
 			t.Errorf("%.0f moves were given up", n)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/transport"
@@ -87,7 +88,7 @@ func (s *Service) handleLog(ctx context.Context, _ keyspace.NodeID, first []byte
 
 // handleReport answers method 36: the leader can.
 func (s *Service) handleReport(_ context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
-	p, err := decodeNodePart(payload)
+	p, err := driver.DecodePart(payload)
 	if err != nil {
 		return fsm.EncodeError(kverror.New(kverror.BadRequest, "%v", err)), nil
 	}
@@ -95,19 +96,19 @@ func (s *Service) handleReport(_ context.Context, from keyspace.NodeID, payload 
 	if err != nil {
 		return fsm.EncodeError(err), nil
 	}
-	return encodePartAnswer(anew), nil
+	return driver.EncodePartAnswer(anew), nil
 }
 
 // takeReport takes a part of what a node says of itself; anew says that a part before it
 // is missing.
-func (s *Service) takeReport(from keyspace.NodeID, p *nodePart) (anew bool, err error) {
+func (s *Service) takeReport(from keyspace.NodeID, p *driver.Part) (anew bool, err error) {
 	s.mu.Lock()
-	h := s.hearing
+	h := s.tracker
 	s.mu.Unlock()
 	if h == nil {
 		return false, s.refusal()
 	}
-	return h.report(from, p), nil
+	return h.Report(from, p), nil
 }
 
 // serve answers one request of a node, this one or another.
@@ -159,7 +160,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{}, s.propose(ctx, term, fsm.PutSetting{Name: q.Name, Value: q.Value}).Err
 	case requestBegin:
 		q.Operation.Reason = decide.None // it was asked for, whoever asks
-		o, err := s.begin(ctx, term, &q.Operation)
+		o, err := s.driver.Begin(ctx, term, &q.Operation)
 		return response{Operations: []fsm.Operation{o}}, err
 	case requestSettings, requestOperations, requestStatus:
 		return s.serveLast(q.Kind) // it leads, by now

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -318,7 +319,7 @@ func TestMergeThatFailsAtOncePauses(t *testing.T) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		time.Sleep(2 * mergePatience)
+		time.Sleep(2 * driver.MergePatience)
 		if under, err := r.nodes[0].client.Operations(t.Context()); err != nil || len(under) != 0 {
 			t.Errorf("under way: %v, %v", under, err)
 		}
@@ -335,7 +336,7 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 		late   time.Duration
 	}{
 		{"nothing to store", nil, 1, 0},
-		{"little to store", []time.Duration{storeSmall / 4}, 1, storeSmall / 4},
+		{"little to store", []time.Duration{driver.StoreSmall / 4}, 1, driver.StoreSmall / 4},
 		{"less the second time", []time.Duration{600 * time.Millisecond, 40 * time.Millisecond}, 2, 40 * time.Millisecond},
 		{"as much each time", slices.Repeat([]time.Duration{time.Second}, 9), 2, time.Second},
 	} {
@@ -379,7 +380,7 @@ func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
 		rng := rand.New(rand.NewPCG(74, 1))
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}}
 		// One node after the other, and all once more.
-		p.takes = []time.Duration{operationStep / 10 * 3, operationStep / 20}
+		p.takes = []time.Duration{driver.OperationStep / 10 * 3, driver.OperationStep / 20}
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 		p.left.report, p.right.report = r.report, r.report
 		u := &unsettled{pretendPair: p}
@@ -393,8 +394,8 @@ func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
 		}
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		if still := u.released.Sub(u.frozen); u.frozen.IsZero() || u.released.IsZero() || still > mergeStill {
-			t.Errorf("the right range stood still for %v, at most %v", still, mergeStill)
+		if still := u.released.Sub(u.frozen); u.frozen.IsZero() || u.released.IsZero() || still > driver.MergeStill {
+			t.Errorf("the right range stood still for %v, at most %v", still, driver.MergeStill)
 		}
 	})
 }
@@ -472,7 +473,7 @@ func TestMergeIsNotInheritedWhileItStandsStill(t *testing.T) {
 		}
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		if still := u.released.Sub(u.frozen); u.released.IsZero() || still > mergePatience/3 {
+		if still := u.released.Sub(u.frozen); u.released.IsZero() || still > driver.MergePatience/3 {
 			t.Errorf("the right range stood still for %v", still)
 		}
 	})
@@ -581,7 +582,7 @@ func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
 					}
 					p.right.ledBy(0)
 				}
-				time.Sleep(max(mergePatience, r.patience) + operationStep)
+				time.Sleep(max(driver.MergePatience, r.patience) + driver.OperationStep)
 				if at, under := r.operation(ctx, op.ID); under {
 					t.Fatalf("the right range has no quorum, and the left one is kept by %s", at.String())
 				}
@@ -618,12 +619,12 @@ func TestMergeToANodeThatDiesIsOver(t *testing.T) {
 		for at, _ := r.operationAt(ctx, 4, op.ID); at.To != 1; at, _ = r.operationAt(ctx, 4, op.ID) {
 			time.Sleep(100 * time.Millisecond)
 		}
-		time.Sleep(3 * mergePatience)
+		time.Sleep(3 * driver.MergePatience)
 		if _, under := r.operationAt(ctx, 4, op.ID); !under {
 			t.Fatal("a copy has an hour")
 		}
 		r.nodes[0].crash()
-		time.Sleep(mergePatience + operationStep)
+		time.Sleep(driver.MergePatience + driver.OperationStep)
 		if at, under := r.operationAt(ctx, 4, op.ID); under {
 			t.Errorf("node 1 is gone, and there is %s", at.String())
 		}
@@ -657,7 +658,7 @@ func TestMergeAbortedOnceItBindsAwaitsBoth(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		op := r.beginMergeAt(ctx, 0, p.left.d.Range)
-		time.Sleep(2 * mergePatience)
+		time.Sleep(2 * driver.MergePatience)
 		if at, under := r.operation(ctx, op.ID); !under || at.Phase != MergeAborted || p.bound[0] != op.ID {
 			t.Errorf("under way %t: %s, bound to %v", under, at.String(), p.bound)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
@@ -215,45 +216,22 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 
 // drive takes steps until the operation is over.
 func (p *pretend) drive(op *Operation, least int) bool {
-	o := operator{s: &Service{o: ServiceOptions{Mover: p, Alive: p.alive}}}
 	for range 200 {
-		st := nextStep(op, &p.d, p.leader, p.alive)
+		st := driver.NextStep(op, &p.d, p.leader, p.alive)
 		var err error
 		switch {
-		case st.done:
+		case st.Done:
 			return true
-		case st.transfer:
-			err = o.s.o.Mover.TransferTo(p.t.Context(), p.leader, 7, st.leader)
-		case len(st.change) > 0:
-			err = o.s.o.Mover.ChangeMembers(p.t.Context(), p.leader, 7, p.d.ConfIndex, st.change)
+		case st.Transfer:
+			err = p.TransferTo(p.t.Context(), p.leader, 7, st.Leader)
+		case len(st.Change) > 0:
+			err = p.ChangeMembers(p.t.Context(), p.leader, 7, p.d.ConfIndex, st.Change)
 		}
 		if n := len(p.voters()); n < least {
 			p.t.Errorf("%d voters during %s (%v)", n, op, err)
 		}
 	}
 	return false
-}
-
-// A large range at a low bound takes longer than the patience for a step.
-func TestPatienceGrowsWithTheCopy(t *testing.T) {
-	h := newHearing()
-	h.put(claim{Measure: Measure{Range: 7, Bytes: 1 << 30}, leader: 1})
-	o := &operator{s: &Service{o: ServiceOptions{OperationPatience: time.Minute, CopyBytesPerSecond: 1 << 20}}, hearing: h}
-	for _, c := range []struct {
-		op    Operation
-		least time.Duration
-		most  time.Duration
-	}{
-		{Operation{Kind: OperationMove, Range: 7}, time.Hour, 4 * time.Hour},
-		{Operation{Kind: OperationAdd, Range: 7}, time.Hour, 4 * time.Hour},
-		{Operation{Kind: OperationMove, Range: 8}, time.Minute, time.Minute},
-		{Operation{Kind: OperationRemove, Range: 7}, time.Minute, time.Minute},
-		{Operation{Kind: OperationTransfer, Range: 7}, transferPatience, transferPatience},
-	} {
-		if got := o.patience(&c.op); got < c.least || got > c.most {
-			t.Errorf("%s is given up after %v, want %v to %v", &c.op, got, c.least, c.most)
-		}
-	}
 }
 
 // An operation goes on where it was when placement's leader dies; a second one for the
@@ -340,28 +318,6 @@ func TestOperationIsGivenUp(t *testing.T) {
 	})
 }
 
-// An operation that has ended between the look at all that are under way and its own turn is not
-// carried out once more.
-func TestOperationThatHasEndedIsLeft(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		r := newRig(t, 34, 4, quiet)
-		var p *pretend
-		r.mover = func() Mover { return p }
-		d := r.founding.Ranges()[0]
-		p = newPretend(t, rand.New(rand.NewPCG(34, 1)), d)
-		p.report = r.report
-		r.startAll()
-		s := r.leader().service
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		o := newOperator(s, s.machine.leaderState().Term, newHearing())
-		o.carryOut(ctx, Operation{ID: 1, Range: d.Range, Kind: OperationAdd, To: 4, Replica: 99})
-		if p.steps != 0 {
-			t.Errorf("it has taken %d steps, to %v", p.steps, p.d.Replicas)
-		}
-	})
-}
-
 // report takes a descriptor to the map, as the range's leader does.
 func (r *rig) report(d keyspace.Descriptor) {
 	for _, n := range r.nodes {
@@ -380,24 +336,24 @@ func TestOperationLeavesOthersAlone(t *testing.T) {
 	d := keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 30, Replicas: []keyspace.Replica{voter(1, 1), voter(2, 2), voter(9, 3)}}
 	all := func(keyspace.NodeID) bool { return true }
 	tidy := Operation{Range: 7, Kind: OperationTidy, From: 3, Leaving: 9}
-	if st := nextStep(&tidy, &d, 1, all); !st.done {
+	if st := driver.NextStep(&tidy, &d, 1, all); !st.Done {
 		t.Errorf("a learner that votes meanwhile: %+v", st)
 	}
 	d.Replicas[2].Role = keyspace.RoleLearner
-	if st := nextStep(&tidy, &d, 1, all); len(st.change) != 1 || st.change[0].Replica != 9 {
+	if st := driver.NextStep(&tidy, &d, 1, all); len(st.Change) != 1 || st.Change[0].Replica != 9 {
 		t.Errorf("a learner: %+v", st)
 	}
 	d.Replicas[2] = voter(12, 3)
 	for _, o := range []Operation{tidy, {Range: 7, Kind: OperationRemove, From: 3, Leaving: 9}} {
-		if st := nextStep(&o, &d, 1, all); !st.done {
+		if st := driver.NextStep(&o, &d, 1, all); !st.Done {
 			t.Errorf("%s of one that has gone: %+v", &o, st)
 		}
 	}
 	last := Operation{Range: 7, Kind: OperationRemove, From: 1, Leaving: 1}
-	if st := nextStep(&last, &d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.stuck == "" {
+	if st := driver.NextStep(&last, &d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.Stuck == "" {
 		t.Errorf("removed from {1, 2, 3}, of which 3 is dead: %+v", st)
 	}
-	if st := nextStep(&last, &d, 2, all); len(st.change) != 1 || st.change[0].Replica != 1 {
+	if st := driver.NextStep(&last, &d, 2, all); len(st.Change) != 1 || st.Change[0].Replica != 1 {
 		t.Errorf("removed where all live: %+v", st)
 	}
 }

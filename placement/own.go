@@ -6,8 +6,40 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
+
+// driverOptions joins the driver to the node's options and the placement group.
+func (s *Service) driverOptions() driver.Options {
+	return driver.Options{
+		Self: s.o.Self, Clock: s.o.Clock, Logger: s.o.Logger, Metrics: s.o.Metrics.Driver, Group: ownGroup{s},
+		Mover: s.o.Mover, OwnMover: func(term uint64) driver.Mover { return ownMover{s, term} }, Merger: s.o.Merger,
+		Alive: s.o.Alive, Central: s.o.Central, NodeDeadAfter: s.o.NodeDeadAfter,
+		RangeMaxBytes: s.o.RangeMaxBytes, RangeSplitLoad: s.o.RangeSplitLoad, RangeMergeAfter: s.o.RangeMergeAfter,
+		OperationPatience: s.o.OperationPatience, CopyBytesPerSecond: s.o.CopyBytesPerSecond,
+	}
+}
+
+// ownGroup is the placement group as the driver sees it.
+type ownGroup struct{ *Service }
+
+// Propose implements driver.Group.
+func (g ownGroup) Propose(ctx context.Context, term uint64, op fsm.Effect) fsm.Result {
+	return g.propose(ctx, term, op)
+}
+
+// CanTransfer implements driver.Group.
+func (g ownGroup) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error {
+	if r := g.replica(); r != nil {
+		return r.CanTransfer(ctx, to)
+	}
+	return g.refusal()
+}
+
+// Wall implements driver.Group.
+func (g ownGroup) Wall() fsm.UnixMillis { return g.wall() }
 
 // ownMover carries out operations on the placement group itself: its leader is the node
 // that carries out operations.

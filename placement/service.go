@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
@@ -65,9 +65,9 @@ type ServiceOptions struct {
 	Engine  *engine.Engine
 	Control RangeControl
 	// Mover carries out operations on ranges. Without one they wait.
-	Mover Mover
+	Mover driver.Mover
 	// Merger takes the steps of merges. Without one none begins.
-	Merger Merger
+	Merger driver.Merger
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere. Default 5 minutes.
 	NodeDeadAfter time.Duration
@@ -112,12 +112,11 @@ type Service struct {
 	machine   *machine
 	sequencer *sequencer.Sequencer
 	shutdown  *sequencer.Shutdown
+	driver    *driver.Driver
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
-	// operateKick says that an operation has begun.
-	operateKick chan struct{}
 	// home is how the replica comes and goes.
 	home residence
 	// client is this node's, nil until there is one.
@@ -137,8 +136,8 @@ type Service struct {
 	leadTerm   uint64
 	leadCtx    context.Context
 	leadCancel context.CancelFunc
-	// hearing is what nodes say of themselves to the leadership; nil while there is none.
-	hearing *hearing
+	// Tracker is what nodes say of themselves to the leadership; nil while there is none.
+	tracker *driver.Tracker
 	// held are reported descriptors that did not fit into the map, by range.
 	held map[keyspace.RangeID]keyspace.Descriptor
 }
@@ -155,16 +154,6 @@ func NewService(o ServiceOptions) (*Service, error) {
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
 	}
-	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
-	o.CopyBytesPerSecond = cmp.Or(o.CopyBytesPerSecond, copyBytesPerSecond)
-	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
-	if o.RangeMaxBytes <= 0 {
-		o.RangeMaxBytes = rangeMaxBytes
-	}
-	if o.RangeSplitLoad <= 0 {
-		o.RangeSplitLoad = rangeSplitLoad
-	}
-	o.RangeMergeAfter = cmp.Or(o.RangeMergeAfter, rangeMergeAfter)
 	o.Logger = o.Logger.With(zap.Stringer("group", keyspace.PlacementGroup))
 	m, err := newMachine(o.Engine, o.Boot, o.Logger)
 	if err != nil {
@@ -175,12 +164,12 @@ func NewService(o ServiceOptions) (*Service, error) {
 		sequencer: sequencer.New(o.Clock, m, o.Metrics.Sequencer, o.Logger),
 		held:      map[keyspace.RangeID]keyspace.Descriptor{},
 
-		operateKick: make(chan struct{}, 1),
-		home:        newResidence(),
-		detached:    make(chan struct{}),
-		stirred:     make(chan struct{}),
+		home:     newResidence(),
+		detached: make(chan struct{}),
+		stirred:  make(chan struct{}),
 	}
 	s.shutdown = sequencer.NewShutdown(s.shutdownOptions(), s.sequencer)
+	s.driver = driver.New(s.driverOptions())
 	m.self = o.Self
 	m.onMembers = s.membersApplied
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -276,22 +265,17 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	s.shutdown.Lead(ctx, term)
 	clear(s.held)
-	s.hearing = newHearing()
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
-	o := newOperator(s, term, s.hearing)
-	s.wait.Go(func() { o.run(ctx) })
-	if s.o.Mover != nil {
-		s.wait.Go(func() { o.decider.run(ctx) })
-	}
+	s.tracker = s.driver.Lead(ctx, term, s.wait.Go)
 }
 
 func (s *Service) endDutiesLocked() {
 	if s.leadCancel != nil {
 		s.leadCancel()
-		s.leadCancel, s.hearing = nil, nil
+		s.leadCancel, s.tracker = nil, nil
 	}
 }
 

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 )
@@ -33,6 +34,14 @@ type (
 	LeaseRef = fsm.LeaseRef
 	// LeaseChange is an applied change of a lease's record.
 	LeaseChange = fsm.LeaseChange
+	// Mover changes who holds and leads ranges.
+	Mover = driver.Mover
+	// Merger has nodes take the steps of merges.
+	Merger = driver.Merger
+	// Measure is what a node says of a range that it leads.
+	Measure = driver.Measure
+	// Measurer tells what placement decides by of its own node.
+	Measurer = driver.Measurer
 	// Setting is one of the cluster's settings.
 	Setting = fsm.Setting
 	// Allocation is one entry of the allocation log: revisions that a range got.
@@ -88,6 +97,9 @@ const (
 const (
 	// OwnGroup stands for the placement group itself where an Operation names a range.
 	OwnGroup = fsm.OwnGroup
+	// OwnLeast is how many voters of the placement group are kept where no other node can take
+	// the place of one that goes.
+	OwnLeast = driver.OwnLeast
 	// MaxLeaseTTL is the longest TTL that a lease can be granted, in seconds.
 	MaxLeaseTTL = fsm.MaxLeaseTTL
 )

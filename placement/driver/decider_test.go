@@ -1,7 +1,8 @@
-package placement
+package driver
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
@@ -18,19 +19,27 @@ type still struct {
 	ids []keyspace.RangeID
 }
 
-func stillDecider(t *testing.T, seed uint64) *still {
-	t.Helper()
-	w := newPretended(t, seed, 5, fourBorders...)
-	if err := w.nodes[0].client.SetPaused(t.Context(), true); err != nil {
-		t.Fatal(err)
+// fiveNodes is the state of a cluster of five nodes and as many ranges.
+func fiveNodes() *fsm.View {
+	f := fsm.Founding{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}, {ID: 5}}}
+	for _, k := range []string{"e", "j", "o", "t"} {
+		f.SplitKeys = append(f.SplitKeys, []byte(k))
 	}
-	time.Sleep(20 * time.Second)
-	n := w.leader()
-	st := &still{t: t, decider: newOperator(n.service, 99, newHearing()).decider, v: *n.service.View()}
+	s := f.FirstState(firstIndex)
+	for _, d := range f.Ranges() {
+		s.Apply(firstIndex+1, fsm.MarkCreated{Ranges: []keyspace.RangeID{d.Range}})
+	}
+	return s.View(firstIndex+1, 1, nil)
+}
+
+func stillDecider(t *testing.T) *still {
+	t.Helper()
+	v := fiveNodes()
+	st := &still{t: t, decider: newOperator(stillDriver(v, &idleMover{}), 99, newTracker()).decider, v: *v}
 	for _, r := range st.v.Descriptors() {
 		st.ids = append(st.ids, r.Range)
 	}
-	now := n.service.o.Clock.Now()
+	now := st.s.o.Clock.Now()
 	st.feedNodes(&st.v, now)
 	st.feedRanges(&st.v, now)
 	for _, id := range st.ids { // as if all were led by a voter
@@ -80,8 +89,8 @@ func (st *still) freeNode(id keyspace.RangeID) keyspace.NodeID {
 func TestOutcomesAreNotLost(t *testing.T) {
 	for _, order := range []string{"told, then seen", "seen, then told", "told and seen at once"} {
 		for _, done := range []bool{false, true} {
-			virtually(t, func(t *testing.T) {
-				st := stillDecider(t, 71)
+			synctest.Test(t, func(t *testing.T) {
+				st := stillDecider(t)
 				id := st.ids[0]
 				op := fsm.Operation{ID: 900, Range: id, Kind: fsm.OperationAdd, To: st.freeNode(id)}
 				st.viewHas(op)
@@ -128,8 +137,8 @@ func TestOutcomesAreNotLost(t *testing.T) {
 // An operation that cannot be counted yet, since something was decided for its range that is
 // about to be refused, is counted as soon as that is possible, though no other one begins or ends.
 func TestAnOperationIsCountedLater(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		st := stillDecider(t, 72)
+	synctest.Test(t, func(t *testing.T) {
+		st := stillDecider(t)
 		id := st.ids[1]
 		st.c.Decide(st.s.o.Clock.Now())
 		if _, busy := st.c.UnderWay(id); !busy {
@@ -179,4 +188,31 @@ func TestAbandonMeansOneOperation(t *testing.T) {
 	if o.abandon(7, 12, "node 2 is silent"); o.abandoned(7) == "" {
 		t.Error("operation 12 is not given up")
 	}
+}
+
+// For how long it is such a node counts from when this leader has seen it, also where that is
+// before anything is decided.
+func TestLonelyFromWhenItIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		deaf := false
+		s := stillDriver(fiveNodes(), &idleMover{})
+		s.o.Central = func(id keyspace.NodeID) bool { return id != 4 || !deaf }
+		d := newDecider(s, 1, newTracker(), nil)
+		forsaken := func() bool {
+			now := s.o.Clock.Now()
+			d.feedNodes(s.o.Group.View(), now)
+			d.c.Decide(now)
+			return d.c.Forsaken(4)
+		}
+		time.Sleep(hearWithin - 5*time.Second)
+		deaf = true
+		d.feedNodes(s.o.Group.View(), s.o.Clock.Now())
+		time.Sleep(d.settings.AbandonAfter - time.Second)
+		if forsaken() {
+			t.Error("it counts as lonely since the term began")
+		}
+		if time.Sleep(time.Second); !forsaken() {
+			t.Error("it does not count as lonely for long")
+		}
+	})
 }

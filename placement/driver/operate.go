@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"context"
@@ -36,8 +36,8 @@ type Mover interface {
 const (
 	// operationsAtOnce is how many are worked on at a time; the others wait for a place.
 	operationsAtOnce = 64
-	// operationStep is how long one step may take.
-	operationStep = 10 * time.Second
+	// OperationStep is how long one step may take.
+	OperationStep = 10 * time.Second
 	// operationPauseMin and operationPauseMax lie between the steps of one that does not get
 	// on: its new replica is being filled, or its leader is away.
 	operationPauseMin = 50 * time.Millisecond
@@ -49,8 +49,8 @@ const (
 	// copySlack is how many times the time that a copy takes, alone and at the bound, it is
 	// given: a node receives and sends a few at a time.
 	copySlack = 2 * nodeCopies
-	// transferPatience is what there is for a change of the leader that is for balance alone.
-	transferPatience = 20 * time.Second
+	// TransferPatience is what there is for a change of the leader that is for balance alone.
+	TransferPatience = 20 * time.Second
 	// ownSpreadPatience is what there is for a move of the placement group for zones alone.
 	ownSpreadPatience = time.Minute
 	// operationSweep is how often the leader looks for operations that nobody works on.
@@ -59,12 +59,12 @@ const (
 
 // operator carries out the operations of a leadership.
 type operator struct {
-	s     *Service
+	s     *Driver
 	term  uint64
 	slots chan struct{}
 
 	// hearing is told who leads ranges, decider how operations have ended.
-	hearing *hearing
+	tracker *Tracker
 	decider *decider
 
 	mu sync.Mutex
@@ -81,8 +81,8 @@ type work struct {
 }
 
 // newOperator returns the operator of a leadership, with who decides for it.
-func newOperator(s *Service, term uint64, h *hearing) *operator {
-	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), hearing: h, running: map[keyspace.RangeID]*work{}}
+func newOperator(s *Driver, term uint64, h *Tracker) *operator {
+	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), tracker: h, running: map[keyspace.RangeID]*work{}}
 	o.decider = newDecider(s, term, h, o)
 	return o
 }
@@ -93,13 +93,13 @@ func (o *operator) run(ctx context.Context) {
 	s := o.s
 	var wait sync.WaitGroup
 	defer wait.Wait()
-	began, tidied := s.View().Index, s.o.Clock.Now()
+	began, tidied := s.o.Group.View().Index, s.o.Clock.Now()
 	for {
 		if now := s.o.Clock.Now(); now.Sub(tidied) >= operationSweep {
 			o.tidyOwn(ctx)
 			tidied = now
 		}
-		for _, op := range s.View().Operations() {
+		for _, op := range s.o.Group.View().Operations() {
 			if mutation.Is(mutation.OperationForgotten) && op.ID <= began {
 				continue
 			}
@@ -113,7 +113,7 @@ func (o *operator) run(ctx context.Context) {
 		sweep, cancel := clock.WithTimeout(ctx, s.o.Clock, operationSweep)
 		select {
 		case <-sweep.Done():
-		case <-s.operateKick:
+		case <-s.kick:
 		}
 		cancel()
 		if ctx.Err() != nil {
@@ -125,7 +125,7 @@ func (o *operator) run(ctx context.Context) {
 // tidyOwn has learners of the placement group removed that no operation has: the answer
 // was lost and the operation given up. Those of ranges are decided upon.
 func (o *operator) tidyOwn(ctx context.Context) {
-	v := o.s.View()
+	v := o.s.o.Group.View()
 	own := v.PlacementGroup()
 	i := slices.IndexFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleLearner })
 	busy := slices.ContainsFunc(v.Operations(), func(op fsm.Operation) bool { return op.Range == fsm.OwnGroup })
@@ -133,7 +133,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 		return
 	}
 	op := fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationTidy, From: own.Replicas[i].Node, Reason: decide.Learner, Why: "a learner that no operation has"}
-	if _, err := o.s.begin(ctx, o.term, &op); err != nil {
+	if _, err := o.s.Begin(ctx, o.term, &op); err != nil {
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
 }
@@ -141,7 +141,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 // mover returns who carries out operations on a range, nil for nobody.
 func (o *operator) mover(id keyspace.RangeID) Mover {
 	if id == fsm.OwnGroup {
-		return ownMover{o.s, o.term}
+		return o.s.o.OwnMover(o.term)
 	}
 	return o.s.o.Mover
 }
@@ -210,7 +210,7 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 		// What gets on is not given up: its replica may have become a voter this moment.
 		giveUp := o.s.o.Clock.Now().Sub(last) > o.patience(&op) || abandoned != "" && !moved
 		if over || giveUp {
-			if res := o.s.propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
+			if res := o.s.o.Group.Propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(over)).Inc()
 				// What waited for a node that is silent now is not tried that way again.
@@ -237,7 +237,7 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 func (o *operator) patience(op *fsm.Operation) time.Duration {
 	switch most := o.s.o.OperationPatience; {
 	case op.Kind == fsm.OperationTransfer && op.Reason != decide.Drain:
-		return min(most, transferPatience)
+		return min(most, TransferPatience)
 	case op.Range == fsm.OwnGroup && op.Reason == decide.Zones:
 		return min(most, ownSpreadPatience)
 	case op.Kind.Adds():
@@ -250,7 +250,7 @@ func (o *operator) patience(op *fsm.Operation) time.Duration {
 // copyTime returns how long a copy of the range may take beyond the patience for a step: where
 // ranges are large and the bound is low, that is hours, and a copy that is given up begins anew.
 func (o *operator) copyTime(id keyspace.RangeID) time.Duration {
-	return time.Duration(copySlack * float64(o.hearing.of(id).Bytes) / float64(o.s.o.CopyBytesPerSecond) * float64(time.Second))
+	return time.Duration(copySlack * float64(o.tracker.of(id).Bytes) / float64(o.s.o.CopyBytesPerSecond) * float64(time.Second))
 }
 
 // howEnded names for the metrics how an operation has ended.
@@ -267,7 +267,7 @@ func (o *operator) refresh(ctx context.Context, id keyspace.RangeID) error {
 	if err != nil {
 		return err
 	}
-	return o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}}).Err
+	return o.s.o.Group.Propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}}).Err
 }
 
 // step does the next thing for an operation. over says that nothing is left to do, moved
@@ -279,29 +279,29 @@ func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved boo
 		return false, false, ctx.Err()
 	}
 	defer func() { <-o.slots }() // nobody else's place is kept while this one pauses
-	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
+	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, OperationStep)
 	defer cancel()
 	d, leader, err := o.look(ctx, op.Range)
 	if err != nil {
 		return false, false, err
 	}
-	st, mover := nextStep(op, &d, leader, o.s.o.Alive), o.mover(op.Range)
+	st, mover := NextStep(op, &d, leader, o.s.o.Alive), o.mover(op.Range)
 	switch {
-	case st.done && op.Range == fsm.OwnGroup:
+	case st.Done && op.Range == fsm.OwnGroup:
 		return true, true, nil
-	case st.done:
+	case st.Done:
 		// The map is to have it before the operation is gone: what is decided next is decided
 		// by the map.
-		res := o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}})
+		res := o.s.o.Group.Propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}})
 		return res.Err == nil, true, res.Err
-	case st.transfer:
-		if err = mover.TransferTo(ctx, leader, op.Range, st.leader); err != nil && st.leader != 0 && mustLeave(op, leader) {
-			err = o.leadElsewhere(ctx, op, &d, st.leader, err)
+	case st.Transfer:
+		if err = mover.TransferTo(ctx, leader, op.Range, st.Leader); err != nil && st.Leader != 0 && mustLeave(op, leader) {
+			err = o.leadElsewhere(ctx, op, &d, st.Leader, err)
 		}
-	case len(st.change) > 0:
-		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.change)
+	case len(st.Change) > 0:
+		err = mover.ChangeMembers(ctx, leader, op.Range, d.ConfIndex, st.Change)
 	default:
-		return false, false, errors.New(st.stuck)
+		return false, false, errors.New(st.Stuck)
 	}
 	return false, err == nil, err
 }
@@ -314,7 +314,7 @@ func (o *operator) leadElsewhere(ctx context.Context, op *fsm.Operation, d *keys
 	if op.Kind != fsm.OperationTransfer {
 		return mover.TransferTo(ctx, op.From, op.Range, 0)
 	}
-	v := o.s.View()
+	v := o.s.o.Group.View()
 	for _, m := range d.Replicas {
 		if m.Node == op.From || m.Node == failed || m.Role != keyspace.RoleVoter || !serves(v, m.Node) ||
 			!o.s.o.Alive(m.Node) || !o.s.o.Central(m.Node) {
@@ -338,7 +338,7 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	if id == fsm.OwnGroup {
 		return o.mover(id).Look(ctx, o.s.o.Self, id)
 	}
-	row, ok := o.s.View().ByID(id)
+	row, ok := o.s.o.Group.View().ByID(id)
 	if !ok {
 		return d, 0, fmt.Errorf("placement: there is no range %s", id)
 	}
@@ -362,7 +362,7 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 			continue
 		}
 		if says == node {
-			o.hearing.saw(id, node)
+			o.tracker.saw(id, node)
 			return d, node, nil
 		}
 		if says != 0 {
@@ -372,9 +372,10 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	return d, 0, err
 }
 
-// begin begins an operation on a range, or the placement group, as the map has it, and returns it with its id.
-func (s *Service) begin(ctx context.Context, term uint64, op *fsm.Operation) (fsm.Operation, error) {
-	v := s.View()
+// Begin begins an operation on a range, or on the placement group, as the map has it, and
+// returns it with its id.
+func (s *Driver) Begin(ctx context.Context, term uint64, op *fsm.Operation) (fsm.Operation, error) {
+	v := s.o.Group.View()
 	d, ok := v.Of(op.Range)
 	if !ok {
 		return fsm.Operation{}, kverror.New(kverror.BadRequest, "there is no range %s", op.Range)
@@ -389,13 +390,10 @@ func (s *Service) begin(ctx context.Context, term uint64, op *fsm.Operation) (fs
 	if op.Kind.Adds() && !s.o.Alive(op.To) {
 		return fsm.Operation{}, kverror.New(kverror.BadRequest, "%s %s: node %s does not live", op.Kind, fsm.GroupName(op.Range), op.To)
 	}
-	res := s.propose(ctx, term, fsm.BeginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
+	res := s.o.Group.Propose(ctx, term, fsm.BeginOperation{Generation: d.Generation, ConfIndex: d.ConfIndex, Operation: *op})
 	if res.Err != nil {
 		return fsm.Operation{}, res.Err
 	}
-	select {
-	case s.operateKick <- struct{}{}:
-	default:
-	}
+	s.kick.Set()
 	return res.Operation, nil
 }

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ import (
 // in the zones that are given by node.
 func ownOf(voters int, zones ...string) (*decider, *keyspace.Descriptor) {
 	d := &decider{
-		s:        &Service{o: ServiceOptions{Self: 1}},
+		s:        &Driver{o: Options{Self: 1}},
 		settings: decide.Defaults(), nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{}, ownTried: map[keyspace.NodeID]int{},
 	}
 	own := &keyspace.Descriptor{ConfIndex: 1}

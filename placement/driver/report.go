@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"encoding/binary"
@@ -33,15 +33,15 @@ const reportVersion = 1
 
 // Bounds of a part of a node's report.
 const (
-	// reportRanges bounds the ranges in a part, reportBytes about its size.
-	reportRanges = 4096
-	reportBytes  = 128 << 10
+	// ReportRanges bounds the ranges in a part, reportBytes about its size.
+	ReportRanges = 4096
+	ReportBytes  = 128 << 10
 )
 
-// nodePart is one message of what a node says of itself. A node tells everything once, in
+// Part is one message of what a node says of itself. A node tells everything once, in
 // parts, and then what has changed; each part has the number after the one before, so that
 // who has missed one knows it and asks for everything.
-type nodePart struct {
+type Part struct {
 	Boot   keyspace.BootID
 	Number uint64
 	// Whole says that the node tells everything, from this part on; More, that the part
@@ -58,7 +58,7 @@ const (
 	partMore  = 1 << 1
 )
 
-func (p *nodePart) encode() []byte {
+func (p *Part) Encode() []byte {
 	flags := byte(0)
 	if p.Whole {
 		flags |= partWhole
@@ -85,18 +85,18 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 	return binary.AppendUvarint(dst, uint64(m.Load))
 }
 
-func decodeNodePart(b []byte) (nodePart, error) {
+func DecodePart(b []byte) (Part, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(reportVersion)
 	flags := r.Byte()
 	if flags&^(partWhole|partMore) != 0 {
 		r.Failf("report flags %x", flags)
 	}
-	p := nodePart{
+	p := Part{
 		Whole: flags&partWhole != 0, More: flags&partMore != 0,
 		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: readAmount(&r), Used: readAmount(&r),
 	}
-	n := r.CountUpTo(reportRanges, 4)
+	n := r.CountUpTo(ReportRanges, 4)
 	p.Led = make([]Measure, 0, n)
 	for range n {
 		m := Measure{
@@ -109,31 +109,31 @@ func decodeNodePart(b []byte) (nodePart, error) {
 		p.Led = append(p.Led, m)
 	}
 	if err := r.Finish(); err != nil {
-		return nodePart{}, fmt.Errorf("decode part of a node's report: %w", err)
+		return Part{}, fmt.Errorf("decode part of a node's report: %w", err)
 	}
 	return p, nil
 }
 
-// maxAmount bounds bytes and load in a report, so that sums of them do not overflow.
-const maxAmount = 1 << 50
+// MaxAmount bounds bytes and load in a report, so that sums of them do not overflow.
+const MaxAmount = 1 << 50
 
 // readAmount reads a number of bytes, or of requests a second.
 func readAmount(r *fsm.Reader) int64 {
 	v := r.Uvarint()
-	if v > maxAmount {
-		r.Failf("an amount of %d, at most %d", v, int64(maxAmount))
+	if v > MaxAmount {
+		r.Failf("an amount of %d, at most %d", v, int64(MaxAmount))
 		return 0
 	}
 	return int64(v)
 }
 
-// encodePartAnswer answers a part: anew says that one before it has not come, and that
+// EncodePartAnswer answers a part: anew says that one before it has not come, and that
 // everything is to be told.
-func encodePartAnswer(anew bool) []byte {
+func EncodePartAnswer(anew bool) []byte {
 	return fsm.AppendBool([]byte{fsm.FormatVersion, fsm.AnswerOK}, anew)
 }
 
-func decodePartAnswer(p []byte) (anew bool, err error) {
+func DecodePartAnswer(p []byte) (anew bool, err error) {
 	r, err := fsm.AnswerBody(p)
 	if err != nil {
 		return false, err
@@ -143,4 +143,31 @@ func decodePartAnswer(p []byte) (anew bool, err error) {
 		return false, fmt.Errorf("decode answer to a node's report: %w", err)
 	}
 	return anew, nil
+}
+
+// Clamp keeps a measure within what a report holds.
+func (m *Measure) Clamp() {
+	m.Bytes, m.Load = min(max(m.Bytes, 0), MaxAmount), min(max(m.Load, 0), MaxAmount)
+}
+
+// Steps are changes of bytes and load that are too small to be told.
+type Steps struct{ Bytes, Load int64 }
+
+// boundSteps is how many steps there are in the bounds above which ranges are split. What is
+// merged has a quarter of a bound at most by what was told, and so less than a third by what
+// it is.
+const boundSteps = 64
+
+// Steps returns them: a MiB and ten requests a second, and less where ranges are split for
+// little more than that.
+func (s *Driver) Steps() Steps {
+	return Steps{Bytes: min(1<<20, s.o.RangeMaxBytes/boundSteps), Load: min(10, s.o.RangeSplitLoad/boundSteps)}
+}
+
+// Differs says whether a measure is news to who knows an older one. What matters little to
+// decisions is not told: a step, a sixteenth of the bytes, an eighth of the load.
+func (m *Measure) Differs(old *Measure, least Steps) bool {
+	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
+	return m.Term != old.Term ||
+		far(m.Bytes, old.Bytes, least.Bytes, 16) || far(m.Load, old.Load, least.Load, 8)
 }

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"iter"
@@ -11,19 +11,19 @@ import (
 // made for, since what is not in the map is forgotten only now and then.
 const maxClaims = 1 << 21
 
-// hearing is what one leadership has heard of nodes, by their own word. It begins empty:
+// Tracker is what one leadership has heard of nodes, by their own word. It begins empty:
 // a node that goes on where it was with the leader before is asked to tell everything.
-type hearing struct {
+type Tracker struct {
 	mu sync.Mutex
 	// Guarded by mu.
-	nodes  map[keyspace.NodeID]*heardNode
+	nodes  map[keyspace.NodeID]*trackedNode
 	claims map[keyspace.RangeID]claim
 	// changed are the claims that have changed since take.
 	changed map[keyspace.RangeID]bool
 }
 
-// heardNode is how far a node's reports have come.
-type heardNode struct {
+// trackedNode is how far a node's reports have come.
+type trackedNode struct {
 	boot   keyspace.BootID
 	number uint64
 	// whole counts the reports of everything. complete says that one of them came to its
@@ -53,23 +53,23 @@ type claim struct {
 // and does not repeat it, before the map has it.
 const claimSurveys = 60
 
-// bareSurveys is in how many surveys a leader that was found may not have said how large its range
+// BareSurveys is in how many surveys a leader that was found may not have said how large its range
 // is, before it is asked for everything.
-const bareSurveys = 3
+const BareSurveys = 3
 
-func newHearing() *hearing {
-	return &hearing{nodes: map[keyspace.NodeID]*heardNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
+func newTracker() *Tracker {
+	return &Tracker{nodes: map[keyspace.NodeID]*trackedNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
 }
 
-// report takes one part of a node's report. anew says that one before it is missing. A
+// Report takes one part of a node's report. anew says that one before it is missing. A
 // part that has come already changes nothing.
-func (h *hearing) report(from keyspace.NodeID, p *nodePart) (anew bool) {
+func (h *Tracker) Report(from keyspace.NodeID, p *Part) (anew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := h.nodes[from]
 	switch {
 	case p.Whole && (n == nil || n.boot != p.Boot || n.number < p.Number):
-		next := &heardNode{boot: p.Boot, whole: 1, open: true}
+		next := &trackedNode{boot: p.Boot, whole: 1, open: true}
 		if n != nil {
 			next.whole, next.complete = n.whole+1, n.complete
 		}
@@ -94,7 +94,7 @@ func (h *hearing) report(from keyspace.NodeID, p *nodePart) (anew bool) {
 }
 
 // claim takes what a node says of one range.
-func (h *hearing) claim(from keyspace.NodeID, whole uint64, m *Measure) {
+func (h *Tracker) claim(from keyspace.NodeID, whole uint64, m *Measure) {
 	old, ok := h.claims[m.Range]
 	switch {
 	case !ok && (m.Term == 0 || len(h.claims) >= maxClaims):
@@ -111,13 +111,13 @@ func (h *hearing) claim(from keyspace.NodeID, whole uint64, m *Measure) {
 	h.put(claim{Measure: *m, leader: from, from: from, whole: whole, absent: old.absent})
 }
 
-func (h *hearing) put(c claim) {
+func (h *Tracker) put(c claim) {
 	h.claims[c.Range] = c
 	h.changed[c.Range] = true
 }
 
 // forgetOlder takes back what a node said before it told everything, and did not repeat.
-func (h *hearing) forgetOlder(from keyspace.NodeID, whole uint64) {
+func (h *Tracker) forgetOlder(from keyspace.NodeID, whole uint64) {
 	for id, c := range h.claims {
 		if c.from == from && c.whole < whole && c.leader != 0 {
 			c.leader = 0
@@ -128,7 +128,7 @@ func (h *hearing) forgetOlder(from keyspace.NodeID, whole uint64) {
 }
 
 // saw notes who leads a range by the range's own word.
-func (h *hearing) saw(id keyspace.RangeID, leader keyspace.NodeID) {
+func (h *Tracker) saw(id keyspace.RangeID, leader keyspace.NodeID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	c := h.claims[id]
@@ -144,7 +144,7 @@ func (h *hearing) saw(id keyspace.RangeID, leader keyspace.NodeID) {
 }
 
 // take returns the claims that have changed since the last time.
-func (h *hearing) take() []claim {
+func (h *Tracker) take() []claim {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := make([]claim, 0, len(h.changed))
@@ -156,14 +156,29 @@ func (h *hearing) take() []claim {
 }
 
 // of returns what is claimed of a range.
-func (h *hearing) of(id keyspace.RangeID) claim {
+func (h *Tracker) of(id keyspace.RangeID) claim {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.claims[id]
 }
 
-// node returns what a node has said of its disk, and whether it has told everything once.
-func (h *hearing) node(id keyspace.NodeID) (capacity, used int64, complete bool) {
+// Forget forgets what nodes have said of ranges. Leaders do not repeat it by themselves, so
+// that a survey has to ask for it.
+func (h *Tracker) Forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.claims)
+}
+
+// Leader returns who leads a range by the word of nodes, 0 if nobody is known to, and what it
+// said of the range.
+func (h *Tracker) Leader(id keyspace.RangeID) (keyspace.NodeID, Measure) {
+	c := h.of(id)
+	return c.leader, c.Measure
+}
+
+// Node returns what a node has said of its disk, and whether it has told everything once.
+func (h *Tracker) Node(id keyspace.NodeID) (capacity, used int64, complete bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n := h.nodes[id]; n != nil {
@@ -174,7 +189,7 @@ func (h *hearing) node(id keyspace.NodeID) (capacity, used int64, complete bool)
 
 // keep forgets the ranges that the map has not had for long, and has leaders tell everything that
 // have been found and not told how large their range is.
-func (h *hearing) keep(in func(keyspace.RangeID) bool) {
+func (h *Tracker) keep(in func(keyspace.RangeID) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id, c := range h.claims {
@@ -185,7 +200,7 @@ func (h *hearing) keep(in func(keyspace.RangeID) bool) {
 		if c.bare++; c.Term > 0 || c.leader == 0 {
 			c.bare = 0
 		}
-		if n := h.nodes[c.leader]; c.bare >= bareSurveys && n != nil && !n.open {
+		if n := h.nodes[c.leader]; c.bare >= BareSurveys && n != nil && !n.open {
 			n.again, c.bare = true, 0 // it has said so once, and does not repeat it
 		}
 		switch {
@@ -199,7 +214,7 @@ func (h *hearing) keep(in func(keyspace.RangeID) bool) {
 }
 
 // unled returns those of the ranges of which nobody says that he leads them.
-func (h *hearing) unled(ranges iter.Seq[keyspace.RangeID]) (ids []keyspace.RangeID) {
+func (h *Tracker) unled(ranges iter.Seq[keyspace.RangeID]) (ids []keyspace.RangeID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range ranges {

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"context"
@@ -49,7 +49,7 @@ func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 	log := s.o.Logger.With(zap.Stringer("range", op.Range), zap.Stringer("decided", op), zap.Stringer("reason", op.Reason))
 	s.o.Metrics.Decisions.WithLabelValues(op.Reason.String(), op.Kind.String()).Inc()
 	var err error
-	switch wrong := op.Requires.Check(facts{d, s.View()}); {
+	switch wrong := op.Requires.Check(facts{d, s.o.Group.View()}); {
 	case wrong != nil:
 		err = kverror.New(kverror.Busy, "%v", wrong)
 	case op.Kind == decide.LeaveJoint:
@@ -80,18 +80,18 @@ func (d *decider) propose(ctx context.Context, op *decide.Operation) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)
 	defer cancel()
 	begin := fsm.BeginOperation{Generation: is.Generation, ConfIndex: is.ConfIndex, Operation: o}
 	if o.Kind == fsm.OperationMerge {
 		begin.Right = fsm.RangeVersion{Generation: op.Requires.Ranges[1].Generation, ConfIndex: op.Requires.Ranges[1].ConfIndex}
 	}
-	res := d.s.propose(ctx, d.term, begin)
+	res := d.s.o.Group.Propose(ctx, d.term, begin)
 	if res.Err != nil {
 		return res.Err
 	}
 	d.under[op.Range] = res.Operation
-	signal(d.s.operateKick)
+	d.s.kick.Set()
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (d *decider) propose(ctx context.Context, op *decide.Operation) error {
 // has ended.
 func (d *decider) task(ctx context.Context, id keyspace.RangeID, f func(context.Context, keyspace.RangeID) error) {
 	d.wait.Go(func() {
-		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+		ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)
 		defer cancel()
 		if err := f(ctx, id); err != nil {
 			d.s.o.Logger.Info("task for a range", zap.Stringer("range", id), zap.Error(err))
@@ -107,7 +107,7 @@ func (d *decider) task(ctx context.Context, id keyspace.RangeID, f func(context.
 		d.mu.Lock()
 		d.tasks[id] = false // not at once again
 		d.mu.Unlock()
-		signal(d.kick)
+		d.kick.Set()
 	})
 }
 

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 // what the node holds is compared once more when the entry is applied.
 func (d *decider) removeEmptied(ctx context.Context, v *fsm.View) {
 	for _, id := range d.emptied(v) {
-		if err := d.s.propose(ctx, d.term, fsm.RemoveNode{Node: id, Now: d.s.wall()}).Err; err != nil {
+		if err := d.s.o.Group.Propose(ctx, d.term, fsm.RemoveNode{Node: id, Now: d.s.o.Group.Wall()}).Err; err != nil {
 			// The next round tries again.
 			d.s.o.Logger.Warn("a node that leaves holds nothing any more, and cannot be removed yet", zap.Stringer("peer", id), zap.Error(err))
 			continue

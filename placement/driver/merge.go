@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"cmp"
@@ -27,16 +27,16 @@ type Merger interface {
 
 // Times of a merge.
 const (
-	// mergeStill is how long the right range may stand still until the merge is committed;
+	// MergeStill is how long the right range may stand still until the merge is committed;
 	// then the merge is aborted.
-	mergeStill = 2 * time.Second
-	// storeSmall is how long storing may take for what is stored while the right range
+	MergeStill = 2 * time.Second
+	// StoreSmall is how long storing may take for what is stored while the right range
 	// stands still to take little time too.
-	storeSmall = 50 * time.Millisecond
-	// mergePatience is how long a merge that does not get on is tried before it is aborted.
+	StoreSmall = 50 * time.Millisecond
+	// MergePatience is how long a merge that does not get on is tried before it is aborted.
 	// While a replica is being moved it is the operations' own, unless the node to which it
 	// moves is silent for so long: until the merge is over both ranges have nothing done to them.
-	mergePatience = 30 * time.Second
+	MergePatience = 30 * time.Second
 	// mergePause lies between two steps, and grows to operationPauseMax while a merge does not
 	// get on. It is never 0: what fails at once would be tried for ever.
 	mergePause = time.Millisecond
@@ -49,7 +49,7 @@ func (a abortion) Error() string { return a.why.Error() }
 func (a abortion) Unwrap() error { return a.why }
 
 // mayMerge refuses a merge that would soon be aborted.
-func (s *Service) mayMerge(v *fsm.View, op *fsm.Operation, left *keyspace.Descriptor) error {
+func (s *Driver) mayMerge(v *fsm.View, op *fsm.Operation, left *keyspace.Descriptor) error {
 	right, err := v.CheckMerge(op, left)
 	if err != nil {
 		return err
@@ -91,14 +91,14 @@ func (o *operator) carryMerge(ctx context.Context, op fsm.Operation) {
 			moved, err = o.stepMerge(ctx, &op)
 		}
 		var abort abortion
-		patience, at := mergePatience, o.s.o.Clock.Now()
+		patience, at := MergePatience, o.s.o.Clock.Now()
 		if op.To != 0 {
 			patience = o.s.o.OperationPatience + o.copyTime(op.Right)
 		}
 		if op.To == 0 || o.s.o.Alive(op.To) {
 			heard = at
 		}
-		switch late := at.Sub(last) > patience || at.Sub(heard) > mergePatience; {
+		switch late := at.Sub(last) > patience || at.Sub(heard) > MergePatience; {
 		case ctx.Err() != nil:
 			return
 		case errors.As(err, &abort), late && op.Phase.Undecided():
@@ -122,7 +122,7 @@ func (o *operator) carryMerge(ctx context.Context, op fsm.Operation) {
 
 // now returns the operation as it is by now, if it is not over.
 func (o *operator) now(op *fsm.Operation) (fsm.Operation, bool) {
-	all := o.s.View().Operations()
+	all := o.s.o.Group.View().Operations()
 	i, ok := slices.BinarySearchFunc(all, op.ID, func(x fsm.Operation, id uint64) int { return cmp.Compare(x.ID, id) })
 	if !ok {
 		return fsm.Operation{}, false
@@ -131,7 +131,7 @@ func (o *operator) now(op *fsm.Operation) (fsm.Operation, bool) {
 }
 
 func (o *operator) abort(ctx context.Context, op *fsm.Operation) error {
-	return o.s.propose(ctx, o.term, fsm.AbortMerge{Merge: refOf(op)}).Err
+	return o.s.o.Group.Propose(ctx, o.term, fsm.AbortMerge{Merge: refOf(op)}).Err
 }
 
 func refOf(op *fsm.Operation) fsm.MergeRef { return fsm.MergeRef{Range: op.Range, ID: op.ID} }
@@ -144,7 +144,7 @@ func (o *operator) stepMerge(ctx context.Context, op *fsm.Operation) (moved bool
 		return false, ctx.Err()
 	}
 	defer func() { <-o.slots }()
-	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, operationStep)
+	ctx, cancel := clock.WithTimeout(ctx, o.s.o.Clock, OperationStep)
 	defer cancel()
 	switch op.Phase {
 	case fsm.MergePreparing, fsm.MergeBinding:
@@ -161,7 +161,7 @@ func (o *operator) stepMerge(ctx context.Context, op *fsm.Operation) (moved bool
 	if err != nil {
 		return false, err
 	}
-	res := o.s.propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID})
+	res := o.s.o.Group.Propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID})
 	return res.Err == nil, res.Err
 }
 
@@ -198,13 +198,13 @@ func (o *operator) prepareMerge(ctx context.Context, op *fsm.Operation) (moved b
 		return err == nil, err
 	}
 	// What is decided at the commit is decided by the map.
-	if res := o.s.propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
+	if res := o.s.o.Group.Propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{left, right}}); res.Err != nil {
 		return false, res.Err
 	}
 	if op.Phase == fsm.MergePreparing {
 		// Before the first order: whatever becomes of it, and whoever leads then, an abort
 		// releases both ranges.
-		if res := o.s.propose(ctx, o.term, fsm.BindMerge{Merge: refOf(op)}); res.Err != nil {
+		if res := o.s.o.Group.Propose(ctx, o.term, fsm.BindMerge{Merge: refOf(op)}); res.Err != nil {
 			return false, res.Err
 		}
 	}
@@ -234,7 +234,7 @@ func (o *operator) store(ctx context.Context, op *fsm.Operation, right *keyspace
 			return fmt.Errorf("node %s: %w", m.Node, err)
 		}
 	}
-	if o.s.o.Clock.Now().Sub(began) <= storeSmall {
+	if o.s.o.Clock.Now().Sub(began) <= StoreSmall {
 		return nil
 	}
 	return o.orderAll(ctx, right, order)
@@ -244,7 +244,7 @@ func (o *operator) store(ctx context.Context, op *fsm.Operation, right *keyspace
 // right range stands still meanwhile: nothing waits that need not, and what fails is not tried
 // again, but aborted. Where that is not known to have failed, the phase tells.
 func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, right *keyspace.Descriptor, leader keyspace.NodeID) error {
-	still, cancel := clock.WithTimeout(ctx, o.s.o.Clock, mergeStill)
+	still, cancel := clock.WithTimeout(ctx, o.s.o.Clock, MergeStill)
 	defer cancel()
 	began := o.s.o.Clock.Now()
 	release := o.hold(still, op, leader)
@@ -252,7 +252,7 @@ func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, rig
 	frozen, err := o.freeze(still, op, left, right, leader)
 	settled := o.s.o.Clock.Now().Sub(began)
 	if err == nil {
-		err = o.s.propose(still, o.term, fsm.CommitMerge{Merge: refOf(op), Left: fsm.VersionOf(left), Right: fsm.VersionOf(right)}).Err
+		err = o.s.o.Group.Propose(still, o.term, fsm.CommitMerge{Merge: refOf(op), Left: fsm.VersionOf(left), Right: fsm.VersionOf(right)}).Err
 	}
 	if late := errors.Is(context.Cause(ctx), context.DeadlineExceeded); err != nil && (ctx.Err() == nil || late) {
 		// Aborting is decided by the same state as committing: of the two it takes one. That
@@ -339,20 +339,20 @@ func (o *operator) align(ctx context.Context, op *fsm.Operation, left, right *ke
 		if to == 0 {
 			return false, abortion{fmt.Errorf("range %s has other replicas than range %s, or learners", right.Range, left.Range)}
 		}
-		res := o.s.propose(ctx, o.term, fsm.AlignMerge{Merge: ref, From: from, To: to})
+		res := o.s.o.Group.Propose(ctx, o.term, fsm.AlignMerge{Merge: ref, From: from, To: to})
 		return res.Err == nil, res.Err
 	}
 	move := fsm.Operation{ID: op.ID, Range: op.Right, Kind: fsm.OperationMove, From: op.From, To: op.To, Replica: op.Replica, Leaving: op.Leaving}
-	switch st := nextStep(&move, right, leader, o.s.o.Alive); {
-	case st.done:
-		res := o.s.propose(ctx, o.term, fsm.AlignMerge{Merge: ref})
+	switch st := NextStep(&move, right, leader, o.s.o.Alive); {
+	case st.Done:
+		res := o.s.o.Group.Propose(ctx, o.term, fsm.AlignMerge{Merge: ref})
 		return res.Err == nil, res.Err
-	case st.transfer:
-		err = o.s.o.Mover.TransferTo(ctx, leader, right.Range, st.leader)
-	case len(st.change) > 0:
-		err = o.s.o.Mover.ChangeMembers(ctx, leader, right.Range, right.ConfIndex, st.change)
+	case st.Transfer:
+		err = o.s.o.Mover.TransferTo(ctx, leader, right.Range, st.Leader)
+	case len(st.Change) > 0:
+		err = o.s.o.Mover.ChangeMembers(ctx, leader, right.Range, right.ConfIndex, st.Change)
 	default:
-		err = errors.New(st.stuck)
+		err = errors.New(st.Stuck)
 	}
 	return err == nil, err
 }

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"cmp"
@@ -49,10 +49,10 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	if !ok {
 		return
 	}
-	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)
 	defer cancel()
 	d.s.o.Metrics.Decisions.WithLabelValues(o.Reason.String(), o.Kind.String()).Inc()
-	res := d.s.propose(ctx, d.term, fsm.BeginOperation{ConfIndex: own.ConfIndex, Operation: o})
+	res := d.s.o.Group.Propose(ctx, d.term, fsm.BeginOperation{ConfIndex: own.ConfIndex, Operation: o})
 	d.s.o.Logger.Info("decided about the placement group", zap.Stringer("what", &o), zap.String("why", o.Why), zap.Error(res.Err))
 	if res.Err == nil {
 		if o.To != 0 {
@@ -61,7 +61,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 		if d.nodes[o.To].Lonely {
 			d.ownRefuge = o.To
 		}
-		signal(d.s.operateKick)
+		d.s.kick.Set()
 	}
 }
 
@@ -257,11 +257,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leavin
 	if now < d.handOverAt {
 		return false
 	}
-	g := d.s.replica()
-	if g == nil {
-		return false
-	}
-	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)
 	defer cancel()
 	var to keyspace.Replica
 	for _, m := range own.Replicas {
@@ -269,7 +265,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leavin
 		if m.Role != keyspace.RoleVoter || m.Node == d.s.o.Self || m.Node == leaving || !known || !n.Takes() {
 			continue
 		}
-		if g.CanTransfer(ctx, m.ID) == nil {
+		if d.s.o.Group.CanTransfer(ctx, m.ID) == nil {
 			to = m
 			break
 		}
@@ -280,7 +276,7 @@ func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leavin
 	}
 	d.handOverPause = min(max(2*d.handOverPause, decideEvery), handOverPauseMax)
 	d.handOverAt = now.Add(d.handOverPause)
-	err := d.s.TransferLeader(ctx, to.Node)
+	err := d.s.o.Group.TransferLeader(ctx, to.Node)
 	d.s.o.Logger.Info("this node is drained: another one leads placement", zap.Stringer("peer", to.Node), zap.Error(err))
 	return true
 }

@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
@@ -36,9 +37,9 @@ const (
 	rangeMaxBytes   = 256 << 20
 	rangeSplitLoad  = 10_000
 	rangeMergeAfter = time.Hour
-	// surveyEvery lies between two looks at all ranges, for the metrics and to forget
+	// SurveyEvery lies between two looks at all ranges, for the metrics and to forget
 	// what nodes have said of ranges that are gone.
-	surveyEvery = 10 * time.Second
+	SurveyEvery = 10 * time.Second
 	// leadersSought bounds the ranges whose leaders a survey asks for.
 	leadersSought = 64
 )
@@ -49,12 +50,12 @@ const (
 // not. What it decides goes through the placement group, and from there on does not
 // depend on it any more.
 type decider struct {
-	s        *Service
+	s        *Driver
 	term     uint64
-	hearing  *hearing
+	tracker  *Tracker
 	operator *operator
 	// kick asks for a round at once: an operation has ended, so there is room for another.
-	kick chan struct{}
+	kick wake.Signal
 	wait sync.WaitGroup
 
 	mu sync.Mutex
@@ -103,10 +104,10 @@ type known struct {
 	born clock.Time
 }
 
-func newDecider(s *Service, term uint64, h *hearing, o *operator) *decider {
+func newDecider(s *Driver, term uint64, h *Tracker, o *operator) *decider {
 	now := s.o.Clock.Now()
 	d := &decider{
-		s: s, term: term, hearing: h, operator: o, kick: make(chan struct{}, 1),
+		s: s, term: term, tracker: h, operator: o, kick: wake.New(),
 		ended: map[uint64]bool{}, tasks: map[keyspace.RangeID]bool{},
 		settings: s.deciding(), began: now, surveyed: now,
 		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{},
@@ -119,7 +120,7 @@ func newDecider(s *Service, term uint64, h *hearing, o *operator) *decider {
 
 // deciding returns what decisions are made by where no setting of the cluster says
 // anything else.
-func (s *Service) deciding() decide.Settings {
+func (s *Driver) deciding() decide.Settings {
 	set := decide.Defaults()
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
@@ -130,7 +131,7 @@ func (s *Service) deciding() decide.Settings {
 }
 
 // mergeAfter has ranges merged after so long, where somebody here merges ranges.
-func (s *Service) mergeAfter(set *decide.Settings, after time.Duration) {
+func (s *Driver) mergeAfter(set *decide.Settings, after time.Duration) {
 	if set.MergeAge = max(after, 0); s.o.Merger == nil {
 		set.MergeAge = 0
 	}
@@ -157,14 +158,14 @@ func (d *decider) run(ctx context.Context) {
 
 // round takes over what has changed and decides once.
 func (d *decider) round(ctx context.Context) {
-	now, v := d.s.o.Clock.Now(), d.s.View()
+	now, v := d.s.o.Clock.Now(), d.s.o.Group.View()
 	d.feedSettings(v)
 	d.feedNodes(v, now)
 	d.feedRanges(v, now)
 	d.feedOperations(v, now)
 	d.view = v
 	d.removeEmptied(ctx, v)
-	if now.Sub(d.surveyed) >= surveyEvery {
+	if now.Sub(d.surveyed) >= SurveyEvery {
 		d.surveyed = now
 		d.survey(ctx)
 	}
@@ -181,7 +182,7 @@ func (d *decider) round(ctx context.Context) {
 	for i := range r.Operations {
 		d.begin(ctx, &r.Operations[i])
 	}
-	d.decideOwn(ctx, d.s.View())
+	d.decideOwn(ctx, d.s.o.Group.View())
 	d.measure()
 }
 
@@ -226,7 +227,7 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 		}
 		n := decidedNode(&row)
 		var complete bool
-		n.Capacity, n.Used, complete = d.hearing.node(id)
+		n.Capacity, n.Used, complete = d.tracker.Node(id)
 		old, ok := d.nodes[id]
 		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
 		n.LonelySince = old.LonelySince
@@ -300,7 +301,7 @@ func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 			d.ranges[id], news[id] = k, true
 		}
 	}
-	for _, c := range d.hearing.take() {
+	for _, c := range d.tracker.take() {
 		news[c.Range] = true
 	}
 	// Who was absorbed goes first: told once more, it would stand in its heir's place where
@@ -310,7 +311,7 @@ func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 	}
 	for id := range news {
 		if k, ok := d.ranges[id]; ok {
-			c := d.hearing.of(id)
+			c := d.tracker.of(id)
 			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept})
 		}
 	}
@@ -390,7 +391,7 @@ func (d *decider) feedBegun(op *fsm.Operation) {
 	if _, ok := d.under[op.Range]; ok || op.Range == fsm.OwnGroup {
 		return
 	}
-	if err := d.c.Begin(decisionOf(op, d.hearing.of(op.Range).leader)); err != nil {
+	if err := d.c.Begin(decisionOf(op, d.tracker.of(op.Range).leader)); err != nil {
 		d.unsettled = true
 		d.s.o.Logger.Debug("operation is not counted yet", zap.Uint64("operation", op.ID), zap.Error(err))
 		return
@@ -423,7 +424,7 @@ func (d *decider) over(op *fsm.Operation, done bool) {
 	d.mu.Lock()
 	d.ended[op.ID] = done
 	d.mu.Unlock()
-	signal(d.kick)
+	d.kick.Set()
 }
 
 // mayDecide says whether enough is known: who leads what, of every node that lives.
@@ -433,7 +434,7 @@ func (d *decider) mayDecide(now clock.Time) bool {
 	}
 	var missing keyspace.NodeID
 	for id, n := range d.nodes {
-		if _, _, complete := d.hearing.node(id); !complete && !n.Silent {
+		if _, _, complete := d.tracker.Node(id); !complete && !n.Silent {
 			missing = id
 		}
 	}
@@ -452,7 +453,7 @@ func (d *decider) survey(ctx context.Context) {
 	if d.heard {
 		d.findLeaders(ctx)
 	}
-	d.hearing.keep(func(id keyspace.RangeID) bool { _, ok := d.ranges[id]; return ok })
+	d.tracker.keep(func(id keyspace.RangeID) bool { _, ok := d.ranges[id]; return ok })
 	under, stopped := d.c.Health()
 	d.s.o.Metrics.UnderReplicated.Set(float64(under))
 	d.s.o.Metrics.Stopped.Set(float64(stopped))
@@ -462,14 +463,14 @@ func (d *decider) survey(ctx context.Context) {
 // have a leader, or have no quorum; but where what a node has said was forgotten, or overruled by
 // who knew less, it does not say it again.
 func (d *decider) findLeaders(ctx context.Context) {
-	ids := d.hearing.unled(maps.Keys(d.ranges))
+	ids := d.tracker.unled(maps.Keys(d.ranges))
 	slices.Sort(ids)
 	first, _ := slices.BinarySearch(ids, d.sought+1)
 	for i := range min(len(ids), leadersSought) {
 		id := ids[(first+i)%len(ids)]
 		d.sought = id
 		d.wait.Go(func() {
-			ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, operationStep)
+			ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)
 			defer cancel()
 			if _, _, err := d.operator.look(ctx, id); err != nil {
 				d.s.o.Logger.Debug("nobody leads a range", zap.Stringer("range", id), zap.Error(err))

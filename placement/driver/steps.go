@@ -1,4 +1,4 @@
-package placement
+package driver
 
 import (
 	"github.com/skeindb/skein/keyspace"
@@ -7,26 +7,26 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 )
 
-// step is what is to be done next for an operation. Of the fields one is set.
-type step struct {
-	// done says that the operation is over.
-	done bool
-	// transfer says that another one is to lead before the next step: leader, or 0 for whom
+// Step is what is to be done next for an operation. Of the fields one is set.
+type Step struct {
+	// Done says that the operation is over.
+	Done bool
+	// Transfer says that another one is to lead before the next step: leader, or 0 for whom
 	// the range's raft group takes for the best.
-	transfer bool
-	leader   keyspace.NodeID
-	change   []raftgroup.ConfChange
-	// stuck says why nothing can be done now.
-	stuck string
+	Transfer bool
+	Leader   keyspace.NodeID
+	Change   []raftgroup.ConfChange
+	// Stuck says why nothing can be done now.
+	Stuck string
 }
 
-// nextStep returns the next step of the operation for a range as its leader has it. It is a
+// NextStep returns the next step of the operation for a range as its leader has it. It is a
 // function of what it is given alone, so that any leader of placement goes on where the
 // last one was; steps that are repeated are refused by the range, whose configuration has
 // changed.
-func nextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+func NextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) Step {
 	if fsm.Joint(d) {
-		return step{stuck: "its members are being changed"}
+		return Step{Stuck: "its members are being changed"}
 	}
 	if o.Kind == fsm.OperationTransfer {
 		return nextTransfer(o, d, leader, alive)
@@ -39,47 +39,47 @@ func nextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, 
 	living, all := votersBeside(d, o.From, alive)
 	switch {
 	case o.Kind == fsm.OperationTidy && hasFrom && from.Role != keyspace.RoleLearner:
-		return step{done: true} // it was one when the map last heard of it
+		return Step{Done: true} // it was one when the map last heard of it
 	case o.To != 0 && !hasTo && !hasFrom && o.From != 0:
-		return step{done: true} // somebody else has moved it on
+		return Step{Done: true} // somebody else has moved it on
 	case o.To != 0 && !hasTo:
-		return step{change: []raftgroup.ConfChange{{Type: raftgroup.AddLearner, Replica: o.Replica, Node: o.To}}}
+		return Step{Change: []raftgroup.ConfChange{{Type: raftgroup.AddLearner, Replica: o.Replica, Node: o.To}}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && (!hasFrom || from.Role != keyspace.RoleVoter):
-		return step{change: []raftgroup.ConfChange{promote}}
+		return Step{Change: []raftgroup.ConfChange{promote}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && leader != o.From:
-		return step{change: []raftgroup.ConfChange{promote, remove}}
+		return Step{Change: []raftgroup.ConfChange{promote, remove}}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && living > 0:
-		return step{transfer: true, leader: heir(o, d, alive)}
+		return Step{Transfer: true, Leader: heir(o, d, alive)}
 	case o.To != 0 && to.Role == keyspace.RoleLearner && all > 0:
 		// Not a voter more meanwhile: a split would leave it with its child for good.
-		return step{stuck: "no other voter lives"}
+		return Step{Stuck: "no other voter lives"}
 	case o.To != 0 && to.Role == keyspace.RoleLearner:
 		// From votes alone: To does beside it first, and leads then.
-		return step{change: []raftgroup.ConfChange{promote}}
+		return Step{Change: []raftgroup.ConfChange{promote}}
 	case !hasFrom && o.Lead == o.To && hasTo && leader != o.To && heir(o, d, alive) == o.To:
-		return step{transfer: true, leader: o.To} // the lead goes along
+		return Step{Transfer: true, Leader: o.To} // the lead goes along
 	case !hasFrom:
-		return step{done: true}
+		return Step{Done: true}
 	case from.Role == keyspace.RoleVoter && 2*living <= all:
-		return step{stuck: "without this replica no quorum of the range lives"}
+		return Step{Stuck: "without this replica no quorum of the range lives"}
 	case leader == o.From && o.To != 0:
-		return step{transfer: true, leader: o.To}
+		return Step{Transfer: true, Leader: o.To}
 	case leader == o.From:
-		return step{transfer: true, leader: heir(o, d, alive)}
+		return Step{Transfer: true, Leader: heir(o, d, alive)}
 	}
-	return step{change: []raftgroup.ConfChange{remove}}
+	return Step{Change: []raftgroup.ConfChange{remove}}
 }
 
 // nextTransfer is nextStep for a transfer: it is over as soon as somebody else leads.
-func nextTransfer(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) step {
+func nextTransfer(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) Step {
 	to, ok := d.ReplicaOn(o.To)
 	switch {
 	case leader != o.From || !ok || to.Role != keyspace.RoleVoter:
-		return step{done: true}
+		return Step{Done: true}
 	case !alive(o.To):
-		return step{stuck: "the node that is to lead does not live"}
+		return Step{Stuck: "the node that is to lead does not live"}
 	}
-	return step{transfer: true, leader: o.To}
+	return Step{Transfer: true, Leader: o.To}
 }
 
 // mustLeave says that it matters more that the leader does not lead any more than who does then: it

@@ -1,0 +1,100 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// Options are what a Driver is made of. All fields are required but those that say what
+// their absence means.
+type Options struct {
+	Self    keyspace.NodeID
+	Clock   clock.Clock
+	Logger  *zap.Logger
+	Metrics *Metrics
+	// Group is the placement group, on this node.
+	Group Group
+	// Mover moves replicas and leaders of ranges. Without one nothing is decided, and
+	// operations on ranges wait.
+	Mover Mover
+	// OwnMover moves those of the placement group, in a term.
+	OwnMover func(term uint64) Mover
+	// Merger takes the steps of merges. Without one none begins.
+	Merger Merger
+	// Alive says whether a node lives, as far as this one knows, Central whether a node that
+	// lives hears half of the others or more.
+	Alive, Central func(keyspace.NodeID) bool
+	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
+	// elsewhere. Default 5 minutes.
+	NodeDeadAfter time.Duration
+	// RangeMaxBytes and RangeSplitLoad are above what leaders split their ranges. Defaults
+	// 256 MiB and 10,000 requests a second, also where they are 0 or less.
+	RangeMaxBytes, RangeSplitLoad int64
+	// RangeMergeAfter is how old two neighbours are, and for how long they have been small
+	// and cold, before they are merged. Default an hour; below 0 nothing is merged but by
+	// command.
+	RangeMergeAfter time.Duration
+	// OperationPatience is after how long without a step an operation is given up, beside
+	// the time of a copy. Default 10 minutes.
+	OperationPatience time.Duration
+	// CopyBytesPerSecond bounds what copies bring to a node. Default 64 MiB.
+	CopyBytesPerSecond int64
+}
+
+// Group is what a Driver needs of the placement group.
+type Group interface {
+	// View returns the newest state.
+	View() *fsm.View
+	// Propose proposes an effect in the term and waits for its result.
+	Propose(ctx context.Context, term uint64, op fsm.Effect) fsm.Result
+	// CanTransfer says why a replica cannot take the group's leadership over now.
+	CanTransfer(ctx context.Context, to keyspace.ReplicaID) error
+	// TransferLeader gives the leadership to a node.
+	TransferLeader(ctx context.Context, to keyspace.NodeID) error
+	// Wall is the time that goes into rows of nodes.
+	Wall() fsm.UnixMillis
+}
+
+// Driver decides what is to be changed in the cluster and executes it, on the node that
+// leads the placement group.
+type Driver struct {
+	o Options
+	// kick says that an operation has begun.
+	kick wake.Signal
+}
+
+// New returns the node's Driver. It does nothing before Lead.
+func New(o Options) *Driver {
+	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
+	o.CopyBytesPerSecond = cmp.Or(o.CopyBytesPerSecond, copyBytesPerSecond)
+	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
+	if o.RangeMaxBytes <= 0 {
+		o.RangeMaxBytes = rangeMaxBytes
+	}
+	if o.RangeSplitLoad <= 0 {
+		o.RangeSplitLoad = rangeSplitLoad
+	}
+	o.RangeMergeAfter = cmp.Or(o.RangeMergeAfter, rangeMergeAfter)
+	return &Driver{o: o, kick: wake.New()}
+}
+
+// Lead starts a leadership: operations are executed and decisions made until ctx ends with
+// the term. run starts a goroutine that the caller waits for. The reports of nodes go to
+// the tracker that Lead returns.
+func (s *Driver) Lead(ctx context.Context, term uint64, run func(func())) *Tracker {
+	t := newTracker()
+	o := newOperator(s, term, t)
+	run(func() { o.run(ctx) })
+	if s.o.Mover != nil {
+		run(func() { o.decider.run(ctx) })
+	}
+	return t
+}
