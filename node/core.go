@@ -61,7 +61,7 @@ type Options struct {
 	// be asked.
 	Peers func(ctx context.Context) ([]placement.Node, error)
 	// PlacementReplicas is how many replicas the placement group has at first; 0 is the
-	// default, see placement.Founding.
+	// default, see placement.Bootstrap.
 	PlacementReplicas int
 
 	// FS holds DataDir and WALDir.
@@ -379,7 +379,7 @@ func (c *Core) openAdmin() {
 		Founders: len(o.Founders), Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
 		Ask: c.askCheck, Placement: c.client, View: c.service.View, LogsEmpty: c.logsEmpty,
 		UndoBootstrap: func(ctx context.Context, holds keyspace.ReplicaID) error {
-			return c.service.Unfound(ctx, c.host, holds)
+			return c.service.UndoBootstrap(ctx, c.host, holds)
 		},
 	})
 	c.admin = operate.New(operate.Options{

@@ -695,7 +695,7 @@ func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 // A node that hears hardly any other hands over what it leads by itself. It is given no
 // leaders, which it would hand back at once, and no replicas, until it hears the others
 // again. Where that is said of every node, since so many are lost, it says nothing.
-func TestLonelyNodeIsGivenNothing(t *testing.T) {
+func TestIsolatedNodeIsGivenNothing(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 57, 4, fourBorders...)
 		w.deafen(4)
@@ -726,7 +726,7 @@ func TestLonelyNodeIsGivenNothing(t *testing.T) {
 
 // What the next loss would stop, a range or the placement group, takes a node that hears
 // hardly any other where there is no other one.
-func TestLonelyNodeTakesWhatIsAtRisk(t *testing.T) {
+func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 58, 4, fourBorders...)
 		w.mover = func() Mover { return w }
@@ -744,10 +744,10 @@ func TestLonelyNodeTakesWhatIsAtRisk(t *testing.T) {
 	})
 }
 
-// towardsLonely is a cluster of five with node 3 lost, whose placement group, of three, and one of
+// towardsIsolated is a cluster of five with node 3 lost, whose placement group, of three, and one of
 // whose ranges wait for copies to node 4, which hears hardly any other and gets none; node 5 is
 // drained.
-func towardsLonely(t *testing.T, seed uint64) *pretended {
+func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, 5, fourBorders...)
 	w.mover = func() Mover { return w }
@@ -778,9 +778,9 @@ func (w *pretended) setState(id keyspace.NodeID, from, to NodeState, beside ...k
 
 // The copy to such a node may never come. Once a better one is there it is given up for that,
 // of a range and of the placement group, long before the patience with operations ends.
-func TestLonelyNodeIsGivenUpForABetterOne(t *testing.T) {
+func TestIsolatedNodeIsGivenUpForABetterOne(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := towardsLonely(t, 59)
+		w := towardsIsolated(t, 59)
 		w.setState(5, NodeDraining, NodeServing)
 		w.await(time.Minute, "repair", func() error {
 			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 5}; !slices.Equal(is, want) {
@@ -794,7 +794,7 @@ func TestLonelyNodeIsGivenUpForABetterOne(t *testing.T) {
 // One that has its copy is promoted, and not given up, where a better one comes in that moment.
 func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := towardsLonely(t, 60)
+		w := towardsIsolated(t, 60)
 		w.nodes[3].closed.Store(false)
 		w.each(func(p *pretend) {
 			p.fed = func() {
@@ -812,7 +812,7 @@ func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 
 // Where one of several such nodes never gets the copy of the placement group, another one has
 // its turn once the patience with the operation ends.
-func TestLonelyNodesTakeTurns(t *testing.T) {
+func TestIsolatedNodesTakeTurns(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 61, 5, fourBorders...)
 		w.mover = func() Mover { return w }

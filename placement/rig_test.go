@@ -27,7 +27,7 @@ type rig struct {
 	t        *testing.T
 	rng      *rand.Rand
 	net      *simbus.Network
-	founding Founding
+	founding Bootstrap
 	nodes    []*rigNode
 	boots    uint64
 	// noLease turns leader leases off.
@@ -184,7 +184,7 @@ func (n *rigNode) start() {
 	})
 	n.must(err)
 	if !n.founded {
-		n.must(Found(r.t.Context(), n.engine, n.host, &r.founding, n.id))
+		n.must(WriteBootstrap(r.t.Context(), n.engine, n.host, &r.founding, n.id))
 		n.founded = true
 	}
 	linger := time.Duration(0)
@@ -215,7 +215,7 @@ func (n *rigNode) start() {
 	n.service.RegisterHandlers(r.killer.ears(n))
 	if n.unfound {
 		n.unfound = false
-		n.must(n.service.Unfound(r.t.Context(), n.host, 0))
+		n.must(n.service.UndoBootstrap(r.t.Context(), n.host, 0))
 	}
 	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {
 		span := engine.GroupLocalSpan(g)

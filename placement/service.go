@@ -117,8 +117,8 @@ type Service struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
-	// home is how the replica comes and goes.
-	home residence
+	// lifecycle is how the replica comes and goes.
+	lifecycle replicaLifecycle
 	// client is this node's, nil until there is one.
 	client atomic.Pointer[Client]
 
@@ -128,7 +128,7 @@ type Service struct {
 	group Group
 	// detached is closed when the replica goes, stirred when it comes, goes, gets other
 	// members, or its leader changes; both are made anew.
-	detached, stirred chan struct{}
+	detached, changed chan struct{}
 	// listener is told of each change of the leader that raft tells this node.
 	listener func(raftgroup.LeaderState)
 	// leadCtx ends with the term in which this node leads; leadCancel is nil while it
@@ -164,9 +164,9 @@ func NewService(o ServiceOptions) (*Service, error) {
 		sequencer: sequencer.New(o.Clock, m, o.Metrics.Sequencer, o.Logger),
 		held:      map[keyspace.RangeID]keyspace.Descriptor{},
 
-		home:     newResidence(),
-		detached: make(chan struct{}),
-		stirred:  make(chan struct{}),
+		lifecycle: newReplicaLifecycle(),
+		detached:  make(chan struct{}),
+		changed:   make(chan struct{}),
 	}
 	s.shutdown = sequencer.NewShutdown(s.shutdownOptions(), s.sequencer)
 	s.driver = driver.New(s.driverOptions())
@@ -201,7 +201,7 @@ func (s *Service) RegisterHandlers(r Registrar) {
 // Start starts the Service's goroutines. Stop ends them.
 func (s *Service) Start() {
 	s.wait.Go(func() { s.sequencer.Run(s.ctx.Done()) })
-	s.wait.Go(func() { s.tend(s.ctx) })
+	s.wait.Go(func() { s.runLifecycle(s.ctx) })
 }
 
 // Stop ends the Service and waits for its goroutines. It ends no term in order:
@@ -236,7 +236,7 @@ func (s *Service) leaderChanged(ls raftgroup.LeaderState) {
 	s.sequencer.LeaderChanged(ls)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stirLocked()
+	s.changedLocked()
 	switch {
 	case !ls.IsLeader || ls.Term != s.leadTerm:
 		s.endDutiesLocked()

@@ -52,8 +52,8 @@ type (
 	LogPart = sequencer.LogPart
 	// LogPosition is how far a follower knows the allocation log.
 	LogPosition = sequencer.LogPosition
-	// Founding is what every founder of a cluster knows alike: its configuration.
-	Founding = fsm.Founding
+	// Bootstrap is what every founder of a cluster knows alike: its configuration.
+	Bootstrap = fsm.Bootstrap
 )
 
 // The states of a node.

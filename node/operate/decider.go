@@ -28,7 +28,7 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 		if row.Silent = !v.answered(n.ID); row.Silent {
 			row.SilentSince = now
 		}
-		row.Lonely = !row.Silent && v.isolated[n.ID]
+		row.Isolated = !row.Silent && v.isolated[n.ID]
 		c.PutNode(row)
 	}
 	for i := range v.ranges {

@@ -58,7 +58,7 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}, free
 }
 
-// refuge returns the lonely node that is to get the replica on from, of a range that the next
+// refuge returns the isolated node that is to get the replica on from, of a range that the next
 // loss would stop and that no other node can take; nil where there is none. It may be one that
 // does not hear the leader, and never gets its copy: then this is given up, and tried again
 // after Patience, with any of them, since the learner that was left behind says that the best
@@ -88,15 +88,15 @@ func (c *Cluster) refuge(r *rng, from *node) *node {
 	return best
 }
 
-// Forsaken says whether the node has been lonely for so long that a repair need not wait for it
+// Forsaken says whether the node has been isolated for so long that a repair need not wait for it
 // where a better node is there. What it is for less it may cease to be in a moment.
 func (c *Cluster) Forsaken(id keyspace.NodeID) bool {
 	n := c.nodes[id]
-	return n != nil && n.Lonely && c.now.Sub(n.LonelySince) >= c.settings.AbandonAfter
+	return n != nil && n.Isolated && c.now.Sub(n.IsolatedSince) >= c.settings.AbandonAfter
 }
 
-// leaveRefuges returns the repairs whose copies go to lonely nodes, and may never come, where a
-// node that is not lonely can take the replica now. They never go from one lonely node to another,
+// leaveRefuges returns the repairs whose copies go to isolated nodes, and may never come, where a
+// node that is not isolated can take the replica now. They never go from one isolated node to another,
 // and each of them takes a node that was not there, so that nothing goes to and fro. One whose
 // copy has come is left: it is about to be a voter, and whoever carries the others out promotes
 // before giving up.

@@ -270,17 +270,17 @@ func (c *Cluster) some(n *node) func(func(*rng) bool) {
 // more urgent is needed, it is not half way to be merged, all of its voters live, and its
 // leader is not about to hand it over by itself.
 func (c *Cluster) calm(r *rng) bool {
-	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now || c.lonely(r) {
+	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now || c.isolated(r) {
 		return false
 	}
 	t := c.count(r)
 	return t.silent == 0 && !t.joint && t.learners == 0
 }
 
-// lonely says whether the range is led by a node that hands it over, if it can.
-func (c *Cluster) lonely(r *rng) bool {
+// isolated says whether the range is led by a node that hands it over, if it can.
+func (c *Cluster) isolated(r *rng) bool {
 	n := c.nodes[r.Leader]
-	return n != nil && n.Lonely
+	return n != nil && n.Isolated
 }
 
 func (c *Cluster) rested(at clock.Time) bool {

@@ -44,11 +44,11 @@ type Node struct {
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
-	// Lonely says that the node is heard and hears fewer than half of the others, since
-	// LonelySince: it gives up by itself what it leads, and is given neither leaders nor, but by a
+	// Isolated says that the node is heard and hears fewer than half of the others, since
+	// IsolatedSince: it gives up by itself what it leads, and is given neither leaders nor, but by a
 	// range that has no other way to outlive its next loss, replicas. What it has stays.
-	Lonely      bool
-	LonelySince clock.Time
+	Isolated      bool
+	IsolatedSince clock.Time
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
 	Capacity, Used int64
@@ -60,14 +60,14 @@ func (n *Node) describe(known bool) string {
 		return "not known"
 	case n.Silent:
 		return "silent and " + n.State.String()
-	case n.Lonely:
-		return "lonely and " + n.State.String()
+	case n.Isolated:
+		return "isolated and " + n.State.String()
 	}
 	return n.State.String()
 }
 
 // Takes says whether the node may be given replicas and leaders.
-func (n *Node) Takes() bool { return !n.Silent && !n.Lonely && n.State == Serving }
+func (n *Node) Takes() bool { return !n.Silent && !n.Isolated && n.State == Serving }
 
 // Range is what is known of a range.
 type Range struct {
@@ -184,7 +184,7 @@ type Cluster struct {
 
 	nodes  map[keyspace.NodeID]*node
 	silent []*node // by id
-	alone  []*node // those that are lonely, by id
+	alone  []*node // those that are isolated, by id
 	zones  []*zone // by name
 	ranges map[keyspace.RangeID]*rng
 	all    []*rng // in no order; the patrol walks it
@@ -253,11 +253,11 @@ func (c *Cluster) PutNode(n Node) {
 		have.zone = c.zoneOf(n.Zone)
 	}
 	c.touch(have)
-	c.alone = listed(c.alone, have, n.Lonely)
+	c.alone = listed(c.alone, have, n.Isolated)
 	if had.Silent != n.Silent || first {
 		c.noteSilence(have)
 	}
-	if first || had.Silent != n.Silent || had.Lonely != n.Lonely || had.State != n.State || had.Zone != n.Zone {
+	if first || had.Silent != n.Silent || had.Isolated != n.Isolated || had.State != n.State || had.Zone != n.Zone {
 		c.reviewLater(have)
 	}
 }

@@ -249,7 +249,7 @@ func (c *Cluster) unindex(n *node) {
 }
 
 // index puts the node into the orders and sums, as it is now. Silent nodes count for
-// what a share is until they are dead, so that a pause of a zone moves nothing; lonely
+// what a share is until they are dead, so that a pause of a zone moves nothing; isolated
 // ones always, since they keep what they have.
 func (c *Cluster) index(n *node) {
 	w := n.weight()

@@ -40,7 +40,7 @@ func change(c *Cluster, random *rand.Rand, now clock.Time, conf *uint64) {
 	id := 1 + random.IntN(40)
 	switch random.IntN(9) {
 	case 0, 1:
-		n := Node{ID: node, Zone: fmt.Sprint(random.IntN(3)), State: NodeState(random.IntN(3)), Capacity: random.Int64N(3) << 30, Lonely: random.IntN(4) == 0}
+		n := Node{ID: node, Zone: fmt.Sprint(random.IntN(3)), State: NodeState(random.IntN(3)), Capacity: random.Int64N(3) << 30, Isolated: random.IntN(4) == 0}
 		if random.IntN(3) == 0 {
 			n.Silent, n.SilentSince = true, now
 		}
@@ -140,8 +140,8 @@ func (c *Cluster) recount() error {
 		if n.takes() {
 			live++
 		}
-		if slices.Contains(c.alone, n) != n.Lonely {
-			return fmt.Errorf("node %s is lonely: %t, and those are %v", id, n.Lonely, c.alone)
+		if slices.Contains(c.alone, n) != n.Isolated {
+			return fmt.Errorf("node %s is isolated: %t, and those are %v", id, n.Isolated, c.alone)
 		}
 		if n.known && n.State == Serving && !n.dead {
 			bytes += n.bytes

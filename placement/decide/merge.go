@@ -58,7 +58,7 @@ func (c *Cluster) mergeable(r *rng) error {
 	case r.mate != nil && r.mate != o || o.mate != nil && o.mate != r:
 		return errMergeUneasy
 	}
-	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 || c.lonely(r) || c.lonely(o) {
+	if t := c.count(o); t.silent > 0 || t.joint || t.learners > 0 || c.isolated(r) || c.isolated(o) {
 		return errMergeUneasy
 	}
 	return nil

@@ -83,7 +83,7 @@ func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 
 // missing says what makes up for so many nodes besides but that do not take replicas.
 func (c *Cluster) missing(more int, but *node) string {
-	silent, leaving, lonely := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	silent, leaving, isolated := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
 	for id, n := range c.nodes {
 		switch {
 		case !n.known, n == but:
@@ -91,8 +91,8 @@ func (c *Cluster) missing(more int, but *node) string {
 			leaving[id] = true
 		case n.Silent:
 			silent[id] = true
-		case n.Lonely:
-			lonely[id] = true
+		case n.Isolated:
+			isolated[id] = true
 		}
 	}
 	do := "add a node"
@@ -102,8 +102,8 @@ func (c *Cluster) missing(more int, but *node) string {
 	if len(leaving) > 0 {
 		do = "take back " + nodesNamed(leaving) + ", or " + do
 	}
-	if len(lonely) > 0 {
-		do = "let " + nodesNamed(lonely) + " hear the others, or " + do
+	if len(isolated) > 0 {
+		do = "let " + nodesNamed(isolated) + " hear the others, or " + do
 	}
 	if len(silent) > 0 {
 		do = "bring back " + nodesNamed(silent) + ", or " + do

@@ -15,7 +15,7 @@ type Settings struct {
 	// elsewhere. One that is decommissioned is not to come back, and is not waited for.
 	NodeDeadAfter time.Duration
 	// AbandonAfter is how long an operation waits for a silent node that it needs, and a
-	// repair at least for a lonely one. It is at most NodeDeadAfter.
+	// repair at least for a isolated one. It is at most NodeDeadAfter.
 	AbandonAfter time.Duration
 	// RangeMaxBytes is the size above which a range is split.
 	RangeMaxBytes int64

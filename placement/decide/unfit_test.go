@@ -14,7 +14,7 @@ func TestUnfitWords(t *testing.T) {
 	}
 	nodes := map[keyspace.NodeID]*node{
 		2: of(2, Node{Silent: true}), 3: of(3, Node{Silent: true, State: Draining}), 4: of(4, Node{State: Draining}),
-		5: of(5, Node{State: Decommissioning, Lonely: true}), 6: of(6, Node{Lonely: true}), 7: of(7, Node{Silent: true}),
+		5: of(5, Node{State: Decommissioning, Isolated: true}), 6: of(6, Node{Isolated: true}), 7: of(7, Node{Silent: true}),
 	}
 	why, do := unfitWords(nodes)
 	if want := ": node 2, node 7 is silent; node 3 is silent, and drained or decommissioned; node 4 is drained too; node 5 is decommissioned; node 6 hears hardly any other node"; why != want {

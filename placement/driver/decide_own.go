@@ -58,7 +58,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 		if o.To != 0 {
 			d.ownTried[o.To]++
 		}
-		if d.nodes[o.To].Lonely {
+		if d.nodes[o.To].Isolated {
 			d.ownRefuge = o.To
 		}
 		d.s.kick.Set()
@@ -211,10 +211,10 @@ func (d *decider) ownCrowd(own *keyspace.Descriptor) (fsm.Operation, bool) {
 
 // ownTarget returns a node that can take a replica of the group, in the place of the one on from
 // if that is not 0: in a zone that has few of the others, and the one with the lowest id of those.
-// With lonely, one that hears hardly any other
+// With isolated, one that hears hardly any other
 // counts as any; but after a first one, which may never get its copy, each has its turn by id.
 // Those to which copies did not come are the last: this node may not reach them.
-func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, lonely bool) keyspace.NodeID {
+func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, isolated bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
 		if m.Node != from {
@@ -223,7 +223,7 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, lone
 	}
 	rank := func(id keyspace.NodeID) int {
 		switch {
-		case !lonely || d.ownRefuge == 0:
+		case !isolated || d.ownRefuge == 0:
 			return zones[d.nodes[id].Zone]
 		case id > d.ownRefuge:
 			return 0
@@ -232,7 +232,7 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, lone
 	}
 	var best keyspace.NodeID
 	for id, n := range d.nodes {
-		n.Lonely = n.Lonely && !lonely
+		n.Isolated = n.Isolated && !isolated
 		if _, has := own.ReplicaOn(id); has || !n.Takes() {
 			continue
 		}

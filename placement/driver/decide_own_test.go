@@ -71,13 +71,13 @@ func TestOwnLeavesFirst(t *testing.T) {
 	}
 }
 
-// TestOwnRefugeIsForgotten: lonely nodes have their turns by id for one repair, since copies to
+// TestOwnRefugeIsForgotten: isolated nodes have their turns by id for one repair, since copies to
 // them may not come. Once one has come the next repair goes by zones again.
 func TestOwnRefugeIsForgotten(t *testing.T) {
 	d, own := ownOf(3, "a", "b", "c", "a", "b", "c")
 	for id := keyspace.NodeID(4); id <= 6; id++ {
 		n := d.nodes[id]
-		n.Lonely = true
+		n.Isolated = true
 		d.nodes[id] = n
 	}
 	repair := func(from, want keyspace.NodeID) {

@@ -82,7 +82,7 @@ type decider struct {
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
 	// ownTried is how often an operation on the placement group was to bring a replica to a node,
-	// since one has come, and ownRefuge the lonely one that a repair had last go to, 0 if none.
+	// since one has come, and ownRefuge the isolated one that a repair had last go to, 0 if none.
 	ownTried  map[keyspace.NodeID]int
 	ownRefuge keyspace.NodeID
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
@@ -207,10 +207,10 @@ func (d *decider) feedSettings(v *fsm.View) {
 	d.c.Set(set)
 }
 
-// lonely says whether the node is heard and hears fewer than half of the others, by what
+// isolated says whether the node is heard and hears fewer than half of the others, by what
 // its liveness messages say. Where that is so of every node, since so many have failed, it
 // says nothing of one: none hands over what it leads, and what is lost has to be rebuilt.
-func (d *decider) lonely(id keyspace.NodeID) bool {
+func (d *decider) isolated(id keyspace.NodeID) bool {
 	return d.central && d.s.o.Alive(id) && !d.s.o.Central(id)
 }
 
@@ -230,7 +230,7 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 		n.Capacity, n.Used, complete = d.tracker.Node(id)
 		old, ok := d.nodes[id]
 		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
-		n.LonelySince = old.LonelySince
+		n.IsolatedSince = old.IsolatedSince
 		switch {
 		case n.Silent && !old.Silent:
 			n.SilentSince = now
@@ -246,10 +246,10 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
 		}
-		if n.Lonely = !n.Silent && d.lonely(id); n.Lonely != old.Lonely {
-			n.LonelySince = now
+		if n.Isolated = !n.Silent && d.isolated(id); n.Isolated != old.Isolated {
+			n.IsolatedSince = now
 			d.s.o.Logger.Info("whether a node is given leaders and replicas has changed: it hears hardly any other, or does again",
-				zap.Stringer("peer", id), zap.Bool("lonely", n.Lonely))
+				zap.Stringer("peer", id), zap.Bool("isolated", n.Isolated))
 		}
 		if !ok || n != old {
 			d.nodes[id] = n

@@ -21,7 +21,7 @@ type still struct {
 
 // fiveNodes is the state of a cluster of five nodes and as many ranges.
 func fiveNodes() *fsm.View {
-	f := fsm.Founding{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}, {ID: 5}}}
+	f := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}, {ID: 5}}}
 	for _, k := range []string{"e", "j", "o", "t"} {
 		f.SplitKeys = append(f.SplitKeys, []byte(k))
 	}
@@ -192,7 +192,7 @@ func TestAbandonMeansOneOperation(t *testing.T) {
 
 // For how long it is such a node counts from when this leader has seen it, also where that is
 // before anything is decided.
-func TestLonelyFromWhenItIsSeen(t *testing.T) {
+func TestIsolatedFromWhenItIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deaf := false
 		s := stillDriver(fiveNodes(), &idleMover{})
@@ -209,10 +209,10 @@ func TestLonelyFromWhenItIsSeen(t *testing.T) {
 		d.feedNodes(s.o.Group.View(), s.o.Clock.Now())
 		time.Sleep(d.settings.AbandonAfter - time.Second)
 		if forsaken() {
-			t.Error("it counts as lonely since the term began")
+			t.Error("it counts as isolated since the term began")
 		}
 		if time.Sleep(time.Second); !forsaken() {
-			t.Error("it does not count as lonely for long")
+			t.Error("it does not count as isolated for long")
 		}
 	})
 }

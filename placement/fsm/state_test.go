@@ -297,9 +297,9 @@ func printLeases(s *State) string {
 	return b.String()
 }
 
-func storyFounding(t *testing.T, d *datadriven.TestData) *Founding {
+func storyFounding(t *testing.T, d *datadriven.TestData) *Bootstrap {
 	t.Helper()
-	f := &Founding{Cluster: 0xc1}
+	f := &Bootstrap{Cluster: 0xc1}
 	for _, n := range testkit.Args(t, d, "nodes") {
 		f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
 	}
@@ -373,10 +373,10 @@ func (h *stateStory) printMeta() string {
 		m.Changed, m.Ceiling, m.Compacted, m.Settings, m.NextRange, m.NextReplica)
 }
 
-// TestFoundingIsDeterministic checks that founders that list everything in another
+// TestBootstrapIsDeterministic checks that founders that list everything in another
 // order write the same records.
-func TestFoundingIsDeterministic(t *testing.T) {
-	a := Founding{Cluster: 9, SplitKeys: [][]byte{[]byte("m"), []byte("c"), []byte("m")}, Nodes: []Node{
+func TestBootstrapIsDeterministic(t *testing.T) {
+	a := Bootstrap{Cluster: 9, SplitKeys: [][]byte{[]byte("m"), []byte("c"), []byte("m")}, Nodes: []Node{
 		{ID: 30, Name: "c", PeerURLs: []string{"http://c:1"}}, {ID: 10, Name: "a"}, {ID: 20, Name: "b"},
 	}}
 	b := a
@@ -385,7 +385,7 @@ func TestFoundingIsDeterministic(t *testing.T) {
 	slices.Reverse(b.SplitKeys)
 	ra, rb := records{}, records{}
 	for _, e := range []struct {
-		f *Founding
+		f *Bootstrap
 		r records
 	}{{&a, ra}, {&b, rb}} {
 		if err := e.f.Validate(); err != nil {
@@ -403,10 +403,10 @@ func TestFoundingIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestFoundingSpread checks that replicas and leaders are spread evenly.
-func TestFoundingSpread(t *testing.T) {
+// TestBootstrapSpread checks that replicas and leaders are spread evenly.
+func TestBootstrapSpread(t *testing.T) {
 	for nodes := 1; nodes <= 9; nodes++ {
-		f := Founding{Cluster: 1}
+		f := Bootstrap{Cluster: 1}
 		for n := range nodes {
 			f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(100 - n)})
 		}
@@ -443,7 +443,7 @@ func TestFoundingSpread(t *testing.T) {
 func TestReportsInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		f := Founding{Cluster: 1, Nodes: []Node{{ID: 1}, {ID: 2}, {ID: 3}}}
+		f := Bootstrap{Cluster: 1, Nodes: []Node{{ID: 1}, {ID: 2}, {ID: 3}}}
 		s := f.FirstState(firstIndex)
 		truth := map[keyspace.RangeID]keyspace.Descriptor{}
 		for _, d := range f.Ranges() {
@@ -502,7 +502,7 @@ func splitTruth(rng *rand.Rand, s *State, truth map[keyspace.RangeID]keyspace.De
 
 // TestCompactErrors walks etcd's rule from the empty store on.
 func TestCompactErrors(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
+	s := (&Bootstrap{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	s.Apply(11, RaiseCeiling{To: 100})
 	for _, c := range []struct {
 		at   keyspace.Revision
@@ -524,7 +524,7 @@ func kindOf(err error) error {
 // TestMergeBesideTheEndOfALease: a merge that is committed makes the record of a lease that is
 // being ended another one, whatever it lists, and leaves alone what lives and lists all of it.
 func TestMergeBesideTheEndOfALease(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
+	s := (&Bootstrap{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	span := func(start, end string) keyspace.Span { return keyspace.Span{Start: []byte(start), End: []byte(end)} }
 	for id := keyspace.LeaseID(1); id <= 3; id++ {
 		s.Apply(11, GrantLease{ID: id, TTL: 60})
@@ -552,7 +552,7 @@ func TestMergeBesideTheEndOfALease(t *testing.T) {
 // TestLeaseBounds: what would take more than its share is refused, changes nothing, and
 // finds room again.
 func TestLeaseBounds(t *testing.T) {
-	s := (&Founding{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
+	s := (&Bootstrap{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	border := func(i int) []byte { return []byte{byte(i >> 8), byte(i), 1} }
 	s.Apply(11, GrantLease{ID: 1, TTL: 60})
 	for i := range maxLeaseSpans {

@@ -29,7 +29,7 @@ type Report struct {
 	// MovesUndone and TransfersUndone are those that went back, within half an hour, to
 	// a node that the range's replica or lead had left.
 	MovesUndone, TransfersUndone int
-	// HandedOver counts the leads that lonely nodes have given up by themselves.
+	// HandedOver counts the leads that isolated nodes have given up by themselves.
 	HandedOver int
 	Failed     int
 	Violated   int
@@ -235,7 +235,7 @@ func (r *Report) String() string {
 	}
 	fmt.Fprintf(&b, "undone within %v: %d moves, %d transfers\n", undoWindow, r.MovesUndone, r.TransfersUndone)
 	if r.HandedOver > 0 {
-		fmt.Fprintf(&b, "handed over by lonely nodes: %d\n", r.HandedOver)
+		fmt.Fprintf(&b, "handed over by isolated nodes: %d\n", r.HandedOver)
 	}
 	if r.Failed > 0 {
 		fmt.Fprintf(&b, "given up: %d\n", r.Failed)

@@ -25,8 +25,8 @@ import (
 //	settings [factor=5] [min-ranges=1] …
 //	join zone=a [count=1] [capacity=1TiB]
 //	fail nodes=(1,2) | zone=a         heal nodes=(1,2) | zone=a
-//	lonely nodes=(1,2) | zone=a       heard nodes=(1,2) | zone=a
-//	deaf nodes=(1,2) | zone=a         lonely, and no copy gets there
+//	isolated nodes=(1,2) | zone=a       heard nodes=(1,2) | zone=a
+//	deaf nodes=(1,2) | zone=a         isolated, and no copy gets there
 //	node id=1 state=draining
 //	grow range=1 bytes=300MiB         load range=1 rate=5000 shape=divides
 //	hot width=4 rate=2000 every=10m for=1h
@@ -92,8 +92,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.w.Fail(s.nodes(t, d)...)
 	case "heal":
 		s.w.Heal(s.nodes(t, d)...)
-	case "lonely", "heard":
-		s.w.Isolate(d.Cmd == "lonely", s.nodes(t, d)...)
+	case "isolated", "heard":
+		s.w.Isolate(d.Cmd == "isolated", s.nodes(t, d)...)
 	case "deaf":
 		s.w.Deafen(s.nodes(t, d)...)
 	case "node":

@@ -262,13 +262,13 @@ func (w *World) Heal(ids ...keyspace.NodeID) {
 
 // Isolate has nodes hear hardly any other, or with false hear all again. The decisions
 // still hear them.
-func (w *World) Isolate(lonely bool, ids ...keyspace.NodeID) {
+func (w *World) Isolate(isolated bool, ids ...keyspace.NodeID) {
 	for _, id := range ids {
 		n := w.node(id)
-		if n.Lonely != lonely {
-			n.Lonely, n.LonelySince = lonely, w.now
+		if n.Isolated != isolated {
+			n.Isolated, n.IsolatedSince = isolated, w.now
 		}
-		n.deaf = n.deaf && lonely
+		n.deaf = n.deaf && isolated
 		w.cluster.PutNode(n.Node)
 	}
 }
@@ -281,16 +281,16 @@ func (w *World) Deafen(ids ...keyspace.NodeID) {
 	}
 }
 
-// handOver has lonely nodes give up what they lead, where another voter can have it.
+// handOver has isolated nodes give up what they lead, where another voter can have it.
 func (w *World) handOver() {
-	if !slices.ContainsFunc(w.nodes, func(n *machine) bool { return n.up && n.Lonely }) {
+	if !slices.ContainsFunc(w.nodes, func(n *machine) bool { return n.up && n.Isolated }) {
 		return
 	}
 	for _, g := range w.ranges {
-		if g == nil || g.leader == 0 || !w.node(g.leader).up || !w.node(g.leader).Lonely {
+		if g == nil || g.leader == 0 || !w.node(g.leader).up || !w.node(g.leader).Isolated {
 			continue
 		}
-		heirs := slices.DeleteFunc(w.liveVoters(g), func(id keyspace.NodeID) bool { return w.node(id).Lonely })
+		heirs := slices.DeleteFunc(w.liveVoters(g), func(id keyspace.NodeID) bool { return w.node(id).Isolated })
 		if len(heirs) > 0 && w.hasQuorum(g) {
 			w.Report.HandedOver++
 			w.lead(g, heirs[w.random.IntN(len(heirs))])

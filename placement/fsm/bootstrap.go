@@ -10,8 +10,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Founding is what every founder of a cluster knows alike: its configuration.
-type Founding struct {
+// Bootstrap is what every founder of a cluster knows alike: its configuration.
+type Bootstrap struct {
 	Cluster keyspace.ClusterID
 	// Nodes are all founders, with ids, names and peer URLs, in any order.
 	Nodes []Node
@@ -28,8 +28,8 @@ type Founding struct {
 // nodes.
 const rangeReplicasDefault = 3
 
-// Validate returns an error for a Founding that founds nothing.
-func (f *Founding) Validate() error {
+// Validate returns an error for a Bootstrap that founds nothing.
+func (f *Bootstrap) Validate() error {
 	if f.Cluster == 0 {
 		return errors.New("found cluster: the cluster id is 0")
 	}
@@ -60,7 +60,7 @@ func (f *Founding) Validate() error {
 
 // nodeIDs returns the founders' ids, ascending: the order of everything that the
 // founding spreads over the nodes.
-func (f *Founding) nodeIDs() []keyspace.NodeID {
+func (f *Bootstrap) nodeIDs() []keyspace.NodeID {
 	ids := make([]keyspace.NodeID, len(f.Nodes))
 	for i := range f.Nodes {
 		ids[i] = f.Nodes[i].ID
@@ -73,7 +73,7 @@ func (f *Founding) nodeIDs() []keyspace.NodeID {
 // outage of all writes, so it has five replicas where there are five nodes and
 // otherwise three, or as many as there are nodes: those with the lowest ids, which
 // are as good as random.
-func (f *Founding) PlacementVoters() []keyspace.Replica {
+func (f *Bootstrap) PlacementVoters() []keyspace.Replica {
 	ids := f.nodeIDs()
 	n := f.PlacementReplicas
 	if n == 0 {
@@ -93,7 +93,7 @@ func (f *Founding) PlacementVoters() []keyspace.Replica {
 // has its replicas on the nodes i, i+1, … in the order of the ids, so that
 // replicas and leaders are spread evenly: the first replica of a descriptor is on
 // the node where the leader is preferred.
-func (f *Founding) Ranges() []keyspace.Descriptor {
+func (f *Bootstrap) Ranges() []keyspace.Descriptor {
 	keys := slices.Clone(f.SplitKeys)
 	slices.SortFunc(keys, bytes.Compare)
 	keys = slices.CompactFunc(keys, bytes.Equal)
@@ -120,9 +120,9 @@ func (f *Founding) Ranges() []keyspace.Descriptor {
 }
 
 // FirstState returns the state that every founder writes: the same bytes from the
-// same Founding, whatever the order of its lists. index is where every group begins: the
+// same Bootstrap, whatever the order of its lists. index is where every group begins: the
 // founding stands for the entry there.
-func (f *Founding) FirstState(index uint64) *State {
+func (f *Bootstrap) FirstState(index uint64) *State {
 	s := NewState()
 	ds := f.Ranges()
 	s.meta = meta{

@@ -20,50 +20,50 @@ import (
 
 // Times of the residence.
 const (
-	// leaveSweep is how often this node's replica is compared with the map: one that was
+	// gcSweep is how often this node's replica is compared with the map: one that was
 	// down while it was removed hears of it from nobody.
-	leaveSweep = 10 * time.Second
-	// leaveRetry is the pause after a removal that failed.
-	leaveRetry = time.Second
-	// wordTimeout is how long a node may take to say who holds the placement group.
-	wordTimeout = time.Second
+	gcSweep = 10 * time.Second
+	// gcRetry is the pause after a removal that failed.
+	gcRetry = time.Second
+	// membersTimeout is how long a node may take to say who holds the placement group.
+	membersTimeout = time.Second
 )
 
-// maxStrangers bounds the messages for replicas that are not here that wait to be looked
+// maxUnknown bounds the messages for replicas that are not here that wait to be looked
 // into. More are told of again.
-const maxStrangers = 16
+const maxUnknown = 16
 
-// stranger is a replica of the placement group that is not here: from speaks to it.
-type stranger struct {
+// unknownReplica is a replica of the placement group that is not here: from speaks to it.
+type unknownReplica struct {
 	from keyspace.NodeID
 	to   keyspace.ReplicaID
 }
 
-// residence is how this node's replica of the placement group comes and goes: an empty
+// replicaLifecycle is how this node's replica of the placement group comes and goes: an empty
 // one is opened when a leader speaks to it, and one that is no member any more is removed
 // for good. One goroutine, tend, does both, and owns what is not said to be another's.
-type residence struct {
-	host      *raftgroup.Host
-	strangers chan stranger
+type replicaLifecycle struct {
+	host    *raftgroup.Host
+	unknown chan unknownReplica
 	// kick has tend look whether the replica still is a member.
 	kick chan struct{}
-	// word is the newest that a node said of the group's members when it was asked, and
+	// members is the newest that a node said of the group's members when it was asked, and
 	// opened what an empty replica was opened by.
-	word, opened keyspace.Descriptor
-	// leaving says that a replica is being removed, which has the id left; 0 is not known.
-	leaving bool
-	left    keyspace.ReplicaID
+	members, opened keyspace.Descriptor
+	// collecting says that a replica is being removed, which has the id left; 0 is not known.
+	collecting bool
+	left       keyspace.ReplicaID
 }
 
-func newResidence() residence {
-	return residence{strangers: make(chan stranger, maxStrangers), kick: make(chan struct{}, 1)}
+func newReplicaLifecycle() replicaLifecycle {
+	return replicaLifecycle{unknown: make(chan unknownReplica, maxUnknown), kick: make(chan struct{}, 1)}
 }
 
 // Unknown is told that a node speaks to a replica of the placement group that is not open
 // here. It does not block.
 func (s *Service) Unknown(from keyspace.NodeID, to keyspace.ReplicaID) {
 	select {
-	case s.home.strangers <- stranger{from, to}:
+	case s.lifecycle.unknown <- unknownReplica{from, to}:
 	default:
 	}
 }
@@ -71,7 +71,7 @@ func (s *Service) Unknown(from keyspace.NodeID, to keyspace.ReplicaID) {
 // Removed is told that a leader says this node's replica is no member of the placement
 // group. It may be the word of one that has not heard of the replica yet, so that it is a
 // reason to look and no more. It does not block.
-func (s *Service) Removed() { signal(s.home.kick) }
+func (s *Service) Removed() { signal(s.lifecycle.kick) }
 
 // HasReplica says whether this node holds a replica of the placement group.
 func (s *Service) HasReplica() bool { return s.replica() != nil }
@@ -83,33 +83,33 @@ func (s *Service) replica() Group {
 	return s.group
 }
 
-// tend is the residence's goroutine.
-func (s *Service) tend(ctx context.Context) {
-	sweep := s.o.Clock.NewTimer(leaveSweep)
+// runLifecycle is the residence's goroutine.
+func (s *Service) runLifecycle(ctx context.Context) {
+	sweep := s.o.Clock.NewTimer(gcSweep)
 	defer sweep.Stop()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
-		case x := <-s.home.strangers:
-			err = s.admit(ctx, x)
-		case <-s.home.kick:
-			err = s.leave(ctx)
+		case x := <-s.lifecycle.unknown:
+			err = s.openEmpty(ctx, x)
+		case <-s.lifecycle.kick:
+			err = s.collectReplica(ctx)
 		case <-sweep.C():
-			err = s.leave(ctx)
-			sweep.Reset(leaveSweep)
+			err = s.collectReplica(ctx)
+			sweep.Reset(gcSweep)
 		}
 		if err != nil && ctx.Err() == nil {
 			s.o.Logger.Warn("this node's replica of the placement group", zap.Error(err))
-			sweep.Reset(leaveRetry)
+			sweep.Reset(gcRetry)
 		}
 	}
 }
 
 // openStored opens the replica that the engine holds.
 func (s *Service) openStored(h *raftgroup.Host) error {
-	s.home.host = h
+	s.lifecycle.host = h
 	a, ok, err := s.o.Engine.Applied(keyspace.PlacementGroup)
 	if err != nil {
 		return err
@@ -123,8 +123,8 @@ func (s *Service) openStored(h *raftgroup.Host) error {
 	if !member {
 		// It has applied that it is no member any more, and went down before it was removed.
 		left, err := s.hasLeft()
-		s.home.leaving, s.home.left = true, left
-		signal(s.home.kick)
+		s.lifecycle.collecting, s.lifecycle.left = true, left
+		signal(s.lifecycle.kick)
 		return err
 	}
 	g, err := h.Open(keyspace.PlacementGroup, r.ID, raftgroup.Position{Index: s.machine.index, Term: s.machine.term}, s.machine)
@@ -135,11 +135,11 @@ func (s *Service) openStored(h *raftgroup.Host) error {
 	return nil
 }
 
-// Unfound takes back the founding state that this node has written, which nothing has acted
+// UndoBootstrap takes back the founding state that this node has written, which nothing has acted
 // on: the group has had other members since. holds is the replica that the group has here,
 // 0 for none. It comes before Open. A replica of the founding that began to vote now would
 // do so for a leader that does not know yet that the group has gone on without it.
-func (s *Service) Unfound(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
+func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
 	own := s.View().PlacementGroup()
 	r, member := own.ReplicaOn(s.o.Self)
 	if !member {
@@ -167,44 +167,44 @@ func deleteOwn(b *engine.Batch) error {
 	return b.DeleteRange(span.Lower, span.Upper)
 }
 
-// admit opens an empty replica that a node speaks to, if that node has it as a member. A
+// openEmpty opens an empty replica that a node speaks to, if that node has it as a member. A
 // snapshot of its leader fills it; until then it votes for nobody.
-func (s *Service) admit(ctx context.Context, x stranger) error {
+func (s *Service) openEmpty(ctx context.Context, x unknownReplica) error {
 	left, err := s.hasLeft()
-	if err != nil || x.to <= left || s.home.host == nil {
+	if err != nil || x.to <= left || s.lifecycle.host == nil {
 		return err
 	}
 	if g := s.replica(); g != nil && g.Status().Replica >= x.to {
 		return nil
 	}
-	d, err := s.askWord(ctx, x.from)
+	d, err := s.askMembers(ctx, x.from)
 	if err != nil {
 		return err
 	}
-	if d.ConfIndex > s.home.word.ConfIndex {
-		s.home.word = d
+	if d.ConfIndex > s.lifecycle.members.ConfIndex {
+		s.lifecycle.members = d
 	}
 	m, member := d.ReplicaOn(s.o.Self)
 	if !member || m.ID != x.to {
 		return nil
 	}
 	// An older replica goes first.
-	if err := s.leave(ctx); err != nil || s.replica() != nil {
+	if err := s.collectReplica(ctx); err != nil || s.replica() != nil {
 		return err
 	}
-	g, err := s.home.host.Open(keyspace.PlacementGroup, m.ID, raftgroup.Position{}, s.machine)
+	g, err := s.lifecycle.host.Open(keyspace.PlacementGroup, m.ID, raftgroup.Position{}, s.machine)
 	if err != nil {
 		return fmt.Errorf("open replica %d: %w", m.ID, err)
 	}
-	s.home.opened = d
+	s.lifecycle.opened = d
 	s.attach(g)
 	s.o.Logger.Info("opened an empty replica of the placement group", zap.Uint64("replica", uint64(m.ID)))
 	return nil
 }
 
-// askWord asks a node who holds the placement group.
-func (s *Service) askWord(ctx context.Context, node keyspace.NodeID) (keyspace.Descriptor, error) {
-	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, wordTimeout)
+// askMembers asks a node who holds the placement group.
+func (s *Service) askMembers(ctx context.Context, node keyspace.NodeID) (keyspace.Descriptor, error) {
+	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, membersTimeout)
 	defer cancel()
 	q := request{Kind: requestStatus}
 	p, err := s.o.Bus.Call(ctx, node, transport.MethodPlacementRequest, q.encode())
@@ -217,20 +217,20 @@ func (s *Service) askWord(ctx context.Context, node keyspace.NodeID) (keyspace.D
 	return keyspace.Descriptor{}, fmt.Errorf("ask node %s who holds the placement group: %w", node, err)
 }
 
-// expelled says whether this node's replica is certainly no member any more, and its id:
+// removedReplica says whether this node's replica is certainly no member any more, and its id:
 // the configuration that it has applied itself, or a newer one of which this node has
 // heard, is without it. Both are committed, and no replica's id is ever used again.
-func (s *Service) expelled() (keyspace.ReplicaID, bool) {
+func (s *Service) removedReplica() (keyspace.ReplicaID, bool) {
 	g := s.replica()
-	if s.home.leaving || g == nil {
-		return s.home.left, s.home.leaving
+	if s.lifecycle.collecting || g == nil {
+		return s.lifecycle.left, s.lifecycle.collecting
 	}
 	id := g.Status().Replica
 	mine := s.View().PlacementGroup()
 	if mine.ConfIndex == 0 {
-		mine = s.home.opened // it waits for its snapshot
+		mine = s.lifecycle.opened // it waits for its snapshot
 	}
-	known := s.home.word
+	known := s.lifecycle.members
 	if m := s.heardMap(); m != nil && m.PlacementGroup().ConfIndex > known.ConfIndex {
 		known = m.PlacementGroup()
 	}
@@ -244,10 +244,10 @@ func hasMember(rs []keyspace.Replica, id keyspace.ReplicaID) bool {
 	return slices.ContainsFunc(rs, func(r keyspace.Replica) bool { return r.ID == id })
 }
 
-// leave removes this node's replica, its log and its state, if it is no member any more.
+// collectReplica removes this node's replica, its log and its state, if it is no member any more.
 // What fails is to be repeated.
-func (s *Service) leave(ctx context.Context) error {
-	id, gone := s.expelled()
+func (s *Service) collectReplica(ctx context.Context) error {
+	id, gone := s.removedReplica()
 	if !gone {
 		return nil
 	}
@@ -256,9 +256,9 @@ func (s *Service) leave(ctx context.Context) error {
 	if err := s.noteLeft(ctx, id); err != nil {
 		return err
 	}
-	s.home.leaving, s.home.left = true, id
+	s.lifecycle.collecting, s.lifecycle.left = true, id
 	s.detach()
-	err := s.home.host.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
+	err := s.lifecycle.host.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
 	if err == nil {
 		s.machine.LeaderChanged(raftgroup.LeaderState{})
 		err = s.machine.reload()
@@ -266,7 +266,7 @@ func (s *Service) leave(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("remove replica %d: %w", id, err)
 	}
-	s.home.leaving, s.home.opened = false, keyspace.Descriptor{}
+	s.lifecycle.collecting, s.lifecycle.opened = false, keyspace.Descriptor{}
 	s.o.Logger.Info("removed this node's replica of the placement group, which is no member any more", zap.Uint64("replica", uint64(id)))
 	return nil
 }
@@ -275,7 +275,7 @@ func (s *Service) leave(ctx context.Context) error {
 func (s *Service) attach(g Group) {
 	s.mu.Lock()
 	s.group = g
-	s.stirLocked()
+	s.changedLocked()
 	s.mu.Unlock()
 	s.sequencer.SetGroup(g)
 }
@@ -286,32 +286,32 @@ func (s *Service) detach() {
 	s.group = nil
 	close(s.detached)
 	s.detached = make(chan struct{})
-	s.stirLocked()
+	s.changedLocked()
 	s.mu.Unlock()
 	s.machine.LeaderChanged(raftgroup.LeaderState{})
 	s.sequencer.SetGroup(nil)
 }
 
-// stirLocked tells those who wait for it that the replica or its leader has changed.
-func (s *Service) stirLocked() {
-	close(s.stirred)
-	s.stirred = make(chan struct{})
+// changedLocked tells those who wait for it that the replica or its leader has changed.
+func (s *Service) changedLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // membersApplied is told when a change of the group's members is applied here, or a
 // snapshot is installed.
 func (s *Service) membersApplied() {
 	s.mu.Lock()
-	s.stirLocked()
+	s.changedLocked()
 	s.mu.Unlock()
-	signal(s.home.kick)
+	signal(s.lifecycle.kick)
 }
 
 // led says whether this node's replica tells of every change of the map: it has state
 // and knows a leader. moved is closed when that may have changed.
 func (s *Service) led() (ok bool, moved <-chan struct{}) {
 	s.mu.Lock()
-	here, moved := s.group != nil, s.stirred
+	here, moved := s.group != nil, s.changed
 	s.mu.Unlock()
 	return here && s.machine.leaderState().LeaderNode != 0 && s.View().Version > 0, moved
 }

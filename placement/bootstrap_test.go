@@ -20,12 +20,12 @@ import (
 	"github.com/skeindb/skein/sim/simdisk"
 )
 
-// TestFoundSurvivesErrors fails the n-th operation of the file system, for every n,
-// while a founder writes the first state, and then cuts the power. Found either
+// TestBootstrapSurvivesErrors fails the n-th operation of the file system, for every n,
+// while a founder writes the first state, and then cuts the power. WriteBootstrap either
 // succeeded, and all of the state is there, or it did not, and the next start
 // writes all of it: nothing between.
-func TestFoundSurvivesErrors(t *testing.T) {
-	f := &Founding{Cluster: 0xc1, Nodes: []Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
+func TestBootstrapSurvivesErrors(t *testing.T) {
+	f := &Bootstrap{Cluster: 0xc1, Nodes: []Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
 	want := shown(f.FirstState(raftgroup.InitIndex))
 	for n := int32(0); ; n++ {
 		if n > 500 {
@@ -42,7 +42,7 @@ func TestFoundSurvivesErrors(t *testing.T) {
 			if aerr != nil || err == nil && !there {
 				t.Fatalf("operation %d failed: founded %v, and after the crash %v, %v", n, err, there, aerr)
 			}
-			if err := Found(t.Context(), e, noHost, f, 2); err != nil {
+			if err := WriteBootstrap(t.Context(), e, noHost, f, 2); err != nil {
 				t.Fatalf("operation %d failed: founding again: %v", n, err)
 			}
 			m, merr := newMachine(e, 1, zap.NewNop())
@@ -75,8 +75,8 @@ func shown(s *fsm.State) (all []any) {
 var noHost *raftgroup.Host
 
 // foundOn opens an engine, founds with the n-th operation failing, and ends it
-// without a flush. It returns what Found returned.
-func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *Founding) error {
+// without a flush. It returns what WriteBootstrap returned.
+func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *Bootstrap) error {
 	t.Helper()
 	var ops atomic.Int32
 	var armed, hit atomic.Bool
@@ -92,7 +92,7 @@ func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *Founding) er
 	armed.Store(true)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err := Found(ctx, e, noHost, f, 2)
+	err := WriteBootstrap(ctx, e, noHost, f, 2)
 	armed.Store(false)
 	*injected = hit.Load()
 	_ = e.Abort()

@@ -11,10 +11,10 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 )
 
-// Found writes the founding state and makes it durable, if the node is a founder
+// WriteBootstrap writes the founding state and makes it durable, if the node is a founder
 // of the placement group and its engine does not hold the group yet. All founders
 // write the same bytes. It comes before NewService.
-func Found(ctx context.Context, e *engine.Engine, h *raftgroup.Host, f *fsm.Founding, self keyspace.NodeID) error {
+func WriteBootstrap(ctx context.Context, e *engine.Engine, h *raftgroup.Host, f *fsm.Bootstrap, self keyspace.NodeID) error {
 	if err := f.Validate(); err != nil {
 		return err
 	}
