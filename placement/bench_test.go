@@ -67,7 +67,7 @@ func BenchmarkSequenceAlone(b *testing.B) {
 			b.Fatal(a.Err)
 		}
 	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "hand-outs/s")
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "allocations/s")
 }
 
 // BenchmarkSequenceCoalesced has 256 requests under way at any time, as many ranges
@@ -93,5 +93,5 @@ func BenchmarkSequenceCoalesced(b *testing.B) {
 		n++
 	}
 	wg.Wait()
-	b.ReportMetric(float64(n)/time.Since(begin).Seconds(), "hand-outs/s")
+	b.ReportMetric(float64(n)/time.Since(begin).Seconds(), "allocations/s")
 }

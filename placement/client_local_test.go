@@ -54,7 +54,7 @@ func (o *otherSequencer) OpenStream(context.Context, keyspace.NodeID, transport.
 }
 
 // A batch that this node's own sequencer does not answer at once is taken back
-// before another is asked: the own one must not hand out for it, least of all for
+// before another is asked: the own one must not allocate for it, least of all for
 // what the next batch has put in its place.
 func TestBatchIsTakenBackBeforeAnotherIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -65,7 +65,7 @@ func signal(ch chan struct{}) {
 // Requests are answered in batches: one batch of a node is under way at a time, and
 // all that come meanwhile join the next. A request that has no answer after
 // SequenceTimeout gets an error of fate NotApplied: numbers that may have been
-// handed out to it are used by nobody. So does one that finds MaxQueued waiting.
+// allocated to it are used by nobody. So does one that finds MaxQueued waiting.
 func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	e := queued{
 		item: sequencer.Item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also},
@@ -287,7 +287,7 @@ func (q *sequenceQueue) accept(b *sequencer.Batch, g *sequencer.Grant) error {
 		return errStaleAnswer
 	}
 	if g.Before < q.last {
-		panic(fmt.Sprintf("placement: revisions after %d handed out in term %d, revision %d in term %d before",
+		panic(fmt.Sprintf("placement: revisions after %d allocated in term %d, revision %d in term %d before",
 			g.Before, g.Term, q.last, q.term))
 	}
 	q.term, q.last = g.Term, g.Before+keyspace.Revision(b.Total())

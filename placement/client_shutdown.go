@@ -85,7 +85,7 @@ func (c *Client) BeginStop() { c.o.Service.shutdown.Stopping(sequencer.StopClosi
 // ShutdownTimeout, when the node may go: at once where the others carry on (if this
 // node is the sequencer, after it has lowered the ceiling and handed over), else
 // when all nodes that live have closed their pipelines or this one may wait no
-// longer, and the ceiling is committed at the counter: so that a stop of all nodes
+// longer, and the ceiling is committed at the last revision: so that a stop of all nodes
 // leaves no gap.
 //
 // An error says that a gap may remain; the node stops all the same.

@@ -311,7 +311,7 @@ func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 		if s.first != 0 {
 			for rev := s.first; rev <= s.last; rev++ {
 				if owner[rev] || rev <= 1 {
-					t.Fatalf("revision %d was handed out twice", rev)
+					t.Fatalf("revision %d was allocated twice", rev)
 				}
 				owner[rev] = true
 			}
@@ -333,7 +333,7 @@ func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 
 // TestRevisionsUnderFaults is the model test of P1, P2 and P3: clients on all nodes
 // ask without end, while leadership moves, nodes crash, pause and are cut off, and
-// messages are lost, repeated and reordered. No revision is handed out twice, none
+// messages are lost, repeated and reordered. No revision is allocated twice, none
 // steps back in real time, and a clean stop at the end leaves no gap.
 func TestRevisionsUnderFaults(t *testing.T) {
 	for seed := range uint64(3) {

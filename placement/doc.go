@@ -1,7 +1,7 @@
 // Package placement is the placement group and what lives beside it: the raft
 // group that holds the range map, the node table, the id blocks, the settings and
 // the ceiling of revisions; the sequencer, which is the leader of that group in
-// its other task of handing out revisions; the founding of a cluster; and the
+// its other task of allocating revisions; the founding of a cluster; and the
 // client side of all that, which every node has.
 //
 //	shard, router, etcdapi, node
@@ -19,7 +19,7 @@
 //
 // # What it guarantees
 //
-// P1. A revision is handed out once. All revisions that a sequencer hands out lie
+// P1. A revision is allocated once. All revisions that a sequencer allocates lie
 // above the ceiling that it found when it started and at or below the one that it
 // has committed since; the next sequencer starts at that one.
 //
@@ -27,9 +27,9 @@
 // the sequencer held its lease, or confirmed its leadership by a ReadIndex round
 // begun, at a moment after the request had arrived.
 //
-// P3. Without failures every revision is used. A planned end of the hand-outs (a
+// P3. Without failures every revision is used. A planned end of the allocations (a
 // transfer of leadership, a clean stop, also of all nodes at once) lowers the
-// ceiling to the counter before anybody else can start from it. A leader that is
+// ceiling to the last revision before anybody else can start from it. A leader that is
 // lost leaves a gap of at most CeilingBlock.
 //
 // P4. A request that is repeated with its number gets the same answer again,
@@ -39,10 +39,10 @@
 // P5. The range map covers the keyspace exactly once, at every applied index.
 // Reported descriptors replace others only where they tile the same span.
 //
-// P6. The compacted revision is committed and visible to every later hand-out
+// P6. The compacted revision is committed and visible to every later allocation
 // before Compact answers: whoever asks for a revision afterwards is told of it.
 //
-// P7. The hand-out log that FollowLog brings says of every revision which ranges got
+// P7. The allocation log that FollowLog brings says of every revision which ranges got
 // it, in order, or that nobody knows any more. An earlier term's sequencer hands
 // nothing out once a later one's part has come.
 //
@@ -56,7 +56,7 @@
 // ReadIndex round fails or is answered by its successor's term, which its own
 // applied entries then show: it refuses.
 //
-// … the ceiling cannot be raised, since the group has lost its quorum? Hand-outs
+// … the ceiling cannot be raised, since the group has lost its quorum? Allocations
 // wait at the ceiling, never above it.
 //
 // … all nodes are stopped in the same second, or one after the other? Whoever leads
@@ -66,11 +66,11 @@
 // and go when the ceiling is lowered.
 //
 // … a leader is left behind by nodes that could wait no longer? Its ceiling is lowered
-// before they leave. It hands out again when a quorum says that it stays.
+// before they leave. It allocates again when a quorum says that it stays.
 //
 // … a member of the group is to go, the sequencer itself? An operation on OwnGroup, as on
 // a range: learner first, then one joint configuration; who leads and is to go ends its
-// hand-outs, lowers the ceiling and hands over before. Whoever leads next, on a member
+// allocations, lowers the ceiling and hands over before. Whoever leads next, on a member
 // that a snapshot has filled too, starts from the ceiling in its applied state, once an
 // entry of its own term is in it (P1); lease and ReadIndex need both halves of a joint
 // configuration (P2). A replica that has left is removed and noted, and its id never comes

@@ -41,7 +41,7 @@ func (g *unwilling) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 }
 
 // A drained node that leads placement looks for somebody who can take over before it ends the
-// hand-outs, and tries ever more rarely where that fails.
+// allocations, and tries ever more rarely where that fails.
 func TestHandOverWaitsForATarget(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 73, 3, "h")

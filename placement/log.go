@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// FollowLog calls take with the hand-out log behind what is known, wherever the
+// FollowLog calls take with the allocation log behind what is known, wherever the
 // sequencer is and whichever node comes to be it, until ctx ends. The parts follow
 // each other; where one begins above the end of the one before (After > the last
 // Last), nobody tells any more who got the revisions between: an earlier sequencer
@@ -28,7 +28,7 @@ func (c *Client) FollowLog(ctx context.Context, known sequencer.LogPosition, tak
 		if ctx.Err() != nil {
 			return
 		}
-		c.o.Logger.Debug("the hand-out log ended", zap.Error(err))
+		c.o.Logger.Debug("the allocation log ended", zap.Error(err))
 		if progress {
 			pause = attemptPauseMin
 		}

@@ -157,7 +157,7 @@ func (p *pretendPair) hold(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// A merge is carried out whatever step fails, or is only said to have failed, and whoever
+// A merge is executed whatever step fails, or is only said to have failed, and whoever
 // leads placement meanwhile, also where the right range's replicas are elsewhere at first.
 // In the end it was committed and absorbed, or aborted and released, and the map says which;
 // no other operation has begun on either range.

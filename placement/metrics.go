@@ -24,7 +24,7 @@ type Metrics struct {
 	SequenceSeconds prometheus.Histogram
 	// SequenceErrors counts requests that got no revision.
 	SequenceErrors prometheus.Counter
-	// LogFollowers is how many gateways follow this node's hand-out log.
+	// LogFollowers is how many gateways follow this node's allocation log.
 	LogFollowers prometheus.Gauge
 	// MapVersion is the version of the node's copy of the range map, Ranges their
 	// number in it.
@@ -64,7 +64,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.000_02, 2, 18),
 		}),
 		SequenceErrors: counter("skein_placement_sequence_errors_total", "Requests for revisions that got none."),
-		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's hand-out log."),
+		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's allocation log."),
 		MapVersion:     gauge("skein_placement_map_version", "Version of this node's copy of the range map."),
 		Ranges:         gauge("skein_placement_ranges", "Ranges in this node's copy of the range map."),
 		LeasesGranted:  counter("etcd_debugging_lease_granted_total", "The total number of granted leases."),

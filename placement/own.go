@@ -41,8 +41,8 @@ func (g ownGroup) CanTransfer(ctx context.Context, to keyspace.ReplicaID) error 
 // Wall implements driver.Group.
 func (g ownGroup) Wall() fsm.UnixMillis { return g.wall() }
 
-// ownMover carries out operations on the placement group itself: its leader is the node
-// that carries out operations.
+// ownMover executes operations on the placement group itself: its leader is the node
+// that executes operations.
 type ownMover struct {
 	s    *Service
 	term uint64
@@ -73,7 +73,7 @@ func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspa
 	return nil
 }
 
-// TransferTo implements Mover: the hand-outs end first, and the ceiling is lowered, so
+// TransferTo implements Mover: the allocations end first, and the ceiling is lowered, so
 // that no revision is left out.
 func (m ownMover) TransferTo(ctx context.Context, _ keyspace.NodeID, _ keyspace.RangeID, to keyspace.NodeID) error {
 	g := m.s.replica()

@@ -228,7 +228,7 @@ func TestPlacementGroupGrowsAndShrinks(t *testing.T) {
 
 // TestPlacementGroupMovesUnderFaults moves the group without end while its leader and the
 // new member crash, pause and are cut off at any step: operations come to their end, no
-// revision is handed out twice, and nobody keeps what is not its own.
+// revision is allocated twice, and nobody keeps what is not its own.
 func TestPlacementGroupMovesUnderFaults(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -34,7 +34,7 @@ type rig struct {
 	noLease bool
 	// maxLag is the host's MaxLagBytes, 0 its default.
 	maxLag int64
-	// mover returns who carries out operations; nil is nobody.
+	// mover returns who executes operations; nil is nobody.
 	mover func() Mover
 	// deadAfter is the services' NodeDeadAfter, 0 its default.
 	deadAfter time.Duration

@@ -64,7 +64,7 @@ type ServiceOptions struct {
 	// Engine holds the state, if this node has a replica of the placement group.
 	Engine  *engine.Engine
 	Control RangeControl
-	// Mover carries out operations on ranges. Without one they wait.
+	// Mover executes operations on ranges. Without one they wait.
 	Mover driver.Mover
 	// Merger takes the steps of merges. Without one none begins.
 	Merger driver.Merger
@@ -215,7 +215,7 @@ func (s *Service) Stop() {
 	s.wait.Wait()
 }
 
-// Log returns the hand-out log of this node's sequencer.
+// Log returns the allocation log of this node's sequencer.
 func (s *Service) Log() *sequencer.AllocationLog { return s.sequencer.Log() }
 
 // View returns the newest state of this node's replica.
@@ -399,7 +399,7 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 	}
 }
 
-// TransferLeader ends the hand-outs, lowers the ceiling to the counter, and hands
+// TransferLeader ends the allocations, lowers the ceiling to the last revision, and hands
 // the leadership of the placement group to the node. It is called on the leader's
 // node; on others it refuses with NotLeader.
 func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
@@ -445,7 +445,7 @@ func (s *Service) transferSoon(ctx context.Context, g Group, to keyspace.Replica
 }
 
 func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
-	// Before the hand-outs end: without a target they would end for nothing.
+	// Before the allocations end: without a target they would end for nothing.
 	err := g.CanTransfer(ctx, to.ID)
 	if err != nil {
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)

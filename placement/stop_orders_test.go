@@ -191,7 +191,7 @@ func TestStayingLeaderHandsOutAgain(t *testing.T) {
 		begin := time.Now()
 		use()
 		if took := time.Since(begin); took > time.Second {
-			t.Errorf("hand-outs began again after %v", took)
+			t.Errorf("allocations began again after %v", took)
 		}
 		r.stopAllAtOnce()
 	})

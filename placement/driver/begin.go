@@ -42,7 +42,7 @@ func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
 	return n, counts(&row)
 }
 
-// begin has one decision carried out. It has been made a moment ago; what it was made on
+// begin has one decision executed. It has been made a moment ago; what it was made on
 // is compared with what is now, and again where the entry is applied.
 func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 	s := d.s
@@ -128,7 +128,7 @@ func operationOf(op *decide.Operation) (fsm.Operation, error) {
 	case decide.Merge:
 		o.Kind, o.Right = fsm.OperationMerge, op.Other
 	default:
-		return o, fmt.Errorf("placement: nobody carries out %s", op)
+		return o, fmt.Errorf("placement: nobody executes %s", op)
 	}
 	return o, nil
 }

@@ -244,7 +244,7 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, isol
 }
 
 // handOverPauseMax bounds the pause between two attempts to hand the leadership over: each
-// ends the hand-outs of revisions for a moment.
+// ends the allocations of revisions for a moment.
 const handOverPauseMax = time.Minute
 
 // handOver gives the leadership of the group, and with it this one, to another node. It is

@@ -268,7 +268,7 @@ func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, rig
 	// At once, by whom it is known to be led: the next step asks who that is, and does it where
 	// this fails.
 	err = o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID, Range: left.Range})
-	log.Info("merge is carried out", zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
+	log.Info("merge is executed", zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
 	return nil
 }
 

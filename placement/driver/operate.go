@@ -57,7 +57,7 @@ const (
 	operationSweep = 5 * time.Second
 )
 
-// operator carries out the operations of a leadership.
+// operator executes the operations of a leadership.
 type operator struct {
 	s     *Driver
 	term  uint64
@@ -138,7 +138,7 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	}
 }
 
-// mover returns who carries out operations on a range, nil for nobody.
+// mover returns who executes operations on a range, nil for nobody.
 func (o *operator) mover(id keyspace.RangeID) Mover {
 	if id == fsm.OwnGroup {
 		return o.s.o.OwnMover(o.term)

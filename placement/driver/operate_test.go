@@ -39,7 +39,7 @@ func TestPatienceGrowsWithTheCopy(t *testing.T) {
 }
 
 // An operation that has ended between the look at all that are under way and its own turn is not
-// carried out once more.
+// executed once more.
 func TestOperationThatHasEndedIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}}}

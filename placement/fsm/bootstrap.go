@@ -127,7 +127,7 @@ func (f *Bootstrap) FirstState(index uint64) *State {
 	ds := f.Ranges()
 	s.meta = meta{
 		Cluster: f.Cluster,
-		// The empty store is at revision 1: it counts as handed out.
+		// The empty store is at revision 1: it counts as allocated.
 		Ceiling:     1,
 		Compacted:   -1,
 		NextRange:   keyspace.RangeID(len(ds) + 1),

@@ -52,10 +52,10 @@ type Effect interface {
 	append(dst []byte) []byte
 }
 
-// RaiseCeiling allows revisions up to To to be handed out in the command's term.
+// RaiseCeiling allows revisions up to To to be allocated in the command's term.
 type RaiseCeiling struct{ To keyspace.Revision }
 
-// LowerCeiling says that in the command's term nothing above To was handed out
+// LowerCeiling says that in the command's term nothing above To was allocated
 // nor will be, until the ceiling is raised again.
 type LowerCeiling struct{ To keyspace.Revision }
 

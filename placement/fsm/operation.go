@@ -60,7 +60,7 @@ func (k OperationKind) takes() bool {
 	return k != OperationAdd && k != OperationTransfer && k != OperationMerge
 }
 
-// Operation is a change of a range's replicas that placement carries out, step by step.
+// Operation is a change of a range's replicas that placement executes, step by step.
 // A range has one at a time. The record is all there is of it beside the range's own
 // descriptor: whoever leads placement goes on from there.
 type Operation struct {
@@ -174,7 +174,7 @@ func (o EndOperation) append(dst []byte) []byte {
 }
 
 // applyBeginOperation takes an operation in if the range still is what it was decided
-// for. What cannot be carried out at all was refused before: see checkOperation.
+// for. What cannot be executed at all was refused before: see checkOperation.
 func (s *State) applyBeginOperation(index uint64, o BeginOperation) Result {
 	op := o.Operation
 	d, ok := s.descriptor(op.Range)

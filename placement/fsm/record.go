@@ -25,7 +25,7 @@ type Range struct {
 // meta holds the state's scalars, stored as one record.
 type meta struct {
 	Cluster keyspace.ClusterID
-	// Ceiling bounds the revisions that were ever handed out.
+	// Ceiling bounds the revisions that were ever allocated.
 	Ceiling keyspace.Revision
 	// Compacted is the compacted revision, -1 while nothing was ever compacted.
 	Compacted keyspace.Revision

@@ -140,7 +140,7 @@ func (s *State) Apply(index uint64, op Effect) Result {
 }
 
 // applyCompact is etcd's rule: at or below the compacted revision is Compacted,
-// above what exists is FutureRevision. The latter was checked against the counter
+// above what exists is FutureRevision. The latter was checked against the last revision
 // before the command was proposed; the ceiling is all that the state knows.
 func (s *State) applyCompact(o Compact) Result {
 	switch {

@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Allocation is one entry of the hand-out log: Count consecutive revisions from First
+// Allocation is one entry of the allocation log: Count consecutive revisions from First
 // on were given to a range, which asked for them as of Generation.
 type Allocation struct {
 	First      keyspace.Revision
@@ -22,18 +22,18 @@ type Allocation struct {
 // Last returns the last of the entry's revisions.
 func (h *Allocation) Last() keyspace.Revision { return h.First + keyspace.Revision(h.Count) - 1 }
 
-// allocationLogEntries bounds the hand-out log: 2 MiB.
+// allocationLogEntries bounds the allocation log: 2 MiB.
 const allocationLogEntries = 1 << 16
 
-// ErrLogGone says that the hand-out log does not reach back to what was asked for:
-// it was overwritten, or handed out by an earlier sequencer, or this node is not
+// ErrLogGone says that the allocation log does not reach back to what was asked for:
+// it was overwritten, or allocated by an earlier sequencer, or this node is not
 // the sequencer. The asker must learn what became of those revisions from the
 // ranges themselves.
-var ErrLogGone = errors.New("placement: hand-out log does not reach back that far")
+var ErrLogGone = errors.New("placement: allocation log does not reach back that far")
 
 // AllocationLog is the list, in order, of which range got which revision: those of
 // the last while, from one sequencer in one term. A new sequencer's log starts
-// anew, since it cannot know what the old one handed out last (trap 80).
+// anew, since it cannot know what the old one allocated last (trap 80).
 //
 // The log has no holes: it holds every revision in (After, Last]. A revision that
 // belongs to several ranges has an entry for each, one behind the other. It may be
@@ -48,7 +48,7 @@ type AllocationLog struct {
 	// head is the index of the oldest entry, used the number of entries.
 	head, used int
 	// listeners get a value, where they hold none, with each change. A log that nobody
-	// follows pays one look at an empty list for each hand-out.
+	// follows pays one look at an empty list for each allocation.
 	listeners []wake.Signal
 }
 
@@ -95,7 +95,7 @@ func (l *AllocationLog) append(h Allocation, also ...keyspace.RangeAt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.First != l.last+1 || h.Count == 0 {
-		panic(fmt.Sprintf("placement: hand-out of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
+		panic(fmt.Sprintf("placement: allocation of %d revisions from %d on follows revision %d", h.Count, h.First, l.last))
 	}
 	l.last = h.Last()
 	l.wakeLocked()
@@ -144,7 +144,7 @@ func (l *AllocationLog) Bounds() (term uint64, after, last keyspace.Revision) {
 
 // Read copies entries with revisions above after into dst, in order and without a
 // hole, and returns how many and up to which revision: every revision in (after,
-// last] was handed out, and to nobody but those of the entries. Where last is
+// last] was allocated, and to nobody but those of the entries. Where last is
 // after, there are none above it yet. The first entry may begin at or below after. A
 // revision is never divided: dst has room for at least keyspace.MaxRevisionRanges
 // entries. Read returns ErrLogGone where the log does not hold after+1 of that term.

@@ -8,11 +8,11 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// CeilingBlock is how far the committed ceiling is ahead of the counter at most,
+// CeilingBlock is how far the committed ceiling is ahead of the last revision at most,
 // and so the largest gap that the loss of a sequencer leaves.
 const CeilingBlock = 10_000
 
-// phase is what a counter does in its term.
+// phase is what an allocator does in its term.
 type phase uint8
 
 const (
@@ -21,11 +21,11 @@ const (
 	following phase = iota
 	// starting: it leads, and waits for its first ceiling. Batches wait.
 	starting
-	// serving: it hands out.
+	// serving: it allocates.
 	serving
-	// ending: hand-outs have ended; the lowered ceiling is not committed yet.
+	// ending: allocations have ended; the lowered ceiling is not committed yet.
 	ending
-	// ended: the ceiling is committed at the counter. Only repeated numbers are
+	// ended: the ceiling is committed at the last revision. Only repeated numbers are
 	// answered.
 	ended
 )
@@ -59,7 +59,7 @@ type remembered struct {
 // of: the running one, and the one before it, of which something may still arrive.
 const processesPerNode = 2
 
-// output is what a counter wants done after an input. The owner does it outside
+// output is what an allocator wants done after an input. The owner does it outside
 // its lock and reports back.
 type output struct {
 	// answers are answered asks.
@@ -88,14 +88,14 @@ type answered struct {
 type allocator struct {
 	phase phase
 	term  uint64
-	// last is the last revision handed out, ceiling the committed one.
+	// last is the last revision allocated, ceiling the committed one.
 	last, ceiling keyspace.Revision
 	// raising says that a higher ceiling, lowering that a lower one is proposed and
 	// its fate not known.
 	raising, lowering bool
-	// resuming says that hand-outs start again as soon as the lowering has settled.
+	// resuming says that allocations start again as soon as the lowering has settled.
 	resuming bool
-	// leader is who is asked next, once hand-outs have ended; 0 is unknown.
+	// leader is who is asked next, once allocations have ended; 0 is unknown.
 	leader keyspace.NodeID
 
 	compacted, settings keyspace.Revision
@@ -147,7 +147,7 @@ func (c *allocator) refuseAll(out *output) {
 	c.waiting = nil
 }
 
-// refusal is the answer of a counter that does not serve.
+// refusal is the answer of an allocator that does not serve.
 func (c *allocator) refusal() error {
 	return &kverror.Error{Kind: kverror.NotLeader, Leader: c.leader}
 }
@@ -225,8 +225,8 @@ func (c *allocator) withdraw(a *waitingBatch) {
 	}
 }
 
-// advance hands out what can be handed out. lease says that this node holds the
-// lease in the counter's term; it was looked at after all that wait had arrived.
+// advance allocates what can be allocated. lease says that this node holds the
+// lease in the allocator's term; it was looked at after all that wait had arrived.
 func (c *allocator) advance(lease bool) (out output) {
 	if c.phase == starting && len(c.waiting) > 0 {
 		c.wantCeiling(&out)
@@ -267,7 +267,7 @@ func (c *allocator) grantConfirmed(out *output) {
 	c.waiting = kept
 }
 
-// grant hands out the batch's revisions.
+// grant allocates the batch's revisions.
 func (c *allocator) grant(a *waitingBatch) Grant {
 	g := Grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
 	if mutation.Is(mutation.CompactionUnseen) {
@@ -282,7 +282,7 @@ func (c *allocator) grant(a *waitingBatch) Grant {
 		c.last += keyspace.Revision(it.Count)
 	}
 	if c.last > c.ceiling {
-		panic(fmt.Sprintf("placement: revision %d handed out above the ceiling %d", c.last, c.ceiling))
+		panic(fmt.Sprintf("placement: revision %d allocated above the ceiling %d", c.last, c.ceiling))
 	}
 	c.remember(a, g)
 	return g
@@ -324,7 +324,7 @@ func (c *allocator) beginRound(out *output) {
 }
 
 // roundDone ends a ReadIndex round: ok says that it proved this node to lead in
-// the counter's term. The owner calls advance next, which begins another round for
+// the allocator's term. The owner calls advance next, which begins another round for
 // whoever still needs one.
 func (c *allocator) roundDone(round uint64, ok bool) {
 	if !c.open || round != c.round {
@@ -340,8 +340,8 @@ func (c *allocator) roundDone(round uint64, ok bool) {
 }
 
 // wantCeiling proposes the next ceiling when less than half a block is left, so
-// that hand-outs seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
-// of the counter.
+// that allocations seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
+// of the last revision.
 func (c *allocator) wantCeiling(out *output) {
 	if c.raising || c.lowering || (c.phase != starting && c.phase != serving) {
 		return
@@ -365,7 +365,7 @@ func (c *allocator) ceilingApplied(term uint64, ceiling keyspace.Revision) (out 
 	if c.lowering {
 		c.lowering = false
 		if c.last != ceiling {
-			panic(fmt.Sprintf("placement: ceiling lowered to %d, revision %d handed out", ceiling, c.last))
+			panic(fmt.Sprintf("placement: ceiling lowered to %d, revision %d allocated", ceiling, c.last))
 		}
 		c.phase = ended
 	}
@@ -394,7 +394,7 @@ func (c *allocator) retryCeiling() (out output) {
 	return out
 }
 
-// end ends the hand-outs: all that wait and all that comes is refused with next as
+// end ends the allocations: all that wait and all that comes is refused with next as
 // the hint; then the ceiling is lowered. The ceiling is proposed only when no other
 // one is under way, so that none can overtake it in the log.
 func (c *allocator) end(next keyspace.NodeID) (out output) {
@@ -408,7 +408,7 @@ func (c *allocator) end(next keyspace.NodeID) (out output) {
 	return out
 }
 
-// resume starts the hand-outs again, under a new ceiling, after end was in vain.
+// resume starts the allocations again, under a new ceiling, after end was in vain.
 func (c *allocator) resume() (out output) {
 	if c.phase != ending && c.phase != ended {
 		return out

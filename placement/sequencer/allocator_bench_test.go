@@ -6,7 +6,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// BenchmarkAllocator is the pure hand-out: one batch of one node with a lease.
+// BenchmarkAllocator is the pure allocation: one batch of one node with a lease.
 func BenchmarkAllocator(b *testing.B) {
 	for _, items := range []int{1, 64} {
 		b.Run(map[int]string{1: "one", 64: "sixty-four"}[items], func(b *testing.B) {

@@ -14,20 +14,20 @@ import (
 )
 
 // TestAllocator tells the sequencer's stories: each file is one. Commands feed the
-// counter of one node; the output is what it wants done, then its state.
+// allocator of one node; the output is what it wants done, then its state.
 //
 //	lead term=T ceiling=C           an entry of term T is applied, C is the old ceiling
 //	follow [leader=N]               leadership is lost
 //	ask node=N boot=B number=K      a batch arrives; each input line is "range count"
-//	advance lease=true|false        hand out; the lease holds or not
+//	advance lease=true|false        allocate; the lease holds or not
 //	round number=R ok=true|false    a ReadIndex round has ended
 //	applied term=T ceiling=C        the proposed ceiling is applied
 //	dropped term=T                  it was certainly not appended
 //	retry                           the pause after that is over
 //	withdraw node=N                 the caller of the node's batch has left
-//	end next=N / resume             a planned end of the hand-outs, and its failure
+//	end next=N / resume             a planned end of the allocations, and its failure
 //	observe compacted=C settings=S
-//	log term=T after=R              reads the hand-out log
+//	log term=T after=R              reads the allocation log
 func TestAllocator(t *testing.T) {
 	datadriven.Walk(t, "testdata/allocator", func(t *testing.T, path string) {
 		h := &allocatorStory{c: newAllocator(newAllocationLog(4))}

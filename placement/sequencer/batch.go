@@ -9,7 +9,7 @@ import (
 )
 
 // MaxBatchRevisions bounds the revisions of one node's batch, and so those of one
-// request: a block, which is what fits between counter and ceiling once the next
+// request: a block, which is what fits between the last revision and the ceiling once the next
 // one is committed.
 const MaxBatchRevisions = CeilingBlock
 
@@ -60,7 +60,7 @@ type Grant struct {
 	Number uint64
 	// Term is the sequencer's.
 	Term uint64
-	// Before is the last revision handed out before the batch.
+	// Before is the last revision allocated before the batch.
 	Before keyspace.Revision
 	// Compacted is the compacted revision, Settings that of the settings.
 	Compacted, Settings keyspace.Revision

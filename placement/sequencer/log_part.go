@@ -11,17 +11,17 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// maxLogRecords bounds the records of one part of the hand-out log. A revision's are in one part.
+// maxLogRecords bounds the records of one part of the allocation log. A revision's are in one part.
 const maxLogRecords = keyspace.MaxRevisionRanges
 
-// LogPosition is how far a follower knows the hand-out log: up to Last, and from
+// LogPosition is how far a follower knows the allocation log: up to Last, and from
 // which term's sequencer it learned that. The zero value knows nothing.
 type LogPosition struct {
 	Term uint64
 	Last keyspace.Revision
 }
 
-// LogPart is a piece of the hand-out log: Records say who got the revisions in
+// LogPart is a piece of the allocation log: Records say who got the revisions in
 // (After, Last], each of them in order and without a hole. A revision that belongs
 // to several ranges has one record for each, with the same First.
 type LogPart struct {
@@ -82,7 +82,7 @@ func DecodeLogPart(b []byte) (LogPart, error) {
 		r.Failf("records up to revision %d in a part up to %d", last, p.Last)
 	}
 	if err := r.Finish(); err != nil {
-		return LogPart{}, fmt.Errorf("decode part of the hand-out log: %w", err)
+		return LogPart{}, fmt.Errorf("decode part of the allocation log: %w", err)
 	}
 	return p, nil
 }
@@ -98,7 +98,7 @@ func DecodeLogRequest(b []byte) (LogPosition, error) {
 	r.Version()
 	known := LogPosition{Term: r.Uvarint(), Last: r.Revision()}
 	if err := r.Finish(); err != nil {
-		return LogPosition{}, fmt.Errorf("decode request for the hand-out log: %w", err)
+		return LogPosition{}, fmt.Errorf("decode request for the allocation log: %w", err)
 	}
 	return known, nil
 }
@@ -107,8 +107,8 @@ func DecodeLogRequest(b []byte) (LogPosition, error) {
 // follower knows.
 var ErrNoSequencer = errors.New("placement: not the sequencer")
 
-// ServeLog sends the log behind what the follower knows, and then every hand-out,
-// until ctx ends or this node is not the sequencer of the term any more. Hand-outs
+// ServeLog sends the log behind what the follower knows, and then every allocation,
+// until ctx ends or this node is not the sequencer of the term any more. Allocations
 // that come while it sends go together. The first part is sent at once, also without
 // records: it says up to where all is known.
 func ServeLog(ctx context.Context, l *AllocationLog, known LogPosition, s transport.Stream) error {

@@ -92,7 +92,7 @@ func logPartOfSeveralRanges(t *testing.T) {
 	}
 }
 
-// A hand-out costs no memory, whether somebody follows the log or not.
+// A allocation costs no memory, whether somebody follows the log or not.
 func TestAllocationLogAllocatesNothing(t *testing.T) {
 	for _, followed := range []bool{false, true} {
 		l := newAllocationLog(16)

@@ -42,7 +42,7 @@ type StateMachine interface {
 	View() *fsm.View
 }
 
-// Sequencer runs a counter: it brings it lease, raft and callers. Its goroutine
+// Sequencer runs an allocator: it brings it lease, raft and callers. Its goroutine
 // does what must not be done from a callback of raft's: proposals and rounds.
 type Sequencer struct {
 	clock   clock.Clock
@@ -75,7 +75,7 @@ func New(c clock.Clock, m StateMachine, metrics *Metrics, logger *zap.Logger) *S
 	}
 }
 
-// Run does the counter's work until stop is closed.
+// Run does the allocator's work until stop is closed.
 func (s *Sequencer) Run(stop <-chan struct{}) {
 	defer close(s.done)
 	timer := s.clock.NewTimer(time.Hour)
@@ -106,7 +106,7 @@ func (s *Sequencer) Run(stop <-chan struct{}) {
 	}
 }
 
-// perform does what the counter of the term wants done.
+// perform does what the last revision of the term wants done.
 func (s *Sequencer) perform(todo output, term uint64, r Raft) {
 	if todo.raise != 0 {
 		s.machine.Propose(r, term, fsm.RaiseCeiling{To: todo.raise}, func(res fsm.Result) { s.ceilingDone(term, todo.raise, res) })
@@ -120,7 +120,7 @@ func (s *Sequencer) perform(todo output, term uint64, r Raft) {
 	}
 }
 
-// input feeds the counter, hands what it wants to the goroutine and answers.
+// input feeds the allocator, hands what it wants to the goroutine and answers.
 func (s *Sequencer) input(f func() output) {
 	s.mu.Lock()
 	out := f()
@@ -163,7 +163,7 @@ func deliver(answers []answered) {
 }
 
 // merge puts b's work after a's. Both never hold the same kind of proposal: the
-// counter has one under way at a time.
+// allocator has one under way at a time.
 func merge(a, b output) output {
 	a.answers = append(a.answers, b.answers...)
 	if b.raise != 0 {
@@ -179,7 +179,7 @@ func merge(a, b output) output {
 }
 
 // leaseLocked looks at the lease. Whoever calls it has put all requests that it is
-// for into the counter before.
+// for into the last revision before.
 func (s *Sequencer) leaseLocked() bool {
 	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.HandOutWithoutLease))
 }
@@ -271,7 +271,7 @@ func (s *Sequencer) Begin(from keyspace.NodeID, b Batch) *Pending {
 }
 
 // Wait returns the answer, or ctx's error where the caller's patience ends first;
-// numbers may have been handed out to the batch then.
+// numbers may have been allocated to the batch then.
 func (p *Pending) Wait(ctx context.Context) (Grant, error) {
 	r, err := clock.Await(ctx, p.ch)
 	if err != nil {
@@ -292,7 +292,7 @@ func (p *Pending) Answered() (g Grant, ok bool, err error) {
 	}
 }
 
-// Withdraw takes the batch back. From its return on nothing is handed out for it;
+// Withdraw takes the batch back. From its return on nothing is allocated for it;
 // before, something may have been.
 func (p *Pending) Withdraw() {
 	p.s.mu.Lock()
@@ -301,7 +301,7 @@ func (p *Pending) Withdraw() {
 }
 
 // Confirm proves that this node leads the placement group at a moment after the
-// call, and returns the term and the last revision handed out.
+// call, and returns the term and the last revision allocated.
 func (s *Sequencer) Confirm(ctx context.Context) (term uint64, last keyspace.Revision, err error) {
 	s.mu.Lock()
 	term, last = s.c.term, s.c.last
@@ -331,8 +331,8 @@ func (s *Sequencer) Confirm(ctx context.Context) (term uint64, last keyspace.Rev
 	return term, s.c.last, nil
 }
 
-// End ends the hand-outs, with next as the node to ask from now on, and returns
-// when the ceiling is committed at the counter or this node no longer leads.
+// End ends the allocations, with next as the node to ask from now on, and returns
+// when the ceiling is committed at the last revision or this node no longer leads.
 func (s *Sequencer) End(ctx context.Context, next keyspace.NodeID) error {
 	s.input(func() output { return s.c.end(next) })
 	for {
@@ -380,14 +380,14 @@ func (s *Sequencer) Waiting() int {
 // Log returns the list of what was allocated.
 func (s *Sequencer) Log() *AllocationLog { return s.c.log }
 
-// hasEnded says that hand-outs have ended and the ceiling is committed at the counter.
+// hasEnded says that allocations have ended and the ceiling is committed at the last revision.
 func (s *Sequencer) hasEnded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.c.phase == ended
 }
 
-// resume starts the hand-outs again after end, if this node still leads.
+// resume starts the allocations again after end, if this node still leads.
 func (s *Sequencer) resume() { s.input(func() output { return s.c.resume() }) }
 
 // Proposer is the part of the raft group that takes entries.

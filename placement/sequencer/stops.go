@@ -27,7 +27,7 @@ const (
 	StopWait Verdict = 0
 	// stopGo: the others carry on without you.
 	StopGo Verdict = 1
-	// stopSealed: the ceiling is committed at the counter, all is done.
+	// stopSealed: the ceiling is committed at the last revision, all is done.
 	StopSealed Verdict = 2
 )
 
