@@ -13,7 +13,7 @@
 //     entry puts it on the meter's list again.
 //
 //   - Counting takes no lock and no clock reading of its own. A request outside
-//     the sample costs one addition and one comparison.
+//     the sample costs a few additions and one comparison.
 //
 //   - A split by size needs an estimate of the span that the range has now. A split
 //     by load needs load above the bound for splitAfter, and a sample that divides.

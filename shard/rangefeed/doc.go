@@ -63,8 +63,8 @@
 //   - A gateway takes nothing: The queue fills, and the feed goes on from the store. The
 //     events of its queue go; pages that were read stay read.
 //
-//   - An old lock keeps the resolved revision down: The feed reads each event once all the
-//     same, and begins to join when it has read up to the resolved revision.
+//   - An old lock keeps the resolved revision down: A feed that falls behind does not read
+//     again what it has read. It begins to join when it has read up to the resolved revision.
 //
 //   - A transaction leaves a version below events that were sent: It comes as an event of its
 //     own. The resolved revision was below it until then.
