@@ -265,7 +265,7 @@ func (st *watchStream) answer(c control) error {
 	}
 	if c.created != nil {
 		st.announced[c.created.w] = c.created
-		c.created.w.Told()
+		c.created.w.Announced()
 	}
 	st.s.metrics.WatchControlSeconds.Observe(timer.Elapsed().Seconds())
 	return nil

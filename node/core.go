@@ -355,7 +355,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.router.Stop)
 	watches := watch.Config{
-		Self: o.Self, Clock: o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.OverShard(c.shards.Client()),
+		Self: o.Self, Clock: o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.ClientFeeds(c.shards.Client()),
 		Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
 	}
 	c.budget.watchConfig(&watches)

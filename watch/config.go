@@ -39,7 +39,7 @@ type Directory interface {
 	Current(ctx context.Context) (keyspace.SequenceAnswer, error)
 }
 
-// Feeds reaches replicas; OverShard makes one from a *rangeapi.Client.
+// Feeds reaches replicas; ClientFeeds makes one from a *rangeapi.Client.
 type Feeds interface {
 	OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error)
 	AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error)
@@ -53,12 +53,12 @@ type FeedStream interface {
 	Close()
 }
 
-// OverShard returns the Feeds of a client.
-func OverShard(c *rangeapi.Client) Feeds { return overShard{c} }
+// ClientFeeds returns the Feeds of a client.
+func ClientFeeds(c *rangeapi.Client) Feeds { return clientFeeds{c} }
 
-type overShard struct{ *rangeapi.Client }
+type clientFeeds struct{ *rangeapi.Client }
 
-func (o overShard) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
+func (o clientFeeds) OpenFeeds(ctx context.Context, node keyspace.NodeID) (FeedStream, error) {
 	s, err := o.Client.OpenFeeds(ctx, node)
 	if err != nil {
 		return nil, err // not a typed nil

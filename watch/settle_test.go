@@ -212,7 +212,7 @@ func TestSettledWithNewWatchersOfASilentRange(t *testing.T) {
 	})
 }
 
-// Until Told is called, a watcher's events wait within its bounds.
+// Until Announced is called, a watcher's events wait within its bounds.
 func TestHeldUntilTold(t *testing.T) {
 	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
 		r := newSettleRig(t, w, h)
@@ -229,7 +229,7 @@ func TestHeldUntilTold(t *testing.T) {
 		if r.take(); r.got != 0 {
 			t.Errorf("%d events were given out before", r.got)
 		}
-		held.Told()
+		held.Announced()
 		time.Sleep(time.Second)
 		if r.take(); r.got != 6 {
 			t.Errorf("%d events came behind", r.got)

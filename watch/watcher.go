@@ -18,7 +18,7 @@ type Request struct {
 	Prev bool
 	// NoPut and NoDelete leave events out.
 	NoPut, NoDelete bool
-	// Hold delivers nothing until Told is called. Events wait meanwhile, within the bounds of a
+	// Hold delivers nothing until Announced is called. Events wait meanwhile, within the bounds of a
 	// slow client.
 	Hold bool
 }
@@ -53,12 +53,12 @@ type Watcher struct {
 	// past says that the watcher began in the past, or that its client was too slow. While it lags
 	// for that, requests for the stream's progress are not answered.
 	past bool
-	// held says that Told was not called yet.
+	// held says that Announced was not called yet.
 	held bool
 }
 
-// Told ends what Request.Hold began.
-func (w *Watcher) Told() {
+// Announced ends what Request.Hold began.
+func (w *Watcher) Announced() {
 	w.s.hub.mu.Lock()
 	defer w.s.hub.mu.Unlock()
 	if w.held = false; !w.closed {
