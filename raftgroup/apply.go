@@ -2,43 +2,14 @@ package raftgroup
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 )
-
-// taskKind says what an applyTask is.
-type taskKind uint8
-
-const (
-	taskEntries taskKind = iota
-	taskLeader
-	taskCall
-	taskInstall
-)
-
-// applyTask is one step in a group's order: entries to apply, a change of leader, a
-// callback, or a snapshot to install.
-type applyTask struct {
-	kind    taskKind
-	msg     *pb.Message // taskEntries: raft's MsgStorageApply
-	leader  LeaderState
-	call    func()
-	install *install
-}
-
-// scheduledTask is a task on its way from a worker to the group's applier.
-type scheduledTask struct {
-	g *Group
-	t applyTask
-}
 
 // appliedItem is a completion on its way back.
 type appliedItem struct {
@@ -107,40 +78,6 @@ func newApplier(h *Host) *applier {
 	return a
 }
 
-// schedule hands a task to the group's applier when the pass ends.
-func (w *worker) schedule(g *Group, t applyTask) {
-	w.scheduled = append(w.scheduled, scheduledTask{g, t})
-}
-
-// startApplies queues the tasks of a pass.
-func (h *Host) startApplies(tasks []scheduledTask) {
-	for _, a := range h.appliers {
-		a.enqueue(tasks)
-	}
-}
-
-func (a *applier) enqueue(tasks []scheduledTask) {
-	if !slices.ContainsFunc(tasks, func(k scheduledTask) bool { return k.g.a == a }) {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i := range tasks {
-		if g := tasks[i].g; g.a == a {
-			g.apply.tasks = append(g.apply.tasks, tasks[i].t)
-			a.queueLocked(g)
-		}
-	}
-}
-
-func (a *applier) queueLocked(g *Group) {
-	if !g.apply.queued && !g.apply.held && len(g.apply.tasks) > 0 {
-		g.apply.queued = true
-		a.mu.queue = append(a.mu.queue, g)
-		a.cond.Signal()
-	}
-}
-
 // run is the applier's goroutine. After stop it ends once the queue is empty.
 func (a *applier) run() {
 	for a.take() {
@@ -178,13 +115,6 @@ func (a *applier) take() bool {
 	clear(a.mu.queue[rest:])
 	a.mu.queue = a.mu.queue[:rest]
 	return true
-}
-
-func entriesBytes(ents []*pb.Entry) (n int64) {
-	for _, e := range ents {
-		n += int64(len(e.GetData())) + entryOverheadBytes
-	}
-	return n
 }
 
 // stop ends the applier once its queue is empty.
@@ -248,16 +178,6 @@ func (a *applier) commit(b *engine.Batch) bool {
 	return true
 }
 
-// pending returns how long the current batch has been entering the engine. The engine
-// stalls commits while it has too much to flush, which soon happens on a disk that hangs
-// or is full. A state machine may also have to read.
-func (a *applier) pending(now clock.Time) time.Duration {
-	if at := clock.Time(a.began.Load()); at != 0 {
-		return now.Sub(at)
-	}
-	return 0
-}
-
 // putBack queues groups that have tasks left.
 func (a *applier) putBack() {
 	a.mu.Lock()
@@ -313,21 +233,6 @@ func (g *Group) runTasks(t *applyTurn) {
 		}
 		t.next++
 	}
-}
-
-// hold stops the group's tasks until release.
-func (a *applier) hold(g *Group) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	g.apply.held = true
-}
-
-// release lets the group's tasks continue.
-func (a *applier) release(g *Group) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	g.apply.held = false
-	a.queueLocked(g)
 }
 
 // applyEntries writes the entries of consecutive tasks, and the applied record that

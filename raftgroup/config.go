@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 )
 
@@ -123,4 +124,11 @@ func orDefault[T int | int64 | uint64 | float64 | time.Duration](v *T, d T) {
 	if *v == 0 {
 		*v = d
 	}
+}
+
+func entriesBytes(ents []*pb.Entry) (n int64) {
+	for _, e := range ents {
+		n += int64(len(e.GetData())) + entryOverheadBytes
+	}
+	return n
 }

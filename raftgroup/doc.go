@@ -47,9 +47,9 @@
 // fsync serve all groups of the pass. Messages that must wait for the fsync (MsgAppResp,
 // votes) are among the batch's responses.
 //
-// A worker waits for nothing but reads of the log, and only for entries that the wal no
-// longer has in memory: those that a lagging follower needs, or that a restart has to
-// apply. Such reads are bounded for each pass and counted.
+// A worker waits for nothing but reads of the log. Only entries that are no longer in memory
+// need one: a lagging follower asks for them, or a restart has to apply them. Such reads are
+// bounded for each pass and counted.
 //
 // A new commit index alone waits 2 to 3 ms for the next entry, which carries it along. If
 // none follows, the followers get a commit notice: a message with the commit index that
@@ -112,8 +112,8 @@
 //   - a message arrives for a replica that is not here: its votes are kept for Open, Unknown
 //     is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and stays asleep.
-//   - a snapshot's sender dies: the receiver keeps complete tables for a while, for the next
-//     attempt, and deletes the others. Raft never heard of this snapshot.
+//   - a snapshot's sender dies: the receiver deletes what has arrived. Raft never heard of
+//     this snapshot, and the next one starts over.
 //   - the host dies between a snapshot's ingest and the log's reset, or the hard state is
 //     behind the applied index: Open reconciles the two.
 //   - the engine rejects a batch: Fatal. After the restart the wal applies it again.
@@ -142,4 +142,48 @@
 // pacer.mu, truncator.mu, snapshots.mu and applier.mu are leaves. None is held over a
 // callback, the bus, or the disk of wal or engine. Fields of a Group say who owns them;
 // most belong to the worker's goroutine and need no lock.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	host.go              the host: making, starting and stopping it, its tick
+//	open.go              opening a group: log and applied record are reconciled
+//	close.go             closing a group, removing it for good
+//	group.go             a group's exported methods, what others may read of it
+//	inbound.go           frames from the bus, votes for replicas that are not open
+//	snapshot_receive.go  a snapshot that arrives, until raft gets it
+//	worker.go            the loop of a worker: its passes
+//	step.go              one visit of a group: messages in, raft's Ready out
+//	storage.go           raft's view of the wal, raft's log lines
+//	sleep.go             a group's tick, how it falls asleep, the pacer's turn
+//	commit_notice.go     commit indexes that wait for the next entry
+//	snapshot_send.go     a snapshot on its way to a follower
+//	apply.go             the loop of an applier: entries into the engine
+//	snapshot_install.go  a verified snapshot into the engine
+//	append.go            raft's appends into the wal, and a snapshot in their order
+//	confchange.go        changes of the members, transfers of leadership
+//	proposals.go         proposals and the budgets that bound them
+//	readindex.go         ReadIndex: rounds, waiters, expiry
+//	snapshot.go          slots, rates, turns and the header of snapshots
+//	wake.go              waking a group, who campaigns when its leader is lost
+//	truncate.go          what the log may lose, the bound on the wal
+//	lease.go             the leader lease and the promises behind it
+//	liveness.go          which nodes live, which of them are isolated
+//	disk.go              whether this node's disks make progress
+//	pacer.go             wake-ups at a bounded rate
+//	route.go             on which node a replica is
+//	outbox.go            a pass's messages, as frames
+//	work.go              what waits for a group's next visit, its worker's queue
+//	apply_queue.go       what waits for a group's applier
+//	registry.go          the open groups, their workers
+//	conf_entry.go        a configuration change as an entry
+//	configuration.go     a configuration in all its forms
+//	codec.go             the bytes of frames
+//	failure.go           the error that ends the host
+//	api.go               errors, Config, the interfaces around the package
+//	config.go            defaults, checks, bounds that are not configurable
+//	metrics.go           metrics
+//	mutation_on.go       bugs that tests plant
+//	mutation_off.go      their absence in an ordinary build
 package raftgroup

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"go.etcd.io/raft/v3"
-	"go.etcd.io/raft/v3/quorum"
 	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 
@@ -80,12 +79,6 @@ type Group struct {
 	changes  changeState
 }
 
-// route is the node of a replica that the configuration does not name yet.
-type route struct {
-	id   keyspace.ReplicaID
-	node keyspace.NodeID
-}
-
 // published is what other goroutines may read without asking the worker.
 type published struct {
 	// leading is the term in which this replica leads, 0 if it does not.
@@ -104,14 +97,6 @@ type published struct {
 	replicas                 atomic.Pointer[[]keyspace.Replica]
 	// wakeWanted is 1 while the group is in the pacer's queue.
 	wakeWanted atomic.Uint32
-}
-
-// proposal is one Propose on its way to raft.
-type proposal struct {
-	term    uint64
-	data    []byte
-	bytes   int64
-	dropped func(error)
 }
 
 // ID returns the group's id.
@@ -156,31 +141,6 @@ func (g *Group) Propose(term uint64, data []byte, dropped func(error)) error {
 	}
 	k.props = append(k.props, proposal{term, data, n, dropped})
 	return nil
-}
-
-// reserve takes n bytes for one proposal from the budgets of the group and the node. One
-// proposal always fits if there is no other.
-func (g *Group) reserve(n int64) error {
-	if v := g.inflight.Add(n); v > g.h.cfg.MaxGroupInflightBytes && v != n {
-		g.inflight.Add(-n)
-		return fmt.Errorf("%w: %d bytes in flight in group %s", ErrFull, v-n, g.id)
-	}
-	if v := g.h.proposals.Add(n); v > g.h.cfg.MaxProposalBytes && v != n {
-		g.h.proposals.Add(-n)
-		g.inflight.Add(-n)
-		return fmt.Errorf("%w: %d bytes of proposals on this node", ErrFull, v-n)
-	}
-	g.h.pending.Add(1)
-	return nil
-}
-
-// release returns the bytes of that many proposals to the budgets.
-func (g *Group) release(proposals, n int64) {
-	if v := g.inflight.Add(-n); v < 0 {
-		panic(fmt.Sprintf("raftgroup: group %s: %d bytes in flight after the release of %d", g.id, v, n))
-	}
-	g.h.proposals.Add(-n)
-	g.h.pending.Add(-proposals)
 }
 
 // Lease returns the term in which this replica leads and holds the leader lease, and when
@@ -279,12 +239,4 @@ func (g *Group) Progress(ctx context.Context) ([]Progress, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-}
-
-// configuration is the group's membership in all the forms that are needed.
-type configuration struct {
-	replicas []keyspace.Replica
-	index    uint64
-	voters   quorum.JointConfig
-	joint    bool
 }

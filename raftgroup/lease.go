@@ -200,38 +200,21 @@ func (g *Group) mayTick() bool {
 	return !g.promised() && !(g.sleep.yields && g.w.now < start)
 }
 
-// mayCampaign reports whether the replica has applied enough of the committed entries. As
-// a leader it could not serve earlier either.
-func (g *Group) mayCampaign() bool { return g.commit-g.applied <= campaignLagMax }
-
-// campaignWhenFree campaigns now, or at the first tick at which no promise forbids it.
-func (g *Group) campaignWhenFree() {
-	if g.closed || g.isLeader || !g.conf.votes(g.self) {
-		return
-	}
-	g.wake()
-	g.sleep.campaign = true
-	g.campaignIfFree()
-}
-
-func (g *Group) campaignIfFree() {
-	if !g.sleep.campaign || g.promised() || g.isLeader || !g.mayCampaign() {
-		return
-	}
-	if margin := g.h.cfg.TickInterval / 4; g.w.now < g.promise.until.Add(margin) {
-		return // the others answered the same heartbeat, some of them slightly later
-	}
-	g.sleep.campaign = false
-	g.h.m.elections.Inc()
-	_ = g.rn.ForgetLeader()
-	_ = g.rn.Campaign()
-}
-
 // rememberPromise keeps the promise of a closed group.
 func (h *Host) rememberPromise(id keyspace.GroupID, until clock.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if until > h.mu.promises[id] {
 		h.mu.promises[id] = until
+	}
+}
+
+func (h *Host) forgetPromises(now clock.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, until := range h.mu.promises {
+		if until <= now {
+			delete(h.mu.promises, id)
+		}
 	}
 }

@@ -4,11 +4,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -27,26 +27,11 @@ type peers struct {
 	// The rest is owned by the ticker.
 	sequence   uint64
 	wal, store diskProgress
-	probe      chan struct{}
+	probe      wake.Signal
 	// connectedAt is when this node last heard at least half of the others. isolated says
 	// that this is longer ago than the liveness timeout; workers read it.
 	connectedAt clock.Time
 	isolated    atomic.Bool
-}
-
-// diskProgress watches a counter that grows while a disk makes progress.
-type diskProgress struct {
-	count uint64
-	moved clock.Time // when it last grew, or nothing was pending
-}
-
-// stalledFor returns how long the disk has made no progress although something was
-// pending.
-func (w *diskProgress) stalledFor(now clock.Time, count uint64, idle bool) time.Duration {
-	if count != w.count || idle {
-		w.count, w.moved = count, now
-	}
-	return now.Sub(w.moved)
 }
 
 type peer struct {
@@ -64,7 +49,7 @@ func (p *peers) init(h *Host) {
 	p.mu.nodes = make(map[keyspace.NodeID]*peer)
 	p.wal.moved = h.cfg.Clock.Now()
 	p.store.moved, p.connectedAt = p.wal.moved, p.wal.moved
-	p.probe = make(chan struct{}, 1)
+	p.probe = wake.New()
 }
 
 // change moves a group's references from the nodes of its old replicas to those of the
@@ -168,53 +153,6 @@ func (p *peers) tell(connected bool) {
 	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: connected, sequence: p.sequence})
 	for _, id := range p.h.cfg.Bus.Peers() {
 		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
-	}
-}
-
-// checkDisks decides whether this node's wal and store make progress. While one does not,
-// the host neither ticks its groups nor reports healthy disks. Its leaders then send no
-// heartbeats and lose their leases, and others take over.
-//
-// A store that stalls commits because it flushes slowly does not count: every replica
-// applies the same entries, so another leader would be no faster.
-func (p *peers) checkDisks(now clock.Time) {
-	limit := p.h.cfg.ElectionTimeout
-	syncs, pending := p.h.cfg.WAL.Progress()
-	// A long queue alone is no sign of a stalled disk: fsyncs complete meanwhile.
-	wal := min(pending, p.wal.stalledFor(now, syncs, pending == 0)) >= limit
-	var applying time.Duration
-	for _, a := range p.h.appliers {
-		applying = max(applying, a.pending(now))
-	}
-	still := p.store.stalledFor(now, p.h.cfg.Engine.Progress(), applying == 0)
-	store := min(applying, still) >= limit
-	p.h.m.walStalled.Set(float64(boolInt(wal)))
-	p.h.m.applyStalled.Set(float64(boolInt(store)))
-	// A failed component has nothing pending, and its node is about to stop.
-	failed := p.h.failed.Load() || p.h.cfg.WAL.Err() != nil || p.h.cfg.Engine.Err() != nil
-	if stalled := wal || store || failed; p.h.diskStalled.Swap(stalled) != stalled {
-		p.h.log.Warn("disk progress changed", zap.Bool("stalled", stalled),
-			zap.Duration("pending", pending), zap.Duration("applying", applying), zap.Bool("failed", failed))
-	}
-	// An idle wal proves nothing, so it is asked to sync now and then.
-	if pending == 0 && p.sequence%5 == 0 && !p.h.stopping.Load() {
-		select {
-		case p.probe <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// probeLoop is the goroutine that asks the wal for an fsync, one at a time.
-func (p *peers) probeLoop() {
-	for {
-		select {
-		case <-p.probe:
-		case <-p.h.ctx.Done():
-			return
-		}
-		// The wal reports its own errors; success shows in Progress.
-		_ = p.h.cfg.WAL.Sync(p.h.ctx)
 	}
 }
 
@@ -347,6 +285,3 @@ func (h *Host) OnLiveness(f func(node keyspace.NodeID, alive bool)) {
 	defer h.peers.mu.Unlock()
 	h.peers.mu.listeners = append(slices.Clone(h.peers.mu.listeners), f)
 }
-
-// DiskStalled reports whether this node's wal or store makes no progress.
-func (h *Host) DiskStalled() bool { return h.diskStalled.Load() }

@@ -1,11 +1,11 @@
 package raftgroup
 
 import (
+	"errors"
 	"fmt"
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
-	"go.etcd.io/raft/v3/tracker"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
@@ -38,24 +38,6 @@ func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	}
 	h.admitGroup(g)
 	return g, nil
-}
-
-// reserve keeps all others from opening or removing the group until unreserve, or until
-// it is open.
-func (h *Host) reserve(id keyspace.GroupID) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.mu.groups[id] != nil || h.mu.reserved[id] || h.mu.closing[id] != nil {
-		return fmt.Errorf("%w: %s", ErrExists, id)
-	}
-	h.mu.reserved[id] = true
-	return nil
-}
-
-func (h *Host) unreserve(id keyspace.GroupID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.mu.reserved, id)
 }
 
 // load builds a group that is not registered yet.
@@ -219,57 +201,4 @@ func (h *Host) admitGroup(g *Group) {
 	h.pacer.add([]*Group{g})
 }
 
-// close ends a group in its worker. It answers everything that waits and refuses
-// everything that comes later. Completions that still arrive from the wal or the applier
-// are dropped.
-func (g *Group) close() {
-	if g.closed {
-		return
-	}
-	err := ErrClosed
-	if g.h.stopping.Load() {
-		err = ErrStopped
-	}
-	g.closed = true
-	g.h.m.leaders.Sub(float64(boolInt(g.isLeader)))
-	g.h.applied.Add(int64(g.commit - g.applied)) // nothing of it is left to apply here
-	g.resetLease()
-	g.public.leading.Store(0)
-	g.w.setAwake(g, false)
-	g.failReads(err)
-	g.failChanges(ErrUnknownFate)
-	g.endTransfer(err)
-	g.abandonProposals()
-	g.h.snaps.drop(g)
-	if r := g.resetting; r != nil {
-		g.resetting = nil
-		r.result <- err
-	}
-	g.h.rememberPromise(g.id, g.promise.until)
-	g.h.peers.change(g.conf.replicas, nil)
-	g.h.mu.Lock()
-	if g.h.mu.groups[g.id] == g {
-		delete(g.h.mu.groups, g.id)
-	}
-	g.h.m.groups.Set(float64(len(g.h.mu.groups)))
-	g.h.mu.Unlock()
-}
-
-// progress lists this leader's knowledge of the replicas.
-func (g *Group) progress() ([]Progress, error) {
-	if !g.isLeader {
-		return nil, ErrNotLeader
-	}
-	var ps []Progress
-	g.rn.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
-		r, ok := g.conf.find(keyspace.ReplicaID(id))
-		if !ok {
-			return
-		}
-		ps = append(ps, Progress{
-			Replica: r, Match: pr.Match, Active: pr.RecentActive || r.ID == g.self,
-			Replicating: pr.State == tracker.StateReplicate, NodeAlive: g.h.Liveness(r.Node),
-		})
-	})
-	return ps, nil
-}
+var errCorrupt = errors.New("raftgroup: log and applied record contradict each other")

@@ -1,9 +1,6 @@
 package raftgroup
 
 import (
-	"slices"
-	"sync"
-
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/quorum"
 	"go.etcd.io/raft/v3/tracker"
@@ -30,71 +27,6 @@ type sleepState struct {
 	// soleVoter says that this replica was the group's only voter when it was opened, and
 	// that its log holds nothing that could have changed that.
 	soleVoter bool
-}
-
-// wake makes a sleeping group be ticked again. Every raft message does this to its
-// receiver, and every client request.
-func (g *Group) wake() {
-	// The followers rely on it: a woken follower waits for a heartbeat.
-	if g.wakeWithoutHeartbeat() && g.isLeader && !g.h.diskStalled.Load() {
-		g.rn.Tick()
-	}
-}
-
-// wakeWithoutHeartbeat is wake for a leader that sends its followers something anyway:
-// the heartbeat waits for the next tick. It reports whether the group was asleep.
-func (g *Group) wakeWithoutHeartbeat() bool {
-	g.sleep.idle = 0
-	if !g.sleep.asleep {
-		return false
-	}
-	g.sleep.asleep = false
-	g.lease.dirty = true // a sole voter needs nobody's response
-	g.sleep.silent = 0
-	g.public.asleep.Store(false)
-	g.w.setAwake(g, true)
-	g.h.m.wakes.Inc()
-	if !g.isLeader {
-		g.forgetLostLeader()
-	}
-	return true
-}
-
-// forgetLostLeader drops a leader that cannot lead any more. This is safe whatever became
-// of that leader, because the host keeps its promise independently of raft. Otherwise a
-// replica that slept would refuse every vote, since raft believes that it heard from its
-// leader an instant ago.
-func (g *Group) forgetLostLeader() {
-	if g.lead == 0 || g.isLeader {
-		return
-	}
-	if node := g.nodeOf(g.lead); node == 0 || g.h.peers.lost(node, g.sleep.leaderBoot) {
-		_ = g.rn.ForgetLeader()
-		g.chooseCandidate(0)
-	}
-}
-
-// chooseCandidate chooses the replica that campaigns when the leader is known to be lost.
-// All live voters choose the same one, as far as they agree on who lives, so they do not
-// split the vote. The others give it a head start. If it fails, they campaign after
-// raft's random timeouts of one to two election timeouts. silent, if not 0, is a leader
-// whose node may still count as alive, because liveness messages are rarer than its
-// heartbeats.
-func (g *Group) chooseCandidate(silent keyspace.ReplicaID) {
-	voters := make([]keyspace.ReplicaID, 0, len(g.conf.replicas))
-	for _, r := range g.conf.replicas {
-		if g.conf.votes(r.ID) && r.ID != silent && (r.ID == g.self || !g.h.peers.dead(r.Node)) {
-			voters = append(voters, r.ID)
-		}
-	}
-	if len(voters) == 0 {
-		return
-	}
-	slices.Sort(voters)
-	if g.sleep.yields = voters[mix(uint64(g.id))%uint64(len(voters))] != g.self; !g.sleep.yields {
-		g.sleep.campaign = true
-		g.campaignIfFree()
-	}
 }
 
 // wakePaced is the group's turn in the pacer: after it was opened, or because a node
@@ -241,18 +173,6 @@ func (g *Group) followersIdle() bool {
 	return ok && g.conf.voters.VoteResult(living) == quorum.VoteWon
 }
 
-// fallAsleep ends the ticks. A leader drops all responses and its lease: the promises
-// expire while it sleeps.
-func (g *Group) fallAsleep() {
-	g.sleep.asleep = true
-	g.sleep.campaign = false
-	g.lease.answers, g.lease.dirty = nil, true
-	g.public.leaseUntil.Store(0)
-	g.public.asleep.Store(true)
-	g.w.setAwake(g, false)
-	g.h.m.sleeps.Inc()
-}
-
 // onSleepNotice lets a follower sleep if it has everything that the leader has, unless
 // the leader has woken since.
 func (g *Group) onSleepNotice(m *message) {
@@ -294,71 +214,5 @@ func (g *Group) onRemoved(m *message) {
 	_ = g.rn.ForgetLeader()
 	if !g.sleep.asleep && !g.reads.open() {
 		g.fallAsleep()
-	}
-}
-
-// heardLeader notes a message that only a leader sends.
-func (g *Group) heardLeader(m *message) {
-	if m.term < g.term {
-		return
-	}
-	g.sleep.silent = 0
-	g.sleep.removed = false
-	g.sleep.campaign = false
-}
-
-// pacer hands out wake-ups at a bounded rate, so that the death of a node with many
-// groups does not overload the others.
-type pacer struct {
-	h  *Host
-	mu sync.Mutex
-	// queue holds each group at most once (Group.public.wakeWanted).
-	queue []*Group
-	// credit is the unused rest of the last tick's share, in groups times 1e9.
-	credit int64
-}
-
-func (p *pacer) init(h *Host) { p.h = h }
-
-// add queues groups in the order of their ids, so that all survivors of a node's death
-// work on the same groups at the same time.
-func (p *pacer) add(groups []*Group) {
-	slices.SortFunc(groups, func(a, b *Group) int {
-		if a.id.IsSystem() != b.id.IsSystem() {
-			return boolInt(b.id.IsSystem()) - boolInt(a.id.IsSystem())
-		}
-		return int(min(max(int64(a.id-b.id), -1), 1))
-	})
-	for _, g := range groups {
-		if g.id.IsSystem() {
-			g.w.flag(g, flagWakePaced)
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, g := range groups {
-		if !g.id.IsSystem() && g.public.wakeWanted.CompareAndSwap(0, 1) {
-			p.queue = append(p.queue, g)
-		}
-	}
-}
-
-// tick wakes this tick's share.
-func (p *pacer) tick() {
-	p.mu.Lock()
-	share := int64(p.h.cfg.WakesPerSecond) * int64(p.h.cfg.TickInterval)
-	p.credit = min(p.credit+share, max(share, 1e9))
-	n := min(int(p.credit/1e9), len(p.queue))
-	p.credit -= int64(n) * 1e9
-	if n == len(p.queue) && n > 0 {
-		p.credit = min(p.credit, share)
-	}
-	batch := slices.Clone(p.queue[:n])
-	rest := copy(p.queue, p.queue[n:])
-	clear(p.queue[rest:])
-	p.queue = p.queue[:rest]
-	p.mu.Unlock()
-	for _, g := range batch {
-		g.w.flag(g, flagWakePaced)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"sync"
 	"time"
@@ -18,9 +19,8 @@ import (
 // A snapshot goes over one stream of the bus. Its first message says what it is. The
 // receiver makes the sender wait for its turn. Then come the tables, each a sequence of
 // chunks closed by its size and checksum, and an end message. The receiver answers when
-// it has installed everything durably, and sends keepalives until then.
-//
-// A failed snapshot starts over, from a newer state and perhaps another sender:
+// it has installed everything durably, and sends keepalives until then. A snapshot that
+// fails starts over, from a newer state and perhaps another sender: see
 // docs/decisions/0018-copies-begin-anew.md.
 const (
 	snapshotVersion = 5
@@ -28,7 +28,7 @@ const (
 	snapChunk     = 1
 	snapTable     = 2 // end of a table
 	snapEnd       = 3
-	snapTurn      = 4 // from the receiver: the tables may come
+	snapTurn      = 4 // from the receiver: it is this snapshot's turn
 	snapKeepalive = 5 // from the receiver, before snapTurn and before snapDone: still working
 	snapDone      = 6 // from the receiver: everything is installed and durable
 
@@ -139,12 +139,6 @@ func (s *snapshots) init(h *Host) {
 	s.mu.receives = make(map[*incomingSnapshot]struct{})
 	// One slot for each receive, so that an applier never waits.
 	s.install = make(chan *install, h.cfg.SnapshotReceives)
-}
-
-func (s *snapshots) start() {
-	for range s.h.cfg.SnapshotReceives {
-		s.wg.Go(s.installLoop)
-	}
 }
 
 // addSend takes one of the slots for sends. A peer gets a slot only while more are free
@@ -304,3 +298,14 @@ func (l *limiter) wait(ctx context.Context, n int) error {
 	}
 	return clock.Sleep(ctx, l.clock, free.Sub(now))
 }
+
+// room refuses a snapshot on a full disk: the remaining space is reserved for freeing
+// space, and the tables could not be ingested.
+func (r *incomingSnapshot) room() error {
+	if r.g.h.cfg.Engine.Space() == engine.SpaceFull {
+		return fmt.Errorf("%w: %w", errSnapshotRefused, engine.ErrNoSpace)
+	}
+	return nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -88,7 +88,7 @@ func (n *testNode) countCopies() *copies {
 }
 
 // TestCutCopyBeginsAnew: an interrupted snapshot starts over, whether its sender returns or
-// another one takes over. It brings the state of then, and the interrupted one leaves no file.
+// another one takes over. The new one has the current state, and the old one leaves no file.
 func TestCutCopyBeginsAnew(t *testing.T) {
 	const size, rate = 2 << 20, 256 << 10
 	for _, how := range []string{"cut off", "another sender", "changed"} {
@@ -240,7 +240,7 @@ func TestInstallThatFailsIsNotWaitedFor(t *testing.T) {
 }
 
 // TestCopyOutlivesItsSender: if the sender is lost while its tables are checked, the next
-// one sends all of them.
+// one sends the whole snapshot.
 func TestCopyOutlivesItsSender(t *testing.T) {
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {

@@ -37,13 +37,6 @@ type incomingSnapshot struct {
 	result chan error
 }
 
-// install is a snapshot that raft has accepted and that must enter the engine.
-type install struct {
-	g   *Group
-	r   *incomingSnapshot
-	msg *pb.Message // raft's MsgStorageAppend, whose responses wait for the install
-}
-
 // handleSnapshot serves one snapshot stream.
 func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) error {
 	head, err := decodeSnapshotHeader(first)
@@ -72,15 +65,6 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 	}
 	defer h.snaps.done(nil, r)
 	return r.run(from, s)
-}
-
-// room refuses a snapshot on a full disk: the remaining space is reserved for freeing
-// space, and the tables could not be ingested.
-func (r *incomingSnapshot) room() error {
-	if r.g.h.cfg.Engine.Space() == engine.SpaceFull {
-		return fmt.Errorf("%w: %w", errSnapshotRefused, engine.ErrNoSpace)
-	}
-	return nil
 }
 
 func (r *incomingSnapshot) run(from keyspace.NodeID, s transport.Stream) error {
@@ -300,10 +284,6 @@ func (r *incomingSnapshot) fetchTable(w *watchdog, s transport.Stream, m []byte)
 	}
 }
 
-func (r *incomingSnapshot) ingest() engine.Ingest {
-	return engine.Ingest{Group: r.g.id, Spans: r.sm.SnapshotSpans(r.head.applied), Paths: r.paths}
-}
-
 func (r *incomingSnapshot) verify() error {
 	var a engine.Applied
 	var err error
@@ -350,147 +330,4 @@ func (g *Group) stepSnapshot(r *incomingSnapshot, from keyspace.NodeID) error {
 		return fmt.Errorf("%w: raft has no use for it", errSnapshotRefused)
 	}
 	return nil
-}
-
-// beginInstall sends raft's snapshot to the engine, behind everything of the group that
-// is still being applied. Until it is durable, no response of this append leaves and no
-// later append is written.
-func (g *Group) beginInstall(m *pb.Message) {
-	r := g.receiving
-	index := m.GetSnapshot().GetMetadata().GetIndex()
-	if r == nil || r.head.applied.Index != index {
-		panic(fmt.Sprintf("raftgroup: group %s: raft wants to install a snapshot at %d that is not here", g.id, index))
-	}
-	g.receiving, g.installing = nil, &install{g: g, r: r, msg: m}
-	g.setConf(r.head.applied.Replicas, r.head.applied.ConfIndex)
-	g.last = index
-	g.w.schedule(g, applyTask{kind: taskInstall, install: g.installing})
-}
-
-// startInstall hands the install to one of the loops, or abandons it if those have ended.
-func (s *snapshots) startInstall(i *install) {
-	s.mu.Lock()
-	ended := s.mu.ended
-	if !ended {
-		s.install <- i // there is a slot for each receive
-	}
-	s.mu.Unlock()
-	if ended {
-		s.abandon(i)
-	}
-}
-
-// installLoop is one of the goroutines that put snapshots into the engine.
-func (s *snapshots) installLoop() {
-	for {
-		select {
-		case i := <-s.install:
-			s.installOne(i)
-		case <-s.h.ctx.Done():
-			s.abandonInstalls()
-			return
-		}
-	}
-}
-
-// abandonInstalls releases the groups whose installs will not happen. Only callbacks can
-// wait behind an install, since raft hands out no entries before it.
-func (s *snapshots) abandonInstalls() {
-	s.mu.Lock()
-	s.mu.ended = true
-	s.mu.Unlock()
-	for {
-		select {
-		case i := <-s.install:
-			s.abandon(i)
-		default:
-			return
-		}
-	}
-}
-
-func (s *snapshots) abandon(i *install) {
-	i.r.result <- ErrStopped
-	i.g.a.release(i.g)
-}
-
-// installOne ingests until it succeeds: raft cannot go back.
-func (s *snapshots) installOne(i *install) {
-	for {
-		err := s.ingest(i)
-		if err == nil {
-			break
-		}
-		i.r.installFailed.Store(true)
-		i.g.zap.Error("snapshot install failed; retrying", zap.Error(err))
-		if clock.Sleep(s.h.ctx, s.h.cfg.Clock, installRetry) != nil {
-			s.abandon(i)
-			return
-		}
-	}
-	a := i.r.head.applied
-	st := &i.g.apply
-	st.at = Position{a.Index, a.Term}
-	st.replicas, st.confIndex, st.payload = a.Replicas, a.ConfIndex, a.Payload
-	i.g.public.applying.Store(a.Index)
-	i.g.durableTo(a.Index) // an ingest makes nothing of other groups durable
-	i.r.sm.SnapshotDone(a, nil)
-	i.g.w.call(i.g, func() { i.g.finishInstall(i) })
-	i.g.a.release(i.g)
-}
-
-// ingest returns nil once the snapshot is durable in the engine, even if an earlier
-// attempt that reported an error did it.
-func (s *snapshots) ingest(i *install) error {
-	e := s.h.cfg.Engine
-	if a, ok, err := e.Applied(i.g.id); err != nil {
-		return err
-	} else if ok && a.Index == i.r.head.applied.Index {
-		return e.Flush(s.h.ctx)
-	}
-	_, err := e.IngestTables(s.h.ctx, i.r.ingest())
-	return err
-}
-
-// finishInstall resets the log to the snapshot's position, makes raft's responses wait
-// for that, and continues with the appends that were held back.
-func (g *Group) finishInstall(i *install) {
-	if g.closed {
-		i.r.result <- ErrClosed
-		return
-	}
-	a := &i.r.head.applied
-	var hs *pb.HardState
-	if i.msg.GetTerm() != 0 {
-		hs = &pb.HardState{Term: i.msg.Term, Vote: i.msg.Vote, Commit: i.msg.Commit}
-		g.saved.note(hs)
-	}
-	g.w.walBatch().Reset(g.id, a.Index, a.Term, hs)
-	g.trunc.marks, g.trunc.bytes = nil, 0
-	g.appends++
-	g.w.afterDurable(g, i.msg.GetResponses(), true)
-	g.installing = nil
-	g.resetting = i.r
-	held := g.held
-	g.held = nil
-	for _, m := range held {
-		g.append(m)
-	}
-}
-
-// installed notes that raft's snapshot is durable in engine and wal.
-func (g *Group) installed(s *pb.Snapshot) {
-	index := s.GetMetadata().GetIndex()
-	if d := g.public.applying.Load(); d < index {
-		panic(fmt.Sprintf("raftgroup: group %s: snapshot at %d is answered, installed %d", g.id, index, d))
-	}
-	if index > g.applied {
-		g.h.applied.Add(int64(index - g.applied))
-		g.applied, g.appliedTerm = index, s.GetMetadata().GetTerm()
-	}
-	g.h.m.snapshotsReceived.Inc()
-	if r := g.resetting; r != nil {
-		g.resetting = nil
-		r.result <- nil
-	}
 }

@@ -19,8 +19,6 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // outgoingSnapshot is one snapshot on its way to a follower. Each runs in a goroutine of
 // its own, at most SnapshotSends at a time.
 type outgoingSnapshot struct {
@@ -184,9 +182,10 @@ func (x *outgoingSnapshot) export() (err error) {
 	return x.stream.Send(x.ctx, binary.AppendUvarint([]byte{snapEnd}, uint64(x.tables)))
 }
 
-// await waits for the given message of the receiver, which may send keepalives before it.
+// await waits until the receiver sends the wanted message. Before that the receiver may
+// only send keepalives.
 func (x *outgoingSnapshot) await(want byte) error {
-	for told := 0; ; {
+	for n := 0; ; {
 		m, err := x.stream.Recv(x.ctx)
 		switch {
 		case err != nil:
@@ -196,8 +195,8 @@ func (x *outgoingSnapshot) await(want byte) error {
 		case len(m) != 1 || m[0] != snapKeepalive:
 			return fmt.Errorf("%w: answer of %d bytes", errSnapshotFormat, len(m))
 		}
-		if told++; told > keepalivesMax {
-			return fmt.Errorf("%w: %d keepalives in a row", errSnapshotStalled, told)
+		if n++; n > keepalivesMax {
+			return fmt.Errorf("%w: %d keepalives in a row", errSnapshotStalled, n)
 		}
 		x.ctx.progress()
 		x.renewPin()
@@ -257,20 +256,4 @@ func (x *outgoingSnapshot) Close() error {
 	}
 	b := binary.AppendUvarint([]byte{snapTable}, x.size)
 	return x.stream.Send(x.ctx, binary.LittleEndian.AppendUint32(b, x.sum))
-}
-
-// renewPin keeps the log pinned while there is progress.
-func (x *outgoingSnapshot) renewPin() {
-	now := x.g.h.cfg.Clock.Now()
-	if now.Sub(x.renewed) < pinTTL/4 {
-		return
-	}
-	x.renewed = now
-	x.g.w.call(x.g, func() {
-		for i := range x.g.trunc.pins {
-			if p := &x.g.trunc.pins[i]; p.to == x.to {
-				p.until = x.g.w.now.Add(pinTTL)
-			}
-		}
-	})
 }

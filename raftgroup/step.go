@@ -86,16 +86,6 @@ func (g *Group) refuse(k *work) {
 	}
 }
 
-// drop answers a proposal that certainly was not appended.
-func (g *Group) drop(p proposal, err error) {
-	g.release(1, p.bytes)
-	g.h.m.dropped.Inc()
-	g.h.m.failed.Inc()
-	if p.dropped != nil {
-		g.w.schedule(g, applyTask{kind: taskCall, call: func() { p.dropped(err) }})
-	}
-}
-
 // respond delivers one response of a storage message: to raft, or to a peer because its
 // contents are durable now.
 func (g *Group) respond(m *pb.Message) {
@@ -196,19 +186,6 @@ func (g *Group) step(m *message) {
 	_ = g.rn.Step(m.raft)
 }
 
-// lostEntries reports whether a leader counts on entries up to commit that this replica
-// has acknowledged but that are not in its log. A crash does not cause that, but an old
-// copy of the directory or a lying disk does. The node must stop before it votes for a
-// candidate that lacks the entries too.
-func (g *Group) lostEntries(m *message, commit uint64) bool {
-	if m.term < g.term || commit <= g.last {
-		return false
-	}
-	g.h.fail(fmt.Errorf("raftgroup: group %s: node %s expects entry %d in this log, which ends at %d: "+
-		"the directory is an old copy, or the disk has lost what was synced", g.id, m.node, commit, g.last))
-	return true
-}
-
 // wakeFor wakes the group for a message. A follower's answer does not count as activity,
 // nor does its request while the leader is awake: they must not keep a leader from
 // sleeping.
@@ -217,38 +194,6 @@ func (g *Group) wakeFor(m *message) {
 	if g.wake(); m.kind == pb.MsgHeartbeatResp || m.kind == pb.MsgAppResp || m.kind == kindWake && !asleep {
 		g.sleep.idle = idle
 	}
-}
-
-// checkSender checks that the sender is on the node where its replica is known to be. It
-// remembers a sender that the configuration does not name yet: a new replica learns the
-// configuration only from the leader that contacts it.
-func (g *Group) checkSender(m *message) bool {
-	if r, ok := g.conf.find(m.from); ok {
-		return r.Node == m.node
-	}
-	for i := range g.learned {
-		if g.learned[i].id == m.from {
-			return g.learned[i].node == m.node
-		}
-	}
-	if len(g.learned) == learnedRoutesMax {
-		g.learned = append(g.learned[:0], g.learned[1:]...)
-	}
-	g.learned = append(g.learned, route{m.from, m.node})
-	return true
-}
-
-// nodeOf returns the node of a replica, 0 if it is unknown.
-func (g *Group) nodeOf(id keyspace.ReplicaID) keyspace.NodeID {
-	if r, ok := g.conf.find(id); ok {
-		return r.Node
-	}
-	for _, r := range g.learned {
-		if r.id == id {
-			return r.node
-		}
-	}
-	return 0
 }
 
 // notifyRemoved answers a candidate that this leader's configuration does not know. Such
@@ -262,74 +207,6 @@ func (g *Group) notifyRemoved(m *message) bool {
 	}
 	g.sendHost(&message{group: g.id, kind: kindRemoved, to: m.from, from: g.self, term: g.term})
 	return true
-}
-
-// propose gives raft all proposals of the term in which this replica leads, as one
-// message, so that they leave as one MsgApp for each peer.
-func (g *Group) propose(props []proposal) {
-	st := g.rn.BasicStatus()
-	m := &pb.Message{Type: pb.MsgProp.Enum(), From: ptr(uint64(g.self))}
-	bytes := int64(0)
-	for _, p := range props {
-		if st.RaftState != raft.StateLeader || st.GetTerm() != p.term {
-			g.drop(p, ErrNotLeader)
-			continue
-		}
-		m.Entries = append(m.Entries, &pb.Entry{Data: p.data})
-		bytes += p.bytes
-	}
-	if len(m.Entries) == 0 {
-		return
-	}
-	// The entries wake the followers. Writers need no lease, so no heartbeat is sent: its
-	// responses would cost as much as those to the entries.
-	g.wakeWithoutHeartbeat()
-	if err := g.rn.Step(m); err != nil {
-		for _, p := range props {
-			if st.GetTerm() == p.term {
-				g.drop(p, ErrDropped)
-			}
-		}
-		return
-	}
-	g.h.m.proposals.Add(float64(len(m.Entries)))
-	g.proposed.accepted.count += int64(len(m.Entries))
-	g.proposed.accepted.bytes += bytes
-}
-
-// proposedState accounts for the bytes of proposals that raft has accepted.
-type proposedState struct {
-	accepted heldProposals // in no append yet, so without an index
-	held     []heldProposals
-}
-
-// heldProposals are released once the log is applied up to index.
-type heldProposals struct {
-	index        uint64
-	count, bytes int64
-}
-
-// releaseApplied releases the bytes of applied proposals.
-func (g *Group) releaseApplied() {
-	p := &g.proposed
-	n := 0
-	for n < len(p.held) && p.held[n].index <= g.applied {
-		g.release(p.held[n].count, p.held[n].bytes)
-		n++
-	}
-	if p.held = p.held[n:]; len(p.held) == 0 {
-		p.held = nil
-	}
-}
-
-// abandonProposals releases all bytes: a replica that lost leadership owes no answers.
-func (g *Group) abandonProposals() {
-	p := &g.proposed
-	for _, h := range append(p.held, p.accepted) {
-		g.release(h.count, h.bytes)
-		g.h.m.failed.Add(float64(h.count))
-	}
-	*p = proposedState{}
 }
 
 // ready handles raft's Readys until there are no more. Appends that write nothing are
@@ -453,76 +330,6 @@ func (g *Group) notifyLeader() {
 	g.w.schedule(g, applyTask{kind: taskLeader, leader: s})
 }
 
-// append handles raft's MsgStorageAppend. Its writes go into the pass's batch, and its
-// responses wait until that is durable. Appends of one group stay in order, even behind a
-// snapshot that is being installed.
-//
-// A new commit index alone needs no fsync: no response depends on it, and the leader
-// sends it again after a crash.
-func (g *Group) append(m *pb.Message) {
-	if g.installing != nil {
-		g.held = append(g.held, m)
-		return
-	}
-	if m.GetSnapshot() != nil {
-		g.beginInstall(m)
-		return
-	}
-	var hs *pb.HardState
-	if m.Term != nil && (m.GetTerm() != 0 || m.GetVote() != 0 || m.GetCommit() != 0) {
-		hs = &pb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
-	}
-	ents, responses := m.GetEntries(), m.GetResponses()
-	sync := hs != nil && g.saved.note(hs) || len(ents) > 0
-	if hs != nil || len(ents) > 0 {
-		g.w.walBatch().Append(g.id, hs, ents)
-	}
-	if !sync && g.appends == 0 {
-		// There is nothing to sync and nothing in flight, so the responses' contents are
-		// durable.
-		g.immediate = append(g.immediate, responses...)
-		return
-	}
-	g.noteAppend(ents)
-	if sync || len(responses) > 0 {
-		g.appends++
-		g.w.afterDurable(g, responses, sync)
-	}
-}
-
-// savedState is the part of the last hard state given to the wal that must be durable
-// before any message depends on it.
-type savedState struct{ term, vote uint64 }
-
-// note records a hard state and reports whether term or vote are new.
-func (s *savedState) note(hs *pb.HardState) bool {
-	old := *s
-	*s = savedState{hs.GetTerm(), hs.GetVote()}
-	return *s != old
-}
-
-// noteAppend accounts for new entries at the end of the log.
-func (g *Group) noteAppend(ents []*pb.Entry) {
-	if len(ents) == 0 {
-		return
-	}
-	g.last = ents[len(ents)-1].GetIndex()
-	g.trunc.appended(ents, g.h.cfg.MaxLagBytes)
-	if !g.isLeader {
-		return
-	}
-	if a := g.proposed.accepted; a.count > 0 {
-		a.index = g.last
-		g.proposed.held = append(g.proposed.held, a)
-		g.proposed.accepted = heldProposals{}
-	}
-	for _, e := range ents {
-		if e.GetType() != pb.EntryNormal {
-			g.changes.pending = e.GetIndex()
-		}
-	}
-}
-
 // send sends one of raft's messages.
 func (g *Group) send(m *pb.Message) {
 	node := g.nodeOf(keyspace.ReplicaID(m.GetTo()))
@@ -557,13 +364,6 @@ func (g *Group) send(m *pb.Message) {
 	default: // sent unchanged
 	}
 	g.w.out.raft(g, node, m)
-}
-
-// sendHost sends a message of the host's own kinds.
-func (g *Group) sendHost(m *message) {
-	if node := g.nodeOf(m.to); node != 0 && node != g.h.cfg.Node {
-		g.w.out.host(node, m)
-	}
 }
 
 // publish ends a visit.

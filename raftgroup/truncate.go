@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/wal"
 )
@@ -162,11 +163,11 @@ const flushAge = 30 * time.Second
 // the whole wal within its bound.
 type truncator struct {
 	h    *Host
-	wake chan struct{} // something has become durable
-	over chan struct{} // the wal is too long
+	wake wake.Signal // something has become durable
+	over wake.Signal // the wal is too long
 	// flushed says that the engine was flushed since the wal became too long.
 	flushed atomic.Bool
-	flush   chan struct{} // flush now what is applied
+	flush   wake.Signal // flush now what is applied
 
 	full bool // a disk had no room at the last tick; owned by the ticker
 
@@ -180,11 +181,11 @@ type truncator struct {
 
 func (t *truncator) init(h *Host) {
 	t.h = h
-	t.wake, t.over, t.flush = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	t.wake, t.over, t.flush = wake.New(), wake.New(), wake.New()
 }
 
 // wakeUp is the engine's listener.
-func (t *truncator) wakeUp() { signal(t.wake) }
+func (t *truncator) wakeUp() { t.wake.Set() }
 
 // applied notes that the group's applied index has moved.
 func (t *truncator) applied(g *Group) {
@@ -206,7 +207,7 @@ func (t *truncator) tick(now clock.Time, n uint64) {
 		return
 	}
 	if t.h.cfg.WAL.LiveBytes() > t.h.cfg.MaxWALBytes {
-		signal(t.over)
+		t.over.Set()
 	} else {
 		t.flushed.Store(false)
 	}
@@ -214,7 +215,7 @@ func (t *truncator) tick(now clock.Time, n uint64) {
 	// memtables would stall the deletes that are to free space.
 	full := t.h.cfg.WAL.Space() == wal.SpaceFull || t.h.cfg.Engine.Space() == engine.SpaceFull
 	if t.flushDue(now) || full && !t.full {
-		signal(t.flush)
+		t.flush.Set()
 	}
 	t.full = full
 }
@@ -224,13 +225,6 @@ func (t *truncator) flushDue(now clock.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.mu.dirty) > 0 && now.Sub(t.mu.since) >= flushAge
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // loop is the truncator's goroutine. It may wait for the disk; nobody waits for it.
@@ -324,4 +318,20 @@ func (t *truncator) readDurable() {
 	for _, g := range groups {
 		t.applied(g)
 	}
+}
+
+// renewPin keeps the log pinned while there is progress.
+func (x *outgoingSnapshot) renewPin() {
+	now := x.g.h.cfg.Clock.Now()
+	if now.Sub(x.renewed) < pinTTL/4 {
+		return
+	}
+	x.renewed = now
+	x.g.w.call(x.g, func() {
+		for i := range x.g.trunc.pins {
+			if p := &x.g.trunc.pins[i]; p.to == x.to {
+				p.until = x.g.w.now.Add(pinTTL)
+			}
+		}
+	})
 }
