@@ -78,19 +78,17 @@ func (c *cache) unlinkLocked(ch *chunk) {
 	c.bytes -= ch.bytes
 }
 
-// evict removes the oldest written chunks until the cache is within its limit.
-func (c *cache) evict(written uint64) {
-	var out []*chunk
+// evict removes the oldest written chunks until the cache is within its limit. It returns
+// them, to be dropped from their groups' views.
+func (c *cache) evict(written uint64) (out []*chunk) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for c.bytes > c.limit && c.root.next != &c.root && c.root.next.no <= written {
 		ch := c.root.next
 		c.unlinkLocked(ch)
 		out = append(out, ch)
 	}
-	c.mu.Unlock()
-	for _, ch := range out {
-		ch.g.dropChunk(ch)
-	}
+	return out
 }
 
 func (c *cache) size() int64 {

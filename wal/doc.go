@@ -88,4 +88,24 @@
 // GroupLog.mu guards one group's index. pins.mu guards the lists of groups at
 // segments, cache.mu the cache's list. They are taken in this order, and none is
 // held over disk access or a callback.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	recover.go  Open: finding the segments, replaying them
+//	writer.go   the goroutine that writes and syncs
+//	prepare.go  the goroutine that prepares segments
+//	reclaim.go  the old end of the log, the goroutine that rewrites tails
+//	read.go     entries read back from a segment
+//	log.go      Log: Submit, Sync, Close, its state
+//	batch.go    Batch: what is written together
+//	group.go    GroupLog: the view of one group
+//	pins.go     which groups hold which segment
+//	cache.go    entries in memory
+//	scan.go     records of a segment, where its proven part ends
+//	segment.go  a segment file, made or reused
+//	options.go  Options
+//	format.go   the bytes of headers, marks and records
+//	metrics.go  metrics
 package wal

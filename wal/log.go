@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -55,8 +56,8 @@ type Log struct {
 	// stop ends the preparer and the rewriter; wait waits for them.
 	stop          chan struct{}
 	wait          sync.WaitGroup
-	prepareSignal chan struct{}
-	rewriteSignal chan struct{}
+	prepareSignal wake.Signal
+	rewriteSignal wake.Signal
 	syncs         atomic.Uint64
 	// churn counts the bytes of written records from the layers above and of tails that
 	// these gave up: both may have freed space in old segments.
@@ -342,11 +343,4 @@ func (l *Log) closeFiles() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

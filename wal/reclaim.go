@@ -75,7 +75,7 @@ func (l *Log) synced(oldest uint64) (long bool) {
 	l.mu.Unlock()
 	if freed {
 		l.gauges()
-		signal(l.prepareSignal)
+		l.prepareSignal.Set()
 	}
 	return long
 }

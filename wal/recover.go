@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -42,7 +43,7 @@ func newLog(opts Options, salt func() (uint64, error)) *Log {
 		dir:   directory{fs: opts.FS, dir: opts.Dir, salt: salt},
 		cache: newCache(opts.EntryCacheBytes), groups: map[keyspace.GroupID]*GroupLog{},
 		fatal: make(chan struct{}), writerDone: make(chan struct{}), stop: make(chan struct{}),
-		prepareSignal: make(chan struct{}, 1), rewriteSignal: make(chan struct{}, 1), nextSeq: 1,
+		prepareSignal: wake.New(), rewriteSignal: wake.New(), nextSeq: 1,
 	}
 	l.work = sync.NewCond(&l.mu)
 	return l

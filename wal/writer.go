@@ -123,7 +123,7 @@ func (w *writer) nextLocked(do *write) step {
 	}
 	if l.Space() == SpaceOK {
 		// On a full disk the preparer retries by itself.
-		signal(l.prepareSignal)
+		l.prepareSignal.Set()
 	}
 	return stepWait
 }
@@ -188,7 +188,9 @@ func (w *writer) do(do *write) {
 		return
 	}
 	w.complete(do, nil)
-	l.cache.evict(l.written)
+	for _, c := range l.cache.evict(l.written) {
+		c.g.dropChunk(c)
+	}
 	l.metrics.cacheBytes.Set(float64(l.cache.size()))
 	w.idle()
 }
@@ -352,7 +354,7 @@ func (w *writer) idle() {
 	w.armLazySync()
 	if w.rewriteDue {
 		w.rewriteDue = false
-		signal(l.rewriteSignal)
+		l.rewriteSignal.Set()
 	}
 }
 
@@ -400,7 +402,7 @@ func (w *writer) rotate() {
 	w.active, w.lastMark = next, mark{}
 	l.gauges()
 	w.rewriteDue = true
-	signal(l.prepareSignal)
+	l.prepareSignal.Set()
 }
 
 // drain completes everything with the error that ended the log.
