@@ -8,25 +8,24 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Iterator is Pebble's iterator. It sees one state of the store for its whole
-// life and keeps the files of that state, so it must be closed soon. It is for
-// one goroutine. SeekPrefixGE uses the bloom filters and then stays within the
-// versions of one user key.
+// Iterator is Pebble's iterator. It shows one state of the store for its whole life and
+// keeps that state's files, so close it soon. It is for one goroutine. SeekPrefixGE uses
+// the bloom filters and then stays within the versions of one user key.
 type Iterator = pebble.Iterator
 
-// IterOptions say what an iterator is to see.
+// IterOptions select what an iterator shows.
 type IterOptions struct {
-	// Lower and Upper bound the keys, [Lower, Upper). Empty is no bound. They must
+	// Lower and Upper bound the keys, [Lower, Upper). An empty bound is open. They must
 	// not change while the iterator is open.
 	Lower, Upper []byte
-	// Revisions lets the iterator skip what holds no version of these revisions;
-	// nil is no filter.
+	// Revisions lets the iterator skip blocks without a version of these revisions; nil
+	// is no filter.
 	Revisions *RevisionFilter
-	// OnlyDurable shows only what a crash at this moment would leave. Not for a
-	// Snapshot.
+	// OnlyDurable shows only what would survive a crash at this moment. A Snapshot does
+	// not support it.
 	OnlyDurable bool
-	// PointReads says that the iterator is for SeekPrefixGE on keys that are
-	// likely absent: the bloom filters of the last level are used too.
+	// PointReads says that the iterator is for SeekPrefixGE on keys that are probably
+	// absent: it then uses the bloom filters of the last level too.
 	PointReads bool
 }
 
@@ -44,16 +43,16 @@ func (o *IterOptions) pebble() *pebble.IterOptions {
 	return p
 }
 
-// Reader reads the store: an Engine shows the newest state at each call, a
-// Snapshot one state.
+// Reader reads the store. An Engine shows the newest state at each call, a Snapshot one
+// state.
 type Reader interface {
-	// Get returns a copy of the key's value; ok is false where there is none.
+	// Get returns a copy of the key's value; ok is false if there is none.
 	Get(key []byte) (value []byte, ok bool, err error)
-	// NewIter returns an iterator that stands nowhere yet.
+	// NewIter returns an iterator that is not positioned yet.
 	NewIter(o IterOptions) (*Iterator, error)
 }
 
-// Writer takes writes. Keys and values may be reused after the call.
+// Writer accepts writes. Keys and values may be reused after the call.
 type Writer interface {
 	Set(key, value []byte) error
 	Delete(key []byte) error
@@ -130,13 +129,13 @@ func (b *Batch) DeleteRange(lower, upper []byte) error {
 // Len returns the size of the batch in bytes.
 func (b *Batch) Len() int { return b.b.Len() }
 
-// Empty says whether nothing was written into the batch.
+// Empty reports whether nothing was written into the batch.
 func (b *Batch) Empty() bool { return b.b.Empty() }
 
-// Commit makes the writes visible, not durable, and frees the batch, whatever it
-// returns. Batches become durable in the order of their commits. It waits while
-// the store has more to flush than its bound; an error means that nothing of the
-// batch was applied and that the store is not usable any more.
+// Commit makes the writes visible, not durable, and frees the batch in any case. Batches
+// become durable in the order of their commits. Commit waits while more data than the
+// bound is unflushed. An error means that nothing of the batch was applied and that the
+// store is unusable.
 func (b *Batch) Commit() error {
 	start := b.e.clock.Now()
 	err := b.b.Commit(pebble.NoSync)
@@ -152,7 +151,7 @@ func (b *Batch) Commit() error {
 	return nil
 }
 
-// Close drops a batch that is not to be committed. After Commit it does nothing.
+// Close drops a batch that is not committed. After Commit it does nothing.
 func (b *Batch) Close() error {
 	if b.b == nil {
 		return nil
@@ -162,25 +161,24 @@ func (b *Batch) Close() error {
 	return err
 }
 
-// Snapshot is one state of the store, to be read through many iterators. A single
-// iterator needs none: it sees one state by itself. It may be used from many
-// goroutines.
+// Snapshot is one state of the store, for reading through many iterators and goroutines.
+// A single iterator needs none, because it shows one state by itself.
 //
-// It is an "eventually file-only" snapshot of Pebble. A plain one would lose what
-// an ingest excises under its reader: a read that began before a replica was
-// replaced by a raft snapshot would see a hole instead of the old state.
+// It is an "eventually file-only" snapshot of Pebble. A plain one would lose the keys
+// that an ingest excises. A read that began before a raft snapshot replaced the replica
+// would then see a hole instead of the old state.
 type Snapshot struct {
 	s       *pebble.EventuallyFileOnlySnapshot
 	metrics *Metrics
 }
 
-// wholeStore are the keys that a Snapshot protects: all of them.
+// wholeStore is the key range that a Snapshot protects: all keys.
 var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
 
 // NewSnapshot returns a snapshot of the newest state, which must be closed. It waits for
 // an ingest that is under way.
 func (e *Engine) NewSnapshot() *Snapshot {
-	_ = e.excising.Acquire(context.Background(), 1) // fails with its context alone
+	_ = e.excising.Acquire(context.Background(), 1) // its context never ends
 	defer e.excising.Release(1)
 	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), metrics: e.metrics}
 }
@@ -197,7 +195,7 @@ func (s *Snapshot) NewIter(o IterOptions) (*Iterator, error) {
 	return it, nil
 }
 
-// Close frees the snapshot. Iterators made from it must be closed before.
+// Close frees the snapshot. Close iterators made from it first.
 func (s *Snapshot) Close() error {
 	if err := s.s.Close(); err != nil {
 		return fmt.Errorf("engine: close snapshot: %w", err)

@@ -7,28 +7,32 @@ import (
 	"iter"
 	"slices"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
 // appliedVersion is the first byte of an applied record.
 const appliedVersion = 1
 
-// maxReplicas bounds the replicas of one group; more is a broken record.
+// maxReplicas bounds the replicas of one group; a record with more is malformed.
 const maxReplicas = 1 << 10
+
+// replicaBytesMin is the minimum size of a replica in a record.
+const replicaBytesMin = 10
 
 // ErrBadApplied says that bytes are not an applied record of a known version.
 var ErrBadApplied = errors.New("engine: malformed applied record")
 
-// Applied says how far a group's log is contained in the store. It is written in
-// the same batch as the data it speaks of.
+// Applied says how much of a group's log the store contains. It is written in the same
+// batch as the data that it describes.
 type Applied struct {
-	// Index and Term are those of the last applied entry.
+	// Index and Term identify the last applied entry.
 	Index, Term uint64
-	// Replicas is the configuration as of Index, ConfIndex the index of the entry
-	// that made it so. There are at most 1024.
+	// Replicas is the configuration as of Index, at most 1024 replicas; ConfIndex is the
+	// index of the entry that set it.
 	Replicas  []keyspace.Replica
 	ConfIndex uint64
-	// Payload is the state machine's own record, for a range its descriptor.
+	// Payload is the state machine's own record: for a range its descriptor.
 	Payload []byte
 }
 
@@ -50,46 +54,28 @@ func AppendApplied(dst []byte, a *Applied) []byte {
 	return append(dst, a.Payload...)
 }
 
-// DecodeApplied decodes an applied record. The result keeps nothing of b.
+// DecodeApplied decodes an applied record. The result does not refer to b.
 func DecodeApplied(b []byte) (Applied, error) {
-	if len(b) == 0 {
-		return Applied{}, fmt.Errorf("%w: empty", ErrBadApplied)
-	}
-	if err := keyspace.CheckVersion("applied record", uint64(b[0]), appliedVersion); err != nil {
+	r := wire.NewReader(b)
+	if err := keyspace.CheckVersion("applied record", uint64(r.Byte()), appliedVersion); err != nil && r.OK() {
 		return Applied{}, fmt.Errorf("%w: %w", ErrBadApplied, err)
 	}
-	var a Applied
-	rest, n := b[1:], uint64(0)
-	for _, v := range []*uint64{&a.Index, &a.Term, &a.ConfIndex, &n} {
-		x, w := binary.Uvarint(rest)
-		if w <= 0 {
-			return Applied{}, fmt.Errorf("%w: %d bytes: truncated", ErrBadApplied, len(b))
+	a := Applied{Index: r.Uvarint(), Term: r.Uvarint(), ConfIndex: r.Uvarint()}
+	for n := r.CountUpTo(maxReplicas, replicaBytesMin); n > 0; n-- {
+		o := keyspace.Replica{ID: keyspace.ReplicaID(r.Uvarint()), Node: keyspace.NodeID(r.Uint64BE()), Role: keyspace.Role(r.Byte())}
+		if o.Role > keyspace.RoleVoterDemoting {
+			r.Failf("role %d of replica %d", o.Role, o.ID)
 		}
-		*v, rest = x, rest[w:]
+		if !r.OK() {
+			break
+		}
+		a.Replicas = append(a.Replicas, o)
 	}
-	// A replica has ten bytes at least, so that a false count allocates no more
-	// than the record's own size.
-	if n > maxReplicas || n*10 > uint64(len(rest)) {
-		return Applied{}, fmt.Errorf("%w: %d replicas in %d bytes", ErrBadApplied, n, len(rest))
+	if err := r.Err(); err != nil {
+		return Applied{}, fmt.Errorf("%w: %d bytes: %w", ErrBadApplied, len(b), err)
 	}
-	for range n {
-		id, w := binary.Uvarint(rest)
-		if w <= 0 || len(rest) < w+9 {
-			return Applied{}, fmt.Errorf("%w: %d bytes: truncated", ErrBadApplied, len(b))
-		}
-		r := keyspace.Replica{
-			ID:   keyspace.ReplicaID(id),
-			Node: keyspace.NodeID(binary.BigEndian.Uint64(rest[w:])),
-			Role: keyspace.Role(rest[w+8]),
-		}
-		if r.Role > keyspace.RoleVoterDemoting {
-			return Applied{}, fmt.Errorf("%w: role %d of replica %d", ErrBadApplied, r.Role, r.ID)
-		}
-		a.Replicas = append(a.Replicas, r)
-		rest = rest[w+9:]
-	}
-	if len(rest) > 0 {
-		a.Payload = slices.Clone(rest)
+	if r.Len() > 0 {
+		a.Payload = slices.Clone(r.Rest())
 	}
 	return a, nil
 }
@@ -106,8 +92,8 @@ func (b *Batch) DeleteApplied(g keyspace.GroupID) error {
 	return b.Delete(appliedKey(g))
 }
 
-// ReadApplied returns the group's applied record as r shows it; ok is false where
-// there is none.
+// ReadApplied returns the group's applied record as r shows it; ok is false if there is
+// none.
 func ReadApplied(r Reader, g keyspace.GroupID) (a Applied, ok bool, err error) {
 	v, ok, err := r.Get(appliedKey(g))
 	if err != nil || !ok {
@@ -122,8 +108,8 @@ func ReadApplied(r Reader, g keyspace.GroupID) (a Applied, ok bool, err error) {
 // Applied returns the group's newest applied record, durable or not.
 func (e *Engine) Applied(g keyspace.GroupID) (Applied, bool, error) { return ReadApplied(e, g) }
 
-// AppliedGroups returns the groups that have an applied record, in order of their
-// ids, with one iterator over them. An error ends the sequence as its last pair.
+// AppliedGroups returns the groups that have an applied record, in the order of their
+// ids, with one iterator. An error ends the sequence as its last pair.
 func (e *Engine) AppliedGroups() iter.Seq2[keyspace.GroupID, error] {
 	return func(yield func(keyspace.GroupID, error) bool) {
 		stop := errors.New("stop")
@@ -139,8 +125,8 @@ func (e *Engine) AppliedGroups() iter.Seq2[keyspace.GroupID, error] {
 	}
 }
 
-// VisitApplied calls visit with every applied record in order of the groups' ids.
-// It ends at visit's first error, which it returns.
+// VisitApplied calls visit with every applied record in the order of the groups' ids. It
+// stops at visit's first error and returns it.
 func (e *Engine) VisitApplied(visit func(keyspace.GroupID, Applied) error) error {
 	it, err := e.NewIter(IterOptions{Lower: []byte{prefixApplied}, Upper: []byte{prefixApplied + 1}})
 	if err != nil {
@@ -156,9 +142,9 @@ func (e *Engine) VisitApplied(visit func(keyspace.GroupID, Applied) error) error
 	return errors.Join(err, it.Close())
 }
 
-// DurableApplied returns the group's applied record as a crash at this moment
-// would leave it; ok is false where none would be left. After a fatal error
-// nothing is known to be durable any more: it returns that error.
+// DurableApplied returns the group's applied record that would survive a crash at this
+// moment; ok is false if none would. After a fatal error it returns that error, because
+// nothing is known to be durable any more.
 func (e *Engine) DurableApplied(g keyspace.GroupID) (a Applied, ok bool, err error) {
 	err = e.VisitDurableApplied([]keyspace.GroupID{g}, func(_ keyspace.GroupID, d Applied) error {
 		a, ok = d, true
@@ -167,10 +153,9 @@ func (e *Engine) DurableApplied(g keyspace.GroupID) (a Applied, ok bool, err err
 	return a, ok, err
 }
 
-// VisitDurableApplied calls visit with the durable applied record of each of the
-// groups that has one, all read in one pass. The cost is that of one iterator and
-// a seek for each group. It fails as DurableApplied does; what visit got before an
-// error counts.
+// VisitDurableApplied calls visit with the durable applied record of each group that has
+// one, in one pass. It costs one iterator and a seek for each group. It fails as
+// DurableApplied does; calls before the error were correct.
 func (e *Engine) VisitDurableApplied(groups []keyspace.GroupID, visit func(keyspace.GroupID, Applied) error) error {
 	it, err := e.NewIter(IterOptions{
 		Lower: []byte{prefixApplied}, Upper: []byte{prefixApplied + 1}, OnlyDurable: true,
@@ -187,8 +172,8 @@ func (e *Engine) VisitDurableApplied(groups []keyspace.GroupID, visit func(keysp
 		}
 		var a Applied
 		if _, a, err = currentApplied(it); err == nil {
-			// Asked after the read: whatever could have made what was read wrong was
-			// recorded before it could be read.
+			// Checked after the read: an error that could falsify the read was recorded
+			// before the read could see its effect.
 			err = e.Err()
 		}
 		if err == nil {
@@ -201,7 +186,7 @@ func (e *Engine) VisitDurableApplied(groups []keyspace.GroupID, visit func(keysp
 	return errors.Join(err, it.Close())
 }
 
-// currentApplied decodes the applied record at which the iterator stands.
+// currentApplied decodes the applied record at the iterator's position.
 func currentApplied(it *Iterator) (keyspace.GroupID, Applied, error) {
 	g, err := decodeAppliedKey(it.Key())
 	if err != nil {

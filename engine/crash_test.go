@@ -25,17 +25,17 @@ import (
 	"github.com/skeindb/skein/sim/simdisk"
 )
 
-// groups is a workload over a few groups. The entry i of a group writes a
-// group-local key named i and the applied record with index i in one batch, so
-// that a store shows at a glance what it has: the keys 1 to index, and no other.
+// groups is a workload over a few groups. Entry i of a group writes a group-local key
+// named i and the applied record with index i in one batch. So a store's keys show what
+// it contains: 1 to index, and no other.
 type groups struct {
 	e *Engine
 
-	// Mutex guards the maps. It is not held over calls of the store, which may hold
-	// its own locks when it ends the process.
+	// Mutex guards the maps. It is not held over calls of the store, which may hold its
+	// own locks when it ends the process.
 	sync.Mutex
 	applied map[keyspace.GroupID]uint64
-	// durable is what the store has said to be durable.
+	// durable is what the store has reported durable.
 	durable map[keyspace.GroupID]uint64
 }
 
@@ -66,7 +66,7 @@ func (w *groups) apply(gs ...keyspace.GroupID) error {
 	return b.Commit()
 }
 
-// look notes what the store says to be durable now.
+// look records what the store reports durable now.
 func (w *groups) look() error {
 	w.Lock()
 	gs := slices.Collect(maps.Keys(w.applied))
@@ -83,8 +83,8 @@ func (w *groups) look() error {
 	return nil
 }
 
-// checkRecovered opens the store on a file system after a crash: each group must
-// be a prefix, no shorter than durable says and no longer than applied.
+// checkRecovered opens the store on a file system after a crash. Each group must be a
+// prefix, no shorter than durable and no longer than applied.
 func checkRecovered(t testing.TB, fs vfs.FS, applied, durable map[keyspace.GroupID]uint64) {
 	t.Helper()
 	e := openAt(t, fs)
@@ -126,9 +126,9 @@ func checkRecovered(t testing.TB, fs vfs.FS, applied, durable map[keyspace.Group
 	}
 }
 
-// TestCrashLeavesPrefix crashes at random moments, with random parts of what was
-// not synced, and looks at each group (traps 24, 28: the wal may be truncated to
-// the durable index and no further).
+// TestCrashLeavesPrefix crashes at random moments, with random parts of the unsynced
+// data, and checks each group (traps 24, 28: the wal may be truncated to the durable
+// index and no further).
 func TestCrashLeavesPrefix(t *testing.T) {
 	for seed := range int64(10) {
 		rng := rand.New(rand.NewPCG(uint64(seed), 0))
@@ -178,9 +178,9 @@ func TestCloseMakesDurable(t *testing.T) {
 	checkRecovered(t, fs.Crash(0, nil), w.applied, w.applied)
 }
 
-// TestIngestCrashAtEachOperation crashes at each operation on the file system in the
-// course of an ingest (traps 31, 32, 58): afterwards the group is wholly the old one
-// or wholly the new one, and the new one if the ingest had returned.
+// TestIngestCrashAtEachOperation crashes at each file system operation of an ingest
+// (traps 31, 32, 58). Afterwards the group is entirely the old one or entirely the new
+// one, and the new one if the ingest had returned.
 func TestIngestCrashAtEachOperation(t *testing.T) {
 	for _, memtable := range []bool{true, false} {
 		t.Run(fmt.Sprintf("memtable=%v", memtable), func(t *testing.T) { testIngestCrash(t, memtable) })
@@ -204,7 +204,7 @@ func testIngestCrash(t *testing.T, memtable bool) {
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(1, 0))
 	to := openAt(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		mu.Lock() // a compaction may run on behind the ingest
+		mu.Lock() // a compaction may continue behind the ingest
 		defer mu.Unlock()
 		if on && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
 			clones = append(clones, mem.Crash(50, rng), mem.Crash(0, nil))
@@ -257,8 +257,7 @@ func testIngestCrash(t *testing.T, memtable bool) {
 	}
 }
 
-// script runs commits, flushes, an ingest and a clean end against a file system
-// that may fail.
+// script runs commits, flushes, an ingest and a clean end on a file system that may fail.
 func (w *groups) script(t testing.TB, o Options, tables map[string][]byte) (err error) {
 	t.Helper()
 	fs := o.FS
@@ -307,7 +306,7 @@ func (w *groups) script(t testing.TB, o Options, tables map[string][]byte) (err 
 	return nil
 }
 
-// note notes that the group is durable up to the index.
+// note records that the group is durable up to the index.
 func (w *groups) note(g keyspace.GroupID, index uint64) {
 	w.Lock()
 	defer w.Unlock()
@@ -361,8 +360,8 @@ func groupTables(t testing.TB) map[string][]byte {
 }
 
 // TestErrorAtEachOperation lets each write to the file system fail once: what was
-// said to be durable is there after a crash. A store that loses its manifest ends
-// its process, so the test runs in processes of its own, each until it ends.
+// reported durable exists after a crash. A store that loses its manifest ends its
+// process, so the test runs in processes of its own, each until it ends.
 func TestErrorAtEachOperation(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(childEnv)); err == nil {
 		errorsFrom(t, int32(n))
@@ -388,7 +387,7 @@ func TestErrorAtEachOperation(t *testing.T) {
 
 var lostLine = regexp.MustCompile(`lost its manifest at operation (\d+), recovered`)
 
-// errorsFrom fails the n-th operation, then the one after it, and so on.
+// errorsFrom fails the n-th operation, then the next one, and so on.
 func errorsFrom(t *testing.T, n int32) {
 	t.Helper()
 	tables := groupTables(t)
@@ -422,9 +421,9 @@ func errorsFrom(t *testing.T, n int32) {
 	}
 }
 
-// TestNoSpaceAtEachOperation lets each write find the disk full once. The ballast
-// goes, the write is tried again, and nobody notices but the ingest, which is not
-// begun on a full disk.
+// TestNoSpaceAtEachOperation lets each write find the disk full once. The ballast is
+// deleted and the write retried. Only the ingest notices, because it is not begun on a
+// full disk.
 func TestNoSpaceAtEachOperation(t *testing.T) {
 	tables := groupTables(t)
 	for n, done := int32(0), false; !done; n++ {
@@ -435,7 +434,7 @@ func TestNoSpaceAtEachOperation(t *testing.T) {
 	}
 }
 
-// noSpaceAt lets the n-th write fail; done says that there are not so many.
+// noSpaceAt fails the n-th write; done says that there are fewer.
 func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	t.Helper()
 	mem := simdisk.New()
@@ -455,7 +454,7 @@ func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	o, w := testOptions(fs), newGroups(nil)
 	o.Clock = clock.Virtual()
 	err := w.script(t, o, tables)
-	// Pebble makes a log file though it writes no log, and syncs it when it closes.
+	// Pebble creates a log file although its WAL is off, and syncs the file on close.
 	if err != nil && !errors.Is(err, ErrNoSpace) && !strings.HasSuffix(failing.Path, ".log") {
 		t.Errorf("operation %d (%v %s): %v", n, failing.Kind, failing.Path, err)
 	}

@@ -14,7 +14,7 @@ import (
 
 var me = Identity{Cluster: 1, Node: 2}
 
-// openDirs opens and at once closes the directories.
+// openDirs opens the directories and closes them at once.
 func openDirs(fs vfs.FS, want Identity) (*DirLock, error) {
 	l, err := OpenDir(fs, "data", "data/wal", want)
 	if err != nil {
@@ -23,7 +23,7 @@ func openDirs(fs vfs.FS, want Identity) (*DirLock, error) {
 	return l, l.Close()
 }
 
-// TestOpenDir walks through what may be wrong with directories.
+// TestOpenDir covers everything that may be wrong with directories.
 func TestOpenDir(t *testing.T) {
 	fs := simdisk.New()
 	l, err := openDirs(fs, me)
@@ -92,30 +92,30 @@ func TestOpenDir(t *testing.T) {
 	}
 }
 
-// TestDrawInstance: a directory has its instance before it has an identity, and keeps it
+// TestEnsureInstance: a directory has its instance before it has an identity, and keeps it
 // until both are lost.
-func TestDrawInstance(t *testing.T) {
+func TestEnsureInstance(t *testing.T) {
 	fs := simdisk.New()
-	drawn, err := DrawInstance(fs, "data")
+	drawn, err := EnsureInstance(fs, "data")
 	if err != nil || drawn == 0 {
 		t.Fatal(drawn, err)
 	}
 	fs = fs.Crash(0, nil)
-	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+	if again, err := EnsureInstance(fs, "data"); err != nil || again != drawn {
 		t.Fatalf("after a crash %x, was %x: %v", again, drawn, err)
 	}
 	l, err := openDirs(fs, me)
 	if err != nil || l.Identity.Instance != drawn {
 		t.Fatalf("the directories have %x, want %x: %v", l.Identity.Instance, drawn, err)
 	}
-	if again, err := DrawInstance(fs, "data"); err != nil || again != drawn {
+	if again, err := EnsureInstance(fs, "data"); err != nil || again != drawn {
 		t.Fatalf("with an identity %x, was %x: %v", again, drawn, err)
 	}
 	held, err := OpenDir(fs, "data", "data/wal", me)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrLocked) {
+	if _, err := EnsureInstance(fs, "data"); !errors.Is(err, ErrLocked) {
 		t.Errorf("beside another process: %v", err)
 	}
 	if err := held.Close(); err != nil {
@@ -124,19 +124,19 @@ func TestDrawInstance(t *testing.T) {
 	if err := errors.Join(fs.Remove("data/"+identityName), fs.Remove("data/wal/"+identityName)); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := DrawInstance(fs, "data"); err != nil || again == drawn {
+	if again, err := EnsureInstance(fs, "data"); err != nil || again == drawn {
 		t.Errorf("a directory that lost its identity: %x, was %x: %v", again, drawn, err)
 	}
 	if err := vfsWrite(fs, "data/"+instanceName, []byte(instanceHead+"\nformat 2\n")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DrawInstance(fs, "data"); !errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), "format version 2") || !strings.Contains(err.Error(), "remove it") {
+	if _, err := EnsureInstance(fs, "data"); !errors.Is(err, ErrIdentity) || !strings.Contains(err.Error(), "format version 2") || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("of a later program: %v", err)
 	}
 }
 
-// TestOpenDirCrash fails each operation of the first start and crashes: the next
-// start must succeed, since no node has promised anything yet.
+// TestOpenDirCrash fails each operation of the first start and crashes. The next start
+// must succeed, since the node has promised nothing yet.
 func TestOpenDirCrash(t *testing.T) {
 	for n := int32(0); ; n++ {
 		mem := simdisk.New()
@@ -154,8 +154,8 @@ func TestOpenDirCrash(t *testing.T) {
 	}
 }
 
-// TestOpenDirNested gives the wal directory in every way to say that it lies within the
-// data directory: fresh ones are taken, one for both is not, and files beside are seen.
+// TestOpenDirNested names a wal directory within the data directory in every way. Fresh
+// directories are accepted, one directory for both is not, and other files are noticed.
 func TestOpenDirNested(t *testing.T) {
 	t.Chdir(t.TempDir())
 	abs := func(p string) string {

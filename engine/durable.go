@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/skeindb/skein/internal/wake"
 )
 
 // durability calls listeners after flushes.
 type durability struct {
-	kick chan struct{} // holds at most one notice: many flushes are one call
+	wake wake.Signal // many flushes cause one call
 
 	mu struct {
 		sync.Mutex
@@ -17,21 +19,14 @@ type durability struct {
 	}
 }
 
-func (d *durability) init() { d.kick = make(chan struct{}, 1) }
+func (d *durability) init() { d.wake = wake.New() }
 
-func (d *durability) signal() {
-	select {
-	case d.kick <- struct{}{}:
-	default:
-	}
-}
-
-// OnDurable registers a listener that is called whenever more may have become
-// durable by a flush, many of them perhaps in one call. What an ingest makes durable is
-// its group's alone, and whoever ingests hears of it from IngestTables.
-// Listeners are called one after another on a goroutine of the engine, so they
-// must not block for long; they read DurableApplied of the groups they care for.
-// The returned function takes the listener off; a call under way may still end.
+// OnDurable registers a listener that is called whenever a flush may have made more
+// durable; one call may cover many flushes. It is not called for an ingest, which
+// concerns its own group only and reports through IngestTables. Listeners run one after
+// another on a goroutine of the engine, so they must not block for long. They read
+// DurableApplied of their groups. The returned function unregisters the listener, but a
+// call under way may still end.
 func (e *Engine) OnDurable(listener func()) (remove func()) {
 	l := &listener
 	m := &e.durable.mu
@@ -50,7 +45,7 @@ func (e *Engine) durabilityLoop() {
 		select {
 		case <-e.ctx.Done():
 			return
-		case <-e.durable.kick:
+		case <-e.durable.wake:
 		}
 		e.durable.mu.Lock()
 		listeners := e.durable.mu.listeners
@@ -61,25 +56,25 @@ func (e *Engine) durabilityLoop() {
 	}
 }
 
-// flushRound is one flush that several callers wait for.
+// flushRound is one flush for which several callers wait.
 type flushRound struct {
 	done chan struct{}
 	err  error // set before done is closed
 }
 
-// flusher bundles the calls of Flush: one flush runs, and all calls that come
-// meanwhile share the next. A flush for each call would fill L0 with small tables.
+// flusher combines calls of Flush. One flush runs, and all calls that arrive meanwhile
+// share the next. A flush for each call would fill L0 with small tables.
 type flusher struct {
-	kick chan struct{}
+	wake wake.Signal
 
 	mu struct {
 		sync.Mutex
-		next *flushRound // what callers wait for and no flush has begun for
+		next *flushRound // the round of waiting callers whose flush has not begun
 		gone bool        // the loop has ended
 	}
 }
 
-func (f *flusher) init() { f.kick = make(chan struct{}, 1) }
+func (f *flusher) init() { f.wake = wake.New() }
 
 // join returns the round that begins after the call.
 func (f *flusher) join() *flushRound {
@@ -92,10 +87,7 @@ func (f *flusher) join() *flushRound {
 	}
 	if f.mu.next == nil {
 		f.mu.next = &flushRound{done: make(chan struct{})}
-		select {
-		case f.kick <- struct{}{}:
-		default:
-		}
+		f.wake.Set()
 	}
 	return f.mu.next
 }
@@ -108,7 +100,7 @@ func (f *flusher) take() *flushRound {
 	return r
 }
 
-// abandon ends all waiting for flushes that will not come.
+// abandon ends all waits for flushes that will not happen.
 func (f *flusher) abandon() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,8 +112,8 @@ func (f *flusher) abandon() {
 	}
 }
 
-// Flush returns when everything that was committed before the call is durable. It
-// waits as long as the disk is full; ctx ends the waiting, not the flush.
+// Flush returns when everything committed before the call is durable. It waits as long as
+// the disk is full; ctx ends the wait, not the flush.
 func (e *Engine) Flush(ctx context.Context) error {
 	r := e.flusher.join()
 	select {
@@ -142,7 +134,7 @@ func (e *Engine) flusherLoop() {
 			return
 		case <-e.fatal.once:
 			return
-		case <-e.flusher.kick:
+		case <-e.flusher.wake:
 		}
 		if r := e.flusher.take(); r != nil {
 			r.err = e.flushOnce()
@@ -151,8 +143,8 @@ func (e *Engine) flusherLoop() {
 	}
 }
 
-// flushOnce flushes all memtables and waits for it. It may wait in AsyncFlush
-// already, where too many memtables are full; Abort stops waiting for it then.
+// flushOnce flushes all memtables and waits for the flush. If too many memtables are
+// full, AsyncFlush itself may wait; Abort then stops the wait.
 func (e *Engine) flushOnce() error {
 	flushed, err := e.db.AsyncFlush()
 	if err != nil {
@@ -160,7 +152,7 @@ func (e *Engine) flushOnce() error {
 	}
 	select {
 	case <-flushed:
-		return e.Err() // a fatal error and the end of the flush may come together
+		return e.Err() // a fatal error and the end of the flush may coincide
 	case <-e.ctx.Done():
 		return ErrClosed
 	case <-e.fatal.once:

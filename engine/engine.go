@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
 	"golang.org/x/sync/semaphore"
@@ -18,104 +16,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Defaults of Options.
-const (
-	DefaultCacheBytes    = 256 << 20
-	DefaultMemTableBytes = 64 << 20
-	DefaultBallastBytes  = 64 << 20
-	DefaultLowSpaceBytes = 512 << 20
-	DefaultMaxOpenFiles  = 4096
-)
-
-// MemTableStops is how many memtables may wait for their flush before commits
-// wait too. MemTableStops * MemTableBytes bounds the memory of unflushed writes.
-const MemTableStops = 4
-
-// closeTimeout bounds each of the two steps of Close: the last flush and the end
-// of Pebble's own work. What is given up then is as after a crash: the wal has it.
+// closeTimeout bounds each step of Close: the last flush, and the end of Pebble's own
+// work. After a timeout the state is as after a crash, and the wal has what is missing.
 const closeTimeout = 10 * time.Second
 
-// ErrClosed is the error of calls that the end of the engine cut off.
-var ErrClosed = errors.New("engine: closed")
-
-// Options say how to open the store. The zero value of a number is its default.
-type Options struct {
-	// FS is the file system. Nil is the machine's.
-	FS vfs.FS
-	// Dir is the directory of the store within FS; it is made where it is absent.
-	Dir string
-	// CacheBytes is the size of the block cache. Too little makes every put read
-	// the disk for the version before it.
-	CacheBytes int64
-	// MemTableBytes is the size of one memtable. It bounds what one flush writes
-	// and, times MemTableStops, the memory of what is not flushed. Too little makes
-	// many small tables, too much a long replay after a crash.
-	MemTableBytes int64
-	// MaxOpenFiles bounds the open tables.
-	MaxOpenFiles int
-	// CompactionConcurrency bounds the compactions that run at once; 0 is half of
-	// the processors, at least 1.
-	CompactionConcurrency int
-	// BallastBytes is the size of the file that is given up when the disk is full,
-	// at most a fiftieth of the disk; negative is none.
-	BallastBytes int64
-	// LowSpaceBytes is the free space below which the store counts as full, at
-	// most a twentieth of the disk; negative: only a failed write says so.
-	LowSpaceBytes int64
-	// Clock is the node's clock. Required.
-	Clock clock.Clock
-	// Logger takes the log. Nil is none.
-	Logger *zap.Logger
-	// Metrics takes the measurements; one Metrics serves one Engine. Nil is none.
-	Metrics *Metrics
-
-	onLost func()
-}
-
-func (o *Options) fill() error {
-	if o.Clock == nil {
-		return errors.New("engine: Options.Clock is required")
-	}
-	if o.Dir == "" {
-		return errors.New("engine: Options.Dir is required")
-	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
-	if o.Metrics == nil {
-		o.Metrics = NewMetrics(nil)
-	}
-	o.setSizes()
-	if o.MaxOpenFiles == 0 {
-		o.MaxOpenFiles = DefaultMaxOpenFiles
-	}
-	if o.CompactionConcurrency == 0 {
-		o.CompactionConcurrency = max(1, runtime.GOMAXPROCS(0)/2)
-	}
-	if o.CacheBytes < 0 || o.MemTableBytes < 0 || o.MaxOpenFiles < 0 || o.CompactionConcurrency < 0 {
-		return errors.New("engine: negative size in Options")
-	}
-	return nil
-}
-
-func (o *Options) setSizes() {
-	if o.FS == nil {
-		o.FS = vfs.Default
-	}
-	setDefault(&o.CacheBytes, DefaultCacheBytes)
-	setDefault(&o.MemTableBytes, DefaultMemTableBytes)
-	setDefault(&o.BallastBytes, DefaultBallastBytes)
-	setDefault(&o.LowSpaceBytes, DefaultLowSpaceBytes)
-}
-
-func setDefault(v *int64, d int64) {
-	if *v == 0 {
-		*v = d
-	}
-}
-
-// Engine is the open store. Its methods may be called from many goroutines, but
-// none after Close or Abort has begun.
+// Engine is the open store. Its methods may be called from many goroutines, but not after
+// Close or Abort has begun.
 type Engine struct {
 	db      *pebble.DB
 	fs      vfs.FS // as given: without ballast and gate
@@ -126,13 +32,14 @@ type Engine struct {
 	space   *space
 	flusher flusher
 	durable durability
-	// excising keeps snapshots from being made during an ingest that excises: Pebble looks
-	// for those that it must have flushed when it begins, and panics where it meets another
-	// one at its end. A snapshot has a share of it, such an ingest all. Who waits for it waits
-	// for a disk, in tests too, where a mutex would stop their clock.
+	// excising keeps snapshots from being made during an excising ingest. When such an
+	// ingest begins, Pebble collects the snapshots that it must flush, and at its end it
+	// panics if there is another one. A snapshot takes one share, an ingest all. It is a
+	// semaphore because its waiters wait for a disk: in tests a mutex would stop the
+	// virtual clock.
 	excising *semaphore.Weighted
 
-	// ctx ends when Close begins to stop the goroutines, which tasks counts.
+	// ctx ends when Close begins to stop the goroutines that tasks counts.
 	ctx   context.Context
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
@@ -146,7 +53,7 @@ type Engine struct {
 	onLost func() // for tests: called before a fatal error of Pebble ends the process
 }
 
-// Open opens the store in o.Dir, or makes it.
+// Open opens the store in o.Dir and creates it if it does not exist.
 func Open(o Options) (*Engine, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
@@ -189,7 +96,8 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		MemTableSize:                uint64(o.MemTableBytes),
 		MemTableStopWritesThreshold: MemTableStops,
 		MaxOpenFiles:                o.MaxOpenFiles,
-		// The stop is far off, since stalled commits stall all groups of the node.
+		// The stop threshold is high, because stalled commits stall all groups of the
+		// node.
 		L0CompactionThreshold: l0Compaction,
 		L0StopWritesThreshold: 1000,
 		LBaseMaxBytes:         64 << 20,
@@ -203,51 +111,18 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 		po.TargetFileSizes[i] = min(targetTableBytes<<i, maxTableBytes)
 	}
 	po.Experimental.L0CompactionConcurrency = 2
-	// A range delete of a removed replica frees its tables soon, without waiting
-	// for a compaction that happens to touch them.
+	// The range delete of a removed replica soon frees its tables, without waiting for a
+	// compaction that happens to touch them.
 	po.FlushDelayDeleteRange = 10 * time.Second
 	setTableOptions(po)
 	po.EnsureDefaults()
 	return po
 }
 
-// Pebble makes the tables of each level twice as large as those above, 128 MiB at most. But it
-// keeps the values of older versions in memory until their table is whole, each block of
-// 4 KiB in memory of 32, so that one compaction could take a GiB.
-const (
-	targetTableBytes int64 = 2 << 20
-	maxTableBytes    int64 = 16 << 20
-)
-
-// compression spends little of the processor, which is what a put costs most of:
-// tables of the upper levels are short-lived and stay as they are, the last two
-// levels, with nearly all the data, get the fastest algorithm.
-var compression = func() pebble.DBCompressionSettings {
-	s := pebble.DBCompressionNone
-	s.Name = "lower levels"
-	for i := len(s.Levels) - 2; i < len(s.Levels); i++ {
-		s.Levels[i] = pebble.DBCompressionFastest.Levels[i]
-	}
-	return s
-}()
-
-// setTableOptions sets what the tables of the store and exported ones share.
-func setTableOptions(po *pebble.Options) {
-	po.Comparer = comparer
-	po.FormatMajorVersion = pebble.FormatNewest
-	po.BlockPropertyCollectors = []func() pebble.BlockPropertyCollector{newRevisionCollector}
-	for i := range po.Levels {
-		// Ten bits per user key: one in a hundred lookups of an absent key reads a
-		// block. Filters hold prefixes, one for all versions of a key.
-		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
-	}
-	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return compression })
-}
-
-// Close makes everything that was committed durable and closes the store. It
-// takes at most twice 10 s: where the disk is full or hangs, what is not durable
-// then is left to the wal, as after a crash, and the error says so. It is called
-// once, after all snapshots, iterators and batches are closed.
+// Close makes everything committed durable and closes the store. It takes at most twice
+// 10 s. If the disk is full or hangs, what is not durable is left to the wal, as after a
+// crash, and the error says so. Call it once, after all snapshots, iterators and batches
+// are closed.
 func (e *Engine) Close() error {
 	var flushErr error
 	if e.Err() == nil {
@@ -266,13 +141,13 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// Abort closes the store without a flush, as a crash would, and stops its
-// goroutines. It is Close's second half and the simulator's crash.
+// Abort closes the store without a flush, as a crash would, and stops its goroutines. It
+// is Close's second half and the simulator's crash.
 func (e *Engine) Abort() error {
 	e.metrics.detach(e)
 	e.stop()
 	err := within(e.clock, closeTimeout, func() error {
-		// No goroutine may call Pebble once it is closed.
+		// No goroutine may call Pebble after it is closed.
 		e.tasks.Wait()
 		return e.db.Close()
 	})
@@ -282,11 +157,11 @@ func (e *Engine) Abort() error {
 	return nil
 }
 
-// errTimeout is within's error when it stops waiting.
+// errTimeout is returned by within when it stops waiting.
 var errTimeout = errors.New("gave up waiting")
 
-// openPebble opens the store. Pebble reports some errors of that by a panic: through
-// Fatalf, or with the error of a failed sync of a directory.
+// openPebble opens the store. It turns Pebble's panics during Open into errors: those
+// through Fatalf, and those with the error of a failed directory sync.
 func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
 	defer func() {
 		p := recover()
@@ -299,7 +174,7 @@ func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
 	return pebble.Open(dir, po)
 }
 
-// within calls f and waits for it, but no longer than limit.
+// within calls f and waits for it, but not longer than limit.
 func within(c clock.Clock, limit time.Duration, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -313,7 +188,7 @@ func within(c clock.Clock, limit time.Duration, f func() error) error {
 	}
 }
 
-// Empty says whether the store holds nothing at all.
+// Empty reports whether the store contains no key at all.
 func (e *Engine) Empty() (empty bool, err error) {
 	it, err := e.NewIter(IterOptions{})
 	if err != nil {
@@ -326,8 +201,8 @@ func (e *Engine) Empty() (empty bool, err error) {
 	return empty, nil
 }
 
-// EstimateBytes returns about how much disk the data in the span takes. What is
-// not flushed does not count.
+// EstimateBytes returns roughly how much disk the data in the span takes. Unflushed data
+// do not count.
 func (e *Engine) EstimateBytes(s KeySpan) (int64, error) {
 	n, err := e.db.EstimateDiskUsage(s.Lower, s.Upper)
 	if err != nil {
@@ -341,8 +216,8 @@ func (e *Engine) EstimateSpanBytes(s keyspace.Span) (int64, error) {
 	return e.EstimateBytes(VersionedSpan(s))
 }
 
-// DiskBytes returns how much disk the store takes, and how much of that is in use
-// by its newest state. Both are etcd's dbSize and dbSizeInUse.
+// DiskBytes returns how much disk the store takes, and how much of that its newest state
+// uses. They are etcd's dbSize and dbSizeInUse.
 func (e *Engine) DiskBytes() (total, inUse int64) {
 	m := e.db.Metrics()
 	all := m.Total()

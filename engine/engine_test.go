@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestCommitVisibleThenDurable walks the two steps of a write.
+// TestCommitVisibleThenDurable checks the two steps of a write.
 func TestCommitVisibleThenDurable(t *testing.T) {
 	e := openTest(t, vfs.NewMem())
 	b := e.NewBatch()
@@ -38,7 +38,7 @@ func TestCommitVisibleThenDurable(t *testing.T) {
 	}
 }
 
-// TestMetrics gathers the metrics of an open and of a closed store.
+// TestMetrics gathers the metrics of an open store and of a closed one.
 func TestMetrics(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
 	o := testOptions(vfs.NewMem())
@@ -84,7 +84,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestAppliedGroups lists groups, all and in part.
+// TestAppliedGroups lists groups, completely and in part.
 func TestAppliedGroups(t *testing.T) {
 	e := openTest(t, vfs.NewMem())
 	groups := []keyspace.GroupID{1, 7, 300, keyspace.PlacementGroup}
@@ -113,8 +113,8 @@ func TestAppliedGroups(t *testing.T) {
 	}
 }
 
-// TestOldTablesUnderSnapshot holds a snapshot over flushes and compactions: it
-// sees its state for as long as it is open.
+// TestOldTablesUnderSnapshot holds a snapshot over flushes and compactions: it shows its
+// state as long as it is open.
 func TestOldTablesUnderSnapshot(t *testing.T) {
 	e := openTest(t, vfs.NewMem())
 	put(t, e, "a", 2, "old")
@@ -137,8 +137,8 @@ func TestOldTablesUnderSnapshot(t *testing.T) {
 	}
 }
 
-// TestCompactionMemory: what a compaction may keep of a table until it is whole is bounded,
-// even if that has nothing but values of older versions.
+// TestCompactionMemory: the memory of a compaction for an unfinished table is bounded,
+// even if the table has only values of older versions.
 func TestCompactionMemory(t *testing.T) {
 	const block, buffer, bound = 4 << 10, 32 << 10, 128 << 20
 	e := openTest(t, vfs.NewMem())

@@ -19,16 +19,16 @@ import (
 // DefaultTableBytes is the size at which ExportTables begins the next table.
 const DefaultTableBytes = 32 << 20
 
-// exportLevel is the level whose settings exported tables get: a new replica
-// ingests them into the last one.
+// exportLevel is the level whose settings exported tables get: a new replica ingests them
+// into the last level.
 const exportLevel = 6
 
-// cancelKeys is how many keys an export writes between two looks at its context.
+// cancelKeys is how many keys an export writes between two checks of its context.
 const cancelKeys = 256
 
 // TableInfo describes one exported table.
 type TableInfo struct {
-	Span  KeySpan // what the table covers
+	Span  KeySpan // the span that the table covers
 	Keys  int64
 	Bytes int64
 }
@@ -39,23 +39,23 @@ type Export struct {
 	Tables  []TableInfo
 }
 
-// ErrNoApplied says that a group that is to be exported has no applied record.
+// ErrNoApplied says that an exported group has no applied record.
 var ErrNoApplied = errors.New("engine: group has no applied record")
 
-// TableSink gives the writer of the next table; number counts the tables before it.
+// TableSink returns the writer of the next table; number counts the tables before it.
 type TableSink func(number int) (io.WriteCloser, error)
 
-// ExportTables writes the group's applied record and the keys in spans, as the
-// snapshot shows them, into sorted tables that IngestTables takes. The first table
-// has the applied record, then come those of each span in order; a table never
-// covers two spans. The tables of a span that is not versioned also delete what
-// the receiver has there, so that such a span has at least one table. Spans of the
-// index of leases, which come last and in order, are many and small: they share tables.
+// ExportTables writes the group's applied record and the keys in spans, as the snapshot
+// shows them, into sorted tables for IngestTables. The first table has the applied
+// record. The tables of each span follow in order; a table never covers two spans. The
+// tables of a span that is not versioned also delete what the receiver has there, so such
+// a span has at least one table. Spans of the lease index come last and in order. They
+// are many and small, so they share tables.
 //
-// The sink gives the writer of each table, which is closed when the table is
-// whole and also when it fails: only a nil error says that the tables count.
-// maxTableBytes is about the size of a table, 0 is DefaultTableBytes. Memory: one
-// table's index and a block.
+// The sink returns the writer of each table. The export closes it when the table is
+// complete and also when it fails; only a nil error says that the tables count.
+// maxTableBytes is the approximate size of a table; 0 is DefaultTableBytes. It takes the
+// memory of one table's index and a block.
 func (s *Snapshot) ExportTables(
 	ctx context.Context, g keyspace.GroupID, spans []KeySpan, maxTableBytes int64, sink TableSink,
 ) (Export, error) {
@@ -91,7 +91,7 @@ type exporter struct {
 	max  uint64
 	out  Export
 
-	// The table that is being written; w is nil between tables.
+	// The current table; w is nil between tables.
 	w    *sstable.Writer
 	file *tableFile
 	info TableInfo
@@ -119,8 +119,8 @@ func (x *exporter) span(ctx context.Context, span KeySpan) (err error) {
 	return nil
 }
 
-// table writes the table that begins at lower, at the first key from where on the iterator
-// stands. It returns where the next one begins, nil if that was the span's last.
+// table writes the table that begins at lower; the iterator stands on the first key at or
+// above it. It returns where the next table begins, or nil after the span's last.
 func (x *exporter) table(ctx context.Context, it *Iterator, lower []byte, span KeySpan) (next []byte, err error) {
 	if err := x.begin(lower); err != nil {
 		return nil, err
@@ -157,8 +157,8 @@ func (x *exporter) table(ctx context.Context, it *Iterator, lower []byte, span K
 	return nil, x.finish(span.Upper)
 }
 
-// leased writes the tables that the spans of the index of leases share. Each deletes
-// what the receiver has in its parts of the spans, and nothing between them.
+// leased writes the shared tables of the lease index's spans. Each table deletes what the
+// receiver has in its parts of the spans, and nothing between them.
 func (x *exporter) leased(ctx context.Context, spans []KeySpan) (err error) {
 	defer func() {
 		if x.w != nil {
@@ -242,8 +242,8 @@ func (x *exporter) begin(lower []byte) error {
 // finish ends the table, which covers the keys below upper.
 func (x *exporter) finish(upper []byte) error {
 	if !x.info.Span.Versioned() {
-		// All keys of an ingested table get one sequence number, so that its range
-		// delete hides what was there before and not the table's own keys.
+		// All keys of an ingested table get one sequence number. So its range delete
+		// hides the receiver's old keys and not the table's own.
 		if err := x.w.DeleteRange(x.info.Span.Lower, upper); err != nil {
 			return err
 		}
@@ -266,7 +266,7 @@ func (x *exporter) close(upper []byte) error {
 	return nil
 }
 
-// abort drops the table that is being written. The writer is closed in any case.
+// abort drops the current table. It closes the writer in any case.
 func (x *exporter) abort() error {
 	x.file.failed = true
 	err := x.w.Close()
@@ -277,10 +277,10 @@ func (x *exporter) abort() error {
 	return err
 }
 
-// errAborted fails the writes of a table that is given up.
+// errAborted fails the writes of an aborted table.
 var errAborted = errors.New("engine: table given up")
 
-// tableFile is the file of a table as the table writer wants it.
+// tableFile adapts a table's writer to the table writer.
 type tableFile struct {
 	w      io.WriteCloser
 	n      int64
@@ -318,18 +318,9 @@ func (f *tableFile) Abort() {
 	}
 }
 
-// tableOptions are what exported tables are written and read with: those of the
-// store itself.
-var tableOptions = func() *pebble.Options {
-	po := &pebble.Options{}
-	setTableOptions(po)
-	po.EnsureDefaults()
-	return po
-}()
-
-// writerOptions are those of the store but for one: values of older versions stand with
-// their keys. Apart from them they would be kept in memory until the table is whole, each
-// block of 4 KiB in memory of 32.
+// writerOptions are those of the store, except that values of older versions stay with
+// their keys. Stored apart they would be kept in memory until the table is complete, each
+// 4 KiB block in 32 KiB.
 func writerOptions() sstable.WriterOptions {
 	o := tableOptions.MakeWriterOptions(exportLevel, pebble.FormatNewest.MaxTableFormat())
 	o.DisableValueBlocks = true

@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// FuzzGroupKeys: what decodes as a key of a group is written as it was.
+// FuzzGroupKeys: what decodes as a group's key encodes to the same bytes.
 func FuzzGroupKeys(f *testing.F) {
 	f.Add(GroupLocalKey(7, []byte("suffix")))
 	f.Add(appliedKey(7))
@@ -37,7 +37,7 @@ func FuzzGroupKeys(f *testing.F) {
 	})
 }
 
-// FuzzAppliedClaims: an applied record costs no more memory than it brings.
+// FuzzAppliedClaims: decoding an applied record allocates in proportion to its size.
 func FuzzAppliedClaims(f *testing.F) {
 	f.Add(AppendApplied(nil, &Applied{Index: 300, Term: 2, ConfIndex: 9, Payload: []byte("p"), Replicas: []keyspace.Replica{{ID: 1, Node: 2, Role: 1}}}))
 	f.Add(binary.AppendUvarint([]byte{1, 1, 1, 1}, 1<<40))
@@ -48,8 +48,8 @@ func FuzzAppliedClaims(f *testing.F) {
 	})
 }
 
-// FuzzOrder: whatever the bytes of keys are, the order of physical keys is that of
-// user keys, then of revisions from the newest.
+// FuzzOrder: for any bytes, the order of physical keys is that of user keys, then of
+// revisions from the newest.
 func FuzzOrder(f *testing.F) {
 	f.Add([]byte("a"), []byte("a\x00"), uint64(1), uint64(2))
 	f.Add([]byte("a\x00\xff"), []byte("a\x00\x01"), uint64(9), uint64(9))
@@ -71,8 +71,8 @@ func FuzzOrder(f *testing.F) {
 	})
 }
 
-// FuzzTable gives the engine a table of a snapshot with bytes in place of others: it
-// is refused, or it is the export that it claims to be. Nothing panics.
+// FuzzTable gives the engine a snapshot table with some bytes replaced. It is refused, or
+// it is the export that it claims to be, and nothing panics.
 func FuzzTable(f *testing.F) {
 	const g = 7
 	e := openTest(f, vfs.NewMem())

@@ -17,34 +17,33 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// stagingName is the directory, within that of the store, where the tables of raft
-// snapshots arrive.
+// stagingName is the directory within the store's in which the tables of raft snapshots
+// arrive.
 const stagingName = "staging"
 
-// ErrBadTables says that tables are not a whole export of the group and the spans
-// that they were given out for.
+// ErrBadTables says that tables are not a complete export of the group and the spans.
 var ErrBadTables = errors.New("engine: tables are no export of this group")
 
-// ErrNoSpace refuses what adds data while the disk is full.
+// ErrNoSpace refuses additional data while the disk is full.
 var ErrNoSpace = errors.New("engine: disk space is low")
 
-// Ingest is a set of tables that replaces what the store has of a group.
+// Ingest is a set of tables that replaces the store's data of a group.
 type Ingest struct {
 	Group keyspace.GroupID
-	// Spans are those that were exported, at most one of them versioned, without those of
-	// the index of leases: of these the tables may hold any whose user keys are in the
-	// versioned span. Together with the applied record they are replaced as a whole.
+	// Spans are the exported spans, at most one of them versioned, without those of the
+	// lease index. Of the lease index the tables may contain any part whose user keys are
+	// in the versioned span. Together with the applied record these spans are replaced as
+	// a whole.
 	Spans []KeySpan
-	// Paths are the tables in the engine's file system, best in StagingDir.
-	// IngestTables removes those that it took.
+	// Paths are the tables in the engine's file system, preferably in StagingDir.
+	// IngestTables removes those that it has taken.
 	Paths []string
 }
 
 // FS returns the file system of the store, for files in StagingDir.
 func (e *Engine) FS() vfs.FS { return e.fs }
 
-// StagingDir returns the directory where tables that are to be ingested belong.
-// It is emptied by Open.
+// StagingDir returns the directory for tables to be ingested. Open empties it.
 func (e *Engine) StagingDir() string { return e.fs.PathJoin(e.dir, stagingName) }
 
 func (e *Engine) emptyStaging() error {
@@ -55,17 +54,17 @@ func (e *Engine) emptyStaging() error {
 	return makeDir(e.fs, dir)
 }
 
-// VerifyTables reads all of the tables and says whether they are whole and an
-// export of this group and these spans. It returns the applied record in them. Where ctx
-// ends it stops at the next table.
+// VerifyTables reads all tables completely and checks that they are an export of this
+// group and these spans. It returns their applied record. When ctx ends it stops at the
+// next table.
 func (e *Engine) VerifyTables(ctx context.Context, in Ingest) (Applied, error) {
 	return e.verify(ctx, &in, true)
 }
 
-// excisingAll are all shares of Engine.excising.
+// excisingAll is all shares of Engine.excising.
 const excisingAll = math.MaxInt64
 
-// exciseFor takes the tables in for what the span holds.
+// exciseFor ingests the tables in place of what the span contains.
 func (e *Engine) exciseFor(ctx context.Context, paths []string, span pebble.KeyRange) (pebble.IngestOperationStats, error) {
 	if err := e.excising.Acquire(ctx, excisingAll); err != nil {
 		return pebble.IngestOperationStats{}, err
@@ -74,15 +73,14 @@ func (e *Engine) exciseFor(ctx context.Context, paths []string, span pebble.KeyR
 	return e.db.IngestAndExcise(ctx, paths, nil, nil, span)
 }
 
-// IngestTables replaces what the store has of the group and the spans by the
-// tables, all at once, and returns the applied record that came with them. It
-// returns without error only when all this is durable (an ingest that overlaps a
-// memtable is not durable by itself, since the store has no WAL). Open snapshots
-// and iterators keep what they saw.
+// IngestTables atomically replaces the store's data of the group and the spans by the
+// tables, and returns the applied record in them. It returns without error only when all
+// this is durable. (An ingest that overlaps a memtable is not durable by itself, since
+// the store has no WAL.) Open snapshots and iterators keep their state.
 //
-// After an error the ingest may have been done or not, but not in part; Applied
-// tells. ctx ends the waiting for the flush. The caller sees to it that nothing
-// else writes the group meanwhile.
+// After an error the ingest has happened completely or not at all; Applied tells which.
+// ctx ends the wait for the flush. The caller makes sure that nothing else writes the
+// group meanwhile.
 func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	if e.Space() == SpaceFull {
 		return Applied{}, fmt.Errorf("engine: ingest group %s: %w", in.Group, ErrNoSpace)
@@ -119,8 +117,8 @@ func (e *Engine) IngestTables(ctx context.Context, in Ingest) (Applied, error) {
 	return a, nil
 }
 
-// awaitDurable flushes until the group's applied record is durable. An ingest that
-// met no memtable is durable at once and needs no flush.
+// awaitDurable flushes until the group's applied record is durable. An ingest that met no
+// memtable is durable at once and needs no flush.
 func (e *Engine) awaitDurable(ctx context.Context, g keyspace.GroupID, want *Applied) error {
 	for flushed := false; ; flushed = true {
 		d, ok, err := e.DurableApplied(g)
@@ -148,15 +146,15 @@ type verifier struct {
 	tables  []tableBounds
 }
 
-// tableBounds is what a table covers, as Pebble counts it for an ingest.
+// tableBounds is what a table covers, by Pebble's rules for an ingest.
 type tableBounds struct {
 	path         string
 	lower, upper []byte // nil in an empty table
 	exclusive    bool   // upper is the end of a range delete and not a key
-	deletes      int    // how many range deletes came before the table's
+	deletes      int    // the number of range deletes before the table's
 }
 
-// cover widens the bounds by [lower, upper], or [lower, upper) where exclusive.
+// cover extends the bounds by [lower, upper], or by [lower, upper) if exclusive is set.
 func (t *tableBounds) cover(lower, upper []byte, exclusive bool) {
 	if t.lower == nil || bytes.Compare(lower, t.lower) < 0 {
 		t.lower = slices.Clone(lower)
@@ -166,14 +164,14 @@ func (t *tableBounds) cover(lower, upper []byte, exclusive bool) {
 	}
 }
 
-// within says whether all that the table covers lies in the span.
+// within reports whether everything that the table covers lies in the span.
 func (t *tableBounds) within(s KeySpan) bool {
 	c := bytes.Compare(t.upper, s.Upper)
 	return bytes.Compare(t.lower, s.Lower) >= 0 && (c < 0 || c == 0 && t.exclusive)
 }
 
-// disjoint says that no two tables overlap. The store would refuse them, and an
-// install that raft counts on cannot be given up.
+// disjoint checks that no two tables overlap. The store would refuse such tables, and an
+// install that raft relies on cannot be given up.
 func (v *verifier) disjoint() error {
 	slices.SortFunc(v.tables, func(a, b tableBounds) int { return bytes.Compare(a.lower, b.lower) })
 	for i := 1; i < len(v.tables); i++ {
@@ -219,7 +217,7 @@ func (e *Engine) verify(ctx context.Context, in *Ingest, whole bool) (Applied, e
 	return *v.applied, nil
 }
 
-// cleared says whether the range deletes cover the span without a gap.
+// cleared reports whether the range deletes cover the span without a gap.
 func (v *verifier) cleared(s KeySpan) bool {
 	slices.SortFunc(v.deletes, func(a, b KeySpan) int { return bytes.Compare(a.Lower, b.Lower) })
 	at := s.Lower
@@ -231,7 +229,7 @@ func (v *verifier) cleared(s KeySpan) bool {
 	return bytes.Compare(at, s.Upper) >= 0
 }
 
-// owner returns the span of the ingest in which the key lies.
+// owner returns the span of the ingest that contains the key.
 func (v *verifier) owner(key []byte) (KeySpan, bool) {
 	if s := appliedSpan(v.in.Group); s.Contains(key) {
 		return s, true
@@ -244,7 +242,7 @@ func (v *verifier) owner(key []byte) (KeySpan, bool) {
 	return KeySpan{}, false
 }
 
-// foreignAttributes are those of tables that no export writes.
+// foreignAttributes are attributes of tables that no export writes.
 const foreignAttributes = sstable.AttributeRangeKeySets | sstable.AttributeRangeKeyUnsets |
 	sstable.AttributeRangeKeyDels | sstable.AttributeBlobValues
 
@@ -253,8 +251,8 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 	if err != nil {
 		return err
 	}
-	// The tables came over a network; what the ingest links into the store must be
-	// on the disk before the manifest names it, and Pebble does not sync it.
+	// The tables came over a network. They must be on the disk before the manifest names
+	// them, and Pebble does not sync tables that it links.
 	if err := f.Sync(); err != nil {
 		return errors.Join(err, f.Close())
 	}
@@ -283,7 +281,7 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 		return err
 	}
 	if t.lower == nil {
-		return nil // the store passes over it
+		return nil // the store skips it
 	}
 	if (KeySpan{Lower: t.lower}).leased() {
 		if err := v.leases(r, &t); err != nil {
@@ -292,7 +290,7 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 		v.tables = append(v.tables, t)
 		return nil
 	}
-	// As a whole: what lies between two spans would be covered as well.
+	// As a whole: otherwise it would also cover what lies between two spans.
 	if span, ok := v.owner(t.lower); !ok || !t.within(span) {
 		return fmt.Errorf("%w: from %s to %s is in no span", ErrBadTables, FormatKey(t.lower), FormatKey(t.upper))
 	}
@@ -300,7 +298,7 @@ func (e *Engine) verifyTable(ctx context.Context, v *verifier, path string, whol
 	return nil
 }
 
-// points notes first and last key of the table, and takes the applied record out.
+// points records the table's first and last key, and extracts the applied record.
 func (v *verifier) points(r *sstable.Reader, t *tableBounds) (err error) {
 	it, err := r.NewIter(sstable.NoTransforms, nil, nil, sstable.AssertNoBlobHandles)
 	if err != nil {
@@ -340,8 +338,8 @@ func (v *verifier) points(r *sstable.Reader, t *tableBounds) (err error) {
 	return nil
 }
 
-// leases says whether a table of the index of leases has to do with user keys of the
-// versioned span alone. The table covers other ranges' keys as well and touches none.
+// leases checks that a table of the lease index concerns only user keys of the versioned
+// span. Such a table spans other ranges' keys but touches none of them.
 func (v *verifier) leases(r *sstable.Reader, t *tableBounds) (err error) {
 	within := func(s KeySpan) bool {
 		return slices.ContainsFunc(v.in.Spans, func(o KeySpan) bool { return o.Versioned() && o.coversLeased(s) })
@@ -365,8 +363,8 @@ func (v *verifier) leases(r *sstable.Reader, t *tableBounds) (err error) {
 	return it.Error()
 }
 
-// coversLeased says whether the versioned span has all user keys of a span of the index
-// of leases, which is one lease's.
+// coversLeased reports whether the versioned span contains all user keys of a lease index
+// span, which belongs to one lease.
 func (s KeySpan) coversLeased(o KeySpan) bool {
 	if len(o.Lower) < leaseHeadBytes || !o.leased() {
 		return false
@@ -382,7 +380,7 @@ func (s KeySpan) coversLeased(o KeySpan) bool {
 	return bytes.Equal(o.Upper, next) && bytes.Equal(s.Upper, VersionedSpan(keyspace.Span{}).Upper)
 }
 
-// rangeDeletes notes what the table clears.
+// rangeDeletes records what the table clears.
 func (v *verifier) rangeDeletes(ctx context.Context, r *sstable.Reader, t *tableBounds) error {
 	it, err := r.NewRawRangeDelIter(ctx, sstable.NoFragmentTransforms, sstable.NoReadEnv)
 	if err != nil || it == nil {

@@ -16,27 +16,15 @@ import (
 )
 
 const (
-	// instanceName begins with identityName: it makes no directory one that is in use.
+	// Since instanceName begins with identityName, it does not make a directory one that
+	// is in use.
 	instanceName = identityName + ".instance"
 	instanceHead = "skein directory to be"
 	// instanceFormat is the version of that file.
 	instanceFormat = 1
 )
 
-// DrawInstance returns the instance that the directories will have, and has the data
-// directory keep it: a node that is to join a cluster is known by it before it has an
-// identity, also after a crash. Where the directories are some node's it is theirs.
-// ErrLocked says that another process uses the directory.
-func DrawInstance(fs vfs.FS, dataDir string) (_ uint64, err error) {
-	l := &DirLock{}
-	if err := l.lock(fs, dataDir); err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	return instanceOf(fs, dataDir)
-}
-
-// instanceOf is DrawInstance in a directory that is locked.
+// instanceOf is EnsureInstance in a locked directory.
 func instanceOf(fs vfs.FS, dataDir string) (uint64, error) {
 	id, err := readIdentity(fs, dataDir)
 	if err != nil || id != nil && id.FormatVersion == FormatVersion {
@@ -60,12 +48,12 @@ func instanceOf(fs vfs.FS, dataDir string) (uint64, error) {
 	if _, err := rand.Read(drawn[:]); err != nil {
 		return 0, fmt.Errorf("engine: draw an instance: %w", err)
 	}
-	instance := binary.BigEndian.Uint64(drawn[:]) | 1 // 0 stands for none
+	instance := binary.BigEndian.Uint64(drawn[:]) | 1 // 0 means none
 	return instance, writeWhole(fs, dataDir, instanceName, encodeInstance(instance))
 }
 
-// forgetInstance removes what the identity has replaced: a directory that loses that and
-// the rest is another one.
+// forgetInstance removes the file once the identity replaces it. If the identity is lost
+// later, the directory counts as a different one.
 func forgetInstance(fs vfs.FS, dataDir string) error {
 	path := fs.PathJoin(dataDir, instanceName)
 	if err := fs.Remove(path); err != nil && !isNotExist(err) {
@@ -83,7 +71,7 @@ func encodeInstance(instance uint64) []byte {
 func decodeInstance(b []byte) (uint64, error) {
 	lines := strings.Split(string(b), "\n")
 	if len(lines) < 3 || lines[0] != instanceHead {
-		return 0, errors.New("not a file of an instance")
+		return 0, errors.New("not an instance file")
 	}
 	format, ok := strings.CutPrefix(lines[1], "format ")
 	v, err := strconv.ParseUint(format, 10, 32)

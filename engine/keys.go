@@ -18,14 +18,14 @@ const (
 	prefixLease      = 0x50
 )
 
-// In a versioned key a zero byte of the user key is written as escape escaped;
-// escape terminator ends the user key. The order of bytes.Compare is kept, since
-// the terminator is below every escaped or plain byte.
+// In a versioned key a zero byte of the user key is written as escape escaped, and escape
+// terminator ends the user key. This keeps the order of bytes.Compare, since the
+// terminator is below every escaped or plain byte.
 const (
 	escape     = 0x00
 	escaped    = 0xff
 	terminator = 0x01
-	afterTerm  = 0x02 // above the terminator, below escaped: bounds only
+	afterTerm  = 0x02 // above the terminator, below escaped: for bounds only
 )
 
 // revisionBytes is the length of the revision behind the terminator.
@@ -34,27 +34,27 @@ const revisionBytes = 8
 // minVersionedKeyBytes is the length of the versioned key of an empty user key.
 const minVersionedKeyBytes = 1 + 2 + revisionBytes
 
-// ErrBadKey says that bytes are not a key of the kind they were decoded as.
+// ErrBadKey says that bytes are not a key of the expected kind.
 var ErrBadKey = errors.New("engine: malformed key")
 
-// KeySpan is the half-open interval [Lower, Upper) of physical keys. The zero
-// KeySpan is no span.
+// KeySpan is the half-open interval [Lower, Upper) of physical keys. The zero KeySpan
+// means no span.
 type KeySpan struct {
 	Lower, Upper []byte
 }
 
-// IsZero says whether s is no span.
+// IsZero reports whether s is no span.
 func (s KeySpan) IsZero() bool { return len(s.Lower) == 0 && len(s.Upper) == 0 }
 
-// Contains says whether the physical key lies in the span.
+// Contains reports whether the physical key lies in the span.
 func (s KeySpan) Contains(key []byte) bool {
 	return bytes.Compare(s.Lower, key) <= 0 && bytes.Compare(key, s.Upper) < 0
 }
 
-// Versioned says whether the span lies among the versioned keys.
+// Versioned reports whether the span lies among the versioned keys.
 func (s KeySpan) Versioned() bool { return len(s.Lower) > 0 && s.Lower[0] == prefixVersioned }
 
-// leased says whether the span lies in the index of leases.
+// leased reports whether the span lies in the lease index.
 func (s KeySpan) leased() bool { return len(s.Lower) > 0 && s.Lower[0] == prefixLease }
 
 // String returns the span with keys as FormatKey prints them.
@@ -78,8 +78,8 @@ func GroupLocalKey(g keyspace.GroupID, suffix []byte) []byte {
 // GroupLocalSpan returns the span of all group-local keys of the group.
 func GroupLocalSpan(g keyspace.GroupID) KeySpan { return groupSpan(prefixGroupLocal, g) }
 
-// DecodeGroupLocalKey returns the group and the free bytes of a group-local key.
-// The suffix is a part of key.
+// DecodeGroupLocalKey returns the group and the free bytes of a group-local key. The
+// suffix refers to key.
 func DecodeGroupLocalKey(key []byte) (g keyspace.GroupID, suffix []byte, err error) {
 	if len(key) < 9 || key[0] != prefixGroupLocal {
 		return 0, nil, fmt.Errorf("%w: group-local key %x", ErrBadKey, key)
@@ -100,7 +100,7 @@ func appliedKey(g keyspace.GroupID) []byte {
 	return binary.BigEndian.AppendUint64(append(make([]byte, 0, 9), prefixApplied), uint64(g))
 }
 
-// appliedSpan returns the span that holds the applied record of the group alone.
+// appliedSpan returns the span of the group's applied record.
 func appliedSpan(g keyspace.GroupID) KeySpan { return groupSpan(prefixApplied, g) }
 
 func decodeAppliedKey(key []byte) (keyspace.GroupID, error) {
@@ -110,9 +110,9 @@ func decodeAppliedKey(key []byte) (keyspace.GroupID, error) {
 	return keyspace.GroupID(binary.BigEndian.Uint64(key[1:])), nil
 }
 
-// AppendVersionedKey appends the physical key of the user key at the revision.
-// Of one user key the newest revision comes first. It panics on a revision
-// outside [0, keyspace.MaxRevision].
+// AppendVersionedKey appends the physical key of the user key at the revision. The newest
+// revision of a user key sorts first. It panics on a revision outside [0,
+// keyspace.MaxRevision].
 func AppendVersionedKey(dst, key []byte, rev keyspace.Revision) []byte {
 	if rev < 0 || rev > keyspace.MaxRevision {
 		panic(fmt.Sprintf("engine: revision %d outside [0, %d]", rev, keyspace.MaxRevision))
@@ -121,7 +121,7 @@ func AppendVersionedKey(dst, key []byte, rev keyspace.Revision) []byte {
 	return binary.BigEndian.AppendUint64(dst, ^uint64(rev))
 }
 
-// AppendVersionedPrefix appends what all versions of the user key begin with.
+// AppendVersionedPrefix appends the common prefix of all versions of the user key.
 func AppendVersionedPrefix(dst, key []byte) []byte {
 	dst = append(dst, prefixVersioned)
 	dst = appendEscaped(dst, key)
@@ -141,9 +141,9 @@ func appendEscaped(dst, key []byte) []byte {
 	}
 }
 
-// SplitVersionedKey returns the part of a physical key that all versions of its
-// user key share, and the revision. The prefix is a part of key. It does not
-// check the prefix; DecodeVersionedKey does.
+// SplitVersionedKey returns the prefix that all versions of the user key share, and the
+// revision. The prefix refers to key. It does not check the prefix; DecodeVersionedKey
+// does.
 func SplitVersionedKey(key []byte) (prefix []byte, rev keyspace.Revision, err error) {
 	n := len(key) - revisionBytes
 	if len(key) < minVersionedKeyBytes || key[0] != prefixVersioned || key[n-2] != escape || key[n-1] != terminator {
@@ -156,7 +156,7 @@ func SplitVersionedKey(key []byte) (prefix []byte, rev keyspace.Revision, err er
 	return key[:n], keyspace.Revision(r), nil
 }
 
-// AppendUserKey appends the user key of a prefix that SplitVersionedKey returned.
+// AppendUserKey appends the user key of a prefix returned by SplitVersionedKey.
 func AppendUserKey(dst, prefix []byte) ([]byte, error) {
 	if len(prefix) < 3 || prefix[0] != prefixVersioned ||
 		prefix[len(prefix)-2] != escape || prefix[len(prefix)-1] != terminator {
@@ -175,8 +175,8 @@ func AppendUserKey(dst, prefix []byte) ([]byte, error) {
 	}
 }
 
-// DecodeVersionedKey returns the user key, in memory of its own, and the revision
-// of a physical key.
+// DecodeVersionedKey returns the user key, in its own memory, and the revision of a
+// physical key.
 func DecodeVersionedKey(key []byte) (user []byte, rev keyspace.Revision, err error) {
 	prefix, rev, err := SplitVersionedKey(key)
 	if err != nil {
@@ -195,27 +195,26 @@ func VersionedSpan(s keyspace.Span) KeySpan {
 	return r
 }
 
-// appendBound returns the smallest physical key of user keys at or above key.
-// It has no revision behind it, so that it is a prefix in Split's sense, which
-// an excise demands of its bounds.
+// appendBound returns the smallest physical key of user keys at or above key. It has no
+// revision, so it is a prefix in Split's sense, as excise bounds must be.
 func appendBound(key []byte) []byte {
 	return append(appendEscaped([]byte{prefixVersioned}, key), escape, terminator)
 }
 
-// leaseHeadBytes is the length of what stands before the user key in the index of leases.
+// leaseHeadBytes is the length of the lease index key before the user key.
 const leaseHeadBytes = 9
 
-// AppendLeaseKey appends the key by which the index of leases says that the user key is
-// attached to the lease. Nothing follows the user key, so that it stands as it is. The
-// index is the node's and not a range's: a split moves nothing in it.
+// AppendLeaseKey appends the lease index key that attaches the user key to the lease.
+// Nothing follows the user key, so it is not escaped. The index belongs to the node and
+// not to a range: a split moves nothing in it.
 func AppendLeaseKey(dst []byte, lease keyspace.LeaseID, key []byte) []byte {
 	dst = append(dst, prefixLease)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(lease))
 	return append(dst, key...)
 }
 
-// DecodeLeaseKey returns the lease and the user key of a key of the index. The user key
-// is a part of key.
+// DecodeLeaseKey returns the lease and the user key of an index key. The user key refers
+// to key.
 func DecodeLeaseKey(key []byte) (lease keyspace.LeaseID, user []byte, err error) {
 	if len(key) <= leaseHeadBytes || key[0] != prefixLease {
 		return 0, nil, fmt.Errorf("%w: lease index %x", ErrBadKey, key)
@@ -223,7 +222,7 @@ func DecodeLeaseKey(key []byte) (lease keyspace.LeaseID, user []byte, err error)
 	return keyspace.LeaseID(binary.BigEndian.Uint64(key[1:])), key[leaseHeadBytes:], nil
 }
 
-// LeaseSpan returns the span of the index that holds the lease's keys in s.
+// LeaseSpan returns the index span of the lease's keys in s.
 func LeaseSpan(lease keyspace.LeaseID, s keyspace.Span) KeySpan {
 	r := KeySpan{Lower: AppendLeaseKey(nil, lease, s.Start)}
 	switch {
@@ -237,7 +236,7 @@ func LeaseSpan(lease keyspace.LeaseID, s keyspace.Span) KeySpan {
 	return r
 }
 
-// FormatKey returns a physical key as people read it. It never fails.
+// FormatKey returns a physical key in readable form. It never fails.
 func FormatKey(key []byte) string {
 	if len(key) == 0 {
 		return "-"

@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestFormat prints the bytes of keys and records; the golden file is their
-// definition beside docs/format/engine.md.
+// TestFormat prints the bytes of keys and records. Together with docs/format/engine.md
+// the golden file defines them.
 func TestFormat(t *testing.T) {
 	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
 		var key string
@@ -56,8 +56,8 @@ func TestFormat(t *testing.T) {
 	})
 }
 
-// randomKeys returns user keys that are hard on an encoding: short, many zeros,
-// prefixes of each other.
+// randomKeys returns user keys that are hard to encode: short, with many zeros, prefixes
+// of each other.
 func randomKeys(rng *rand.Rand, n int) [][]byte {
 	var keys [][]byte
 	for range n {
@@ -70,8 +70,8 @@ func randomKeys(rng *rand.Rand, n int) [][]byte {
 	return keys
 }
 
-// TestKeyOrder compares the order of physical keys with that of user keys and
-// revisions, and what Pebble asks of a comparer.
+// TestKeyOrder compares the order of physical keys with that of user keys and revisions,
+// and checks Pebble's requirements for a comparer.
 func TestKeyOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	keys := randomKeys(rng, 200)

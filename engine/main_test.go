@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// childEnv is set in the processes that tests start of themselves.
+// childEnv is set in the processes that tests start.
 const childEnv = "SKEIN_ENGINE_TEST_CHILD"
 
 func TestMain(m *testing.M) {

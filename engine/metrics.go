@@ -29,7 +29,7 @@ type Metrics struct {
 	exports, exportBytes   prometheus.Counter
 	spaceFull, availBytes  prometheus.Gauge
 
-	// e is what Collect reads figures from: set while an Engine is open.
+	// e is the source of Collect's figures; it is set while an Engine is open.
 	e atomic.Pointer[Engine]
 
 	stall struct {
@@ -38,7 +38,7 @@ type Metrics struct {
 	}
 }
 
-// Figures that are read from Pebble when they are asked for.
+// Metrics that are read from Pebble on demand.
 var (
 	descTotal = prometheus.NewDesc("etcd_mvcc_db_total_size_in_bytes",
 		"Total size of the underlying database physically allocated in bytes.", nil, nil)
@@ -81,7 +81,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		commitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "etcd_disk_backend_commit_duration_seconds",
 			Help: "The latency distributions of commits to the store. They do not sync: the wal does.",
-			// etcd's buckets begin at 1 ms, a sync; these at a write to memory.
+			// etcd's buckets begin at 1 ms, a sync; these begin at a memory write.
 			Buckets: prometheus.ExponentialBuckets(1e-5, 2, 20),
 		}),
 		commitBytes:        counter("skein_engine_commit_bytes_total", "Bytes of committed batches."),
@@ -172,7 +172,7 @@ func (m *Metrics) flush(i *pebble.FlushInfo) {
 		n += t.Size
 	}
 	if i.Ingest {
-		n = 0 // a table of an ingest was written before
+		n = 0 // an ingested table was written earlier
 	} else if n == 0 && i.Err != nil && i.InputBytes > 0 {
 		m.flushFailures.Inc()
 	}

@@ -13,33 +13,32 @@ import (
 )
 
 const (
-	// paceBytes is how many bytes per second compactions write while L0 is no higher
-	// than what starts a compaction. Four times what 20,000 puts of 256 bytes per
-	// second bring to a node: fast enough to come down again by itself, slow enough
-	// to leave the processors to the requests.
+	// paceBytes is how many bytes per second compactions write while L0 is no higher than
+	// what starts a compaction. It is four times what 20,000 puts of 256 bytes per second
+	// write. So L0 shrinks again by itself, while requests keep the processors.
 	paceBytes = 24 << 20
-	// paceBurst is written without a wait: a small compaction is over at once.
+	// paceBurst is written without a wait: a small compaction ends at once.
 	paceBurst = 4 << 20
 	// smallSublevels is how many sublevels of small tables count as one.
 	smallSublevels = 4
-	// paceFreeAt is how many sublevels of L0 beyond l0Compaction end all pacing. Up
-	// to there each doubles the rate.
+	// paceFreeAt is how many sublevels of L0 beyond l0Compaction end all pacing. Up to
+	// there each sublevel doubles the rate.
 	paceFreeAt = 4
-	// paceLook is how long a look at L0 holds, and the longest wait.
+	// paceLook is how long a reading of L0 is used, and the longest wait.
 	paceLook = 200 * time.Millisecond
 	paceWait = 5 * time.Millisecond
-	// l0Compaction is the number of sublevels of L0 that starts a compaction. A read
-	// looks into every sublevel, so that compaction begins early.
+	// l0Compaction is the number of sublevels of L0 that starts a compaction. It is low
+	// because a read looks into every sublevel.
 	l0Compaction = 4
 )
 
-// pace spreads the work of compactions over time. A compaction of L0 merges some
-// memtables at once, and at full speed it takes a processor from the requests for
-// seconds, every few hundred thousand puts. Pebble leaves that to the scheduler;
-// writing is the one place where the store can slow it down.
+// pace spreads the work of compactions over time. A compaction of L0 merges several
+// memtables at once. At full speed it would take a processor from the requests for
+// seconds, every few hundred thousand puts. Pebble leaves this to the scheduler, so the
+// store can slow compactions down only in their writes.
 //
-// Compactions never fall behind for it: the rate doubles with each sublevel that L0
-// is too high, and soon there is none.
+// Compactions never fall behind because of pacing: each excess sublevel of L0 doubles the
+// rate, until pacing ends.
 type pace struct {
 	ctx   context.Context
 	clock clock.Clock
@@ -49,11 +48,11 @@ type pace struct {
 	until  clock.Time // what was written so far is paid for by then
 	rate   float64    // bytes per second
 	looked clock.Time
-	// sublevels looks at L0. For tests.
+	// sublevels reads the height of L0. Tests replace it.
 	sublevels func() int
 }
 
-// newPace paces a store whose memtables have so many bytes.
+// newPace paces a store with memtables of that many bytes.
 func newPace(ctx context.Context, c clock.Clock, memTable int64) *pace {
 	p := &pace{ctx: ctx, clock: c, until: math.MinInt64}
 	p.sublevels = func() int {
@@ -66,17 +65,16 @@ func newPace(ctx context.Context, c clock.Clock, memTable int64) *pace {
 	return p
 }
 
-// height is how many sublevels L0 has where each is the table of a full memtable, half as
-// large as that at least. Those of flushes that were asked for (merges, copies and drains ask
-// for some one after the other) are small: they are merged in no time, and say nothing of
-// more being written than compactions keep up with.
+// height is the number of sublevels of L0, counting those with a table of at least half a
+// full memtable. Requested flushes, as for merges, copies and drains, make small tables.
+// These are merged quickly and are no sign that compactions fall behind.
 func height(sublevels int, bytes, memTable int64) int {
 	full := memTable / 2
 	return max(min(sublevels, int((bytes+full-1)/full)), sublevels/smallSublevels)
 }
 
-// paceRate is how many bytes per second compactions may write while L0 has so many
-// sublevels; infinite beyond paceFreeAt.
+// paceRate is how many bytes per second compactions may write with that many sublevels in
+// L0; infinite beyond paceFreeAt.
 func paceRate(sublevels int) float64 {
 	over := max(0, sublevels-l0Compaction)
 	if over >= paceFreeAt {
@@ -85,8 +83,8 @@ func paceRate(sublevels int) float64 {
 	return float64(int(paceBytes) << over)
 }
 
-// wrote waits until n more bytes are due, at most until the store is closed. Waits
-// that are too short for a timer are left for the next call.
+// wrote waits until n more bytes are due, at most until the store is closed. It adds
+// waits that are too short for a timer to the next one.
 func (p *pace) wrote(n int) {
 	if d := p.charge(n); d >= paceWait {
 		_ = clock.Sleep(p.ctx, p.clock, d)

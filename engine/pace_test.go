@@ -43,7 +43,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// Small tables make no compaction faster, unless they are very many.
+// Small tables make compactions no faster, unless there are very many.
 func TestPaceOfSmallTables(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {
@@ -64,13 +64,13 @@ func TestPaceOfSmallTables(t *testing.T) {
 	}
 }
 
-// TestPaceEnds lets L0 grow, and closes the store, while a compaction is paced.
+// TestPaceEnds lets L0 grow, and closes the store, during a paced compaction.
 func TestPaceEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		p, sublevels := newPace(ctx, clock.Virtual(), 1<<20), 0
 		p.sublevels = func() int { return sublevels }
-		p.wrote(1 << 30) // a debt of more than 40 s, of which each wait is one look
+		p.wrote(1 << 30) // a debt of more than 40 s; each wait lasts paceLook
 		begin := time.Now()
 		sublevels = l0Compaction + paceFreeAt
 		p.wrote(1)
@@ -88,7 +88,7 @@ func TestPaceEnds(t *testing.T) {
 	})
 }
 
-// TestCompactionsArePaced compacts 32 MiB, and flushes them, which waits for nothing.
+// TestCompactionsArePaced compacts 32 MiB, and flushes them without any wait.
 func TestCompactionsArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := openVirtual(t, vfs.NewMem(), -1)

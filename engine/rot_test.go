@@ -11,10 +11,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestRotInATable flips a bit of a stored table, here and there, and reads everything
-// again: either the bit bears nothing and all is as it was, or the store says so: it
-// does not open, or the read fails and Fatal is closed with the table's name. It never
-// answers with less, or with something else.
+// TestRotInATable flips single bits of a stored table and reads everything again. Either
+// the bit is unused and everything is as before, or the store reports it: it does not
+// open, or the read fails and Fatal is closed with the table's name. It never returns
+// less data or other data.
 func TestRotInATable(t *testing.T) {
 	const keys = 400
 	key := func(i int) []byte {
@@ -70,9 +70,8 @@ func TestRotInATable(t *testing.T) {
 	}
 }
 
-// readBack opens the store and reads each key and the applied record. err is what Fatal
-// says; an error of a read without one is a failure of the test, as is another answer
-// than the one that was stored.
+// readBack opens the store and reads each key and the applied record. fatal is the error
+// of Fatal. A failed read without one fails the test, and so does a wrong answer.
 func readBack(t *testing.T, fs vfs.FS, keys int, key, value func(int) []byte) (outcome string, fatal error) {
 	t.Helper()
 	e, err := Open(testOptions(fs))

@@ -15,15 +15,15 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// SpaceState says whether the store may take writes.
+// SpaceState says whether the store may accept writes.
 type SpaceState uint8
 
 // The states of the disk's space.
 const (
 	// SpaceOK: writes may be proposed.
 	SpaceOK SpaceState = iota
-	// SpaceFull: no write that adds data may be proposed. What was proposed is
-	// still applied, reads and deletes go on.
+	// SpaceFull: no write that adds data may be proposed. Proposals in flight are still
+	// applied, and reads and deletes continue.
 	SpaceFull
 )
 
@@ -38,9 +38,9 @@ func (s SpaceState) String() string {
 const (
 	ballastName = "ballast"
 
-	// spacePoll lies between looks at the free space. A look is one system call; a
-	// disk fills by a GB in a few seconds, so that a rarer one would find what low
-	// keeps free used up.
+	// spacePoll lies between two checks of the free space. A check is one system call. A
+	// disk can fill by 1 GB in a few seconds, so rarer checks could come after the
+	// reserve is used up.
 	spacePoll  = time.Second
 	retryPause = time.Second // between attempts to flush while full
 
@@ -50,16 +50,15 @@ const (
 
 // space watches the free space of the store's disk.
 //
-// Four levels, from above: below low the state is full. While it is full,
-// compactions need half of low and flushes an eighth, so that what is left belongs
-// to the manifest, whose failed write would be fatal. Beside that there is the
-// ballast, a file that is given up at the first ENOSPC, before the failed write is
-// tried again. The state ends when low and a quarter is free again and the
-// ballast stands again.
+// There are four levels, from the highest. Below low the state is full. Then compactions
+// need half of low and flushes an eighth, so that the rest is kept for the manifest,
+// whose failed write would be fatal. In addition there is the ballast, a file that is
+// deleted at the first ENOSPC before the failed write is retried. The state ends when low
+// and a quarter of it is free again and the ballast exists again.
 type space struct {
 	ctx     context.Context
 	failed  func() error // the engine's fatal error
-	fs      vfs.FS       // below gate and ballast: what space itself writes with
+	fs      vfs.FS       // below gate and ballast: space's own writes use it
 	dir     string
 	clock   clock.Clock
 	logger  *zap.Logger
@@ -69,11 +68,11 @@ type space struct {
 
 	state  atomic.Uint32
 	fullAt atomic.Int64 // clock.Time of the last failed write
-	moved  atomic.Uint64
+	writes atomic.Uint64
 	pace   *pace
 
-	// mu keeps the ballast from being made and given up at once. It is held over
-	// file operations; only pollers and writes that met a full disk take it.
+	// mu keeps the ballast from being made and deleted at once. It is held over file
+	// operations; only the poller and writes that met a full disk take it.
 	mu sync.Mutex
 }
 
@@ -87,10 +86,10 @@ func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 // Space returns the state of the disk's space. It costs one atomic load.
 func (e *Engine) Space() SpaceState { return e.space.get() }
 
-// Progress counts the writes and syncs of tables that have ended. Where a commit waits
-// for flushes it tells a slow disk, on which this grows, from one that hangs or that
-// is full.
-func (e *Engine) Progress() uint64 { return e.space.moved.Load() }
+// Progress counts the completed writes and syncs of tables. While a commit waits for
+// flushes, a growing count means a slow disk, and a constant one a disk that hangs or is
+// full.
+func (e *Engine) Progress() uint64 { return e.space.writes.Load() }
 
 func (s *space) get() SpaceState { return SpaceState(s.state.Load()) }
 
@@ -103,15 +102,15 @@ func (s *space) set(to SpaceState, why string) {
 	s.logger.Warn("disk space: "+to.String(), zap.String("why", why), zap.String("dir", s.dir))
 }
 
-// sawFull notes a write that failed for want of space.
-func (s *space) sawFull() {
+// noteFull records a write that failed for lack of space.
+func (s *space) noteFull() {
 	s.fullAt.Store(int64(s.clock.Now()))
-	s.set(SpaceFull, "a write found no room")
+	s.set(SpaceFull, "a write found no space")
 }
 
-// giveUpBallast makes room for the write that just failed.
+// giveUpBallast frees space for the write that just failed.
 func (s *space) giveUpBallast() {
-	s.sawFull()
+	s.noteFull()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.fs.Remove(s.ballastPath()); err != nil && !isNotExist(err) {
@@ -121,16 +120,16 @@ func (s *space) giveUpBallast() {
 
 func (s *space) ballastPath() string { return s.fs.PathJoin(s.dir, ballastName) }
 
-// limits are the sizes for the disk as it is.
+// limits are the thresholds for the disk's current size.
 type limits struct {
-	known               bool // the file system tells its free space
+	known               bool // the file system reports its free space
 	avail, low, ballast int64
 }
 
 func (s *space) limits() limits {
 	u, err := s.fs.GetDiskUsage(s.dir)
 	if err != nil {
-		// Without knowledge only failed writes say that the disk is full.
+		// Without a report only failed writes show that the disk is full.
 		return limits{ballast: s.ballastMax}
 	}
 	return s.limitsOf(u)
@@ -145,20 +144,19 @@ func (s *space) limitsOf(u vfs.DiskUsage) limits {
 	}
 }
 
-// LeavesRoom says whether a new file of so many bytes in dir, which is not the
-// store's, leaves the store of these options what it needs to get out of a full disk:
-// a quarter of low, for its flushes and its manifest, and the ballast's room while
-// that is given up. A directory on another disk takes nothing from the store. Where
-// the file system tells nothing about its space the answer is yes. It needs no open
-// store.
+// LeavesRoom reports whether a new file of that many bytes in dir, outside the store,
+// leaves the store what it needs to recover from a full disk. That is a quarter of low
+// for flushes and the manifest, and the ballast's size while there is no ballast. A
+// directory on another disk takes nothing from the store. The answer is true if the file
+// system does not report its space. The store need not be open.
 func (o Options) LeavesRoom(dir string, bytes int64) bool {
 	o.setSizes()
 	own, err := o.FS.GetDiskUsage(o.Dir)
 	if err != nil {
 		return true
 	}
-	// That two disks are of one size to the byte proves nothing: what is free counts
-	// where the file is to be.
+	// Two disks may have exactly the same size. So the free space is that of the disk on
+	// which the file is to be.
 	u, err := o.FS.GetDiskUsage(dir)
 	if err != nil || u.TotalBytes != own.TotalBytes {
 		return true
@@ -166,13 +164,13 @@ func (o Options) LeavesRoom(dir string, bytes int64) bool {
 	s := newSpace(context.Background(), nil, &o)
 	l := s.limitsOf(u)
 	need := l.low / 4
-	if !s.ballastStands() {
+	if !s.ballastExists() {
 		need += l.ballast
 	}
 	return l.avail-bytes >= need
 }
 
-// loop looks at the free space until the engine ends.
+// loop polls the free space until the engine ends.
 func (s *space) loop() {
 	t := s.clock.NewTimer(spacePoll)
 	defer t.Stop()
@@ -187,7 +185,7 @@ func (s *space) loop() {
 	}
 }
 
-// poll brings the state up to date.
+// poll updates the state.
 func (s *space) poll() {
 	l := s.limits()
 	if l.known {
@@ -201,7 +199,7 @@ func (s *space) poll() {
 	if s.get() == SpaceFull && !rested {
 		return
 	}
-	standing := s.ballastStands()
+	standing := s.ballastExists()
 	need := l.low + l.low/4
 	if !standing {
 		need += l.ballast
@@ -215,16 +213,16 @@ func (s *space) poll() {
 			return
 		}
 	}
-	s.set(SpaceOK, "there is room again")
+	s.set(SpaceOK, "there is space again")
 }
 
-func (s *space) ballastStands() bool {
+func (s *space) ballastExists() bool {
 	_, err := s.fs.Stat(s.ballastPath())
 	return err == nil
 }
 
-// makeBallast writes the ballast under another name first, so that a ballast
-// which stands is whole.
+// makeBallast first writes the ballast under another name, so that an existing ballast is
+// complete.
 func (s *space) makeBallast(size int64) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +232,7 @@ func (s *space) makeBallast(size int64) (err error) {
 		return fmt.Errorf("engine: create %s: %w", tmp, err)
 	}
 	if err = f.Preallocate(0, size); err != nil && !isNoSpace(err) {
-		// The file system cannot reserve: written zeros take the room as well.
+		// The file system cannot preallocate: written zeros take the space as well.
 		zeros := make([]byte, 1<<20)
 		for n := int64(0); n < size && (err == nil || n == 0); n += int64(len(zeros)) {
 			_, err = f.Write(zeros[:min(size-n, int64(len(zeros)))])
@@ -253,8 +251,8 @@ func (s *space) makeBallast(size int64) (err error) {
 	return nil
 }
 
-// admit says whether a new table may be begun. Pebble repeats a failed flush at
-// once, so that a refusal waits a moment first: this paces the attempts.
+// admit reports whether a new table may be begun. Pebble retries a failed flush at once,
+// so a refusal first waits a moment, which limits the rate of attempts.
 func (s *space) admit(category vfs.DiskWriteCategory) error {
 	if s.get() == SpaceOK {
 		return nil
@@ -280,15 +278,14 @@ func (s *space) hasRoom(category vfs.DiskWriteCategory) bool {
 	return l.avail >= l.low/8
 }
 
-// wrap returns the file system that Pebble gets: writes that find the disk full
-// are tried once more without the ballast, and tables are admitted.
+// wrap returns the file system for Pebble: it retries writes that find the disk full once
+// without the ballast, and gates new tables.
 func (s *space) wrap(fs vfs.FS) vfs.FS {
 	return &gateFS{FS: vfs.OnDiskFull(fs, s.giveUpBallast), space: s}
 }
 
-// gateFS is the file system as Pebble sees it. After a fatal error it makes no
-// more files: what Pebble left half done then must not become durable, or be
-// called so.
+// gateFS is the file system that Pebble sees. After a fatal error it creates no more
+// files: what Pebble left unfinished must neither become durable nor be reported durable.
 type gateFS struct {
 	vfs.FS
 	space *space
@@ -297,8 +294,8 @@ type gateFS struct {
 // Create implements vfs.FS.
 func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if err := g.space.failed(); err != nil {
-		// Pebble tries a failed flush again at once; until the process ends it shall
-		// not do so at full speed.
+		// Pebble retries a failed flush at once. Until the process ends it must not do so
+		// at full speed.
 		_ = clock.Sleep(g.space.ctx, g.space.clock, retryPause)
 		return nil, err
 	}
@@ -312,25 +309,25 @@ func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, 
 	if err != nil {
 		return nil, err
 	}
-	t := &tableProgress{File: f, moved: &g.space.moved}
+	t := &tableProgress{File: f, writes: &g.space.writes}
 	if category == compactionCategory {
 		t.pace = g.space.pace
 	}
 	return t, nil
 }
 
-// tableProgress counts what is done to a table that is being written, and paces it
-// where pace is not nil.
+// tableProgress counts the operations on a table being written, and paces it if pace is
+// not nil.
 type tableProgress struct {
 	vfs.File
-	moved *atomic.Uint64
-	pace  *pace
+	writes *atomic.Uint64
+	pace   *pace
 }
 
 // Write implements vfs.File.
 func (f *tableProgress) Write(p []byte) (int, error) {
 	n, err := f.File.Write(p)
-	f.moved.Add(1)
+	f.writes.Add(1)
 	if f.pace != nil {
 		f.pace.wrote(n)
 	}
@@ -340,21 +337,21 @@ func (f *tableProgress) Write(p []byte) (int, error) {
 // Sync implements vfs.File.
 func (f *tableProgress) Sync() error {
 	err := f.File.Sync()
-	f.moved.Add(1)
+	f.writes.Add(1)
 	return err
 }
 
 // SyncData implements vfs.File.
 func (f *tableProgress) SyncData() error {
 	err := f.File.SyncData()
-	f.moved.Add(1)
+	f.writes.Add(1)
 	return err
 }
 
 // SyncTo implements vfs.File.
 func (f *tableProgress) SyncTo(length int64) (fullSync bool, err error) {
 	fullSync, err = f.File.SyncTo(length)
-	f.moved.Add(1)
+	f.writes.Add(1)
 	return fullSync, err
 }
 

@@ -56,7 +56,7 @@ func TestSpaceFollowsDisk(t *testing.T) {
 		if _, err := e.IngestTables(t.Context(), Ingest{Group: 1}); !errors.Is(err, ErrNoSpace) {
 			t.Errorf("ingest on a full disk: %v", err)
 		}
-		free(45 << 20) // above the bound, but not by a quarter: no flapping
+		free(45 << 20) // above the bound, but by less than a quarter: no flapping
 		time.Sleep(spacePoll + 1)
 		expectSpace(t, e, SpaceFull)
 		free(50 << 20)
@@ -68,8 +68,8 @@ func TestSpaceFollowsDisk(t *testing.T) {
 	})
 }
 
-// TestLeavesRoom asks for the room of a file beside the store, on a disk of 1 GiB and
-// with a low of 40 MiB: 10 MiB are the store's, and 10 MiB more without the ballast.
+// TestLeavesRoom asks for space beside the store, on a disk of 1 GiB and with a low of 40
+// MiB. 10 MiB are the store's, and 10 MiB more without the ballast.
 func TestLeavesRoom(t *testing.T) {
 	mem := vfs.NewMem()
 	o := Options{FS: mem, Dir: "db", LowSpaceBytes: 40 << 20, BallastBytes: 10 << 20}
@@ -100,7 +100,7 @@ func TestLeavesRoom(t *testing.T) {
 	}
 }
 
-// twoDisks is a file system whose directory "wal" is a disk of its own.
+// twoDisks is a file system whose directory "wal" is a separate disk.
 type twoDisks struct{ vfs.FS }
 
 func (f twoDisks) GetDiskUsage(path string) (vfs.DiskUsage, error) {
@@ -110,8 +110,8 @@ func (f twoDisks) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 	return f.FS.GetDiskUsage(path)
 }
 
-// TestFullDisk lets every write of a table fail for half a minute. Commits and
-// reads go on, a flush waits and is then done, and the state ends by itself.
+// TestFullDisk fails every write of a table for half a minute. Commits and reads
+// continue, a flush waits and then succeeds, and the state ends by itself.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := simdisk.New()
@@ -164,8 +164,8 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// TestCloseOnFullDisk ends a store that cannot flush: in bounded time, and with
-// an error that says so.
+// TestCloseOnFullDisk closes a store that cannot flush: in bounded time, with an error
+// that says so.
 func TestCloseOnFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full atomic.Bool
@@ -187,8 +187,8 @@ func TestCloseOnFullDisk(t *testing.T) {
 	})
 }
 
-// TestFailedSyncIsFatal fails one sync of a flush. Pebble's second try succeeds,
-// which proves nothing: nothing may be called durable (trap 22).
+// TestFailedSyncIsFatal fails one sync of a flush. Pebble's retry succeeds, which proves
+// nothing: nothing may be reported durable (trap 22).
 func TestFailedSyncIsFatal(t *testing.T) {
 	var on atomic.Bool
 	e := openAt(t, errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -244,7 +244,7 @@ func TestOnDurable(t *testing.T) {
 	})
 }
 
-// TestBadTables hands damaged, incomplete and foreign tables to an ingest.
+// TestBadTables gives damaged, incomplete and foreign tables to an ingest.
 func TestBadTables(t *testing.T) {
 	tables := groupTables(t)
 	e := openTest(t, vfs.NewMem())

@@ -101,7 +101,7 @@ func table(t *testing.T, e *Engine, name string, f func(w *sstable.Writer) error
 	return path
 }
 
-// peakFile notes the most that lives in memory while a table is written.
+// peakFile records the peak of the memory in use while a table is written.
 type peakFile struct {
 	n, next int64
 	peak    *uint64
@@ -124,10 +124,11 @@ func living() uint64 {
 	return m.HeapAlloc
 }
 
-// TestExportMemory: a table of older versions of keys is not kept in memory until it is whole.
+// TestExportMemory: a table of older versions of keys is not kept in memory until it is
+// complete.
 func TestExportMemory(t *testing.T) {
 	const versions, size = 64 << 10, 256
-	const bound = 8<<20 + 4<<20 // the block cache, which is in the heap under the race detector
+	const bound = 8<<20 + 4<<20 // the block cache, which is on the heap under the race detector
 	e := openTest(t, vfs.NewMem())
 	value := make([]byte, size)
 	commit(t, e, func(b *Batch) error {
@@ -162,8 +163,8 @@ func TestExportMemory(t *testing.T) {
 	}
 }
 
-// TestVerifyRefusesWhatIngestRefuses makes sets of tables that the store would not take:
-// an install of them would be tried again for ever.
+// TestVerifyRefusesWhatIngestRefuses builds sets of tables that the store would not
+// accept: their install would be retried for ever.
 func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
 	const g = 7
 	e := openTest(t, vfs.NewMem())
@@ -237,8 +238,8 @@ func TestVerifyRefusesWhatIngestRefuses(t *testing.T) {
 	}
 }
 
-// The spans of many leases share tables, which clear what the receiver has in them and
-// touch nothing between them.
+// TestSnapshotReplacesLeases: spans of many leases share tables. The tables clear what
+// the receiver has in the spans, and touch nothing between them.
 func TestSnapshotReplacesLeases(t *testing.T) {
 	const g = 7
 	span := keyspace.Span{Start: []byte("b"), End: []byte("d")}
@@ -292,8 +293,8 @@ func TestSnapshotReplacesLeases(t *testing.T) {
 	}
 }
 
-// TestSnapshotReplacesReplica sends a replica to a node that has an old one: what
-// the old one had and the new one lacks must go, what lies beside must stay.
+// TestSnapshotReplacesReplica sends a replica to a node that has an old one. Keys that
+// only the old one had must go, and keys outside must stay.
 func TestSnapshotReplacesReplica(t *testing.T) {
 	const g = 7
 	span := keyspace.Span{Start: []byte("b"), End: []byte("d")}
@@ -365,8 +366,8 @@ func TestSnapshotReplacesReplica(t *testing.T) {
 	}
 }
 
-// A snapshot that is made while another range's copy is taken in is no reason to stop:
-// Pebble gives up where it meets one that was not there when the excise began.
+// TestSnapshotsBesideIngests: a snapshot made while another range's copy is ingested does
+// no harm. Pebble would panic over one that did not exist when the excise began.
 func TestSnapshotsBesideIngests(t *testing.T) {
 	const g = 7
 	spans := []KeySpan{VersionedSpan(keyspace.Span{Start: []byte("b"), End: []byte("d")}), GroupLocalSpan(g)}
@@ -396,7 +397,7 @@ func TestSnapshotsBesideIngests(t *testing.T) {
 	defer wait.Wait()
 	defer close(stop)
 	for i := range 60 {
-		// What lies in a memtable has the ingest wait for a flush.
+		// Data in a memtable make the ingest wait for a flush.
 		put(t, to, "c", keyspace.Revision(20+i), "old")
 		in := Ingest{Group: g, Spans: spans, Paths: export(t, s, to, g, spans, 1<<20)}
 		if _, err := to.IngestTables(t.Context(), in); err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What an earlier build wrote is refused by its version, and the error says what to do.
+// TestAnotherVersionIsNamed: data of an earlier build is refused by its version, and the
+// error says what to do.
 func TestAnotherVersionIsNamed(t *testing.T) {
 	for what, c := range map[string]struct {
 		reads uint64

@@ -6,15 +6,7 @@ import (
 	"fmt"
 )
 
-// descriptorVersion leads the binary form of a Descriptor. Version 1, all integers
-// unsigned varints unless said otherwise:
-//
-//	version     1 byte   1
-//	range, generation, conf index
-//	start       length, bytes
-//	end         length, bytes
-//	count       number of replicas
-//	per replica: replica id, node id, role (1 byte)
+// descriptorVersion leads the binary form of a Descriptor (docs/FORMAT.md).
 const descriptorVersion = 1
 
 // maxReplicas bounds what a decoder allocates for one descriptor.
@@ -46,8 +38,8 @@ func AppendReplicas(dst []byte, rs []Replica) []byte {
 	return dst
 }
 
-// DecodeDescriptor reads a Descriptor from the front of b and returns what is
-// left of b. It copies what it keeps.
+// DecodeDescriptor reads a Descriptor from the front of b and returns the rest. The
+// Descriptor does not refer to b.
 func DecodeDescriptor(b []byte) (Descriptor, []byte, error) {
 	var d Descriptor
 	if len(b) == 0 {
@@ -75,8 +67,7 @@ func DecodeDescriptor(b []byte) (Descriptor, []byte, error) {
 	return d, b, err
 }
 
-// DecodeReplicas reads a list of replicas from the front of b and returns what is
-// left of b.
+// DecodeReplicas reads a list of replicas from the front of b and returns the rest.
 func DecodeReplicas(b []byte) ([]Replica, []byte, error) {
 	n, b, err := uvarint(b)
 	if err != nil {

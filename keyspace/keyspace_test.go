@@ -36,8 +36,8 @@ func TestFromEtcd(t *testing.T) {
 	}
 }
 
-// The algebra of spans is checked against a second way to compute it: the set of
-// the keys of a small universe that a span contains.
+// TestSpanAlgebra checks the algebra of spans against a second implementation: the sets
+// of keys of a small universe that the spans contain.
 func TestSpanAlgebra(t *testing.T) {
 	points := []string{"", "a", "a\x00", "b", "c"}
 	var keys [][]byte

@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// Span is the half-open interval [Start, End) of user keys in byte order. An
-// empty Start is the first key there can be, an empty End is beyond the last.
-// The zero Span is the whole keyspace; there is no empty Span.
+// Span is the half-open interval [Start, End) of user keys in byte order. An empty Start
+// is the first possible key, an empty End is beyond the last. The zero Span is the whole
+// keyspace; there is no empty Span.
 type Span struct {
 	Start, End []byte
 }
 
-// Single returns the span that holds exactly one key.
+// Single returns the span of exactly one key.
 func Single(key []byte) Span {
 	return Span{Start: key, End: Next(key)}
 }
@@ -22,9 +22,9 @@ func Next(key []byte) []byte {
 	return append(key[:len(key):len(key)], 0)
 }
 
-// FromEtcd returns the span that etcd's pair (key, range_end) means: an absent
-// range_end is the single key, "\x00" is every key from key on. ok is false
-// where the pair names no key at all (range_end at or below key).
+// FromEtcd returns the span of etcd's pair (key, range_end). Without range_end it is the
+// single key; "\x00" means every key from key on. ok is false if the pair names no key,
+// because range_end is at or below key.
 func FromEtcd(key, rangeEnd []byte) (s Span, ok bool) {
 	switch {
 	case len(rangeEnd) == 0:
@@ -41,27 +41,27 @@ func FromEtcd(key, rangeEnd []byte) (s Span, ok bool) {
 	}
 }
 
-// IsSingle says whether the span holds exactly one key.
+// IsSingle reports whether the span contains exactly one key.
 func (s Span) IsSingle() bool {
 	return len(s.End) == len(s.Start)+1 && s.End[len(s.Start)] == 0 && bytes.HasPrefix(s.End, s.Start)
 }
 
-// Contains says whether the key lies in the span.
+// Contains reports whether the key lies in the span.
 func (s Span) Contains(key []byte) bool {
 	return bytes.Compare(key, s.Start) >= 0 && (len(s.End) == 0 || bytes.Compare(key, s.End) < 0)
 }
 
-// Covers says whether all of o lies in the span.
+// Covers reports whether all of o lies in the span.
 func (s Span) Covers(o Span) bool {
 	return bytes.Compare(o.Start, s.Start) >= 0 && compareEnds(o.End, s.End) <= 0
 }
 
-// Overlaps says whether a key can lie in both spans.
+// Overlaps reports whether any possible key lies in both spans.
 func (s Span) Overlaps(o Span) bool {
 	return startBelowEnd(s.Start, o.End) && startBelowEnd(o.Start, s.End)
 }
 
-// Intersect returns the keys that lie in both spans; ok is false where there are none.
+// Intersect returns the keys that lie in both spans; ok is false if there are none.
 func (s Span) Intersect(o Span) (_ Span, ok bool) {
 	if !s.Overlaps(o) {
 		return Span{}, false
@@ -76,7 +76,7 @@ func (s Span) Intersect(o Span) (_ Span, ok bool) {
 	return r, true
 }
 
-// Equal says whether both spans hold the same keys.
+// Equal reports whether both spans contain the same keys.
 func (s Span) Equal(o Span) bool {
 	return bytes.Equal(s.Start, o.Start) && bytes.Equal(s.End, o.End)
 }
@@ -89,7 +89,7 @@ func (s Span) String() string {
 	return fmt.Sprintf("[%q, %q)", s.Start, s.End)
 }
 
-// compareEnds compares two ends of spans, of which the empty one is the greatest.
+// compareEnds compares two ends of spans; an empty end is the greatest.
 func compareEnds(a, b []byte) int {
 	switch {
 	case len(a) == 0 && len(b) == 0:

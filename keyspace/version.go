@@ -2,22 +2,22 @@ package keyspace
 
 import "fmt"
 
-// VersionError says that bytes have another format version than this build reads. No build
-// reads several: formats may change until the first release.
+// VersionError says that bytes have another format version than this build reads. A build
+// reads one version only: formats may change until the first release.
 type VersionError struct {
-	// What has the version, as "wal segment".
+	// What names the format, as in "wal segment".
 	What string
 	// Found is the version of the bytes, Reads the one that this build reads.
 	Found, Reads uint64
 }
 
-// Error implements error. It says what to do.
+// Error implements error. It names the remedy.
 func (e *VersionError) Error() string {
 	return fmt.Sprintf("%s has format version %d, and this build reads version %d: a directory is opened by the build that wrote it, or emptied so that its node joins anew; nodes that speak to each other run the same build",
 		e.What, e.Found, e.Reads)
 }
 
-// CheckVersion returns a *VersionError where found is not the version that is read.
+// CheckVersion returns a *VersionError if found differs from reads.
 func CheckVersion(what string, found, reads uint64) error {
 	if found == reads {
 		return nil

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What an earlier build wrote is refused by its version, and the error says what to do.
+// TestAnotherVersionIsNamed: data of an earlier build is refused by its version, and the
+// error says what to do.
 func TestAnotherVersionIsNamed(t *testing.T) {
 	_, _, err := DecodeDescriptor([]byte{descriptorVersion - 1, 1, 1})
 	var v *VersionError

@@ -1,9 +1,9 @@
-// Package kverror is the one table of everything that can go wrong with a
-// request: the internal kind, etcd's code and text for it, whether the request
-// may have taken effect, and who may repeat it.
+// Package kverror is the one table of everything that can go wrong with a request: the
+// internal kind, etcd's code and text for it, whether the request may have taken effect,
+// and who may repeat it.
 //
-// shard and placement return these errors, the bus carries them, router decides by
-// them what to repeat, etcdapi turns them into etcd's errors. A wording exists only
+// shard and placement return these errors and the bus carries them. router decides by
+// them what to repeat, and etcdapi turns them into etcd's errors. Error texts exist only
 // here and in etcd's own rpctypes.
 package kverror
 
@@ -19,15 +19,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Kind says what went wrong. A Kind is an error itself, so that
-// errors.Is(err, kverror.Compacted) asks for it. The numbers travel between
-// nodes: they are never reused, new kinds go to the end.
+// Kind says what went wrong. A Kind is itself an error, for errors.Is(err,
+// kverror.Compacted). The numbers travel between nodes: they are never reused, and new
+// kinds are added at the end.
 type Kind uint8
 
-// The kinds. The table says what each one means to a client, whether the request may
-// have been applied, and who repeats it.
+// The kinds. For each, the table gives the client's error, whether the request may have
+// been applied, and who repeats it.
 const (
-	// Internal is what has no kind of its own: a bug or an error of the machine.
+	// Internal is anything without a kind of its own: a bug or an error of the machine.
 	Internal Kind = iota
 	EmptyKey
 	KeyNotFound
@@ -43,64 +43,64 @@ const (
 	// TooManyRequests: a byte budget or a queue is full.
 	TooManyRequests
 	LeaseNotFound
-	// TooManyRanges: a transaction or a delete is over more ranges than one revision may
-	// concern, those that it only reads or compares included.
+	// TooManyRanges: a transaction or a delete involves more ranges than one revision may
+	// concern, including those that it only reads or compares.
 	TooManyRanges
-	// NotLeader: the asked replica does not lead; Leader may hold a hint.
+	// NotLeader: the replica does not lead; Leader may hold a hint.
 	NotLeader
-	// WrongRange: the request was routed by an old descriptor; Descriptors holds
-	// newer ones.
+	// WrongRange: the request was routed by an old descriptor; Descriptors has newer
+	// ones.
 	WrongRange
-	// RangeNotHere: the asked node has no replica of the range.
+	// RangeNotHere: the node has no replica of the range.
 	RangeNotHere
-	// Dropped: the request was evaluated, and discarded before it was proposed.
+	// Dropped: the request was evaluated, then discarded before it was proposed.
 	Dropped
-	// Busy: the range takes no requests for a moment (a split, a transfer).
+	// Busy: the range accepts no requests for a moment (a split, a transfer).
 	Busy
-	// Unreachable: the request never left for the node that it was meant for.
+	// Unreachable: the request never left for its node.
 	Unreachable
 	// NoLeader: no leader could be found in time; nothing was proposed.
 	NoLeader
-	// LeaderChanged: the request was proposed and its leader lost.
+	// LeaderChanged: the request was proposed, then its leader lost leadership.
 	LeaderChanged
 	// Timeout: the outcome was not known in time.
 	Timeout
-	// TimeoutLeaderFail is Timeout where the leader failed meanwhile.
+	// TimeoutLeaderFail is Timeout if the leader failed meanwhile.
 	TimeoutLeaderFail
-	// TimeoutConnectionLost is Timeout where the connection to the leader broke.
+	// TimeoutConnectionLost is Timeout if the connection to the leader broke.
 	TimeoutConnectionLost
-	// Stopped: the node is going down; nothing was proposed.
+	// Stopped: the node is stopping; nothing was proposed.
 	Stopped
 	Corrupt
 	Canceled
 	DeadlineExceeded
 	// BadRequest: the request cannot be understood; Detail says why.
 	BadRequest
-	// ReadAgain: a read's revision could not be confirmed; the read starts over.
+	// ReadAgain: a read's revision could not be confirmed, so the read starts over.
 	ReadAgain
-	// Conflict: a transaction over several ranges met an older one, and starts over.
+	// Conflict: a transaction over several ranges met an older one and starts over.
 	Conflict
 	LeaseExists
 	LeaseTTLTooLarge
-	// TooManyLeases: there is no room for another lease, or for more places where leases
-	// have keys.
+	// TooManyLeases: there is no room for another lease, or for another range with keys
+	// of a lease.
 	TooManyLeases
-	// ReadInPieces: the answer of a range is larger than it gives at a time.
-	ReadInPieces
-	// AnswerTooLarge: a read finds more than its gateway may put together for one answer.
+	// ReadByPages: a range's answer is larger than one page.
+	ReadByPages
+	// AnswerTooLarge: a read finds more than its gateway may assemble into one answer.
 	AnswerTooLarge
-	// NodeExists, NodeNotFound: there is such a node already, or there is none.
+	// NodeExists, NodeNotFound: the node exists already, or does not exist.
 	NodeExists
 	NodeNotFound
-	// NodeRemoved: the node was removed from the cluster, for good.
+	// NodeRemoved: the node was removed from the cluster for good.
 	NodeRemoved
-	// PeerURLExists: another node has that peer URL.
+	// PeerURLExists: another node has this peer URL.
 	PeerURLExists
 
 	numKinds
 )
 
-// Fate says whether a request that failed may have taken effect.
+// Fate says whether a failed request may have taken effect.
 type Fate uint8
 
 // The two fates.
@@ -111,14 +111,14 @@ const (
 	Unknown
 )
 
-// Retry says who may repeat a request without asking anybody.
+// Retry says who may repeat a failed request without asking the client.
 type Retry uint8
 
-// Who repeats.
+// Who repeats a request.
 const (
 	// RetryNever: the answer would be the same, or the fate is unknown.
 	RetryNever Retry = iota
-	// RetryRouter: the gateway does, unseen by the client.
+	// RetryRouter: the gateway does, invisible to the client.
 	RetryRouter
 	// RetryClient: the client may, after a pause.
 	RetryClient
@@ -130,12 +130,13 @@ type Row struct {
 	Name  string
 	Fate  Fate
 	Retry Retry
-	// GRPC is the client's error: etcd's own error value if etcd has one for the case.
-	// If the gateway repeats the request, the client gets GRPC after the deadline.
+	// GRPC is the client's error: etcd's own error value if etcd has one for the case. If
+	// the gateway repeats the request, the client gets GRPC only after the deadline.
 	GRPC error
 }
 
-// errAnswerTooLarge has no counterpart in etcd, which would try and run out of memory.
+// errAnswerTooLarge has no counterpart: etcd would build the answer and might run out of
+// memory.
 var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "skein: the answer is larger than a node may put together: use a limit, or RangeStream")
 
 var rows = [numKinds]Row{
@@ -175,7 +176,7 @@ var rows = [numKinds]Row{
 	LeaseExists:           {Name: "lease exists", GRPC: rpctypes.ErrGRPCLeaseExist},
 	LeaseTTLTooLarge:      {Name: "lease ttl too large", GRPC: rpctypes.ErrGRPCLeaseTTLTooLarge},
 	TooManyLeases:         {Name: "too many leases", Retry: RetryClient, GRPC: status.Error(codes.ResourceExhausted, "skein: there are too many leases, or they have keys in too many ranges: revoke some, or wait until some have expired")},
-	ReadInPieces:          {Name: "read in pieces", GRPC: errAnswerTooLarge},
+	ReadByPages:           {Name: "read by pages", GRPC: errAnswerTooLarge},
 	AnswerTooLarge:        {Name: "answer too large", GRPC: errAnswerTooLarge},
 	NodeExists:            {Name: "node exists", GRPC: rpctypes.ErrGRPCMemberExist},
 	NodeNotFound:          {Name: "node not found", GRPC: rpctypes.ErrGRPCMemberNotFound},
@@ -193,7 +194,7 @@ func Table() []Row {
 	return t
 }
 
-// row returns the kind's row; a kind that a newer node sent is Internal here.
+// row returns the kind's row; an unknown kind of a newer node counts as Internal.
 func (k Kind) row() *Row {
 	if k >= numKinds {
 		return &rows[Internal]
@@ -204,22 +205,20 @@ func (k Kind) row() *Row {
 // Error implements error.
 func (k Kind) Error() string { return k.row().Name }
 
-// Fate says whether a request that failed so may have taken effect.
+// Fate says whether a request that failed with this kind may have taken effect.
 func (k Kind) Fate() Fate { return k.row().Fate }
 
-// Retry says who may repeat a request that failed so.
+// Retry says who may repeat a request that failed with this kind.
 func (k Kind) Retry() Retry { return k.row().Retry }
 
-// Error is a failed request. Fields beside Kind help whoever handles it: Detail a
-// person, the others the router.
+// Error is a failed request. Detail is for people, the other fields are for the router.
 type Error struct {
 	Kind Kind
-	// Detail says more than the kind, for logs, and for clients where the kind has no
-	// text of etcd's.
+	// Detail gives details for logs, and for clients if etcd has no text for the kind.
 	Detail string
-	// Descriptors are newer copies than the one the request was routed by.
+	// Descriptors are newer copies than the one by which the request was routed.
 	Descriptors []keyspace.Descriptor
-	// Leader is the node that the answerer takes for the leader; 0 is unknown.
+	// Leader is the node that the answering node takes for the leader; 0 is unknown.
 	Leader keyspace.NodeID
 	// CompactRevision is the compacted revision, for Compacted.
 	CompactRevision keyspace.Revision
@@ -238,7 +237,7 @@ func (e *Error) Error() string {
 	return e.Kind.Error() + ": " + e.Detail
 }
 
-// Unwrap makes errors.Is find the Kind.
+// Unwrap lets errors.Is find the Kind.
 func (e *Error) Unwrap() error { return e.Kind }
 
 // Fate says whether the request may have taken effect.
@@ -247,9 +246,9 @@ func (e *Error) Fate() Fate { return e.Kind.Fate() }
 // Retry says who may repeat the request.
 func (e *Error) Retry() Retry { return e.Kind.Retry() }
 
-// Of returns err as an *Error. An *Error is returned as it is; an error that wraps a Kind,
-// or is a context's error, becomes an *Error of that kind; any other is Internal. Of(nil)
-// is nil.
+// Of returns err as an *Error. An *Error stays as it is. An error that wraps a Kind, or
+// is a context's error, becomes an *Error of that kind; any other becomes Internal.
+// Of(nil) is nil.
 func Of(err error) *Error {
 	if err == nil {
 		return nil
@@ -269,9 +268,9 @@ func Of(err error) *Error {
 	return &Error{Kind: Internal, Detail: err.Error()}
 }
 
-// GRPC returns what a client gets for err: etcd's own error value where there is
-// one. Kinds without a wording of etcd's carry their detail. An error that is a
-// gRPC status already stays as it is.
+// GRPC returns the client's error for err: etcd's own error value if there is one. Kinds
+// without a text of etcd's carry their detail. An error that already is a gRPC status
+// stays as it is.
 func GRPC(err error) error {
 	if err == nil {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Every row must be usable by all who read the table: it has a name of its own and
-// a status, and nothing of unknown fate is ever repeated without being asked.
+// TestTable checks that every row has a unique name and a status, and that nothing of
+// unknown fate is repeated without asking.
 func TestTable(t *testing.T) {
 	names := map[string]Kind{}
 	for _, r := range Table() {
@@ -33,8 +33,8 @@ func TestTable(t *testing.T) {
 		if r.Fate == Unknown && r.Retry != RetryNever {
 			t.Errorf("%s: fate unknown, and yet somebody repeats it", r.Name)
 		}
-		// A client of etcd knows an error by its text. A write that the client may
-		// repeat must not look like one whose fate is unknown.
+		// A client of etcd identifies an error by its text. A write that the client may
+		// repeat must not look like one of unknown fate.
 		if r.Retry == RetryClient && errors.Is(rpctypes.Error(r.GRPC), rpctypes.ErrTimeout) {
 			t.Errorf("%s: the client cannot tell it from a timeout", r.Name)
 		}

@@ -15,7 +15,7 @@ func benchKey(dst []byte, i int) []byte {
 	return fmt.Appendf(dst[:0], "/registry/pods/default/%08d", i)
 }
 
-// benchStore loads a million keys of one version each, at revisions 2 on in random
+// benchStore loads a million keys of one version each, at revisions from 2 in random
 // order, and flushes them.
 func benchStore(b *testing.B) *engine.Engine {
 	b.Helper()
@@ -46,7 +46,7 @@ func benchStore(b *testing.B) *engine.Engine {
 	if err := e.Flush(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	// Until the compactions of the load are over and the blocks are in the cache.
+	// Wait until the load's compactions are over and the blocks are in the cache.
 	for last := int64(-1); ; {
 		if _, err := Hash(e, keyspace.Span{}, keyspace.MaxRevision, 1); err != nil {
 			b.Fatal(err)
@@ -59,7 +59,7 @@ func benchStore(b *testing.B) *engine.Engine {
 	}
 }
 
-// BenchmarkMillion measures what runs on the path of requests, with a million keys.
+// BenchmarkMillion measures operations on the path of requests, with a million keys.
 func BenchmarkMillion(b *testing.B) {
 	e := benchStore(b)
 	rng := rand.New(rand.NewPCG(2, 0))
@@ -158,7 +158,8 @@ func BenchmarkMillion(b *testing.B) {
 	})
 }
 
-// BenchmarkPut measures a batch of one put, as a put alone costs, and of a hundred.
+// BenchmarkPut measures a batch of one put, which is the cost of a single put, and of a
+// hundred.
 func BenchmarkPut(b *testing.B) {
 	for _, size := range []int{1, 100} {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {

@@ -24,7 +24,7 @@ const (
 	flagsKnown    = flagTombstone | flagLease | flagSub | flagEarlier
 )
 
-// MaxValueOverhead is the most bytes that the encoding adds to a value, without earlier
+// MaxValueOverhead is the most bytes that the encoding adds to a value without earlier
 // writes.
 const MaxValueOverhead = 1 + binary.MaxVarintLen32 + 2*binary.MaxVarintLen64 + 8
 
@@ -34,21 +34,21 @@ var ErrCorrupt = errors.New("mvcc: corrupt version")
 // Version is one version of a user key.
 type Version struct {
 	Key []byte
-	// Mod is the revision of this version, Create that of the put that created the
-	// key. A tombstone has no Create.
+	// Mod is the revision of this version, Create that of the put that created the key. A
+	// tombstone has no Create.
 	Mod, Create keyspace.Revision
 	// Version counts the puts since Create, from 1. A tombstone has none.
 	Version int64
-	// Lease is the lease that the key is attached to, 0 for none.
+	// Lease is the lease to which the key is attached, 0 for none.
 	Lease keyspace.LeaseID
-	// Sub is the number of the operation within its transaction: the order of
-	// events with one revision.
+	// Sub is the number of the operation within its transaction. It orders events of one
+	// revision.
 	Sub uint32
 	// Tombstone says that this version is a delete.
 	Tombstone bool
 	Value     []byte
-	// Earlier is the write of the key before this one in the same transaction, nil for
-	// nearly all. No read shows it; it is an event of its own.
+	// Earlier is the previous write of the key in the same transaction, nil for nearly
+	// all versions. No read shows it, but it is an event of its own.
 	Earlier *Version
 }
 
@@ -64,10 +64,10 @@ func (v *Version) Clone() Version {
 	return c
 }
 
-// Size is the number of bytes of key and value, without those of earlier writes.
+// Size is the size of key and value, without earlier writes.
 func (v *Version) Size() int64 { return int64(len(v.Key)) + int64(len(v.Value)) }
 
-// check panics on a version that breaks the model.
+// check panics on a version that violates the model.
 func (v *Version) check() {
 	for w := v; w != nil; w = w.Earlier {
 		w.checkOne()
@@ -95,8 +95,8 @@ func (v *Version) checkOne() {
 // AppendKey appends the physical key of the version.
 func (v *Version) AppendKey(dst []byte) []byte { return engine.AppendVersionedKey(dst, v.Key, v.Mod) }
 
-// AppendValue appends the physical value of the version (docs/format/mvcc.md). It
-// panics on a version that breaks the model.
+// AppendValue appends the physical value of the version (docs/format/mvcc.md). It panics
+// on a version that violates the model.
 func (v *Version) AppendValue(dst []byte) []byte {
 	v.check()
 	return v.appendValue(dst)
@@ -134,7 +134,7 @@ func (v *Version) appendValue(dst []byte) []byte {
 	return append(dst, v.Value...)
 }
 
-// appendEarlier appends the earlier writes, the latest of them first.
+// appendEarlier appends the earlier writes, latest first.
 func (v *Version) appendEarlier(dst []byte) []byte {
 	n := uint64(0)
 	for w := v.Earlier; w != nil; w = w.Earlier {
@@ -150,8 +150,8 @@ func (v *Version) appendEarlier(dst []byte) []byte {
 	return dst
 }
 
-// DecodeValue decodes the physical value of the version whose Key and Mod v has
-// already. Value is a part of b, and so are those of earlier writes, which share the Key.
+// DecodeValue decodes the physical value of the version. v's Key and Mod must be set.
+// Value refers to b, and so do the values of earlier writes, which share the Key.
 func (v *Version) DecodeValue(b []byte) error {
 	if len(b) == 0 || b[0]&valueVersionMask != valueVersion || b[0]&^valueVersionMask&^flagsKnown != 0 {
 		return v.corrupt("unknown value version %x", b[:min(len(b), 1)])
@@ -233,8 +233,7 @@ func (v *Version) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: key %q at revision %d: %s", ErrCorrupt, v.Key, v.Mod, fmt.Sprintf(format, args...))
 }
 
-// DecodeVersion decodes a physical pair. Key has memory of its own, Value is a
-// part of value.
+// DecodeVersion decodes a physical pair. Key has its own memory, Value refers to value.
 func DecodeVersion(key, value []byte) (Version, error) {
 	var v Version
 	var err error
@@ -244,16 +243,16 @@ func DecodeVersion(key, value []byte) (Version, error) {
 	return v, v.DecodeValue(value)
 }
 
-// putScratch holds buffers in which Put encodes, up to maxScratchBytes each.
+// putScratch holds buffers in which Put encodes, each of at most maxScratchBytes.
 var putScratch = sync.Pool{New: func() any { return new([]byte) }}
 
 const maxScratchBytes = 64 << 10
 
-// Put writes the version. It panics on a version that breaks the model. What v
-// points to may be reused after the call.
+// Put writes the version. It panics on a version that violates the model. What v refers
+// to may be reused after the call.
 func Put(w engine.Writer, v *Version) error {
 	// The writer copies both.
-	scratch := putScratch.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	scratch := putScratch.Get().(*[]byte) //nolint:forcetypeassert // the pool has nothing else
 	buf := v.AppendKey((*scratch)[:0])
 	n := len(buf)
 	buf = v.AppendValue(buf)
@@ -268,7 +267,7 @@ func Put(w engine.Writer, v *Version) error {
 	return nil
 }
 
-// isTombstone looks at a physical value without decoding it.
+// isTombstone reads a physical value without decoding it.
 func isTombstone(value []byte) (bool, error) {
 	if len(value) == 0 || value[0]&valueVersionMask != valueVersion {
 		return false, fmt.Errorf("%w: unknown value version %x", ErrCorrupt, value[:min(len(value), 1)])

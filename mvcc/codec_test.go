@@ -11,9 +11,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// TestFormat prints the bytes of values; the golden file is their definition
-// beside docs/format/mvcc.md. It also pins the hash, which replicas of different
-// releases compare.
+// TestFormat prints the bytes of values. Together with docs/format/mvcc.md the golden
+// file defines them. It also pins the hash, which replicas of different releases compare.
 func TestFormat(t *testing.T) {
 	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
 		v := Version{Key: []byte("k")}
@@ -47,7 +46,7 @@ func TestFormat(t *testing.T) {
 	})
 }
 
-// TestEarlierWrites are stored values that say of earlier writes what cannot be.
+// TestEarlierWrites decodes stored values with impossible earlier writes.
 func TestEarlierWrites(t *testing.T) {
 	for _, b := range []string{
 		"\x29", "\x29\x00", "\x2d\x01\x01", "\x2d\x01\x01\x00", "\x2d\x01\x01\x05\x21", "\x2d\x01\x02\x01\x21",
@@ -107,8 +106,8 @@ func FuzzDecodeLiveCount(f *testing.F) {
 	})
 }
 
-// TestLiveCount compares a bounded count with one that keeps all steps (trap 68),
-// fed in an order that is not that of revisions.
+// TestLiveCount compares a bounded count with one that keeps all steps (trap 68). Both
+// are fed out of order.
 func TestLiveCount(t *testing.T) {
 	bounded, all := NewLiveCount(1, 10, 8), NewLiveCount(1, 10, 1000)
 	for i := range int64(200) {
@@ -120,7 +119,8 @@ func TestLiveCount(t *testing.T) {
 			t.Fatalf("%d steps, bound 8", len(bounded.steps))
 		}
 		for at := bounded.Base() + 4; at < rev+5; at++ {
-			// Late changes below the base count for the base: exact again above it.
+			// Late changes below the base count for the base, so counts above it are
+			// exact again.
 			b, ok := bounded.At(at)
 			if a, _ := all.At(at); !ok || a != b {
 				t.Fatalf("after revision %d: at %d: %d %v, want %d", rev, at, b, ok, a)

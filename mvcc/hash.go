@@ -9,23 +9,23 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Hash returns the sum, modulo 2^64, of a hash of each version of the span at or
-// below the revision that compaction's rule keeps for the compacted revision. Sums
-// of disjoint spans add up, so that the hash of a keyspace does not depend on range
-// borders; and it does not depend on what was removed physically, as long as that
-// was done for compacted revisions at or below this one.
+// Hash returns the sum, modulo 2^64, of a hash of each version of the span at or below
+// the revision that the compaction rule keeps for the compacted revision. Sums of
+// disjoint spans add up, so the hash of a keyspace does not depend on range borders. It
+// does not depend on physical removals either, if they were done for compacted revisions
+// at or below this one.
 //
-// It covers key, revisions, version, lease, operation number and value, not their
-// encoding. It guards against faults, not against an adversary.
+// It covers key, revisions, version, lease, operation number and value, but not their
+// encoding. It protects against faults, not against an adversary.
 func Hash(r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision) (uint64, error) {
 	sum, _, err := HashPart(r, s, at, compacted, 0)
 	return sum, err
 }
 
-// HashPart hashes from the start of the span on and ends, between two user keys,
-// once it has looked at maxVersions versions (0 is no bound). next is the user key
-// at which to go on, and nil when the span is done. The sum of all parts is the
-// hash if all read one state.
+// HashPart hashes from the start of the span on and ends between two user keys, after it
+// has read about maxVersions versions (0 is no bound). next is the user key at which to
+// continue, or nil when the span is done. If all parts read one state, their sum is the
+// hash.
 func HashPart(
 	r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision, maxVersions int64,
 ) (sum uint64, next []byte, err error) {
@@ -51,8 +51,8 @@ type hasher struct {
 	buf []byte
 }
 
-// key hashes the versions of the user key at which w stands and moves w to the
-// next user key.
+// key hashes the versions of the user key at w's position and moves w to the next user
+// key.
 func (h *hasher) key(w *walk, compacted keyspace.Revision) (ok bool, err error) {
 	h.buf = append(h.buf[:0], w.prefix...)
 	for {
@@ -77,8 +77,8 @@ func (h *hasher) key(w *walk, compacted keyspace.Revision) (ok bool, err error) 
 	}
 }
 
-// older moves to the next older version of the user key with the prefix; false
-// means that there is none, and that the iterator stands behind the key.
+// older moves to the next older version of the user key with the prefix. If there is none
+// it returns false, and the iterator is behind the key.
 func (w *walk) older(prefix []byte) (bool, error) {
 	if !w.it.Next() {
 		return false, w.it.Error()
@@ -95,8 +95,8 @@ func (w *walk) older(prefix []byte) (bool, error) {
 	return true, nil
 }
 
-// hash returns the hash of one version, without earlier writes. It is a format: replicas
-// of different releases compare it.
+// hash returns the hash of one version, without earlier writes. It is a format, because
+// replicas of different releases compare it.
 func (v *Version) hash() uint64 {
 	var head [8*4 + 4 + 1 + 4]byte
 	b := binary.BigEndian.AppendUint64(head[:0], uint64(v.Mod))

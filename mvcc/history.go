@@ -11,21 +11,21 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// DefaultHistoryBytes is the memory of one call of History.
+// DefaultHistoryBytes is the default memory bound of one call of History.
 const DefaultHistoryBytes = 4 << 20
 
-// eventOverhead is what a buffered event takes beside its key and value.
+// eventOverhead is the memory of a buffered event beyond its key and value.
 const eventOverhead = 160
 
-// HistoryOptions say which events are wanted.
+// HistoryOptions select events.
 type HistoryOptions struct {
 	Span keyspace.Span
-	// From and To are the first and last revision wanted; From is at least the
-	// compacted revision, or events are missing.
+	// From and To are the first and last revision. If From is below the compacted
+	// revision, events are missing.
 	From, To keyspace.Revision
-	// MaxBytes bounds the memory of the call, 0 is DefaultHistoryBytes. A revision is
-	// never divided: one that alone is larger is returned whole, and as much may be
-	// buffered beside it.
+	// MaxBytes bounds the memory of the call; 0 is DefaultHistoryBytes. A revision is
+	// never divided. A single larger revision is returned completely, and as much may be
+	// buffered in addition.
 	MaxBytes int64
 	// KeysOnly leaves Value empty.
 	KeysOnly bool
@@ -33,32 +33,32 @@ type HistoryOptions struct {
 
 // History calls fn with the versions of the span from revision From on, puts and
 // tombstones, in the order of (revision, operation number, key). A write that a later one
-// of the same transaction has replaced is a version of its own here. It returns the
-// revision at which to go on: To+1, or less where the memory did not suffice for
-// more. It always comes at least one event further, if there is one.
+// of the same transaction replaced is a version of its own here. It returns the revision
+// at which to continue: To+1, or less if the memory was not sufficient. Each call
+// delivers at least one event, if there is one.
 //
-// The events lie in the order of keys, so that a call reads the whole span, but for
-// the tables and blocks that hold no revision in question: recent history is
-// cheap. It buffers the lowest revisions that fit and forgets the others. What fn
-// gets is fn's to keep. fn's error ends the call and is returned.
+// Events are stored in the order of keys, so a call reads the whole span, except tables
+// and blocks without a revision in question. Recent history is therefore cheap. The call
+// buffers the lowest revisions that fit and drops the others. fn may keep what it gets.
+// An error of fn ends the call and is returned.
 func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next keyspace.Revision, err error) {
 	if o.From > o.To {
 		return o.From, nil
 	}
 	h := newHistory(o)
-	if err := h.give(r, fn); err != nil {
+	if err := h.emit(r, fn); err != nil {
 		return 0, err
 	}
 	return h.to + 1, nil
 }
 
-// Pieces is History that may end within a revision: one that alone is larger than half of
-// MaxBytes comes in several pieces, each in the order of keys and alone in its call. nextKey
-// is not nil then, and says where in revision next to go on: the next call takes both, as
-// o.From and fromKey, and ends at the latest with that revision. It does not read again what
-// lies before. What one call returns is at most MaxBytes, or the events of one key that
-// are larger.
-func Pieces(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version) error) (next keyspace.Revision, nextKey []byte, err error) {
+// HistoryPages is History, but may end within a revision. A single revision larger than
+// half of MaxBytes comes in several pages, each alone in its call and in the order of
+// keys. nextKey is then not nil and says where in revision next to continue: the next
+// call takes both as o.From and fromKey, and ends with that revision at the latest. It
+// does not read again what lies before. A page has at most MaxBytes, or the events of one
+// key if they are larger.
+func HistoryPages(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version) error) (next keyspace.Revision, nextKey []byte, err error) {
 	if o.From > o.To {
 		return o.From, nil, nil
 	}
@@ -70,7 +70,7 @@ func Pieces(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version)
 	}
 	h := newHistory(o)
 	h.divides, h.within = true, fromKey != nil
-	if err := h.give(r, fn); err != nil {
+	if err := h.emit(r, fn); err != nil {
 		return 0, nil, err
 	}
 	if h.cut != nil {
@@ -79,15 +79,15 @@ func Pieces(r engine.Reader, o HistoryOptions, fromKey []byte, fn func(*Version)
 	return h.to + 1, nil, nil
 }
 
-// give collects events and calls fn with them.
-func (h *history) give(r engine.Reader, fn func(*Version) error) error {
+// emit collects events and calls fn with them.
+func (h *history) emit(r engine.Reader, fn func(*Version) error) error {
 	if err := h.collect(r); err != nil {
 		return err
 	}
 	if h.divides {
 		h.settle()
 	}
-	h.part()
+	h.separate()
 	slices.SortFunc(h.events, func(a, b Version) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), bytes.Compare(a.Key, b.Key))
 	})
@@ -99,11 +99,11 @@ func (h *history) give(r engine.Reader, fn func(*Version) error) error {
 	return nil
 }
 
-// part makes events of their own of earlier writes. Until then they are with the one that
-// has replaced them: a key is never divided.
-func (h *history) part() {
+// separate turns earlier writes into events of their own. Until then they stay with the
+// write that replaced them, so a key is never divided.
+func (h *history) separate() {
 	for i := range h.events {
-		// What is appended lies behind the range of this loop, and has none itself.
+		// Appended events lie beyond this loop's range, and have no earlier writes.
 		for w := h.events[i].Earlier; w != nil; w = w.Earlier {
 			one := *w
 			one.Earlier = nil
@@ -113,7 +113,7 @@ func (h *history) part() {
 	}
 }
 
-// heldBytes is what a version takes in the buffer.
+// heldBytes is the memory of a buffered version.
 func heldBytes(v *Version) (n int64) {
 	for ; v != nil; v = v.Earlier {
 		n += v.Size() + eventOverhead
@@ -124,16 +124,17 @@ func heldBytes(v *Version) (n int64) {
 // history buffers the events of the lowest revisions.
 type history struct {
 	o      HistoryOptions
-	to     keyspace.Revision // the last revision that is still complete
+	to     keyspace.Revision // the last revision that is complete so far
 	filter *engine.RevisionFilter
 	events []Version // with their earlier writes
 	bytes  int64
-	// trimAt is how many bytes are too many; trims counts how often they were.
+	// trimAt is the size at which to trim; trims counts how often that happened.
 	trimAt int64
 	trims  int
 
-	// divides says that a large revision may be divided, within that the call is within
-	// one. cut is then the last key of revision to that is here: events behind it are not.
+	// divides says that a large revision may be divided, within that this call continues
+	// within one. cut is then the last key of revision to that is buffered; events behind
+	// it are not.
 	divides, within bool
 	cut             []byte
 }
@@ -180,7 +181,7 @@ func (h *history) collect(r engine.Reader) (err error) {
 	return nil
 }
 
-// add buffers the version at which the iterator stands.
+// add buffers the version at the iterator's position.
 func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision) error {
 	value, err := it.ValueAndErr()
 	if err != nil {
@@ -204,21 +205,22 @@ func (h *history) add(it *engine.Iterator, prefix []byte, rev keyspace.Revision)
 	h.bytes += heldBytes(&v)
 	if h.bytes > h.trimAt {
 		h.trim()
-		// A revision that alone is too large stays whole: what is looked through again must
-		// have doubled, or each further event of it would sort all.
+		// A single revision that is too large stays complete. The buffer must double
+		// before it is trimmed again, or each further event of that revision would sort
+		// everything.
 		h.trimAt = max(h.o.MaxBytes, 2*h.bytes)
 	}
 	return nil
 }
 
-// trim forgets the highest revisions until at most half of the memory is in use,
-// so that it is rare. The lowest revision stays in any case, unless it may be divided.
+// trim drops the highest revisions until at most half of the memory is in use, so that it
+// runs rarely. It keeps the lowest revision unless that may be divided.
 func (h *history) trim() {
 	h.trims++
 	slices.SortFunc(h.events, func(a, b Version) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
 	})
-	var kept int64 // bytes of events[:n], which are whole revisions
+	var kept int64 // size of events[:n], which are complete revisions
 	n := 0
 	for n < len(h.events) {
 		end, size := n, int64(0)
@@ -236,8 +238,8 @@ func (h *history) trim() {
 	if n == len(h.events) {
 		return // one large revision
 	}
-	// Revisions between the kept and the forgotten ones may have no event so far,
-	// and later keys may still bring some: complete is only what is kept.
+	// Revisions between the kept and the dropped ones may have no event so far, and later
+	// keys may still bring some. So only the kept ones are complete.
 	if to := h.events[n-1].Mod; to < h.to && h.events[n].Mod != to {
 		h.to, h.cut = to, nil
 	}
@@ -246,8 +248,8 @@ func (h *history) trim() {
 	h.filter.Narrow(max(h.o.From, 0), h.to)
 }
 
-// divide cuts the lowest revision, the first n events, to the lowest keys that fit. The
-// keys come in order, so that all that is yet to come of it lies behind them.
+// divide cuts the lowest revision, the first n events, to the lowest keys that fit. Keys
+// arrive in order, so all its later events lie behind them.
 func (h *history) divide(n int, kept int64) (int, int64) {
 	for n > 1 && kept > h.o.MaxBytes/2 {
 		n--
@@ -257,8 +259,8 @@ func (h *history) divide(n int, kept int64) (int, int64) {
 	return n, kept
 }
 
-// settle is called when all is collected: one event may have let in more than fits, and
-// lower revisions may have come beside what is left of a divided one.
+// settle runs when all events are collected. One event may have exceeded the bound, and
+// lower revisions may have arrived beside the rest of a divided one.
 func (h *history) settle() {
 	if h.bytes > h.o.MaxBytes {
 		h.trim()

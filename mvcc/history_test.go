@@ -32,14 +32,14 @@ func TestHistories(t *testing.T) {
 	})
 }
 
-// One revision of very many events is returned whole, and is not sorted over and over
-// for it.
+// TestHistoryOfLargeRevision: one revision with very many events is returned completely,
+// without being sorted again and again.
 func TestHistoryOfLargeRevision(t *testing.T) {
 	const events = 200_000
 	e := openTest(t)
 	b := e.NewBatch()
 	for i := range events {
-		// The second revision comes from every other key, so that it is forgotten again and
+		// The second revision comes from every other key, so it is dropped again and
 		// again until its room is gone.
 		for rev := keyspace.Revision(2); rev <= 2+keyspace.Revision(i%2); rev++ {
 			v := Version{Key: fmt.Appendf(nil, "k%07d", i), Mod: rev, Create: rev, Version: 1}
@@ -72,7 +72,7 @@ func TestHistoryOfLargeRevision(t *testing.T) {
 	o, key := HistoryOptions{From: 2, To: 2, MaxBytes: 1 << 20}, []byte(nil)
 	for ; o.From <= o.To; pieces++ {
 		var err error
-		if o.From, key, err = Pieces(e, o, key, func(*Version) error { got++; return nil }); err != nil {
+		if o.From, key, err = HistoryPages(e, o, key, func(*Version) error { got++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -83,7 +83,7 @@ func TestHistoryOfLargeRevision(t *testing.T) {
 
 type story struct {
 	e      *engine.Engine
-	hashes map[uint64]string // names, so that no golden file holds the sums
+	hashes map[uint64]string // names, so that no golden file contains the sums
 }
 
 // args are the arguments that commands share.
@@ -254,8 +254,9 @@ func (s *story) stored(t *testing.T) string {
 	return out
 }
 
-// What a later write of the same transaction has replaced is an event as long as the later
-// one is, also at the compacted revision: whoever lags is owed it.
+// TestHistoryOfReplacedWrites: a write that a later one of the same transaction replaced
+// is an event as long as the later one is, even at the compacted revision: a lagging
+// watcher must still get it.
 func TestHistoryOfReplacedWrites(t *testing.T) {
 	e := openTest(t)
 	b := e.NewBatch()

@@ -7,15 +7,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The index of leases says which user keys are attached to a lease now. It is a set of
-// physical keys without values beside the versions, written in the same batch as they
-// are: whoever writes a version knows the lease of the one before it.
+// The lease index says which user keys are attached to a lease now. It is a set of
+// physical keys without values, written in the same batch as the versions: the writer of
+// a version knows the lease of the previous one.
 
-// LeaseIndex writes the index. It keeps memory for its keys: one goroutine at a time may
-// use it. The zero value is ready.
+// LeaseIndex writes the index. It reuses memory for its keys, so only one goroutine at a
+// time may use it. The zero value is ready.
 type LeaseIndex struct{ key []byte }
 
-// Attach notes that the key is attached to the lease from now on.
+// Attach records that the key is attached to the lease from now on.
 func (x *LeaseIndex) Attach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
 	if lease == 0 || len(key) == 0 {
 		panic(fmt.Sprintf("mvcc: key %q attached to lease %d", key, lease))
@@ -27,7 +27,7 @@ func (x *LeaseIndex) Attach(w engine.Writer, lease keyspace.LeaseID, key []byte)
 	return nil
 }
 
-// Detach notes that the key is not attached to the lease any more.
+// Detach records that the key is no longer attached to the lease.
 func (x *LeaseIndex) Detach(w engine.Writer, lease keyspace.LeaseID, key []byte) error {
 	if lease == 0 || len(key) == 0 {
 		panic(fmt.Sprintf("mvcc: key %q detached from lease %d", key, lease))
@@ -39,8 +39,8 @@ func (x *LeaseIndex) Detach(w engine.Writer, lease keyspace.LeaseID, key []byte)
 	return nil
 }
 
-// Attached calls fn with the keys of the span that are attached to the lease, in their
-// order, until it returns an error, which it returns. A key is valid during the call only.
+// Attached calls fn, in order, with the keys of the span that are attached to the lease.
+// It stops at fn's first error and returns it. A key is valid only during the call.
 func Attached(r engine.Reader, lease keyspace.LeaseID, s keyspace.Span, fn func(key []byte) error) (err error) {
 	b := engine.LeaseSpan(lease, s)
 	it, err := r.NewIter(engine.IterOptions{Lower: b.Lower, Upper: b.Upper})

@@ -8,7 +8,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The index shows the keys of one lease in a span, in their order, and nothing of others.
+// TestAttached: the index shows the keys of one lease in a span, in order, and no other
+// keys.
 func TestAttached(t *testing.T) {
 	e := openTest(t)
 	b := e.NewBatch()

@@ -7,19 +7,19 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
-// DefaultLiveCountSteps is how many changes of a LiveCount are kept apart: 16 KiB.
+// DefaultLiveCountSteps is how many changes a LiveCount keeps separately: 16 KiB.
 const DefaultLiveCountSteps = 1024
 
-// LiveCount knows how many live keys a span has at each revision from a base on. It
-// is not safe for concurrent use. The zero value knows nothing: Known is false.
+// LiveCount knows how many live keys a span has at each revision from a base on. It is
+// not safe for concurrent use. The zero value knows nothing: Known is false.
 //
-// It is fed with each applied change in any order of revisions, since a
-// transaction's write may be applied after later ones. Its memory is bounded: where
-// too many steps come together, the oldest go into the base, and a count at a
-// revision below the base must be scanned for.
+// It gets each applied change, in any order of revisions, since a transaction's write may
+// be applied after later ones. Its memory is bounded: if there are too many steps, the
+// oldest are merged into the base. A count at a revision below the base requires a scan.
 type LiveCount struct {
 	known bool
 	base  keyspace.Revision
@@ -28,14 +28,14 @@ type LiveCount struct {
 	max   int
 }
 
-// liveStep says how many live keys there are from a revision on.
+// liveStep is the number of live keys from a revision on.
 type liveStep struct {
 	rev   keyspace.Revision
 	count int64
 }
 
-// NewLiveCount returns the count of a span that has n live keys at the revision.
-// It keeps at most maxSteps revisions apart, 0 is DefaultLiveCountSteps.
+// NewLiveCount returns the count of a span that has n live keys at the revision. It keeps
+// at most maxSteps revisions separately; 0 is DefaultLiveCountSteps.
 func NewLiveCount(base keyspace.Revision, n int64, maxSteps int) *LiveCount {
 	if maxSteps <= 0 {
 		maxSteps = DefaultLiveCountSteps
@@ -43,18 +43,18 @@ func NewLiveCount(base keyspace.Revision, n int64, maxSteps int) *LiveCount {
 	return &LiveCount{known: true, base: base, count: n, max: maxSteps}
 }
 
-// Known says whether there is a count at all.
+// Known reports whether there is a count.
 func (c *LiveCount) Known() bool { return c.known }
 
-// Forget makes the count unknown, as after a split until the halves are counted.
+// Forget makes the count unknown, for example after a split until the halves are counted.
 func (c *LiveCount) Forget() { *c = LiveCount{max: c.max} }
 
 // Base returns the lowest revision at which the count is known.
 func (c *LiveCount) Base() keyspace.Revision { return c.base }
 
-// Add notes that the transaction at the revision made delta more keys live (fewer
-// if negative). Of one revision there may be several calls. Below the base it
-// counts for the base: the caller adds each applied change exactly once.
+// Add records that the transaction at the revision made delta more keys live, or fewer if
+// delta is negative. A revision may have several calls. A change below the base adds to
+// the base, so the caller must add each applied change exactly once.
 func (c *LiveCount) Add(rev keyspace.Revision, delta int64) {
 	if !c.known || delta == 0 {
 		return
@@ -73,7 +73,7 @@ func (c *LiveCount) Add(rev keyspace.Revision, delta int64) {
 		c.steps[j].count += delta
 	}
 	if len(c.steps) > c.max {
-		// A half at once, so that the move of the rest is rare.
+		// Half at once, so that the rest is rarely moved.
 		c.fold(len(c.steps) - c.max/2)
 	}
 	if n := c.newest(); n < 0 {
@@ -81,7 +81,7 @@ func (c *LiveCount) Add(rev keyspace.Revision, delta int64) {
 	}
 }
 
-// fold puts the first n steps into the base.
+// fold merges the first n steps into the base.
 func (c *LiveCount) fold(n int) {
 	if n == 0 {
 		return
@@ -97,8 +97,8 @@ func (c *LiveCount) newest() int64 {
 	return c.count
 }
 
-// Advance raises the base to the revision, at or below which nobody will ask any
-// more: the compacted revision.
+// Advance raises the base to the compacted revision, at or below which no count is needed
+// any more.
 func (c *LiveCount) Advance(rev keyspace.Revision) {
 	if !c.known || rev <= c.base {
 		return
@@ -107,8 +107,7 @@ func (c *LiveCount) Advance(rev keyspace.Revision) {
 	c.base = rev
 }
 
-// At returns the number of live keys at the revision; ok is false where it is not
-// known.
+// At returns the number of live keys at the revision; ok is false if it is not known.
 func (c *LiveCount) At(rev keyspace.Revision) (n int64, ok bool) {
 	if !c.known || rev < c.base {
 		return 0, false
@@ -120,8 +119,8 @@ func (c *LiveCount) At(rev keyspace.Revision) (n int64, ok bool) {
 	return c.steps[i-1].count, true
 }
 
-// Newest returns the number of live keys after all changes; ok is false where it
-// is not known.
+// Newest returns the number of live keys after all changes; ok is false if it is not
+// known.
 func (c *LiveCount) Newest() (n int64, ok bool) { return c.newest(), c.known }
 
 // liveCountVersion is the first byte of an encoded count.
@@ -130,8 +129,8 @@ const liveCountVersion = 1
 // ErrBadLiveCount says that bytes are not a count of a known version.
 var ErrBadLiveCount = errors.New("mvcc: malformed live count")
 
-// AppendNewest appends the encoding of the newest count, as of the revision, for
-// a record of its range (docs/format/mvcc.md). An unknown count is encoded too.
+// AppendNewest appends the encoding of the newest count, as of the revision, for a record
+// of its range (docs/format/mvcc.md). It also encodes an unknown count.
 func (c *LiveCount) AppendNewest(dst []byte, rev keyspace.Revision) []byte {
 	dst = append(dst, liveCountVersion)
 	if !c.known {
@@ -141,28 +140,25 @@ func (c *LiveCount) AppendNewest(dst []byte, rev keyspace.Revision) []byte {
 	return binary.AppendUvarint(dst, uint64(c.newest()))
 }
 
-// DecodeLiveCount decodes what AppendNewest encoded: a count whose base is the
-// revision that was given there.
+// DecodeLiveCount decodes what AppendNewest encoded. The count's base is the revision given
+// to AppendNewest.
 func DecodeLiveCount(b []byte, maxSteps int) (*LiveCount, error) {
-	if len(b) == 0 {
-		return nil, fmt.Errorf("%w: empty", ErrBadLiveCount)
-	}
-	if err := keyspace.CheckVersion("key count", uint64(b[0]), liveCountVersion); err != nil {
+	r := wire.NewReader(b)
+	if err := keyspace.CheckVersion("key count", uint64(r.Byte()), liveCountVersion); err != nil && r.OK() {
 		return nil, fmt.Errorf("%w: %w", ErrBadLiveCount, err)
 	}
 	c := NewLiveCount(0, 0, maxSteps)
-	if b = b[1:]; len(b) == 0 {
+	if r.OK() && r.Len() == 0 {
 		c.Forget()
 		return c, nil
 	}
-	rev, n := binary.Uvarint(b)
-	if n <= 0 || rev > uint64(keyspace.MaxRevision) {
-		return nil, fmt.Errorf("%w: revision", ErrBadLiveCount)
+	rev, n := r.Uvarint(), r.Uvarint()
+	if rev > uint64(keyspace.MaxRevision) || n > 1<<62 {
+		r.Failf("%d keys at revision %d", n, rev)
 	}
-	count, m := binary.Uvarint(b[n:])
-	if m <= 0 || count > 1<<62 || n+m != len(b) {
-		return nil, fmt.Errorf("%w: count", ErrBadLiveCount)
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadLiveCount, err)
 	}
-	c.base, c.count = keyspace.Revision(rev), int64(count)
+	c.base, c.count = keyspace.Revision(rev), int64(n)
 	return c, nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// model is what a store must hold: all versions ever written, in memory. It knows
-// the rules only in their plainest form.
+// model is the expected content of a store: all versions ever written, in memory. It
+// implements the rules in their simplest form.
 type model struct {
 	versions  map[string][]Version // oldest first
 	compacted keyspace.Revision
@@ -41,7 +41,7 @@ func (m *model) keys(s keyspace.Span) []string {
 	return ks
 }
 
-// kept says whether compaction's rule keeps the version.
+// kept reports whether the compaction rule keeps the version.
 func (m *model) kept(v Version, compacted keyspace.Revision) bool {
 	if v.Mod > compacted {
 		return true
@@ -61,7 +61,7 @@ func line(v *Version) string {
 	return s
 }
 
-// apart returns the version and its earlier writes as versions of their own.
+// apart returns the version and its earlier writes as separate versions.
 func apart(v Version) []Version {
 	w := v.Earlier
 	v.Earlier = nil
@@ -80,7 +80,7 @@ type workload struct {
 	rev  keyspace.Revision
 	keys []string
 	live *LiveCount
-	// since is the compacted revision of the last whole pass of removal.
+	// since is the compacted revision of the last complete pass of removal.
 	since keyspace.Revision
 }
 
@@ -91,7 +91,7 @@ func newWorkload(t *testing.T, seed int64) *workload {
 		m: &model{versions: map[string][]Version{}}, rev: 1, live: NewLiveCount(1, 0, 64),
 	}
 	for range 40 {
-		// Few bytes, many zeros, so that keys are prefixes of each other.
+		// Few bytes and many zeros, so that keys are prefixes of each other.
 		k := make([]byte, 1+w.rng.IntN(4))
 		for i := range k {
 			k[i] = []byte{0, 0, 1, 2, 'a', 0xff}[w.rng.IntN(6)]
@@ -114,7 +114,7 @@ func (w *workload) txn() {
 		last, ok := w.m.at(key, w.rev)
 		lived := ok && !last.Tombstone
 		live, wrote := lived, false
-		// Some are written more than once.
+		// Some keys are written more than once.
 		for n := max(1, w.rng.IntN(6)-2); n > 0; n-- {
 			v := Version{Key: []byte(key), Mod: w.rev, Sub: sub}
 			switch {
@@ -169,7 +169,7 @@ func (w *workload) span() keyspace.Span {
 	return keyspace.Span{Start: []byte(w.keys[i]), End: []byte(w.keys[j])}
 }
 
-// revision returns one at which may be read.
+// revision returns a readable revision.
 func (w *workload) revision() keyspace.Revision {
 	lo := max(w.m.compacted, 1)
 	return lo + keyspace.Revision(w.rng.Int64N(int64(w.rev-lo)+2))
@@ -252,11 +252,11 @@ func (w *workload) checkHistory() {
 		o.From = next
 	}
 	equal(w.t, fmt.Sprintf("history of %s from %d", s, from), got, want)
-	w.checkPieces(s, from, o.MaxBytes, want)
+	w.checkPages(s, from, o.MaxBytes, want)
 }
 
-// checkPieces reads the same in pieces, which may end within a revision.
-func (w *workload) checkPieces(s keyspace.Span, from keyspace.Revision, maxBytes int64, want []string) {
+// checkPages reads the same in pages, which may end within a revision.
+func (w *workload) checkPages(s keyspace.Span, from keyspace.Revision, maxBytes int64, want []string) {
 	w.t.Helper()
 	o := HistoryOptions{Span: s, From: from, To: w.rev, MaxBytes: maxBytes}
 	var all []Version
@@ -264,7 +264,7 @@ func (w *workload) checkPieces(s keyspace.Span, from keyspace.Revision, maxBytes
 	for o.From <= o.To {
 		var size int64
 		n := len(all)
-		next, nextKey, err := Pieces(w.e, o, key, func(v *Version) error {
+		next, nextKey, err := HistoryPages(w.e, o, key, func(v *Version) error {
 			all = append(all, *v)
 			size += v.Size() + eventOverhead
 			return nil
@@ -291,8 +291,8 @@ func (w *workload) checkPieces(s keyspace.Span, from keyspace.Revision, maxBytes
 	equal(w.t, fmt.Sprintf("pieces of history of %s from %d", s, from), got, want)
 }
 
-// checkHash compares the hash with that of the kept versions and with the sum over
-// two halves read in parts.
+// checkHash compares the hash with that of the kept versions, and with the sum over two
+// halves read in parts.
 func (w *workload) checkHash() {
 	w.t.Helper()
 	at := w.revision()
@@ -329,8 +329,8 @@ func (w *workload) checkHash() {
 	}
 }
 
-// compact raises the compacted revision and removes in random steps; sometimes
-// it leaves the pass unfinished.
+// compact raises the compacted revision and removes in random steps; sometimes it leaves
+// the pass unfinished.
 func (w *workload) compact() {
 	w.t.Helper()
 	w.m.compacted = w.revision()
@@ -372,7 +372,7 @@ func (w *workload) compact() {
 	equal(w.t, fmt.Sprintf("stored versions after removal by %d", w.m.compacted), stored(w.t, w.e), want)
 }
 
-// stored returns all versions as they lie in the store.
+// stored returns all versions in the store.
 func stored(t testing.TB, r engine.Reader) []string {
 	t.Helper()
 	it, err := r.NewIter(engine.IterOptions{})
@@ -401,8 +401,8 @@ func equal(t testing.TB, what string, got, want []string) {
 	}
 }
 
-// TestModel compares the store with a model over random transactions, reads,
-// histories, hashes and removals, with flushes between.
+// TestModel compares the store with a model over random transactions, reads, histories,
+// hashes and removals, with flushes in between.
 func TestModel(t *testing.T) {
 	for seed := range int64(6) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Get returns the key's newest version at or below the revision; ok is false where
-// there is none or it is a tombstone. The result has memory of its own.
+// Get returns the key's newest version at or below the revision. ok is false if there is
+// none or it is a tombstone. The result has its own memory.
 func Get(r engine.Reader, key []byte, at keyspace.Revision) (v Version, ok bool, err error) {
 	v, ok, err = GetVersion(r, key, at)
 	if v.Tombstone {
@@ -19,7 +19,7 @@ func Get(r engine.Reader, key []byte, at keyspace.Revision) (v Version, ok bool,
 	return v, ok, err
 }
 
-// GetVersion is Get that also returns a tombstone.
+// GetVersion is Get, but also returns tombstones.
 func GetVersion(r engine.Reader, key []byte, at keyspace.Revision) (v Version, ok bool, err error) {
 	g, err := NewGetter(r)
 	if err != nil {
@@ -35,9 +35,8 @@ func GetVersion(r engine.Reader, key []byte, at keyspace.Revision) (v Version, o
 	return v, ok, err
 }
 
-// Getter reads many keys of one state with one iterator: about 1.7 µs for a key
-// among a million, where Get takes 3 µs. It is for one goroutine and must be closed
-// soon.
+// Getter reads many keys of one state with one iterator. A key among a million takes
+// about 1.7 µs, compared with 3 µs for Get. It is for one goroutine; close it soon.
 type Getter struct {
 	it   *engine.Iterator
 	seek []byte
@@ -53,8 +52,8 @@ func NewGetter(r engine.Reader) (*Getter, error) {
 	return &Getter{it: it}, nil
 }
 
-// Get returns the key's newest version at or below the revision, a tombstone too;
-// ok is false where there is none. The result is valid until the next call.
+// Get returns the key's newest version at or below the revision, even a tombstone; ok is
+// false if there is none. The result is valid until the next call.
 func (g *Getter) Get(key []byte, at keyspace.Revision) (v *Version, ok bool, err error) {
 	g.seek = engine.AppendVersionedKey(g.seek[:0], key, at)
 	if !g.it.SeekPrefixGE(g.seek) {
@@ -86,18 +85,18 @@ func (g *Getter) Close() error {
 	return nil
 }
 
-// walk stands on one version of each user key of a span, one after another: the
-// newest at or below a revision. Tombstones are among them.
+// walk visits one version of each user key of a span: the newest at or below a revision,
+// even if it is a tombstone.
 type walk struct {
 	it   *engine.Iterator
 	at   keyspace.Revision
 	seek []byte
 
-	// Where it stands: the shared prefix of the key's versions (valid until the
-	// next move) and the revision.
+	// The position: the common prefix of the key's versions (valid until the next move)
+	// and the revision.
 	prefix []byte
 	rev    keyspace.Revision
-	// seen counts the versions that were looked at.
+	// seen counts the versions that were read.
 	seen int64
 }
 
@@ -113,12 +112,12 @@ func newWalk(r engine.Reader, s keyspace.Span, at keyspace.Revision) (*walk, err
 // first moves to the first user key with a version at or below the revision.
 func (w *walk) first() (bool, error) { return w.settle(w.it.First()) }
 
-// next moves to the next user key with one.
+// next moves to the next such user key.
 func (w *walk) next() (bool, error) { return w.settle(w.it.NextPrefix()) }
 
-// settle moves on until the iterator stands on a version that is old enough. The
-// newest version is the likely one; after one step in vain a seek is cheaper than
-// steps through the versions of a hot key.
+// settle moves on until the iterator stands on a version that is old enough. The newest
+// version usually is. After one step in vain a seek is cheaper than steps through the
+// versions of a hot key.
 func (w *walk) settle(valid bool) (bool, error) {
 	stepped := false
 	for ; valid; w.seen++ {
@@ -150,7 +149,7 @@ func (w *walk) settle(valid bool) (bool, error) {
 	return false, nil
 }
 
-// tombstone says whether the version is a delete.
+// tombstone reports whether the version is a delete.
 func (w *walk) tombstone() (bool, error) {
 	value, err := w.it.ValueAndErr()
 	if err != nil {
@@ -175,36 +174,36 @@ func (w *walk) version(v *Version) error {
 // close closes the iterator and joins its error to err.
 func (w *walk) close(err error) error { return errors.Join(err, w.it.Close()) }
 
-// ErrStop ends a scan from within its callback, which is no error.
+// ErrStop, returned by a scan's callback, ends the scan without an error.
 var ErrStop = errors.New("mvcc: stop")
 
-// ScanOptions say what to scan.
+// ScanOptions select what to scan.
 type ScanOptions struct {
 	Span keyspace.Span
 	// At is the revision to read at.
 	At keyspace.Revision
-	// Limit bounds the keys; 0 is no bound.
+	// Limit bounds the number of keys; 0 is no bound.
 	Limit int64
-	// MaxBytes ends the scan before the key with which the sum of Size would exceed
-	// it; 0 is no bound. One key is always returned.
+	// MaxBytes ends the scan before the key at which the sum of Size would exceed it; 0
+	// is no bound. A scan returns at least one key.
 	MaxBytes int64
-	// KeysOnly leaves Value empty; it does not count for MaxBytes then.
+	// KeysOnly leaves Value empty; values then do not count for MaxBytes.
 	KeysOnly bool
 }
 
 // ScanResult says where a scan ended.
 type ScanResult struct {
-	// Keys and Bytes were handed to the callback.
+	// Keys and Bytes count what the callback got.
 	Keys, Bytes int64
-	// More says that live keys remain in the span, the first of which is Next. It is
-	// not looked for when the callback ended the scan.
+	// More says that live keys remain in the span; Next is the first of them. It is not
+	// set when the callback ended the scan.
 	More bool
 	Next []byte
 }
 
-// Scan calls fn with each live key of the span at the revision in order of the
-// keys. What fn gets is valid during the call. fn's error ends the scan and is
-// returned, but for ErrStop. Memory does not grow with the span.
+// Scan calls fn with each live key of the span at the revision, in the order of the keys.
+// What fn gets is valid during the call. Scan stops at fn's first error and returns it,
+// except ErrStop. Memory does not grow with the span.
 func Scan(r engine.Reader, o ScanOptions, fn func(*Version) error) (ScanResult, error) {
 	w, err := newWalk(r, o.Span, o.At)
 	if err != nil {
@@ -246,10 +245,10 @@ func Count(r engine.Reader, s keyspace.Span, at keyspace.Revision) (int64, error
 	return n, err
 }
 
-// CountPart counts from the start of the span on and ends once it has looked at
-// maxVersions versions (0 is no bound). next is the user key at which to go on,
-// and nil when the span is done. To be exact, all parts must read one state, or at
-// a revision at or below which no change comes any more.
+// CountPart counts from the start of the span on, and ends after it has read about
+// maxVersions versions (0 is no bound). next is the user key at which to continue, or nil
+// when the span is done. The sum is exact if all parts read one state, or a revision at
+// or below which nothing changes any more.
 func CountPart(r engine.Reader, s keyspace.Span, at keyspace.Revision, maxVersions int64) (n int64, next []byte, err error) {
 	w, err := newWalk(r, s, at)
 	if err != nil {
@@ -257,7 +256,7 @@ func CountPart(r engine.Reader, s keyspace.Span, at keyspace.Revision, maxVersio
 	}
 	ok, err := w.first()
 	for first := true; ok && err == nil; ok, err = w.next() {
-		// One key at least, so that every part comes further.
+		// At least one key, so that every part makes progress.
 		if maxVersions > 0 && w.seen > maxVersions && !first {
 			next, err = engine.AppendUserKey([]byte{}, w.prefix)
 			break

@@ -16,39 +16,39 @@ const (
 	DefaultRemoveDeletes = 1_000
 )
 
-// RemoveOptions say what RemoveOld is to remove and how much in one step.
+// RemoveOptions say what RemoveOld removes, and how much in one step.
 type RemoveOptions struct {
 	Span keyspace.Span
 	// Compacted is the compacted revision of the span.
 	Compacted keyspace.Revision
-	// Since is the compacted revision for which a pass over the whole span was
-	// completed and is durable, 0 for none. The step then looks only at keys with a
-	// change since.
+	// Since is the compacted revision of the last pass over the whole span that is
+	// complete and durable, 0 for none. The step then visits only keys that have changed
+	// since.
 	Since keyspace.Revision
 	// Cursor is where the step begins: nil at the start of a pass, then
 	// RemoveResult.Cursor.
 	Cursor []byte
-	// MaxVisits and MaxDeletes end the step; 0 are the defaults. They are exceeded
-	// by a few at most.
+	// MaxVisits and MaxDeletes end the step, which may exceed them slightly; 0 means the
+	// default.
 	MaxVisits, MaxDeletes int64
 }
 
-// RemoveResult says what a step did.
+// RemoveResult is the outcome of a step.
 type RemoveResult struct {
-	// Cursor is where the next step begins; nil when the pass is done.
+	// Cursor is where the next step begins, or nil when the pass is complete.
 	Cursor []byte
-	// Visited versions were looked at; Removed ones, of Bytes, are deleted by w.
+	// Visited counts the versions that were read. Removed versions, of Bytes, are deleted
+	// by w.
 	Visited, Removed, Bytes int64
 }
 
-// RemoveOld writes into w the removal of versions that compaction's rule does not
-// keep (see the package comment), as r shows them, one bounded step at a time. Steps
-// of one pass may come long after each other and with higher compacted revisions:
-// what one leaves the next pass finds. Physical removal is a replica's own matter:
-// no result of a read at or above the compacted revision, and no Hash, depends on
-// it.
+// RemoveOld writes into w the removal of versions that the compaction rule does not keep
+// (see the package comment), as r shows them, one bounded step at a time. Steps of one
+// pass may be far apart and have increasing compacted revisions: the next pass finds what
+// one leaves. Physical removal is each replica's own matter. No read at or above the
+// compacted revision depends on it, and no Hash does.
 //
-// The span's readers below Compacted must be gone, or hold snapshots.
+// Readers of the span below Compacted must have ended, or hold snapshots.
 func RemoveOld(r engine.Reader, w engine.Writer, o RemoveOptions) (RemoveResult, error) {
 	if o.MaxVisits <= 0 {
 		o.MaxVisits = DefaultRemoveVisits
@@ -62,8 +62,8 @@ func RemoveOld(r engine.Reader, w engine.Writer, o RemoveOptions) (RemoveResult,
 	b := engine.VersionedSpan(o.Span)
 	p := &remover{o: o, w: w}
 	var err error
-	// Only versions at or below Compacted matter. Those at Since itself matter
-	// again: a tombstone that was kept for the watches that begin there.
+	// Only versions at or below Compacted matter. Versions at Since matter again, because
+	// a tombstone there was kept for watches that begin at Since.
 	if p.keys, err = r.NewIter(engine.IterOptions{
 		Lower: b.Lower, Upper: b.Upper, Revisions: engine.NewRevisionFilter(o.Since, o.Compacted),
 	}); err != nil {
@@ -71,7 +71,7 @@ func RemoveOld(r engine.Reader, w engine.Writer, o RemoveOptions) (RemoveResult,
 	}
 	p.versions = p.keys
 	if o.Since > 0 {
-		// The filter hides versions that are to go: another iterator finds them.
+		// The filter hides versions that must go: another iterator finds them.
 		if p.versions, err = r.NewIter(engine.IterOptions{Lower: b.Lower, Upper: b.Upper}); err != nil {
 			err = fmt.Errorf("mvcc: remove old versions of %s: %w", o.Span, err)
 			return RemoveResult{}, errors.Join(err, p.keys.Close())
@@ -88,14 +88,14 @@ type remover struct {
 	o   RemoveOptions
 	w   engine.Writer
 	res RemoveResult
-	// keys finds the user keys that may have something to remove, versions what
-	// there is of them. Both may be one iterator.
+	// keys finds the user keys that may have something to remove, and versions their
+	// versions. Both may be one iterator.
 	keys, versions *engine.Iterator
 
 	prefix, seek, tombstone []byte
 }
 
-// spent says whether the step has done its share.
+// spent reports whether the step has done its share.
 func (p *remover) spent() bool {
 	return p.res.Visited >= p.o.MaxVisits || p.res.Removed >= p.o.MaxDeletes
 }
@@ -107,7 +107,7 @@ func (p *remover) run() error {
 		if serr != nil {
 			return fmt.Errorf("%w: %w", ErrCorrupt, serr)
 		}
-		if p.spent() && !first { // every step comes further by a key at least
+		if p.spent() && !first { // every step handles at least one key
 			p.res.Cursor = bytes.Clone(prefix)
 			return nil
 		}
@@ -119,8 +119,8 @@ func (p *remover) run() error {
 			valid = p.keys.SeekGE(p.seek)
 			continue
 		case rev < p.o.Since:
-			// Nothing of this key changed since the last pass; the filter lets
-			// neighbours in a block pass.
+			// Nothing of this key changed since the last pass; the filter admits
+			// neighbours in the same block.
 		default:
 			if done, err = p.key(); err != nil || done {
 				continue
@@ -137,9 +137,9 @@ func (p *remover) run() error {
 	return nil
 }
 
-// begin moves to where the step begins. A cursor with a revision lies within the
-// versions of a key of which a newer one is kept: from there on all of them go.
-// done says that this alone was a step.
+// begin moves to the start of the step. A cursor with a revision lies within the versions
+// of a key of which a newer one is kept: all versions from there on go. done says that
+// this alone made up the step.
 func (p *remover) begin() (valid, done bool, err error) {
 	if p.o.Cursor == nil {
 		return p.keys.First(), false, nil
@@ -156,7 +156,7 @@ func (p *remover) begin() (valid, done bool, err error) {
 	return p.keys.SeekGE(p.seek), false, nil
 }
 
-// leave moves keys behind the versions of the current user key.
+// leave moves keys past the versions of the current user key.
 func (p *remover) leave() (bool, error) {
 	if !p.keys.Valid() {
 		return false, nil
@@ -166,14 +166,13 @@ func (p *remover) leave() (bool, error) {
 		return false, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	if !bytes.Equal(prefix, p.prefix) {
-		return true, nil // the same iterator has left already
+		return true, nil // the same iterator has moved on already
 	}
 	return p.keys.NextPrefix(), nil
 }
 
-// key removes what is to go of the current user key, at whose newest version at or
-// below Compacted, or one behind it, keys stands. done says that the step ends
-// within the key.
+// key removes versions of the current user key. keys stands at its newest version at or
+// below Compacted, or at an older one. done says that the step ends within the key.
 func (p *remover) key() (done bool, err error) {
 	valid := true
 	if p.versions != p.keys {
@@ -197,8 +196,8 @@ func (p *remover) key() (done bool, err error) {
 	if !dead && !(mutation.Is(mutation.LiveRemoved) && rev < p.o.Compacted) {
 		return p.rest(p.versions.Next())
 	}
-	// The tombstone goes last: without it, and with an older version still there,
-	// the key would be alive again. A step that ends before begins with the key anew.
+	// The tombstone goes last. If it went while an older version remained, the key would
+	// be alive again. A step that ends before that starts with this key again.
 	p.tombstone = append(p.tombstone[:0], p.versions.Key()...)
 	if done, err = p.rest(p.versions.Next()); err != nil {
 		return false, err
@@ -210,8 +209,8 @@ func (p *remover) key() (done bool, err error) {
 	return false, p.remove(p.tombstone, 1)
 }
 
-// rest removes the versions of the current user key from where versions stands, at
-// least one of them.
+// rest removes the versions of the current user key from the position of versions on, at
+// least one.
 func (p *remover) rest(valid bool) (done bool, err error) {
 	for first := true; ; first = false {
 		_, ok, err := p.here(valid)
@@ -231,7 +230,7 @@ func (p *remover) rest(valid bool) (done bool, err error) {
 	}
 }
 
-// here says whether versions stands on a version of the current user key.
+// here reports whether versions stands on a version of the current user key.
 func (p *remover) here(valid bool) (rev keyspace.Revision, ok bool, err error) {
 	if !valid {
 		return 0, false, p.versions.Error()
@@ -243,7 +242,7 @@ func (p *remover) here(valid bool) (rev keyspace.Revision, ok bool, err error) {
 	return rev, bytes.Equal(prefix, p.prefix), nil
 }
 
-// remove deletes the version with the physical key and a value of so many bytes.
+// remove deletes the version with the physical key and a value of that many bytes.
 func (p *remover) remove(key []byte, valueBytes int) error {
 	p.res.Removed++
 	p.res.Bytes += int64(len(key)) + int64(valueBytes)

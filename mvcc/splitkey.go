@@ -10,35 +10,35 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// ErrIndivisible says that no key divides a span into parts that are both worth
-// something: one key has most of its bytes.
-var ErrIndivisible = errors.New("mvcc: no key divides the bytes")
+// ErrNoSplitKey says that no key divides a span into two useful parts: one key has most
+// of its bytes.
+var ErrNoSplitKey = errors.New("mvcc: no key divides the bytes")
 
 const (
-	// smallestPart is the part of the bytes that each side of a division must have: an
-	// eighth. With less the larger side is soon divided again, and little is won.
+	// smallestPart is the minimum share of the bytes on each side of a division: an
+	// eighth. With less the larger side would soon be divided again.
 	smallestPart = 8
-	// middleSteps bounds the search. Each step halves the distance between two byte strings,
-	// which 256 steps bring from the whole keyspace to strings that agree in 32 bytes beyond
-	// what all keys of the span begin with.
-	middleSteps = 256
+	// splitSteps bounds the search. Each step halves the distance between two byte
+	// strings. 256 steps lead from the whole keyspace to strings that agree in 32 bytes
+	// beyond the common prefix of the span's keys.
+	splitSteps = 256
 )
 
-// Halves is where a span is divided.
-type Halves struct {
-	// Key is the first of the right part.
+// Split is where a span is divided.
+type Split struct {
+	// Key is the first key of the right part.
 	Key []byte
-	// Left is about what the keys below it take of the disk, and Bytes what all do.
+	// Left is roughly the disk space of the keys below Key, Bytes that of all keys.
 	Left, Bytes int64
 }
 
-// Middle returns the key that divides what the span takes on disk, all versions of its
-// keys, into parts that are as equal as keys allow, and ErrIndivisible where there is
-// none. It reads no data: it asks the store about how much the keys below one take, some
-// dozens of times, and looks up the key at hand each time. What is not in tables yet does
-// not count, and the values of old versions, which tables hold apart, count where their
-// table's other bytes are: where few keys have many old versions it is not quite the middle.
-func Middle(e *engine.Engine, span keyspace.Span) (h Halves, err error) {
+// FindSplitKey returns the key that divides the span's disk space, with all versions of
+// its keys, as evenly as keys allow, or ErrNoSplitKey if there is none. It reads no data.
+// It asks the store some dozens of times for the approximate size of the keys below one,
+// and looks up one key each time. Data not in tables yet do not count. Tables store the
+// values of old versions apart, and these count at the place of their table's other
+// bytes. So if few keys have many old versions, the key is not exactly in the middle.
+func FindSplitKey(e *engine.Engine, span keyspace.Span) (h Split, err error) {
 	bounds := engine.VersionedSpan(span)
 	it, err := e.NewIter(engine.IterOptions{Lower: bounds.Lower, Upper: bounds.Upper})
 	if err != nil {
@@ -48,7 +48,7 @@ func Middle(e *engine.Engine, span keyspace.Span) (h Halves, err error) {
 	if h.Bytes, err = e.EstimateBytes(bounds); err != nil {
 		return h, err
 	}
-	m := middle{e: e, it: it, lower: bounds.Lower, half: h.Bytes / 2}
+	m := splitSearch{e: e, it: it, lower: bounds.Lower, half: h.Bytes / 2}
 	if err := m.search(); err != nil {
 		return h, fmt.Errorf("mvcc: halve %s: %w", span, err)
 	}
@@ -61,16 +61,16 @@ func Middle(e *engine.Engine, span keyspace.Span) (h Halves, err error) {
 		}
 	}
 	if h.Key == nil || min(h.Left, h.Bytes-h.Left) < max(1, h.Bytes/smallestPart) {
-		return h, ErrIndivisible
+		return h, ErrNoSplitKey
 	}
 	return h, nil
 }
 
 func distance(a, b int64) int64 { return max(a-b, b-a) }
 
-// middle is a search: lo and hi are keys of the span with less than half, and with half
-// or more, of the bytes below them.
-type middle struct {
+// splitSearch is a binary search: lo and hi are keys of the span with less than half of
+// the bytes below lo, and half or more below hi.
+type splitSearch struct {
 	e              *engine.Engine
 	it             *engine.Iterator
 	lower          []byte
@@ -80,7 +80,7 @@ type middle struct {
 }
 
 // search narrows lo and hi until no key lies between them.
-func (m *middle) search() error {
+func (m *splitSearch) search() error {
 	first, err := m.user(m.it.First())
 	if err != nil || first == nil {
 		return err
@@ -100,7 +100,7 @@ func (m *middle) search() error {
 	}
 	m.hi, m.hiLeft = last, left
 	to := last
-	for range middleSteps {
+	for range splitSteps {
 		at := between(m.lo, to)
 		if at == nil {
 			break
@@ -123,13 +123,13 @@ func (m *middle) search() error {
 		}
 	}
 	if m.loLeft == 0 {
-		m.lo = nil // nothing would stay on its left
+		m.lo = nil // nothing would remain on its left
 	}
 	return nil
 }
 
-// user returns the user key at which the iterator stands, nil where it stands nowhere.
-func (m *middle) user(valid bool) ([]byte, error) {
+// user returns the user key at the iterator's position, or nil if it has none.
+func (m *splitSearch) user(valid bool) ([]byte, error) {
 	if !valid {
 		return nil, m.it.Error()
 	}
@@ -137,8 +137,8 @@ func (m *middle) user(valid bool) ([]byte, error) {
 	return key, err
 }
 
-// below is about what the keys below one take.
-func (m *middle) below(key []byte) (int64, error) {
+// below is roughly the size of the keys below key.
+func (m *splitSearch) below(key []byte) (int64, error) {
 	upper := engine.VersionedSpan(keyspace.Span{Start: key}).Lower
 	if bytes.Compare(m.lower, upper) >= 0 {
 		return 0, nil
@@ -146,8 +146,8 @@ func (m *middle) below(key []byte) (int64, error) {
 	return m.e.EstimateBytes(engine.KeySpan{Lower: m.lower, Upper: upper})
 }
 
-// between returns a byte string above lo and below hi, about in the middle, nil where
-// there is none, or none that is at most a byte longer than both.
+// between returns a byte string above lo and below hi, roughly in the middle. It returns
+// nil if there is none that is at most one byte longer than both.
 func between(lo, hi []byte) []byte {
 	n := max(len(lo), len(hi)) + 1
 	number := func(b []byte) *big.Int {
@@ -159,7 +159,7 @@ func between(lo, hi []byte) []byte {
 	sum.Add(sum, number(hi)).Rsh(sum, 1)
 	at := sum.FillBytes(make([]byte, n))
 	for len(at) > 0 {
-		// As short as it may be and still be above lo.
+		// As short as possible and still above lo.
 		short := at[:len(at)-1]
 		if bytes.Compare(short, lo) <= 0 {
 			break

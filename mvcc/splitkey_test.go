@@ -35,15 +35,16 @@ func noise(rng *rand.Rand, n int) []byte {
 	return b
 }
 
-// TestMiddle: whatever the keys are like, both halves have about half of the bytes, as
-// far as blocks of tables tell; and where one key has nearly all, nothing is halved.
-func TestMiddle(t *testing.T) {
+// TestFindSplitKey: for any kind of keys both parts have about half of the bytes, as far
+// as table blocks tell. If one key has nearly all bytes there is no split key.
+func TestFindSplitKey(t *testing.T) {
 	long := bytes.Repeat([]byte("a"), 900)
 	for name, c := range map[string]struct {
 		key  func(i int) string
 		size func(i int) int
 		n    int
-		// want is the least part of the bytes on each side, 0 that there is no division.
+		// want is the minimum share of the bytes on each side; 0 means that there is no
+		// split key.
 		want float64
 	}{
 		"numbers":  {key: func(i int) string { return fmt.Sprintf("k%06d", i) }, n: 500, want: 0.45},
@@ -88,9 +89,9 @@ func TestMiddle(t *testing.T) {
 			slices.SortStableFunc(vs, func(a, b Version) int { return bytes.Compare(a.Key, b.Key) })
 			fill(t, e, vs...)
 			span := keyspace.Span{Start: []byte{0, 0, 0}, End: []byte("zz")}
-			h, err := Middle(e, span)
+			h, err := FindSplitKey(e, span)
 			if c.want == 0 {
-				if !errors.Is(err, ErrIndivisible) {
+				if !errors.Is(err, ErrNoSplitKey) {
 					t.Fatalf("divided at %q: %+v, %v", h.Key, h, err)
 				}
 				return
@@ -114,7 +115,7 @@ func TestMiddle(t *testing.T) {
 	}
 }
 
-// TestBetween: what is between two byte strings is found as long as there is something.
+// TestBetween: a string between two others is found if there is one.
 func TestBetween(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {
@@ -126,7 +127,7 @@ func TestBetween(t *testing.T) {
 		}
 		for steps := 0; ; steps++ {
 			at := between(lo, hi)
-			if steps == middleSteps {
+			if steps == splitSteps {
 				break
 			}
 			if at == nil {

@@ -74,7 +74,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint,
 		switch {
 		case err == nil:
 			return resp.Op, nil
-		case at.where == localOnly || kverror.Of(err).Kind == kverror.ReadInPieces || isFinal(op, err):
+		case at.where == localOnly || kverror.Of(err).Kind == kverror.ReadByPages || isFinal(op, err):
 			return nil, err
 		}
 	}

@@ -101,7 +101,7 @@ func (r *Router) readAt(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	if !byKeyUp(req) {
 		// A range that holds the whole span sends only what the request asks for.
 		resp, err := r.whole(ctx, span, req, at)
-		if err == nil || !errors.Is(err, kverror.ReadInPieces) && !errors.Is(err, errMultiRange) {
+		if err == nil || !errors.Is(err, kverror.ReadByPages) && !errors.Is(err, errMultiRange) {
 			return resp, err
 		}
 		if errors.Is(err, errMultiRange) && byKeyDown(req) && req.GetLimit() > 0 && !filtered(req) {

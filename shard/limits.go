@@ -39,7 +39,7 @@ type Limits struct {
 	// answered. Default 512 MiB. TooManyRequests beyond it, but for one alone.
 	ReadBytes int64
 	// AnswerBytes bounds the keys of one answer to a RangeRequest of a span. Default
-	// 8 MiB, well below what a message of the bus may have. ReadInPieces beyond it: the
+	// 8 MiB, well below what a message of the bus may have. ReadByPages beyond it: the
 	// gateway asks for pieces.
 	AnswerBytes int64
 	// HeadBytes bounds what the node remembers of the newest versions of keys that it

@@ -113,8 +113,8 @@ func (n *Node) runMeter() {
 type loadStore struct{ *engine.Engine }
 
 // Middle implements load.Store.
-func (s loadStore) Middle(span keyspace.Span) (mvcc.Halves, error) {
-	return mvcc.Middle(s.Engine, span)
+func (s loadStore) Middle(span keyspace.Span) (mvcc.Split, error) {
+	return mvcc.FindSplitKey(s.Engine, span)
 }
 
 // loadOwner implements load.Owner.
@@ -164,7 +164,7 @@ func (o loadOwner) Split(ctx context.Context, generation keyspace.Generation, ke
 func (r *Replica) SplitMiddle(ctx context.Context, generation keyspace.Generation) ([]keyspace.Descriptor, error) {
 	d := r.Descriptor()
 	h, err := r.load.Halve(ctx, d.Generation, d.Span)
-	if errors.Is(err, mvcc.ErrIndivisible) {
+	if errors.Is(err, mvcc.ErrNoSplitKey) {
 		return nil, kverror.New(kverror.BadRequest, "%v", err)
 	}
 	if err != nil {

@@ -195,7 +195,7 @@ func TestAPieceEndsWithoutAMatch(t *testing.T) {
 
 // An answer that is better read in pieces is refused as such; the last keys of many are
 // no such answer, and cost no more than they are.
-func TestLargeAnswersAreReadInPieces(t *testing.T) {
+func TestLargeAnswersAreReadByPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorldWith(t, Limits{AnswerBytes: 100, ScanBytes: 20 * (kvOverheadBytes + 5), ReadBytes: 1 << 20})
 		defer w.stop()
@@ -215,7 +215,7 @@ func TestLargeAnswersAreReadInPieces(t *testing.T) {
 			return p.Op.(*pb.RangeResponse), nil
 		}
 		for _, req := range []*pb.RangeRequest{{}, {Limit: 30}, {SortOrder: pb.RangeRequest_DESCEND}, {SortTarget: pb.RangeRequest_MOD, SortOrder: pb.RangeRequest_ASCEND, Limit: 1}} {
-			if _, err := read(req); !errors.Is(err, kverror.ReadInPieces) {
+			if _, err := read(req); !errors.Is(err, kverror.ReadByPages) {
 				t.Errorf("%v: %v", req, err)
 			}
 		}

@@ -354,7 +354,7 @@ func (r *Replica) fits(resp *pb.RangeResponse) error {
 	left := r.node.cfg.Limits.AnswerBytes
 	for _, kv := range resp.Kvs {
 		if left -= int64(len(kv.Key) + len(kv.Value)); left < 0 {
-			return kverror.New(kverror.ReadInPieces, "more than %d bytes", r.node.cfg.Limits.AnswerBytes)
+			return kverror.New(kverror.ReadByPages, "more than %d bytes", r.node.cfg.Limits.AnswerBytes)
 		}
 	}
 	return nil
@@ -439,7 +439,7 @@ func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revis
 	case err == nil || errors.Is(err, errStop):
 		return c, nil
 	case budget.left < 0:
-		return c, kverror.New(kverror.ReadInPieces, "%v", err)
+		return c, kverror.New(kverror.ReadByPages, "%v", err)
 	}
 	return c, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
 }

@@ -1,12 +1,12 @@
-// Package background runs what may take the processors that nothing else wants, and no
-// others: a copy of a range may come a little later, a request that waits behind it may not.
+// Package background runs work on processors that nothing else wants: a copy of a range
+// may arrive later, but a request must not wait behind it.
 //
-// Two things make work wait in a Go process, and both are needed. The system's scheduler
-// treats all threads alike, so the work gets a thread of its own with a low priority. And
-// Go's own scheduler lets each of GOMAXPROCS goroutines run until it blocks, for 10 ms at
-// most, and asks the network for news only where one of those places is free: a place that
-// is held by a thread of low priority, which waits, would be lost for the requests. So
-// there are more places while such work runs.
+// Both the system and Go schedule such work, and both need to be told. The system's
+// scheduler treats all threads alike, so the work gets its own thread with a low
+// priority. Go's scheduler lets each of GOMAXPROCS goroutines run until it blocks, for up
+// to 10 ms, and polls the network only while one of those processors (a P) is free. A
+// low-priority thread that waits for the CPU would hold a P that requests need. So there
+// are additional Ps while such work runs.
 package background
 
 import (
@@ -16,33 +16,33 @@ import (
 	"time"
 )
 
-// morePlaces is how many goroutines more may run at once while background work does. It
-// is about how many threads of such work there are at a time: copies come four at a time,
-// each with one that makes or writes tables and one at its connection, and any that waits
-// for a processor may hold a place.
-const morePlaces = 8
+// extraProcs is how many additional Ps there are while background work runs. It is
+// roughly the number of such threads. Four copies run at a time, each with one thread for
+// its tables and one for its connection. Each thread that waits for the CPU may hold a P.
+const extraProcs = 8
 
-// linger is how long the places stay when the last piece of work is over: to change their
-// number stops all goroutines, twice for each of a row of copies else, and waits for those
-// of low priority to stop.
+// linger is how long the additional Ps remain after the last piece of work. Changing
+// GOMAXPROCS stops all goroutines, including those of low priority. Without linger a
+// sequence of copies would do that twice for each copy.
 const linger = time.Second
 
-// places counts the pieces of work, and remembers GOMAXPROCS as it is without them.
-var places struct {
+// procs counts the running pieces of work and remembers the usual GOMAXPROCS.
+var procs struct {
 	sync.Mutex
 	running int
-	// begun counts the pieces of work that have ever begun.
+	// begun counts all pieces of work so far.
 	begun uint64
-	// more says that there are more places than usual.
+	// more says that the additional Ps exist.
 	more  bool
 	usual int
-	// byDefault is what Go has chosen, 0 where somebody else has.
+	// byDefault is the GOMAXPROCS that Go has chosen, 0 if somebody else has.
 	byDefault int
 }
 
-// Run runs f in a goroutine of its own, on a thread that has low priority, and returns when
-// f has. It costs the making of a thread; and the first piece of work, and a second behind the last,
-// all goroutines stop for a moment, and wait for a collection of garbage that is under way.
+// Run runs f in its own goroutine, on a low-priority thread, and returns when f has
+// returned. It costs the creation of a thread. At the first piece of work, and one second
+// after the last, all goroutines stop briefly, after a running garbage collection has
+// ended.
 func Run(f func()) {
 	begin()
 	defer end()
@@ -55,57 +55,57 @@ func Run(f func()) {
 	<-done
 }
 
-// LowPriority gives the calling goroutine a thread of its own with low priority, for as long
-// as it runs: it must not unlock it, since a thread may not raise its priority again. The
-// thread ends with the goroutine.
+// LowPriority gives the calling goroutine its own low-priority thread for the goroutine's
+// whole life. The goroutine must not unlock the thread, because a thread cannot raise its
+// priority again. The thread ends with the goroutine.
 func LowPriority() {
 	runtime.LockOSThread()
 	lower()
 }
 
-// begin makes places when the first piece of work begins.
+// begin adds Ps when the first piece of work begins.
 func begin() {
-	places.Lock()
-	defer places.Unlock()
-	places.running++
-	places.begun++
-	if !places.more {
-		places.more = true
-		places.usual = runtime.GOMAXPROCS(0)
-		runtime.GOMAXPROCS(places.usual + morePlaces)
+	procs.Lock()
+	defer procs.Unlock()
+	procs.running++
+	procs.begun++
+	if !procs.more {
+		procs.more = true
+		procs.usual = runtime.GOMAXPROCS(0)
+		runtime.GOMAXPROCS(procs.usual + extraProcs)
 	}
 }
 
-// end has them taken away a while after the last one. The timer is nobody's: the next
-// piece of work may belong to another test, with a time of its own.
+// end removes the Ps some time after the last piece of work. Nobody owns the timer: the
+// next piece of work may belong to another test with its own time.
 func end() {
-	places.Lock()
-	defer places.Unlock()
-	if places.running--; places.running == 0 {
-		begun := places.begun
-		time.AfterFunc(linger, func() { restore(begun) }) //nolint:forbidigo // the places are the process's, of which there is one clock; nothing that is simulated sees them
+	procs.Lock()
+	defer procs.Unlock()
+	if procs.running--; procs.running == 0 {
+		begun := procs.begun
+		time.AfterFunc(linger, func() { restore(begun) }) //nolint:forbidigo // GOMAXPROCS belongs to the process, which has one clock; the simulation does not see it
 	}
 }
 
-// restore takes the places away, unless work has begun meanwhile.
+// restore removes the Ps, unless work has begun meanwhile.
 func restore(begun uint64) {
-	places.Lock()
-	defer places.Unlock()
-	if !places.more || places.running > 0 || places.begun != begun {
+	procs.Lock()
+	defer procs.Unlock()
+	if !procs.more || procs.running > 0 || procs.begun != begun {
 		return
 	}
-	places.more = false
-	// Where GOMAXPROCS follows the processors that the process may use, it goes on to.
-	if places.usual == places.byDefault {
+	procs.more = false
+	// If GOMAXPROCS followed the processors available to the process, it does so again.
+	if procs.usual == procs.byDefault {
 		runtime.SetDefaultGOMAXPROCS()
-		places.byDefault = runtime.GOMAXPROCS(0)
+		procs.byDefault = runtime.GOMAXPROCS(0)
 	} else {
-		runtime.GOMAXPROCS(places.usual)
+		runtime.GOMAXPROCS(procs.usual)
 	}
 }
 
 func init() {
 	if os.Getenv("GOMAXPROCS") == "" {
-		places.byDefault = runtime.GOMAXPROCS(0)
+		procs.byDefault = runtime.GOMAXPROCS(0)
 	}
 }

@@ -18,8 +18,8 @@ func niceHere(t *testing.T) int {
 	return n
 }
 
-// Work runs with low priority, and nothing else does: not who waits for it, and not
-// goroutines that begin later.
+// TestRunLowersItsOwnThread: only the work itself runs with low priority, not its waiting
+// caller and not goroutines that begin later.
 func TestRunLowersItsOwnThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -41,19 +41,20 @@ func TestRunLowersItsOwnThread(t *testing.T) {
 	}
 }
 
-// usualPlaces takes away the places that work of other tests has left behind.
-func usualPlaces() int {
-	places.Lock()
-	begun := places.begun
-	places.Unlock()
+// usualProcs removes the additional Ps that other tests' work has left.
+func usualProcs() int {
+	procs.Lock()
+	begun := procs.begun
+	procs.Unlock()
 	restore(begun)
 	return runtime.GOMAXPROCS(0)
 }
 
-// While work runs there are more places for goroutines, however many pieces there are, and
-// a while longer, so that a row of pieces changes it twice in all; then as many as before.
-func TestPlaces(t *testing.T) {
-	usual := usualPlaces()
+// TestExtraProcs: while any work runs, and for a while after, there are additional Ps, so
+// a sequence of work changes their number only twice. Afterwards there are as many as
+// before.
+func TestExtraProcs(t *testing.T) {
+	usual := usualProcs()
 	synctest.Test(t, func(t *testing.T) {
 		for row := range 3 {
 			var wg sync.WaitGroup
@@ -67,32 +68,33 @@ func TestPlaces(t *testing.T) {
 					})
 				})
 				<-begun
-				if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
-					t.Errorf("%d places while work of row %d runs, want %d", got, row, usual+morePlaces)
+				if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
+					t.Errorf("%d Ps while work of row %d runs, want %d", got, row, usual+extraProcs)
 				}
 			}
 			close(release)
 			wg.Wait()
 			time.Sleep(linger * 9 / 10)
-			if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
-				t.Errorf("%d places behind row %d, want %d", got, row, usual+morePlaces)
+			if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
+				t.Errorf("%d Ps behind row %d, want %d", got, row, usual+extraProcs)
 			}
 		}
 		time.Sleep(linger)
 		if got := runtime.GOMAXPROCS(0); got != usual {
-			t.Errorf("%d places afterwards, want %d", got, usual)
+			t.Errorf("%d Ps afterwards, want %d", got, usual)
 		}
 	})
 }
 
-// Who begins after a test whose time ended with it has places, and gives them back.
-func TestPlacesOfAnotherTest(t *testing.T) {
-	usual := usualPlaces()
+// TestExtraProcsOfAnotherTest: work after a test whose time has ended gets additional Ps
+// and releases them.
+func TestExtraProcsOfAnotherTest(t *testing.T) {
+	usual := usualProcs()
 	for range 2 {
 		synctest.Test(t, func(t *testing.T) {
 			Run(func() {
-				if got := runtime.GOMAXPROCS(0); got != usual+morePlaces {
-					t.Errorf("%d places while work runs, want %d", got, usual+morePlaces)
+				if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
+					t.Errorf("%d Ps while work runs, want %d", got, usual+extraProcs)
 				}
 			})
 		})
@@ -101,7 +103,7 @@ func TestPlacesOfAnotherTest(t *testing.T) {
 		Run(func() {})
 		time.Sleep(2 * linger)
 		if got := runtime.GOMAXPROCS(0); got != usual {
-			t.Errorf("%d places afterwards, want %d", got, usual)
+			t.Errorf("%d Ps afterwards, want %d", got, usual)
 		}
 	})
 }

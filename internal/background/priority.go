@@ -3,26 +3,28 @@ package background
 import "golang.org/x/sys/unix"
 
 const (
-	// lowerBy is by how much the nice value of background threads is above the process's.
-	// Where all processors are wanted a thread of them gets a 28th of what others get: with
-	// 10 it is a tenth, and ten of them together slow requests as one more usual thread
-	// does; 19 spares requests no more, and leaves a copy on a full node less than half.
+	// lowerBy is how far the nice value of background threads is above the process's. At
+	// 15 such a thread gets a 28th of a normal thread's share when all processors are
+	// busy. At 10 it would get a tenth, so ten threads would slow requests like one more
+	// normal thread. At 19 requests would gain nothing, and a copy on a busy node would
+	// get less than half of this.
 	lowerBy = 15
 	// niceMax is the lowest priority.
 	niceMax = 19
 )
 
-// lower gives the calling thread low priority. Linux has one for each thread, and lets each
-// lower its own; if it does not (a seccomp filter may forbid it), work goes on as it did.
+// lower gives the calling thread low priority. On Linux each thread has its own priority
+// and may lower it. If it may not, as under some seccomp filters, the work runs at normal
+// priority.
 func lower() {
 	if n, err := nice(); err == nil {
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(niceMax, n+lowerBy))
 	}
 }
 
-// nice is the nice value of the calling thread.
+// nice returns the nice value of the calling thread.
 func nice() (int, error) {
-	// The system call tells it so that it is never negative.
+	// The system call shifts the value so that it is never negative.
 	p, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	return 20 - p, err
 }

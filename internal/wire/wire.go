@@ -1,11 +1,11 @@
-// Package wire reads and writes the elements of which Skein's wire and disk forms are
-// made: varints, flags, fixed words and length-prefixed bytes. Each format keeps its own
-// layout and version; this package only keeps the decoders from reading past the end and
-// from allocating what is merely claimed.
+// Package wire reads and writes the elements of Skein's wire and disk formats: varints,
+// flags, fixed words and length-prefixed bytes. Each format keeps its own layout and
+// version. This package only keeps the decoders from reading past the end and from
+// allocating memory for mere claims.
 //
-// A [Reader] remembers the first error and reads zero values from then on, so that a
-// decoder checks once, at its end. The functions [Uvarint] and [Bytes] do the same work
-// without a Reader, for decoders on the path of every entry.
+// A [Reader] remembers the first error and returns zero values from then on, so a decoder
+// checks once, at its end. The functions [Uvarint] and [Bytes] do the same without a
+// Reader, for decoders on the path of every entry.
 package wire
 
 import (
@@ -14,11 +14,11 @@ import (
 	"fmt"
 )
 
-// ErrTruncated says that the input ends before the form does, or claims more elements
-// than it has bytes for.
+// ErrTruncated says that the input ends too early, or claims more elements than it has
+// bytes for.
 var ErrTruncated = errors.New("truncated")
 
-// Uvarint reads an unsigned varint and returns what follows it.
+// Uvarint reads an unsigned varint and returns the rest.
 func Uvarint(b []byte) (v uint64, rest []byte, err error) {
 	v, n := binary.Uvarint(b)
 	if n <= 0 {
@@ -27,8 +27,7 @@ func Uvarint(b []byte) (v uint64, rest []byte, err error) {
 	return v, b[n:], nil
 }
 
-// Bytes reads a length and that many bytes, which stay a part of b, and returns what
-// follows them.
+// Bytes reads a length and that many bytes, and returns the rest. The field refers to b.
 func Bytes(b []byte) (field, rest []byte, err error) {
 	n, b, err := Uvarint(b)
 	if err != nil {
@@ -40,13 +39,13 @@ func Bytes(b []byte) (field, rest []byte, err error) {
 	return b[:n:n], b[n:], nil
 }
 
-// AppendBytes appends the length of b and b.
+// AppendBytes appends the length of b, then b.
 func AppendBytes(dst, b []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(b)))
 	return append(dst, b...)
 }
 
-// Flag returns f where set, else 0.
+// Flag returns f if set is true, else 0.
 func Flag(set bool, f byte) byte {
 	if set {
 		return f
@@ -55,32 +54,32 @@ func Flag(set bool, f byte) byte {
 }
 
 // Reader reads a form from its beginning. After the first error all reads return zero
-// values. A Reader is used by one goroutine; copying it copies its place.
+// values. A Reader is used by one goroutine; a copy keeps its own position.
 type Reader struct {
 	b   []byte
 	err error
 }
 
-// NewReader returns a Reader of b. What it reads stays a part of b.
+// NewReader returns a Reader of b. Its results refer to b.
 func NewReader(b []byte) Reader { return Reader{b: b} }
 
-// Fail notes an error, unless there is one already.
+// Fail records an error, unless there is one already.
 func (r *Reader) Fail(err error) {
 	if r.err == nil {
 		r.err, r.b = err, nil
 	}
 }
 
-// Failf notes an error with a formatted text, unless there is one already.
+// Failf records a formatted error, unless there is one already.
 func (r *Reader) Failf(format string, args ...any) { r.Fail(fmt.Errorf(format, args...)) }
 
 // Err returns the first error.
 func (r *Reader) Err() error { return r.err }
 
-// OK says that nothing has failed so far.
+// OK reports whether nothing has failed so far.
 func (r *Reader) OK() bool { return r.err == nil }
 
-// End returns the first error, or one where bytes are left over.
+// End returns the first error, or an error if bytes are left.
 func (r *Reader) End() error {
 	if r.err == nil && len(r.b) > 0 {
 		return fmt.Errorf("%d bytes left over", len(r.b))
@@ -88,17 +87,17 @@ func (r *Reader) End() error {
 	return r.err
 }
 
-// Len returns how many bytes are left.
+// Len returns the number of bytes left.
 func (r *Reader) Len() int { return len(r.b) }
 
-// Rest takes all bytes that are left.
+// Rest reads all bytes left.
 func (r *Reader) Rest() []byte {
 	b := r.b
 	r.b = nil
 	return b
 }
 
-// Take replaces what is left, for a decoder that has read a part by other means. It does
+// Take replaces the rest, for a decoder that has read a part by other means. It does
 // nothing after an error.
 func (r *Reader) Take(rest []byte, err error) {
 	if err != nil {
@@ -110,7 +109,7 @@ func (r *Reader) Take(rest []byte, err error) {
 	}
 }
 
-// Peek returns the bytes that are left, without reading them.
+// Peek returns the rest without reading it.
 func (r *Reader) Peek() []byte { return r.b }
 
 // Byte reads one byte.
@@ -124,7 +123,7 @@ func (r *Reader) Byte() byte {
 	return v
 }
 
-// Bool reads a byte that is 0 or 1.
+// Bool reads a byte that must be 0 or 1.
 func (r *Reader) Bool() bool {
 	v := r.Byte()
 	if v > 1 {
@@ -133,7 +132,7 @@ func (r *Reader) Bool() bool {
 	return v == 1
 }
 
-// Flags reads a byte in which only the known bits may be set.
+// Flags reads a byte in which only known bits may be set.
 func (r *Reader) Flags(known byte) byte {
 	f := r.Byte()
 	if f&^known != 0 {
@@ -154,7 +153,7 @@ func (r *Reader) Uvarint() uint64 {
 	return v
 }
 
-// Uint64BE reads eight bytes, the highest first.
+// Uint64BE reads eight bytes, big-endian.
 func (r *Reader) Uint64BE() uint64 {
 	if len(r.b) < 8 {
 		r.Fail(ErrTruncated)
@@ -165,7 +164,7 @@ func (r *Reader) Uint64BE() uint64 {
 	return v
 }
 
-// Uint64LE reads eight bytes, the lowest first.
+// Uint64LE reads eight bytes, little-endian.
 func (r *Reader) Uint64LE() uint64 {
 	if len(r.b) < 8 {
 		r.Fail(ErrTruncated)
@@ -176,7 +175,7 @@ func (r *Reader) Uint64LE() uint64 {
 	return v
 }
 
-// Fixed reads n bytes, whose number the format fixes. They stay a part of the input.
+// Fixed reads n bytes, a number fixed by the format. They refer to the input.
 func (r *Reader) Fixed(n int) []byte {
 	if len(r.b) < n {
 		r.Fail(ErrTruncated)
@@ -187,7 +186,7 @@ func (r *Reader) Fixed(n int) []byte {
 	return v
 }
 
-// Bytes reads a length and that many bytes, which stay a part of the input.
+// Bytes reads a length and that many bytes, which refer to the input.
 func (r *Reader) Bytes() []byte {
 	n := r.Uvarint()
 	if n > uint64(len(r.b)) {
@@ -199,8 +198,8 @@ func (r *Reader) Bytes() []byte {
 	return v
 }
 
-// BytesUpTo is Bytes with a limit of the format's own. It returns nil for a field of no
-// bytes, so that whoever keeps the field does not keep the input.
+// BytesUpTo is Bytes with a limit set by the format. It returns nil for an empty field,
+// so that keeping the field does not keep the input.
 func (r *Reader) BytesUpTo(limit int) []byte {
 	v := r.Bytes()
 	if len(v) > limit {
@@ -213,9 +212,9 @@ func (r *Reader) BytesUpTo(limit int) []byte {
 	return v
 }
 
-// Count reads how many elements follow, each of at least size bytes, size being 1 or
-// more. A number that the input has no room for is an error, so that a caller may
-// allocate what it is told.
+// Count reads the number of elements that follow, each of at least size bytes; size is at
+// least 1. A number for which the input has no room is an error, so a caller may allocate
+// that many.
 func (r *Reader) Count(size int) int {
 	n := r.Uvarint()
 	if n > uint64(len(r.b)/size) {
@@ -225,7 +224,7 @@ func (r *Reader) Count(size int) int {
 	return int(n)
 }
 
-// CountUpTo is Count with a limit of the format's own.
+// CountUpTo is Count with a limit set by the format.
 func (r *Reader) CountUpTo(limit, size int) int {
 	n := r.Count(size)
 	if n > limit {

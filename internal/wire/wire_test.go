@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// form is what the tests write and read: one of each element.
+// form is what the tests write and read: one element of each kind.
 func form() []byte {
 	b := binary.AppendUvarint([]byte{7, 1, 0b101}, 300)
 	b = binary.BigEndian.AppendUint64(b, 1<<40)
@@ -50,7 +50,8 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// TestTruncated cuts the form at each place: the reader says so, and no read panics.
+// TestTruncated cuts the form at each position: the reader reports it, and no read
+// panics.
 func TestTruncated(t *testing.T) {
 	whole := form()
 	for n := range whole {
@@ -89,8 +90,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestNoBytesKeepNothing checks that an empty field with a limit is nil, and that the
-// limit itself is allowed.
+// TestNoBytesKeepNothing checks that an empty field with a limit is nil, and that a field
+// of exactly the limit is accepted.
 func TestNoBytesKeepNothing(t *testing.T) {
 	r := NewReader([]byte{0, 2, 'a', 'b'})
 	none, full := r.BytesUpTo(2), r.BytesUpTo(2)
@@ -99,8 +100,8 @@ func TestNoBytesKeepNothing(t *testing.T) {
 	}
 }
 
-// TestFirstErrorStays checks that a later error does not hide the first, and that
-// nothing is read behind it.
+// TestFirstErrorStays checks that a later error does not hide the first one, and that
+// nothing is read after it.
 func TestFirstErrorStays(t *testing.T) {
 	r := NewReader([]byte{2, 1, 1, 1, 1, 1, 1, 1, 1, 1})
 	r.Bool()

@@ -1,7 +1,6 @@
-// Package divide says where the load of a range divides, and why it does not: from a
-// sample of its requests it finds the key on both sides of which there is load, now and
-// a moment later. It is pure: who leads a range splits it by this, and placement's
-// simulator has the same words.
+// Package divide finds where to split a range by load, or why not. From a sample of the
+// range's requests it finds a key with load on both sides, now and a moment later. It is
+// pure: the range's leader splits by it, and placement's simulator uses the same terms.
 package divide
 
 import (
@@ -9,8 +8,8 @@ import (
 	"slices"
 )
 
-// Sample is what the leader of a range has seen of its load: requests drawn evenly from
-// a time of some seconds, in the order in which they came.
+// Sample is the load that a range's leader has seen: requests drawn evenly over some
+// seconds, in order of arrival.
 type Sample struct {
 	Requests []Request
 }
@@ -20,19 +19,19 @@ type Request struct {
 	Key, End []byte
 }
 
-// Shape is what a sample says of splitting its range.
+// Shape says what a sample implies for a split of its range.
 type Shape uint8
 
 // The shapes of load.
 const (
-	// Divides: there is a key on both sides of which there is load.
+	// Divides: there is a key with load on both sides.
 	Divides Shape = iota
-	// TooFew: the sample is too small to say anything.
+	// TooFew: the sample is too small for a conclusion.
 	TooFew
 	// HotKey: most of the load is at one key, which stays in one range.
 	HotKey
-	// Tail: the load moves on to ever larger (or smaller) keys: wherever the range is
-	// split, all of the load is soon on one side.
+	// Tail: the load moves to ever larger (or smaller) keys. Wherever the range is split,
+	// all of the load is soon on one side.
 	Tail
 	// Spans: most requests are spans that every split would cut.
 	Spans
@@ -47,18 +46,18 @@ var shapeNames = [...]string{
 func (s Shape) String() string { return shapeNames[s] }
 
 const (
-	// minSampled is the smallest sample that says something.
+	// minSampled is the smallest sample that allows a conclusion.
 	minSampled = 32
-	// dividedPart is what each side must have of the load.
+	// dividedPart is the minimum share of the load on each side.
 	dividedPart = 0.25
-	// cutPart is what a split may cut of the requests at most: these are served by two
-	// ranges afterwards.
+	// cutPart is the maximum share of requests that a split may cut: two ranges serve
+	// these afterwards.
 	cutPart = 0.25
 )
 
-// Divide returns the key at which the load is divided best, and whether it divides at
-// all. The earlier half of the sample proposes the key, the later half must confirm
-// it: load that moves along the keys is balanced around a key only in hindsight.
+// Divide returns the best key at which to divide the load, and whether the load divides
+// at all. The earlier half of the sample proposes the key, and the later half must
+// confirm it: load that moves along the keys is balanced around a key only in hindsight.
 func (s *Sample) Divide() ([]byte, Shape) {
 	if len(s.Requests) < minSampled {
 		return nil, TooFew
@@ -91,7 +90,7 @@ func (s *Sample) Divide() ([]byte, Shape) {
 	return at, Divides
 }
 
-// hottest returns how often the most frequent of the sorted keys is there.
+// hottest returns how often the most frequent of the sorted keys occurs.
 func hottest(keys [][]byte) int {
 	most, run := 0, 0
 	for i := range keys {
@@ -105,7 +104,7 @@ func hottest(keys [][]byte) int {
 	return most
 }
 
-// best returns the key that divides the requests most evenly, cutting few.
+// best returns the key that divides the requests most evenly and cuts few.
 func best(rs []Request, keys [][]byte) ([]byte, bool) {
 	var at []byte
 	worst := int(float64(len(rs)) * (1 - dividedPart))

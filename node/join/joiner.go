@@ -81,7 +81,7 @@ func (j *Joiner) Find(ctx context.Context) (*Membership, error) {
 		}
 		return &Membership{Cluster: boot.Cluster, Self: boot.Self, Founders: founders(boot)}, nil
 	}
-	instance, err := engine.DrawInstance(j.FS, j.Config.DataDir)
+	instance, err := engine.EnsureInstance(j.FS, j.Config.DataDir)
 	if err != nil {
 		return nil, err
 	}

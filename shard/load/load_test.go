@@ -29,7 +29,7 @@ type host struct {
 	refused error
 	splits  []string
 	stored  int64
-	middle  mvcc.Halves
+	middle  mvcc.Split
 	err     error
 }
 
@@ -58,7 +58,7 @@ func (h *host) EstimateSpanBytes(keyspace.Span) (int64, error) {
 
 func (h *host) Flush(context.Context) error { return nil }
 
-func (h *host) Middle(keyspace.Span) (mvcc.Halves, error) {
+func (h *host) Middle(keyspace.Span) (mvcc.Split, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.middle, h.err
@@ -180,7 +180,7 @@ func TestLoadThatDoesNotDivide(t *testing.T) {
 // tables count, but not for a new span.
 func TestSizeSplitsARange(t *testing.T) {
 	measured(t, 1000, -1, func(t *testing.T, h *host) {
-		h.set(func() { h.stored, h.middle = 600, mvcc.Halves{Key: []byte("m"), Left: 500, Bytes: 1100} })
+		h.set(func() { h.stored, h.middle = 600, mvcc.Split{Key: []byte("m"), Left: 500, Bytes: 1100} })
 		h.set(func() { h.r.Applied(300) })
 		time.Sleep(5 * time.Second)
 		// Bytes that were applied before the first estimate may not be of this span.
@@ -218,12 +218,12 @@ func TestSplitIsTriedAgain(t *testing.T) {
 		first  time.Duration
 		reason string
 	}{
-		"one key has all": {func(h *host) { h.err = mvcc.ErrIndivisible }, splitHopeless, reasonOneKey},
+		"one key has all": {func(h *host) { h.err = mvcc.ErrNoSplitKey }, splitHopeless, reasonOneKey},
 		"members change":  {func(h *host) { h.refused = errors.New("busy") }, splitRetry, reasonFailed},
 	} {
 		measured(t, 1000, -1, func(t *testing.T, h *host) {
 			c.spoil(h)
-			h.set(func() { h.stored, h.middle = 2000, mvcc.Halves{Key: []byte("m"), Bytes: 2000} })
+			h.set(func() { h.stored, h.middle = 2000, mvcc.Split{Key: []byte("m"), Bytes: 2000} })
 			h.set(h.r.Measure)
 			backoff := func() (d time.Duration) {
 				h.set(func() { d = h.r.backoff })
@@ -263,7 +263,7 @@ func TestOnlyALeaderSplits(t *testing.T) {
 		"stopped": {Generation: 1, Leads: true, Stopped: true},
 	} {
 		measured(t, 1000, 4, func(t *testing.T, h *host) {
-			h.set(func() { h.state, h.stored, h.middle = s, 2000, mvcc.Halves{Key: []byte("m"), Bytes: 2000} })
+			h.set(func() { h.state, h.stored, h.middle = s, 2000, mvcc.Split{Key: []byte("m"), Bytes: 2000} })
 			h.read(10, time.Minute, evenly)
 			if h.made() != "" {
 				t.Errorf("%s: split %q", name, h.made())

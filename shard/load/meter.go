@@ -35,8 +35,8 @@ type Store interface {
 	EstimateSpanBytes(span keyspace.Span) (int64, error)
 	// Flush returns when all that was committed before is in tables.
 	Flush(ctx context.Context) error
-	// Middle is as mvcc.Middle.
-	Middle(span keyspace.Span) (mvcc.Halves, error)
+	// Middle is as mvcc.FindSplitKey.
+	Middle(span keyspace.Span) (mvcc.Split, error)
 }
 
 // Config is what a Meter is made of. All fields are required.

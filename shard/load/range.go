@@ -257,14 +257,14 @@ func (r *Range) estimatedAs(g keyspace.Generation) bool {
 // Halve returns the key that halves the range's bytes, for a range of that generation and
 // span. The store knows bytes by its tables, so Halve flushes first where much is not in
 // tables. The owner's lock is not held.
-func (r *Range) Halve(ctx context.Context, g keyspace.Generation, span keyspace.Span) (mvcc.Halves, error) {
+func (r *Range) Halve(ctx context.Context, g keyspace.Generation, span keyspace.Span) (mvcc.Split, error) {
 	r.mu.Lock()
 	applied, memory, stored := r.applied, r.bytesLocked()-r.stored, r.stored
 	r.mu.Unlock()
 	store := r.meter.cfg.Store
 	if memory > stored/4 || !r.estimatedAs(g) {
 		if err := store.Flush(ctx); err != nil {
-			return mvcc.Halves{}, fmt.Errorf("load: halve range %s: %w", r.id, err)
+			return mvcc.Split{}, fmt.Errorf("load: halve range %s: %w", r.id, err)
 		}
 		r.mu.Lock()
 		r.flushed = max(r.flushed, applied)

@@ -139,7 +139,7 @@ func (r *Range) splitEnded(cause splitCause, err error) {
 		return
 	case !s.Leads || s.Stopped:
 		return
-	case errors.Is(err, mvcc.ErrIndivisible):
+	case errors.Is(err, mvcc.ErrNoSplitKey):
 		r.backoff = max(r.backoff, splitHopeless/2)
 		r.unsplitLocked(reasonOneKey, "it is too large and is not split: one key has most of it")
 	default:

@@ -36,7 +36,7 @@
 //	                                   ▼                             ▼
 //	gateway's orders ─▶ obey       hungry ─▶ read ─▶ page ────────▶ send ─▶ gateway
 //	                                          │
-//	                                        store: mvcc.Pieces, versions before
+//	                                        store: mvcc.HistoryPages, versions before
 //
 // Three goroutines serve a gateway: one takes orders, one reads history, one sends. A feed
 // has none. Feeds take turns, a page at a time and a queue at a time.

@@ -53,7 +53,7 @@ type pageOptions struct {
 // included. It ends within a revision only if it holds no other one. It fails if the range
 // has changed, or if events were removed meanwhile.
 func (fs *Feeds) history(g keyspace.Generation, o mvcc.HistoryOptions, p pageOptions) (events []rangeapi.Event, next place, err error) {
-	next.rev, next.key, err = mvcc.Pieces(fs.s.cfg.Engine, o, p.fromKey, func(v *mvcc.Version) error {
+	next.rev, next.key, err = mvcc.HistoryPages(fs.s.cfg.Engine, o, p.fromKey, func(v *mvcc.Version) error {
 		events = append(events, rangeapi.Event{Version: *v})
 		return nil
 	})
