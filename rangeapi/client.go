@@ -139,7 +139,7 @@ func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p
 	if err != nil {
 		return nil, err
 	}
-	a, err := call(ctx, c, node, transport.MethodShardPiece, b, false, DecodePageAnswer)
+	a, err := call(ctx, c, node, transport.MethodShardPage, b, false, DecodePageAnswer)
 	if err != nil {
 		return nil, err
 	}

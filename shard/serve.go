@@ -20,7 +20,7 @@ func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
 	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
 	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
-	r.HandleCall(transport.MethodShardPiece, transport.ClassRequest, n.handlePiece)
+	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, n.handlePiece)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
 	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, n.handleFeeds)
 	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, n.handleWatch)

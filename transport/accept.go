@@ -23,12 +23,13 @@ func (q *QUIC) acceptLoop(ln *quic.Listener) {
 			}
 			return
 		}
-		q.bounded(q.greeting, func() { _ = conn.CloseWithError(closeRefused, "too many connections without a hello, or closing") },
+		q.bounded(q.unidentified, func() { _ = conn.CloseWithError(closeRefused, "too many connections without a hello, or closing") },
 			func() { q.accept(&quicWire{Conn: conn}) })
 	}
 }
 
-// bounded runs fn in a goroutine while it has one of the places, or refuses where none is free.
+// bounded runs fn in a goroutine that holds one of the places. It calls refuse if none
+// is free.
 func (q *QUIC) bounded(places chan struct{}, refuse, fn func()) {
 	select {
 	case places <- struct{}{}:
@@ -46,8 +47,8 @@ func (q *QUIC) bounded(places chan struct{}, refuse, fn func()) {
 	}
 }
 
-// Pauses of a listener that could not take a connection, because the process has too many
-// files open, say.
+// How long a listener pauses after it could not take a connection, for example because
+// the process has too many files open.
 const (
 	acceptPauseMin = 5 * time.Millisecond
 	acceptPauseMax = time.Second
@@ -74,12 +75,12 @@ func (q *QUIC) acceptTCP(ln net.Listener) {
 	}
 }
 
-// acceptTLS does the handshake with a dialler in a goroutine. Who has not come through it may
-// be anybody: such connections are bounded for themselves, so that they do not keep others,
-// by QUIC or with a certificate, from saying who they are.
+// acceptTLS does the handshake with a dialler in a goroutine. Before the handshake the
+// dialler may be anybody, so these connections have a bound of their own. They cannot
+// keep out nodes that come by QUIC or that have a certificate.
 func (q *QUIC) acceptTLS(conn net.Conn) {
 	refuse := func() { _ = conn.Close() }
-	q.bounded(q.shaking, refuse, func() {
+	q.bounded(q.tlsPending, refuse, func() {
 		tc := &tls.Config{
 			MinVersion: tls.VersionTLS13,
 			NextProtos: []string{ALPN},
@@ -91,17 +92,17 @@ func (q *QUIC) acceptTLS(conn net.Conn) {
 				return c, err
 			},
 		}
-		w, err := q.shakeHands(q.ctx, tls.Server(conn, tc))
+		w, err := q.handshakeTLS(q.ctx, tls.Server(conn, tc))
 		if err != nil {
 			refuse()
 			q.log.Debug("a TLS handshake failed", zap.Stringer("remote", conn.RemoteAddr()), zap.Error(err))
 			return
 		}
-		q.bounded(q.greeting, refuse, func() { q.accept(w) })
+		q.bounded(q.unidentified, refuse, func() { q.accept(w) })
 	})
 }
 
-// accept is the other side: it reads a Hello, answers it and waits for the
+// accept is the accepter's side: it reads a Hello, answers it and waits for the
 // confirmation.
 func (q *QUIC) accept(conn wire) {
 	limit := q.limitTime(conn)
@@ -120,7 +121,7 @@ func (q *QUIC) accept(conn wire) {
 		return
 	}
 	if b[0] == frameAsk {
-		q.tell(conn, ctl)
+		q.answerAsk(conn, ctl)
 		return
 	}
 	h, err := parseHello(b, frameHello)
@@ -200,12 +201,12 @@ func (q *QUIC) refuse(conn wire, ctl io.WriteCloser, h *hello, v verdict) {
 	conn.close(closeRefused, v.String())
 }
 
-// beginAccept says whether a Hello may be answered now. Of two that the peer sent
-// the later counts.
+// beginAccept says whether a Hello may be answered now. Of two Hellos from the peer the
+// later counts.
 func (l *link) beginAccept(conn wire, k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.slots[k].greeting && l.q.Self() < l.id {
+	if l.slots[k].helloSent && l.q.Self() < l.id {
 		return false
 	}
 	l.slots[k].accepting = conn

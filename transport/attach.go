@@ -8,8 +8,8 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// Attach makes a session the one by which its peer is reached, and ends the one
-// that was. It fails if the peer is not known (any more) or the endpoint closed.
+// Attach installs a session for its peer and ends the session that it replaces. It
+// fails if the peer is not known (any more) or the endpoint is closed.
 func (e *Endpoint) Attach(cfg SessionConfig) (*Session, error) {
 	p := e.peer(cfg.Peer)
 	if p == nil {

@@ -64,7 +64,7 @@ func benchPair(b *testing.B, register func(*transport.QUIC)) (*transport.QUIC, *
 const messageBytes = 256
 
 // BenchmarkSend sends messages of 256 bytes from several goroutines as fast as the
-// queue takes them: the bus makes its own batches.
+// queue takes them. The bus makes the batches.
 func BenchmarkSend(b *testing.B) {
 	for _, senders := range []int{1, 8} {
 		b.Run(fmt.Sprintf("senders=%d", senders), func(b *testing.B) {
@@ -98,8 +98,8 @@ func BenchmarkSend(b *testing.B) {
 	}
 }
 
-// BenchmarkBareQUIC is what quic-go alone takes for the same bytes, by the number of
-// messages per write.
+// BenchmarkBareQUIC sends the same bytes with quic-go alone, by the number of messages
+// per write.
 func BenchmarkBareQUIC(b *testing.B) {
 	for _, batch := range []int{1, 8, 32, 128} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
@@ -126,9 +126,9 @@ func BenchmarkBareQUIC(b *testing.B) {
 	}
 }
 
-// BenchmarkBurst sends messages of 256 bytes in bursts of so many, each when the last
-// one has arrived: by the bus, which makes one batch of most of a burst, and by
-// quic-go alone with one write for each burst.
+// BenchmarkBurst sends bursts of messages of 256 bytes, each when the last one has
+// arrived. The bus puts most of a burst into one batch; quic-go alone gets one write
+// per burst.
 func BenchmarkBurst(b *testing.B) {
 	for _, burst := range []int{1, 8, 32, 128} {
 		b.Run(fmt.Sprintf("bus/batch=%d", burst), func(b *testing.B) {
@@ -190,7 +190,7 @@ func benchBursts(b *testing.B, burst int, send func(n int) error) {
 	report(b, start)
 }
 
-// bareStream returns the two ends of a stream of quic-go on loopback.
+// bareStream returns the two ends of a quic-go stream on loopback.
 func bareStream(b *testing.B) (io.Writer, io.Reader) {
 	b.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -245,8 +245,8 @@ func bareStream(b *testing.B) (io.Writer, io.Reader) {
 	return w, r
 }
 
-// BenchmarkPacedSend sends one message of 256 bytes every so often: what a bus that
-// is not busy costs.
+// BenchmarkPacedSend sends one message of 256 bytes at fixed intervals: the cost of an
+// idle bus.
 func BenchmarkPacedSend(b *testing.B) {
 	for _, every := range []time.Duration{20 * time.Microsecond, 100 * time.Microsecond} {
 		b.Run(every.String(), func(b *testing.B) {

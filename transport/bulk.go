@@ -17,11 +17,10 @@ import (
 	"github.com/skeindb/skein/internal/background"
 )
 
-// Bulk sessions go over TCP, with the same TLS as QUIC's. What they carry, copies of ranges,
-// is many bytes of which none is urgent: there TCP takes six tenths of the processor time that
-// QUIC's packets of 1,400 bytes take, and the rest of what QUIC is for here, streams that
-// do not wait for each other and connections that a restarted peer refuses at once, is not
-// needed. They are read and written by threads of low priority.
+// Bulk sessions go over TCP, with the same TLS as QUIC. They carry copies of ranges:
+// many bytes, none of them urgent. TCP moves them with six tenths of the CPU that
+// QUIC's packets of 1,400 bytes cost. They do not need QUIC's independent streams or
+// its fast refusal after a restart. Threads of low priority read and write them.
 
 // dialTCP makes a connection to a peer for its bulk session.
 func (q *QUIC) dialTCP(ctx context.Context, target netip.AddrPort, tc *tls.Config) (*tcpWire, error) {
@@ -30,18 +29,19 @@ func (q *QUIC) dialTCP(ctx context.Context, target netip.AddrPort, tc *tls.Confi
 	if err != nil {
 		return nil, err
 	}
-	// Records grow with what a connection has sent; here each is to be full.
+	// Go grows TLS records with the bytes sent so far; here each record is full from the
+	// start.
 	tc.DynamicRecordSizingDisabled = true
-	w, err := q.shakeHands(ctx, tls.Client(conn, tc))
+	w, err := q.handshakeTLS(ctx, tls.Client(conn, tc))
 	if err != nil {
 		_ = conn.Close()
 	}
 	return w, err
 }
 
-// shakeHands does either side's TLS handshake.
-func (q *QUIC) shakeHands(ctx context.Context, t *tls.Conn) (*tcpWire, error) {
-	if err := limitSilence(t.NetConn().(*net.TCPConn), bulkPatience*q.opts.IdleTimeout); err != nil {
+// handshakeTLS does either side's TLS handshake.
+func (q *QUIC) handshakeTLS(ctx context.Context, t *tls.Conn) (*tcpWire, error) {
+	if err := limitSilence(t.NetConn().(*net.TCPConn), bulkIdleTimeouts*q.opts.IdleTimeout); err != nil {
 		return nil, fmt.Errorf("bound the silence of a connection: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.opts.HandshakeTimeout)
@@ -50,15 +50,16 @@ func (q *QUIC) shakeHands(ctx context.Context, t *tls.Conn) (*tcpWire, error) {
 		return nil, err
 	}
 	if got := t.ConnectionState().NegotiatedProtocol; got != ALPN {
-		return nil, fmt.Errorf("the peer speaks %q, not %q", got, ALPN) // TLS lets those pass that speak none
+		return nil, fmt.Errorf("the peer speaks %q, not %q", got, ALPN) // TLS lets a peer pass that names no protocol
 	}
 	return newTCPWire(q, t), nil
 }
 
-// isTLS says whether a TLS handshake over TCP has failed for what one side thinks of the other.
+// isTLS says whether a TLS handshake over TCP failed because one side refused the
+// other.
 func isTLS(err error) bool {
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" {
-		return true // an alert, whose type package tls keeps to itself
+		return true // an alert; package tls does not export its type
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return true
@@ -67,15 +68,16 @@ func isTLS(err error) bool {
 	return ok
 }
 
-// bulkPatience is how many idle timeouts of the main session a bulk one may be silent. A peer
-// that is gone is noticed by the main session, which takes the bulk one with it; this is for
-// a connection that is lost alone. And its reader has low priority: it may be held up.
-const bulkPatience = 3
+// bulkIdleTimeouts is how many idle timeouts of the main session a bulk connection may
+// be silent. The main session notices a dead peer and ends the bulk one with it, so
+// this bound is only for a connection that is lost alone. It is wide because the
+// reader's low priority may delay it.
+const bulkIdleTimeouts = 3
 
 // silenceMax is the most that Linux takes (MAX_TCP_KEEPIDLE is 32,767 s).
 const silenceMax = 9 * time.Hour
 
-// limitSilence ends a connection whose peer acknowledges nothing, or takes nothing, for so long.
+// limitSilence ends a connection whose peer acknowledges or reads nothing for d.
 func limitSilence(conn *net.TCPConn, d time.Duration) error {
 	d = min(d, silenceMax)
 	if err := conn.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: d, Interval: d, Count: 1}); err != nil {
@@ -95,17 +97,18 @@ func limitSilence(conn *net.TCPConn, d time.Duration) error {
 // errClosedHere is the cause of the end of a connection that was closed without a reason.
 var errClosedHere = errors.New("closed")
 
-// close closes the connection. TCP has no reasons: the peer sees its end.
+// close closes the connection. TCP carries no reasons, so the peer only sees the end.
 func (w *tcpWire) close(_ quic.ApplicationErrorCode, reason string) {
 	cause := errClosedHere
 	if reason != "" {
 		cause = errors.New(reason)
 	}
 	w.cancel(cause)
-	// Not TLS's close, which may wait for the peer. A session's frames say how long they
-	// are, and its end is an error wherever it comes. And Close waits until the threads that
-	// read and write have left the connection, which are of low priority: who ends a session
-	// may not, since the calls of the main one fail behind the bulk one.
+	// Not TLS's own close, which may wait for the peer. The peer needs no closing alert:
+	// frames have lengths, and the end of a session is always an error. The goroutine is
+	// needed because Close waits for the reading and writing threads, which have low
+	// priority. The caller may not wait: calls of the main session fail only after the
+	// bulk session has ended.
 	conn := w.NetConn()
 	if !w.q.Go(func() { _ = conn.Close() }) {
 		_ = conn.Close()
@@ -115,14 +118,14 @@ func (w *tcpWire) close(_ quic.ApplicationErrorCode, reason string) {
 func (w *tcpWire) cause() error { return context.Cause(w.ended) }
 
 func (w *tcpWire) awaitEnd() {
-	// The peer has nothing more to say than that it closes. Whoever limits the time of the
-	// connection closes it otherwise.
+	// The peer sends nothing more until it closes. Otherwise the timer of the handshake
+	// closes the connection.
 	_, _ = io.CopyN(io.Discard, w.Conn, maxHelloBytes)
 }
 
 func (w *tcpWire) only(k Kind) bool { return k == KindBulk }
 
-// serve moves the frames of the bulk class, all lanes of it over the one stream.
+// serve moves the frames of the bulk class; all its lanes share the one stream.
 func (w *tcpWire) serve(q *QUIC, fr *frameReader, s *Session) {
 	run := func(fn func()) {
 		if !q.Go(func() {

@@ -20,7 +20,7 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// echo serves a stream by sending back what comes.
+// echo serves a stream by sending back each message.
 func echo(ctx context.Context, _ keyspace.NodeID, first []byte, s transport.Stream) error {
 	for m, err := first, error(nil); ; m, err = s.Recv(ctx) {
 		if errors.Is(err, io.EOF) {
@@ -35,7 +35,7 @@ func echo(ctx context.Context, _ keyspace.NodeID, first []byte, s transport.Stre
 	}
 }
 
-// echoes says whether a stream of the bulk class comes to the peer and back.
+// echoes says whether a message on a bulk stream reaches the peer and returns.
 func echoes(t *testing.T, q *transport.QUIC, to keyspace.NodeID) error {
 	t.Helper()
 	s, err := q.OpenStream(t.Context(), to, transport.MethodRaftSnapshot, []byte("there"))
@@ -78,8 +78,8 @@ func bulkPair(t *testing.T) (a, b *transport.QUIC) {
 	return a, b
 }
 
-// A bulk session that is lost alone takes its streams with it, and neither the main session
-// nor later streams.
+// A bulk session that is lost alone takes its streams with it. The main session and
+// later streams live on.
 func TestBulkSessionComesBack(t *testing.T) {
 	a, b := bulkPair(t)
 	if err := echoes(t, a, 2); err != nil {
@@ -116,7 +116,7 @@ func tlsTo(t *testing.T, q *transport.QUIC, tc *tls.Config) *tls.Conn {
 	return conn
 }
 
-// Each kind of session belongs on a carrier of its own.
+// Each kind of session is accepted on its own carrier only.
 func TestSessionOnTheWrongCarrier(t *testing.T) {
 	a, b := bulkPair(t)
 	conn := tlsTo(t, b, &tls.Config{NextProtos: []string{transport.ALPN}})
@@ -146,7 +146,7 @@ func TestSessionOnTheWrongCarrier(t *testing.T) {
 	}
 }
 
-// Who speaks another protocol, or none, gets no session by TCP, and does not hold a
+// A client that speaks another protocol, or none, gets no TCP session and cannot hold a
 // connection for long.
 func TestStrangeTCP(t *testing.T) {
 	h := newQUICHarness()
@@ -183,7 +183,7 @@ func TestStrangeTCP(t *testing.T) {
 	closed("garbage", conn.NetConn())
 }
 
-// Where certificates are asked for, TCP asks for them as well.
+// Where certificates are required, TCP requires them too.
 func TestTCPAsksForACertificate(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	h := newQUICHarness()
@@ -203,8 +203,8 @@ func TestTCPAsksForACertificate(t *testing.T) {
 	}
 }
 
-// Close does not wait for those who have not said who they are.
-func TestCloseWhileGreetingByTCP(t *testing.T) {
+// Close does not wait for connections that have not sent a Hello.
+func TestCloseDuringHandshakesByTCP(t *testing.T) {
 	h := newQUICHarness()
 	opts := selfMade(1)
 	opts.HandshakeTimeout = time.Hour
@@ -224,7 +224,7 @@ func TestCloseWhileGreetingByTCP(t *testing.T) {
 	}
 }
 
-// A peer port that is free for UDP alone is no peer port.
+// A port that is free for UDP alone cannot be a peer port.
 func TestTCPPortTaken(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -240,7 +240,7 @@ func TestTCPPortTaken(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "for TCP as well as UDP") {
 		t.Errorf("error %v", err)
 	}
-	// Nothing of it is left.
+	// The failed attempt leaves no socket open.
 	udp, err := net.ListenPacket("udp", ln.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestTCPPortTaken(t *testing.T) {
 	_ = udp.Close()
 }
 
-// A firewall that lets UDP pass and not TCP is told of, once.
+// A firewall that passes UDP and blocks TCP is logged once.
 func TestPeerWithoutTCP(t *testing.T) {
 	core, logs := observer.New(zapcore.ErrorLevel)
 	h := newQUICHarness()
@@ -256,7 +256,7 @@ func TestPeerWithoutTCP(t *testing.T) {
 	opts.Logger = zap.New(core)
 	a, b := h.new(t, opts), h.new(t, selfMade(2))
 	b.SetPeer(1, nil)
-	a.SetPeer(2, nil) // whom nobody dials has no bulk session
+	a.SetPeer(2, nil) // nobody dials it, so it has no bulk session
 	start(t, a, b)
 	told := func() int { return logs.FilterMessageSnippet("TCP as well as UDP").Len() }
 	refused := errors.New("connection refused")
@@ -277,7 +277,7 @@ func TestPeerWithoutTCP(t *testing.T) {
 	}
 }
 
-// Those who hold TCP connections and have shown no certificate keep nobody else out.
+// TCP connections without a certificate cannot keep other nodes out.
 func TestSilentCrowdByTCP(t *testing.T) {
 	ca := newAuthority(t)
 	h := newQUICHarness()
@@ -300,10 +300,10 @@ func TestSilentCrowdByTCP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = conn.Close() }) // it says nothing, and stays
+		t.Cleanup(func() { _ = conn.Close() }) // it sends nothing and stays open
 		last = conn
 	}
-	if _, err := last.Read(make([]byte, 1)); err == nil { // it is refused: the places are taken
+	if _, err := last.Read(make([]byte, 1)); err == nil { // it is refused: no place is free
 		t.Fatal("a node speaks first")
 	}
 	a.SetPeer(2, b.Addrs())
@@ -325,7 +325,8 @@ func (f *failing) Accept() (net.Conn, error) {
 	return f.Listener.Accept()
 }
 
-// A process that has too many files open for a moment takes connections again afterwards.
+// A process that had too many files open for a moment accepts connections again
+// afterwards.
 func TestTCPAcceptFails(t *testing.T) {
 	h := newQUICHarness()
 	a, b := h.new(t, selfMade(1)), h.new(t, selfMade(2))
@@ -341,7 +342,7 @@ func TestTCPAcceptFails(t *testing.T) {
 	until(t, "no bulk session", func() bool { return echoes(t, a, 2) == nil })
 }
 
-// Addresses that change while an attempt becomes a session leave the session alone.
+// A change of addresses does not end a session that a dial attempt has just made.
 func TestAddressesChangeAsASessionStands(t *testing.T) {
 	h := newQUICHarness()
 	var a *transport.QUIC

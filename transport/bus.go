@@ -10,13 +10,13 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Class says with whom a message shares queue and stream. Classes do not wait for
-// each other.
+// Class says which queue and stream a message shares. Classes do not wait for each
+// other.
 type Class uint8
 
 // The classes, the most urgent first.
 const (
-	// ClassControl is liveness, heartbeats and votes: little, and never late.
+	// ClassControl is liveness, heartbeats and votes: few messages, never late.
 	ClassControl Class = iota
 	// ClassRaft is raft's data: entries and their acknowledgements.
 	ClassRaft
@@ -43,16 +43,16 @@ func (c Class) String() string {
 	return fmt.Sprintf("class-%d", uint8(c))
 }
 
-// Kind says what a session is for: two sessions with a peer make it fully
-// reachable.
+// Kind says what a session carries. A peer is fully reachable by two sessions, one of
+// each kind.
 type Kind uint8
 
 // The kinds of sessions.
 const (
 	// KindMain carries every class but ClassBulk. The peer is up while it stands.
 	KindMain Kind = iota
-	// KindBulk carries ClassBulk: on a connection of its own, since within one
-	// connection bulk would sit before everything else. It ends with the main one.
+	// KindBulk carries ClassBulk on a connection of its own: within one connection bulk
+	// data would delay all other data. It ends with the main session.
 	KindBulk
 
 	numKinds = 2
@@ -75,11 +75,11 @@ func kindOf(c Class) Kind {
 
 // PeerState is what the bus knows about a peer.
 type PeerState struct {
-	// Up says that a session with the peer stands: each side has told the other who
-	// it is.
+	// Up says that a session with the peer stands: each side has identified itself to
+	// the other.
 	Up bool
-	// Boot is the boot id that the peer last told, 0 if it never did. Another one
-	// than before means that the peer has restarted.
+	// Boot is the boot id that the peer last sent, 0 if it never did. A changed id means
+	// that the peer has restarted.
 	Boot keyspace.BootID
 	// RTT is the last measured round trip over the control class, 0 if unknown.
 	RTT time.Duration
@@ -87,36 +87,36 @@ type PeerState struct {
 	Since clock.Time
 }
 
-// SendHandler gets one-way messages. It is called by the goroutine that reads the
-// message's stream: in order, and it must not block, since what follows waits. The
-// payload belongs to the handler.
+// SendHandler gets one-way messages in order, on the goroutine that reads the message's
+// stream. It must not block, because later messages wait for it. The payload belongs to
+// the handler.
 type SendHandler func(from keyspace.NodeID, payload []byte)
 
-// CallHandler answers calls, each in a goroutine of its own. ctx ends at the
-// caller's deadline, when the caller gives up, when the session ends and when the
-// bus closes. The payload belongs to the handler, the answer to the bus. A
-// *RemoteError is passed to the caller as it is; of any other error only the text.
+// CallHandler answers calls, each in a goroutine of its own. ctx ends at the caller's
+// deadline, when the caller gives up, when the session ends and when the bus closes.
+// The payload belongs to the handler, the answer to the bus. The caller gets a
+// *RemoteError as it is, and of any other error only the text.
 type CallHandler func(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error)
 
-// StreamHandler serves one stream in a goroutine of its own; the stream is closed
-// with the returned error when it returns. ctx ends with the stream.
+// StreamHandler serves one stream in a goroutine of its own. The bus closes the stream
+// with the returned error. ctx ends with the stream.
 type StreamHandler func(ctx context.Context, from keyspace.NodeID, first []byte, s Stream) error
 
 // Stream is a sequence of messages each way between the opener of a stream and its
-// handler. Send and Recv may be used at the same time, each by one goroutine.
+// handler. One goroutine may use Send while another uses Recv.
 type Stream interface {
-	// Send queues one message and waits, until ctx ends, while the receiver has not
-	// granted the bytes or the queue is full. After the other side has closed it
-	// returns what Recv returns then. The payload is copied and stays the caller's.
+	// Send queues one message. It waits, until ctx ends, for credit from the receiver
+	// and for room in the queue. After the other side has closed it returns what Recv
+	// returns then. The payload is copied and stays the caller's.
 	Send(ctx context.Context, payload []byte) error
-	// Recv returns the next message, which belongs to the caller; Recycle may have its
-	// memory afterwards. After the last
-	// one it returns io.EOF where the other side closed with nil, its *RemoteError
-	// where it closed with an error, and an error that is ErrUnreachable where the
-	// session was lost.
+	// Recv returns the next message. It belongs to the caller, who may pass its memory
+	// to Recycle afterwards. After the last message Recv returns io.EOF if the other
+	// side closed with nil, and the other side's *RemoteError if it closed with an
+	// error. If the session was lost, the error is ErrUnreachable.
 	Recv(ctx context.Context) ([]byte, error)
-	// Close ends the stream in both directions. The other side gets every message
-	// sent before, then err; what it sends is discarded. Only the first Close counts.
+	// Close ends the stream in both directions. The other side gets every message sent
+	// before, then err; later messages from it are discarded. Only the first Close
+	// counts.
 	Close(err error)
 }
 
@@ -135,14 +135,14 @@ var (
 	ErrNoMethod = errors.New("transport: no such method")
 	// ErrClosed says that the bus, here or at the peer, is closed or closing.
 	ErrClosed = errors.New("transport: closed")
-	// ErrUnreachable says that the session was lost; NotDelivered says more.
+	// ErrUnreachable says that the session was lost. NotDelivered tells more.
 	ErrUnreachable = errors.New("transport: peer unreachable")
 	// ErrStreamClosed says that the stream was closed on this side.
 	ErrStreamClosed = errors.New("transport: stream closed")
 )
 
-// CallError is the error of a Call or OpenStream that got no answer from its
-// handler. Err is one of the errors above or the context's.
+// CallError is the error of a Call or OpenStream without an answer from the handler.
+// Err is one of the errors above or the context's.
 type CallError struct {
 	Peer   keyspace.NodeID
 	Method Method
@@ -164,9 +164,9 @@ func (e *CallError) Error() string {
 // Unwrap returns Err.
 func (e *CallError) Unwrap() error { return e.Err }
 
-// NotDelivered says that the message behind an error of Send, Call or OpenStream
-// has certainly not reached a handler and never will. It is false for the error
-// of a handler and wherever the fate is unknown.
+// NotDelivered says that the message behind an error of Send, Call or OpenStream has
+// certainly not reached a handler and never will. It is false for a handler's own error
+// and for an unknown fate.
 func NotDelivered(err error) bool {
 	if ce, ok := errors.AsType[*CallError](err); ok {
 		return ce.NotDelivered
@@ -179,8 +179,8 @@ func NotDelivered(err error) bool {
 	return false
 }
 
-// RemoteError is an error that a handler returned. Code and Detail are the
-// handler's; the bus gives Code 0 to errors that are no *RemoteError.
+// RemoteError is an error from a handler. Code and Detail are the handler's; the bus
+// sets Code 0 for errors that are no *RemoteError.
 type RemoteError struct {
 	Code    uint32
 	Message string

@@ -13,16 +13,17 @@ import (
 // pendingCall is a call that waits for its answer.
 type pendingCall struct {
 	lane *Lane
-	// pos is where the call's frame begins in its lane; written by enqueue under the
-	// lane's lock, read after the lane is closed. Beyond everything until then.
+	// pos is where the call's frame begins in its lane, and the highest number until it
+	// is queued. enqueue writes it under the lane's lock; it is read after the lane is
+	// closed.
 	pos  uint64
 	done chan callResult // capacity 1; gets exactly one value
 }
 
-// Call asks the handler of a node and waits for its answer until ctx ends; then
-// the handler's context ends too. The error is a *RemoteError if the handler
-// returned one, else a *CallError, which says whether the handler certainly never
-// ran. The payload belongs to the bus, the answer to the caller.
+// Call asks the handler of a node and waits for its answer until ctx ends; then the
+// handler's context ends too. The error is a *RemoteError if it came from the handler,
+// else a *CallError, which says whether the handler certainly never ran. The payload
+// belongs to the bus, the answer to the caller.
 func (e *Endpoint) Call(ctx context.Context, to keyspace.NodeID, m Method, payload []byte) ([]byte, error) {
 	refused := func(err error) error {
 		return &CallError{Peer: to, Method: m, NotDelivered: true, Err: err}
@@ -54,8 +55,8 @@ func (e *Endpoint) Call(ctx context.Context, to keyspace.NodeID, m Method, paylo
 	return nil, &CallError{Peer: to, Method: m, NotDelivered: r.notDelivered, Err: r.err}
 }
 
-// timeLeft returns the time to the context's deadline, 0 if it has none. Deadlines
-// of contexts are readings of package time's clock, so they are compared with it.
+// timeLeft returns the time to the context's deadline, 0 if it has none. Context
+// deadlines use package time's clock, so it compares with that clock.
 func timeLeft(ctx context.Context) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -103,8 +104,8 @@ func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Dura
 	return callResult{err: err}
 }
 
-// newPending returns a call that waits, with an empty channel. One whose result was
-// received is known to nobody else any more, and serves again.
+// newPending returns a pending call with an empty channel. It may reuse one whose
+// result was received: nobody else refers to that any more.
 func (e *Endpoint) newPending(l *Lane) *pendingCall {
 	pc, ok := e.pendings.Get().(*pendingCall)
 	if !ok {
@@ -170,8 +171,8 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	return err
 }
 
-// registerCall makes a running handler's context known, which End of the session, or
-// the caller who gives up, ends.
+// registerCall records a running handler's context, which the end of the session or a
+// cancellation from the caller ends.
 func (s *Session) registerCall(id uint64, ctx *clock.Patience) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +187,7 @@ func (s *Session) registerCall(id uint64, ctx *clock.Patience) error {
 }
 
 // runCall runs a handler and sends its answer. While the answer waits for room it
-// counts as running, so that the peer's unread answers are bounded.
+// counts as running, so the number of unread answers is bounded.
 func (s *Session) runCall(ctx context.Context, c Class, id uint64, entry callEntry, payload []byte) {
 	gauge := s.ep.metrics.class[c].handlers
 	gauge.Inc()
@@ -206,7 +207,7 @@ func (s *Session) runCall(ctx context.Context, c Class, id uint64, entry callEnt
 		return // the caller has given up, or the session ended
 	}
 	h := replyFrame(id, st)
-	// It fails only with the session, which fails the call at the other side too.
+	// This fails only if the session ends, which fails the call at the other side too.
 	_ = s.laneForCall(c, id, len(answer)).enqueueWait(s.ctx, &h, answer)
 }
 

@@ -8,32 +8,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// coalesceReads is how many reads one system call makes, each of up to coalesceBytes: the
-// largest that the kernel puts together.
+// coalesceReads is how many reads one system call makes, each of up to coalesceBytes,
+// the largest size that the kernel joins.
 const (
 	coalesceReads = 8
 	coalesceBytes = 1 << 16
-	// A size, and the type of service and the address of both families, take 120; quic-go has room
-	// for as much. A socket option that adds to them has to enlarge both.
+	// A size, the type of service and the address of both families take 120 bytes.
+	// quic-go reserves as much. A socket option that adds to them needs more room in
+	// both.
 	coalesceOOB = 128
 )
 
-// coalescing is a UDP socket that has the kernel put packets of one peer that come one right
-// after the other together (UDP_GRO, Linux 5.0), and takes them apart again: a system call and a way
-// through the kernel's network for a dozen packets, and not for each. quic-go reads by ReadBatch
-// where a connection has it, and sends by what the socket itself has (its issue 3838).
+// coalescing is a UDP socket whose kernel joins consecutive packets of one peer
+// (UDP_GRO, Linux 5.0); ReadBatch splits them again. So one system call and one pass
+// through the kernel's network code serve a dozen packets. quic-go reads by ReadBatch
+// where a connection has it, and writes by the socket's own methods (its issue 3838).
 type coalescing struct {
 	*net.UDPConn
-	from *ipv4.PacketConn // the same socket; its messages are those of both families
+	from *ipv4.PacketConn // the same socket; messages have addresses of both families
 
-	// What was read and not yet taken apart: reads[next:n], of the first what begins at at.
+	// Joined reads that are not yet split: reads[next:n]. The first continues at offset
+	// at.
 	reads   []ipv4.Message
 	next, n int
 	at      int
-	size    int // of each packet in that one but the last
+	size    int // of each packet in that read but the last
 }
 
-// coalesce returns the socket as one that coalesces, or as it is where the kernel cannot.
+// coalesce returns the socket with joined reads, or unchanged if the kernel cannot join
+// them.
 func coalesce(udp *net.UDPConn) net.PacketConn {
 	raw, err := udp.SyscallConn()
 	if err != nil {
@@ -79,7 +82,7 @@ func (c *coalescing) ReadBatch(ms []ipv4.Message, flags int) (int, error) {
 	return k, nil
 }
 
-// packetBytes returns how large the packets of a read are, of which the last one may be smaller.
+// packetBytes returns the size of the packets in a read; the last one may be smaller.
 func packetBytes(read *ipv4.Message) int {
 	for rest := read.OOB[:read.NN]; len(rest) > 0; {
 		h, body, next, err := unix.ParseOneSocketControlMessage(rest)

@@ -40,14 +40,14 @@ func control(level, kind int32, body []byte) []byte {
 	return b
 }
 
-// segmented returns what has the kernel send what is written in packets of size, marked as
-// quic-go marks them.
+// segmented returns the control message that makes the kernel send a write in packets
+// of size, marked as quic-go marks them.
 func segmented(size uint16, ecn byte) []byte {
 	return append(control(unix.IPPROTO_UDP, unix.UDP_SEGMENT, binary.NativeEndian.AppendUint16(nil, size)),
 		control(unix.IPPROTO_IP, unix.IP_TOS, []byte{ecn})...)
 }
 
-// batches returns messages as quic-go has them.
+// batches returns messages as quic-go allocates them.
 func batches(n int) []ipv4.Message {
 	ms := make([]ipv4.Message, n)
 	for i := range ms {
@@ -56,8 +56,8 @@ func batches(n int) []ipv4.Message {
 	return ms
 }
 
-// What the kernel puts together comes out as it was sent: each packet, in order, with its sender
-// and the mark of congestion, whatever of it one call has room for.
+// Joined packets come out as they were sent: in order, each with its sender and its
+// congestion mark, however many of them one call has room for.
 func TestCoalescedPacketsComeApart(t *testing.T) {
 	udp := listenUDP(t, "127.0.0.1:0")
 	c, ok := coalesce(udp).(*coalescing)
@@ -108,7 +108,7 @@ func TestCoalescedPacketsComeApart(t *testing.T) {
 	send(x, 33, 1452, 2)
 
 	for _, room := range []int{8, 1, 3, 50} {
-		if room != 8 { // the same once more, by calls with room for more or less
+		if room != 8 { // the same again, with calls that have room for more or fewer
 			for _, p := range want {
 				if _, _, err := p.from.WriteMsgUDP(p.data, segmented(1452, p.ecn), udp.LocalAddr().(*net.UDPAddr)); err != nil {
 					t.Fatal(err)
@@ -146,7 +146,7 @@ func TestCoalescedPacketsComeApart(t *testing.T) {
 	}
 }
 
-// markOf returns the mark of congestion among control messages.
+// markOf returns the congestion mark in control messages.
 func markOf(t *testing.T, oob []byte) byte {
 	t.Helper()
 	all, err := unix.ParseSocketControlMessage(oob)
@@ -162,7 +162,7 @@ func markOf(t *testing.T, oob []byte) byte {
 	return 0
 }
 
-// A packet that is larger than its room is cut, as the kernel cuts it.
+// A packet that is larger than its buffer is truncated, as the kernel would.
 func TestCoalescedPacketsAreCut(t *testing.T) {
 	udp := listenUDP(t, "127.0.0.1:0")
 	c, ok := coalesce(udp).(*coalescing)

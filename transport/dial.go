@@ -17,7 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Times of the dialler. The node with the higher id lets the other one begin.
+// Delays of the dialler. The node with the higher id lets the other one dial first.
 const (
 	firstDelay     = 10 * time.Millisecond
 	yieldDelay     = 60 * time.Millisecond
@@ -26,9 +26,9 @@ const (
 	misconfigDelay = 5 * time.Second
 )
 
-// noBulkTold is after how many attempts it is told that a peer has no bulk session though it
-// has a main one. They take longer than it takes to notice that the peer is down.
-const noBulkTold = 12
+// noBulkLogged is the failed bulk attempts beside a main session after which the
+// failure is logged. They take longer than it takes to notice that the peer is down.
+const noBulkLogged = 12
 
 // jitter returns a random time up to d, at least 1 ms.
 func jitter(d time.Duration) time.Duration {
@@ -66,7 +66,7 @@ func (l *link) dialLoop(k Kind) {
 	}
 }
 
-// dialUntilServed makes attempts until a session stands, whoever made it, or the
+// dialUntilServed makes attempts until a session stands, whoever made it, or until the
 // addresses change.
 func (l *link) dialUntilServed(k Kind) {
 	backoff := backoffMin
@@ -90,8 +90,8 @@ func (l *link) dialUntilServed(k Kind) {
 	}
 }
 
-// mayDialAtOnce says that the last session ended because the peer restarts: it is
-// there again, or will be soon.
+// mayDialAtOnce says that the last session ended because the peer restarts, so that it
+// is back already or will be soon.
 func (l *link) mayDialAtOnce(k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,13 +103,13 @@ func (l *link) mayDialAtOnce(k Kind) bool {
 	return isShutdown(err)
 }
 
-// awaitNeed waits until a session is missing and nobody makes one. It returns
-// false at the link's end.
+// awaitNeed waits until a session is missing and nobody makes one. It returns false
+// when the link ends.
 func (l *link) awaitNeed(k Kind) bool {
 	for l.ctx.Err() == nil {
 		s := l.session(k)
 		l.mu.Lock()
-		// A peer without an address may only come by itself.
+		// A peer without an address must dial by itself.
 		wait := l.slots[k].accepting != nil || len(l.addrs) == 0
 		l.mu.Unlock()
 		if s == nil && !wait && (k == KindMain || l.session(KindMain) != nil) {
@@ -128,7 +128,7 @@ func (l *link) awaitNeed(k Kind) bool {
 	return false
 }
 
-// sleep waits. It says whether it was cut short by a session, or by addresses that
+// sleep waits for d. It returns true if a session cut the wait short, or addresses that
 // were set after moved was read.
 func (l *link) sleep(k Kind, d time.Duration, moved uint64) bool {
 	t := l.q.clock.NewTimer(d)
@@ -147,7 +147,7 @@ func (l *link) sleep(k Kind, d time.Duration, moved uint64) bool {
 	}
 }
 
-// dialFailed logs and counts, and returns how long to wait.
+// dialFailed logs and counts a failed attempt, and returns how long to wait.
 func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duration {
 	kind, delay := "unreachable", jitter(backoff)
 	te, isTransport := errors.AsType[*quic.TransportError](err)
@@ -172,20 +172,20 @@ func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duratio
 	return delay
 }
 
-// bulkFailed tells of a peer that is reached by UDP alone.
+// bulkFailed logs that a peer is reachable by UDP alone.
 func (l *link) bulkFailed(err error) {
 	if l.session(KindMain) == nil {
 		l.noBulk = 0
 		return
 	}
-	if l.noBulk++; l.noBulk == noBulkTold {
+	if l.noBulk++; l.noBulk == noBulkLogged {
 		l.q.log.Error("a peer's port does not answer to TCP, so that no range is copied to it or from it: open peer ports for TCP as well as UDP",
 			zap.Stringer("peer", l.id), zap.Error(err))
 	}
 }
 
-// dialNext tries the peer's addresses by turns, and so the addresses that the name
-// in each of them resolves to.
+// dialNext tries the peer's addresses by turns, and for each name the addresses that it
+// resolves to.
 func (l *link) dialNext(k Kind, tries int) (*Session, error) {
 	l.mu.Lock()
 	addrs := l.addrs
@@ -201,8 +201,8 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	q := l.q
 	ctx, cancel := context.WithTimeout(l.ctx, 2*q.opts.HandshakeTimeout)
 	defer cancel()
-	l.setGiveUp(k, cancel)
-	defer l.setGiveUp(k, nil)
+	l.setAbort(k, cancel)
+	defer l.setAbort(k, nil)
 	host, targets, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -218,9 +218,9 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { conn.close(closeEnded, "given up") })
 	defer stop()
-	s, err := l.greet(conn, k, stop)
+	s, err := l.handshake(conn, k, stop)
 	if err != nil {
-		// The peer's own reason, if it gave one, says more than a failed read.
+		// The peer's own reason, if any, tells more than a failed read.
 		if cause := conn.cause(); cause != nil {
 			err = fmt.Errorf("%w (%w)", err, cause)
 		}
@@ -230,12 +230,12 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	return s, nil
 }
 
-// connect makes a connection of the carrier that the kind of session wants.
+// connect makes the connection that the kind of session uses.
 func (q *QUIC) connect(ctx context.Context, k Kind, target netip.AddrPort, tc *tls.Config) (wire, error) {
 	if k == KindBulk {
 		w, err := q.dialTCP(ctx, target, tc)
 		if err != nil {
-			return nil, err // no wire, not a nil one
+			return nil, err // a nil interface, not an interface with a nil pointer
 		}
 		return w, nil
 	}
@@ -250,22 +250,22 @@ func (q *QUIC) connect(ctx context.Context, k Kind, target netip.AddrPort, tc *t
 	return &quicWire{Conn: conn}, nil
 }
 
-func (l *link) setGiveUp(k Kind, giveUp func()) {
+func (l *link) setAbort(k Kind, abort func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.slots[k].giveUp = giveUp
+	l.slots[k].abort = abort
 }
 
-// greet is the dialler's side of the making of a session. keep says whether the attempt was
-// not given up, and it cannot be any more then: what stands is a session.
-func (l *link) greet(conn wire, k Kind, keep func() bool) (*Session, error) {
+// handshake is the dialler's side of the making of a session. keep stops the attempt
+// from being aborted, and returns false if it was aborted already.
+func (l *link) handshake(conn wire, k Kind, keep func() bool) (*Session, error) {
 	q := l.q
-	if !l.beginGreet(k) {
+	if !l.beginHello(k) {
 		return nil, &refusalError{verdictDuplicate}
 	}
 	defer func() {
 		l.mu.Lock()
-		l.slots[k].greeting = false
+		l.slots[k].helloSent = false
 		l.mu.Unlock()
 	}()
 	limit := q.limitTime(conn)
@@ -302,26 +302,26 @@ func (l *link) greet(conn wire, k Kind, keep func() bool) (*Session, error) {
 	return l.attach(conn, fr, &answer)
 }
 
-// served says that the peer's own connection serves or is about to: it came in while
-// this node dialled.
+// served says that a connection of the peer's is or becomes the session: it came in
+// while this node dialled.
 func (l *link) served(k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.slots[k].accepting != nil || l.session(k) != nil
 }
 
-// beginGreet says whether a Hello may be sent.
-func (l *link) beginGreet(k Kind) bool {
+// beginHello says whether a Hello may be sent.
+func (l *link) beginHello(k Kind) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.slots[k].accepting != nil || l.session(k) != nil {
 		return false
 	}
-	l.slots[k].greeting = true
+	l.slots[k].helloSent = true
 	return true
 }
 
-// checkAnswer compares an answer with what was wanted.
+// checkAnswer compares an answer with the node that was dialled.
 func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error {
 	if answer.verdict != verdictWelcome {
 		return &refusalError{answer.verdict}

@@ -55,7 +55,7 @@
 // dialler; the bulk session ends with the main one.
 //
 //	        dialler                                    accepter
-//	no session ──dial, Hello──▶ greeting       no session ──Hello read──▶ judge
+//	no session ──dial, Hello──▶ helloSent      no session ──Hello read──▶ judge
 //	   ▲                           │ answer        ▲                       │ answer: welcome
 //	   │ refused, timeout,         ▼               │ refused               ▼
 //	   │ the peer's Hello came  confirm ──────────────────────────────▶ accepting
@@ -116,7 +116,7 @@
 //	dial.go            when and where to dial, and the dialler's Hello
 //	link.go            what stands between this node and one peer
 //	attach.go          a connection becomes the peer's session
-//	stranger.go        questions of nodes without identity
+//	ask.go             questions of nodes without identity
 //	bulk.go            TCP connections, for bulk sessions
 //	quic_lanes.go      a session's lanes as QUIC streams
 //	receive.go         dispatch of received frames

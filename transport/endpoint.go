@@ -15,8 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Config says who an Endpoint is and what bounds it has. Zero numbers mean the
-// default.
+// Config identifies an Endpoint and sets its bounds. A zero number means the default.
 type Config struct {
 	Cluster keyspace.ClusterID
 	Node    keyspace.NodeID
@@ -24,30 +23,30 @@ type Config struct {
 	Clock   clock.Clock
 	Logger  *zap.Logger
 	Metrics *Metrics // nil: unregistered ones
-	// Tell returns what a node is told that asks without knowing who it is (see Ask), less
-	// than 32 MiB; nothing, or no Tell, is a refusal.
+	// Tell returns the answer to a node that asks without knowing its own identity (see
+	// Ask), less than 32 MiB. An empty answer, or no Tell, refuses.
 	Tell func() []byte
-	// Unknown is called when a node of the same cluster comes that is not among this one's
-	// peers, and is refused. It must not block. May be nil.
+	// Unknown is called for a node of the same cluster that is not among this one's
+	// peers; the node is refused. It must not block. It may be nil.
 	Unknown func(keyspace.NodeID)
 
-	// QueueBytes bounds, per peer and class, what waits to be sent. Too little drops
-	// messages in bursts; each peer may use this much memory. SetQueueBytes changes it. Default
-	// 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
+	// QueueBytes bounds, per peer and class, the bytes that wait to be sent. Too little
+	// drops messages in bursts; each peer may use this much memory. SetQueueBytes
+	// changes it. Default 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
 	QueueBytes [numClasses]int64
-	// Lanes is the number of streams of each class: order keys are spread over them,
-	// so that one lost packet holds up only a part of them, and each has its own
-	// smaller batches. Default 1, 4, 3, 1; the last of several request lanes is
-	// kept for large calls and answers. At most 16 each.
+	// Lanes is the number of streams of each class. Order keys are spread over them, so
+	// that one lost packet delays only a part of them. More lanes mean smaller batches.
+	// Default 1, 4, 3, 1; the last of several request lanes carries large calls and
+	// answers. At most 16 each.
 	Lanes [numClasses]int
 	// MaxMessageBytes bounds one payload. Default 32 MiB.
 	MaxMessageBytes int
-	// MaxHandlers bounds, per peer and method, the calls that are served at a time; more
-	// are answered ErrPeerBusy. By method, since calls of one may wait for what those of
-	// another one do. Default 4096.
+	// MaxHandlers bounds, per peer and method, the calls served at a time; more are
+	// answered ErrPeerBusy. It counts by method, because calls of one method may wait
+	// for those of another. Default 4096.
 	MaxHandlers int
-	// MaxStreams bounds, per peer, the streams of it that are served at a time. More
-	// are answered ErrPeerBusy. Default 16384.
+	// MaxStreams bounds, per peer, the streams served at a time. More are answered
+	// ErrPeerBusy. Default 16384.
 	MaxStreams int
 	// MaxCalls bounds, per peer, the calls that wait for an answer; more fail with
 	// ErrQueueFull. Default 65536.
@@ -58,8 +57,8 @@ type Config struct {
 	// PingInterval is the time between two probes of a session. Probes measure the
 	// round trip and notice a restarted peer. Default 500 ms.
 	PingInterval time.Duration
-	// MaxMissedPings is how many probes in a row may stay unanswered before the
-	// session is given up. Default 6.
+	// MaxMissedPings is how many probes in a row may stay unanswered before the session
+	// ends. Default 6.
 	MaxMissedPings int
 }
 
@@ -112,9 +111,9 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Endpoint is one node's end of the bus without the network, which is a carrier's:
-// handlers, queues, calls, streams, and what is known of the peers. All methods
-// may be called from many goroutines; the Handle methods only before Start.
+// Endpoint is one node's end of the bus without the network, which is a carrier's task:
+// handlers, queues, calls, streams and peers. All methods may be called from many
+// goroutines; the Handle methods only before Start.
 type Endpoint struct {
 	cfg     Config
 	log     *zap.Logger
@@ -131,7 +130,7 @@ type Endpoint struct {
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
 	timers clock.Timers
-	// pendings are pendingCalls that had their result.
+	// pendings are pendingCalls for reuse.
 	pendings sync.Pool
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -145,7 +144,7 @@ type Endpoint struct {
 	mu        sync.Mutex // guards what follows, and PeerState of all peers
 	started   bool
 	listeners []func(keyspace.NodeID, PeerState)
-	changed   []keyspace.NodeID // peers whose listeners are to be called, each once
+	changed   []keyspace.NodeID // peers whose listeners must be called, each once
 	notify    chan struct{}     // capacity 1
 }
 
@@ -156,12 +155,12 @@ type sendEntry struct {
 
 type callEntry struct {
 	class Class
-	// index is the method's place among those that have a handler of calls.
+	// index is the method's place among the methods that have a call handler.
 	index uint8
 	fn    CallHandler
 }
 
-// maxCallMethods bounds the methods that have a handler of calls.
+// maxCallMethods bounds the methods that have a call handler.
 const maxCallMethods = 32
 
 type streamEntry struct {
@@ -199,9 +198,9 @@ func NewEndpoint(cfg Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// SetQueueBytes changes Config.QueueBytes, for all peers and at once: where there are more
-// peers each gets less. What waits beyond a smaller bound is sent all the same. It needs the
-// same minimum: each bound is above 0.
+// SetQueueBytes changes Config.QueueBytes for all peers at once, so that more peers can
+// get less each. Bytes that wait beyond a smaller bound are still sent. Each bound must
+// be above 0.
 func (e *Endpoint) SetQueueBytes(q [numClasses]int64) {
 	for c := range q {
 		if q[c] <= 0 {
@@ -242,7 +241,7 @@ func (e *Endpoint) HandleStream(m Method, c Class, fn StreamHandler) {
 	e.streams[m] = streamEntry{c, fn}
 }
 
-// checkHandle panics for what can only be a mistake in the program.
+// checkHandle panics on a mistake of the program.
 func (e *Endpoint) checkHandle(m Method, c Class) {
 	e.mu.Lock()
 	started := e.started
@@ -281,8 +280,8 @@ func (e *Endpoint) Run() error {
 	return nil
 }
 
-// Go runs fn in a goroutine that Wait waits for. It says whether it did: not
-// after the endpoint was closed.
+// Go runs fn in a goroutine that Wait waits for. It returns false after the endpoint
+// was closed.
 func (e *Endpoint) Go(fn func()) bool {
 	e.life.RLock()
 	defer e.life.RUnlock()
@@ -297,8 +296,8 @@ func (e *Endpoint) Go(fn func()) bool {
 func (e *Endpoint) Done() <-chan struct{} { return e.ctx.Done() }
 
 // Stop ends all sessions and all handlers' contexts; nothing is sent or handled
-// afterwards. Carriers call it in their Close, end what their goroutines wait for,
-// and Wait.
+// afterwards. A carrier's Close calls it, then ends what its own goroutines wait for,
+// then calls Wait.
 func (e *Endpoint) Stop() {
 	e.life.Lock()
 	e.closed = true
@@ -353,8 +352,8 @@ func (e *Endpoint) DropPeer(id keyspace.NodeID) {
 	e.metrics.forget(id)
 }
 
-// Peer returns what is known of a node; the zero state for one that is no peer. The
-// node itself is always up.
+// Peer returns what is known of a node, and the zero state for a node that is no peer.
+// The node itself is always up.
 func (e *Endpoint) Peer(id keyspace.NodeID) PeerState {
 	if id == e.cfg.Node {
 		return PeerState{Up: true, Boot: e.cfg.Boot}
@@ -374,16 +373,16 @@ func (e *Endpoint) Peers() []keyspace.NodeID {
 
 func (e *Endpoint) peer(id keyspace.NodeID) *peer { return (*e.table.Load())[id] }
 
-// OnPeer registers a listener for changes of Up and Boot and for replaced
-// sessions. All listeners are called by one goroutine, in order, with the state of
-// that moment: changes in quick succession may be seen as one, with another Since.
+// OnPeer registers a listener for changes of Up and Boot and for replaced sessions. One
+// goroutine calls all listeners, in order, with the state of that moment. A listener
+// may see quick changes as one, with another Since.
 func (e *Endpoint) OnPeer(fn func(keyspace.NodeID, PeerState)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.listeners = append(e.listeners, fn)
 }
 
-// setStateLocked changes a peer's state and has the listeners called. e.mu is held.
+// setStateLocked changes a peer's state and schedules its listeners. e.mu is held.
 func (e *Endpoint) setStateLocked(p *peer, up bool, boot keyspace.BootID) {
 	p.state.Up, p.state.Boot, p.state.Since = up, boot, e.clock.Now()
 	if !slices.Contains(e.changed, p.id) {

@@ -10,7 +10,7 @@ import (
 
 // Crash stops the bus as the death of its process would: the sockets go silent.
 func (q *QUIC) Crash() {
-	// Closing the sockets first leaves nobody a way to say goodbye.
+	// The sockets close first, so that no farewell is sent.
 	for _, s := range q.sockets.listen {
 		_ = s.udp.Close()
 		_ = s.tcp.Close()
@@ -44,13 +44,13 @@ func (q *QUIC) MainSession(id keyspace.NodeID) *Session { return q.link(id).sess
 // BulkSession returns the bulk session with a peer, nil without one.
 func (q *QUIC) BulkSession(id keyspace.NodeID) *Session { return q.link(id).session(KindBulk) }
 
-// BulkFails tells the dialler that it has failed to make a bulk session.
+// BulkFails tells the dialler that an attempt to make a bulk session has failed.
 func (q *QUIC) BulkFails(id keyspace.NodeID, err error) { q.link(id).bulkFailed(err) }
 
-// NoBulkTold is noBulkTold.
-const NoBulkTold = noBulkTold
+// NoBulkTold is noBulkLogged.
+const NoBulkTold = noBulkLogged
 
-// Hello returns the frame with which a node would ask for a session of a kind.
+// Hello returns the frame by which a node asks for a session of a kind.
 func (q *QUIC) Hello(k Kind, to keyspace.NodeID) []byte {
 	return helloFrame(frameHello, q.hello(k, to, verdictWelcome))
 }
@@ -72,5 +72,5 @@ func (q *QUIC) WrapTCP(wrap func(net.Listener) net.Listener) {
 	}
 }
 
-// MaxGreeting is maxGreeting.
-const MaxGreeting = maxGreeting
+// MaxGreeting is maxUnidentified.
+const MaxGreeting = maxUnidentified

@@ -42,7 +42,7 @@ const (
 	numStatuses = 7
 )
 
-// A frame goes from the opener of a stream to its handler or back.
+// The sender of a frame of a stream: its opener or its handler.
 const (
 	sideOpener  uint8 = 0
 	sideHandler uint8 = 1
@@ -63,8 +63,8 @@ const (
 	errorBodyHeader = 4 + 4
 )
 
-// maxErrorBytes bounds message and detail of an error, so that the news of a
-// failure does not fail for being too large itself.
+// maxErrorBytes bounds message and detail of an error, so that the report of a failure
+// is not itself too large to send.
 const maxErrorBytes = 1 << 20
 
 // errProtocol ends a session whose peer broke the protocol.
@@ -73,7 +73,7 @@ var errProtocol = errors.New("transport: protocol violation")
 // errMalformed is wrapped by every error of a decoder of this package.
 var errMalformed = errors.New("malformed frame")
 
-// frame is one decoded frame. Which fields count depends on kind.
+// frame is one decoded frame. kind says which fields count.
 type frame struct {
 	kind    frameKind
 	side    uint8
@@ -85,7 +85,7 @@ type frame struct {
 	payload []byte
 }
 
-// header is room for the length and fixed part of a frame, on the stack.
+// header is room on the stack for the length and the fixed part of a frame.
 type header struct {
 	n int
 	b [maxHeaderBytes]byte
@@ -97,7 +97,7 @@ func (h *header) u16(v uint16)      { binary.BigEndian.PutUint16(h.b[h.n:], v); 
 func (h *header) u32(v uint32)      { binary.BigEndian.PutUint32(h.b[h.n:], v); h.n += 4 }
 func (h *header) u64(v uint64)      { binary.BigEndian.PutUint64(h.b[h.n:], v); h.n += 8 }
 
-// finish writes the length of a frame whose payload has that many bytes.
+// finish writes the length of a frame with a payload of that many bytes.
 func (h *header) finish(payloadBytes int) {
 	binary.BigEndian.PutUint32(h.b[:], uint32(h.n-lengthBytes+payloadBytes))
 }
@@ -108,8 +108,8 @@ func messageFrame(m Method) (h header) {
 	return h
 }
 
-// callFrame carries what is left of the caller's time, since clocks of two nodes
-// cannot be compared.
+// callFrame carries the caller's remaining time, because clocks of two nodes cannot be
+// compared.
 func callFrame(id uint64, m Method, timeout time.Duration) (h header) {
 	h.start(frameCall)
 	h.u64(id)
@@ -218,7 +218,7 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
-// maxTimeout bounds the time that a call's frame can name; more is as good as none.
+// maxTimeout bounds the timeout in a call's frame; more counts as none.
 const maxTimeout = 365 * 24 * time.Hour
 
 // frameShape returns the bytes of a kind's fixed part, 0 for an unknown kind, and
@@ -285,15 +285,15 @@ func parseError(b []byte) (*RemoteError, error) {
 	return e, nil
 }
 
-// readBufferBytes is the read buffer of one stream, and the step in which a larger
-// frame's memory grows as its bytes arrive.
+// readBufferBytes is the read buffer of one stream. The memory of a larger frame grows
+// by this step as its bytes arrive.
 const readBufferBytes = 64 << 10
 
 // frameReader reads frames from a stream.
 type frameReader struct {
 	r     *bufio.Reader
 	max   int
-	taken int // bytes of the frames returned, with their headers; whoever counts them resets it
+	taken int // bytes of the frames returned, with headers; the reader of the count resets it
 }
 
 func newFrameReader(r io.Reader, maxFrameBytes int) *frameReader {
@@ -318,8 +318,8 @@ func (fr *frameReader) next() (frame, error) {
 			return frame{}, err
 		}
 		if len(f.payload) > 0 {
-			// An exact copy: a slice of a shared buffer would let a small message that
-			// somebody keeps pin the whole buffer.
+			// An exact copy: with a slice of a shared buffer, one small message in use
+			// would pin the whole buffer.
 			f.payload = append(f.memory(), f.payload...)
 		} else {
 			f.payload = nil

@@ -16,7 +16,7 @@ import (
 	"github.com/skeindb/skein/internal/measure"
 )
 
-// encodeFrame is what the lanes write for a decoded frame.
+// encodeFrame encodes a decoded frame as the lanes would.
 func encodeFrame(f *frame) []byte {
 	var h header
 	switch f.kind {
@@ -129,8 +129,8 @@ func decodeHex(input string) string {
 	return fmt.Sprintf("%+v", f)
 }
 
-// FuzzFrame: no body makes the decoder panic, and what it accepts it would write
-// alike.
+// FuzzFrame: no body makes the decoder panic, and an accepted one encodes to the same
+// bytes.
 func FuzzFrame(f *testing.F) {
 	for kind := frameMessage; kind <= framePong; kind++ {
 		f.Add(encodeFrame(&frame{kind: kind, id: 7, method: 3, payload: nil})[lengthBytes:])
@@ -152,8 +152,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzFrameReader: a stream of any bytes, in any pieces, costs memory in proportion
-// to what came, not to what it claims.
+// FuzzFrameReader: for any bytes, in any pieces, memory grows with the bytes received
+// and not with the announced length.
 func FuzzFrameReader(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 4, 1, 0, 1, 9}, false)
 	f.Add([]byte{0x3f, 0xff, 0xff, 0xff, 1, 0, 1, 9}, true)
@@ -256,7 +256,8 @@ func FuzzError(f *testing.F) {
 	})
 }
 
-// TestLargeErrors: an error that is too large to send loses its detail, not itself.
+// TestLargeErrors: an error that is too large to send loses its detail and keeps its
+// text.
 func TestLargeErrors(t *testing.T) {
 	huge := &RemoteError{Code: 3, Message: strings.Repeat("m", maxErrorBytes), Detail: make([]byte, maxErrorBytes)}
 	b := errorBody(fmt.Errorf("wrapped: %w", huge))
@@ -284,8 +285,8 @@ func FuzzLane(f *testing.F) {
 	})
 }
 
-// FuzzTold: what a stranger is told costs memory in proportion to what came, and is read
-// whole or refused.
+// FuzzTold: reading an answer to Ask costs memory in proportion to the bytes received.
+// The answer is read whole or refused.
 func FuzzTold(f *testing.F) {
 	f.Add(toldFrame([]byte("rows")))
 	f.Add([]byte{1, 0xff, 0xff, 0xff, frameTold})
@@ -301,9 +302,9 @@ func FuzzTold(f *testing.F) {
 	})
 }
 
-// FuzzGreeting: what comes before a session stands costs next to nothing, whatever
-// length it claims, and is read whole or refused.
-func FuzzGreeting(f *testing.F) {
+// FuzzHandshake: a handshake frame costs little memory, whatever length it announces. It
+// is read whole or refused.
+func FuzzHandshake(f *testing.F) {
 	f.Add(helloFrame(frameHello, &hello{cluster: 1, node: 2, to: 3, boot: 4, maxMessage: 5, window: 6}))
 	f.Add([]byte{0x3f, 0xff, 0xff, 0xff, frameHello})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -330,8 +331,8 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestLargeFramesCostTheirMemoryOnce: what a large frame passes on its way is used again, and
-// only what its receiver keeps is new memory.
+// TestLargeFramesCostTheirMemoryOnce: the buffers that a large frame passes are reused,
+// and only the receiver's copy is new memory.
 func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
 	const size = 512 << 10
 	payload := make([]byte, size)
@@ -345,7 +346,7 @@ func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
 			}
 		}
 	}).AllocedBytesPerOp()
-	if read > size*7/4 { // a pool forgets some of it under the race detector
+	if read > size*7/4 { // under the race detector a pool drops some of its content
 		t.Errorf("%d bytes allocated for a frame of %d that comes", read, size)
 	}
 	sent := testing.Benchmark(func(b *testing.B) {
@@ -362,8 +363,8 @@ func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
 	}
 }
 
-// TestRecycledMemory: what is recycled is used for later messages of streams, and what is not
-// stays as it came.
+// TestRecycledMemory: recycled memory serves later messages of streams, and other
+// messages keep their content.
 func TestRecycledMemory(t *testing.T) {
 	sizes := []int{chunkBytes / 2, chunkBytes/2 + 1, 63 << 10, chunkBytes - 64, chunkBytes, chunkBytes + 1, 1, 0, 3 * chunkBytes}
 	const rounds = 4

@@ -8,8 +8,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The frames that make a connection a session. They have numbers of their own, so
-// that none can be taken for a session's frame.
+// The frames that make a connection a session. Their numbers differ from those of a
+// session's frames, so that none can be mistaken.
 const (
 	frameHello   = 16
 	frameAnswer  = 17
@@ -57,15 +57,15 @@ func (v verdict) lasting() bool {
 	return v == verdictCluster || v == verdictNode || v == verdictIdentity || v == verdictMalformed
 }
 
-// hello is what each side tells the other before anything else: the dialler in the
-// Hello, the other in the answer.
+// hello is what each side first tells the other: the dialler in the Hello, the accepter
+// in the answer.
 type hello struct {
 	verdict  verdict // of the answer
 	kind     Kind
 	features uint64 // bits of optional parts of the protocol; none yet
 	cluster  keyspace.ClusterID
 	node     keyspace.NodeID // who speaks
-	to       keyspace.NodeID // whom it believes to speak to
+	to       keyspace.NodeID // the node that the sender means to reach
 	boot     keyspace.BootID
 	// maxMessage and window are what the speaker accepts: bytes of a payload, bytes
 	// of an unread stream.
@@ -77,7 +77,7 @@ var errTooLate = errors.New("no hello in time")
 
 const helloBody = 1 + 1 + 1 + 5*8 + 2*4
 
-// maxHelloBytes bounds what is read before the peer is known. A later minor version
+// maxHelloBytes bounds the bytes read before the peer is known. A later minor version
 // may append fields, which this one ignores.
 const maxHelloBytes = 1 << 10
 

@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// forcedBytes, and half of the limit, is the room behind a full queue for small
-// frames that must not be lost: cancellations, credits, ends, refusals.
+// forcedBytes plus half of the limit is the room behind a full queue for small frames
+// that must not be lost: cancellations, credits, ends, refusals.
 const forcedBytes = 1 << 20
 
 // budget bounds the bytes that wait in the lanes of one class of one session.
@@ -24,8 +24,8 @@ type budget struct {
 	room    chan struct{} // closed at the next release; guarded by mu, nil if none waits
 }
 
-// take reserves n bytes. A message that alone exceeds the limit passes when
-// nothing else waits, so that a small budget cannot refuse it for ever.
+// take reserves n bytes. A message that alone exceeds the limit passes when nothing
+// else waits, so that a small budget cannot refuse it for ever.
 func (b *budget) take(n int, force bool) bool {
 	limit := b.limit.Load()
 	if force {
@@ -36,8 +36,8 @@ func (b *budget) take(n int, force bool) bool {
 		if used > 0 && used+int64(n) > limit {
 			return false
 		}
-		// No add-and-undo: who waits for room would take a passing refusal for bytes
-		// whose release will wake it.
+		// Not add-and-undo: a waiter would mistake the brief refusal for bytes whose
+		// release will wake it.
 		if b.used.CompareAndSwap(used, used+int64(n)) {
 			b.total.Add(int64(n))
 			return true
@@ -59,8 +59,8 @@ func (b *budget) release(n int) {
 	b.mu.Unlock()
 }
 
-// await returns a channel that is closed when bytes are released after the call.
-// The caller makes sure that some are still taken, and calls done afterwards.
+// await returns a channel that is closed when bytes are released after the call. The
+// caller makes sure that some bytes are still taken, and calls done afterwards.
 func (b *budget) await() (room <-chan struct{}, done func()) {
 	b.waiting.Add(1)
 	b.mu.Lock()
@@ -82,14 +82,14 @@ type Lane struct {
 	wake    chan struct{}      // capacity 1: frames came, or the lane was closed
 	ended   <-chan struct{}    // closed at the session's end
 
-	mu      sync.Mutex
-	queue   []chunk // what waits is queue[head:]
-	head    int
-	put     uint64 // bytes ever appended
-	taken   uint64 // bytes ever handed to the writer
-	idle    bool   // the writer waits for wake
-	company company
-	closed  bool
+	mu     sync.Mutex
+	queue  []chunk // what waits is queue[head:]
+	head   int
+	put    uint64 // bytes ever appended
+	taken  uint64 // bytes ever handed to the writer
+	idle   bool   // the writer waits for wake
+	linger linger
+	closed bool
 }
 
 // chunk is a run of whole frames that leaves in one write.
@@ -109,7 +109,7 @@ type Batch struct {
 // Bytes returns the frames; they are the carrier's until Done.
 func (b *Batch) Bytes() []byte { return b.b }
 
-// Done gives the batch's memory back and lets others have its share of the budget.
+// Done returns the batch's memory and its share of the budget.
 func (b *Batch) Done() {
 	b.lane.budget.release(len(b.b))
 	if b.pooled != nil {
@@ -126,9 +126,9 @@ func (l *Lane) Class() Class { return l.class }
 // Slot returns the lane's number within its class.
 func (l *Lane) Slot() int { return l.slot }
 
-// enqueue appends one frame or answers at once ErrQueueFull, or ErrNoRoute after
-// the session's end. force is for small frames that must not be lost. The position of the frame is stored in pos, if not nil,
-// while it can not have been taken yet.
+// enqueue appends one frame. It answers at once: ErrQueueFull, or ErrNoRoute after the
+// session's end. force is for small frames that must not be lost. If pos is not nil,
+// enqueue stores the frame's position in it before the frame can be taken.
 func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error {
 	h.finish(len(payload))
 	n := h.n + len(payload)
@@ -167,7 +167,7 @@ func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error
 		}
 		room, done := l.budget.await()
 		if l.budget.used.Load() == 0 {
-			done() // all was released between the two; nothing is left to wake this one
+			done() // all was released in between; nothing would wake this waiter
 			continue
 		}
 		select {
@@ -183,8 +183,8 @@ func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error
 	}
 }
 
-// room returns the chunk that n more bytes go to. Large frames get memory of
-// about their own size, so that at least half of every pooled chunk but the last is used.
+// room returns the chunk for n more bytes. Large frames get memory of about their own
+// size, so that at least half of every pooled chunk but the last is used.
 func (l *Lane) room(n int) *chunk {
 	if k := len(l.queue); k > l.head && len(l.queue[k-1].b)+n <= cap(l.queue[k-1].b) {
 		return &l.queue[k-1]
@@ -199,9 +199,9 @@ func (l *Lane) room(n int) *chunk {
 	return &l.queue[len(l.queue)-1]
 }
 
-// Take waits for frames and returns the next batch: what has gathered, up to
-// 64 KiB or one larger frame. ok is false after the session's end. Only one
-// goroutine takes from a lane.
+// Take waits for frames and returns the next batch: all that has gathered, up to 64 KiB
+// or one larger frame. ok is false after the session's end. Only one goroutine takes
+// from a lane.
 func (l *Lane) Take() (b Batch, ok bool) {
 	yielded := false
 	for {
@@ -217,14 +217,14 @@ func (l *Lane) Take() (b Batch, ok bool) {
 				l.queue, l.head = l.queue[:0], 0
 			}
 			l.taken += uint64(len(b.b))
-			l.company.note(b.frames, yielded)
+			l.linger.note(b.frames, yielded)
 			l.mu.Unlock()
 			l.metrics.sent(b.frames, len(b.b))
 			l.sent.Add(float64(len(b.b)))
 			return b, true
 		}
 		l.idle = true
-		yielded = l.company.expected()
+		yielded = l.linger.due()
 		l.mu.Unlock()
 		<-l.wake
 		if yielded {
@@ -233,31 +233,31 @@ func (l *Lane) Take() (b Batch, ok bool) {
 	}
 }
 
-// company says whether the writer gives others who are about to send the chance to,
-// after the first frame has woken it: a batch of several frames costs little more than
-// one frame, and concurrent calls take half the CPU so. Where nobody else is about to,
-// one client's request would wait at each hop for nothing.
-type company struct {
-	// alone counts batches of one frame in a row that nobody joined though he could, to
-	// aloneMax; waits counts the waits.
+// linger decides whether the writer, woken by a first frame, lets other goroutines run
+// before it takes the batch. A batch of several frames costs little more than one
+// frame, and concurrent calls then take half the CPU. With a single client the wait
+// would only add latency at each hop.
+type linger struct {
+	// alone counts the batches in a row that stayed at one frame although the writer
+	// lingered, up to aloneMax. waits counts the waits.
 	alone, waits uint8
 }
 
 const (
-	// aloneMax is so long a row that chance does not make it under load.
+	// aloneMax is a row so long that chance does not make it under load.
 	aloneMax = 64
-	// aloneRetry is after how many frames it is tried again afterwards.
+	// aloneRetry is after how many waits the writer lingers again.
 	aloneRetry = 16
 )
 
-// expected says whether others are waited for this time.
-func (c *company) expected() bool {
+// due says whether to linger this time.
+func (c *linger) due() bool {
 	c.waits++
 	return c.alone < aloneMax || c.waits%aloneRetry == 0
 }
 
-// note takes in how many frames came together.
-func (c *company) note(frames int, waited bool) {
+// note records how many frames a batch had.
+func (c *linger) note(frames int, waited bool) {
 	switch {
 	case frames > 1:
 		c.alone = 0
@@ -266,8 +266,8 @@ func (c *company) note(frames int, waited bool) {
 	}
 }
 
-// close drops what waits and ends the writer. It returns how many bytes had been
-// handed to the writer: what lies behind was certainly not sent.
+// close drops the queued frames and ends the writer. It returns how many bytes the
+// writer has taken; frames behind them were certainly not sent.
 func (l *Lane) close() (taken uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

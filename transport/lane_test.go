@@ -2,13 +2,13 @@ package transport
 
 import "testing"
 
-// TestCompany: a lane whose frames come alone stops waiting for others, tries again now
-// and then, and waits for them again as soon as there are some.
-func TestCompany(t *testing.T) {
-	var c company
+// TestLinger: a lane whose frames come alone stops lingering, retries now and then, and
+// lingers again as soon as batches grow.
+func TestLinger(t *testing.T) {
+	var c linger
 	waits := func(n, frames int) (waited int) {
 		for range n {
-			w := c.expected()
+			w := c.due()
 			if w {
 				waited++
 			}
@@ -23,9 +23,9 @@ func TestCompany(t *testing.T) {
 		t.Errorf("waited %d times in vain, want 10", got)
 	}
 	if got := waits(1, 2); got > 1 || c.alone != 0 {
-		t.Error("company was not noticed")
+		t.Error("linger was not noticed")
 	}
 	if got := waits(aloneMax, 2); got != aloneMax {
-		t.Errorf("waited %d times of %d with company", got, aloneMax)
+		t.Errorf("waited %d times of %d with linger", got, aloneMax)
 	}
 }

@@ -11,20 +11,22 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// link makes the sessions with one peer and keeps them up. Both nodes may dial.
-// A connection becomes a session in three steps: the dialler's Hello, the other's
-// answer, the dialler's confirmation. Of two connections that are made at the same
-// time one wins by this rule: the node with the lower id refuses a Hello while its
-// own awaits the answer, and the node with the higher id confirms nothing of its
-// own once it has answered a Hello. A confirmation is therefore always right, and
-// replaces whatever stood: the dialler has lost that, or would not have dialled.
+// link makes the sessions with one peer and keeps them up. Both nodes may dial. A
+// connection becomes a session in three steps: the dialler's Hello, the accepter's
+// answer, the dialler's confirmation.
+//
+// Two connections made at the same time are decided so: the node with the lower id
+// refuses a Hello while its own awaits the answer. The node with the higher id does not
+// confirm its own connection once it has answered a Hello. So a confirmation is always
+// right and replaces an older session: the dialler has lost that session, or it would
+// not have dialled.
 type link struct {
 	q      *QUIC
 	id     keyspace.NodeID
 	ctx    context.Context
 	cancel context.CancelFunc
-	kick   [numKinds]chan struct{} // capacity 1: look again whether to dial
-	// noBulk counts attempts in a row to make a bulk session that failed beside a main one.
+	kick   [numKinds]chan struct{} // capacity 1: check again whether to dial
+	// noBulk counts failed attempts in a row to make a bulk session beside a main one.
 	// It belongs to the bulk dialler.
 	noBulk int
 
@@ -36,10 +38,10 @@ type link struct {
 
 // slot is the state of the handshakes for one kind of session.
 type slot struct {
-	greeting  bool   // this node's Hello awaits its answer
+	helloSent bool   // this node's Hello awaits its answer
 	accepting wire   // whose Hello was answered last and awaits confirmation
 	lastEnd   error  // why the last session ended
-	giveUp    func() // ends the attempt under way; nil without one
+	abort     func() // ends the attempt under way; nil without one
 }
 
 func newLink(q *QUIC, id keyspace.NodeID) *link {
@@ -56,8 +58,8 @@ func (l *link) setAddrs(addrs []string) {
 	l.addrs = distinctAddrs(addrs)
 	l.moved++
 	for k := range l.slots {
-		if giveUp := l.slots[k].giveUp; giveUp != nil {
-			giveUp() // where it dials, nobody may be any more
+		if abort := l.slots[k].abort; abort != nil {
+			abort() // the attempt may dial an address that is no longer the peer's
 		}
 	}
 	l.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// TestRestartIsNoticedByReset: where the restarted node cannot dial, its stateless
-// reset tells of the restart; nothing else can within this test's time.
+// TestRestartIsNoticedByReset: the restarted node cannot dial, so only its stateless
+// reset tells of the restart within this test's time.
 func TestRestartIsNoticedByReset(t *testing.T) {
 	h := newQUICHarness()
 	tune := func(node keyspace.NodeID) transport.Options {
@@ -62,8 +62,8 @@ func start(t testing.TB, buses ...*transport.QUIC) {
 	}
 }
 
-// TestSilentPeer: a peer that says nothing any more is given up by the probes, also
-// while QUIC still acknowledges.
+// TestSilentPeer: unanswered probes end the session of a silent peer, even while QUIC
+// acknowledges.
 func TestSilentPeer(t *testing.T) {
 	h := newQUICHarness()
 	opts := selfMade(1)
@@ -92,8 +92,8 @@ func TestSilentPeer(t *testing.T) {
 	<-up
 }
 
-// TestSimultaneousDials: of two connections made at the same time exactly one
-// becomes the session, at both ends the same.
+// TestSimultaneousDials: of two connections made at the same time exactly one becomes
+// the session, the same at both ends.
 func TestSimultaneousDials(t *testing.T) {
 	h := newQUICHarness()
 	a, b := h.new(t, selfMade(1)), h.new(t, selfMade(2))
@@ -122,7 +122,7 @@ func TestSimultaneousDials(t *testing.T) {
 				up = <-states[q]
 			}
 		}
-		// Both directions work over what remains.
+		// Both directions work over the remaining connection.
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		if _, err := a.Call(ctx, 2, transport.MethodNodeAdmin, nil); err != nil {
 			t.Errorf("round %d: %v (dials: %v, %v)", round, err, errA, errB)
@@ -142,8 +142,7 @@ func TestSimultaneousDials(t *testing.T) {
 
 func answerNothing(context.Context, keyspace.NodeID, []byte) ([]byte, error) { return nil, nil }
 
-// TestMovedPeer: after SetPeer with a new address the next session goes there, at
-// once.
+// TestMovedPeer: after SetPeer with a new address the next session goes there at once.
 func TestMovedPeer(t *testing.T) {
 	h := newQUICHarness()
 	a, b := h.new(t, selfMade(1)), h.new(t, selfMade(2))
@@ -164,14 +163,14 @@ func TestMovedPeer(t *testing.T) {
 	if _, err := silent.Read(make([]byte, 2000)); err != nil {
 		t.Fatal(err)
 	}
-	// An attempt is under way to where nobody answers.
+	// An attempt is under way to an address where nobody answers.
 	a.SetPeer(2, b.Addrs())
 	<-up
 }
 
-// TestAnUnknownNodeIsTold: who is no peer is refused, and its owner hears of it; a node of
-// another cluster is none of its business.
-func TestAnUnknownNodeIsTold(t *testing.T) {
+// TestUnknownNodeIsReported: a node that is no peer is refused, and Unknown hears of it.
+// Unknown hears nothing of a node of another cluster.
+func TestUnknownNodeIsReported(t *testing.T) {
 	h := newQUICHarness()
 	came := make(chan keyspace.NodeID, 100)
 	o := selfMade(1)
@@ -189,8 +188,8 @@ func TestAnUnknownNodeIsTold(t *testing.T) {
 	}
 }
 
-// TestWildcardAndExtraSockets: a node that listens on the loopback alone still
-// reaches others, by a socket of its own for that.
+// TestWildcardAndExtraSockets: a node that listens on loopback alone still reaches
+// others, by an extra socket.
 func TestListenAddresses(t *testing.T) {
 	wild := selfMade(1)
 	wild.Clock, wild.Boot, wild.Logger = wallClock{}, 1, zap.NewNop()
@@ -211,7 +210,7 @@ func TestListenAddresses(t *testing.T) {
 	}
 }
 
-// TestMetrics: the metrics of a bus that was used are there, under their names.
+// TestMetrics: after use the bus exports its metrics under their names.
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := newQUICHarness()
@@ -257,7 +256,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no metric %s", want)
 		}
 	}
-	// An answer and a pong are counted when they have been dealt with.
+	// An answer and a pong are counted after they have been handled.
 	for _, c := range []struct{ name, label string }{{"etcd_network_peer_sent_bytes_total", "To"}, {"etcd_network_peer_received_bytes_total", "From"}} {
 		for peerBytes(t, reg, c.name, c.label, 2) < 20 {
 			time.Sleep(time.Millisecond)
@@ -289,9 +288,9 @@ func peerBytes(t *testing.T, reg *prometheus.Registry, name, label string, peer 
 	return 0
 }
 
-// TestCloseWhileGreeting: neither connections that have not said who they are nor
-// attempts under way hold up Close.
-func TestCloseWhileGreeting(t *testing.T) {
+// TestCloseDuringHandshakes: connections without a Hello and attempts under way do not
+// delay Close.
+func TestCloseDuringHandshakes(t *testing.T) {
 	h := newQUICHarness()
 	opts := selfMade(1)
 	opts.HandshakeTimeout = time.Hour

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// loopback carries a node's messages to itself: without encoding, and but for streams
-// without copying, with the same bounds and the same asynchrony as the way to others.
+// loopback carries a node's messages to itself without encoding. Only streams copy. It
+// has the same bounds as the network path and is as asynchronous.
 type loopback struct {
 	e        *Endpoint
 	queues   [numClasses]loopQueue
@@ -151,7 +151,8 @@ func (l *loopback) runCall(ctx context.Context, c Class, fn CallHandler, payload
 	case expired(ctx, err):
 		return callResult{err: context.DeadlineExceeded}
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		// As where the caller hears of its context first: which of the two comes is chance.
+		// The same error as when the caller sees the end of its context first; which
+		// comes first is chance.
 		return callResult{err: ctx.Err()}
 	case err != nil:
 		return callResult{err: asRemote(err)}
@@ -161,7 +162,7 @@ func (l *loopback) runCall(ctx context.Context, c Class, fn CallHandler, payload
 	return callResult{payload: answer}
 }
 
-// loopOut is the way of a stream within the node.
+// loopOut is the sending direction of a stream within the node.
 type loopOut struct {
 	e     *Endpoint
 	other *stream

@@ -6,15 +6,15 @@ import (
 	"sync"
 )
 
-// chunkBytes is the size of one write: enough to make the cost of a write small
-// against its bytes, little enough to keep a class's queue moving.
+// chunkBytes is the size of one write: large enough that the cost of a write is small
+// against its bytes, small enough to keep a class's queue moving.
 const chunkBytes = 64 << 10
 
 var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
 
-// largePool holds memory for frames of up to maxPooledBytes while they wait to be sent or are
-// received: what is read in many pieces would else be collected twice for each of them. Of
-// the memory at least half is used.
+// largePool holds memory for frames of up to maxPooledBytes while they wait to be sent
+// or are received. Without it a frame that is read in many pieces would be garbage
+// twice for each piece. At least half of the memory is used.
 var largePool [largeClasses]sync.Pool
 
 const (
@@ -22,7 +22,8 @@ const (
 	maxPooledBytes = chunkBytes << (largeClasses - 1)
 )
 
-// large returns memory for n bytes, and what gives it back; nil where it is too large for that.
+// large returns memory for n bytes and a function that returns it to the pool; the
+// function is nil where n is too large for the pool.
 func large(n int) (b []byte, done func()) {
 	class := 0
 	for chunkBytes<<class < n {
@@ -38,17 +39,17 @@ func large(n int) (b []byte, done func()) {
 	return (*p)[:n:n], func() { largePool[class].Put(p) }
 }
 
-// Recycle takes the memory of a message that Stream.Recv has returned and that nobody uses
-// any more. Who receives much, as the tables of a snapshot, has the garbage collector stand
-// still so; all others need not care.
+// Recycle takes back the memory of a message from Stream.Recv that nobody uses any
+// more. It saves work of the garbage collector for receivers of many bytes, such as the
+// tables of a snapshot. Others need not call it.
 func Recycle(payload []byte) {
 	if cap(payload) == chunkBytes {
 		chunks.Put((*[chunkBytes]byte)(payload[:chunkBytes]))
 	}
 }
 
-// memory returns memory for the frame's payload: recycled where that is of a stream, whose
-// receiver may give it back, and at least half of it is used.
+// memory returns memory for the frame's payload. It is pooled for messages of streams,
+// whose receivers may recycle it, if at least half of it is used.
 func (f *frame) memory() []byte {
 	if f.kind == frameData && len(f.payload) > chunkBytes/2 && len(f.payload) <= chunkBytes {
 		return chunks.Get().(*[chunkBytes]byte)[:0]
@@ -56,8 +57,8 @@ func (f *frame) memory() []byte {
 	return make([]byte, 0, len(f.payload))
 }
 
-// readGrowing reads n bytes into memory that at most doubles what has arrived, beside that
-// of one pooled buffer.
+// readGrowing reads n bytes. Its memory is at most twice the bytes that have arrived,
+// beside one pooled buffer.
 func readGrowing(r io.Reader, n int) ([]byte, error) {
 	if n <= maxPooledBytes {
 		b, done := large(n)

@@ -6,7 +6,7 @@ import "strconv"
 // are never reused for another meaning.
 type Method uint16
 
-// The methods of the bus. Who owns the payload's format is in the comment.
+// The methods of the bus. The comment names the package that owns the payload's format.
 const (
 	// MethodRaft carries raft messages with entries, packed (raftgroup).
 	MethodRaft Method = 1
@@ -21,22 +21,23 @@ const (
 	MethodShardRequest Method = 16
 	// MethodShardAdmin is an administrative request to a replica (shard).
 	MethodShardAdmin Method = 17
-	// MethodShardTxn is a step of a transaction over several ranges at one of them (shard).
+	// MethodShardTxn is a command of a transaction over several ranges, at one of them
+	// (shard).
 	MethodShardTxn Method = 18
-	// MethodRouterTxn asks a node whether it is at an attempt of a transaction (router).
+	// MethodRouterTxn asks a node whether it runs an attempt of a transaction (router).
 	MethodRouterTxn Method = 20
 	// MethodShardFeed is the stream of applied events of the ranges on a node (shard).
 	MethodShardFeed Method = 21
-	// MethodShardWatch is what a gateway asks a range about the events that its
-	// watchers wait for (shard).
+	// MethodShardWatch is a gateway's question to a range about events that its watchers
+	// wait for (shard).
 	MethodShardWatch Method = 22
-	// MethodShardTxnEnd is a step that ends locks (shard): it is not held up by the many
-	// that may wait for that.
+	// MethodShardTxnEnd is a command that ends locks (shard). It has a method of its own
+	// so that the many calls that wait for those locks cannot keep it out.
 	MethodShardTxnEnd Method = 23
-	// MethodShardPiece is a piece of a large read of a range (shard).
-	MethodShardPiece Method = 24
-	// MethodRouterReads asks a node whether transactions that it coordinates may read below a
-	// revision (router).
+	// MethodShardPage is one page of a large read of a range (shard).
+	MethodShardPage Method = 24
+	// MethodRouterReads asks a node whether transactions that it coordinates may read
+	// below a revision (router).
 	MethodRouterReads Method = 25
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
@@ -44,9 +45,10 @@ const (
 	MethodPlacementRequest Method = 33
 	// MethodPlacementFeed is the stream of changes of the range map (placement).
 	MethodPlacementFeed Method = 34
-	// MethodPlacementLog is the stream of the hand-out log (placement).
+	// MethodPlacementLog is the stream of the allocation log (placement).
 	MethodPlacementLog Method = 35
-	// MethodPlacementReport is what nodes say of themselves to placement's leader (placement).
+	// MethodPlacementReport is a node's report on itself to placement's leader
+	// (placement).
 	MethodPlacementReport Method = 36
 	// MethodNodeAdmin is node's own.
 	MethodNodeAdmin Method = 48
@@ -65,7 +67,7 @@ var methods = map[Method]struct {
 	MethodShardAdmin:        {"shard-admin", ClassRequest},
 	MethodShardTxn:          {"shard-txn", ClassRequest},
 	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
-	MethodShardPiece:        {"shard-piece", ClassRequest},
+	MethodShardPage:         {"shard-page", ClassRequest},
 	MethodRouterTxn:         {"router-txn", ClassRequest},
 	MethodRouterReads:       {"router-reads", ClassRequest},
 	MethodShardFeed:         {"shard-feed", ClassRequest},

@@ -12,7 +12,7 @@ import (
 type Metrics struct {
 	class     [numClasses]classMetrics
 	roundTrip *prometheus.HistogramVec
-	// peerSent and peerReceived are what the classes' bytes are, by peer.
+	// peerSent and peerReceived count the classes' bytes by peer.
 	peerSent     *prometheus.CounterVec
 	peerReceived *prometheus.CounterVec
 	sessions     prometheus.Gauge
@@ -21,7 +21,7 @@ type Metrics struct {
 	sessionEnds  prometheus.Counter
 }
 
-// classMetrics are the metrics of one class. They move per batch, not per frame.
+// classMetrics are the metrics of one class. They are updated per batch, not per frame.
 type classMetrics struct {
 	framesSent, framesReceived prometheus.Counter
 	bytesSent, bytesReceived   prometheus.Counter
@@ -97,7 +97,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// forget drops what is kept per peer.
+// forget drops the metrics of a peer.
 func (m *Metrics) forget(peer keyspace.NodeID) {
 	m.roundTrip.DeleteLabelValues(peer.String())
 	m.peerSent.DeleteLabelValues(peer.String())

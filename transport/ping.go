@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// probe is what a session knows of its pings. Pings are sent as data: a restarted
-// peer answers data, but not QUIC's own keep-alives, with a stateless reset.
+// probe is the state of a session's pings. Pings are sent as data: a restarted peer
+// answers data with a stateless reset, but not QUIC's own keep-alives.
 type probe struct {
 	missed atomic.Int32 // pings since the last pong
 
@@ -26,8 +26,8 @@ func (s *Session) pingLoop() {
 	t := e.clock.NewTimer(e.cfg.PingInterval)
 	defer t.Stop()
 	for number := uint64(1); ; number++ {
-		// Unanswered probes are counted, not timed: the first one after this process was
-		// stopped for a while must not find the peer guilty.
+		// Unanswered probes are counted, not timed: a pause of this process must not make
+		// it blame the peer.
 		if missed := int(s.probe.missed.Add(1)) - 1; missed >= e.cfg.MaxMissedPings {
 			s.End(fmt.Errorf("%w: %d probes unanswered", ErrUnreachable, missed))
 			return
@@ -38,7 +38,7 @@ func (s *Session) pingLoop() {
 		slot.number, slot.at = number, e.clock.Now()
 		p.mu.Unlock()
 		h := pingFrame(framePing, number)
-		// A full control queue is as good as an unanswered probe.
+		// A full control queue counts as an unanswered probe.
 		_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
 		select {
 		case <-t.C():

@@ -18,9 +18,9 @@ type Options struct {
 	Listen []string
 	// Security is how peers know each other.
 	Security Security
-	// HandshakeTimeout bounds how long a dialled node may be silent; an attempt takes
-	// twice as long at most. UDP does not tell that nobody listens, so this is also
-	// what a dead node costs. Too little refuses peers that are far away. Default 1 s.
+	// HandshakeTimeout bounds how long a dialled node may be silent; an attempt takes at
+	// most twice as long. UDP does not report that nobody listens, so this is also the
+	// cost of a dead node. Too little refuses peers that are far away. Default 1 s.
 	HandshakeTimeout time.Duration
 	// IdleTimeout is how long a silent connection lasts. Default 3 s.
 	IdleTimeout time.Duration
@@ -33,19 +33,19 @@ type QUIC struct {
 	creds   *credentials
 	sockets *sockets
 	config  *quic.Config
-	// greeting bounds the connections that have not told who they are.
-	// shaking bounds the TCP connections that have not come through the TLS handshake.
-	greeting, shaking chan struct{}
+	// unidentified bounds the connections that have not sent a valid Hello. tlsPending
+	// bounds the TCP connections that have not finished the TLS handshake.
+	unidentified, tlsPending chan struct{}
 
 	mu      sync.Mutex // guards what follows
 	started bool
 	closed  bool
 	links   map[keyspace.NodeID]*link
-	warned  map[string]bool // what was logged once
+	warned  map[string]bool // warnings that were logged once
 }
 
-// maxGreeting bounds the connections that have not told who they are.
-const maxGreeting = 256
+// maxUnidentified bounds the connections that have not sent a valid Hello.
+const maxUnidentified = 256
 
 // NewQUIC binds the sockets and checks the certificates. Nothing is sent or
 // answered before Start.
@@ -62,10 +62,10 @@ func NewQUIC(opts Options) (*QUIC, error) {
 	}
 	q := &QUIC{
 		Endpoint: e, opts: opts,
-		greeting: make(chan struct{}, maxGreeting),
-		shaking:  make(chan struct{}, maxGreeting),
-		links:    map[keyspace.NodeID]*link{},
-		warned:   map[string]bool{},
+		unidentified: make(chan struct{}, maxUnidentified),
+		tlsPending:   make(chan struct{}, maxUnidentified),
+		links:        map[keyspace.NodeID]*link{},
+		warned:       map[string]bool{},
 	}
 	q.config = quicConfig(&q.cfg, &opts)
 	if q.creds, err = newCredentials(&q.cfg, opts.Security); err != nil {
@@ -128,8 +128,8 @@ func (q *QUIC) Close() error {
 	return err
 }
 
-// SetPeer makes a node known by its host:port addresses, or changes them: a
-// standing session stays, and the next one goes to the new addresses.
+// SetPeer makes a node known by its host:port addresses, or changes them. An
+// established session stays; the next one goes to the new addresses.
 func (q *QUIC) SetPeer(id keyspace.NodeID, addrs []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -60,7 +60,7 @@ type streamWriter interface {
 	Write(b []byte) (int, error)
 }
 
-// openLane opens a lane's stream when it has something to say, and writes it.
+// openLane opens a lane's stream with the first batch, and writes the batches.
 func (q *QUIC) openLane(conn *quic.Conn, s *Session, lane *Lane) {
 	first, ok := lane.Take()
 	if !ok {
@@ -79,7 +79,7 @@ func (q *QUIC) openLane(conn *quic.Conn, s *Session, lane *Lane) {
 	q.writeLane(s, lane, str)
 }
 
-// priorityOf returns the urgency of a lane within its connection, 0 the first.
+// priorityOf returns the urgency of a lane within its connection, 0 the highest.
 func priorityOf(s *Session, lane *Lane) int8 {
 	p := int8(lane.Class()) * 2
 	if lane.Class() == ClassRequest && lane.Slot() > 0 && lane.Slot() == len(s.lanes[ClassRequest])-1 {
@@ -88,8 +88,8 @@ func priorityOf(s *Session, lane *Lane) int8 {
 	return p
 }
 
-// writeLane writes batch after batch. Whatever gathers during one write leaves
-// with the next.
+// writeLane writes batch after batch. Frames that gather during one write leave with
+// the next.
 func (q *QUIC) writeLane(s *Session, lane *Lane, w streamWriter) {
 	for {
 		b, ok := lane.Take()

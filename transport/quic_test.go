@@ -37,7 +37,7 @@ func (h *quicHarness) new(t testing.TB, opts transport.Options) *transport.QUIC 
 	if opts.Logger == nil {
 		opts.Logger = zaptest.NewLogger(t)
 	}
-	// Patient with a machine that has other things to do; who tests times says so.
+	// Generous for a loaded machine; tests of times set their own.
 	if opts.HandshakeTimeout == 0 {
 		opts.HandshakeTimeout = 10 * time.Second
 	}

@@ -5,10 +5,9 @@ import (
 	"fmt"
 )
 
-// Receive takes one frame, with its length in front, that came by a lane of the
-// class. It keeps the frame's memory. The frames of a lane are received by one
-// goroutine. After an error, which has ended the session, there is nothing more to
-// receive.
+// Receive takes one frame, with its length in front, from a lane of the class. It keeps
+// the frame's memory. One goroutine receives the frames of a lane. After an error,
+// which has ended the session, there is nothing more to receive.
 func (s *Session) Receive(c Class, b []byte) error {
 	f, err := parseFrame(b[min(len(b), lengthBytes):])
 	if err == nil {
@@ -20,7 +19,7 @@ func (s *Session) Receive(c Class, b []byte) error {
 	return err
 }
 
-// receive dispatches one frame whose payload may be kept.
+// receive dispatches one frame and may keep its payload.
 func (s *Session) receive(c Class, f *frame) error {
 	if kindOf(c) != s.cfg.Kind || len(f.payload) > s.ep.cfg.MaxMessageBytes+maxErrorBytes {
 		return fmt.Errorf("%w: class %s, %d bytes on the %s session", errProtocol, c, len(f.payload), s.cfg.Kind)
@@ -43,7 +42,7 @@ func (s *Session) receive(c Class, f *frame) error {
 		return s.receiveStream(f)
 	case framePing:
 		h := pingFrame(framePong, f.id)
-		// Full only if the peer reads nothing; then it gets no pong, and gives up.
+		// Full only if the peer reads nothing; then it gets no pong and ends the session.
 		_ = s.lanes[c][0].enqueue(&h, pingPadding, false, nil)
 	case framePong:
 		s.pong(f.id)
@@ -54,7 +53,7 @@ func (s *Session) receive(c Class, f *frame) error {
 func (s *Session) receiveMessage(c Class, f *frame) error {
 	h, ok := s.ep.sends[f.method]
 	if !ok {
-		// A peer of another version: its messages are lost, as any may be.
+		// A peer of another version: its messages may be lost, as any message may.
 		return nil
 	}
 	if h.class != c {

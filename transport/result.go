@@ -51,8 +51,8 @@ func endOf(r callResult, peer keyspace.NodeID) error {
 	return &CallError{Peer: peer, NotDelivered: r.notDelivered, Err: r.err}
 }
 
-// expired says whether a handler's error is only the news that the caller's time
-// was up: the caller then sees its own context's error, not a remote one.
+// expired says whether a handler's error only repeats that the caller's time was up.
+// The caller then sees its own context's error, not a remote one.
 func expired(ctx context.Context, err error) bool {
 	if _, ok := errors.AsType[*RemoteError](err); ok {
 		return false

@@ -22,27 +22,27 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Security says how the two ends of a connection know each other. Files are read
-// anew for each handshake, so that replaced certificates come into use by
-// themselves.
+// Security says how the two ends of a connection authenticate each other. Files are
+// read again for each handshake, so replaced certificates take effect by themselves.
 type Security struct {
-	// SelfMade is what http:// peer URLs and --peer-auto-tls mean: certificates that
-	// the node makes for itself and nobody checks. The traffic is encrypted, and open
-	// to anybody who can reach the port. All else but Why is ignored then.
+	// SelfMade is the meaning of http:// peer URLs and --peer-auto-tls: the node makes
+	// its own certificate and nobody checks it. The traffic is encrypted, but open to
+	// anybody who can reach the port. All other fields but Why are ignored then.
 	SelfMade bool
-	// Why says in the warning about SelfMade which setting asks for it.
+	// Why names, in the warning about SelfMade, the setting that asks for it.
 	Why string
 	// CertFile and KeyFile (PEM) are the node's certificate. It serves both roles
 	// unless ClientCertFile and ClientKeyFile name another for dialling.
 	CertFile, KeyFile             string
 	ClientCertFile, ClientKeyFile string
-	// TrustedCAFile (PEM) has the authorities by which peers are checked. Without it
-	// the system's check the dialled node, and diallers are not checked, as in etcd.
+	// TrustedCAFile (PEM) has the authorities that sign peers' certificates. Without it
+	// a dialled node is checked by the system's authorities and diallers are not
+	// checked, as in etcd.
 	TrustedCAFile string
-	// ClientCertAuth asks diallers for a certificate also without TrustedCAFile.
+	// ClientCertAuth requires diallers to show a certificate also without TrustedCAFile.
 	ClientCertAuth bool
-	// AllowedCNs and AllowedHostnames, if set, are what the common name or the names
-	// of a peer's certificate must match; only one of them may be used.
+	// AllowedCNs and AllowedHostnames, if set, must match the common name or a host name
+	// of a peer's certificate. Only one of them may be set.
 	AllowedCNs, AllowedHostnames []string
 	// CRLFile (PEM or DER) has revoked serial numbers.
 	CRLFile string
@@ -50,15 +50,15 @@ type Security struct {
 	ServerName string
 }
 
-// URIScheme begins the URI by which a certificate proves a node's identity:
+// URIScheme begins the URI in a certificate that proves a node's identity:
 // skein://CLUSTER/NODE, ids as package keyspace prints them.
 const URIScheme = "skein"
 
-// errIdentity is wrapped by every error about what a certificate says.
+// errIdentity is wrapped by every error about a certificate's content.
 var errIdentity = errors.New("certificate identity")
 
-// provenIdentity returns the cluster and node that a certificate names. proven is
-// false where it has no such name.
+// provenIdentity returns the cluster and node in a certificate's URI. proven is false
+// if it has no such URI.
 func provenIdentity(cert *x509.Certificate) (cluster keyspace.ClusterID, node keyspace.NodeID, proven bool, err error) {
 	for _, u := range cert.URIs {
 		if u.Scheme != URIScheme {
@@ -77,13 +77,13 @@ func provenIdentity(cert *x509.Certificate) (cluster keyspace.ClusterID, node ke
 	return cluster, node, proven, nil
 }
 
-// IdentityURI returns the URI that a node's certificate may bear.
+// IdentityURI returns the URI that a node's certificate may carry.
 func IdentityURI(c keyspace.ClusterID, n keyspace.NodeID) string {
 	return URIScheme + "://" + c.String() + "/" + n.String()
 }
 
-// checkIdentity compares what a peer says in its Hello with its certificate, if it
-// showed one. proven says that the certificate names the node.
+// checkIdentity compares a peer's Hello with its certificate, if it showed one. proven
+// says that the certificate names the node.
 func checkIdentity(certs []*x509.Certificate, c keyspace.ClusterID, n keyspace.NodeID) (proven bool, err error) {
 	if len(certs) == 0 {
 		return false, nil
@@ -124,8 +124,8 @@ func newCredentials(cfg *Config, sec Security) (*credentials, error) {
 	return cr, err
 }
 
-// base is what both roles share. QUIC allows nothing below TLS 1.3. Sessions are
-// never resumed: each connection is checked in full.
+// base is what both roles share. QUIC needs at least TLS 1.3. Sessions are never
+// resumed, so each connection is checked in full.
 func (cr *credentials) base() *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -135,7 +135,7 @@ func (cr *credentials) base() *tls.Config {
 	}
 }
 
-// accepting returns the configuration of the side that is dialled.
+// accepting returns the configuration of the accepting side.
 func (cr *credentials) accepting() (*tls.Config, error) {
 	c := cr.base()
 	if cr.selfMade != nil {
@@ -175,8 +175,8 @@ func (cr *credentials) accepting() (*tls.Config, error) {
 func (cr *credentials) dialling(host string, want keyspace.NodeID) (*tls.Config, error) {
 	c := cr.base()
 	c.ServerName = host
-	// The standard check knows host names only: a certificate that names the node
-	// needs none. VerifyConnection does all of the check instead.
+	// The standard check knows host names only, and a certificate that names the node
+	// needs none. VerifyConnection does the whole check instead.
 	c.InsecureSkipVerify = true
 	if cr.selfMade != nil {
 		return c, nil
@@ -217,7 +217,7 @@ func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.Cert
 		return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
 	}
 	proven, err := checkIdentity(certs, cr.cluster, want)
-	if want == 0 { // a stranger knows no identity yet
+	if want == 0 { // a node that asks knows no identity yet
 		_, _, proven, err = provenIdentity(certs[0])
 	}
 	if err != nil {
@@ -231,7 +231,7 @@ func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.Cert
 	return cr.checkAllowed(certs[0], revoked)
 }
 
-// checkAllowed applies the operator's own restrictions to a verified certificate.
+// checkAllowed applies the operator's restrictions to a verified certificate.
 func (cr *credentials) checkAllowed(cert *x509.Certificate, revoked []*big.Int) error {
 	if slices.ContainsFunc(revoked, func(n *big.Int) bool { return n.Cmp(cert.SerialNumber) == 0 }) {
 		return fmt.Errorf("%w: serial number %x is revoked", errIdentity, cert.SerialNumber)
@@ -282,9 +282,9 @@ func (cr *credentials) revoked() ([]*big.Int, error) {
 	return serials, nil
 }
 
-// resetKey returns the key by which a restarted node tells its peers that it does
-// not know their connections. It must be the same after a restart and differ
-// between nodes; where the node has a private key nobody else can compute it.
+// resetKey returns the key by which a restarted node tells its peers that it does not
+// know their connections. It is the same after a restart and differs between nodes. If
+// the node has a private key, nobody else can compute it.
 func (cr *credentials) resetKey(node keyspace.NodeID) (*[32]byte, error) {
 	secret := []byte("no secret: the peers' traffic is not authenticated")
 	if cr.selfMade == nil {
@@ -301,8 +301,8 @@ func (cr *credentials) resetKey(node keyspace.NodeID) (*[32]byte, error) {
 	return (*[32]byte)(b), nil
 }
 
-// makeCertificate makes the certificate of SelfMade. Its validity is not checked by
-// anybody; it is wide, for clocks that are wrong.
+// makeCertificate makes the certificate of SelfMade. Nobody checks its validity; it is
+// wide, for wrong clocks.
 func makeCertificate(now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -323,7 +323,7 @@ func makeCertificate(now time.Time) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// derOf returns the content of the first PEM block, or b itself where it is no PEM.
+// derOf returns the content of the first PEM block, or b itself if it is no PEM.
 func derOf(b []byte) []byte {
 	if block, _ := pem.Decode(b); block != nil {
 		return block.Bytes

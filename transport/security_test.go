@@ -98,7 +98,7 @@ func (a *authority) path(name string) string { return filepath.Join(a.dir, name)
 // leaf describes a node's certificate.
 type leaf struct {
 	uri  string
-	host string // a DNS name or an address; none is possible
+	host string // a DNS name or an address; empty is possible
 	cn   string
 }
 
@@ -129,8 +129,8 @@ func (a *authority) security(name string, l leaf) transport.Security {
 	}
 }
 
-// trial is two nodes that should or should not find each other. The first one dials:
-// the second has no address of it.
+// trial is two nodes that must or must not find each other. The first one dials; the
+// second has no address of it.
 type trial struct {
 	t       *testing.T
 	a, b    *transport.QUIC
@@ -216,7 +216,7 @@ func TestIdentity(t *testing.T) {
 	named1, named2 := ca.security("n1", leaf{host: "127.0.0.1", cn: "good"}), ca.security("n2", leaf{host: "127.0.0.1", cn: "good"})
 	foreign1 := otherCA.security("f1", leaf{uri: uri(1)})
 	noCert := func(s transport.Security) transport.Security {
-		// A server that asks for no certificate and a dialler that shows a bad one.
+		// A server that requires no certificate and a dialler that shows a bad one.
 		s.CertFile, s.KeyFile = otherCA.path("f1.crt"), otherCA.path("f1.key")
 		return s
 	}
@@ -284,7 +284,7 @@ func (a *authority) revoke(name string) string {
 	return a.write("crl.pem", "X509 CRL", der)
 }
 
-// TestBrokenFiles: what is wrong with the files of a node is said at its start.
+// TestBrokenFiles: the start reports an error in a node's files.
 func TestBrokenFiles(t *testing.T) {
 	ca := newAuthority(t)
 	good := ca.security("n1", leaf{host: "127.0.0.1"})
@@ -316,14 +316,14 @@ func TestBrokenFiles(t *testing.T) {
 	}
 }
 
-// TestRotation: replaced files come into use with the next connection.
+// TestRotation: replaced files take effect with the next connection.
 func TestRotation(t *testing.T) {
 	ca := newAuthority(t)
 	tr := newTrial(t, options(1, ca.security("n1", leaf{uri: transport.IdentityURI(cluster, 5)})),
 		options(2, ca.security("n2", leaf{uri: transport.IdentityURI(cluster, 2)})))
 	tr.wantLog("refused a node", false)
 	ca.security("n1", leaf{uri: transport.IdentityURI(cluster, 1)})
-	tr.a.SetPeer(2, tr.b.Addrs()) // cuts the long wait after a refusal short
+	tr.a.SetPeer(2, tr.b.Addrs()) // shortens the long wait after a refusal
 	tr.wantUp()
 }
 
@@ -345,7 +345,7 @@ func TestOtherProtocolVersion(t *testing.T) {
 	tr.wantUp()
 }
 
-// TestForeignBytes: whoever says something else than a Hello is cut off, and the bus
+// TestForeignBytes: a client that sends anything but a Hello is cut off, and the bus
 // goes on.
 func TestForeignBytes(t *testing.T) {
 	tr := newTrial(t, selfMade(1), selfMade(2))
@@ -363,7 +363,7 @@ func TestForeignBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if bytes == "\x00\x00\x00\x01\x10" {
-			// This much of a Hello gets an answer; who asked closes.
+			// This much of a Hello gets an answer; then the sender closes.
 			if _, err := s.Read(make([]byte, 1)); err != nil {
 				t.Error(err)
 			}
@@ -376,7 +376,7 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// TestUnauthenticatedWarning: the warning names the setting that was given as the reason.
+// TestUnauthenticatedWarning: the warning names the setting that caused it.
 func TestUnauthenticatedWarning(t *testing.T) {
 	for _, c := range []struct{ why, want string }{
 		{"--peer-auto-tls makes certificates that no peer checks", "NOT AUTHENTICATED: --peer-auto-tls makes"},

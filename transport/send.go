@@ -4,10 +4,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Send queues a one-way message. Of one (peer, class, order) messages arrive in
-// order or not at all. It never blocks: ErrQueueFull, ErrNoRoute, ErrTooLarge,
-// ErrNoMethod and ErrClosed come at once and mean that it was not sent. The
-// payload belongs to the bus after the call.
+// Send queues a one-way message. Messages of one (peer, class, order) arrive in order
+// or not at all. It never blocks: ErrQueueFull, ErrNoRoute, ErrTooLarge, ErrNoMethod
+// and ErrClosed come at once and mean that it was not sent. The payload belongs to the
+// bus after the call.
 func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []byte) error {
 	c, ok := e.classOf(m)
 	if !ok {
@@ -24,7 +24,7 @@ func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []by
 	return s.laneFor(c, order).enqueue(&h, payload, false, nil)
 }
 
-// route returns the session that a message of the class goes by.
+// route returns the session for a message of the class.
 func (e *Endpoint) route(to keyspace.NodeID, c Class, payloadBytes int) (*Session, error) {
 	if e.ctx.Err() != nil {
 		return nil, ErrClosed

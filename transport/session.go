@@ -18,12 +18,12 @@ import (
 // errReplaced ends a session that a newer one with the same peer replaces.
 var errReplaced = errors.New("transport: replaced by a newer session")
 
-// SessionConfig says with whom a session is and what was agreed in the Hello.
+// SessionConfig names the peer of a session and holds the values agreed in the Hello.
 type SessionConfig struct {
 	Peer keyspace.NodeID
 	Boot keyspace.BootID
 	Kind Kind
-	// MaxMessageBytes and StreamWindowBytes are what the peer accepts.
+	// MaxMessageBytes and StreamWindowBytes are the peer's limits.
 	MaxMessageBytes   int
 	StreamWindowBytes int
 	// Ended is called once, with the reason, when the session ends. It must not
@@ -32,8 +32,8 @@ type SessionConfig struct {
 }
 
 // Session is an established connection with a peer, of one Kind. Its carrier takes
-// batches from Lanes and gives what arrives to Receive. Whatever ends it, it
-// ends once: queued frames are dropped, calls and streams fail.
+// batches from Lanes and passes received frames to Receive. It ends once, for whatever
+// reason: queued frames are dropped, calls and streams fail.
 type Session struct {
 	ep         *Endpoint
 	peer       *peer
@@ -45,9 +45,9 @@ type Session struct {
 	probe      probe
 	received   prometheus.Counter // bytes from the peer, over all classes
 
-	// readers are the goroutines that dispatch a class; they begin when before, those
-	// of the session that this one replaced, have ended: else a message of the old
-	// session could be handled after a later one.
+	// readers are the goroutines that dispatch a class; before are those of the session
+	// that this one replaced. Readers begin when before have ended: otherwise an old
+	// session's message could be handled after a newer one.
 	readers, before [numClasses]*sync.WaitGroup
 
 	mu      sync.Mutex // guards what follows
@@ -72,8 +72,8 @@ func (s *Session) Peer() keyspace.NodeID { return s.cfg.Peer }
 // Done is closed when the session ends.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 
-// End ends the session: what is queued is dropped, calls and streams fail, and
-// Ended is called. Only the first End counts.
+// End ends the session: queued frames are dropped, calls and streams fail, and Ended is
+// called. Only the first End counts.
 func (s *Session) End(err error) {
 	s.mu.Lock()
 	if s.ended {
@@ -114,7 +114,7 @@ func (s *Session) End(err error) {
 	}
 }
 
-// downPeer tells of the loss of the main session, which the bulk one follows.
+// downPeer reports the loss of the main session and ends the bulk session.
 func (s *Session) downPeer(err error) {
 	e := s.ep
 	e.mu.Lock()
@@ -128,9 +128,9 @@ func (s *Session) downPeer(err error) {
 	e.log.Info("peer is down", zap.Stringer("peer", s.cfg.Peer), zap.Stringer("boot", s.cfg.Boot), zap.Error(err))
 }
 
-// BeginRead is called by a carrier's goroutine before its first Receive for a
-// class, and EndRead after its last. It waits until nothing of the class is
-// received on the session before this one. It returns false if the session ended.
+// BeginRead is called by a carrier's goroutine before its first Receive for a class,
+// and EndRead after its last. It waits until the session before this one has received
+// everything of the class. It returns false if the session has ended.
 func (s *Session) BeginRead(c Class) bool {
 	s.mu.Lock()
 	if s.ended {
@@ -148,8 +148,8 @@ func (s *Session) BeginRead(c Class) bool {
 // EndRead is the counterpart of BeginRead.
 func (s *Session) EndRead(c Class) { s.readers[c].Done() }
 
-// laneFor returns the lane of an order key. The last of several request lanes is
-// left out: it is largeLane's.
+// laneFor returns the lane of an order key. It leaves out the last of several request
+// lanes, which laneForCall uses for large payloads.
 func (s *Session) laneFor(c Class, order uint64) *Lane {
 	n := len(s.lanes[c])
 	if c == ClassRequest && n > 1 {
@@ -162,8 +162,8 @@ func (s *Session) laneFor(c Class, order uint64) *Lane {
 	return s.lanes[c][(order*0x9e3779b97f4a7c15>>32)%uint64(n)]
 }
 
-// largeBytes is the size from which a call or answer leaves by the last request
-// lane, so that small ones do not wait behind it.
+// largeBytes is the size from which a call or answer uses the last request lane, so
+// that small ones do not wait behind it.
 const largeBytes = 128 << 10
 
 func (s *Session) laneForCall(c Class, id uint64, payloadBytes int) *Lane {
@@ -173,8 +173,8 @@ func (s *Session) laneForCall(c Class, id uint64, payloadBytes int) *Lane {
 	return s.laneFor(c, id)
 }
 
-// force enqueues a small frame that must not be lost. Where even the room behind
-// the full queue is used up, the peer does not read what it asked for.
+// force enqueues a small frame that must not be lost. If even the room behind the full
+// queue is used up, the peer does not read its answers, and the session ends.
 func (s *Session) force(l *Lane, h *header, payload []byte) {
 	if err := l.enqueue(h, payload, true, nil); errors.Is(err, ErrQueueFull) {
 		s.End(fmt.Errorf("%w: peer does not read its answers", errProtocol))

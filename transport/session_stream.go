@@ -8,7 +8,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// sessionOut is the way of a stream over a session. Its lane is fixed: order.
+// sessionOut is the sending direction of a stream over a session. Its lane is fixed,
+// which keeps the order.
 type sessionOut struct {
 	s    *Session
 	key  streamKey
@@ -48,10 +49,10 @@ func (o *sessionOut) end(err error) {
 	o.s.force(o.lane, &h, body)
 }
 
-// OpenStream opens a stream to the handler of a node, with a first message. It
-// does not wait for the handler: a refusal is seen by Send and Recv, as a
-// *CallError. Its own error is one, certainly not delivered. ctx bounds only the
-// opening; the caller must Close the stream.
+// OpenStream opens a stream to the handler of a node, with a first message. It does not
+// wait for the handler: Send and Recv return a refusal, as a *CallError. OpenStream's
+// own error is a *CallError too, certainly not delivered. ctx bounds only the opening;
+// the caller must Close the stream.
 func (e *Endpoint) OpenStream(ctx context.Context, to keyspace.NodeID, m Method, first []byte) (Stream, error) {
 	refused := func(err error) error {
 		return &CallError{Peer: to, Method: m, NotDelivered: true, Err: err}
@@ -152,8 +153,8 @@ func (s *Session) serveStream(c Class, f *frame) error {
 	return err
 }
 
-// receiveStream passes a frame to its stream. Frames of streams that this side has
-// closed are still under way for a while: they are ignored.
+// receiveStream passes a frame to its stream. It ignores late frames of streams that
+// this side has closed.
 func (s *Session) receiveStream(f *frame) error {
 	key := keyOf(f.id, f.side)
 	s.mu.Lock()

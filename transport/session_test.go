@@ -77,8 +77,8 @@ func take(t testing.TB, s *Session, c Class) []byte {
 
 var errGone = errors.New("gone")
 
-// TestCallFate: a call whose frame the writer never took certainly was not
-// delivered; of one that it took nobody knows.
+// TestCallFate: a call whose frame the writer never took was certainly not delivered.
+// The fate of a call whose frame it took is unknown.
 func TestCallFate(t *testing.T) {
 	for _, taken := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -117,8 +117,8 @@ func TestCallFate(t *testing.T) {
 	}
 }
 
-// TestBudget: a queue takes what fits, one message of any size when it is empty, and
-// small forced frames beyond; who waits for room gets it.
+// TestBudget: a queue takes frames up to its bound, one message of any size when it is
+// empty, and small forced frames beyond. A waiter gets room once it is free.
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1000 })
@@ -208,8 +208,9 @@ func TestBatches(t *testing.T) {
 	})
 }
 
-// TestOwnCallsEndWithTheirContext: a handler of this very node that says that its context has
-// ended is no error from afar, also if it says so before the caller hears of it.
+// TestOwnCallsEndWithTheirContext: a handler of this node returns its context's error,
+// and the caller sees it as its own. It is no remote error, even if it arrives before
+// the caller notices its context's end.
 func TestOwnCallsEndWithTheirContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, nil)
@@ -246,15 +247,15 @@ func TestProbes(t *testing.T) {
 		if d := time.Since(quiet); d < 3*time.Second || d > 5*time.Second {
 			t.Errorf("given up after %v", d)
 		}
-		synctest.Wait() // Done comes first, what the endpoint says of the peer follows
+		synctest.Wait() // Done comes first; the endpoint updates the peer's state afterwards
 		if e.Peer(2).Up {
 			t.Error("still up")
 		}
 	})
 }
 
-// TestReplacedReaders: what a session receives waits until the one before it has
-// handled what it had received.
+// TestReplacedReaders: a session handles received messages only after the session
+// before it has handled its own.
 func TestReplacedReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, nil)
@@ -309,7 +310,7 @@ func TestBulkFollowsMain(t *testing.T) {
 	})
 }
 
-// TestViolations: whatever a peer may not do ends the session, and nothing else.
+// TestViolations: each violation of the protocol ends the session, and nothing else.
 func TestViolations(t *testing.T) {
 	window := make([]byte, 1<<16)
 	for _, test := range []struct {
@@ -348,7 +349,7 @@ func TestViolations(t *testing.T) {
 	}
 }
 
-// TestLateFrames: frames for calls and streams that are over are no violation.
+// TestLateFrames: frames for finished calls and streams are no violation.
 func TestLateFrames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, nil)
@@ -368,8 +369,8 @@ func TestLateFrames(t *testing.T) {
 	})
 }
 
-// TestUnreadAnswers: a peer that asks and does not read what it is answered loses
-// its session, not the node its memory.
+// TestUnreadAnswers: a peer that asks and does not read the answers loses its session;
+// the node loses no memory.
 func TestUnreadAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1 << 10 })
@@ -386,7 +387,8 @@ func TestUnreadAnswers(t *testing.T) {
 	})
 }
 
-// TestBounds: calls and streams beyond their numbers are refused in the defined way.
+// TestBounds: calls and streams beyond their bounds are refused with the defined
+// errors.
 func TestBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, func(c *Config) { c.MaxCalls, c.MaxStreams = 1, 1 })
@@ -418,7 +420,8 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestStreamOfLostSession: what arrived before can be read, then the loss.
+// TestStreamOfLostSession: messages that arrived before the loss can be read; then
+// comes the loss.
 func TestStreamOfLostSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTestEndpoint(t, nil)
@@ -451,8 +454,8 @@ func TestStreamOfLostSession(t *testing.T) {
 	})
 }
 
-// TestStreamSendCopies: who sends may use the memory of a message again at once, to whomever
-// it goes.
+// TestStreamSendCopies: the sender may reuse a message's memory at once, whatever the
+// target.
 func TestStreamSendCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got := make(chan string, 2)
@@ -496,7 +499,7 @@ func TestStreamSendCopies(t *testing.T) {
 	})
 }
 
-// TestMisuse: mistakes of the program are told at once.
+// TestMisuse: mistakes of the program panic at once.
 func TestMisuse(t *testing.T) {
 	for _, cfg := range []Config{{}, {Node: 1}, {Node: 1, Clock: clock.System(), Lanes: [numClasses]int{2}}, {Node: 1, Clock: clock.System(), MaxMessageBytes: -1}} {
 		if _, err := NewEndpoint(cfg); err == nil {
@@ -523,8 +526,7 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// FuzzSession: no frames of a peer, in whatever order, make a session panic or leave
-// something behind.
+// FuzzSession: no sequence of a peer's frames makes a session panic or leak.
 func FuzzSession(f *testing.F) {
 	var all []byte
 	for kind := frameMessage; kind <= framePong; kind++ {
@@ -566,7 +568,7 @@ func ExampleNotDelivered() {
 	// Output: call shard-request to node 2: transport: queue full (not delivered) true
 }
 
-// TestQueueBytesChange: a bound that changes counts for sessions that stand.
+// TestQueueBytesChange: a changed bound applies to established sessions.
 func TestQueueBytesChange(t *testing.T) {
 	e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1000 })
 	b := &budget{limit: &e.queueBytes[ClassRequest], total: new(atomic.Int64)}

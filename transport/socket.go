@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketBufferBytes is what a UDP socket's buffers should hold: all peers share
-// them, and what does not fit is lost and looks like a slow network.
+// socketBufferBytes is the wanted size of a UDP socket's buffers. All peers share them;
+// packets that do not fit are lost, which looks like a slow network.
 const socketBufferBytes = 7 << 20
 
-// sockets are the UDP sockets of a node: one per listen address, used for dialling
-// too, and one more for peers that none of those can reach.
+// sockets are the UDP sockets of a node: one per listen address, also used for
+// dialling, and one more for peers that none of them can reach.
 type sockets struct {
 	key    *quic.StatelessResetKey
 	warn   func(key, msg string, fields ...zap.Field)
@@ -41,8 +41,8 @@ type socket struct {
 }
 
 func openSockets(addrs []string, key *quic.StatelessResetKey, warn func(key, msg string, fields ...zap.Field)) (*sockets, error) {
-	// quic-go complains by package log about what growBuffers says better; this
-	// variable is its only switch.
+	// quic-go complains by package log of what growBuffers reports better. This variable
+	// is its only switch.
 	_ = os.Setenv("QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING", "true")
 	ss := &sockets{key: key, warn: warn}
 	for _, a := range addrs {
@@ -63,8 +63,8 @@ func (ss *sockets) of(udp *net.UDPConn) *socket {
 	return &socket{udp: udp, transport: &quic.Transport{Conn: coalesce(udp), StatelessResetKey: ss.key}}
 }
 
-// growBuffers asks for larger buffers, beyond the system's limit where the process
-// may, and says once if they stay small.
+// growBuffers asks for larger buffers, beyond the system's limit if the process may. It
+// warns once if they stay small.
 func (ss *sockets) growBuffers(udp *net.UDPConn) {
 	raw, err := udp.SyscallConn()
 	if err != nil {
@@ -84,7 +84,7 @@ func (ss *sockets) growBuffers(udp *net.UDPConn) {
 			}
 			got, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, b.read)
 		})
-		// The kernel tells twice what it was asked for: it counts its own overhead.
+		// The kernel reports twice the size it was asked for: it counts its own overhead.
 		if err == nil && got < 2*socketBufferBytes {
 			ss.warn("buffer", "the UDP socket buffers are small: bursts will be lost; raise net.core.rmem_max and net.core.wmem_max",
 				zap.String("buffer", b.name), zap.Int("bytes", got/2), zap.Int("wanted_bytes", socketBufferBytes))
@@ -143,9 +143,9 @@ func (ss *sockets) forTarget(to netip.Addr) (*quic.Transport, error) {
 	return ss.extra.transport, nil
 }
 
-// dialFrom returns the address from which a TCP connection to another is made: that of the
-// socket which QUIC would use, so that the peer sees both come from the same, or nil for
-// any.
+// dialFrom returns the local address for a TCP connection to a peer, or nil for any. It
+// is that of the socket that QUIC would use, so that the peer sees both come from the
+// same address.
 func (ss *sockets) dialFrom(to netip.Addr) net.Addr {
 	for _, s := range ss.listen {
 		local := s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
@@ -160,8 +160,8 @@ func (ss *sockets) dialFrom(to netip.Addr) net.Addr {
 	return nil
 }
 
-// reaches says whether a socket bound to local can send to an address: an IPv6
-// wildcard takes both families, and the loopback leads nowhere else.
+// reaches says whether a socket bound to local can send to an address. An IPv6 wildcard
+// takes both families; a loopback address reaches loopback only.
 func reaches(local, to netip.Addr) bool {
 	to = to.Unmap()
 	switch {
@@ -173,8 +173,8 @@ func reaches(local, to netip.Addr) bool {
 	return !local.Unmap().IsLoopback() || to.IsLoopback()
 }
 
-// close ends listeners, transports and sockets. Connections that should tell their
-// peers were closed before.
+// close ends listeners, transports and sockets. Connections that must send a farewell
+// are closed before.
 func (ss *sockets) close() error {
 	ss.mu.Lock()
 	ss.closed = true
@@ -198,8 +198,8 @@ func (ss *sockets) close() error {
 	return errors.Join(errs...)
 }
 
-// resolve returns the host of a host:port pair and what it resolves to, at least
-// one, IPv4 first: a name like localhost has both, and few listen on both.
+// resolve returns the host of a host:port pair and its addresses, at least one, IPv4
+// first. A name like localhost has both families, and few servers listen on both.
 func resolve(ctx context.Context, addr string) (host string, targets []netip.AddrPort, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -223,7 +223,7 @@ func resolve(ctx context.Context, addr string) (host string, targets []netip.Add
 	return host, targets, nil
 }
 
-// tcpListenTries is how many ports are tried where the system chooses one: it must be free
+// tcpListenTries is how many ports are tried if the system chooses one: it must be free
 // for UDP and for TCP.
 const tcpListenTries = 32
 

@@ -33,7 +33,8 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// TestExtraSocket: what no listening socket reaches is dialled by one more, once.
+// TestExtraSocket: one extra socket serves all targets that no listening socket
+// reaches.
 func TestExtraSocket(t *testing.T) {
 	ss, err := openSockets([]string{"127.0.0.1:0"}, &quic.StatelessResetKey{}, func(string, string, ...zap.Field) {})
 	if err != nil {

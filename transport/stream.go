@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// streamMessageCost is what a message costs of the credit beside its bytes: empty
+// streamMessageCost is added to a message's bytes when credit is counted: empty
 // messages take memory too.
 const streamMessageCost = 64
 
@@ -23,7 +23,7 @@ func keyOf(id uint64, fromSide uint8) streamKey {
 	return streamKey{id: id, opened: fromSide == sideHandler}
 }
 
-// streamOut is the way from one end of a stream to the other.
+// streamOut is the sending direction of one end of a stream.
 type streamOut interface {
 	// data carries one message; it may wait for room until ctx ends.
 	data(ctx context.Context, payload []byte) error
@@ -31,8 +31,8 @@ type streamOut interface {
 	end(err error)
 }
 
-// stream is one end of a stream. A message may be sent while credit is left, so
-// the other end holds at most the window and one message.
+// stream is one end of a stream. It may send while credit is left, so the other end
+// holds at most the window and one message.
 type stream struct {
 	out        streamOut
 	window     int64 // what this end grants
@@ -43,8 +43,8 @@ type stream struct {
 
 	mu       sync.Mutex // guards what follows
 	in       [][]byte
-	held     int64 // cost of in, and of what was received and not granted again
-	consumed int64 // part of held that is to be granted again
+	held     int64 // cost of in, and of received messages whose credit was not yet returned
+	consumed int64 // the part of held whose credit is to be returned
 	credit   int64 // what the other end grants
 	granted  int64 // credit's upper bound
 	ending   error // what Recv returns after in; nil while the other end lives
@@ -101,7 +101,7 @@ func (st *stream) Send(ctx context.Context, payload []byte) error {
 	}
 }
 
-// Recv implements Stream. What is there is returned even if ctx has ended.
+// Recv implements Stream. It returns a message that is there even if ctx has ended.
 func (st *stream) Recv(ctx context.Context) ([]byte, error) {
 	for {
 		payload, grant, err := st.pop()
@@ -166,7 +166,8 @@ func (st *stream) Close(err error) {
 	}
 }
 
-// onData takes a message from the other end. It fails if that exceeded its credit.
+// onData takes a message from the other end. It fails if the message exceeds the
+// credit.
 func (st *stream) onData(payload []byte) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -194,8 +195,8 @@ func (st *stream) onGrant(bytes uint32) error {
 	return nil
 }
 
-// finish is the end as the other end, or the loss of the session, made it. A
-// handler that still has messages to read keeps its context after a clean end.
+// finish ends the stream on behalf of the other end or of the lost session. After a
+// clean end a handler with messages to read keeps its context.
 func (st *stream) finish(err error) {
 	st.mu.Lock()
 	if st.ending != nil || st.closed {

@@ -20,23 +20,22 @@ const (
 	closeEnded     quic.ApplicationErrorCode = 5 // given up for another reason
 )
 
-// wire is a connection with a peer, of either carrier, from the moment that its TLS
-// handshake is over.
+// wire is a connection with a peer, of either carrier, after its TLS handshake.
 type wire interface {
-	// control is the stream by which the Hello goes and comes, which the dialler opens.
+	// control is the stream of the handshake, opened by the dialler.
 	control(ctx context.Context, dialled bool) (io.ReadWriteCloser, error)
-	// certificates are those that the peer has shown.
+	// certificates are the peer's.
 	certificates() []*x509.Certificate
 	// close tells the peer why, as far as the carrier can. It does not block.
 	close(code quic.ApplicationErrorCode, reason string)
 	// cause is why the connection ended, nil while it has not.
 	cause() error
-	// awaitEnd waits until the peer has closed the connection, or close was called.
+	// awaitEnd waits until the peer has closed the connection or close was called.
 	awaitEnd()
-	// serve moves the bytes of the session that was made of the connection, behind what
-	// was read of the control stream, until either ends.
+	// serve moves the bytes of the session, beginning after the bytes that fr has read
+	// of the control stream, until either ends.
 	serve(q *QUIC, fr *frameReader, s *Session)
-	// only says whether a session of this kind belongs on such a connection.
+	// only says whether a session of this kind may use such a connection.
 	only(k Kind) bool
 	RemoteAddr() net.Addr
 }
@@ -89,19 +88,19 @@ func (w *tcpWire) control(context.Context, bool) (io.ReadWriteCloser, error) {
 	return tcpControl{w.Conn}, nil
 }
 
-// tcpControl is the connection as its control stream, which is closed for itself.
+// tcpControl is the connection as its own control stream.
 type tcpControl struct{ *tls.Conn }
 
-// Close says that nothing more is written.
+// Close ends the writing direction.
 func (c tcpControl) Close() error { return c.CloseWrite() }
 
 func (w *tcpWire) certificates() []*x509.Certificate { return w.ConnectionState().PeerCertificates }
 
-// maxStreamWindow bounds what one unread stream pins of its connection's window.
+// maxStreamWindow bounds what one unread stream occupies of its connection's window.
 const maxStreamWindow = 4 << 20
 
 // quicConfig returns the parameters of every connection. The connection's window
-// exceeds what all of its streams together may hold: else unread data of one class
+// exceeds what all of its streams together may hold; otherwise unread data of one class
 // would stop the others.
 func quicConfig(c *Config, opts *Options) *quic.Config {
 	streams := 2
@@ -128,7 +127,7 @@ func isShutdown(err error) bool {
 	return ok && ae.Remote && ae.ErrorCode == closeShutdown
 }
 
-// endCode returns the code with which a session's connection is closed.
+// endCode returns the code for closing a session's connection.
 func endCode(err error) quic.ApplicationErrorCode {
 	switch {
 	case errors.Is(err, ErrClosed):

@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// testSlowReceiver: a receiver that does not read raft data costs its sender no
-// more than the byte budget, and control and requests pass. (Trap 48.)
+// testSlowReceiver: a receiver that reads no raft data costs its sender no more than
+// the byte budget, and control and requests pass. (Trap 48.)
 func testSlowReceiver(t *testing.T, h Harness) {
 	release := make(chan struct{})
 	control := make(chan struct{}, 1)
@@ -27,7 +27,7 @@ func testSlowReceiver(t *testing.T, h Harness) {
 	defer close(release)
 	full := false
 	payload := make([]byte, 16<<10)
-	// What the network itself takes in is bounded too.
+	// The network's own buffers are bounded too.
 	for sent := 0; sent < 64<<20 && !full; sent += len(payload) {
 		err := p.a.Send(2, methodRaft, uint64(sent), payload)
 		if full = errors.Is(err, transport.ErrQueueFull); err != nil && !full {
@@ -99,8 +99,8 @@ func testPeerEvents(t *testing.T, h Harness) {
 	}
 }
 
-// testRestart: a peer that comes back has another boot id, calls under way fail
-// with an unknown fate, and later ones pass.
+// testRestart: a peer that returns has another boot id, calls under way fail with an
+// unknown fate, and later calls pass.
 func testRestart(t *testing.T, h Harness) {
 	restart(t, h, func(b Bus) { _ = b.Close() })
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// testSendOrder: messages of one (peer, class, order) arrive in order and once; with
-// room in the queues and a standing session all of them arrive. (Trap 47.)
+// testSendOrder: messages of one (peer, class, order) arrive in order and once. With
+// room in the queues and a standing session all arrive. (Trap 47.)
 func testSendOrder(t *testing.T, h Harness) {
 	const keys, perKey = 7, 300
 	var mu sync.Mutex
@@ -152,7 +152,7 @@ func testRemoteError(t *testing.T, h Harness) {
 	}
 }
 
-// waiting is a handler that waits for the end of its context and tells of it.
+// waiting is a handler that waits for its context to end and reports it.
 func waiting(started chan<- bool, ended chan<- error) transport.CallHandler {
 	return func(ctx context.Context, _ keyspace.NodeID, _ []byte) ([]byte, error) {
 		_, hasDeadline := ctx.Deadline()
@@ -264,8 +264,8 @@ func testRefusals(t *testing.T, h Harness) {
 	}
 }
 
-// testBusy: a peer that has as many handlers of a method as it may gets a defined answer,
-// and goes on serving calls of others.
+// testBusy: calls beyond a method's MaxHandlers get ErrPeerBusy, and other methods go
+// on.
 func testBusy(t *testing.T, h Harness) {
 	release := make(chan struct{})
 	started := make(chan bool, 8)

@@ -56,7 +56,7 @@ func testStream(t *testing.T, h Harness) {
 	}
 }
 
-// testStreamEnds: what was sent before an end arrives before it, in both directions.
+// testStreamEnds: messages sent before an end arrive before it, in both directions.
 func testStreamEnds(t *testing.T, h Harness) {
 	result := make(chan string, 1)
 	p := newPair(t, h, nil, func(b Bus) {
@@ -124,7 +124,7 @@ func testStreamEnds(t *testing.T, h Harness) {
 	}
 }
 
-// testStreamCredit: an unread stream stops its writer and holds up nobody else.
+// testStreamCredit: an unread stream stops its writer and delays nobody else.
 func testStreamCredit(t *testing.T, h Harness) {
 	const window = 64 << 10
 	read := make(chan struct{})
@@ -184,8 +184,8 @@ func testStreamCredit(t *testing.T, h Harness) {
 	}
 }
 
-// testStreamHandlerContext: the end of a stream ends its handler's context, after
-// what was sent before has been read.
+// testStreamHandlerContext: the end of a stream ends its handler's context, after the
+// handler has read the messages sent before.
 func testStreamHandlerContext(t *testing.T, h Harness) {
 	ended := make(chan error, 1)
 	p := newPair(t, h, nil, func(b Bus) {

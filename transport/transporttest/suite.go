@@ -1,6 +1,6 @@
-// Package transporttest is the conformance suite of the bus: what package
-// transport promises, as tests. The QUIC bus and the simulated one both pass it;
-// users of the bus may rely on exactly this.
+// Package transporttest is the conformance suite of the bus: it tests what package
+// transport promises. The QUIC bus and the simulated one both pass it; users of the bus
+// may rely on exactly this.
 package transporttest
 
 import (
@@ -30,20 +30,20 @@ type Bus interface {
 
 // Harness makes the buses that the suite tests.
 type Harness struct {
-	// Test runs a subtest, in whatever surroundings the buses need.
+	// Test runs a subtest in the environment that the buses need.
 	Test func(t *testing.T, name string, fn func(t *testing.T))
-	// New makes a bus for a node, not started, with a boot id of its own. A node may
-	// be made again after it was closed or crashed. tune may be nil.
+	// New makes a bus for a node, not started, with a boot id of its own. A node may be
+	// made again after it was closed or crashed. tune may be nil.
 	New func(t *testing.T, node keyspace.NodeID, tune func(*transport.Config)) Bus
 	// Connect makes the buses peers of each other. It is called before Start and may
 	// be called again after New.
 	Connect func(buses ...Bus)
-	// Crash stops a bus as a power cut does: nobody is told.
+	// Crash stops a bus as a power cut does: no farewell is sent.
 	Crash func(Bus)
 }
 
-// Methods of the suite, one per class and another one of requests; all have handlers of
-// each form in tests that need them.
+// Methods of the suite: one per class and a second one of requests. In tests that need
+// them, all have handlers of each form.
 const (
 	methodControl transport.Method = 0xf000 + iota
 	methodRaft
@@ -62,7 +62,7 @@ var classes = []struct {
 	{methodBulk, transport.ClassBulk},
 }
 
-// patience bounds every wait of the suite: beyond it, the test has failed.
+// patience bounds every wait of the suite; a longer wait fails the test.
 const patience = 20 * time.Second
 
 // Run runs the suite.
@@ -125,7 +125,7 @@ func newPair(t *testing.T, h Harness, tune func(*transport.Config), register fun
 	return p
 }
 
-// awaitBulk waits for the session of bulk, which follows the main one.
+// awaitBulk waits for the bulk session, which follows the main one.
 func (p *pair) awaitBulk(t *testing.T) {
 	t.Helper()
 	ctx := within(t)
@@ -152,14 +152,14 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// pause waits a moment before a poll for something that no event tells of.
+// pause waits a moment before it polls a state that no event announces.
 func pause(ctx context.Context) {
 	moment, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
 	defer cancel()
 	<-moment.Done()
 }
 
-// peerWatch collects what a bus tells of one peer.
+// peerWatch collects the states that a bus reports of one peer.
 type peerWatch struct {
 	states chan transport.PeerState
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// A node that does not know who it is learns from a peer who the others are; one that has
-// nothing to tell refuses, and so does everybody where the certificate is a stranger's.
+// A node that does not know its identity learns from a peer who the others are. A peer
+// with nothing to tell refuses, and so does every peer if the certificate is foreign.
 func TestAStrangerIsTold(t *testing.T) {
 	h := newQUICHarness()
 	node := selfMade(1)
@@ -31,7 +31,8 @@ func TestAStrangerIsTold(t *testing.T) {
 	}
 }
 
-// With certificates both sides check each other, but for an identity that neither knows.
+// With certificates both sides check each other, except for an identity that neither
+// knows.
 func TestAStrangerWithCertificates(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	h := newQUICHarness()
@@ -46,6 +47,6 @@ func TestAStrangerWithCertificates(t *testing.T) {
 	}
 	ask.Security = theirs.security("c", leaf{})
 	if got, err := transport.Ask(t.Context(), ask, a.Addrs()[0]); err == nil {
-		t.Errorf("a stranger of another authority was told %q", got)
+		t.Errorf("a node of another authority was told %q", got)
 	}
 }

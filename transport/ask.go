@@ -15,11 +15,11 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// A stranger is a node that does not know yet which node of which cluster it is: it has
-// the peer URLs of others, and its own, and asks those. It has the certificate that a
-// peer needs. What it is told is Config.Tell's; it gets no session.
+// A joining node may not know yet which node of which cluster it is. It has the peer
+// URLs of others, its own, and a peer certificate. It asks the others and gets the
+// answer of their Config.Tell, but no session.
 
-// maxToldBytes bounds what a stranger is told.
+// maxToldBytes bounds the answer to a joining node.
 const maxToldBytes = 32 << 20
 
 // askFrame is the question, and toldFrame the answer to it.
@@ -44,14 +44,14 @@ func (fr *frameReader) told() ([]byte, error) {
 		return nil, unexpectedEnd(err)
 	}
 	if b[lengthBytes] != frameTold {
-		return nil, fmt.Errorf("%w: kind %d is no answer to a stranger", errMalformed, b[lengthBytes])
+		return nil, fmt.Errorf("%w: kind %d is no answer to Ask", errMalformed, b[lengthBytes])
 	}
 	return b[lengthBytes+1:], nil
 }
 
-// tell answers a stranger. The connection is closed by whoever limits its time, if the
-// stranger does not.
-func (q *QUIC) tell(conn wire, ctl io.WriteCloser) {
+// answerAsk answers a joining node. If that does not close the connection, the timer of
+// the handshake does.
+func (q *QUIC) answerAsk(conn wire, ctl io.WriteCloser) {
 	answer := []byte(nil)
 	if q.cfg.Tell != nil {
 		answer = q.cfg.Tell()
@@ -67,18 +67,18 @@ func (q *QUIC) tell(conn wire, ctl io.WriteCloser) {
 	conn.close(closeEnded, "told")
 }
 
-// AskOptions say how a stranger asks.
+// AskOptions say how a joining node asks.
 type AskOptions struct {
 	Clock clock.Clock
-	// Security is that of the bus which the stranger will have.
+	// Security is that of the bus that the joining node will have.
 	Security Security
 	// HandshakeTimeout is how long the node may be silent. Default 1 s.
 	HandshakeTimeout time.Duration
 }
 
-// Ask asks the node at addr, HOST:PORT, as a stranger, and returns what that one's
-// Config.Tell says. It tries the addresses that the name has, one after the other, until
-// ctx ends.
+// Ask asks the node at addr, HOST:PORT, as a joining node, and returns the answer of
+// its Config.Tell. It tries the addresses of the name one after the other, until ctx
+// ends.
 func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	if o.HandshakeTimeout == 0 {
 		o.HandshakeTimeout = time.Second
@@ -93,7 +93,7 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = ss.close() }() // nothing was bound but for this question
+	defer func() { _ = ss.close() }() // the sockets were opened for this question only
 	host, targets, err := resolve(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (o *AskOptions) askOver(conn *quic.Conn) ([]byte, error) {
 	}
 	answer, err := newFrameReader(ctl, maxToldBytes).told()
 	if cause := context.Cause(conn.Context()); err != nil && cause != nil {
-		err = fmt.Errorf("%w (%w)", err, cause) // the node's own reason says more
+		err = fmt.Errorf("%w (%w)", err, cause) // the peer's own reason tells more
 	}
 	return answer, err
 }
