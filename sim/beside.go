@@ -10,15 +10,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// often says how often something is done beside the faults: so many times, each so long
-// after the one before, and up to spread longer. stream is that of its draws.
+// repeat says how often an action runs beside the faults: so many times, with gap
+// between two, and up to spread longer. stream selects its random numbers.
 type often struct {
 	times         int
 	least, spread time.Duration
 	stream        uint64
 }
 
-// beside does something now and then, often while clients are busy, until stop is closed.
+// beside runs an action as often as the repeat says, while clients are busy, until stop
+// is closed.
 func (n *nemesis) beside(stop <-chan struct{}, wg *sync.WaitGroup, o often, do func(rng *rand.Rand)) {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, o.stream))
 	wg.Go(func() {
@@ -35,8 +36,8 @@ func (n *nemesis) beside(stop <-chan struct{}, wg *sync.WaitGroup, o often, do f
 	})
 }
 
-// ask has f ask something of one node, if that is up, and of what its range map says, which
-// is whole whenever one looks.
+// ask calls f for one node, if that is up, with the node's range map. The map is
+// complete at any time.
 func (n *nemesis) ask(rng *rand.Rand, f func(ctx context.Context, r *run, ds []keyspace.Descriptor)) {
 	m := n.c.machines[rng.IntN(len(n.c.machines))]
 	r := m.current()
@@ -55,14 +56,15 @@ func (n *nemesis) ask(rng *rand.Rand, f func(ctx context.Context, r *run, ds []k
 	f(ctx, r, ds)
 }
 
-// broken says whether anything was found: what follows shows nothing more.
+// broken says whether a violation was found; what follows a violation shows nothing
+// new.
 func (n *nemesis) broken() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.wrong) > 0
 }
 
-// found notes what is wrong for good.
+// found records a violation.
 func (n *nemesis) found(format string, args ...any) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

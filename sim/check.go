@@ -11,14 +11,14 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// compareVersions orders versions as watchers are to be told of them.
+// compareVersions orders versions as watchers receive them.
 func compareVersions(a, b Version) int {
 	return cmp.Or(cmp.Compare(a.Mod, b.Mod), cmp.Compare(a.Sub, b.Sub), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value))
 }
 
-// Check judges a run and returns what is wrong with it, nothing if all is well.
-// Porcupine, which may think for long about a history that is wrong, is asked where
-// nothing else has found anything.
+// Check judges a run and returns its violations, nil if there are none. It asks
+// porcupine only if nothing else found a violation, because porcupine may take long
+// over a wrong history.
 func Check(r *Report) []string {
 	bad, p := checkAnswers(r)
 	if len(bad) > 0 {
@@ -27,8 +27,8 @@ func Check(r *Report) []string {
 	return checkOrder(r, p)
 }
 
-// checkAnswers is every check but those that look for an order. The replay is nil where
-// there is none, or a wrong one.
+// checkAnswers runs every check but the searches for an order. The replay is nil if
+// there is none or it is wrong.
 func checkAnswers(r *Report) (bad []string, p *replay) {
 	bad = slices.Clone(r.Violations)
 	ops := r.History.Ops()
@@ -41,7 +41,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	}
 	if len(r.Versions) == 0 {
 		bad = append(bad, checkLeases(ops, nil, nil, false)...)
-		return bad, nil // the run did not come that far
+		return bad, nil // the run did not reach its end
 	}
 	p, wrong := checkReplay(ops, r.Versions)
 	bad = append(bad, wrong...)
@@ -54,8 +54,8 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	return bad, p
 }
 
-// checkOrder asks porcupine for an order that explains the answers: of each key for
-// itself, and of all in windows of revisions.
+// checkOrder has porcupine search an order that explains the answers: for each key
+// alone, and for all keys in windows of revisions.
 func checkOrder(r *Report, p *replay) []string {
 	ops := r.History.Ops()
 	if p == nil {
@@ -64,10 +64,10 @@ func checkOrder(r *Report, p *replay) []string {
 	return append(checkKeys(p.decided(ops), r.Versions, p), checkWindows(p)...)
 }
 
-// decided returns the operations with those of unknown fate decided: the ones that changed
-// something, by what the replay gives to them, have returned before anybody was told of
-// their revision, and the others have done nothing. Who leaves all of them open, for ever,
-// has porcupine try every subset of the deletions.
+// decided returns the operations with those of unknown fate decided. An operation that
+// changed something, according to the replay, returned before anybody was told of its
+// revision. The others did nothing. If all stayed open for ever, porcupine would try
+// every subset of the deletions.
 func (p *replay) decided(ops []*Op) []*Op {
 	made := map[*Op]int64{}
 	for _, o := range p.ops {
@@ -98,7 +98,7 @@ func clone(o *Op) *Op {
 	return &c
 }
 
-// CheckUnfinished judges what there is of the history of a run that does not end.
+// CheckUnfinished judges the partial history of a run that does not end.
 func CheckUnfinished(h *History) []string {
 	ops := h.Ops()
 	bad := append(checkRealTime(ops), checkCompactions(ops)...)
@@ -114,7 +114,7 @@ func CheckUnfinished(h *History) []string {
 // run to count.
 const minDefinite = 80
 
-// checkDefinite says whether enough is known of a run for the other checks to mean
+// checkDefinite says whether enough outcomes are known for the other checks to mean
 // anything.
 func checkDefinite(ops []*Op) []string {
 	definite, answered := 0, 0
@@ -135,9 +135,9 @@ func checkDefinite(ops []*Op) []string {
 	return nil
 }
 
-// checkRealTime checks that revisions never step back in real time, that a change
-// has a greater one than everything that returned before it began, and that no two
-// changes share one.
+// checkRealTime checks the revisions against real time: a change has a greater revision
+// than everything that returned before it began, reads never go back, and no two
+// changes share a revision.
 func checkRealTime(ops []*Op) (bad []string) {
 	before := highestBefore(ops)
 	owner := map[int64]*Op{}
@@ -160,7 +160,7 @@ func checkRealTime(ops []*Op) (bad []string) {
 	return bad
 }
 
-// highestBefore returns a function that gives the highest revision in an answer
+// highestBefore returns a function that gives the highest revision among the answers
 // that had returned at a tick.
 func highestBefore(ops []*Op) func(tick int64) int64 {
 	type point struct{ tick, rev int64 }
@@ -183,11 +183,11 @@ func highestBefore(ops []*Op) func(tick int64) int64 {
 	}
 }
 
-// maxGap is how many revisions a sequencer that is lost may leave unused.
+// maxGap is how many revisions a crashed sequencer may leave unused.
 const maxGap = 10_000
 
-// checkGaps checks that every revision is used, but for those that failures may
-// leave out.
+// checkGaps checks that every revision is used, except those that failures may leave
+// unused.
 func checkGaps(ops []*Op, vs []Version, failures int) []string {
 	used := map[int64]bool{}
 	last := int64(1)
@@ -218,16 +218,16 @@ func checkGaps(ops []*Op, vs []Version, failures int) []string {
 type replay struct {
 	revs   []int64
 	models []*model // the state at revs[i]
-	// ops are the operations that are known to have taken effect, with their revisions:
-	// those with an answer, and of the others the ones whose changes are there.
+	// ops are the operations known to have taken effect, with their revisions: those
+	// with an answer, and those of unknown fate whose changes are on the disks.
 	ops []placed
-	// ends are the ends of leases; known is the highest revision known at a tick.
+	// ends are the ends of leases. known is the highest revision known at a tick.
 	ends  []leaseEnd
 	known func(tick int64) int64
 }
 
-// placed is an operation with its revision. after is that of the last change before
-// it, where it is judged with others.
+// placed is an operation with its revision. after is the revision of the last change
+// before it if it is judged with others.
 type placed struct {
 	op    *Op
 	rev   int64
@@ -243,9 +243,9 @@ func (p *replay) at(rev int64) *model {
 	return p.models[i]
 }
 
-// checkReplay runs all changes in the order of their revisions, as the disks have
-// them, and compares every answer. An event that no answer claims must be the work
-// of an operation whose fate is unknown, and each of those may have one.
+// checkReplay runs all changes in the order of their revisions, as the disks have them,
+// and compares every answer. Each event without an answer must belong to one operation
+// of unknown fate, and each of those has at most one.
 func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 	p := &replay{revs: []int64{1}, models: []*model{newModel()}, known: highestBefore(ops)}
 	grants := granted(ops)
@@ -258,7 +258,7 @@ func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 	for _, e := range events {
 		slices.SortFunc(e, compareVersions)
 		for i := range e {
-			e[i].Sub = 0 // the model knows the order and no numbers
+			e[i].Sub = 0 // the model knows the order but not the numbers
 		}
 	}
 	owners := map[int64]*Op{}
@@ -297,8 +297,8 @@ func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
 	return p, p.checkReads(ops)
 }
 
-// endLease takes a revision as the end of a lease that was granted, if it can be one. One
-// that may be an operation's of unknown fate as well is neither's for sure.
+// endLease takes a revision as the end of a granted lease if it can be one. If an
+// operation of unknown fate may have made it too, neither is certain.
 func (p *replay) endLease(now *model, rev int64, events []Version, grants map[int64]*Op, claims *claims) bool {
 	id := endOf(now, events)
 	grant := grants[id]
@@ -312,8 +312,7 @@ func (p *replay) endLease(now *model, rev int64, events []Version, grants map[in
 	return true
 }
 
-// step is one revision: what its owner's request does to the state must be its
-// answer and its events.
+// step is one revision: the owner's request must produce its answer and its events.
 func step(now *model, rev int64, events []Version, owner *Op, claims *claims) (next *model, wrong string) {
 	if owner == nil {
 		if !claims.add(now, rev, events) {
@@ -346,7 +345,7 @@ func write(now *model, rev int64, events []Version) *model {
 	return &model{rev: rev, keys: keys, past: now.past}
 }
 
-// versionOf returns what a disk has of a key.
+// versionOf returns the version of a key on a disk.
 func versionOf(kv *mvccpb.KeyValue) Version {
 	return Version{
 		Key: string(kv.GetKey()), Value: string(kv.GetValue()), Mod: kv.GetModRevision(), Create: kv.GetCreateRevision(),
@@ -354,8 +353,7 @@ func versionOf(kv *mvccpb.KeyValue) Version {
 	}
 }
 
-// checkReads compares every answer that changed nothing with the state at its
-// revision.
+// checkReads compares every answer that changed nothing with the state at its revision.
 func (p *replay) checkReads(ops []*Op) (bad []string) {
 	for _, o := range ops {
 		if o.Outcome != Answered || o.Changes() {
@@ -377,13 +375,13 @@ func (p *replay) checkReads(ops []*Op) (bad []string) {
 	return bad
 }
 
-// claims gives the revisions that no answer claims to operations whose fate is
-// unknown: each operation at most one.
+// claims assigns the revisions without an answer to operations of unknown fate, at most
+// one to each.
 type claims struct {
 	unknown []*Op
 	before  func(tick int64) int64
 	revs    []int64
-	// can has for each of revs the indexes of the operations that can have made it.
+	// can has, for each of revs, the indexes of the operations that may have made it.
 	can [][]int
 }
 
@@ -391,8 +389,8 @@ func newClaims(unknown []*Op, before func(int64) int64) *claims {
 	return &claims{unknown: unknown, before: before}
 }
 
-// add looks for operations that make these events of this state, and says whether
-// there is one.
+// add searches operations that make these events in this state, and says whether there
+// is one.
 func (c *claims) add(now *model, rev int64, events []Version) bool {
 	can := c.makers(now, rev, events)
 	c.revs, c.can = append(c.revs, rev), append(c.can, can)
@@ -413,7 +411,7 @@ func (c *claims) makers(now *model, rev int64, events []Version) (can []int) {
 	return can
 }
 
-// settle gives every revision an operation of its own.
+// settle assigns each revision an operation of its own.
 func (c *claims) settle() (made []placed, wrong string) {
 	taken := map[int]int{} // operation -> place in revs
 	var give func(at int, tried map[int]bool) bool

@@ -15,14 +15,14 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// script makes histories by hand. The operations that it runs on its model are
-// right; a test then spoils one of them.
+// script makes histories by hand. It runs the operations on its model, so they are
+// right; a test then corrupts one of them.
 type script struct {
 	h     *History
 	now   *model
 	past  map[int64]*model
 	disks []Version
-	// at is the time of what comes next.
+	// at is the time of the next call or answer.
 	at time.Duration
 }
 
@@ -37,7 +37,7 @@ func newScript() *script {
 	return s
 }
 
-// call begins an operation, and answer runs it now and ends it.
+// call begins an operation. answer runs it now and ends it.
 func (s *script) call(req proto.Message) *Op { return s.h.Begin(0, 1, req, s.at) }
 
 func (s *script) answer(o *Op) *Op {
@@ -64,7 +64,7 @@ func (s *script) apply(req proto.Message) proto.Message {
 
 func (s *script) do(req proto.Message) *Op { return s.answer(s.call(req)) }
 
-// lose ends an operation without an answer; made says that it took effect.
+// lose ends an operation without an answer. made says that it took effect.
 func (s *script) lose(o *Op, made bool) *Op {
 	if made {
 		s.apply(o.Request)
@@ -99,8 +99,8 @@ func writtenTwice(value string) *pb.TxnRequest {
 	}}
 }
 
-// good is a history with everything in it that a checker must bear: overlapping
-// operations, lost answers with and without effect, refusals, reads of the past.
+// good is a history with everything that a checker must accept: overlapping operations,
+// lost answers with and without effect, refusals, reads of the past.
 func good() *script {
 	s := newScript()
 	s.do(put("c0", "1"))
@@ -143,8 +143,8 @@ func TestGoodHistoryPasses(t *testing.T) {
 	}
 }
 
-// TestBadHistoriesFail spoils the good history in one way each, and names the check
-// that must see it.
+// TestBadHistoriesFail corrupts the good history in one way each, and names the check
+// that must report it.
 func TestBadHistoriesFail(t *testing.T) {
 	for _, c := range []struct {
 		name, by string
@@ -278,8 +278,8 @@ func TestBadHistoriesFail(t *testing.T) {
 	}
 }
 
-// TestWindowsOrderInRealTime: the replay passes, since each answer fits its
-// revision, but what returned first has the later revision.
+// TestWindowsOrderInRealTime: the replay passes, because each answer fits its revision,
+// but the operation that returned first has the later revision.
 func TestWindowsOrderInRealTime(t *testing.T) {
 	s := newScript()
 	first, second := s.call(put("c0", "1")), s.call(put("l0", "2"))
@@ -319,7 +319,8 @@ func TestCoversFindsHolesAndOverlaps(t *testing.T) {
 	}
 }
 
-// TestLateAnswersAreNotHeard: what a gateway says after its crash is no answer.
+// TestLateAnswersAreNotHeard: an answer that a gateway gives after its crash does not
+// count.
 func TestLateAnswersAreNotHeard(t *testing.T) {
 	h := &History{}
 	o := h.Begin(0, 1, put("c0", "1"), 0)

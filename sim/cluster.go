@@ -15,10 +15,10 @@ import (
 	"github.com/skeindb/skein/sim/simclock"
 )
 
-// calm is the network when nothing is wrong.
+// calm is the network without faults.
 var calm = simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}}
 
-// cluster is the simulated machines and what runs on them.
+// cluster is the simulated machines and their nodes.
 type cluster struct {
 	cfg      Config
 	time     clock.Clock // the bubble's
@@ -29,28 +29,29 @@ type cluster struct {
 	trace    *Trace
 	leases   leasePool
 
-	// stores is held for reading by who reads the store of a node that runs, and for
-	// writing by who takes a node from its machine.
+	// stores is held for reading by readers of a running node's store, and for writing
+	// by whoever takes a node from its machine.
 	stores sync.RWMutex
 
 	mu sync.Mutex
-	// Guarded by mu: how many snapshots the nodes that are gone had installed, how often
-	// they had cut followers off, and how many ranges they had split by themselves, because
-	// of their size and their load; and how many of their replicas had absorbed others.
+	// Guarded by mu: counts of nodes that are gone. How many snapshots they installed,
+	// how often they cut followers off, how many ranges they split by size and by load,
+	// and how many of their replicas absorbed others.
 	snapshots, cutOffs, bySize, byLoad, absorbed int
-	// seats, guarded by mu, are the disks whose nodes have served, and twice are the nodes
-	// that have served from two.
+	// served, guarded by mu, are the disks whose nodes have served. twice are the nodes
+	// that have served from two disks.
 	seats map[keyspace.NodeID]seat
 	twice []string
 }
 
-// seat is a disk: that of a machine, and how many that has had before.
+// diskID names a disk: its machine, and how many disks the machine had before.
 type seat struct {
 	machine string
 	before  int
 }
 
-// admit notes that the machine's node serves. The caller holds the machine's mu.
+// noteServing records that the machine's node serves. The caller holds the machine's
+// mu.
 func (c *cluster) admit(m *machine) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,7 +70,7 @@ func (c *cluster) doubles() []string {
 	return c.twice
 }
 
-// over notes what a node has done that is no more.
+// over adds the counts of a node that has ended.
 func (c *cluster) over(r *run) {
 	snapshots, cutOffs := r.count(snapshotsReceived), r.count(followersCutOff)
 	c.mu.Lock()
@@ -80,8 +81,7 @@ func (c *cluster) over(r *run) {
 	c.bySize, c.byLoad = c.bySize+r.countOf(splitsItself, "size"), c.byLoad+r.countOf(splitsItself, "load")
 }
 
-// countSplits returns how many ranges the nodes have split by themselves, because of their
-// size and their load.
+// countSplits returns how many ranges the nodes have split by size and by load.
 func (c *cluster) countSplits() (size, load int) {
 	c.mu.Lock()
 	size, load = c.bySize, c.byLoad
@@ -103,7 +103,7 @@ func (c *cluster) countMerges() int {
 	return n
 }
 
-// What the nodes count.
+// The counters of the nodes.
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
@@ -134,22 +134,23 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 	return c
 }
 
-// maxDrift is how far the rate of a clock may be from that of the world: two
+// maxDrift bounds the difference between the rates of a clock and of the world. Two
 // clocks then differ by less than raftgroup's default of 1 %.
 const maxDrift = 0.004
 
-// elapsed is the virtual time since the cluster began.
+// elapsed is the virtual time since the start of the cluster.
 func (c *cluster) elapsed() time.Duration { return c.time.Now().Sub(c.start) }
 
-// sleep waits in virtual time. There is nothing that could end it early: bubbles
-// end when everything in them has.
+// sleep waits in virtual time. Nothing can end it early: a bubble ends when every
+// goroutine in it has ended.
 func (c *cluster) sleep(d time.Duration) { _ = clock.Sleep(context.Background(), c.time, d) }
 
 func (c *cluster) logf(format string, args ...any) {
 	c.trace.Add(c.elapsed(), fmt.Sprintf(format, args...))
 }
 
-// members returns the machines that belong to the cluster, or are to: whom faults may hit.
+// members returns the machines that belong to the cluster or are to belong to it.
+// Faults hit only these.
 func (c *cluster) members() (ms []*machine) {
 	for _, m := range c.machines {
 		if !m.is(stateOut) {
@@ -159,7 +160,7 @@ func (c *cluster) members() (ms []*machine) {
 	return ms
 }
 
-// machine returns the machine of a node, nil where there is none.
+// machine returns the machine of a node, nil if there is none.
 func (c *cluster) machine(id keyspace.NodeID) *machine {
 	for _, m := range c.machines {
 		if m.id() == id {
@@ -183,7 +184,7 @@ func (c *cluster) runs() map[*machine]*run {
 // election is the nodes' election timeout, and so the length of promises and leases.
 const election = time.Second
 
-// requestTimeout is etcd's for that.
+// requestTimeout is etcd's.
 const requestTimeout = 7 * time.Second
 
 // bootAll starts all machines that are down.
@@ -199,12 +200,11 @@ func (c *cluster) bootAll() error {
 	return errors.Join(errs...)
 }
 
-// crash cuts the power of some machines in one moment and returns when their nodes
-// are gone. Of what the disks have not synced each block is left with a
-// probability of so many percent.
+// crash cuts the power of some machines at one moment and returns when their nodes are
+// gone. Each unsynced block of a disk survives with a probability of keep percent.
 //
-// The order is what makes it a moment: nothing is heard from a node after it was
-// killed, and nothing that it said before depends on what its disk did later.
+// The order makes it one moment: nothing is heard of a node after it was killed, and
+// nothing that it said before depends on later writes of its disk.
 func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	c.cut(ms, func(m *machine) {
 		m.disk = m.disk.crash(keepPercent)
@@ -212,18 +212,18 @@ func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	})
 }
 
-// wipe cuts the power of a machine, whose disk is lost with it, and leaves it in another state.
+// wipe cuts the power of a machine, drops its disk, and sets the machine's state.
 func (c *cluster) wipe(m *machine, to state) {
 	c.cut([]*machine{m}, func(m *machine) {
-		_ = m.disk.crash(0) // who waits for it is to go on
+		_ = m.disk.crash(0) // whoever waits for it must go on
 		m.disk, m.state = m.emptyDisk(), to
 		m.disks++
 		c.logf("node %s lost its power and its disk", m.id())
 	})
 }
 
-// cut cuts the power of machines and has lose, which is called with the lock of each, say
-// what is left of its disk.
+// cut cuts the power of machines. lose, called under the lock of each, says what is
+// left of its disk.
 func (c *cluster) cut(ms []*machine, lose func(*machine)) {
 	var dying []*run
 	var starting []*start

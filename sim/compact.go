@@ -16,11 +16,11 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// keptVersions are the versions that were read from the nodes' stores before a
-// compaction that may take them away: the replay needs all that there ever were.
+// keptVersions are versions that were read from the nodes' stores before a compaction
+// that may remove them. The replay needs every version there ever was.
 type keptVersions struct {
 	set map[Version]bool
-	// compacted is the highest revision of which a compaction was tried.
+	// compacted is the highest revision of a compaction attempt.
 	compacted int64
 }
 
@@ -32,10 +32,10 @@ func (n *nemesis) compactLoop(stop <-chan struct{}, wg *sync.WaitGroup, cl *clie
 	})
 }
 
-// compact reads everything at the present revision; once that is answered nothing at
-// or below it can still come. Then it keeps what the stores have of it and compacts.
-// It does nothing where a node came or went meanwhile: that one may have been the
-// only one to have applied something.
+// compact reads everything at the present revision. Once that is answered, no change at
+// or below the revision can still arrive. Then it copies the versions from the stores
+// and compacts. It does nothing if a node came or went meanwhile: that node may have
+// been the only one to have applied a change.
 func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 	m := n.c.machines[rng.IntN(len(n.c.machines))]
 	runs := n.c.runs()
@@ -51,8 +51,8 @@ func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 	if at > n.kept.compacted {
 		n.kept.compacted = at
 	}
-	// A physical one waits for what transactions over several ranges may still read.
-	// Crashes cut it off meanwhile, so one of the other kind has succeeded first.
+	// A physical compaction waits until no transaction over several ranges can read the
+	// versions. Crashes interrupt it, so a logical one must succeed first.
 	physical, patience := rng.IntN(2) == 0, 3*time.Second
 	if physical = physical && n.compactions.Load() > 0; physical {
 		patience = 25 * time.Second
@@ -64,7 +64,8 @@ func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 	}
 }
 
-// keepVersions reads the stores of the runs up to a revision, if they are the same still.
+// keepVersions reads the stores of the runs up to a revision, if the runs are still the
+// same.
 func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 	n.c.stores.RLock()
 	defer n.c.stores.RUnlock()
@@ -83,9 +84,9 @@ func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 	return true
 }
 
-// divide takes from each disk what a compaction may have removed from another, and
-// returns that, together with what was kept of it, as one more list. Whatever a
-// compaction leaves alone must be on the disks themselves.
+// divide removes from each disk's versions those that a compaction may have removed
+// from another disk. It returns them, with those kept of it, as one more list. The
+// disks themselves must have every version that a compaction leaves alone.
 func (k *keptVersions) divide(all [][]Version) [][]Version {
 	union := maps.Clone(k.set)
 	for _, vs := range all {
@@ -99,7 +100,7 @@ func (k *keptVersions) divide(all [][]Version) [][]Version {
 			newest[v.Key] = v
 		}
 	}
-	// What a transaction has written of a key goes or stays as a whole.
+	// The writes of one transaction to a key go or stay as a whole.
 	may := func(v Version) bool {
 		last := newest[v.Key]
 		return v.Mod <= k.compacted && (v.Mod < last.Mod || last.Deleted)
@@ -118,9 +119,9 @@ func (k *keptVersions) divide(all [][]Version) [][]Version {
 	return append(out, gone)
 }
 
-// checkCompactions checks reads at explicit revisions: none is answered below a
-// compaction that was answered before it began, and none refused as compacted where
-// nobody has asked for that.
+// checkCompactions checks reads at explicit revisions. None is answered below a
+// compaction that was answered before the read began. None is refused as compacted
+// without a compaction that covers it.
 func checkCompactions(ops []*Op) (bad []string) {
 	type compaction struct{ call, ret, rev int64 }
 	var cs []compaction

@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// replicasAt are replicas by node. Each hash is that of the applied index, but for the
-// node whose data are spoiled; late applies one more entry just before its hash is taken.
+// replicasAt are replicas by node. Each hash fits the applied index, except on the node
+// with spoiled data. late applies one more entry just before its hash is taken.
 type replicasAt struct {
 	desc          keyspace.Descriptor
 	applied       map[keyspace.NodeID]uint64
@@ -34,8 +34,8 @@ func (r *replicasAt) HashAt(_ context.Context, n keyspace.NodeID, _ keyspace.Ran
 	return r.applied[n], nil
 }
 
-// A replica that applies while it is hashed is looked at again; one with other data at
-// the same index never becomes equal.
+// A replica that applies an entry while it is hashed is checked again. A replica with
+// other data at the same index never becomes equal.
 func TestSameReplicas(t *testing.T) {
 	d := keyspace.Descriptor{Range: 1, Generation: 1}
 	for n := keyspace.NodeID(1); n <= 3; n++ {
@@ -63,7 +63,7 @@ func TestSameReplicas(t *testing.T) {
 	}
 }
 
-// A map that leaves a part of the keyspace out, or has it twice, is seen.
+// A map that omits a part of the keyspace, or has it twice, is found.
 func TestCovers(t *testing.T) {
 	spans := func(borders ...string) (ds []keyspace.Descriptor) {
 		for i := 0; i < len(borders); i += 2 {
@@ -92,8 +92,8 @@ func TestCovers(t *testing.T) {
 	}
 }
 
-// A replica on a node that the map does not give it to is seen, and one of a range that is
-// none any more.
+// A replica on a node without a place in the map is found, and one of a range that no
+// longer exists.
 func TestOrphans(t *testing.T) {
 	d := keyspace.Descriptor{Range: 1, Generation: 1, Replicas: []keyspace.Replica{{Node: 1, ID: 1}, {Node: 2, ID: 2}}}
 	absorbed := keyspace.Descriptor{Range: 2, Replicas: d.Replicas}

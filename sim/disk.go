@@ -15,21 +15,20 @@ import (
 	"github.com/skeindb/skein/sim/simdisk"
 )
 
-// disk is a node's memory disk: it forgets in a crash what was not synced, and a
-// sync takes time, so that there is something to forget.
+// disk is a node's memory disk. A crash drops unsynced data, and a sync takes time, so
+// that there is something to drop.
 type disk struct {
 	vfs.FS
 	mem   *simdisk.Disk
 	clock clock.Clock
-	// stalls is not nil while the disk stands still.
+	// stalls is not nil while the disk hangs.
 	stalls atomic.Pointer[standstill]
-	// failing lets syncs of the wal fail. What they were to sync stays unsynced.
+	// failing makes syncs of the wal fail. Their data stay unsynced.
 	failing atomic.Bool
-	// slowStore is what each sync of a table takes longer, in nanoseconds: the store is
+	// slowStore is the extra time of each sync of a table, in nanoseconds: the store is
 	// on another disk than the wal.
 	slowStore atomic.Int64
-	// lies is a mutation: all syncs of a file of the wal but its first one do nothing but
-	// take their time.
+	// lies is a mutation: all syncs of a wal file after its first only take their time.
 	lies bool
 
 	mu  sync.Mutex
@@ -49,7 +48,7 @@ const (
 	dataDir = "data"
 )
 
-// The time that a sync takes, and sometimes takes.
+// The usual and the occasional time of a sync.
 const (
 	syncMin  = 50 * time.Microsecond
 	syncMax  = time.Millisecond
@@ -60,12 +59,12 @@ func newDisk(mem *simdisk.Disk, c clock.Clock, rng *rand.Rand) *disk {
 	return &disk{FS: mem, mem: mem, clock: c, rng: rng}
 }
 
-// crash returns what a new node finds: everything synced, and of the rest each
-// block with a probability of so many percent.
+// crash returns the disk for the next node: everything synced, and each other block
+// with a probability of keep percent.
 func (d *disk) crash(keepPercent int) *disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Whatever still waits for the old disk is not to wait for ever.
+	// Waiters for the old disk must not wait for ever.
 	if s := d.stalls.Swap(nil); s != nil {
 		defer close(s.over)
 	}
@@ -78,8 +77,8 @@ func (d *disk) crash(keepPercent int) *disk {
 	return next
 }
 
-// stall holds all syncs until release is called, be it by another stall that was there
-// before. waits is closed as soon as a sync waits.
+// stall holds all syncs until release is called, also by an earlier stall. waits is
+// closed as soon as a sync waits.
 func (d *disk) stall() (waits <-chan struct{}, release func()) {
 	s := &standstill{waits: make(chan struct{}), over: make(chan struct{})}
 	if !d.stalls.CompareAndSwap(nil, s) {
@@ -93,7 +92,7 @@ func (d *disk) stall() (waits <-chan struct{}, release func()) {
 	}
 }
 
-// beforeSync takes the time of a sync, and says whether it fails.
+// beforeSync waits the time of a sync, and says whether the sync fails.
 func (d *disk) beforeSync(wal bool) error {
 	d.mu.Lock()
 	wait := syncMin + time.Duration(d.rng.Int64N(int64(syncMax-syncMin)))

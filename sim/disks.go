@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// Version is one version of one key, as the disks have it.
+// Version is one version of one key on the disks.
 type Version struct {
 	Key     string
 	Value   string
@@ -23,8 +23,9 @@ type Version struct {
 	Sub uint32
 }
 
-// readDisks reads all versions from the disks of stopped nodes, which must agree,
-// but for what a compaction may have taken from some. That is taken from kept.
+// readDisks reads all versions from the disks of stopped nodes. The disks must agree,
+// except for versions that a compaction may have removed from some; those come from
+// kept.
 func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
 	machines := c.standing()
 	all := make([][]Version, len(machines))
@@ -89,8 +90,8 @@ func firstDifference(a, b []Version) string {
 	return ""
 }
 
-// merge unites what the disks hold; two that differ in a version leave both, which
-// the replay does not accept.
+// merge unites the versions of the disks. If two differ in a version it keeps both,
+// which the replay rejects.
 func merge(all [][]Version) []Version {
 	set := map[Version]bool{}
 	for _, vs := range all {

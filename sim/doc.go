@@ -2,80 +2,84 @@
 // and judges what their clients saw.
 //
 // A run is made from a seed. Real nodes (package node's Cores: wal, engine, raft
-// groups, placement, ranges, router) stand on the simulated bus of simbus, on
-// clocks of simclock that differ and drift, and on memory disks whose fsyncs take
-// time and which forget after a crash what was not synced. Clients put, delete,
-// read and run transactions through the gateways of all nodes while faults are
-// injected; then everything is healed, must serve again within a bound, is stopped
-// in order, and the disks are read.
+// groups, placement, ranges, router) run on the simulated bus of simbus and on the
+// differing, drifting clocks of simclock. Their fsyncs take time, and a crash drops
+// what their memory disks had not synced. Clients put, delete, read and run
+// transactions through the gateways of all nodes while faults are injected. Then
+// everything is healed and must serve again within a bound. At the end all nodes
+// stop in order, and the disks are read.
 //
 // The seed fixes the workload, the faults, what the disks lose and raft's
 // randomness. It does not fix the schedule of goroutines: a failing seed fails
-// often, not always, and is repeated to be hunted.
+// often, not always. Repeat it to find the cause.
 //
 // # What is checked
 //
-//   - Single keys are linearizable (porcupine), by what the answers say of values
-//     alone; whole answers, windows of revisions at a time, against a model of all
-//     keys.
-//   - The history of all writes, as the disks have it at the end, replayed in the
-//     order of revisions, reproduces every answer that has a revision, and contains
-//     nothing that nobody asked for and nothing twice.
-//   - A lease lasts its TTL after the call of the last keepalive that was acknowledged, in
-//     the time of the world, reckoned on the fastest clock. All its keys go at one revision
-//     that nobody asked for, or at one that a revoke vouches for; nothing is attached, renewed
-//     or read of it afterwards, and when no lease is left no key of one is.
-//   - Revisions: none belongs to two changes, and what returned before another
-//     began has not a greater one.
+//   - Single keys are linearizable (porcupine), by the values in the answers alone.
+//     Whole answers are linearizable against a model of all keys, one window of
+//     revisions at a time.
+//   - A replay of all writes on the disks, in the order of revisions, reproduces
+//     every answer that has a revision. It contains nothing that nobody asked for
+//     and nothing twice.
+//   - A lease lasts its TTL after the call of the last acknowledged keepalive, by
+//     the fastest clock. All its keys end at one revision, by itself or by a revoke.
+//     Afterwards nothing is attached to it, and it is neither renewed nor read. When
+//     no lease is left, no key of one is left.
+//   - No two changes share a revision. A change has a greater revision than
+//     everything that returned before it began.
 //   - Without failures every revision is used.
-//   - Watchers, which go from node to node over all faults, were told every version of
-//     their spans once and in the order of revisions, none divided, and no progress
-//     ahead of one; when all is quiet they have everything. On one stream nobody is told
-//     progress below what any of its watchers was told, nor an event at or below it.
-//   - What was compacted is read by nobody who asks later, and nothing else is refused
-//     as compacted.
+//   - Watchers move from node to node over all faults. They receive every version of
+//     their spans once, in the order of revisions, no revision divided, and no
+//     progress ahead of an event. When all is quiet they have everything.
+//   - On one stream nobody receives progress below the place of any of its watchers,
+//     or an event at or below that progress.
+//   - Reads that begin after a compaction do not see compacted versions. Nothing
+//     else is refused as compacted.
 //   - All replicas have the same hash at the same applied index, and the same
 //     versions on their disks after the stop.
-//   - The range map covers the keyspace exactly once, whenever one looks, and at the end
-//     says what the replicas say. No operation is left then, and 30 s after healing, or where
-//     repairs take longer when they are done, no node holds a replica that the map does not
-//     give it.
-//   - Where machines stand in zones, replicas that are in different ones stay so, and all are in
-//     the end.
-//   - A node that has lost its disk is not let in with its old id, also not while another one
-//     joins, and no two disks are one node's. Once all is healed who was
-//     to join serves, and who was to leave has left.
+//   - The range map covers the keyspace exactly once at all times. At the end it
+//     agrees with the replicas, and no operation is left.
+//   - No node holds a replica that the map does not give it, 30 s after healing or
+//     after the last repair.
+//   - With zones, replicas in different zones stay so, and at the end all are.
+//   - A node that has lost its disk is not admitted under its old id, also while
+//     another node joins. No two disks belong to one node.
+//   - After healing every node that was to join serves, and every node that was to
+//     leave has left.
 //   - After healing every operation succeeds, at every gateway and range.
 //   - The run itself: at least 80 % of the operations have a definite answer, and
-//     every fault that was promised has happened.
+//     every promised fault has happened.
 //
 // Before each compaction everything is read at the present revision, and then the
-// stores: what a compaction may have taken away is taken from there, all else from
-// the disks.
+// stores are read. Versions that a compaction may have removed come from there, all
+// others from the disks.
 //
-// Bugs can be planted into the nodes (internal/mutation, with the build tag planted).
-// make planted shows that the checkers, none of which knows of them, find each within
-// a few seeds of its story, and that the same seeds are clean without it.
+// The build tag planted adds mutations to the nodes (internal/mutation). The checkers
+// know none of them. make planted shows that they find each within a few seeds of
+// its story, and that the same seeds are clean without it.
 //
-// Nodes that are no founders come in by join.Joiner, which is the code of a real node between
-// its configuration and Open: by --join or as etcd's MemberAdd has it. They lose their power,
-// or their disks, in any step of that, leave by an operator's commands or etcd's
-// MemberRemove, and others come under their names and peer URLs.
+// Nodes that are no founders join through join.Joiner, by --join or by etcd's
+// MemberAdd. That is the code of a real node between its configuration and Open.
+// They lose their power or their disks in any step of it. They leave by an
+// operator's commands or by etcd's MemberRemove, and others take their names and
+// peer URLs.
 //
-// What it does not do: full disks are not in the workload, and no id of a lease is granted twice.
+// The simulation does not cover full disks, and it never grants the id of a lease
+// twice.
 //
 // # Running it
 //
 // make sim SEEDS=n runs the seeds below n of every story, each in a process of its
-// own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_SEED=s runs
-// one seed of all stories, SKEIN_SIM_REPEAT=k times (go test -run TestStories/five);
-// SKEIN_SIM_DEBUG=1 has the nodes' whole log in the trace. A run that fails keeps
-// trace.txt and history.txt in a directory that it names, with SKEIN_SIM_KEEP=1 every run.
+// own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_SEED=s
+// runs one seed of all stories, SKEIN_SIM_REPEAT=k times (go test -run
+// TestStories/five). SKEIN_SIM_DEBUG=1 writes the nodes' whole log into the trace. A
+// run that fails keeps trace.txt and history.txt in a directory that it names;
+// SKEIN_SIM_KEEP=1 keeps them for every run.
 //
-// A run under the race detector takes ten times as long: the default tests have one of
-// each short story, make sim a tenth of its seeds.
+// A run under the race detector takes ten times as long. The default tests have one
+// seed of each short story, make sim a tenth of its seeds.
 //
 // The checkers know nothing of Skein's inside: history.go, model.go and the check
-// files deal in etcd's messages alone. Each of them is shown to reject a history
-// that is wrong in its own way.
+// files use etcd's messages alone. For each checker a test shows that it rejects a
+// history with its kind of error.
 package sim

@@ -14,14 +14,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// expiring is a cluster whose leases are left to expire.
+// expiring is a cluster whose leases expire.
 type expiring struct {
 	t *testing.T
 	c *cluster
 	h *History
 }
 
-// ask does an operation that nothing keeps from its answer.
+// ask repeats an operation until it has an answer.
 func (x *expiring) ask(cl *client, req proto.Message) proto.Message {
 	o := cl.ask(req, requestTimeout)
 	if o == nil || o.Outcome != Answered {
@@ -31,7 +31,7 @@ func (x *expiring) ask(cl *client, req proto.Message) proto.Message {
 	return o.Response
 }
 
-// side calls f with clients of their own for each of n tasks.
+// side calls f with its own clients for each of n tasks.
 func (x *expiring) side(clients, n int, f func(cl *client, i int)) {
 	var wg sync.WaitGroup
 	for w := range clients {
@@ -45,7 +45,7 @@ func (x *expiring) side(clients, n int, f func(cl *client, i int)) {
 	wg.Wait()
 }
 
-// hold grants a lease and attaches so many keys to it, in all ranges.
+// hold grants a lease and attaches so many keys in all ranges to it.
 func (x *expiring) hold(cl *client, id int64, ttl time.Duration, keys int) {
 	x.ask(cl, &pb.LeaseGrantRequest{ID: id, TTL: int64(ttl / time.Second)})
 	const most = 100
@@ -71,18 +71,17 @@ func (x *expiring) left(cl *client) int64 {
 	return r.GetCount()
 }
 
-// TestMassExpiry: while thousands of leases expire together, two of which have 1,000 keys
-// in all ranges, puts go on as if nothing were, and the leases end at the rate that is
-// allowed.
+// TestMassExpiry: thousands of leases expire together, two of them with 1,000 keys in
+// all ranges. Puts go on undisturbed, and the leases end at the allowed rate.
 func TestMassExpiry(t *testing.T) {
 	const (
 		leases, large = 2000, 2
 		ttl           = 10 * time.Second
-		// slowest is far above what a put takes, and far below what it would if it had to
-		// wait for other leases' ends.
+		// slowest is far above the time of a put, and far below it if a put had to wait
+		// for the ends of other leases.
 		slowest = 100 * time.Millisecond
-		// last is when the last lease has ended: 1,000 do in a second, and it was granted
-		// within half a second after the first one.
+		// last is when the last lease has ended: 1,000 end in a second, and it was
+		// granted within half a second after the first.
 		last = leases*time.Second/1000 + time.Second
 	)
 	cryptotest.SetGlobalRandom(t, 1)

@@ -19,28 +19,27 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// job is one run in a process of its own: what panics or hangs there is a verdict
-// about its seed alone, the seed's randomness is the process's, and several run at a
-// time.
+// job is one run in a process of its own. So a panic or hang is a verdict on its seed
+// alone, the process's randomness is the seed's, and several jobs run at a time.
 type job struct {
 	story string
 	seed  uint64
 	bug   mutation.Bug
 }
 
-// outcome is what came of a run, as it travels between processes.
+// outcome is the result of a run, as it travels between processes.
 type outcome struct {
 	Story      string
 	Seed       uint64
 	Bug        mutation.Bug
 	Operations [3]int // by Outcome
 	Versions   int
-	// Counts are the faults by kind, and what the network and the nodes did.
+	// Counts are the faults by kind, and the work of network and nodes.
 	Counts               map[string]int
 	Virtual, Ran, Judged time.Duration
-	// Violations begin with the checker that found them.
+	// Violations begin with the name of the checker that found them.
 	Violations []string
-	// kept is where history and trace are, if there are any.
+	// kept is the directory of history and trace, if any.
 	kept string
 }
 
@@ -69,7 +68,7 @@ func (o *outcome) line() string {
 		o.Operations[Unknown], o.Versions, o.Virtual.Round(time.Millisecond), o.Ran.Round(time.Millisecond), o.Judged.Round(time.Millisecond), o.Counts)
 }
 
-// many runs the seeds below n of all stories, and prints what came of them.
+// many runs the seeds below n of all stories, and prints the outcomes.
 func many(t *testing.T, n uint64) {
 	t.Helper()
 	var jobs []job
@@ -88,7 +87,7 @@ func many(t *testing.T, n uint64) {
 }
 
 // fleet runs jobs, as many at a time as there are processors, and returns their
-// outcomes. each is called with each of them as it comes.
+// outcomes. It calls each with each outcome as it comes.
 func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 	t.Helper()
 	all := make([]*outcome, len(jobs))
@@ -114,10 +113,10 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 	return all
 }
 
-// Bounds of a run. What a planted bug has broken may never end: after so much of the
-// processor's time, which other processes do not shorten, what there is of its history is
-// judged. A run with nothing planted takes up to 6 s where the processors are slow, and what is
-// cut off before its end has no finding. A run that stands still is ended by hangs, in real time.
+// Bounds of a run. A run that a mutation has broken may never end, so its history is
+// judged after this much processor time, which other processes do not shorten. A run
+// without a mutation takes up to 6 s on slow processors, and a run that is cut off has
+// no finding. A run that stands still is ended by hangs, in real time.
 const (
 	childPatience   = 2 * time.Minute
 	plantedPatience = 15 * time.Second
@@ -173,7 +172,7 @@ func reason(out string) string {
 func TestChild(t *testing.T) {
 	result := os.Getenv("SKEIN_SIM_RESULT")
 	if result == "" {
-		return // it is run by fleet alone
+		return // only fleet runs it
 	}
 	seed, _ := number(t, "SKEIN_SIM_SEED")
 	bug, _ := number(t, "SKEIN_SIM_BUG")
@@ -212,7 +211,7 @@ func TestChild(t *testing.T) {
 	give(r.run(t))
 }
 
-// processorTime is what this process has had of the processors.
+// processorTime is the CPU time that this process has used.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -221,7 +220,7 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// table is what came of many runs: a column for each story.
+// table is the result of many runs: a column for each story.
 func table(all []*outcome) string {
 	var names []string
 	sums := map[string]map[string]int{} // row, then story

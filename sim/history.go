@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// Outcome says what a client knows of its operation.
+// Outcome says what a client knows about its operation.
 type Outcome uint8
 
 // The outcomes.
@@ -24,7 +24,7 @@ const (
 	Answered Outcome = iota
 	// Refused: there is an error that says that nothing was done and nothing will be.
 	Refused
-	// Unknown: the operation may have taken effect, or may yet.
+	// Unknown: the operation may have taken effect, or may still do so.
 	Unknown
 )
 
@@ -33,11 +33,11 @@ type Op struct {
 	ID     int
 	Client int
 	Node   keyspace.NodeID
-	// Request is one of etcd's Range-, Put-, DeleteRange-, Txn- and CompactionRequests, or
-	// one about leases.
+	// Request is one of etcd's Range-, Put-, DeleteRange-, Txn- and CompactionRequests,
+	// or a request about leases.
 	Request proto.Message
-	// Call and Return are places in the order of all calls and returns of the
-	// history; Return is 0 while there is none. Began and Ended are virtual times.
+	// Call and Return are places in the order of all calls and returns of the history;
+	// Return is 0 before the return. Began and Ended are virtual times.
 	Call, Return int64
 	Began, Ended time.Duration
 
@@ -52,7 +52,7 @@ func (o *Op) Revision() int64 { return revisionOf(o.Response) }
 // Changes says whether an answered operation changed something, by its answer.
 func (o *Op) Changes() bool { return changed(o.Response) }
 
-// Definite says whether the client knows what became of the operation.
+// Definite says whether the client knows the fate of the operation.
 func (o *Op) Definite() bool { return o.Outcome != Unknown }
 
 // String is the operation on one line.
@@ -82,7 +82,7 @@ type History struct {
 	ops []*Op
 }
 
-// Begin notes that a client calls.
+// Begin records a client's call.
 func (h *History) Begin(client int, node keyspace.NodeID, req proto.Message, now time.Duration) *Op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -94,7 +94,7 @@ func (h *History) Begin(client int, node keyspace.NodeID, req proto.Message, now
 // errNoAnswer is the error of an operation that never returned.
 var errNoAnswer = fmt.Errorf("no answer: %w", kverror.Canceled)
 
-// End notes what a call returned. Where lost is set the client has not heard it.
+// End records the return of a call. If lost is set, the client has not received it.
 func (h *History) End(o *Op, resp proto.Message, err error, lost bool, now time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +156,7 @@ func changed(m proto.Message) bool {
 	return false
 }
 
-// inner returns the response inside of a transaction's.
+// inner returns the response inside a transaction's.
 func inner(o *pb.ResponseOp) proto.Message {
 	switch r := o.GetResponse().(type) {
 	case *pb.ResponseOp_ResponsePut:

@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// Join lets nodes in that are no founders. Leave has nodes leave for good, also by the loss
-// of their disks, and others come in their places. Both go on all the time where
+// Join admits nodes that are no founders. Leave removes nodes for good, also after the
+// loss of their disks, and others take their places. Both go on all the time if
 // Config.Joins says so.
 const (
 	Join  Fault = "join"
@@ -24,29 +24,31 @@ const (
 const (
 	// fewestMembers is how many members a range needs for its replicas.
 	fewestMembers = 3
-	// joinEvery is the least time between two changes of who the members are, and a half of
-	// the most.
+	// joinEvery is the least time between two changes of membership, and half of the
+	// most.
 	joinEvery = time.Second
-	// joinStep is the most between the beginning of a join and the loss of power that cuts
-	// it, and joinTries is how often one is tried before something else has its turn.
+	// joinStep is the longest time between the beginning of a join and the loss of power
+	// that interrupts it. joinTries is how often one join is tried before the next
+	// action.
 	joinStep  = 400 * time.Millisecond
 	joinTries = 6
-	// loseWithin is how soon a node that has just been let in may lose its disk: about as long
-	// as it needs to publish itself.
+	// loseWithin is how soon a newly admitted node may lose its disk: about as long as
+	// it needs to publish itself.
 	loseWithin = 3 * time.Millisecond
-	// emptyWithin is how long a node that has lost its disk is given to be told that it is
-	// not let in: where nobody can tell it waits.
+	// emptyWithin is how long a node that has lost its disk waits for the refusal of its
+	// admission: if nobody can refuse it, it waits.
 	emptyWithin = 5 * time.Second
-	// leaveStep bounds one request of the operator's, leavePause lies between two, and
-	// leavePatience is how long one node is spoken of before something else has its turn.
+	// leaveStep bounds one request of the operator's and leavePause lies between two.
+	// leavePatience bounds the time for one node before the next action.
 	leaveStep     = 5 * time.Second
 	leavePause    = 500 * time.Millisecond
 	leavePatience = 15 * time.Second
-	// changedWithin: when all is healed who is to join serves, and who is to leave has left.
+	// changedWithin: this long after healing, every node that was to join serves and
+	// every node that was to leave has left.
 	changedWithin = repairedWithin
 )
 
-// joinLoop changes who the members are, one after the other, until stop is closed.
+// joinLoop changes the membership, one node after the other, until stop is closed.
 func (n *nemesis) joinLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	n.beside(stop, wg, often{times: n.c.cfg.Joins, least: joinEvery, spread: joinEvery, stream: 7}, func(rng *rand.Rand) {
 		if n.leaving != nil {
@@ -73,8 +75,8 @@ func (c *cluster) outside() (ms []*machine) {
 	return ms
 }
 
-// join lets a machine's node in, some attempts long. The machine may lose its power on the
-// way, in any step of it, and its disk as well.
+// join has a machine's node join, in several attempts. The machine may lose its power
+// in any step, and its disk as well.
 func (n *nemesis) join(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 	if m.is(stateOut) && rng.IntN(2) == 0 {
 		n.add(m, rng)
@@ -97,8 +99,8 @@ func (n *nemesis) join(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 	}
 }
 
-// add has an operator add the machine's node as one does etcd's. Where it is not known
-// whether that has happened, the node finds out when it joins.
+// add has an operator add the machine's node as in etcd. If the outcome is unknown, the
+// node finds out when it joins.
 func (n *nemesis) add(m *machine, rng *rand.Rand) {
 	n.operate(m, rng, func(ctx context.Context, r *run) {
 		u := m.peerURL()
@@ -112,9 +114,10 @@ func (n *nemesis) add(m *machine, rng *rand.Rand) {
 
 // entering is one attempt to join.
 type entering struct {
-	// patience is how long it may take: then the node loses its power.
+	// patience is how long it may take; then the node loses its power.
 	patience time.Duration
-	// wipe has it lose its disk as well, or, where it was let in before, so long after that.
+	// wipe makes it lose its disk as well, or, if it was admitted before, so long after
+	// that.
 	wipe    bool
 	lingers time.Duration
 }
@@ -151,11 +154,11 @@ func (n *nemesis) enter(m *machine, e entering, stop <-chan struct{}) bool {
 	}
 	n.c.logf("nemesis: node %s is not let in: %v", m.name, err)
 	switch {
-	case m.wasAdded(): // those that it has asked may not have heard of it
+	case m.wasAdded(): // the nodes that it asked may not have heard of it
 		m.mu.Lock()
 		m.added = false
 		m.mu.Unlock()
-	case m.wiped: // the row is that of a node that served before it lost its disk
+	case m.wiped: // the row belongs to a node that served before it lost its disk
 		n.tell(&leaver{m: m, dead: true})
 	default:
 		n.found("membership: node %s may not join: %v", m.name, err)
@@ -163,7 +166,7 @@ func (n *nemesis) enter(m *machine, e entering, stop <-chan struct{}) bool {
 	return false
 }
 
-// attempt starts a node, and has cut end its power when its time is over, or everything.
+// attempt starts a node and cuts its power when its time is over or the run ends.
 func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct{}, cut func()) error {
 	done := make(chan error, 1)
 	go func() { done <- m.start() }()
@@ -182,14 +185,16 @@ func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct
 	return errCut
 }
 
-// leaver is a node that leaves for good. An operator says so until it has left.
+// leaver is a node that leaves for good. An operator repeats the request until it has
+// left.
 type leaver struct {
 	m *machine
-	// dead says that its disk is lost, so that it has to go; begun that it has been told to.
+	// dead says that its disk is lost, so that it must leave; begun that an operator has
+	// asked for its removal.
 	dead, begun bool
 }
 
-// tell has a node leave from now on, and told no longer.
+// tell starts or ends the removal of a node.
 func (n *nemesis) tell(l *leaver) {
 	n.leaving = l
 	l.m.leaves.Store(true)
@@ -200,8 +205,8 @@ func (n *nemesis) told() {
 	n.leaving = nil
 }
 
-// part has a member leave. It may have lost its disk before: then it comes back with an
-// empty one, under its old id, and is not let in.
+// part removes a member. It may have lost its disk before; then it returns with an
+// empty one, under its old id, and is refused.
 func (n *nemesis) part(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 	n.tell(&leaver{m: m})
 	if rng.IntN(2) == 0 && n.expendable(m, rng) {
@@ -214,8 +219,8 @@ func (n *nemesis) part(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 	n.leave(rng, stop)
 }
 
-// expendable says whether the disk of a member may be lost: it has served, all that it holds
-// has two more replicas, and no operation makes them fewer.
+// expendable says whether the disk of a member may be lost: it has served, each of its
+// ranges has two more replicas, and no operation reduces them.
 func (n *nemesis) expendable(m *machine, rng *rand.Rand) (yes bool) {
 	n.operate(m, rng, func(ctx context.Context, r *run) {
 		row, err := rowOf(ctx, r, m)
@@ -238,10 +243,10 @@ func (n *nemesis) expendable(m *machine, rng *rand.Rand) (yes bool) {
 	return yes
 }
 
-// comeBackBeside starts a node that has lost its disk while another one joins, where there is
-// one that may, at a moment of that.
+// comeBackBeside starts a node that has lost its disk while another one joins, if one
+// may join, at some moment of that join.
 func (n *nemesis) comeBackBeside(m *machine, rng *rand.Rand, stop <-chan struct{}) {
-	out := slices.DeleteFunc(n.c.outside(), func(o *machine) bool { return o == m || o.wiped }) // who is wiped may have to leave first
+	out := slices.DeleteFunc(n.c.outside(), func(o *machine) bool { return o == m || o.wiped }) // a wiped node may have to leave first
 	if len(out) == 0 {
 		n.comeBackEmpty(m, stop)
 		return
@@ -251,7 +256,7 @@ func (n *nemesis) comeBackBeside(m *machine, rng *rand.Rand, stop <-chan struct{
 		n.add(joiner, rng)
 	}
 	joiner.become(stateJoining)
-	// The one that joins needs some milliseconds, the other one is refused as soon.
+	// The joining node needs some milliseconds; the other one is refused as fast.
 	after := time.Duration(rng.Int64N(int64(4 * loseWithin)))
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -281,8 +286,8 @@ func (n *nemesis) comeBackEmpty(m *machine, stop <-chan struct{}) {
 	n.c.crash(0, m)
 }
 
-// leave has the operator ask for the node's removal until it has left, or for a while. One
-// that may stay does, where it cannot leave.
+// leave has the operator ask for the node's removal until it has left, or for a while.
+// A node that need not leave stays if it cannot leave.
 func (n *nemesis) leave(rng *rand.Rand, stop <-chan struct{}) {
 	l := n.leaving
 	for begin := n.c.elapsed(); n.c.elapsed()-begin < leavePatience && !closed(stop); n.c.sleep(leavePause) {
@@ -298,8 +303,8 @@ func (n *nemesis) leave(rng *rand.Rand, stop <-chan struct{}) {
 	}
 }
 
-// remove is one request for a node's removal: that of Skein's operators, or etcd's. It says
-// whether the node is none any more.
+// remove is one request for a node's removal: that of Skein's operators or etcd's. It
+// says whether the node is no member any more.
 func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand) bool {
 	row, err := rowOf(ctx, r, l.m)
 	if err != nil || row == nil {
@@ -319,14 +324,14 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 	}
 	l.begun = l.begun || !errors.As(err, &refused) // if only half of it is done, or that is unknown
 	n.c.logf("nemesis: node %s, which is %s, is to go (%s): %v", row.ID, row.State, change, err)
-	return false // it is asked for until the row says so
+	return false // repeated until the row says so
 }
 
-// left empties the machine of a node that was removed, for another one.
+// left empties the machine of a removed node for another one.
 func (n *nemesis) left(l *leaver) {
 	m := l.m
 	n.c.logf("nemesis: node %s has left", m.id())
-	if r := m.current(); r != nil { // it is told so where anybody reaches it
+	if r := m.current(); r != nil { // it is told so if it reaches anybody
 		t := n.c.time.NewTimer(leavePause)
 		defer t.Stop()
 		select {
@@ -345,8 +350,8 @@ func (n *nemesis) left(l *leaver) {
 	n.leaves.Add(1)
 }
 
-// operate has an operator ask for something by a node that runs, if there is one, and is not
-// the machine's own.
+// operate has an operator send a request through a running node, if there is one, other
+// than the machine's own.
 func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context, r *run)) {
 	ms := slices.DeleteFunc(n.c.standing(), func(o *machine) bool { return o == m })
 	r := enterAny(ms, rng.Perm(len(ms)))
@@ -359,8 +364,7 @@ func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context
 	f(ctx, r)
 }
 
-// rowOf returns the machine's row of the node table, nil where it has none that was not
-// removed.
+// rowOf returns the machine's row of the node table, nil if it has none or was removed.
 func rowOf(ctx context.Context, r *run, m *machine) (*placement.Node, error) {
 	nodes, err := r.core.Placement().NodeTable(ctx, true)
 	if err != nil {
@@ -375,7 +379,7 @@ func rowOf(ctx context.Context, r *run, m *machine) (*placement.Node, error) {
 	return nil, nil
 }
 
-// changed brings to its end what joinLoop has begun, now that all is healed.
+// changed completes what joinLoop has begun, after healing.
 func (n *nemesis) changed(rep *Report) bool {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 8))
 	never := make(chan struct{})

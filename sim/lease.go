@@ -17,14 +17,14 @@ import (
 	"github.com/skeindb/skein/lease"
 )
 
-// TTLs of a run's leases, in seconds. The shortest is what the nodes allow.
+// TTLs of a run's leases, in seconds. The shortest is the nodes' minimum.
 const (
 	minTTL = 2
 	maxTTL = 4
 )
 
-// leasePool is the leases that clients attach keys to: those granted of late, some of
-// which have ended.
+// leasePool is the leases that clients attach keys to: recent grants, some of which
+// have ended.
 type leasePool struct {
 	mu sync.Mutex
 	// Guarded by mu.
@@ -43,7 +43,7 @@ func (p *leasePool) next() int64 {
 	return p.last
 }
 
-// add lets others attach keys to a lease.
+// add offers a lease to the clients.
 func (p *leasePool) add(id int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +61,7 @@ func (p *leasePool) draw(rng *rand.Rand) int64 {
 	return p.recent[rng.IntN(len(p.recent))]
 }
 
-// attach gives some of the puts of a request a lease, all the same one.
+// attach gives some of the puts of a request a lease, the same for all.
 func (c *client) attach(r *pb.TxnRequest) {
 	if c.c.cfg.Leases == 0 || c.rng.IntN(4) > 0 {
 		return
@@ -84,7 +84,7 @@ func (c *client) put(key string) *pb.PutRequest {
 	case 0, 1, 2:
 		r.Lease = c.c.leases.draw(c.rng)
 	case 3:
-		r.IgnoreLease = c.seen[key] != nil // it may be gone by now, and the put is refused
+		r.IgnoreLease = c.seen[key] != nil // if it has ended, the put is refused
 	}
 	return r
 }
@@ -94,15 +94,15 @@ type holder struct {
 	*client
 	id  int64
 	ttl time.Duration
-	// until is when the lease may end, as far as the holder was told.
+	// until is when the lease may end, as far as the holder knows.
 	until time.Duration
 	stop  <-chan struct{}
 }
 
-// rivals is what the id of a holder's rival lies beyond its own.
+// rivals is the difference between the ids of a holder and of its rival.
 const rivals = 100
 
-// runHolder has one lease after the other until stop is closed.
+// runHolder holds one lease after the other until stop is closed.
 func (c *client) runHolder(stop <-chan struct{}) {
 	rival := newClient(c.c, c.h, c.id+rivals)
 	for !closed(stop) {
@@ -118,9 +118,9 @@ func (c *client) runHolder(stop <-chan struct{}) {
 	}
 }
 
-// acquire has a lease granted: with an id that was never used, with one that the node
-// chooses, or with one that a rival wants in the same moment, in which case whoever gets it
-// holds it. It returns nil where nobody knows of a lease, or where a grant may come later.
+// acquire grants a lease. The id was never used, or the node chooses it, or a rival
+// wants it at the same moment; then whoever gets the lease holds it. It returns nil if
+// nobody knows of a lease, or if a grant may come later.
 func (c *client) acquire(rival *client, stop <-chan struct{}) *holder {
 	seconds := minTTL + c.rng.Int64N(maxTTL-minTTL+1)
 	req := &pb.LeaseGrantRequest{ID: c.c.leases.next(), TTL: seconds}
@@ -178,11 +178,11 @@ func (c *client) ask(req proto.Message, timeout time.Duration) *Op {
 }
 
 // keep renews the lease for a while, attaches keys and asks about it. It returns false
-// when that is over before the holder wants it.
+// if the lease ends before the holder wants it.
 func (h *holder) keep() bool {
 	beats := 1 + h.rng.IntN(16)
 	if h.rng.IntN(3) == 0 {
-		beats *= 5 // it is to see several leaders of its record
+		beats *= 5 // long enough to see several leaders of its record
 	}
 	for range beats {
 		if closed(h.stop) {
@@ -202,7 +202,8 @@ func (h *holder) keep() bool {
 	return true
 }
 
-// keepAlive renews the lease, and says whether it is there as far as the holder knows.
+// keepAlive renews the lease, and says whether the lease exists as far as the holder
+// knows.
 func (h *holder) keepAlive() bool {
 	o := h.ask(&pb.LeaseKeepAliveRequest{ID: h.id}, h.ttl/2)
 	if o == nil || o.Outcome != Answered {
@@ -215,7 +216,8 @@ func (h *holder) keepAlive() bool {
 	return true
 }
 
-// attachOne attaches a key, or a few at once. It returns false if there is no such lease.
+// attachOne attaches a key, or a few at once. It returns false if there is no such
+// lease.
 func (h *holder) attachOne() bool {
 	o := h.ask(h.attachment(h.id), requestTimeout)
 	return o == nil || o.Outcome != Refused || !errors.Is(o.Err, kverror.LeaseNotFound)
@@ -237,7 +239,7 @@ func (c *client) attachment(id int64) proto.Message {
 	return t
 }
 
-// end lets the lease expire, or revokes it, and attaches keys while it ends.
+// end lets the lease expire or revokes it, and attaches keys meanwhile.
 func (h *holder) end() {
 	if h.rng.IntN(2) == 0 {
 		timeout := requestTimeout
@@ -259,11 +261,12 @@ func (h *holder) end() {
 	}
 }
 
-// endWithin is how long after healing no lease is left that nobody renews: one that has
-// just begun anew, the pause of an attempt that failed before, and the time for both.
+// endWithin is how long after healing every lease that nobody renews has ended. It
+// covers a lease that has just restarted, the pause after a failed attempt, and the
+// time of both.
 const endWithin = maxTTL*time.Second + 2*election + 15*time.Second
 
-// drain waits until all leases have expired, and then for the keys.
+// drain waits until all leases have expired and then until their keys are gone.
 func drain(rep *Report, c *cluster, probe *client) bool {
 	if c.cfg.Leases == 0 {
 		return true
@@ -282,7 +285,7 @@ func drain(rep *Report, c *cluster, probe *client) bool {
 	}
 }
 
-// holders is the id of the first client that holds leases: beyond all others.
+// holders is the id of the first client that holds leases, beyond all other ids.
 const holders = 500
 
 // askLeases makes a request about leases.
@@ -302,8 +305,8 @@ func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.
 	panic(fmt.Sprintf("sim: no operation: %T", req))
 }
 
-// marked says whether no range has marks of more leases than list it in their records: who
-// has one takes keys that nobody comes to delete.
+// attached says that no range has attachments of leases whose records do not list it. A
+// lease with such a key would leave it behind.
 func marked(ctx context.Context, r *run, ds []keyspace.Descriptor) error {
 	all, _, err := r.core.Placement().ListLeases(ctx)
 	if err != nil {

@@ -17,16 +17,16 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// leaseEnd is a revision at which all keys of a lease were deleted and nothing else
-// happened, where no answer of an operation on keys claims it. One that an operation of
-// unknown fate may have made as well is not sure.
+// leaseEnd is a revision at which all keys of a lease were deleted, nothing else
+// happened, and no answer of an operation on keys claims it. If an operation of unknown
+// fate may have made it too, it is not certain.
 type leaseEnd struct {
 	id, rev int64
 	sure    bool
 }
 
-// leaseOf returns the lease that an operation is about, 0 for one on keys or on all leases,
-// and for a grant that has left the id to the node and was not answered.
+// leaseOf returns the lease of an operation. It is 0 for an operation on keys or on all
+// leases, and for an unanswered grant whose id the node chooses.
 func leaseOf(o *Op) int64 {
 	switch r := o.Request.(type) {
 	case *pb.LeaseGrantRequest:
@@ -44,7 +44,7 @@ func leaseOf(o *Op) int64 {
 	return 0
 }
 
-// onKeys are the operations that are about keys.
+// onKeys are the operations on keys.
 func onKeys(ops []*Op) []*Op {
 	return slices.DeleteFunc(slices.Clone(ops), func(o *Op) bool {
 		switch o.Request.(type) {
@@ -55,8 +55,8 @@ func onKeys(ops []*Op) []*Op {
 	})
 }
 
-// endOf returns the lease all keys of which these events delete, 0 where they are
-// something else.
+// endOf returns the lease whose keys these events delete, all of them and nothing else;
+// otherwise 0.
 func endOf(now *model, events []Version) int64 {
 	if len(events) == 0 {
 		return 0
@@ -71,8 +71,8 @@ func endOf(now *model, events []Version) int64 {
 	return id
 }
 
-// granted returns the operations that have granted a lease, or may have. One that has left
-// the id to the node and was not answered has granted none that anybody knows of.
+// granted returns the operations that have granted a lease, or may have. An unanswered
+// grant whose id the node chooses has granted none that anybody knows.
 func granted(ops []*Op) map[int64]*Op {
 	by := map[int64]*Op{}
 	for _, o := range ops {
@@ -83,7 +83,7 @@ func granted(ops []*Op) map[int64]*Op {
 	return by
 }
 
-// attached returns the lease that an operation attaches keys to, 0 for none. No
+// attached returns the lease to which an operation attaches keys, 0 for none. No
 // operation has two.
 func attached(o *Op) int64 {
 	switch r := o.Request.(type) {
@@ -99,7 +99,7 @@ func attached(o *Op) int64 {
 	return 0
 }
 
-// leasedKeys are the keys that somebody wanted to attach to a lease.
+// leasedKeys are the keys of all attempts to attach to a lease.
 func leasedKeys(ops []*Op) map[string]bool {
 	keys := map[string]bool{}
 	for _, o := range ops {
@@ -119,19 +119,18 @@ func leasedKeys(ops []*Op) map[string]bool {
 	return keys
 }
 
-// life is what the history says of one lease.
+// life is the history of one lease.
 type life struct {
 	id    int64
 	grant *Op
 	ttl   time.Duration
-	// shown are the operations whose answers show that the lease is there, renewals those
-	// that began its TTL anew, gone those which show that it is not, and revokes those that
-	// may have ended it.
+	// shown are the operations whose answers show that the lease exists. renewals
+	// restarted its TTL. gone show that it does not exist. revokes may have ended it.
 	shown, renewals, gone, revokes []*Op
 }
 
-// lives collects the leases whose grant was answered. Where several have had an id, what is said
-// of it is said of the one whose holder was told last.
+// lives collects the leases whose grant was answered. If several had one id, what is
+// said of the id counts for the one whose holder was told last.
 func lives(ops []*Op) []*life {
 	by := map[int64]*life{}
 	var all []*life
@@ -153,9 +152,9 @@ func lives(ops []*Op) []*life {
 	return all
 }
 
-// take notes what an operation says of the lease. Who is told that there is no such lease
-// was told that it has ended: it asked after the grant was answered, or else before
-// anything was granted.
+// take records what an operation says of the lease. "No such lease" means that it has
+// ended if the question came after the grant's answer; otherwise it may mean that
+// nothing was granted yet.
 func (l *life) take(o *Op) {
 	if _, ok := o.Request.(*pb.LeaseRevokeRequest); ok && o.Outcome != Refused {
 		l.revokes = append(l.revokes, o)
@@ -196,8 +195,8 @@ func isGone(resp proto.Message) bool {
 	return false
 }
 
-// safe is until when the lease lives if nobody revokes it: its TTL after the call of any
-// renewal that was acknowledged, on the fastest clock that there is.
+// safe is until when the lease lives if nobody revokes it: its TTL after the call of
+// the last acknowledged renewal, on the fastest possible clock.
 func (l *life) safe() (until time.Duration, by *Op) {
 	for _, o := range l.renewals {
 		if t := o.Began + time.Duration(float64(l.ttl)/(1+maxDrift)); t > until {
@@ -212,9 +211,8 @@ func (l *life) revokedBefore(t time.Duration) bool {
 	return slices.ContainsFunc(l.revokes, func(o *Op) bool { return o.Began <= t })
 }
 
-// checkLeases checks the life of every lease: that it lasts as long as its holder was
-// told, that all its keys go with it at once, and that nothing comes after. p is nil where
-// there is no replay.
+// checkLeases checks every lease: it lasts as long as its holder was told, all its keys
+// end with it at once, and nothing comes after. p is nil if there is no replay.
 func checkLeases(ops []*Op, vs []Version, p *replay, drained bool) (bad []string) {
 	all := lives(ops)
 	ends := map[int64][]leaseEnd{}
@@ -241,8 +239,8 @@ func checkLeases(ops []*Op, vs []Version, p *replay, drained bool) (bad []string
 	return bad
 }
 
-// checkGrants checks that no id is granted while a lease has it, whether clients choose it
-// or nodes do.
+// checkGrants checks that no id is granted while a lease has it, whether clients choose
+// it or nodes do.
 func checkGrants(ops []*Op) (bad []string) {
 	by := map[int64][]*life{}
 	for _, l := range lives(ops) {
@@ -266,12 +264,12 @@ func (l *life) overBefore(other *life) bool {
 	return other.grant.Ended >= until || l.revokedBefore(other.grant.Ended) || other.revokedBefore(other.grant.Ended)
 }
 
-// lateBy is how late a lease may end where nothing fails: the first attempt to end it may
-// wait for transactions that hold its keys, and then the second one.
+// lateBy is how late a lease may end without failures: the first attempt to end it may
+// wait for transactions that lock its keys, and so may the second.
 const lateBy = 2 * time.Second
 
-// checkLate looks for leases that are there when they must have expired, in a run in which
-// nothing fails.
+// checkLate looks for leases that exist after they must have expired, in a run without
+// failures.
 func checkLate(ops []*Op) (bad []string) {
 	unsure := map[int64]bool{}
 	for _, o := range ops {
@@ -296,7 +294,7 @@ func checkLate(ops []*Op) (bad []string) {
 	return bad
 }
 
-// firstSeen returns a function that gives the first operation whose answer tells of a
+// firstSeen returns a function that gives the first operation whose answer shows a
 // revision or a later one.
 func firstSeen(ops []*Op) func(rev int64) *Op {
 	var as []*Op
@@ -321,7 +319,7 @@ func firstSeen(ops []*Op) func(rev int64) *Op {
 	}
 }
 
-// checkEarly looks for a sign that the lease ended before it may.
+// checkEarly looks for a sign that the lease ended before its time.
 func (l *life) checkEarly(ends []leaseEnd, first func(int64) *Op) (bad []string) {
 	signs := slices.Clone(l.gone)
 	for _, e := range ends {
@@ -338,8 +336,8 @@ func (l *life) checkEarly(ends []leaseEnd, first func(int64) *Op) (bad []string)
 	return nil
 }
 
-// checkAfter looks for signs of life after the end was answered: the lease is renewed, a
-// key attached, or a key read.
+// checkAfter looks for signs of life after the end was answered: a renewal, an attached
+// key, or a read key.
 func (l *life) checkAfter(ops []*Op) (bad []string) {
 	over := int64(math.MaxInt64)
 	var end *Op
@@ -419,10 +417,10 @@ func keysOf(m *model, id int64) (keys []string) {
 	return keys
 }
 
-// misnamed returns a key that an answer names, or does not, and should not, or should.
-// Ranges are asked one after the other: a key is named if it was attached from what was
-// known before the question up to the answer's revision, and if it is named it was
-// attached at some time since.
+// misnamed returns a key that an answer names wrongly, or wrongly omits. The ranges are
+// asked one after the other. A key must be named if it was attached from before the
+// question up to the answer's revision. A key may be named if it was attached at some
+// time since the question.
 func (p *replay) misnamed(o *Op, r *pb.LeaseTimeToLiveResponse) (key string, wrong bool) {
 	from, found := slices.BinarySearch(p.revs, p.known(o.Call))
 	if !found {
@@ -452,9 +450,9 @@ func (p *replay) misnamed(o *Op, r *pb.LeaseTimeToLiveResponse) (key string, wro
 	return "", false
 }
 
-// endsOf returns, for the check of one key, its deletions together with its lease: those
-// that no answer claims, of a version that has one. Each was made after that version was
-// asked for, and before anybody was told of its revision.
+// endsOf returns, for the check of one key, the deletions that came with the end of its
+// lease and that no answer claims. Each was made after its version was requested, and
+// before anybody was told of its revision.
 func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
 	owned := map[int64]bool{}
 	asked := map[string]int64{}

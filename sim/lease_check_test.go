@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// tell is an operation with an answer made by hand: with the model's revision, unless it
-// is an error.
+// tell is an operation with an answer made by hand: with the model's revision, unless
+// it is an error.
 func (s *script) tell(req, resp proto.Message, err error) *Op {
 	o := s.call(req)
 	if err == nil {
@@ -38,7 +38,7 @@ func (s *script) hasKeys(id int64, keys ...string) {
 	s.tell(&pb.LeaseTimeToLiveRequest{ID: id, Keys: true}, r, nil)
 }
 
-// expire deletes the keys of a lease at a time, when somebody is told of it at once.
+// expire deletes the keys of a lease at a time, and somebody learns of it at once.
 func (s *script) expire(id int64, at time.Duration) {
 	s.apply(&pb.LeaseRevokeRequest{ID: id})
 	s.at = at
@@ -49,7 +49,7 @@ func leased(key string, id int64) *pb.PutRequest {
 	return &pb.PutRequest{Key: []byte(key), Value: []byte(key + " of a lease"), Lease: id}
 }
 
-// leases is a history of two leases that are right: the first lives until 3 s, the second
+// leases is a correct history of two leases: the first lives until 3 s, the second
 // until it is revoked.
 func leases() *script {
 	s := newScript()
@@ -93,8 +93,8 @@ func TestGoodLeasesPass(t *testing.T) {
 	}
 }
 
-// TestBadLeasesFail spoils the history of leases in one way each, and names the check
-// that must see it.
+// TestBadLeasesFail corrupts the history of leases in one way each, and names the check
+// that must report it.
 func TestBadLeasesFail(t *testing.T) {
 	for _, c := range []struct {
 		name, by string
@@ -181,7 +181,8 @@ func TestBadLeasesFail(t *testing.T) {
 	}
 }
 
-// TestGrantedAgain: the id of a lease that has ended, or was perhaps revoked, may be granted.
+// TestGrantedAgain: the id of a lease that has ended, or was perhaps revoked, may be
+// granted again.
 func TestGrantedAgain(t *testing.T) {
 	s := leases()
 	s.end()
@@ -189,8 +190,8 @@ func TestGrantedAgain(t *testing.T) {
 	s.grant(2, 2)
 	s.lose(s.call(&pb.LeaseRevokeRequest{ID: 2}), false)
 	s.grant(2, 2)
-	// Of two who want one id at the same time the first one is told last, when that of the
-	// other one has expired; it holds the lease from then on.
+	// Of two grants of one id at the same time the first is answered last, after the
+	// other lease has expired. Its holder has the lease from then on.
 	slow, quick := s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2}), s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2})
 	s.h.End(quick, &pb.LeaseGrantResponse{ID: 9, TTL: 2}, nil, false, s.at)
 	s.at += 3 * time.Second
@@ -201,7 +202,7 @@ func TestGrantedAgain(t *testing.T) {
 	}
 }
 
-// TestUnsureEnd: what a lost delete may have done is not held against the lease.
+// TestUnsureEnd: a possible effect of a lost delete is not held against the lease.
 func TestUnsureEnd(t *testing.T) {
 	s := newScript()
 	s.grant(1, 2)
@@ -214,13 +215,13 @@ func TestUnsureEnd(t *testing.T) {
 	}
 }
 
-// TestUnknownGrantEndsNothing: a grant that has left its id to the node, and was not
-// answered, is no lease that a lost write could be taken for the end of.
+// TestUnknownGrantEndsNothing: an unanswered grant whose id the node chooses is no
+// lease, so a lost write cannot count as its end.
 func TestUnknownGrantEndsNothing(t *testing.T) {
 	s := newScript()
 	s.lose(s.call(&pb.LeaseGrantRequest{TTL: 2}), false)
 	s.lose(s.call(&pb.PutRequest{Key: []byte("l0"), Value: []byte("lost")}), true)
-	for range 20 { // enough is to be known
+	for range 20 { // so that enough is known
 		s.do(everything())
 	}
 	r := s.report()

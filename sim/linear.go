@@ -13,22 +13,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// judgeTimeout is how long porcupine may think about one key or window, in real
-// time. If it does not know by then the run fails.
+// judgeTimeout is how long porcupine may search for one key or window, in real time. If
+// it has no result by then, the run fails.
 const judgeTimeout = 20 * time.Second
 
-// fact is what an operation says of one key: what was there before it, and what is
-// there after it. "" is that the key does not exist; no value is empty.
+// fact is the content of an operation for one key: the value before and the value after
+// it. "" means that the key does not exist; no value is empty.
 type fact struct {
-	// is holds where known is set, and the key exists where exists is; otherwise
-	// nothing is said of before. not is a value that it does not have.
+	// is holds if known is set, and the key exists if exists is set; otherwise the value
+	// before is unknown. not is a value that it does not have.
 	known, exists bool
 	is, not       string
 	// writes says that the key has the value after the operation.
 	writes bool
 	value  string
-	// unless: where before does not hold the operation does nothing, instead of being
-	// impossible.
+	// unless: if the value before does not fit, the operation does nothing instead of
+	// being impossible.
 	unless bool
 }
 
@@ -51,15 +51,13 @@ var keyModel = porcupine.Model{
 	},
 }
 
-// checkKeys checks that each key for itself is linearizable, by what all operations
-// say of its values alone, revisions aside. Whatever holds for a linearizable whole
-// holds for each of its parts.
+// checkKeys checks that each key alone is linearizable, by the values in all answers
+// and without revisions. If the whole is linearizable, so is each of its parts.
 //
-// No two operations write the same value. What an operation of unknown fate was to
-// write and is in no version on the disks was never written: this spares porcupine
-// most of what it would have to try. Where many that overlap are left, it may not come to
-// an end in its time; then it is asked again about what the replay, unless that is nil,
-// leaves of their intervals.
+// No two operations write the same value. If an operation of unknown fate has no
+// version on the disks, it wrote nothing; this spares porcupine most of its attempts.
+// If many operations overlap, porcupine may not end in its time. Then it is asked again
+// with the narrower intervals that the replay gives, if there is a replay.
 func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
 	written := map[string]bool{"": true}
 	for _, v := range vs {
@@ -68,10 +66,10 @@ func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
 	leased := leasedKeys(ops)
 	for _, key := range allKeys() {
 		if len(vs) == 0 && leased[key] {
-			continue // who is to say when its lease has ended
+			continue // nobody can say when its lease has ended
 		}
 		if len(bad) > 0 {
-			break // one will do, and the next may take porcupine its whole time
+			break // one violation is enough, and the next may take the whole time
 		}
 		h := historyOf(ops, vs, written, key)
 		verdict := porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout)
@@ -90,8 +88,7 @@ func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
 	return bad
 }
 
-// historyOf returns what porcupine is asked about a key. written are the values that there
-// are.
+// historyOf returns porcupine's input for a key. written are the existing values.
 func historyOf(ops []*Op, vs []Version, written map[string]bool, key string) []porcupine.Operation {
 	h := endsOf(ops, vs, key)
 	for _, o := range ops {
@@ -108,14 +105,14 @@ func historyOf(ops []*Op, vs []Version, written map[string]bool, key string) []p
 	return h
 }
 
-// narrowed returns the operations, each between the last call of those that its revision
-// puts before it and the first return of those that it puts behind it: if there is an order
-// by revisions, which the replay has found, then it is an order of these too. An operation
-// without a revision stays as it is.
+// narrowed returns the operations with narrower intervals: each lies between the last
+// call of those before it by revision and the first return of those after it. If there
+// is an order by revisions, and the replay has found one, it is an order of these too.
+// An operation without a revision keeps its interval.
 func (p *replay) narrowed(ops []*Op) []*Op {
-	// Changes have even places, and reads the odd ones behind those that they see.
+	// Changes have even places; reads have odd ones behind the changes that they see.
 	place := map[*Op]int64{}
-	known := map[int]*Op{} // by number: those of unknown fate have been cloned
+	known := map[int]*Op{} // by number, because those of unknown fate have been cloned
 	for _, o := range ops {
 		known[o.ID] = o
 	}
@@ -160,14 +157,14 @@ func (p *replay) narrowed(ops []*Op) []*Op {
 		c := clone(o)
 		c.Call = max(c.Call, earliest[at])
 		if c.Return = min(cmp.Or(c.Return, math.MaxInt64), latest[at]); c.Call > c.Return {
-			continue // against the order of time: that is for porcupine to find
+			continue // against the order of time, which porcupine will find
 		}
 		out[i] = c
 	}
 	return out
 }
 
-// factOf returns what an operation says of a key; ok is false where that is nothing.
+// factOf returns the content of an operation for one key; ok is false if it has none.
 func factOf(o *Op, key string) (f fact, ok bool) {
 	switch {
 	case o.Outcome == Refused:
@@ -179,7 +176,7 @@ func factOf(o *Op, key string) (f fact, ok bool) {
 	return f, ok
 }
 
-// unknownFact is what an operation may have done.
+// unknownFact is a possible effect of an operation.
 func unknownFact(req proto.Message, key string) (f fact, ok bool) {
 	f.unless = true
 	switch r := req.(type) {
@@ -190,8 +187,8 @@ func unknownFact(req proto.Message, key string) (f fact, ok bool) {
 		f.writes = true
 		return f, covers1(r.GetKey(), r.GetRangeEnd(), key)
 	case *pb.TxnRequest:
-		// Of several compares that of this key may hold and another not: the operation is
-		// allowed to do what it does in any case, and may as well be placed at the end.
+		// If one compare on this key holds and another does not, the operation may do
+		// what it does in any case. It may also be placed at the end.
 		for _, op := range r.GetSuccess() {
 			if p := op.GetRequestPut(); p != nil && string(p.GetKey()) == key {
 				f.writes, f.value, ok = true, string(p.GetValue()), true
@@ -226,8 +223,8 @@ func observe(f *fact, req, resp proto.Message, key string) (ok bool) {
 	return false
 }
 
-// before notes the value before the operation, unless that is what the operation
-// itself has written.
+// before records the value before the operation, unless the operation itself has
+// written it.
 func (f *fact) before(value string) {
 	if !f.writes {
 		f.known, f.is = true, value
@@ -337,8 +334,8 @@ func covers1(start, end []byte, key string) bool {
 // windowRevisions is how many changes one window of the whole-keyspace check has.
 const windowRevisions = 60
 
-// checkWindows checks that all answers together are linearizable, windows of
-// revisions at a time: each begins with the state that the replay has there.
+// checkWindows checks that all answers together are linearizable, one window of
+// revisions at a time. Each window begins with the replay's state.
 func checkWindows(p *replay) (bad []string) {
 	slices.SortFunc(p.ops, func(a, b placed) int { return cmp.Compare(a.rev, b.rev) })
 	for from := 0; from < len(p.revs) && len(bad) == 0; from += windowRevisions {
@@ -372,7 +369,7 @@ func checkWindows(p *replay) (bad []string) {
 	return bad
 }
 
-// windowModel is the whole keyspace, from a state on. An operation fits where its
+// windowModel is the whole keyspace from a state on. An operation fits where its
 // revision does.
 func windowModel(from *model) porcupine.Model {
 	return porcupine.Model{
@@ -380,7 +377,7 @@ func windowModel(from *model) porcupine.Model {
 		Step: func(state, input, _ any) (bool, any) {
 			m, o := state.(*model), input.(placed)
 			if m.rev < o.after || m.rev > o.rev {
-				return false, m // spares the search what cannot end well
+				return false, m // spares the search an order that cannot fit
 			}
 			resp, next := m.apply(o.op.Request, o.rev)
 			if o.op.Outcome == Unknown {
@@ -392,7 +389,7 @@ func windowModel(from *model) porcupine.Model {
 			if o.op.Changes() {
 				return o.rev > m.rev && next != m, next
 			}
-			// The revision of a read binds what comes after it too.
+			// The revision of a read also bounds the operations after it.
 			return o.rev >= m.rev && next == m, &model{rev: o.rev, keys: m.keys, past: m.past}
 		},
 		Equal: func(a, b any) bool {

@@ -13,11 +13,12 @@ import (
 
 // Bounds of a run in which machines are lost for good.
 const (
-	// deadAfter is the nodes' --node-dead-after then: longer than a fault lasts, so that who
-	// comes back mostly comes back in time.
+	// deadAfter is the nodes' --node-dead-after then. It is longer than a fault lasts,
+	// so that a returning node is mostly in time.
 	deadAfter = 8 * time.Second
-	// repairedWithin is how long after healing every range has all its replicas on machines
-	// that are there: a new leader counts the silence anew, and hears everybody before.
+	// repairedWithin is how long after healing every range has all its replicas on
+	// existing machines. A new leader restarts the count of silence and first hears
+	// everybody.
 	repairedWithin = deadAfter + 50*time.Second
 )
 
@@ -37,7 +38,7 @@ func (m *machine) isLost() bool {
 	return m.lost
 }
 
-// loseLoop loses machines for good, each at a moment of the seed, until stop is closed.
+// loseLoop loses machines for good, each at a random moment, until stop is closed.
 func (n *nemesis) loseLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	n.beside(stop, wg, often{times: n.c.cfg.Lose, least: 3 * time.Second, spread: 12 * time.Second, stream: 6}, func(rng *rand.Rand) {
 		up := n.c.standing()
@@ -45,7 +46,7 @@ func (n *nemesis) loseLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	})
 }
 
-// lose takes a machine with its disk away.
+// lose removes a machine with its disk.
 func (n *nemesis) lose(m *machine) {
 	m.mu.Lock()
 	m.lost = true
@@ -55,8 +56,8 @@ func (n *nemesis) lose(m *machine) {
 	n.losses.Add(1)
 }
 
-// repaired waits until every range has all its voters, and nothing else, on machines that
-// are there.
+// repaired waits until every range has all its voters, and nothing else, on existing
+// machines.
 func repaired(rep *Report, c *cluster) bool {
 	if c.cfg.Lose == 0 && c.cfg.Joins == 0 {
 		return true

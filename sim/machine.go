@@ -25,39 +25,41 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// machine is one simulated computer: it outlives the node that runs on it, and the node's
-// membership too.
+// machine is one simulated computer. It outlives the node on it, and the node's
+// membership.
 type machine struct {
 	c *cluster
-	// name is that of each node that runs on it, and where its peer and client URLs are.
+	// name is the name of each node on it and the host of their peer and client URLs.
 	name  string
 	clock *simclock.Clock
 	rate  float64
-	// zone is where it stands, "" where there are no zones.
+	// zone is its zone, "" without zones.
 	zone string
-	// shortLog says that this machine's nodes keep as little log as they can.
+	// shortLog says that this machine's nodes keep the shortest possible log.
 	shortLog bool
 
-	// self is the id of the node on it, or of the last one, 0 where there never was one.
+	// self is the id of its present or last node, 0 if it never had one.
 	self atomic.Uint64
 	// leaves says that its node is to leave the cluster for good.
 	leaves atomic.Bool
-	// wiped says that it has lost its disk since it began to join. It belongs to joinLoop.
+	// wiped says that it has lost its disk since it began to join. It belongs to
+	// joinLoop.
 	wiped bool
 
 	mu sync.Mutex
-	// Guarded by mu. run is nil while the machine is down, starting while it does not start.
+	// Guarded by mu. run is nil while the machine is down. starting is nil unless it
+	// starts.
 	disk     *disk
 	run      *run
 	starting *start
 	state    state
-	// founds says that it is one of the first nodes; who comes later joins, and was added by
-	// the operator before or was not.
+	// founds says that it is one of the first nodes. Later nodes join, and an operator
+	// may have added them before.
 	founds, added bool
-	// lost says that the machine never comes back, disks how many of its disks are gone.
+	// lost says that the machine never returns. disks is how many of its disks are gone.
 	lost  bool
 	disks int
-	// rng draws whom it asks to let it in.
+	// rng chooses the nodes that it asks to admit it.
 	rng *rand.Rand
 }
 
@@ -65,18 +67,18 @@ type machine struct {
 type state int
 
 const (
-	// stateOut is none of it: it does not run.
+	// stateOut is no member: it does not run.
 	stateOut state = iota
-	// stateJoining is to be let in: joinLoop starts it, and the faults may hit it.
+	// stateJoining is to be admitted: joinLoop starts it, and faults may hit it.
 	stateJoining
-	// stateMember belongs to it: whoever has stopped it starts it again.
+	// stateMember is a member: whoever has stopped it starts it again.
 	stateMember
 )
 
 // start is a node that starts.
 type start struct {
 	ctx context.Context
-	// cut ends ctx: the power is gone. over is closed when nothing of the start is left.
+	// cut ends ctx: the power is off. over is closed when nothing of the start is left.
 	cut  context.CancelFunc
 	over chan struct{}
 }
@@ -84,7 +86,7 @@ type start struct {
 // id is the node's id.
 func (m *machine) id() keyspace.NodeID { return keyspace.NodeID(m.self.Load()) }
 
-// host is where the machine's peer port is, as far as that means anything here.
+// host is the host of the machine's peer port. The simulated bus does not use it.
 func (m *machine) host() string { return m.name + ":2380" }
 
 func (m *machine) peerURL() url.URL { return url.URL{Scheme: "http", Host: m.host()} }
@@ -119,8 +121,8 @@ func (m *machine) become(s state) {
 	m.state = s
 }
 
-// boot starts the node of a member that is down. Cores of a cluster that is new are to be
-// started at the same time.
+// boot starts the node of a member that is down. Nodes of a new cluster must be started
+// at the same time.
 func (m *machine) boot() error {
 	if !m.is(stateMember) {
 		return nil
@@ -128,7 +130,7 @@ func (m *machine) boot() error {
 	leaves := m.leaves.Load()
 	err := m.start()
 	switch {
-	case errors.Is(err, errCut): // who has cut its power starts it again
+	case errors.Is(err, errCut): // whoever cut its power starts it again
 		return nil
 	case err != nil && (leaves || m.leaves.Load()): // it may have been removed already
 		m.c.logf("node %s does not start: %v", m.id(), err)
@@ -137,10 +139,10 @@ func (m *machine) boot() error {
 	return err
 }
 
-// errCut says that the power went while a node started.
+// errCut says that the power was cut while a node started.
 var errCut = errors.New("sim: the power was cut")
 
-// start starts the node and returns when it serves. It does nothing where it runs, or
+// start starts the node and returns when it serves. It does nothing if the node runs or
 // starts already.
 func (m *machine) start() error {
 	m.mu.Lock()
@@ -206,7 +208,7 @@ func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	return r, nil
 }
 
-// options are what the machine's node is made of. The caller holds mu.
+// options are the options of the machine's node. The caller holds mu.
 func (m *machine) options(s *start) *node.Options {
 	cfg := &m.c.cfg
 	o := &node.Options{
@@ -241,8 +243,8 @@ func (m *machine) options(s *start) *node.Options {
 	return o
 }
 
-// startedBus is a bus that says nothing once the power is gone, although the start that was
-// cut has not come that far.
+// startedBus is a bus that sends nothing after the power cut, even if the interrupted
+// start has not come that far.
 type startedBus struct {
 	node.Bus
 	c *cluster
@@ -265,8 +267,8 @@ func (b *startedBus) Start() error {
 
 func (m *machine) logger() *zap.Logger { return m.c.trace.logger(m.c.elapsed, m.c.cfg.LogLevel) }
 
-// joiner is the way into the cluster of a node that is no founder: by --join, or where an
-// operator has added it as etcd's do, by --initial-cluster-state existing.
+// joiner is how a node that is no founder enters the cluster: by --join, or by
+// --initial-cluster-state existing after an operator has added it as in etcd.
 func (m *machine) joiner(o *node.Options) *join.Joiner {
 	cfg := config.Default()
 	cfg.Name, cfg.DataDir, cfg.WALDir = m.name, dataDir, walDir
@@ -290,7 +292,7 @@ func (m *machine) wasAdded() bool {
 	return m.added
 }
 
-// askIn asks the admin service of a node that runs, whichever it is, to let this one in.
+// askIn asks the admin service of any running node to admit this one.
 func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 	m.mu.Lock()
 	order := m.rng.Perm(len(m.c.machines))
@@ -307,8 +309,8 @@ func (m *machine) askIn(ctx context.Context, q *adminpb.NodeJoinRequest) (*admin
 	return r.core.Admin().JoinNode(ctx, q)
 }
 
-// enterAny begins a call at the first of the machines, in an order, whose node takes one; nil
-// where there is none. The caller leaves it.
+// enterAny begins a call at the first of the machines, in an order, whose node takes
+// calls; nil if there is none. The caller must leave it.
 func enterAny(ms []*machine, order []int) *run {
 	for _, i := range order {
 		if r := ms[i].current(); r != nil && r.enter() {
@@ -330,7 +332,7 @@ func (c *cluster) tell(_ context.Context, addr string) ([]byte, error) {
 	return nil, errors.New("it does not answer")
 }
 
-// stop stops a machine's node in order; it does nothing where none runs.
+// stop stops a machine's node in order. It does nothing if none runs.
 func (m *machine) stop() error {
 	m.c.stores.Lock()
 	m.mu.Lock()
@@ -355,11 +357,11 @@ func (m *machine) stop() error {
 // run is one run of a node, from its start to its end.
 type run struct {
 	core *node.Core
-	// ctx ends in the moment of the crash: what a client of this gateway hears later
-	// it has not heard.
+	// ctx ends at the moment of the crash: a client of this gateway receives nothing
+	// after it.
 	ctx  context.Context
 	kill context.CancelFunc
-	// announcing is the publishing of the node's row, which announced ends.
+	// announcing publishes the node's row; announced ends it.
 	announcing sync.WaitGroup
 	announced  context.CancelFunc
 	// metrics are the node's.
@@ -367,7 +369,7 @@ type run struct {
 
 	mu sync.Mutex
 	// Guarded by mu: how many client calls are under way, and whether a clean stop has
-	// begun, which is told at idle when the last one ends.
+	// begun. idle is closed when the last call ends.
 	calls    int
 	stopping bool
 	idle     chan struct{}
@@ -376,7 +378,7 @@ type run struct {
 // count returns the value of one of the node's counters.
 func (r *run) count(name string) (n int) { return r.countOf(name, "") }
 
-// countOf returns that with the value of a label, or, where there is none, the only one.
+// countOf returns the counter's value for a label, or, without labels, the only one.
 func (r *run) countOf(name, value string) (n int) {
 	families, err := r.metrics.Gather()
 	if err != nil {
@@ -395,7 +397,7 @@ func (r *run) countOf(name, value string) (n int) {
 	return n
 }
 
-// enter begins a client's call; false says that the gateway takes none any more.
+// enter begins a client's call. It returns false if the gateway takes no more calls.
 func (r *run) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -418,7 +420,8 @@ func (r *run) leave() {
 // serveTimeout is how long a clean stop waits for the clients' calls, as a Node's.
 const serveTimeout = 5 * time.Second
 
-// stop ends a node in order: no calls any more, those under way get their time.
+// stop ends a node in order: it takes no more calls and gives those under way their
+// time.
 func (r *run) stop(c *cluster) error {
 	r.mu.Lock()
 	r.stopping = true

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// mergeEvery is the least time between two merges, and a half of the most.
+// mergeEvery is the least time between two merges, and half of the most.
 const mergeEvery = 600 * time.Millisecond
 
 // splitPause lies between two splits of awaitMerge: longer than MergeAfter.
@@ -50,9 +50,9 @@ func (n *nemesis) merge(ctx context.Context, r *run, ds []keyspace.Descriptor, r
 	}
 }
 
-// awaitMerge has the clients go on, for a while, until ranges have merged by themselves: each
-// leader of placement that is lost begins anew to count for how long they were small and cold.
-// They are cut meanwhile, since what is left may be too large.
+// awaitMerge lets the clients go on for a while until ranges have merged by themselves.
+// Each new leader of placement restarts the count of how long ranges were small and
+// cold. Ranges are split meanwhile, because the rest may be too large to merge.
 func (n *nemesis) awaitMerge() {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 9))
 	for end := n.c.elapsed() + mergedWithin; n.c.cfg.MergeAfter > 0 && n.c.elapsed() < end && n.c.countMerges() == 0; n.c.sleep(splitPause) {

@@ -13,28 +13,27 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// model is etcd's keyspace at one revision: what every answer is compared with. It
-// is written from etcd's documentation and shares no code with the store. A model
-// is never changed; apply makes the next one.
+// model is etcd's keyspace at one revision; every answer is compared with it. It is
+// written from etcd's documentation and shares no code with the store. A model never
+// changes; apply makes the next one.
 type model struct {
 	rev  int64
 	keys map[string]*mvccpb.KeyValue
-	// past holds the models of earlier revisions, for reads at explicit ones; nil
-	// where these are not judged.
+	// past holds the models of earlier revisions, for reads at explicit ones; nil if
+	// these are not judged.
 	past func(rev int64) *model
 }
 
 func newModel() *model { return &model{rev: 1, keys: map[string]*mvccpb.KeyValue{}} }
 
-// apply runs a request at a revision: the one that the change gets, and that of the
-// state where nothing changes. It returns the response that etcd would give, and
-// the state after it.
+// apply runs a request at a revision: the one that the change gets, or that of the
+// state if nothing changes. It returns etcd's response and the state after it.
 func (m *model) apply(req proto.Message, rev int64) (proto.Message, *model) {
 	resp, next, _ := m.run(req, rev)
 	return resp, next
 }
 
-// run is apply that also returns the events that watchers are told, in their order.
+// run is apply that also returns the watchers' events in their order.
 func (m *model) run(req proto.Message, rev int64) (resp proto.Message, next *model, events []Version) {
 	t := &modelTxn{base: m, rev: rev, keys: m.keys}
 	resp = t.run(req)
@@ -107,7 +106,7 @@ func (t *modelTxn) read(r *pb.RangeRequest) *pb.RangeResponse {
 	for _, kv := range kvs {
 		if r.GetKeysOnly() {
 			kv = proto.CloneOf(kv)
-			kv.Value, kv.Lease = nil, 0 // etcd has neither where it keeps keys
+			kv.Value, kv.Lease = nil, 0 // etcd has neither when it keeps keys
 		}
 		resp.Kvs = append(resp.Kvs, kv)
 	}
@@ -253,8 +252,8 @@ func setRevision(m proto.Message, rev int64) {
 	}
 }
 
-// sameAnswer compares two responses but for the headers inside of transactions and
-// what the gateway fills into the outer one beside the revision.
+// sameAnswer compares two responses, but not the headers inside transactions or what
+// the gateway adds to the outer header beside the revision.
 func sameAnswer(a, b proto.Message) bool { return proto.Equal(normal(a), normal(b)) }
 
 func normal(m proto.Message) proto.Message {

@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// moveEvery is the least time between two moves, and a half of the most.
+// moveEvery is the least time between two moves, and half of the most.
 const moveEvery = 700 * time.Millisecond
 
 // moveLoop moves replicas and leaders of ranges now and then until stop is closed.
@@ -24,8 +24,8 @@ func (n *nemesis) moveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	})
 }
 
-// move asks placement, through one node, to put a replica of a range somewhere else, or
-// a range's leader to hand over.
+// move asks placement, through one node, to move a replica of a range, or asks a
+// range's leader to hand over.
 func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rng *rand.Rand) {
 	d := ds[rng.IntN(len(ds))]
 	from := d.Replicas[rng.IntN(len(d.Replicas))].Node
@@ -48,8 +48,8 @@ func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rn
 	}
 }
 
-// elsewhere draws a node that has no replica of the range, of the zone of another one where
-// there are zones; 0 where there is none.
+// elsewhere chooses a node without a replica of the range, of the same zone as a
+// replica if there are zones; 0 if there is none.
 func (n *nemesis) elsewhere(rng *rand.Rand, d *keyspace.Descriptor, from keyspace.NodeID) (to keyspace.NodeID) {
 	ms := n.c.members()
 	for _, i := range rng.Perm(len(ms)) {
@@ -60,8 +60,8 @@ func (n *nemesis) elsewhere(rng *rand.Rand, d *keyspace.Descriptor, from keyspac
 	return to
 }
 
-// settled says whether no operation is left, each range has as many voters as it is to
-// have, and no node holds a replica that the map does not give it.
+// settled says whether no operation is left, each range has all its voters, and no node
+// holds a replica that the map does not give it.
 func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 	var r *run
 	for _, m := range c.standing() {
@@ -91,8 +91,8 @@ func settled(ctx context.Context, c *cluster, ds []keyspace.Descriptor) error {
 	return nil
 }
 
-// orphans says whether a node holds a replica of a range that the map does not have, or has
-// without it.
+// orphans says whether a node holds a replica of a range that the map does not have, or
+// that the map gives to others.
 func orphans(id keyspace.NodeID, held []shard.Summary, ds []keyspace.Descriptor) error {
 	for i := range held {
 		h := &held[i].Descriptor

@@ -8,7 +8,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// setBug plants a bug into this process and the run's machines.
+// setBug sets a mutation in this process and in the run's machines.
 func setBug(t *testing.T, b mutation.Bug, _ *Config) {
 	t.Helper()
 	if b != mutation.None {

@@ -19,70 +19,71 @@ type Fault string
 
 // The faults. Each lasts a while and is healed.
 const (
-	// CrashOne, CrashTwo and CrashAll cut the power: what the disks had not synced is
-	// partly lost.
+	// CrashOne, CrashTwo and CrashAll cut the power: unsynced data are partly lost.
 	CrashOne Fault = "crash one"
 	CrashTwo Fault = "crash two"
 	CrashAll Fault = "crash all"
-	// CrashLoop cuts the power of one node again and again, while it starts.
+	// CrashLoop cuts the power of one node again and again while it starts.
 	CrashLoop Fault = "crash loop"
-	// SyncError lets a sync of the wal fail: the node must give up by itself.
+	// SyncError makes a sync of the wal fail: the node must give up by itself.
 	SyncError Fault = "sync error"
-	// Isolate cuts a node off, IsolateLeader the sequencer's or a range leader's, and
-	// OneWay one direction between two.
+	// Isolate cuts a node off, IsolateLeader the sequencer's node or a range leader's.
+	// OneWay cuts one direction between two nodes.
 	Isolate       Fault = "isolate"
 	IsolateLeader Fault = "isolate leader"
 	OneWay        Fault = "one way"
-	// DeafLeader is a leader that hears nobody and is heard, MuteLeader one that nobody
-	// hears, though it hears all.
+	// DeafLeader is a leader that receives nothing and is received. MuteLeader is one
+	// that receives everything and is not received.
 	DeafLeader Fault = "deaf leader"
 	MuteLeader Fault = "mute leader"
-	// Blink cuts a leader off for about as long as its lease lasts, a few times in a row.
+	// Blink cuts a leader off for about as long as its lease lasts, a few times in a
+	// row.
 	Blink Fault = "blink"
-	// Apart cuts both directions between two nodes, which the others still reach.
+	// Apart cuts both directions between two nodes that the others still reach.
 	Apart Fault = "apart"
-	// Pause stops a node's timers and its bus, while its clock runs on; PauseLeader
-	// that of a leader.
+	// Pause stops a node's timers and its bus, while its clock runs on. PauseLeader does
+	// so to a leader.
 	Pause       Fault = "pause"
 	PauseLeader Fault = "pause leader"
-	// Drift changes how fast the clocks run, ClockStep moves wall clocks by up to an
+	// Drift changes the rates of the clocks. ClockStep moves wall clocks by up to an
 	// hour.
 	Drift     Fault = "drift"
 	ClockStep Fault = "clock step"
-	// Stall lets a disk's syncs hang. SickLeader is a leader whose disk hangs and which
-	// hears nobody any more, though it is heard, from about the time when it gives up.
+	// Stall makes a disk's syncs hang. SickLeader is a leader whose disk hangs and which
+	// stops receiving, but not sending, at about the time when it gives up.
 	Stall      Fault = "stall"
 	SickLeader Fault = "sick leader"
-	// Flaky is a network that loses, delays, repeats and reorders, and breaks
-	// connections. Slow is one that only delays, in every direction otherwise.
+	// Flaky is a network that loses, delays, repeats and reorders messages and breaks
+	// connections. Slow only delays, by another amount in each direction.
 	Flaky Fault = "flaky"
 	Slow  Fault = "slow"
-	// CutOff keeps a node off until the others' logs have left it behind, and cuts its
-	// power soon after it has begun to catch up.
+	// CutOff isolates a node until the others' logs no longer reach back to it, and cuts
+	// its power soon after it has begun to catch up.
 	CutOff Fault = "cut off"
 	// Transfer moves the sequencer to another node, in order. It is no failure.
 	Transfer Fault = "transfer"
-	// Overtake cuts one node off from the sequencer's alone and moves the sequencer to a
-	// third one meanwhile: what was handed out in between nobody tells the first one.
+	// Overtake cuts one node off from the sequencer's node alone and moves the sequencer
+	// to a third node meanwhile. Nobody tells the first node of the allocations in
+	// between.
 	Overtake Fault = "overtake"
 	// Restart stops a node in order and starts it again. It is no failure: no revision
-	// is left out.
+	// stays unused.
 	Restart Fault = "restart"
-	// Split cuts ranges. It goes on all the time, and is no failure.
+	// Split splits ranges. It goes on all the time, and is no failure.
 	Split Fault = "split"
-	// SelfSplit is a split that a range's leader makes by itself.
+	// SelfSplit is a split by a range's leader itself.
 	SelfSplit Fault = "split by itself"
 	// SelfMerge is a merge that placement's leader decides by itself.
 	SelfMerge Fault = "merge by itself"
-	// Move moves replicas and leaders. It goes on all the time where Config.Moves says so,
+	// Move moves replicas and leaders. It goes on all the time if Config.Moves says so,
 	// and is no failure.
 	Move Fault = "move"
-	// Merge has ranges absorb their neighbours. It goes on all the time where Config.Merges
+	// Merge has ranges absorb their neighbours. It goes on all the time if Config.Merges
 	// says so, and is no failure.
 	Merge Fault = "merge"
-	// Lose loses machines for good. It happens beside the others where Config.Lose says so.
+	// Lose loses machines for good. It happens beside the others if Config.Lose says so.
 	Lose Fault = "lose"
-	// Compact compacts. It goes on all the time where Config.Compactions says so.
+	// Compact compacts. It goes on all the time if Config.Compactions says so.
 	Compact Fault = "compact"
 )
 
@@ -98,32 +99,33 @@ var flaky = simbus.Faults{
 	Loss:  0.03, Duplicate: 0.03, Reorder: 0.1, ReorderBy: 10 * time.Millisecond, Break: 0.0005,
 }
 
-// nemesis injects faults. It belongs to one goroutine, but for splits.
+// nemesis injects faults. It belongs to one goroutine, except splits.
 type nemesis struct {
 	c   *cluster
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// splits, compactions, moves, merges and systemMoves count those that succeeded, losses
-	// the machines that are lost for good.
+	// splits, compactions, moves, merges and systemMoves count the successful ones.
+	// losses counts the machines that are lost for good.
 	splits, compactions, moves, merges, systemMoves, losses atomic.Int64
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
-	// home is the machine that leads all, where one does.
+	// home is the machine that leads everything, if one does.
 	home *machine
-	// failures counts what was injected: each may leave a gap in the revisions.
+	// failures counts the injected faults: each may leave a gap in the revisions.
 	failures int
-	// joins, leaves, refusals and deaths count what is done by joinLoop: nodes that came, and
-	// that left for good, those that lost their disks and were not let in again, those of them
-	// that came back while another one joined, and those that lost their power while they joined.
+	// joins, leaves, refusals and deaths count the work of joinLoop: nodes that joined,
+	// nodes that left for good, nodes that were refused after the loss of their disks,
+	// and nodes that lost their power while they joined. beside counts the refusals
+	// while another node joined.
 	joins, leaves, refusals, besides, deaths atomic.Int64
-	// leaving is the node that is to leave and has not left, if there is one. It belongs to
-	// joinLoop while that runs.
+	// leaving is the node that is to leave and has not left, if there is one. It belongs
+	// to joinLoop while that runs.
 	leaving *leaver
 
 	mu sync.Mutex
-	// wrong is what was found to be wrong for good. Guarded by mu.
+	// wrong is the list of violations. Guarded by mu.
 	wrong []string
 }
 
@@ -131,22 +133,23 @@ func newNemesis(c *cluster) *nemesis {
 	return &nemesis{c: c, rng: rand.New(rand.NewPCG(c.cfg.Seed, 2)), happened: map[Fault]int{}}
 }
 
-// run injects the faults of the configuration in an order drawn by the seed,
-// sometimes two at a time, but where one node is to fail alone with all it leads.
+// run injects the faults of the configuration in a random order, sometimes two at a
+// time. If one node is to fail alone with all that it leads, it gathers the leaderships
+// first.
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for i := 0; i < len(faults) && !n.broken(); i++ {
 		if n.c.cfg.Together {
 			n.gather()
-			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it is to serve
+			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it must serve first
 		}
 		if n.rng.IntN(3) > 0 {
-			n.c.sleep(n.c.intoBurst(n.rng)) // what is under way is to be hit
+			n.c.sleep(n.c.intoBurst(n.rng)) // the faults must hit work under way
 		}
 		heal := []func() error{n.inject(faults[i])}
 		n.c.sleep(n.lasts())
-		most := faults[i] == CrashTwo || faults[i] == CrashAll // nobody is left for another one
+		most := faults[i] == CrashTwo || faults[i] == CrashAll // no target is left for another fault
 		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most && !n.c.cfg.Together && !excludes(faults[i], faults[i+1]) {
 			i++
 			heal = append(heal, n.inject(faults[i]))
@@ -170,8 +173,8 @@ func (n *nemesis) heal(heal []func() error) error {
 	return nil
 }
 
-// again injects once more, alone, what had no effect beside another fault: nobody was
-// left to be cut off from, or to take the sequencer over.
+// again injects a fault once more, alone, if it had no effect beside another fault:
+// there was no node left to be cut off from, or to take the sequencer over.
 func (n *nemesis) again() error {
 	for range 3 {
 		for _, f := range n.c.cfg.Faults {
@@ -188,9 +191,9 @@ func (n *nemesis) again() error {
 	return nil
 }
 
-// lasts draws how long a fault lasts. What a leader may believe ends about an election
-// timeout after it was true: that is often when the fault ends. Where one node leads all
-// it mostly lasts until others lead.
+// lasts chooses how long a fault lasts. A leader's wrong belief ends about an election
+// timeout after it was true, so many faults end then. If one node leads everything, the
+// fault mostly lasts until others lead.
 func (n *nemesis) lasts() time.Duration {
 	switch {
 	case n.rng.IntN(4) == 0:
@@ -201,14 +204,15 @@ func (n *nemesis) lasts() time.Duration {
 	return n.between(300*time.Millisecond, 2500*time.Millisecond)
 }
 
-// aboutLease draws a time just below or above an election timeout.
+// aboutLease chooses a time just below or above an election timeout.
 func (n *nemesis) aboutLease() time.Duration {
 	return n.between(election*8/10, election*13/10)
 }
 
-// excludes says whether two faults are not to meet: a direction has one kind of
-// weather, who is paused or waits for its disk can neither be stopped in order nor find
-// out that a sync fails, and two restarts of three nodes are a failure, which one is not.
+// excludes says whether two faults may not meet. A direction has only one kind of
+// network fault. A paused node, or one that waits for its disk, can neither stop in
+// order nor notice a failed sync. Two restarts of three nodes are a failure, while one
+// is not.
 func excludes(a, b Fault) bool {
 	weather := []Fault{Flaky, Slow}
 	still := []Fault{Pause, PauseLeader, Stall, SickLeader}
@@ -223,7 +227,7 @@ func (n *nemesis) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(n.rng.Int64N(int64(to-from)))
 }
 
-// inject begins a fault and returns what ends it.
+// inject begins a fault and returns the function that ends it.
 func (n *nemesis) inject(f Fault) (heal func() error) {
 	n.c.logf("nemesis: %s", f)
 	if f != Restart && f != Drift && f != ClockStep && f != Transfer {
@@ -287,7 +291,7 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 	}
 }
 
-// world begins a fault of clocks or network that concerns everybody.
+// world begins a fault of clocks or network that concerns all nodes.
 func (n *nemesis) world(f Fault) (heal func() error) {
 	switch f {
 	case Drift:
@@ -309,7 +313,7 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 	case Flaky:
 		n.c.net.SetStandard(flaky)
 		n.c.sleep(time.Second)
-		n.await(10*time.Second, func() bool { // where little is said, all of it is to happen yet
+		n.await(10*time.Second, func() bool { // with few messages each fault should still happen
 			st := n.c.net.Stats()
 			return st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
 		})
@@ -328,7 +332,7 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 	return func() error { return nil }
 }
 
-// calmNetwork ends what Flaky and Slow have begun.
+// calmNetwork ends the faults of Flaky and Slow.
 func (n *nemesis) calmNetwork() error {
 	n.c.net.SetStandard(calm)
 	n.c.net.ClearFaults()
@@ -341,7 +345,7 @@ func (n *nemesis) healNetwork() error {
 	return nil
 }
 
-// pick draws a machine, one that is up if there is any.
+// pick chooses a machine, one that is up if there is any.
 func (n *nemesis) pick() *machine {
 	ms := n.c.members()
 	at := n.rng.IntN(len(ms))
@@ -363,7 +367,7 @@ func (n *nemesis) crash(f Fault) func() error {
 	n.c.crash(n.keep(), ms...)
 	n.happened[f]++
 	return func() error {
-		// Each comes back in its own time.
+		// Each returns in its own time.
 		errs := make([]error, len(ms))
 		var wg sync.WaitGroup
 		for i, m := range ms {
@@ -378,7 +382,7 @@ func (n *nemesis) crash(f Fault) func() error {
 	}
 }
 
-// keep draws how many percent of what was not synced a crash leaves.
+// keep chooses how many percent of the unsynced data survive a crash.
 func (n *nemesis) keep() int { return []int{0, 0, 50, 90, n.rng.IntN(100)}[n.rng.IntN(5)] }
 
 func (n *nemesis) crashLoop() func() error {
@@ -414,7 +418,7 @@ func (n *nemesis) syncError() func() error {
 	case <-r.core.Fatal():
 		n.happened[SyncError]++
 		n.c.logf("nemesis: node %s gives up: %v", m.id(), r.core.Err())
-	case <-r.ctx.Done(): // somebody else was faster
+	case <-r.ctx.Done(): // another one was faster
 		return m.boot
 	case <-t.C():
 		return func() error {
@@ -472,7 +476,7 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 	}
 }
 
-// sickLeader lets a leader's disk hang and then keeps everything from it, at about
+// sickLeader makes a leader's disk hang and then stops its incoming messages at about
 // the time when the others hear that it is not well: an election timeout after the
 // first sync that does not return.
 func (n *nemesis) sickLeader() func() error {
@@ -482,7 +486,7 @@ func (n *nemesis) sickLeader() func() error {
 	m.mu.Unlock()
 	n.c.logf("nemesis: the disk of node %s stands still", m.id())
 	waits, release := d.stall()
-	t := n.c.time.NewTimer(2 * election) // a node that waits for nothing yet
+	t := n.c.time.NewTimer(2 * election) // a node that does not wait for its disk yet
 	defer t.Stop()
 	select {
 	case <-waits:
@@ -523,8 +527,8 @@ func (n *nemesis) oneSided(f Fault, m *machine) func() error {
 	return n.healNetwork
 }
 
-// blink cuts a node off again and again, each time until others may just about lead in
-// its place, or until it may just about lead again itself.
+// blink cuts a node off again and again. Each cut lasts until others may just lead in
+// its place, or until it may just lead again itself.
 func (n *nemesis) blink(m *machine) func() error {
 	for range 2 + n.rng.IntN(2) {
 		n.c.logf("nemesis: cut off node %s, for a moment", m.id())
@@ -537,8 +541,8 @@ func (n *nemesis) blink(m *machine) func() error {
 	return n.healNetwork
 }
 
-// transfer moves the sequencer to another node that is up. What is wrong meanwhile may
-// forbid it: then it is done when that is healed.
+// transfer moves the sequencer to another node that is up. A fault may prevent it; then
+// it is done after healing.
 func (n *nemesis) transfer() func() error {
 	move := func() bool {
 		to := n.pick()
@@ -558,8 +562,8 @@ func (n *nemesis) transfer() func() error {
 	}
 }
 
-// overtake has a node lose sight of the sequencer, and then moves that to where the node
-// sees it again. What is wrong meanwhile may forbid it.
+// overtake makes a node lose sight of the sequencer, and then moves the sequencer to
+// where the node sees it again. A fault may prevent it.
 func (n *nemesis) overtake() func() error {
 	from := n.sequencerMachine()
 	if from == nil {
@@ -578,8 +582,9 @@ func (n *nemesis) overtake() func() error {
 	return n.healNetwork
 }
 
-// gather moves the sequencer to the node that leads the range of the first hot key: who
-// loses that node loses everything at once, and it can do alone all that it should not.
+// gather moves the sequencer to the node that leads the range of the first hot key. The
+// loss of that node then loses everything at once, and an isolated node could do alone
+// all that it must not do.
 func (n *nemesis) gather() {
 	n.home = nil
 	for _, m := range n.c.machines {
@@ -590,7 +595,7 @@ func (n *nemesis) gather() {
 	}
 }
 
-// moveSequencer has a node be the sequencer, and says whether it has become it.
+// moveSequencer makes a node the sequencer, and says whether it has become it.
 func (n *nemesis) moveSequencer(to *machine) bool {
 	r := to.current()
 	if r == nil {
@@ -606,14 +611,14 @@ func (n *nemesis) moveSequencer(to *machine) bool {
 	return true
 }
 
-// cutOff keeps a node away for longer than the others' logs reach back. When it
-// returns it is sent snapshots, which its store is slow to take in. Its power goes
-// soon after it said that it has taken one, or at any moment.
+// cutOff isolates a node for longer than the others' logs reach back. On its return it
+// receives snapshots, which its store takes in slowly. Its power goes soon after it
+// reported one, or at any moment.
 func (n *nemesis) cutOff() func() error {
 	m := n.pick()
 	for _, o := range n.c.machines {
 		if n.c.cfg.ShortLogs && !o.shortLog && o.current() != nil && n.rng.IntN(3) > 0 {
-			m = o // what it has not made durable, a snapshot has to
+			m = o // what it has not made durable needs a snapshot
 		}
 	}
 	n.c.logf("nemesis: cut off node %s, for long", m.id())
@@ -638,7 +643,8 @@ func (n *nemesis) cutOff() func() error {
 	return m.boot
 }
 
-// awaitSnapshots waits, not for long, until a node has installed so many more snapshots.
+// awaitSnapshots waits, not for long, until a node has installed so many more
+// snapshots.
 func (n *nemesis) awaitSnapshots(m *machine, more int) {
 	if r := m.current(); r != nil {
 		had := r.count(snapshotsReceived)
@@ -646,7 +652,8 @@ func (n *nemesis) awaitSnapshots(m *machine, more int) {
 	}
 }
 
-// cutOffs counts how often the nodes that run have let their logs leave a follower behind.
+// cutOffs counts how often the running nodes truncated their logs past what a follower
+// needed.
 func (n *nemesis) cutOffs() (sum int) {
 	for _, r := range n.c.runs() {
 		sum += r.count(followersCutOff)
@@ -654,7 +661,7 @@ func (n *nemesis) cutOffs() (sum int) {
 	return sum
 }
 
-// await waits until something is so, but not for longer than most.
+// await waits until a condition holds, at most so long.
 func (n *nemesis) await(most time.Duration, so func() bool) {
 	for begin := n.c.elapsed(); !so() && n.c.elapsed()-begin < most; {
 		n.c.sleep(5 * time.Millisecond)
@@ -684,9 +691,9 @@ func (n *nemesis) leader() *machine {
 	return n.pick()
 }
 
-// sequencerMachine returns the machine of the sequencer's node, nil where nobody who is up
-// knows of one that is. Others may still name one that has crashed: a clock or a disk that
-// stood still when its node is to come back would keep it from that for ever.
+// sequencerMachine returns the machine of the sequencer's node, nil if no running node
+// knows of one that is up. Nodes may name one that has crashed, and a stopped clock or
+// disk could keep that one from returning for ever.
 func (n *nemesis) sequencerMachine() *machine {
 	for _, m := range n.c.machines {
 		if r := m.current(); r != nil {
@@ -698,8 +705,8 @@ func (n *nemesis) sequencerMachine() *machine {
 	return nil
 }
 
-// sequencer returns the node that hands out revisions as far as a node knows, 0 if
-// it knows of none.
+// sequencer returns the node that a node takes for the sequencer, 0 if it knows of
+// none.
 func (n *nemesis) sequencer(r *run) keyspace.NodeID {
 	ctx, cancel := context.WithTimeout(r.ctx, askTimeout)
 	defer cancel()

@@ -2,13 +2,13 @@ package sim
 
 import "testing"
 
-// Two faults meet only where each can do what it is for.
+// Two faults meet only if each can have its effect.
 func TestFaultsThatMeet(t *testing.T) {
 	for _, c := range []struct {
 		a, b Fault
 		meet bool
 	}{
-		{SyncError, Pause, false}, // the node is to give up by its own timers
+		{SyncError, Pause, false}, // the node must give up by its own timers
 		{SyncError, PauseLeader, false},
 		{SyncError, Stall, false}, // a sync that hangs does not fail
 		{SyncError, SickLeader, false},

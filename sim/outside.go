@@ -14,18 +14,18 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// Requests draws the requests of one client for a rig that runs nodes of its own and
-// sends them by itself. It belongs to one goroutine.
+// Requests makes the requests of one client for a rig that runs its own nodes and sends
+// by itself. It belongs to one goroutine.
 type Requests struct{ c *client }
 
-// Outside is what the clients of such a rig share.
+// Workload is what the clients of such a rig share.
 type Outside struct{ c *cluster }
 
-// NewOutside makes what the clients share. Of cfg, Seed, Txns and Leases count.
+// NewWorkload makes a Workload. It uses Seed, Txns and Leases of cfg.
 func NewOutside(cfg Config) *Outside { return &Outside{&cluster{cfg: cfg}} }
 
-// Requests returns the source of the requests of a client; its values have up to so
-// many bytes more than they need to differ from others.
+// Requests returns the request source of a client. Its values have up to padding more
+// bytes than they need to be unique.
 func (o *Outside) Requests(id, padding int) *Requests {
 	c := newClient(o.c, nil, id)
 	c.padding = padding
@@ -56,8 +56,8 @@ func (r *Requests) Attachment(lease int64) proto.Message {
 	}
 }
 
-// taken says whether etcd's services take a request. What is behind them takes
-// transactions too that write a key more than once.
+// taken says whether etcd's services accept a request. The layers behind them also
+// accept transactions that write a key more than once.
 func taken(req proto.Message) bool {
 	t, ok := req.(*pb.TxnRequest)
 	if !ok {
@@ -80,27 +80,27 @@ func taken(req proto.Message) bool {
 	return true
 }
 
-// Probes are requests that no range can answer for another one, for the ranges of all
-// keys that are written; the last one reads everything.
+// Probes are requests for the ranges of all written keys, none of which another range
+// can answer. The last one reads everything.
 func (r *Requests) Probes() []proto.Message { return r.c.probes() }
 
-// Value returns one that nobody else ever writes.
+// Value returns a value that nobody else ever writes.
 func (r *Requests) Value() []byte { return r.c.value() }
 
-// Learn keeps what an answer says of keys, for the requests to come.
+// Learn keeps the values of an answer for later requests.
 func (r *Requests) Learn(o *Op) {
 	if o.Outcome == Answered {
 		r.c.learn(o)
 	}
 }
 
-// Rand is the client's source of chance.
+// Rand is the client's random source.
 func (r *Requests) Rand() *rand.Rand { return r.c.rng }
 
-// WatchedSpans are what the watchers of a run watch.
+// WatchedSpans are the spans of a run's watchers.
 func WatchedSpans() []keyspace.Span { return slices.Clone(watchedSpans) }
 
-// SeenByAll are keys of which each of the watched spans has one.
+// SeenByAll are keys that lie in each of the watched spans.
 func SeenByAll() []string { return []string{"i0", "u0"} }
 
 // SomeKey draws one of the keys that clients write, or one between their groups.
@@ -112,21 +112,21 @@ func SomeKey(rng *rand.Rand) string {
 	return key
 }
 
-// CheckAnswers is what of Check can be done without the versions of a run that did not
-// come to its end.
+// CheckAnswers is the part of Check that needs no versions, for a run that did not
+// reach its end.
 func CheckAnswers(r *Report) []string {
 	bad, _ := checkAnswers(r)
 	return bad
 }
 
-// NewWatcher makes a watcher that is to be told everything of a span from the first
-// revision on, by whoever calls Told and ToldProgress.
+// NewWatcher makes a watcher that must receive everything of a span from the first
+// revision on. The rig delivers by Told and ToldProgress.
 func NewWatcher(name string, span keyspace.Span) *Watcher {
 	return &Watcher{Name: name, Span: span, from: 2}
 }
 
-// Begin notes that the watcher is served, and returns the revision from which it wants
-// to go on.
+// Begin records that the watcher is served, and returns the revision from which it goes
+// on.
 func (w *Watcher) Begin() int64 {
 	w.mu.Lock()
 	w.sessions++
@@ -134,23 +134,23 @@ func (w *Watcher) Begin() int64 {
 	return w.next()
 }
 
-// Next is the revision from which the watcher wants to go on.
+// Next is the revision from which the watcher goes on.
 func (w *Watcher) Next() int64 { return w.next() }
 
-// Told notes the events of one response, who told them and when.
+// Told records the events of one response, with their sender and time.
 func (w *Watcher) Told(by string, at time.Duration, events []*mvccpb.Event) {
 	w.take(telling{by: by, at: at}, &watch.Delivery{Watcher: &watch.Watcher{}, Events: events})
 }
 
-// ToldProgress notes a revision up to which the watcher is to have everything, who told it and
-// when.
+// ToldProgress records a revision up to which the watcher must have everything, with
+// sender and time.
 func (w *Watcher) ToldProgress(by string, at time.Duration, rev int64) {
 	w.take(telling{by: by, at: at}, &watch.Delivery{Revision: keyspace.Revision(rev)})
 }
 
-// Versions returns the versions that the watcher was told, for a Report: of one that
-// watched everything these are all. Whether they are the right ones the checkers find
-// out, who compare them with every answer and with what other watchers were told.
+// Versions returns the versions that the watcher received, for a Report. For a watcher
+// of the whole keyspace these are all. The checkers compare them with every answer and
+// with the other watchers.
 func (w *Watcher) Versions() []Version {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// outsideRun is a small history of a rig of its own, and its events.
+// outsideRun is a small history of an external rig, and its events.
 func outsideRun() (*History, []*mvccpb.Event) {
 	s := newScript()
 	s.do(put("c0", "1.1"))
@@ -32,7 +32,7 @@ func outsideRun() (*History, []*mvccpb.Event) {
 	return s.h, events
 }
 
-// judgeOutside judges a history with the events that one watcher was told, response by
+// judgeOutside judges a history with the events that one watcher received, response by
 // response.
 func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
 	w := NewWatcher("outside", WatchedSpans()[0])
@@ -46,8 +46,8 @@ func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
 	})
 }
 
-// A rig that has no disks to read has its versions from a watcher, and the checkers find
-// whatever is wrong with these.
+// A rig without disks takes its versions from a watcher, and the checkers find errors
+// in these.
 func TestVersionsOfAWatcherAreJudged(t *testing.T) {
 	h, events := outsideRun()
 	if bad := judgeOutside(h, events); len(bad) > 0 {
@@ -77,7 +77,7 @@ func TestVersionsOfAWatcherAreJudged(t *testing.T) {
 	}
 }
 
-// A watcher that is told progress ahead of an event is found.
+// A watcher that receives progress ahead of an event is found.
 func TestProgressAheadIsFound(t *testing.T) {
 	_, events := outsideRun()
 	w := NewWatcher("outside", WatchedSpans()[0])
@@ -90,9 +90,9 @@ func TestProgressAheadIsFound(t *testing.T) {
 	}
 }
 
-// Deletions of unknown fate do not keep porcupine from an answer, however many: those that
-// did nothing are left out, and those that did something ended before anybody saw it. What
-// is wrong is still found.
+// Any number of deletions of unknown fate leaves porcupine able to answer. Those that
+// did nothing are left out, and the others ended before anybody saw their effect.
+// Errors are still found.
 func TestManyDeletionsOfUnknownFate(t *testing.T) {
 	const deletions = 60
 	build := func(stale bool) []string {
@@ -124,9 +124,9 @@ func TestManyDeletionsOfUnknownFate(t *testing.T) {
 	}
 }
 
-// Writes that all overlap, as they do where a range was without a leader for a while, have
-// porcupine try every subset of them; between what their revisions leave of their intervals
-// there is little to try. What is wrong is still found.
+// If all writes overlap, as in a range that was without a leader for a while, porcupine
+// would try every subset of them. With the intervals that their revisions allow there
+// is little to try. Errors are still found.
 func TestNarrowedIntervalsSparePorcupine(t *testing.T) {
 	const writes = 40
 	build := func(stale bool) (ops []*Op, p *replay, vs []Version) {
@@ -135,7 +135,7 @@ func TestNarrowedIntervalsSparePorcupine(t *testing.T) {
 		for i := range writes {
 			waiting = append(waiting, s.call(&pb.PutRequest{Key: []byte("c0"), Value: fmt.Appendf(nil, "1.%d", i)}))
 		}
-		// The last that was asked for is made first, and all are answered at the end.
+		// The last call takes effect first, and all are answered at the end.
 		answers := map[*Op]proto.Message{}
 		var before *pb.RangeResponse
 		for _, o := range slices.Backward(waiting) {
@@ -144,7 +144,7 @@ func TestNarrowedIntervalsSparePorcupine(t *testing.T) {
 				before = proto.CloneOf(read.Response.(*pb.RangeResponse))
 			}
 		}
-		if stale { // under a revision that contradicts nobody
+		if stale { // under a revision that contradicts no other
 			before.Header.Revision = s.now.rev
 			s.h.End(s.call(get("c0")), before, nil, false, s.at)
 		}

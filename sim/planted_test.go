@@ -19,8 +19,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// twice is a bus that hands each request to its range two times: what a transport
-// that repeats calls would do, or a router that repeats writes of unknown fate.
+// twice is a bus that delivers each request to its range two times, as a transport that
+// repeats calls would, or a router that repeats writes of unknown fate.
 type twice struct{ node.Bus }
 
 func (b twice) HandleCall(m transport.Method, class transport.Class, h transport.CallHandler) {
@@ -36,7 +36,7 @@ func (b twice) HandleCall(m transport.Method, class transport.Class, h transport
 	})
 }
 
-// setBug plants a bug into this process and the run's machines.
+// setBug sets a mutation in this process and in the run's machines.
 func setBug(_ *testing.T, b mutation.Bug, cfg *Config) {
 	mutation.Set(b)
 	switch b { //nolint:exhaustive // the others are asked for by the nodes themselves
@@ -49,7 +49,7 @@ func setBug(_ *testing.T, b mutation.Bug, cfg *Config) {
 	}
 }
 
-// plantedIn says in which story each bug is looked for.
+// plantedIn says which story looks for each mutation.
 var plantedIn = map[mutation.Bug]string{
 	mutation.FsyncSkipped:             "blackout",
 	mutation.AcknowledgedBeforeQuorum: "leaders",
@@ -93,10 +93,10 @@ var plantedIn = map[mutation.Bug]string{
 	mutation.ClockFreezes:             "alone",
 }
 
-// How the verdicts of the checkers of runs begin: of what clients were told, and of what
-// the nodes have come to. All other verdicts are errors of the nodes themselves, which may
-// have found the bug but prove nothing of the checkers, or say that a run did not become
-// what was asked for.
+// How the verdicts of the checkers of runs begin: about what clients were told, and
+// about the final state of the nodes. All other verdicts are errors of the nodes
+// themselves, or say that a run missed its purpose. They may come from the mutation but
+// prove nothing about the checkers.
 var (
 	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: "}
 	ofNodes   = []string{
@@ -105,14 +105,15 @@ var (
 	}
 )
 
-// unbootable begins the verdict that a node cannot start from its own disk after a power
-// cut. Of one bug that is the whole harm, and so a finding: a replica whose snapshot is
-// gone and whose log begins behind it has nothing to go on from, while the others have
-// all that was acknowledged.
+// unbootable begins the verdict that a node cannot start from its own disk after a
+// power cut. One mutation does no other harm, so this counts as its finding. That
+// replica has lost its snapshot and its log begins behind it, while the others have all
+// that was acknowledged.
 const unbootable = "a node does not start again: sim: start node "
 
-// finding returns the first violation that a checker of runs has found. Where a node has
-// given up, that others miss it or differ from it is found by nobody but the node.
+// finding returns the first violation that a checker of runs has found. If a node has
+// given up, only the node itself could have found that others miss it or differ from
+// it.
 func finding(o *outcome) (checker, violation string, ok bool) {
 	begins := func(v string) func(string) bool {
 		return func(prefix string) bool { return strings.HasPrefix(v, prefix) }
@@ -130,13 +131,13 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 	return "", "", false
 }
 
-// plantedSeeds is how many seeds may be needed to find a bug. Measured on busy
-// processors, a seed finds the bug that is hardest to find (complete by one half of a
-// merge) in six of sixteen runs: one of 80,000 times all of them miss it.
+// plantedSeeds is how many seeds may be needed to find a mutation. On busy processors a
+// seed finds the hardest one (complete by one half of a merge) in six of sixteen runs.
+// So all seeds miss it once in 80,000 times.
 const plantedSeeds = 24
 
-// TestPlanted plants each bug, expects a checker to find it within a few seeds of its
-// story, and the same seeds to be clean without it.
+// TestPlanted sets each mutation. A checker must find it within a few seeds of its
+// story, and the same seeds must be clean without it.
 func TestPlanted(t *testing.T) {
 	used := map[job]bool{}
 	table := fmt.Sprintf("%-44s %-10s %4s  %-28s %6s  %s", "bug", "story", "seed", "checker", "took", "what it found")
@@ -175,8 +176,8 @@ func TestPlanted(t *testing.T) {
 	t.Logf("\n%s\nnothing planted: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
 }
 
-// findPlanted looks for a bug, two seeds at a time. It returns the first outcome that has
-// it, nil if none does, and the same runs with nothing planted.
+// findPlanted searches for a mutation, two seeds at a time. It returns the first
+// outcome that has it, nil if none does, and the same runs without mutation.
 func findPlanted(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
 	t.Helper()
 	story := plantedIn[bug]
@@ -195,7 +196,7 @@ func findPlanted(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
 	return by, clean
 }
 
-// only is the bug that SKEIN_SIM_BUG names by its number, None for all.
+// only is the mutation that SKEIN_SIM_BUG selects by its number, None for all.
 func only(t *testing.T) mutation.Bug {
 	t.Helper()
 	n, _ := number(t, "SKEIN_SIM_BUG")

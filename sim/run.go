@@ -19,61 +19,66 @@ import (
 	"github.com/skeindb/skein/sim/simbus"
 )
 
-// Config says what a run is made of.
+// Config describes a run.
 type Config struct {
 	Seed uint64
-	// Nodes are 3, 5 or 6, Clients the clients beside each other, BurstOps the operations
-	// of one client in one burst, on average.
+	// Nodes are 3, 5 or 6. Clients is the number of concurrent clients. BurstOps is the
+	// operations of one client in one burst, on average.
 	Nodes, Clients, BurstOps int
 	// Txns is how many of a hundred operations are transactions over some keys, beside
-	// those that are anyway.
+	// the other transactions.
 	Txns int
-	// Impatient is how many impatient clients each node has besides; 0 is one.
+	// Impatient is how many impatient clients each node has in addition; 0 is one.
 	Impatient int
-	// Leases is how many clients hold leases besides; others then attach keys to these.
+	// Leases is how many clients hold leases in addition; the others then attach keys to
+	// these.
 	Leases int
-	// Faults are injected one after the other, in an order of the seed. Splits is how
-	// many splits are tried meanwhile.
+	// Faults are injected one after the other, in a random order. Splits is how many
+	// splits are tried meanwhile.
 	Faults []Fault
 	Splits int
-	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5 then.
+	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5
+	// then.
 	Moves int
 	// Merges is how many merges of neighbours are tried meanwhile.
 	Merges int
-	// Zones is in how many zones the machines stand, by turns; 0 is in none. Moves are within a
-	// zone then, and replicas that are in different ones stay so.
+	// Zones is the number of zones in which the machines stand, by turns; 0 means no
+	// zones. Then moves stay within a zone, and replicas in different zones stay so.
 	Zones int
-	// SystemMoves is how many moves of the placement group's replicas are tried meanwhile;
-	// Nodes is 5 then, and PlacementReplicas, of which 0 is the nodes' default, 3.
+	// SystemMoves is how many moves of the placement group's replicas are tried
+	// meanwhile. Nodes is 5 then, and PlacementReplicas too unless it is 0 for the
+	// nodes' default, 3.
 	SystemMoves, PlacementReplicas int
 	// Lose is how many machines are lost for good meanwhile.
 	Lose int
 	// Joins is how many times meanwhile a node joins, or leaves for good and another one
-	// joins in its place. Spares are the machines besides the Nodes that have none at first.
+	// joins in its place. Spares are the machines that have no node at first, beside the
+	// Nodes.
 	Joins, Spares int
-	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default. Where one of them is
-	// set ranges are to be split by themselves.
+	// RangeMaxBytes and RangeSplitLoad are the nodes'; 0 is their default. If one of
+	// them is set, ranges must split by themselves.
 	RangeMaxBytes, RangeSplitLoad int64
-	// MergeAfter is how old, small and cold the neighbours are that merge by themselves, which
-	// is to happen then; 0 is the nodes' default, longer than a run. Merges is 0 with it.
+	// MergeAfter is how long neighbours must be small and cold before they merge by
+	// themselves, and such a merge must happen. 0 is the nodes' default, longer than a
+	// run. Merges is 0 with it.
 	MergeAfter time.Duration
-	// Unheld says that the left range of a merge goes on until it absorbs: a hold may be lost.
+	// Unheld says that the left range of a merge serves until it absorbs: the hold may
+	// be lost.
 	Unheld bool
-	// Padding is up to how many bytes more a value has than it needs, which no compression
-	// makes less.
+	// Padding is up to how many incompressible bytes more a value has than it needs.
 	Padding int
-	// Together moves the sequencer, before each fault, to where the first hot key's range
-	// is led.
+	// Together moves the sequencer, before each fault, to the leader of the first hot
+	// key's range.
 	Together bool
-	// SplitEvery is the least time between two splits, and a third of the most; 0 is 1 s,
-	// and has most splits fall between groups of keys.
+	// SplitEvery is the least time between two splits, and a third of the most. 0 is 1 s
+	// and puts most splits between groups of keys.
 	SplitEvery time.Duration
-	// Compactions is how many compactions are tried meanwhile. ShortLogs has all
-	// nodes but one keep so little log that a follower which misses anything needs a
-	// snapshot. That one has much in memory that is not durable.
+	// Compactions is how many compactions are tried meanwhile. ShortLogs makes all nodes
+	// but one keep so short a log that a follower which misses anything needs a
+	// snapshot. The one node has much in memory that is not durable.
 	Compactions int
 	ShortLogs   bool
-	// Quiet is how long the clients run where there are no faults.
+	// Quiet is how long the clients run if there are no faults.
 	Quiet time.Duration
 	// LogLevel is the level of the nodes' logs in the trace; 0 is info.
 	LogLevel zapcore.Level
@@ -83,16 +88,16 @@ type Config struct {
 	mutation rig
 }
 
-// rig is what a test puts wrong between a node and its machine, to see that the
-// checkers find out. The zero value is nothing.
+// mutation is a bug between a node and its machine that a test adds, to see that the
+// checkers find it. The zero value is none.
 type rig struct {
 	// bus may stand in front of a node's bus.
 	bus func(node.Bus) node.Bus
-	// noSync lets the disks lie: syncs of the wal's files do nothing but for the first of
-	// each, and a crash forgets all that came after it.
+	// noSync makes the disks lie: only the first sync of each wal file does anything,
+	// and a crash drops all that came after it.
 	noSync bool
-	// freeze lets the clock of a node nearly stand still while it is cut off, as that
-	// of a suspended machine does: its leases go on for ever.
+	// freeze makes the clock of a node nearly stand still while it is cut off, as that
+	// of a suspended machine does. So its leases go on for ever.
 	freeze bool
 }
 
@@ -104,7 +109,7 @@ func (c *Config) splitKeys() [][]byte {
 	return keys
 }
 
-// mergeHold is how long nodes hold the left range of a merge, 0 is their default.
+// mergeHold is how long nodes hold the left range of a merge; 0 is their default.
 func (c *Config) mergeHold() time.Duration {
 	if c.Unheld {
 		return -1
@@ -117,39 +122,40 @@ func (c *Config) splitEvery() time.Duration { return cmp.Or(c.SplitEvery, time.S
 // impatient is the number of all impatient clients.
 func (c *Config) impatient() int { return (c.Nodes + c.Spares) * max(1, c.Impatient) }
 
-// Report is what a run leaves to be judged.
+// Report is the result of a run, to be judged.
 type Report struct {
 	Config  Config
 	History *History
 	Trace   *Trace
-	// Versions are all versions of all keys as the disks have them at the end, in the
-	// order of revisions.
+	// Versions are all versions of all keys on the disks at the end, in the order of
+	// revisions.
 	Versions []Version
-	// Watchers are those that watched beside it all.
+	// Watchers are the watchers of the run.
 	Watchers []*Watcher
 	// Drained says that no lease was left at the end.
 	Drained bool
 	// Failures counts what may have left gaps in the revisions.
 	Failures int
 	Happened map[Fault]int
-	// Splits, Compactions, Snapshots and CutOffs count what the nodes did: the last two
-	// are snapshots that followers installed, and truncations past what one needed.
+	// Splits, Compactions, Snapshots and CutOffs count the nodes' work. The last two are
+	// snapshots that followers installed, and truncations past what a follower needed.
 	Splits, Compactions int64
 	Snapshots, CutOffs  int
-	// Moves and SystemMoves count the operations that were begun, of ranges and of the
-	// placement group; Merges those merges that a node has carried out.
+	// Moves and SystemMoves count the operations begun, of ranges and of the placement
+	// group. Merges counts the merges that a node has executed.
 	Moves, SystemMoves, Merges int64
-	// Joined and Left count the nodes that came and those that left for good, Refused those
-	// that had lost their disks and were not let in again, Beside those that came back so while
-	// another one joined, Died those that lost their power
-	// while they joined, and SelfSplit the ranges that their leaders have split by themselves.
+	// Joined and Left count the nodes that joined and those that left for good. Refused
+	// counts the nodes that were refused after the loss of their disks, and Beside those
+	// of them that returned while another one joined. Died counts those that lost their
+	// power while they joined. SelfSplit counts the ranges that their leaders split by
+	// themselves.
 	Joined, Left, Refused, Beside, Died int64
 	SelfSplits                          int
-	// SelfMerges are, where Config.MergeAfter is set, the replicas of ranges that have absorbed
-	// their neighbours.
+	// SelfMerges are, if Config.MergeAfter is set, the replicas of ranges that have
+	// absorbed their neighbours.
 	SelfMerges int
 	Network    simbus.Stats
-	// Elapsed is the virtual time that the run took.
+	// Elapsed is the virtual time of the run.
 	Elapsed time.Duration
 	// Violations are what the run itself found to be wrong.
 	Violations []string
@@ -161,25 +167,25 @@ func (r *Report) violate(format string, args ...any) {
 
 // Bounds of the end of a run, in virtual time.
 const (
-	// liveWithin: after everything is healed every gateway serves every range again.
+	// liveWithin: this long after healing every gateway serves every range again.
 	liveWithin = 20 * time.Second
 	// promptWithin: from then on a single operation takes at most this long.
 	promptWithin = time.Second
-	// watchWithin: when nothing is written any more watchers have everything.
+	// watchWithin: this long after the last write watchers have everything.
 	watchWithin = 3 * time.Second
-	// convergeWithin: when nothing is written any more the replicas become equal.
+	// convergeWithin: this long after the last write the replicas are equal.
 	convergeWithin = 15 * time.Second
-	// mergedWithin is how much longer a run may take in which ranges are to merge by themselves.
+	// mergedWithin is how much longer a run may take in which ranges must merge by
+	// themselves.
 	mergedWithin = time.Minute
-	// orphansWithin: so long after healing no node holds a replica that is no member of its
-	// range any more. What had to be repaired, or to move since nodes left, may end later:
-	// then convergeWithin counts.
+	// orphansWithin: this long after healing no node holds a replica that is no member
+	// of its range any more. Repairs, and moves because nodes left, may end later; then
+	// convergeWithin counts.
 	orphansWithin = 30 * time.Second
 )
 
-// Run makes one run into rep, whose Config, History and Trace are set by the
-// caller, who thereby has them if the run hangs. It must be called in a
-// testing/synctest bubble.
+// Run makes one run into rep. The caller sets rep's Config, History and Trace, and so
+// has them if the run hangs. It must be called in a testing/synctest bubble.
 func Run(rep *Report) {
 	rng := rand.New(rand.NewPCG(rep.Config.Seed, 1))
 	c := newCluster(rep.Config, rng, rep.Trace)
@@ -233,8 +239,9 @@ func Run(rep *Report) {
 	}
 }
 
-// awaitHeat has the clients go on, for four times as long at most, until a range was split
-// for its load: a leader looks at it for half a minute, and each move of it begins anew.
+// awaitHeat lets the clients go on, at most four times as long, until a range was split
+// for its load. A leader observes the load for half a minute, and each move of the
+// leader restarts that.
 func (c *cluster) awaitHeat(cfg *Config) {
 	for end := c.elapsed() + 3*cfg.Quiet; cfg.RangeSplitLoad > 0 && c.elapsed() < end; {
 		if _, load := c.countSplits(); load > 0 {
@@ -244,8 +251,8 @@ func (c *cluster) awaitHeat(cfg *Config) {
 	}
 }
 
-// reboot stops all nodes at the same time, in order, and starts them again: nothing
-// is lost and no revision left out.
+// reboot stops all nodes at the same time, in order, and starts them again. Nothing is
+// lost and no revision stays unused.
 func reboot(rep *Report, c *cluster, probe *client) bool {
 	err := c.stopAll()
 	if err == nil {
@@ -295,18 +302,18 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	return len(c.gaveUp()) == 0
 }
 
-// gaveUp names the nodes that have given up though they run.
+// gaveUp names the nodes that have given up although they run.
 func (c *cluster) gaveUp() (bad []string) {
 	for m, r := range c.runs() {
-		if err := r.core.Err(); err != nil && !m.leaves.Load() { // who was removed does not go on
+		if err := r.core.Err(); err != nil && !m.leaves.Load() { // a removed node does not go on
 			bad = append(bad, fmt.Sprintf("node %s gave up: %v", m.id(), err))
 		}
 	}
 	return bad
 }
 
-// live waits until every gateway serves every group of keys and everything at once,
-// since a range may have no key that is written here, and then expects every operation
+// live waits until every gateway serves every group of keys, and everything at once,
+// since a range may have no key that is written here. Then it expects every operation
 // to be answered at once.
 func live(rep *Report, c *cluster, probe *client) bool {
 	begin := c.elapsed()
@@ -348,7 +355,7 @@ func live(rep *Report, c *cluster, probe *client) bool {
 	}) && drain(rep, c, probe) && whole(rep, c, probe)
 }
 
-// probes are requests that no range can answer for another one.
+// probes are requests that no other range can answer.
 func (c *client) probes() (reqs []proto.Message) {
 	for _, g := range groups {
 		reqs = append(reqs,
@@ -361,7 +368,8 @@ func (c *client) probes() (reqs []proto.Message) {
 // readAll is a read of all keys.
 func readAll() *pb.RangeRequest { return &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}} }
 
-// whole reads everything at every gateway: the last word of the history.
+// whole reads everything at every gateway; these are the last operations of the
+// history.
 func whole(rep *Report, c *cluster, probe *client) bool {
 	for _, m := range c.standing() {
 		o := probe.do(m, m.current(), readAll(), promptWithin)
@@ -373,9 +381,8 @@ func whole(rep *Report, c *cluster, probe *client) bool {
 	return true
 }
 
-// converge waits until all replicas of all ranges are at the same index with the
-// same hash, every node's range map is what the replicas say, and nobody holds anything
-// else.
+// converge waits until all replicas of all ranges have the same hash at the same index,
+// every node's range map agrees with the replicas, and nobody holds anything else.
 func converge(rep *Report, c *cluster, healed time.Duration) {
 	for begin := c.elapsed(); ; c.sleep(100 * time.Millisecond) {
 		err, now := converged(c), c.elapsed()
@@ -393,8 +400,8 @@ func converge(rep *Report, c *cluster, healed time.Duration) {
 	}
 }
 
-// errNever marks what waiting does not mend, errOrphan a replica that is no member of its
-// range.
+// errNever marks an error that waiting does not mend, errOrphan a replica that is no
+// member of its range.
 var (
 	errNever  = errors.New("for ever")
 	errOrphan = errors.New("an orphan")
@@ -448,7 +455,7 @@ func covers(ds []keyspace.Descriptor) error {
 	return nil
 }
 
-// rangeStates is what is asked of nodes about their replicas.
+// rangeStates is what nodes are asked about their replicas.
 type rangeStates interface {
 	Show(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (*shard.Status, error)
 	HashAt(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, at, compacted keyspace.Revision) (uint64, error)
@@ -478,8 +485,8 @@ func sameReplicas(ctx context.Context, ask rangeStates, d *keyspace.Descriptor) 
 		if err != nil {
 			return fmt.Errorf("range %s on node %s: hash: %w", d.Range, rep.Node, err)
 		}
-		// The hash is of what is applied when it is taken: it counts for an index that is
-		// the same before and after.
+		// The hash is of the state when it is taken, so it counts only if the applied
+		// index is the same before and after.
 		after, err := ask.Show(ctx, rep.Node, d.Range)
 		if err != nil {
 			return fmt.Errorf("range %s on node %s: %w", d.Range, rep.Node, err)

@@ -19,22 +19,22 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // story is a kind of run, made with a seed.
 type story struct {
 	name string
-	// long ones are only run where seeds were asked for.
+	// long stories only run if seeds are requested.
 	long bool
 	cfg  func(seed uint64) Config
 }
 
 // stories are all kinds of runs.
 var stories = []story{
-	// Everything that there is, one after the other and some at a time.
+	// Everything there is, one after the other and some at a time.
 	{name: "faults", cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Faults: AllFaults, Splits: 10, Compactions: 12, ShortLogs: seed%2 == 0,
 			Borders: []string{"j", "s"},
 		}
 	}},
-	// Splits, impatient clients, and a clean stop of all nodes, and nothing that fails:
-	// every revision is used.
+	// Splits, impatient clients, a clean stop of all nodes and no failure: every
+	// revision is used.
 	{name: "quiet", cfg: func(uint64) Config {
 		return Config{Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Compactions: 2, Quiet: 8 * time.Second, Borders: []string{"j"}}
 	}},
@@ -56,15 +56,15 @@ var stories = []story{
 			Borders: []string{"f", "j", "s", "x"},
 		}
 	}},
-	// Leaders that pause, hang and are cut off while they believe to lead.
+	// Leaders that pause, hang and are cut off while they believe that they lead.
 	{name: "leaders", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"},
 			Faults: []Fault{PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader},
 		}
 	}},
-	// One range, led by the sequencer's node: who fails can do alone all that it should
-	// not, and impatient clients have it try.
+	// One range, led by the sequencer's node. A failing node could do alone all that it
+	// must not do, and impatient clients make it try.
 	{name: "alone", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Impatient: 3, Together: true,
@@ -73,54 +73,53 @@ var stories = []story{
 			},
 		}
 	}},
-	// Many ranges, and coordinators that die, are cut off and come back too late.
+	// Many ranges, and coordinators that die, are cut off and return too late.
 	{name: "txns", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 6, Txns: 40, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 14, Compactions: 8,
 			Faults: []Fault{CrashOne, IsolateLeader, CrashTwo, Pause, CrashLoop, Restart, CrashOne, IsolateLeader},
 		}
 	}},
-	// One range that becomes many while clients and watchers are busy, and nothing that
-	// fails: every revision is used.
+	// One range that becomes many while clients and watchers are busy, and no failure:
+	// every revision is used.
 	{name: "splits", long: true, cfg: func(uint64) Config {
 		return Config{Nodes: 3, Clients: 8, BurstOps: 10, Splits: 30, SplitEvery: 60 * time.Millisecond, Quiet: 12 * time.Second}
 	}},
-	// Nodes that do not hear what the sequencer hands out while it moves to another one.
+	// Nodes that do not hear the sequencer's allocations while it moves to another node.
 	{name: "overtakes", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"f", "j", "o", "s"},
 			Faults: []Fault{Overtake, Overtake, Overtake, Overtake, Overtake, Transfer},
 		}
 	}},
-	// Leases that are kept, revoked and left to expire, over everything that there is.
+	// Leases that are renewed, revoked and left to expire, under all faults.
 	{name: "leases", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 5, BurstOps: 3, Leases: 6, Faults: append([]Fault{PauseLeader, PauseLeader, IsolateLeader, ClockStep, Drift}, AllFaults...),
 			Splits: 20, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 		}
 	}},
-	// Leases, some of which are kept for long, while those who count their time pause and
-	// come back, and keys in many ranges.
+	// Leases, some of them long-lived, while the nodes that count their time pause and
+	// return, and keys in many ranges.
 	{name: "holders", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 3, BurstOps: 3, Leases: 8, Borders: []string{"f", "i", "l", "o", "r", "u", "x"}, Splits: 8,
 			Faults: []Fault{PauseLeader, Transfer, PauseLeader, IsolateLeader, PauseLeader, Transfer, PauseLeader, CrashOne},
 		}
 	}},
-	// Leases that expire where nothing fails: they end soon.
+	// Leases that expire without failures: they end soon.
 	{name: "expiry", long: true, cfg: func(uint64) Config {
 		return Config{Nodes: 3, Clients: 5, BurstOps: 3, Leases: 8, Splits: 6, Compactions: 2, Quiet: 15 * time.Second, Borders: []string{"j", "s"}}
 	}},
-	// Ranges that wander over five nodes, and are split, while everything fails that can.
+	// Ranges that move over five nodes and are split, under all faults.
 	{name: "moves", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Txns: 30, Moves: 40, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, CrashAll},
 		}
 	}},
-	// Ranges that are cut and put together again, on three nodes or wandering over five, with
-	// transactions and leases over what was several and is one, while everything fails that
-	// can.
+	// Ranges that are split and merged again, on three nodes or moving over five, with
+	// transactions and leases across the borders, under all faults.
 	{name: "merges", long: true, cfg: func(seed uint64) Config {
 		cfg := Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Merges: 40, Splits: 16, Compactions: 6, ShortLogs: seed%2 == 0,
@@ -132,46 +131,47 @@ var stories = []story{
 		}
 		return cfg
 	}},
-	// The same where nothing fails: every revision is used, and every watcher is told in time. The
-	// left range goes on until it absorbs, and is ahead of the right one then.
+	// The same without failures: every revision is used, and every watcher receives its
+	// events in time. The left range serves until it absorbs, and is ahead of the right
+	// one then.
 	{name: "seams", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Merges: 20, Splits: 20, SplitEvery: 300 * time.Millisecond, Unheld: true,
 			Borders: []string{"f", "j", "o", "s"}, Quiet: 15 * time.Second,
 		}
 	}},
-	// A placement group that wanders over five nodes, its leader with it, while everything
-	// fails that can.
+	// A placement group that moves over five nodes, its leader with it, under all
+	// faults.
 	{name: "sysmoves", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 5, PlacementReplicas: 3, Clients: 6, BurstOps: 4, Leases: 2, SystemMoves: 40, Splits: 6, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, PauseLeader, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
-	// The same where nothing fails: every revision is used. Without leases, which begin anew
-	// with each leader: where nothing fails they are expected to end in time.
+	// The same without failures: every revision is used. It has no leases: those restart
+	// with each leader, and without failures they are expected to end in time.
 	{name: "sysquiet", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 5, PlacementReplicas: 3, Clients: 8, BurstOps: 6, SystemMoves: 20, Splits: 4, Compactions: 2, Quiet: 16 * time.Second, Borders: []string{"j"},
 		}
 	}},
-	// A machine of five is lost for good, while everything else fails that can.
+	// A machine of five is lost for good, under all other faults.
 	{name: "repair", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 5, Clients: 6, BurstOps: 4, Leases: 2, Lose: 1, Splits: 8, Compactions: 4, ShortLogs: seed%2 == 0, Borders: []string{"f", "j", "o", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
-	// Nodes that join, leave for good, lose their disks and are replaced, with ranges that are
-	// moved to them, while everything else fails that can.
+	// Nodes that join, leave for good, lose their disks and are replaced, with ranges
+	// that move to them, under all other faults.
 	{name: "joins", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 3 + 2*int(seed%2), Spares: 2, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Joins: 14, Moves: 24, Splits: 6, Compactions: 12, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
-	// Ranges that their leaders split, since they are large, while they are merged and moved,
-	// and nodes come and go, and everything fails that can.
+	// Ranges that their leaders split by size, while they are merged and moved and nodes
+	// join and leave, under all faults.
 	{name: "divides", long: true, cfg: func(seed uint64) Config {
 		return Config{
 			Nodes: 3 + 2*int(seed%2), Spares: 1, Clients: 6, BurstOps: 5, Txns: 20, Leases: 2, Padding: 4 << 10, RangeMaxBytes: 192 << 10,
@@ -179,36 +179,36 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, Restart, CutOff, Flaky, Transfer, CrashAll},
 		}
 	}},
-	// Ranges that their leaders split, since they are hot, which takes its time, while some are
-	// merged and moved, and nothing fails: every revision is used.
+	// Ranges that their leaders split by load, which takes time, while some are merged
+	// and moved, and no failure: every revision is used.
 	{name: "heats", long: true, cfg: func(uint64) Config {
 		return Config{Nodes: 5, Clients: 6, BurstOps: 5, Txns: 20, RangeSplitLoad: 8, Moves: 10, Merges: 6, Quiet: 60 * time.Second, Borders: []string{"s"}}
 	}},
-	// Ranges that nobody asks to merge, or to split but now and then, do both by themselves
-	// while everything fails that can: what is large is cut, what is small and cold, and was cut
-	// long ago, becomes one.
+	// Ranges that merge and split by themselves, with few requests to do so, under all
+	// faults: large ones split; small, cold and old ones merge.
 	{name: "breath", long: true, cfg: func(seed uint64) Config {
 		cfg := Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Txns: 20, Leases: 2, Splits: 24, Compactions: 6, ShortLogs: seed%2 == 0, MergeAfter: time.Second,
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, CrashLoop, Restart, CutOff, Flaky, Transfer, CrashAll},
 		}
 		if seed%2 == 1 {
-			cfg.RangeMaxBytes, cfg.Padding, cfg.Compactions = 128<<10, 4<<10, 60 // who is to merge gets small again, until the end
+			cfg.RangeMaxBytes, cfg.Padding, cfg.Compactions = 128<<10, 4<<10, 60 // ranges that merge get small again, until the end
 		}
 		if seed%3 == 2 {
 			cfg.Nodes, cfg.Moves = 5, 10
 		}
 		return cfg
 	}},
-	// The same where nothing fails: every revision is used, and every watcher is told in time.
+	// The same without failures: every revision is used, and every watcher receives its
+	// events in time.
 	{name: "rest", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Splits: 20, SplitEvery: 300 * time.Millisecond, Padding: 2 << 10,
 			MergeAfter: time.Second, RangeMaxBytes: 128 << 10, Quiet: 20 * time.Second,
 		}
 	}},
-	// Neighbours whose replicas are in three zones, and wander within them, merge by themselves
-	// while nodes fail: no two replicas come into one zone on the way.
+	// Neighbours with replicas in three zones, moving within them, merge by themselves
+	// while nodes fail. No two replicas come into one zone on the way.
 	{name: "zones", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 6, Zones: 3, Clients: 6, BurstOps: 4, Txns: 20, Moves: 40, Splits: 24, Compactions: 6, MergeAfter: time.Second, Borders: []string{"j", "s"},
@@ -222,14 +222,14 @@ var stories = []story{
 			Faults: []Fault{CrashAll, CrashTwo, CrashOne, CrashAll, CrashLoop, CrashAll},
 		}
 	}},
-	// All nodes lose their power in the same moment, again and again.
+	// All nodes lose their power at the same moment, again and again.
 	{name: "blackout", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 6, BurstOps: 4, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashAll, CrashAll, CrashAll, CrashAll, CrashAll},
 		}
 	}},
-	// Followers that come back behind the log's beginning and lose their power again.
+	// Followers that return behind the log's beginning and lose their power again.
 	{name: "snapshots", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 6, Borders: []string{"j", "s"}, ShortLogs: true, Splits: 8, Compactions: 8,
@@ -263,9 +263,9 @@ func number(t *testing.T, name string) (uint64, bool) {
 	return n, true
 }
 
-// TestStories is the simulation: one seed of the short stories in every test run,
-// SKEIN_SIM_SEED of all of them, and with SKEIN_SIM_SEEDS all seeds below of all of
-// them, in processes of their own.
+// TestStories is the simulation. Every test run has one seed of the short stories.
+// SKEIN_SIM_SEED runs one seed of all stories, and SKEIN_SIM_SEEDS all seeds below it
+// of all stories, in processes of their own.
 func TestStories(t *testing.T) {
 	if n, ok := number(t, "SKEIN_SIM_SEEDS"); ok {
 		many(t, n)
@@ -293,14 +293,14 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// judge makes one run and says what came of it.
+// judge makes one run and returns its outcome.
 func judge(t *testing.T, cfg Config) *outcome {
 	t.Helper()
 	r := prepare(t, cfg)
 	return r.run(t)
 }
 
-// trial is one run and where it leaves its history and trace.
+// trial is one run and the place of its history and trace.
 type trial struct {
 	rep   *Report
 	dir   string
@@ -332,7 +332,7 @@ func (r *trial) run(t *testing.T) *outcome {
 	o := &outcome{Seed: r.rep.Config.Seed}
 	judged := false
 	defer func() {
-		// Also where the bubble panics, since everybody in it waits.
+		// Also if the bubble panics because every goroutine in it waits.
 		r.trace.Close()
 		if judged && len(o.Violations) == 0 && os.Getenv("SKEIN_SIM_KEEP") == "" {
 			_ = os.RemoveAll(r.dir)
@@ -350,7 +350,7 @@ func (r *trial) run(t *testing.T) *outcome {
 	return o
 }
 
-// keep writes the history and says where to find it.
+// keep writes the history and reports its place.
 func (r *trial) keep(test string) string {
 	if f, err := os.Create(filepath.Join(r.dir, "history.txt")); err == nil {
 		_, _ = r.rep.History.WriteTo(f)

@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// splitLoop cuts a range now and then until stop is closed.
+// splitLoop splits a range now and then until stop is closed.
 func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	every := n.c.cfg.splitEvery()
 	n.beside(stop, wg, often{times: n.c.cfg.Splits, least: every, spread: 2 * every, stream: 3}, func(rng *rand.Rand) {
@@ -21,7 +21,7 @@ func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	})
 }
 
-// split asks, through one node, each replica of the key's range to cut it there.
+// split asks, through one node, each replica of the key's range to split it there.
 func (n *nemesis) split(ctx context.Context, r *run, ds []keyspace.Descriptor, key []byte) {
 	for _, d := range ds {
 		if !d.Span.Contains(key) || string(d.Span.Start) == string(key) {

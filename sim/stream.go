@@ -2,33 +2,33 @@ package sim
 
 import "fmt"
 
-// AllWatchers is the id under which a stream tells all of its watchers its progress.
+// AllWatchers is the id under which a stream sends progress to all of its watchers.
 const AllWatchers int64 = -1
 
-// Stream judges in which order one stream tells its watchers events and progress.
+// Stream checks the order of events and progress on one stream.
 //
-// clientv3 has a watcher go on behind the last progress that it was told, also where it was
-// further, and progress that was asked for is told to all watchers of the stream: what lies
-// between progress and an event before it would be told again as soon as the stream breaks. So
-// nobody is told progress below what it was told before, and no event at or below it.
-// It belongs to one goroutine.
+// clientv3 resumes a watcher after the last progress that it received, even if the
+// watcher was further. Requested progress goes to all watchers of the stream. So events
+// between that progress and the watcher's place would be repeated when the stream
+// breaks. Therefore no watcher may receive progress below its place, or an event at or
+// below it. A Stream belongs to one goroutine.
 type Stream struct {
-	// told is up to where each watcher is that was told that it is there.
+	// told is the place of each watcher whose creation was confirmed.
 	told map[int64]int64
 }
 
-// NewStream returns one without watchers.
+// NewStream returns a Stream without watchers.
 func NewStream() *Stream { return &Stream{told: map[int64]int64{}} }
 
-// Created notes that a watcher was told that it is there, and is to be told what is from a
-// revision on, 0 for wherever it begins.
+// Created records that a watcher's creation was confirmed, and that it receives events
+// from a revision on, 0 for any.
 func (s *Stream) Created(id, from int64) { s.told[id] = max(0, from-1) }
 
-// Ended notes that a watcher has no use any more for what it is told.
+// Ended records that a watcher ignores everything from now on.
 func (s *Stream) Ended(id int64) { delete(s.told, id) }
 
-// Events notes that a watcher is told all events that it gets of some revisions, and says what
-// is wrong with that, "" if nothing is.
+// Events records that a watcher receives all its events of some revisions, and says
+// what is wrong with that, "" if nothing is.
 func (s *Stream) Events(id, first, last int64) (wrong string) {
 	told, there := s.told[id]
 	if !there {
@@ -41,8 +41,8 @@ func (s *Stream) Events(id, first, last int64) (wrong string) {
 	return wrong
 }
 
-// Progress notes that a watcher, or AllWatchers, is told to have everything up to a revision,
-// and says what is wrong with that, "" if nothing is.
+// Progress records progress of a watcher, or of AllWatchers, up to a revision, and says
+// what is wrong with that, "" if nothing is.
 func (s *Stream) Progress(id, rev int64) (wrong string) {
 	for w, told := range s.told {
 		if id != AllWatchers && id != w {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A stream that keeps the order is right, and each way to leave it is found.
+// A stream that keeps the order is accepted, and each way to break it is found.
 func TestStreamsOrderIsJudged(t *testing.T) {
 	for name, c := range map[string]struct {
 		tell func(s *Stream) []string

@@ -15,24 +15,24 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// SystemMove moves the placement group's replicas. It goes on all the time where
+// SystemMove moves the placement group's replicas. It goes on all the time if
 // Config.SystemMoves says so, and is no failure.
 const SystemMove Fault = "move of placement"
 
-// systemMoveEvery is the least time between two moves of the placement group, and a half
+// systemMoveEvery is the least time between two moves of the placement group, and half
 // of the most.
 const systemMoveEvery = 500 * time.Millisecond
 
-// systemMoveLoop moves replicas of the placement group, and its leader, now and then until
-// stop is closed.
+// systemMoveLoop moves replicas of the placement group, and its leader, now and then
+// until stop is closed.
 func (n *nemesis) systemMoveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	n.beside(stop, wg, often{times: n.c.cfg.SystemMoves, least: systemMoveEvery, spread: systemMoveEvery, stream: 6}, func(rng *rand.Rand) {
 		n.ask(rng, func(ctx context.Context, r *run, _ []keyspace.Descriptor) { n.systemMove(ctx, r, rng) })
 	})
 }
 
-// systemMove asks placement, through one node, to put one of its own replicas somewhere
-// else, the leader's as often as not, or to hand over.
+// systemMove asks placement, through one node, to move one of its own replicas, the
+// leader's in half of the cases, or to hand over.
 func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 	client := r.core.Placement()
 	pm, err := client.Map(ctx)
@@ -59,8 +59,8 @@ func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 	}
 }
 
-// samePlacement says whether the placement group has as many voters as it had, every node
-// knows them, their replicas are equal, and nobody else holds anything of it.
+// samePlacement says whether the placement group has all its voters, every node knows
+// them, their replicas are equal, and nobody else holds anything of it.
 func samePlacement(ctx context.Context, c *cluster) error {
 	if c.cfg.SystemMoves == 0 {
 		return nil
@@ -104,7 +104,7 @@ func samePlacement(ctx context.Context, c *cluster) error {
 	return nil
 }
 
-// placementState is what a node's store holds of the placement group.
+// placementState is the placement group's data in a node's store.
 type placementState struct {
 	at      engine.Applied
 	records int
@@ -113,7 +113,7 @@ type placementState struct {
 
 func (s *placementState) empty() bool { return s.at.Index == 0 && s.records == 0 }
 
-// readPlacement reads the group's applied record and its records, as of one index.
+// readPlacement reads the group's applied record and its records at one index.
 func readPlacement(r engine.Reader) (st placementState, err error) {
 	before, _, err := engine.ReadApplied(r, keyspace.PlacementGroup)
 	if err != nil {

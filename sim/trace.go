@@ -11,16 +11,16 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Trace is what happened in a run, but for the clients' operations: faults and the
-// nodes' logs. It may be used from many goroutines.
+// Trace is the log of a run without the clients' operations: faults and the nodes'
+// logs. It may be used from many goroutines.
 type Trace struct {
 	mu sync.Mutex
 	// w, guarded by mu.
 	w io.Writer
 }
 
-// NewTrace returns a trace that is written as it happens: a node that panics takes
-// the process with it.
+// NewTrace returns a trace that is written at once, because a node that panics ends the
+// process.
 func NewTrace(w io.Writer) *Trace { return &Trace{w: w} }
 
 // Add adds a line with the virtual time since the start of the run.

@@ -16,16 +16,16 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// Watcher is a client that watches a span from a revision on, over everything: when its
-// node is lost it goes on at another one behind the last event, as clientv3 does.
+// Watcher is a client that watches a span from a revision on, under all faults. If its
+// node is lost, it resumes at another one after the last event, as clientv3 does.
 type Watcher struct {
 	Name string
 	Span keyspace.Span
 
 	mu sync.Mutex
-	// Guarded by mu. told is what it was told, wrong what it saw to be wrong by itself;
-	// from are the first revisions of what it was to be told: where the past was compacted
-	// it goes on behind that, and what lies between is nobody's.
+	// Guarded by mu. told is what it received, wrong the violations that it saw itself.
+	// from are the first revisions that it must receive: after a compaction it resumes
+	// behind the compacted revision, and nobody needs what lies between.
 	told     []*mvccpb.Event
 	tellings []telling
 	progress []toldProgress
@@ -37,14 +37,15 @@ type Watcher struct {
 	wrong  []string
 }
 
-// toldProgress is a revision that the watcher was told to be at after so many events.
+// toldProgress is a progress revision that the watcher received after so many events.
 type toldProgress struct {
 	rev   int64
 	after int
 	telling
 }
 
-// telling is who told something, and when. Of events, those from the place first on.
+// telling is a sender and a time; of events, it counts for those from the place first
+// on.
 type telling struct {
 	by    string
 	at    time.Duration
@@ -53,22 +54,22 @@ type telling struct {
 
 func (t telling) String() string { return fmt.Sprintf("told by %s at %v", t.by, t.at) }
 
-// watchedSpans are what the watchers of a run watch: everything, a part that lies in
-// several ranges, and one key.
+// watchedSpans are the spans of a run's watchers: everything, a part in several ranges,
+// and one key.
 var watchedSpans = []keyspace.Span{{}, {Start: []byte("d"), End: []byte("p")}, {Start: []byte("u0"), End: []byte("u0\x00")}}
 
 const (
-	// watchersOfSpan is how many watchers each of them has that are alone on their streams.
+	// watchersOfSpan is how many watchers each span has that are alone on their streams.
 	watchersOfSpan = 3
-	// crowds is how many streams tell a watcher of each of them.
+	// crowds is how many streams have a watcher of each span.
 	crowds = 2
-	// A watcher that is alone asks for progress with each of so many responses, and each one of
+	// After how many responses a watcher asks for progress: alone on its stream, and in
 	// a crowd.
 	askEach, askEachOfCrowd = 16, 4
 )
 
-// watchAll runs watchers until stop is called, which returns them: some from the first
-// revision on, and some that begin while the run is under way; alone and several on a stream.
+// watchAll runs watchers until stop is called, which returns them. Some watch from the
+// first revision on and some begin during the run, alone or several on a stream.
 func watchAll(c *cluster) (stop func() []*Watcher) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -79,7 +80,8 @@ func watchAll(c *cluster) (stop func() []*Watcher) {
 		wg.Go(func() {
 			c.sleep(time.Duration(late) * 2 * time.Second)
 			for ctx.Err() == nil {
-				// Mostly its own node: each is to have watchers of everything most of the time.
+				// Mostly its own node, so that each node has watchers of everything most of
+				// the time.
 				at := late % len(c.machines)
 				if rng.IntN(3) == 0 {
 					at = rng.IntN(len(c.machines))
@@ -108,13 +110,13 @@ func watchAll(c *cluster) (stop func() []*Watcher) {
 	}
 }
 
-// watchAt has watchers watch at one node, on one stream, until that ends.
+// watchAt runs watchers at one node, on one stream, until that ends.
 func watchAt(ctx context.Context, m *machine, askEach int, ws []*Watcher) {
 	r := m.current()
 	if r == nil {
 		return
 	}
-	// Sometimes a client goes elsewhere by itself.
+	// Sometimes a client changes the node by itself.
 	sctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
 	defer cancel()
 	end := context.AfterFunc(ctx, cancel)
@@ -137,9 +139,9 @@ func watchAt(ctx context.Context, m *machine, askEach int, ws []*Watcher) {
 	for n := 0; ; n++ {
 		switch n % askEach {
 		case askEach / 2:
-			_ = s.RequestProgress(sctx) // without one they are told none
+			_ = s.RequestProgress(sctx) // without it they receive none
 		case askEach - 1:
-			for id, hw := range there { // as those are told that want to be told without asking
+			for id, hw := range there { // as watchers receive it that do not ask
 				if rev, ok := hw.Progress(); ok {
 					ws[id].judge(by(), order.Progress(int64(id), int64(rev)))
 					ws[id].take(by(), &watch.Delivery{Revision: rev})
@@ -167,7 +169,7 @@ func watchAt(ctx context.Context, m *machine, askEach int, ws []*Watcher) {
 	}
 }
 
-// begins notes that the watcher is served, from a revision on.
+// begins records that the watcher is served from a revision on.
 func (w *Watcher) begins(start int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,7 +180,7 @@ func (w *Watcher) begins(start int64) {
 	w.starts[start] = true
 }
 
-// judge notes what is wrong with a stream's order, unless nothing is.
+// judge records a violation of a stream's order, if there is one.
 func (w *Watcher) judge(by telling, wrong string) {
 	if wrong == "" {
 		return
@@ -188,7 +190,7 @@ func (w *Watcher) judge(by telling, wrong string) {
 	w.wrong = append(w.wrong, fmt.Sprintf("%s, %s", wrong, by))
 }
 
-// next is the revision from which the watcher wants to go on.
+// next is the revision from which the watcher goes on.
 func (w *Watcher) next() int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -198,7 +200,7 @@ func (w *Watcher) next() int64 {
 	return w.from
 }
 
-// take notes a delivery. It returns false where the watcher has to begin anew.
+// take records a delivery. It returns false if the watcher must start again.
 func (w *Watcher) take(by telling, d *watch.Delivery) bool {
 	next := w.next()
 	w.mu.Lock()
@@ -226,7 +228,8 @@ func (w *Watcher) take(by telling, d *watch.Delivery) bool {
 	return true
 }
 
-// teller is who told the event at a place, or the last one if there is none at it.
+// teller is the sender of the event at a place, or the last sender if there is no such
+// event.
 func (w *Watcher) teller(i int) telling {
 	at, found := slices.BinarySearchFunc(w.tellings, i, func(t telling, i int) int { return cmp.Compare(t.first, i) })
 	if !found {
@@ -248,9 +251,9 @@ func (w *Watcher) skipped(rev int64) bool {
 	return false
 }
 
-// checkWatchers compares what watchers were told with all versions that there are: every
-// one of its span in order, none else, and no progress ahead of one. Who began at just
-// a compacted revision may miss there what a later write of the same transaction has replaced,
+// checkWatchers compares the watchers' events with all versions: every one of the span
+// in order, no other, and no progress ahead of an event. A watcher that began at a
+// compacted revision may miss there a write that the same transaction replaced later,
 // as in etcd.
 func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad []string) {
 	for _, w := range ws {
@@ -259,7 +262,7 @@ func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad [
 			bad = append(bad, w.Name+": never served")
 		}
 		i := 0
-		var due []int64 // the revisions of the events that the watcher was told
+		var due []int64 // the revisions of the watcher's events
 		for k := range vs {
 			v := &vs[k]
 			if !w.Span.Contains([]byte(v.Key)) || v.Mod < 2 || w.skipped(v.Mod) {

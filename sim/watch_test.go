@@ -11,13 +11,13 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// The check of watchers accepts what is right and rejects each way to be wrong.
+// The check of watchers accepts a correct history and rejects each kind of error.
 func TestCheckWatchersRejects(t *testing.T) {
 	var vs []Version
 	for i := range int64(6) {
 		vs = append(vs, Version{Key: "a", Value: fmt.Sprint(i), Mod: 2 + i, Create: 2, Version: 1 + i})
 	}
-	// Revision 8 deletes the key and makes it again: 80 and 81 stand for that.
+	// Revision 8 deletes the key and makes it again; 80 and 81 stand for that.
 	vs = append(vs, Version{Key: "a", Mod: 8, Deleted: true}, Version{Key: "a", Value: "8", Mod: 8, Create: 8, Version: 1, Sub: 1})
 	event := func(rev int64) *mvccpb.Event {
 		switch rev {
@@ -28,7 +28,8 @@ func TestCheckWatchersRejects(t *testing.T) {
 		}
 		return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("a"), Value: fmt.Append(nil, rev-2), ModRevision: rev, CreateRevision: 2, Version: rev - 1}}
 	}
-	// Each delivery is a list of revisions; a negative one is progress, 0 a compaction at 5.
+	// Each delivery is a list of revisions; a negative one is progress, 0 a compaction
+	// at 5.
 	for name, c := range map[string]struct {
 		deliveries [][]int64
 		want       string
@@ -67,8 +68,8 @@ func TestCheckWatchersRejects(t *testing.T) {
 	}
 }
 
-// At a compacted revision, and there alone, what a later write of the transaction has
-// replaced may be missing for whoever began there, and for nobody else.
+// Only a watcher that began at a compacted revision may miss, and only there, a write
+// that the same transaction replaced later.
 func TestReplacedWriteMayBeCompacted(t *testing.T) {
 	vs := []Version{{Key: "a", Value: "1", Mod: 5, Create: 5, Version: 1}, {Key: "a", Mod: 5, Deleted: true, Sub: 1}, {Key: "b", Value: "2", Mod: 6, Create: 6, Version: 1}}
 	w := &Watcher{Name: "w", Span: keyspace.Span{Start: []byte("a")}, sessions: 1, starts: map[int64]bool{5: true}, told: []*mvccpb.Event{

@@ -14,8 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The keys of a run: groups of neighbours, each named by a letter, some of which
-// are hot.
+// The keys of a run: groups of neighbours, each named by a letter, some of them hot.
 const (
 	groups       = "cfiloruxz"
 	keysPerGroup = 4
@@ -40,7 +39,8 @@ type client struct {
 	h   *History
 	id  int
 	rng *rand.Rand
-	// seen is what the client has last seen of each key, latest the highest revision.
+	// seen is the value that the client has last seen of each key, latest the highest
+	// revision.
 	seen   map[string]*mvccpb.KeyValue
 	latest int64
 	writes int
@@ -52,7 +52,7 @@ func newClient(c *cluster, h *History, id int) *client {
 	return &client{c: c, h: h, id: id, padding: c.cfg.Padding, rng: rand.New(rand.NewPCG(c.cfg.Seed, 100+uint64(id))), seen: map[string]*mvccpb.KeyValue{}}
 }
 
-// Bursts: all clients are busy at about the same time, and idle between, so that
+// Bursts: all clients are busy at about the same time and idle between, so that
 // operations meet and ranges fall asleep.
 const (
 	burstEvery  = 600 * time.Millisecond
@@ -63,7 +63,7 @@ const (
 // burstBusy is about how long a burst lasts.
 const burstBusy = 150 * time.Millisecond
 
-// intoBurst is how long it is until a moment, drawn from rng, of the next burst.
+// intoBurst is the time until a random moment of the next burst.
 func (c *cluster) intoBurst(rng *rand.Rand) time.Duration {
 	return burstEvery - c.elapsed()%burstEvery + time.Duration(rng.Int64N(int64(burstBusy)))
 }
@@ -85,9 +85,9 @@ func (c *client) runUntil(stop <-chan struct{}) {
 	}
 }
 
-// An impatient client asks its own gateway alone and soon gives up: it goes on
-// asking a node that is cut off, whose leader may believe that it leads still. A write
-// that hangs there holds up the reads of its key: others are to be read as well.
+// An impatient client uses its own gateway alone and gives up soon. So it keeps asking
+// a node that is cut off and whose leader may still believe that it leads. A write that
+// hangs there blocks reads of its key, so the client reads other keys too.
 const (
 	impatience   = 100 * time.Millisecond
 	impatientMin = 40 * time.Millisecond
@@ -119,7 +119,7 @@ func (c *client) runImpatient(m *machine, stop <-chan struct{}) {
 	}
 }
 
-// step does one operation at a gateway that is up: mostly the client's own.
+// step does one operation at a gateway that is up, mostly the client's own.
 func (c *client) step() {
 	ms := c.c.machines
 	at := c.id
@@ -139,8 +139,8 @@ func (c *client) step() {
 	}
 }
 
-// do sends one request and records what came of it. It returns nil where the
-// gateway takes none any more.
+// do sends one request and records the outcome. It returns nil if the gateway takes no
+// more requests.
 func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration) *Op {
 	if !r.enter() {
 		return nil
@@ -152,7 +152,7 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 	var resp proto.Message
 	var err error
 	kv := r.core.KV()
-	// The store keeps parts of a request: it gets a copy of its own.
+	// The store keeps parts of a request, so it gets a copy of its own.
 	switch q := proto.Clone(req).(type) {
 	case *pb.RangeRequest:
 		resp, err = kv.Range(ctx, q)
@@ -174,7 +174,7 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 	return o
 }
 
-// learn keeps what an answer says of keys.
+// learn keeps the values of an answer.
 func (c *client) learn(o *Op) {
 	c.latest = max(c.latest, o.Revision())
 	resps := []proto.Message{o.Response}
@@ -199,7 +199,7 @@ func (c *client) key() string {
 	return fmt.Sprintf("%c%d", groups[c.rng.IntN(len(groups))], c.rng.IntN(keysPerGroup))
 }
 
-// value returns one that nobody else ever writes.
+// value returns a value that nobody else ever writes.
 func (c *client) value() []byte {
 	c.writes++
 	v := fmt.Appendf(nil, "%d.%d", c.id, c.writes)
@@ -209,7 +209,7 @@ func (c *client) value() []byte {
 	return v
 }
 
-// noise is so many bytes of text that no compression makes less by much.
+// noise is n bytes of text that hardly compresses.
 func (c *client) noise(n int) []byte {
 	b := make([]byte, 0, n+8)
 	for len(b) < n {
@@ -244,7 +244,7 @@ func (c *client) request() proto.Message {
 	}
 }
 
-// reads is a swap that never succeeds: a read that takes a write's way.
+// reads is a swap that never succeeds: a read on the path of a write.
 func (c *client) reads(key string) *pb.TxnRequest {
 	return &pb.TxnRequest{
 		Compare: []*pb.Compare{{Key: []byte(key), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{Value: []byte("nobody's")}}},
@@ -274,7 +274,7 @@ func (c *client) list(group string) *pb.RangeRequest {
 	return r
 }
 
-// swap is a compare-and-swap of one key by what the client knows of it.
+// swap is a compare-and-swap of one key by the client's knowledge of it.
 func (c *client) swap(key string) *pb.TxnRequest {
 	t := &pb.TxnRequest{
 		Compare: []*pb.Compare{c.compare(key)},
@@ -308,7 +308,7 @@ func (c *client) several(group string) *pb.TxnRequest {
 	if c.rng.IntN(2) == 0 {
 		t.Success = append(t.Success, rangeOp(whole))
 	}
-	// Sometimes a key is written more than once: what is put is deleted, before or behind.
+	// Sometimes a key is written more than once: a put key is deleted, before or after.
 	if c.rng.IntN(4) == 0 {
 		t.Success = slices.Insert(t.Success, 0, deleteOp(names[1], c.rng.IntN(2) == 0))
 	}
@@ -324,7 +324,7 @@ func (c *client) several(group string) *pb.TxnRequest {
 
 func (c *client) group() string { return string(groups[c.rng.IntN(len(groups))]) }
 
-// span is a group, or all from it to another one.
+// span is a group, or everything from it to another group.
 func (c *client) span(group string) *pb.RangeRequest {
 	r := &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
 	if end := c.group() + "9"; c.rng.IntN(3) == 0 && end > group {
@@ -333,7 +333,7 @@ func (c *client) span(group string) *pb.RangeRequest {
 	return r
 }
 
-// compare says of a key what the client believes to be true.
+// compare compares a key with the client's belief about it.
 func (c *client) compare(key string) *pb.Compare {
 	kv := c.seen[key]
 	q := &pb.Compare{Key: []byte(key)}
@@ -349,7 +349,7 @@ func (c *client) compare(key string) *pb.Compare {
 	case 2:
 		q.Target, q.TargetUnion = pb.Compare_CREATE, &pb.Compare_CreateRevision{CreateRevision: kv.GetCreateRevision()}
 	case 3:
-		// A number that the store cannot decide for what is still without a revision.
+		// A number that the store cannot compare for a write that has no revision yet.
 		q.Target, q.Result, q.TargetUnion = pb.Compare_MOD, pb.Compare_LESS, &pb.Compare_ModRevision{ModRevision: c.latest + c.rng.Int64N(20)}
 	default:
 		q.Target, q.TargetUnion = pb.Compare_VALUE, &pb.Compare_Value{Value: kv.GetValue()}
@@ -369,7 +369,7 @@ func deleteOp(key string, prev bool) *pb.RequestOp {
 	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: prev}}}
 }
 
-// load runs all clients and returns how to end them.
+// load runs all clients and returns the function that ends them.
 func load(c *cluster, h *History) (stop func()) {
 	end := make(chan struct{})
 	var wg sync.WaitGroup

@@ -9,20 +9,20 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// zoneEvery is how often one looks where the replicas are.
+// zoneEvery is how often the places of replicas are checked.
 const zoneEvery = 20 * time.Millisecond
 
-// zoned is what was seen of a range: its newest configuration, and whether the voters of one
+// zoned is the observation of a range: its newest configuration, and whether its voters
 // have been in different zones.
 type zoned struct {
 	confIndex uint64
 	apart     bool
 }
 
-// zoneLoop looks all the time where the replicas of ranges are, by the maps of all nodes. Once
-// those of a range are in different zones nothing puts two of them into one: no node is lost for
-// good, the operator moves within zones, and what gathers the replicas of two ranges that are
-// to merge goes another way or waits.
+// zoneLoop checks all the time where the replicas of ranges are, by the maps of all
+// nodes. Once a range's replicas are in different zones, nothing may put two of them
+// into one: no node is lost for good, the operator moves within zones, and before a
+// merge the replicas of both ranges gather by another way or wait.
 func (n *nemesis) zoneLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	if n.c.cfg.Zones == 0 {
 		return
@@ -71,7 +71,7 @@ func (c *cluster) inZones(d *keyspace.Descriptor) error {
 	return nil
 }
 
-// attributes are what the operator says of the machine's node.
+// attributes are the operator's attributes of the machine's node.
 func (m *machine) attributes() []placement.Attribute {
 	if m.zone == "" {
 		return nil

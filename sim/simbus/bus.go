@@ -21,8 +21,8 @@ type Bus struct {
 	closing sync.Once
 }
 
-// NewBus makes the bus of a node, which may have had one before that was closed or
-// has crashed: then cfg has another boot id.
+// NewBus makes the bus of a node. The node may have had one before that was closed or
+// has crashed; then cfg has another boot id.
 func (n *Network) NewBus(cfg transport.Config) (*Bus, error) {
 	e, err := transport.NewEndpoint(cfg)
 	if err != nil {
@@ -50,7 +50,7 @@ func (b *Bus) Start() error {
 	return nil
 }
 
-// Close tells the peers, as far as they can be reached, and waits for every handler.
+// Close tells the peers, if they can be reached, and waits for every handler.
 func (b *Bus) Close() error {
 	b.closing.Do(func() {
 		n := b.net
@@ -79,7 +79,7 @@ func (b *Bus) SetPeer(id keyspace.NodeID, _ []string) {
 // RemovePeer ends the sessions with a node and refuses it from now on.
 func (b *Bus) RemovePeer(id keyspace.NodeID) { b.DropPeer(id) }
 
-// pair is two nodes and the sessions between them, each of which has an end at both.
+// pair is two nodes and the sessions between them, each with an end at both.
 type pair struct {
 	ids        direction // from < to
 	connecting bool
@@ -102,8 +102,8 @@ const (
 	connectJitter = 60 * time.Millisecond
 )
 
-// connectLocked has the missing sessions of a pair made after a while, if they can
-// be. Whatever changes that calls it again.
+// connectLocked schedules the missing sessions of a pair, if they can be made. Every
+// change that may allow one calls it again.
 func (n *Network) connectLocked(p *pair) {
 	if p.connecting || !n.canConnectLocked(p) {
 		return
@@ -252,10 +252,10 @@ func (j *joint) end(side int, err error) {
 	}
 }
 
-// errClosedByPeer is the news that the other end closed the session.
+// errClosedByPeer says that the other end closed the session.
 var errClosedByPeer = errors.New("simbus: closed by the peer")
 
-// ended tells the other end, if the news gets through, and has a new session made.
+// ended tells the other end, if the message gets through, and has a new session made.
 func (j *joint) ended(me *Bus, side int, _ error) {
 	n, d := j.net, j.pair.ids
 	if side == 1 {

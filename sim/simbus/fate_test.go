@@ -38,10 +38,10 @@ func (l *ledger) message(key string, number uint64) {
 	l.last[key] = number
 }
 
-// TestFates: while sessions break, directions are cut, and nodes crash and come
-// back, no call runs twice, one that was certainly not delivered never ran, one
-// that was answered did; and messages never overtake each other or come twice, also
-// across reconnections. (Trap 47.)
+// TestFates: sessions break, directions are cut, nodes crash and return. No call runs
+// twice, a call that was certainly not delivered never ran, and an answered call did
+// run. Messages never overtake each other or come twice, also across reconnections.
+// (Trap 47.)
 func TestFates(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -85,7 +85,7 @@ func testFates(t *testing.T, seed uint64) {
 	for i := uint64(1); i <= rounds; i++ {
 		from, to := keyspace.NodeID(r.IntN(nodes)+1), keyspace.NodeID(r.IntN(nodes)+1)
 		b := buses[from]
-		// What is not sent leaves a gap in the numbers, which is no fault.
+		// A message that is not sent leaves a gap in the numbers, which is no fault.
 		_ = b.Send(to, methodMessage, i%5, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, i%5), i))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(int(10*time.Second))))
 		wg.Go(func() {
@@ -114,7 +114,7 @@ func testFates(t *testing.T, seed uint64) {
 	}
 }
 
-// disturb does something to the network every now and then.
+// disturb changes the network every now and then.
 func disturb(n *Network, r *rand.Rand, buses map[keyspace.NodeID]*Bus, open func(keyspace.NodeID)) {
 	id := keyspace.NodeID(r.IntN(len(buses)) + 1)
 	other := keyspace.NodeID(r.IntN(len(buses)) + 1)
@@ -137,8 +137,8 @@ func disturb(n *Network, r *rand.Rand, buses map[keyspace.NodeID]*Bus, open func
 
 func register(b *Bus, l *ledger) {
 	b.HandleSend(methodMessage, transport.ClassRaft, func(from keyspace.NodeID, p []byte) {
-		// A node's numbers go on over its restarts, and so does the order that its
-		// peers see; a restarted receiver is another one.
+		// A node's numbers go on over its restarts, and so does the order that its peers
+		// see. A restarted receiver counts as another one.
 		key := fmt.Sprintf("%s/%d from %s by %d", b.Self(), b.Config().Boot, from, binary.BigEndian.Uint64(p))
 		l.message(key, binary.BigEndian.Uint64(p[8:]))
 	})
@@ -148,7 +148,7 @@ func register(b *Bus, l *ledger) {
 	})
 }
 
-// judge checks a call's outcome against what ran, and names it.
+// judge checks a call's outcome against the calls that ran, and names it.
 func (l *ledger) judge(id uint64, err error) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,7 +159,7 @@ func (l *ledger) judge(id uint64, err error) string {
 		}
 		return "answered"
 	case transport.NotDelivered(err):
-		// It must not run later either: this makes a run of it count as the second.
+		// It must not run later either: this makes a later run count as the second.
 		if l.ran[id]++; l.ran[id] != 1 {
 			l.bad = append(l.bad, fmt.Sprintf("call %d ran: %v", id, err))
 		}

@@ -1,18 +1,16 @@
-// Package simbus is the bus of simulated nodes: transport's Endpoint over an
-// in-process network that delays, loses, repeats, reorders and cuts as a seed and
-// its settings say. It runs in a testing/synctest bubble, in virtual time; only
-// the sockets of package transport are missing.
+// Package simbus is the bus of simulated nodes: transport's Endpoint over an in-process
+// network that delays, loses, repeats, reorders and cuts as a seed and its settings
+// say. It runs in a testing/synctest bubble, in virtual time. Only the sockets of
+// package transport are missing.
 //
-// What it may do to a frame follows from what QUIC may: one-way messages can be
-// lost, and beyond QUIC repeated and reordered, since raft must bear that. Calls
-// and streams are delivered in order or their session breaks. A cut holds up what
-// travels over it; if it lasts, the probes of the Endpoint find out and end the
-// session, as they do over a real network.
+// It may do to a frame what QUIC may do: one-way messages can be lost. It also repeats
+// and reorders them, which raft must bear. Calls and streams arrive in order or their
+// session breaks. A cut delays the frames that meet it. If it lasts, the Endpoint's
+// probes notice and end the session, as over a real network.
 //
-// The random choices of each lane come from a source of its own, so that they
-// depend on the order of frames within the lane alone, not on how goroutines
-// interleave. Package sim makes networks; the conformance suite of transport runs
-// over this package too.
+// Each lane has its own random source. So its choices depend only on the order of
+// frames within the lane and not on the interleaving of goroutines. Package sim makes
+// networks; the conformance suite of transport runs over this package too.
 package simbus
 
 import (
@@ -29,25 +27,24 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// Faults are what one direction between two nodes does to frames. Probabilities are
-// per frame. The zero value is a perfect network without delay.
+// Faults are what one direction between two nodes does to frames. Probabilities are per
+// frame. The zero value is a perfect network without delay.
 type Faults struct {
 	Delay Delay
 	// Loss drops a one-way message.
 	Loss float64
 	// Duplicate delivers a one-way message again, after another delay.
 	Duplicate float64
-	// Reorder lets later messages overtake a one-way message: it is held back by up
+	// Reorder lets later messages overtake a one-way message, which is held back by up
 	// to ReorderBy.
 	Reorder   float64
 	ReorderBy time.Duration
-	// Break ends the session: what it has under way is lost, calls and streams fail.
+	// Break ends the session: frames under way are lost, calls and streams fail.
 	Break float64
 }
 
-// Delay is a distribution of delays: uniform between Min and Max, and with the
-// probability Tail an exponential one with the mean TailMean on top, at most ten
-// times that.
+// Delay is a distribution of delays: uniform between Min and Max. With probability Tail
+// it adds an exponential delay of mean TailMean, at most ten times that.
 type Delay struct {
 	Min, Max time.Duration
 	Tail     float64
@@ -65,13 +62,13 @@ func (d *Delay) draw(r *rand.Rand) time.Duration {
 	return delay
 }
 
-// Stats count what the network has done to its nodes: a simulation fails if a fault
-// that it promises never happened.
+// Stats count the faults that the network has executed. A simulation fails if a
+// promised fault never happened.
 type Stats struct {
 	Delivered, Lost, Duplicated, Reordered int64
 	// CutOff counts messages that met a cut, Broken sessions that a Break ended.
 	CutOff, Broken, Crashes int64
-	// Sessions counts those made, of both kinds.
+	// Sessions counts the sessions made, of both kinds.
 	Sessions int64
 }
 
@@ -90,7 +87,7 @@ type Network struct {
 	stats counters
 
 	mu       sync.Mutex // guards what follows
-	rand     *rand.Rand // for what belongs to no lane
+	rand     *rand.Rand // for choices that belong to no lane
 	buses    map[keyspace.NodeID]*Bus
 	pairs    map[direction]*pair // from < to
 	standard Faults
@@ -122,8 +119,8 @@ func (n *Network) Stats() Stats {
 	}
 }
 
-// SetStandard changes the faults of every direction without faults of its own. What
-// is under way already keeps its fate.
+// SetStandard changes the faults of every direction without its own. Frames under way
+// keep their fate.
 func (n *Network) SetStandard(f Faults) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -137,15 +134,15 @@ func (n *Network) SetFaults(from, to keyspace.NodeID, f Faults) {
 	n.faults[direction{from, to}] = f
 }
 
-// ClearFaults ends the faults that directions have of their own.
+// ClearFaults ends the directions' own faults.
 func (n *Network) ClearFaults() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.faults)
 }
 
-// Cut stops one direction. Messages that meet the cut are lost; calls and streams
-// wait for Heal, or for the end of their session.
+// Cut stops one direction. Messages that meet the cut are lost; calls and streams wait
+// for Heal or for the end of their session.
 func (n *Network) Cut(from, to keyspace.NodeID) {
 	n.topology(func() { n.cut[direction{from, to}] = true })
 }
@@ -177,15 +174,14 @@ func (n *Network) HealAll() {
 	})
 }
 
-// Pause holds everything that goes to or comes from a node, as if its process were
-// stopped; nothing is lost but what its peers give up meanwhile. The node's clock
-// is paused by who made it.
+// Pause holds everything to and from a node, as if its process were stopped. Nothing is
+// lost but what its peers give up meanwhile. The caller pauses the node's clock.
 func (n *Network) Pause(id keyspace.NodeID) { n.topology(func() { n.paused[id] = true }) }
 
 // Resume ends a pause.
 func (n *Network) Resume(id keyspace.NodeID) { n.topology(func() { delete(n.paused, id) }) }
 
-// topology changes cuts and pauses, and lets everything that waits look again.
+// topology changes cuts and pauses, and wakes everything that waits for one.
 func (n *Network) topology(change func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -197,7 +193,7 @@ func (n *Network) topology(change func()) {
 	}
 }
 
-// sortedPairs makes the draws of what follows independent of the order of maps.
+// sortedPairs makes the following random draws independent of the order of maps.
 func (n *Network) sortedPairs() []direction {
 	all := make([]direction, 0, len(n.pairs))
 	for d := range n.pairs {
@@ -222,9 +218,9 @@ func compare(a, b keyspace.NodeID) int {
 	return 0
 }
 
-// Crash stops a node's bus as the loss of power does: what is under way to and from
-// it is lost, nothing more comes out, nobody is told. It does not wait for the
-// node's handlers, whose contexts end; the bus's Close does.
+// Crash stops a node's bus as the loss of power does. Frames to and from it are lost,
+// nothing more comes out, nobody is told. The contexts of the node's handlers end;
+// Crash does not wait for them, but the bus's Close does.
 func (n *Network) Crash(id keyspace.NodeID) {
 	n.mu.Lock()
 	b := n.buses[id]
@@ -241,7 +237,7 @@ func (n *Network) Crash(id keyspace.NodeID) {
 	b.Stop()
 }
 
-// pathState is what a direction does to what arrives now.
+// pathState is what a direction does to a frame that arrives now.
 type pathState struct {
 	cut, held bool
 	gone      bool            // one of the nodes has crashed

@@ -76,12 +76,12 @@ const (
 	methodStream  = transport.MethodRaftSnapshot
 )
 
-// world is some nodes whose every arrival is in a trace.
+// world is some nodes and a trace of every arrival.
 type world struct {
 	t     *testing.T
 	net   *Network
 	buses map[keyspace.NodeID]*Bus
-	trace []string // by receiving node 2's handlers alone: one class, one goroutine
+	trace []string // only used by node 2's handlers: one class, one goroutine
 	boot  keyspace.BootID
 	start time.Time
 }
@@ -149,7 +149,7 @@ func (w *world) send(n int) {
 	synctest.Wait()
 }
 
-// arrived returns the payloads that node 2 got.
+// arrived returns the payloads that node 2 received.
 func (w *world) arrived() []string {
 	var out []string
 	for _, line := range w.trace {
@@ -229,8 +229,8 @@ func TestSameSeedSameTrace(t *testing.T) {
 	}
 }
 
-// TestCut: a cut of one direction loses messages and holds calls; one that lasts
-// ends the session, and after Heal there is another.
+// TestCut: a cut of one direction loses messages and holds calls. A lasting cut ends
+// the session, and after Heal there is another.
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, Faults{Delay: Delay{Min: time.Millisecond}}, 1, 2, 3)
@@ -299,7 +299,7 @@ func TestPartitionAndPause(t *testing.T) {
 	})
 }
 
-// TestCrash: what is under way is lost in both directions, nobody is told, and the
+// TestCrash: frames under way are lost in both directions, nobody is told, and the
 // peers find out.
 func TestCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -340,7 +340,7 @@ func TestCrash(t *testing.T) {
 	})
 }
 
-// TestBreak: a broken session fails what is under way and is made again.
+// TestBreak: a broken session fails what is under way, and a new one is made.
 func TestBreak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, Faults{Delay: Delay{Min: time.Millisecond}}, 1, 2)

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// inFlightBytes is what a lane's path holds before its writer waits: the place of
+// inFlightBytes is how much a lane's path holds before its writer waits, in place of
 // QUIC's flow control.
 const inFlightBytes = 1 << 20
 
@@ -150,7 +150,7 @@ func notify(c chan struct{}) {
 	}
 }
 
-// deliver gives frames to the receiving end when their time has come.
+// deliver passes frames to the receiving end when their time has come.
 func (w *wire) deliver(to *transport.Session) {
 	if !to.BeginRead(w.class) {
 		return
@@ -181,7 +181,7 @@ func (w *wire) deliver(to *transport.Session) {
 	}
 }
 
-// next returns the frame whose time has come, or how long there is nothing to do.
+// next returns the frame whose time has come, or the time until the next one.
 func (w *wire) next(cut, held bool) ([]byte, time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

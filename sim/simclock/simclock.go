@@ -1,7 +1,6 @@
-// Package simclock gives each node of a simulation a clock of its own, made from
-// the fake time of a testing/synctest bubble: with an offset, a rate that drifts,
-// and a pause that holds back its timers while the clock runs on, as the timers of
-// a stopped process do.
+// Package simclock gives each node of a simulation its own clock, made from the fake
+// time of a testing/synctest bubble. A clock has an offset and a drifting rate. A pause
+// holds back its timers while the clock runs on, as in a stopped process.
 package simclock
 
 import (
@@ -20,14 +19,14 @@ type Clock struct {
 	at   time.Time
 	rate float64
 	wall time.Duration
-	// held are the timers that came due during a pause, in order; paused says
-	// whether one is under way.
+	// held are the timers that became due during a pause, in order. paused says whether
+	// there is a pause.
 	held   []func()
 	paused bool
 }
 
-// New returns a clock that now shows offset and runs at rate (1 is the bubble's
-// own; 1.01 gains 1 %). It must be called inside a bubble.
+// New returns a clock that now shows offset and runs at rate (1 is the bubble's own;
+// 1.01 gains 1 %). It must be called inside a bubble.
 func New(offset time.Duration, rate float64) *Clock {
 	return &Clock{base: clock.Time(offset) + 1, at: time.Now(), rate: rate}
 }
@@ -43,15 +42,15 @@ func (c *Clock) nowLocked() clock.Time {
 	return c.base.Add(time.Duration(float64(time.Since(c.at)) * c.rate))
 }
 
-// SetRate changes how fast the clock runs, from now on. Timers that run already
-// keep the moment at which they were to fire.
+// SetRate changes how fast the clock runs, from now on. Running timers keep the moment
+// at which they were to fire.
 func (c *Clock) SetRate(rate float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.base, c.at, c.rate = c.nowLocked(), time.Now(), rate
 }
 
-// StepWall moves the wall clock; the monotonic one does not notice.
+// StepWall moves the wall clock, but not the monotonic one.
 func (c *Clock) StepWall(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,15 +64,15 @@ func (c *Clock) Wall() time.Time {
 	return time.Now().Add(c.wall)
 }
 
-// Pause holds back all timers until Resume, as if the process were stopped. What
-// runs already runs on: the bus is paused beside the clock.
+// Pause holds back all timers until Resume, as if the process were stopped. Running
+// goroutines go on: the caller pauses the bus too.
 func (c *Clock) Pause() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.paused = true
 }
 
-// Resume fires, in the order of their moments, the timers that a pause held back.
+// Resume fires the timers that a pause held back, in the order of their moments.
 func (c *Clock) Resume() {
 	c.mu.Lock()
 	held := c.held
@@ -135,8 +134,8 @@ func (t *timer) startLocked(d time.Duration) {
 	t.under = time.AfterFunc(d, func() { t.due(run) })
 }
 
-// due is called when the moment has come: it fires the timer, or leaves it with
-// the clock while that is paused.
+// due is called at the timer's moment: it fires the timer, or leaves it with the clock
+// during a pause.
 func (t *timer) due(run uint64) {
 	t.c.mu.Lock()
 	if t.c.paused {
