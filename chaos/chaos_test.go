@@ -28,15 +28,15 @@ type run struct {
 	outages map[string]*outage
 }
 
-// Three real processes under load while their machines break. What was acknowledged
-// stays, nothing happens twice, and the cluster serves again.
+// Three real processes under load while their machines fail. Acknowledged writes stay,
+// nothing happens twice, and the cluster serves again.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs real processes for half a minute")
 	}
 	seed, duration := settings(t)
-	// A wal segment is 64 MiB, a node keeps several, and a full disk must be able to be
-	// filled at once.
+	// A wal segment is 64 MiB and a node keeps several; the disk must still be small
+	// enough to fill at once.
 	diskBytes := int64(768 << 20)
 	if duration > 0 {
 		diskBytes = 4 << 30
@@ -74,11 +74,11 @@ func TestChaos(t *testing.T) {
 	r.report(e, loaded, leftOut)
 }
 
-// well says whether nothing has been blamed yet; a broken cluster is not broken more,
-// and what it still knows is read back.
+// well says that no violation was found yet. The run does not break a broken cluster
+// further, and reads back what it still knows.
 func (r *run) well() bool { return len(r.c.blames()) == 0 }
 
-// play runs the workload and round after round of faults, one at least.
+// play runs the workload and round after round of faults, at least one.
 func (r *run) play(ctx context.Context, seed uint64, duration time.Duration, can []breakage) {
 	w := startWorkload(ctx, r.c, r.h, seed)
 	defer w.end()
@@ -97,7 +97,7 @@ func (r *run) play(ctx context.Context, seed uint64, duration time.Duration, can
 	r.sleep(ctx, time.Second)
 }
 
-// settings are the seed and how long the run lasts; 0 is one round of faults.
+// settings are the seed and the length of the run; 0 is one round of faults.
 func settings(t *testing.T) (seed uint64, duration time.Duration) {
 	t.Helper()
 	seed = uint64(time.Now().UnixNano()) % 1_000_000
@@ -114,10 +114,10 @@ func settings(t *testing.T) (seed uint64, duration time.Duration) {
 	return seed, duration
 }
 
-// nothingLeftOut says whether it is a failure that this machine cannot have a fault.
+// nothingLeftOut says whether a fault that this machine cannot produce is a failure.
 func nothingLeftOut() bool { return os.Getenv("SKEIN_NOTHING_LEFT_OUT") != "" }
 
-// possible says which faults this machine can have, and what is left out and why.
+// possible says which faults this machine can produce, and which are left out and why.
 func possible(missing error) (can []breakage, leftOut []string) {
 	can = []breakage{kill, stop}
 	if missing != nil {
@@ -133,15 +133,14 @@ func possible(missing error) (can []breakage, leftOut []string) {
 	return append(can, hang), nil
 }
 
-// shown is how many of one check's findings a report has.
+// shown is how many findings of one check a report has.
 const shown = 10
 
-// report judges the run and prints its table; e is nil where nothing could be read
-// back. If something is wrong the test fails and
-// the history is kept.
+// report judges the run and prints its table; e is nil if nothing could be read back.
+// If something is wrong the test fails and the history is kept.
 func (r *run) report(e *evidence, loaded time.Duration, leftOut []string) {
 	t := r.t
-	r.c.still.end(time.Now()) // what the checkers take is nobody's
+	r.c.still.end(time.Now()) // time of the checkers is not counted
 	out := tabwriter.NewWriter(t.Output(), 0, 8, 2, ' ', 0)
 	defer func() {
 		if err := out.Flush(); err != nil {

@@ -13,7 +13,7 @@ const (
 	sampleMarker = "f/m/0/6"
 )
 
-// sample is a small run in which all is well. Operation i is at index i.
+// sample is a small correct run. Operation i is at index i.
 func sample() *evidence {
 	first := kv{sampleKey, "0-2.", 3, 3, 1}
 	second := kv{sampleKey, "0-3.", 3, 4, 2}
@@ -63,7 +63,7 @@ func judge(e *evidence) (found []string) {
 	return found
 }
 
-// Every check finds what it is there for, and none blames a good run.
+// Every check finds its kind of error, and none rejects a correct run.
 func TestChecksFindWhatIsWrong(t *testing.T) {
 	if found := judge(sample()); len(found) > 0 {
 		t.Fatalf("a good run: %q", found)
@@ -78,7 +78,7 @@ func TestChecksFindWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		spoil func(e *evidence)
-		by    int // of the checks, the one that must find it
+		by    int // the check that must find it
 	}{
 		{"too little is known", func(e *evidence) {
 			for _, o := range e.ops[:4] {
@@ -124,8 +124,7 @@ func TestChecksFindWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Errors that the server gives only where nothing was done are refusals, others are
-// not.
+// Errors that the server gives only if nothing was done are refusals; others are not.
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]bool{
 		"etcdserver: mvcc: database space exceeded": true,
@@ -140,7 +139,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Who may end by itself is who says last that it was removed, and nobody else.
+// Only a node whose last words are that it was removed may end by itself.
 func TestRemovedNodeSaysSo(t *testing.T) {
 	const word = "skein: the node was removed from its cluster: node 1 of cluster 2 is never let in again\n"
 	for text, want := range map[string]bool{

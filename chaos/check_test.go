@@ -11,13 +11,13 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// version is what one revision made of a register.
+// version is the content of a register at one revision.
 type version struct {
 	kv
 	deleted bool
 }
 
-// evidence is what a run has left: what the clients were told, and what is there.
+// evidence is the result of a run: what the clients were told, and what is stored.
 type evidence struct {
 	ops []*op
 	// keys are all keys at the end, versions those of every register, ascending by
@@ -26,7 +26,7 @@ type evidence struct {
 	versions map[string][]version
 }
 
-// checks are the questions that a run is judged by; each returns what is wrong.
+// checks judge a run; each returns what is wrong.
 var checks = []struct {
 	name  string
 	wrong func(e *evidence) []string
@@ -51,7 +51,7 @@ func (e *evidence) at(key string, rev int64) kv {
 	return vs[i-1].kv
 }
 
-// made is what a revision made of a register, if it did.
+// made is the version of a register at a revision, if there is one.
 func (e *evidence) made(key string, rev int64) (version, bool) {
 	vs := e.versions[key]
 	i, found := slices.BinarySearchFunc(vs, rev, func(v version, r int64) int { return cmp.Compare(v.mod, r) })
@@ -61,8 +61,8 @@ func (e *evidence) made(key string, rev int64) (version, bool) {
 	return vs[i], true
 }
 
-// effect is the revision at which an operation is found to have taken effect, by its
-// value or key alone and whatever its client was told; 0 if it has not.
+// effect is the revision at which an operation took effect, found by its value or key
+// alone and not by the client's answer; 0 if it had no effect.
 func (e *evidence) effect(o *op) int64 {
 	switch o.kind {
 	case insert:
@@ -94,7 +94,7 @@ func checkDefinite(e *evidence) []string {
 	return nil
 }
 
-// checkFates compares what each writer was told with what is there.
+// checkFates compares what each writer was told with the stored data.
 func checkFates(e *evidence) (bad []string) {
 	for _, o := range e.ops {
 		if !o.kind.writes() {
@@ -112,7 +112,7 @@ func checkFates(e *evidence) (bad []string) {
 		if o.kind != remove || rev == 0 {
 			continue
 		}
-		// The whole of a transaction or nothing: a marker, and a deletion of what was there.
+		// All of a transaction or nothing: a marker, and a deletion of the old value.
 		if _, gone := e.made(o.key, rev); gone != (e.at(o.key, rev-1).mod != 0) {
 			bad = append(bad, fmt.Sprintf("half of a transaction at revision %d: %s", rev, o))
 		}
@@ -120,7 +120,8 @@ func checkFates(e *evidence) (bad []string) {
 	return bad
 }
 
-// checkOnce wants every key and every value to be there once, and to be somebody's.
+// checkOnce checks that every key and every value exists once and belongs to an
+// operation.
 func checkOnce(e *evidence) (bad []string) {
 	private, values := map[string]string{}, map[string]*op{}
 	for _, o := range e.ops {
@@ -163,8 +164,8 @@ func checkOnce(e *evidence) (bad []string) {
 	return bad
 }
 
-// checkUnique wants every revision to belong to one operation: one key, or a marker
-// and the register that it says was deleted.
+// checkUnique checks that every revision belongs to one operation: one key, or a marker
+// and the register that the marker names.
 func checkUnique(e *evidence) (bad []string) {
 	private := map[int64]kv{}
 	for key, k := range e.keys {
@@ -201,7 +202,7 @@ func checkUnique(e *evidence) (bad []string) {
 	return bad
 }
 
-// checkChains wants the versions of a register to count up from its creation.
+// checkChains checks that the versions of a register count up from its creation.
 func checkChains(e *evidence) (bad []string) {
 	for _, vs := range e.versions {
 		var before kv
@@ -219,8 +220,8 @@ func checkChains(e *evidence) (bad []string) {
 	return bad
 }
 
-// checkRealTime wants no revision to be below one that somebody had heard of before
-// the operation began, and that of a change to be above.
+// checkRealTime checks that no revision is below one that somebody knew before the
+// operation began, and that a change's revision is above it.
 func checkRealTime(e *evidence) (bad []string) {
 	type heard struct{ tick, rev int64 }
 	var all []heard
@@ -275,7 +276,7 @@ func checkAnswers(e *evidence) (bad []string) {
 			wrong = o.did && is.value != o.old || !o.did && (wrong || is.value == o.old)
 		case remove:
 			wrong = wrong || o.did != (is.mod != 0)
-		default: // what it has found is all that it says
+		default: // the values it found are its whole answer
 		}
 		if wrong {
 			bad = append(bad, fmt.Sprintf("the state has %s: %s", is, o))
@@ -295,9 +296,8 @@ func (e *evidence) scan(sorted []string, from, to string, rev int64) (out []kv) 
 	return out
 }
 
-// fact is what an operation says of the one key that it is about: the value before it
-// (or that it was not this one), and the value that it leaves. "" is that there is no
-// key.
+// fact is the content of an operation for its one key: the value before it (or a value
+// that it was not), and the value after it. "" means no key.
 type fact struct {
 	checked, unequal bool
 	before           string
@@ -305,7 +305,7 @@ type fact struct {
 	after            string
 }
 
-// register is a key for porcupine.
+// register is porcupine's model of a key.
 var register = porcupine.Model{
 	Init: func() any { return "" },
 	Step: func(state, input, _ any) (bool, any) {
@@ -321,8 +321,8 @@ var register = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
-// factOf is what an operation says of its key's value, revisions aside. An operation
-// of unknown fate counts if its effect is there.
+// factOf is the content of an operation for its key, without revisions. An operation of
+// unknown fate counts if its effect is stored.
 func factOf(e *evidence, o *op) (f fact, ok bool) {
 	if o.kind == insert || o.kind == scan || o.outcome == refused {
 		return f, false

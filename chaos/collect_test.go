@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// collectPatience bounds one read of the end, agreePatience how long the replicas may
-	// take to be equal.
+	// collectPatience bounds one read at the end. agreePatience bounds the time until
+	// the replicas are equal.
 	collectPatience = 30 * time.Second
 	agreePatience   = time.Minute
 	page            = 2000
 	walkers         = 16
 )
 
-// collect reads back what there is: all keys through each node at one revision, and
+// collect reads back what is stored: all keys through each node at one revision, and
 // the history of each register.
 func (r *run) collect(ctx context.Context) (*evidence, error) {
 	e := &evidence{ops: r.h.ops(), versions: map[string][]version{}}
@@ -112,8 +112,8 @@ func (r *run) walk(ctx context.Context, e *evidence, rev int64) error {
 	return failed
 }
 
-// walkKey reads a register's versions from a revision down. Where there is none, the
-// one before the last removal comes next.
+// walkKey reads a register's versions downwards from a revision. At a removal it goes
+// on before it.
 func walkKey(ctx context.Context, cl *clientv3.Client, key string, rev int64, removals []int64) (vs []version, err error) {
 	slices.Sort(removals)
 	for removed := int64(0); rev > 1; {
@@ -142,7 +142,7 @@ func walkKey(ctx context.Context, cl *clientv3.Client, key string, rev int64, re
 	return vs, nil
 }
 
-// agree wants all replicas of each range to be at the same place with the same hash.
+// agree waits until all replicas of each range have the same applied index and hash.
 func (r *run) agree(ctx context.Context) {
 	term := r.c.still.term(agreePatience, "that the replicas are equal")
 	for {

@@ -20,23 +20,23 @@ import (
 // disk is the ext4 in a loop file on which one node keeps its data.
 type disk struct {
 	dir  string   // where it is mounted
-	loop *os.File // the loop device; it lives as long as this is open
+	loop *os.File // the loop device; it lives as long as this file is open
 }
 
-// The ioctl of ext4 that stops all writing at once, and its flag by which not even
-// what the journal holds in memory is written.
+// The ioctl of ext4 that stops all writing at once. Its flag also drops the part of the
+// journal that is in memory.
 const (
 	ext4Shutdown     = 2<<30 | 4<<16 | 'X'<<8 | 125 // _IOR('X', 125, __u32)
 	shutdownNoFlush  = 2
 	unmountPatience  = 20 * time.Second
 	unmountPause     = 20 * time.Millisecond
-	attempts         = 20 // at a loop device that somebody else may take first
+	attempts         = 20 // at a loop device that another process may take first
 	fillStep         = 1 << 20
 	somebodyElseFile = "somebody-else"
 )
 
-// newDisk makes and mounts a disk of so many bytes at dir. An error is that this
-// machine or this user cannot.
+// newDisk makes a disk of so many bytes and mounts it at dir. It returns an error if
+// this machine or this user cannot.
 func newDisk(t *testing.T, dir string, size int64) (*disk, error) {
 	t.Helper()
 	if noNamespace != "" {
@@ -50,7 +50,7 @@ func newDisk(t *testing.T, dir string, size int64) (*disk, error) {
 		return nil, err
 	}
 	defer func() {
-		// From now on the open loop device is all that keeps it.
+		// From now on only the open loop device keeps it.
 		if err := os.Remove(image); err != nil {
 			t.Error(err)
 		}
@@ -78,8 +78,8 @@ func newDisk(t *testing.T, dir string, size int64) (*disk, error) {
 	return d, nil
 }
 
-// attachLoop binds a free loop device to a file. The device clears itself when the
-// last who has it open or mounted is gone.
+// attachLoop binds a free loop device to a file. The device clears itself when nobody
+// has it open or mounted any more.
 func attachLoop(image string) (*os.File, error) {
 	file, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -135,7 +135,7 @@ func (d *disk) unmount() error {
 	}
 }
 
-// renew puts an empty disk in the place of this one.
+// renew replaces the disk by an empty one.
 func (d *disk) renew() error {
 	if err := d.unmount(); err != nil {
 		return err
@@ -146,8 +146,8 @@ func (d *disk) renew() error {
 	return d.mount()
 }
 
-// cutPower stops all writing to the disk at this moment. What was not synced is gone
-// once the disk has been unmounted.
+// cutPower stops all writing to the disk at this moment. Unsynced data are gone once
+// the disk has been unmounted.
 func (d *disk) cutPower() error {
 	dir, err := os.Open(d.dir)
 	if err != nil {
@@ -160,8 +160,8 @@ func (d *disk) cutPower() error {
 	return nil
 }
 
-// hang lets everybody who writes to the disk wait, until thaw is called or this
-// process is gone: a frozen disk that nobody thaws could never be unmounted.
+// hang blocks everybody who writes to the disk until thaw is called or this process
+// ends. A disk that stayed frozen could never be unmounted.
 func (d *disk) hang(t *testing.T) (thaw func() error, err error) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", `fsfreeze -f "$0" && echo frozen && cat; fsfreeze -u "$0"`, d.dir)
@@ -194,7 +194,7 @@ func (d *disk) hang(t *testing.T) (thaw func() error, err error) {
 	return thaw, nil
 }
 
-// fill takes all room of the disk, and returns what gives it back.
+// fill takes all room of the disk, and returns the function that frees it.
 func (d *disk) fill() (free func() error, err error) {
 	path := filepath.Join(d.dir, somebodyElseFile)
 	f, err := os.Create(path)
@@ -224,8 +224,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// A power cut keeps what was synced and loses what was not: without that the runs
-// would prove no fsync.
+// A power cut keeps synced data and loses the rest. Otherwise the runs would prove no
+// fsync.
 func TestPowerCutLosesWhatWasNotSynced(t *testing.T) {
 	d := diskOrSkip(t)
 	path := filepath.Join(d.dir, "file")
@@ -258,7 +258,7 @@ func TestPowerCutLosesWhatWasNotSynced(t *testing.T) {
 	}
 }
 
-// A disk that hangs keeps its writers waiting and loses nothing.
+// A disk that hangs blocks its writers and loses nothing.
 func TestHangingDiskKeepsWritersWaiting(t *testing.T) {
 	d := diskOrSkip(t)
 	path := filepath.Join(d.dir, "file")
@@ -284,7 +284,7 @@ func TestHangingDiskKeepsWritersWaiting(t *testing.T) {
 	}
 }
 
-// A full disk has no room for one byte more, until it is freed.
+// A full disk has no room for one more byte until it is freed.
 func TestFullDiskHasNoRoom(t *testing.T) {
 	d := diskOrSkip(t)
 	free, err := d.fill()

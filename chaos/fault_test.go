@@ -24,7 +24,7 @@ const (
 	full  breakage = "disk full"
 )
 
-// leading stands for the node that leads placement when the fault comes.
+// leading stands for the node that leads placement when the fault begins.
 const leading = -1
 
 // fault is one thing that breaks.
@@ -33,14 +33,14 @@ type fault struct {
 	victim int
 }
 
-// step is what breaks at the same moment, for how long at least, and how long the
-// cluster has been well before.
+// step is the faults that begin at the same moment, their least length, and how long
+// the cluster was well before.
 type step struct {
 	faults      []fault
 	hold, pause time.Duration
 }
 
-// name says what breaks, without whose.
+// name names the fault without its node.
 func (s step) name() string {
 	n := map[breakage]int{}
 	var names []string
@@ -58,14 +58,14 @@ func (s step) name() string {
 	return strings.Join(names, " + ")
 }
 
-// leastHold is longer than lease and election timeout where others are to take over
-// from a node that still lives.
+// leastHold is longer than lease and election timeout, for faults in which others take
+// over from a node that is still alive.
 var leastHold = map[breakage]time.Duration{
 	kill: 500 * time.Millisecond, stop: 2500 * time.Millisecond, power: 500 * time.Millisecond, hang: 3 * time.Second, full: time.Second,
 }
 
-// schedule is one round of faults in an order of the seed: each that this machine can
-// have on one node, one on all nodes at the same moment, and two at a time on two.
+// schedule is one round of faults in a random order: each possible one on one node, one
+// on all nodes at the same moment, and two at a time on two nodes.
 func schedule(rng *rand.Rand, can []breakage) (steps []step) {
 	victim := func() int {
 		if rng.IntN(2) == 0 {
@@ -87,7 +87,7 @@ func schedule(rng *rand.Rand, can []breakage) (steps []step) {
 	for i := range nodes {
 		blackout.faults = append(blackout.faults, fault{worst, i})
 	}
-	// Two nodes of three: nothing can be served, and nothing may go wrong.
+	// Two of three nodes fail: nothing can be served, and nothing may go wrong.
 	two := []breakage{can[rng.IntN(len(can))], can[rng.IntN(len(can))]}
 	first := rng.IntN(nodes)
 	second := (first + 1 + rng.IntN(nodes-1)) % nodes
@@ -115,23 +115,23 @@ func (r *run) inject(f fault) (heal func() error, err error) {
 		return n.data.hang(r.t)
 	case full:
 		return n.data.fill()
-	default: // it is not inside of a machine
+	default: // it is not inside a machine
 	}
 	return nil, fmt.Errorf("no fault is called %q", f.breakage)
 }
 
-// servePatience bounds how long the cluster may take to serve: far more than it
-// needs, for it shares its machine with others.
+// servePatience bounds how long the cluster may take to serve. It is far more than
+// needed, because the cluster shares its machine.
 const servePatience = time.Minute
 
 // outage is how long it took until the cluster served again.
 type outage struct {
 	count         int
-	during, after time.Duration // the longest; during is 0 where it need not serve
+	during, after time.Duration // the longest; during is 0 if it need not serve
 }
 
-// apply does one step: it breaks, wants the others to serve, heals, and wants all to
-// serve.
+// apply does one step: it injects the faults, requires the others to serve, heals, and
+// requires all to serve.
 func (r *run) apply(ctx context.Context, s step) {
 	r.sleep(ctx, s.pause)
 	var victims, others []int
@@ -167,8 +167,8 @@ func (r *run) apply(ctx context.Context, s step) {
 	}
 }
 
-// atOnce does n things at the same moment and waits for all; an error of the rig
-// fails the test.
+// atOnce does n things at the same moment and waits for all. An error of the rig fails
+// the test.
 func (r *run) atOnce(n int, do func(i int) error) {
 	var wg sync.WaitGroup
 	for i := range n {
@@ -184,9 +184,9 @@ func (r *run) atOnce(n int, do func(i int) error) {
 	}
 }
 
-// watch wants the cluster to serve while one node is broken, as far as it must: beside
-// a full disk it reads everything, and otherwise it writes too, through the other
-// nodes. It returns how long that took.
+// watch requires the cluster to serve while one node is broken. Beside a full disk it
+// only reads everything; otherwise it also writes, through the other nodes. It returns
+// how long that took.
 func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 	if f.breakage != full {
 		return r.serves(ctx, string(f.breakage), others, true)
@@ -209,9 +209,9 @@ func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 	return r.serves(ctx, string(f.breakage), []int{0, 1, 2}, false)
 }
 
-// serves wants every range to be written, or read, through each of the nodes, and
-// returns how long that took. Who asks is impatient at first: the request of a moment
-// ago may wait for a leader that is gone, and a new one need not.
+// serves requires a write, or a read, of every range through each of the nodes, and
+// returns how long that took. The first attempts have short timeouts: an early request
+// may wait for a leader that is gone, and a new one need not.
 func (r *run) serves(ctx context.Context, when string, through []int, writes bool) time.Duration {
 	start := time.Now()
 	ctx, cancel := r.c.still.term(servePatience, "%s: serving", when).context(ctx)

@@ -20,16 +20,16 @@ type kind uint8
 const (
 	// insert puts a key that nobody else ever writes.
 	insert kind = iota
-	// put puts a register and hears what was there before.
+	// put puts a register and reads its previous value.
 	put
 	// get reads a register.
 	get
-	// compare puts a register if it has the value old, and else reads it.
+	// compare puts a register if it has the value old, and otherwise reads it.
 	compare
 	// remove deletes a register and, in the same transaction, puts a marker that nobody
 	// else ever writes.
 	remove
-	// scan reads the registers from key up to end, which are of two ranges.
+	// scan reads the registers from key up to end, which lie in two ranges.
 	scan
 	kinds
 )
@@ -40,11 +40,11 @@ func (k kind) String() string {
 
 func (k kind) writes() bool { return k != get && k != scan }
 
-// outcome is what a client knows of its operation.
+// outcome is what a client knows about its operation.
 type outcome uint8
 
 const (
-	// unknown: it may have taken effect, or may yet.
+	// unknown: it may have taken effect, or may still do so.
 	unknown outcome = iota
 	// answered: there is an answer.
 	answered
@@ -54,7 +54,7 @@ const (
 
 func (o outcome) String() string { return [...]string{"unknown", "answered", "refused"}[o] }
 
-// kv is a key as an answer shows it; the zero kv is that there is none.
+// kv is a key as an answer shows it; the zero kv means no key.
 type kv struct {
 	key, value           string
 	create, mod, version int64
@@ -72,7 +72,7 @@ type op struct {
 	id, client, node int
 	kind             kind
 	key              string
-	value            string // insert, put, compare: what it writes, and nobody else ever
+	value            string // insert, put, compare: the unique value that it writes
 	old              string // compare
 	end              string // scan
 	marker           string // remove
@@ -83,15 +83,15 @@ type op struct {
 	outcome   outcome
 	err       error
 	rev       int64 // the header's revision
-	did       bool  // compare: it was so; remove: the key was there
-	// seen is what get, scan and a compare in vain read, and what put and remove found.
+	did       bool  // compare: it matched; remove: the key existed
+	// seen is what get, scan and a failed compare read, and what put and remove found.
 	seen []kv
 }
 
 // changes says whether an answered operation changed something.
 func (o *op) changes() bool { return o.kind.writes() && (o.kind != compare || o.did) }
 
-// found is what an answered operation of one key has seen of it, the zero kv for none.
+// found is the state of its one key in an answered operation, the zero kv for none.
 func (o *op) found() kv {
 	if len(o.seen) == 0 {
 		return kv{}
@@ -137,7 +137,7 @@ type history struct {
 	all []*op // guarded by mu, in the order of their calls
 }
 
-// begin notes that a client calls.
+// begin records a client's call.
 func (h *history) begin(o *op) *op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -146,7 +146,7 @@ func (h *history) begin(o *op) *op {
 	return o
 }
 
-// end notes how a call returned; the caller has filled in the answer before.
+// end records the return of a call; the caller has filled in the answer before.
 func (h *history) end(o *op, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,8 +175,8 @@ func (h *history) write(w io.Writer) error {
 	return nil
 }
 
-// refusals are the texts by which the server says that nothing was done: each is the
-// text of kinds with that fate alone.
+// refusals are the server's texts that say that nothing was done: each is used only by
+// kinds with that fate.
 var refusals = sync.OnceValue(func() map[string]bool {
 	texts := map[string]bool{}
 	for _, row := range kverror.Table() {
@@ -191,7 +191,7 @@ var refusals = sync.OnceValue(func() map[string]bool {
 
 func refuses(err error) bool { return refusals()[message(err)] }
 
-// message is an error's text, without what clientv3 and gRPC put around it.
+// message is an error's text without the additions of clientv3 and gRPC.
 func message(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()

@@ -2,6 +2,5 @@
 
 package chaos
 
-// buildTags are those of the nodes of a storm: what must hold inside of them is asserted
-// as well.
+// buildTags are those of the nodes of a storm: their invariants are asserted too.
 const buildTags = "invariants"

@@ -18,9 +18,9 @@ const inside = "SKEIN_CHAOS_INSIDE"
 // noNamespace says why this process has no namespaces of its own, "" if it has.
 var noNamespace string
 
-// TestMain runs the tests in a process with a mount namespace and a network namespace of
-// its own: whatever becomes of it, the kernel unmounts what it has mounted and takes its
-// links away.
+// TestMain runs the tests in a process with its own mount namespace and network
+// namespace. However the process ends, the kernel unmounts its mounts and removes its
+// links.
 func TestMain(m *testing.M) {
 	if os.Getenv(inside) == "" {
 		code, err := runInside()
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// outside runs f in the network of whoever started the tests, where packages can be
+// outside runs f in the network of the test's parent process, where packages can be
 // downloaded.
 func outside(f func() error) error {
 	if noNamespace != "" {

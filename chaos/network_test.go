@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// space is a network namespace. It has no name: it lasts as long as this file is open
-// or a process lives in it, so that no end of a run, however it comes, leaves one, and
-// two runs have nothing in common.
+// space is a network namespace without a name. It lasts as long as this file is open or
+// a process lives in it. So no run leaves one behind, however it ends, and two runs
+// share nothing.
 type space struct{ file *os.File }
 
 // newSpace makes a network namespace.
@@ -34,8 +34,7 @@ func newSpace() (s space, err error) {
 	return s, err
 }
 
-// do runs f on a thread in the namespace: sockets that f opens and processes that it
-// starts belong there.
+// do runs f on a thread in the namespace: its sockets and processes belong there.
 func (s space) do(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(s.file.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -45,8 +44,9 @@ func (s space) do(f func() error) error {
 	})
 }
 
-// onThread runs f on a thread of its own and brings that back to where it was: a thread
-// that ends takes the processes with it that were started there to die with their parent.
+// onThread runs f on a thread of its own and then returns the thread to its old
+// namespace. If the thread ended, the processes started there would die with it, by
+// their death signals.
 func onThread(f func() error) error {
 	runtime.LockOSThread()
 	home, err := os.Open("/proc/thread-self/ns/net")
@@ -57,7 +57,7 @@ func onThread(f func() error) error {
 	defer home.Close()
 	err = f()
 	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-		// The thread stays locked, and is gone with the goroutine.
+		// The thread stays locked, and ends with the goroutine.
 		return errors.Join(err, fmt.Errorf("leave a network namespace: %w", back))
 	}
 	runtime.UnlockOSThread()
@@ -86,7 +86,7 @@ type network struct {
 	faults atomic.Int64
 }
 
-// The addresses are those of this process's own namespace, and in nobody's way.
+// The addresses are in this process's own namespace and disturb nobody.
 const (
 	clientsAddress = "10.77.0.254"
 	bridge         = "bridge"
@@ -98,8 +98,8 @@ func address(machine int) string { return fmt.Sprintf("10.77.0.%d", machine+1) }
 // outer is the bridge's end of a machine's link.
 func outer(machine int) string { return fmt.Sprintf("machine%d", machine+1) }
 
-// newNetwork makes the namespaces of so many machines. An error is that this machine or
-// this user cannot.
+// newNetwork makes the namespaces of so many machines. It returns an error if this
+// machine or this user cannot.
 func newNetwork(t *testing.T, machines int) (*network, error) {
 	t.Helper()
 	if noNamespace != "" {
@@ -112,8 +112,8 @@ func newNetwork(t *testing.T, machines int) (*network, error) {
 	}
 	n := &network{}
 	t.Cleanup(func() {
-		// The next one is to find the names free; the kernel takes its time with what goes
-		// with a namespace.
+		// The next network must find the names free; the kernel is slow to remove a
+		// namespace.
 		for i, s := range n.spaces {
 			if err := command("", "ip", "link", "del", outer(i)); err != nil {
 				t.Error(err)
@@ -139,7 +139,7 @@ func (n *network) plug(machine int) error {
 		return err
 	}
 	n.spaces = append(n.spaces, s)
-	// ip takes a path in the place of a name.
+	// ip takes a path in place of a name.
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd())
 	return errors.Join(
 		command("", "ip", "link", "add", outer(machine), "type", "veth", "peer", "name", link, "netns", path),
@@ -149,8 +149,8 @@ func (n *network) plug(machine int) error {
 		s.command("", "ip", "link", "set", "lo", "up"))
 }
 
-// drop loses, at a machine, what comes in and what goes out and fits one of nft's
-// expressions, until heal is called, which says whether anything was lost.
+// drop loses, at a machine, the incoming and outgoing packets that fit one of nft's
+// expressions, until heal is called. heal says whether anything was lost.
 func (n *network) drop(machine int, in, out []string) (heal healing, err error) {
 	table := fmt.Sprintf("fault%d", n.faults.Add(1))
 	var b strings.Builder
@@ -173,17 +173,17 @@ func (n *network) drop(machine int, in, out []string) (heal healing, err error) 
 	}, nil
 }
 
-// healing ends a fault, and says whether it took effect: whether there was anything that it
-// was done to.
+// healing ends a fault, and says whether it took effect: whether there was traffic or
+// work for it.
 type healing func() (took bool, err error)
 
-// What nft and tc print of what a rule has lost, and of what a queue has held up.
+// What nft prints of the losses of a rule, and tc of the delays of a queue.
 var (
 	packetsLost   = regexp.MustCompile(`counter packets [1-9]`)
 	packetsHeldUp = regexp.MustCompile(`overlimits [1-9]`)
 )
 
-// counted says whether a count in what a command prints in the namespace is above zero.
+// counted says whether a count in a command's output in the namespace is above zero.
 func (s space) counted(above *regexp.Regexp, name string, args ...string) (found bool, err error) {
 	err = s.do(func() error {
 		out, err := exec.Command(name, args...).CombinedOutput()
@@ -196,7 +196,7 @@ func (s space) counted(above *regexp.Regexp, name string, args ...string) (found
 	return found, err
 }
 
-// from and to are nft's expressions of what comes from machines, and goes to them.
+// from and to are nft's expressions for the packets from machines and to machines.
 func from(machines []int) []string { return []string{"ip saddr { " + addresses(machines) + " }"} }
 func to(machines []int) []string   { return []string{"ip daddr { " + addresses(machines) + " }"} }
 
@@ -208,8 +208,8 @@ func addresses(machines []int) string {
 	return strings.Join(all, ", ")
 }
 
-// Expressions of everything but what a machine says to itself, of some of it, and of
-// what clients say and are told.
+// Expressions for all packets but a machine's own to itself, for some of them, and for
+// the packets from and to clients.
 var (
 	anythingIn  = []string{`iifname "` + link + `"`}
 	anythingOut = []string{`oifname "` + link + `"`}
@@ -219,8 +219,8 @@ var (
 	clientsOut  = []string{"ip daddr " + clientsAddress}
 )
 
-// slow lets a machine send no more than a little, until heal is called, which says whether
-// that held anything up.
+// slow lets a machine send only a little, until heal is called, which says whether
+// anything was delayed.
 func (n *network) slow(machine int) (heal healing, err error) {
 	s := n.spaces[machine]
 	if err := s.command("", "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", "1mbit", "burst", "4kb", "latency", "300ms"); err != nil {
@@ -232,7 +232,7 @@ func (n *network) slow(machine int) (heal healing, err error) {
 	}, nil
 }
 
-// bringUp has this namespace's own loopback, which is new.
+// bringUp brings up the loopback of this new namespace.
 func bringUp(name string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -247,12 +247,12 @@ func bringUp(name string) error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
 }
 
-// words is how many datagrams one machine says to another, to see whether it is heard; those
-// of all fit into a receiver's buffer.
+// words is how many datagrams one machine sends to another to test the link. Those of
+// all machines fit into a receiver's buffer.
 const words = 40
 
-// hears returns how many datagrams of each machine a machine hears; those of the clients
-// come after all machines'.
+// hears returns how many datagrams of each machine a machine receives; those of the
+// clients come last.
 func (n *network) hears(t *testing.T, machine int) []int {
 	t.Helper()
 	target := address(machine) + ":4000"
@@ -288,8 +288,8 @@ func (n *network) hears(t *testing.T, machine int) []int {
 	}
 }
 
-// sayTo sends datagrams of one byte. What a rule of the output drops is an error of the
-// write.
+// sayTo sends datagrams of one byte. A packet that an output rule drops is a write
+// error.
 func sayTo(target string, what byte) error {
 	c, err := net.Dial("udp4", target)
 	if err != nil {
@@ -304,8 +304,8 @@ func sayTo(target string, what byte) error {
 	return nil
 }
 
-// Rules of nft lose what they are to lose, in the one direction or in both, and nothing
-// else, and no more when they are healed.
+// Rules of nft lose the packets that they should, in one direction or both, and no
+// others. After healing they lose none.
 func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 	n, err := newNetwork(t, 3)
 	if err != nil {
@@ -324,7 +324,7 @@ func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 	for _, c := range []struct {
 		what           string
 		in, out        []string
-		first, another []int // what the first machine hears, and the second
+		first, another []int // packets that the first machine receives, and the second
 	}{
 		{"the first does not hear the second", from([]int{1}), nil, []int{words, 0, words, words}, all},
 		{"the others do not hear the first", nil, to([]int{1, 2}), all, []int{0, words, words, words}},
@@ -355,7 +355,7 @@ func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 		t.Fatalf("a link that loses: it took effect: %t, %v", took, err)
 	}
 	expect("healed", 0, all)
-	// What nobody says anything through loses nothing.
+	// A rule without traffic loses nothing.
 	for what, begin := range map[string]func() (healing, error){
 		"cut off": func() (healing, error) { return n.drop(2, anythingIn, anythingOut) },
 		"slow":    func() (healing, error) { return n.slow(2) },
@@ -370,7 +370,7 @@ func TestPartitionsLoseWhatTheyAreTo(t *testing.T) {
 	}
 }
 
-// leaveOut skips a test that this machine cannot have, or fails it where nothing may be
+// leaveOut skips a test that this machine cannot run, or fails it if nothing may be
 // left out.
 func leaveOut(t *testing.T, err error) {
 	t.Helper()

@@ -31,29 +31,29 @@ const (
 	opDrain     = "node drain"
 	opReplace   = "node decommission"
 	opFactor    = "placement set-replication"
-	opPause     = "placement pause" // at the end alone
+	opPause     = "placement pause" // only at the end
 )
 
 const (
-	// operatorPause bounds the pause between two operations on ranges, nodePauseMax that
-	// between two on nodes.
+	// operatorPause bounds the pause between two operations on ranges, nodePauseMax the
+	// pause between two on nodes.
 	operatorPause, nodePauseMax = 1500 * time.Millisecond, 6 * time.Second
-	// commandTime is what a command may take by its own flag, and waitTime what one that
-	// waits for the end of what it began may take besides.
+	// commandTime is the timeout flag of a command. waitTime is the extra time of one
+	// that waits for the end of its operation.
 	commandTime, waitTime = 15 * time.Second, time.Minute
-	// mostRanges bounds how far a storm splits where nothing merges.
+	// mostRanges bounds how far a storm splits if nothing merges.
 	mostRanges = 20
 )
 
-// operator changes the cluster as somebody at a terminal does.
+// operator changes the cluster as a person at a terminal does.
 type operator struct {
 	s    *storm
 	has  map[string]bool
 	rngs [3]*rand.Rand // of splits and merges, of moves and transfers, of nodes
-	// probes are what is asked through each machine.
+	// probes are the requests sent through each machine.
 	probes []*sim.Requests
 	nextID int // of the next new node
-	// calming says that the storm is over, and that what is changed is to stay.
+	// calming says that the storm is over, and that changes must last.
 	calming bool
 	running sync.WaitGroup
 	stop    context.CancelFunc
@@ -62,7 +62,7 @@ type operator struct {
 	tries map[string]*tries // guarded by mu
 }
 
-// tries says what became of an operation that was tried again and again.
+// tries are the outcomes of an operation that was tried again and again.
 type tries struct {
 	tried, done int
 	refusals    map[string]int
@@ -89,13 +89,12 @@ func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
 	return o
 }
 
-// needs are the flags of skein start without which an operation could be asked for and
-// would not come to its end: placement then moves nothing off a node by itself, or no node
-// can join.
+// needs are flags of skein start without which an operation would be accepted but not
+// finished: placement would move nothing off a node by itself, or no node could join.
 var needs = map[string][]string{opDrain: {"--node-dead-after"}, opReplace: {"--node-dead-after", "--join"}}
 
-// commands says by its help which operations a build of skein has, and which are left out
-// of a storm and why.
+// commands reads from its help which operations a build of skein has. The others are
+// left out of a storm, with the reason.
 func commands(help func(args ...string) string) (has map[string]bool, leftOut []string) {
 	has = map[string]bool{}
 	for _, op := range []string{opSplit, opMerge, opMove, opTransfer, opGroupMove, opGroupLead, opFactor, opDrain, opReplace, opPause} {
@@ -121,7 +120,7 @@ func commands(help func(args ...string) string) (has map[string]bool, leftOut []
 	return has, leftOut
 }
 
-// run runs a command of skein. An error has what the command said.
+// run runs a command of skein. An error contains the command's output.
 func (o *operator) run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTime+waitTime+10*time.Second)
 	defer cancel()
@@ -135,7 +134,7 @@ func (o *operator) run(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// ask runs a command with the endpoints of all machines, in an order by chance.
+// ask runs a command with the endpoints of all machines in a random order.
 func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (string, error) {
 	urls := o.s.c.urls()
 	rng.Shuffle(len(urls), func(i, j int) { urls[i], urls[j] = urls[j], urls[i] })
@@ -162,19 +161,19 @@ func (o *operator) start(ctx context.Context) {
 	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace, opFactor)
 }
 
-// end ends that, when what has begun is over.
+// end stops new operations and waits for those under way.
 func (o *operator) end() {
 	o.stop()
 	o.running.Wait()
 }
 
-// do does one operation and counts how it went.
+// do does one operation and counts its outcome.
 func (o *operator) do(ctx context.Context, rng *rand.Rand, op string) bool {
 	start := time.Now()
-	ctx = context.WithoutCancel(ctx) // an operator does not go in the middle of it
+	ctx = context.WithoutCancel(ctx) // an operator does not leave in the middle of it
 	what, err := o.one(ctx, rng, op)
 	if what == "" && err == nil {
-		return false // there is nothing that it could be done to
+		return false // there was no object for it
 	}
 	took := time.Since(start).Round(time.Millisecond)
 	o.mu.Lock()
@@ -195,7 +194,7 @@ func (o *operator) do(ctx context.Context, rng *rand.Rand, op string) bool {
 	return true
 }
 
-// reason is the part of a refusal by which it can be counted with others of its kind.
+// reason is the part of a refusal that is equal for all refusals of its kind.
 func reason(err error) string {
 	text := err.Error()
 	if _, after, found := strings.Cut(text, "skein: "); found {
@@ -210,7 +209,7 @@ func reason(err error) string {
 	}, text)
 }
 
-// rangeRow is a range as skein range list -w json has it.
+// rangeRow is a range as printed by skein range list -w json.
 type rangeRow struct {
 	ID       uint64   `json:"id"`
 	Start    string   `json:"start"`
@@ -231,7 +230,7 @@ func (o *operator) ranges(ctx context.Context, rng *rand.Rand) ([]rangeRow, erro
 	return list.Ranges, nil
 }
 
-// one does one operation, drawn from chance. what says to what.
+// one does one random operation. what names its object.
 func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
 	switch op {
 	case opDrain:
@@ -282,7 +281,7 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 	return "", fmt.Errorf("no operation is called %q", op)
 }
 
-// holders returns the nodes that hold the placement group, and the one that leads it.
+// holders returns the nodes that hold the placement group, and its leader.
 func (o *operator) holders(ctx context.Context, rng *rand.Rand) (holders []string, leader string, err error) {
 	out, err := o.ask(ctx, rng, "placement", "show", "-w", "json")
 	if err != nil {
@@ -301,7 +300,7 @@ func (o *operator) holders(ctx context.Context, rng *rand.Rand) (holders []strin
 	return holders, shown.Leader, nil
 }
 
-// group changes who leads the placement group, or who holds it.
+// group changes the leader or the members of the placement group.
 func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what string, err error) {
 	holders, leader, err := o.holders(ctx, rng)
 	if err != nil {
@@ -325,8 +324,8 @@ func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what s
 	return "from " + from + " to " + to, err
 }
 
-// setReplication sets how many voters ranges have: 3 or 5 in a storm, where nobody waits
-// until they have so many, and in the end 3.
+// setReplication sets how many voters ranges have: 3 or 5 in a storm, where nobody
+// waits until they are reached, and 3 at the end.
 func (o *operator) setReplication(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	factor, waiting := fmt.Sprint(voters), []string{"--wait-timeout", waitTime.String()}
 	if !o.calming {
@@ -336,7 +335,7 @@ func (o *operator) setReplication(ctx context.Context, rng *rand.Rand) (what str
 	return "to " + factor, err
 }
 
-// drain drains a node, and takes it back after a while, whatever became of that.
+// drain drains a node and takes it back after a while, whatever the drain's outcome.
 func (o *operator) drain(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	name := o.s.c.names()[rng.IntN(stormMachines)]
 	_, err = o.ask(ctx, rng, "node", "drain", name, "--wait-timeout", waitTime.String())
@@ -344,7 +343,7 @@ func (o *operator) drain(ctx context.Context, rng *rand.Rand) (what string, err 
 	return name, errors.Join(err, o.insist(ctx, rng, "node", "undrain", name))
 }
 
-// insist repeats a command until it is done.
+// insist repeats a command until it succeeds.
 func (o *operator) insist(ctx context.Context, rng *rand.Rand, args ...string) error {
 	for term := o.s.c.still.term(replacePatience, "skein %s", strings.Join(args, " ")); ; wait(ctx, time.Second) {
 		_, err := o.ask(ctx, rng, args...)
@@ -358,20 +357,20 @@ func (o *operator) insist(ctx context.Context, rng *rand.Rand, args ...string) e
 	}
 }
 
-// replacePatience bounds how long it may take until a node has given up all that it holds,
-// and until a new one is in.
+// replacePatience bounds how long a node may take to give up all that it holds, and a
+// new one to join.
 const replacePatience = 5 * time.Minute
 
-// replace has a node give up all that it holds, and then puts a new one with an empty disk
-// in its place, under another name.
+// replace removes a node after it has given up all that it holds. Then a new node with
+// an empty disk and another name takes its place.
 func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, err error) {
 	machine := rng.IntN(stormMachines)
 	n := o.s.c.nodes[machine]
 	old := n.is()
-	n.leaves.Store(true) // it ends as soon as it hears of it, which may be before the command has
+	n.leaves.Store(true) // it ends as soon as it learns of its removal, maybe before the command does
 	defer n.leaves.Store(false)
 	if _, err := o.ask(ctx, rng, "node", "decommission", old, "--wait-timeout", waitTime.String()); err != nil {
-		// It goes on, or it is refused: the node stays, if it is not gone by now.
+		// The removal goes on or is refused: the node stays unless it has gone by now.
 		gone, again := o.takeBack(ctx, rng, old)
 		if !gone {
 			return old, errors.Join(err, again)
@@ -405,8 +404,8 @@ func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err e
 	return name, err
 }
 
-// begin starts a node under a new name on a machine that has none. It is told of the
-// others alone.
+// begin starts a node under a new name on a machine without one. It only gets the
+// addresses of the others.
 func (o *operator) begin(machine int) (name string) {
 	name = fmt.Sprintf("n%d", o.nextID)
 	o.nextID++
@@ -418,8 +417,7 @@ func (o *operator) begin(machine int) (name string) {
 	return name
 }
 
-// takeBack has a node stay that was to give up all that it holds, and says whether it is
-// gone already.
+// takeBack cancels the removal of a node, and says whether the node has gone already.
 func (o *operator) takeBack(ctx context.Context, rng *rand.Rand, name string) (gone bool, err error) {
 	for term := o.s.c.still.term(replacePatience, "taking %s back", name); !term.over(); wait(ctx, time.Second) {
 		if _, err = o.ask(ctx, rng, "node", "recommission", name); err == nil {
@@ -458,7 +456,7 @@ func (o *operator) members(ctx context.Context, rng *rand.Rand) (alive map[strin
 	return alive, nil
 }
 
-// joined waits until a node is one of the cluster's and alive.
+// joined waits until a node is a member and alive.
 func (o *operator) joined(ctx context.Context, rng *rand.Rand, name string) error {
 	for term := o.s.c.still.term(replacePatience, "the joining of %s", name); ; wait(ctx, 200*time.Millisecond) {
 		alive, err := o.members(ctx, rng)
@@ -493,15 +491,15 @@ func (o *operator) done(op string) int {
 	return 0
 }
 
-// makesRoomFor is what is done where there is nothing that an operation could be done to: one
-// range cannot be merged, and so many are not split.
+// makesRoomFor names the operation that gives another one an object: one range cannot
+// be merged, and a storm does not split without bound.
 var makesRoomFor = map[string]string{opSplit: opMerge, opMerge: opSplit}
 
-// calm wants each operation that this build has to be done once on a cluster that is well:
-// what is refused is tried anew, on something else.
+// calm requires each operation of this build to succeed once on a healthy cluster. A
+// refused operation is tried again on another object.
 func (o *operator) calm(ctx context.Context) {
 	o.calming = true
-	// At first, since everything else depends on it.
+	// First, because everything else depends on it.
 	ops := append([]string{opFactor}, slices.DeleteFunc(slices.Sorted(maps.Keys(o.has)), func(op string) bool { return op == opFactor })...)
 	for _, op := range ops {
 		if !o.has[op] || op == opPause || op == opJoin && !o.s.c.nodes[stormMachines].away.Load() {
@@ -524,12 +522,12 @@ func (o *operator) calm(ctx context.Context) {
 	}
 	o.s.tidied(ctx)
 	if o.has[opPause] {
-		// What placement does by itself is to come to an end.
+		// Placement's own operations must come to an end.
 		_ = o.insist(ctx, o.rngs[0], "placement", "pause")
 	}
 }
 
-// The commands of a build are found by its help, and what it has not is left out and said.
+// The help text names the commands of a build; missing ones are found and reported.
 func TestCommandsAreFoundByTheirHelp(t *testing.T) {
 	pages := map[string]string{
 		"range": "List ranges\n\nAvailable Commands:\n  list            List\n  move            Move merge\n  split           Split\n  transfer-leader Lead\n",

@@ -14,11 +14,11 @@ import (
 // buildTags are those of the nodes of a storm.
 const buildTags = "invariants planted"
 
-// plantedStorms is how many seeds may be needed to find a bug.
+// plantedStorms is how many seeds may be needed to find a mutation.
 const plantedStorms = 4
 
-// TestPlantedStorms plants bugs into real nodes, some of each kind that a storm is there
-// for, and expects it to find each within a few seeds.
+// TestPlantedStorms builds nodes with mutations, some of each kind that a storm can
+// find, and requires a storm to find each within a few seeds.
 func TestPlantedStorms(t *testing.T) {
 	binary := buildOnce(t)
 	var table string

@@ -28,27 +28,27 @@ import (
 // nodes is how many there are.
 const nodes = 3
 
-// borders are the keys at which the second and further ranges begin.
+// borders are the keys at which the second and later ranges begin.
 var borders = []string{"g", "n", "t"}
 
-// node is one server process and what belongs to it.
+// node is one server process with its disk, network and ports.
 type node struct {
 	name, binary, log, url string
 	args                   []string
 	data                   *disk  // nil if it has none of its own
 	space                  *space // its network; nil if that is this process's
 	client                 *clientv3.Client
-	mount                  string // where data is mounted, or the directory in its place
-	mutation               string // the bug that is planted, by its number
-	// busy is held by who breaks the machine inside, or replaces the node on it; away says
-	// that the machine is without a node of the cluster, leaves that its node is being removed
-	// from that, and may end by itself.
+	mount                  string // where data is mounted, or a plain directory
+	mutation               string // the number of its mutation
+	// busy is held by whoever breaks the machine inside or replaces the node on it. away
+	// says that the machine has no node of the cluster. leaves says that its node is
+	// being removed and may end by itself.
 	busy         sync.Mutex
 	away, leaves atomic.Bool
 
 	mu sync.Mutex
-	// cmd is the process, nil while there is none; exited is closed when it has ended;
-	// wanted says that its end is meant. All guarded by mu.
+	// cmd is the process, nil while there is none. exited is closed when it has ended.
+	// wanted says that its end is intended. All guarded by mu.
 	cmd    *exec.Cmd
 	exited chan struct{}
 	wanted bool
@@ -60,30 +60,29 @@ type cluster struct {
 	nodes []*node
 	admin *adminapi.Client
 	still *standstills
-	told  *tellings // what watchers are told, nil where there are none
+	told  *tellings // messages to watchers, nil without them
 
 	mu sync.Mutex
-	// Guarded by mu: what the rig itself has seen. wrong is a node that ended by itself,
-	// tardy a cluster that did not serve in time.
+	// Guarded by mu: violations that the rig itself saw. wrong are nodes that ended by
+	// themselves, tardy the times in which the cluster did not serve.
 	wrong, tardy []string
 }
 
-// blame notes something that must not be.
+// blame records a violation.
 func (c *cluster) blame(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
 }
 
-// late notes something that took longer than its term, which counts where the run is judged
-// by time.
+// late records something that took too long. It counts if the run is judged by time.
 func (c *cluster) late(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tardy = append(c.tardy, fmt.Sprintf(format, args...))
 }
 
-// verdict notes what is late, where it is no more than that, and what is wrong else.
+// verdict records an error as late if it is only that, and otherwise as wrong.
 func (c *cluster) verdict(late bool, format string, args ...any) {
 	if late {
 		c.late(format, args...)
@@ -92,15 +91,15 @@ func (c *cluster) verdict(late bool, format string, args ...any) {
 	c.blame(format, args...)
 }
 
-// blames are all that was noted yet.
+// blames are all records so far.
 func (c *cluster) blames() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Concat(c.wrong, c.tardy)
 }
 
-// judged are the blames that count. unjudged says that what was late does not, and aside is
-// that.
+// judged are the records that count. unjudged says why late ones do not; aside are
+// those.
 func (c *cluster) judged() (bad, aside []string, unjudged error) {
 	if unjudged = c.still.unjudged(); unjudged == nil {
 		return c.blames(), nil, nil
@@ -111,7 +110,7 @@ func (c *cluster) judged() (bad, aside []string, unjudged error) {
 }
 
 // newCluster makes three nodes, each with a disk of diskBytes, and starts them. missing
-// says why they have none.
+// says why they have no disks of their own.
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -148,7 +147,7 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 		t.Fatal(err)
 	}
 	c.admin = admin
-	// After the disks were made: cleanups run backwards.
+	// After the disks were made: cleanups run in reverse order.
 	t.Cleanup(c.close)
 	for _, n := range c.nodes {
 		n.client = c.connect(n.url)
@@ -157,7 +156,7 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	return c, missing
 }
 
-// urls are the client URLs of all nodes that are there, names their names now.
+// urls are the client URLs of all present nodes, names their names now.
 func (c *cluster) urls() (all []string) {
 	for _, n := range c.nodes {
 		if !n.away.Load() {
@@ -176,7 +175,7 @@ func (c *cluster) names() (all []string) {
 	return all
 }
 
-// is is the name of the node, which another one may take the place of.
+// is is the name of the node; another node may take its place.
 func (n *node) is() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -190,7 +189,7 @@ func (n *node) rename(name string) {
 	n.name = name
 }
 
-// arguments are what every node of a network is started with on a machine.
+// arguments are the arguments of every node of a network, on one machine.
 func (n *node) arguments(machine int) []string {
 	peer := fmt.Sprintf("http://%s:2380", address(machine))
 	return []string{
@@ -201,7 +200,7 @@ func (n *node) arguments(machine int) []string {
 	}
 }
 
-// losePower cuts the power of a node's machine; heal brings it back.
+// losePower cuts the power of a node's machine; heal restores it.
 func (n *node) losePower(c *cluster) (heal func() error, err error) {
 	n.expectEnd()
 	if err := n.data.cutPower(); err != nil {
@@ -227,8 +226,8 @@ func build(t *testing.T, dir, tags string) (binary string) {
 	return binary
 }
 
-// close ends all processes, whatever state they are in, and shows the ends of their
-// logs if the test failed.
+// close ends all processes, whatever their state, and shows the ends of their logs if
+// the test failed.
 func (c *cluster) close() {
 	for _, n := range c.nodes {
 		n.kill()
@@ -242,7 +241,7 @@ func (c *cluster) close() {
 	}
 }
 
-// connect makes a client that finds a node that is back soon.
+// connect makes a client that soon finds a node that has returned.
 func (c *cluster) connect(urls ...string) *clientv3.Client {
 	c.t.Helper()
 	pause := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: time.Second}
@@ -252,7 +251,8 @@ func (c *cluster) connect(urls ...string) *clientv3.Client {
 	}
 	cl, err := clientv3.New(clientv3.Config{
 		Endpoints: urls, Logger: zap.NewNop(),
-		// Seldom enough for the server, which cuts off whoever asks more often than each 5 s.
+		// Rare enough for the server, which disconnects clients that ping more often than
+		// every 5 s.
 		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		DialOptions: options,
 	})
@@ -262,7 +262,7 @@ func (c *cluster) connect(urls ...string) *clientv3.Client {
 	return cl
 }
 
-// start starts a node's process. If it ends without being asked, that is wrong.
+// start starts a node's process. An unrequested end is a violation.
 func (c *cluster) start(n *node) {
 	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -298,13 +298,13 @@ func (c *cluster) start(n *node) {
 	}()
 }
 
-// removed says whether a node has ended since it was removed from its cluster.
+// removed says whether a node has ended since its removal from its cluster.
 func removed(log string) bool {
 	words, err := os.ReadFile(log)
 	return err == nil && strings.Contains(string(words[max(0, len(words)-1<<10):]), "skein: the node was removed from its cluster")
 }
 
-// environment is this process's without what commands of Skein would read as their
+// environment is this process's, without variables that Skein's commands would read as
 // flags.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
@@ -312,14 +312,14 @@ func environment() []string {
 	})
 }
 
-// expectEnd says that the end of a node's process, however it comes, is meant.
+// expectEnd says that the end of a node's process is intended, however it comes.
 func (n *node) expectEnd() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wanted = true
 }
 
-// kill ends a node's process with -9 and waits until it is gone.
+// kill ends a node's process with -9 and waits until it has ended.
 func (n *node) kill() {
 	n.expectEnd()
 	n.signal(syscall.SIGKILL)
@@ -339,7 +339,7 @@ func (n *node) signal(s syscall.Signal) {
 	}
 }
 
-// stands says whether the node's process is stopped by a signal.
+// stands says whether a signal has stopped the node's process.
 func (n *node) stands() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -355,7 +355,7 @@ func (n *node) stands() bool {
 // stopPatience bounds how long a clean stop may take on a busy machine.
 const stopPatience = time.Minute
 
-// stop ends all nodes by SIGTERM at the same moment and wants each to end well.
+// stop ends all nodes by SIGTERM at the same moment and requires a clean exit of each.
 func (c *cluster) stop() {
 	running := slices.DeleteFunc(slices.Clone(c.nodes), func(n *node) bool { return n.away.Load() })
 	for _, n := range running {
@@ -369,7 +369,7 @@ func (c *cluster) stop() {
 		case <-n.exited:
 		case <-ctx.Done():
 		}
-		select { // once it is too late for one of them, others have ended all the same
+		select { // even if it is too late for one of them, others have ended
 		case <-n.exited:
 			if s := n.cmd.ProcessState; !s.Success() {
 				c.blame("processes: %s was asked to stop and ended with %v", n.name, s)

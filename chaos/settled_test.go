@@ -14,10 +14,10 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 )
 
-// voters is how many replicas each range is to have.
+// voters is how many replicas each range must have.
 const voters = 3
 
-// census is what a cluster says of itself.
+// census is the cluster's report on itself.
 type census struct {
 	ranges     []*adminpb.Range // in the order in which they were listed
 	replicas   map[uint64][]*adminpb.ReplicaState
@@ -84,7 +84,7 @@ func covers(ranges []*adminpb.Range) (bad []string) {
 	return bad
 }
 
-// replicaState is what is compared of replicas.
+// replicaState is the part of replicas that is compared.
 type replicaState struct {
 	Applied    struct{ Index, Term uint64 }
 	Hash       string
@@ -122,9 +122,9 @@ func equal(r *adminpb.Range, replicas []*adminpb.ReplicaState, want int) (bad []
 	return bad
 }
 
-// wrong says what is not as it is in a cluster at rest: the map covers the keyspace once,
-// nothing is under way, the replicas of each range are as many as they are to be and
-// equal, and no node holds one that the map does not give it.
+// wrong says how a cluster differs from one at rest. At rest the map covers the
+// keyspace once, nothing is under way, each range has all its replicas and they are
+// equal, and no node holds a replica that the map does not give it.
 func (c *census) wrong(want int) (bad []string) {
 	bad = covers(c.ranges)
 	held := map[string]int64{}
@@ -157,8 +157,9 @@ func (c *census) learners() (found []string) {
 	return found
 }
 
-// tidied wants a moment without learners. A split amid a move leaves one that placement takes
-// away by what it decides, and so not while that is paused.
+// tidied waits for a moment without learners. A split during a move leaves a learner,
+// which placement removes by a decision of its own. It does not while decisions are
+// paused.
 func (s *storm) tidied(ctx context.Context) {
 	term := s.c.still.term(stormPatience, "the end of what splits have left behind")
 	for ; ; wait(ctx, 200*time.Millisecond) {
@@ -178,7 +179,7 @@ func (s *storm) tidied(ctx context.Context) {
 	}
 }
 
-// settled wants the cluster to be at rest, and says how long that took.
+// settled waits until the cluster is at rest, and says how long that took.
 func (s *storm) settled(ctx context.Context, healed time.Time) {
 	term := s.c.still.term(stormPatience, "rest")
 	for {
@@ -226,7 +227,7 @@ func wellCensus() *census {
 	return c
 }
 
-// A cluster at rest is found to be that, and each thing that is wrong with one is found.
+// A cluster at rest is accepted, and each kind of error in one is found.
 func TestCensusFindsWhatIsWrong(t *testing.T) {
 	if bad := wellCensus().wrong(voters); len(bad) > 0 {
 		t.Fatalf("a cluster at rest: %q", bad)

@@ -11,28 +11,28 @@ import (
 )
 
 const (
-	// stillLook is how long the rig sleeps again and again to see how late it wakes up, and
-	// stillLeast how late it is where the machine stood still: two heartbeats are missed then,
-	// and a node that had work was no better off than who had none.
+	// stillLook is the length of the rig's repeated sleeps by which it sees how late it
+	// wakes up. stillLeast is the lateness that counts as a standstill of the machine.
+	// It means two missed heartbeats, also for a busy node.
 	stillLook, stillLeast = 50 * time.Millisecond, 250 * time.Millisecond
-	// stillMost is the part of a run, one in so many, that the machine may stand still for and
-	// the run be judged by time. What a standstill breaks, leases and leaders, takes an election
-	// timeout or two after it, which nothing is excused for: the bounds of time have room for
-	// that where the machine is there for most of the time, and beyond that nobody knows what a
-	// cluster could have done.
+	// stillMost is the part of a run, one in so many, that the machine may stand still
+	// if the run is to be judged by time. Leases and leaders that a standstill breaks
+	// take one or two election timeouts more, which nothing excuses. The bounds of time
+	// have room for that if the machine runs most of the time. Beyond that nobody knows
+	// what a cluster could have done.
 	stillMost = 4
 )
 
-// standstills are the times in which the machine stood still for this process, and so for the
-// nodes. They are taken out where a verdict is by time: no cluster could have used them. What
-// clients were told is judged without them.
+// standstills are the times in which the machine stood still for this process, and so
+// for the nodes. They are subtracted from every bound of time, because no cluster could
+// have used them. What clients were told is judged without them.
 type standstills struct {
 	began time.Time
 	say   func(format string, args ...any)
 
 	mu sync.Mutex
-	// Guarded by mu: when the machine was seen to run last, when it stood still, how often that
-	// excused something, and when nobody looked any more.
+	// Guarded by mu: when the machine was last seen to run, when it stood still, how
+	// often that excused something, and when the watch ended.
 	last    time.Time
 	when    []stretch
 	excused int
@@ -42,7 +42,7 @@ type standstills struct {
 // stretch is the time from one moment until another.
 type stretch struct{ from, to time.Time }
 
-// within is how much of a stretch lies in another one, 0 if nothing does.
+// within is how much of a stretch lies in another one.
 func (s stretch) within(o stretch) time.Duration {
 	if o.from.After(s.from) {
 		s.from = o.from
@@ -53,13 +53,14 @@ func (s stretch) within(o stretch) time.Duration {
 	return max(0, s.to.Sub(s.from))
 }
 
-// newStandstills has not seen the machine stand still yet; who looks calls see.
+// newStandstills has seen no standstill yet; the watcher calls see.
 func newStandstills(say func(format string, args ...any)) *standstills {
 	now := time.Now()
 	return &standstills{began: now, last: now, say: say}
 }
 
-// watch looks until the returned function is called, which may be more than once.
+// watch observes the machine until the returned function is called, which may be more
+// than once.
 func (s *standstills) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -72,7 +73,7 @@ func (s *standstills) watch(ctx context.Context) (end func()) {
 	return func() { cancel(); wg.Wait(); s.end(time.Now()) }
 }
 
-// see notes that the machine runs.
+// see records that the machine runs.
 func (s *standstills) see(now time.Time) {
 	s.mu.Lock()
 	still, stood := s.since(now)
@@ -86,7 +87,7 @@ func (s *standstills) see(now time.Time) {
 	}
 }
 
-// since says whether the machine stood still since it was seen last; mu is held.
+// since says whether the machine stood still since it was last seen; mu is held.
 func (s *standstills) since(now time.Time) (still stretch, stood bool) {
 	still = stretch{s.last.Add(stillLook), now}
 	return still, s.ended.IsZero() && now.Sub(still.from) >= stillLeast
@@ -100,8 +101,8 @@ func (s *standstills) end(now time.Time) {
 	}
 }
 
-// stood is for how long the machine stood still between two moments. A standstill that
-// nobody has noted yet counts: who asks may be awake before who looks is.
+// stood is how long the machine stood still between two moments. It includes a
+// standstill that is not recorded yet: the caller may be awake before the watcher.
 func (s *standstills) stood(from, to time.Time) (d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +115,8 @@ func (s *standstills) stood(from, to time.Time) (d time.Duration) {
 	return d
 }
 
-// unjudged is an error where the machine stood still for so much of the run that it is not
-// judged by time.
+// unjudged is an error if the machine stood still for too much of the run to judge it
+// by time.
 func (s *standstills) unjudged() error {
 	s.mu.Lock()
 	to := s.ended
@@ -157,8 +158,8 @@ func (s *standstills) term(bound time.Duration, format string, args ...any) *ter
 	return &term{s: s, what: fmt.Sprintf(format, args...), start: time.Now(), bound: bound}
 }
 
-// left is how much of it is left, not above 0 when it is over. That it is not over for the
-// standstills alone is said and counted, once.
+// left is how much of the term is left, at most 0 when it is over. If only standstills
+// keep it open, that is logged and counted once.
 func (t *term) left() time.Duration {
 	now := time.Now()
 	took, stood := now.Sub(t.start), t.s.stood(t.start, now)
@@ -184,7 +185,7 @@ func (t *term) first() bool {
 
 func (t *term) over() bool { return t.left() <= 0 }
 
-// took is for how long the term has lasted, standstills and all.
+// took is how long the term has lasted, standstills included.
 func (t *term) took() time.Duration { return time.Since(t.start).Round(time.Millisecond) }
 
 // context ends with the term.
@@ -217,7 +218,7 @@ func newMachine() *machine {
 	return m
 }
 
-// told is what was said, and how often something was excused.
+// told is the log lines and the number of excuses.
 func (m *machine) told() (said []string, excused int) {
 	m.saying.Lock()
 	defer m.saying.Unlock()
@@ -226,7 +227,7 @@ func (m *machine) told() (said []string, excused int) {
 	return slices.Clone(m.said), m.excused
 }
 
-// runs has the machine run for a while.
+// runs lets the machine run for a while.
 func (m *machine) runs(d time.Duration) {
 	for range d / stillLook {
 		time.Sleep(stillLook)
@@ -234,8 +235,8 @@ func (m *machine) runs(d time.Duration) {
 	}
 }
 
-// Who wakes up late was still meanwhile, from when it had to wake up; a little late is not
-// still, and a standstill counts before it was noted.
+// A late wake-up is a standstill since the moment when it was due. A little lateness is
+// none, and a standstill counts before it is recorded.
 func TestStandstillsAreSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, start := newMachine(), time.Now()
@@ -265,7 +266,7 @@ func TestStandstillsAreSeen(t *testing.T) {
 			t.Errorf("stood still for %v in the second half of the last standstill", got)
 		}
 		m.end(now)
-		time.Sleep(time.Hour) // nobody looks, and nothing is known
+		time.Sleep(time.Hour) // nobody watches, so nothing is known
 		stood(10*time.Second + stillLeast)
 		want := []string{"the machine stood still for 10s", "the machine stood still for 250ms"}
 		if said, _ := m.told(); !slices.Equal(said, want) {
@@ -274,8 +275,8 @@ func TestStandstillsAreSeen(t *testing.T) {
 	})
 }
 
-// A term lasts for its bound while the machine runs, and standstills make it longer by what
-// they took and by no more; that is said once.
+// A term lasts for its bound while the machine runs. Standstills extend it by exactly
+// their length; that is logged once.
 func TestStandstillsAreTakenOutOfATerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -305,8 +306,8 @@ func TestStandstillsAreTakenOutOfATerm(t *testing.T) {
 	})
 }
 
-// What is late counts unless the machine stood still for too much of the run; what is wrong
-// always does.
+// Late events count unless the machine stood still for too much of the run; violations
+// always count.
 func TestLateIsNotJudgedWhereTheMachineStood(t *testing.T) {
 	for _, tc := range []struct {
 		still, run time.Duration
@@ -326,7 +327,7 @@ func TestLateIsNotJudgedWhereTheMachineStood(t *testing.T) {
 			c.blame("a lie")
 			c.late("a delay")
 			m.end(time.Now())
-			time.Sleep(time.Hour) // the checkers take their time
+			time.Sleep(time.Hour) // time of the checkers
 			bad, aside, unjudged := c.judged()
 			want, wantAside := []string{"a lie", "a delay"}, []string(nil)
 			if !tc.judged {

@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// stormPinned is how many clients each machine has, stormRoaming how many have all of
-	// them as their endpoints, and stormHolders how many hold leases.
+	// stormPinned is how many clients use only one machine, for each machine.
+	// stormRoaming is how many have all machines as endpoints, and stormHolders how many
+	// hold leases.
 	stormPinned, stormRoaming, stormHolders = 2, 8, 4
 	// stormPause bounds the pause of a client between two operations: the checkers keep
 	// the whole keyspace for each revision, and replay it.
@@ -28,20 +29,20 @@ const (
 	// stormSetback is how long a client waits after an operation of unknown fate.
 	stormSetback = 250 * time.Millisecond
 	// stormTxns is how many of a hundred operations are transactions over some keys,
-	// beside those that are anyway.
+	// beside the other transactions.
 	stormTxns = 15
 	// TTLs of leases, in seconds.
 	leastTTL, mostTTL = 3, 8
 	stormPadding      = 800
 )
 
-// The clients' numbers: those with leases, those that probe, and of each machine one.
+// The clients' numbers: those with leases, those that probe, and one for each machine.
 const (
 	holderIDs = 500
 	probeIDs  = 900
 )
 
-// load is the clients of a storm, what they draw their requests from, and what they were
+// load is the clients of a storm, the source of their requests, and what they were
 // told.
 type load struct {
 	c       *cluster
@@ -58,7 +59,7 @@ type load struct {
 	watchers []*sim.Watcher
 }
 
-// newLoad makes what clients share.
+// newLoad makes the part that clients share.
 func newLoad(c *cluster, seed uint64, began time.Time) *load {
 	l := &load{c: c, h: &sim.History{}, began: began, all: c.connect(c.urls()...), seed: seed}
 	l.outside = sim.NewOutside(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
@@ -82,7 +83,8 @@ func (l *load) start(ctx context.Context) {
 	var crowd []*sim.Watcher
 	for i, span := range sim.WatchedSpans() {
 		crowd = append(crowd, sim.NewWatcher(fmt.Sprintf("watcher %d of the crowd", i), span))
-		// One that goes from machine to machine, one that is left where clientv3 takes it.
+		// One that goes from machine to machine, and one that stays where clientv3 takes
+		// it.
 		for _, roams := range []bool{true, false} {
 			w := sim.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
 			l.watchers = append(l.watchers, w)
@@ -95,7 +97,8 @@ func (l *load) start(ctx context.Context) {
 	l.watching.Go(func() { l.watch(wctx, crowd, rand.New(rand.NewPCG(seed, 3000)), true) })
 }
 
-// client is that of a machine that has a node, or that of all for any other number.
+// client is the client of a machine that has a node; for any other number it is the
+// client of all.
 func (l *load) client(machine int) *clientv3.Client {
 	if machine < len(l.c.nodes) && !l.c.nodes[machine].away.Load() {
 		return l.c.nodes[machine].client
@@ -121,7 +124,7 @@ func (l *load) runClient(ctx context.Context, id, machine int) {
 	}
 }
 
-// do sends a request and notes what came of it. It is not cut short by the end of a run.
+// do sends a request and records the outcome. The end of a run does not cut it short.
 func (l *load) do(machine, id int, req proto.Message, timeout time.Duration) *sim.Op {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -164,7 +167,7 @@ func send(ctx context.Context, conn *grpc.ClientConn, req proto.Message) (proto.
 	panic(fmt.Sprintf("chaos: no operation: %T", req))
 }
 
-// asKind gives an error the kind that its text can only be of, so that the checkers know
+// asKind gives an error the kind that its text implies, so that the checkers know
 // whether something may have been done.
 func asKind(err error) error {
 	if err == nil || !refuses(err) {
@@ -178,8 +181,8 @@ func asKind(err error) error {
 	return err
 }
 
-// runHolder has one lease after the other, keeps it for a while, and ends it or lets it
-// expire.
+// runHolder holds one lease after the other, renews it for a while, and revokes it or
+// lets it expire.
 func (l *load) runHolder(ctx context.Context, i int) {
 	id := holderIDs + i
 	r := l.outside.Requests(id, stormPadding)
@@ -249,9 +252,9 @@ func (h *holder) end(ctx context.Context) {
 	h.ask(&etcdserverpb.LeaseTimeToLiveRequest{ID: h.lease, Keys: true})
 }
 
-// watch has watchers watch until ctx ends, on one stream: a client has no more than one. Who
-// roams goes elsewhere by itself now and then; the others leave it to clientv3 to find another
-// machine.
+// watch runs watchers until ctx ends, on one stream: a client has no more than one. A
+// roaming watcher changes machines by itself now and then; the others leave it to
+// clientv3 to find another machine.
 func (l *load) watch(ctx context.Context, ws []*sim.Watcher, rng *rand.Rand, roams bool) {
 	for ctx.Err() == nil {
 		machine, sctx, cancel := len(l.c.nodes), ctx, context.CancelFunc(func() {})
@@ -274,7 +277,7 @@ func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watche
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := w.Begin()
-	// etcd's names of the first key, and of what is beyond the last one.
+	// etcd's names of the first key and of the end of the keyspace.
 	key, end := cmp.Or(string(w.Span.Start), "\x00"), cmp.Or(string(w.Span.End), "\x00")
 	n, told := 0, l.c.told
 	told.note("%s begins at %d, through %q", w.Name, from, cl.Endpoints())
@@ -289,13 +292,13 @@ func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watche
 			w.Told(told.teller(resp.Header), told.at(), resp.Events)
 		}
 		if n++; n%8 == 4 {
-			_ = cl.RequestProgress(ctx) // without one it is told none
+			_ = cl.RequestProgress(ctx) // without it it receives none
 		}
 	}
 }
 
-// behind returns a watcher that was not told yet of a revision that all of them see, nil if
-// there is none.
+// behind returns a watcher that has not yet received a revision that all of them see,
+// nil if there is none.
 func behind(ws []*sim.Watcher, rev int64) *sim.Watcher {
 	for _, w := range ws {
 		if w.Next() <= rev {
@@ -305,7 +308,7 @@ func behind(ws []*sim.Watcher, rev int64) *sim.Watcher {
 	return nil
 }
 
-// endWrites ends clients and holders, and waits for what they are at.
+// endWrites ends clients and lease holders, and waits for their last operations.
 func (l *load) endWrites() {
 	l.stop()
 	l.writers.Wait()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// What breaks between machines, beside what breaks in them.
+// Faults between machines, beside those inside them.
 const (
 	cutOff   breakage = "cut off from all"
 	bothWays breakage = "partition both ways"
@@ -24,13 +24,14 @@ const (
 // ofNetwork are all of them.
 var ofNetwork = []breakage{cutOff, bothWays, deaf, mute, ring, lossy, slow, lonely}
 
-// trouble is one fault of a round. It begins so long after the round, and lasts so long at
-// least.
+// trouble is one fault of a round. It begins at an offset in the round, and has a least
+// length.
 type trouble struct {
 	breakage
-	// victim is a machine, or leading; of a ring nobody alone.
+	// victim is a machine, or leading; a ring has no victim.
 	victim int
-	// peers are the machines that a partition is from, or the order of a ring.
+	// peers are the machines that a partition separates from the victim, or the order of
+	// a ring.
 	peers       []int
 	after, hold time.Duration
 }
@@ -46,7 +47,7 @@ func (t trouble) String() string {
 	return s
 }
 
-// ones are machines as people count them.
+// ones are machines numbered from one.
 func ones(machines []int) (out []int) {
 	for _, m := range machines {
 		out = append(out, m+1)
@@ -54,7 +55,7 @@ func ones(machines []int) (out []int) {
 	return out
 }
 
-// round is some troubles at once, and how long all has been well before.
+// round is some faults at once, and how long the cluster was well before.
 type round struct {
 	troubles []trouble
 	pause    time.Duration
@@ -71,16 +72,16 @@ func (r round) String() string {
 // The bounds of a schedule.
 const (
 	leastAtOnce, mostAtOnce = 2, 4
-	// mostBroken is how many machines have something broken inside at a time.
+	// mostBroken is how many machines have a fault inside at a time.
 	mostBroken   = 2
 	stormHold    = 2500 * time.Millisecond // longer than lease and election timeout
 	stormStagger = 1200 * time.Millisecond
-	// One round in aloneOneIn has all its troubles at one machine: the others must serve.
+	// One round in aloneOneIn has all its faults at one machine: the others must serve.
 	aloneOneIn = 3
 )
 
-// deal makes rounds of a storm from a seed in which each trouble of a deck happens once. What
-// the last of them lack is drawn from all that can be.
+// deal makes rounds of a storm from a seed in which each fault of a deck happens once.
+// The last rounds are filled with random faults.
 func deal(rng *rand.Rand, machines int, deck, can []breakage) (rounds []round) {
 	deck = slices.Clone(deck)
 	rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
@@ -101,7 +102,7 @@ func deal(rng *rand.Rand, machines int, deck, can []breakage) (rounds []round) {
 		if len(hand) == 0 { // a ring and alone
 			continue
 		}
-		// What is left of the deck may be too little for a round.
+		// The rest of the deck may be too little for a round.
 		for tries := 0; len(hand) < leastAtOnce && tries < 100; tries++ {
 			if b := can[rng.IntN(len(can))]; fits(hand, b, alone) {
 				hand = append(hand, b)
@@ -123,7 +124,7 @@ func deal(rng *rand.Rand, machines int, deck, can []breakage) (rounds []round) {
 	return rounds
 }
 
-// fits says whether a trouble may come beside others.
+// fits says whether a fault may come beside others.
 func fits(hand []breakage, b breakage, alone bool) bool {
 	most := mostBroken
 	if alone {
@@ -154,16 +155,16 @@ func draw(rng *rand.Rand, b breakage, victim, machines int) trouble {
 	case ring:
 		t.peers = rng.Perm(machines)
 	case bothWays, deaf, mute:
-		// Who of these is the victim itself is left out later.
+		// The victim itself is left out of these later.
 		t.peers = rng.Perm(machines)[:2+rng.IntN(machines-1)]
 		slices.Sort(t.peers)
-	default: // it is not between machines, or between one and all
+	default: // not between machines, or between one and all
 	}
 	return t
 }
 
-// victims are the machines at which something is wrong while a round lasts; nil stands
-// for all.
+// victims are the machines at which something is wrong during a round; nil stands for
+// all.
 func (r round) victims() (out []int) {
 	for _, t := range r.troubles {
 		if t.breakage == ring {
@@ -176,10 +177,10 @@ func (r round) victims() (out []int) {
 	return out
 }
 
-// mustServe are the machines through which everything is to be served while a round lasts,
-// none where more than one machine has its troubles. A machine that is parted from some of
-// the others alone may go on leading with the rest behind it: who is among those that it
-// is parted from cannot reach it, and there is no way round.
+// mustServe are the machines that must serve everything during a round, none if more
+// than one machine has faults. A machine that is separated from only some others may go
+// on leading with the rest. Then those that it is separated from cannot reach it, and
+// there is no way round.
 func (r round) mustServe(machines int) (through []int) {
 	v := r.victims()
 	if len(v) != 1 {
@@ -210,8 +211,8 @@ func rangeOf(machines int) (all []int) {
 	return all
 }
 
-// settle puts a machine in the place of leading, and another one in the place of that
-// machine if a round breaks it already.
+// settle puts a machine in the place of leading. If the round breaks that machine
+// already, another one takes its place there.
 func (r round) settle(leader, machines int) round {
 	r.troubles = slices.Clone(r.troubles)
 	free := 0
@@ -219,7 +220,7 @@ func (r round) settle(leader, machines int) round {
 		return m == leader || slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.victim == m })
 	}
 	if !slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.victim == leading }) {
-		leader = leading // and is nobody's place
+		leader = leading // and in nobody else's place
 	}
 	for free < machines-1 && taken(free) {
 		free++
@@ -242,9 +243,9 @@ func (r round) settle(leader, machines int) round {
 // stormMachines is how many machines a storm has.
 const stormMachines = 5
 
-// Every schedule has each trouble, two to four of them at once, no two inside one machine
-// and no more than two machines broken inside, whoever leads; and a seed always gives the
-// same one.
+// Every schedule has each fault, two to four of them at once, no two inside one machine
+// and no more than two machines broken inside, whoever leads. A seed always gives the
+// same schedule.
 func TestScheduleIsBounded(t *testing.T) {
 	can := append([]breakage{kill, stop, power, hang, full}, ofNetwork...)
 	for seed := range uint64(500) {
@@ -286,8 +287,8 @@ func TestScheduleIsBounded(t *testing.T) {
 	}
 }
 
-// While one machine alone has its troubles the others must serve, but for those that
-// cannot reach it where it may go on leading.
+// While only one machine has faults the others must serve, except those that cannot
+// reach it while it may go on leading.
 func TestWhoMustServe(t *testing.T) {
 	at := func(b breakage, victim int, peers ...int) trouble {
 		return trouble{breakage: b, victim: victim, peers: peers}

@@ -26,8 +26,8 @@ import (
 	"github.com/skeindb/skein/sim"
 )
 
-// stormLength bounds one storm: a longer run is several, each on new machines and with
-// the next seed, for the checkers keep all states that there were.
+// stormLength bounds one storm, because the checkers keep all states. A longer run is
+// several storms, each on new machines and with the next seed.
 const stormLength = 3 * time.Minute
 
 // storm is one run of five machines.
@@ -39,10 +39,10 @@ type storm struct {
 	op       *operator
 	binary   string // of the nodes
 	dir      string // where evidence goes
-	mutation string // the bug that is planted into the nodes, by its number
+	mutation string // the number of the nodes' mutation
 	began    time.Time
 	leftOut  []string
-	unwatch  func() // ends the look for standstills of the machine
+	unwatch  func() // ends the watch for standstills of the machine
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -51,9 +51,9 @@ type storm struct {
 	measured []string
 }
 
-// Five real processes, each in a network namespace and on a disk of its own, under load
-// and watched, while an operator changes the cluster and two to four things are broken at
-// a time. What clients were told is judged as the simulator judges it.
+// Five real processes, each in its own network namespace and on its own disk, under
+// load and with watchers. An operator changes the cluster while two to four things are
+// broken at a time. The simulator's checkers judge what clients were told.
 func TestStorm(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs real processes for a minute")
@@ -78,8 +78,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// buildOnce builds the nodes' binary for all storms of a test: to link it takes longer than
-// some storms' checks.
+// buildOnce builds the nodes' binary for all storms of a test: linking takes longer
+// than some storms' checks.
 func buildOnce(t *testing.T) (binary string) {
 	t.Helper()
 	if noNamespace != "" {
@@ -91,8 +91,8 @@ func buildOnce(t *testing.T) (binary string) {
 	return binary
 }
 
-// runStorm makes one storm of nodes of a binary, with a bug planted where one is named, and
-// returns what is wrong with what came of it.
+// runStorm makes one storm of nodes of a binary, with a mutation if one is named, and
+// returns the violations.
 func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, mutation string) []string {
 	t.Helper()
 	s := &storm{t: t, binary: binary, dir: evidenceDir(t), mutation: mutation, began: time.Now(), outages: map[breakage]*outage{}}
@@ -131,8 +131,8 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	return s.judge(versions, drained)
 }
 
-// evidenceDir is a directory that stays if the test fails: go test's own with -artifacts,
-// and else one that is removed after a run in which all was well.
+// evidenceDir is a directory that stays if the test fails: go test's own with
+// -artifacts, otherwise one that is removed after a successful run.
 func evidenceDir(t *testing.T) string {
 	t.Helper()
 	if f := flag.Lookup("test.artifacts"); f != nil && f.Value.String() == "true" {
@@ -153,7 +153,7 @@ func evidenceDir(t *testing.T) string {
 	return dir
 }
 
-// keep writes down what a failed run knows.
+// keep writes down the evidence of a failed run.
 func (s *storm) keep() {
 	if s.c != nil && s.c.told != nil {
 		err := s.c.told.close()
@@ -193,7 +193,7 @@ func (s *storm) note(format string, args ...any) {
 	s.t.Log(line)
 }
 
-// measure notes a time that the report shows.
+// measure records a time for the report.
 func (s *storm) measure(what string, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,8 +202,8 @@ func (s *storm) measure(what string, d time.Duration) {
 
 func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
 
-// build makes the machines and starts a node on each. missing says why they have no disks
-// of their own.
+// build makes the machines and starts a node on each. missing says why they have no
+// disks of their own.
 func (s *storm) build() (missing, err error) {
 	t := s.t
 	if s.net, err = newNetwork(t, stormMachines+1); err != nil {
@@ -215,7 +215,7 @@ func (s *storm) build() (missing, err error) {
 		t.Fatal(err)
 	}
 	var members []string
-	for i := range stormMachines { // the last machine is for who joins
+	for i := range stormMachines { // the last machine is for the joining node
 		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
 	}
 	told, err := newTellings(filepath.Join(s.dir, "told.txt.gz"), s.began)
@@ -249,14 +249,15 @@ func (s *storm) build() (missing, err error) {
 	return missing, nil
 }
 
-// stormNotify is how often watchers that want it are told progress without asking.
+// stormNotify is how often watchers that ask for it get progress notifications.
 const stormNotify = 200 * time.Millisecond
 
-// stormDiskBytes is the size of a machine's disk: some segments of the log fit, and it is
-// filled at once.
+// stormDiskBytes is the size of a machine's disk: some segments of the log fit, and it
+// can be filled at once.
 const stormDiskBytes = 768 << 20
 
-// everyone is all machines with a node but those that an operator is about to replace.
+// everyone is all machines with a node, except those that an operator is about to
+// replace.
 func (s *storm) everyone() (all []int) {
 	for i, n := range s.c.nodes {
 		if !n.away.Load() {
@@ -266,12 +267,12 @@ func (s *storm) everyone() (all []int) {
 	return all
 }
 
-// mostDealt bounds how often what took no effect is dealt again.
+// mostDealt bounds how often a fault without effect is dealt again.
 const mostDealt = 5
 
-// play runs round after round of troubles, and the operator beside them. However short the
-// time, or long the rig stood still in it, each trouble has taken effect once, and each change
-// of ranges was made.
+// play runs round after round of faults, and the operator beside them. Each fault must
+// take effect once, and each change of ranges must be made, however short the time or
+// long the rig's standstills.
 func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, can []breakage) {
 	s.op.start(ctx)
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -282,7 +283,7 @@ func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, c
 		case time.Now().Before(over):
 			deck, dealt = can, 0
 		case len(deck) == 0 && len(s.unmade()) > 0:
-			deck = can // what is left to be made is to be made while things break
+			deck = can // the missing changes must be made while things break
 		}
 		for _, r := range deal(rng, stormMachines, deck, can) {
 			if !s.well() || len(s.missed(can)) == 0 && len(s.unmade()) == 0 && time.Now().After(over) {
@@ -294,7 +295,7 @@ func (s *storm) play(ctx context.Context, seed uint64, duration time.Duration, c
 	s.op.end()
 }
 
-// missed are the troubles that have not taken effect yet.
+// missed are the faults that have not taken effect yet.
 func (s *storm) missed(can []breakage) []breakage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,8 +307,8 @@ func (s *storm) unmade() []string {
 	return slices.DeleteFunc([]string{opSplit, opMerge, opMove, opTransfer}, func(op string) bool { return !s.op.has[op] || s.op.done(op) > 0 })
 }
 
-// promised wants each trouble that this machine can have to have taken effect, and each
-// change of ranges that this build has a command for to have been made, while things broke.
+// promised requires that, while things broke, each possible fault took effect and each
+// change of ranges that this build supports was made.
 func (s *storm) promised(can []breakage) {
 	for _, b := range s.missed(can) {
 		s.c.late("promised: %s never took effect", b)
@@ -317,7 +318,7 @@ func (s *storm) promised(can []breakage) {
 	}
 }
 
-// weather lets one round of troubles happen, heals it, and wants all to serve.
+// weather runs one round of faults, heals it, and requires all machines to serve.
 func (s *storm) weather(ctx context.Context, r round) {
 	wait(ctx, r.pause)
 	r = r.settle(s.c.leader(ctx)%stormMachines, stormMachines)
@@ -350,7 +351,8 @@ func (s *storm) weather(ctx context.Context, r round) {
 	var during time.Duration
 	if through := r.mustServe(stormMachines); len(through) > 0 && !s.t.Failed() {
 		others := slices.DeleteFunc(s.everyone(), func(i int) bool { return i < stormMachines && !slices.Contains(through, i) })
-		// Where a disk is full its ranges need not take writes until another one leads.
+		// The ranges of a machine with a full disk need not take writes until another one
+		// leads.
 		full := slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.breakage == full })
 		during = s.serves(ctx, r.String(), others, !full)
 	}
@@ -362,7 +364,7 @@ func (s *storm) weather(ctx context.Context, r round) {
 	s.tally(r, happened, during, after)
 }
 
-// tally notes how a round went, under the names of its troubles that have happened.
+// tally records the outcome of a round under the names of its faults.
 func (s *storm) tally(r round, happened []bool, during, after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -428,7 +430,7 @@ func (s *storm) inject(t trouble) (heal healing, err error) {
 	}, nil
 }
 
-// neighboursAlone has each machine hear its two neighbours in an order alone.
+// neighboursAlone lets each machine reach only its two neighbours in an order.
 func (s *storm) neighboursAlone(order []int) (heal healing, err error) {
 	var heals []healing
 	heal = func() (took bool, err error) {
@@ -474,7 +476,7 @@ func (s *storm) inside(n *node, b breakage) (heal func() error, err error) {
 	return nil, fmt.Errorf("no fault is called %q", b)
 }
 
-// serves wants every range to be written, or everything to be read, through each of the
+// serves requires a write of every range, or a read of everything, through each of the
 // machines, and returns how long that took.
 func (s *storm) serves(ctx context.Context, when string, through []int, writes bool) time.Duration {
 	term := s.c.still.term(stormPatience, "%s: serving", when)
@@ -500,12 +502,12 @@ func (s *storm) serves(ctx context.Context, when string, through []int, writes b
 	return term.took()
 }
 
-// stormPatience bounds how long the cluster may take to serve: far more than it needs,
-// for five processes and their clients share a machine with others.
+// stormPatience bounds how long the cluster may take to serve. It is far more than
+// needed, because five processes and their clients share a machine.
 const stormPatience = 90 * time.Second
 
-// insist repeats a request until it is answered, impatient at first: what was asked a
-// moment ago may wait for a leader that is gone, and what is asked anew need not.
+// insist repeats a request until it is answered. The first attempts have short
+// timeouts: an early one may wait for a leader that is gone, and a new one need not.
 func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req proto.Message) *sim.Op {
 	for p := time.Second; ; p = min(p+time.Second, patience) {
 		o := s.l.do(machine, probeIDs+machine, req, p)
@@ -513,7 +515,7 @@ func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req pr
 			return o
 		}
 		if put, ok := req.(*etcdserverpb.PutRequest); ok {
-			again := proto.CloneOf(put) // the first may take effect yet
+			again := proto.CloneOf(put) // the first attempt may still take effect
 			again.Value = r.Value()
 			req = again
 		}
@@ -521,8 +523,8 @@ func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req pr
 	}
 }
 
-// end is what is wanted of a cluster that is well again. It returns all versions that
-// there are, and whether no lease is left.
+// end checks a cluster that has been healed. It returns all versions there are, and
+// whether no lease is left.
 func (s *storm) end(ctx context.Context) (versions []sim.Version, drained bool) {
 	healed := time.Now()
 	s.measure("serves at the end", s.serves(ctx, "end", s.everyone(), true))
@@ -582,7 +584,8 @@ func (s *storm) lastWords(ctx context.Context) int64 {
 	return o.Revision()
 }
 
-// lastChange makes a change that every watcher sees, with values of its own, and asks once.
+// lastChange makes a change that every watcher sees, with values of its own, in one
+// attempt.
 func (s *storm) lastChange(r *sim.Requests) *sim.Op {
 	var puts []*etcdserverpb.RequestOp
 	for _, key := range sim.SeenByAll() {
@@ -593,7 +596,7 @@ func (s *storm) lastChange(r *sim.Requests) *sim.Op {
 	return s.l.do(0, probeIDs, &etcdserverpb.TxnRequest{Success: puts}, collectPatience)
 }
 
-// watchersHaveAll waits until watchers were told of a revision.
+// watchersHaveAll waits until watchers have received a revision.
 func (s *storm) watchersHaveAll(ctx context.Context, rev int64) {
 	term := s.c.still.term(stormPatience, "what watchers are told")
 	for w := behind(s.l.watchers, rev); w != nil; w = behind(s.l.watchers, rev) {
@@ -606,8 +609,8 @@ func (s *storm) watchersHaveAll(ctx context.Context, rev int64) {
 	s.measure("watchers have everything after", term.took())
 }
 
-// readBack has one more watcher at each machine be told everything from the first
-// revision on, and returns the versions as the first of them has it.
+// readBack has one more watcher at each machine receive everything from the first
+// revision on, and returns the first watcher's versions.
 func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	ctx, cancel := s.c.still.term(stormPatience, "what watchers of the past are told").context(ctx)
 	defer cancel()
@@ -640,8 +643,8 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	return late[0].Versions()
 }
 
-// judge has the simulator's checkers judge the run, prints its table, and returns what is
-// wrong.
+// judge lets the simulator's checkers judge the run, prints its table, and returns the
+// violations.
 func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	s.l.close()
 	report := &sim.Report{
@@ -650,7 +653,7 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 		Violations: s.c.told.judged(),
 	}
 	start := time.Now()
-	check := sim.CheckAnswers // without the versions nobody can say much of an order
+	check := sim.CheckAnswers // without the versions no order can be checked
 	if versions != nil {
 		report.Watchers, check = s.l.watchers, sim.Check
 	}

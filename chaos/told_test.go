@@ -25,17 +25,18 @@ import (
 	"github.com/skeindb/skein/sim"
 )
 
-// tellings is what the machines' streams tell clients' watchers, message by message, in a
-// file: clientv3 shows its callers neither that it goes on with another stream, nor where.
-// What a stream says out of order is wrong, whether clientv3 minds or not: that is judged as it
-// comes, and the file is for people. It is compressed, to a tenth: an hour of storm is 75 MB.
+// tellings records the messages of the machines' streams to the clients' watchers, one
+// by one, in a file. clientv3 hides from its callers that it changes streams, and where
+// to. A message out of order on a stream is wrong, whether clientv3 minds or not, and
+// is judged as it comes; the file is for people. It is compressed to a tenth: an hour
+// of storm is 75 MB.
 type tellings struct {
 	began time.Time
 	file  *os.File
 
 	mu sync.Mutex
-	// Guarded by mu: when the file last got all that there was, how many streams there were,
-	// which machines members are on, what is wrong, and the first error of the file.
+	// Guarded by mu: when the file was last flushed, how many streams there were, which
+	// machines members are on, the violations, and the first error of the file.
 	out      *gzip.Writer
 	flushed  time.Duration
 	streams  int
@@ -44,7 +45,7 @@ type tellings struct {
 	err      error
 }
 
-// newTellings writes into a new file.
+// newTellings writes to a new file.
 func newTellings(path string, began time.Time) (*tellings, error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -53,7 +54,7 @@ func newTellings(path string, began time.Time) (*tellings, error) {
 	return &tellings{began: began, file: f, out: gzip.NewWriter(f), machines: map[uint64]string{}}, nil
 }
 
-// close ends the file. It returns the first error that there was with it.
+// close ends the file. It returns the first error of the file.
 func (t *tellings) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,8 +64,8 @@ func (t *tellings) close() error {
 // at is the time of the run.
 func (t *tellings) at() time.Duration { return time.Since(t.began).Round(time.Millisecond) }
 
-// flushEach is how often the file gets what there is, so that little is missing where a run
-// ends by a panic; what comes that seldom costs hardly more bytes.
+// flushEach is how often the file is flushed, so that little is missing after a panic.
+// At this rate flushes cost hardly any more bytes.
 const flushEach = time.Second
 
 // note writes a line.
@@ -83,7 +84,7 @@ func (t *tellings) note(format string, args ...any) {
 	}
 }
 
-// blame notes something that must not be.
+// blame records a violation.
 func (t *tellings) blame(wrong string) {
 	t.note("WRONG: %s", wrong)
 	t.mu.Lock()
@@ -91,14 +92,14 @@ func (t *tellings) blame(wrong string) {
 	t.wrong = append(t.wrong, fmt.Sprintf("%s, at %v", wrong, t.at()))
 }
 
-// judged is what is wrong.
+// judged are the violations.
 func (t *tellings) judged() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.wrong)
 }
 
-// teller is the machine of the member that has sent a response.
+// teller is the machine of the member that sent a response.
 func (t *tellings) teller(h *etcdserverpb.ResponseHeader) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,8 +126,8 @@ type toldStream struct {
 	number int
 
 	mu sync.Mutex
-	// Guarded by mu, since requests and responses come at the same time: the order of what is
-	// told, and what was asked for and is not answered, which is answered in this order.
+	// Guarded by mu, because requests and responses come at the same time: the order of
+	// responses, and the unanswered requests, which are answered in this order.
 	order *sim.Stream
 	asked []*etcdserverpb.WatchCreateRequest
 }
@@ -231,7 +232,7 @@ func show(events []*mvccpb.Event) string {
 	return b.String()
 }
 
-// tellingStream answers a stream with what it is given.
+// tellingStream answers a stream with prepared responses.
 type tellingStream struct {
 	grpc.ClientStream
 	responses []*etcdserverpb.WatchResponse
@@ -255,8 +256,8 @@ func (s *tellingStream) RecvMsg(m any) error {
 	return nil
 }
 
-// readTellings returns what a file of tellings has, and io.ErrUnexpectedEOF where it was not
-// closed.
+// readTellings returns the content of a file of tellings, and io.ErrUnexpectedEOF if it
+// was not closed.
 func readTellings(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -270,7 +271,7 @@ func readTellings(path string) (string, error) {
 	return string(text), errors.Join(err, f.Close())
 }
 
-// A long run's file stays small, and one whose run ends by a panic lacks a second at most.
+// A long run's file stays small, and after a panic it lacks at most a second.
 func TestTellingsAreCompact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "told.txt.gz")
@@ -304,7 +305,7 @@ func TestTellingsAreCompact(t *testing.T) {
 	})
 }
 
-// What a stream tells is written down with its time and its machine, and what is out of order
+// Each message of a stream is recorded with its time and machine, and one out of order
 // is found.
 func TestTellingsAreKeptAndJudged(t *testing.T) {
 	at := func(rev int64) *etcdserverpb.ResponseHeader {
@@ -368,7 +369,7 @@ func TestTellingsAreKeptAndJudged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Two requests, each response, what is wrong, and the end.
+		// Two requests, each response, the violation, and the end.
 		if lines, want := strings.Count(file, "\n"), 2+len(c.told)+len(told.judged())+1; lines != want ||
 			!strings.Contains(file, "stream 1 of machine 3, member abc, watch 1 at 5: created, from 5") {
 			t.Errorf("%s: %d lines, want %d:\n%s", name, lines, want, file)

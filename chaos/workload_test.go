@@ -17,15 +17,16 @@ const (
 	perNode  = 5
 	roaming  = 3
 	patience = 5 * time.Second
-	// pauseMax bounds the pause of a client between two operations: enough of them for
-	// a load, and not so many that reading them all back takes longer than the run.
+	// pauseMax bounds the pause of a client between two operations. It allows a real
+	// load, but no more operations than can be read back within the time of the run.
 	pauseMax = 30 * time.Millisecond
 	// setback is how long a client waits after an error.
 	setback = 50 * time.Millisecond
-	// generation is how many operations the registers of one generation get; then there
-	// are new ones. It bounds what porcupine has to search.
+	// generation is how many operations the registers of one generation get before new
+	// ones follow. It bounds porcupine's search.
 	generation = 1500
-	// registersPerSide is how many registers a generation has on either side of a border.
+	// registersPerSide is how many registers a generation has on either side of a
+	// border.
 	registersPerSide = 2
 	paddingMax       = 1500
 )
@@ -34,14 +35,15 @@ const (
 type workload struct {
 	c       *cluster
 	h       *history
-	clients []*clientv3.Client // of each node, then one of all
+	clients []*clientv3.Client // one for each node, then one for all
 	touched atomic.Int64       // operations on registers
 	writers sync.WaitGroup
 	stop    context.CancelFunc
 }
 
-// registerKey is the key of a register: the last of the range in front of a border or
-// the first of the one behind it, so that a scan over the border finds nothing else.
+// registerKey is the key of a register: the last one of the range before a border or
+// the first one of the range behind it, so that a scan over the border finds nothing
+// else.
 func registerKey(border, side string, gen int64, i int) string {
 	if side == "<" {
 		border = string(border[0] - 1)
@@ -52,7 +54,7 @@ func registerKey(border, side string, gen int64, i int) string {
 	return fmt.Sprintf("%s%s/%06d/%d", border, side, gen, i)
 }
 
-// privateKey is a key that one operation alone writes, in the range of the register.
+// privateKey is a key that only one operation writes, in the range of the register.
 func privateKey(start string, what byte, client, n int) string {
 	return fmt.Sprintf("%c/%c/%d/%d", start[0], what, client, n)
 }
@@ -99,7 +101,7 @@ type session struct {
 func (s *session) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		pause := time.Duration(s.rng.Int64N(int64(pauseMax)))
-		// An operation that has begun is not cut short by the end of the run.
+		// The end of the run does not cut short an operation that has begun.
 		if err := s.one(context.WithoutCancel(ctx)); err != nil {
 			pause += setback
 		}
@@ -134,7 +136,7 @@ func (s *session) one(ctx context.Context) error {
 	}
 }
 
-// value is one that nobody else writes.
+// value is a value that nobody else writes.
 func (s *session) value() string { return fmt.Sprintf("%d-%d.", s.id, s.n) }
 
 func (s *session) do(ctx context.Context, o *op, call func(ctx context.Context) error) error {
@@ -205,8 +207,8 @@ func (s *session) scan(ctx context.Context, from, to string) error {
 	})
 }
 
-// compare expects what the client last knew of the register, or reads it if that is
-// nothing.
+// compare expects the value that the client last knew of the register. If the client
+// knows none, it reads the register.
 func (s *session) compare(ctx context.Context, key string) error {
 	old := s.last[key]
 	if old == "" {
