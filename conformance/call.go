@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
-// call is one call: unary, or a stream that is over when all of it has come.
+// call is one call: unary, or a stream that ends when all of it has arrived.
 type call struct {
 	kind    *kind
 	request proto.Message
@@ -30,14 +30,14 @@ func (c *call) String() string {
 	return fmt.Sprintf("%s{%s}", c.kind.name, short(c.request))
 }
 
-// answer is what a store answered: a response, or an error by its code and text.
+// answer is a store's answer: a response, or an error by its code and text.
 type answer struct {
 	response proto.Message // nil with an error
 	code     codes.Code
 	text     string // of an error, or of any answer that came as JSON
 }
 
-// do makes the call and returns the answer as it came.
+// do makes the call and returns the answer unchanged.
 func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
 	if c.kind.do != nil {
 		return c.kind.do(ctx, conn, c.request)
@@ -55,13 +55,13 @@ func do(ctx context.Context, conn *grpc.ClientConn, c *call) answer {
 	return answer{response: resp}
 }
 
-// failed is the answer that an error is.
+// failed is the answer of an error.
 func failed(err error) answer {
 	s := status.Convert(err)
 	return answer{code: s.Code(), text: s.Message()}
 }
 
-// rangeStream makes a RangeStream and returns the response that its parts make up.
+// rangeStream makes a RangeStream and returns the response that its parts form.
 func rangeStream(ctx context.Context, conn *grpc.ClientConn, req proto.Message) answer {
 	stream, err := pb.NewKVClient(conn).RangeStream(ctx, req.(*pb.RangeRequest))
 	if err != nil {
@@ -96,9 +96,9 @@ func (a answer) String() string {
 	return short(a.response)
 }
 
-// normalised are the fields of a response's header that differ between two clusters
-// and are left out of the comparison, but for whether they are set. Nothing else is
-// left out, anywhere.
+// normalised are the header fields that differ between two clusters. The comparison
+// ignores their values, but not whether they are set. It ignores nothing else,
+// anywhere.
 var normalised = []protoreflect.Name{"cluster_id", "member_id", "raft_term"}
 
 // normalise returns the answer with every set field of normalised replaced by 1, and
@@ -144,7 +144,7 @@ func short(m proto.Message) string {
 	return cut(padding.ReplaceAllStringFunc(text, func(s string) string { return fmt.Sprintf("%s…(%d)", s[:1], len(s)) }), shownBytes)
 }
 
-// padding is what the generators fill large fields with.
+// padding is the content of large fields from the generators.
 var padding = regexp.MustCompile(`v{9,}|k{9,}|B{9,}|K{9,}`)
 
 func cut(s string, n int) string {

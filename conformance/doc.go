@@ -1,28 +1,31 @@
-// Package conformance holds Skein against etcd itself: generated calls go to an
+// Package conformance compares Skein with etcd itself. Generated calls go to an
 // embedded etcd of the version that Skein speaks and to a Skein of three nodes in
-// the same process, whose ranges split while it runs, and every answer and every
-// error is compared field by field.
+// the same process, whose ranges split meanwhile. Every answer and every error is
+// compared field by field.
 //
 // It guarantees that a difference is reported with the seed, the number of the call
-// and both answers; that a seed gives the same calls again; and that nothing but
-// what normalised lists is left out of the comparison. A serializable read is compared
-// with etcd's at the revision that it says it was made at. It does not inject faults
-// (package sim does) and says nothing of speed.
+// and both answers, that a seed repeats its calls, and that only the fields in
+// normalised are ignored. A serializable read is compared with etcd's answer at the
+// revision of Skein's answer. The package injects no faults (package sim does) and
+// measures no speed.
 //
-// The calls come from a table of generators (kinds), those of locks and elections and some
-// by HTTP and JSON among them. One call at a time, any
-// difference is one of semantics (Lockstep). Several at a time through all gateways
-// (Waves), Skein's own revisions say in which order they took effect; etcd gets the
-// calls in that order, and must have given the same answers.
+// The calls come from a table of generators (kinds). Among them are those of locks
+// and elections, and some by HTTP and JSON. With one call at a time, any difference
+// is one of semantics (Lockstep). With several at a time through all gateways
+// (Waves), Skein's own revisions say in which order they took effect. etcd then
+// executes them in that order and must give the same answers.
 //
-// Its other tests run clientv3's mutex, election and STM: many clients through all nodes,
-// over ranges that split meanwhile, right between the keys of those who wait for one lock.
-// Of each they guarantee what its users rely on: that nobody else holds what one holds,
-// that who held it before is told so by its fencing revision, that there is one leader
-// at a time and who observes sees the same ones in the same order, and that transactions
-// of STM are serializable. All runs are counted and none is timed; only the death of a
-// holder takes as long as its lease. And they run the storage suite of kube-apiserver,
-// which is a module of its own for what it requires (conformance/apiserver).
+// Other tests run clientv3's mutex, election and STM: many clients through all nodes,
+// over ranges that split between the keys of clients waiting for one lock. They check
+// what users rely on:
+//
+//   - Only one client holds a lock, and its fencing revision unmasks an older holder.
+//   - There is one leader at a time, and all observers see the leaders in one order.
+//   - Transactions of STM are serializable.
+//
+// Runs are counted, not timed; only the death of a holder takes as long as its lease.
+// Another test runs the storage suite of kube-apiserver, which is a module of its own
+// because of its requirements (conformance/apiserver).
 //
 // Only tests and the people who run them call it.
 package conformance

@@ -15,15 +15,15 @@ const (
 	terms      = 8 // of each
 )
 
-// seen is what one observer was told: values in order, with the revision of the
-// leader's key and of the value.
+// seen is what one observer received: values in order, each with its revision and that
+// of the leader's key.
 type seen struct {
 	leader, revision []int64
 	values           []string
 }
 
-// One leader at a time, each with a higher revision than those before; what observers at
-// all nodes are told is what leaders have said, in that order.
+// There is one leader at a time, each with a higher revision than those before.
+// Observers at all nodes receive what leaders have proclaimed, in that order.
 func TestElection(t *testing.T) {
 	r, ctx := newRig(t, candidates)
 	observing, stop := context.WithCancel(ctx)
@@ -34,7 +34,7 @@ func TestElection(t *testing.T) {
 		observers.Go(func() { told[i].observe(observing, r.session(t, r.clients[i], "election")) })
 	}
 	var in critical
-	// said is who said what, by the leader's revision. Of the leader.
+	// said is who proclaimed what, by the leader's revision. Of the leader.
 	said := map[int64]map[string]bool{}
 	for i, client := range r.clients {
 		workers.Go(func() {
@@ -63,7 +63,7 @@ func TestElection(t *testing.T) {
 	t.Logf("%d terms, %d splits, observed %d %d %d values", in.entered, r.splits.Load(), len(told[0].values), len(told[1].values), len(told[2].values))
 }
 
-// leadOnce is a candidate until it leads, says something, and resigns or dies.
+// leadOnce is a candidate until it leads, proclaims something, and resigns or dies.
 func leadOnce(ctx context.Context, t *testing.T, in *critical, said map[int64]map[string]bool, s *concurrency.Session, who int, dies bool) {
 	t.Helper()
 	e := concurrency.NewElection(s, "election")
@@ -109,9 +109,9 @@ func (o *seen) take(resp *clientv3.GetResponse) {
 	o.values = append(o.values, string(kv.Value))
 }
 
-// check compares what an observer was told with what was said. An observer may miss
-// leaders, as etcd's does; a leader's key may be older than the last word of the one
-// before.
+// check compares what an observer received with what was proclaimed. An observer may
+// miss leaders, as etcd's does. A leader's key may be older than the last word of the
+// leader before.
 func (o *seen) check(t *testing.T, said map[int64]map[string]bool) {
 	t.Helper()
 	if len(o.values) == 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/skeindb/skein/conformance/cluster"
 )
 
-// store is one of the two that are compared.
+// store is one of the two stores under comparison.
 type store struct {
 	name string
 	// conns has one connection per gateway.
@@ -32,21 +32,21 @@ func (s *store) close() error {
 	return s.stop()
 }
 
-// dial opens a connection that retries nothing and bounds no message, so that what
-// the server answers is what is compared.
+// dial opens a connection that retries nothing and bounds no message, so that the
+// comparison sees the server's answers.
 func dial(target string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32), grpc.WaitForReady(true)))
 }
 
 // etcdToken gives the member an id whose bit 15 is set. etcd makes the ids of its
-// proposals from these bits, and a proposal's size, which it compares with
-// max-request-bytes, depends on how many bytes the id takes: ten with that bit, as
-// for half of all members.
+// proposals from these bits. A proposal's size, which etcd compares with
+// max-request-bytes, depends on the length of the id: ten bytes with that bit, as for
+// half of all members.
 const etcdToken = "conformance-1"
 
-// lastWords logs what is about to end this process, with which the test would else end
-// without a word.
+// lastWords logs the reason that ends this process; otherwise the test would end
+// without a message.
 func lastWords() *zap.Logger {
 	cfg := zap.NewDevelopmentConfig()
 	cfg.Level.SetLevel(zap.DPanicLevel)
@@ -63,14 +63,14 @@ func freePort() ([]url.URL, error) {
 	return []url.URL{{Scheme: "http", Host: l.Addr().String()}}, nil
 }
 
-// startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not
-// sync its files: nobody reads them again.
+// startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not sync
+// its files: nobody reads them again.
 func startEtcd(ctx context.Context, dir string) (*store, error) {
 	anyPort := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords())
-	client, err := freePort() // its own gateway dials what is written here
+	client, err := freePort() // its own gateway dials this address
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// jsonKinds are calls that are made by HTTP and JSON, of as many kinds as clients make so.
+// jsonKinds are the calls by HTTP and JSON, of the kinds that clients use.
 var jsonKinds = []*kind{
 	overJSON("Range", "/v3/kv/range", 3),
 	overJSON("Put", "/v3/kv/put", 2),
@@ -27,12 +27,13 @@ var jsonKinds = []*kind{
 	overJSON("LeaseKeepAlive", "/v3/lease/keepalive", 1),
 }
 
-// jsonMaxBytes is what a request by JSON has at most: a little more than gRPC takes. A body
-// far above it Skein refuses before it has read it, in words of its own (docs/CONFORMANCE.md).
+// jsonMaxBytes is the size limit of a generated JSON request: a little more than gRPC
+// accepts. Skein refuses a body far above it before it has read it, with its own text
+// (docs/CONFORMANCE.md).
 const jsonMaxBytes = maxRequestBytes + grpcOverheadBytes + 1<<10
 
-// overJSON returns a kind that makes the calls of another, by name, by posting them to the
-// path.
+// overJSON returns a kind that makes the calls of another kind, found by name, by
+// posting them to the path.
 func overJSON(of, path string, weight int) *kind {
 	k := &kind{name: "JSON " + of, weight: weight}
 	for _, base := range append(append([]*kind{}, kvKinds...), leaseKinds...) {
@@ -58,8 +59,8 @@ func overJSON(of, path string, weight int) *kind {
 	panic(fmt.Sprintf("conformance: no kind has the name %q", of))
 }
 
-// post posts the request as JSON. The answer has what came as text, in which the header's
-// normalised fields are made equal; and the response that it is, where it is one.
+// post posts the request as JSON. The answer has the received text, with the header's
+// normalised fields made equal, and the response in it, if it is one.
 func post(ctx context.Context, host, path string, req, resp proto.Message) answer {
 	broken := func(err error) answer { return answer{code: codes.Internal, text: "conformance: " + err.Error()} }
 	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
@@ -110,7 +111,8 @@ func post(ctx context.Context, host, path string, req, resp proto.Message) answe
 	return a
 }
 
-// alike makes equal in a response as JSON what normalise and settled make equal in one.
+// alike makes equal in a JSON response what normalise and settled make equal in a
+// message.
 func alike(of any, resp proto.Message) {
 	m, ok := of.(map[string]any)
 	if !ok {

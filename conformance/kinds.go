@@ -10,26 +10,26 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// kind is one method of the API with its generator of requests. A new unary method
-// is one more row. A stream's calls are rows too once its messages are compared: its
-// row's generator says what is done with the streams that are open.
+// kind is one method of the API with its generator of requests. A new unary method is
+// one more row. Calls on a stream can be rows too once its messages are compared: the
+// row's generator chooses actions on the open streams.
 type kind struct {
 	name   string
 	method string // gRPC's full name
-	// weight is how often the kind comes, of the sum of all weights.
+	// weight is the frequency of the kind, relative to the sum of all weights.
 	weight   int
 	generate func(*source) proto.Message
 	response func() proto.Message
-	// do makes the call, where it is not unary.
+	// do makes the call of a kind that is not unary.
 	do func(context.Context, *grpc.ClientConn, proto.Message) answer
 	// invoke makes the call; nil is a unary one.
 	invoke func(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Message) error
-	// alone keeps the kind out of waves: its effect on other calls at the same time
-	// does not show in their revisions.
+	// alone keeps the kind out of waves: its revisions do not show its effect on other
+	// calls at the same time.
 	alone bool
 }
 
-// kinds is the table of all calls that are generated.
+// kinds is the table of all generated calls.
 var kinds = slices.Concat(kvKinds, leaseKinds, lockKinds, jsonKinds)
 
 var kvKinds = []*kind{
@@ -88,7 +88,8 @@ func (s *source) next() *call {
 
 // rangeRequest returns a read whose keys come from span.
 func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeRequest {
-	// Where a serializable read stands among calls at the same time its revision does not say.
+	// The revision of a serializable read does not show its place among calls at the
+	// same time.
 	r := &pb.RangeRequest{Revision: s.explicit(), Serializable: !s.steady && s.chance(7)}
 	r.Key, r.RangeEnd = span(s.group())
 	r.KeysOnly, r.CountOnly = s.chance(6), s.chance(8)
@@ -115,8 +116,8 @@ func (s *source) rangeRequest(span func(g int) (key, end []byte)) *pb.RangeReque
 	return r
 }
 
-// pageName is of reads that go through a list page by page, as kube-apiserver's do: at the
-// revision of the first page, whatever is written meanwhile.
+// pageName marks reads that read a list page by page, as kube-apiserver does: all at
+// the revision of the first page, whatever is written meanwhile.
 const pageName = "Page"
 
 // pageRequest is a list's next page, or the first of another.
@@ -135,7 +136,7 @@ func (s *source) pageRequest() *pb.RangeRequest {
 	return proto.CloneOf(s.page)
 }
 
-// observePage takes in a page.
+// observePage learns from a page.
 func (s *source) observePage(a answer) {
 	r, ok := a.response.(*pb.RangeResponse)
 	if s.page == nil || !ok || !r.GetMore() || len(r.GetKvs()) == 0 {
@@ -148,7 +149,7 @@ func (s *source) observePage(a answer) {
 	s.page.Key = append(slices.Clone(r.GetKvs()[len(r.GetKvs())-1].GetKey()), 0)
 }
 
-// streamRequest is a read that is streamed: mostly one that may be.
+// streamRequest is a streamed read, mostly one that may be streamed.
 func (s *source) streamRequest() *pb.RangeRequest {
 	r := s.rangeRequest(s.anySpan)
 	if !s.chance(8) {
@@ -158,7 +159,7 @@ func (s *source) streamRequest() *pb.RangeRequest {
 	return r
 }
 
-// txnRange is a read inside a transaction, which keeps to the transaction's group.
+// txnRange is a read inside a transaction, within the transaction's group.
 func (s *source) txnRange(g int) *pb.RangeRequest {
 	r := s.rangeRequest(func(int) (key, end []byte) { return s.writeSpan(g) })
 	if s.steady {

@@ -10,17 +10,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// leaseIDs are the leases that calls are about; those beyond are never granted. They are
+// leaseIDs are the leases of the calls; ids beyond them are never granted. They are
 // few, so that ids are used again.
 var leaseIDs = []int64{1, 2, 3, -7, 1 << 62, 0x7fff_ffff_ffff_ffff, -1 << 63, 7587}
 
-// leaseTTLs are those of leaseIDs, far apart, so that the order of the ends of two leases,
-// by which etcd lists them, does not depend on how long a call took, nor on when a lock's
-// session renewed its own. None ends within a run.
+// leaseTTLs are the TTLs of leaseIDs. They are far apart, because etcd lists leases in
+// the order of their ends. So the order does not depend on how long a call took or on
+// when a lock's session renewed its lease. None ends within a run.
 var leaseTTLs = []int64{3600, 36_000, 360_000, 3_600_000, 36_000_000, 360_000_000, 3_600_000_000, 9_000_000_000}
 
-// leaseKinds are the calls about leases. Nothing that they do shows in a revision but
-// for the deletion of keys, so that they are alone in their waves.
+// leaseKinds are the calls about leases. Except for deleted keys their effects show in
+// no revision, so they are alone in their waves.
 var leaseKinds = []*kind{
 	{
 		name: "LeaseGrant", method: pb.Lease_LeaseGrant_FullMethodName, weight: 2, alone: true,
@@ -66,8 +66,8 @@ func keepAlive(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Messa
 	return stream.RecvMsg(resp)
 }
 
-// grantRequest asks for a lease, or for one that no store grants. Ids that the store
-// draws are not asked for: the two would hold different leases.
+// grantRequest asks for a lease, or for one that no store grants. It never leaves the
+// id to the store: the two stores would hold different leases.
 func (s *source) grantRequest() *pb.LeaseGrantRequest {
 	i := s.IntN(len(leaseIDs))
 	r := &pb.LeaseGrantRequest{ID: leaseIDs[i], TTL: leaseTTLs[i]}
@@ -96,7 +96,7 @@ func (s *source) liveLease() int64 {
 	return pick(s, s.leases)
 }
 
-// observeLease takes in what an answer says of leases.
+// observeLease learns from an answer about leases.
 func (s *source) observeLease(c *call, a answer) {
 	switch r := a.response.(type) {
 	case *pb.LeaseGrantResponse:
@@ -107,9 +107,9 @@ func (s *source) observeLease(c *call, a answer) {
 	}
 }
 
-// settled takes from an answer about leases what no two stores can agree on: how many
-// seconds are left, which time takes away between two calls, for as long as it has not
-// taken much; and etcd's order of a lease's keys, which is that of a map of Go's.
+// settled removes from an answer about leases what no two stores can agree on. One is
+// the number of seconds left, unless more time has passed than between two calls. The
+// other is etcd's order of a lease's keys, which is the order of a Go map.
 func settled(m proto.Message) {
 	r, ok := m.(*pb.LeaseTimeToLiveResponse)
 	if !ok {

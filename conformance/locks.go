@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// lockKinds are the calls of the two services that are made of transactions, leases and
-// watches. Each name has one lease, so that nobody waits for another; the keys lie among
-// those that the other calls delete.
+// lockKinds are the calls of the two services that consist of transactions, leases and
+// watches. Each name has one lease, so that nobody waits for another. Their keys lie
+// among those that other calls delete.
 var lockKinds = []*kind{
 	{
 		name: "Lock", method: v3lockpb.Lock_Lock_FullMethodName, weight: 1, alone: true,
@@ -59,7 +59,7 @@ var lockKinds = []*kind{
 	},
 }
 
-// lockName returns a name and the one lease with which it is asked for.
+// lockName returns a name and the one lease used for it.
 func (s *source) lockName(what string) (name []byte, lease int64) {
 	i := s.IntN(len(leaseIDs))
 	if at := slices.Index(leaseIDs, s.liveLease()); at >= 0 && !s.chance(8) {
@@ -71,8 +71,8 @@ func (s *source) lockName(what string) (name []byte, lease int64) {
 // heldMax is how many keys of locks are remembered.
 const heldMax = 8
 
-// heldKey returns the key of a lock that was got, and may have been deleted since; now and
-// then any key.
+// heldKey returns the key of an acquired lock, which may have been deleted since; now
+// and then any key.
 func (s *source) heldKey() []byte {
 	switch {
 	case s.chance(20):
@@ -83,7 +83,7 @@ func (s *source) heldKey() []byte {
 	return pick(s, s.held)
 }
 
-// leaderKey returns what a campaign that was won has returned, or something like it.
+// leaderKey returns the result of a won campaign, or something similar.
 func (s *source) leaderKey() *v3electionpb.LeaderKey {
 	if s.chance(20) {
 		return nil
@@ -99,7 +99,7 @@ func (s *source) leaderKey() *v3electionpb.LeaderKey {
 	return &v3electionpb.LeaderKey{Name: name, Lease: lease, Key: s.writeKey(s.group()), Rev: s.someRevision()}
 }
 
-// observeLock takes in what an answer says of locks.
+// observeLock learns from an answer about locks.
 func (s *source) observeLock(a answer) {
 	switch r := a.response.(type) {
 	case *v3lockpb.LockResponse:

@@ -17,7 +17,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 )
 
-// pair is an etcd and a Skein that have had the same calls.
+// pair is an etcd and a Skein that have executed the same calls.
 type pair struct {
 	etcd, skein *store
 	splits      splitter
@@ -27,12 +27,13 @@ type pair struct {
 	calls    int
 }
 
-// callTimeout bounds one call: a store that hangs is a failure. A physical compaction
-// waits 20 s for what transactions may still read, and a busy machine is no difference.
+// callTimeout bounds one call: a store that hangs is a failure. It is long because a
+// physical compaction waits 20 s for transactions that may still read, and a busy
+// machine must not count as a difference.
 const callTimeout = 2 * time.Minute
 
-// lockstep makes calls one after the other, each at a gateway by chance, and
-// returns the first difference.
+// lockstep makes calls one after the other, each at a random gateway, and returns the
+// first difference.
 func (p *pair) lockstep(ctx context.Context, calls, every int) error {
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
@@ -66,9 +67,9 @@ func (p *pair) step(ctx context.Context, c *call, gateway int) error {
 	return nil
 }
 
-// asOf returns what etcd says to a serializable read at the revision that Skein says it
-// was made at: that of the node's own replicas, which may be behind, as a member of etcd
-// may. Other answers stay what they are.
+// asOf replaces etcd's answer to a serializable read by its answer at the revision of
+// Skein's answer. The node's own replicas may be behind, as a member of etcd may. Other
+// answers stay unchanged.
 func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, error) {
 	r, ok := c.request.(*pb.RangeRequest)
 	if !ok || !r.GetSerializable() || ours.response == nil {
@@ -85,7 +86,7 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 	}
 	if theirs.response == nil && theirs.text == rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted) {
 		p.outcomes[c.kind.name+": "+compactedThere]++
-		return ours, nil // a replica behind the compaction has it still
+		return ours, nil // a replica behind the compaction still has it
 	}
 	if theirs.response != nil {
 		theirs.response.(*pb.RangeResponse).Header.Revision = at
@@ -93,7 +94,8 @@ func (p *pair) asOf(ctx context.Context, c *call, theirs, ours answer) (answer, 
 	return theirs, nil
 }
 
-// compactedThere counts, beside etcd's answers, the reads of which etcd keeps no answer.
+// compactedThere counts, beside etcd's answers, the reads that etcd can no longer
+// answer.
 const compactedThere = "made where etcd is compacted"
 
 // writtenTwice is the outcome of a transaction that may write a key more than once.
@@ -113,11 +115,11 @@ func (p *pair) take(c *call, theirs answer) {
 	p.source.observe(c, theirs)
 }
 
-// waveWidth is how many calls a wave has at most.
+// waveWidth is the largest number of calls in a wave.
 const waveWidth = 12
 
-// waves makes calls several at a time, and returns the first wave whose answers no
-// etcd could have given in the order that their revisions tell.
+// waves makes calls several at a time. It returns the first wave whose answers no etcd
+// could have given in the order of their revisions.
 func (p *pair) waves(ctx context.Context, calls, every int) error {
 	p.source.steady = true
 	next := every
@@ -147,8 +149,8 @@ type placed struct {
 	call    *call
 	gateway int
 	ours    answer
-	// revision is the header's, 0 for an error: what is refused is refused for its
-	// look, wherever it stands.
+	// revision is the header's, 0 for an error: refusals in waves do not depend on the
+	// place.
 	revision int64
 	// reads says that the call changed nothing: it saw the change of its revision.
 	reads bool
@@ -204,7 +206,7 @@ func told(all []placed) string {
 	return b.String()
 }
 
-// changed says whether the response is of a call that has changed something.
+// changed says whether the response is of a call that changed something.
 func changed(resp proto.Message) bool {
 	switch r := resp.(type) {
 	case *pb.PutResponse:
@@ -221,7 +223,7 @@ func changed(resp proto.Message) bool {
 	return false
 }
 
-// splitter splits ranges beside the calls.
+// splitter splits ranges while calls are made.
 type splitter struct {
 	admin *adminapi.Client
 	wg    sync.WaitGroup

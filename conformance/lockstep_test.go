@@ -27,8 +27,8 @@ var (
 	verbose   = flag.Bool("nodelog", false, "show the nodes' warnings")
 )
 
-// startTimeout bounds the start of both stores, and readyPause lies between two
-// attempts to find out whether a node serves.
+// startTimeout bounds the start of both stores. readyPause lies between two checks
+// whether a node serves.
 const (
 	startTimeout = time.Minute
 	readyPause   = 10 * time.Millisecond
@@ -44,8 +44,8 @@ func newPair(t *testing.T, seed uint64) *pair {
 	return p
 }
 
-// startPair starts an etcd and a Skein. stop stops them, also where they have not all
-// started; the test's end does it too.
+// startPair starts an etcd and a Skein. stop stops them, even if not all have started;
+// the end of the test does so too.
 func startPair(t *testing.T, seed uint64) (p *pair, stop func(), err error) {
 	t.Helper()
 	logger := lastWords()
@@ -106,9 +106,10 @@ func (p *pair) ready(ctx context.Context) error {
 	return nil
 }
 
-// promised are the outcomes that so many calls must have had at least once, or the
-// generators no longer do what they are for. Of those that a thousand calls are asked for 15
-// are expected: of 7, as many runs with a seed of their own have, one in a thousand has none.
+// promised are the outcomes that a number of calls must produce at least once;
+// otherwise the generators miss their purpose. The numbers are chosen so that an
+// outcome promised for a thousand calls is expected 15 times. An outcome expected 7
+// times, as in many runs with their own seed, is missing in one of a thousand.
 var promised = []struct {
 	outcome string
 	calls   int
@@ -154,7 +155,7 @@ var promised = []struct {
 	{"Txn: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCTooManyOps), 5000},
 }
 
-// promisedAlone are outcomes that only calls one after the other have.
+// promisedAlone are outcomes that only calls one after the other produce.
 var promisedAlone = []string{
 	"Put: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCKeyNotFound),
 	"Put: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCValueProvided),
@@ -163,7 +164,7 @@ var promisedAlone = []string{
 	"Txn: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted),
 }
 
-// kept says what was promised and did not happen.
+// kept returns the promised outcomes that did not happen.
 func kept(t *testing.T, p *pair) {
 	t.Helper()
 	for _, o := range promised {
@@ -181,7 +182,7 @@ func kept(t *testing.T, p *pair) {
 	}
 }
 
-// outcomesText shows how often each outcome was had.
+// outcomesText shows how often each outcome happened.
 func (p *pair) outcomesText() string {
 	var b strings.Builder
 	for _, o := range slices.Sorted(maps.Keys(p.outcomes)) {

@@ -16,7 +16,7 @@ import (
 const (
 	lockers  = 12
 	lockings = 12 // of each
-	// A holder's session ends, instead of the holder's giving back, once in so many times.
+	// Once in so many times a holder's session ends instead of an unlock.
 	deaths = 5
 )
 
@@ -25,7 +25,7 @@ func sessionKey(prefix string, s *concurrency.Session) string {
 	return fmt.Sprintf("%s/%x", prefix, s.Lease())
 }
 
-// critical is what only one may be in at a time.
+// critical is a section that only one client may be in at a time.
 type critical struct {
 	holder atomic.Int64
 	// token is the fencing revision of the last holder. Of the holder.
@@ -54,8 +54,9 @@ func (c *critical) leave(t *testing.T, who int) {
 	}
 }
 
-// Mutual exclusion, by a shared counter that everybody reads and writes in turn, by the
-// holders' fencing revisions, and by what clients in one process see of each other.
+// Mutual exclusion is checked by a shared counter that everybody reads and writes in
+// turn, by the holders' fencing revisions, and by what clients in one process see of
+// each other.
 func TestMutex(t *testing.T) {
 	r, ctx := newRig(t, lockers)
 	var in critical
@@ -91,7 +92,7 @@ func TestMutex(t *testing.T) {
 	t.Logf("held %d times, %d splits", in.entered, r.splits.Load())
 }
 
-// lockOnce takes the lock, counts, and gives it back or dies.
+// lockOnce takes the lock, counts, and unlocks it or dies.
 func lockOnce(ctx context.Context, t *testing.T, in *critical, s *concurrency.Session, who int, dies bool) {
 	t.Helper()
 	m := concurrency.NewMutex(s, "lock")
@@ -145,11 +146,11 @@ func add(ctx context.Context, client *clientv3.Client, m *concurrency.Mutex, n i
 	return err
 }
 
-// A holder that dies without a word holds the lock for as long as its lease, and not
-// for ever; who waits is in another range by then.
+// A holder that dies silently holds the lock as long as its lease, and no longer. By
+// then the waiting client's key is in another range.
 func TestMutexOfADeadHolder(t *testing.T) {
 	r, ctx := newRig(t, 2)
-	// The servers make it as long as their elections demand.
+	// The servers extend it to what their elections demand.
 	dead, err := concurrency.NewSession(r.clients[0], concurrency.WithTTL(1))
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +160,7 @@ func TestMutexOfADeadHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead.Orphan()
-	began := time.Now() // before it is asked how long that is: the answer may take its time
+	began := time.Now() // taken before the question, whose answer may take its time
 	ttl, err := r.clients[1].TimeToLive(ctx, dead.Lease())
 	if err != nil || ttl.TTL < 1 {
 		t.Fatalf("%+v, %v", ttl, err)
@@ -169,7 +170,7 @@ func TestMutexOfADeadHolder(t *testing.T) {
 	if err := next.Lock(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// TTL is in whole seconds, rounded down: the lease had at least so many left.
+	// TTL is in whole seconds, rounded down: the lease had at least that long left.
 	if took := time.Since(began); took < time.Duration(ttl.TTL-1)*time.Second {
 		t.Errorf("the next one had the lock %v after a lease had %d s to go", took, ttl.TTL)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// TestMain prints what all runs were together, where they are many.
+// TestMain prints the sums of all runs if there are many.
 func TestMain(m *testing.M) {
 	ctx, cancel := context.WithCancel(context.Background())
 	watched := make(chan struct{})
@@ -34,16 +34,17 @@ func TestMain(m *testing.M) {
 // still is of this process.
 var still standstill
 
-// standstill notices that the process stood still: a store that was stopped in the middle
-// of a call may find then that its time is over, which is no difference.
+// standstill notices that the process stood still. A store that was stopped in the
+// middle of a call may then find that its time is over, which is no difference.
 type standstill struct {
 	mu    sync.Mutex
 	times int
 	long  time.Duration
 }
 
-// A process has stood still where so little took so long. Two nodes that do not hear of
-// each other for 3 s take their connection for lost, and hear once a second.
+// The process has stood still if so short a sleep took so long. Two nodes that do not
+// hear of each other for 3 s consider their connection lost, and they send once a
+// second.
 const (
 	standstillLook  = 200 * time.Millisecond
 	standstillLeast = time.Second
@@ -75,7 +76,7 @@ func (s *standstill) count() (int, time.Duration) {
 // tally sums up the runs of one test.
 type tally struct {
 	seeds, calls, splits, differences, repeated int
-	// kinds counts the calls by kind, with those among them that were refused.
+	// kinds counts the calls by kind, and how many of them were refused.
 	kinds, refused map[string]int
 	took           time.Duration
 }
@@ -100,7 +101,7 @@ func (s *tallies) change(test string, f func(*tally)) {
 	f(t)
 }
 
-// add takes in a run that has ended without a difference.
+// add adds a run that has ended without a difference.
 func (t *tally) add(p *pair) {
 	t.seeds++
 	t.calls += p.calls
@@ -109,7 +110,7 @@ func (t *tally) add(p *pair) {
 		kind, outcome, _ := strings.Cut(o, ": ")
 		switch outcome {
 		case compactedThere:
-			continue // it was counted with etcd's answer
+			continue // it is counted with etcd's answer
 		case "OK":
 		default:
 			t.refused[kind] += n
@@ -144,8 +145,8 @@ func seedOf(t *testing.T) uint64 {
 	return seed
 }
 
-// overSeeds runs one or as many seeds as were asked for. keeps says of a run without a
-// difference whether it was what it is for.
+// overSeeds runs one seed, or as many as requested. keeps checks that a run without a
+// difference met its purpose.
 func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair)) {
 	t.Helper()
 	first, test := seedOf(t), t.Name()

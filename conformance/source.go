@@ -13,17 +13,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// group is a set of keys that calls mostly name together. The cluster splits between
-// groups and within them, and calls name keys of several.
+// group is a set of keys that calls mostly use together. The cluster splits between
+// groups and within them, and some calls use keys of several.
 type group struct {
 	prefix string
-	// end is behind every key of the group and not above the next one's prefix;
-	// "" for the last group, which goes on to the end of the keyspace.
+	// end is behind every key of the group and not above the next one's prefix. It is ""
+	// for the last group, which extends to the end of the keyspace.
 	end string
 }
 
-// groups are ascending. The first holds the smallest keys that there are, the last
-// the largest.
+// groups are ascending. The first has the smallest possible keys, the last the largest.
 var groups = []group{
 	{"\x00", "\x01"},
 	{"a/", "a0"},
@@ -37,32 +36,34 @@ var groups = []group{
 	{"\xff", ""},
 }
 
-// suffixes make the keys of a group. They are few, so that calls meet, and awkward.
+// suffixes make the keys of a group. They are few, so that calls meet, and they are
+// unusual.
 var suffixes = []string{"", "\x00", "\x00\x00", "0", "1", "10", "2", "3", "\xff", "\xff\xff"}
 
-// source makes random things for the generators and remembers from the answers what
-// the store holds, so that they aim at what is there. Its output is fixed by the
-// seed and by the answers.
+// source makes random requests for the generators. It remembers the stores' content
+// from the answers, so that requests hit existing data. The seed and the answers
+// determine its output.
 type source struct {
 	*rand.Rand
-	// revision is the highest that an answer reported; compacted is that of the last
-	// compaction that was accepted.
+	// revision is the highest in any answer; compacted is that of the last accepted
+	// compaction.
 	revision, compacted int64
-	// known is the last that was seen of each key.
+	// known is the last known state of each key.
 	known map[string]*mvccpb.KeyValue
-	// twice are the revisions of transactions that may have written a key more than once.
+	// twice are the revisions of transactions that may have written a key more than
+	// once.
 	twice map[int64]bool
-	// leases are those that were granted and not revoked.
+	// leases are those granted and not revoked.
 	leases []int64
-	// held are the keys of the last locks that were got, leaders those of campaigns.
+	// held are the keys of the last acquired locks, leaders those of won campaigns.
 	held    [][]byte
 	leaders []*v3electionpb.LeaderKey
 	// page is the next page of the list that is read by pages, nil for none.
 	page *pb.RangeRequest
-	// steady leaves out writes that the store may refuse for what it holds: a refusal
-	// has no revision that says when it happened.
+	// steady leaves out writes that the store may refuse for its content: a refusal has
+	// no revision that shows its place.
 	steady bool
-	// hot is the group that most calls of the moment name, for left calls.
+	// hot is the group of most calls at the moment, for left calls.
 	hot, left int
 }
 
@@ -78,7 +79,7 @@ func (s *source) chance(n int) bool { return s.IntN(n) == 0 }
 
 func pick[T any](s *source, of []T) T { return of[s.IntN(len(of))] }
 
-// observe takes in an answer.
+// observe learns from an answer.
 func (s *source) observe(c *call, a answer) {
 	if h, ok := a.response.(interface{ GetHeader() *pb.ResponseHeader }); ok && a.response != nil {
 		s.revision = max(s.revision, h.GetHeader().GetRevision())
@@ -128,7 +129,7 @@ func (s *source) put(p *pb.PutRequest) {
 	s.known[string(p.GetKey())] = kv
 }
 
-// group returns the group that the next call is about.
+// group returns the group of the next call.
 func (s *source) group() int {
 	if s.left--; s.left < 0 {
 		s.hot, s.left = s.IntN(len(groups)), 10+s.IntN(40)
@@ -175,7 +176,7 @@ func (s *source) writeSpan(g int) (key, end []byte) {
 		end = []byte(groups[g].end)
 	}
 	if last := groups[g].end == ""; last && len(end) == 0 || !last && string(end) == "\x00" {
-		// All keys from key on: what the last group needs, and no other may have.
+		// All keys from key on: the last group needs that, and no other may have it.
 		end = []byte{0}
 		if !last {
 			end = []byte(groups[g].end)
@@ -204,7 +205,8 @@ func (s *source) anySpan(g int) (key, end []byte) {
 	return key, append(slices.Clone(key), 0)
 }
 
-// splitKey returns a key at which the cluster may be split: mostly one between two groups.
+// splitKey returns a key at which the cluster may be split, mostly one between two
+// groups.
 func (s *source) splitKey() []byte {
 	if s.chance(3) {
 		return []byte(groups[1+s.IntN(len(groups)-1)].prefix + pick(s, suffixes))
@@ -239,14 +241,14 @@ func (s *source) value() []byte {
 // etcd's default limits.
 const (
 	maxRequestBytes = 3 << 19
-	// grpcOverheadBytes is what a message may have above the request's limit before
-	// gRPC itself refuses it.
+	// grpcOverheadBytes is how far a message may exceed the request's limit before gRPC
+	// itself refuses it.
 	grpcOverheadBytes = 512 << 10
 	maxTxnOps         = 128
 )
 
-// fill pads a request by its last field's bytes to about one of the limits. pad
-// sets a field to so many bytes.
+// fill pads a request by its last field's bytes to about one of the limits. pad sets a
+// field to that many bytes.
 func (s *source) fill(m proto.Message, pad func(n int)) {
 	around := maxRequestBytes
 	if s.chance(4) {
@@ -265,7 +267,7 @@ func (s *source) explicit() int64 {
 	return s.someRevision()
 }
 
-// someRevision returns a revision of the past, of the future, or one that is none.
+// someRevision returns a revision of the past, of the future, or an invalid one.
 func (s *source) someRevision() int64 {
 	switch s.IntN(16) {
 	case 0:
@@ -289,10 +291,11 @@ func (s *source) someRevision() int64 {
 	return s.compacted + s.Int64N(max(1, s.revision-s.compacted+1))
 }
 
-// compaction returns a revision to compact at, none of which etcd 3.7.3 does not survive:
-// at that of a transaction that has deleted a key and put it again it removes the put, and
-// stops at the next read of the key. Of a key that was put and deleted there it keeps the
-// delete alone, but not at once, so that what a watcher from there is told differs.
+// compaction returns a revision to compact at that etcd 3.7.3 survives. A transaction
+// that deletes a key and puts it again is fatal there: etcd removes the put, and stops
+// at the next read of the key. A transaction that puts a key and deletes it is avoided
+// too: etcd keeps only the delete, but not at once, so a watcher from there receives
+// other events.
 func (s *source) compaction() int64 {
 	rev := s.someRevision()
 	for s.twice[rev] {
@@ -301,7 +304,7 @@ func (s *source) compaction() int64 {
 	return rev
 }
 
-// near returns a number to compare with n: mostly itself.
+// near returns a number to compare with n, mostly n itself.
 func (s *source) near(n int64) int64 {
 	switch s.IntN(10) {
 	case 0:
@@ -316,7 +319,7 @@ func (s *source) near(n int64) int64 {
 	return n
 }
 
-// aKnown returns a key that was seen, of the group if there is one.
+// aKnown returns a known key, of the group if there is one.
 func (s *source) aKnown(g int) *mvccpb.KeyValue {
 	if kv, ok := s.known[groups[g].prefix+pick(s, suffixes)]; ok {
 		return kv

@@ -20,8 +20,8 @@ const (
 
 func account(i int) string { return fmt.Sprintf("bank/%02d", i) }
 
-// Transfers between accounts in many ranges: at no moment is money lost or made, and no
-// transfer is lost, by a counter that each one raises.
+// Transfers between accounts in many ranges. At no moment is money lost or created, and
+// no transfer is lost, by a counter that each one increments.
 func TestSTM(t *testing.T) {
 	for _, level := range []struct {
 		name  string

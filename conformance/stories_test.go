@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Calls that were once answered otherwise than by etcd, by themselves: a change of a
-// generator changes what a seed means, but not these. They run in this order on one
-// store, which begins empty; split stands for a split of the keyspace at the key.
+// Calls that were once answered differently from etcd. They stand here literally,
+// because a change of a generator changes what a seed means. They run in this order on
+// one store, which begins empty. split stands for a split of the keyspace at the key.
 func TestStories(t *testing.T) {
 	p := newPair(t, 1)
 	for _, s := range stories {
@@ -48,7 +48,7 @@ func TestStories(t *testing.T) {
 
 type split string
 
-// expires stands for the end of a lease, which is waited for at both stores.
+// expires stands for the end of a lease, which the test awaits at both stores.
 type expires int64
 
 // awaitExpiry asks both stores for the lease until it has expired.
@@ -72,7 +72,7 @@ func (p *pair) awaitExpiry(ctx context.Context, id int64) error {
 // stream is a read that is streamed.
 type stream struct{ *pb.RangeRequest }
 
-// kindOf returns the kind that makes such requests.
+// kindOf returns the kind of such requests.
 func kindOf(t *testing.T, m proto.Message) *kind {
 	t.Helper()
 	name := string(m.ProtoReflect().Descriptor().Name())
@@ -149,7 +149,7 @@ func compact(rev int64) *pb.CompactionRequest { return &pb.CompactionRequest{Rev
 // fromKey as a range_end means all keys from the key on.
 const fromKey = "\x00"
 
-// several returns puts of n keys that share few values, with other versions.
+// several returns puts of n keys that share few values, with different versions.
 func several(prefix string, n int) (calls []any) {
 	for i := range n {
 		k := prefix + string(rune('a'+i*7%n))

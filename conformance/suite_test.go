@@ -6,9 +6,9 @@ import (
 )
 
 // TestStorageSuite runs kube-apiserver's own storage suite against Skein, in the module
-// that requires it: what is asked of a test there holds here. It is a process of its own
-// without the race detector, since the suite bounds by the wall clock what a server may
-// take; and no test of this package runs beside it, for the same reason.
+// that requires it. It runs in a process of its own without the race detector, because
+// the suite bounds by the wall clock what a server may take. For the same reason no
+// test of this package runs beside it.
 func TestStorageSuite(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-tags", "invariants", "-count=1", "-timeout", "30m", "-v", ".")
 	cmd.Dir = "apiserver"

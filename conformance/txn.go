@@ -31,8 +31,8 @@ func (s *source) txnRequest(g int) *pb.TxnRequest {
 }
 
 // twiceTxn returns a transaction that writes keys more than once, in the ways that etcd
-// lets pass: what one transaction within it puts the next one deletes, or deletes to the end
-// of all keys stand beside the puts.
+// accepts. One nested transaction puts a key and the next one deletes it, or deletes up
+// to the end of all keys stand beside the puts.
 func (s *source) twiceTxn(g int) *pb.TxnRequest {
 	var puts, dels []*pb.RequestOp
 	taken := map[string]bool{}
@@ -45,7 +45,7 @@ func (s *source) twiceTxn(g int) *pb.TxnRequest {
 	}
 	t := &pb.TxnRequest{}
 	if s.chance(3) {
-		// They lie above the key that is deleted, or all do.
+		// They lie above the deleted key, or all do.
 		d := &pb.DeleteRangeRequest{Key: puts[0].GetRequestPut().GetKey(), RangeEnd: []byte{0}, PrevKv: s.chance(3)}
 		if s.chance(4) || len(d.Key) == 0 {
 			d.Key = []byte{0}
@@ -79,9 +79,9 @@ func (s *source) twiceTxn(g int) *pb.TxnRequest {
 	return t
 }
 
-// writesTwice says whether a transaction may write a key more than once: with a put and with
-// a delete, which etcd lets pass where the delete goes to the end of all keys or stands in
-// another transaction than the put, within this one.
+// writesTwice says whether a transaction may write a key more than once: with a put and
+// with a delete. etcd accepts that if the delete extends to the end of all keys or is
+// in another nested transaction than the put.
 func writesTwice(t *pb.TxnRequest) bool {
 	for _, branch := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
 		puts, deletes := writes(branch, nil, nil)
@@ -95,7 +95,7 @@ func writesTwice(t *pb.TxnRequest) bool {
 }
 
 // writes adds the keys that the operations put and the spans that they delete, in both
-// branches of the transactions among them.
+// branches of nested transactions.
 func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]byte, []keyspace.Span) {
 	for _, op := range ops {
 		if p := op.GetRequestPut(); p != nil {
@@ -112,9 +112,9 @@ func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]by
 	return puts, deletes
 }
 
-// spareEtcd takes out what etcd 3.7.3 does not survive: a put that keeps the value or the
-// lease of a key which the same transaction has deleted before. It refuses such a pair,
-// but not where the delete goes to the end of all keys.
+// spareEtcd removes operations that etcd 3.7.3 does not survive: a put that keeps the
+// value or the lease of a key which the same transaction has deleted before. etcd
+// refuses such a pair, except if the delete extends to the end of all keys.
 func spareEtcd(t *pb.TxnRequest) {
 	puts, open := rewrites(t)
 	for _, p := range puts {
@@ -124,8 +124,8 @@ func spareEtcd(t *pb.TxnRequest) {
 	}
 }
 
-// rewrites returns the puts of a transaction, in all its branches, and whether one of its
-// deletes goes to the end of all keys.
+// rewrites returns the puts of a transaction, in all its branches. It also says whether
+// one of its deletes extends to the end of all keys.
 func rewrites(t *pb.TxnRequest) (puts []*pb.PutRequest, open bool) {
 	for _, ops := range [2][]*pb.RequestOp{t.GetSuccess(), t.GetFailure()} {
 		for _, op := range ops {
@@ -145,8 +145,8 @@ func rewrites(t *pb.TxnRequest) (puts []*pb.PutRequest, open bool) {
 // txnDepth is how deep ordinary transactions nest.
 const txnDepth = 3
 
-// txn returns a transaction at the given depth; one that only reads has only reads
-// in both branches.
+// txn returns a transaction at the given depth. A read-only one has only reads in both
+// branches.
 func (s *source) txn(g, depth int, reads bool) *pb.TxnRequest {
 	t := &pb.TxnRequest{}
 	for range s.IntN(4) {
@@ -156,8 +156,8 @@ func (s *source) txn(g, depth int, reads bool) *pb.TxnRequest {
 	return t
 }
 
-// ops returns a branch. Most branches put each key once, as a branch that does not
-// is refused; the others are left to chance.
+// ops returns a branch. Most branches put each key once, because other branches are
+// refused; the rest is random.
 func (s *source) ops(g, depth int, reads bool) []*pb.RequestOp {
 	var ops []*pb.RequestOp
 	careful := !s.chance(6)
@@ -202,7 +202,7 @@ func nested(t *pb.TxnRequest) *pb.RequestOp {
 	return &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: t}}
 }
 
-// compare returns a condition that is about as often true as not.
+// compare returns a condition that is true about half of the time.
 func (s *source) compare(g int) *pb.Compare {
 	c := &pb.Compare{
 		Target: pb.Compare_CompareTarget(s.IntN(5)),
@@ -252,8 +252,8 @@ func (s *source) compare(g int) *pb.Compare {
 	return c
 }
 
-// longTxn returns a transaction with about as many operations as there may be, some
-// of them in a nested one.
+// longTxn returns a transaction with about the largest number of operations, some of
+// them nested.
 func (s *source) longTxn(g int) *pb.TxnRequest {
 	outer := maxTxnOps + 2 - s.IntN(4)
 	inner := 0
@@ -290,7 +290,7 @@ func (s *source) longTxn(g int) *pb.TxnRequest {
 	return t
 }
 
-// deepTxn returns transactions in one another, about as deep as they may be.
+// deepTxn returns nested transactions of about the largest depth.
 func (s *source) deepTxn(g int) *pb.TxnRequest {
 	t := s.txn(g, txnDepth, false)
 	for range maxTxnOps - s.IntN(12) {
@@ -306,12 +306,12 @@ func (s *source) deepTxn(g int) *pb.TxnRequest {
 	return t
 }
 
-// largeTxn returns a transaction of about as many bytes as there may be.
+// largeTxn returns a transaction of about the largest size in bytes.
 func (s *source) largeTxn(g int) *pb.TxnRequest {
 	p := &pb.PutRequest{Key: s.writeKey(g)}
 	t := &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: p}}}}
 	if s.chance(3) {
-		// One that only reads is not measured.
+		// A read-only one has no size limit.
 		r := &pb.RangeRequest{Key: []byte(groups[g].prefix)}
 		t.Success[0].Request = &pb.RequestOp_RequestRange{RequestRange: r}
 		s.fill(t, func(n int) { r.Key = append([]byte(groups[g].prefix), slices.Repeat([]byte{'K'}, n)...) })

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// limit bounds a whole test: what waits for ever fails here.
+	// limit bounds a whole test: a test that waits for ever fails here.
 	limit = 4 * time.Minute
-	// leaseSeconds is far above any hiccup of the machine: no session ends but by us.
+	// leaseSeconds is far above any pause of the machine: only the test ends sessions.
 	leaseSeconds = 120
 )
 
@@ -28,7 +28,7 @@ const (
 type rig struct {
 	clients []*clientv3.Client
 	admin   *adminapi.Client
-	// cuts are keys at which ranges are to begin.
+	// cuts are keys at which ranges must begin.
 	cuts   chan string
 	splits atomic.Int64
 	work   sync.WaitGroup
@@ -95,11 +95,11 @@ func (r *rig) split(ctx context.Context, t *testing.T) {
 	}
 }
 
-// cut has a range begin at the key, soon.
+// cut requests that a range begin at the key, soon.
 func (r *rig) cut(key string) { r.cuts <- key }
 
-// session makes a session with a lease of its own, and has a range begin at the key
-// that it will have below prefix.
+// session makes a session with a lease of its own, and requests that a range begin at
+// its key below prefix.
 func (r *rig) session(t *testing.T, client *clientv3.Client, prefix string) *concurrency.Session {
 	t.Helper()
 	s, err := concurrency.NewSession(client, concurrency.WithTTL(leaseSeconds))

@@ -15,24 +15,24 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// recorder is one stream of watchers: it notes what each watcher is told.
+// recorder is one stream of watchers: it records what each watcher receives.
 type recorder struct {
 	stream pb.Watch_WatchClient
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu sync.Mutex
-	// told is, by watch id, what came in order: events one by one, since how many go in one
-	// response is nobody's promise. divided are revisions that came in two responses.
-	// partly are the watchers whose last response goes on in the next, which may begin
-	// within a revision.
+	// told is the events received in order, by watch id, one by one: the number of
+	// events in a response is not promised. divided are revisions that came in two
+	// responses. partly are the watchers whose last response continues in the next,
+	// which may begin within a revision.
 	told    map[int64][]string
 	last    map[int64]int64
 	partly  map[int64]bool
 	divided []string
-	// compacted says that a watcher was ended because its start is compacted.
+	// compacted says that a watcher ended because its start is compacted.
 	compacted bool
-	// once notes a progress but once, however often it was asked for.
+	// once records a progress only once, however often it was requested.
 	once bool
 	err  error
 }
@@ -139,8 +139,8 @@ func (w *watchers) close() {
 	w.skein.close()
 }
 
-// send sends a request to both, and waits for etcd's answer where there is one: what
-// follows must not overtake it.
+// send sends a request to both, and waits for etcd's answer if there is one, so that
+// the next request does not overtake it.
 func (w *watchers) send(req *pb.WatchRequest) error {
 	w.requests = append(w.requests, req.String())
 	if err := w.etcd.stream.Send(req); err != nil {
@@ -155,23 +155,24 @@ func (w *watchers) send(req *pb.WatchRequest) error {
 // progressID is the watch id of the answer to a request for progress.
 const progressID = -1
 
-// A request for progress is repeated so often and so long after the one before: etcd drops
-// it while one of the stream's watchers is not synced, and looks for those ten times a
-// second. Where no request is answered, both must have answered none.
+// A request for progress is repeated this often, at this interval. etcd drops it while
+// one of the stream's watchers is not synced, which it checks ten times a second. If no
+// request was answered, both stores must have answered none.
 const (
 	progressTurns = 20
 	progressPause = 100 * time.Millisecond
 )
 
-// tellsProgress says whether etcd 3.7.3 tells this stream's progress: it keeps a watcher
-// whose start was compacted among those that have to be synced, which that one never is.
+// tellsProgress says whether etcd 3.7.3 sends progress on this stream. If a watcher's
+// start was compacted, etcd keeps it among the watchers to be synced for ever and sends
+// none.
 func (w *watchers) tellsProgress() bool {
 	w.etcd.mu.Lock()
 	defer w.etcd.mu.Unlock()
 	return !w.etcd.compacted
 }
 
-// progress asks both for progress until etcd has told that of the revision.
+// progress asks both for progress until etcd has sent that of the revision.
 func (w *watchers) progress(rev int64) error {
 	want := fmt.Sprintf("revision %d", rev)
 	for range progressTurns {
@@ -190,14 +191,14 @@ func (w *watchers) progress(rev int64) error {
 	return w.settle()
 }
 
-// settleTimeout bounds the wait until both have told the same, settlePause how long both
-// must stay so.
+// settleTimeout bounds the wait until both have sent the same. settlePause is how long
+// both must stay equal.
 const (
 	settleTimeout = time.Minute
 	settlePause   = 150 * time.Millisecond
 )
 
-// settle waits until both have told the same.
+// settle waits until both have sent the same.
 func (w *watchers) settle() error {
 	diff := ""
 	ck := clock.System()

@@ -13,15 +13,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// pause lets etcd's unsynced watchers become synced ones, which it looks for ten times a
-// second; only then does it tell progress.
+// pause lets etcd's unsynced watchers become synced, which etcd checks ten times a
+// second. Only then does it send progress.
 type pause struct{}
 
 // TestWatchStories are requests to streams of watchers, with calls between them; both
-// stores tell the same.
+// stores must send the same.
 func TestWatchStories(t *testing.T) {
 	p := newPair(t, 1)
-	// The stories go on, whichever came before, from the revision that they find.
+	// Each story starts at the revision that it finds, whichever stories came before.
 	for i, s := range watchStories {
 		t.Run(s.name, func(t *testing.T) {
 			w, err := p.watch(t.Context(), i%skeinNodes)
@@ -219,12 +219,12 @@ var watchStories = []struct {
 }
 
 // TestLockstepWatches makes generated calls beside a stream of watchers whose requests
-// are generated too: what etcd's watchers are told, Skein's are.
+// are generated too. Skein's watchers must receive what etcd's receive.
 func TestLockstepWatches(t *testing.T) {
 	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {})
 }
 
-// watchersPerStream is after how many requests a stream is given up for a new one.
+// watchersPerStream is after how many requests a new stream replaces the old one.
 const watchersPerStream = 20
 
 func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
@@ -250,7 +250,7 @@ func (p *pair) lockstepWatches(ctx context.Context, calls, every int) error {
 	return p.splits.wait()
 }
 
-// settleAll settles all streams that there are.
+// settleAll settles all streams.
 func settleAll(all []*watchers) error {
 	for i, w := range all {
 		if w == nil {
@@ -263,8 +263,8 @@ func settleAll(all []*watchers) error {
 	return nil
 }
 
-// watchTurn does the next thing: a request to one of the streams, of which each node has
-// one, or a call.
+// watchTurn does the next thing: a request to one of the streams, of which each node
+// has one, or a call.
 func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error) {
 	node := p.source.IntN(len(all))
 	switch {
@@ -287,7 +287,7 @@ func (p *pair) watchTurn(ctx context.Context, i int, all []*watchers) (err error
 	}
 	c := p.source.next()
 	if c.kind.name == "Compact" {
-		// What a watcher has not been told yet it is told without the version before.
+		// A watcher receives late events without the previous version.
 		if err := settleAll(all); err != nil {
 			return err
 		}
@@ -304,7 +304,7 @@ func (p *pair) watchCall(w *watchers) error {
 	}
 	r := p.source.watchRequest()
 	if r.GetCancelRequest() != nil {
-		if err := w.settle(); err != nil { // what it has not been told yet it need not be told
+		if err := w.settle(); err != nil { // events that it has not received yet may be left out
 			return err
 		}
 	}
@@ -314,8 +314,8 @@ func (p *pair) watchCall(w *watchers) error {
 	return w.settle()
 }
 
-// TestWritesTwice are transactions that write a key more than once, and their likes that do
-// not.
+// TestWritesTwice are transactions that write a key more than once, and similar ones
+// that do not.
 func TestWritesTwice(t *testing.T) {
 	for _, c := range []struct {
 		name  string

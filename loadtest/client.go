@@ -14,18 +14,18 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// kv is what a client asks for. clientv3.RetryKVClient satisfies it.
+// kv is the part of etcd's API that a client uses. clientv3.RetryKVClient satisfies it.
 type kv interface {
 	Put(ctx context.Context, in *etcdserverpb.PutRequest, opts ...grpc.CallOption) (*etcdserverpb.PutResponse, error)
 	Range(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (*etcdserverpb.RangeResponse, error)
 }
 
-// errorPause is how long a client of a closed loop rests after an error. Servers
-// that refuse at once would otherwise be asked in a busy loop.
+// errorPause is how long a client of a closed loop rests after an error. Otherwise it
+// would ask a server that refuses at once in a busy loop.
 const errorPause = 10 * time.Millisecond
 
-// client sends one request after the other. It belongs to one goroutine at a time
-// and lives through all phases of a run.
+// client sends one request after the other. It belongs to one goroutine at a time and
+// lives through all phases of a run.
 type client struct {
 	id     int
 	cfg    *Config
@@ -50,7 +50,7 @@ func newClient(id int, cfg *Config, kv kv, space *keySpace, v *values, l *ledger
 	return c
 }
 
-// phase is one part of a run: what its clients share.
+// phase is one part of a run: the state that its clients share.
 type phase struct {
 	name     string
 	schedule *schedule
@@ -60,8 +60,8 @@ type phase struct {
 	fill bool
 }
 
-// run sends what the phase's schedule gives this client, until it gives no more or
-// ctx is done.
+// run sends the operations of the phase's schedule until there are no more or ctx is
+// done.
 func (c *client) run(ctx context.Context, p *phase) {
 	var pace pacer
 	defer pace.stop()
@@ -84,7 +84,7 @@ func (c *client) run(ctx context.Context, p *phase) {
 		case err == nil:
 			p.recorder.record(c.id, kind, now.Sub(due), p.schedule.end == 0 || now <= p.schedule.end)
 		case ctx.Err() != nil:
-			return // the run was ended, not the operation
+			return // the end of the run, not an error of the operation
 		default:
 			p.recorder.record(c.id, classFailed, now.Sub(due), false)
 			p.errors.add(errorKind(err), 1)
@@ -110,8 +110,8 @@ func (c *client) operate(ctx context.Context, p *phase, n int64) (class, error) 
 	return classPut, c.doPut(ctx, key)
 }
 
-// doPut puts a value of its own. Request and buffers are used again: gRPC has
-// encoded them before it returns.
+// doPut puts a unique value. It reuses request and buffers: gRPC has encoded them
+// before it returns.
 func (c *client) doPut(ctx context.Context, key uint64) error {
 	c.ops++
 	op := makeOpID(c.id, c.ops)
@@ -164,7 +164,7 @@ func runClients(ctx context.Context, clients []*client, p *phase) {
 	wg.Wait()
 }
 
-// pacer waits with one timer that it uses again. The zero pacer is ready.
+// pacer waits with one timer that it reuses. The zero pacer is ready.
 type pacer struct{ timer clock.Timer }
 
 // wait returns after d, or earlier with the error of ctx.

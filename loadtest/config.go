@@ -25,8 +25,8 @@ const (
 // Dist says how keys are drawn.
 type Dist string
 
-// The distributions. Zipf's frequent keys are scattered over the key space;
-// Sequential takes the keys in their order, all clients together.
+// The distributions. Zipf's frequent keys are scattered over the key space. Sequential
+// takes the keys in order, all clients together.
 const (
 	Uniform    Dist = "uniform"
 	Zipf       Dist = "zipf"
@@ -45,10 +45,10 @@ const (
 	maxRate       = 1e8
 )
 
-// Config says what a run does. Its JSON form is part of the report.
+// Config describes a run. Its JSON form is part of the report.
 type Config struct {
-	// Endpoints are addresses of client ports, as etcdctl takes them. Connection i
-	// goes to endpoint i modulo their number and to no other one.
+	// Endpoints are addresses of client ports, as etcdctl takes them. Connection i uses
+	// endpoint i modulo their number and no other one.
 	Endpoints []string `json:"endpoints"`
 	// TLS is used for https:// endpoints and metrics URLs; nil for Go's defaults.
 	TLS *tls.Config `json:"-"`
@@ -82,30 +82,30 @@ type Config struct {
 	ZipfSkew float64 `json:"zipf_skew"`
 	// Seed determines keys and kinds of the operations of each client.
 	Seed uint64 `json:"seed"`
-	// Fill writes each key once before anything else. Without it, gets of keys
-	// that were never written find nothing.
+	// Fill writes each key once before anything else. Without it, gets of keys that were
+	// never written find nothing.
 	Fill bool `json:"fill"`
-	// Warmup is how long the workload runs before it is measured; 0 for not.
+	// Warmup is how long the workload runs before it is measured; 0 is none.
 	Warmup time.Duration `json:"warmup_ns"`
-	// Timeout bounds each request, and in an open loop also how long what is
-	// overdue is still sent after the schedule's end.
+	// Timeout bounds each request. In an open loop it also bounds how long overdue
+	// operations are sent after the schedule's end.
 	Timeout time.Duration `json:"timeout_ns"`
-	// Verify keeps a ledger of what was acknowledged and reads all keys at the end.
+	// Verify keeps a ledger of acknowledged puts and reads all keys at the end.
 	Verify bool `json:"verify"`
-	// ServerMetrics are the URLs of the servers' /metrics pages. Empty, the
+	// ServerMetrics are the URLs of the servers' /metrics pages. If it is empty, the
 	// servers' CPU time is not reported.
 	ServerMetrics []string `json:"server_metrics"`
 	// DataPath is a path whose file system is recorded in the report: one on the
-	// servers' disk, where they run on this machine.
+	// servers' disk, if they run on this machine.
 	DataPath string `json:"data_path"`
-	// Live prints a line per second while the run goes on.
+	// Live prints a line per second during the run.
 	Live bool `json:"-"`
 	// Clock is the source of time.
 	Clock clock.Clock `json:"-"`
 }
 
-// DefaultConfig returns the settings of a run of which only the endpoints are
-// missing: puts of 256 bytes from 1,000 clients over 100 connections for 10 s.
+// DefaultConfig returns complete settings except the endpoints: puts of 256 bytes from
+// 1,000 clients over 100 connections for 10 s.
 func DefaultConfig() Config {
 	return Config{
 		Conns:       100,
@@ -125,8 +125,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate says what is wrong with the Config, all of it at once. It changes
-// nothing.
+// Validate returns all errors of the Config at once. It changes nothing.
 func (c *Config) Validate() error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
@@ -169,7 +168,7 @@ func (c *Config) Validate() error {
 	return errors.Join(wrong...)
 }
 
-// validateWorkload checks what is sent: workload, keys and values.
+// validateWorkload checks workload, keys and values.
 func (c *Config) validateWorkload() []error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// maxErrorKinds bounds the kinds that are told apart; a text may bear an
-	// address or a number and make a kind of every error.
+	// maxErrorKinds bounds the kinds of errors. A text may contain an address or a
+	// number and so make a kind of every error.
 	maxErrorKinds = 64
 	// maxErrorText bounds the part of an error's text that makes its kind.
 	maxErrorText = 160
-	// otherErrors is the kind of those that came after the last place was taken.
+	// otherErrors is the kind of errors that came after the last place was taken.
 	otherErrors = "other"
-	// neverStarted is the kind of what an open loop had due and did not get to.
+	// neverStarted is the kind of operations that an open loop had due and never sent.
 	neverStarted = "never started: the servers are slower than the offered rate"
 )
 
@@ -38,8 +38,8 @@ func errorKind(err error) string {
 	return code.String() + ": " + strings.ToValidUTF8(text, "?")
 }
 
-// refused says whether an error means that a put was certainly not applied. All
-// others leave its fate unknown.
+// refused says whether an error means that a put was certainly not applied. All other
+// errors leave its fate unknown.
 func refused(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated,

@@ -13,12 +13,12 @@ const (
 	charCount = lastChar - firstChar + 1
 )
 
-// maxDigits is how many characters of a key carry its place: the most whose
-// number of combinations fits into 63 bits.
+// maxDigits is how many characters of a key carry its number: the most whose
+// combinations fit into 63 bits.
 const maxDigits = 9
 
-// digitsPower returns the number of different keys of so many characters, at
-// most charCount^maxDigits.
+// digitsPower returns the number of different keys of so many characters, at most
+// charCount^maxDigits.
 func digitsPower(chars int) uint64 {
 	power := uint64(1)
 	for range min(chars, maxDigits) {
@@ -27,14 +27,14 @@ func digitsPower(chars int) uint64 {
 	return power
 }
 
-// keySpace turns the number of a key, 0 to count-1, into the key. The order of the
-// keys is that of their numbers, and they lie at even distances in the space of
-// all printable strings behind the prefix.
+// keySpace turns the number of a key, 0 to count-1, into the key. Keys have the order
+// of their numbers, and they lie at even distances in the space of all printable
+// strings behind the prefix.
 type keySpace struct {
 	prefix   string
 	keyBytes int
 	count    uint64
-	digits   int    // characters that carry the place
+	digits   int    // characters that carry the number
 	power    uint64 // charCount^digits
 }
 
@@ -49,13 +49,12 @@ func newKeySpace(c *Config) keySpace {
 	}
 }
 
-// appendKey appends key number i to dst. What does not carry the place is filled
-// with characters that look random, so that keys do not compress better than
-// names would.
+// appendKey appends key number i to dst. The other characters look random, so that keys
+// do not compress better than names would.
 func (s *keySpace) appendKey(dst []byte, i uint64) []byte {
 	dst = append(dst, s.prefix...)
-	// The place is the middle of the i-th of count equal parts of the space:
-	// (2i+1)·power / 2·count, with the product in 128 bits.
+	// The key is the middle of the i-th of count equal parts of the space: (2i+1)·power
+	// / 2·count, with the product in 128 bits.
 	hi, lo := bits.Mul64(2*i+1, s.power)
 	place, _ := bits.Div64(hi, lo, 2*s.count)
 	start := len(dst)
@@ -116,8 +115,8 @@ func (p *zipfPicker) next() uint64 {
 	return bits.Rem64(hi, lo, p.n)
 }
 
-// stride returns a number near the golden section of n that has no divisor in
-// common with it: multiplication by it modulo n is a permutation.
+// stride returns a number near the golden section of n without a common divisor:
+// multiplication by it modulo n is a permutation.
 func stride(n uint64) uint64 {
 	for s := max(1, uint64(float64(n)*0.6180339887)); ; s++ {
 		if gcd(s, n) == 1 {

@@ -13,8 +13,8 @@ func testSpace(keys, keyBytes int, prefix string) keySpace {
 	return newKeySpace(&Config{Keys: keys, KeyBytes: keyBytes, KeyPrefix: prefix})
 }
 
-// TestKeysAreSpreadInOrder: keys are distinct, of the right size, printable, in
-// the order of their numbers, and lie at even distances.
+// TestKeysAreSpreadInOrder: keys are distinct, of the right size, printable, in the
+// order of their numbers, and at even distances.
 func TestKeysAreSpreadInOrder(t *testing.T) {
 	for _, c := range []struct {
 		keys, size int
@@ -124,7 +124,7 @@ func TestStrideIsAPermutation(t *testing.T) {
 	}
 }
 
-// TestSameSeedSameOperations: the operations of a client follow from the seed.
+// TestSameSeedSameOperations: the seed determines the operations of a client.
 func TestSameSeedSameOperations(t *testing.T) {
 	draw := func(seed uint64, id int) string {
 		cfg := DefaultConfig()
@@ -167,7 +167,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// FuzzRecognise: a value from a server never makes the check fail but by saying so.
+// FuzzRecognise: no value from a server makes the check panic.
 func FuzzRecognise(f *testing.F) {
 	v := newValues(7, 32)
 	good := make([]byte, 32)

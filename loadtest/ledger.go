@@ -12,22 +12,22 @@ import (
 const (
 	// ledgerStripes is the number of locks of a ledger. Two clients rarely meet.
 	ledgerStripes = 256
-	// maxUnknown bounds the puts of unknown fate that a ledger remembers. A run
-	// with more of them says that it cannot be verified.
+	// maxUnknown bounds the puts of unknown fate that a ledger remembers. A run with
+	// more of them reports that it cannot be verified.
 	maxUnknown = 1 << 20
-	// maxViolations bounds the violations that are told in words; all are counted.
+	// maxViolations bounds the violations that are described; all are counted.
 	maxViolations = 20
 )
 
-// ledger remembers what the servers promised. Its memory follows from the number
-// of keys, not from that of operations.
+// ledger remembers the servers' promises. Its memory depends on the number of keys, not
+// of operations.
 type ledger struct {
 	values *values
-	// newest is the highest revision that any answer has borne.
+	// newest is the highest revision in any answer.
 	newest atomic.Int64
 
 	stripes  [ledgerStripes]ledgerStripe
-	unknowns atomic.Int64 // puts of unknown fate, also those not remembered
+	unknowns atomic.Int64 // puts of unknown fate, including those not remembered
 
 	found struct {
 		sync.Mutex
@@ -43,8 +43,8 @@ type ledgerStripe struct {
 	unknown map[uint64][]opID // by number of the key
 }
 
-// ackedPut is the acknowledged put of a key with the highest revision; revision 0
-// says that there is none.
+// ackedPut is the acknowledged put of a key with the highest revision; revision 0 means
+// none.
 type ackedPut struct {
 	revision int64
 	op       opID
@@ -63,7 +63,7 @@ func (l *ledger) stripe(key uint64) (*ledgerStripe, uint64) {
 	return &l.stripes[key%ledgerStripes], key / ledgerStripes
 }
 
-// violation notes a broken promise.
+// violation records a broken promise.
 func (l *ledger) violation(format string, args ...any) {
 	l.found.Lock()
 	defer l.found.Unlock()
@@ -73,10 +73,10 @@ func (l *ledger) violation(format string, args ...any) {
 	}
 }
 
-// floor is what an operation on a key has to respect, taken before it is sent.
+// floor is the lower bound for an operation on a key, taken before it is sent.
 type floor struct {
 	newest int64    // a put's revision is above, a get's not below
-	acked  ackedPut // what a get must at least see
+	acked  ackedPut // the least that a get must see
 }
 
 // begin takes the floor of an operation on a key.
@@ -98,7 +98,7 @@ func (l *ledger) saw(revision int64) {
 	}
 }
 
-// acknowledged notes an acknowledged put.
+// acknowledged records an acknowledged put.
 func (l *ledger) acknowledged(key uint64, op opID, f floor, revision int64) {
 	if revision <= f.newest {
 		l.violation("key %d: put %x got revision %d although revision %d had been answered before it was sent",
@@ -117,7 +117,7 @@ func (l *ledger) acknowledged(key uint64, op opID, f floor, revision int64) {
 	l.saw(revision)
 }
 
-// unknownFate notes a put that may or may not have been applied, or may be later.
+// unknownFate records a put that may have been applied, or may be later.
 func (l *ledger) unknownFate(key uint64, op opID) {
 	if l.unknowns.Add(1) > maxUnknown {
 		return
@@ -128,7 +128,7 @@ func (l *ledger) unknownFate(key uint64, op opID) {
 	s.Unlock()
 }
 
-// read checks the answer of a linearizable get; kv is nil where the key is absent.
+// read checks the answer of a linearizable get; kv is nil if the key is absent.
 func (l *ledger) read(key uint64, f floor, revision int64, kv *mvccpb.KeyValue) {
 	if revision < f.newest {
 		l.violation("key %d: a get answered at revision %d although revision %d had been answered before it was sent",
@@ -152,8 +152,8 @@ func (l *ledger) read(key uint64, f floor, revision int64, kv *mvccpb.KeyValue) 
 	l.saw(revision)
 }
 
-// final checks what a key holds once all operations have ended; kv is nil where it
-// is absent. It says whether an acknowledged put of the run was to be found.
+// final checks the content of a key after all operations have ended; kv is nil if the
+// key is absent. It says whether an acknowledged put of the run had to be there.
 func (l *ledger) final(key uint64, kv *mvccpb.KeyValue) (acknowledged bool) {
 	s, i := l.stripe(key)
 	s.Lock()
@@ -192,7 +192,7 @@ func (l *ledger) final(key uint64, kv *mvccpb.KeyValue) (acknowledged bool) {
 	return promised
 }
 
-// violations returns the number of broken promises and the first of them in words.
+// violations returns the number of broken promises and describes the first of them.
 func (l *ledger) violations() (int64, []string) {
 	l.found.Lock()
 	defer l.found.Unlock()

@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// TestLedger tells stories of what servers promise and what is found. Commands,
-// one per line, with a key's number:
+// TestLedger tells stories of promises and findings. Commands, one per line, with a
+// key's number:
 //
 //	begin key=1 as=a        an operation is about to be sent; its floor is called a
 //	ack key=1 op=1 floor=a rev=5
@@ -18,7 +18,7 @@ import (
 //	read key=1 floor=a rev=7 [op=1 mod=5] [foreign] [torn]
 //	final key=1 [op=1 mod=5] [foreign] [torn]
 //
-// Each prints the violations that it has brought to light.
+// Each prints the violations that it has found.
 func TestLedger(t *testing.T) {
 	datadriven.Walk(t, "testdata/ledger", func(t *testing.T, path string) {
 		v := newValues(1, 32)

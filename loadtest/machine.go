@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Versions says what was run against what.
+// Versions are the versions of the load generator and of the servers.
 type Versions struct {
-	// Loadtest is the version of this module, Commit that of its tree; empty where
-	// the build did not record them. Modified says that the tree had changes.
+	// Loadtest is the version of this module, Commit that of its tree; empty if the
+	// build did not record them. Modified says that the tree had changes.
 	Loadtest string `json:"loadtest"`
 	Commit   string `json:"commit"`
 	Modified bool   `json:"modified"`
@@ -26,12 +26,12 @@ type Versions struct {
 	Servers []ServerVersion `json:"servers"`
 }
 
-// ServerVersion is what one endpoint says of itself.
+// ServerVersion is one endpoint's report on itself.
 type ServerVersion struct {
 	Endpoint string `json:"endpoint"`
-	// Version is the version of etcd's API that Maintenance.Status tells.
+	// Version is the version of etcd's API that Maintenance.Status returns.
 	Version string `json:"version"`
-	// HTTP is the answer of /version on the same port, where there is one.
+	// HTTP is the answer of /version on the same port, if any.
 	HTTP map[string]string `json:"http,omitempty"`
 }
 
@@ -54,7 +54,7 @@ type FileSystem struct {
 	Options string `json:"options"`
 }
 
-// buildVersions returns what the running binary knows of itself.
+// buildVersions returns the running binary's build information.
 func buildVersions() Versions {
 	v := Versions{Go: runtime.Version()}
 	info, ok := debug.ReadBuildInfo()

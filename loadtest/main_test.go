@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// foreignPut is a put by somebody else between the keys of a run.
+// foreignPut is a put by another client between the keys of a run.
 func foreignPut() *etcdserverpb.PutRequest {
 	return &etcdserverpb.PutRequest{Key: []byte("mine"), Value: []byte("a value without a stamp")}
 }

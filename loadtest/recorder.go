@@ -7,22 +7,22 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// class says what a latency belongs to.
+// class is the kind of a latency.
 type class int
 
 const (
 	classPut class = iota
 	classGet
-	classFailed // operations of either kind that got an error
-	// classLate is the generator's own lateness in an open loop: how long after it
-	// was due a request left although a client was free. It is part of the
-	// latencies and says how far they can be trusted.
+	classFailed // failed operations of either kind
+	// classLate is the generator's own lateness in an open loop: how long after it was
+	// due a request left although a client was free. It is part of the latencies and
+	// shows how far they can be trusted.
 	classLate
 	classCount
 )
 
-// Latencies are kept in microseconds, to three digits, from 1 µs to an hour; what
-// is longer counts as an hour.
+// Latencies are kept in microseconds, to three digits, from 1 µs to an hour; a longer
+// one counts as an hour.
 const (
 	longestMicros     = int64(time.Hour / time.Microsecond)
 	significantDigits = 3
@@ -35,8 +35,8 @@ func newHistogram() *hdrhistogram.Histogram {
 // recorderShards is the number of locks of a recorder.
 const recorderShards = 4
 
-// recorder collects the latencies of one phase. Clients record into shards; each
-// second, and at the end, drain moves what they hold into the totals.
+// recorder collects the latencies of one phase. Clients record into shards. Each
+// second, and at the end, drain moves their content into the totals.
 type recorder struct {
 	shards [recorderShards]recorderShard
 	// total and second belong to the goroutine that drains.
@@ -46,7 +46,7 @@ type recorder struct {
 type recorderShard struct {
 	sync.Mutex
 	hist     [classCount]*hdrhistogram.Histogram
-	inWindow int64 // answered well within the measured time
+	inWindow int64 // succeeded within the measured time
 	_        [64]byte
 }
 
@@ -66,7 +66,7 @@ func (r *recorder) record(client int, c class, latency time.Duration, inWindow b
 	s := &r.shards[client%recorderShards]
 	micros := min(max(int64(latency/time.Microsecond), 1), longestMicros)
 	s.Lock()
-	// The value lies within the histogram's bounds: there is no error.
+	// The value lies within the histogram's bounds, so there is no error.
 	_ = s.hist[c].RecordValue(micros)
 	if inWindow {
 		s.inWindow++
@@ -74,7 +74,7 @@ func (r *recorder) record(client int, c class, latency time.Duration, inWindow b
 	s.Unlock()
 }
 
-// drain moves what was recorded since the last drain into second and total.
+// drain moves the latencies since the last drain into second and total.
 func (r *recorder) drain() {
 	for c := range classCount {
 		r.second[c].Reset()
@@ -93,8 +93,7 @@ func (r *recorder) drain() {
 	}
 }
 
-// answeredInWindow returns how many operations were answered well within the
-// measured time.
+// answeredInWindow returns how many operations succeeded within the measured time.
 func (r *recorder) answeredInWindow() int64 {
 	var n int64
 	for i := range r.shards {

@@ -14,13 +14,13 @@ import (
 )
 
 // reportFormat is the version of the report's JSON form. It changes when a field
-// changes its meaning or goes, not when one is added.
+// changes its meaning or disappears, not when one is added.
 const reportFormat = 1
 
-// maxSeconds bounds the seconds that a report tells of one by one.
+// maxSeconds bounds the seconds that a report lists one by one.
 const maxSeconds = 24 * 60 * 60
 
-// Report is what a run found out. Its JSON form is meant to be kept.
+// Report is the result of a run. Its JSON form is meant to be kept.
 type Report struct {
 	Format     int        `json:"format"`
 	Started    time.Time  `json:"started"`
@@ -29,14 +29,14 @@ type Report struct {
 	Machine    Machine    `json:"machine"`
 	FileSystem FileSystem `json:"file_system"`
 
-	// Interrupted says that the run was ended from outside; the figures are those
-	// up to then and nothing was verified.
+	// Interrupted says that the run was ended from outside. The figures end there, and
+	// nothing was verified.
 	Interrupted bool `json:"interrupted,omitempty"`
 	// ElapsedSeconds is the measured time.
 	ElapsedSeconds float64 `json:"elapsed_seconds"`
-	// Operations counts the measured operations that succeeded, Failed those that
-	// did not, also what an open loop never started. Throughput counts the
-	// successes that were answered within the measured time.
+	// Operations counts the measured operations that succeeded. Failed counts those that
+	// did not, including those that an open loop never started. Throughput counts the
+	// successes within the measured time.
 	Operations int64   `json:"operations"`
 	Failed     int64   `json:"failed"`
 	Throughput float64 `json:"throughput_per_second"`
@@ -57,15 +57,15 @@ type Report struct {
 	Verify   *Verified `json:"verify,omitempty"`
 }
 
-// OpenLoop says what a rate led to.
+// OpenLoop describes a run with a rate.
 type OpenLoop struct {
 	Offered float64 `json:"offered_per_second"`
-	// NeverStarted is what was due and not sent when the run's patience ended. If
-	// it is not 0 the true percentiles are higher than the reported ones.
+	// NeverStarted counts operations that were due and still unsent at the end. If it is
+	// not 0 the true percentiles are higher than the reported ones.
 	NeverStarted int64 `json:"never_started"`
-	// Lateness is the generator's own part of the latencies: how long after they
-	// were due requests left although a client was free. What had no free client
-	// is not in it.
+	// Lateness is the generator's own part of the latencies: how long after they were
+	// due requests left although a client was free. Requests without a free client are
+	// not in it.
 	Lateness *Latencies `json:"lateness,omitempty"`
 }
 
@@ -73,13 +73,13 @@ type OpenLoop struct {
 type CPU struct {
 	SelfSeconds float64 `json:"self_seconds"`
 	SelfPerOp   float64 `json:"self_us_per_operation"`
-	// Servers has one element for each metrics URL; ServersPerOp is their sum per
-	// operation, 0 where a URL did not answer.
+	// Servers has one element for each metrics URL. ServersPerOp is their sum per
+	// operation, 0 if a URL did not answer.
 	Servers      []ServerCPU `json:"servers,omitempty"`
 	ServersPerOp float64     `json:"servers_us_per_operation,omitempty"`
 }
 
-// ServerCPU is what one server used.
+// ServerCPU is the CPU time of one server.
 type ServerCPU struct {
 	URL           string  `json:"url"`
 	Seconds       float64 `json:"seconds"`
@@ -88,10 +88,10 @@ type ServerCPU struct {
 	Error         string  `json:"error,omitempty"`
 }
 
-// Second is one second of the measured phase, or the shorter rest at its end.
-// Latencies are those of the puts and gets answered in it, in microseconds.
+// Second is one second of the measured phase, or the shorter rest at its end. Latencies
+// are those of the puts and gets answered in it, in microseconds.
 type Second struct {
-	// At is its end, from the begin of the phase, and Length what it lasted.
+	// At is its end, from the begin of the phase, and Length its length.
 	At         float64 `json:"at_seconds"`
 	Length     float64 `json:"length_seconds"`
 	Operations int64   `json:"operations"`
@@ -106,7 +106,7 @@ type Second struct {
 
 // Verified says how the servers kept their promises.
 type Verified struct {
-	// Keys is the number of keys read back, Acknowledged how many of them had an
+	// Keys is the number of keys read back. Acknowledged is how many of them had an
 	// acknowledged put of this run, Unknown the number of puts of unknown fate.
 	Keys         int64 `json:"keys"`
 	Acknowledged int64 `json:"acknowledged"`
@@ -116,8 +116,8 @@ type Verified struct {
 	First      []string `json:"first,omitempty"`
 }
 
-// Err returns what keeps the run from being without fault: failed operations, also
-// those before the measured phase, and broken promises. It is nil for a clean run.
+// Err returns the faults of the run: failed operations, including those before the
+// measured phase, and broken promises. It is nil for a clean run.
 func (r *Report) Err() error {
 	var all []error
 	if r.Interrupted {
@@ -132,7 +132,7 @@ func (r *Report) Err() error {
 	return errors.Join(append(all, r.Broken())...)
 }
 
-// Broken returns the broken promises alone, or nil. A run that shakes its servers
+// Broken returns only the broken promises, or nil. A run that disturbs its servers
 // expects failed operations, but never these.
 func (r *Report) Broken() error {
 	if r.Verify == nil || r.Verify.Violations == 0 {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// golden compares text with a file in testdata, or writes it with -rewrite, which is
-// the flag of datadriven, whose stories stand beside these files.
+// golden compares text with a file in testdata, or writes it with -rewrite. That flag
+// is datadriven's, whose stories stand beside these files.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
@@ -30,7 +30,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// fullReport is a report in which nothing is missing.
+// fullReport is a report with every field set.
 func fullReport() Report {
 	cfg := DefaultConfig()
 	cfg.Endpoints = []string{"http://127.0.0.1:12379", "http://127.0.0.1:22379"}

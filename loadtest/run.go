@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Run does what cfg says and writes the report to out, with a line per second
-// before it if cfg.Live is set.
+// Run executes cfg and writes the report to out, after a line per second if cfg.Live is
+// set.
 //
-// An error says that the run could not be done: a wrong setting, an endpoint that
-// does not answer at the start, a fill with errors, a verification that could not
-// read. Failed operations and broken promises are part of the report: see
-// Report.Err. When ctx is done while the load runs, Run stops, reports what it has,
-// marked Interrupted, and returns no error.
+// An error means that the run could not be done: a wrong setting, an endpoint that does
+// not answer at the start, a fill with errors, a verification that could not read.
+// Failed operations and broken promises are part of the report: see Report.Err. When
+// ctx is done while the load runs, Run stops, reports the figures so far, marked
+// Interrupted, and returns no error.
 func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return Report{}, err
@@ -48,7 +48,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	return r.report, nil
 }
 
-// meter tells what the servers use. servers satisfies it.
+// meter reads the servers' CPU time. servers satisfies it.
 type meter interface {
 	usages(ctx context.Context, urls []string) []usage
 }
@@ -113,7 +113,7 @@ func (r *run) do(ctx context.Context) error {
 	return err
 }
 
-// measure runs the measured phase between two looks at all CPU times.
+// measure runs the measured phase between two readings of all CPU times.
 func (r *run) measure(ctx context.Context) error {
 	usedBefore := r.meter.usages(ctx, r.cfg.ServerMetrics)
 	selfBefore, err := selfCPU()
@@ -135,14 +135,14 @@ func (r *run) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The last look is taken also when the run was interrupted.
+	// The last reading is taken also if the run was interrupted.
 	usedAfter := r.meter.usages(context.WithoutCancel(ctx), r.cfg.ServerMetrics)
 	r.summarise(ctx, p, elapsed)
 	r.summariseCPU(selfAfter-selfBefore, usedBefore, usedAfter)
 	return nil
 }
 
-// summarise writes what the measured phase has found into the report.
+// summarise writes the results of the measured phase into the report.
 func (r *run) summarise(ctx context.Context, p *phase, elapsed time.Duration) {
 	h := &p.recorder.total
 	out := &r.report
@@ -168,8 +168,8 @@ func (r *run) summarise(ctx context.Context, p *phase, elapsed time.Duration) {
 // summariseCPU writes the processor time of the measured phase into the report.
 func (r *run) summariseCPU(self time.Duration, before, after []usage) {
 	c := &r.report.CPU
-	// A failed operation costs as much as one that succeeds; one that was never
-	// started costs nothing.
+	// A failed operation costs as much as a successful one; one that was never started
+	// costs nothing.
 	operations := float64(r.report.Operations)
 	if r.report.FailedLatency != nil {
 		operations += float64(r.report.FailedLatency.Count)
@@ -208,7 +208,7 @@ func (r *run) newPhase(name string, d time.Duration, total int64, rate float64) 
 	}
 }
 
-// runPhase sends all clients through a phase, and tells of each second.
+// runPhase sends all clients through a phase, and reports each second.
 func (r *run) runPhase(ctx context.Context, p *phase, second func(Second)) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -218,8 +218,8 @@ func (r *run) runPhase(ctx context.Context, p *phase, second func(Second)) {
 	wg.Wait()
 }
 
-// watch drains the phase's recorder each second until stop is closed, and then what
-// is left, so that the seconds add up to the phase.
+// watch drains the phase's recorder each second until stop is closed, and then the
+// rest, so that the seconds add up to the phase.
 func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 	var failed int64
 	last := p.schedule.start
@@ -255,7 +255,7 @@ func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 	}
 }
 
-// secondOf describes what the last drain of a recorder brought.
+// secondOf describes the last drain of a recorder.
 func secondOf(rec *recorder, at, length time.Duration, failed int64) Second {
 	s := Second{At: at.Seconds(), Length: length.Seconds(), Failed: failed}
 	put, get := rec.second[classPut], rec.second[classGet]
@@ -269,8 +269,8 @@ func secondOf(rec *recorder, at, length time.Duration, failed int64) Second {
 	return s
 }
 
-// line is the second as a line for people. The rest at a phase's end is no second, so
-// that its line says what it lasted.
+// line is the second as a line for people. The rest at a phase's end is no whole
+// second, so its line gives its length.
 func (s Second) line(phase string, rest bool) string {
 	text := fmt.Sprintf("%-7s %4.0fs %9d/s", phase, s.At, s.Operations)
 	if rest {

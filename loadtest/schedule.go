@@ -8,26 +8,26 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// schedule says when the operations of a phase are due and when it is over. All
+// schedule says when the operations of a phase are due and when the phase is over. All
 // clients of the phase draw from one schedule.
 type schedule struct {
 	start clock.Time
-	// end is when the phase is over: of a phase by time, and in an open loop also
-	// of one by count; 0 in a closed loop by count.
+	// end is when the phase is over: for a phase by time, and in an open loop also for
+	// one by count. It is 0 in a closed loop by count.
 	end clock.Time
 	// limit is the number of operations; math.MaxInt64 in a closed loop by time.
 	limit int64
 	// nanosEach is the time from one operation to the next; 0 in a closed loop.
 	nanosEach float64
-	// giveUp is when what is overdue is no longer sent; 0 in a closed loop.
+	// giveUp is when overdue operations are no longer sent; 0 in a closed loop.
 	giveUp clock.Time
 
 	drawn   atomic.Int64
 	started atomic.Int64
 }
 
-// newSchedule makes the schedule of a phase that begins at start. One of d and
-// total is set. Rate is per second, 0 for a closed loop.
+// newSchedule makes the schedule of a phase that begins at start. One of d and total is
+// set. Rate is per second, 0 for a closed loop.
 func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, patience time.Duration) *schedule {
 	s := &schedule{start: start, limit: total}
 	if total == 0 {
@@ -45,11 +45,11 @@ func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, p
 	return s
 }
 
-// due returns when operation n of an open loop is to be sent.
+// due returns when operation n of an open loop must be sent.
 func (s *schedule) due(n int64) clock.Time { return s.start + clock.Time(float64(n)*s.nanosEach) }
 
-// draw gives a client its next operation: number and the moment from which its
-// latency counts. ok is false once there is none.
+// draw gives a client its next operation: number and the moment from which its latency
+// counts. ok is false once there is none.
 func (s *schedule) draw(now clock.Time) (n int64, due clock.Time, ok bool) {
 	if s.nanosEach == 0 && s.end != 0 && now >= s.end || s.giveUp != 0 && now >= s.giveUp {
 		return 0, 0, false
@@ -65,7 +65,7 @@ func (s *schedule) draw(now clock.Time) (n int64, due clock.Time, ok bool) {
 	return n, s.due(n), true
 }
 
-// neverStarted returns the number of operations that were due and nobody sent.
+// neverStarted returns the number of operations that were due and that nobody sent.
 func (s *schedule) neverStarted() int64 {
 	if s.nanosEach == 0 {
 		return 0

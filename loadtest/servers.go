@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// askTimeout bounds each question to a server that is no part of the load.
+	// askTimeout bounds each request to a server that is no part of the load.
 	askTimeout = 5 * time.Second
-	// maxPage bounds what is read of a server's HTTP answer, in bytes.
+	// maxPage bounds the bytes read of a server's HTTP answer.
 	maxPage = 32 << 20
 )
 
-// servers are the connections to what is measured.
+// servers are the connections to the measured servers.
 type servers struct {
 	clients []*clientv3.Client
 	kvs     []kv
@@ -64,15 +64,14 @@ func dial(cfg *Config) (*servers, error) {
 
 func (s *servers) close() {
 	for _, c := range s.clients {
-		// Nothing is under way any more and nothing follows: the error has no reader.
+		// Nothing is under way any more and nothing follows, so nobody needs the error.
 		_ = c.Close()
 	}
 	s.http.CloseIdleConnections()
 }
 
-// versions asks each endpoint for its version. An endpoint that does not answer is
-// an error: a run that lacks a third of its servers from the start measures
-// something else.
+// versions asks each endpoint for its version. An endpoint that does not answer is an
+// error: without a third of its servers a run measures something else.
 func (s *servers) versions(ctx context.Context, cfg *Config) ([]ServerVersion, error) {
 	out := make([]ServerVersion, len(cfg.Endpoints))
 	for i, endpoint := range cfg.Endpoints {
@@ -98,7 +97,7 @@ func (s *servers) status(ctx context.Context, c *clientv3.Client, endpoint strin
 	return c.Status(ctx, endpoint)
 }
 
-// httpVersion returns the answer of /version, and nil where there is none.
+// httpVersion returns the answer of /version, and nil if there is none.
 func (s *servers) httpVersion(ctx context.Context, cfg *Config, endpoint string) map[string]string {
 	base := endpoint
 	if !strings.Contains(base, "://") {
@@ -117,7 +116,7 @@ func (s *servers) httpVersion(ctx context.Context, cfg *Config, endpoint string)
 	return out
 }
 
-// page gets a URL and hands its bounded body to read.
+// page gets a URL and passes its bounded body to read.
 func (s *servers) page(ctx context.Context, url string, read func(io.Reader) error) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -134,16 +133,16 @@ func (s *servers) page(ctx context.Context, url string, read func(io.Reader) err
 	return read(io.LimitReader(answer.Body, maxPage))
 }
 
-// usage is what a server's metrics say of its process.
+// usage is the part of a server's metrics about its process.
 type usage struct {
 	cpuSeconds    float64
 	residentBytes float64
-	startSeconds  float64 // when the process began; 0 where it does not say
+	startSeconds  float64 // when the process began; 0 if unknown
 	err           error
 }
 
-// usages asks all metrics URLs at once. A server that does not answer, because it
-// was killed for instance, has an error in its place.
+// usages asks all metrics URLs at once. A server that does not answer, for instance
+// because it was killed, has an error in its place.
 func (s *servers) usages(ctx context.Context, urls []string) []usage {
 	out := make([]usage, len(urls))
 	var wg sync.WaitGroup

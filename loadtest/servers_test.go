@@ -77,7 +77,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunFindsLoss: a server that forgets is found out over gRPC too.
+// TestRunFindsLoss: a server that forgets is found over gRPC too.
 func TestRunFindsLoss(t *testing.T) {
 	s := &fakekv.Store{}
 	s.After = func(_ context.Context, n int64) error {
@@ -106,7 +106,7 @@ func TestRunOverTLS(t *testing.T) {
 	}
 }
 
-// TestRunRefuses: a run that cannot be done says so at the start.
+// TestRunRefuses: a run that cannot be done fails at the start.
 func TestRunRefuses(t *testing.T) {
 	if _, err := Run(t.Context(), Config{}, io.Discard); err == nil || !strings.Contains(err.Error(), "endpoints") {
 		t.Errorf("no settings: %v", err)
@@ -123,8 +123,8 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// TestMetricsOfALostServer: a server that is gone, or was started again, has no
-// CPU time, and then neither has the sum.
+// TestMetricsOfALostServer: a server that has gone or restarted has no CPU time, and
+// then neither has the sum.
 func TestMetricsOfALostServer(t *testing.T) {
 	r := newRun(smallConfig("x"), []kv{nil}, noMeter{}, 1, io.Discard)
 	r.cfg.ServerMetrics = []string{"a", "b", "c", "d"}
@@ -190,8 +190,8 @@ func TestParseMount(t *testing.T) {
 	}
 }
 
-// BenchmarkClient is what the load generator itself adds to each operation, gRPC
-// aside: key, value, ledger, schedule and histogram.
+// BenchmarkClient is the load generator's own cost of each operation, without gRPC:
+// key, value, ledger, schedule and histogram.
 func BenchmarkClient(b *testing.B) {
 	for _, verify := range []bool{false, true} {
 		b.Run(fmt.Sprintf("verify=%v", verify), func(b *testing.B) {

@@ -14,16 +14,16 @@ const opCountBits = 40
 
 func makeOpID(client int, count uint64) opID { return opID(uint64(client)<<opCountBits | count) }
 
-// stampBytes is the size of what a value says of itself: run and operation, each
-// 8 bytes big-endian.
+// stampBytes is the size of a value's stamp: run and operation, each 8 bytes
+// big-endian.
 const stampBytes = 16
 
 // noiseOffsets is how many different tails values have.
 const noiseOffsets = 4096
 
-// values makes and recognises the values of one run. A value is its stamp, then
-// random bytes that do not compress; one that is too short for a stamp is random
-// bytes alone and cannot be recognised.
+// values makes and recognises the values of one run. A value is its stamp, then random
+// bytes that do not compress. One that is too short for a stamp is only random bytes
+// and cannot be recognised.
 type values struct {
 	run   uint64
 	size  int
@@ -39,8 +39,7 @@ func newValues(run uint64, size int) *values {
 	return v
 }
 
-// tail returns the size bytes whose end, behind the stamp, follows from the
-// operation.
+// tail returns the size bytes whose end, behind the stamp, depends on the operation.
 func (v *values) tail(op opID) []byte {
 	at := (uint64(op) ^ uint64(op)>>opCountBits) % noiseOffsets
 	return v.noise[at : at+uint64(v.size)]
@@ -55,8 +54,8 @@ func (v *values) put(dst []byte, op opID) {
 	}
 }
 
-// recognise returns the operation that wrote a value. ours is false if this run
-// did not write it; intact is false if it did and a byte has changed since.
+// recognise returns the operation that wrote a value. ours is false if this run did not
+// write it. intact is false if it did and a byte has changed since.
 func (v *values) recognise(value []byte) (op opID, ours, intact bool) {
 	if len(value) < stampBytes || binary.BigEndian.Uint64(value) != v.run {
 		return 0, false, false

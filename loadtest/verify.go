@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	// verifyPageBytes is about how much one read of the verification brings.
+	// verifyPageBytes is the approximate size of one read of the verification.
 	verifyPageBytes = 1 << 20
 	// maxVerifyPage is the most keys that one read of the verification asks for.
 	maxVerifyPage = 1000
-	// verifyAttempts and verifyPause bound how long a read is tried again: the
-	// servers may be in an election after what they were put through.
+	// verifyAttempts and verifyPause bound the retries of a read: after the load the
+	// servers may be in an election.
 	verifyAttempts = 20
 	verifyPause    = 500 * time.Millisecond
 )
 
-// verifier reads all keys of a run back, in their order, in pages that go to the
-// connections by turns, and compares them with the ledger.
+// verifier reads all keys of a run back in order and compares them with the ledger.
+// Pages go to the connections by turns.
 type verifier struct {
 	cfg    *Config
 	kvs    []kv
@@ -75,8 +75,8 @@ func verify(ctx context.Context, cfg *Config, kvs []kv, space *keySpace, l *ledg
 	return &v.out, nil
 }
 
-// judge compares a stored key with the ledger, after the keys before it, which are
-// absent. A key of somebody else is skipped.
+// judge compares a stored key with the ledger, after the absent keys before it. It
+// skips a key of another writer.
 func (v *verifier) judge(kv *mvccpb.KeyValue) {
 	for v.next < v.space.count {
 		switch order := bytes.Compare(v.key, kv.Key); {
@@ -90,7 +90,7 @@ func (v *verifier) judge(kv *mvccpb.KeyValue) {
 	}
 }
 
-// pass judges the next key; kv is nil where it is absent.
+// pass judges the next key; kv is nil if it is absent.
 func (v *verifier) pass(kv *mvccpb.KeyValue) {
 	v.out.Keys++
 	if v.ledger.final(v.next, kv) {

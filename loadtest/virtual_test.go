@@ -18,8 +18,8 @@ import (
 	"github.com/skeindb/skein/loadtest/fakekv"
 )
 
-// The tests of this file run whole runs in virtual time: a server that takes
-// exactly so long gives exactly known figures.
+// The tests of this file run whole runs in virtual time: a server with exact latencies
+// gives exactly known figures.
 
 // noMeter is a meter without servers.
 type noMeter struct{}
@@ -46,8 +46,8 @@ func virtualRun(ctx context.Context, t *testing.T, cfg Config, s *fakekv.Store, 
 	return r.report
 }
 
-// takes makes a store whose requests take so long, and longer from number n on for
-// one request.
+// takes makes a store whose requests take so long, and from number n on longer for one
+// request.
 func takes(d time.Duration, n int64, stall time.Duration) *fakekv.Store {
 	return &fakekv.Store{Before: func(ctx context.Context, i int64) error {
 		wait := d
@@ -63,8 +63,8 @@ func takes(d time.Duration, n int64, stall time.Duration) *fakekv.Store {
 	}}
 }
 
-// near says whether a latency in µs is what it should be, within the histogram's
-// three digits.
+// near says whether a latency in µs is as expected, within the histogram's three
+// digits.
 func near(got int64, want time.Duration) bool {
 	w := float64(want.Microseconds())
 	return float64(got) >= w*0.998 && float64(got) <= w*1.002
@@ -105,8 +105,8 @@ func TestClosedLoopByDuration(t *testing.T) {
 	})
 }
 
-// TestSecondsAddUp: what is answered after the last full second, by load or by
-// failing, is told too, and with the length of that rest.
+// TestSecondsAddUp: answers and failures after the last full second are reported too,
+// with the length of that rest.
 func TestSecondsAddUp(t *testing.T) {
 	for _, run := range []struct {
 		total    int64
@@ -139,9 +139,8 @@ func TestSecondsAddUp(t *testing.T) {
 	}
 }
 
-// TestNoCoordinatedOmission: the server stands still for one second. In an open
-// loop all that was due in that second is seen to have waited; the closed loop
-// sees one slow request.
+// TestNoCoordinatedOmission: the server stands still for one second. In an open loop
+// all requests due in that second show the wait; the closed loop sees one slow request.
 func TestNoCoordinatedOmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := virtualConfig()
@@ -170,8 +169,8 @@ func TestNoCoordinatedOmission(t *testing.T) {
 	})
 }
 
-// TestOverload: what an open loop offers is twice what the server takes. Latencies
-// grow with the backlog; what is left when patience ends is counted.
+// TestOverload: an open loop offers twice what the server can do. Latencies grow with
+// the backlog; requests still unsent at the end are counted.
 func TestOverload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := virtualConfig()
@@ -206,8 +205,8 @@ func TestOpenLoopByTotal(t *testing.T) {
 	})
 }
 
-// TestMixed: gets and puts have their share and their own latencies; fill lets
-// every get find something.
+// TestMixed: gets and puts have their share and their own latencies; fill lets every
+// get find something.
 func TestMixed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := virtualConfig()
@@ -273,7 +272,7 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestInterrupted: a run that is ended from outside reports what it has.
+// TestInterrupted: a run that is ended from outside reports its figures so far.
 func TestInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
@@ -308,8 +307,8 @@ func TestFillFails(t *testing.T) {
 	})
 }
 
-// TestVerifyFindsWhatIsBroken: each way to break a promise is found, with many
-// clients and lost answers, and nothing else is.
+// TestVerifyFindsWhatIsBroken: each broken promise is found, with many clients and lost
+// answers, and nothing else is.
 func TestVerifyFindsWhatIsBroken(t *testing.T) {
 	key := func(cfg *Config, i uint64) string {
 		s := newKeySpace(cfg)
@@ -317,7 +316,7 @@ func TestVerifyFindsWhatIsBroken(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		edit func(cfg *Config, kvs map[string]*mvccpb.KeyValue) // what is done behind the clients' backs
+		edit func(cfg *Config, kvs map[string]*mvccpb.KeyValue) // what is changed behind the clients' backs
 		want string
 	}{
 		{name: "nothing"},
@@ -354,14 +353,14 @@ func TestVerifyFindsWhatIsBroken(t *testing.T) {
 				}
 				before := s.Before
 				s.Before = func(ctx context.Context, n int64) error {
-					// One put of somebody else, 5,000 of the run: this is the first
-					// request of the verification.
+					// One foreign put, 5,000 of the run: this is the first request of the
+					// verification.
 					if n == 5002 && c.edit != nil {
 						s.Edit(func(kvs map[string]*mvccpb.KeyValue) { c.edit(&cfg, kvs) })
 					}
 					return before(ctx, n)
 				}
-				// A key of somebody else lies between the run's own.
+				// A foreign key lies between the run's own.
 				if _, err := s.Direct().Put(t.Context(), foreignPut()); err != nil {
 					t.Fatal(err)
 				}

@@ -2,8 +2,8 @@
 
 package apiserver
 
-// What the suite's own tests import must stand in go.mod and go.sum: the suite is built
-// as a part of this module.
+// The imports of the suite's own tests must be in go.mod and go.sum, because the suite
+// is built as a part of this module.
 import (
 	_ "k8s.io/apiserver/pkg/storage/cacher"
 	_ "k8s.io/apiserver/pkg/storage/etcd3"

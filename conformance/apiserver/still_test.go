@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// The suite waits for an event no longer than 150 ms. Where this process, which sleeps for
-// stillLook again and again, is late by half of that, no server of the machine could have
-// kept the time; a test that failed meanwhile has said nothing, and is run again. One that
-// failed while the machine was there is not.
+// The suite waits for an event no longer than 150 ms. If this process, which sleeps for
+// stillLook again and again, is late by half of that, no server on this machine could
+// have kept the time. A test that failed meanwhile proves nothing and is run again. A
+// test that failed while the machine ran is not.
 const (
 	stillLook  = 5 * time.Millisecond
 	stillLeast = 75 * time.Millisecond
@@ -53,8 +53,8 @@ func (s *standstills) during(t span) bool {
 	return slices.ContainsFunc(s.when, func(w span) bool { return w.from.Before(t.to) && t.from.Before(w.to) })
 }
 
-// repeat runs those of the failed tests again, alone, during which the machine stood
-// still, and takes those out of r that pass then.
+// repeat runs those failed tests again, alone, during which the machine stood still. It
+// removes from r those that then pass.
 func (s *standstills) repeat(t *testing.T, r *results, again func(pkg, pattern string) (*results, error)) {
 	t.Helper()
 	r.failed = slices.DeleteFunc(r.failed, func(name string) bool {
@@ -84,14 +84,14 @@ func (s *standstills) repeat(t *testing.T, r *results, again func(pkg, pattern s
 	})
 }
 
-// cutName cuts a name of results into the package and the test, if it is no whole package.
+// cutName splits a name of results into package and test, unless it is a whole package.
 func cutName(name string) (pkg, test string, whole bool) {
 	dir := strings.LastIndex(name[:strings.IndexByte(name+".", '.')], "/") + 1
 	pkg, test, found := strings.Cut(name[dir:], ".")
 	return name[:dir] + pkg, test, !found
 }
 
-// pattern is what go test's -run takes for exactly this test.
+// pattern is go test's -run pattern for exactly this test.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	for i, p := range parts {

@@ -1,15 +1,16 @@
 // Package apiserver runs the storage suite of k8s.io/apiserver against Skein: the
-// packages below pkg/storage whose tests reach etcd, from the module cache as they are,
-// with one file replaced by `go test -overlay`: that of package testserver, which starts
-// an etcd there and has a Skein of three nodes and many ranges started here. No test is
-// copied, changed or skipped.
+// packages below pkg/storage whose tests reach etcd, unchanged from the module cache.
+// `go test -overlay` replaces one file, that of package testserver: it starts an etcd
+// there, and a Skein of three nodes and many ranges here. No test is copied, changed or
+// skipped.
 //
-// The nodes run in the process of this package's test, so that the invariants watch them;
-// the suite's tests are processes of their own. They bound by the wall clock what a server
-// may take, a hundred milliseconds here and there: it is no place for the race detector.
+// The nodes run in the process of this package's test, so that their invariants are
+// asserted; the suite's tests are processes of their own. They bound by the wall clock
+// what a server may take, often by a hundred milliseconds. So do not run them under the
+// race detector.
 //
-// It guarantees that the tests that fail are those that docs/CONFORMANCE.md lists, no
-// more and no fewer, that none was left out, and that their keys lay in several ranges.
+// It guarantees three things. The tests that fail are exactly those that
+// docs/CONFORMANCE.md lists. No test was left out. Their keys lay in several ranges.
 package apiserver
 
 import (
@@ -33,23 +34,23 @@ const (
 	module = "k8s.io/apiserver"
 	// replaced is the file that is replaced, below the module's directory.
 	replaced = "pkg/storage/etcd3/testserver/test_server.go"
-	// packageTimeout is after how long a package's tests are ended: a test that hangs shows
-	// then what its goroutines wait for.
+	// packageTimeout is the bound of one package's tests: a test that hangs is ended and
+	// shows the stacks of its goroutines.
 	packageTimeout = 8 * time.Minute
 )
 
-// packages are those whose tests run, below the module's path: all below pkg/storage that
-// import package testserver.
+// packages are those whose tests run, below the module's path: all below pkg/storage
+// that import package testserver.
 var packages = []string{"pkg/storage/etcd3", "pkg/storage/cacher", "pkg/storage/storagebackend/factory"}
 
-// build is what go test needs to find the suite with the file replaced.
+// build is what go test needs to build the suite with the file replaced.
 type build struct {
 	// mod and overlay are the files for the flags of these names.
 	mod, overlay string
 }
 
-// prepare writes into dir what replaces the file. The go command refuses to replace what
-// lies in the module cache, so the module is given another path: a link to it.
+// prepare writes the replacement files into dir. The go command refuses to replace
+// files in the module cache, so the module gets another path: a link to the cache.
 func prepare(ctx context.Context, dir string) (build, error) {
 	b := build{mod: filepath.Join(dir, "go.mod"), overlay: filepath.Join(dir, "overlay.json")}
 	from, err := output(ctx, "list", "-m", "-f", "{{.Dir}}", module)
@@ -98,17 +99,17 @@ func output(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-// results are what became of the suite's tests, by package and name.
+// results are the outcomes of the suite's tests, by package and name.
 type results struct {
 	passed, skipped int
-	// failed are the tests that failed but for those of which a part failed, and the
-	// packages that did without any.
+	// failed are the failed tests without those of which only a part failed, and the
+	// packages that failed outside any test.
 	failed []string
-	// text is what the failed ones printed.
+	// text is the output of the failed ones.
 	text map[string]*strings.Builder
-	// running are the tests that have begun and not ended, and when they did.
+	// running are the tests that have begun and not ended, with their begin.
 	running map[string]time.Time
-	// ran is when each of failed began and ended, and again how often it was run once more.
+	// ran is when each of failed began and ended. again is how often it was run again.
 	ran   map[string]span
 	again map[string]int
 }
@@ -120,11 +121,11 @@ func newResults() *results {
 	}
 }
 
-// span is a time on the clock of the wall, which go test's lines carry.
+// span is a time span on the wall clock, which go test's lines carry.
 type span struct{ from, to time.Time }
 
-// run runs these packages of the suite, and writes what go test says into raw; what it
-// returns is complete, or there is an error. Packages run one at a time: their tests wait
+// run runs these packages of the suite, and writes go test's output to raw. Its results
+// are complete, or it returns an error. Packages run one at a time: their tests wait
 // for an event no longer than 150 ms.
 func (b build) run(ctx context.Context, env string, raw io.Writer, packages []string, args ...string) (*results, error) {
 	list := []string{"test", "-json", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, "-p=1"}
@@ -181,7 +182,7 @@ func read(from io.Reader) (*results, error) {
 			return r, fmt.Errorf("go test: %w", err)
 		}
 	}
-	// What ended a package's process has ended them too.
+	// The end of a package's process has ended them too.
 	r.failed = leaves(slices.AppendSeq(r.failed, maps.Keys(r.running)))
 	return r, nil
 }
@@ -223,7 +224,7 @@ func (r *results) take(e *event) {
 	}
 }
 
-// leaves leaves out whatever failed because a part of it did.
+// leaves removes tests that failed only because a part of them did.
 func leaves(failed []string) []string {
 	return slices.DeleteFunc(slices.Clone(failed), func(whole string) bool {
 		return slices.ContainsFunc(failed, func(part string) bool {
@@ -235,8 +236,8 @@ func leaves(failed []string) []string {
 // memory is where Linux keeps files in memory.
 const memory = "/dev/shm"
 
-// scratch makes a directory for the clusters: in memory where that can be, since upstream
-// has its etcd not wait for the disk either (UnsafeNoFsync).
+// scratch makes a directory for the clusters, in memory if possible. Upstream's etcd
+// does not wait for the disk either (UnsafeNoFsync).
 func scratch() (dir string, err error) {
 	if dir, err = os.MkdirTemp(memory, "skein-suite-"); err == nil {
 		return dir, nil

@@ -24,11 +24,12 @@ var (
 )
 
 const (
-	// minTests is how many tests the suite has at least: with fewer, some were not found.
+	// minTests is the least number of tests in the suite: with fewer, some were not
+	// found.
 	minTests = 1100
-	// minSpread is how many of a hundred clusters with two keys or more have them in
-	// several ranges at least: where there are fewer, the ranges' borders do not lie
-	// between the keys that the suite writes.
+	// minSpread is how many of a hundred clusters with two keys or more must have them
+	// in several ranges. With fewer, the ranges' borders do not lie between the suite's
+	// keys.
 	minSpread = 50
 )
 

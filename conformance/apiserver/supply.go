@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	// spares is how many clusters are started before anybody asks for one: a test then
-	// does not wait for it.
+	// spares is how many clusters are started in advance, so that a test does not wait
+	// for one.
 	spares = 2
-	// startTimeout bounds the start of a cluster, readyPause lies between two attempts
-	// to find out whether it serves.
+	// startTimeout bounds the start of a cluster. readyPause lies between two checks
+	// whether it serves.
 	startTimeout = 50 * time.Second
 	readyPause   = 10 * time.Millisecond
 )
 
-// splitKeys is where the ranges begin: between the names that the storage suite gives to
-// the namespaces of its pods, and between those of the pods where it has one namespace.
-// Its packages differ in what they put in front.
+// splitKeys are the borders of the ranges. They lie between the suite's names for the
+// namespaces of its pods, and between those of the pods if it has one namespace. Its
+// packages use different prefixes.
 var splitKeys = splits("/pods/", "/registry/pods/", "compact_rev_key", "increaseRV")
 
 func splits(etcd3, cacher string, others ...string) (keys []string) {
@@ -49,7 +49,7 @@ func splits(etcd3, cacher string, others ...string) (keys []string) {
 type supply struct {
 	dir    string
 	logger *zap.Logger
-	// usual is what most tests want, spare are clusters of that kind.
+	// usual is the configuration that most tests want. spare are clusters of that kind.
 	usual testserver.Wanted
 	spare chan *lent
 	// work are the goroutines that fill spare and stop clusters.
@@ -57,17 +57,17 @@ type supply struct {
 	cancel context.CancelFunc
 
 	mu sync.Mutex
-	// Guarded by mu: the last id, who has what, and what went wrong.
+	// Guarded by mu: the last id, the clusters in use, and the errors.
 	last int
 	lent map[int]*lent
 	errs []error
-	// several is how many clusters had two keys or more at the end, and spread counts those
-	// by how many of their ranges had keys. Guarded by mu.
+	// several is how many clusters had two keys or more at the end. spread counts those
+	// by the number of their ranges with keys. Guarded by mu.
 	several int
 	spread  map[int]int
 }
 
-// lent is a cluster for one test, or why there is none.
+// lent is a cluster for one test, or the reason why there is none.
 type lent struct {
 	id      int
 	cluster *cluster.Cluster
@@ -102,7 +102,7 @@ func (s *supply) fill(ctx context.Context) {
 	}
 }
 
-// close stops all clusters and returns what went wrong meanwhile.
+// close stops all clusters and returns the errors so far.
 func (s *supply) close() error {
 	s.cancel()
 	s.mu.Lock()
@@ -128,7 +128,7 @@ func (s *supply) start(ctx context.Context, w *testserver.Wanted) *lent {
 	l.cluster, l.err = cluster.Start(ctx, cluster.Options{
 		Dir: l.dir, Logger: s.logger, Configure: func(cfg *config.Config) { configure(cfg, w) },
 	})
-	// Where TLS is wanted the test alone knows the client's side of it; clientv3 waits too.
+	// With TLS only the test knows the client's side of it, and its clientv3 waits too.
 	if l.err == nil && !w.HTTPS {
 		l.err = ready(ctx, l.cluster.Endpoints())
 	}
@@ -164,7 +164,7 @@ func connect(endpoints ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
 }
 
-// configure gives a node what the test wants.
+// configure sets a node's options as the test wants them.
 func configure(cfg *config.Config, w *testserver.Wanted) {
 	for _, k := range splitKeys {
 		cfg.InitialSplitKeys = append(cfg.InitialSplitKeys, []byte(k))
@@ -189,7 +189,7 @@ func configure(cfg *config.Config, w *testserver.Wanted) {
 func (s *supply) end(l *lent) {
 	keys, ranges, err := int64(0), 0, l.err
 	if l.wanted.Test != "" {
-		err = nil // the test has heard that it did not start, and is judged by that
+		err = nil // the test knows that it did not start, and is judged by that
 	}
 	if l.cluster != nil {
 		if l.err == nil && !l.wanted.HTTPS {
@@ -219,7 +219,7 @@ func used(endpoints []string) (keys int64, ranges int, err error) {
 	}
 	defer client.Close()
 	for i, from := range append([]string{"\x00"}, splitKeys...) {
-		to := "\x00" // of a range's end: no end
+		to := "\x00" // as a range's end: no end
 		if i < len(splitKeys) {
 			to = splitKeys[i]
 		}

@@ -1,10 +1,9 @@
 // Package cluster starts a Skein of three nodes in this process, with real disks and
-// real ports on loopback, for the suites that are run against it. A race or a broken
-// invariant in any node ends the suite's own process.
+// real ports on loopback, for the suites. A race or a broken invariant in any node ends
+// the suite's own process.
 //
-// It guarantees that all nodes are stopped at the same time, since one that stops after
-// another would hand its leaderships to the next, and that what a failed start has left
-// behind is gone when Start returns.
+// It stops all nodes at the same time, because nodes that stop one after another hand
+// their leaderships on. After a failed Start nothing is left behind.
 package cluster
 
 import (
@@ -29,32 +28,32 @@ import (
 const Nodes = 3
 
 const (
-	// ElectionTimeout is that of the nodes. A machine that hiccups for a second must not
-	// change leaders: a leader that is lost may leave revisions that no event bears,
-	// etcd's would then be lower.
+	// ElectionTimeout is that of the nodes. A pause of the machine for a second must not
+	// change leaders: a lost leader may leave revisions unused, and etcd's would then be
+	// lower.
 	ElectionTimeout = 5 * time.Second
 	nodeMemoryBytes = 256 << 20
 )
 
-// Options say how the cluster is to be.
+// Options are the settings of a cluster.
 type Options struct {
 	// Dir holds the nodes' directories. It is not removed.
 	Dir string
 	// Logger gets the nodes' logs. Not nil.
 	Logger *zap.Logger
-	// Configure changes the configuration of each node before it is checked. Nil
-	// leaves it as it is.
+	// Configure changes the configuration of each node before it is checked. Nil changes
+	// nothing.
 	Configure func(*config.Config)
 }
 
-// Cluster is three nodes that run.
+// Cluster is three running nodes.
 type Cluster struct {
 	nodes [Nodes]*node.Node
 	https bool
 }
 
-// Start starts the nodes. It returns when they serve; whether a request succeeds
-// depends on their having elected leaders. ctx bounds the start alone.
+// Start starts the nodes. It returns when they serve; requests succeed once they have
+// elected leaders. ctx bounds only the start.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	cfgs, err := configs(&o)
 	if err != nil {
@@ -105,7 +104,7 @@ func (c *Cluster) Stop() error {
 	})
 }
 
-// configs are those of the nodes.
+// configs are the configurations of the nodes.
 func configs(o *Options) ([]*config.Config, error) {
 	peers, err := freePeerPorts(Nodes)
 	if err != nil {
@@ -144,8 +143,8 @@ func each(f func(int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// freePeerPorts returns ports that were free a moment ago, for UDP and for TCP: the nodes must
-// know each other's before they listen.
+// freePeerPorts returns ports that were free a moment ago, for UDP and TCP: the nodes
+// must know each other's ports before they listen.
 func freePeerPorts(n int) ([]int, error) {
 	var held []io.Closer
 	defer func() {
@@ -163,7 +162,7 @@ func freePeerPorts(n int) ([]int, error) {
 		port := t.Addr().(*net.TCPAddr).Port
 		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
 		if err != nil {
-			continue // somebody has it for UDP; another one, then
+			continue // another process has it for UDP; try another one
 		}
 		held = append(held, u)
 		ports = append(ports, port)

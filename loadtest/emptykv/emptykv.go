@@ -1,8 +1,7 @@
-// Package emptykv is an etcd of which nothing is left but gRPC: it answers each put
-// and get at once, with what it has ready, and keeps nothing. What a load generator
-// reaches against it is the measuring itself: client, connections, gRPC on both
-// sides. `loadtest empty` runs it in a process of its own, whose CPU its metrics
-// tell as those of a server do.
+// Package emptykv is an etcd reduced to gRPC: it answers each put and get at once with
+// a prepared answer, and stores nothing. A load generator against it measures its own
+// cost: client, connections, gRPC on both sides. `loadtest empty` runs it in a process
+// of its own, whose metrics report its CPU as a server's do.
 package emptykv
 
 import (
@@ -22,20 +21,19 @@ import (
 	"google.golang.org/grpc"
 )
 
-// maxValueBytes is what a gRPC client takes by default, less room for the rest of an
-// answer.
+// maxValueBytes is a gRPC client's default limit, less room for the rest of an answer.
 const maxValueBytes = 4<<20 - 4096
 
-// Config says where the server listens and what it answers.
+// Config is the addresses and the answer of the server.
 type Config struct {
 	// Listen is the address of the gRPC port, Web that of /health and /metrics:
 	// HOST:PORT.
 	Listen, Web string
-	// ValueBytes is the size of the value that each get answers with.
+	// ValueBytes is the size of the value in each answer to a get.
 	ValueBytes int
 }
 
-// Validate says what is wrong with the Config.
+// Validate returns the errors of the Config.
 func (c *Config) Validate() error {
 	switch {
 	case c.Listen == "" || c.Web == "":
@@ -46,7 +44,8 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Run serves until ctx is done. It returns nil then, and an error if it cannot serve.
+// Run serves until ctx is done, and then returns nil. It returns an error if it cannot
+// serve.
 func Run(ctx context.Context, cfg Config) error {
 	clients, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
@@ -79,20 +78,20 @@ func Run(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// handler has the pages that a cluster's nodes are watched by.
+// handler serves the pages by which a cluster's nodes are monitored.
 func handler() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewGoCollector())
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) {
-		// Who asks sees whether it got the answer.
+		// The client sees whether it got the answer.
 		_, _ = io.WriteString(w, `{"health":"true","reason":""}`)
 	})
 	return mux
 }
 
-// kv answers. All that it answers with is shared by all answers.
+// kv answers. All answers share its content.
 type kv struct {
 	etcdserverpb.UnimplementedKVServer
 	etcdserverpb.UnimplementedMaintenanceServer
@@ -114,7 +113,8 @@ func (k *kv) Put(context.Context, *etcdserverpb.PutRequest) (*etcdserverpb.PutRe
 	return k.put, nil
 }
 
-// Range implements etcdserverpb.KVServer: there is one key, that which was asked for.
+// Range implements etcdserverpb.KVServer: it returns exactly one key, the requested
+// one.
 func (k *kv) Range(_ context.Context, in *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
 	revision := k.header.Revision
 	return &etcdserverpb.RangeResponse{

@@ -27,8 +27,8 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestRun: puts and gets are answered, gets with a value of the size asked for; the
-// pages are there; the end of the context ends it.
+// TestRun: puts and gets are answered, gets with a value of the requested size. The
+// pages are served, and the end of the context ends the server.
 func TestRun(t *testing.T) {
 	cfg := Config{Listen: freeAddr(t), Web: freeAddr(t), ValueBytes: 256}
 	if err := cfg.Validate(); err != nil {
@@ -74,7 +74,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRefusals: settings that make no sense, and a port that is taken.
+// TestRefusals: invalid settings and a port in use are refused.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		cfg  Config

@@ -1,7 +1,6 @@
 // Package fakekv is a tiny etcd in memory for the tests of the load generator: puts,
-// gets and status, over gRPC or called directly, with hooks that make it slow, full
-// of errors or forgetful. It is no model of etcd: what the load generator does not
-// ask for, it does not have.
+// gets and status, over gRPC or called directly. Hooks make it slow, faulty or
+// forgetful. It is no model of etcd: it supports only what the load generator uses.
 package fakekv
 
 import (
@@ -16,16 +15,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Store is the fake. Its zero value is ready. The hooks are set before it is used.
+// Store is the fake. Its zero value is ready. Set the hooks before use.
 type Store struct {
 	etcdserverpb.UnimplementedKVServer
 	etcdserverpb.UnimplementedMaintenanceServer
 
-	// Before is called at the start of request n, counted from 1, and may wait. If
-	// it returns an error, nothing is applied.
+	// Before is called at the start of request n, counted from 1, and may wait. If it
+	// returns an error, nothing is applied.
 	Before func(ctx context.Context, n int64) error
-	// After is called when request n was applied. If it returns an error, the
-	// client gets that in place of the answer.
+	// After is called when request n was applied. If it returns an error, the client
+	// gets the error instead of the answer.
 	After func(ctx context.Context, n int64) error
 
 	mu       sync.Mutex
@@ -131,7 +130,7 @@ func (s *Store) Serve(options ...grpc.ServerOption) (endpoint string, stop func(
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Whatever ends it before its time, the clients notice.
+		// The clients notice an early end.
 		_ = server.Serve(l)
 	}()
 	return l.Addr().String(), func() { server.Stop(); <-done }, nil
@@ -140,8 +139,8 @@ func (s *Store) Serve(options ...grpc.ServerOption) (endpoint string, stop func(
 // Direct returns the store as a client sees it, without a network.
 func (s *Store) Direct() *Direct { return &Direct{s} }
 
-// Direct calls a Store without a network. It ends a call whose context is done, as
-// gRPC does.
+// Direct calls a Store without a network. It ends a call whose context is done, as gRPC
+// does.
 type Direct struct{ s *Store }
 
 // Put calls Store.Put.

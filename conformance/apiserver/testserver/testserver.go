@@ -1,11 +1,11 @@
-// Package testserver stands in for the package of the same name below
-// k8s.io/apiserver/pkg/storage/etcd3: its functions have the same names and do the same
-// for whoever calls them, but the server is a Skein of three nodes, which the process
-// that runs the suite starts when it is asked to.
+// Package testserver replaces the package of the same name below
+// k8s.io/apiserver/pkg/storage/etcd3. Its functions have the same names and the same
+// effect for their callers, but the server is a Skein of three nodes. The process that
+// runs the suite starts it on request.
 //
 // It guarantees that every field that a test changes in the configuration takes effect
-// or fails the test. It is compiled in the place of the original, never beside it: see
-// the package above.
+// or fails the test. It is compiled in place of the original, never beside it: see the
+// package above.
 package testserver
 
 import (
@@ -27,7 +27,7 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 )
 
-// Variable is the environment's variable with the URL at which clusters are to be had.
+// Variable is the environment variable with the URL from which to request clusters.
 const Variable = "SKEIN_SUITE"
 
 const (
@@ -36,7 +36,7 @@ const (
 	startTimeout = 60 * time.Second
 )
 
-// Wanted is what is asked of a cluster: what there is of etcd's configuration here.
+// Wanted is a request for a cluster: the supported part of etcd's configuration.
 type Wanted struct {
 	Test             string
 	ProgressInterval time.Duration
@@ -55,18 +55,19 @@ type Given struct {
 	Endpoints []string
 }
 
-// taken are the fields of etcd's configuration that Wanted says, or that say nothing of
-// what a server does: its ports, directory and log, and a quota that Skein has not.
+// taken are the fields of etcd's configuration that Wanted carries, or that do not
+// change what a server does: its ports, directory and log, and a quota that Skein does
+// not have.
 var taken = map[string]bool{
 	"WatchProgressNotifyInterval": true, "MaxRequestBytes": true, "MaxTxnOps": true, "ClientTLSInfo": true,
 	"ListenClientUrls": true, "AdvertiseClientUrls": true, "QuotaBackendBytes": true,
 }
 
-// NewTestConfig returns a configuration that a test may change before it hands it to
+// NewTestConfig returns a configuration that a test may change before it passes it to
 // RunEtcd.
 func NewTestConfig(_ testing.TB) *embed.Config { return embed.NewConfig() }
 
-// RunEtcd starts a cluster, by cfg or the defaults where that is nil, and returns a
+// RunEtcd starts a cluster, by cfg or by the defaults if cfg is nil, and returns a
 // client of all its nodes. The cluster ends when the test does.
 func RunEtcd(t testing.TB, cfg *embed.Config) *kubernetes.Client {
 	t.Helper()
@@ -104,10 +105,10 @@ func RunEtcd(t testing.TB, cfg *embed.Config) *kubernetes.Client {
 	return client
 }
 
-// Default is what is wanted where a test changes nothing.
+// Default is the request of a test that changes nothing.
 func Default() (Wanted, error) { return read(embed.NewConfig()) }
 
-// read translates a configuration, and refuses what it cannot.
+// read translates a configuration, and refuses unsupported settings.
 func read(cfg *embed.Config) (Wanted, error) {
 	now, fresh := reflect.ValueOf(cfg).Elem(), reflect.ValueOf(embed.NewConfig()).Elem()
 	for i := range now.NumField() {
@@ -127,7 +128,7 @@ func read(cfg *embed.Config) (Wanted, error) {
 	}, nil
 }
 
-// ask asks whoever runs the suite for something.
+// ask sends a request to the process that runs the suite.
 func ask(what string, question, answer any) error {
 	base := os.Getenv(Variable)
 	if base == "" {
