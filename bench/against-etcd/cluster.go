@@ -18,10 +18,10 @@ import (
 
 const (
 	nodes = 3
-	// mostNodes has room for one that joins the founders.
+	// mostNodes has room for one node that joins the founders.
 	mostNodes = nodes + 1
 	// startLimit bounds the wait for a cluster to serve, stopLimit the wait for a
-	// process that was asked to end.
+	// process to end on request.
 	startLimit = 60 * time.Second
 	stopLimit  = 15 * time.Second
 	pollEvery  = 100 * time.Millisecond
@@ -36,11 +36,11 @@ type cluster struct {
 	port   int    // of the first node's clients; node i has 10·i more, its peers one more
 	args   func(c *cluster, i int) []string
 
-	// running are the processes, nil in the place of one that was killed.
+	// running are the processes; a killed one is nil.
 	running [mostNodes]*process
 }
 
-// process is a server that was started.
+// process is a started server.
 type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when it has, after which err is set
@@ -55,8 +55,8 @@ func (p *process) wait() error {
 	return p.err
 }
 
-// etcdArgs makes the command lines of etcd, and of Skein which has the same flags,
-// with more of them behind. Who is none of the founders joins them, as Skein's nodes can.
+// etcdArgs makes the command lines of etcd, and of Skein, which has the same flags,
+// with extra ones appended. A node that is no founder joins, as Skein's nodes can.
 func etcdArgs(flags ...string) func(*cluster, int) []string {
 	return func(c *cluster, i int) []string {
 		var peers []string
@@ -89,7 +89,7 @@ func (c *cluster) peerAddr(i int) string   { return fmt.Sprintf("127.0.0.1:%d", 
 func (c *cluster) clientURL(i int) string  { return "http://" + c.clientAddr(i) }
 func (c *cluster) peerURL(i int) string    { return "http://" + c.peerAddr(i) }
 
-// webURL is where a node's /health and /metrics are.
+// webURL is the base URL of a node's /health and /metrics.
 func (c *cluster) webURL(i int) string {
 	if c.name == emptySide {
 		return c.peerURL(i)
@@ -106,10 +106,11 @@ func all(url func(int) string, path string) string {
 	return strings.Join(urls, ",")
 }
 
-// start starts the nodes, from nothing, and waits until each of them is healthy.
+// start starts the nodes with empty directories, and waits until each of them is
+// healthy.
 func (c *cluster) start(ctx context.Context) error {
 	if _, err := os.Stat(c.dir); err == nil {
-		// Its ranges, keys and history are those of another measure.
+		// The old ranges, keys and history belong to another measure.
 		return fmt.Errorf("start %s: %s is left of an earlier run", c.name, c.dir)
 	}
 	for i := range nodes {
@@ -134,7 +135,7 @@ func (c *cluster) startNode(i int) error {
 	defer log.Close()
 	cmd := exec.Command(c.binary, c.args(c, i)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// What is killed leaves no servers behind, whose ports the next run wants.
+	// A killed tool leaves no servers behind that hold the ports of the next run.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -172,7 +173,7 @@ func (c *cluster) restart(i int) error {
 	return c.startNode(i)
 }
 
-// alive says which node has ended though nobody has asked it to.
+// alive says which node has ended unasked.
 func (c *cluster) alive() error {
 	for i, p := range c.running {
 		if p == nil {
@@ -217,8 +218,8 @@ func (c *cluster) waitNode(ctx context.Context, i int) error {
 	return nil
 }
 
-// waitUntil asks every so often until done returns nil; when ctx is done first, or a
-// process is gone, it returns the last error.
+// waitUntil polls until done returns nil. If ctx is done first, or a process has ended,
+// it returns the last error.
 func waitUntil(ctx context.Context, every time.Duration, done func() error) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -254,13 +255,13 @@ func healthy(ctx context.Context, base string) error {
 	return err
 }
 
-// stop ends the processes that run, gently first, and removes the data unless it is to
-// be kept.
+// stop ends the running processes, gently first, and removes the data unless they are
+// to be kept.
 func (c *cluster) stop(keep bool) error {
 	wrong := []error{c.alive()}
 	for _, p := range c.running {
 		if p != nil {
-			// A process that is gone already was just told of.
+			// A process that has ended already was just reported.
 			_ = p.cmd.Process.Signal(syscall.SIGTERM)
 		}
 	}
@@ -269,7 +270,7 @@ func (c *cluster) stop(keep bool) error {
 			continue
 		}
 		err := p.wait()
-		// etcd ends by the signal that it was sent.
+		// etcd exits by the signal that it was sent.
 		if state, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && state.Signaled() && state.Signal() == syscall.SIGTERM {
 			err = nil
 		}

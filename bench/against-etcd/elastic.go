@@ -17,12 +17,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// keepRanges are flags of nodes by which ranges stay as the measure has made them, whatever
-// their sizes and loads.
+// keepRanges are flags of nodes that keep the ranges as the measure has made them,
+// whatever their sizes and loads.
 var keepRanges = []string{"--range-max-bytes", "0", "--range-split-load", "0"}
 
-// numbered returns n keys in their order: those of a measure that has to know which range a
-// key is in.
+// numbered returns n keys in order, for a measure that must know which range a key is
+// in.
 func numbered(n int) [][]byte {
 	keys := make([][]byte, n)
 	for i := range keys {
@@ -31,7 +31,7 @@ func numbered(n int) [][]byte {
 	return keys
 }
 
-// borders returns the numbers of the keys at which ranges begin, when so many keys are
+// borders returns the numbers of the keys at which ranges begin if so many keys are
 // spread evenly over so many ranges; the first is 0.
 func borders(keys, ranges int) []int {
 	out := make([]int, ranges)
@@ -41,8 +41,8 @@ func borders(keys, ranges int) []int {
 	return out
 }
 
-// elastic is a cluster of Skein, not started, whose ranges begin at the keys with these
-// numbers, the first of which is 0.
+// elastic is a Skein cluster, not started, whose ranges begin at the keys with these
+// numbers; the first is 0.
 func (b *bench) elastic(keys [][]byte, borders []int, flags ...string) (*cluster, error) {
 	flags = append(slices.Clone(keepRanges), flags...)
 	if len(borders) > 1 {
@@ -59,7 +59,7 @@ func (b *bench) elastic(keys [][]byte, borders []int, flags ...string) (*cluster
 	return b.skein(flags...), nil
 }
 
-// inParallel does n things, so many at a time, until one fails.
+// inParallel does n things, a limited number at a time, until one fails.
 func inParallel(ctx context.Context, n, atOnce int, do func(context.Context, int) error) error {
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
@@ -79,8 +79,8 @@ func inParallel(ctx context.Context, n, atOnce int, do func(context.Context, int
 	return g.Wait()
 }
 
-// An admin asks a node for changes of ranges. It keeps its connection, and starts no process
-// as the commands do: what it takes of the processors is not the servers'.
+// An admin sends requests about ranges to a node. It keeps its connection and starts no
+// process as the commands do, so that the servers keep the processors.
 type admin struct{ conn *grpc.ClientConn }
 
 func (c *cluster) admin(i int) (*admin, error) {
@@ -90,8 +90,8 @@ func (c *cluster) admin(i int) (*admin, error) {
 
 func (a *admin) close() { _ = a.conn.Close() }
 
-// call sends a request and returns the fields of the answer. The messages have no types
-// here: this module does not depend on Skein's.
+// call sends a request and returns the fields of the answer. It works on untyped
+// messages, because this module does not depend on Skein's.
 func (a *admin) call(ctx context.Context, method string, request proto.Message) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -102,20 +102,20 @@ func (a *admin) call(ctx context.Context, method string, request proto.Message) 
 	return answer.ProtoReflect().GetUnknown(), nil
 }
 
-// split has a range begin at a key.
+// split makes a range begin at a key.
 func (a *admin) split(ctx context.Context, key []byte) error {
 	_, err := a.call(ctx, "RangeSplit", wrapperspb.Bytes(key))
 	return err
 }
 
-// mergeLimit bounds the wait for a merge, mergePoll lies between two looks at it.
+// mergeLimit bounds the wait for a merge; mergePoll lies between two polls.
 const (
 	mergeLimit = time.Minute
 	mergePoll  = 20 * time.Millisecond
 )
 
-// merge lets a range absorb its right neighbour, and returns when that is over, whatever
-// has become of it.
+// merge lets a range absorb its right neighbour, and returns when the operation has
+// ended, whatever its outcome.
 func (a *admin) merge(ctx context.Context, left uint64) error {
 	answer, err := a.call(ctx, "RangeMerge", wrapperspb.UInt64(left))
 	if err != nil {
@@ -166,7 +166,7 @@ func operationIDs(answer []byte) (ids []uint64, err error) {
 	return ids, err
 }
 
-// totals sums a metric over the nodes that run, by labels.
+// totals sums a metric over the running nodes, by labels.
 func (c *cluster) totals(ctx context.Context, name string) (map[string]float64, error) {
 	sums := map[string]float64{}
 	for i, p := range c.running {
@@ -186,7 +186,7 @@ func (c *cluster) totals(ctx context.Context, name string) (map[string]float64, 
 	return sums, nil
 }
 
-// total is the sum of a metric over the nodes that run, and over labels.
+// total is the sum of a metric over the running nodes, and over labels.
 func (c *cluster) total(ctx context.Context, name string) (float64, error) {
 	by, err := c.totals(ctx, name)
 	var sum float64
@@ -198,7 +198,7 @@ func (c *cluster) total(ctx context.Context, name string) (float64, error) {
 
 const operationsUnderWay = "skein_placement_operations_under_way"
 
-// calm waits until placement has had nothing to do for a while, and the nodes little.
+// calm waits until placement has been idle for a while and the nodes are nearly idle.
 func (c *cluster) calm(ctx context.Context, since, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -30,7 +30,7 @@ func TestOperationIDs(t *testing.T) {
 	}
 }
 
-// fourPuts are at 0, 1, 2 and 3 s; the one at 1 s is answered at 2.5 s.
+// fourPuts are due at 0, 1, 2 and 3 s; the one at 1 s is answered at 2.5 s.
 func fourPuts() *pacedLoad {
 	hands := []*hand{
 		{puts: []put{{0, 1000, 0}, {2 * time.Second, 1000, 1}}, failed: []failure{{time.Second, "no"}}},
@@ -82,7 +82,7 @@ func TestLeastMoves(t *testing.T) {
 	if moves, leads := least(threeNodes(even...)); moves != 8 || leads != 2 {
 		t.Errorf("twelve equal ranges: %d moves and %d leads, want 8 and 2", moves, leads)
 	}
-	// 3 × 120 again, but the three largest make up 80 of it.
+	// 3 × 120 again, but the three largest ranges make up 80 of it.
 	if moves, _ := least(threeNodes(40, 20, 20, 5, 5, 5, 5, 5, 5, 4, 3, 3)); moves != 3 {
 		t.Errorf("unequal ranges: %d moves, want 3", moves)
 	}

@@ -77,7 +77,7 @@ func (o *expiryOptions) measure(ctx context.Context, clients []*clientv3.Client)
 	}); err != nil {
 		return nil, fmt.Errorf("attach keys: %w", err)
 	}
-	// They expire together, not in the order in which they were granted.
+	// They expire together, not in the order of the grants.
 	renewed := time.Now()
 	if err := o.each(func(i int) error {
 		ctx, cancel := context.WithTimeout(ctx, askLimit)

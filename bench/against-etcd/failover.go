@@ -41,18 +41,18 @@ func failoverFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 // The borders of the ranges are single letters, and so are the prefixes of the keys.
 const maxFailoverRanges = 26
 
-// recoverLimit bounds the wait for a whole cluster after a node came back.
+// recoverLimit bounds the wait for a whole cluster after a node's return.
 const recoverLimit = 3 * time.Minute
 
-// killed is what one kill did.
+// killed is the result of one kill.
 type killed struct {
 	Side string `json:"side"`
 	Node int    `json:"node"` // counted from 0
-	// Led is how many ranges the node led, Most how many the node that led most; -1 with
-	// etcd.
+	// Led is how many ranges the node led. Most is how many the node with the most led.
+	// They are -1 with etcd.
 	Led  int `json:"led"`
 	Most int `json:"most"`
-	// At is the time of the kill since the load began, Gaps has the longest gap of each
+	// At is the time of the kill since the load began. Gaps has the longest gap of each
 	// range until the node was started again.
 	At   time.Duration `json:"at_ns"`
 	Gaps []gap         `json:"gaps"`
@@ -99,7 +99,8 @@ func failover(ctx context.Context, b *bench, o failoverOptions) error {
 		if side.kills == 0 {
 			continue
 		}
-		// One after the other: an idle cluster's heartbeats would meet the survivors'.
+		// One after the other: an idle cluster's heartbeats would disturb the survivors
+		// of the other.
 		err := b.with(ctx, []*cluster{side.c}, func() error {
 			kills, err := side.c.killing(ctx, o, side.kills, prefixes)
 			all = append(all, kills...)
@@ -117,7 +118,7 @@ func failover(ctx context.Context, b *bench, o failoverOptions) error {
 	return errors.Join(wrong...)
 }
 
-// killing loads the cluster and kills its leader, time after time.
+// killing loads the cluster and kills its leader, again and again.
 func (c *cluster) killing(ctx context.Context, o failoverOptions, kills int, prefixes []string) ([]killed, error) {
 	clients, err := c.connectAll()
 	if err != nil {
@@ -147,8 +148,8 @@ func (c *cluster) killing(ctx context.Context, o failoverOptions, kills int, pre
 	return all, nil
 }
 
-// whole waits until all nodes are healthy, each range has a leader, and for a while no
-// range had to wait long.
+// whole waits until all nodes are healthy, each range has a leader, and no range had to
+// wait long for a while.
 func (c *cluster) whole(ctx context.Context, o failoverOptions, clients [nodes]*clientv3.Client, l *steadyLoad) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverLimit)
 	defer cancel()
@@ -178,7 +179,7 @@ func (c *cluster) whole(ctx context.Context, o failoverOptions, clients [nodes]*
 	})
 }
 
-// killOnce kills the node that leads, starts it again and says what came of it.
+// killOnce kills the leading node, starts it again and returns the result.
 func (c *cluster) killOnce(ctx context.Context, o failoverOptions, clients [nodes]*clientv3.Client, l *steadyLoad) (killed, error) {
 	k := killed{Side: c.name, Led: -1, Most: -1}
 	var err error
@@ -211,16 +212,16 @@ func (c *cluster) killOnce(ctx context.Context, o failoverOptions, clients [node
 		return k, err
 	}
 	for i := range l.ledgers {
-		// A gap that the kill began is not the return's.
+		// A gap that the kill began does not count for the return.
 		k.BackGaps = append(k.BackGaps, l.ledgers[i].gap(max(k.Back, k.Gaps[i].Begin+k.Gaps[i].Length), l.now()))
 	}
 	return k, nil
 }
 
-// busiest returns the node that leads placement, how many ranges it leads, and how many
-// the one that leads most. The two are made one: a node that leads more is restarted in
-// good order, whereupon the others lead its ranges; not for ever, as these may be led by
-// the third.
+// busiest returns the node that leads placement, how many ranges it leads, and the most
+// that any node leads. It tries to make these equal: it restarts a node that leads
+// more, in good order, and the others then lead its ranges. It stops trying after a
+// while, because the third node may lead them.
 func (c *cluster) busiest(ctx context.Context, o failoverOptions, clients [nodes]*clientv3.Client, l *steadyLoad) (node, own, most int, err error) {
 	const tries = 4
 	for try := 0; ; try++ {
@@ -259,8 +260,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// steadyLoad puts to each range at each endpoint, each put on its own and whatever
-// became of those before it.
+// steadyLoad puts to each range at each endpoint. Each put is independent of the fate
+// of those before it.
 type steadyLoad struct {
 	o        failoverOptions
 	clients  [nodes]*clientv3.Client
@@ -275,7 +276,7 @@ func newSteadyLoad(o failoverOptions, clients [nodes]*clientv3.Client, prefixes 
 
 func (l *steadyLoad) now() time.Duration { return time.Since(l.began) }
 
-// start begins the load; stop, which may be called twice, ends it and waits for it.
+// start begins the load. stop, which may be called twice, ends it and waits for it.
 func (l *steadyLoad) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -300,7 +301,7 @@ func (l *steadyLoad) stream(ctx context.Context, wg *sync.WaitGroup, i, j int, o
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		// The deadline bounds how many are under way.
+		// The deadline bounds how many puts are under way.
 		wg.Go(func() { l.put(ctx, i, j, fmt.Sprintf("%s%031d", l.prefixes[i], n%1000*nodes+j), value) })
 		select {
 		case <-tick.C:
@@ -322,7 +323,7 @@ func (l *steadyLoad) put(ctx context.Context, i, j int, key, value string) {
 	l.ledgers[i].ack(l.now())
 }
 
-// tell says how many puts there were, and what became of those that failed.
+// tell reports how many puts there were, and why some failed.
 func (l *steadyLoad) tell() {
 	acked, wrong := 0, map[string]int{}
 	for i := range l.ledgers {

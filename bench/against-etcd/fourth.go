@@ -45,14 +45,15 @@ func fourthFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 }
 
 const (
-	// shareBand is the part of the mean by which a node's bytes and leaders may be off it in
-	// the end, or by one range; movesBeyond is how many moves beyond the least there may be.
+	// shareBand is the part of the mean by which a node's bytes and leaders may be off
+	// it at the end; one range is allowed in any case. movesBeyond is how many moves
+	// beyond the least are allowed.
 	shareBand   = 0.05
 	movesBeyond = 0.1
 	lookEvery   = time.Second
 )
 
-// weights are 1 to spread, one for each range, in an order drawn at random.
+// weights are 1 to spread, one for each range, in a random order.
 func (o *fourthOptions) weights(salt uint64) []float64 {
 	out := make([]float64, o.ranges)
 	for i, at := range rand.New(rand.NewPCG(o.seed, salt)).Perm(o.ranges) {
@@ -61,30 +62,31 @@ func (o *fourthOptions) weights(salt uint64) []float64 {
 	return out
 }
 
-// held is what each node had at a time.
+// held is the load of each node at a time.
 type held struct {
 	At      time.Duration `json:"at_ns"` // since the fourth node was started
 	Bytes   []float64     `json:"mib"`
 	Leaders []int         `json:"leaders"`
-	// Even says whether all of it was within its band.
+	// Even says whether every node was within its band.
 	Even    bool    `json:"even"`
 	Decided float64 `json:"decided"` // by placement so far
 }
 
-// taken is what came of the measure.
+// taken is the result of the measure.
 type taken struct {
 	Before, After held
-	// Joined is when the fourth node was healthy, Even when all was within its band and
-	// stayed so, Last when the last operation ended; since it was started.
+	// Joined is when the fourth node was healthy. Even is when every node was within its
+	// band and stayed so. Last is when the last operation ended. All are times since the
+	// fourth node was started.
 	Joined time.Duration `json:"joined_ns"`
 	Even   time.Duration `json:"even_ns"`
 	Last   time.Duration `json:"last_ns"`
-	// Least and LeastLeads are the fewest moves, and changes of leaders, that bring every node
-	// into its band; Moves and Leads what was decided, Net the replicas that are elsewhere
-	// than before.
+	// Least and LeastLeads are the fewest moves, and changes of leaders, that bring
+	// every node into its band. Moves and Leads were decided. Net is the number of
+	// replicas that changed their node.
 	Least, LeastLeads int
 	Moves, Leads, Net int
-	// Decisions are all, by reason and kind; Afterwards those since the end.
+	// Decisions are all decisions, by reason and kind; Afterwards those since the end.
 	Decisions  map[string]float64 `json:"decisions"`
 	Afterwards map[string]float64 `json:"afterwards"`
 	Failed     int                `json:"failed"`
@@ -101,7 +103,7 @@ func fourth(ctx context.Context, b *bench, o fourthOptions) error {
 	}
 	sizes, loads := o.weights(1), o.weights(2)
 	var sum float64
-	sums := make([]float64, o.ranges) // of the loads up to and with a range
+	sums := make([]float64, o.ranges) // of the loads up to and including a range
 	for i, w := range loads {
 		sum += w
 		sums[i] = sum
@@ -133,7 +135,7 @@ func fourth(ctx context.Context, b *bench, o fourthOptions) error {
 	return b.save("fourth.json", t)
 }
 
-// taking loads the cluster, lets a fourth node join, and watches.
+// taking loads the cluster, lets a fourth node join, and observes.
 func (c *cluster) taking(ctx context.Context, o fourthOptions, p pace) (t taken, err error) {
 	l, err := p.start(ctx)
 	if err != nil {
@@ -194,7 +196,8 @@ func (c *cluster) taking(ctx context.Context, o fourthOptions, p pace) (t taken,
 	return t, nil
 }
 
-// spreading looks every second until the nodes are even and nothing was under way for long.
+// spreading observes every second until the nodes are even and nothing has been under
+// way for long.
 func (c *cluster) spreading(ctx context.Context, o fourthOptions, began time.Time, t *taken) error {
 	ctx, cancel := context.WithTimeout(ctx, o.patient)
 	defer cancel()
@@ -216,7 +219,7 @@ func (c *cluster) spreading(ctx context.Context, o fourthOptions, began time.Tim
 	})
 }
 
-// watched looks on for a while.
+// watched goes on observing for a while.
 func (c *cluster) watched(ctx context.Context, o fourthOptions, began time.Time, t *taken) error {
 	for end := time.Now().Add(o.watch); time.Now().Before(end); {
 		if _, err := c.look(ctx, began, t); err != nil {
@@ -229,7 +232,7 @@ func (c *cluster) watched(ctx context.Context, o fourthOptions, began time.Time,
 	return nil
 }
 
-// look notes what each node has, and how many operations are under way.
+// look records the load of each node, and how many operations are under way.
 func (c *cluster) look(ctx context.Context, began time.Time, t *taken) (busy int, err error) {
 	if err := c.alive(); err != nil {
 		return 0, err
@@ -248,7 +251,7 @@ func (c *cluster) look(ctx context.Context, began time.Time, t *taken) (busy int
 	}
 	h := holding(list, mostNodes)
 	h.At, h.Decided = time.Since(began), decided
-	// What is done between two looks is seen by the count.
+	// The count also covers operations between two observations.
 	if n := len(t.Looks); under > 0 || n > 0 && decided > t.Looks[n-1].Decided {
 		t.Last = h.At
 	}
@@ -259,7 +262,7 @@ func (c *cluster) look(ctx context.Context, began time.Time, t *taken) (busy int
 	return int(under), nil
 }
 
-// holding sums up what the first n nodes have.
+// holding sums up the load of the first n nodes.
 func holding(list []rangeState, n int) held {
 	h := held{Bytes: make([]float64, n), Leaders: make([]int, n), Even: true}
 	var sum, leaders float64
@@ -284,16 +287,16 @@ func holding(list []rangeState, n int) held {
 	return h
 }
 
-// within says whether a value is as near to the mean as it should be.
+// within says whether a value is close enough to the mean.
 func within(v, mean, one float64) bool { return math.Abs(v-mean) <= max(shareBand*mean, one) }
 
 func (h *held) text() string {
 	return fmt.Sprintf("MiB %s, leaders %v", figures(h.Bytes, "%.0f"), h.Leaders)
 }
 
-// least is a lower bound of the moves of replicas, and of leaders, that bring each node into
-// its band when an empty one is there too: the largest ranges make up what it lacks. It gets
-// no range twice.
+// least is a lower bound of the moves of replicas, and of leaders, that bring each node
+// into its band after an empty one has joined: the largest ranges fill the empty node.
+// It gets no range twice.
 func least(list []rangeState) (moves, leads int) {
 	var sizes []float64
 	var sum float64
@@ -331,7 +334,7 @@ func elsewhere(before, after []rangeState) (n int) {
 	return n
 }
 
-// since is what has been added to some sums.
+// since is the increase of some sums.
 func since(before, after map[string]float64) map[string]float64 {
 	out := map[string]float64{}
 	for labels, v := range after {

@@ -13,12 +13,11 @@ type gap struct {
 }
 
 // longestGap returns the longest time between neighbouring acknowledgements that ends
-// after from and begins before to. What acks does not tell, because the last one is
-// before to, counts as a gap up to to; in front of the first one there is none. acks
-// ascend.
+// after from and begins before to. If the last acknowledgement is before to, the time
+// up to to counts as a gap; the time before the first one does not. acks ascend.
 func longestGap(acks []time.Duration, from, to time.Duration) gap {
 	var longest gap
-	// The first that is after from ends the gap in which from lies.
+	// The first one after from ends the gap in which from lies.
 	i, _ := slices.BinarySearch(acks, from+1)
 	i = max(i, 1)
 	for ; i <= len(acks); i++ {
@@ -39,7 +38,7 @@ func longestGap(acks []time.Duration, from, to time.Duration) gap {
 	return longest
 }
 
-// ledger notes when writes of one range were acknowledged.
+// ledger records when writes of one range were acknowledged.
 type ledger struct {
 	mu    sync.Mutex
 	acks  []time.Duration // since the load began; guarded by mu
@@ -65,7 +64,7 @@ func (l *ledger) fail(err error) {
 func (l *ledger) gap(from, to time.Duration) gap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Two answers may be noted the other way round.
+	// Two answers may be recorded in reverse order.
 	slices.Sort(l.acks)
 	return longestGap(l.acks, from, to)
 }

@@ -34,14 +34,14 @@ func historyFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 
 const (
 	historyPrefix = "history/"
-	// historyLimit bounds one watcher's whole way, historyFillers is how many puts are under way
-	// while the history is made.
+	// historyLimit bounds one watcher's whole run. historyFillers is how many puts are
+	// under way while the history is made.
 	historyLimit   = 10 * time.Minute
 	historyFillers = 64
 )
 
-// history lets one watcher follow from revision 1 through all that was put, at each
-// endpoint in turn. An unmeasured one goes first at each: the caches are warm.
+// history lets one watcher follow all puts from revision 1, at each endpoint in turn.
+// An unmeasured one runs first at each, to warm the caches.
 func history(ctx context.Context, b *bench, o historyOptions) error {
 	total := o.mebibytes << 20 / o.value
 	var runs map[string][]figureSet
@@ -107,11 +107,11 @@ func (s *side) followed(ctx context.Context, node, total, value int) (figureSet,
 	}, nil
 }
 
-// scattered gives the i-th of total puts its key: those of neighbouring revisions lie far
-// from each other, as where many write. The factor is a prime.
+// scattered gives the i-th of total puts its key. Keys of neighbouring revisions lie
+// far from each other, as with many writers. The factor is a prime.
 func scattered(i, total int) int { return i * 7919 % total }
 
-// fill puts so many values, in all ranges, through all clients.
+// fill puts the values in all ranges, through all clients.
 func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total, valueBytes int) error {
 	value := strings.Repeat("v", valueBytes)
 	var workers sync.WaitGroup
@@ -129,8 +129,8 @@ func fill(ctx context.Context, clients []*clientv3.Client, prefix string, total,
 	return errors.Join(errs...)
 }
 
-// follow watches from revision 1 until it has had all events, which have values of so many
-// bytes, and returns how long the first and all of them took.
+// follow watches from revision 1 until it has received all events, with values of so
+// many bytes. It returns how long the first and all of them took.
 func follow(ctx context.Context, endpoint string, total, value int) (first, whole time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, historyLimit)
 	defer cancel()

@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// The kinds of runs: where the client was, as seen from who leads what.
+// The kinds of runs: the client's place, relative to the leaders.
 const (
 	kindEmpty     = "empty gRPC server"
 	kindLeader    = "leader"
@@ -37,10 +37,10 @@ func (r latencyRun) kind() string {
 	return kindThree
 }
 
-// pairs are the runs of a measure, figured out pair by pair.
+// pairs are the runs of a measure, evaluated pair by pair.
 type pairs []latencyRun
 
-// of returns, for each pair, the mean over its runs of a side that are wanted.
+// of returns, for each pair, the mean over the selected runs of a side.
 func (p pairs) of(side string, wanted func(latencyRun) bool, value func(latencyRun) float64) []float64 {
 	var all []float64
 	for pair := 0; ; pair++ {
@@ -80,8 +80,8 @@ func minus(a, b []float64) []float64 {
 	return out
 }
 
-// evenly is the mean over endpoints and ranges when each node leads a third of them:
-// one third of the keys is led beside placement.
+// evenly is the mean over endpoints and ranges if each node leads a third of them: one
+// third of the keys is led beside placement.
 func evenly(beside, apart []float64) []float64 {
 	out := make([]float64, min(len(beside), len(apart)))
 	for i := range out {
@@ -148,7 +148,7 @@ func writeRatios(out io.Writer, runs pairs) {
 	t.write(out, "Ratios within the pairs")
 }
 
-// writeHops tells a hop's time by the difference of two cases that differ in it alone.
+// writeHops prints a hop's time as the difference of two cases that differ only in it.
 func writeHops(out io.Writer, runs pairs) {
 	get := func(kind string) []float64 { return runs.of(skeinSide, isKind(kind), p50) }
 	both, three := get(kindBoth), get(kindThree)
@@ -170,7 +170,7 @@ func writeHops(out io.Writer, runs pairs) {
 	t.write(out, "What each hop takes, from differences of p50")
 }
 
-// writeStages tells the same from the nodes' own histograms, whose means add up.
+// writeStages prints the same from the nodes' own histograms, whose means add up.
 func writeStages(out io.Writer, runs pairs) {
 	parts := []struct {
 		name string

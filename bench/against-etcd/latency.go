@@ -28,13 +28,13 @@ func latencyFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error { return latency(ctx, b, o) }
 }
 
-// latencyRun is what one client saw at one endpoint.
+// latencyRun is the result of one client at one endpoint.
 type latencyRun struct {
 	Pair     int    `json:"pair"`
 	Side     string `json:"side"`
 	Endpoint int    `json:"endpoint"` // nodes are counted from 0
-	// Leader is etcd's, or leads placement; Range leads the range of the keys, and is the
-	// same with etcd.
+	// Leader is etcd's leader, or the node that leads placement. Range leads the range
+	// of the keys, and is the same with etcd.
 	Leader int `json:"leader"`
 	Range  int `json:"range_leader"`
 
@@ -45,8 +45,8 @@ type latencyRun struct {
 	Stages *stages `json:"stages,omitempty"`
 }
 
-// stages are parts of a put by the clocks of Skein's nodes; each but the first and
-// Append is within the one before it or beside it.
+// stages are parts of a put by the clocks of Skein's nodes. Each but the first and
+// Append is part of the one before it or parallel to it.
 type stages struct {
 	Gateway  float64 `json:"gateway_us"`  // from the request's arrival to the answer, at the gateway
 	Range    float64 `json:"range_us"`    // the same at the range's leader
@@ -55,11 +55,11 @@ type stages struct {
 	Append   float64 `json:"append_us"`   // within the rest of Range: the leader's own log, beside those of its peers
 }
 
-// prefixes are those of the keys, each in a range of its own. With more ranges than
-// nodes each node leads some.
+// prefixes are the prefixes of the keys, each in a range of its own. With more ranges
+// than nodes each node leads some.
 var prefixes = []string{"a", "b", "c", "d", "e", "f"}
 
-// splitFile writes the keys where all ranges but the first begin.
+// splitFile writes the keys at which all ranges but the first begin.
 func (b *bench) splitFile(keys []string) (string, error) {
 	file := filepath.Join(b.dir, "split-keys")
 	if err := os.WriteFile(file, []byte(strings.Join(keys, "\n")+"\n"), 0o600); err != nil {
@@ -109,11 +109,12 @@ func (r latencyRun) String() string {
 	return fmt.Sprintf("%-6s pair %d  %-38s at %s  p50 %.0f µs, p99 %.0f µs", r.Side, r.Pair+1, r.kind(), nodeName(r.Endpoint), r.P50, r.P99)
 }
 
-// errMoved says that who leads has changed during a run.
+// errMoved says that a leader has changed during a run.
 var errMoved = errors.New("leaders moved while it was measured, each time")
 
-// latencies measures at all endpoints; of Skein with keys of a range that is led beside
-// placement, and then of one that is not. It starts over if leaders move meanwhile.
+// latencies measures at all endpoints. For Skein it first uses keys of a range that is
+// led beside placement, and then of one that is not. It starts over if leaders move
+// meanwhile.
 func (c *cluster) latencies(ctx context.Context, o latencyOptions, ranges bool) ([]latencyRun, error) {
 	clients, err := c.connectAll()
 	if err != nil {
@@ -142,14 +143,14 @@ func (c *cluster) latencies(ctx context.Context, o latencyOptions, ranges bool) 
 	return nil, fmt.Errorf("%s: %w", c.name, errMoved)
 }
 
-// role is who leads what for keys with a prefix.
+// role is the leaders for keys with a prefix.
 type role struct {
 	prefix      string
 	leader, own int // of the cluster, of the keys' range
 }
 
-// roles returns the cases to measure: etcd's one, or with ranges one for keys that are
-// led where placement is and one for others.
+// roles returns the cases to measure: one for etcd; for Skein one for keys that are led
+// beside placement and one for others.
 func (c *cluster) roles(ctx context.Context, clients [nodes]*clientv3.Client, ranges bool) ([]role, error) {
 	leader, err := c.leader(ctx, clients)
 	if err != nil {
@@ -166,7 +167,7 @@ func (c *cluster) roles(ctx context.Context, clients [nodes]*clientv3.Client, ra
 }
 
 // pickRoles finds the first range that node leader leads, and the first that another
-// does.
+// node leads.
 func pickRoles(list []rangeState, leader int) ([]role, error) {
 	if len(list) != len(prefixes) {
 		return nil, fmt.Errorf("%d ranges in place of %d", len(list), len(prefixes))
@@ -262,7 +263,7 @@ func puts(ctx context.Context, client *clientv3.Client, prefix string, n, valueB
 	for i := range n {
 		key := fmt.Sprintf("%s%031d", prefix, i)
 		begin := time.Now()
-		// clientv3 tries for as long as it may while nobody can be reached.
+		// clientv3 retries as long as it may while nobody can be reached.
 		ctx, cancel := context.WithTimeout(ctx, askLimit)
 		_, err := client.Put(ctx, key, value)
 		cancel()

@@ -74,7 +74,7 @@ func list(ctx context.Context, b *bench, o *listOptions) error {
 	return err
 }
 
-// listed writes to a side and lists it as it was before.
+// listed writes to a side and lists the state before those writes.
 func (c *cluster) listed(ctx context.Context, o *listOptions) (run listRun, err error) {
 	clients, err := c.connectAll()
 	if err != nil {
@@ -104,11 +104,11 @@ func (c *cluster) listed(ctx context.Context, o *listOptions) (run listRun, err 
 	return run, errors.Join(err, w.err)
 }
 
-// write puts values until ctx is done, and says how many.
+// write puts values until ctx is done, and returns their number.
 func (o *listOptions) write(ctx context.Context, client *clientv3.Client) (int, error) {
 	value, pace := strings.Repeat("w", o.value), rate.NewLimiter(rate.Limit(o.rate), 1)
 	for n := 0; ; n++ {
-		// Puts far from each other, over and over: 611,953 is prime.
+		// Puts far from each other, again and again: 611,953 is prime.
 		key := o.key(n * 611_953 % o.keys)
 		if pace.Wait(ctx) != nil {
 			return n, nil
@@ -122,8 +122,8 @@ func (o *listOptions) write(ctx context.Context, client *clientv3.Client) (int, 
 	}
 }
 
-// pageThrough lists as kube-apiserver does, the endpoints by turns as its client takes
-// them: limit, revision, the key to go on from, and the count of what remains.
+// pageThrough lists as kube-apiserver does, at the endpoints by turns as its client
+// does: limit, revision, the key to continue from, and the remaining count.
 func (o *listOptions) pageThrough(ctx context.Context, clients [nodes]*clientv3.Client, rev, left int64) (run listRun, err error) {
 	var took []time.Duration
 	for key, more := "\x00", true; more && (o.pages == 0 || len(took) < o.pages); {

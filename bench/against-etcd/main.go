@@ -42,8 +42,8 @@ const (
 	emptySide = "empty" // gRPC servers that answer at once
 )
 
-// The binaries have names of their own: who ends other servers on the machine by name
-// does not mean these.
+// The binaries have unusual names, so that nobody who ends other servers by name ends
+// these.
 const (
 	etcdBinary  = "bench-etcd"
 	skeinBinary = "bench-skein"
@@ -53,11 +53,11 @@ const (
 // A measure is one of the things that can be measured.
 type measure struct {
 	name, about string
-	// flags registers what the measure can be told and returns how to run it.
+	// flags registers the measure's flags and returns how to run it.
 	flags func(*flag.FlagSet) func(context.Context, *bench) error
 }
 
-// measures are all; the first is what is meant where none is named.
+// measures are all measures; the first is the default.
 var measures = []measure{
 	{"throughput", "operations a second and CPU of each, by turns, beside an empty gRPC server", throughputFlags},
 	{"latency", "puts of one client at each endpoint, and what each hop takes", latencyFlags},
@@ -75,7 +75,7 @@ var measures = []measure{
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 
-// bench is what every measure works with.
+// bench is the common part of all measures.
 type bench struct {
 	dir  string // binaries, data and reports
 	port int
@@ -182,11 +182,11 @@ func (b *bench) cluster(name, binary string, offset int, args func(*cluster, int
 	}
 }
 
-// with starts clusters, does work and ends them whatever comes of it.
+// with starts clusters, does work and ends them whatever the outcome.
 func (b *bench) with(ctx context.Context, clusters []*cluster, work func() error) (err error) {
 	defer func() {
 		for _, c := range clusters {
-			// Of what went wrong the logs tell.
+			// The logs explain errors.
 			err = errors.Join(err, c.stop(b.keep || err != nil))
 		}
 	}()
@@ -198,7 +198,7 @@ func (b *bench) with(ctx context.Context, clusters []*cluster, work func() error
 	return work()
 }
 
-// save writes figures as JSON and says where.
+// save writes figures as JSON and prints the place.
 func (b *bench) save(name string, figures any) error {
 	text, err := json.MarshalIndent(figures, "", "  ")
 	if err != nil {
@@ -212,5 +212,5 @@ func (b *bench) save(name string, figures any) error {
 	return nil
 }
 
-// progress tells who waits what goes on; the tables alone go to stdout.
+// progress reports the progress; stdout gets only the tables.
 func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// askLimit bounds a question to a node that is no part of what is measured.
+	// askLimit bounds a request to a node that is not part of the measure.
 	askLimit = 5 * time.Second
 	// redialLimit is how long a client waits at most before it tries a node again.
 	redialLimit = 250 * time.Millisecond
@@ -29,8 +29,8 @@ const (
 	clockTick = 10 * time.Millisecond
 )
 
-// connect makes a client of one node, with one connection, that finds it soon when it
-// is back.
+// connect makes a client of one node, with one connection, that soon finds the node
+// after its return.
 func (c *cluster) connect(i int) (*clientv3.Client, error) {
 	pause := backoff.Config{BaseDelay: redialLimit / 5, Multiplier: 1.5, Jitter: 0.2, MaxDelay: redialLimit}
 	client, err := clientv3.New(clientv3.Config{
@@ -43,7 +43,7 @@ func (c *cluster) connect(i int) (*clientv3.Client, error) {
 	return client, nil
 }
 
-// connectAll makes a client of each node. They are closed by close.
+// connectAll makes a client of each node. close closes them.
 func (c *cluster) connectAll() (clients [nodes]*clientv3.Client, err error) {
 	for i := range nodes {
 		if clients[i], err = c.connect(i); err != nil {
@@ -56,7 +56,7 @@ func (c *cluster) connectAll() (clients [nodes]*clientv3.Client, err error) {
 	return clients, err
 }
 
-// endpoints are the client URLs of the nodes that run.
+// endpoints are the client URLs of the running nodes.
 func (c *cluster) endpoints() (urls []string) {
 	for i, p := range c.running {
 		if p != nil {
@@ -75,8 +75,8 @@ func closeAll(clients [nodes]*clientv3.Client) {
 	}
 }
 
-// leader returns the node that says that it leads: etcd's leader, and of Skein the one
-// that leads placement. Of several, it is the one with the highest term.
+// leader returns the node that claims to lead: etcd's leader, and of Skein the one that
+// leads placement. Of several it is the one with the highest term.
 func (c *cluster) leader(ctx context.Context, clients [nodes]*clientv3.Client) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -104,7 +104,7 @@ type rangeState struct {
 	Start    []byte   `json:"start_base64"`
 	Leader   string   `json:"leader"`
 	Replicas []string `json:"replicas"`
-	Bytes    int64    `json:"bytes"` // on the leader's disk, what is in memory alone not counted
+	Bytes    int64    `json:"bytes"` // on the leader's disk, without what is only in memory
 	State    string   `json:"state"`
 }
 
@@ -131,7 +131,7 @@ func (c *cluster) ranges(ctx context.Context) ([]rangeState, error) {
 	return out.Ranges, nil
 }
 
-// led counts the ranges that each node leads, and those that none does.
+// led counts the ranges that each node leads, and those without leader.
 func led(ranges []rangeState) (by [nodes]int, nobody int) {
 	nobody = len(ranges)
 	for i := range nodes {
@@ -145,7 +145,7 @@ func led(ranges []rangeState) (by [nodes]int, nobody int) {
 	return by, nobody
 }
 
-// page is a node's /metrics: values by name and labels, as they stand there.
+// page is a node's /metrics: values by name and labels, unparsed.
 type page map[string]float64
 
 func (c *cluster) metrics(ctx context.Context, i int) (page, error) {
@@ -165,7 +165,7 @@ func (c *cluster) get(ctx context.Context, i int, path string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
-	// To compress pages would be what a node does most while it is looked at often.
+	// Compressing pages would be most of a node's work if it is asked often.
 	r.Header.Set("Accept-Encoding", "identity")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
@@ -205,7 +205,7 @@ func (p page) perOp(before page, name, labels string, operations int) float64 {
 	return (p[name+"_sum"+labels] - before[name+"_sum"+labels]) * 1e6 / float64(operations)
 }
 
-// cpuTime is the time that a process has had, user and system.
+// cpuTime is the CPU time of a process, user and system.
 func cpuTime(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -214,8 +214,8 @@ func cpuTime(pid int) (time.Duration, error) {
 	return parseStat(string(text))
 }
 
-// parseStat reads utime and stime, the 14th and 15th fields. The second is the
-// command's name in parentheses, in which there may be blanks.
+// parseStat reads utime and stime, the 14th and 15th fields. The second field is the
+// command's name in parentheses, which may contain blanks.
 func parseStat(text string) (time.Duration, error) {
 	_, rest, _ := strings.Cut(text[max(0, strings.LastIndexByte(text, ')')):], " ")
 	fields := strings.Fields(rest)

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A pace is a load of puts: to which keys, and by whom.
+// A pace describes a load of puts: their keys and clients.
 type pace struct {
 	endpoints      []string
 	conns, clients int
@@ -26,15 +26,15 @@ type pace struct {
 	// pick draws the number of a key.
 	pick  func(*rand.Rand) int
 	value int // bytes
-	// rate is that of all clients, a second, whatever becomes of the puts under way; 0 is a
-	// closed loop.
+	// rate is the rate of all clients, a second, independent of the puts under way; 0 is
+	// a closed loop.
 	rate float64
 }
 
-// pacedDeadline is of each put. No client makes a second attempt: what fails, fails.
+// pacedDeadline bounds each put. No client retries a failed put.
 const pacedDeadline = 10 * time.Second
 
-// A pacedLoad makes the puts of a pace and remembers every one.
+// A pacedLoad makes the puts of a pace and records every one.
 type pacedLoad struct {
 	pace
 	began  time.Time
@@ -50,11 +50,11 @@ type hand struct {
 	kv     pb.KVClient
 	random *rand.Rand
 	mu     sync.Mutex
-	puts   []put     // guarded by mu: those that were acknowledged, ascending by due
+	puts   []put     // guarded by mu: the acknowledged ones, ascending by due
 	failed []failure // guarded by mu
 }
 
-// put is one that was acknowledged.
+// put is an acknowledged put.
 type put struct {
 	due  time.Duration // since the load began
 	took uint32        // µs from then to the answer
@@ -69,8 +69,8 @@ type failure struct {
 	err string
 }
 
-// noise is what values are cut from: what is stored is as large as what was put, however
-// it is compressed.
+// noise is the source of values. Values do not compress, so the stored size is the size
+// of the puts.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 8*mebibyte)
 	_, _ = crand.Read(b) // it never fails
@@ -83,7 +83,7 @@ func cut(r *rand.Rand, size int) []byte {
 	return noise()[at : at+size]
 }
 
-// start begins the load. It is ended by stop.
+// start begins the load; stop ends it.
 func (p pace) start(ctx context.Context) (*pacedLoad, error) {
 	if p.value >= len(noise()) || p.conns < 1 || p.clients < p.conns || len(p.keys) == 0 {
 		return nil, fmt.Errorf("%d clients on %d connections put values of %d bytes to %d keys: no less than one of each, and at most %d bytes",
@@ -163,7 +163,7 @@ func (l *pacedLoad) each(from, to time.Duration, f func(*put)) {
 	}
 }
 
-// p99 is that of the puts that were due between two times.
+// p99 is the 99th percentile of the puts that were due between two times.
 func (l *pacedLoad) p99(from, to time.Duration) time.Duration {
 	var took []time.Duration
 	l.each(from, to, func(p *put) { took = append(took, p.acked()-p.due) })
@@ -178,11 +178,11 @@ func (l *pacedLoad) madeRate(from, to time.Duration) float64 {
 	return float64(n) / (to - from).Seconds()
 }
 
-// gap is the longest time between two times without an acknowledged put to the keys with
-// numbers from low to below high.
+// gap is the longest time between two times without an acknowledged put to the keys
+// with numbers from low to below high.
 func (l *pacedLoad) gap(low, high int, from, to time.Duration) time.Duration {
 	var acks []time.Duration
-	// What was due long before may be answered only now.
+	// A put that was due long before may be answered only now.
 	l.each(from-pacedDeadline, to, func(p *put) {
 		if int(p.key) >= low && int(p.key) < high {
 			acks = append(acks, p.acked())
@@ -192,7 +192,7 @@ func (l *pacedLoad) gap(low, high int, from, to time.Duration) time.Duration {
 	return longestGap(acks, from, to).Length
 }
 
-// failures counts the puts that were due between two times and failed, by what was said.
+// failures counts the failed puts that were due between two times, by error text.
 func (l *pacedLoad) failures(from, to time.Duration) (n int, err error) {
 	texts := map[string]int{}
 	for _, h := range l.hands {
@@ -215,7 +215,7 @@ func (l *pacedLoad) failures(from, to time.Duration) (n int, err error) {
 	return n, errors.New(strings.Join(lines, "; "))
 }
 
-// most measures the rate of a closed loop: what the servers bear at most.
+// most measures the rate of a closed loop: the highest rate of the servers.
 func (p pace) most(ctx context.Context, warmup, over time.Duration) (float64, error) {
 	p.rate = 0
 	l, err := p.start(ctx)
@@ -232,8 +232,7 @@ func (p pace) most(ctx context.Context, warmup, over time.Duration) (float64, er
 	return l.madeRate(warmup, warmup+over), nil
 }
 
-// fill puts each key once, with a value of as many bytes as size says, by so many clients
-// at a time.
+// fill puts each key once, with a value of size bytes, by so many clients at a time.
 func (p pace) fill(ctx context.Context, size func(key int) int) error {
 	var conns []*grpc.ClientConn
 	defer func() {
@@ -260,10 +259,10 @@ func (p pace) fill(ctx context.Context, size func(key int) int) error {
 	})
 }
 
-// fillDeadline is of a put while a cluster is filled: nothing is measured then.
+// fillDeadline bounds a put while a cluster is filled: nothing is measured then.
 const fillDeadline = time.Minute
 
-// evenlyOf draws each of n keys as often as every other.
+// evenlyOf draws each of n keys equally often.
 func evenlyOf(n int) func(*rand.Rand) int {
 	return func(r *rand.Rand) int { return r.IntN(n) }
 }

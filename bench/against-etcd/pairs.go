@@ -40,7 +40,7 @@ func column(runs []figureSet, name string) []float64 {
 	return all
 }
 
-// writePairs prints every run, the medians and the ratios within the pairs, of the
+// writePairs prints every run, the medians and the ratios within the pairs, for the
 // figures with these names.
 func writePairs(out io.Writer, caption string, runs map[string][]figureSet, names []string) {
 	t := newTable(caption, "etcd: all", "Skein: all", "etcd: median", "Skein: median", "Skein / etcd: median (lowest to highest)")
@@ -71,8 +71,8 @@ func ratio(runs []figureSet, name, of, to string) {
 	}
 }
 
-// quantile is the value below which so many of a thousand lie; took is sorted by it.
-// Without values it is 0.
+// quantile is the value below which so many of a thousand lie; took is sorted. Without
+// values it is 0.
 func quantile(took []time.Duration, ofThousand int) time.Duration {
 	if len(took) == 0 {
 		return 0
@@ -81,7 +81,8 @@ func quantile(took []time.Duration, ofThousand int) time.Duration {
 	return took[min(len(took)-1, len(took)*ofThousand/1000)]
 }
 
-// measured calls do so many times one after the other, and returns how long each took.
+// measured calls do repeatedly, one call after the other, and returns how long each
+// took.
 func measured(ctx context.Context, n int, do func(context.Context, int) error) ([]time.Duration, error) {
 	took := make([]time.Duration, 0, n)
 	for i := range n {
@@ -100,7 +101,8 @@ func measured(ctx context.Context, n int, do func(context.Context, int) error) (
 // spans are the first bytes of keys that lie in ranges of their own below a prefix.
 const spans = "abcdefgh"
 
-// spanKeys are where the ranges of prefix/a to prefix/h begin but for the first.
+// spanKeys are the keys at which the ranges of prefix/a to prefix/h begin, without the
+// first.
 func spanKeys(prefix string) []string {
 	var keys []string
 	for _, c := range spans[1:] {
@@ -129,8 +131,8 @@ func (s *side) cpus() (servers, client time.Duration, err error) {
 	return servers, client, err
 }
 
-// eachSide starts etcd and Skein, Skein with the ranges of prefix, and gives both to work
-// once each range has a leader and both are quiet.
+// eachSide starts etcd and Skein, Skein with the ranges of prefix. It passes both to
+// work once each range has a leader and both are quiet.
 func (b *bench) eachSide(ctx context.Context, prefix string, work func(map[string]*side) error) error {
 	splits, err := b.splitFile(spanKeys(prefix))
 	if err != nil {

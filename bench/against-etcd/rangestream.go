@@ -36,7 +36,7 @@ type streamRun struct {
 	Seconds  float64 `json:"seconds"`
 	Keys     int     `json:"keys"`
 	Parts    int     `json:"parts"`
-	// Grown is what the memory of each node grew by at most, in MiB.
+	// Grown is the largest growth of each node's memory, in MiB.
 	Grown [nodes]float64 `json:"grown_mib"`
 }
 

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The watchers of the measures read the bytes of a response in place: clientv3, and
+// The watchers of the measures read the bytes of a response in place. clientv3, and
 // protobuf's structures alone, cost more for each event than a server does, on the same
-// machine. Both sides are read alike, and what is wanted of a watch is checked: every
-// watcher's revisions ascend.
+// machine. Both sides are read alike, and each watcher checks that its revisions
+// ascend.
 
 // Fields of WatchResponse, Event and KeyValue that are read.
 const (
@@ -33,7 +33,8 @@ const (
 	fieldValue       = 5
 )
 
-// watchAnswer is what is read of a WatchResponse. Its events stay parts of the message.
+// watchAnswer is the decoded part of a WatchResponse. Its events stay parts of the
+// message.
 type watchAnswer struct {
 	id                int64
 	created, canceled bool
@@ -41,8 +42,8 @@ type watchAnswer struct {
 	events            [][]byte
 }
 
-// eachField calls f with the fields of a message: with varint's value, or with the bytes of
-// what has a length.
+// eachField calls f with the fields of a message: with a varint's value, or with the
+// bytes of a field with a length.
 func eachField(b []byte, f func(n protowire.Number, v uint64, bytes []byte) error) error {
 	for len(b) > 0 {
 		n, kind, size := protowire.ConsumeTag(b)
@@ -71,7 +72,7 @@ func eachField(b []byte, f func(n protowire.Number, v uint64, bytes []byte) erro
 	return nil
 }
 
-// parse reads a response; what was read before is forgotten.
+// parse decodes a response and forgets the one before.
 func (a *watchAnswer) parse(b []byte) error {
 	*a = watchAnswer{events: a.events[:0]}
 	return eachField(b, func(n protowire.Number, v uint64, bytes []byte) error {
@@ -116,7 +117,8 @@ type rawWatch struct {
 	answer watchAnswer
 	// last is each watcher's last revision, by its id: both sides count ids from 0.
 	last []int64
-	// take is called with each message that has events, and before that with each of them.
+	// take is called with each message that has events, after event has been called with
+	// each of them.
 	take  func(events int)
 	event func(value []byte)
 }
@@ -135,8 +137,8 @@ func connectRaw(endpoint string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// openRaw opens a stream and n watchers on it, and returns when all are made. What take and
-// event are given is only lent to them.
+// openRaw opens a stream and n watchers on it, and returns when all are created. take
+// and event must not keep their arguments.
 func openRaw(ctx context.Context, conn *grpc.ClientConn, request *pb.WatchCreateRequest, n int, take func(int), event func([]byte)) (*rawWatch, error) {
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, pb.Watch_Watch_FullMethodName,
 		grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32))
@@ -199,7 +201,7 @@ func (w *rawWatch) read(b []byte) error {
 	return nil
 }
 
-// rawCodec hands the bytes of what comes to a rawWatch.
+// rawCodec passes the bytes of received messages to a rawWatch.
 type rawCodec struct{}
 
 // Name is that of gRPC's own codec: the bytes are the same.
@@ -215,7 +217,7 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(b)}, err
 }
 
-// Unmarshal gives a message to a rawWatch, which is done with it when it returns.
+// Unmarshal passes a message to a rawWatch, which no longer uses it after the call.
 func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	w, ok := v.(*rawWatch)
 	if !ok {

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestRawWatch: what is read of a message in place is what protobuf reads, and a watcher's
-// revisions must ascend.
+// TestRawWatch: decoding in place agrees with protobuf, and a watcher's revisions must
+// ascend.
 func TestRawWatch(t *testing.T) {
 	var values []string
 	total := 0

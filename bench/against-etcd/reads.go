@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// filling is what both sides hold before they are read: the same keys, spread evenly over
-// Skein's ranges.
+// filling is the content of both sides before the reads: the same keys, spread evenly
+// over Skein's ranges.
 type filling struct {
 	keys, value, ranges int
 	// prefixes are the first keys of the ranges.
 	prefixes [][]byte
 }
 
-// fillTxnPuts is how many keys one transaction puts when a side is filled, and fillers how
-// many put at the same time.
+// fillTxnPuts is how many keys one transaction puts when a side is filled. fillers is
+// how many transactions run at the same time.
 const (
 	fillTxnPuts = 100
 	fillers     = 8
@@ -63,7 +63,7 @@ func (b *bench) filled(ctx context.Context, f *filling, work func(sides []*clust
 	})
 }
 
-// key is the n-th key. Those of one transaction lie in one range.
+// key is the n-th key. The keys of one transaction lie in one range.
 func (f *filling) key(n int) string {
 	return fmt.Sprintf("%s/%09d", f.prefixes[n/fillTxnPuts%len(f.prefixes)], n)
 }
@@ -97,8 +97,7 @@ func (f *filling) fill(ctx context.Context, c *cluster) error {
 	return g.Wait()
 }
 
-// resident is what a process holds of the machine's memory now, and the most it has held
-// since resetPeak, in bytes.
+// resident is a process's memory now, and its peak since resetPeak, in bytes.
 func resident(pid int) (now, peak int64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -128,12 +127,12 @@ func parseStatus(text []byte) (now, peak int64, err error) {
 	return now, peak, err
 }
 
-// resetPeak makes the peak of a process what it holds now.
+// resetPeak sets the peak of a process to its present memory.
 func resetPeak(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
-// growth is what each node's memory grew by at most while work was done, in MiB.
+// growth is the largest growth of each node's memory during work, in MiB.
 func (c *cluster) growth(work func() error) (grown [nodes]float64, err error) {
 	var before [nodes]int64
 	for i := range nodes {

@@ -48,41 +48,42 @@ func (o *rebuildOptions) perRange() int { return o.mebibytes * mebibyte / o.valu
 
 const (
 	// leadWithin is how long ranges may be without a leader beyond the longest election
-	// timeout, which is raft's: random, up to twice the one that is set.
+	// timeout, which is raft's: random, up to twice the configured one.
 	leadWithin  = 3 * time.Second
 	electionMax = 2
 	leadPoll    = 20 * time.Millisecond
-	// copyPoll lies between two looks at what has come: each takes a ms of every node.
+	// copyPoll lies between two polls of the copied bytes: each takes a ms of every
+	// node.
 	copyPoll  = time.Second
 	leadLimit = 2 * time.Minute
-	// rateOff is by how much the rate of rebuilding may be off the limit, foregroundSlower
-	// how much slower the puts beside may be.
+	// rateOff is by how much the rate of rebuilding may be off the limit.
+	// foregroundSlower is how much slower the puts beside it may be.
 	rateOff          = 0.2
 	foregroundSlower = 2
-	// joiner is the node that joins.
+	// joiner is the joining node.
 	joiner = nodes
 )
 
-// rebuilt is what came of the measure. Times are since the kill.
+// rebuilt is the result of the measure. Times are since the kill.
 type rebuilt struct {
 	Ranges int     `json:"ranges"`
 	Led    int     `json:"led_by_killed"` // ranges that the killed node led
-	Bytes  float64 `json:"bytes"`         // that came to the fourth node in tables
+	Bytes  float64 `json:"bytes"`         // that the fourth node received as tables
 	// Leaders is when every range had a leader, Answered when each had answered a put.
 	Leaders  time.Duration `json:"leaders_ns"`
 	Answered time.Duration `json:"answered_ns"`
 	Joined   time.Duration `json:"joined_ns"`
 	Begin    time.Duration `json:"begin_ns"` // first copy
 	End      time.Duration `json:"end_ns"`   // last replica a voter
-	// Steady is bytes a second between a tenth and nine tenths of all.
+	// Steady is the rate in bytes a second between a tenth and nine tenths of all bytes.
 	Steady float64 `json:"steady_bytes_per_second"`
-	// Whole, Alone and Beside are p99 of the puts: of the whole cluster, of two nodes, and
-	// beside the rebuilding.
+	// Whole, Alone and Beside are p99 of the puts: with the whole cluster, with two
+	// nodes, and beside the rebuilding.
 	Whole  time.Duration `json:"whole_p99_ns"`
 	Alone  time.Duration `json:"alone_p99_ns"`
 	Beside time.Duration `json:"beside_p99_ns"`
 	Failed int           `json:"failed"`
-	// Slow are the slowest hundredth of the puts beside: for who looks what held them up.
+	// Slow are the slowest hundredth of the puts beside, to find out what delayed them.
 	Slow []slowPut `json:"slow"`
 }
 
@@ -141,18 +142,18 @@ func (c *cluster) filled(ctx context.Context, p pace, size func(int) int) error 
 }
 
 const (
-	// debtLeft is which part of the data stores may still have to compact when a measure
-	// begins, sinkRounds how often they are made to.
+	// debtLeft is the part of the data that stores may still have to compact when a
+	// measure begins. sinkRounds is how often they are made to compact.
 	debtLeft   = 0.15
 	sinkRounds = 10
-	// atRest is how long nothing is compacted when all of that is over.
+	// atRest is how long no compaction may run before the cluster counts as at rest.
 	atRest = 3 * time.Second
 )
 
-// sunk waits until the data are where they come to rest. Data that came in the order of
-// their keys stay in the upper levels of a store until something falls due there, which can
-// be whenever a measure runs, and then minutes of compactions follow. A key of each range
-// that is put, and a merge, which has memtables flushed, make it due.
+// sunk waits until the data have reached their final levels. Data that came in key
+// order stay in the upper levels of a store until a compaction becomes due, which can
+// happen during a measure and then takes minutes. sunk makes it due: it puts a key of
+// each range, and makes a merge, which flushes memtables.
 func (c *cluster) sunk(ctx context.Context, o rebuildOptions, keys [][]byte) error {
 	client, err := c.connect(0)
 	if err != nil {
@@ -246,7 +247,7 @@ func (c *cluster) rebuilding(ctx context.Context, o rebuildOptions, p pace) (r r
 		return r, fmt.Errorf("%d ranges, %d of them without a leader", len(list), nobody)
 	}
 	r.Ranges, r.Led = o.ranges, by[victim]
-	// Who puts knows which nodes stay.
+	// The load knows which nodes stay.
 	p.endpoints = slices.Delete(p.endpoints, victim, victim+1)
 	l, err := p.start(ctx)
 	if err != nil {
@@ -329,7 +330,8 @@ func (c *cluster) led(ctx context.Context, o rebuildOptions, l *pacedLoad, kille
 	return err
 }
 
-// copied lets a fourth node join, and waits until it has all replicas of the killed one.
+// copied lets a fourth node join, and waits until it has all replicas of the killed
+// node.
 func (c *cluster) copied(ctx context.Context, o rebuildOptions, l *pacedLoad, killed time.Duration, r *rebuilt) error {
 	if err := sleep(ctx, 2*time.Second); err != nil {
 		return err
@@ -376,14 +378,14 @@ type arrived struct {
 
 type arrivals []arrived
 
-// at returns the first that has so many bytes.
+// at returns the first record with at least so many bytes.
 func (a arrivals) at(bytes float64) arrived {
 	i := slices.IndexFunc(a, func(x arrived) bool { return x.bytes >= bytes })
 	return a[max(i, 0)]
 }
 
-// arriving watches what comes to the fourth node until it has a replica of each range and
-// nothing is under way.
+// arriving observes the fourth node until it has a replica of each range and nothing is
+// under way.
 func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, killed time.Duration, r *rebuilt) (arrivals, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.deadAfter+o.patient)
 	defer cancel()
@@ -399,7 +401,8 @@ func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, 
 		}
 		bytes, replicas := page["skein_engine_ingest_bytes_total"], int(page["skein_shard_replicas"])
 		at, under := l.now()-killed, 0.0
-		// Each look takes ms of a node's processor: in between, one node says enough.
+		// Each poll of the full state costs a node some ms of CPU; in between, one node's
+		// answer is enough.
 		if r.Begin == 0 || replicas >= o.ranges {
 			if under, err = c.total(ctx, operationsUnderWay); err != nil {
 				return err
@@ -422,7 +425,8 @@ func (c *cluster) arriving(ctx context.Context, o rebuildOptions, l *pacedLoad, 
 	return all, err
 }
 
-// checkWhole checks that each range has three replicas, none of them on the killed node.
+// checkWhole checks that each range has three replicas, none of them on the killed
+// node.
 func (c *cluster) checkWhole(ctx context.Context, o rebuildOptions, victim int) error {
 	list, err := c.ranges(ctx)
 	if err != nil {

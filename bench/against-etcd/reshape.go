@@ -50,13 +50,13 @@ func reshapeFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 }
 
 const (
-	// reshapeAround is the time around a change in which puts are looked at, half of it
-	// before; reshapeBefore lies before that, and is what they are compared with.
+	// reshapeAround is the time around a change whose puts are evaluated, half of it
+	// before the change. reshapeBefore lies before that, for comparison.
 	reshapeAround = 5 * time.Second
 	reshapeBefore = 5 * time.Second
-	// rateKept is how much of the rate must have been put around each change.
+	// rateKept is the part of the rate that must have been put around each change.
 	rateKept = 0.8
-	// refusedLimit bounds how often a change may come to nothing and be asked for again.
+	// refusedLimit bounds how often a change may fail and be requested again.
 	refusedLimit = 5
 )
 
@@ -69,25 +69,26 @@ const (
 // reshaped is one split or merge under load. Times are since the load began.
 type reshaped struct {
 	Kind string `json:"kind"` // split or merge
-	// Low, Middle and High are the numbers of the keys at which the left range begins, the
-	// right one, and what follows.
+	// Low, Middle and High are the numbers of the keys at which the left range begins,
+	// the right one, and the next one.
 	Low    int           `json:"low"`
 	Middle int           `json:"middle"`
 	High   int           `json:"high"`
 	Begin  time.Duration `json:"begin_ns"`
 	End    time.Duration `json:"end_ns"`
-	// Before and Around are p99; Rate is that of the puts around it.
+	// Before and Around are p99; Rate is the rate of the puts around it.
 	Before time.Duration `json:"before_p99_ns"`
 	Around time.Duration `json:"around_p99_ns"`
 	Rate   float64       `json:"around_rate"`
 	Failed int           `json:"failed"` // puts from its own time before to its time around
 	// Left and Right are the longest gaps between acknowledged puts to the keys of each
-	// range, from its begin until a second after its end; Idle is the longer one of the two
-	// in as much time before.
+	// range, from the begin of the change until a second after its end. Idle is the
+	// longer one of the two in an equal time before.
 	Left  time.Duration `json:"left_gap_ns"`
 	Right time.Duration `json:"right_gap_ns"`
 	Idle  time.Duration `json:"idle_gap_ns"`
-	// Course is p99 in ms of the puts that were due in each 100 ms of the time around it.
+	// Course is p99 in ms of the puts that were due in each 100 ms of the time around
+	// it.
 	Course []float64 `json:"course_p99_ms"`
 }
 
@@ -102,7 +103,8 @@ type reshaping struct {
 	load   *pacedLoad
 	random *rand.Rand
 	keys   [][]byte
-	// list are the ranges and borders the numbers of the keys at which they begin, ascending.
+	// list are the ranges. borders are the numbers of the keys at which they begin,
+	// ascending.
 	list    []rangeState
 	borders []int
 	refused int
@@ -138,7 +140,7 @@ func reshape(ctx context.Context, b *bench, o reshapeOptions) error {
 	return err
 }
 
-// prepare fills the cluster and measures the most that it bears, unless a rate is given.
+// prepare fills the cluster and measures its highest rate, unless a rate is given.
 func (r *reshaping) prepare(ctx context.Context, p pace) (most float64, err error) {
 	if err := p.fill(ctx, func(int) int { return r.value }); err != nil {
 		return 0, err
@@ -194,10 +196,11 @@ func (r *reshaping) run(ctx context.Context, p pace) (all []reshaped, failed int
 	return all, failed, nil
 }
 
-// next waits until a change has a time of its own, makes it, and looks at what it did when
-// that is over; nil where it has come to nothing.
+// next waits until a change has a time of its own, makes it, and evaluates its effect
+// afterwards; nil if the change failed.
 func (r *reshaping) next(ctx context.Context, merge bool) (*reshaped, error) {
-	// What the last one did is over by now: its half of the time around it at least.
+	// The effects of the last change have ended by now: at least its half of the time
+	// around it.
 	if err := sleep(ctx, r.space-reshapeAround/2); err != nil {
 		return nil, err
 	}
@@ -208,7 +211,7 @@ func (r *reshaping) next(ctx context.Context, merge bool) (*reshaped, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The half behind it, and the second in which its gaps are looked for.
+	// The half behind it, and the second of its gaps.
 	if err := sleep(ctx, max(reshapeAround/2, time.Second)+pollEvery); err != nil {
 		return nil, err
 	}
@@ -258,7 +261,7 @@ func (r *reshaping) end(i int) int {
 	return len(r.keys)
 }
 
-// happened says whether the change was made, and takes it over.
+// happened says whether the change was made, and records it.
 func (r *reshaping) happened(ctx context.Context, s *reshaped) (bool, error) {
 	list, err := r.c.ranges(ctx)
 	if err != nil {
@@ -285,7 +288,7 @@ func (r *reshaping) happened(ctx context.Context, s *reshaped) (bool, error) {
 	return false, fmt.Errorf("reshape: %d ranges behind a %s, and %d before", len(list), s.Kind, len(r.borders))
 }
 
-// judge says what the puts around a change were like.
+// judge evaluates the puts around a change.
 func (r *reshaping) judge(s *reshaped) {
 	from := s.Begin - reshapeAround/2
 	to := max(s.End, s.Begin+reshapeAround/2)

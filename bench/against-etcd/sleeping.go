@@ -34,36 +34,36 @@ func sleepingFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error { return sleeping(ctx, b, o) }
 }
 
-// asleepLimit bounds the wait until all ranges sleep, createLimit that for all ranges to
-// be there.
+// asleepLimit bounds the wait until all ranges sleep, createLimit the wait until all
+// ranges exist.
 const (
 	asleepLimit = 5 * time.Minute
 	createLimit = 10 * time.Minute
 	mebibyte    = 1 << 20
-	// writeTries bounds how often a key is written when all are written once.
+	// writeTries bounds the attempts for a key when all keys are written once.
 	writeTries = 5
 )
 
-// slept is what a cluster was like while nobody used it.
+// slept is the state of an unused cluster.
 type slept struct {
 	Ranges  int           `json:"ranges"`
 	Created time.Duration `json:"created_ns"` // from the start of the processes until each range had a leader
 	Wrote   time.Duration `json:"wrote_ns"`   // each key once
-	// Asleep is how long it took from then until all slept; Awake is how many groups did
+	// Asleep is how long it took from then until all slept. Awake is how many groups did
 	// not, over all nodes.
 	Asleep time.Duration `json:"asleep_ns"`
 	Awake  int           `json:"awake_groups"`
 	Nodes  [nodes]rested `json:"nodes"`
-	// Firsts are the first writes to ranges that slept.
+	// Firsts are the first writes to sleeping ranges.
 	Firsts []time.Duration `json:"first_writes_ns"`
 }
 
-// rested is one node of a cluster that nobody used.
+// rested is one node of an unused cluster.
 type rested struct {
 	CPUPercent float64 `json:"cpu_percent"` // of a core
 	Resident   float64 `json:"resident_mib"`
-	// Go is what Go's runtime has of the machine, with what is free but not given back;
-	// Live what objects take after a collection.
+	// Go is the memory that Go's runtime has from the machine, including what is free
+	// but not returned. Live is the memory of objects after a collection.
 	Go   float64 `json:"go_mib"`
 	Live float64 `json:"live_heap_mib"`
 }
@@ -74,7 +74,7 @@ func sleeping(ctx context.Context, b *bench, o sleepingOptions) error {
 	}
 	var keys [][]byte
 	var found []slept
-	// The larger one goes first: it says which keys are written to both.
+	// The larger one goes first: it determines the keys for both.
 	for _, ranges := range []int{o.ranges, 1} {
 		c := b.skein("--initial-ranges", strconv.Itoa(ranges), "--enable-pprof")
 		began := time.Now()
@@ -91,8 +91,8 @@ func sleeping(ctx context.Context, b *bench, o sleepingOptions) error {
 	return b.save("sleeping.json", found)
 }
 
-// rest writes each key once, lets the cluster sleep and measures it. Without keys, they
-// are the first of each range.
+// rest writes each key once, lets the cluster sleep and measures it. Without keys it
+// uses the first key of each range.
 func (c *cluster) rest(ctx context.Context, o sleepingOptions, ranges int, began time.Time, keys *[][]byte) (slept, error) {
 	s := slept{Ranges: ranges}
 	if err := c.created(ctx, ranges); err != nil {
@@ -166,7 +166,7 @@ func (c *cluster) sum(ctx context.Context, name string) (int, error) {
 	return int(sum), nil
 }
 
-// firstKeys returns the first key of each range; there is none before the first.
+// firstKeys returns the first key of each range; the first range has none.
 func firstKeys(list []rangeState) [][]byte {
 	var keys [][]byte
 	for _, r := range list {
@@ -214,9 +214,8 @@ func putOnce(ctx context.Context, client *clientv3.Client, key []byte, value str
 	return err
 }
 
-// asleep waits until no group is awake but those that never sleep: until their number
-// was the same and small for a while. It returns the number, also where the wait was in
-// vain.
+// asleep waits until only the groups that never sleep are awake: until their number was
+// the same and small for a while. It returns the number, even if the wait failed.
 func (c *cluster) asleep(ctx context.Context) (awake int, err error) {
 	const same = 10 // seconds
 	limit := time.Now().Add(asleepLimit)
@@ -237,7 +236,7 @@ func (c *cluster) asleep(ctx context.Context) (awake int, err error) {
 	}
 }
 
-// measureRest measures the nodes, asking them nothing meanwhile.
+// measureRest measures the nodes, without a request to them meanwhile.
 func (c *cluster) measureRest(ctx context.Context, over time.Duration) (out [nodes]rested, err error) {
 	var before [nodes]time.Duration
 	for i := range nodes {
@@ -278,19 +277,19 @@ func (c *cluster) measureRest(ctx context.Context, over time.Duration) (out [nod
 	return out, nil
 }
 
-// collect makes a node collect its garbage, so that what is left is what it needs.
+// collect makes a node collect its garbage, so that only the needed memory is left.
 func (c *cluster) collect(ctx context.Context, i int) error {
 	body, err := c.get(ctx, i, "/debug/pprof/heap?gc=1")
 	if err != nil {
 		return fmt.Errorf("collect at %s: %w", nodeName(i), err)
 	}
 	defer body.Close()
-	// The profile has no reader: it is the collection before it that is wanted.
+	// Nobody reads the profile; only the collection before it is wanted.
 	_, err = io.Copy(io.Discard, body)
 	return err
 }
 
-// firstWrites writes to ranges that sleep, which lie far from each other.
+// firstWrites writes to sleeping ranges, which lie far from each other.
 func firstWrites(ctx context.Context, o sleepingOptions, clients [nodes]*clientv3.Client, keys [][]byte) ([]time.Duration, error) {
 	value := strings.Repeat("w", o.value)
 	n := min(o.firsts, len(keys))

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// A table is written as Markdown. The first column is text, the others are figures.
+// A table is printed as Markdown. The first column is text, the others are figures.
 type table struct {
 	head []string
 	rows [][]string
@@ -55,7 +55,7 @@ func (t *table) write(out io.Writer, caption string) {
 	}
 }
 
-// median is the middle, between two the mean of both. There must be a value.
+// median is the middle value, between two the mean of both. There must be a value.
 func median(of []float64) float64 {
 	sorted := slices.Sorted(slices.Values(of))
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
@@ -84,7 +84,7 @@ func spread(a, b []float64) string {
 	return fmt.Sprintf("%.2f (%.2f to %.2f)", median(ratios), slices.Min(ratios), slices.Max(ratios))
 }
 
-// figures are values in a row, as they came.
+// figures are values in a row, in their original order.
 func figures(of []float64, format string) string {
 	var texts []string
 	for _, v := range of {
@@ -93,7 +93,8 @@ func figures(of []float64, format string) string {
 	return strings.Join(texts, " ")
 }
 
-// number is a figure of a table with three digits that count, or all before the point.
+// number prints a figure of a table with three significant digits, or with all digits
+// before the point.
 func number(v float64) string {
 	switch {
 	case v != 0 && v < 10 && v > -10:

@@ -42,9 +42,9 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestLongestGap: the gap in which the kill lies counts from the write before it, one
-// that lasts to the end counts up to there, and what ends before or begins after does
-// not count.
+// TestLongestGap: the gap around the kill counts from the write before it, and one that
+// lasts to the end counts up to there. A gap that ends before or begins after does not
+// count.
 func TestLongestGap(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -134,8 +134,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestKinds: each place that a client can be at has its own name, and the pairs are
-// kept apart.
+// TestKinds: each place of a client has its own name, and the pairs are kept apart.
 func TestKinds(t *testing.T) {
 	runs := pairs{
 		{Side: skeinSide, Endpoint: 0, Leader: 0, Range: 0, P50: 10},
@@ -201,7 +200,7 @@ func TestParseStatus(t *testing.T) {
 	}
 }
 
-// The keys of one transaction that fills a side lie in one range, and all ranges get some.
+// The keys of one filling transaction lie in one range, and all ranges get some.
 func TestFilling(t *testing.T) {
 	f := filling{keys: 2000, prefixes: [][]byte{{0}, []byte("m")}}
 	for n := range f.keys {

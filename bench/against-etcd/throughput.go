@@ -43,8 +43,8 @@ func throughputFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error { return throughput(ctx, b, o) }
 }
 
-// throughput loads the sides by turns. All clusters run all the time: what the idle
-// ones cost, all sides bear.
+// throughput loads the sides by turns. All clusters run all the time, so that all sides
+// bear the cost of idle ones.
 func throughput(ctx context.Context, b *bench, o throughputOptions) error {
 	clusters := []*cluster{b.etcd(), b.skein("--initial-ranges", strconv.Itoa(o.ranges)), b.empty(o.value)}
 	runs := map[string][]report{}
@@ -98,14 +98,14 @@ func load(ctx context.Context, b *bench, o throughputOptions, c *cluster, i int)
 }
 
 const (
-	// quiet is the processor time per second of all three nodes below which a
-	// cluster has done what a load left behind.
+	// quiet is the processor time per second of all three nodes below which a cluster
+	// has finished the work of the last load.
 	quiet     = 100 * time.Millisecond
 	settleMax = time.Minute
 )
 
-// settle waits until the cluster does nothing more for the load that ended, so that
-// its flushes and compactions run in nobody else's time, and returns what they took.
+// settle waits until the cluster has finished the work of the ended load, so that its
+// flushes and compactions do not run in another side's time. It returns their cost.
 func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
 	begin, err := c.cpu()
 	if err != nil {
@@ -142,7 +142,7 @@ func (c *cluster) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// report is the part of loadtest's report that is compared.
+// report is the compared part of loadtest's report.
 type report struct {
 	Throughput float64    `json:"throughput_per_second"`
 	Failed     int64      `json:"failed"`
@@ -186,7 +186,7 @@ func (r report) String() string {
 	return text + fmt.Sprintf("  CPU per op: servers %.1f µs, loadtest %.1f µs  failed %d", r.CPU.Servers, r.CPU.Self, r.Failed)
 }
 
-// compared are what the runs are compared by, in the order of the table.
+// compared are the compared figures, in the order of the table.
 var compared = []struct {
 	name, format string
 	of           func(r report) (float64, bool)
@@ -211,8 +211,8 @@ func of(l *latencies, value func(*latencies) float64) (float64, bool) {
 	return value(l) / 1e3, true
 }
 
-// values returns what the runs are compared by of all of them, false if one lacks it or
-// there is none.
+// values returns the compared figures of all runs. It returns false if one lacks a
+// figure or there is none.
 func values(runs []report, of func(report) (float64, bool)) ([]float64, bool) {
 	var all []float64
 	for _, r := range runs {

@@ -41,10 +41,11 @@ type callKind struct {
 	do   func(ctx context.Context, client *clientv3.Client, i int) error
 }
 
-// costs measures kinds of calls at each endpoint of a side, the kinds by turns, and
-// returns each one's p50 in µs, the mean over the endpoints.
+// costs measures kinds of calls at each endpoint of a side, the kinds by turns. It
+// returns each kind's p50 in µs, the mean over the endpoints.
 func costs(ctx context.Context, o costOptions, clients [nodes]*clientv3.Client, kinds []callKind) (figureSet, error) {
-	// One kind's share of calls is made in so many parts: a slow moment meets them all.
+	// Each kind's calls are made in several parts, so that a slow moment meets all
+	// kinds.
 	const parts = 10
 	f := figureSet{}
 	for node, client := range clients {
@@ -71,8 +72,8 @@ func costs(ctx context.Context, o costOptions, clients [nodes]*clientv3.Client, 
 	return f, nil
 }
 
-// Transactions of two puts, whose keys lie in one range or in two. To etcd they are the
-// same. All ranges have their turn, and pairs of ranges that are led by one node and by
+// Transactions of two puts, with keys in one range or in two. To etcd they are the
+// same. All ranges have their turn, and so do pairs of ranges with one leader and with
 // two.
 func txnCost(ctx context.Context, b *bench, o costOptions) error {
 	value := strings.Repeat("v", o.value)
@@ -80,9 +81,9 @@ func txnCost(ctx context.Context, b *bench, o costOptions) error {
 		return func(ctx context.Context, client *clientv3.Client, i int) error {
 			at := i
 			if apart {
-				at += 1 + i/len(spans)%(len(spans)-1) // from 1 to 7 ranges further on
+				at += 1 + i/len(spans)%(len(spans)-1) // 1 to 7 ranges further
 			}
-			// No call puts a key of the one before it, which is another question.
+			// No call puts a key of the call before it; that would be another measure.
 			first, second := spanKey(costPrefix, i), spanKey(costPrefix, at)+"+"
 			_, err := client.Txn(ctx).Then(clientv3.OpPut(first, value), clientv3.OpPut(second, value)).Commit()
 			return err
@@ -93,7 +94,7 @@ func txnCost(ctx context.Context, b *bench, o costOptions) error {
 }
 
 // Puts with a lease beside puts without. Each kind has 1,000 keys of its own over all
-// ranges, as many as a lease bears in kube-apiserver.
+// ranges, as many as a lease has in kube-apiserver.
 func leasePut(ctx context.Context, b *bench, o costOptions) error {
 	const keys = 1000
 	value := strings.Repeat("v", o.value)

@@ -40,8 +40,8 @@ const (
 	watchPrefix = "watch/"
 	// maxDoublings bounds the search for a rate that is too high.
 	maxDoublings = 12
-	// keptShare is how much of a rate must have been put, and of the events have come,
-	// for the rate to be borne.
+	// keptShare is how much of a rate must have been put, and how much of the events
+	// received, for the rate to count as sustained.
 	keptShare = 0.98
 )
 
@@ -63,8 +63,8 @@ const (
 	commonServers = "servers' CPU an event at half of etcd's, µs"
 )
 
-// watchRate looks for the highest put rate at which the watchers' events come in time,
-// on each side by turns, and then what puts take at half of it, and at half of etcd's.
+// watchRate searches the highest put rate at which the watchers' events come in time,
+// on each side by turns. Then it measures puts at half of it, and at half of etcd's.
 func watchRate(ctx context.Context, b *bench, o watchOptions) error {
 	var runs map[string][]figureSet
 	err := b.eachSide(ctx, watchPrefix, func(sides map[string]*side) (err error) {
@@ -106,8 +106,8 @@ type watchSide struct {
 	*side
 }
 
-// search doubles the rate until it is not borne, and halves what lies between. It takes at
-// most maxDoublings and steps more.
+// search doubles the rate until it is not sustained, and halves the interval. It takes
+// at most maxDoublings plus steps attempts.
 func (s *watchSide) search(ctx context.Context) (borne int, err error) {
 	refused := 0
 	for i := 0; borne == 0 || refused == 0; i++ {
@@ -148,8 +148,8 @@ func (s *watchSide) search(ctx context.Context) (borne int, err error) {
 	return borne, nil
 }
 
-// atHalf measures puts without and with watchers at half of a rate, and at half of another
-// one unless that is the same.
+// atHalf measures puts without and with watchers at half of a rate, and at half of
+// another one unless that is the same.
 func (s *watchSide) atHalf(ctx context.Context, rate, common int) (figureSet, error) {
 	quiet, watched, err := s.beside(ctx, rate/2)
 	if err != nil {
@@ -175,7 +175,7 @@ func milli(took []time.Duration, ofThousand int) float64 {
 	return micros(quantile(took, ofThousand)) / 1e3
 }
 
-// beside makes a rate's puts without watchers and with them.
+// beside puts at a rate without watchers and with them.
 func (s *watchSide) beside(ctx context.Context, rate int) (quiet, watched stepResult, err error) {
 	if quiet, err = s.step(ctx, rate, 0); err != nil {
 		return quiet, watched, err
@@ -189,8 +189,8 @@ func (s *watchSide) beside(ctx context.Context, rate int) (quiet, watched stepRe
 	return quiet, watched, nil
 }
 
-// bears says whether the events of a rate come in time. What is refused is tried once more:
-// one bad moment of the machine is not the side's.
+// bears says whether the events of a rate come in time. It tries a failed rate once
+// more: one bad moment of the machine is not the side's fault.
 func (s *watchSide) bears(ctx context.Context, rate int) (bool, error) {
 	for range 2 {
 		r, err := s.step(ctx, rate, s.watchers)
@@ -212,23 +212,23 @@ type stepResult struct {
 	putRun
 	watchers int
 	delays   *delays
-	// servers and client are the processor time while it was put and delivered, which took
-	// over.
+	// servers and client are the processor time while the rate was put and delivered,
+	// which took over.
 	servers, client, over time.Duration
 }
 
-// delay is that within which so many of a thousand events came.
+// delay is the time within which so many of a thousand events came.
 func (r *stepResult) delay(ofThousand int) time.Duration {
 	return r.delays.quantile(ofThousand, len(r.took)*r.watchers)
 }
 
-// each is what an event takes of a time, in µs.
+// each is the part of a time per event, in µs.
 func (r *stepResult) each(of time.Duration) float64 {
 	return micros(of) / float64(max(1, len(r.took)*r.watchers))
 }
 
-// step puts at a rate for a while, with so many watchers, after which the side comes to
-// rest.
+// step puts at a rate for a while, with so many watchers, and then lets the side come
+// to rest.
 func (s *watchSide) step(ctx context.Context, rate, watchers int) (r stepResult, err error) {
 	step, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -17,18 +17,19 @@ import (
 const (
 	// A value begins with the time at which its put was due.
 	stampBytes = 8
-	// maxDelay is the longest delay that is told from longer ones, delayUnit is how
-	// finely.
+	// maxDelay is the longest delay that is distinguished from longer ones; delayUnit is
+	// the resolution.
 	maxDelay  = 10 * time.Second
 	delayUnit = time.Millisecond / 4
-	// drainLimit is how long events may come after the last put. What comes later than that
-	// is late in any case.
+	// drainLimit is how long events may come after the last put. Later events are late
+	// in any case.
 	drainLimit = time.Second
-	// putsUnderWay bounds the puts of a step; who has so many to wait for keeps no rate.
+	// putsUnderWay bounds the puts of a step; a load with more puts pending keeps no
+	// rate.
 	putsUnderWay = 2000
 )
 
-// delays count how long events took to come.
+// delays count events by how long they took to come.
 type delays struct {
 	counts [maxDelay/delayUnit + 1]int
 }
@@ -43,8 +44,8 @@ func (d *delays) merge(o *delays) {
 	}
 }
 
-// quantile is the delay within which so many of a thousand of all events came; those
-// that did not come took for ever.
+// quantile is the delay within which so many of a thousand of all events came. Missing
+// events took for ever.
 func (d *delays) quantile(ofThousand, all int) time.Duration {
 	if all == 0 {
 		return 0
@@ -66,11 +67,11 @@ type watchers struct {
 	events atomic.Int64
 	read   sync.WaitGroup
 	mu     sync.Mutex
-	err    error // guarded by mu: what ended a stream
+	err    error // guarded by mu: the error that ended a stream
 }
 
 // openWatchers makes so many watchers of a prefix on so many streams, which share a
-// connection to each endpoint, and returns when all are there.
+// connection to each endpoint. It returns when all are created.
 func openWatchers(ctx context.Context, endpoints []string, prefix string, n, streams int) (*watchers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &watchers{cancel: cancel}
@@ -129,7 +130,7 @@ func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, prefix strin
 func (w *watchers) drain(ctx context.Context, events int) {
 	ctx, cancel := context.WithTimeout(ctx, drainLimit)
 	defer cancel()
-	// What does not come in time is counted by who asks for a quantile.
+	// quantile counts the events that do not come in time.
 	_ = waitUntil(ctx, pollEvery/10, func() error {
 		if w.events.Load() < int64(events) {
 			return errMissing
@@ -140,7 +141,8 @@ func (w *watchers) drain(ctx context.Context, events int) {
 
 var errMissing = errors.New("events are missing")
 
-// end ends all streams and returns what they saw, and what ended one before.
+// end ends all streams. It returns what they received and the error that ended one
+// before.
 func (w *watchers) end() (*delays, error) {
 	err := w.close()
 	all := &delays{}
@@ -150,7 +152,8 @@ func (w *watchers) end() (*delays, error) {
 	return all, err
 }
 
-// close ends all streams and says what ended one before. It may be called again.
+// close ends all streams and returns the error that ended one before. It may be called
+// again.
 func (w *watchers) close() error {
 	w.cancel()
 	w.read.Wait()
@@ -160,15 +163,15 @@ func (w *watchers) close() error {
 	return w.err
 }
 
-// putRun is what came of puts at a rate.
+// putRun is the result of puts at a rate.
 type putRun struct {
-	took   []time.Duration // from when each was due, of those that were made
+	took   []time.Duration // since each was due, of those that were made
 	rate   float64         // of those that were made, a second
 	failed int             // refused, or not answered in time
 	err    error           // of one that failed
 }
 
-// steadyPuts puts at a rate, whatever becomes of those under way.
+// steadyPuts puts at a rate, independent of the puts under way.
 func steadyPuts(ctx context.Context, clients []*clientv3.Client, rate int, over time.Duration, valueBytes int) (r putRun, err error) {
 	total := int(over.Seconds() * float64(rate))
 	took, errs := make([]time.Duration, total), make([]error, total)

@@ -182,9 +182,9 @@ func (v Violation) String() string {
 // Graph maps the import path of a package to the paths it imports, tests aside.
 type Graph map[string][]string
 
-// Check returns every import of the graph that the rules forbid, sorted. A package
-// of the module that stands on no line is a violation too: a new package first
-// gets its place in the drawing.
+// Check returns every import of the graph that the rules forbid, sorted. A package of
+// the module without a line is a violation too: a new package first gets its place in
+// the drawing.
 func Check(g Graph) []Violation {
 	var out []Violation
 	for from, imports := range g {

@@ -12,7 +12,7 @@ import (
 // testName is a test as docs/TRAPS.md names it: its package's path, and its function.
 var testName = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(Test[A-Za-z0-9_]+)`)
 
-// storyNames are the stories that stand in brackets behind a test which runs stories.
+// storyNames are the stories in brackets behind a test that runs stories.
 var storyNames = regexp.MustCompile(`\b([a-z]+(?:/[a-z]+)*)\.(TestStories|TestAllocator|TestDecisions) \(([a-z, -]+)\)`)
 
 // storyDirs has for each such test the directory of its stories, below the root.
@@ -22,15 +22,15 @@ var storyDirs = map[string]string{
 	"placement/decide.TestDecisions":    "placement/decide/testdata/decisions",
 }
 
-// trapRow is a row of the table of traps: one number, or the first and last of several,
-// or two.
+// trapRow is a row of the table of traps: one number, the first and last of several, or
+// two.
 var trapRow = regexp.MustCompile(`(?m)^\| (\d+)(?:(–|, )(\d+))? \| .+ \| (.+) \|$`)
 
 // lastTrap is the highest number in use.
 const lastTrap = 80
 
-// TestTrapsAreTested compares docs/TRAPS.md with the tree: each trap stands there once,
-// with tests that exist or with what it waits for.
+// TestTrapsAreTested compares docs/TRAPS.md with the tree: each trap has one row, with
+// tests that exist or with the work that it waits for.
 func TestTrapsAreTested(t *testing.T) {
 	b, err := os.ReadFile(filepath.Join(root, "docs", "TRAPS.md"))
 	if err != nil {

@@ -10,11 +10,11 @@ package mutation
 // Bug is one of the bugs.
 type Bug uint32
 
-// The bugs. Each says what goes wrong and where.
+// The bugs. Each comment says what goes wrong and where.
 const (
-	// None is the usual case.
+	// None is the normal case.
 	None Bug = iota
-	// FsyncSkipped: the wal answers for records that it has not synced.
+	// FsyncSkipped: the wal acknowledges records that it has not synced.
 	FsyncSkipped
 	// AcknowledgedBeforeQuorum: a range answers writes when it has proposed them.
 	AcknowledgedBeforeQuorum
@@ -22,86 +22,89 @@ const (
 	LeaseByTicks
 	// PromiseForgotten: a voter forgets its promise together with its leader.
 	PromiseForgotten
-	// HandOutWithoutLease: the sequencer hands out without looking at its lease.
+	// HandOutWithoutLease: the sequencer allocates revisions without checking its lease.
 	HandOutWithoutLease
-	// OtherTerm: a batch that a lost leadership has evaluated is proposed by the next
-	// one of the same node.
+	// OtherTerm: a node proposes in a new term a batch that it has evaluated in an older
+	// one.
 	OtherTerm
-	// AppliedTwice: a replica that opens applies its last entry again, and does not compare
-	// its hash with the leader's.
+	// AppliedTwice: an opening replica applies its last entry again, and does not
+	// compare its hash with the leader's.
 	AppliedTwice
 	// SnapshotNotDurable: a snapshot is acknowledged before it is durable.
 	SnapshotNotDurable
-	// NoopFromOverlay: what changes nothing is answered though it has seen what is not
-	// applied.
+	// NoopFromOverlay: a request without changes is answered although it has seen
+	// unapplied data.
 	NoopFromOverlay
 	// LiveRemoved: compaction removes what is still alive at its revision.
 	LiveRemoved
 	// CompactionUnseen: nobody is told of compactions.
 	CompactionUnseen
-	// LockLeftBehind: nobody asks what became of a transaction whose coordinator is gone.
+	// LockLeftBehind: nobody asks for the outcome of a transaction whose coordinator is
+	// gone.
 	LockLeftBehind
 	// TxnHalfVisible: reads do not wait for the locks of transactions over several ranges.
 	TxnHalfVisible
-	// EventLostAtSplit: a gateway begins the feeds of the heirs of a range where the hand-out
-	// log is, not where the range's own feed was complete.
+	// EventLostAtSplit: a gateway begins the feeds of a split range's heirs at its place
+	// in the allocation log, not at the resolved revision of the range's own feed.
 	EventLostAtSplit
-	// ReleasedTooEarly: a gateway delivers what has come, also above what it still waits for.
+	// ReleasedTooEarly: a gateway delivers events above a revision that is still
+	// pending.
 	ReleasedTooEarly
-	// VoidDespiteLock: a leader calls revisions void that a transaction whose lock it holds
-	// may turn out to have.
+	// VoidDespiteLock: a leader declares revisions void that a transaction whose lock it
+	// holds may still get.
 	VoidDespiteLock
-	// CompleteDespiteLock: a replica calls its range complete above what a lock may leave.
+	// CompleteDespiteLock: a replica reports a resolved revision above a lock's possible
+	// write.
 	CompleteDespiteLock
-	// HandOutsIgnored: a gateway asks nobody for what an earlier sequencer handed out.
+	// HandOutsIgnored: a gateway does not ask for the allocations of an earlier
+	// sequencer.
 	HandOutsIgnored
-	// ProgressTooEarly: a gateway tells progress up to where the hand-out log is.
+	// ProgressTooEarly: a gateway sends progress up to its place in the allocation log.
 	ProgressTooEarly
-	// ProgressBehindEvent: a stream is told progress below an event that one of its watchers
-	// was told.
+	// ProgressBehindEvent: a stream sends progress below an event that one of its
+	// watchers has received.
 	ProgressBehindEvent
-	// LeaseCountedOn: a node that comes to lead placement again, after it was paused or not,
-	// counts leases on from where it stopped.
+	// LeaseCountedOn: a node that leads placement again resumes the times of leases
+	// where it stopped.
 	LeaseCountedOn
 	// AttachedWhileEnding: spans are registered with a lease whose end is decided.
 	AttachedWhileEnding
-	// LeaseGrantedTwice: a lease that is there is granted to whoever asks for its id.
+	// LeaseGrantedTwice: an existing lease is granted to whoever asks for its id.
 	LeaseGrantedTwice
 	// LocksLostAtSplit: the upper half of a split forgets the locks on its keys.
 	LocksLostAtSplit
-	// NeverRemoved: a replica that is no member any more stays where it is.
+	// NeverRemoved: a replica that is no member any more is not removed.
 	NeverRemoved
-	// HandedOverInFlight: placement's leader hands over without ending its hand-outs.
+	// HandedOverInFlight: placement's leader hands over without ending its allocations.
 	HandedOverInFlight
-	// DeadCountedAlive: who leads placement hears nodes that say nothing any more.
+	// DeadCountedAlive: placement's leader counts silent nodes as alive.
 	DeadCountedAlive
-	// OperationForgotten: a new leader of placement does not go on with the operations that it
-	// finds.
+	// OperationForgotten: a new leader of placement does not continue existing
+	// operations.
 	OperationForgotten
-	// FreezeForgotten: a range that is frozen goes on as if it were not.
+	// FreezeForgotten: a frozen range goes on serving.
 	FreezeForgotten
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
 	LocksLostAtMerge
-	// CompleteByOneHalf: a range that has absorbed its neighbour calls itself complete as far
-	// as its own locks allow, whatever the neighbour's may leave.
+	// CompleteByOneHalf: a range that has absorbed its neighbour bounds its resolved
+	// revision by its own locks alone, not by the neighbour's.
 	CompleteByOneHalf
 	// AbsorbedStaysMapped: the commit of a merge leaves the absorbed range in the map.
 	AbsorbedStaysMapped
-	// VersionLostInCopy: a copy of a replica leaves out one of its versions.
+	// VersionLostInCopy: a copy of a replica omits one of its versions.
 	VersionLostInCopy
-	// EmptyLetIn: a node that has lost its disk is let in with its old id.
+	// EmptyLetIn: a node that has lost its disk is admitted under its old id.
 	EmptyLetIn
-	// NewcomerUnknown: nodes do not speak to those that have joined since they started.
+	// NewcomerUnknown: nodes do not speak to nodes that joined after their start.
 	NewcomerUnknown
-	// RowGivenTwice: a row that is one directory's is given to the next one that comes.
+	// RowGivenTwice: the row of one directory is given to the next one that comes.
 	RowGivenTwice
-	// ZonesIgnored: what brings the replicas of two ranges together that are to merge does not
-	// look at zones.
+	// ZonesIgnored: the moves before a merge do not respect zones.
 	ZonesIgnored
 
-	// The last ones are between a node and its machine, where sim puts them: a request
-	// that reaches its range twice, a disk whose syncs of the wal soon do nothing, and a
-	// clock that nearly stands still while its node is cut off.
+	// The last ones lie between a node and its machine, where sim puts them. A request
+	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
+	// stands still while its node is cut off.
 	RequestTwice
 	DiskLies
 	ClockFreezes

@@ -11,8 +11,8 @@ import (
 
 var now atomic.Uint32
 
-// Variable is the environment variable by which a rig that starts processes built
-// with the tag planted chooses the bug, by its number.
+// Variable is the environment variable that selects the bug by its number. A rig sets
+// it for processes that were built with the tag planted.
 const Variable = "SKEIN_MUTATION"
 
 func init() {
