@@ -7,12 +7,12 @@ GOLANGCI_VERSION := 2.15.0
 TOOLS := $(CURDIR)/bin/tools
 LINT  := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
 
-# Two packages at a time: the tests of a storage system want their cores.
+# Two packages at a time: the tests of a storage system need their cores.
 TEST_P       ?= 2
-# Within a package as many tests beside each other as say that they can: node's, of real
-# processes that wait most of the time. More of them would wait for the processor.
+# Parallel tests within a package: node's, whose real processes wait most of the time. More
+# of them would wait for the processor.
 TEST_PARALLEL ?= 3
-# Go counts it for each package, however busy the machine is.
+# Go applies it to each package, however busy the machine is.
 TEST_TIMEOUT ?= 25m
 FUZZTIME     ?= 10s
 FUZZ         ?= .
@@ -22,10 +22,10 @@ SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
 CALLS        ?= 1000
 PARALLEL     ?= 4
-# Of chaos, chaos-local and lockstep; without a seed each run has one of its own, and prints it.
+# For chaos, chaos-local and lockstep; without it each run chooses a seed and prints it.
 SEED         ?=
 DURATION     ?= 3m
-# The commit goes into the binaries, and from there into the load test's reports.
+# The binaries contain the commit, for the load test's reports.
 BUILD        := go build -buildvcs=auto
 
 # One set of tags for vet, linters, tests and the nodes that tests start: with another one
@@ -49,7 +49,7 @@ build:
 quick:
 	go test $(TAGS) -short -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
 
-# What takes hours: before a release, and after a change of what the named part guards.
+# Takes hours: run it before a release, and the part that guards the code you have changed.
 soak:
 	$(MAKE) planted
 	$(MAKE) long RACE=-race
@@ -78,11 +78,10 @@ test:
 long:
 	go test $(RACE) $(TAGS) -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $(LONG)
 
-# Each fuzz target of the tree for FUZZTIME, one after the other; a finding is kept in
-# its testdata, and the others still run. FUZZ=Frame runs only those that match. The test
-# of a package is linked once, not for each of its targets. Before 1.27 Go now and then
-# calls it a failure that the time is over (golang/go#75804), with no input that failed and
-# in these words alone: nothing was found then.
+# Each fuzz target of the tree for FUZZTIME, one after the other. A finding is kept in its
+# testdata, and the others still run. FUZZ=Frame runs only the matching ones. The test of a
+# package is linked once for all its targets. Before 1.27 Go sometimes reports the end of
+# the time as a failure (golang/go#75804), without a failing input; that is no finding.
 fuzz:
 	@set -eu; mkdir -p bin/fuzz; log=$(CURDIR)/bin/fuzz/log; found=''; \
 	for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Fuzz' | xargs -r -n1 dirname | sort -u); do \
@@ -100,9 +99,9 @@ fuzz:
 	done; \
 	if [ -n "$$found" ]; then echo "found something:$$found" >&2; exit 1; fi
 
-# Every benchmark of the tree, one package at a time, as the tables that
-# docs/PERFORMANCE.md explains; what go test printed stays in bin/bench.txt for
-# benchstat. BENCH='Append|Alone' runs only those.
+# Every benchmark of the tree, one package at a time, printed as the tables that
+# docs/PERFORMANCE.md explains. bin/bench.txt keeps go test's output for benchstat.
+# BENCH='Append|Alone' runs only those.
 bench:
 	@set -eu; mkdir -p bin; : >bin/bench.txt; \
 	for dir in $$(git ls-files '*_test.go' | grep -v '^bench/\|^conformance/' | xargs grep -l '^func Benchmark' | xargs -r -n1 dirname | sort -u); do \
@@ -116,7 +115,7 @@ bench-against-etcd:
 	cd bench/against-etcd && go run . $(ARGS)
 
 # The simulator over SEEDS seeds of every story, and over a tenth of them with the race
-# detector, which takes ten times as long; each ends with a table of what happened.
+# detector, which takes ten times as long. Each ends with a table of the results.
 sim: stories
 	SKEIN_SIM_SEEDS=$$((($(SIM_SEEDS) + 9) / 10)) go test -race $(TAGS) -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
 
@@ -124,8 +123,8 @@ sim: stories
 stories:
 	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test $(TAGS) -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
 
-# The decisions of placement on 5,000 nodes and 1,000,000 ranges; each story says how long
-# it took, and the last line with how much memory.
+# The decisions of placement on 5,000 nodes and 1,000,000 ranges. Each story prints its
+# time, and the last line the memory.
 placement-sim:
 	go test -count=1 -timeout 1h -v -run '^TestStories$$' ./placement/decide/simulate -stories testdata/large
 
@@ -137,11 +136,11 @@ kills:
 	PLACEMENT_TEST_STRIDE=1 go test $(TAGS) -count=1 -timeout 30m -v -run '^TestLeaderIsKilledAtEachStep$$' ./placement
 
 # The model of ranges that split, merge and change their leader under transactions and leases,
-# over SEEDS seeds: a few a second. What test takes is among the first of them.
+# over SEEDS seeds: a few a second. test runs some of the first.
 elastic:
 	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestElasticRanges$$' ./shard
 
-# Each planted bug: by which seed and checker it is found; the same seeds without it.
+# Each mutation: the seed and checker that find it, and the same seeds without it.
 planted:
 	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestPlanted$$' ./sim
 
@@ -157,12 +156,12 @@ chaos:
 	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
 	  -artifacts -outputdir bin/chaos -run '^TestStorm$$' ./chaos
 
-# Bugs planted into those processes: what a storm finds, and with which seed.
+# Mutations in those processes: what a storm finds, and with which seed.
 chaos-planted:
 	go test -tags 'invariants planted' -count=1 -timeout 24h -v -run '^TestPlantedStorms$$' ./chaos
 
-# Real processes while machines break; a failed run leaves its history and the nodes'
-# logs below bin/chaos. Without root it says what it leaves out.
+# Real processes while machines break. A failed run leaves its history and the nodes' logs
+# below bin/chaos. Without root it prints what it leaves out.
 chaos-local:
 	@mkdir -p bin/chaos
 	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
@@ -176,8 +175,8 @@ CONFORM      ?= ./...
 conformance:
 	cd conformance && go test $(RACE) $(TAGS) -vet=off -shuffle=on -count=1 -timeout 60m -p 1 $(CONFORM)
 
-# CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from one
-# by chance; a difference fails it, and the end shows what all seeds were together.
+# CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from a
+# random one. A difference fails it, and the end shows the sum of all seeds.
 lockstep:
 	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
 	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
@@ -212,7 +211,7 @@ check-vet:
 	cd conformance && go vet $(TAGS) ./...
 	cd conformance/apiserver && go vet $(TAGS) ./...
 
-# What go generate writes is in git already: running it changes nothing.
+# The output of go generate is in git: running it must change nothing.
 check-generate:
 	@set -eu; before=$$(git diff | sha256sum; git status --porcelain); \
 	go generate ./...; \
@@ -227,8 +226,7 @@ check-tidy:
 
 tools: $(LINT)
 
-# A golangci-lint of the pinned version that the machine has already is taken as
-# it is; to compile one takes minutes.
+# Uses an installed golangci-lint of the pinned version; compiling one takes minutes.
 $(LINT):
 	@mkdir -p $(TOOLS)
 	@set -eu; for have in "$$(command -v golangci-lint || true)" "$$(go env GOPATH)/bin/golangci-lint"; do \
