@@ -142,7 +142,7 @@ elastic:
 
 # Each mutation: the seed and checker that find it, and the same seeds without it.
 planted:
-	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestPlanted$$' ./sim
+	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestMutations$$' ./sim
 
 # Whether the planted bugs and those who look for them still compile.
 planted-compiles:
@@ -158,7 +158,7 @@ chaos:
 
 # Mutations in those processes: what a storm finds, and with which seed.
 chaos-planted:
-	go test -tags 'invariants planted' -count=1 -timeout 24h -v -run '^TestPlantedStorms$$' ./chaos
+	go test -tags 'invariants planted' -count=1 -timeout 24h -v -run '^TestMutationStorms$$' ./chaos
 
 # Real processes while machines break. A failed run leaves its history and the nodes' logs
 # below bin/chaos. Without root it prints what it leaves out.

@@ -74,7 +74,7 @@ func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
 		o.rngs[i] = rand.New(rand.NewPCG(seed, uint64(10+i)))
 	}
 	for i := range s.c.nodes {
-		o.probes = append(o.probes, s.l.outside.Requests(probeIDs+i, 0))
+		o.probes = append(o.probes, s.l.workload.Requests(probeIDs+i, 0))
 	}
 	help := func(args ...string) string {
 		out, err := o.run(ctx, append(args, "--help")...)

@@ -45,11 +45,11 @@ const (
 // load is the clients of a storm, the source of their requests, and what they were
 // told.
 type load struct {
-	c       *cluster
-	h       *sim.History
-	outside *sim.Outside
-	seed    uint64
-	began   time.Time
+	c        *cluster
+	h        *sim.History
+	workload *sim.Workload
+	seed     uint64
+	began    time.Time
 	// all is a client of all machines.
 	all      *clientv3.Client
 	writers  sync.WaitGroup
@@ -62,7 +62,7 @@ type load struct {
 // newLoad makes the part that clients share.
 func newLoad(c *cluster, seed uint64, began time.Time) *load {
 	l := &load{c: c, h: &sim.History{}, began: began, all: c.connect(c.urls()...), seed: seed}
-	l.outside = sim.NewOutside(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
+	l.workload = sim.NewWorkload(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
 	l.stop, l.unwatch = func() {}, func() {}
 	return l
 }
@@ -108,7 +108,7 @@ func (l *load) client(machine int) *clientv3.Client {
 
 // runClient does one operation after the other.
 func (l *load) runClient(ctx context.Context, id, machine int) {
-	r := l.outside.Requests(id, stormPadding)
+	r := l.workload.Requests(id, stormPadding)
 	for ctx.Err() == nil {
 		timeout := patience
 		if r.Rand().IntN(40) == 0 {
@@ -185,15 +185,15 @@ func asKind(err error) error {
 // lets it expire.
 func (l *load) runHolder(ctx context.Context, i int) {
 	id := holderIDs + i
-	r := l.outside.Requests(id, stormPadding)
+	r := l.workload.Requests(id, stormPadding)
 	rng := r.Rand()
 	for ctx.Err() == nil {
 		machine := rng.IntN(len(l.c.nodes) + 1)
 		seconds := leastTTL + rng.Int64N(mostTTL-leastTTL+1)
-		lease := l.outside.NextLease()
+		lease := l.workload.NextLease()
 		o := l.do(machine, id, &etcdserverpb.LeaseGrantRequest{ID: lease, TTL: seconds}, patience)
 		if o.Outcome == sim.Answered {
-			l.outside.Granted(lease)
+			l.workload.Granted(lease)
 			h := holder{load: l, id: id, lease: lease, ttl: time.Duration(seconds) * time.Second, requests: r, rng: rng}
 			h.keep(ctx)
 			h.end(ctx)

@@ -40,27 +40,27 @@ type cluster struct {
 	snapshots, cutOffs, bySize, byLoad, absorbed int
 	// served, guarded by mu, are the disks whose nodes have served. twice are the nodes
 	// that have served from two disks.
-	seats map[keyspace.NodeID]seat
-	twice []string
+	served map[keyspace.NodeID]diskID
+	twice  []string
 }
 
 // diskID names a disk: its machine, and how many disks the machine had before.
-type seat struct {
+type diskID struct {
 	machine string
 	before  int
 }
 
 // noteServing records that the machine's node serves. The caller holds the machine's
 // mu.
-func (c *cluster) admit(m *machine) {
+func (c *cluster) noteServing(m *machine) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := seat{m.name, m.disks}
-	if first, ok := c.seats[m.id()]; ok && first != now {
+	now := diskID{m.name, m.disks}
+	if first, ok := c.served[m.id()]; ok && first != now {
 		c.twice = append(c.twice, fmt.Sprintf("membership: node %s is let in twice, with disk %d of %s and disk %d of %s",
 			m.id(), first.before, first.machine, now.before, now.machine))
 	}
-	c.seats[m.id()] = now
+	c.served[m.id()] = now
 }
 
 // doubles returns the nodes that have served from two disks.
@@ -112,7 +112,7 @@ const (
 )
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
-	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, seats: map[keyspace.NodeID]seat{}, net: simbus.New(cfg.Seed, calm)}
+	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, served: map[keyspace.NodeID]diskID{}, net: simbus.New(cfg.Seed, calm)}
 	c.start = c.time.Now()
 	long := rng.IntN(cfg.Nodes)
 	for i := range cfg.Nodes + cfg.Spares {

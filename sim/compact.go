@@ -27,7 +27,7 @@ type keptVersions struct {
 // compactLoop compacts now and then until stop is closed.
 func (n *nemesis) compactLoop(stop <-chan struct{}, wg *sync.WaitGroup, cl *client) {
 	n.kept = &keptVersions{set: map[Version]bool{}}
-	n.beside(stop, wg, often{times: n.c.cfg.Compactions, least: 2 * time.Second, spread: 4 * time.Second, stream: 4}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Compactions, least: 2 * time.Second, spread: 4 * time.Second, stream: 4}, func(rng *rand.Rand) {
 		n.compact(cl, rng)
 	})
 }

@@ -179,7 +179,7 @@ func TestChild(t *testing.T) {
 	s := storyOf(t, os.Getenv("SKEIN_SIM_STORY"))
 	cfg := s.cfg(seed)
 	cfg.Seed = seed
-	setBug(t, mutation.Bug(bug), &cfg)
+	setMutation(t, mutation.Bug(bug), &cfg)
 	give := func(o *outcome) {
 		o.Story, o.Bug = s.name, mutation.Bug(bug)
 		b, err := json.Marshal(o)

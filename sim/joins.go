@@ -50,7 +50,7 @@ const (
 
 // joinLoop changes the membership, one node after the other, until stop is closed.
 func (n *nemesis) joinLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	n.beside(stop, wg, often{times: n.c.cfg.Joins, least: joinEvery, spread: joinEvery, stream: 7}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Joins, least: joinEvery, spread: joinEvery, stream: 7}, func(rng *rand.Rand) {
 		if n.leaving != nil {
 			n.leave(rng, stop)
 			return

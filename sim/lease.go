@@ -305,9 +305,9 @@ func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.
 	panic(fmt.Sprintf("sim: no operation: %T", req))
 }
 
-// attached says that no range has attachments of leases whose records do not list it. A
+// checkAttachments checks that no range has attachments of leases whose records do not list it. A
 // lease with such a key would leave it behind.
-func marked(ctx context.Context, r *run, ds []keyspace.Descriptor) error {
+func checkAttachments(ctx context.Context, r *run, ds []keyspace.Descriptor) error {
 	all, _, err := r.core.Placement().ListLeases(ctx)
 	if err != nil {
 		return err
@@ -331,7 +331,7 @@ func marked(ctx context.Context, r *run, ds []keyspace.Descriptor) error {
 				return fmt.Errorf("range %s on node %s: %w", ds[k].Range, rep.Node, err)
 			}
 			if st.Leases > listed[k] {
-				return fmt.Errorf("range %s on node %s has marks of %d leases, and %d list it", ds[k].Range, rep.Node, st.Leases, listed[k])
+				return fmt.Errorf("range %s on node %s has attachments of %d leases, and %d list it", ds[k].Range, rep.Node, st.Leases, listed[k])
 			}
 		}
 	}

@@ -164,7 +164,7 @@ func (m *machine) start() error {
 	cut := s.ctx.Err() != nil
 	if err == nil && !cut {
 		m.run = r
-		m.c.admit(m)
+		m.c.noteServing(m)
 	}
 	m.mu.Unlock()
 	switch {

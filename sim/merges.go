@@ -20,7 +20,7 @@ const splitPause = 2 * time.Second
 
 // mergeLoop has ranges absorb their neighbours now and then until stop is closed.
 func (n *nemesis) mergeLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	n.beside(stop, wg, often{times: n.c.cfg.Merges, least: mergeEvery, spread: mergeEvery, stream: 6}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Merges, least: mergeEvery, spread: mergeEvery, stream: 6}, func(rng *rand.Rand) {
 		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.merge(ctx, r, ds, rng) })
 	})
 }

@@ -19,7 +19,7 @@ const moveEvery = 700 * time.Millisecond
 
 // moveLoop moves replicas and leaders of ranges now and then until stop is closed.
 func (n *nemesis) moveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	n.beside(stop, wg, often{times: n.c.cfg.Moves, least: moveEvery, spread: moveEvery, stream: 5}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Moves, least: moveEvery, spread: moveEvery, stream: 5}, func(rng *rand.Rand) {
 		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.move(ctx, r, ds, rng) })
 	})
 }

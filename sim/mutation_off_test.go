@@ -8,8 +8,8 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 )
 
-// setBug sets a mutation in this process and in the run's machines.
-func setBug(t *testing.T, b mutation.Bug, _ *Config) {
+// setMutation sets a mutation in this process and in the run's machines.
+func setMutation(t *testing.T, b mutation.Bug, _ *Config) {
 	t.Helper()
 	if b != mutation.None {
 		t.Fatalf("%q cannot be planted without the build tag", b)

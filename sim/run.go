@@ -85,12 +85,12 @@ type Config struct {
 	// Borders are the borders of the first ranges.
 	Borders []string
 
-	mutation rig
+	mutation machineBug
 }
 
-// mutation is a bug between a node and its machine that a test adds, to see that the
+// machineBug is a mutation between a node and its machine, added by a test, to see that the
 // checkers find it. The zero value is none.
-type rig struct {
+type machineBug struct {
 	// bus may stand in front of a node's bus.
 	bus func(node.Bus) node.Bus
 	// noSync makes the disks lie: only the first sync of each wal file does anything,
@@ -426,7 +426,7 @@ func converged(c *cluster) error {
 		if err := settled(ctx, c, ds); err != nil {
 			return err
 		}
-		if err := marked(ctx, r, ds); err != nil {
+		if err := checkAttachments(ctx, r, ds); err != nil {
 			return err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // splitLoop splits a range now and then until stop is closed.
 func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	every := n.c.cfg.splitEvery()
-	n.beside(stop, wg, often{times: n.c.cfg.Splits, least: every, spread: 2 * every, stream: 3}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Splits, least: every, spread: 2 * every, stream: 3}, func(rng *rand.Rand) {
 		key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
 		if n.c.cfg.SplitEvery > 0 || rng.IntN(3) == 0 {
 			key += fmt.Sprint(rng.IntN(keysPerGroup))

@@ -112,9 +112,9 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestPlantedImports proves that the check can fail. An overlay plants one forbidden
+// TestForbiddenImports proves that the check can fail. An overlay plants one forbidden
 // import for each kind of rule into the real tree; each must be found and explained.
-func TestPlantedImports(t *testing.T) {
+func TestForbiddenImports(t *testing.T) {
 	plants := []struct{ file, imports, why string }{
 		{"keyspace/planted.go", Module + "/clock", "depend on nobody"},
 		{"clock/planted.go", Module + "/keyspace", "time depends on nobody"},

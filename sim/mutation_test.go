@@ -36,8 +36,8 @@ func (b twice) HandleCall(m transport.Method, class transport.Class, h transport
 	})
 }
 
-// setBug sets a mutation in this process and in the run's machines.
-func setBug(_ *testing.T, b mutation.Bug, cfg *Config) {
+// setMutation sets a mutation in this process and in the run's machines.
+func setMutation(_ *testing.T, b mutation.Bug, cfg *Config) {
 	mutation.Set(b)
 	switch b { //nolint:exhaustive // the others are asked for by the nodes themselves
 	case mutation.RequestTwice:
@@ -49,8 +49,8 @@ func setBug(_ *testing.T, b mutation.Bug, cfg *Config) {
 	}
 }
 
-// plantedIn says which story looks for each mutation.
-var plantedIn = map[mutation.Bug]string{
+// mutationStories says which story looks for each mutation.
+var mutationStories = map[mutation.Bug]string{
 	mutation.FsyncSkipped:             "blackout",
 	mutation.AcknowledgedBeforeQuorum: "leaders",
 	mutation.LeaseByTicks:             "alone",
@@ -131,14 +131,14 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 	return "", "", false
 }
 
-// plantedSeeds is how many seeds may be needed to find a mutation. On busy processors a
+// mutationSeeds is how many seeds may be needed to find a mutation. On busy processors a
 // seed finds the hardest one (complete by one half of a merge) in six of sixteen runs.
 // So all seeds miss it once in 80,000 times.
-const plantedSeeds = 24
+const mutationSeeds = 24
 
-// TestPlanted sets each mutation. A checker must find it within a few seeds of its
+// TestMutations sets each mutation. A checker must find it within a few seeds of its
 // story, and the same seeds must be clean without it.
-func TestPlanted(t *testing.T) {
+func TestMutations(t *testing.T) {
 	used := map[job]bool{}
 	table := fmt.Sprintf("%-44s %-10s %4s  %-28s %6s  %s", "bug", "story", "seed", "checker", "took", "what it found")
 	only := only(t)
@@ -147,12 +147,12 @@ func TestPlanted(t *testing.T) {
 			continue
 		}
 		began := time.Now()
-		by, clean := findPlanted(t, bug)
+		by, clean := findMutation(t, bug)
 		for _, j := range clean {
 			used[j] = true
 		}
 		took := time.Since(began).Seconds()
-		line := fmt.Sprintf("%-44s %-10s NOT FOUND with %d seeds, %.1f s", bug, plantedIn[bug], plantedSeeds, took)
+		line := fmt.Sprintf("%-44s %-10s NOT FOUND with %d seeds, %.1f s", bug, mutationStories[bug], mutationSeeds, took)
 		if by == nil {
 			t.Errorf("%q was not found", bug)
 		} else {
@@ -176,12 +176,12 @@ func TestPlanted(t *testing.T) {
 	t.Logf("\n%s\nnothing planted: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
 }
 
-// findPlanted searches for a mutation, two seeds at a time. It returns the first
+// findMutation searches for a mutation, two seeds at a time. It returns the first
 // outcome that has it, nil if none does, and the same runs without mutation.
-func findPlanted(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
+func findMutation(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
 	t.Helper()
-	story := plantedIn[bug]
-	for seed := uint64(0); seed < plantedSeeds && by == nil; seed += 2 {
+	story := mutationStories[bug]
+	for seed := uint64(0); seed < mutationSeeds && by == nil; seed += 2 {
 		jobs := []job{{story, seed, bug}, {story, seed + 1, bug}}
 		for _, o := range fleet(t, jobs, func(*outcome) {}) {
 			clean = append(clean, job{story: o.Story, seed: o.Seed})

@@ -26,7 +26,7 @@ const systemMoveEvery = 500 * time.Millisecond
 // systemMoveLoop moves replicas of the placement group, and its leader, now and then
 // until stop is closed.
 func (n *nemesis) systemMoveLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	n.beside(stop, wg, often{times: n.c.cfg.SystemMoves, least: systemMoveEvery, spread: systemMoveEvery, stream: 6}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.SystemMoves, least: systemMoveEvery, spread: systemMoveEvery, stream: 6}, func(rng *rand.Rand) {
 		n.ask(rng, func(ctx context.Context, r *run, _ []keyspace.Descriptor) { n.systemMove(ctx, r, rng) })
 	})
 }

@@ -14,12 +14,12 @@ import (
 // buildTags are those of the nodes of a storm.
 const buildTags = "invariants planted"
 
-// plantedStorms is how many seeds may be needed to find a mutation.
-const plantedStorms = 4
+// mutationStorms is how many seeds may be needed to find a mutation.
+const mutationStorms = 4
 
-// TestPlantedStorms builds nodes with mutations, some of each kind that a storm can
+// TestMutationStorms builds nodes with mutations, some of each kind that a storm can
 // find, and requires a storm to find each within a few seeds.
-func TestPlantedStorms(t *testing.T) {
+func TestMutationStorms(t *testing.T) {
 	binary := buildOnce(t)
 	var table string
 	for _, bug := range []mutation.Bug{
@@ -28,7 +28,7 @@ func TestPlantedStorms(t *testing.T) {
 		mutation.ProgressBehindEvent,
 	} {
 		found := ""
-		for seed := uint64(0); seed < plantedStorms && found == ""; seed++ {
+		for seed := uint64(0); seed < mutationStorms && found == ""; seed++ {
 			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
 				if wrong := runStorm(t, binary, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
 					t.Log(strings.Join(wrong, "\n"))

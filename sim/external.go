@@ -19,24 +19,24 @@ import (
 type Requests struct{ c *client }
 
 // Workload is what the clients of such a rig share.
-type Outside struct{ c *cluster }
+type Workload struct{ c *cluster }
 
 // NewWorkload makes a Workload. It uses Seed, Txns and Leases of cfg.
-func NewOutside(cfg Config) *Outside { return &Outside{&cluster{cfg: cfg}} }
+func NewWorkload(cfg Config) *Workload { return &Workload{&cluster{cfg: cfg}} }
 
 // Requests returns the request source of a client. Its values have up to padding more
 // bytes than they need to be unique.
-func (o *Outside) Requests(id, padding int) *Requests {
+func (o *Workload) Requests(id, padding int) *Requests {
 	c := newClient(o.c, nil, id)
 	c.padding = padding
 	return &Requests{c}
 }
 
 // NextLease returns an id for a lease that was never used.
-func (o *Outside) NextLease() int64 { return o.c.leases.next() }
+func (o *Workload) NextLease() int64 { return o.c.leases.next() }
 
 // Granted lets clients attach keys to a lease.
-func (o *Outside) Granted(id int64) { o.c.leases.add(id) }
+func (o *Workload) Granted(id int64) { o.c.leases.add(id) }
 
 // Next draws a request: one of etcd's Range-, Put-, DeleteRange- and TxnRequests.
 func (r *Requests) Next() proto.Message {

@@ -40,7 +40,7 @@ func (m *machine) isLost() bool {
 
 // loseLoop loses machines for good, each at a random moment, until stop is closed.
 func (n *nemesis) loseLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
-	n.beside(stop, wg, often{times: n.c.cfg.Lose, least: 3 * time.Second, spread: 12 * time.Second, stream: 6}, func(rng *rand.Rand) {
+	n.beside(stop, wg, repeat{times: n.c.cfg.Lose, least: 3 * time.Second, spread: 12 * time.Second, stream: 6}, func(rng *rand.Rand) {
 		up := n.c.standing()
 		n.lose(up[rng.IntN(len(up))])
 	})

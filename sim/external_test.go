@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// outsideRun is a small history of an external rig, and its events.
-func outsideRun() (*History, []*mvccpb.Event) {
+// externalRun is a small history of an external rig, and its events.
+func externalRun() (*History, []*mvccpb.Event) {
 	s := newScript()
 	s.do(put("c0", "1.1"))
 	s.do(&pb.TxnRequest{Success: []*pb.RequestOp{putOp("c0", []byte("1.2")), putOp("u0", []byte("1.3"))}})
@@ -32,9 +32,9 @@ func outsideRun() (*History, []*mvccpb.Event) {
 	return s.h, events
 }
 
-// judgeOutside judges a history with the events that one watcher received, response by
+// judgeExternal judges a history with the events that one watcher received, response by
 // response.
-func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
+func judgeExternal(h *History, told ...[]*mvccpb.Event) []string {
 	w := NewWatcher("outside", WatchedSpans()[0])
 	w.Begin()
 	for _, events := range told {
@@ -49,13 +49,13 @@ func judgeOutside(h *History, told ...[]*mvccpb.Event) []string {
 // A rig without disks takes its versions from a watcher, and the checkers find errors
 // in these.
 func TestVersionsOfAWatcherAreJudged(t *testing.T) {
-	h, events := outsideRun()
-	if bad := judgeOutside(h, events); len(bad) > 0 {
+	h, events := externalRun()
+	if bad := judgeExternal(h, events); len(bad) > 0 {
 		t.Fatalf("nothing is wrong: %q", bad)
 	}
 	without := func(i int) []*mvccpb.Event { return slices.Delete(slices.Clone(events), i, i+1) }
 	for i := range events {
-		if len(judgeOutside(h, without(i))) == 0 {
+		if len(judgeExternal(h, without(i))) == 0 {
 			t.Errorf("without %v nothing is found", events[i])
 		}
 	}
@@ -71,7 +71,7 @@ func TestVersionsOfAWatcherAreJudged(t *testing.T) {
 		"a value that nobody wrote":   {other},
 		"an event that nobody caused": {append(slices.Clone(events), &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("z0"), Value: []byte("x"), ModRevision: 9, CreateRevision: 9, Version: 1}})},
 	} {
-		if len(judgeOutside(h, told...)) == 0 {
+		if len(judgeExternal(h, told...)) == 0 {
 			t.Errorf("%s: nothing is found", what)
 		}
 	}
@@ -79,7 +79,7 @@ func TestVersionsOfAWatcherAreJudged(t *testing.T) {
 
 // A watcher that receives progress ahead of an event is found.
 func TestProgressAheadIsFound(t *testing.T) {
-	_, events := outsideRun()
+	_, events := externalRun()
 	w := NewWatcher("outside", WatchedSpans()[0])
 	w.Begin()
 	w.Told("n1", time.Second, events[:1])

@@ -12,7 +12,7 @@ import (
 
 // repeat says how often an action runs beside the faults: so many times, with gap
 // between two, and up to spread longer. stream selects its random numbers.
-type often struct {
+type repeat struct {
 	times         int
 	least, spread time.Duration
 	stream        uint64
@@ -20,7 +20,7 @@ type often struct {
 
 // beside runs an action as often as the repeat says, while clients are busy, until stop
 // is closed.
-func (n *nemesis) beside(stop <-chan struct{}, wg *sync.WaitGroup, o often, do func(rng *rand.Rand)) {
+func (n *nemesis) beside(stop <-chan struct{}, wg *sync.WaitGroup, o repeat, do func(rng *rand.Rand)) {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, o.stream))
 	wg.Go(func() {
 		for range o.times {
