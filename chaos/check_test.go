@@ -195,7 +195,7 @@ func checkUnique(e *evidence) (bad []string) {
 			continue
 		}
 		if other := told[o.rev]; other != nil {
-			bad = append(bad, fmt.Sprintf("one revision was told twice: %s; %s", o, other))
+			bad = append(bad, fmt.Sprintf("one revision was received twice: %s; %s", o, other))
 		}
 		told[o.rev] = o
 	}
@@ -220,7 +220,7 @@ func checkChains(e *evidence) (bad []string) {
 	return bad
 }
 
-// checkRealTime checks that no revision is below one that somebody knew before the
+// checkRealTime checks that no revision is below one known before the
 // operation began, and that a change's revision is above it.
 func checkRealTime(e *evidence) (bad []string) {
 	type heard struct{ tick, rev int64 }

@@ -30,10 +30,10 @@
 //
 // Each machine is a network namespace on a bridge, with a disk of its own. The clients
 // use the bridge's own address and have all machines as endpoints, or one. Two to
-// four faults happen at once: those above, and network faults. These are partitions
-// in both directions or one, a ring in which only neighbours reach each other, a
-// machine cut off from all or from clients alone, a link that loses 30 of 100
-// packets, and a slow link.
+// four faults happen at once: those above, and network faults. A partition acts in both
+// directions or one. In a ring only neighbours reach each other. A machine is cut off
+// from all others or from clients alone. There may also be a link that loses 30 of 100
+// packets, or a slow link.
 //
 // Meanwhile an operator changes the cluster with the skein command: splits, merges,
 // moves, transfers, another replication factor, a sixth node that joins, drains and
@@ -49,18 +49,18 @@
 //     they receive progress below earlier progress, or an event at or below it.
 //
 // All versions come from a watch from the first revision on; an error in it would
-// contradict the answers. After healing every machine serves every range, the
-// operator's every command works, the map covers the keyspace exactly once, the
-// replicas of each range are equal, no node holds a replica that the map does not
-// give it, and no operation is left.
+// contradict the answers. After healing every machine serves every range, and the
+// operator's every command works. The map covers the keyspace exactly once. The
+// replicas of each range are equal, and no node holds a replica that the map does not
+// give it. No operation is left.
 //
 // # Where the machine stands still
 //
-// Both rigs watch how late their own short sleeps end. Every bound of time is extended
-// by the time in which the machine stood still, and each event that is late for that
-// alone is printed as excused and counted. If the machine stood still for more than a
-// quarter of a run, the run is not judged by time: it is skipped at its end with the
-// reason, or fails with SKEIN_NOTHING_LEFT_OUT=1. Client answers, unequal replicas
+// Both rigs watch how late their own short sleeps end. The standstills
+// of the machine extend every bound of time. An event that is late only for them is
+// printed as excused and counted. If the machine stood still for more than a
+// quarter of a run, the run is not judged by time. It is skipped at its end with the
+// reason; with SKEIN_NOTHING_LEFT_OUT=1 it fails. Client answers, unequal replicas
 // and nodes that end by themselves have no excuse.
 //
 // # How to run it

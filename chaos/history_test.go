@@ -175,7 +175,7 @@ func (h *history) write(w io.Writer) error {
 	return nil
 }
 
-// refusals are the server's texts that say that nothing was done: each is used only by
+// refusals are the server's texts for "nothing was done": each is used only by
 // kinds with that fate.
 var refusals = sync.OnceValue(func() map[string]bool {
 	texts := map[string]bool{}

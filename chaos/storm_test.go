@@ -181,7 +181,7 @@ func (s *storm) keep() {
 	if errs != nil {
 		s.t.Error(errs)
 	}
-	s.t.Logf("timeline, history, what watchers were told and the nodes' logs are in %s", s.dir)
+	s.t.Logf("timeline, history, the messages to watchers and the nodes' logs are in %s", s.dir)
 }
 
 // note writes a line of the timeline.
@@ -636,7 +636,7 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	}
 	wg.Wait()
 	if w := behind(late, rev); w != nil {
-		s.c.late("watch: %s is told no more than up to revision %d of %d", w.Name, w.Next()-1, rev)
+		s.c.late("watch: %s received events only up to revision %d of %d", w.Name, w.Next()-1, rev)
 		return nil
 	}
 	s.l.watchers = append(s.l.watchers, late...)
@@ -686,7 +686,7 @@ func (s *storm) table(out io.Writer, versions int) {
 			errs[message(o.Err)]++
 		}
 	}
-	fmt.Fprintf(out, "\n%d operations, %d answered, %d refused, of %d nobody knows; %d versions, in %v\n",
+	fmt.Fprintf(out, "\n%d operations, %d answered, %d refused, %d of unknown fate; %d versions, in %v\n",
 		len(ops), n[sim.Answered], n[sim.Refused], n[sim.Unknown], versions, time.Since(s.began).Round(time.Second))
 	fmt.Fprintf(out, "\nTROUBLE\tTIMES\tOTHERS SERVED AFTER\tALL, HEALED, AFTER\n")
 	for _, name := range slices.Sorted(maps.Keys(s.outages)) {

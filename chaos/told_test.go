@@ -333,7 +333,7 @@ func TestTellingsAreKeptAndJudged(t *testing.T) {
 		"progress behind an event":   {[]*etcdserverpb.WatchResponse{created(0), created(1), events(0, 6, 7), progress(-1, 6)}, "watch 0 is at 7, on stream 1 of machine 3, member abc, at "},
 		"behind where one begins":    {[]*etcdserverpb.WatchResponse{created(0), created(1), progress(-1, 3)}, "watch 1 is at 4"},
 		"of one that was cancelled":  {[]*etcdserverpb.WatchResponse{created(0), created(1), events(0, 7), canceled, progress(-1, 6)}, ""},
-		"an event behind progress":   {[]*etcdserverpb.WatchResponse{created(0), created(1), progress(-1, 6), events(1, 6)}, "watch 1 is told an event of revision 6"},
+		"an event behind progress":   {[]*etcdserverpb.WatchResponse{created(0), created(1), progress(-1, 6), events(1, 6)}, "watch 1 received an event of revision 6"},
 		"an event twice":             {[]*etcdserverpb.WatchResponse{created(0), created(1), events(1, 6), events(1, 6)}, "revision 6, and is at 6"},
 		"a watch that nobody wanted": {[]*etcdserverpb.WatchResponse{created(0), created(1), created(2)}, "nobody has asked for it"},
 	} {

@@ -115,14 +115,14 @@ func (o *seen) take(resp *clientv3.GetResponse) {
 func (o *seen) check(t *testing.T, said map[int64]map[string]bool) {
 	t.Helper()
 	if len(o.values) == 0 {
-		t.Error("an observer was told nothing")
+		t.Error("an observer received nothing")
 	}
 	for i, v := range o.values {
 		if !said[o.leader[i]][v] {
-			t.Errorf("an observer was told %q of the leader since %d, which said %v", v, o.leader[i], said[o.leader[i]])
+			t.Errorf("an observer received %q from the leader since %d, which said %v", v, o.leader[i], said[o.leader[i]])
 		}
 		if i > 0 && (o.leader[i] < o.leader[i-1] || o.leader[i] == o.leader[i-1] && o.revision[i] < o.revision[i-1]) {
-			t.Errorf("an observer was told of %d at %d after %d at %d", o.leader[i], o.revision[i], o.leader[i-1], o.revision[i-1])
+			t.Errorf("an observer received %d at %d after %d at %d", o.leader[i], o.revision[i], o.leader[i-1], o.revision[i-1])
 		}
 	}
 }

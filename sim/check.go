@@ -322,7 +322,7 @@ func step(now *model, rev int64, events []Version, owner *Op, claims *claims) (n
 	}
 	resp, next, d := now.run(owner.Request, rev)
 	if !sameAnswer(resp, owner.Response) {
-		return nil, fmt.Sprintf("revision %d: the answer is to be %s: %s", rev, show(resp), owner)
+		return nil, fmt.Sprintf("revision %d: the answer should be %s: %s", rev, show(resp), owner)
 	}
 	if !slices.Equal(d, events) {
 		return nil, fmt.Sprintf("revision %d: the disks have %+v, and the operation makes %+v: %s", rev, events, d, owner)
@@ -367,7 +367,7 @@ func (p *replay) checkReads(ops []*Op) (bad []string) {
 		p.ops = append(p.ops, placed{op: o, rev: rev})
 		resp, next := p.at(rev).apply(o.Request, rev)
 		if !sameAnswer(resp, o.Response) {
-			bad = append(bad, fmt.Sprintf("replay: the answer is to be %s: %s", show(resp), o))
+			bad = append(bad, fmt.Sprintf("replay: the answer should be %s: %s", show(resp), o))
 		} else if next.rev == rev && next != p.at(rev) {
 			bad = append(bad, fmt.Sprintf("replay: changed nothing, and would have: %s", o))
 		}

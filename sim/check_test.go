@@ -269,7 +269,7 @@ func TestBadHistoriesFail(t *testing.T) {
 			found, p := checkAnswers(r)
 			bad := strings.Join(append(found, checkOrder(r, p)...), "\n")
 			if !strings.Contains(bad, c.by) {
-				t.Fatalf("no %q in what was found:\n%s", c.by, bad)
+				t.Fatalf("no %q in the findings:\n%s", c.by, bad)
 			}
 			if len(Check(r)) == 0 {
 				t.Error("the run passes")

@@ -57,7 +57,7 @@ func (c *cluster) noteServing(m *machine) {
 	defer c.mu.Unlock()
 	now := diskID{m.name, m.disks}
 	if first, ok := c.served[m.id()]; ok && first != now {
-		c.twice = append(c.twice, fmt.Sprintf("membership: node %s is let in twice, with disk %d of %s and disk %d of %s",
+		c.twice = append(c.twice, fmt.Sprintf("membership: node %s is admitted twice, with disk %d of %s and disk %d of %s",
 			m.id(), first.before, first.machine, now.before, now.machine))
 	}
 	c.served[m.id()] = now
@@ -208,7 +208,7 @@ func (c *cluster) bootAll() error {
 func (c *cluster) crash(keepPercent int, ms ...*machine) {
 	c.cut(ms, func(m *machine) {
 		m.disk = m.disk.crash(keepPercent)
-		c.logf("node %s lost its power, keeps %d %% of what it did not sync", m.id(), keepPercent)
+		c.logf("node %s lost its power, keeps %d %% of its unsynced data", m.id(), keepPercent)
 	})
 }
 

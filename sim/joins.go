@@ -152,7 +152,7 @@ func (n *nemesis) enter(m *machine, e entering, stop <-chan struct{}) bool {
 	case errors.Is(err, errCut):
 		return false
 	}
-	n.c.logf("nemesis: node %s is not let in: %v", m.name, err)
+	n.c.logf("nemesis: node %s is not admitted: %v", m.name, err)
 	switch {
 	case m.wasAdded(): // the nodes that it asked may not have heard of it
 		m.mu.Lock()
@@ -276,12 +276,12 @@ func (n *nemesis) comeBackEmpty(m *machine, stop <-chan struct{}) {
 	err := n.attempt(m, emptyWithin, stop, func() { n.c.crash(0, m) })
 	switch {
 	case err == nil && m.id() == id:
-		n.found("membership: node %s has lost its disk and is let in again", id)
+		n.found("membership: node %s has lost its disk and is admitted again", id)
 	case err == nil:
-		n.found("membership: node %s has lost its disk and is let in as node %s, in the place of one that is there", id, m.id())
+		n.found("membership: node %s has lost its disk and is admitted as node %s, in place of an existing one", id, m.id())
 	case !errors.Is(err, errCut):
 		n.refusals.Add(1)
-		n.c.logf("nemesis: it is not let in: %v", err)
+		n.c.logf("nemesis: it is not admitted: %v", err)
 	}
 	n.c.crash(0, m)
 }
@@ -323,7 +323,7 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 		_, err = r.core.Admin().ChangeNode(ctx, change, row.ID.String())
 	}
 	l.begun = l.begun || !errors.As(err, &refused) // if only half of it is done, or that is unknown
-	n.c.logf("nemesis: node %s, which is %s, is to go (%s): %v", row.ID, row.State, change, err)
+	n.c.logf("nemesis: node %s, which is %s, must leave (%s): %v", row.ID, row.State, change, err)
 	return false // repeated until the row says so
 }
 

@@ -175,7 +175,7 @@ func TestBadLeasesFail(t *testing.T) {
 			r.Drained = true
 			found, _ := checkAnswers(r)
 			if bad := strings.Join(found, "\n"); !strings.Contains(bad, c.by) {
-				t.Fatalf("no %q in what was found:\n%s", c.by, bad)
+				t.Fatalf("no %q in the findings:\n%s", c.by, bad)
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 }
 
 // mutationSeeds is how many seeds may be needed to find a mutation. On busy processors a
-// seed finds the hardest one (complete by one half of a merge) in six of sixteen runs.
+// seed finds the hardest one (resolved by one half of a merge) in six of sixteen runs.
 // So all seeds miss it once in 80,000 times.
 const mutationSeeds = 24
 

@@ -35,7 +35,7 @@ func (s *Stream) Events(id, first, last int64) (wrong string) {
 		return ""
 	}
 	if first <= told {
-		wrong = fmt.Sprintf("progress: watch %d is told an event of revision %d, and is at %d", id, first, told)
+		wrong = fmt.Sprintf("progress: watch %d received an event of revision %d, and is at %d", id, first, told)
 	}
 	s.told[id] = max(told, last)
 	return wrong
@@ -49,7 +49,7 @@ func (s *Stream) Progress(id, rev int64) (wrong string) {
 			continue
 		}
 		if rev < told {
-			wrong = fmt.Sprintf("progress: %d is told to watch %d (%d is all), and watch %d is at %d", rev, id, AllWatchers, w, told)
+			wrong = fmt.Sprintf("progress: %d was sent to watch %d (%d is all), and watch %d is at %d", rev, id, AllWatchers, w, told)
 		}
 		s.told[w] = max(told, rev)
 	}

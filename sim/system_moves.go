@@ -46,7 +46,7 @@ func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 	}
 	if rng.IntN(5) == 0 {
 		err = client.TransferLeader(ctx, from)
-		n.c.logf("nemesis: placement is to be led by node %s: %v", from, err)
+		n.c.logf("nemesis: placement must be led by node %s: %v", from, err)
 		return
 	}
 	to := n.elsewhere(rng, &own, from)

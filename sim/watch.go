@@ -284,11 +284,11 @@ func checkWatchers(ws []*Watcher, vs []Version, compacted map[int64]bool) (bad [
 			i++
 		}
 		if i == len(due) && i < len(w.told) && len(bad) == 0 {
-			bad = append(bad, fmt.Sprintf("%s: told %s, which is not there, %s", w.Name, w.told[i], w.teller(i)))
+			bad = append(bad, fmt.Sprintf("%s: received %s, which does not exist, %s", w.Name, w.told[i], w.teller(i)))
 		}
 		for _, p := range w.progress {
 			if p.after < len(due) && due[p.after] <= p.rev {
-				bad = append(bad, fmt.Sprintf("%s: told progress %d before revision %d, %s", w.Name, p.rev, due[p.after], p.telling))
+				bad = append(bad, fmt.Sprintf("%s: received progress %d before revision %d, %s", w.Name, p.rev, due[p.after], p.telling))
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func TestCheckWatchersRejects(t *testing.T) {
 		"out of order within":  {[][]int64{{2, 3}, {4, 5, 6, 7, 81, 80}}, "event 6 is"},
 		"twice":                {[][]int64{{2, 3}, {3, 4, 5, 6, 7, 80, 81}}, "twice, out of order or divided"},
 		"out of order":         {[][]int64{{2, 4, 3, 5, 6, 7, 80, 81}}, "revision 3 follows 4"},
-		"one too many":         {[][]int64{{2, 3, 4, 5, 6, 7, 80, 81, 9}}, "which is not there"},
+		"one too many":         {[][]int64{{2, 3, 4, 5, 6, 7, 80, 81, 9}}, "which does not exist"},
 		"progress too early":   {[][]int64{{2, 3}, {-4}, {4, 5, 6, 7, 80, 81}}, "progress 4 before revision 4"},
 		"compacted in between": {[][]int64{{2}, {0}, {5, 6, 7, 80, 81}}, ""},
 		"behind a compaction":  {[][]int64{{2}, {0}, {6, 7, 80, 81}}, "event 1 is"},
