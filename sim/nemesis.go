@@ -133,9 +133,8 @@ func newNemesis(c *cluster) *nemesis {
 	return &nemesis{c: c, rng: rand.New(rand.NewPCG(c.cfg.Seed, 2)), happened: map[Fault]int{}}
 }
 
-// run injects the faults of the configuration in a random order, sometimes two at a
-// time. If one node is to fail alone with all that it leads, it gathers the leaderships
-// first.
+// run injects the faults of the configuration in a random order, sometimes two at a time,
+// unless one node must fail alone with all that it leads.
 func (n *nemesis) run() error {
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })

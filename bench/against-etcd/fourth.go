@@ -46,9 +46,9 @@ func fourthFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 
 const (
 	// shareBand is the part of the mean by which a node's bytes and leaders may be off
-	// it at the end; one range is allowed in any case. movesBeyond is how many moves
-	// beyond the least are allowed.
-	shareBand   = 0.05
+	// it at the end; one range is allowed in any case.
+	shareBand = 0.05
+	// movesBeyond is the part of the least moves by which there may be more.
 	movesBeyond = 0.1
 	lookEvery   = time.Second
 )
@@ -294,9 +294,9 @@ func (h *held) text() string {
 	return fmt.Sprintf("MiB %s, leaders %v", figures(h.Bytes, "%.0f"), h.Leaders)
 }
 
-// least is a lower bound of the moves of replicas, and of leaders, that bring each node
-// into its band after an empty one has joined: the largest ranges fill the empty node.
-// It gets no range twice.
+// least is a lower bound of the moves of replicas, and of leaders, that bring each
+// node into its band after an empty one has joined. The largest ranges fill the empty
+// node. It gets no range twice.
 func least(list []rangeState) (moves, leads int) {
 	var sizes []float64
 	var sum float64

@@ -2,7 +2,7 @@
 // Skein on one machine and one file system, with the load beside them.
 //
 // It builds etcd from its module (the version in this module's go.mod), Skein and
-// loadtest from the tree around it, prints every run and the ratios as Markdown, and
+// loadtest from the tree around it. It prints every run and the ratios as Markdown, and
 // leaves all figures as JSON.
 //
 //	go run . throughput --runs 5 --total 100000

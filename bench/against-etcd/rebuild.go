@@ -151,9 +151,9 @@ const (
 )
 
 // sunk waits until the data have reached their final levels. Data that came in key
-// order stay in the upper levels of a store until a compaction becomes due, which can
-// happen during a measure and then takes minutes. sunk makes it due: it puts a key of
-// each range, and makes a merge, which flushes memtables.
+// order stay in the upper levels of a store until a compaction becomes due. That can
+// happen during a measure, and then takes minutes. To make it due, sunk puts a key of
+// each range and makes a merge, which flushes memtables.
 func (c *cluster) sunk(ctx context.Context, o rebuildOptions, keys [][]byte) error {
 	client, err := c.connect(0)
 	if err != nil {

@@ -6,11 +6,11 @@
 //   - Sizes: no package has more than 8,000 lines of Go without tests and generated
 //     code. No interface declares more than five methods.
 //   - Order: a package whose doc.go has a list "# Files" names each of its files
-//     there once, from the top down, and calls between files go downwards.
+//     there once, from the top down. Calls between files go downwards.
 //
-// Exceptions stand in tables with their reasons; one that is needed no longer fails
-// the test. The tests also plant violations, to prove that each check can fail.
-// Nothing but the tests imports this package.
+// Exceptions stand in tables with their reasons, and a stale one fails the test. The
+// tests also add violations, to prove that each check can fail. Nothing but the tests
+// imports this package.
 package archtest
 
 import (

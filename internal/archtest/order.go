@@ -151,7 +151,7 @@ func CheckOrder(order, files []string, arrows []Arrow, allowed []call) []string 
 	}
 	for _, c := range allowed {
 		if !needed[[2]string{c.from, c.to}] {
-			wrong = append(wrong, fmt.Sprintf("the exception %s → %s is needed no longer", c.from, c.to))
+			wrong = append(wrong, fmt.Sprintf("the exception %s → %s is no longer needed", c.from, c.to))
 		}
 		if c.why == "" {
 			wrong = append(wrong, fmt.Sprintf("the exception %s → %s has no reason", c.from, c.to))

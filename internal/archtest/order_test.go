@@ -166,7 +166,7 @@ func TestArrows(t *testing.T) {
 		{nil, "[bottom.go calls upwards into top.go: Top]"},
 		{[]call{{"bottom.go", "top.go", "a test"}}, "[]"},
 		{[]call{{"bottom.go", "top.go", ""}}, "[the exception bottom.go → top.go has no reason]"},
-		{[]call{{"bottom.go", "top.go", "a test"}, {"bottom.go", "middle.go", "a test"}}, "[the exception bottom.go → middle.go is needed no longer]"},
+		{[]call{{"bottom.go", "top.go", "a test"}, {"bottom.go", "middle.go", "a test"}}, "[the exception bottom.go → middle.go is no longer needed]"},
 	} {
 		if got := fmt.Sprint(CheckOrder(order, names, arrows, c.allowed)); got != c.want {
 			t.Errorf("with %v: %s, want %s", c.allowed, got, c.want)

@@ -139,7 +139,7 @@ func tooLarge(unit string, sizes map[string]int, bound int, exceptions map[strin
 		e := exceptions[name]
 		switch {
 		case sizes[name] <= bound:
-			wrong = append(wrong, fmt.Sprintf("the exception for %s is needed no longer: it has %d %s", name, sizes[name], unit))
+			wrong = append(wrong, fmt.Sprintf("the exception for %s is no longer needed: it has %d %s", name, sizes[name], unit))
 		case unit == "lines" && e.limit-sizes[name] >= 500:
 			wrong = append(wrong, fmt.Sprintf("%s has %d %s: lower its limit from %d", name, sizes[name], unit, e.limit))
 		case e.why == "":
