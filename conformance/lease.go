@@ -107,8 +107,8 @@ func (s *source) observeLease(c *call, a answer) {
 	}
 }
 
-// settled removes from an answer about leases what no two stores can agree on. One is the number of seconds left, if it differs only by the time between two
-// calls. The
+// settled removes from an answer about leases what no two stores can agree on. One is
+// the number of seconds left, if it differs only by the time between two calls. The
 // other is etcd's order of a lease's keys, which is the order of a Go map.
 func settled(m proto.Message) {
 	r, ok := m.(*pb.LeaseTimeToLiveResponse)

@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Operation is a change of a range's replicas that placement carries out.
+// Operation is a change of a range's replicas that placement executes.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -40,9 +40,9 @@ type Operation struct {
 	// aborted.
 	Right uint64 `protobuf:"varint,7,opt,name=right,proto3" json:"right,omitempty"`
 	Phase string `protobuf:"bytes,8,opt,name=phase,proto3" json:"phase,omitempty"`
-	// Why it was decided, in one word as the metrics have it: quorum-risk, repair, joint,
-	// learner, drain, zones, factor, cold, bytes, load or leaders; command where somebody has
-	// asked for it.
+	// The reason, in one word as in the metrics: quorum-risk, repair, joint,
+	// learner, drain, zones, factor, cold, bytes, load or leaders; command for an
+	// operator's request.
 	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -144,12 +144,12 @@ func (x *Operation) GetReason() string {
 type NodeJoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Where the other nodes will reach it.
+	// The addresses by which other nodes will reach it.
 	PeerUrls []string `protobuf:"bytes,2,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
-	// Cluster and node id of its directory, in etcd's form, where it has one already.
+	// Cluster and node id of its directory, in etcd's form, if it has one already.
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Node    string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	// That of its directory, by which it is known from then on (docs/format/engine.md).
+	// The instance of its directory, which identifies it from then on (docs/format/engine.md).
 	Instance      uint64 `protobuf:"varint,5,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -390,7 +390,7 @@ func (x *RangeMoveResponse) GetOperation() *Operation {
 type RangeTransferLeaderRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The node that is to lead, by name or by id in etcd's form.
+	// The new leader, by name or by id in etcd's form.
 	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -514,18 +514,18 @@ func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
 
 type PlacementShowResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the leader's node, "" where none is known.
+	// The name of the leader's node, "" if none is known.
 	Leader   string              `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
 	Term     uint64              `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	Replicas []*PlacementReplica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	// Absent where nobody could say.
+	// Absent if unknown.
 	Replication *Replication `protobuf:"bytes,4,opt,name=replication,proto3" json:"replication,omitempty"`
-	// After how long small and cold neighbours are merged by themselves, in milliseconds, as set
-	// for the cluster; 0 is by command alone. Absent where nothing is set: then it is what the
-	// leader's node was started with.
+	// How long neighbours must be small and cold before they merge by themselves, in
+	// milliseconds, as set for the cluster; 0 is by command alone. Absent if not set: then the
+	// flag of the leader's node counts.
 	MergeAfterMs *int64 `protobuf:"varint,5,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
-	// The answer is what a replica of the placement group knew last, or the asked node: no
-	// quorum of it could be asked.
+	// The answer is the last state known to a replica of the placement group or to the asked
+	// node: no quorum of the group could be asked.
 	Stale         bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -603,10 +603,10 @@ func (x *PlacementShowResponse) GetStale() bool {
 	return false
 }
 
-// Replication is how many voters each range is to have, and how far that is.
+// Replication is the number of voters that each range must have, and its progress.
 type Replication struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Voters that each range is to have.
+	// Voters that each range must have.
 	Factor int64 `protobuf:"varint,1,opt,name=factor,proto3" json:"factor,omitempty"`
 	Ranges int64 `protobuf:"varint,2,opt,name=ranges,proto3" json:"ranges,omitempty"`
 	// Ranges that have fewer voters than that, and more; ranges whose voters do not all live.
@@ -615,7 +615,7 @@ type Replication struct {
 	Silent int64 `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`
 	// Operations under way that add or remove voters for it.
 	Operations int64 `protobuf:"varint,6,opt,name=operations,proto3" json:"operations,omitempty"`
-	// Placement decides nothing by itself.
+	// Placement's own decisions are paused.
 	Paused        bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -861,7 +861,7 @@ func (x *PlacementMoveResponse) GetOperation() *Operation {
 
 type PlacementTransferLeaderRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The node that is to lead, by name or by id in etcd's form.
+	// The new leader, by name or by id in etcd's form.
 	To            string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -979,10 +979,10 @@ func (*OperationListRequest) Descriptor() ([]byte, []int) {
 type OperationListResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Operations []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
-	// Placement decides nothing by itself.
+	// Placement's own decisions are paused.
 	Paused bool `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
-	// The answer is what a replica of the placement group knew last: no quorum of it could be
-	// asked. An operation that is not there may yet begin, and one that is may be over.
+	// The answer is the last state known to a replica of the placement group: no quorum of it
+	// could be asked. A missing operation may yet begin, and a listed one may have ended.
 	Stale         bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1041,7 +1041,7 @@ func (x *OperationListResponse) GetStale() bool {
 
 type PlacementPauseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// False has it go on.
+	// False resumes.
 	Paused        bool `protobuf:"varint,1,opt,name=paused,proto3" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1128,26 +1128,25 @@ type Range struct {
 	// The span [start, end); an empty end is beyond the last key.
 	Start []byte `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`
 	End   []byte `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
-	// The name of the leader's node, "" where none is known.
+	// The name of the leader's node, "" if none is known.
 	Leader string `protobuf:"bytes,5,opt,name=leader,proto3" json:"leader,omitempty"`
 	// The names of the replicas' nodes, the order of the descriptor.
 	Replicas []string `protobuf:"bytes,6,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	// Live keys; -1 where they are not counted (for a while after a split).
+	// Live keys; -1 if they are not counted (for a while after a split).
 	Keys int64 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
-	// Bytes on the leader's disk, roughly; what is in its memory alone is not among
-	// them, so that a young range has 0.
+	// Bytes on the leader's disk, roughly. Data that are only in its memory do not count, so a
+	// new range has 0.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// awake, asleep, merging or unreachable. Merging is between the commit of a merge and the
-	// moment that the leader has the other half too: keys and bytes are not those of the whole.
+	// awake, asleep, merging or unreachable. Merging lasts from the commit of a
+	// merge until the leader has the other half too: keys and bytes do not count that half.
 	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
-	// The replicas with what they are, in the order of replicas.
+	// The replicas with their roles, in the order of replicas.
 	Members []*Replica `protobuf:"bytes,10,rep,name=members,proto3" json:"members,omitempty"`
-	// Index of the entry of the range's log that made the replicas what they are.
+	// Index of the log entry that made the present configuration.
 	ConfIndex uint64 `protobuf:"varint,11,opt,name=conf_index,json=confIndex,proto3" json:"conf_index,omitempty"`
-	// What is being changed about the range, if anything is.
+	// The operation under way on the range, if any.
 	Operation *Operation `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"`
-	// Somebody has set that it begins where it does: its left neighbour absorbs it by command
-	// alone.
+	// Its start was set by command: its left neighbour absorbs it only by command.
 	Kept          bool `protobuf:"varint,13,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1394,10 +1393,10 @@ func (x *RangeListRequest) GetKey() []byte {
 type RangeListResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Ranges []*Range               `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
-	// The answer is from what the asked node knew last: no quorum could be asked.
+	// The answer is the last state known to the asked node: no quorum could be asked.
 	Stale bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
-	// The keys that are in none of the ranges, as just behind a split or a merge: nobody could
-	// say in time who holds them now. With them all ranges cover each key exactly once.
+	// The keys in none of the listed ranges, for example just after a split or a merge: the
+	// answer about their range came too late. With them the ranges cover each key exactly once.
 	Missing       []*KeySpan `protobuf:"bytes,3,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1650,7 +1649,7 @@ func (x *RangeShowRequest) GetId() uint64 {
 
 type RangeShowResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By its leader's word where that has a name, else as the asked node knows it.
+	// As its leader reports it, if there is one, otherwise as the asked node knows it.
 	Range         *Range          `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
 	Replicas      []*ReplicaState `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1701,7 +1700,7 @@ func (x *RangeShowResponse) GetReplicas() []*ReplicaState {
 	return nil
 }
 
-// ReplicaState is what one node says of its replica of a range.
+// ReplicaState is one node's report on its replica of a range.
 type ReplicaState struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Node      string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1820,7 +1819,7 @@ func (*NodeListRequest) Descriptor() ([]byte, []int) {
 type NodeListResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Nodes []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// The answer is from what the asked node knew last: no quorum could be asked.
+	// The answer is the last state known to the asked node: no quorum could be asked.
 	Stale         bool `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1879,23 +1878,23 @@ type Node struct {
 	PeerUrls   []string `protobuf:"bytes,3,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
 	ClientUrls []string `protobuf:"bytes,4,rep,name=client_urls,json=clientUrls,proto3" json:"client_urls,omitempty"`
 	Alive      bool     `protobuf:"varint,5,opt,name=alive,proto3" json:"alive,omitempty"`
-	// Ranges with a replica on the node, by its own word or by the range map's, and those
-	// that it leads.
+	// Ranges with a replica on the node, by its own report or by the range map, and those that
+	// it leads.
 	Ranges  int64 `protobuf:"varint,6,opt,name=ranges,proto3" json:"ranges,omitempty"`
 	Leaders int64 `protobuf:"varint,7,opt,name=leaders,proto3" json:"leaders,omitempty"`
-	// Bytes of its data directory; 0 where it does not answer.
+	// Bytes of its data directory; 0 if it does not answer.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// unstarted, serving, draining, decommissioned or removed.
 	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
-	// When it became that, in milliseconds since 1970; 0 where nobody knows.
+	// When it became that, in milliseconds since 1970; 0 if unknown.
 	SinceUnixMs int64 `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
-	// What an operator says of it, in the order of the keys.
+	// The operator's attributes, in the order of the keys.
 	Attributes []*Attribute `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"`
 	// It has a replica of the placement group, and it leads that.
 	Placement       bool `protobuf:"varint,12,opt,name=placement,proto3" json:"placement,omitempty"`
 	PlacementLeader bool `protobuf:"varint,13,opt,name=placement_leader,json=placementLeader,proto3" json:"placement_leader,omitempty"`
-	// It is decommissioned and leaves: it is removed as soon as it holds nothing, whoever asks
-	// for that or not.
+	// It is decommissioned and leaves: it is removed as soon as it holds nothing, without
+	// another request.
 	Leaves        bool `protobuf:"varint,14,opt,name=leaves,proto3" json:"leaves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2029,7 +2028,7 @@ func (x *Node) GetLeaves() bool {
 	return false
 }
 
-// Attribute is something that an operator says of a node, as zone=a.
+// Attribute is an attribute of a node from the operator, such as zone=a.
 type Attribute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -2134,11 +2133,11 @@ type NodeShowResponse struct {
 	Ranges []*NodeRange `protobuf:"bytes,2,rep,name=ranges,proto3" json:"ranges,omitempty"`
 	// Operations under way from or to it.
 	Operations []*Operation `protobuf:"bytes,3,rep,name=operations,proto3" json:"operations,omitempty"`
-	// Why it could not be drained or decommissioned now; absent where it could, and where its
-	// state leaves nothing to ask.
+	// Why it could not be drained or decommissioned now; absent if it could, and if its state
+	// makes the question pointless.
 	Drain        *Refusal `protobuf:"bytes,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	Decommission *Refusal `protobuf:"bytes,5,opt,name=decommission,proto3" json:"decommission,omitempty"`
-	// The answer is from what the asked node knew last: no quorum could be asked.
+	// The answer is the last state known to the asked node: no quorum could be asked.
 	Stale         bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2225,7 +2224,7 @@ type NodeRange struct {
 	// voter, learner, and the roles of a joint configuration.
 	Role  string `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
 	Leads bool   `protobuf:"varint,5,opt,name=leads,proto3" json:"leads,omitempty"`
-	// Bytes on the node's disk, roughly; 0 where it does not answer.
+	// Bytes on the node's disk, roughly; 0 if it does not answer.
 	Bytes         int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2303,7 +2302,7 @@ func (x *NodeRange) GetBytes() int64 {
 	return 0
 }
 
-// NodeChangeRequest asks for a change of what a node is to the cluster.
+// NodeChangeRequest changes the state of a node in the cluster.
 type NodeChangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By name or by id in etcd's form.
@@ -2351,7 +2350,7 @@ func (x *NodeChangeRequest) GetNode() string {
 
 type NodeChangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The node as it is then.
+	// The node after the change.
 	Node          *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2548,9 +2547,9 @@ func (x *RangeMergeResponse) GetOperation() *Operation {
 
 type PlacementSetReplicationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Voters that each range is to have: 1, 3, 5 or 7.
+	// Voters that each range must have: 1, 3, 5 or 7.
 	Factor int64 `protobuf:"varint,1,opt,name=factor,proto3" json:"factor,omitempty"`
-	// Only check it, and say what it would mean.
+	// Only check it, and report the effect.
 	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2609,7 +2608,7 @@ type PlacementSetReplicationResponse struct {
 	Added   int64 `protobuf:"varint,4,opt,name=added,proto3" json:"added,omitempty"`
 	Bytes   int64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Removed int64 `protobuf:"varint,6,opt,name=removed,proto3" json:"removed,omitempty"`
-	// What the operator should know and what does not stop it, one sentence each.
+	// Warnings, one sentence each.
 	Notes         []string `protobuf:"bytes,7,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2696,7 +2695,7 @@ func (x *PlacementSetReplicationResponse) GetNotes() []string {
 
 type PlacementSetMergeAfterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In milliseconds; 0 merges by command alone. Absent: what each node was started with.
+	// In milliseconds; 0 merges by command alone. Absent: each node's own flag.
 	MergeAfterMs  *int64 `protobuf:"varint,1,opt,name=merge_after_ms,json=mergeAfterMs,proto3,oneof" json:"merge_after_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

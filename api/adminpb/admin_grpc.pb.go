@@ -49,59 +49,59 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type AdminClient interface {
-	// RangeList lists all ranges, or those that a filter leaves, in the order of their spans.
+	// RangeList lists all ranges, or those that match a filter, in the order of their spans.
 	RangeList(ctx context.Context, in *RangeListRequest, opts ...grpc.CallOption) (*RangeListResponse, error)
 	// RangeSplit splits the range that holds a key, so that a new range begins there.
 	RangeSplit(ctx context.Context, in *RangeSplitRequest, opts ...grpc.CallOption) (*RangeSplitResponse, error)
 	// RangeShow dumps what the replicas of one range hold in memory, for a bug report.
 	RangeShow(ctx context.Context, in *RangeShowRequest, opts ...grpc.CallOption) (*RangeShowResponse, error)
-	// RangeMove begins to put a range's replica on one node in the place of that on
-	// another. It returns when that has begun; OperationList says when it is over.
+	// RangeMove begins to move a range's replica from one node to another. It returns when
+	// the move has begun; OperationList shows when it has ended.
 	RangeMove(ctx context.Context, in *RangeMoveRequest, opts ...grpc.CallOption) (*RangeMoveResponse, error)
-	// RangeTransferLeader has another replica of a range lead it.
+	// RangeTransferLeader transfers the leadership of a range to another replica.
 	RangeTransferLeader(ctx context.Context, in *RangeTransferLeaderRequest, opts ...grpc.CallOption) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(ctx context.Context, in *OperationListRequest, opts ...grpc.CallOption) (*OperationListResponse, error)
 	// PlacementShow says who holds the placement group and who leads it.
 	PlacementShow(ctx context.Context, in *PlacementShowRequest, opts ...grpc.CallOption) (*PlacementShowResponse, error)
-	// PlacementMove begins to put the placement group's replica on one node in the place of
-	// that on another. It returns when that has begun; OperationList says when it is over.
+	// PlacementMove begins to move the placement group's replica from one node to another. It
+	// returns when the move has begun; OperationList shows when it has ended.
 	PlacementMove(ctx context.Context, in *PlacementMoveRequest, opts ...grpc.CallOption) (*PlacementMoveResponse, error)
-	// PlacementTransferLeader has another replica of the placement group lead it, and hand
-	// out revisions.
+	// PlacementTransferLeader transfers the leadership of the placement group to another
+	// replica, which then allocates revisions.
 	PlacementTransferLeader(ctx context.Context, in *PlacementTransferLeaderRequest, opts ...grpc.CallOption) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(ctx context.Context, in *NodeListRequest, opts ...grpc.CallOption) (*NodeListResponse, error)
 	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
 	NodeShow(ctx context.Context, in *NodeShowRequest, opts ...grpc.CallOption) (*NodeShowResponse, error)
-	// NodeDrain has a node give up its leaders and get neither leaders nor replicas, so that
-	// it can be stopped. It returns when that has begun; NodeShow says how far it is.
-	// NodeUndrain takes it back.
+	// NodeDrain makes a node give up its leaders and get neither leaders nor replicas, so that
+	// it can be stopped. It returns when that has begun; NodeShow shows the progress.
+	// NodeUndrain cancels it.
 	NodeDrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
 	NodeUndrain(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
-	// NodeDecommission has a node give up its replicas too, for good. It returns when that
-	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission takes it
-	// back until then.
+	// NodeDecommission makes a node give up its replicas too, for good. It returns when that
+	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission cancels it
+	// until then.
 	NodeDecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
 	NodeRecommission(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
-	// NodeRemove takes a node that is decommissioned or was never started, and holds
-	// nothing, out of the list of nodes. Its id is never let in again.
+	// NodeRemove removes a node that is decommissioned or was never started, and holds
+	// nothing, from the list of nodes. Its id is never admitted again.
 	NodeRemove(ctx context.Context, in *NodeChangeRequest, opts ...grpc.CallOption) (*NodeChangeResponse, error)
-	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
-	// carried out, and what operators ask for is done.
+	// PlacementPause stops placement's own decisions, or resumes them. Operations under way
+	// and operators' requests are executed in any case.
 	PlacementPause(ctx context.Context, in *PlacementPauseRequest, opts ...grpc.CallOption) (*PlacementPauseResponse, error)
-	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
-	// none yet, and the answer says who it is. A node that has an identity is told whether
-	// it still is a member.
+	// NodeJoin admits a node to the cluster. It makes the node's row of the node table, if
+	// there is none yet, and the answer has the node's identity. A node that has an identity
+	// learns whether it is still a member.
 	NodeJoin(ctx context.Context, in *NodeJoinRequest, opts ...grpc.CallOption) (*NodeJoinResponse, error)
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
-	// begun; OperationList says when it is over, and RangeList what has come of it.
+	// begun; OperationList shows when it has ended, and RangeList the result.
 	RangeMerge(ctx context.Context, in *RangeMergeRequest, opts ...grpc.CallOption) (*RangeMergeResponse, error)
-	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
-	// that would mean. It returns when that is set; PlacementShow says how far it is.
+	// PlacementSetReplication sets how many voters each range has, or with dry_run only
+	// reports the effect. It returns when the number is set; PlacementShow shows the progress.
 	PlacementSetReplication(ctx context.Context, in *PlacementSetReplicationRequest, opts ...grpc.CallOption) (*PlacementSetReplicationResponse, error)
-	// PlacementSetMergeAfter sets after how long small and cold neighbours are merged by
-	// themselves, or that this is what each node was started with.
+	// PlacementSetMergeAfter sets how long neighbours must be small and cold before they merge
+	// by themselves, or returns to each node's own flag.
 	PlacementSetMergeAfter(ctx context.Context, in *PlacementSetMergeAfterRequest, opts ...grpc.CallOption) (*PlacementSetMergeAfterResponse, error)
 }
 
@@ -327,59 +327,59 @@ func (c *adminClient) PlacementSetMergeAfter(ctx context.Context, in *PlacementS
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
 type AdminServer interface {
-	// RangeList lists all ranges, or those that a filter leaves, in the order of their spans.
+	// RangeList lists all ranges, or those that match a filter, in the order of their spans.
 	RangeList(context.Context, *RangeListRequest) (*RangeListResponse, error)
 	// RangeSplit splits the range that holds a key, so that a new range begins there.
 	RangeSplit(context.Context, *RangeSplitRequest) (*RangeSplitResponse, error)
 	// RangeShow dumps what the replicas of one range hold in memory, for a bug report.
 	RangeShow(context.Context, *RangeShowRequest) (*RangeShowResponse, error)
-	// RangeMove begins to put a range's replica on one node in the place of that on
-	// another. It returns when that has begun; OperationList says when it is over.
+	// RangeMove begins to move a range's replica from one node to another. It returns when
+	// the move has begun; OperationList shows when it has ended.
 	RangeMove(context.Context, *RangeMoveRequest) (*RangeMoveResponse, error)
-	// RangeTransferLeader has another replica of a range lead it.
+	// RangeTransferLeader transfers the leadership of a range to another replica.
 	RangeTransferLeader(context.Context, *RangeTransferLeaderRequest) (*RangeTransferLeaderResponse, error)
 	// OperationList lists the operations under way, oldest first.
 	OperationList(context.Context, *OperationListRequest) (*OperationListResponse, error)
 	// PlacementShow says who holds the placement group and who leads it.
 	PlacementShow(context.Context, *PlacementShowRequest) (*PlacementShowResponse, error)
-	// PlacementMove begins to put the placement group's replica on one node in the place of
-	// that on another. It returns when that has begun; OperationList says when it is over.
+	// PlacementMove begins to move the placement group's replica from one node to another. It
+	// returns when the move has begun; OperationList shows when it has ended.
 	PlacementMove(context.Context, *PlacementMoveRequest) (*PlacementMoveResponse, error)
-	// PlacementTransferLeader has another replica of the placement group lead it, and hand
-	// out revisions.
+	// PlacementTransferLeader transfers the leadership of the placement group to another
+	// replica, which then allocates revisions.
 	PlacementTransferLeader(context.Context, *PlacementTransferLeaderRequest) (*PlacementTransferLeaderResponse, error)
 	// NodeList lists all nodes, ascending by name.
 	NodeList(context.Context, *NodeListRequest) (*NodeListResponse, error)
 	// NodeShow says what a node holds, and whether it could be drained or decommissioned.
 	NodeShow(context.Context, *NodeShowRequest) (*NodeShowResponse, error)
-	// NodeDrain has a node give up its leaders and get neither leaders nor replicas, so that
-	// it can be stopped. It returns when that has begun; NodeShow says how far it is.
-	// NodeUndrain takes it back.
+	// NodeDrain makes a node give up its leaders and get neither leaders nor replicas, so that
+	// it can be stopped. It returns when that has begun; NodeShow shows the progress.
+	// NodeUndrain cancels it.
 	NodeDrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
 	NodeUndrain(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
-	// NodeDecommission has a node give up its replicas too, for good. It returns when that
-	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission takes it
-	// back until then.
+	// NodeDecommission makes a node give up its replicas too, for good. It returns when that
+	// has begun; when the node holds nothing, NodeRemove follows. NodeRecommission cancels it
+	// until then.
 	NodeDecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
 	NodeRecommission(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
-	// NodeRemove takes a node that is decommissioned or was never started, and holds
-	// nothing, out of the list of nodes. Its id is never let in again.
+	// NodeRemove removes a node that is decommissioned or was never started, and holds
+	// nothing, from the list of nodes. Its id is never admitted again.
 	NodeRemove(context.Context, *NodeChangeRequest) (*NodeChangeResponse, error)
-	// PlacementPause has placement decide nothing by itself, or go on. What is under way is
-	// carried out, and what operators ask for is done.
+	// PlacementPause stops placement's own decisions, or resumes them. Operations under way
+	// and operators' requests are executed in any case.
 	PlacementPause(context.Context, *PlacementPauseRequest) (*PlacementPauseResponse, error)
-	// NodeJoin lets a node into the cluster: its row of the node table is made, if there is
-	// none yet, and the answer says who it is. A node that has an identity is told whether
-	// it still is a member.
+	// NodeJoin admits a node to the cluster. It makes the node's row of the node table, if
+	// there is none yet, and the answer has the node's identity. A node that has an identity
+	// learns whether it is still a member.
 	NodeJoin(context.Context, *NodeJoinRequest) (*NodeJoinResponse, error)
 	// RangeMerge begins to let a range absorb its right neighbour. It returns when that has
-	// begun; OperationList says when it is over, and RangeList what has come of it.
+	// begun; OperationList shows when it has ended, and RangeList the result.
 	RangeMerge(context.Context, *RangeMergeRequest) (*RangeMergeResponse, error)
-	// PlacementSetReplication sets how many voters each range has, or with dry_run says what
-	// that would mean. It returns when that is set; PlacementShow says how far it is.
+	// PlacementSetReplication sets how many voters each range has, or with dry_run only
+	// reports the effect. It returns when the number is set; PlacementShow shows the progress.
 	PlacementSetReplication(context.Context, *PlacementSetReplicationRequest) (*PlacementSetReplicationResponse, error)
-	// PlacementSetMergeAfter sets after how long small and cold neighbours are merged by
-	// themselves, or that this is what each node was started with.
+	// PlacementSetMergeAfter sets how long neighbours must be small and cold before they merge
+	// by themselves, or returns to each node's own flag.
 	PlacementSetMergeAfter(context.Context, *PlacementSetMergeAfterRequest) (*PlacementSetMergeAfterResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
