@@ -145,7 +145,7 @@ func (c *Client) SetLeaderHint(leader keyspace.NodeID, term uint64) {
 		return
 	}
 	if leader != c.leader && leader != 0 {
-		// Whoever led before is lost, and may be out of reach: nobody waits for it.
+		// The former leader is lost and may be out of reach: nobody waits for it.
 		for a := range c.running {
 			if a.node != leader {
 				a.cancel()
@@ -219,8 +219,8 @@ func (c *Client) leaderNow() (keyspace.NodeID, <-chan struct{}) {
 	return c.leader, c.moved
 }
 
-// heard takes over what a node that does not lead said of the leader. refuser is
-// forgotten where it was taken for it.
+// heard notes whom a refusing node named as the leader. A refuser that was taken for the
+// leader is forgotten.
 func (c *Client) heard(refuser, hint keyspace.NodeID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,9 +231,9 @@ func (c *Client) heard(refuser, hint keyspace.NodeID) {
 	}
 }
 
-// answered takes over that a node has answered what only the leader does, where nobody is
-// taken for it: one that raft has told of may have been asked an instant before it knew
-// itself, and raft tells of it only once.
+// answered takes a node for the leader that answered as only the leader does, if no leader is
+// known. Raft tells of a new leader only once, and it may have been asked an instant before it
+// knew itself.
 func (c *Client) answered(node keyspace.NodeID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,9 +242,9 @@ func (c *Client) answered(node keyspace.NodeID) {
 	}
 }
 
-// target returns the node to ask: the leader if one is known, else by turns one of those
-// that hold the placement group as far as is known, and any other node, this one among
-// them: all those may have left the group since.
+// target returns the node to ask: the leader if one is known. Else known members of the
+// placement group and all other nodes take turns, this one included: the known members may
+// have left the group since.
 func (c *Client) target() keyspace.NodeID {
 	if l := c.Leader(); l != 0 {
 		return l
@@ -278,9 +278,9 @@ const (
 	maxHops = 2
 )
 
-// attempts repeats f with nodes to ask until it succeeds, fails for good or ctx
-// ends. f is repeated only where its error says that it certainly took no effect,
-// or where repeat says that repeating is harmless.
+// attempts repeats f with nodes to ask until it succeeds, fails for good or ctx ends. f is
+// repeated only if its error certainly means no effect, or if repeat is set: repeating is
+// harmless then.
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
 	pause, hops := attemptPauseMin, 0
 	for {
@@ -428,8 +428,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return a.Status, err
 }
 
-// last asks a replica of the placement group for what it has applied: this node's where it
-// has one, else the leader's, or any where none leads.
+// last asks a replica of the placement group for its applied state: this node's own, else the
+// leader's, or any if none leads.
 func (c *Client) last(ctx context.Context, kind requestKind) (response, error) {
 	if a, err := c.o.Service.serveLast(kind); err == nil {
 		return a, nil

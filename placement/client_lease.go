@@ -73,11 +73,10 @@ func (c *Client) one(ctx context.Context, q leaseRequest, repeat bool) (leaseRes
 	return a, err
 }
 
-// GrantLease grants a lease with the id for at least ttl seconds, and returns what was
-// granted and the current revision. repeat says that nobody else can have chosen the id:
-// then an attempt whose fate is unknown is made again, and a lease that is there is the
-// one that it has made. The errors are etcd's: LeaseTTLTooLarge, LeaseExists, NoSpace,
-// and TooManyLeases.
+// GrantLease grants a lease with the id for at least ttl seconds, and returns what was granted
+// and the current revision. repeat says that nobody else can have chosen the id. An attempt of
+// unknown fate is then made again, and an existing lease is the one that it made. The errors
+// are etcd's: LeaseTTLTooLarge, LeaseExists, NoSpace, and TooManyLeases.
 func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64, repeat bool) (int64, keyspace.Revision, error) {
 	if ttl > fsm.MaxLeaseTTL {
 		return 0, 0, kverror.New(kverror.LeaseTTLTooLarge, "%d seconds", ttl)
@@ -92,10 +91,9 @@ func (c *Client) GrantLease(ctx context.Context, id keyspace.LeaseID, ttl int64,
 	return a.Leases[0].TTL, a.Revision, nil
 }
 
-// Register registers a span with a lease, as RegisterLease does, and calls done exactly
-// once, from a goroutine of the Client's; only after Stop, with Stopped, before Register
-// returns. Where the
-// answer does not come in time done gets a Timeout: the span may be registered or not.
+// Register registers a span with a lease, as RegisterLease does, and calls done exactly once,
+// from a goroutine of the Client's; only after Stop, with Stopped, before Register returns. If
+// the answer does not come in time, done gets a Timeout: the span may be registered or not.
 func (c *Client) Register(id keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error)) {
 	g := &c.registrations
 	g.mu.Lock()
@@ -297,7 +295,7 @@ func (c *Client) ListLeases(ctx context.Context) ([]LeaseStatus, keyspace.Revisi
 		if err != nil {
 			break
 		}
-		// What begins to end only now was there when this was asked for.
+		// A lease that begins to end only now existed when the list was asked for.
 		asked := make(map[fsm.LeaseRef]bool, len(ending))
 		for _, ref := range ending {
 			asked[ref] = true

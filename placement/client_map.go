@@ -74,9 +74,9 @@ func (c *Client) Map(ctx context.Context) (*fsm.Map, error) {
 // that is closed when there is a newer one.
 func (c *Client) WatchMap() (*fsm.Map, <-chan struct{}) { return c.maps.current() }
 
-// Descriptor returns the row of a range in the node's newest copy of the map. key is one
-// of the range's keys as the caller knows it, and where the range is looked for first; a
-// range that is not there any more costs a look at every row.
+// Descriptor returns the row of a range in the node's newest copy of the map. key is one of
+// the range's keys as far as the caller knows; the lookup starts there. A range that is gone
+// costs a look at every row.
 func (c *Client) Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descriptor, bool) {
 	m, _ := c.maps.current()
 	if m == nil {
@@ -264,11 +264,11 @@ func (q *reportQueue) init() {
 	q.pending, q.wake = map[keyspace.RangeID]keyspace.Descriptor{}, make(chan struct{}, 1)
 }
 
-// ReportDescriptors tells placement what a range's replica has applied. It returns
-// at once; the report is repeated until the map holds this or something newer. It
-// is cheap where the node's copy of the map does already, so whoever becomes a
-// range's leader reports its descriptor: a report that died with the leader before
-// it is made good so. Parent and children of a split are best reported together.
+// ReportDescriptors tells placement what a range's replica has applied. It returns at once;
+// the report is repeated until the map holds this or something newer. It is cheap if the
+// node's copy of the map does already. So every new leader of a range reports its descriptor,
+// in case a report died with the leader before it. Parent and children of a split are best
+// reported together.
 func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 	m := c.maps.load()
 	signal(c.reporter.kick)

@@ -10,8 +10,8 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// Members returns the node table, ascending by id, without the nodes that were removed.
-// Where linearizable is false it is this node's copy, which may be old.
+// Members returns the node table, ascending by id, without the nodes that were removed. If
+// linearizable is false, it is this node's copy, which may be old.
 func (c *Client) Members(ctx context.Context, linearizable bool) ([]fsm.Node, error) {
 	ns, err := c.NodeTable(ctx, linearizable)
 	return slices.DeleteFunc(ns, func(n fsm.Node) bool { return n.State == fsm.NodeRemoved }), err
@@ -39,9 +39,9 @@ func (c *Client) Publish(ctx context.Context, n fsm.Node) error {
 	return nil
 }
 
-// AddNode makes an unstarted row for a node that is to join: its id and peer URLs, and
-// what else is known of it. NodeExists and PeerURLExists say that others have these,
-// NodeRemoved that the id belongs to a node that is gone for good.
+// AddNode makes an unstarted row for a node that is to join: its id and peer URLs, and what
+// else is known of it. NodeExists and PeerURLExists: another node has these. NodeRemoved: the
+// id belongs to a node that is gone for good.
 func (c *Client) AddNode(ctx context.Context, n fsm.Node) error {
 	return c.putNode(ctx, fsm.NodeIsAdded, n)
 }
@@ -65,11 +65,11 @@ func (c *Client) putNode(ctx context.Context, change fsm.NodeChange, n fsm.Node)
 	return err
 }
 
-// SetNodeState has a node go from one state to another: from serving to draining and
-// back, from either to decommissioned, and from that back to serving. It may be repeated:
-// a node that is there already stays there. Beside are the other nodes of which the caller
-// knows that they leave, where this one is to leave too. BadRequest says that the node is in
-// another state, that there is no such way, or that by now others leave as well.
+// SetNodeState has a node go from one state to another: from serving to draining and back,
+// from either to decommissioned, and from that back to serving. It may be repeated: a node
+// that is there already stays there. Beside are the other leaving nodes that the caller knows
+// of, if this one is to leave too. BadRequest: the node is in another state, the transition
+// does not exist, or more nodes are leaving by now.
 func (c *Client) SetNodeState(ctx context.Context, node keyspace.NodeID, from, to fsm.NodeState, beside ...keyspace.NodeID) error {
 	_, err := c.ask(ctx, &request{Kind: requestSetNodeState, To: node, From: from, Becomes: to, Beside: beside}, true)
 	return err
@@ -84,9 +84,9 @@ func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from fsm.N
 	return err
 }
 
-// RemoveNode removes the row of a node that is decommissioned or was never started, and
-// holds nothing: no replica of a range or of the placement group, and none is on its way
-// there. Its id is never let in again. BadRequest says what it holds.
+// RemoveNode removes the row of a node that is decommissioned or was never started. The node
+// must hold no replica of a range or of the placement group, and none may be on its way there.
+// Its id is never let in again. BadRequest says what it holds.
 func (c *Client) RemoveNode(ctx context.Context, node keyspace.NodeID) error {
 	_, err := c.ask(ctx, &request{Kind: requestRemoveNode, To: node}, true)
 	return err

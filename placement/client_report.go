@@ -28,8 +28,7 @@ const (
 // nodeReporter tells placement's leader what this node leads and has. But for kick it
 // belongs to one goroutine.
 type nodeReporter struct {
-	// kick says that this node leads a range that it did not lead before, or that one of
-	// its ranges has changed.
+	// kick says that this node newly leads a range, or that one of its ranges has changed.
 	kick chan struct{}
 	// told is what the leader has taken in, up to the part with this number.
 	told   map[keyspace.RangeID]driver.Measure
@@ -41,9 +40,9 @@ type nodeReporter struct {
 
 func (r *nodeReporter) init() { r.kick, r.whole = make(chan struct{}, 1), true }
 
-// nodeReportLoop reports until the Client stops: at once when there is another leader, or the
-// one that a node without a replica knew is lost, a
-// little after ranges of this node have changed, and every now and then.
+// nodeReportLoop reports until the Client stops. It reports at once to a new leader, and when
+// a node without a replica has lost the leader that it knew. It reports soon after ranges of
+// this node change, and at intervals.
 func (c *Client) nodeReportLoop() {
 	timer := c.o.Clock.NewTimer(reportEvery)
 	defer timer.Stop()
@@ -73,7 +72,7 @@ func (c *Client) awaitReport(timer clock.Timer, leader keyspace.NodeID, moved <-
 			return clock.Sleep(c.ctx, c.o.Clock, reportSoon) == nil
 		case <-moved:
 			was := leader
-			// Where raft says nothing who leads has to be asked for, and the report asks.
+			// Without a replica, raft does not name the leader; the report finds it.
 			if leader, moved = c.leaderNow(); leader != was && (leader != 0 || !c.o.Service.HasReplica()) {
 				return true
 			}
@@ -92,7 +91,7 @@ func (c *Client) reportNode() error {
 			r.number++ // the one before may have been taken, or not
 		}
 		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.driver.Steps()))
-		// What was sent and not answered may have come: nobody knows what the leader knows.
+		// Unanswered parts may have arrived: nobody knows what the leader knows.
 		r.whole = anew || err != nil
 		if !anew {
 			return err

@@ -170,8 +170,8 @@ func (q *sequenceQueue) take(expired clock.Time) bool {
 		q.taken = append(q.taken, *e)
 		q.items = append(q.items, e.item)
 	}
-	// What is left moves into the other buffer, so that a long queue is not shifted
-	// down in place while its front keeps the array alive.
+	// The rest moves into the other buffer. A long queue is not shifted down in place, and its
+	// front does not keep the array alive.
 	rest := append(q.spare[:0], q.waiting[n:]...)
 	clear(q.waiting)
 	q.spare, q.waiting = q.waiting[:0], rest
@@ -256,9 +256,8 @@ func (c *Client) beginLocal(b *sequencer.Batch) *sequencer.Pending {
 	return c.o.Service.sequencer.Begin(c.o.Self, own)
 }
 
-// sequenceAt makes one attempt at a node. own, where not nil, is what this node's
-// own sequencer has of the batch already: it is waited for, or taken back before
-// another sequencer is asked.
+// sequenceAt makes one attempt at a node. own, if not nil, is the batch at this node's own
+// sequencer. It is waited for, or withdrawn before another sequencer is asked.
 func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *sequencer.Batch, own *sequencer.Pending) (sequencer.Grant, error) {
 	if node == c.o.Self {
 		if own == nil {
@@ -281,7 +280,7 @@ func (c *Client) sequenceAt(ctx context.Context, node keyspace.NodeID, b *sequen
 var errStaleAnswer = kverror.New(kverror.NotLeader, "answer of an earlier sequencer")
 
 // accept checks an answer before it is used. Revisions that step back in one term
-// order break P2: going on would corrupt what clients see.
+// order break S2 of package sequencer: going on would corrupt what clients see.
 func (q *sequenceQueue) accept(b *sequencer.Batch, g *sequencer.Grant) error {
 	if g.Number != b.Number || g.Term < q.term {
 		return errStaleAnswer

@@ -80,13 +80,12 @@ func (s *Service) handOver(ctx context.Context, next keyspace.NodeID) {
 // stays. It neither waits nor fails.
 func (c *Client) BeginStop() { c.o.Service.shutdown.Stopping(sequencer.StopClosing) }
 
-// Shutdown is called by a stopping node after all its ranges have closed their
-// pipelines and before it stops to vote and store. It returns, within
-// ShutdownTimeout, when the node may go: at once where the others carry on (if this
-// node is the sequencer, after it has lowered the ceiling and handed over), else
-// when all nodes that live have closed their pipelines or this one may wait no
-// longer, and the ceiling is committed at the last revision: so that a stop of all nodes
-// leaves no gap.
+// Shutdown is called by a stopping node after all its ranges have closed their pipelines and
+// before it stops to vote and store. It returns within ShutdownTimeout, when the node may go.
+// If the others carry on, that is at once; a sequencer first lowers the ceiling and hands
+// over. Else the node waits until all living nodes have closed their pipelines, or it may wait
+// no longer, and the ceiling is committed at the last revision. So a stop of all nodes leaves
+// no gap.
 //
 // An error says that a gap may remain; the node stops all the same.
 func (c *Client) Shutdown(ctx context.Context) error {

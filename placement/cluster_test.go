@@ -301,7 +301,7 @@ func (h *history) ask(c *Client, rng *rand.Rand, done func()) {
 	})
 }
 
-// check checks P1 and P2, and returns the number of revisions used and the highest.
+// check checks S1 and S2 of package sequencer, and returns the number of revisions used and the highest.
 func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 	t.Helper()
 	owner := map[keyspace.Revision]bool{}
@@ -331,7 +331,7 @@ func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 	return len(owner), last
 }
 
-// TestRevisionsUnderFaults is the model test of P1, P2 and P3: clients on all nodes
+// TestRevisionsUnderFaults is the model test of S1 to S3 of package sequencer: clients on all nodes
 // ask without end, while leadership moves, nodes crash, pause and are cut off, and
 // messages are lost, repeated and reordered. No revision is allocated twice, none
 // steps back in real time, and a clean stop at the end leaves no gap.

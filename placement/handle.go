@@ -205,7 +205,7 @@ func (s *Service) serveLast(kind requestKind) (response, error) {
 
 // serveCompact raises the compacted revision as etcd does. last is the current
 // revision at a moment after the request arrived. The answer leaves when the
-// entry is applied here, after every allocation to come tells of it (P6).
+// entry is applied here, after every allocation to come tells of it (P5).
 func (s *Service) serveCompact(ctx context.Context, term uint64, last, at keyspace.Revision) (response, error) {
 	if compacted := s.View().Compacted; at <= compacted {
 		return response{}, &kverror.Error{Kind: kverror.Compacted, CompactRevision: max(compacted, 0)}

@@ -42,8 +42,8 @@ func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
 	return n, counts(&row)
 }
 
-// begin has one decision executed. It has been made a moment ago; what it was made on
-// is compared with what is now, and again where the entry is applied.
+// begin has one decision executed. Its premises are compared with the present state here, and
+// again when the entry is applied.
 func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 	s := d.s
 	log := s.o.Logger.With(zap.Stringer("range", op.Range), zap.Stringer("decided", op), zap.Stringer("reason", op.Reason))
@@ -53,7 +53,7 @@ func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 	case wrong != nil:
 		err = kverror.New(kverror.Busy, "%v", wrong)
 	case op.Kind == decide.LeaveJoint:
-		// Whoever leads the range leaves it; all there is to do is to ask how far it is.
+		// The range's leader leaves it; placement only asks how far it is.
 		d.task(ctx, op.Range, d.operator.refresh)
 		return
 	default:
@@ -64,8 +64,8 @@ func (d *decider) begin(ctx context.Context, op *decide.Operation) {
 		return
 	}
 	log.Info("decided, and not begun", zap.String("why", op.Why), zap.Error(err))
-	// What has changed meanwhile is decided upon anew; what cannot be done waits. Of what may
-	// have been begun all the same the map tells.
+	// A range that has changed is decided upon anew; an operation that cannot be executed
+	// waits. Of what may have been begun all the same the map tells.
 	if e := kverror.Of(err); e.Fate() == kverror.NotApplied {
 		d.c.Refuse(op.Range, s.o.Clock.Now(), e.Kind != kverror.Busy)
 	} else {
@@ -143,8 +143,8 @@ func cutText(s string) string {
 	return s
 }
 
-// decisionOf returns the operation as decisions see it. Of what is not in the record they
-// need who sends a copy, which is whoever leads.
+// decisionOf returns the operation as decisions see it. Beside the record they need the sender
+// of a copy: the leader.
 func decisionOf(o *fsm.Operation, leader keyspace.NodeID) decide.Operation {
 	op := decide.Operation{Range: o.Range, From: o.From, To: o.To, Lead: o.Lead, Source: leader, Reason: o.Reason, Why: o.Why}
 	switch o.Kind {

@@ -15,14 +15,14 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// OwnLeast is how many voters of the placement group are kept where no other node can
-// take the place of one that goes, unless that is to be gone in any case.
+// OwnLeast is how many voters the placement group keeps if no other node can replace one that
+// goes. A node that leaves in any case goes all the same.
 const OwnLeast = 3
 
-// decideOwn decides about the placement group itself: its replicas leave nodes that are
-// lost or decommissioned, its leader one that is drained, it gets voters where it has too few,
-// and they go to different zones. It is one step at a time,
-// and nothing for balance: who leads it costs more than what it holds.
+// decideOwn decides about the placement group itself. Its replicas leave lost and
+// decommissioned nodes, and its leader leaves a drained one. It gets voters if it has too few,
+// and spreads them over zones. It is one step at a time, and nothing for balance: who leads it
+// costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	own := v.PlacementGroup()
 	if d.settings.Paused || own.ConfIndex == 0 || fsm.Joint(&own) {
@@ -81,8 +81,8 @@ func (d *decider) leaveOwnSilent(o *fsm.Operation) {
 	}
 }
 
-// leaveOwnRefuge has a repair of the group given up that waits for the copy to a node that hears
-// hardly any other, where a better one is there: as with ranges.
+// leaveOwnRefuge gives up a repair of the group that waits for a copy to an isolated node, if
+// a better node is there: as with ranges.
 func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *fsm.Operation) {
 	is, has := own.ReplicaOn(o.To)
 	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
@@ -150,10 +150,10 @@ func (d *decider) everywhere(own *keyspace.Descriptor) bool {
 	return votes
 }
 
-// ownGrowth adds a voter where the group has fewer than a range is to have, or than three:
-// else a cluster that was founded by one node would always stop with that one. As with
-// ranges it begins only where there are nodes for all of them. Fewer are not made of many:
-// each founder has one, whatever ranges have.
+// ownGrowth adds a voter if the group has fewer than a range is to have, or fewer than three.
+// Else a cluster bootstrapped by one node would always stop with that node. As with ranges it
+// begins only where there are nodes for all of them. Fewer are not made of many: each founder
+// has one, whatever ranges have.
 func (d *decider) ownGrowth(o fsm.Operation, voters int) (fsm.Operation, bool) {
 	want, take := max(OwnLeast, d.settings.ReplicationFactor), 0
 	for _, n := range d.nodes {
@@ -209,11 +209,11 @@ func (d *decider) ownCrowd(own *keyspace.Descriptor) (fsm.Operation, bool) {
 	return o, o.To != 0 && d.ownTried[o.To] == 0 && zones[d.nodes[o.To].Zone] <= most-2
 }
 
-// ownTarget returns a node that can take a replica of the group, in the place of the one on from
-// if that is not 0: in a zone that has few of the others, and the one with the lowest id of those.
-// With isolated, one that hears hardly any other
-// counts as any; but after a first one, which may never get its copy, each has its turn by id.
-// Those to which copies did not come are the last: this node may not reach them.
+// ownTarget returns a node that can take a replica of the group, in place of the one on from
+// if from is not 0. It prefers zones with few of the other replicas, then low ids. With
+// isolated, one that hears hardly any other counts as any; but after a first one, which may
+// never get its copy, each has its turn by id. Those to which copies did not come are the
+// last: this node may not reach them.
 func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, isolated bool) keyspace.NodeID {
 	zones := map[string]int{}
 	for _, m := range own.Replicas {
@@ -247,11 +247,11 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, isol
 // ends the allocations of revisions for a moment.
 const handOverPauseMax = time.Minute
 
-// handOver gives the leadership of the group, and with it this one, to another node. It is
-// looked for one that can take it, which costs nothing; where the attempt fails nevertheless
-// the next one comes after a pause, ever longer. The one whose replica is being moved away, 0 if
-// none is, would hand it on at once, perhaps back to this one. tried is false where there is nobody
-// now: then this node does as any other leader would.
+// handOver gives the leadership of the group, and with it this one, to another node. Looking
+// for a node that can take it costs nothing. If the attempt fails nevertheless, the next one
+// follows after a pause, ever longer. leaving, if not 0, is the node whose replica is being
+// moved away: it would hand the lead on at once, perhaps back to this one. tried is false if
+// no node can take it now; this node then acts as any other leader would.
 func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) (tried bool) {
 	now := d.s.o.Clock.Now()
 	if now < d.handOverAt {

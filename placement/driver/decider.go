@@ -44,11 +44,10 @@ const (
 	leadersSought = 64
 )
 
-// decider decides for one leadership what is to be changed in the cluster. What it knows
-// is made anew by each leader: from the map, the node table and the operations, which are
-// replicated, and from what nodes say of themselves and whether they are heard, which is
-// not. What it decides goes through the placement group, and from there on does not
-// depend on it any more.
+// decider decides for one leadership what is to be changed in the cluster. Each leader builds
+// its knowledge anew. The map, the node table and the operations are replicated; the reports
+// of nodes and their liveness are not. Its decisions go through the placement group and do not
+// depend on it from there on.
 type decider struct {
 	s        *Driver
 	term     uint64
@@ -81,8 +80,9 @@ type decider struct {
 	under   map[keyspace.RangeID]fsm.Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
-	// ownTried is how often an operation on the placement group was to bring a replica to a node,
-	// since one has come, and ownRefuge the isolated one that a repair had last go to, 0 if none.
+	// ownTried counts the operations that were to bring a replica of the placement group to a
+	// node, since the last one came. ownRefuge is the isolated node that a repair last chose,
+	// 0 if none.
 	ownTried  map[keyspace.NodeID]int
 	ownRefuge keyspace.NodeID
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
@@ -207,9 +207,9 @@ func (d *decider) feedSettings(v *fsm.View) {
 	d.c.Set(set)
 }
 
-// isolated says whether the node is heard and hears fewer than half of the others, by what
-// its liveness messages say. Where that is so of every node, since so many have failed, it
-// says nothing of one: none hands over what it leads, and what is lost has to be rebuilt.
+// isolated says whether the node is heard and hears fewer than half of the others, by what its
+// liveness messages say. If so many nodes failed that every node is like that, it says nothing
+// of a single one. Then none hands over what it leads, and lost replicas must be rebuilt.
 func (d *decider) isolated(id keyspace.NodeID) bool {
 	return d.central && d.s.o.Alive(id) && !d.s.o.Central(id)
 }
@@ -304,8 +304,8 @@ func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 	for _, c := range d.tracker.take() {
 		news[c.Range] = true
 	}
-	// Who was absorbed goes first: told once more, it would stand in its heir's place where
-	// the heir's neighbours are looked up, and leave nobody there.
+	// Absorbed ranges go first. One that was put once more would take its heir's place in the
+	// lookup of neighbours, and then leave nobody there.
 	if len(d.ranges) != v.Len() {
 		d.dropRanges(v)
 	}
@@ -375,7 +375,7 @@ func (d *decider) feedEnd(op *fsm.Operation, now clock.Time) {
 	done, told := d.ended[op.ID]
 	d.mu.Unlock()
 	if done = done || !told; op.Kind == fsm.OperationMerge {
-		// Whoever has carried it out, and whatever came of it, the map knows it.
+		// The map knows how it ended, whoever executed it.
 		_, still := d.ranges[op.Right]
 		done = !still
 	}
@@ -384,9 +384,8 @@ func (d *decider) feedEnd(op *fsm.Operation, now clock.Time) {
 	delete(d.giveUp, op.Range)
 }
 
-// feedBegun takes over that an operation is under way. Where that cannot be yet, because the
-// range is about to come with the map, or what was decided for it is about to be refused, it
-// is tried again in the next round.
+// feedBegun takes over that an operation is under way. If that fails yet, the next round tries
+// again: the range is about to come with the map, or a decision for it is about to be refused.
 func (d *decider) feedBegun(op *fsm.Operation) {
 	if _, ok := d.under[op.Range]; ok || op.Range == fsm.OwnGroup {
 		return
@@ -427,7 +426,7 @@ func (d *decider) over(op *fsm.Operation, done bool) {
 	d.kick.Set()
 }
 
-// mayDecide says whether enough is known: who leads what, of every node that lives.
+// mayDecide says whether every living node has reported its ranges.
 func (d *decider) mayDecide(now clock.Time) bool {
 	if d.heard {
 		return true
@@ -459,9 +458,9 @@ func (d *decider) survey(ctx context.Context) {
 	d.s.o.Metrics.Stopped.Set(float64(stopped))
 }
 
-// findLeaders asks some of the ranges of which nobody says that he leads them. Most are about to
-// have a leader, or have no quorum; but where what a node has said was forgotten, or overruled by
-// who knew less, it does not say it again.
+// findLeaders asks some of the ranges of which nobody says that he leads them. Most are about
+// to have a leader, or have no quorum. But a node does not repeat a report that was forgotten,
+// or overruled by an older one.
 func (d *decider) findLeaders(ctx context.Context) {
 	ids := d.tracker.unled(maps.Keys(d.ranges))
 	slices.Sort(ids)

@@ -24,9 +24,9 @@ func (d *decider) removeEmptied(ctx context.Context, v *fsm.View) {
 	}
 }
 
-// emptied returns the nodes that leave and hold nothing. Decisions keep for each node what it
-// holds by the view, so that nobody has to look at each range for it; of operations they may
-// not have taken over all yet, and of the placement group they know nothing.
+// emptied returns the nodes that leave and hold nothing. The model keeps for each node what it
+// holds, so nobody has to look at each range. It may lack the latest operations, and it does
+// not know the placement group.
 func (d *decider) emptied(v *fsm.View) (ids []keyspace.NodeID) {
 	group := v.PlacementGroup()
 	for id, n := range v.NodeRows() {

@@ -221,11 +221,11 @@ func (o *operator) prepareMerge(ctx context.Context, op *fsm.Operation) (moved b
 	return true, o.decideMerge(ctx, op, &left, &right, leader)
 }
 
-// store has every node store what it has applied, while both ranges serve yet, so that
-// little is left to be stored when one of them does not. It is one node after the other, so
-// that a quorum has its disks and processors for requests; and where that took long, all of
-// them once more, for what was written meanwhile. No more often: each time brings every
-// store a small table that has to be merged with the others.
+// store has every node store what it has applied, while both ranges serve yet, so that little
+// is left to be stored when one of them does not. The nodes store one after the other, so that
+// a quorum has its disks and processors for requests. If that took long, all store once more
+// what was written meanwhile. No more often: each time brings every store a small table that
+// has to be merged with the others.
 func (o *operator) store(ctx context.Context, op *fsm.Operation, right *keyspace.Descriptor) error {
 	order := keyspace.MergeOrder{Step: keyspace.MergeStore, ID: op.ID, Range: right.Range}
 	began := o.s.o.Clock.Now()
@@ -255,8 +255,8 @@ func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, rig
 		err = o.s.o.Group.Propose(still, o.term, fsm.CommitMerge{Merge: refOf(op), Left: fsm.VersionOf(left), Right: fsm.VersionOf(right)}).Err
 	}
 	if late := errors.Is(context.Cause(ctx), context.DeadlineExceeded); err != nil && (ctx.Err() == nil || late) {
-		// Aborting is decided by the same state as committing: of the two it takes one. That
-		// the step is over, whose time storing may have taken, is no reason to stand still.
+		// Aborting is decided by the same state as committing: of the two it takes one. A step
+		// whose time storing has used up is no reason to stand still.
 		return abortion{err}
 	}
 	if err != nil {
@@ -265,17 +265,17 @@ func (o *operator) decideMerge(ctx context.Context, op *fsm.Operation, left, rig
 	log := o.s.o.Logger.With(zap.Stringer("range", op.Range), zap.Uint64("operation", op.ID), zap.Stringer("right", op.Right))
 	log.Info("merge is committed", zap.Duration("frozen-after", frozen), zap.Duration("settled-after", settled),
 		zap.Duration("committed-after", o.s.o.Clock.Now().Sub(began)))
-	// At once, by whom it is known to be led: the next step asks who that is, and does it where
-	// this fails.
+	// At once, at the known leader. If this fails, the next step asks for the leader and
+	// repeats it.
 	err = o.s.o.Merger.Merge(ctx, leader, keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: op.ID, Range: left.Range})
 	log.Info("merge is executed", zap.Duration("absorbed-after", o.s.o.Clock.Now().Sub(began)), zap.Error(err))
 	return nil
 }
 
-// hold has the left range's leader hold it ready to absorb until the returned function is called.
-// To let end what is under way takes about as long as the freeze and all up to the commit: with
-// both at the same time the right one stands still for less long, and the left one not for longer
-// than that. Whether it is held changes nothing but the time.
+// hold has the left range's leader hold it ready to absorb until the returned function is
+// called. Draining the left range takes about as long as the freeze and the commit. Done at
+// the same time, the right range stands still for less time, and the left one no longer than
+// that. Whether it is held changes nothing but the time.
 func (o *operator) hold(ctx context.Context, op *fsm.Operation, leader keyspace.NodeID) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
@@ -357,8 +357,8 @@ func (o *operator) align(ctx context.Context, op *fsm.Operation, left, right *ke
 	return err == nil, err
 }
 
-// misplaced returns a node that holds the right range alone, and one that holds the left
-// one alone; 0 where there is none.
+// misplaced returns a node with only the right range and a node with only the left one, 0 for
+// none.
 func misplaced(left, right *keyspace.Descriptor) (from, to keyspace.NodeID) {
 	for _, m := range right.Replicas {
 		if _, ok := left.ReplicaOn(m.Node); !ok {

@@ -84,7 +84,7 @@ type answered struct {
 
 // allocator is the sequencer without locks, clocks, raft and network: a state
 // machine whose inputs are its methods and whose outputs are lists of things to
-// do. See P1 to P4 of the package.
+// do. See S1 to S4 of the package.
 type allocator struct {
 	phase phase
 	term  uint64

@@ -288,7 +288,7 @@ func TestCeilingIsProposedAgain(t *testing.T) {
 	})
 }
 
-// TestCompactIsToldBeforeItIsAnswered is P6 and trap 65: from the moment at which
+// TestCompactIsToldBeforeItIsAnswered is P5 of placement and trap 65: from the moment at which
 // the waiter of a compaction hears of it, every answer tells of it.
 func TestCompactIsToldBeforeItIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
