@@ -198,7 +198,7 @@ func (r *Replica) show(st *Status) {
 	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.removedTo
 	st.Hash = fmt.Sprintf("%016x", r.rec.Hash)
 	st.Keys, st.Counted = r.rec.Live, r.rec.Counted
-	st.Queued, st.QueuedBytes, st.OverlayKeys = len(r.queue), r.queueBytes, r.overlay.len()
+	st.Queued, st.QueuedBytes, st.OverlayKeys = len(r.queue), r.queueBytes, r.overlay.Len()
 	if r.filling != nil {
 		st.FillingRequests = len(r.filling.calls)
 	}

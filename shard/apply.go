@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -52,14 +53,14 @@ type outcome struct {
 	ok   bool
 	// deltas are the changes of the live-key count, and locks those of what transactions
 	// over several ranges hold, for a batch.
-	deltas []delta
+	deltas []eval.CountChange
 	locks  []lockChange
 	// split is set for a split that took effect, source for an absorbing: the range that is
-	// no more. border is its first key, and reigns those of its keys on this node.
+	// no more. border is its first key, and epochs those of its keys on this node.
 	split  *appliedSplit
 	source keyspace.RangeID
 	border []byte
-	reigns reigns
+	epochs eval.KeyEpochs
 	// events are a batch's for the feeds, if there were any feeds when it was applied;
 	// resolved is applyState.resolved behind it.
 	events   *rangefeed.Events
@@ -284,7 +285,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		o := &s.done[i]
 		switch o.kind {
 		case command.KindBatch:
-			r.live.apply(o.deltas)
+			r.live.Apply(o.deltas)
 			if o.ok {
 				feeds.Add(o.events, o.resolved, rangeapi.FeedPosition(o.link))
 			}
@@ -374,8 +375,8 @@ func (r *Replica) publishSplitLocked(o *outcome, feeds *rangefeed.Publication) {
 	r.endFeedsAtSplitLocked(feeds, o.split)
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.reigns.end(r.node.heads)
-	r.live.reset(r.rec.LastRevision)
+	r.epochs.End(r.node.cache)
+	r.live.Reset(r.rec.LastRevision)
 	r.children = append(r.children, o.split.descriptor())
 	if len(r.children) > maxChildren {
 		r.children = slices.Delete(r.children, 0, 1)
@@ -397,12 +398,12 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 		for _, c := range b.calls {
 			c.isAt(placeBatch, b)
 			for _, v := range c.writes {
-				r.overlay.remove(v)
-				r.node.heads.put(r.reigns.of(v.key), v.key, v.head())
+				r.overlay.Remove(v)
+				r.node.cache.Put(r.epochs.Of(v.Key), v.Key, v.Cached())
 			}
 		}
 		if b.items > 0 {
-			r.headsOfLocked(o.locks)
+			r.cacheResolvedLocked(o.locks)
 		}
 		b.end(true)
 		answerWrites(b, out)
@@ -413,7 +414,7 @@ func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
 	}
 	if o.ok {
 		// Not from this leadership's pipeline.
-		r.reigns.end(r.node.heads)
+		r.epochs.End(r.node.cache)
 	}
 	for i, b := range r.lost {
 		if b.link != o.link {
@@ -547,12 +548,12 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
 	r.resolved = s.resolved
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
-	r.live.reset(rec.LastRevision)
+	r.live.Reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
 	r.load.Replaced()
-	r.reigns.end(r.node.heads)
+	r.epochs.End(r.node.cache)
 	r.snapshotFateLocked(&out)
 	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))

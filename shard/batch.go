@@ -10,9 +10,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // call is one request that goes through the pipeline, and the caller's wait for it.
@@ -32,9 +32,9 @@ type call struct {
 	at     *batch
 
 	// What evaluation left. A call without writes changes nothing.
-	txn    *pendingTxn
-	writes []*pendingVersion
-	draft  draft
+	txn    *eval.PendingTxn
+	writes []*eval.PendingVersion
+	draft  eval.Draft
 	// fail is the refusal that is held back like an answer.
 	fail error
 	// future is the explicit revision that the range had not heard of, 0 if none. The
@@ -44,7 +44,7 @@ type call struct {
 	// call alone.
 	current, compacted keyspace.Revision
 	// seen is the newest batch of which the evaluation saw a version.
-	seen *batch
+	seen *eval.Batch
 	// waits counts how often the call was put back.
 	waits int
 
@@ -137,9 +137,8 @@ func (c *call) answer(n *Node, resp proto.Message, err error) {
 // batch is what is sequenced together and, where it changes something, proposed as
 // one entry. All fields are guarded by the replica's mu.
 type batch struct {
-	// order counts the batches of the replica.
-	order uint64
-	lead  *leadership
+	eval.Batch
+	lead *leadership
 	// calls are those whose place is in the batch; of a settled one all have writes or are
 	// steps. txns counts the former, items the latter; a revoke is both.
 	calls   []*call
@@ -164,17 +163,13 @@ type batch struct {
 	// parked are calls that are evaluated again once the batch has its revisions, held
 	// those that are answered once it is applied.
 	parked, held []*call
-	// ended is closed when the batch is applied or discarded; nil until somebody
-	// waits for it. applied says which.
-	ended   chan struct{}
-	applied bool
 }
 
 func (b *batch) String() string {
 	if b == nil {
 		return "no batch"
 	}
-	return fmt.Sprintf("batch %d of term %d", b.order, b.lead.term)
+	return fmt.Sprintf("batch %d of term %d", b.Order(), b.lead.term)
 }
 
 // take moves all calls out of one of the batch's lists, which is empty then.
@@ -187,33 +182,29 @@ func (b *batch) take(list *[]*call, from place) []*call {
 	return calls
 }
 
-// newerBatch returns the younger of two batches, either of which may be nil.
-func newerBatch(a, b *batch) *batch {
-	if a == nil || b != nil && b.order > a.order {
-		return b
+// newBatch returns an empty batch of the leadership.
+func newBatch(order uint64, lead *leadership) *batch {
+	b := &batch{lead: lead}
+	b.Batch = eval.NewBatch(order, b)
+	return b
+}
+
+// batchOf returns the batch of which the evaluation knows, nil for none.
+func batchOf(b *eval.Batch) *batch {
+	if b == nil {
+		return nil
 	}
-	return a
+	return b.Owner.(*batch) //nolint:forcetypeassert // a replica's batches are these
 }
 
 // end wakes whoever waits for the batch.
 func (b *batch) end(applied bool) {
-	b.applied = applied
-	if b.ended != nil {
-		close(b.ended)
-	}
+	b.End(applied)
 	for _, c := range b.calls {
 		if c.txn != nil {
-			c.txn.batch = nil
+			c.txn.Batch = nil
 		}
 	}
-}
-
-// wait returns a channel that is closed when the batch has ended.
-func (b *batch) wait() <-chan struct{} {
-	if b.ended == nil {
-		b.ended = make(chan struct{})
-	}
-	return b.ended
 }
 
 // leadership is the right to evaluate and propose: one term, and in it one chain
@@ -246,8 +237,8 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 		}
 		dst = binary.AppendUvarint(dst, uint64(len(c.writes)))
 		for sub, p := range c.writes {
-			v := p.stored(uint32(sub))
-			dst = command.AppendVersion(dst, &v, p.prior())
+			v := p.Stored(uint32(sub))
+			dst = command.AppendVersion(dst, &v, p.Prior())
 			hash += command.HashVersion(&v)
 		}
 	}
@@ -257,24 +248,4 @@ func (b *batch) encode(generation keyspace.Generation, first keyspace.Revision) 
 	b.hash = hash
 	l.last, l.hash = b.link, hash
 	return dst
-}
-
-// stored returns the version as it will be stored. Its revisions are known.
-func (p *pendingVersion) stored(sub uint32) mvcc.Version {
-	v := mvcc.Version{
-		Key: p.key, Mod: ref{txn: p.txn}.must(), Sub: sub, Tombstone: p.tombstone,
-	}
-	if !p.tombstone {
-		v.Create, v.Version, v.Lease, v.Value = p.create.must(), p.version, p.lease(), p.value
-	}
-	return v
-}
-
-// head returns the version as the cache has it. Its revisions are known.
-func (p *pendingVersion) head() head {
-	mod := ref{txn: p.txn}.must()
-	if p.tombstone {
-		return head{mod: mod}
-	}
-	return head{alive: true, version: p.version, lease: p.lease(), mod: mod, create: p.create.must(), value: p.value}
 }

@@ -221,21 +221,21 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 					t.Errorf("%s beyond the bound: %+v", name, g)
 				}
 				r := w.node.Replica(1)
-				if !r.locks.Empty() || w.node.reading.Load() != 0 {
-					t.Errorf("%s: locks %v, %d bytes are read", name, &r.locks, w.node.reading.Load())
+				if !r.locks.Empty() || w.node.reads.Held() != 0 {
+					t.Errorf("%s: locks %v, %d bytes are read", name, &r.locks, w.node.reads.Held())
 				}
 				w.put(t.Context(), "c", "v")
 				w.seq.auto = false
 				w.put(t.Context(), "x", "v") // steps that come behind it wait for its revision
 				g := prepare(3)
-				if g.done || w.node.reading.Load() == 0 {
-					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reading.Load())
+				if g.done || w.node.reads.Held() == 0 {
+					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reads.Held())
 				}
 				w.seq.auto = true
 				w.seq.answer(0, nil)
 				w.settle()
-				if !g.done || g.err != nil || w.node.reading.Load() != 0 {
-					t.Errorf("%s: %+v, %d bytes are read", name, g, w.node.reading.Load())
+				if !g.done || g.err != nil || w.node.reads.Held() != 0 {
+					t.Errorf("%s: %+v, %d bytes are read", name, g, w.node.reads.Held())
 				}
 			})
 		}
@@ -278,7 +278,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		if !freed(2, 500) {
 			t.Error("the cache of newest versions keeps a lock")
 		}
-		if h, ok := w.node.heads.get(r.reigns.of([]byte("c")), []byte("c")); !ok || !h.whole || string(h.value) != "v" {
+		if h, ok := w.node.cache.Get(r.epochs.Of([]byte("c")), []byte("c")); !ok || !h.Whole || string(h.Value) != "v" {
 			t.Errorf("remembered %+v", h)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/sim/simdisk"
 )
 
@@ -248,7 +249,7 @@ func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)
-		if n, err := mvcc.Count(w.engine, child, newest); err != nil || n != 1 {
+		if n, err := mvcc.Count(w.engine, child, eval.Newest); err != nil || n != 1 {
 			t.Errorf("%d keys are left of one in a span that another range has claimed: %v", n, err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // followSome has the follower go on by some entries of a range.
@@ -249,7 +250,7 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 	if a, b := heldText(&stored), heldText(&shown); a != want || b != want {
 		e.fatal("%s: range %s: of transactions there is\n%s\nstored is\n%s\nand shown\n%s", e.name(w), r.id, want, a, b)
 	}
-	if n, err := mvcc.Count(w.engine, span, newest); err != nil || counted && n != live {
+	if n, err := mvcc.Count(w.engine, span, eval.Newest); err != nil || counted && n != live {
 		e.fatal("%s: range %s has %d keys, counted %d: %v", e.name(w), r.id, n, live, err)
 	}
 }
@@ -276,7 +277,7 @@ func (e *elastic) checkAttached(w *fakeWorld) {
 		index[fmt.Sprint(a.to, string(a.key))] = true
 	}
 	rs := w.over(keyspace.Span{})
-	_, err := mvcc.Scan(w.engine, mvcc.ScanOptions{At: newest, KeysOnly: true}, func(v *mvcc.Version) error {
+	_, err := mvcc.Scan(w.engine, mvcc.ScanOptions{At: eval.Newest, KeysOnly: true}, func(v *mvcc.Version) error {
 		if v.Lease == 0 {
 			return nil
 		}
@@ -321,7 +322,7 @@ func heldText(s *command.TxnState) string {
 // attachedText is the index of leases of a node without what its keys' versions know better.
 func (e *elastic) attachedText(w *fakeWorld) string {
 	return fmt.Sprint(slices.DeleteFunc(allAttached(e.t, w.engine), func(a attachment) bool {
-		v, ok, err := mvcc.Get(w.engine, a.key, newest)
+		v, ok, err := mvcc.Get(w.engine, a.key, eval.Newest)
 		return err == nil && (!ok || v.Lease != a.to)
 	}))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // elasticRecord is the record of a lease, as placement keeps it.
@@ -192,7 +193,7 @@ func (e *elastic) revoked(t *elasticTxn) bool {
 			e.fatal("lease %d is revoked, range %s has its mark: %t, and %d locks", t.lease, r.id, marked, len(held))
 		}
 	}
-	if _, err := mvcc.Scan(e.leader.engine, mvcc.ScanOptions{At: newest, KeysOnly: true}, func(v *mvcc.Version) error {
+	if _, err := mvcc.Scan(e.leader.engine, mvcc.ScanOptions{At: eval.Newest, KeysOnly: true}, func(v *mvcc.Version) error {
 		if v.Lease == t.lease {
 			return fmt.Errorf("lease %d is revoked and has key %s", t.lease, v.Key)
 		}

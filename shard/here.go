@@ -81,8 +81,8 @@ func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Res
 	if err != nil {
 		return nil, err
 	}
-	budget := n.readBudget()
-	defer budget.release()
+	budget := n.reads.Budget()
+	defer budget.Release()
 	resp, _, err := r.readStore(req.Op, req.ReadRevision, at, &budget)
 	if err != nil {
 		return nil, err

@@ -382,7 +382,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 		// the scan.
 		known := false
 		at = r.locks.LowestFloor(at)
-		if since, known = r.live.at(at, since); !known {
+		if since, known = r.live.At(at, since); !known {
 			r.counting = false
 			r.lookAgainLocked()
 			r.mu.Unlock()

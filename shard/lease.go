@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
 
@@ -141,29 +142,6 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 		return b.Close()
 	}
 	return b.Commit()
-}
-
-// needsMark says that a put cannot be evaluated before the lease has a mark.
-type needsMark struct{ lease keyspace.LeaseID }
-
-func (needsMark) Error() string { return "waits for the mark of a lease" }
-
-// checkLease refuses a put to a lease that is not there.
-func (e *evaluation) checkLease(lease keyspace.LeaseID) error {
-	r := e.home
-	if r == nil || r.node.cfg.Leases == nil {
-		return kverror.LeaseNotFound
-	}
-	r.mu.Lock()
-	marked := r.markedLocked(lease)
-	r.mu.Unlock()
-	switch {
-	case marked:
-		return nil
-	case e.lacks == lease || slices.Contains(e.absent, lease):
-		return kverror.LeaseNotFound
-	}
-	return needsMark{lease}
 }
 
 // markedLocked says whether keys may be attached to the lease now. A mark that is about to
@@ -371,9 +349,9 @@ func (r *Replica) publishMarkLocked(m rangeapi.Attachment) {
 	}
 }
 
-func leasesOf(writes []*pendingVersion) (all []keyspace.LeaseID) {
+func leasesOf(writes []*eval.PendingVersion) (all []keyspace.LeaseID) {
 	for _, v := range writes {
-		all = command.AddLease(all, v.lease())
+		all = command.AddLease(all, v.Lease())
 	}
 	return all
 }

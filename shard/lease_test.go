@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // fakeLeases has the records of leases. It answers by itself where auto is set.
@@ -155,7 +156,7 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 	snap := e.NewSnapshot()
 	defer snap.Close()
 	attached := map[string]keyspace.LeaseID{}
-	_, err := mvcc.Scan(snap, mvcc.ScanOptions{Span: span, At: newest, KeysOnly: true}, func(v *mvcc.Version) error {
+	_, err := mvcc.Scan(snap, mvcc.ScanOptions{Span: span, At: eval.Newest, KeysOnly: true}, func(v *mvcc.Version) error {
 		if v.Lease == 0 {
 			return nil
 		}

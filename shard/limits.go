@@ -42,9 +42,9 @@ type Limits struct {
 	// 8 MiB, well below what a message of the bus may have. ReadByPages beyond it: the
 	// gateway asks for pieces.
 	AnswerBytes int64
-	// HeadBytes bounds what the node remembers of the newest versions of keys that it
+	// VersionCacheBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
-	HeadBytes int64
+	VersionCacheBytes int64
 	// LockBytes bounds what transactions over several ranges have locked and intend to
 	// write in all replicas of the node. Default 32 MiB. TooManyRequests beyond it.
 	LockBytes int64
@@ -102,7 +102,7 @@ func (l *Limits) fill() {
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.AnswerBytes, 8<<20)
-	setDefault(&l.HeadBytes, 32<<20)
+	setDefault(&l.VersionCacheBytes, 32<<20)
 	setDefault(&l.LockBytes, 32<<20)
 	setDefault(&l.PrevBytes, 16<<20)
 	setDefault(&l.Pages, 4096)

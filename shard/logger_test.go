@@ -6,6 +6,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // fieldCounter counts the fields that loggers were asked to encode for good.
@@ -23,7 +25,7 @@ func (c fieldCounter) With(fields []zapcore.Field) zapcore.Core {
 // buffer of a KiB once it is encoded, which a replica that logs nothing does not have.
 func TestQuietReplicaHasNoLogBuffer(t *testing.T) {
 	var fields atomic.Int64
-	n := &Node{heads: &heads{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}
+	n := &Node{cache: &eval.VersionCache{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}
 	n.newReplica(7)
 	if got := fields.Load(); got != 0 {
 		t.Errorf("%d fields were encoded for a replica that logs nothing", got)

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
@@ -135,23 +136,23 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	s.advance(true)
 	out.ok, out.source, out.border = true, m.Other, from.rec.Span.Start
 	if o := r.node.Replica(m.Other); o != nil {
-		out.reigns = o.yieldReigns(m.ID)
+		out.epochs = o.yieldEpochs(m.ID)
 	}
 	// From here on the node's replica of the source never comes back, whatever is replayed.
 	return setLeft(b, m.Other, from.self)
 }
 
-// yieldReigns hands over what the node knows of the keys of a frozen replica; nil where it is not
+// yieldEpochs hands over what the node knows of the keys of a frozen replica; nil where it is not
 // frozen for the merge as far as it has come itself. Whoever reads here yet adds nothing to it.
-func (r *Replica) yieldReigns(merge uint64) (rs reigns) {
+func (r *Replica) yieldEpochs(merge uint64) (es eval.KeyEpochs) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.rec.Merge.Frozen() || r.rec.Merge.ID != merge {
 		return nil
 	}
-	rs = slices.Clone(r.reigns)
-	r.reigns.end(r.node.heads)
-	return rs
+	es = slices.Clone(r.epochs)
+	r.epochs.End(r.node.cache)
+	return es
 }
 
 // joinRecords returns the record of the range that two become.
@@ -227,8 +228,8 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.feeds.End(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.reigns.absorb(r.node.heads, o.border, o.reigns)
-	r.live.reset(r.rec.LastRevision)
+	r.epochs.Absorb(r.node.cache, o.border, o.epochs)
+	r.live.Reset(r.rec.LastRevision)
 	r.removedTo, r.removeFrom = 0, nil
 	if r.lead == nil {
 		return

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // mergeDriver drives one merge as placement does: phase is its record, which survives
@@ -556,7 +557,7 @@ func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 		r := newShardRig(t, 46, lan)
 		r.startAll()
 		r.leader(1)
-		const neighbours = maxReigns
+		const neighbours = eval.MaxKeyEpochs
 		key := func(i int) string { return fmt.Sprintf("k%02d", i) }
 		children := make([]keyspace.RangeID, neighbours+1)
 		for i := neighbours; i > 0; i-- {
@@ -583,14 +584,14 @@ func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 			for at := range i + 1 {
 				k := []byte(key(at))
 				target.mu.Lock()
-				reign := target.reigns.of(k)
-				h, ok := target.node.heads.get(reign, k)
+				epoch := target.epochs.Of(k)
+				h, ok := target.node.cache.Get(epoch, k)
 				target.mu.Unlock()
-				if known := i < maxReigns; ok != known || known && string(h.value) != fmt.Sprint(i) {
+				if known := i < eval.MaxKeyEpochs; ok != known || known && string(h.Value) != fmt.Sprint(i) {
 					t.Errorf("merge %d: of %s is known %+v, %t", i, k, h, ok)
 				}
 				source.mu.Lock()
-				if source.reigns.of(k) == reign {
+				if source.epochs.Of(k) == epoch {
 					t.Errorf("merge %d: what is read at the absorbed range counts for %s", i, k)
 				}
 				source.mu.Unlock()

@@ -20,7 +20,7 @@ type Metrics struct {
 	splits, merges, keeperErrors     prometheus.Counter
 	lockWaits, pushes                prometheus.Counter
 	applied                          prometheus.Counter
-	headHits, headMisses             prometheus.Counter
+	cacheHits, cacheMisses           prometheus.Counter
 	resolvedQuestions                prometheus.Counter
 	requestSeconds                   *prometheus.HistogramVec
 	load                             *load.Metrics
@@ -69,8 +69,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
 		merges:       counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
-		headHits:     counter("skein_shard_head_hits_total", "Reads of one key that were answered from memory."),
-		headMisses:   counter("skein_shard_head_misses_total", "Reads of one key that went to the store."),
+		cacheHits:    counter("skein_shard_version_cache_hits_total", "Reads of one key that were answered from memory."),
+		cacheMisses:  counter("skein_shard_version_cache_misses_total", "Reads of one key that went to the store."),
 		lockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
@@ -87,7 +87,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
 			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.headHits, m.headMisses, m.lockWaits, m.pushes,
+			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.cacheHits, m.cacheMisses, m.lockWaits, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)
 	}
 	return m

@@ -29,14 +29,15 @@ func (r *Replica) mutateKeep() {
 		return
 	}
 	r.sequencing = nil
-	kept := &batch{order: b.order, lead: b.lead, calls: b.calls, txns: b.txns, bytes: b.bytes, parked: b.parked}
+	kept := newBatch(b.Order(), b.lead)
+	kept.calls, kept.txns, kept.bytes, kept.parked = b.calls, b.txns, b.bytes, b.parked
 	b.calls, b.parked = nil, nil
 	for _, c := range append(append([]*call(nil), kept.calls...), kept.parked...) {
 		c.at = kept
 	}
 	for _, c := range kept.calls {
 		if len(c.writes) > 0 {
-			c.txn.batch = kept
+			c.txn.Batch = &kept.Batch
 		}
 	}
 	r.mutated.kept = kept
@@ -51,7 +52,7 @@ func (r *Replica) mutateKept() {
 	b.lead, r.filling = r.lead, b
 	for _, c := range b.calls {
 		for _, v := range c.writes {
-			r.overlay.add(v)
+			r.overlay.Add(v)
 		}
 	}
 }

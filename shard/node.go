@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/rangefeed"
@@ -127,8 +128,8 @@ type Node struct {
 	leaver  *leaver
 	meter   *load.Meter
 	feeds   *rangefeed.Server
-	pages   *pages
-	heads   *heads
+	pages   *eval.PageCounts
+	cache   *eval.VersionCache
 	ids     *idStock
 	client  *rangeapi.Client
 	admins  *AdminClient
@@ -144,8 +145,8 @@ type Node struct {
 	ending atomic.Int64
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
-	// reading are the bytes that requests hold of what they have read.
-	reading atomic.Int64
+	// reads bounds what requests hold of what they have read.
+	reads eval.ReadLimit
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -176,10 +177,11 @@ func NewNode(cfg Config) *Node {
 		cfg.Metrics = NewMetrics(nil)
 	}
 	n := &Node{
-		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: newPages(cfg.Limits.Pages),
+		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: eval.NewPageCounts(cfg.Limits.Pages),
 		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
-		timers: make(map[*alarm]struct{}), heads: newHeads(cfg.Limits.HeadBytes),
+		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
+	n.reads.Node, n.reads.OneBytes, n.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
 	n.compacted.Store(-1)
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -267,7 +269,7 @@ func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns command.T
 	r.applying.advance(true)
 	r.resolved = r.applying.resolved
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
-	r.live.reset(rec.LastRevision)
+	r.live.Reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
 	if r.removedTo, err = n.loadRemoval(&rec); err != nil {
 		return err
@@ -412,8 +414,8 @@ func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) err
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	r := &Replica{
-		node: n, id: id, store: engineStore{n.cfg.Engine}, overlay: newOverlay(), locks: locktable.New(&n.locks),
-		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), reigns: reigns{{reign: n.heads.begin()}},
+		node: n, id: id, store: eval.NewEngineStore(n.cfg.Engine), overlay: eval.NewOverlay(), locks: locktable.New(&n.locks),
+		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), epochs: eval.NewKeyEpochs(n.cache),
 	}
 	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
 	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // filled applies entries of one term to the range of a world and makes it lead there.
@@ -159,7 +160,7 @@ func TestPagesInPiecesAreCountedOnce(t *testing.T) {
 			ents = append(ents, l.batch(5, 1, fmt.Sprintf("k%03d", i)))
 		}
 		old := l.rev
-		for range 2 * maxDeltas {
+		for range 2 * eval.MaxCountChanges {
 			ents = append(ents, l.batch(5, 1, "z", "-z"))
 		}
 		w.filled(ents...)
@@ -180,7 +181,7 @@ func TestPagesInPiecesAreCountedOnce(t *testing.T) {
 
 // A piece with filters that nothing passes ends after so many keys.
 func TestAPieceEndsWithoutAMatch(t *testing.T) {
-	c := pieceScan{p: &rangeapi.Page{RangeRequest: &pb.RangeRequest{MinModRevision: 5}, MaxBytes: 10}, filtered: true, budget: &readBudget{}}
+	c := pieceScan{p: &rangeapi.Page{RangeRequest: &pb.RangeRequest{MinModRevision: 5}, MaxBytes: 10}, filtered: true, budget: &eval.Budget{}}
 	c.answer.RangeResponse = &pb.RangeResponse{}
 	v := &mvcc.Version{Key: []byte("k"), Mod: 4, Create: 4, Version: 1}
 	for range maxPieceSeen {
@@ -188,7 +189,7 @@ func TestAPieceEndsWithoutAMatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.add(v); !errors.Is(err, errStop) || c.answer.More || string(c.answer.Next) != "k" || c.answer.Seen != maxPieceSeen {
+	if err := c.add(v); !errors.Is(err, eval.ErrStop) || c.answer.More || string(c.answer.Next) != "k" || c.answer.Seen != maxPieceSeen {
 		t.Errorf("%v, %+v", err, &c.answer)
 	}
 }
@@ -227,36 +228,8 @@ func TestLargeAnswersAreReadByPages(t *testing.T) {
 		if err != nil || len(resp.Kvs) != 2 || resp.More || resp.Count != 200 {
 			t.Errorf("by a filter: %v, %v", resp, err)
 		}
-		if got := w.node.reading.Load(); got != 0 {
+		if got := w.node.reads.Held(); got != 0 {
 			t.Errorf("%d bytes are held", got)
 		}
 	})
-}
-
-// One request alone may read more than all together may; small ones hold little.
-func TestReadBudget(t *testing.T) {
-	n := &Node{}
-	n.cfg.Limits = Limits{ScanBytes: 1 << 20, ReadBytes: 64 << 10}
-	alone := n.readBudget()
-	if err := alone.take(512 << 10); err != nil {
-		t.Error(err)
-	}
-	if err := alone.take(100 << 10); err != nil {
-		t.Error(err)
-	}
-	other := n.readBudget()
-	if err := other.take(1); !errors.Is(err, kverror.TooManyRequests) {
-		t.Errorf("beside it: %v", err)
-	}
-	alone.release()
-	small := make([]readBudget, 16)
-	for i := range small {
-		small[i] = n.readBudget()
-		if err := small[i].take(100); err != nil {
-			t.Errorf("small read %d: %v", i, err)
-		}
-	}
-	if err := small[0].take(2 << 20); err == nil || n.reading.Load() > 64<<10 {
-		t.Errorf("%v, %d bytes", err, n.reading.Load())
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // refusedRetry is after how long a proposal is offered again for which the group
@@ -99,9 +100,10 @@ func (r *Replica) enqueue(c *call) error {
 
 // pass is one turn of a replica in the pool.
 type pass struct {
-	store passStore
-	// evaluation is that of the call at hand.
-	evaluation evaluation
+	store eval.PassStore
+	// evaluation and budget are those of the call at hand.
+	evaluation eval.Evaluation
+	budget     eval.Budget
 }
 
 // evaluatePass evaluates what waits, in the pool. again says that there is more.
@@ -113,7 +115,7 @@ func (r *Replica) evaluatePass() (again bool) {
 	}
 	r.evaluating = true
 	watch := clock.StartStopwatch()
-	pass := &pass{store: passStore{engineStore: r.store, applied: &r.appliedBatches}}
+	pass := &pass{store: eval.NewPassStore(r.store, &r.appliedBatches)}
 	for n := 0; ; n++ {
 		if n >= r.node.cfg.Limits.BatchRequests || n > 0 && n%evaluateLook == 0 && watch.Elapsed() > r.node.cfg.Limits.EvaluateTurn {
 			again = true
@@ -154,7 +156,7 @@ func (r *Replica) evaluatePass() (again bool) {
 		r.notifyLocked()
 	}
 	r.mu.Unlock()
-	if err := pass.store.close(); err != nil {
+	if err := pass.store.Close(); err != nil {
 		r.log.Error("close an iterator", zap.Error(err))
 	}
 	r.node.metrics.evaluateSeconds.Observe(watch.Elapsed().Seconds())
@@ -215,7 +217,7 @@ func (r *Replica) nextLocked() *call {
 // evaluateLocked evaluates a call without the lock and puts it where it belongs.
 func (r *Replica) evaluateLocked(c *call, lead *leadership, pass *pass, out *answers) {
 	r.mu.Unlock()
-	var e *evaluation
+	var e *eval.Evaluation
 	var err error
 	if c.step != nil {
 		e, err = r.evaluateStep(c, pass)
@@ -243,34 +245,44 @@ func needsCurrent(c *call) bool {
 
 // evaluate runs the evaluator on the state as it is now. What it returns is valid
 // until the pass evaluates the next call.
-func (r *Replica) evaluate(c *call, pass *pass) (*evaluation, error) {
+func (r *Replica) evaluate(c *call, pass *pass) (*eval.Evaluation, error) {
 	e := r.newEvaluation(c, pass)
-	e.begin(c.req.Op, r.node.Floor())
-	err := e.run(c.req.Op)
+	err := e.Run(c.req.Op)
 	// What the answer keeps is counted with the call's own bytes from here on: it is
 	// small beside the bound, or the request would not fit into an entry.
-	e.view.budget.release()
+	pass.budget.Release()
 	return e, err
 }
 
 // newEvaluation returns the pass's evaluation, made anew for the call.
-func (r *Replica) newEvaluation(c *call, pass *pass) *evaluation {
+func (r *Replica) newEvaluation(c *call, pass *pass) *eval.Evaluation {
 	n := r.node
-	e := &pass.evaluation
-	*e = evaluation{
-		view: view{
-			store: &pass.store, base: newest, overlay: r.overlayOf(), mu: &r.mu,
-			heads: n.heads, reigns: &r.reigns, budget: &e.budget,
-		},
-		current: c.current, compacted: c.compacted,
-		home: r, lacks: c.lacks,
-		maxWriteBytes: n.cfg.Limits.MaxEntryBytes,
-		budget:        n.readBudget(),
+	pass.budget = n.reads.Budget()
+	in := eval.Input{
+		Store: &pass.store, Base: eval.Newest, Overlay: r.overlayOf(), Guard: &r.mu,
+		Cache: n.cache, Epochs: &r.epochs, Lacks: c.lacks,
+		Floor: n.Floor(), Current: c.current, Compacted: c.compacted,
+		MaxWriteBytes: n.cfg.Limits.MaxEntryBytes, Budget: &pass.budget,
 	}
-	return e
+	if n.cfg.Leases != nil {
+		in.Leases = (*attachableLeases)(r)
+	}
+	pass.evaluation.Reset(in)
+	return &pass.evaluation
 }
 
-func (r *Replica) overlayOf() *overlay {
+// attachableLeases is a replica as the evaluation asks it for leases.
+type attachableLeases Replica
+
+// Attachable implements eval.Leases.
+func (a *attachableLeases) Attachable(lease keyspace.LeaseID) bool {
+	r := (*Replica)(a)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.markedLocked(lease)
+}
+
+func (r *Replica) overlayOf() *eval.Overlay {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.overlay
@@ -278,7 +290,7 @@ func (r *Replica) overlayOf() *overlay {
 
 // placeLocked puts an evaluated call where it belongs: into the batch that fills,
 // behind a batch it waits for, or back to its caller.
-func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+func (r *Replica) placeLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
 	if r.lead != lead {
 		// The overlay on which it was evaluated is gone (trap 55). Within the term the
 		// request is simply evaluated again.
@@ -297,21 +309,21 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 		r.placeStepLocked(c, lead, e, err, out)
 		return
 	}
-	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, draft{}
-	c.seen = e.view.seen
+	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, eval.Draft{}
+	c.seen = e.Seen()
 	if err != nil {
 		r.placeFailedLocked(c, lead, err, out)
 		return
 	}
-	if e.oldest != 0 && e.oldest < r.rec.Compacted {
+	if oldest := e.Oldest(); oldest != 0 && oldest < r.rec.Compacted {
 		// What it read at an explicit revision may have been removed meanwhile.
 		c.compacted = r.rec.Compacted
 		r.requeueLocked(c)
 		return
 	}
-	c.draft, c.writes = e.draft, e.changes.writes
+	c.draft, c.writes = e.Draft(), e.Writes()
 	if len(c.writes) > 0 {
-		c.txn = e.changes.txn
+		c.txn = e.Txn()
 	}
 	if len(c.writes) > 0 && hasPut(c.writes) && r.node.full() {
 		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
@@ -322,22 +334,22 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *evaluation, err erro
 
 // placeFailedLocked is placeLocked of a call whose evaluation ended with an error.
 func (r *Replica) placeFailedLocked(c *call, lead *leadership, err error, out *answers) {
-	var wait waitError
-	var future futureError
-	var refused refusal
-	var missing needsMark
+	var wait eval.WaitError
+	var future eval.FutureError
+	var refused eval.Refusal
+	var missing eval.NeedsLease
 	switch {
 	case errors.As(err, &missing):
-		r.awaitMarkLocked(c, missing.lease, out)
+		r.awaitMarkLocked(c, missing.Lease, out)
 		return
 	case errors.As(err, &wait):
 		c.lacks = 0
-		r.parkLocked(c, wait.txn.batch)
+		r.parkLocked(c, batchOf(wait.Txn.Batch))
 		return
 	case errors.As(err, &future):
-		c.future = future.rev
+		c.future = future.Revision
 	case errors.As(err, &refused):
-		c.fail = refused.err
+		c.fail = refused.Err
 	default:
 		out.add(c, err)
 		return
@@ -345,9 +357,9 @@ func (r *Replica) placeFailedLocked(c *call, lead *leadership, err error, out *a
 	r.appendLocked(c, lead)
 }
 
-func hasPut(writes []*pendingVersion) bool {
+func hasPut(writes []*eval.PendingVersion) bool {
 	for _, v := range writes {
-		if !v.tombstone {
+		if !v.Tombstone {
 			return true
 		}
 	}
@@ -383,7 +395,7 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	b := r.filling
 	if b == nil {
 		r.batches++
-		b = &batch{order: r.batches, lead: lead}
+		b = newBatch(r.batches, lead)
 		r.filling = b
 	}
 	c.moveTo(placeBatch, b)
@@ -399,14 +411,14 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	if len(c.writes) == 0 {
 		return
 	}
-	c.txn.batch = b
-	if b.txns == 0 || c.txn.floor < b.floor {
-		b.floor = c.txn.floor
+	c.txn.Batch = &b.Batch
+	if b.txns == 0 || c.txn.Floor < b.floor {
+		b.floor = c.txn.Floor
 	}
 	b.txns++
 	for _, v := range c.writes {
-		b.bytes += v.bytes()
-		r.overlay.add(v)
+		b.bytes += v.Bytes()
+		r.overlay.Add(v)
 	}
 }
 
@@ -516,11 +528,11 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 	for _, c := range b.take(&b.calls, placeBatch) {
 		if len(c.writes) > 0 {
 			place++
-			c.txn.revision.Store(int64(place))
+			c.txn.SetRevision(place)
 			if c.step != nil {
 				c.step.answer = &rangeapi.Revoked{Revision: place}
 			} else {
-				c.draft.settle(place, true)
+				c.draft.Settle(place, true)
 			}
 			b.calls = append(b.calls, c)
 			continue
@@ -543,7 +555,7 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 // known.
 func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, out *answers) {
 	switch {
-	case c.draft.op == nil && c.fail == nil && (c.future == 0 || c.future <= place):
+	case c.draft.Op == nil && c.fail == nil && (c.future == 0 || c.future <= place):
 		// It asked for the current revision, or it now knows that the revision it reads
 		// at is not one of the future.
 		c.current, c.compacted = place, r.compactedLocked(compacted)
@@ -553,12 +565,12 @@ func (r *Replica) settleReadLocked(c *call, place, compacted keyspace.Revision, 
 	case c.future != 0:
 		c.fail = kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", c.future, place)
 	case c.fail == nil:
-		c.draft.settle(place, false)
+		c.draft.Settle(place, false)
 	}
 	r.confirming++
-	if c.seen != nil && !c.seen.applied && !mutation.Is(mutation.NoopFromOverlay) {
-		c.moveTo(placeHeld, c.seen)
-		c.seen.held = append(c.seen.held, c)
+	if seen := batchOf(c.seen); seen != nil && !seen.Applied() && !mutation.Is(mutation.NoopFromOverlay) {
+		c.moveTo(placeHeld, seen)
+		seen.held = append(seen.held, c)
 		return
 	}
 	out.toConfirm(c)
@@ -733,7 +745,7 @@ func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 		b.calls[k].isAt(placeBatch, b)
 		w := b.calls[k].writes
 		for j := len(w) - 1; j >= 0; j-- {
-			r.overlay.discard(w[j])
+			r.overlay.Discard(w[j])
 		}
 		if s := b.calls[k].step; s != nil {
 			if reg := s.registered; reg != nil && reg.state == registrationMarks && r.registrations[reg.lease] == reg {

@@ -45,7 +45,8 @@ func TestCallIsInOnePlace(t *testing.T) {
 		panics("appended twice", func() { r.appendLocked(c, r.lead) })
 		r.filling = nil
 		panics("in the list of another batch", func() {
-			other := &batch{order: 9, lead: r.lead, calls: []*call{c}}
+			other := newBatch(9, r.lead)
+			other.calls = []*call{c}
 			failCalls(other, &answers{}, kverror.Dropped)
 		})
 		r.requeueLocked(c)

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // errAgain says that what a read waited for was discarded: it starts over.
@@ -131,8 +132,8 @@ func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds ke
 	if err := r.stillLeads(req, bounds, lead); err != nil {
 		return nil, err
 	}
-	budget := r.node.readBudget()
-	defer budget.release()
+	budget := r.node.reads.Budget()
+	defer budget.Release()
 	resp, oldest, err := r.readStore(req.Op, rev, at, &budget)
 	if err != nil {
 		return nil, err
@@ -173,19 +174,19 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 	}
 	r.countReadLocked(bounds)
 	lead := r.lead
-	b := r.overlay.newestBatch(bounds, at)
+	b := r.overlay.NewestBatch(bounds, at)
 	if b == nil {
 		r.mu.Unlock()
 		return lead, nil
 	}
-	ended := b.wait()
+	ended := b.Ended()
 	r.mu.Unlock()
 	r.node.metrics.readWaits.Inc()
 	if _, err := clock.Await(ctx, ended); err != nil {
 		return nil, kverror.Of(err)
 	}
 	r.mu.Lock()
-	applied := b.applied
+	applied := b.Applied()
 	r.mu.Unlock()
 	if !applied {
 		// Trap 75: what it waited for is discarded; somebody else's write may be in
@@ -256,7 +257,7 @@ func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, lead *l
 
 // readStore answers from the store: everything at or below the revision is there.
 func (r *Replica) readStore(
-	op proto.Message, rev, at keyspace.Revision, budget *readBudget,
+	op proto.Message, rev, at keyspace.Revision, budget *eval.Budget,
 ) (resp proto.Message, oldest keyspace.Revision, err error) {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
@@ -281,28 +282,29 @@ func (r *Replica) readStore(
 
 // readTxn evaluates a transaction that can write in no branch as a read at rev.
 func (r *Replica) readTxn(
-	t *pb.TxnRequest, rev keyspace.Revision, budget *readBudget,
+	t *pb.TxnRequest, rev keyspace.Revision, budget *eval.Budget,
 ) (resp proto.Message, oldest keyspace.Revision, err error) {
 	var none sync.Mutex
 	r.mu.Lock()
 	compacted := r.compactedLocked(r.node.Compacted())
 	r.mu.Unlock()
-	e := &evaluation{
-		view:    view{store: r.store, base: rev, overlay: newOverlay(), mu: &none, budget: budget},
-		current: rev, compacted: compacted,
-		changes: changes{txn: &pendingTxn{}},
-	}
-	err = e.run(t)
-	var future futureError
-	var refused refusal
+	var e eval.Evaluation
+	e.Reset(eval.Input{
+		Store: r.store, Base: rev, Overlay: eval.NewOverlay(), Guard: &none,
+		Current: rev, Compacted: compacted, Budget: budget,
+	})
+	err = e.Run(t)
+	var future eval.FutureError
+	var refused eval.Refusal
 	switch {
 	case err == nil:
-		e.draft.settle(rev, false)
-		return e.draft.op, e.oldest, nil
+		d := e.Draft()
+		d.Settle(rev, false)
+		return d.Op, e.Oldest(), nil
 	case errors.As(err, &future):
-		return nil, 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", future.rev, rev)
+		return nil, 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", future.Revision, rev)
 	case errors.As(err, &refused):
-		return nil, 0, refused.err
+		return nil, 0, refused.Err
 	}
 	return nil, 0, err
 }
@@ -317,7 +319,7 @@ func (r *Replica) compactedLocked(cluster keyspace.Revision) keyspace.Revision {
 }
 
 // readRange runs a RangeRequest at the revision.
-func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *readBudget) (*pb.RangeResponse, error) {
+func (r *Replica) readRange(o *pb.RangeRequest, at keyspace.Revision, budget *eval.Budget) (*pb.RangeResponse, error) {
 	resp := &pb.RangeResponse{}
 	s, ok := keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())
 	if !ok {
@@ -361,44 +363,41 @@ func (r *Replica) fits(resp *pb.RangeResponse) error {
 }
 
 func (r *Replica) readKey(o *pb.RangeRequest, at keyspace.Revision, resp *pb.RangeResponse) error {
-	it, ok, err := r.newestAt(o.GetKey(), at)
-	if err != nil || !ok {
+	kv, err := r.newestAt(o.GetKey(), at)
+	if err != nil || kv == nil {
 		return err
 	}
 	resp.Count = 1
-	rangeapi.Shape(o, resp, []*mvccpb.KeyValue{it.kv()})
+	rangeapi.Shape(o, resp, []*mvccpb.KeyValue{kv})
 	return nil
 }
 
 // newestAt returns the key as it is at the revision, up to which everything is
-// applied.
-func (r *Replica) newestAt(key []byte, at keyspace.Revision) (it item, ok bool, err error) {
+// applied; nil if it is not there.
+func (r *Replica) newestAt(key []byte, at keyspace.Revision) (*mvccpb.KeyValue, error) {
 	r.mu.Lock()
-	h, known := r.node.heads.get(r.reigns.of(key), key)
+	cached, known := r.node.cache.Get(r.epochs.Of(key), key)
 	seen := r.appliedBatches.Load()
 	r.mu.Unlock()
-	if known && h.mod <= at && (h.whole || !h.alive) {
-		r.node.metrics.headHits.Inc()
-		return h.item(key), h.alive, nil
+	if known && cached.Mod <= at && (cached.Whole || !cached.Alive) {
+		r.node.metrics.cacheHits.Inc()
+		return cached.KeyValue(key), nil
 	}
-	r.node.metrics.headMisses.Inc()
-	v, ok, err := r.store.get(key, at)
-	if err != nil {
-		return item{}, false, err
-	}
-	if !ok {
-		return item{}, false, nil
+	r.node.metrics.cacheMisses.Inc()
+	v, ok, err := r.store.Get(key, at)
+	if err != nil || !ok {
+		return nil, err
 	}
 	r.mu.Lock()
 	// What was read is the newest version only where nothing is published above the
 	// revision, and nothing was published meanwhile.
 	if r.lead != nil && at >= r.rec.LastRevision && r.appliedBatches.Load() == seen {
-		r.node.heads.put(r.reigns.of(key), key, head{
-			alive: true, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value,
+		r.node.cache.Put(r.epochs.Of(key), key, eval.CachedVersion{
+			Alive: true, Version: v.Version, Lease: v.Lease, Mod: v.Mod, Create: v.Create, Value: v.Value,
 		})
 	}
 	r.mu.Unlock()
-	return storedItem(&v), true, nil
+	return eval.KeyValue(&v), nil
 }
 
 // collected are the keys of a scan that pass the filters.
@@ -410,22 +409,21 @@ type collected struct {
 }
 
 // collect scans the span until the limit is reached.
-func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *readBudget) (c collected, err error) {
+func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revision, budget *eval.Budget) (c collected, err error) {
 	limit, tail := rangeapi.ScanLimit(o), tailOf(o)
 	needValues := !o.GetKeysOnly() || o.GetSortTarget() == pb.RangeRequest_VALUE
 	c.whole = true
-	err = r.store.scan(s, at, !needValues, func(v *mvcc.Version) error {
+	err = r.store.Scan(s, at, !needValues, func(v *mvcc.Version) error {
 		if limit > 0 && int64(len(c.kvs)) >= limit {
 			c.whole = false
-			return errStop
+			return eval.ErrStop
 		}
 		c.seen++
-		it := storedItem(v)
-		kv := it.kv()
+		kv := eval.KeyValue(v)
 		if rangeapi.FilteredOut(o, kv) {
 			return nil
 		}
-		if err := budget.take(kvBytes(kv)); err != nil {
+		if err := budget.Take(kvBytes(kv)); err != nil {
 			return err
 		}
 		kv.Key, kv.Value = bytes.Clone(v.Key), bytes.Clone(v.Value)
@@ -436,9 +434,9 @@ func (r *Replica) collect(o *pb.RangeRequest, s keyspace.Span, at keyspace.Revis
 		return nil
 	})
 	switch {
-	case err == nil || errors.Is(err, errStop):
+	case err == nil || errors.Is(err, eval.ErrStop):
 		return c, nil
-	case budget.left < 0:
+	case budget.Exceeded():
 		return c, kverror.New(kverror.ReadByPages, "%v", err)
 	}
 	return c, fmt.Errorf("shard: range %s: read %s at %d: %w", r.id, s, at, err)
@@ -451,10 +449,10 @@ func kvBytes(kv *mvccpb.KeyValue) int64 { return int64(len(kv.Key)+len(kv.Value)
 const kvOverheadBytes = 160
 
 // keepLast forgets all but the last n keys.
-func (c *collected) keepLast(n int, budget *readBudget) {
+func (c *collected) keepLast(n int, budget *eval.Budget) {
 	gone := c.kvs[:len(c.kvs)-n]
 	for _, kv := range gone {
-		budget.giveBack(kvBytes(kv))
+		budget.GiveBack(kvBytes(kv))
 	}
 	copy(c.kvs, c.kvs[len(gone):])
 	clear(c.kvs[n:])
@@ -493,12 +491,4 @@ func keyBelowEnd(s keyspace.Span) bool {
 func (r *Replica) rememberPage(s keyspace.Span, at keyspace.Revision, kvs []*mvccpb.KeyValue, total int64) {
 	rest := keyspace.Span{Start: keyspace.Next(kvs[len(kvs)-1].Key), End: s.End}
 	r.rememberCount(rest, at, total-int64(len(kvs)))
-}
-
-// rememberCount keeps the count of a span at a resolved revision.
-func (r *Replica) rememberCount(s keyspace.Span, at keyspace.Revision, n int64) {
-	r.mu.Lock()
-	generation := r.rec.Generation
-	r.mu.Unlock()
-	r.node.pages.put(pageOf(r.id, generation, at, s), n)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // maxPieceSeen bounds the keys that a piece goes past without finding one that passes
@@ -31,18 +32,18 @@ type pieceScan struct {
 	filtered bool
 	buf      []byte
 	answer   rangeapi.PageAnswer
-	budget   *readBudget
+	budget   *eval.Budget
 	// last is where in buf the last key value begins.
 	last int
 }
 
-// add takes one key, or ends the scan with errStop before it.
+// add takes one key, or ends the scan with eval.ErrStop before it.
 func (c *pieceScan) add(v *mvcc.Version) error {
 	a := &c.answer
 	if c.filtered && c.leavesOut(v) {
 		if a.Seen >= maxPieceSeen {
 			a.Next = bytes.Clone(v.Key)
-			return errStop
+			return eval.ErrStop
 		}
 		a.Seen++
 		return nil
@@ -52,9 +53,9 @@ func (c *pieceScan) add(v *mvcc.Version) error {
 	if limit > 0 && a.N >= limit || a.N > 0 && len(c.buf)+n > c.p.MaxBytes || c.filtered && a.Seen >= maxPieceSeen {
 		a.More = true
 		a.Next = c.behindLast(v)
-		return errStop
+		return eval.ErrStop
 	}
-	if err := c.budget.take(int64(n)); err != nil {
+	if err := c.budget.Take(int64(n)); err != nil {
 		return err
 	}
 	c.last = len(c.buf)
@@ -82,7 +83,7 @@ func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
 }
 
 // readPiece answers a piece from the store: everything at or below the revision is there.
-func (r *Replica) readPiece(p *rangeapi.Page, at keyspace.Revision, budget *readBudget) (*rangeapi.PageAnswer, error) {
+func (r *Replica) readPiece(p *rangeapi.Page, at keyspace.Revision, budget *eval.Budget) (*rangeapi.PageAnswer, error) {
 	s, ok := keyspace.FromEtcd(p.GetKey(), p.GetRangeEnd())
 	if !ok {
 		return &rangeapi.PageAnswer{RangeResponse: &pb.RangeResponse{}}, nil
@@ -93,14 +94,14 @@ func (r *Replica) readPiece(p *rangeapi.Page, at keyspace.Revision, budget *read
 		answer: rangeapi.PageAnswer{RangeResponse: &pb.RangeResponse{}},
 	}
 	a := &c.answer
-	err := r.store.scan(s, at, p.GetKeysOnly(), c.add)
+	err := r.store.Scan(s, at, p.GetKeysOnly(), c.add)
 	a.Room = append(make([]byte, rangeapi.PageHeadroom, rangeapi.PageHeadroom+len(c.buf)), c.buf...)
 	a.Keys = a.Room[rangeapi.PageHeadroom:]
 	if cap(c.buf) <= keptPieceBytes {
 		*scratch = c.buf
 		pieceBuffers.Put(scratch)
 	}
-	if err != nil && !errors.Is(err, errStop) {
+	if err != nil && !errors.Is(err, eval.ErrStop) {
 		if _, told := errors.AsType[*kverror.Error](err); told {
 			return nil, err
 		}

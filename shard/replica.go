@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/rangefeed"
@@ -67,7 +68,7 @@ type group interface {
 type Replica struct {
 	node  *Node
 	id    keyspace.RangeID
-	store engineStore
+	store eval.EngineStore
 	group group
 	log   *zap.Logger
 
@@ -88,7 +89,7 @@ type Replica struct {
 	position  raftgroup.Position
 	// resolved is applyState.resolved of it.
 	resolved keyspace.Revision
-	live     liveCounter
+	live     eval.LiveCounts
 
 	// leader is what raft last said. lead is set while this replica leads, has applied
 	// an entry of its term, and may evaluate and propose.
@@ -105,7 +106,7 @@ type Replica struct {
 	// evaluated before it.
 	barrier    *call
 	evaluating bool
-	overlay    *overlay
+	overlay    *eval.Overlay
 	// locks are those of transactions over several ranges, and the calls that wait for them.
 	// fence is the record's, or that of what is on its way.
 	locks locktable.Table
@@ -116,8 +117,8 @@ type Replica struct {
 	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
-	// reigns name what the node's heads know of this replica.
-	reigns reigns
+	// epochs name what the node's version cache knows of this replica.
+	epochs eval.KeyEpochs
 	// The pipeline: filling collects what is evaluated, sequencing is the one batch
 	// for which revisions are asked or that is being proposed, proposed are those in
 	// the log's hands, oldest first, lost those of a former leadership whose fate only
@@ -305,7 +306,7 @@ func (r *Replica) reopen() {
 // applied here, so that the last applied batch is the one to build on.
 func (r *Replica) becomeLocked(term uint64) {
 	r.lead = &leadership{term: term, last: r.rec.Last, hash: r.rec.Hash, revision: r.rec.LastRevision}
-	r.overlay = newOverlay()
+	r.overlay = eval.NewOverlay()
 	r.fence = r.rec.Fence
 	r.mutateKept()
 }
@@ -410,7 +411,7 @@ func (r *Replica) loseLocked(out *answers) {
 		lost := slices.Clone(r.lost[lostFrom:])
 		r.node.after(r.node.cfg.Limits.FateTimeout, func() { r.fateTimeout(lost) })
 	}
-	r.lead, r.overlay = nil, newOverlay()
+	r.lead, r.overlay = nil, eval.NewOverlay()
 	r.wokenLocked(r.locks.DropPending())
 	r.dropRegistrationsLocked()
 	r.queueWokenLocked()
@@ -484,7 +485,7 @@ func (a *answers) toConfirm(c *call) {
 func (a *answers) send(n *Node) {
 	for _, x := range a.list {
 		if x.err == nil {
-			x.c.answer(n, x.c.draft.op, nil)
+			x.c.answer(n, x.c.draft.Op, nil)
 		} else {
 			x.c.answer(n, nil, x.err)
 		}

@@ -61,11 +61,11 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 	// being sequenced may have got its own already, from this sequencer or the one before,
 	// unless its floor shows that the revision was known when it was evaluated.
 	if b := r.sequencing; b != nil && !b.settled && b.txns > 0 && b.floor < rev {
-		return b.wait()
+		return b.Ended()
 	}
 	for i := len(r.proposed) - 1; i >= 0; i-- {
 		if b := r.proposed[i]; b.txns > 0 && b.first <= rev {
-			return b.wait()
+			return b.Ended()
 		}
 	}
 	if r.locks.Empty() || mutation.Is(mutation.VoidDespiteLock) {

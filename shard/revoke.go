@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
 
@@ -53,91 +52,33 @@ func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarn
 }
 
 // evaluateRevoke deletes the keys of a lease, unless they are too many.
-func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*evaluation, error) {
+func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*eval.Evaluation, error) {
 	e := r.newEvaluation(c, pass)
-	defer func() { e.view.budget.release() }()
-	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
+	defer pass.budget.Release()
 	r.mu.Lock()
 	span := r.rec.Span
 	r.mu.Unlock()
-	keys, whole, err := e.view.attached(op.Lease, span, r.node.cfg.Limits.MaxEntryBytes/4)
+	tooMany, err := e.Revoke(op.Lease, span, r.node.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
 		return e, err
 	}
-	c.step.answer = &rangeapi.Revoked{TooMany: !whole}
-	if whole {
-		err = e.detachAll(op.Lease, keys)
-	}
-	return e, err
-}
-
-func (e *evaluation) detachAll(lease keyspace.LeaseID, keys [][]byte) error {
-	for _, k := range keys {
-		if err := e.write(&pendingVersion{key: k, txn: e.changes.txn, tombstone: true, lived: true}, lease); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// attached returns the keys of the span that are attached to the lease, in their order, as
-// far as they take limit bytes at most; whole says that these are all.
-func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (keys [][]byte, whole bool, err error) {
-	layer, err := w.layer(s, newest)
-	if err != nil {
-		return nil, false, err
-	}
-	layer = slices.DeleteFunc(layer, func(v *pendingVersion) bool { return v.lease() != lease })
-	whole = true
-	add := func(key []byte) error {
-		// The index says what was, a moment ago or before a crash; the version decides.
-		it, ok, err := w.getHead(key)
-		if err != nil || !ok || it.lease != lease {
-			return err
-		}
-		if limit -= len(key) + command.VersionOverheadBytes; limit < 0 && len(keys) > 0 {
-			whole = false
-			return errStop
-		}
-		keys = append(keys, bytes.Clone(key))
-		return w.charge(len(key))
-	}
-	err = w.store.attached(lease, s, func(key []byte) error {
-		for len(layer) > 0 && bytes.Compare(layer[0].key, key) <= 0 {
-			if !bytes.Equal(layer[0].key, key) {
-				if err := add(layer[0].key); err != nil {
-					return err
-				}
-			}
-			layer = layer[1:]
-		}
-		return add(key)
-	})
-	for _, v := range layer {
-		if err != nil {
-			break
-		}
-		err = add(v.key)
-	}
-	if errors.Is(err, errStop) {
-		err = nil
-	}
-	return keys, whole, err
+	c.step.answer = &rangeapi.Revoked{TooMany: tooMany}
+	return e, nil
 }
 
 // placeRevokeLocked is placeLocked of a Revoke. What it deletes nobody may have locked.
-func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadership, e *evaluation, err error, out *answers) {
-	var wait waitError
+func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadership, e *eval.Evaluation, err error, out *answers) {
+	var wait eval.WaitError
 	if errors.As(err, &wait) {
-		r.parkLocked(c, wait.txn.batch)
+		r.parkLocked(c, batchOf(wait.Txn.Batch))
 		return
 	}
 	if err != nil || c.step.answer.(*rangeapi.Revoked).TooMany {
 		out.add(c, err)
 		return
 	}
-	for _, v := range e.changes.writes {
-		if m := r.locks.Holder(v.key, true); m.Held != nil {
+	for _, v := range e.Writes() {
+		if m := r.locks.Holder(v.Key, true); m.Held != nil {
 			r.blockLocked(c, locktable.Meeting{Held: m.Held})
 			return
 		}
@@ -145,47 +86,32 @@ func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadersh
 	s := c.step
 	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
 	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
-	if c.writes = e.changes.writes; len(c.writes) > 0 {
-		c.txn = e.changes.txn
+	if c.writes = e.Writes(); len(c.writes) > 0 {
+		c.txn = e.Txn()
 	}
 	r.appendLocked(c, lead)
 }
 
-// prepareRevoke evaluates the piece that a revoke over several ranges has here.
-func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*evaluation, error) {
+// prepareRevoke evaluates what a revoke over several ranges deletes here.
+func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eval.Evaluation, error) {
 	e := r.newEvaluation(c, pass)
-	defer func() { e.view.budget.release() }()
-	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
-	a := &rangeapi.Prepared{}
-	c.step.answer, c.step.own = a, e.changes.txn
-	c.step.hull = keyspace.Span{} // of an evaluation before it waited
+	defer pass.budget.Release()
 	r.mu.Lock()
-	revocable := r.revocableLocked(op.Revoke, op.Incarnation)
-	span := r.rec.Span
+	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
 	r.mu.Unlock()
-	if !revocable {
-		return e, nil
-	}
-	keys, whole, err := e.view.attached(op.Revoke, span, r.node.cfg.Limits.MaxEntryBytes/4)
-	if err != nil {
-		return e, err
-	}
-	if a.Changes = len(keys) > 0; whole {
-		e.sub = 1
-		return e, e.detachAll(op.Revoke, keys)
-	}
-	// What is swept stays as it is until then, and with it all that lies between.
-	c.step.hull = keyspace.Span{Start: keys[0], End: span.End}
-	return e, nil
+	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.node.cfg.Limits.MaxEntryBytes/4)
+	// The hull is anew that of this evaluation, not of one before the call waited.
+	c.step.answer, c.step.own, c.step.hull = a, e.Txn(), hull
+	return e, err
 }
 
 // revokeSpans returns what a revoke locks beside the mark.
-func revokeSpans(s *step, writes []*pendingVersion) (spans []command.LockSpan) {
+func revokeSpans(s *step, writes []*eval.PendingVersion) (spans []command.LockSpan) {
 	if s.hull.Start != nil {
 		return []command.LockSpan{{Span: s.hull, Mode: command.Sweep, Sub: 1}}
 	}
 	for _, v := range writes {
-		spans = append(spans, command.LockSpan{Span: keyspace.Single(v.key), Mode: command.Exclusive})
+		spans = append(spans, command.LockSpan{Span: keyspace.Single(v.Key), Mode: command.Exclusive})
 	}
 	return spans
 }
@@ -205,26 +131,6 @@ func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []comma
 	return true
 }
 
-// sweepLease finds the next keys of a lease that a committed lock deletes.
-func (r *Replica) sweepLease(l *command.Lock, it *command.TxnItem, span keyspace.Span, bytesLeft int) error {
-	err := r.store.attached(l.Revoke.Lease, span, func(key []byte) error {
-		v, ok, err := r.store.get(key, newest)
-		if err != nil || !ok || v.Lease != l.Revoke.Lease || v.Mod >= it.Revision {
-			return err
-		}
-		if bytesLeft -= len(key) + command.VersionOverheadBytes; bytesLeft < 0 && len(it.Keys) > 0 {
-			it.Next = bytes.Clone(key)
-			return errStop
-		}
-		it.Sweep(&mvcc.Version{Key: key, Lease: l.Revoke.Lease})
-		return nil
-	})
-	if errors.Is(err, errStop) {
-		err = nil
-	}
-	return err
-}
-
 // evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
 // perhaps: where a merge has brought it together with another part, whose own lock others have
 // ended, keys may have been attached there, or be about to be by a lock.
@@ -241,8 +147,8 @@ func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error)
 	case attaches:
 		return nil, conflict
 	}
-	err := r.store.attached(op.Detach, span, func(key []byte) error {
-		v, ok, err := r.store.get(key, newest)
+	err := r.store.Attached(op.Detach, span, func(key []byte) error {
+		v, ok, err := r.store.Get(key, eval.Newest)
 		if err != nil || !ok || v.Lease != op.Detach {
 			return err
 		}
@@ -294,23 +200,23 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 	if !ok {
 		return a, nil
 	}
-	budget := r.node.readBudget()
-	defer budget.release()
+	budget := r.node.reads.Budget()
+	defer budget.Release()
 	size := 0
-	err = r.store.attached(op.Lease, span, func(key []byte) error {
-		v, ok, err := r.store.get(key, newest)
+	err = r.store.Attached(op.Lease, span, func(key []byte) error {
+		v, ok, err := r.store.Get(key, eval.Newest)
 		if err != nil || !ok || v.Lease != op.Lease {
 			return err
 		}
 		if size += len(key) + command.VersionOverheadBytes; size > rangeapi.LeaseKeysBytes && len(a.Keys) > 0 {
 			a.More = true
-			return errStop
+			return eval.ErrStop
 		}
 		a.Keys = append(a.Keys, bytes.Clone(key))
-		return budget.take(int64(len(key)))
+		return budget.Take(int64(len(key)))
 	})
-	if err != nil && !errors.Is(err, errStop) {
+	if err != nil && !errors.Is(err, eval.ErrStop) {
 		return nil, err
 	}
-	return a, r.checkRead(req, op.Span, lead, newest, 0)
+	return a, r.checkRead(req, op.Span, lead, eval.Newest, 0)
 }

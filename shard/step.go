@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"slices"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
 
@@ -31,11 +31,11 @@ type step struct {
 	swept *command.Lock
 	// writes are the intents of a lock whose revisions may still be unknown; draft has the
 	// answer's.
-	writes []*pendingVersion
-	own    *pendingTxn
-	draft  draft
+	writes []*eval.PendingVersion
+	own    *eval.PendingTxn
+	draft  eval.Draft
 	// creates are the create revisions of the answer's results.
-	creates []ref
+	creates []eval.Ref
 	size    int
 	// registered is the registration that the step ends, for a mark that comes or goes.
 	registered *registration
@@ -47,7 +47,7 @@ type step struct {
 
 // forgetRead gives back what the answer holds of the node's budget of reads.
 func (s *step) forgetRead(n *Node) {
-	n.reading.Add(-s.reading)
+	n.reads.GiveBack(s.reading)
 	s.reading = 0
 }
 
@@ -198,76 +198,25 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 	return true
 }
 
-// evaluatePrepare evaluates the guards, then all that can refuse the writes, then the
-// writes.
-func (r *Replica) evaluatePrepare(c *call, op *rangeapi.Prepare, pass *pass) (*evaluation, error) {
+// evaluatePrepare evaluates a Prepare that the gate has let pass.
+func (r *Replica) evaluatePrepare(c *call, op *rangeapi.Prepare, pass *pass) (*eval.Evaluation, error) {
 	if op.Revoke != 0 {
 		return r.prepareRevoke(c, op, pass)
 	}
 	e := r.newEvaluation(c, pass)
-	e.absent = op.Absent
 	c.step.forgetRead(r.node)
-	w := txnWriter{e: e, sweepBytes: r.node.cfg.Limits.MaxEntryBytes / 4, maxPrev: r.node.cfg.Limits.PrevBytes}
-	w.prevLeft = w.maxPrev
-	defer func() {
-		if w.prevLeft < w.maxPrev {
-			c.step.reading = e.view.budget.taken
-			return
-		}
-		e.view.budget.release()
-	}()
-	e.changes.txn = &pendingTxn{floor: r.node.Floor()}
-	a := &rangeapi.Prepared{Facts: make([]rangeapi.Fact, len(op.Guards))}
-	c.step.answer, c.step.own = a, e.changes.txn
-	for i := range op.Guards {
-		g := &op.Guards[i]
-		f, err := compareFact(&e.view, g.Compare)
-		if err != nil {
-			return e, err
-		}
-		a.Facts[i] = f
-		if g.Want == rangeapi.WantHolds && !f.Holds || g.Want == rangeapi.WantFails && f.Holds {
-			c.step.answer = &rangeapi.Prepared{Facts: a.Facts[:i+1]}
-			return e, errOtherPath
-		}
+	p, err := e.Prepare(op, r.node.cfg.Limits.MaxEntryBytes/4, r.node.cfg.Limits.PrevBytes)
+	if p.HoldsRead {
+		c.step.reading = pass.budget.Taken()
+	} else {
+		pass.budget.Release()
 	}
-	for i := range op.Writes {
-		p, ok := op.Writes[i].Op.(*pb.PutRequest)
-		if !ok {
-			continue
-		}
-		if err := e.checkPut(p); refuses(err) {
-			a.Refused, a.RefusedAt = kverror.Of(err), op.Writes[i].Number
-			return e, nil
-		} else if err != nil {
-			return e, err
-		}
-	}
-	e.view.own = &e.changes
-	for i := range op.Writes {
-		if err := w.run(&op.Writes[i]); refuses(err) {
-			a.Refused, a.RefusedAt = kverror.Of(err), op.Writes[i].Number
-			return e, nil
-		} else if err != nil {
-			return e, err
-		}
-	}
-	a.Results, a.Changes = w.results, len(e.changes.writes) > 0 || len(w.swept) > 0
-	c.step.creates = w.creates
-	return e, nil
-}
-
-// errOtherPath says that a guard has another outcome than the path demands.
-var errOtherPath = errors.New("shard: the path through the compares is another one")
-
-// refuses says whether the error is one that the state gives a put.
-func refuses(err error) bool {
-	var refused refusal
-	return errors.As(err, &refused) || errors.Is(err, kverror.LeaseNotFound)
+	c.step.answer, c.step.own, c.step.creates = p.Answer, e.Txn(), p.Creates
+	return e, err
 }
 
 // evaluateStep evaluates a step that the gate has let pass.
-func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
+func (r *Replica) evaluateStep(c *call, pass *pass) (e *eval.Evaluation, err error) {
 	switch op := c.step.op.(type) {
 	case *rangeapi.Prepare:
 		return r.evaluatePrepare(c, op, pass)
@@ -275,7 +224,7 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 		if op.Detach != 0 {
 			c.step.item, err = r.evaluateUnmark(op)
 		} else {
-			c.step.item, err = r.evaluateSweep(c.step.swept, op.Revision)
+			c.step.item, err = eval.Sweep(r.store, c.step.swept, op.Revision, r.node.cfg.Limits.MaxEntryBytes)
 		}
 	case *rangeapi.Revoke:
 		return r.evaluateRevoke(c, op, pass)
@@ -284,7 +233,7 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *evaluation, err error) {
 }
 
 // placeStepLocked is placeLocked of a step.
-func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+func (r *Replica) placeStepLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
 	if _, ok := c.step.op.(*rangeapi.Prepare); ok {
 		r.placePrepareLocked(c, lead, e, err, out)
 		return
@@ -305,19 +254,19 @@ func (r *Replica) placeStepLocked(c *call, lead *leadership, e *evaluation, err 
 }
 
 // placePrepareLocked is placeLocked of a Prepare that was evaluated.
-func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, err error, out *answers) {
+func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
 	s, op := c.step, c.step.op.(*rangeapi.Prepare)
-	var wait waitError
-	var missing needsMark
+	var wait eval.WaitError
+	var missing eval.NeedsLease
 	switch {
 	case errors.As(err, &missing):
-		r.prepareMarkLocked(c, op, missing.lease, out)
+		r.prepareMarkLocked(c, op, missing.Lease, out)
 		return
 	case errors.As(err, &wait):
 		c.lacks = 0
-		r.parkLocked(c, wait.txn.batch)
+		r.parkLocked(c, batchOf(wait.Txn.Batch))
 		return
-	case errors.Is(err, errOtherPath):
+	case errors.Is(err, eval.ErrOtherPath):
 		// A hint: the coordinator looks again, and nothing rests on it.
 		out.add(c, nil)
 		return
@@ -326,7 +275,7 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		return
 	}
 	a := s.answer.(*rangeapi.Prepared)
-	writes := e.changes.writes
+	writes := e.Writes()
 	if a.Refused != nil {
 		writes = nil
 	}
@@ -334,7 +283,7 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
 		return
 	}
-	l := &command.Lock{ID: rangeapi.LockID{Range: r.id}, Name: op.Name, Anchor: op.Anchor, Floor: s.own.floor, Spans: prepareSpans(op, a)}
+	l := &command.Lock{ID: rangeapi.LockID{Range: r.id}, Name: op.Name, Anchor: op.Anchor, Floor: s.own.Floor, Spans: prepareSpans(op, a)}
 	if op.Revoke != 0 {
 		l.Spans = revokeSpans(s, writes)
 		l.Revoke = rangeapi.Attachment{Lease: op.Revoke, Incarnation: op.Incarnation}
@@ -343,8 +292,8 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *evaluation, e
 		}
 	}
 	l.Leases = leasesOf(writes)
-	s.writes, s.draft = writes, e.draft
-	s.size = l.Bytes() + e.changes.bytes
+	s.writes, s.draft = writes, e.Draft()
+	s.size = l.Bytes() + e.WriteBytes()
 	s.item = &command.TxnItem{Kind: command.ItemLock, Lock: l}
 	r.appendLocked(c, lead)
 	// Its intents are in the lock only once they are finished, and count from now on.
@@ -512,23 +461,23 @@ func (r *Replica) undoLocked(s *step) {
 	}
 }
 
-// headsOfLocked remembers what the own pipeline's resolutions have made of their keys.
-func (r *Replica) headsOfLocked(changes []lockChange) {
+// cacheResolvedLocked remembers what the own pipeline's resolutions have made of their keys.
+func (r *Replica) cacheResolvedLocked(changes []lockChange) {
 	for i := range changes {
 		ch := &changes[i]
 		switch {
 		case ch.revision == 0 || ch.mark.Lease != 0:
 		case ch.Added != nil:
 			// A sweep.
-			r.reigns.end(r.node.heads)
+			r.epochs.End(r.node.cache)
 		default:
 			for k := range ch.Removed.Writes {
 				v := ch.Removed.Writes[k].At(ch.revision)
-				h := head{alive: !v.Tombstone, version: v.Version, lease: v.Lease, mod: v.Mod, create: v.Create, value: v.Value}
-				if len(h.value) <= maxHeadValueBytes {
-					h.value = bytes.Clone(h.value) // it outlives the lock
+				h := eval.CachedVersion{Alive: !v.Tombstone, Version: v.Version, Lease: v.Lease, Mod: v.Mod, Create: v.Create, Value: v.Value}
+				if len(h.Value) <= eval.MaxCachedValueBytes {
+					h.Value = bytes.Clone(h.Value) // it outlives the lock
 				}
-				r.node.heads.put(r.reigns.of(v.Key), v.Key, h)
+				r.node.cache.Put(r.epochs.Of(v.Key), v.Key, h)
 			}
 		}
 	}

@@ -2,8 +2,6 @@ package shard
 
 import (
 	"context"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,55 +17,6 @@ import (
 
 // anAttempt is that of the transactions that one test has alone.
 var anAttempt = rangeapi.TxnName{TxnID: rangeapi.TxnID{Start: 300, Node: 0xabc, Boot: 0x0102030405060708, Counter: 4}, Attempt: 9}
-
-// Changes of the live-key count that come late are counted at the revision that they
-// have.
-func TestLateChangesOfTheCount(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	var l liveCounter
-	changes := map[keyspace.Revision]int64{}
-	var late []delta
-	var live int64
-	rev := keyspace.Revision(1)
-	for step := range 8000 {
-		var d []delta
-		for range rng.IntN(3) {
-			rev++
-			d = append(d, delta{rev, rng.Int64N(5) - 2})
-			if rng.IntN(4) == 0 {
-				late = append(late, d[len(d)-1])
-				d = d[:len(d)-1]
-			}
-		}
-		if len(late) > 0 && rng.IntN(3) == 0 {
-			i := rng.IntN(len(late))
-			d = append(d, late[i])
-			late = slices.Delete(late, i, i+1)
-		}
-		for _, x := range d {
-			changes[x.rev] += x.n
-			live += x.n
-		}
-		l.apply(d)
-		if step%16 != 0 {
-			continue
-		}
-		at := max(1, rev-keyspace.Revision(rng.IntN(2000)))
-		got, ok := l.at(at, live)
-		want := int64(0)
-		for r, n := range changes {
-			if r <= at {
-				want += n
-			}
-		}
-		if ok && got != want {
-			t.Fatalf("step %d: %d at %d, want %d", step, got, at, want)
-		}
-	}
-	if len(l.deltas) > maxDeltas {
-		t.Fatalf("%d changes are kept", len(l.deltas))
-	}
-}
 
 // fakePusher answers pushes by a table.
 type fakePusher struct {

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
 
@@ -197,7 +198,7 @@ func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outc
 	}
 	if d != 0 {
 		s.rec.Live += d
-		out.deltas = addDelta(out.deltas, v.Mod, d)
+		out.deltas = eval.AddCountChange(out.deltas, v.Mod, d)
 	}
 	return nil
 }

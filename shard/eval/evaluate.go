@@ -1,10 +1,11 @@
-package shard
+package eval
 
 import (
 	"errors"
+	"slices"
+	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
@@ -13,91 +14,100 @@ import (
 	"github.com/skeindb/skein/shard/command"
 )
 
-// draft is an answer that still misses revisions: those of its own request, and
-// of predecessors that wait for theirs.
-type draft struct {
-	op proto.Message
-	// top is the header that reports the request's revision.
-	top *pb.ResponseHeader
-	// headers are those of operations inside a transaction.
-	headers []headerDraft
-	kvs     []found
-	ranges  []*rangeDraft
+// Input is what an evaluation starts from: a state, and what bounds the request.
+type Input struct {
+	// Store is the applied state, read at Base: [Newest], or the revision of a read.
+	Store Store
+	Base  keyspace.Revision
+	// Overlay is what is evaluated and not applied. Guard guards it, and Epochs.
+	Overlay *Overlay
+	Guard   *sync.Mutex
+	// Cache and Epochs know the newest applied versions; nil if Base is not Newest.
+	Cache  *VersionCache
+	Epochs *KeyEpochs
+	// Leases says to which leases keys may be attached, nil to none. Lacks and Absent are
+	// leases that are known not to exist.
+	Leases Leases
+	Lacks  keyspace.LeaseID
+	Absent []keyspace.LeaseID
+	// Floor is the highest revision that the node has heard of: the request's own is above.
+	Floor keyspace.Revision
+	// Current is the highest revision that was handed out, as far as the range knows, and
+	// Compacted the cluster's compacted revision, -1 before the first compaction. Both are
+	// for explicit revisions inside a transaction.
+	Current, Compacted keyspace.Revision
+	// MaxWriteBytes bounds what the request may change.
+	MaxWriteBytes int
+	// Budget counts what the request reads. Whoever made it releases it.
+	Budget *Budget
 }
 
-type headerDraft struct {
-	h *pb.ResponseHeader
-	// changed says that the transaction had changed something by then: the header
-	// reports its revision and not the one before.
-	changed bool
+// Leases says to which leases keys may be attached.
+type Leases interface {
+	// Attachable says whether the range may attach keys to the lease now.
+	Attachable(lease keyspace.LeaseID) bool
 }
 
-// settle fills in the revisions once the request has its own: rev, which it bears
-// where it changed something.
-func (d *draft) settle(rev keyspace.Revision, changed bool) {
-	d.top.Revision = int64(rev)
-	for _, h := range d.headers {
-		h.h.Revision = int64(rev)
-		if changed && !h.changed {
-			h.h.Revision--
-		}
-	}
-	for i := range d.kvs {
-		f := &d.kvs[i]
-		f.kv.ModRevision, f.kv.CreateRevision = int64(f.mod.must()), int64(f.create.must())
-	}
-	for _, r := range d.ranges {
-		r.finish()
-	}
-}
-
-// keep returns the item as etcd's message and remembers it where a revision is
-// still to come.
-func (d *draft) keep(it *item) *mvccpb.KeyValue {
-	// Asked before the message is made: a revision may arrive in between, and would
-	// then be neither in the message nor remembered.
-	_, modKnown := it.mod.known()
-	_, createKnown := it.create.known()
-	kv := it.kv()
-	if !modKnown || !createKnown {
-		d.kvs = append(d.kvs, found{kv: kv, mod: it.mod, create: it.create})
-	}
-	return kv
-}
-
-// evaluation is one request on its way through the evaluator.
-type evaluation struct {
+// Evaluation is one request on its way through the evaluator, and afterwards what the
+// request does and answers. It is for one goroutine, and may be used for one request after
+// another.
+type Evaluation struct {
+	in   Input
 	view view
-	// current is the revision that the range knows to be handed out, and compacted the
-	// cluster's compacted revision, -1 before the first compaction: both for explicit
-	// revisions inside a transaction.
-	current, compacted keyspace.Revision
-	maxWriteBytes      int
 	// oldest is the lowest explicit revision that was read, 0 if none was.
 	oldest keyspace.Revision
 
 	changes changes
-	draft   draft
+	draft   Draft
 	// sub is the number of the operation at hand, in a transaction over several ranges.
 	sub uint32
-	// home is the replica that may write, nil where nothing is. lacks is the call's, and
-	// absent are leases that a coordinator has found not to be there.
-	home   *Replica
-	lacks  keyspace.LeaseID
-	absent []keyspace.LeaseID
 
 	// one is the memory of a request that is a single put, the most frequent one, until
-	// it is used, and pair that of its leases where it has one; budget that of the view's.
-	one    *onePut
-	pair   *leasePair
-	budget readBudget
+	// it is used, and pair that of its leases where it has one.
+	one  *onePut
+	pair *leasePair
+}
+
+// Reset makes the evaluation one of another request.
+func (e *Evaluation) Reset(in Input) {
+	*e = Evaluation{in: in}
+	e.view = view{
+		store: in.Store, base: in.Base, overlay: in.Overlay, guard: in.Guard,
+		cache: in.Cache, epochs: in.Epochs, budget: in.Budget,
+	}
+}
+
+// Writes returns the versions that the request writes, in the order of its operations.
+func (e *Evaluation) Writes() []*PendingVersion { return e.changes.writes }
+
+// WriteBytes is about what the writes take in an entry.
+func (e *Evaluation) WriteBytes() int { return e.changes.bytes }
+
+// Txn returns the transaction of the writes.
+func (e *Evaluation) Txn() *PendingTxn { return e.changes.txn }
+
+// Draft returns the answer.
+func (e *Evaluation) Draft() Draft { return e.draft }
+
+// Seen returns the newest batch of which the request has seen a version, nil if none.
+func (e *Evaluation) Seen() *Batch { return e.view.seen }
+
+// Oldest returns the lowest explicit revision that was read, 0 if none was.
+func (e *Evaluation) Oldest() keyspace.Revision { return e.oldest }
+
+// Run evaluates a request that can write: it says what the request does and answers. The
+// error is a [WaitError], a [FutureError], a [NeedsLease], a [Refusal], or one that needs no
+// holding back.
+func (e *Evaluation) Run(op proto.Message) error {
+	e.begin(op)
+	return e.run(op)
 }
 
 // onePut is all that a single put leaves behind, in one piece of memory.
 type onePut struct {
-	txn     pendingTxn
-	version pendingVersion
-	writes  [1]*pendingVersion
+	txn     PendingTxn
+	version PendingVersion
+	writes  [1]*PendingVersion
 	resp    pb.PutResponse
 	header  pb.ResponseHeader
 }
@@ -109,11 +119,11 @@ type leasedPut struct {
 }
 
 // begin makes the transaction that the request may become.
-func (e *evaluation) begin(op proto.Message, floor keyspace.Revision) {
+func (e *Evaluation) begin(op proto.Message) {
 	p, ok := op.(*pb.PutRequest)
 	switch {
 	case !ok:
-		e.changes.txn = &pendingTxn{floor: floor}
+		e.changes.txn = &PendingTxn{Floor: e.in.Floor}
 		return
 	case p.GetLease() == 0:
 		e.one = &onePut{}
@@ -121,38 +131,39 @@ func (e *evaluation) begin(op proto.Message, floor keyspace.Revision) {
 		l := &leasedPut{}
 		e.one, e.pair = &l.onePut, &l.leases
 	}
-	e.one.txn.floor = floor
+	e.one.txn.Floor = e.in.Floor
 	e.changes.txn, e.changes.writes = &e.one.txn, e.one.writes[:0]
 }
 
 // newPut returns memory for a put's version and answer.
-func (e *evaluation) newPut() (*pendingVersion, *pb.PutResponse) {
+func (e *Evaluation) newPut() (*PendingVersion, *pb.PutResponse) {
 	one := e.one
 	if one == nil {
-		return &pendingVersion{}, &pb.PutResponse{Header: &pb.ResponseHeader{}}
+		return &PendingVersion{}, &pb.PutResponse{Header: &pb.ResponseHeader{}}
 	}
 	e.one = nil
 	one.resp.Header = &one.header
 	return &one.version, &one.resp
 }
 
-// futureError says that a transaction reads at a revision that the range has not
-// heard of. Whether it is one of the future, the sequencer must say.
-type futureError struct{ rev keyspace.Revision }
+// FutureError says that a transaction reads at a revision that the range has not
+// heard of. The sequencer must say whether it was handed out.
+type FutureError struct{ Revision keyspace.Revision }
 
-func (futureError) Error() string { return kverror.FutureRevision.Error() }
+// Error implements error.
+func (FutureError) Error() string { return kverror.FutureRevision.Error() }
 
-// refusal is an error that depends on the state which the evaluation saw. It must
+// Refusal is an error that depends on the state which the Evaluation saw. It must
 // be held back like an answer: the state may yet be discarded.
-type refusal struct{ err error }
+type Refusal struct{ Err error }
 
-func (r refusal) Error() string { return r.err.Error() }
-func (r refusal) Unwrap() error { return r.err }
+// Error implements error.
+func (r Refusal) Error() string { return r.Err.Error() }
 
-// run evaluates a request that can write. Afterwards changes and draft say what
-// it does and answers. The error is a waitError, a futureError, a refusal, or one
-// that needs no holding back.
-func (e *evaluation) run(op proto.Message) error {
+// Unwrap returns the error that the request gets.
+func (r Refusal) Unwrap() error { return r.Err }
+
+func (e *Evaluation) run(op proto.Message) error {
 	switch o := op.(type) {
 	case *pb.PutRequest:
 		if err := e.checkPut(o); err != nil {
@@ -163,14 +174,14 @@ func (e *evaluation) run(op proto.Message) error {
 		if err != nil {
 			return err
 		}
-		e.draft.op, e.draft.top = resp, resp.Header
+		e.draft.Op, e.draft.top = resp, resp.Header
 	case *pb.DeleteRangeRequest:
 		e.view.own = &e.changes
 		resp, err := e.deleteRange(o)
 		if err != nil {
 			return err
 		}
-		e.draft.op, e.draft.top = resp, resp.Header
+		e.draft.Op, e.draft.top = resp, resp.Header
 	case *pb.TxnRequest:
 		return e.txn(o)
 	default:
@@ -181,7 +192,7 @@ func (e *evaluation) run(op proto.Message) error {
 
 // txn evaluates the compares, then everything that can refuse the branch, then the
 // branch.
-func (e *evaluation) txn(t *pb.TxnRequest) error {
+func (e *Evaluation) txn(t *pb.TxnRequest) error {
 	path, err := choosePath(&e.view, t, nil)
 	if err != nil {
 		return err
@@ -195,13 +206,13 @@ func (e *evaluation) txn(t *pb.TxnRequest) error {
 		return err
 	}
 	resp.Header = &pb.ResponseHeader{}
-	e.draft.op, e.draft.top = resp, resp.Header
+	e.draft.Op, e.draft.top = resp, resp.Header
 	return nil
 }
 
 // checkBranch refuses what etcd refuses before a transaction's first operation, on
 // the state before it. It returns what is left of the path.
-func (e *evaluation) checkBranch(t *pb.TxnRequest, path []bool) ([]bool, error) {
+func (e *Evaluation) checkBranch(t *pb.TxnRequest, path []bool) ([]bool, error) {
 	succeeded, path := path[0], path[1:]
 	for _, op := range branch(t, succeeded) {
 		var err error
@@ -211,7 +222,7 @@ func (e *evaluation) checkBranch(t *pb.TxnRequest, path []bool) ([]bool, error) 
 		case *pb.RequestOp_RequestPut:
 			if err = e.checkPut(o.RequestPut); errors.Is(err, kverror.LeaseNotFound) {
 				// The compares led here: the answer tells of the state.
-				err = refusal{err}
+				err = Refusal{err}
 			}
 		case *pb.RequestOp_RequestTxn:
 			path, err = e.checkBranch(o.RequestTxn, path)
@@ -225,20 +236,20 @@ func (e *evaluation) checkBranch(t *pb.TxnRequest, path []bool) ([]bool, error) 
 
 // checkRevision checks an explicit revision inside a transaction. etcd's first
 // revision is -1 until the first compaction.
-func (e *evaluation) checkRevision(rev int64) error {
+func (e *Evaluation) checkRevision(rev int64) error {
 	switch {
 	case rev == 0:
 		return nil
-	case rev > int64(e.current):
-		return futureError{keyspace.Revision(rev)}
-	case rev < int64(e.compacted), rev < -1:
-		return refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: max(e.compacted, 0)}}
+	case rev > int64(e.in.Current):
+		return FutureError{keyspace.Revision(rev)}
+	case rev < int64(e.in.Compacted), rev < -1:
+		return Refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: max(e.in.Compacted, 0)}}
 	}
 	return nil
 }
 
 // checkPut refuses a put by its lease and by a previous version that it needs.
-func (e *evaluation) checkPut(p *pb.PutRequest) error {
+func (e *Evaluation) checkPut(p *pb.PutRequest) error {
 	if p.GetLease() != 0 {
 		if err := e.checkLease(keyspace.LeaseID(p.GetLease())); err != nil {
 			return err
@@ -249,12 +260,32 @@ func (e *evaluation) checkPut(p *pb.PutRequest) error {
 	}
 	_, ok, err := e.view.getHead(p.GetKey())
 	if err == nil && !ok {
-		err = refusal{kverror.KeyNotFound}
+		err = Refusal{kverror.KeyNotFound}
 	}
 	return err
 }
 
-func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
+// NeedsLease says that a put cannot be evaluated before the range may attach keys to the
+// lease.
+type NeedsLease struct{ Lease keyspace.LeaseID }
+
+// Error implements error.
+func (NeedsLease) Error() string { return "waits for the attachment of a lease" }
+
+// checkLease refuses a put to a lease that does not exist.
+func (e *Evaluation) checkLease(lease keyspace.LeaseID) error {
+	switch {
+	case e.in.Leases == nil:
+		return kverror.LeaseNotFound
+	case e.in.Leases.Attachable(lease):
+		return nil
+	case e.in.Lacks == lease || slices.Contains(e.in.Absent, lease):
+		return kverror.LeaseNotFound
+	}
+	return NeedsLease{lease}
+}
+
+func (e *Evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	get := e.view.getHead
 	if p.GetIgnoreValue() || p.GetPrevKv() {
 		get = e.view.get
@@ -264,9 +295,9 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 		return nil, err
 	}
 	v, resp := e.newPut()
-	*v = pendingVersion{
-		key: p.GetKey(), value: p.GetValue(), txn: e.changes.txn,
-		create: ref{txn: e.changes.txn}, version: 1, lived: ok,
+	*v = PendingVersion{
+		Key: p.GetKey(), value: p.GetValue(), Txn: e.changes.txn,
+		create: Ref{txn: e.changes.txn}, version: 1, Lived: ok,
 	}
 	lease, was := keyspace.LeaseID(p.GetLease()), keyspace.LeaseID(0)
 	if ok {
@@ -286,7 +317,7 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 			resp.PrevKv = e.draft.keep(&prev)
 		}
 	} else if p.GetIgnoreValue() || p.GetIgnoreLease() {
-		return nil, refusal{kverror.KeyNotFound}
+		return nil, Refusal{kverror.KeyNotFound}
 	}
 	if lease != 0 {
 		if v.leases, e.pair = e.pair, nil; v.leases == nil {
@@ -297,7 +328,7 @@ func (e *evaluation) put(p *pb.PutRequest) (*pb.PutResponse, error) {
 	return resp, e.write(v, was)
 }
 
-func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+func (e *Evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	resp := &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{}}
 	if len(r.GetRangeEnd()) == 0 {
 		get := e.view.getHead
@@ -322,9 +353,9 @@ func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 	// What the scan finds is removed behind it: the view must not change under it.
 	var items []item
 	size := 0
-	err := e.view.scan(s, newest, !r.GetPrevKv(), func(it *item) error {
-		if size += len(it.key) + command.VersionOverheadBytes; size > e.maxWriteBytes {
-			return tooLarge(e.maxWriteBytes)
+	err := e.view.scan(s, Newest, !r.GetPrevKv(), func(it *item) error {
+		if size += len(it.key) + command.VersionOverheadBytes; size > e.in.MaxWriteBytes {
+			return tooLarge(e.in.MaxWriteBytes)
 		}
 		if err := e.view.retain(it); err != nil {
 			return err
@@ -344,20 +375,20 @@ func (e *evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 }
 
 // remove deletes one living key and accounts for it in the response.
-func (e *evaluation) remove(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse, it *item) error {
+func (e *Evaluation) remove(r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse, it *item) error {
 	resp.Deleted++
 	if r.GetPrevKv() {
 		resp.PrevKvs = append(resp.PrevKvs, e.draft.keep(it))
 	}
-	return e.write(&pendingVersion{key: it.key, txn: e.changes.txn, tombstone: true, lived: true}, it.lease)
+	return e.write(&PendingVersion{Key: it.key, Txn: e.changes.txn, Tombstone: true, Lived: true}, it.lease)
 }
 
-// write adds a version whose lived says whether the key is alive now; was is the lease
+// write adds a version whose Lived says whether the key is alive now; was is the lease
 // that the key is attached to now.
-func (e *evaluation) write(v *pendingVersion, was keyspace.LeaseID) error {
-	if own := e.changes.get(v.key); own != nil {
-		before := own.prior()
-		v.lived, was = before.Lived, before.Lease
+func (e *Evaluation) write(v *PendingVersion, was keyspace.LeaseID) error {
+	if own := e.changes.get(v.Key); own != nil {
+		before := own.Prior()
+		v.Lived, was = before.Lived, before.Lease
 	}
 	if v.leases != nil {
 		v.leases.from = was
@@ -366,8 +397,8 @@ func (e *evaluation) write(v *pendingVersion, was keyspace.LeaseID) error {
 	}
 	v.sub = e.sub
 	e.changes.add(v)
-	if e.changes.bytes > e.maxWriteBytes {
-		return tooLarge(e.maxWriteBytes)
+	if e.changes.bytes > e.in.MaxWriteBytes {
+		return tooLarge(e.in.MaxWriteBytes)
 	}
 	return nil
 }
@@ -380,7 +411,7 @@ func tooLarge(limit int) error {
 
 // execute runs the operations of the branch that was chosen. It returns what is
 // left of the path.
-func (e *evaluation) execute(t *pb.TxnRequest, path []bool) (*pb.TxnResponse, []bool, error) {
+func (e *Evaluation) execute(t *pb.TxnRequest, path []bool) (*pb.TxnResponse, []bool, error) {
 	succeeded, path := path[0], path[1:]
 	ops := branch(t, succeeded)
 	resp := &pb.TxnResponse{Succeeded: succeeded, Responses: make([]*pb.ResponseOp, len(ops))}
@@ -423,8 +454,8 @@ func (e *evaluation) execute(t *pb.TxnRequest, path []bool) (*pb.TxnResponse, []
 
 // rangeOp runs a range operation inside a transaction: it sees what the operations
 // before it have done, or the state at its explicit revision.
-func (e *evaluation) rangeOp(r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	at := newest
+func (e *Evaluation) rangeOp(r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	at := Newest
 	if r.GetRevision() > 0 {
 		at = keyspace.Revision(r.GetRevision())
 		if e.oldest == 0 || at < e.oldest {
@@ -452,6 +483,6 @@ func (e *evaluation) rangeOp(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	return d.resp, nil
 }
 
-func (e *evaluation) header(h *pb.ResponseHeader) {
+func (e *Evaluation) header(h *pb.ResponseHeader) {
 	e.draft.headers = append(e.draft.headers, headerDraft{h: h, changed: len(e.changes.writes) > 0})
 }

@@ -1,4 +1,4 @@
-package shard
+package eval
 
 import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -12,7 +12,7 @@ import (
 // unknown.
 type found struct {
 	kv          *mvccpb.KeyValue
-	mod, create ref
+	mod, create Ref
 }
 
 // rangeDraft is the answer of a range operation before the filter, the order and

@@ -1,4 +1,4 @@
-package shard
+package eval
 
 import (
 	"runtime"
@@ -12,11 +12,11 @@ import (
 // is drafted: the draft has it at once, or remembers to fill it in.
 func TestDraftKeepsARevisionThatArrivesMeanwhile(t *testing.T) {
 	for range 2000 {
-		txn := &pendingTxn{floor: 6}
-		it := &item{key: []byte("k"), mod: ref{txn: txn}, create: ref{rev: 3}}
-		d := draft{top: &pb.ResponseHeader{}}
+		txn := &PendingTxn{Floor: 6}
+		it := &item{key: []byte("k"), mod: Ref{txn: txn}, create: Ref{rev: 3}}
+		d := Draft{top: &pb.ResponseHeader{}}
 		var kvs []*mvccpb.KeyValue
-		go txn.revision.Store(7)
+		go txn.SetRevision(7)
 		for known := false; !known; {
 			_, known = it.mod.known()
 			kvs = append(kvs, d.keep(it))
@@ -24,7 +24,7 @@ func TestDraftKeepsARevisionThatArrivesMeanwhile(t *testing.T) {
 				runtime.Gosched() // busy processors do not run the other goroutine for long
 			}
 		}
-		d.settle(8, true)
+		d.Settle(8, true)
 		for i, kv := range kvs {
 			if kv.GetModRevision() != 7 || kv.GetCreateRevision() != 3 {
 				t.Fatalf("answer %d of %d has mod %d and create %d, want 7 and 3", i, len(kvs), kv.GetModRevision(), kv.GetCreateRevision())

@@ -1,4 +1,4 @@
-package shard
+package eval
 
 import (
 	"bytes"
@@ -67,11 +67,11 @@ func compareAll(w *view, c *pb.Compare) (bool, error) {
 		return rangeapi.CompareAbsent(c), nil
 	}
 	found, holds := false, true
-	err := w.scan(s, newest, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
+	err := w.scan(s, Newest, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
 		found = true
 		var err error
 		if holds, err = compareItem(c, it); err == nil && !holds {
-			err = errStop
+			err = ErrStop
 		}
 		return err
 	})
@@ -84,7 +84,7 @@ func compareAll(w *view, c *pb.Compare) (bool, error) {
 	return holds, nil
 }
 
-// compareItem evaluates the compare on one key. The error is a waitError where the
+// compareItem evaluates the compare on one key. The error is a WaitError where the
 // answer hangs on a revision that is not known.
 func compareItem(c *pb.Compare, it *item) (bool, error) {
 	var result int
@@ -103,10 +103,10 @@ func compareItem(c *pb.Compare, it *item) (bool, error) {
 	return rangeapi.Holds(c.GetResult(), result), nil
 }
 
-func compareRef(want pb.Compare_CompareResult, f ref, number int64) (bool, error) {
+func compareRef(want pb.Compare_CompareResult, f Ref, number int64) (bool, error) {
 	result, decided := f.compare(number)
 	if !decided {
-		return false, waitError{f.txn}
+		return false, WaitError{f.txn}
 	}
 	return rangeapi.Holds(want, result), nil
 }

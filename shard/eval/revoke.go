@@ -1,0 +1,99 @@
+package eval
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
+)
+
+// Revoke deletes the keys of the span that are attached to the lease, unless they take more
+// than maxBytes: then it does nothing and tooMany is set.
+func (e *Evaluation) Revoke(lease keyspace.LeaseID, span keyspace.Span, maxBytes int) (tooMany bool, err error) {
+	e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+	keys, whole, err := e.view.attached(lease, span, maxBytes)
+	if err == nil && whole {
+		err = e.detachAll(lease, keys)
+	}
+	return !whole, err
+}
+
+// PrepareRevoke evaluates what a revoke over several ranges deletes in the span, if the range
+// has the lease at all. More keys than take maxBytes are to be swept in hull; it is empty
+// otherwise.
+func (e *Evaluation) PrepareRevoke(
+	lease keyspace.LeaseID, revocable bool, span keyspace.Span, maxBytes int,
+) (a *rangeapi.Prepared, hull keyspace.Span, err error) {
+	e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+	a = &rangeapi.Prepared{}
+	if !revocable {
+		return a, hull, nil
+	}
+	keys, whole, err := e.view.attached(lease, span, maxBytes)
+	if err != nil {
+		return a, hull, err
+	}
+	if a.Changes = len(keys) > 0; whole {
+		e.sub = 1
+		return a, hull, e.detachAll(lease, keys)
+	}
+	// What is swept stays as it is until then, and with it all that lies between.
+	return a, keyspace.Span{Start: keys[0], End: span.End}, nil
+}
+
+func (e *Evaluation) detachAll(lease keyspace.LeaseID, keys [][]byte) error {
+	for _, k := range keys {
+		if err := e.write(&PendingVersion{Key: k, Txn: e.changes.txn, Tombstone: true, Lived: true}, lease); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached returns the keys of the span that are attached to the lease, in their order, as
+// far as they take limit bytes at most; whole says that these are all.
+func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (keys [][]byte, whole bool, err error) {
+	layer, err := w.layer(s, Newest)
+	if err != nil {
+		return nil, false, err
+	}
+	layer = slices.DeleteFunc(layer, func(v *PendingVersion) bool { return v.Lease() != lease })
+	whole = true
+	add := func(key []byte) error {
+		// The index says what was, a moment ago or before a crash; the version decides.
+		it, ok, err := w.getHead(key)
+		if err != nil || !ok || it.lease != lease {
+			return err
+		}
+		if limit -= len(key) + command.VersionOverheadBytes; limit < 0 && len(keys) > 0 {
+			whole = false
+			return ErrStop
+		}
+		keys = append(keys, bytes.Clone(key))
+		return w.charge(len(key))
+	}
+	err = w.store.Attached(lease, s, func(key []byte) error {
+		for len(layer) > 0 && bytes.Compare(layer[0].Key, key) <= 0 {
+			if !bytes.Equal(layer[0].Key, key) {
+				if err := add(layer[0].Key); err != nil {
+					return err
+				}
+			}
+			layer = layer[1:]
+		}
+		return add(key)
+	})
+	for _, v := range layer {
+		if err != nil {
+			break
+		}
+		err = add(v.Key)
+	}
+	if errors.Is(err, ErrStop) {
+		err = nil
+	}
+	return keys, whole, err
+}

@@ -1,0 +1,244 @@
+package eval
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// VersionCache remembers the newest applied version of keys that this node's leaders have
+// written or read lately. To read such a key, to update it or to compare it then costs
+// no lookup in the engine, which is the dearest step of an evaluation and of a read. It
+// is a bounded cache and no index: what is not in it is looked up. It is safe for concurrent
+// use.
+//
+// An entry belongs to a [KeyEpoch]: the time in which all that was applied to a replica
+// came from its own pipeline, which keeps the entries true. Anything else that changes
+// the replica's state (another leader's entry, a snapshot, a split) ends the epoch, and
+// with it all of the replica's entries at once. Within an epoch the span only grows: a range
+// that absorbs its neighbour takes over what is known of the neighbour's keys, see
+// [KeyEpochs].
+type VersionCache struct {
+	seed   maphash.Seed
+	parts  [cacheParts]cachePart
+	epochs atomic.Uint64
+}
+
+// cacheParts divides the cache, so that evaluating and applying goroutines seldom
+// wait for each other.
+const cacheParts = 16
+
+// cacheOverheadBytes is about what an entry takes beside its key: the slot, and its
+// share of a map that is half full.
+const cacheOverheadBytes = 160
+
+// KeyEpoch names the entries of one replica that are true.
+type KeyEpoch uint64
+
+// KeyEpochs are those of a replica's keys, in the order of the keys. There is more than one
+// where the range has absorbed neighbours: without their epochs it would look up each key
+// once, just when all who have waited for the merge come at the same time. The replica's
+// owner guards them.
+type KeyEpochs []epochFrom
+
+// epochFrom is the epoch of the keys from start on, to where the next one begins.
+type epochFrom struct {
+	start []byte
+	epoch KeyEpoch
+}
+
+// MaxKeyEpochs bounds the epochs of a replica, its own with those of its former neighbours.
+const MaxKeyEpochs = 16
+
+// NewKeyEpochs returns the epochs of a replica of which nothing is known.
+func NewKeyEpochs(c *VersionCache) KeyEpochs { return KeyEpochs{{epoch: c.begin()}} }
+
+// Of returns the epoch of a key.
+func (r KeyEpochs) Of(key []byte) KeyEpoch {
+	i := len(r) - 1
+	for i > 0 && bytes.Compare(key, r[i].start) < 0 {
+		i--
+	}
+	return r[i].epoch
+}
+
+// End ends all of them: the one that begins is without entries.
+func (r *KeyEpochs) End(c *VersionCache) { *r = append((*r)[:0], epochFrom{epoch: c.begin()}) }
+
+// Absorb takes over those of the right neighbour, whose keys begin at border; nil where none
+// are known. Nobody else may use them any more.
+func (r *KeyEpochs) Absorb(c *VersionCache, border []byte, right KeyEpochs) {
+	if len(right) == 0 {
+		right = NewKeyEpochs(c)
+	}
+	if len(*r)+len(right) > MaxKeyEpochs {
+		r.End(c)
+		return
+	}
+	right[0].start = border
+	*r = append(*r, right...)
+}
+
+// CachedVersion is a version. A large value is left out: Whole says that the value is there.
+type CachedVersion struct {
+	// Alive says that the key is there; otherwise only Mod is set.
+	Alive, Whole bool
+	Version      int64
+	Lease        keyspace.LeaseID
+	Mod, Create  keyspace.Revision
+	Value        []byte
+}
+
+// MaxCachedValueBytes bounds a value that is kept. Most values of a store like this are
+// smaller, and a few large ones would take the room of many.
+const MaxCachedValueBytes = 2 << 10
+
+// maxCachedKeyBytes bounds a key that is remembered.
+const maxCachedKeyBytes = 2 << 10
+
+// keep returns the version without a value that is too large.
+func (v CachedVersion) keep() CachedVersion {
+	v.Whole = v.Alive && len(v.Value) <= MaxCachedValueBytes
+	if !v.Whole {
+		v.Value = nil
+	}
+	return v
+}
+
+// cachePart is a second-chance (clock) cache.
+type cachePart struct {
+	mu    sync.Mutex
+	index map[string]int32
+	slots []cacheSlot
+	// free are the slots without an entry.
+	free []int32
+	hand int
+	// bytes is what the entries take, at most max.
+	bytes, max int64
+}
+
+type cacheSlot struct {
+	// key is the epoch in eight bytes, and the key; empty for a free slot.
+	key     string
+	version CachedVersion
+	// used says that the entry was read since the hand last passed it.
+	used bool
+}
+
+// NewVersionCache returns an empty cache that takes about maxBytes at most.
+func NewVersionCache(maxBytes int64) *VersionCache {
+	c := &VersionCache{seed: maphash.MakeSeed()}
+	for i := range c.parts {
+		c.parts[i] = cachePart{index: make(map[string]int32), max: maxBytes / cacheParts}
+	}
+	return c
+}
+
+// begin returns an epoch without entries.
+func (c *VersionCache) begin() KeyEpoch { return KeyEpoch(c.epochs.Add(1)) }
+
+// cacheKey appends the name of an entry to dst.
+func cacheKey(dst []byte, e KeyEpoch, key []byte) []byte {
+	return append(binary.BigEndian.AppendUint64(dst, uint64(e)), key...)
+}
+
+func (c *VersionCache) part(name []byte) *cachePart {
+	return &c.parts[maphash.Bytes(c.seed, name)%cacheParts]
+}
+
+// Get returns what is known of the key.
+func (c *VersionCache) Get(e KeyEpoch, key []byte) (found CachedVersion, ok bool) {
+	var short [128]byte
+	name := cacheKey(short[:0], e, key)
+	p := c.part(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i, ok := p.index[string(name)]
+	if !ok {
+		return CachedVersion{}, false
+	}
+	s := &p.slots[i]
+	s.used = true
+	return s.version, true
+}
+
+// Put notes what the key's newest applied version is. The cache keeps the value:
+// nobody may change it any more.
+func (c *VersionCache) Put(e KeyEpoch, key []byte, v CachedVersion) {
+	if len(key) > maxCachedKeyBytes {
+		return
+	}
+	var short [128]byte
+	name := cacheKey(short[:0], e, key)
+	p := c.part(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v = v.keep()
+	if i, ok := p.index[string(name)]; ok {
+		s := &p.slots[i]
+		p.bytes -= s.bytes()
+		s.version = v
+		p.bytes += s.bytes()
+		for p.bytes > p.max {
+			p.evictLocked()
+		}
+		return
+	}
+	s := cacheSlot{version: v}
+	cost := int64(len(name)) + s.bytes()
+	if cost > p.max {
+		return
+	}
+	for p.bytes+cost > p.max {
+		p.evictLocked()
+	}
+	if len(p.free) == 0 {
+		p.free = append(p.free, int32(len(p.slots)))
+		p.slots = append(p.slots, cacheSlot{})
+	}
+	i := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	s.key = string(name)
+	p.slots[i] = s
+	p.index[s.key] = i
+	p.bytes += cost
+}
+
+// evictLocked takes out one entry that was not read for a whole turn of the hand.
+// There must be one at all.
+func (p *cachePart) evictLocked() {
+	for ; ; p.hand++ {
+		if p.hand >= len(p.slots) {
+			p.hand = 0
+		}
+		s := &p.slots[p.hand]
+		if s.key == "" {
+			continue
+		}
+		if s.used {
+			s.used = false
+			continue
+		}
+		p.removeLocked(int32(p.hand))
+		// The slot is the next entry's, which is not to be the next victim.
+		p.hand++
+		return
+	}
+}
+
+func (p *cachePart) removeLocked(i int32) {
+	s := &p.slots[i]
+	delete(p.index, s.key)
+	p.bytes -= s.bytes()
+	p.free = append(p.free, i)
+	*s = cacheSlot{}
+}
+
+// bytes is about what the entry takes.
+func (s *cacheSlot) bytes() int64 {
+	return int64(len(s.key)+len(s.version.Value)) + cacheOverheadBytes
+}
