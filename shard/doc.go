@@ -1,6 +1,7 @@
 // Package shard is one replica of a range: the state machine that every replica
 // runs, and what the leader does on top of it: evaluate, sequence, propose, apply,
-// answer.
+// answer. Package shard/eval says what a request does, shard/locktable who waits for the
+// locks of transactions, shard/command what stands in the log.
 //
 //	Client ── bus method 16, or a function call ──▶ Node ──▶ Replica
 //
@@ -27,15 +28,14 @@
 // no-op on every replica alike. So a write that was lost in the middle takes with
 // it all that were evaluated on top of it, and no stale compare ever wins.
 //
-// S2. All that can refuse a request is settled before a revision is asked for.
-// After that only the loss of leadership drops a write.
+// S2. Everything that can refuse a request is settled before a revision is asked for
+// (package eval). After that only the loss of leadership drops a write.
 //
 // S3. An answer that shows what is not applied yet is held back until it is: a
 // write until its own entry is applied, a request that changes nothing until every
-// overlay entry that it saw is applied and the leadership was confirmed after it.
+// pending version that it saw is applied and the leadership was confirmed after it.
 //
-// S4. An unknown revision is above its floor. A compare with a number at or below
-// the floor is decided, one above waits.
+// S4 is package eval's: a revision that is not known yet is above its floor.
 //
 // S5. A read at R answers the state at R exactly: it waits for the changes of its
 // keys that may be at or below R, then confirms the leadership, then reads, then
@@ -60,17 +60,16 @@
 // everything that may yet appear has: batches that are sequenced or proposed, and those behind
 // a split whose fate is open. Feeds stand on it, see package rangefeed.
 //
-// S11. A leader remembers the newest applied versions of keys that it used lately
-// (heads), and all that it remembers is true: each is replaced when a batch of its own
-// is applied, and whatever else changes the replica's state makes it forget them all.
+// S11 is package eval's: what the version cache knows is true. Here each version is replaced
+// when a batch of the leader's own is applied; whatever else changes the replica's state
+// ends its key epochs.
 //
-// S12. A lock of a transaction over several ranges is a fact of the log: what was
-// compared under it stays, what it will write nobody else writes, and a read at a
-// revision that the transaction may turn out to have waits for it. A transaction waits
-// for younger ones alone and only before it has a revision, so that nobody waits in a
-// circle. It happens when its record is applied at its anchor, which needs the anchor's
-// own lock; whoever decides against it takes that lock away and leaves a fence. No lock
-// and no record outlives the interest of a coordinator by more than seconds.
+// S12. A lock of a transaction over several ranges is a fact of the log. What was
+// compared under it stays as it is, and nobody else writes what it will write; package
+// locktable says who waits for it. A transaction waits only before it has a revision. It
+// happens when its record is applied at its anchor, which needs the anchor's own lock.
+// Whoever decides against it takes that lock away and leaves a fence. No lock and no record
+// outlives the interest of a coordinator by more than seconds.
 //
 // S13. A key is attached to a lease only while the range has a mark of it, which says that
 // the lease's record lists the range; apply refuses anything else. A mark comes only by a

@@ -52,7 +52,6 @@ type Leases interface {
 // request does and answers. It is for one goroutine, and may be used for one request after
 // another.
 type Evaluation struct {
-	in   Input
 	view view
 	// oldest is the lowest explicit revision that was read, 0 if none was.
 	oldest keyspace.Revision
@@ -70,11 +69,7 @@ type Evaluation struct {
 
 // Reset makes the evaluation one of another request.
 func (e *Evaluation) Reset(in Input) {
-	*e = Evaluation{in: in}
-	e.view = view{
-		store: in.Store, base: in.Base, overlay: in.Overlay, guard: in.Guard,
-		cache: in.Cache, epochs: in.Epochs, budget: in.Budget,
-	}
+	*e = Evaluation{view: view{in: in}}
 }
 
 // Writes returns the versions that the request writes, in the order of its operations.
@@ -123,7 +118,7 @@ func (e *Evaluation) begin(op proto.Message) {
 	p, ok := op.(*pb.PutRequest)
 	switch {
 	case !ok:
-		e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+		e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
 		return
 	case p.GetLease() == 0:
 		e.one = &onePut{}
@@ -131,7 +126,7 @@ func (e *Evaluation) begin(op proto.Message) {
 		l := &leasedPut{}
 		e.one, e.pair = &l.onePut, &l.leases
 	}
-	e.one.txn.Floor = e.in.Floor
+	e.one.txn.Floor = e.view.in.Floor
 	e.changes.txn, e.changes.writes = &e.one.txn, e.one.writes[:0]
 }
 
@@ -240,10 +235,10 @@ func (e *Evaluation) checkRevision(rev int64) error {
 	switch {
 	case rev == 0:
 		return nil
-	case rev > int64(e.in.Current):
+	case rev > int64(e.view.in.Current):
 		return FutureError{keyspace.Revision(rev)}
-	case rev < int64(e.in.Compacted), rev < -1:
-		return Refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: max(e.in.Compacted, 0)}}
+	case rev < int64(e.view.in.Compacted), rev < -1:
+		return Refusal{&kverror.Error{Kind: kverror.Compacted, CompactRevision: max(e.view.in.Compacted, 0)}}
 	}
 	return nil
 }
@@ -275,11 +270,11 @@ func (NeedsLease) Error() string { return "waits for the attachment of a lease" 
 // checkLease refuses a put to a lease that does not exist.
 func (e *Evaluation) checkLease(lease keyspace.LeaseID) error {
 	switch {
-	case e.in.Leases == nil:
+	case e.view.in.Leases == nil:
 		return kverror.LeaseNotFound
-	case e.in.Leases.Attachable(lease):
+	case e.view.in.Leases.Attachable(lease):
 		return nil
-	case e.in.Lacks == lease || slices.Contains(e.in.Absent, lease):
+	case e.view.in.Lacks == lease || slices.Contains(e.view.in.Absent, lease):
 		return kverror.LeaseNotFound
 	}
 	return NeedsLease{lease}
@@ -354,8 +349,8 @@ func (e *Evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 	var items []item
 	size := 0
 	err := e.view.scan(s, Newest, !r.GetPrevKv(), func(it *item) error {
-		if size += len(it.key) + command.VersionOverheadBytes; size > e.in.MaxWriteBytes {
-			return tooLarge(e.in.MaxWriteBytes)
+		if size += len(it.key) + command.VersionOverheadBytes; size > e.view.in.MaxWriteBytes {
+			return tooLarge(e.view.in.MaxWriteBytes)
 		}
 		if err := e.view.retain(it); err != nil {
 			return err
@@ -397,8 +392,8 @@ func (e *Evaluation) write(v *PendingVersion, was keyspace.LeaseID) error {
 	}
 	v.sub = e.sub
 	e.changes.add(v)
-	if e.changes.bytes > e.in.MaxWriteBytes {
-		return tooLarge(e.in.MaxWriteBytes)
+	if e.changes.bytes > e.view.in.MaxWriteBytes {
+		return tooLarge(e.view.in.MaxWriteBytes)
 	}
 	return nil
 }

@@ -28,10 +28,10 @@ type Prepared struct {
 // answer at most. The error is a [WaitError], a [NeedsLease], [ErrOtherPath], or one that
 // needs no holding back.
 func (e *Evaluation) Prepare(op *rangeapi.Prepare, sweepBytes, maxPrev int) (p Prepared, err error) {
-	e.in.Absent = op.Absent
+	e.view.in.Absent = op.Absent
 	w := txnWriter{e: e, sweepBytes: sweepBytes, maxPrev: maxPrev, prevLeft: maxPrev}
 	defer func() { p.HoldsRead = w.prevLeft < w.maxPrev }()
-	e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+	e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
 	a := &rangeapi.Prepared{Facts: make([]rangeapi.Fact, len(op.Guards))}
 	p.Answer = a
 	for i := range op.Guards {

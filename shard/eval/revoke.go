@@ -13,7 +13,7 @@ import (
 // Revoke deletes the keys of the span that are attached to the lease, unless they take more
 // than maxBytes: then it does nothing and tooMany is set.
 func (e *Evaluation) Revoke(lease keyspace.LeaseID, span keyspace.Span, maxBytes int) (tooMany bool, err error) {
-	e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+	e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
 	keys, whole, err := e.view.attached(lease, span, maxBytes)
 	if err == nil && whole {
 		err = e.detachAll(lease, keys)
@@ -27,7 +27,7 @@ func (e *Evaluation) Revoke(lease keyspace.LeaseID, span keyspace.Span, maxBytes
 func (e *Evaluation) PrepareRevoke(
 	lease keyspace.LeaseID, revocable bool, span keyspace.Span, maxBytes int,
 ) (a *rangeapi.Prepared, hull keyspace.Span, err error) {
-	e.changes.txn = &PendingTxn{Floor: e.in.Floor}
+	e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
 	a = &rangeapi.Prepared{}
 	if !revocable {
 		return a, hull, nil
@@ -75,7 +75,7 @@ func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (key
 		keys = append(keys, bytes.Clone(key))
 		return w.charge(len(key))
 	}
-	err = w.store.Attached(lease, s, func(key []byte) error {
+	err = w.in.Store.Attached(lease, s, func(key []byte) error {
 		for len(layer) > 0 && bytes.Compare(layer[0].Key, key) <= 0 {
 			if !bytes.Equal(layer[0].Key, key) {
 				if err := add(layer[0].Key); err != nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"slices"
-	"sync"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
@@ -102,21 +101,11 @@ func pendingItem(v *PendingVersion) item {
 // The overlay is looked at first and the store after it. What is applied in
 // between is then in both, and the overlay's copy, the newer or an equal one, wins.
 type view struct {
-	store Store
-	// base is the revision at which the store is read: Newest, or that of a read.
-	base    keyspace.Revision
-	overlay *Overlay
-	// guard guards the overlay, and the epochs.
-	guard *sync.Mutex
+	in Input
 	// own is what the request has written, nil while its compares are evaluated.
 	own *changes
 	// seen is the newest batch of which the request has seen a version.
 	seen *Batch
-	// budget is what the request may read into memory.
-	budget *Budget
-	// cache and epochs know what the store shows at base Newest; nil if base is another.
-	cache  *VersionCache
-	epochs *KeyEpochs
 }
 
 // lookup returns the newest pending version of the key, or what is known of its
@@ -127,14 +116,14 @@ func (w *view) lookup(key []byte) (pending *PendingVersion, applied CachedVersio
 			return v, CachedVersion{}, false
 		}
 	}
-	w.guard.Lock()
-	defer w.guard.Unlock()
-	if v := w.overlay.Newest(key); v != nil {
+	w.in.Guard.Lock()
+	defer w.in.Guard.Unlock()
+	if v := w.in.Overlay.Newest(key); v != nil {
 		w.seen = newerBatch(w.seen, v.Txn.Batch)
 		return v, CachedVersion{}, false
 	}
-	if w.cache != nil {
-		applied, known = w.cache.Get(w.epochs.Of(key), key)
+	if w.in.Cache != nil {
+		applied, known = w.in.Cache.Get(w.in.Epochs.Of(key), key)
 	}
 	return nil, applied, known
 }
@@ -166,7 +155,7 @@ func (w *view) getHead(key []byte) (it item, ok bool, err error) {
 }
 
 func (w *view) stored(key []byte) (it item, ok bool, err error) {
-	v, ok, err := w.store.Get(key, w.base)
+	v, ok, err := w.in.Store.Get(key, w.in.Base)
 	if err != nil || !ok {
 		return item{}, false, err
 	}
@@ -183,7 +172,7 @@ func (w *view) retain(it *item) error {
 }
 
 // charge takes bytes from the request's budget.
-func (w *view) charge(n int) error { return w.budget.Take(int64(n)) }
+func (w *view) charge(n int) error { return w.in.Budget.Take(int64(n)) }
 
 // layer returns the pending versions of the span, tombstones too, in order of
 // their keys, the newest of each. With at below Newest they are those at that
@@ -191,8 +180,8 @@ func (w *view) charge(n int) error { return w.budget.Take(int64(n)) }
 func (w *view) layer(s keyspace.Span, at keyspace.Revision) ([]*PendingVersion, error) {
 	var l []*PendingVersion
 	var wait *PendingTxn
-	w.guard.Lock()
-	w.overlay.visit(s, func(k *overlayKey) bool {
+	w.in.Guard.Lock()
+	w.in.Overlay.visit(s, func(k *overlayKey) bool {
 		v := k.versions[len(k.versions)-1]
 		if at != Newest {
 			found, unknown := k.at(at)
@@ -208,7 +197,7 @@ func (w *view) layer(s keyspace.Span, at keyspace.Revision) ([]*PendingVersion, 
 		}
 		return true
 	})
-	w.guard.Unlock()
+	w.in.Guard.Unlock()
 	if wait != nil {
 		return nil, WaitError{wait}
 	}
@@ -233,7 +222,7 @@ func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn fun
 		it := pendingItem(v)
 		return fn(&it)
 	}
-	err = w.store.Scan(s, min(at, w.base), keysOnly, func(v *mvcc.Version) error {
+	err = w.in.Store.Scan(s, min(at, w.in.Base), keysOnly, func(v *mvcc.Version) error {
 		for len(layer) > 0 {
 			c := bytes.Compare(layer[0].Key, v.Key)
 			if c > 0 {

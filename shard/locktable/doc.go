@@ -14,13 +14,16 @@
 // every replica of the range has. Only a leader has pending locks and waiters; [Table.DropPending]
 // forgets the former when its leadership ends.
 //
-// # The files, from the top down
+// # Files, from the top down
 //
-// table.go is the interface. wait.go has who waits for whom. push.go chooses which old locks
-// and records to ask about. set.go has the locks and records themselves, keys.go the keys and
-// leases of requests, spanindex.go finds locks by key.
+//	table.go      the interface: conflicts, changes, what there is
+//	wait.go       who waits for whom
+//	push.go       which old locks and records to ask about
+//	set.go        the locks and records
+//	keys.go       the keys and leases of requests
+//	spanindex.go  locks and waiters by key
 //
-// # Lock discipline
+// # Locks
 //
 // A Table has no mutex. Its owner guards it: a replica with its mu, as it guards the overlay,
 // because a request is gated, evaluated and blocked in one state. No method blocks, calls its
