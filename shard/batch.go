@@ -19,8 +19,8 @@ import (
 type call struct {
 	ctx context.Context //nolint:containedctx // it is the request's, looked at once before evaluation
 	req *rangeapi.Request
-	// step is set for a step of a transaction over several ranges, whose req has no Op.
-	step *step
+	// cmd is set for a command of a transaction over several ranges, whose req has no Op.
+	cmd *txnCommand
 	// bytes is what the call holds of the byte budgets until it is answered.
 	bytes int64
 
@@ -123,8 +123,8 @@ func (c *call) isAt(p place, b *batch) {
 // called once.
 func (c *call) answer(n *Node, resp proto.Message, err error) {
 	n.unadmit(c)
-	if c.step != nil {
-		c.step.forgetRead(n)
+	if c.cmd != nil {
+		c.cmd.forgetRead(n)
 	}
 	if err != nil {
 		c.err = err
@@ -140,7 +140,7 @@ type batch struct {
 	eval.Batch
 	lead *leadership
 	// calls are those whose place is in the batch; of a settled one all have writes or are
-	// steps. txns counts the former, items the latter; a revoke is both.
+	// commands. txns counts the former, items the latter; a revoke is both.
 	calls   []*call
 	txns    int
 	items   int

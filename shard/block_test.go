@@ -30,8 +30,8 @@ type going struct {
 	err    error
 }
 
-// step sends a step and lets everything move that can.
-func (w *fakeWorld) step(ctx context.Context, op rangeapi.TxnOp) *going {
+// command sends a command and lets everything move that can.
+func (w *fakeWorld) command(ctx context.Context, op rangeapi.TxnOp) *going {
 	g := &going{}
 	go func() {
 		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
@@ -78,10 +78,10 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 	for name, start := range map[string]func(w *fakeWorld) *going{
 		"a put": func(w *fakeWorld) *going { return w.put(w.t.Context(), "k", "v") },
 		"an older transaction": func(w *fakeWorld) *going {
-			return w.step(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+			return w.command(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 		},
 		"an older transaction with two keys": func(w *fakeWorld) *going {
-			return w.step(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
+			return w.command(w.t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("j"), Writes: writeAt("j", "k")})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				defer w.stop()
 				keys := []string{"j", "k"}
 				young := func(age int) *going {
-					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("z"), WaitForOlder: true, Guards: guardAt(keys[age%2], "k")})
+					return w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("z"), WaitForOlder: true, Guards: guardAt(keys[age%2], "k")})
 				}
 				young(10)
 				young(11)
@@ -102,12 +102,12 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 				}
 				for age := 12; age < 20 && !writer.done; age++ {
 					young(age)
-					w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age - 2)})
+					w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(age - 2)})
 				}
 				if !writer.done || writer.err != nil {
 					t.Errorf("a writer was kept out: %v", writer.err)
 				}
-				w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
+				w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 				if r := w.node.Replica(1); r.locks.Blocked() != 0 {
 					t.Errorf("%d calls wait for nothing", r.locks.Blocked())
 				}
@@ -152,7 +152,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 				w.seq.auto, w.seq.last = true, 10
 				w.serve(1, 5)
 				defer w.stop()
-				lock := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+				lock := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 				var puts []*going
 				for len(puts) < 100 && (len(puts) == 0 || !puts[len(puts)-1].done) {
 					puts = append(puts, w.put(t.Context(), "k", "v"))
@@ -167,7 +167,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 				if c, ok := end.(*rangeapi.Commit); ok {
 					c.AnchorLock = lock.answer.(*rangeapi.Prepared).Lock
 				}
-				if g := w.step(t.Context(), end); !g.done || g.err != nil {
+				if g := w.command(t.Context(), end); !g.done || g.err != nil {
 					t.Errorf("%s: %T is held up: %v", name, end, g.err)
 				}
 				for i, g := range puts[:len(puts)-1] {
@@ -209,13 +209,13 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 					w.put(t.Context(), k, strings.Repeat("v", 1000))
 				}
 				prepare := func(age int) *going {
-					return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
+					return w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte("k"), Writes: ws})
 				}
 				w.put(t.Context(), "c", "v")
 				if g := prepare(1); g.err != nil || !g.answer.(*rangeapi.Prepared).Held {
 					t.Errorf("%s within the bound: %+v", name, g)
 				}
-				w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
+				w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 				w.put(t.Context(), "c", strings.Repeat("v", 1000))
 				if g := prepare(2); !errors.Is(g.err, kverror.RequestTooLarge) {
 					t.Errorf("%s beyond the bound: %+v", name, g)
@@ -226,7 +226,7 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 				}
 				w.put(t.Context(), "c", "v")
 				w.seq.auto = false
-				w.put(t.Context(), "x", "v") // steps that come behind it wait for its revision
+				w.put(t.Context(), "x", "v") // commands that come behind it wait for its revision
 				g := prepare(3)
 				if g.done || w.node.reads.Held() == 0 {
 					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reads.Held())
@@ -266,7 +266,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 			r.mu.Lock()
 			large := weak.Make(&r.locks.Named(nameAged(age))[0].Writes[1].V.Value[0])
 			r.mu.Unlock()
-			if g := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
+			if g := w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(age), Revision: rev}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			runtime.GC()
@@ -295,7 +295,7 @@ func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 		w.node.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
 		r := w.node.Replica(1)
 		for at, want := range map[keyspace.Revision]error{299: kverror.Compacted, 1: kverror.Compacted, -5: kverror.Compacted, 300: nil, 0: nil} {
-			g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
+			g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
 			if !errors.Is(g.err, want) {
 				t.Errorf("a pin at %d: %v, want %v", at, g.err, want)
 			}
@@ -324,7 +324,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		w.put(t.Context(), "a", "v")
-		w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 		w.seq.last = 400
 		w.put(t.Context(), "a", "v")
 		wait := func() {
@@ -342,7 +342,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		if r := w.node.Replica(1); r.Show().Compacted >= 300 {
 			t.Fatal("the lock does not hold compaction back")
 		}
-		w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
+		w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 		wait()
 		if c := w.node.Replica(1).Show().Compacted; c != 300 {
 			t.Errorf("compacted to %d", c)
@@ -350,7 +350,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 	})
 }
 
-// A coordinator that says what cannot be is refused before its step is in the log, where
+// A coordinator that says what cannot be is refused before its command is in the log, where
 // it would end every replica.
 func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -361,7 +361,7 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		w.put(t.Context(), "k", "v") // at 201
 		r := w.node.Replica(1)
 		name := nameAged(1)
-		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
+		g := w.command(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
 		id := g.answer.(*rangeapi.Prepared).Lock
 		r.mu.Lock()
 		r.locks.Find(name, id).Floor = 100 // it was evaluated where nobody had heard of 201
@@ -370,15 +370,15 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 			for _, op := range []rangeapi.TxnOp{
 				&rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &rangeapi.Resolve{Name: name, Lock: id, Revision: rev},
 			} {
-				if g := w.step(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
+				if g := w.command(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
 					t.Errorf("%T at %d: %+v", op, rev, g)
 				}
 			}
 		}
-		if g := w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
+		if g := w.command(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 300}); g.err != nil {
 			t.Fatal(g.err)
 		}
-		if g := w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
+		if g := w.command(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: 301}); !errors.Is(g.err, kverror.Internal) {
 			t.Errorf("a second commit: %+v", g)
 		}
 	})
@@ -462,17 +462,17 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 			w.settle()
 			return g
 		}
-		lock := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*rangeapi.Prepared).Lock
+		lock := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")}).answer.(*rangeapi.Prepared).Lock
 		for name, send := range map[string]func() *going{
 			"a read": func() *going { return read(farRevision) },
 			"a prepare": func() *going {
-				return w.step(t.Context(), &rangeapi.Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
+				return w.command(t.Context(), &rangeapi.Prepare{Name: far, Anchor: []byte("z"), Writes: writeAt("z")})
 			},
 			"a commit": func() *going {
-				return w.step(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
+				return w.command(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: farRevision})
 			},
 			"a resolution": func() *going {
-				return w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
+				return w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Lock: lock, Revision: farRevision})
 			},
 			"a question": func() *going {
 				g := &going{done: true}
@@ -480,7 +480,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 				return g
 			},
 			"a decision": func() *going {
-				return w.step(t.Context(), &rangeapi.Decide{Name: rangeapi.TxnName{TxnID: nameAged(9).TxnID, Attempt: rangeapi.MaxAttempt - 1}, Anchor: []byte("k")})
+				return w.command(t.Context(), &rangeapi.Decide{Name: rangeapi.TxnName{TxnID: nameAged(9).TxnID, Attempt: rangeapi.MaxAttempt - 1}, Anchor: []byte("k")})
 			},
 		} {
 			if g := send(); !g.done || !errors.Is(g.err, kverror.Internal) {
@@ -495,7 +495,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 		if g := read(w.seq.last - 1); !g.done || g.err != nil {
 			t.Errorf("a read at a revision that is new: %+v", g)
 		}
-		if g := w.step(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
+		if g := w.command(t.Context(), &rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), AnchorLock: lock, Revision: w.seq.last}); !g.done || g.err != nil {
 			t.Errorf("a commit at a revision that is new: %+v", g)
 		}
 	})
@@ -514,7 +514,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 		defer w.stop()
 		const n = 60
 		prepare := func(age int, key string) *going {
-			return w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(key), WaitForOlder: true, Guards: guardAt(key), Writes: writeAt(key)})
+			return w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(key), WaitForOlder: true, Guards: guardAt(key), Writes: writeAt(key)})
 		}
 		all := []*going{prepare(1, "k")}
 		for age := 2; age <= n; age++ {
@@ -538,7 +538,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 			if slices.ContainsFunc(all[gone:], func(g *going) bool { return g.done }) {
 				t.Fatalf("before the end of lock %d others than the first %d are through", age, gone)
 			}
-			w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(age)})
+			w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(age)})
 		}
 		for i, g := range all {
 			if !g.done || g.err != nil {

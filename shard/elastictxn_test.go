@@ -296,7 +296,7 @@ func (e *elastic) commitTxn(t *elasticTxn) {
 			op.AnchorLock = p.answer.Lock
 		}
 	}
-	a, err := e.step(e.at(t.anchor), op)
+	a, err := e.command(e.at(t.anchor), op)
 	switch {
 	case err != nil:
 		t.unsure = t.unsure || kverror.Of(err).Fate() == kverror.Unknown
@@ -343,7 +343,7 @@ func (e *elastic) forget(t *elasticTxn) {
 		}
 		return
 	}
-	if _, err := e.step(e.at(t.anchor), &rangeapi.Forget{Name: t.name, Anchor: t.anchor}); err == nil {
+	if _, err := e.command(e.at(t.anchor), &rangeapi.Forget{Name: t.name, Anchor: t.anchor}); err == nil {
 		t.stage = elasticOver
 	}
 }
@@ -369,8 +369,8 @@ func (e *elastic) abortNext(t *elasticTxn) {
 	}
 }
 
-// step has a range take a step of a transaction.
-func (e *elastic) step(r *Replica, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+// command has a range take a command of a transaction.
+func (e *elastic) command(r *Replica, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	d := r.Descriptor()
 	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
 		return e.leader.node.Txn(ctx, d.Range, d.Generation, op)
@@ -392,12 +392,12 @@ func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error))
 	})
 }
 
-// stepOver has every range over the span take a step, until nothing is left of it to do.
+// stepOver has every range over the span take a command, until nothing is left of it to do.
 func (e *elastic) stepOver(s keyspace.Span, op rangeapi.TxnOp) error {
 	for {
 		r := e.over(s)[0]
 		end := r.Descriptor().Span.End
-		a, err := e.step(r, op)
+		a, err := e.command(r, op)
 		if err != nil {
 			return err
 		}
@@ -453,7 +453,7 @@ func compareLocks(a, b rangeapi.LockID) int {
 
 // pushLock decides about the transaction of a range's lock, and with ends has the lock end.
 func (e *elastic) pushLock(id keyspace.RangeID, l *command.Lock, ends bool) {
-	a, err := e.step(e.at(l.Anchor), &rangeapi.Decide{Name: l.Name, Anchor: l.Anchor})
+	a, err := e.command(e.at(l.Anchor), &rangeapi.Decide{Name: l.Name, Anchor: l.Anchor})
 	if err != nil || !ends {
 		return
 	}
@@ -463,7 +463,7 @@ func (e *elastic) pushLock(id keyspace.RangeID, l *command.Lock, ends bool) {
 		rev = 0
 	}
 	if r := e.leader.node.Replica(id); r != nil {
-		_, _ = e.step(r, &rangeapi.Resolve{Name: l.Name, Lock: l.ID, Revision: rev})
+		_, _ = e.command(r, &rangeapi.Resolve{Name: l.Name, Lock: l.ID, Revision: rev})
 	}
 }
 
@@ -492,7 +492,7 @@ func (e *elastic) finish(t *command.CommitRecord) {
 			return
 		}
 	}
-	_, _ = e.step(e.at(t.Anchor), &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
+	_, _ = e.command(e.at(t.Anchor), &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
 }
 
 // opText prints a step as traces have it.

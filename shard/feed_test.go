@@ -283,7 +283,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 	for messages := range 12 { // that the gateway takes before it lands
 		fed(t, func(t *testing.T, w *fakeWorld) {
 			w.write(t, 5, "a", "1")
-			w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+			w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
 			w.seq.mu.Lock()
 			w.seq.last++ // revision 3 is the transaction's
 			w.seq.mu.Unlock()
@@ -309,7 +309,7 @@ func TestFeedThatIsBehindMissesNoLateVersion(t *testing.T) {
 			for range messages {
 				take()
 			}
-			if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Revision: 3}); !a.done || a.err != nil {
+			if a := w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Revision: 3}); !a.done || a.err != nil {
 				t.Fatalf("%+v", a)
 			}
 			for more := true; more; {

@@ -178,7 +178,7 @@ const (
 	registrationUnmarks
 )
 
-// attach is the step that brings a mark; the replica makes it itself.
+// attach is the command that brings a mark; the replica makes it itself.
 type attach struct{ mark rangeapi.Attachment }
 
 func (*attach) Kind() rangeapi.TxnKind { return 0 }
@@ -273,7 +273,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	default:
 		reg.state = registrationMarks
 		c := newCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation})
-		c.step = &step{op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
+		c.cmd = &txnCommand{op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
 		r.requeueLocked(c)
 	}
 	r.mu.Unlock()
@@ -282,12 +282,12 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 
 // attachLocked puts a mark into the batch, unless its registration was ended.
 func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answers) {
-	if r.registrations[op.mark.Lease] != c.step.registered {
+	if r.registrations[op.mark.Lease] != c.cmd.registered {
 		out.add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.Lease))
 		return
 	}
-	c.step.answer = &rangeapi.Resolved{}
-	r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
+	c.cmd.answer = &rangeapi.Resolved{}
+	r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
 }
 
 // waiting returns those who wait for the registration.

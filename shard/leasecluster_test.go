@@ -93,8 +93,8 @@ func (f *rigLeases) ended(lease keyspace.LeaseID) {
 	f.changedLocked()
 }
 
-// step takes a step at the range that holds the key, again until it is answered.
-func (r *rig) step(ctx context.Context, key string, op rangeapi.TxnOp) (rangeapi.TxnAnswer, keyspace.Descriptor, error) {
+// command takes a command at the range that holds the key, again until it is answered.
+func (r *rig) command(ctx context.Context, key string, op rangeapi.TxnOp) (rangeapi.TxnAnswer, keyspace.Descriptor, error) {
 	for ctx.Err() == nil {
 		d, leaders := r.route([]byte(key))
 		for _, n := range leaders {
@@ -132,7 +132,7 @@ func (r *rig) eachRange(f func(key string) (keyspace.Descriptor, error)) error {
 // revokeApart revokes a lease range by range.
 func (r *rig) revokeApart(ctx context.Context, lease keyspace.LeaseID, i keyspace.LeaseIncarnation) error {
 	return r.eachRange(func(key string) (keyspace.Descriptor, error) {
-		_, d, err := r.step(ctx, key, &rangeapi.Revoke{Lease: lease, Incarnation: i})
+		_, d, err := r.command(ctx, key, &rangeapi.Revoke{Lease: lease, Incarnation: i})
 		return d, err
 	})
 }
@@ -147,7 +147,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 				}
 			}
 			for {
-				a, d, err := r.step(ctx, key, op)
+				a, d, err := r.command(ctx, key, op)
 				if err != nil || !a.(*rangeapi.Resolved).More {
 					return d, err
 				}
@@ -159,7 +159,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		changes := false
 		var locks []rangeapi.LockRef
 		err := r.eachRange(func(key string) (keyspace.Descriptor, error) {
-			a, d, err := r.step(ctx, key, &rangeapi.Prepare{Name: name, Anchor: []byte{0}, Revoke: lease, Incarnation: i})
+			a, d, err := r.command(ctx, key, &rangeapi.Prepare{Name: name, Anchor: []byte{0}, Revoke: lease, Incarnation: i})
 			if err == nil {
 				p := a.(*rangeapi.Prepared)
 				changes = changes || p.Changes
@@ -196,7 +196,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		got := make(chan keyspace.SequenceAnswer, 1)
 		r.seq.Sequence(keyspace.SequenceRequest{Range: 1, Count: 1}, func(a keyspace.SequenceAnswer) { got <- a })
 		rev := (<-got).First
-		a, _, err := r.step(ctx, "\x00", &rangeapi.Commit{Name: name, AnchorLock: locks[0].ID, Anchor: []byte{0}, Revision: rev, Locks: locks})
+		a, _, err := r.command(ctx, "\x00", &rangeapi.Commit{Name: name, AnchorLock: locks[0].ID, Anchor: []byte{0}, Revision: rev, Locks: locks})
 		if err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 		if err := all(rev); err != nil {
 			return err
 		}
-		_, _, err = r.step(ctx, "\x00", &rangeapi.Forget{Name: name, Anchor: []byte{0}})
+		_, _, err = r.command(ctx, "\x00", &rangeapi.Forget{Name: name, Anchor: []byte{0}})
 		return err
 	}
 	return ctx.Err()

@@ -31,7 +31,7 @@ func TestPendingLockCountsItsIntents(t *testing.T) {
 		if n := w.node.locks.Bytes(); n < size || n > 2*size {
 			t.Errorf("%d bytes are counted for a lock", n)
 		}
-		if a := w.step(t.Context(), &rangeapi.Resolve{Name: nameAged(1)}); a.err != nil {
+		if a := w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)}); a.err != nil {
 			t.Fatal(a.err)
 		}
 		if n := w.node.locks.Bytes(); n != 0 {

@@ -17,8 +17,8 @@ var _ locktable.Waiter = (*call)(nil)
 
 // Asks implements locktable.Waiter.
 func (c *call) Asks() (proto.Message, rangeapi.TxnOp) {
-	if c.step != nil {
-		return nil, c.step.op
+	if c.cmd != nil {
+		return nil, c.cmd.op
 	}
 	return c.req.Op, nil
 }

@@ -50,8 +50,8 @@ func (r *Replica) measureLocked() RangeMeasure {
 func (r *Replica) countLocked(c *call) {
 	var look bool
 	switch {
-	case c.step != nil:
-		if _, prepares := c.step.op.(*rangeapi.Prepare); !prepares {
+	case c.cmd != nil:
+		if _, prepares := c.cmd.op.(*rangeapi.Prepare); !prepares {
 			return // it goes on with what was counted
 		}
 		fallthrough
@@ -74,12 +74,12 @@ func (r *Replica) countReadLocked(bounds keyspace.Span) {
 
 // callSpan is where a call's keys lie.
 func callSpan(c *call) keyspace.Span {
-	if c.step == nil {
+	if c.cmd == nil {
 		s, _ := rangeapi.Bounds(c.req.Op)
 		return s
 	}
 	var first []byte
-	if p, ok := c.step.op.(*rangeapi.Prepare); ok {
+	if p, ok := c.cmd.op.(*rangeapi.Prepare); ok {
 		p.Keys(func(key, _ []byte, writes bool) {
 			if first == nil || writes {
 				first = key

@@ -438,12 +438,12 @@ func TestLocksOfAReplicaThatIsGoneDoNotCount(t *testing.T) {
 				r.leader(child)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if _, _, err := r.step(ctx, "x", &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("x"), Writes: writeAt("x")}); err != nil {
+				if _, _, err := r.command(ctx, "x", &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("x"), Writes: writeAt("x")}); err != nil {
 					t.Fatal(err)
 				}
 				goes(r, child)
 				r.settle()
-				if _, _, err := r.step(ctx, "x", &rangeapi.Resolve{Name: nameAged(1)}); err != nil {
+				if _, _, err := r.command(ctx, "x", &rangeapi.Resolve{Name: nameAged(1)}); err != nil {
 					t.Fatal(err)
 				}
 				r.settle()

@@ -15,7 +15,7 @@ func (b *batch) mutateAnswers(out *answers) {
 	}
 	for i, c := range b.calls {
 		other := newCall(c.ctx, c.req)
-		other.place, other.at, other.step = c.place, c.at, c.step
+		other.place, other.at, other.cmd = c.place, c.at, c.cmd
 		other.txn, other.writes, other.draft, other.seen = c.txn, c.writes, c.draft, c.seen
 		b.calls[i] = other
 		out.add(c, nil)

@@ -141,7 +141,7 @@ type Node struct {
 	removalTurn atomic.Pointer[removalTurn]
 	// pending are the bytes of all admitted calls.
 	pending atomic.Int64
-	// ending are the bytes of steps that end locks and are under way.
+	// ending are the bytes of commands that end locks and are under way.
 	ending atomic.Int64
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
@@ -502,7 +502,7 @@ func (n *Node) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respons
 	return resp, err
 }
 
-// endingBytes bounds the steps that end locks and are under way on a node.
+// endingBytes bounds the commands that end locks and are under way on a node.
 const endingBytes = 16 << 20
 
 // callOverheadBytes is about what a call takes beside its request.
@@ -514,7 +514,7 @@ func (n *Node) admit(c *call) error {
 	if c.endsLocks() {
 		if v := n.ending.Add(c.bytes); v > endingBytes && v != c.bytes {
 			n.ending.Add(-c.bytes)
-			return kverror.New(kverror.Busy, "%d bytes of steps that end locks are under way on node %s", v-c.bytes, n.cfg.Self)
+			return kverror.New(kverror.Busy, "%d bytes of commands that end locks are under way on node %s", v-c.bytes, n.cfg.Self)
 		}
 		return nil
 	}

@@ -44,7 +44,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 			defer w.stop()
 			r := w.node.Replica(1)
 			w.put(t.Context(), "a", "v")
-			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true}); g.err != nil {
+			if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			w.seq.last = 300
@@ -67,7 +67,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 				t.Errorf("%s: compacted after %v and %d questions", name, took, asked)
 			}
 			// What is pinned from now on counts again.
-			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(2), Anchor: []byte("k"), Pin: true, PinAt: 280}); g.err != nil {
+			if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(2), Anchor: []byte("k"), Pin: true, PinAt: 280}); g.err != nil {
 				t.Fatal(g.err)
 			}
 			r.mu.Lock()
@@ -88,7 +88,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		w.put(t.Context(), "a", "v")
-		if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
+		if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
 			t.Fatal(g.err)
 		}
 		left := w.node.Replica(1)

@@ -131,13 +131,13 @@ func (r *Replica) evaluatePass() (again bool) {
 			err = kverror.Of(c.ctx.Err())
 		}
 		if err != nil {
-			if c.step != nil && c.step.registered != nil {
-				r.endRegistrationLocked(c.step.registered)
+			if c.cmd != nil && c.cmd.registered != nil {
+				r.endRegistrationLocked(c.cmd.registered)
 			}
 			out.add(c, err)
 			continue
 		}
-		if (!r.locks.Empty() || c.step != nil) && r.gateLocked(c, lead, &out) {
+		if (!r.locks.Empty() || c.cmd != nil) && r.gateLocked(c, lead, &out) {
 			if len(out.confirm) > 0 {
 				r.confirmLocked(lead, &out)
 			}
@@ -219,8 +219,8 @@ func (r *Replica) evaluateLocked(c *call, lead *leadership, pass *pass, out *ans
 	r.mu.Unlock()
 	var e *eval.Evaluation
 	var err error
-	if c.step != nil {
-		e, err = r.evaluateStep(c, pass)
+	if c.cmd != nil {
+		e, err = r.evaluateCommand(c, pass)
 	} else {
 		e, err = r.evaluate(c, pass)
 	}
@@ -294,9 +294,9 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *eval.Evaluation, err
 	if r.lead != lead {
 		// The overlay on which it was evaluated is gone (trap 55). Within the term the
 		// request is simply evaluated again.
-		if c.step != nil {
-			r.undoLocked(c.step)
-			c.step.on = nil
+		if c.cmd != nil {
+			r.undoLocked(c.cmd)
+			c.cmd.on = nil
 		}
 		if r.lead != nil && r.lead.term == lead.term {
 			r.requeueLocked(c)
@@ -305,8 +305,8 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *eval.Evaluation, err
 		out.add(c, r.errorLocked(kverror.Dropped, "the leadership ended during evaluation"))
 		return
 	}
-	if c.step != nil {
-		r.placeStepLocked(c, lead, e, err, out)
+	if c.cmd != nil {
+		r.placeCommandLocked(c, lead, e, err, out)
 		return
 	}
 	c.future, c.fail, c.writes, c.txn, c.draft = 0, nil, nil, nil, eval.Draft{}
@@ -401,9 +401,9 @@ func (r *Replica) appendLocked(c *call, lead *leadership) {
 	c.moveTo(placeBatch, b)
 	b.calls = append(b.calls, c)
 	r.countLocked(c)
-	if c.step != nil {
+	if c.cmd != nil {
 		b.items++
-		b.bytes += c.step.entryBytes()
+		b.bytes += c.cmd.entryBytes()
 		if len(c.writes) > 0 {
 			b.revokes++
 		}
@@ -440,10 +440,10 @@ func (r *Replica) ask(b *batch) {
 	}
 	r.mu.Lock()
 	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.Generation, Count: b.txns}
-	// Of steps alone none has a revision or a place among them.
-	steps := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
+	// Of commands alone none has a revision or a place among them.
+	commands := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	r.mu.Unlock()
-	if steps {
+	if commands {
 		r.settled(b, keyspace.SequenceAnswer{})
 		return
 	}
@@ -529,15 +529,15 @@ func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answer
 		if len(c.writes) > 0 {
 			place++
 			c.txn.SetRevision(place)
-			if c.step != nil {
-				c.step.answer = &rangeapi.Revoked{Revision: place}
+			if c.cmd != nil {
+				c.cmd.answer = &rangeapi.Revoked{Revision: place}
 			} else {
 				c.draft.Settle(place, true)
 			}
 			b.calls = append(b.calls, c)
 			continue
 		}
-		if c.step != nil {
+		if c.cmd != nil {
 			b.calls = append(b.calls, c)
 			continue
 		}
@@ -747,7 +747,7 @@ func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 		for j := len(w) - 1; j >= 0; j-- {
 			r.overlay.Discard(w[j])
 		}
-		if s := b.calls[k].step; s != nil {
+		if s := b.calls[k].cmd; s != nil {
 			if reg := s.registered; reg != nil && reg.state == registrationMarks && r.registrations[reg.lease] == reg {
 				// Where the record lists the range those who wait would be here again at once, and
 				// the leader, if it is about to fall, would drop this again.

@@ -263,11 +263,11 @@ func (r *Replica) finish(ctx context.Context, t *command.CommitRecord) error {
 	return r.untilDone(ctx, &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
 }
 
-// untilDone repeats a step of this replica's own until nothing is left of it. What
+// untilDone repeats a command of this replica's own until nothing is left of it. What
 // fails is tried again at a later tick.
 func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnOp) error {
 	for {
-		a, err := r.step(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
+		a, err := r.command(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
 		if err != nil {
 			return err
 		}

@@ -52,7 +52,7 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 		defer w.stop()
 		const locks = 400
 		for i := range locks {
-			if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(i + 1), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(i))}); g.err != nil {
+			if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(i + 1), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(i))}); g.err != nil {
 				t.Fatal(g.err)
 			}
 		}
@@ -105,7 +105,7 @@ func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(
 	lock = func() {
 		t.Helper()
 		n++
-		if g := w.step(t.Context(), &rangeapi.Prepare{Name: nameAged(n), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(n))}); g.err != nil {
+		if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(n), Anchor: []byte("z"), Writes: writeAt(fmt.Sprint(n))}); g.err != nil {
 			t.Fatal(g.err)
 		}
 	}
@@ -257,13 +257,13 @@ func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 		}
 		pass(20 * time.Second)
 		name := nameAged(stuck + 1)
-		g := w.step(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("z")})
+		g := w.command(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("z")})
 		if g.err != nil {
 			t.Fatal(g.err)
 		}
 		anchor := g.answer.(*rangeapi.Prepared).Lock
 		w.seq.last = 100
-		if g = w.step(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("z"), AnchorLock: anchor, Revision: 100}); g.err != nil {
+		if g = w.command(t.Context(), &rangeapi.Commit{Name: name, Anchor: []byte("z"), AnchorLock: anchor, Revision: 100}); g.err != nil {
 			t.Fatal(g.err)
 		}
 		pass(time.Minute)

@@ -62,7 +62,7 @@ func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*eva
 	if err != nil {
 		return e, err
 	}
-	c.step.answer = &rangeapi.Revoked{TooMany: tooMany}
+	c.cmd.answer = &rangeapi.Revoked{TooMany: tooMany}
 	return e, nil
 }
 
@@ -73,7 +73,7 @@ func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadersh
 		r.parkLocked(c, batchOf(wait.Txn.Batch))
 		return
 	}
-	if err != nil || c.step.answer.(*rangeapi.Revoked).TooMany {
+	if err != nil || c.cmd.answer.(*rangeapi.Revoked).TooMany {
 		out.add(c, err)
 		return
 	}
@@ -83,7 +83,7 @@ func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadersh
 			return
 		}
 	}
-	s := c.step
+	s := c.cmd
 	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
 	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
 	if c.writes = e.Writes(); len(c.writes) > 0 {
@@ -101,12 +101,12 @@ func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eva
 	r.mu.Unlock()
 	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.node.cfg.Limits.MaxEntryBytes/4)
 	// The hull is anew that of this evaluation, not of one before the call waited.
-	c.step.answer, c.step.own, c.step.hull = a, e.Txn(), hull
+	c.cmd.answer, c.cmd.own, c.cmd.hull = a, e.Txn(), hull
 	return e, err
 }
 
 // revokeSpans returns what a revoke locks beside the mark.
-func revokeSpans(s *step, writes []*eval.PendingVersion) (spans []command.LockSpan) {
+func revokeSpans(s *txnCommand, writes []*eval.PendingVersion) (spans []command.LockSpan) {
 	if s.hull.Start != nil {
 		return []command.LockSpan{{Span: s.hull, Mode: command.Sweep, Sub: 1}}
 	}

@@ -46,9 +46,9 @@ func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.L
 	return spans
 }
 
-// seal finishes the step's item now that its place is known and all revisions before it
+// seal finishes the command's item now that its place is known and all revisions before it
 // are, and the answer with it.
-func (s *step) seal(id rangeapi.LockID) {
+func (s *txnCommand) seal(id rangeapi.LockID) {
 	it := s.item
 	switch it.Kind {
 	case command.ItemLock:
@@ -63,7 +63,7 @@ func (s *step) seal(id rangeapi.LockID) {
 	}
 }
 
-func (s *step) sealLock(id rangeapi.LockID) {
+func (s *txnCommand) sealLock(id rangeapi.LockID) {
 	l := s.item.Lock
 	l.ID = id
 	for _, p := range s.writes {
@@ -78,7 +78,7 @@ func (s *step) sealLock(id rangeapi.LockID) {
 }
 
 // versions calls fn with the versions that the item makes.
-func (s *step) versions(fn func(v *mvcc.Version)) {
+func (s *txnCommand) versions(fn func(v *mvcc.Version)) {
 	it := s.item
 	rev := it.Revision
 	switch it.Kind {
@@ -109,18 +109,18 @@ func (s *step) versions(fn func(v *mvcc.Version)) {
 func (b *batch) appendItems(dst []byte, hash uint64) ([]byte, uint64) {
 	index := uint32(0)
 	for _, c := range b.calls {
-		if c.step == nil || c.step.item == nil {
+		if c.cmd == nil || c.cmd.item == nil {
 			continue
 		}
-		c.step.seal(rangeapi.LockID{Range: c.req.Range, Term: b.link.Term, Number: b.link.Number, Index: index})
+		c.cmd.seal(rangeapi.LockID{Range: c.req.Range, Term: b.link.Term, Number: b.link.Number, Index: index})
 		from := len(dst)
-		dst = command.AppendItem(dst, c.step.item)
+		dst = command.AppendItem(dst, c.cmd.item)
 		hash += xxhash.Sum64(dst[from:])
-		c.step.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
+		c.cmd.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
 		index++
 	}
 	return dst, hash
 }
 
-// entryBytes bounds what a step takes in an entry.
-func (s *step) entryBytes() int { return s.size + binary.MaxVarintLen64 }
+// entryBytes bounds what a command takes in an entry.
+func (s *txnCommand) entryBytes() int { return s.size + binary.MaxVarintLen64 }

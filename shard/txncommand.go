@@ -17,16 +17,16 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// step is a TxnOp on its way through the pipeline. It travels as a call without writes
+// txnCommand is a TxnOp on its way through the pipeline. It travels as a call without writes
 // of its own.
-type step struct {
+type txnCommand struct {
 	op     rangeapi.TxnOp
 	answer rangeapi.TxnAnswer
 	// item is what the entry will carry, nil where nothing changes.
 	item *command.TxnItem
 	// on are the locks that the item brings, ends or changes.
 	on []*locktable.Held
-	// swept is the lock that is being swept as it was when the gate let the step pass: the
+	// swept is the lock that is being swept as it was when the gate let the command pass: the
 	// evaluation reads it without the replica's mu.
 	swept *command.Lock
 	// writes are the intents of a lock whose revisions may still be unknown; draft has the
@@ -37,7 +37,7 @@ type step struct {
 	// creates are the create revisions of the answer's results.
 	creates []eval.Ref
 	size    int
-	// registered is the registration that the step ends, for a mark that comes or goes.
+	// registered is the registration that the command ends, for a mark that comes or goes.
 	registered *registration
 	// hull is what a revoke sweeps.
 	hull keyspace.Span
@@ -46,12 +46,12 @@ type step struct {
 }
 
 // forgetRead gives back what the answer holds of the node's budget of reads.
-func (s *step) forgetRead(n *Node) {
+func (s *txnCommand) forgetRead(n *Node) {
 	n.reads.GiveBack(s.reading)
 	s.reading = 0
 }
 
-// Txn serves one step of a transaction over several ranges at a replica of this node.
+// Txn serves one command of a transaction over several ranges at a replica of this node.
 func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	r := n.Replica(id)
 	if r == nil {
@@ -63,24 +63,24 @@ func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generati
 	if k, ok := op.(*rangeapi.LeaseKeys); ok {
 		return r.leaseKeys(ctx, &rangeapi.Request{Range: id, Generation: g, ReadRevision: k.At}, k)
 	}
-	return r.step(ctx, &rangeapi.Request{Range: id, Generation: g}, op)
+	return r.command(ctx, &rangeapi.Request{Range: id, Generation: g}, op)
 }
 
-// step takes a TxnOp through the pipeline.
-func (r *Replica) step(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+// command takes a TxnOp through the pipeline.
+func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
 	if err := r.believe(ctx, revisionOf(op)); err != nil {
 		return nil, err
 	}
 	c := newCall(ctx, req)
-	c.step = &step{op: op}
-	c.bytes = stepBytes(op)
+	c.cmd = &txnCommand{op: op}
+	c.bytes = commandBytes(op)
 	if _, err := r.run(c); err != nil {
 		return nil, err
 	}
-	return c.step.answer, nil
+	return c.cmd.answer, nil
 }
 
-// revisionOf returns the highest revision that a step names as one that was handed out.
+// revisionOf returns the highest revision that a command names as one that was handed out.
 func revisionOf(op rangeapi.TxnOp) keyspace.Revision {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
@@ -95,12 +95,12 @@ func revisionOf(op rangeapi.TxnOp) keyspace.Revision {
 	return 0
 }
 
-// maxFenceStep bounds by how much one step may raise a fence: attempts are counted one by
+// maxFenceRaise bounds by how much one command may raise a fence: attempts are counted one by
 // one, and a fence is never to reach the end of the numbers.
-const maxFenceStep = 1 << 48
+const maxFenceRaise = 1 << 48
 
-// stepBytes is about what a step takes until it is answered.
-func stepBytes(op rangeapi.TxnOp) int64 {
+// commandBytes is about what a command takes until it is answered.
+func commandBytes(op rangeapi.TxnOp) int64 {
 	n := callOverheadBytes
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
@@ -124,14 +124,14 @@ func stepBytes(op rangeapi.TxnOp) int64 {
 	return int64(n)
 }
 
-// endsLocks says whether the call is a step that others may be waiting for.
-func (c *call) endsLocks() bool { return c.step != nil && rangeapi.EndsLocks(c.step.op) }
+// endsLocks says whether the call is a command that others may be waiting for.
+func (c *call) endsLocks() bool { return c.cmd != nil && rangeapi.EndsLocks(c.cmd.op) }
 
 // gateLocked deals with what locks of transactions over several ranges have to do with
 // a call before it is evaluated: one that meets a lock waits for its end, a younger
-// transaction gives way, and most steps need no evaluation at all.
+// transaction gives way, and most commands need no evaluation at all.
 func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
-	if c.step == nil {
+	if c.cmd == nil {
 		m := r.locks.Conflict(c.req.Op)
 		if m.Held == nil {
 			return false
@@ -139,7 +139,7 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 		r.blockLocked(c, m)
 		return true
 	}
-	switch op := c.step.op.(type) {
+	switch op := c.cmd.op.(type) {
 	case *rangeapi.Prepare:
 		return r.gatePrepareLocked(c, op, out)
 	case *rangeapi.Commit:
@@ -161,7 +161,7 @@ func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt boo
 // gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
 func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers) (dealt bool) {
 	if r.rec.Span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
-		c.step.answer = &rangeapi.Prepared{Fence: r.fence}
+		c.cmd.answer = &rangeapi.Prepared{Fence: r.fence}
 		out.add(c, nil)
 		return true
 	}
@@ -174,7 +174,7 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 		r.pinLocked(op.PinAt)
 	}
 	if len(op.Guards) == 0 && len(op.Writes) == 0 && op.Revoke == 0 {
-		c.step.answer = &rangeapi.Prepared{}
+		c.cmd.answer = &rangeapi.Prepared{}
 		out.add(c, nil)
 		return true
 	}
@@ -204,27 +204,27 @@ func (r *Replica) evaluatePrepare(c *call, op *rangeapi.Prepare, pass *pass) (*e
 		return r.prepareRevoke(c, op, pass)
 	}
 	e := r.newEvaluation(c, pass)
-	c.step.forgetRead(r.node)
+	c.cmd.forgetRead(r.node)
 	p, err := e.Prepare(op, r.node.cfg.Limits.MaxEntryBytes/4, r.node.cfg.Limits.PrevBytes)
 	if p.HoldsRead {
-		c.step.reading = pass.budget.Taken()
+		c.cmd.reading = pass.budget.Taken()
 	} else {
 		pass.budget.Release()
 	}
-	c.step.answer, c.step.own, c.step.creates = p.Answer, e.Txn(), p.Creates
+	c.cmd.answer, c.cmd.own, c.cmd.creates = p.Answer, e.Txn(), p.Creates
 	return e, err
 }
 
-// evaluateStep evaluates a step that the gate has let pass.
-func (r *Replica) evaluateStep(c *call, pass *pass) (e *eval.Evaluation, err error) {
-	switch op := c.step.op.(type) {
+// evaluateCommand evaluates a command that the gate has let pass.
+func (r *Replica) evaluateCommand(c *call, pass *pass) (e *eval.Evaluation, err error) {
+	switch op := c.cmd.op.(type) {
 	case *rangeapi.Prepare:
 		return r.evaluatePrepare(c, op, pass)
 	case *rangeapi.Resolve:
 		if op.Detach != 0 {
-			c.step.item, err = r.evaluateUnmark(op)
+			c.cmd.item, err = r.evaluateUnmark(op)
 		} else {
-			c.step.item, err = eval.Sweep(r.store, c.step.swept, op.Revision, r.node.cfg.Limits.MaxEntryBytes)
+			c.cmd.item, err = eval.Sweep(r.store, c.cmd.swept, op.Revision, r.node.cfg.Limits.MaxEntryBytes)
 		}
 	case *rangeapi.Revoke:
 		return r.evaluateRevoke(c, op, pass)
@@ -232,30 +232,30 @@ func (r *Replica) evaluateStep(c *call, pass *pass) (e *eval.Evaluation, err err
 	return nil, err
 }
 
-// placeStepLocked is placeLocked of a step.
-func (r *Replica) placeStepLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
-	if _, ok := c.step.op.(*rangeapi.Prepare); ok {
+// placeCommandLocked is placeLocked of a command.
+func (r *Replica) placeCommandLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
+	if _, ok := c.cmd.op.(*rangeapi.Prepare); ok {
 		r.placePrepareLocked(c, lead, e, err, out)
 		return
 	}
-	if op, ok := c.step.op.(*rangeapi.Revoke); ok {
+	if op, ok := c.cmd.op.(*rangeapi.Revoke); ok {
 		r.placeRevokeLocked(c, op, lead, e, err, out)
 		return
 	}
 	if err != nil {
-		r.undoLocked(c.step)
+		r.undoLocked(c.cmd)
 		out.add(c, err)
 		return
 	}
-	if c.step.item.Kind == command.ItemSweep {
-		c.step.answer = &rangeapi.Resolved{More: true}
+	if c.cmd.item.Kind == command.ItemSweep {
+		c.cmd.answer = &rangeapi.Resolved{More: true}
 	}
-	r.decideStepLocked(c, lead, c.step.item, c.step.on...)
+	r.decideLockLocked(c, lead, c.cmd.item, c.cmd.on...)
 }
 
 // placePrepareLocked is placeLocked of a Prepare that was evaluated.
 func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
-	s, op := c.step, c.step.op.(*rangeapi.Prepare)
+	s, op := c.cmd, c.cmd.op.(*rangeapi.Prepare)
 	var wait eval.WaitError
 	var missing eval.NeedsLease
 	switch {
@@ -300,17 +300,17 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluati
 	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.node.cfg.Clock.Now())}
 }
 
-// decideStepLocked puts a step with an item that decides about locks into the batch.
-func (r *Replica) decideStepLocked(c *call, lead *leadership, it *command.TxnItem, on ...*locktable.Held) {
+// decideLockLocked puts a command with an item that decides about locks into the batch.
+func (r *Replica) decideLockLocked(c *call, lead *leadership, it *command.TxnItem, on ...*locktable.Held) {
 	for _, h := range on {
 		h.Deciding = true
 	}
-	c.step.item, c.step.on, c.step.size = it, on, 64
+	c.cmd.item, c.cmd.on, c.cmd.size = it, on, 64
 	if it.Record != nil {
-		c.step.size += it.Record.Bytes()
+		c.cmd.size += it.Record.Bytes()
 	}
 	for _, k := range it.Keys {
-		c.step.size += len(k) + command.VersionOverheadBytes
+		c.cmd.size += len(k) + command.VersionOverheadBytes
 	}
 	r.appendLocked(c, lead)
 }
@@ -324,10 +324,10 @@ func (r *Replica) decidingLocked(c *call, h *locktable.Held) bool {
 	return true
 }
 
-// sayLocked answers a step by what is not here, once the leadership is confirmed: a
+// sayLocked answers a command by what is not here, once the leadership is confirmed: a
 // leader of yesterday must not say so.
 func (r *Replica) sayLocked(c *call, a rangeapi.TxnAnswer, out *answers) {
-	c.step.answer = a
+	c.cmd.answer = a
 	r.confirming++
 	out.toConfirm(c)
 }
@@ -350,9 +350,9 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 		r.sayLocked(c, &rangeapi.Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
-		c.step.answer = &rangeapi.Decided{Revision: op.Revision}
+		c.cmd.answer = &rangeapi.Decided{Revision: op.Revision}
 		rec := &command.CommitRecord{Name: op.Name, Anchor: op.Anchor, Revision: op.Revision, Locks: op.Locks}
-		r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
+		r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
 	}
 }
 
@@ -364,7 +364,7 @@ func (r *Replica) intactLocked(h *locktable.Held) bool {
 	return h.Name.Attempt > r.rec.Fence || h.Covers(h.Anchor)
 }
 
-// mayBeAtLocked refuses a step of a lock at a revision that cannot be its transaction's:
+// mayBeAtLocked refuses a command of a lock at a revision that cannot be its transaction's:
 // in the log it would end every replica.
 func (r *Replica) mayBeAtLocked(c *call, h *locktable.Held, rev keyspace.Revision, out *answers) bool {
 	err := h.Above(rev)
@@ -392,14 +392,14 @@ func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, o
 		r.sayLocked(c, &rangeapi.Decided{}, out)
 		return
 	}
-	if op.Name.Attempt > r.fence+maxFenceStep {
+	if op.Name.Attempt > r.fence+maxFenceRaise {
 		out.add(c, kverror.New(kverror.Internal, "attempt %s is named where the fence is %d", op.Name, r.fence))
 		return
 	}
 	r.fence = max(r.fence, op.Name.Attempt)
 	it := &command.TxnItem{Kind: command.ItemFence, Fence: op.Name.Attempt}
-	c.step.answer = &rangeapi.Decided{}
-	r.decideStepLocked(c, lead, it, hs...)
+	c.cmd.answer = &rangeapi.Decided{}
+	r.decideLockLocked(c, lead, it, hs...)
 }
 
 func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, out *answers) {
@@ -407,8 +407,8 @@ func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, o
 		r.sayLocked(c, &rangeapi.Resolved{}, out)
 		return
 	}
-	c.step.answer = &rangeapi.Resolved{}
-	r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
+	c.cmd.answer = &rangeapi.Resolved{}
+	r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
 }
 
 // resolveLocked ends a lock, or one of several of the attempt. A lock with something to
@@ -432,23 +432,23 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
 	case op.Revision != 0 && h.Sweep() >= 0:
 		h.Deciding = true
-		c.step.on, c.step.swept = []*locktable.Held{h}, h.Lock
+		c.cmd.on, c.cmd.swept = []*locktable.Held{h}, h.Lock
 		return false
 	case op.Detach != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Detach, Incarnation: op.Incarnation}):
 		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Detach))
 	case op.Detach != 0:
 		h.Deciding = true
-		c.step.on, c.step.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
+		c.cmd.on, c.cmd.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
 		return false
 	default:
-		c.step.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
-		r.decideStepLocked(c, lead, &command.TxnItem{Kind: command.ItemResolve, Revision: op.Revision}, h)
+		c.cmd.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
+		r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemResolve, Revision: op.Revision}, h)
 	}
 	return true
 }
 
-// undoLocked takes back what a step has left in the table: its batch is discarded.
-func (r *Replica) undoLocked(s *step) {
+// undoLocked takes back what a command has left in the table: its batch is discarded.
+func (r *Replica) undoLocked(s *txnCommand) {
 	if s.registered != nil {
 		r.endRegistrationLocked(s.registered)
 	}

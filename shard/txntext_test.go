@@ -11,7 +11,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 )
 
-// The stories' steps of transactions over several ranges, one per line:
+// The stories' commands of transactions over several ranges, one per line:
 //
 //	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
 //	        [revoke=LEASE [as=INCARNATION]] [absent=LEASE]
@@ -24,7 +24,7 @@ import (
 //
 // NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
 // its place in the list, from 1.
-func parseStep(line string) rangeapi.TxnOp {
+func parseCommand(line string) rangeapi.TxnOp {
 	p := &parser{strings.Fields(line)}
 	verb := p.next()
 	switch verb {
@@ -69,7 +69,7 @@ func parseStep(line string) rangeapi.TxnOp {
 	case "forget":
 		return &rangeapi.Forget{Name: name, Anchor: word(p.next())}
 	}
-	panic("unknown step " + verb)
+	panic("unknown command " + verb)
 }
 
 func parseName(s string) (n rangeapi.TxnName) {
