@@ -248,8 +248,8 @@ func needsCurrent(c *call) bool {
 func (r *Replica) evaluate(c *call, pass *pass) (*eval.Evaluation, error) {
 	e := r.newEvaluation(c, pass)
 	err := e.Run(c.req.Op)
-	// What the answer keeps is counted with the call's own bytes from here on: it is
-	// small beside the bound, or the request would not fit into an entry.
+	// From here on the answer counts with the call's own bytes: it is small beside the
+	// bound, or the request would not fit into an entry.
 	pass.budget.Release()
 	return e, err
 }
@@ -513,8 +513,8 @@ func sequenceError(err error) error {
 }
 
 // settleLocked gives each call of the batch its revision. Calls that change nothing
-// get the last one before their place and leave the batch: what becomes of it later
-// is not theirs, least of all what they write if they are evaluated again.
+// get the last one before their place and leave the batch: its later fate is not theirs.
+// They may be evaluated again, and then write with another batch.
 func (r *Replica) settleLocked(b *batch, a *keyspace.SequenceAnswer, out *answers) {
 	b.settled, b.first = true, a.First
 	place := a.Current
@@ -613,8 +613,8 @@ func (r *Replica) confirmed(lead *leadership, calls []*call, err error) {
 	out.send(r.node)
 }
 
-// propose hands a batch's entry to the group. Where the group has no room it is
-// offered again: a batch with revisions is dropped by a loss of leadership alone.
+// propose hands a batch's entry to the group, again and again while the group has no room:
+// only a loss of leadership drops a batch with revisions.
 func (r *Replica) propose(b *batch, entry []byte) {
 	term := b.lead.term
 	err := r.group.Propose(term, entry, func(err error) { r.dropped(b, err) })
@@ -749,8 +749,8 @@ func (r *Replica) discardLocked(b *batch, err error, out *answers) {
 		}
 		if s := b.calls[k].cmd; s != nil {
 			if reg := s.registered; reg != nil && reg.state == registrationMarks && r.registrations[reg.lease] == reg {
-				// Where the record lists the range those who wait would be here again at once, and
-				// the leader, if it is about to fall, would drop this again.
+				// They fail rather than try again: if the record lists the range they would be back
+				// at once, and a leader that is about to fall would drop this again.
 				r.failRegistrationLocked(reg, err, out)
 			}
 			r.undoLocked(s)

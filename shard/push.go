@@ -17,8 +17,8 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// TxnPusher finds out what became of transactions whose locks are old, and ends those
-// whose coordinator is gone. The router is one.
+// TxnPusher finds out what became of transactions with old locks, and ends them if their
+// coordinator is gone. The router is one.
 type TxnPusher interface {
 	// Push asks for an attempt. live says that its coordinator is still at it; otherwise
 	// it is decided from now on.

@@ -156,8 +156,8 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			wait = r.change.done
 		}
 		if wait == nil && !r.locks.Empty() && !mutation.Is(mutation.TxnHalfVisible) {
-			// Of a lock with a floor at or above the revision nothing will be seen at it, and
-			// none with a lower one can come: this node has heard of the revision.
+			// A lock with a floor at or above the revision leaves nothing to see at it. No lock
+			// with a lower floor can come: this node has heard of the revision.
 			if h := r.locks.Reader(bounds, at, req.ReadingTxn()); h != nil {
 				wait = h.Ended()
 				r.node.metrics.lockWaits.Inc()
@@ -214,8 +214,7 @@ func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
 	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.Merge.StandsStill()
 }
 
-// stillLeads makes sure that the leadership which was confirmed is the one for
-// which the read waited.
+// stillLeads makes sure that the read waited under the leadership that was confirmed.
 func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, lead *leadership) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,8 +249,8 @@ func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, lead *l
 	if o, ok := rangeapi.RangeOf(req.Op); ok && o.GetRevision() > 0 {
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
-	// Who asked for the present is never told that it was compacted: the gateway
-	// takes a new revision.
+	// A read of the present never fails as compacted: the gateway takes a new
+	// revision.
 	return kverror.New(kverror.ReadAgain, "revision %d, compacted up to %d", at, r.rec.Compacted)
 }
 
@@ -389,8 +388,8 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (*mvccpb.KeyValue, 
 		return nil, err
 	}
 	r.mu.Lock()
-	// What was read is the newest version only where nothing is published above the
-	// revision, and nothing was published meanwhile.
+	// It is the newest version only if nothing is published above the revision, and
+	// nothing was published meanwhile.
 	if r.lead != nil && at >= r.rec.LastRevision && r.appliedBatches.Load() == seen {
 		r.node.cache.Put(r.epochs.Of(key), key, eval.CachedVersion{
 			Alive: true, Version: v.Version, Lease: v.Lease, Mod: v.Mod, Create: v.Create, Value: v.Value,

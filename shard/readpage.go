@@ -16,8 +16,8 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 )
 
-// maxPieceSeen bounds the keys that a piece goes past without finding one that passes
-// the filters: what it costs is bounded too.
+// maxPieceSeen bounds the keys that a piece scans without finding one that passes
+// the filters, and so the cost of the piece.
 const maxPieceSeen = 1 << 17
 
 // pieceBuffers are what pieces are gathered in before their size is known.
@@ -69,8 +69,8 @@ func (c *pieceScan) leavesOut(v *mvcc.Version) bool {
 	return rangeapi.FilteredOut(c.p.RangeRequest, &mvccpb.KeyValue{ModRevision: int64(v.Mod), CreateRevision: int64(v.Create)})
 }
 
-// behindLast is where the next piece begins when this one ends before v: behind its last
-// key, where a client's next page begins as well, so that both find the same count.
+// behindLast is where the next piece begins if this one ends before v: behind its last
+// key. A client's next page begins there as well, so that both find the same count.
 func (c *pieceScan) behindLast(v *mvcc.Version) []byte {
 	if c.filtered {
 		return bytes.Clone(v.Key)

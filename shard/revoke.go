@@ -100,7 +100,7 @@ func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eva
 	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
 	r.mu.Unlock()
 	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.node.cfg.Limits.MaxEntryBytes/4)
-	// The hull is anew that of this evaluation, not of one before the call waited.
+	// An earlier evaluation, before the call waited, may have left another hull.
 	c.cmd.answer, c.cmd.own, c.cmd.hull = a, e.Txn(), hull
 	return e, err
 }
@@ -131,9 +131,9 @@ func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []comma
 	return true
 }
 
-// evaluateUnmark has the mark of a lease without keys go. The lock was of a part of the range,
-// perhaps: where a merge has brought it together with another part, whose own lock others have
-// ended, keys may have been attached there, or be about to be by a lock.
+// evaluateUnmark ends the attachment of a lease without keys. The lock may have covered only a
+// part of today's range: a merge may have added another part, whose own lock has ended
+// before. There, keys may have been attached since, or a lock may be about to attach some.
 func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error) {
 	release := &command.TxnItem{Kind: command.ItemRelease}
 	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Detach, op.Name)

@@ -26,8 +26,8 @@ type txnCommand struct {
 	item *command.TxnItem
 	// on are the locks that the item brings, ends or changes.
 	on []*locktable.Held
-	// swept is the lock that is being swept as it was when the gate let the command pass: the
-	// evaluation reads it without the replica's mu.
+	// swept is the lock to sweep, as it was when the gate let the command pass. The evaluation
+	// reads it without the replica's mu.
 	swept *command.Lock
 	// writes are the intents of a lock whose revisions may still be unknown; draft has the
 	// answer's.
@@ -127,9 +127,9 @@ func commandBytes(op rangeapi.TxnOp) int64 {
 // endsLocks says whether the call is a command that others may be waiting for.
 func (c *call) endsLocks() bool { return c.cmd != nil && rangeapi.EndsLocks(c.cmd.op) }
 
-// gateLocked deals with what locks of transactions over several ranges have to do with
-// a call before it is evaluated: one that meets a lock waits for its end, a younger
-// transaction gives way, and most commands need no evaluation at all.
+// gateLocked checks a call against the locks of transactions over several ranges before its
+// evaluation. A call that meets a lock waits for its end, or gives way if it is a younger
+// transaction. Most commands need no evaluation at all. dealt says that the call is gone.
 func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
 	if c.cmd == nil {
 		m := r.locks.Conflict(c.req.Op)
@@ -324,8 +324,8 @@ func (r *Replica) decidingLocked(c *call, h *locktable.Held) bool {
 	return true
 }
 
-// sayLocked answers a command by what is not here, once the leadership is confirmed: a
-// leader of yesterday must not say so.
+// sayLocked answers a command that found nothing to change, once the leadership is confirmed:
+// an old leader must not answer so.
 func (r *Replica) sayLocked(c *call, a rangeapi.TxnAnswer, out *answers) {
 	c.cmd.answer = a
 	r.confirming++
@@ -357,9 +357,10 @@ func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, o
 }
 
 // intactLocked says whether a lock that its attempt took at its anchor is the one that was made
-// there. Where a split has cut it, the anchor's half may have been aborted, which the fence
-// says, and a merge have brought the other half here. A revoke's lock covers no anchor: one
-// whose attempt another fence has passed starts over.
+// there. A split may have cut the lock, the anchor's half may have been aborted, and a merge
+// may have brought the other half here. Then the fence has passed the attempt, and this half
+// does not cover the anchor. A revoke's lock covers no anchor: if a fence has passed its
+// attempt, the revoke starts over.
 func (r *Replica) intactLocked(h *locktable.Held) bool {
 	return h.Name.Attempt > r.rec.Fence || h.Covers(h.Anchor)
 }
@@ -411,9 +412,8 @@ func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, o
 	r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
 }
 
-// resolveLocked ends a lock, or one of several of the attempt. A lock with something to
-// sweep passes to the evaluation, which finds what, and so does one with whose end the mark of
-// a lease is to go.
+// resolveLocked ends a lock, or one of several of the attempt. It passes a lock to the
+// evaluation if there are keys to sweep, or if the attachment of a lease is to end with it.
 func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership, out *answers) (dealt bool) {
 	var h *locktable.Held
 	more := false

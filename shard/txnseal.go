@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/shard/command"
 )
 
-// prepareSpans returns what a Prepare locks. Where a put is refused nothing will be
-// written, and what refuses it stays as it is.
+// prepareSpans returns what a Prepare locks. If a put is refused nothing will be written: the
+// locks are shared, and keep the state that refuses it.
 func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.LockSpan) {
 	swept := map[uint32]bool{}
 	for i := range a.Results {
@@ -46,8 +46,8 @@ func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.L
 	return spans
 }
 
-// seal finishes the command's item now that its place is known and all revisions before it
-// are, and the answer with it.
+// seal finishes the command's item and answer: its place and all revisions before it are
+// known now.
 func (s *txnCommand) seal(id rangeapi.LockID) {
 	it := s.item
 	switch it.Kind {

@@ -29,12 +29,12 @@ func (l *ReadLimit) Budget() Budget { return Budget{limit: l, left: l.OneBytes} 
 // bound and the node's. It is for one goroutine.
 type Budget struct {
 	limit *ReadLimit
-	// left is what the request may still take, reserved what it has taken from the
-	// node and not used yet, taken all that it has taken from the node.
+	// left is what the request may still take. taken is its share of the node's bound,
+	// reserved the part of that share that it has not used yet.
 	left, reserved, taken int64
 }
 
-// What is taken from the node's bound at a time doubles from the first to the second:
+// A budget takes from the node's bound in portions, which double from the first to the second:
 // many small reads at a time hold little.
 const (
 	readReserveFirst = 4 << 10

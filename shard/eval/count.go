@@ -71,8 +71,8 @@ func (l *LiveCounts) follow(d []CountChange) bool {
 	return true
 }
 
-// add puts a change in its place. That of a transaction over several ranges may come
-// late: at or below the base it is in every number already.
+// add puts a change in its place. A transaction over several ranges may bring one late. A
+// change at or below the base is in every number already.
 func (l *LiveCounts) add(d CountChange) {
 	n := len(l.deltas)
 	if n == 0 || l.deltas[n-1].Rev < d.Rev {

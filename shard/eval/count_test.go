@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What a node remembers of pages has a bound in bytes, however long the keys are;
-// other spans are other pages.
+// Remembered pages have a bound in bytes, however long the keys are. Other spans are other
+// pages.
 func TestPagesHaveABoundInBytes(t *testing.T) {
 	base := PageOf(1, 2, 3, keyspace.Span{Start: []byte("ab"), End: []byte("c")})
 	for name, other := range map[string]PageKey{

@@ -1,6 +1,6 @@
-// Package eval says what a request does to a range and what it answers, on the state that its
-// leader has: the applied versions, and over them the versions that are evaluated and not yet
-// applied. It knows no replica, no log and no other range.
+// Package eval says what a request does to a range and what it answers. It evaluates on the
+// leader's state: the applied versions, and over them the pending ones, which are evaluated
+// and not yet applied. It knows no replica, no log and no other range.
 //
 //	Input    Store ◀──────────── applied versions, in the engine
 //	         Cache, Epochs ◀──── newest applied versions, in memory
@@ -16,9 +16,9 @@
 //	         Seen: the newest batch on whose fate the answer depends
 //	         or an error: WaitError, FutureError, NeedsLease, Refusal, ErrOtherPath
 //
-// The owner of the pipeline puts the writes into its overlay and a [Batch], gives the batch's
-// transactions their revisions ([PendingTxn.SetRevision]), fills in the draft ([Draft.Settle]),
-// and takes the versions out of the overlay when the batch is applied or discarded.
+// The owner of the pipeline puts the writes into its overlay and a [Batch]. Once the batch has
+// revisions it calls [PendingTxn.SetRevision] and [Draft.Settle]. It takes the versions out of
+// the overlay when the batch is applied or discarded.
 //
 // # Files, from the top down
 //
@@ -59,9 +59,9 @@
 // S5, its half here. [Overlay.NewestBatch] finds the newest batch with a change of a span that
 // is, or may turn out to be, at or below a revision. A read at the revision waits for it.
 //
-// S11. Whatever the version cache knows under an epoch of a replica is the key's newest applied
-// version. The replica replaces it when a batch of its own is applied. Whatever else changes
-// the replica's state ends the epochs, and all that was known with them.
+// S11. The version cache holds, under an epoch of a replica, only newest applied versions. The
+// replica replaces a version when it applies a batch of its own. Any other change of the
+// replica's state ends the epochs, and with them all entries.
 //
 // A compare, and everything else of a transaction that is decided before its first operation,
 // sees the state before the transaction. An operation sees what those before it have written.

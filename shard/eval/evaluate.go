@@ -61,8 +61,8 @@ type Evaluation struct {
 	// sub is the number of the operation at hand, in a transaction over several ranges.
 	sub uint32
 
-	// one is the memory of a request that is a single put, the most frequent one, until
-	// it is used, and pair that of its leases where it has one.
+	// one is unused memory for a request that is a single put, the most frequent one. pair
+	// is that for the put's leases, if it has one.
 	one  *onePut
 	pair *leasePair
 }
@@ -98,7 +98,7 @@ func (e *Evaluation) Run(op proto.Message) error {
 	return e.run(op)
 }
 
-// onePut is all that a single put leaves behind, in one piece of memory.
+// onePut is what a single put leaves behind, in one allocation.
 type onePut struct {
 	txn     PendingTxn
 	version PendingVersion
@@ -345,7 +345,7 @@ func (e *Evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 	if !ok {
 		return resp, nil
 	}
-	// What the scan finds is removed behind it: the view must not change under it.
+	// The keys are removed after the scan: the view must not change under it.
 	var items []item
 	size := 0
 	err := e.view.scan(s, Newest, !r.GetPrevKv(), func(it *item) error {

@@ -53,8 +53,9 @@ func (o *Overlay) Newest(key []byte) *PendingVersion {
 	return k.versions[len(k.versions)-1]
 }
 
-// at returns the key's newest pending version with a revision <= rev, nil where
-// there is none, or in wait a version of which that is not known yet.
+// at returns the key's newest pending version with a revision <= rev, nil if
+// there is none. If a version's revision is not known and may be <= rev, it returns that
+// version as wait.
 func (k *overlayKey) at(rev keyspace.Revision) (found, wait *PendingVersion) {
 	for _, v := range k.versions {
 		r, ok := v.mod().known()

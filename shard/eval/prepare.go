@@ -196,8 +196,8 @@ func (w *txnWriter) tells(key, value int) error {
 		"the previous keys and values that a transaction asks one range for take more than %d bytes", w.maxPrev)
 }
 
-// remove deletes a span. Where the tombstones do not fit it becomes a sweep; previous
-// versions are collected all the same, so that a refusal comes before the revision.
+// remove deletes a span. It becomes a sweep if the tombstones do not fit. Previous versions
+// are collected all the same, so that a refusal comes before the revision.
 func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) error {
 	e := w.e
 	s, ok := keyspace.FromEtcd(o.GetKey(), o.GetRangeEnd())

@@ -40,7 +40,7 @@ func (e *Evaluation) PrepareRevoke(
 		e.sub = 1
 		return a, hull, e.detachAll(lease, keys)
 	}
-	// What is swept stays as it is until then, and with it all that lies between.
+	// The lock keeps the keys, and all between them, as they are until they are swept.
 	return a, keyspace.Span{Start: keys[0], End: span.End}, nil
 }
 

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// What a put takes memory for is as large as it was before there were locks and leases: one
-// byte more is the allocator's next class.
+// A put's version and answer fill the allocator's class of 256 bytes: one byte more costs every
+// put the next class.
 func TestWhatAPutTakes(t *testing.T) {
 	if n := unsafe.Sizeof(onePut{}); n > 256 {
 		t.Errorf("a put's version and answer take %d bytes", n)

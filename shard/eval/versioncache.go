@@ -11,17 +11,15 @@ import (
 )
 
 // VersionCache remembers the newest applied version of keys that this node's leaders have
-// written or read lately. To read such a key, to update it or to compare it then costs
-// no lookup in the engine, which is the dearest step of an evaluation and of a read. It
-// is a bounded cache and no index: what is not in it is looked up. It is safe for concurrent
-// use.
+// written or read lately. A read, update or compare of such a key needs no lookup in the
+// engine, the dearest step of an evaluation and of a read. It is a bounded cache and no
+// index: other keys are looked up. It is safe for concurrent use.
 //
-// An entry belongs to a [KeyEpoch]: the time in which all that was applied to a replica
-// came from its own pipeline, which keeps the entries true. Anything else that changes
-// the replica's state (another leader's entry, a snapshot, a split) ends the epoch, and
-// with it all of the replica's entries at once. Within an epoch the span only grows: a range
-// that absorbs its neighbour takes over what is known of the neighbour's keys, see
-// [KeyEpochs].
+// An entry belongs to a [KeyEpoch]. During an epoch a replica applies entries of its own
+// pipeline only, and the pipeline keeps the cache true. Anything else that changes the
+// replica's state (another leader's entry, a snapshot, a split) ends the epoch, and with it
+// all of the replica's entries at once. During an epoch the range's span only grows: a range
+// that absorbs its neighbour takes over the neighbour's epochs, see [KeyEpochs].
 type VersionCache struct {
 	seed   maphash.Seed
 	parts  [cacheParts]cachePart
@@ -39,10 +37,9 @@ const cacheOverheadBytes = 160
 // KeyEpoch names the entries of one replica that are true.
 type KeyEpoch uint64
 
-// KeyEpochs are those of a replica's keys, in the order of the keys. There is more than one
-// where the range has absorbed neighbours: without their epochs it would look up each key
-// once, just when all who have waited for the merge come at the same time. The replica's
-// owner guards them.
+// KeyEpochs are those of a replica's keys, in the order of the keys. A range that has absorbed
+// neighbours has several. Without the neighbours' epochs it would look up each of their keys
+// once, just when all callers that have waited for the merge arrive. The owner guards them.
 type KeyEpochs []epochFrom
 
 // epochFrom is the epoch of the keys from start on, to where the next one begins.

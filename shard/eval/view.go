@@ -32,7 +32,7 @@ const Newest = keyspace.MaxRevision
 // ErrStop ends a scan early.
 var ErrStop = errors.New("stop")
 
-// WaitError says that an Evaluation cannot be decided before the transaction has
+// WaitError says that an evaluation cannot be decided before the transaction has
 // its revision.
 type WaitError struct{ Txn *PendingTxn }
 
@@ -96,10 +96,10 @@ func pendingItem(v *PendingVersion) item {
 }
 
 // view is the state on which one request is evaluated: the store, over it the
-// overlay, over that what the request itself has written so far.
+// overlay, over that the request's own writes so far.
 //
-// The overlay is looked at first and the store after it. What is applied in
-// between is then in both, and the overlay's copy, the newer or an equal one, wins.
+// It looks at the overlay first and at the store after it. A version applied in
+// between is then in both. The overlay's copy is the newer or an equal one, and wins.
 type view struct {
 	in Input
 	// own is what the request has written, nil while its compares are evaluated.
@@ -141,7 +141,7 @@ func (w *view) get(key []byte) (it item, ok bool, err error) {
 	return w.stored(key)
 }
 
-// getHead is get for a caller that does not need the value, which is left out where
+// getHead is get for a caller that does not need the value. It leaves the value out if
 // that is cheaper.
 func (w *view) getHead(key []byte) (it item, ok bool, err error) {
 	v, applied, known := w.lookup(key)
@@ -251,8 +251,8 @@ func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn fun
 	return err
 }
 
-// changes are the writes of one request in the order of its operations. Of a key that is
-// written twice (a put of one nested transaction, deleted by a later one) the last version
+// changes are the writes of one request in the order of its operations. A key may be written
+// twice: a put of one nested transaction, deleted by a later one. Then the last version
 // counts; the others are marked as replaced.
 type changes struct {
 	txn    *PendingTxn

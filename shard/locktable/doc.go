@@ -26,9 +26,9 @@
 // # Locks
 //
 // A Table has no mutex. Its owner guards it: a replica with its mu, as it guards the overlay,
-// because a request is gated, evaluated and blocked in one state. No method blocks, calls its
-// owner back except for a Waiter's own values, or takes a mutex. [Shared] is the one part that
-// several tables use at a time; it is safe for that.
+// because a request is gated, evaluated and blocked in one state. No method blocks or takes a
+// mutex. A method calls its owner only for the values of a Waiter. [Shared] is used by several
+// tables at a time, and is safe for that.
 //
 // # What holds
 //
@@ -41,7 +41,7 @@
 //
 // L3. Nobody waits for ever behind others that come later. Waiters have their turn in the order
 // in which they first waited. A transaction that only compares a key waits behind an older
-// one that waits to write it, and one that attaches keys to a lease behind an older revoke.
+// waiter that will write it. One that attaches keys to a lease waits behind an older revoke.
 //
 // L4. A wake costs what it achieves. Waiters for one key take turns: once the first has locked
 // the key again, the others go on waiting without being looked at. Waiters without a key, and

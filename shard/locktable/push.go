@@ -51,10 +51,11 @@ func (d *Due) Skip() { d.state.running, d.state.last = false, 0 }
 
 // Due returns locks and records that are old enough to be asked about: those of which
 // the last question failed, or all others. The caller calls Done or Skip of each; until then
-// they are not due again. Failed ones come one at a time, the one that has waited longest
-// first: each has its turn, however many there are of which nobody can say anything. Of the
-// others, workers callers share what there is, at most pushBatch each: what stands behind
-// one that cannot be decided waits for it.
+// they are not due again.
+//
+// Failed ones come one at a time, the one that has waited longest first. So each has its
+// turn, however many cannot be decided. The others are shared by the given number of workers
+// and come at most pushBatch at a time: they wait for those before them in the batch.
 func (t *Table) Due(now clock.Time, failed bool, workers int) (due []Due) {
 	if t.set == nil {
 		return nil

@@ -23,11 +23,11 @@ type Held struct {
 	Pending bool
 	// Deciding says that an entry is on its way that ends or changes the lock.
 	Deciding bool
-	// Urgent says that somebody waits for its end who holds up others, so that its
-	// transaction is asked about sooner.
+	// Urgent says that its end holds up all watchers of the range: its transaction is asked
+	// about sooner.
 	Urgent bool
-	// size is what the table has counted for it. That of a pending lock is known before its
-	// intents are in the Lock.
+	// size is what the table has counted for it. A pending lock counts with its intents before
+	// they are in the Lock.
 	size int64
 	// since is when this replica first saw it.
 	since clock.Time
@@ -70,7 +70,7 @@ type lockSet struct {
 	spans   spanIndex[*Held]
 	// most is how many locks or records there were at a time.
 	most int
-	// leases has who attaches keys to a lease, and who revokes it; nil where nobody does.
+	// leases has the locks that attach keys to a lease or revoke it; nil without such locks.
 	leases map[keyspace.LeaseID][]*Held
 	// bytes is Shared's.
 	bytes *atomic.Int64

@@ -151,8 +151,8 @@ func (w *waiting) Wake(h *Held) bool {
 	return true
 }
 
-// Next takes the waiter that came first of those that have their turn, nil where there is
-// none. Those whose key somebody has locked again go on waiting.
+// Next takes the first of the waiters that have their turn, nil if there is none. Waiters
+// whose key is locked again go on waiting.
 func (t *Table) Next() Waiter {
 	for len(t.woken) > 0 {
 		i := t.firstWoken()
@@ -200,9 +200,10 @@ func (w *waiting) TakeWoken() (all []Waiter) {
 	return all
 }
 
-// wantedBy returns the lock for which a waiter waits that is to write in the span, and that
-// is an older transaction's or holds nothing. Who only compares there waits for the same
-// lock, behind it: comparing one after the other they would keep it out for ever (L3).
+// wantedBy looks for a waiter that will write in the span, and is an older transaction or holds
+// nothing. It returns the lock for which that one waits. A transaction that only compares
+// there waits for the same lock, behind it: one after the other, those would keep it out for
+// ever (L3).
 func (w *waiting) wantedBy(s keyspace.Span, name rangeapi.TxnName) (found *Held) {
 	w.wanted.visit(s, func(c Waiter, _ command.LockMode, _ []byte) bool {
 		if p := prepareOf(c); p == nil || p.Name.Compare(name.TxnID) < 0 {
@@ -215,8 +216,8 @@ func (w *waiting) wantedBy(s keyspace.Span, name rangeapi.TxnName) (found *Held)
 	return found
 }
 
-// wantedLease is wantedBy of a lease: those who attach keys one after the other would keep
-// an older revoke out for ever.
+// wantedLease is wantedBy of a lease: transactions that attach keys one after the other would
+// keep an older revoke out for ever.
 func (w *waiting) wantedLease(lease keyspace.LeaseID, name rangeapi.TxnName) *Held {
 	for _, c := range w.revokers[lease] {
 		on := w.blocked[c].on
