@@ -31,7 +31,7 @@ type call struct {
 	ticket uint32
 	at     *batch
 
-	// What evaluation left. A call without writes changes nothing.
+	// The result of the evaluation. A call without writes changes nothing.
 	txn    *eval.PendingTxn
 	writes []*eval.PendingVersion
 	draft  eval.Draft
@@ -197,7 +197,7 @@ func batchOf(b *eval.Batch) *batch {
 	return b.Owner.(*batch) //nolint:forcetypeassert // a replica's batches are these
 }
 
-// end wakes whoever waits for the batch.
+// end wakes all who wait for the batch.
 func (b *batch) end(applied bool) {
 	b.End(applied)
 	for _, c := range b.calls {

@@ -57,7 +57,7 @@ func (r *Replica) wokenLocked(woken bool) {
 	}
 }
 
-// queueWokenLocked has those who have their turn wait like everybody else.
+// queueWokenLocked puts the calls that have their turn back to the front of the queue.
 func (r *Replica) queueWokenLocked() {
 	if !r.locks.HasWoken() {
 		return

@@ -316,7 +316,7 @@ func (r *Replica) placeLocked(c *call, lead *leadership, e *eval.Evaluation, err
 		return
 	}
 	if oldest := e.Oldest(); oldest != 0 && oldest < r.rec.Compacted {
-		// What it read at an explicit revision may have been removed meanwhile.
+		// Versions that it read at an explicit revision may have been removed meanwhile.
 		c.compacted = r.rec.Compacted
 		r.requeueLocked(c)
 		return
@@ -440,7 +440,7 @@ func (r *Replica) ask(b *batch) {
 	}
 	r.mu.Lock()
 	req := keyspace.SequenceRequest{Range: r.id, Generation: r.rec.Generation, Count: b.txns}
-	// Of commands alone none has a revision or a place among them.
+	// A batch of commands alone needs no revision and no place among them.
 	commands := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	r.mu.Unlock()
 	if commands {
@@ -679,8 +679,8 @@ func (r *Replica) dropped(b *batch, err error) {
 		r.notifyLocked()
 	}
 	if i := slices.Index(r.lost, b); i >= 0 {
-		// What was evaluated on top of it applies nowhere. Of what another term's
-		// leadership left, the log will tell.
+		// Batches that were evaluated on top of it apply nowhere. The log decides those of
+		// other terms.
 		kept := r.lost[:i]
 		for _, l := range r.lost[i:] {
 			if l.lead.term == b.lead.term {

@@ -13,9 +13,9 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// quellLocked ends the registration of a lease that is about to be revoked: its answer may
-// be from before that, and would bring a mark of a lease that is gone. A mark that is on
-// its way already must be awaited.
+// quellLocked ends the registration of a lease that is about to be revoked. The registration's
+// answer may be older than the revoke, and would bring the mark of a lease that is gone. If
+// the mark is in the pipeline already, quellLocked returns what to wait for.
 func (r *Replica) quellLocked(lease keyspace.LeaseID) *locktable.Held {
 	reg := r.registrations[lease]
 	if reg == nil {

@@ -29,8 +29,8 @@ func (l *ReadLimit) Budget() Budget { return Budget{limit: l, left: l.OneBytes} 
 // bound and the node's. It is for one goroutine.
 type Budget struct {
 	limit *ReadLimit
-	// left is what the request may still take. taken is its share of the node's bound,
-	// reserved the part of that share that it has not used yet.
+	// left is what the request may still take. taken is its share of the node's bound, and
+	// reserved the unused part of that share.
 	left, reserved, taken int64
 }
 

@@ -129,8 +129,8 @@ func (t *Table) Reader(s keyspace.Span, at keyspace.Revision, self rangeapi.TxnN
 }
 
 // Meets returns a lock in the way of a Prepare in a range with the span. dies says that the
-// transaction must give way to the lock rather than wait (L2). outside says that a key of the
-// Prepare is not in the span.
+// transaction must give way to the lock rather than wait (L2). outside says whether a key of
+// the Prepare lies outside of the span.
 func (t *Table) Meets(op *rangeapi.Prepare, span keyspace.Span) (m Meeting, dies, outside bool) {
 	meet := func(o *Held, key []byte, writes bool) {
 		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.WaitForOlder

@@ -31,9 +31,9 @@ type Meeting struct {
 	writes bool
 }
 
-// group are waiters for the end of one lock, in their order. Those with a key may all wait
-// for whoever holds it next (L4): once one of them has had its turn and has locked the key,
-// the others wait for that one. Those without a key are looked at one by one.
+// group are waiters for the end of one lock, in their order. In a group with a key (L4) one
+// waiter has its turn; once it has locked the key, the others wait for it without being
+// looked at. In a group without a key each waiter is looked at.
 type group struct {
 	key []byte
 	// writes says that they write the key: a lock that only compares it is in their way too.
