@@ -11,9 +11,9 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// PlacementKeeper is what the service asks of the node about who holds the placement
+// PlacementBackend is what the service asks of the node about who holds the placement
 // group. Nodes are named as for Mover.
-type PlacementKeeper interface {
+type PlacementBackend interface {
 	// PlacementGroup returns who holds the placement group and who leads it; as somebody last
 	// knew it, and marked as stale, where no quorum can be asked.
 	PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error)

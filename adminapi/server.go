@@ -44,8 +44,8 @@ type Backend interface {
 	Nodes(ctx context.Context) (*adminpb.NodeListResponse, error)
 	Mover
 	Joiner
-	PlacementKeeper
-	NodeKeeper
+	PlacementBackend
+	NodeBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by
@@ -74,8 +74,8 @@ const (
 	Remove       NodeChange = "remove"
 )
 
-// NodeKeeper is what the service asks of the node about what nodes are to the cluster.
-type NodeKeeper interface {
+// NodeBackend is what the service asks of the node about what nodes are to the cluster.
+type NodeBackend interface {
 	// ShowNode says what the node holds, and what it could not be asked for.
 	ShowNode(ctx context.Context, node string) (*adminpb.NodeShowResponse, error)
 	// ChangeNode begins a change and returns the node as it is then. A change that has

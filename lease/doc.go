@@ -1,12 +1,12 @@
 // Package lease counts the time of leases and ends them.
 //
-// The records of leases are the placement group's. On the node that leads it a [Keeper]
+// The records of leases are the placement group's. On the node that leads it a [Timer]
 // has a clock for each of them; on every node a [Gateway] answers etcd's Lease service.
 //
 //	etcdapi ── Gateway ── placement.Client ──bus── placement.Service (leader)
 //	              │                                   │ records      ▲ decisions
 //	              │ keys                              ▼ and renewals │
-//	           Revoker (router) ◀──── end a lease ── Keeper ─────────┘
+//	           Revoker (router) ◀──── end a lease ── Timer ─────────┘
 //
 // # What it guarantees
 //
@@ -34,7 +34,7 @@
 //   - the leader is stopped for a minute and wakes: if it was deposed, its decision is a
 //     no-op. If nobody else led meanwhile, nobody was told of a keepalive either.
 //   - the wall clock is set: nobody looks at it.
-//   - the Keeper of an earlier term still ends a lease: that is idempotent, and says which
+//   - the Timer of an earlier term still ends a lease: that is idempotent, and says which
 //     incarnation it means.
 //
 // # What it does not do

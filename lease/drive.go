@@ -21,35 +21,35 @@ const (
 
 // drive does what is due until the term is over. It starts the goroutines of the term,
 // and takes over what they came to when it is woken.
-func (k *Keeper) drive(t *term) {
-	timer := k.o.Clock.NewTimer(0)
+func (tm *Timer) drive(t *term) {
+	timer := tm.o.Clock.NewTimer(0)
 	defer timer.Stop()
 	for t.ctx.Err() == nil {
-		timer.Reset(k.step(t))
+		timer.Reset(tm.step(t))
 		select {
 		case <-timer.C():
 		case <-t.wake:
 		case <-t.ctx.Done():
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.term == t {
-		k.term = nil
-		k.o.Metrics.Leases.Set(0)
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	if tm.term == t {
+		tm.term = nil
+		tm.o.Metrics.Leases.Set(0)
 	}
 }
 
 // step starts what is due, and returns when the next thing is.
-func (k *Keeper) step(t *term) time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now := k.o.Clock.Now()
-	k.o.Metrics.Leases.Set(float64(len(t.leases)))
-	k.startAttempts(t, now)
-	k.startRemoval(t)
-	k.startDecision(t, now)
-	return t.untilNext(now, k.o.Parallel)
+func (tm *Timer) step(t *term) time.Duration {
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	now := tm.o.Clock.Now()
+	tm.o.Metrics.Leases.Set(float64(len(t.leases)))
+	tm.startAttempts(t, now)
+	tm.startRemoval(t)
+	tm.startDecision(t, now)
+	return t.untilNext(now, tm.o.Parallel)
 }
 
 // untilNext returns how long nothing is due that no goroutine will bring about.
@@ -70,16 +70,16 @@ func (t *term) untilNext(now clock.Time, parallel int) time.Duration {
 // startAttempts begins to end leases whose end is decided. Those that failed before come
 // after the others and never take all places: keys that nobody reaches hold up their own
 // leases.
-func (k *Keeper) startAttempts(t *term, now clock.Time) {
+func (tm *Timer) startAttempts(t *term, now clock.Time) {
 	start := func(id keyspace.LeaseID) {
 		e := t.leases[id]
 		t.attempts++
-		k.wait.Go(func() { k.attempt(t, e) })
+		tm.wait.Go(func() { tm.attempt(t, e) })
 	}
-	for _, id := range t.ends.TakeDue(now, k.o.Parallel-t.attempts) {
+	for _, id := range t.ends.TakeDue(now, tm.o.Parallel-t.attempts) {
 		start(id)
 	}
-	room := min(k.o.Parallel-t.attempts, mostRetries(k.o.Parallel)-t.retrying)
+	room := min(tm.o.Parallel-t.attempts, mostRetries(tm.o.Parallel)-t.retrying)
 	for _, id := range t.retries.TakeDue(now, room) {
 		t.retrying++
 		start(id)
@@ -90,15 +90,15 @@ func (k *Keeper) startAttempts(t *term, now clock.Time) {
 func mostRetries(parallel int) int { return (parallel + 1) / 2 }
 
 // attempt deletes a lease's keys, once.
-func (k *Keeper) attempt(t *term, e *entry) {
-	timeout := k.o.AttemptTimeout
+func (tm *Timer) attempt(t *term, e *entry) {
+	timeout := tm.o.AttemptTimeout
 	again := e.failures > 0 // nobody writes it during the attempt
 	if !again {
 		timeout = min(timeout, firstAttemptTimeout)
 	}
-	rev, err := k.deleteKeys(t.ctx, e, timeout)
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	rev, err := tm.deleteKeys(t.ctx, e, timeout)
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
 	t.attempts--
 	if again {
 		t.retrying--
@@ -116,29 +116,29 @@ func (k *Keeper) attempt(t *term, e *entry) {
 		t.waiting-- // it holds up nobody any more
 	}
 	e.failures++
-	k.o.Metrics.Failures.Inc()
+	tm.o.Metrics.Failures.Inc()
 	pause := attemptPauseMax
 	if e.failures < 10 {
 		pause = min(pause, attemptPauseMin<<(e.failures-1))
 	}
-	t.retries.Set(e.ref.ID, k.o.Clock.Now().Add(pause))
-	k.o.Logger.Warn("end a lease", zap.Int64("lease", int64(e.ref.ID)), zap.Uint64("term", t.number),
+	t.retries.Set(e.ref.ID, tm.o.Clock.Now().Add(pause))
+	tm.o.Logger.Warn("end a lease", zap.Int64("lease", int64(e.ref.ID)), zap.Uint64("term", t.number),
 		zap.Int("failures", e.failures), zap.Duration("pause", pause), zap.Error(err))
 }
 
 // deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
 // be none.
-func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (rev keyspace.Revision, err error) {
-	ctx, cancel := clock.WithTimeout(ctx, k.o.Clock, timeout)
+func (tm *Timer) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (rev keyspace.Revision, err error) {
+	ctx, cancel := clock.WithTimeout(ctx, tm.o.Clock, timeout)
 	defer cancel()
-	for l := k.o.Records.LeaseRecord(e.ref); l != nil && len(l.Spans) > 0; {
-		if rev, err = k.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans); err != nil {
+	for l := tm.o.Records.LeaseRecord(e.ref); l != nil && len(l.Spans) > 0; {
+		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans); err != nil {
 			return 0, err
 		}
 		// A merge of ranges that came in between may have carried the lease's mark beyond what
 		// was asked for, or back from a range that still had it to one that had lost it, which a
 		// split then parts from the lock. One that comes later finds no mark any more.
-		now := k.o.Records.LeaseRecord(e.ref)
+		now := tm.o.Records.LeaseRecord(e.ref)
 		if now == l {
 			break
 		}
@@ -148,19 +148,19 @@ func (k *Keeper) deleteKeys(ctx context.Context, e *entry, timeout time.Duration
 }
 
 // startRemoval forgets the records of leases whose keys are gone.
-func (k *Keeper) startRemoval(t *term) {
+func (tm *Timer) startRemoval(t *term) {
 	if t.removing || len(t.ended) == 0 {
 		return
 	}
 	refs := t.ended
 	t.ended, t.removing = nil, true
-	k.wait.Go(func() {
-		err := k.o.Records.RemoveLeases(t.ctx, t.number, refs)
+	tm.wait.Go(func() {
+		err := tm.o.Records.RemoveLeases(t.ctx, t.number, refs)
 		if err != nil {
-			k.pause(t, "forget leases", len(refs), err)
+			tm.pause(t, "forget leases", len(refs), err)
 		}
-		k.mu.Lock()
-		defer k.mu.Unlock()
+		tm.mu.Lock()
+		defer tm.mu.Unlock()
 		t.removing = false
 		if err != nil {
 			t.ended = append(refs, t.ended...)
@@ -170,7 +170,7 @@ func (k *Keeper) startRemoval(t *term) {
 }
 
 // startDecision proposes to end leases that have expired.
-func (k *Keeper) startDecision(t *term, now clock.Time) {
+func (tm *Timer) startDecision(t *term, now clock.Time) {
 	if t.deciding || t.waiting >= maxWaiting || now < t.nextDecision {
 		return
 	}
@@ -185,14 +185,14 @@ func (k *Keeper) startDecision(t *term, now clock.Time) {
 		refs[i] = e.ref
 	}
 	t.deciding = true
-	t.nextDecision = now.Add(time.Duration(len(ids)) * time.Second / time.Duration(k.o.PerSecond))
-	k.wait.Go(func() {
-		err := k.o.Records.RevokeLeases(t.ctx, t.number, refs)
+	t.nextDecision = now.Add(time.Duration(len(ids)) * time.Second / time.Duration(tm.o.PerSecond))
+	tm.wait.Go(func() {
+		err := tm.o.Records.RevokeLeases(t.ctx, t.number, refs)
 		if err != nil {
-			k.pause(t, "decide that leases end", len(refs), err)
+			tm.pause(t, "decide that leases end", len(refs), err)
 		}
-		k.mu.Lock()
-		defer k.mu.Unlock()
+		tm.mu.Lock()
+		defer tm.mu.Unlock()
 		t.deciding = false
 		if err != nil {
 			t.undecide(refs)
@@ -213,8 +213,8 @@ func (t *term) undecide(refs []placement.LeaseRef) {
 }
 
 // pause lets a while pass after a proposal that failed.
-func (k *Keeper) pause(t *term, what string, leases int, err error) {
-	k.o.Logger.Warn(what, zap.Uint64("term", t.number), zap.Int("leases", leases),
+func (tm *Timer) pause(t *term, what string, leases int, err error) {
+	tm.o.Logger.Warn(what, zap.Uint64("term", t.number), zap.Int("leases", leases),
 		zap.Bool("certainly-not", kverror.Of(err).Fate() == kverror.NotApplied), zap.Error(err))
-	_ = clock.Sleep(t.ctx, k.o.Clock, proposalPause) // the term's end is seen by whoever sent us
+	_ = clock.Sleep(t.ctx, tm.o.Clock, proposalPause) // the term's end is seen by whoever sent us
 }

@@ -2,7 +2,7 @@
 
 package lease
 
-// mutationState is what a Keeper keeps for the bugs of package mutation: nothing.
+// mutationState is what a Timer keeps for the bugs of package mutation: nothing.
 type mutationState struct{} //nolint:unused // has fields with the build tag planted
 
-func (*Keeper) mutateDeadlines(*term) {}
+func (*Timer) mutateDeadlines(*term) {}

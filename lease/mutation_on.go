@@ -4,13 +4,13 @@ package lease
 
 import "github.com/skeindb/skein/internal/mutation"
 
-// mutationState is what a Keeper keeps for the bugs of package mutation.
+// mutationState is what a Timer keeps for the bugs of package mutation.
 type mutationState struct{ last *term }
 
 // mutateDeadlines gives leases the deadlines of the node's term before.
-func (k *Keeper) mutateDeadlines(t *term) {
-	last := k.mutated.last
-	k.mutated.last = t
+func (tm *Timer) mutateDeadlines(t *term) {
+	last := tm.mutated.last
+	tm.mutated.last = t
 	if last == nil || !mutation.Is(mutation.LeaseCountedOn) {
 		return
 	}

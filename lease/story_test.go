@@ -107,7 +107,7 @@ func (w *world) about(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "keepalive" {
 				st = w.keepAlive(id)
 			} else {
-				sts, err := w.leader.keeper.Look(w.term, []keyspace.LeaseID{id})
+				sts, err := w.leader.timer.Look(w.term, []keyspace.LeaseID{id})
 				if err != nil {
 					return err.Error() + "\n"
 				}
@@ -130,7 +130,7 @@ func (w *world) await(id keyspace.LeaseID) {
 	w.mu.Unlock()
 	go func() {
 		for {
-			st, rev, err := leader.keeper.Wait(context.Background(), term, l.Ref())
+			st, rev, err := leader.timer.Wait(context.Background(), term, l.Ref())
 			if err == nil && st.Phase == placement.LeaseEnding {
 				continue
 			}

@@ -53,12 +53,12 @@ type world struct {
 	start         time.Time
 }
 
-// node has a Keeper, and is the world's Records and Revoker for it.
+// node has a Timer, and is the world's Records and Revoker for it.
 type node struct {
 	w      *world
 	name   string
 	clock  *simclock.Clock
-	keeper *Keeper
+	timer  *Timer
 	cancel context.CancelFunc
 }
 
@@ -80,7 +80,7 @@ func newWorld(t *testing.T, names ...string) *world {
 	}
 	for i, name := range names {
 		n := &node{w: w, name: name, clock: simclock.New(time.Duration(i)*time.Hour, 1)}
-		n.keeper = New(Options{Clock: n.clock, Records: n, Revoker: n, Extend: time.Second, Logger: zap.NewNop()})
+		n.timer = New(Options{Clock: n.clock, Records: n, Revoker: n, Extend: time.Second, Logger: zap.NewNop()})
 		w.nodes = append(w.nodes, n)
 	}
 	return w
@@ -90,7 +90,7 @@ func newWorld(t *testing.T, names ...string) *world {
 func (w *world) stop() {
 	for _, n := range w.nodes {
 		n.clock.Resume()
-		n.keeper.Stop()
+		n.timer.Stop()
 	}
 }
 
@@ -134,7 +134,7 @@ func (w *world) lead(n *node, commit bool) {
 		n.cancel()
 	}
 	n.cancel = cancel
-	n.keeper.Lead(ctx, w.term, func(yield func(*placement.Lease) bool) {
+	n.timer.Lead(ctx, w.term, func(yield func(*placement.Lease) bool) {
 		for _, id := range sortedIDs(w.records) {
 			if !yield(w.records[id]) {
 				return
@@ -173,7 +173,7 @@ func (w *world) grant(id keyspace.LeaseID, ttl int64, spans int) bool {
 
 func (w *world) tellLocked(c placement.LeaseChange) {
 	if w.leader != nil {
-		w.leader.keeper.Changed(w.term, []placement.LeaseChange{c})
+		w.leader.timer.Changed(w.term, []placement.LeaseChange{c})
 	}
 }
 
@@ -193,7 +193,7 @@ func (w *world) keepAlive(id keyspace.LeaseID) placement.LeaseStatus {
 	leader, term := w.leader, w.term
 	w.mu.Unlock()
 	came := w.now()
-	sts, err := leader.keeper.Renew(term, []keyspace.LeaseID{id})
+	sts, err := leader.timer.Renew(term, []keyspace.LeaseID{id})
 	if err != nil {
 		w.t.Fatalf("renew in term %d: %v", term, err)
 	}

@@ -57,7 +57,7 @@ func freeAddrs(b *testing.B, n int) (addrs []string) {
 func benchNodes(b *testing.B) []*Node {
 	b.Helper()
 	before := debug.SetGCPercent(-1)
-	stop := spendMemory(1 << 30) // as Run does
+	stop := useMemoryBudget(1 << 30) // as Run does
 	b.Cleanup(func() {
 		stop()
 		debug.SetGCPercent(before)

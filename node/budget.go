@@ -30,8 +30,8 @@ type Budget struct {
 	// Txns are the transactions over several ranges that this gateway coordinates, Locks
 	// what such transactions have locked and intend to write in its replicas.
 	Txns, Locks int64
-	// Heads is what is remembered of the newest versions of keys written or read lately.
-	Heads int64
+	// VersionCache is what is remembered of the newest versions of keys written or read lately.
+	VersionCache int64
 }
 
 // NewBudget divides total bytes.
@@ -43,9 +43,9 @@ func NewBudget(total int64) Budget {
 		Proposals: part(10), Inbound: part(8),
 		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(3), Unsent: part(1),
 		Txns: part(2), Locks: part(2),
-		Watch: part(6), Heads: part(8),
+		Watch: part(6), VersionCache: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Unsent - b.Txns - b.Locks - b.Watch - b.Heads
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Unsent - b.Txns - b.Locks - b.Watch - b.VersionCache
 	return b
 }
 

@@ -153,7 +153,7 @@ type Core struct {
 	watches *watch.Hub
 	// leases counts the time of leases while this node leads placement; grants answers
 	// etcd's questions about leases.
-	leases *lease.Keeper
+	leases *lease.Timer
 	grants *lease.Gateway
 
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
@@ -325,7 +325,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	metrics := placement.NewMetrics(o.Registry)
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.alive, Central: c.host.Connected, Bus: c.bus,
-		LeaseObserver: lessor{c}, LeaseTimes: lessor{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
+		LeaseObserver: leaseTimer{c}, LeaseTimes: leaseTimer{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
 		CopyBytesPerSecond: o.CopyBytesPerSecond,
 		RangeMaxBytes:      o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
@@ -342,7 +342,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{
-			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: atLeast(c.budget.Requests, o.MaxRequestBytes), VersionCacheBytes: c.budget.Heads, LockBytes: atLeast(c.budget.Locks, o.MaxRequestBytes), RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
+			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: atLeast(c.budget.Requests, o.MaxRequestBytes), VersionCacheBytes: c.budget.VersionCache, LockBytes: atLeast(c.budget.Locks, o.MaxRequestBytes), RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
 			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad, MergeHold: o.MergeHold,
 		},
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),

@@ -10,21 +10,21 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// self answers etcd's questions about this node.
-type self struct{ c *Core }
+// etcdNode answers etcd's questions about this node.
+type etcdNode struct{ c *Core }
 
 // statusTimeout bounds what a node without a placement replica asks another for
 // its Status; after it the answer leaves those fields out.
 const statusTimeout = time.Second
 
 // Leader implements etcdapi.Node.
-func (s self) Leader() keyspace.NodeID { return s.c.client.Leader() }
+func (s etcdNode) Leader() keyspace.NodeID { return s.c.client.Leader() }
 
 // Term implements etcdapi.Node.
-func (s self) Term() uint64 { return s.c.client.Term() }
+func (s etcdNode) Term() uint64 { return s.c.client.Term() }
 
 // Status implements etcdapi.Node.
-func (s self) Status() etcdapi.Status {
+func (s etcdNode) Status() etcdapi.Status {
 	st := etcdapi.Status{Revision: s.c.shards.Floor()}
 	st.DBSizeBytes, st.DBSizeInUseBytes = s.c.engine.DiskBytes()
 	ctx, cancel := context.WithTimeout(s.c.ctx, statusTimeout)
@@ -40,7 +40,7 @@ func (s self) Status() etcdapi.Status {
 }
 
 // Alarms implements etcdapi.Node. A node whose disk is full says so for itself.
-func (s self) Alarms() []*pb.AlarmMember {
+func (s etcdNode) Alarms() []*pb.AlarmMember {
 	if s.c.full() {
 		return []*pb.AlarmMember{{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE}}
 	}
@@ -48,6 +48,6 @@ func (s self) Alarms() []*pb.AlarmMember {
 }
 
 // MoveLeader implements etcdapi.Node.
-func (s self) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
+func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	return s.c.admin.MoveLeader(ctx, to)
 }

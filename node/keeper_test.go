@@ -336,7 +336,7 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 		} {
 			k.wants(to.what, to.err, "n5 hears hardly any other node", "let it hear the others")
 		}
-		r.wantEtcd("the same by etcd's command", self{k.core}.MoveLeader(r.t.Context(), 5), rpctypes.ErrGRPCBadLeaderTransferee)
+		r.wantEtcd("the same by etcd's command", etcdNode{k.core}.MoveLeader(r.t.Context(), 5), rpctypes.ErrGRPCBadLeaderTransferee)
 		k.does(adminapi.Drain, "n5") // it has nothing that others would have to lead
 	})
 }

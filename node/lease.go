@@ -8,31 +8,31 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// lessor counts the time of leases for placement; the keeper is made after it.
-type lessor struct{ c *Core }
+// leaseTimer counts the time of leases for placement; package lease is made after it.
+type leaseTimer struct{ c *Core }
 
 // Lead implements placement.LeaseObserver.
-func (l lessor) Lead(ctx context.Context, term uint64, records func(yield func(*placement.Lease) bool)) {
+func (l leaseTimer) Lead(ctx context.Context, term uint64, records func(yield func(*placement.Lease) bool)) {
 	l.c.leases.Lead(ctx, term, records)
 }
 
 // Changed implements placement.LeaseObserver.
-func (l lessor) Changed(term uint64, changes []placement.LeaseChange) {
+func (l leaseTimer) Changed(term uint64, changes []placement.LeaseChange) {
 	l.c.leases.Changed(term, changes)
 }
 
 // Renew implements placement.LeaseTimes.
-func (l lessor) Renew(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+func (l leaseTimer) Renew(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
 	return l.c.leases.Renew(term, ids)
 }
 
 // Look implements placement.LeaseTimes.
-func (l lessor) Look(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+func (l leaseTimer) Look(term uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
 	return l.c.leases.Look(term, ids)
 }
 
 // Wait implements placement.LeaseTimes.
-func (l lessor) Wait(ctx context.Context, term uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
+func (l leaseTimer) Wait(ctx context.Context, term uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
 	return l.c.leases.Wait(ctx, term, ref)
 }
 

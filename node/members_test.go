@@ -120,7 +120,7 @@ func TestLearners(t *testing.T) {
 		}
 		r.announced(n)
 		r.mustPut(n, "k", "v")
-		r.wait(time.Minute, "it knows itself as a learner", func() bool { return self{n.core}.Status().Learner })
+		r.wait(time.Minute, "it knows itself as a learner", func() bool { return etcdNode{n.core}.Status().Learner })
 		r.wait(time.Minute, "a move to it is refused for that", func() bool {
 			_, err := r.nodes[0].core.Admin().MoveRange(ctx, 1, "1", n.id.String())
 			return err != nil && strings.Contains(err.Error(), "is learner")
@@ -249,7 +249,7 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			}
 		}
 		next := r.nodes[lead().id%3]
-		if err := (self{lead().core}).MoveLeader(r.t.Context(), next.id); err != nil {
+		if err := (etcdNode{lead().core}).MoveLeader(r.t.Context(), next.id); err != nil {
 			r.t.Fatal(err)
 		}
 		state := func(id keyspace.NodeID) placement.NodeState {
@@ -410,18 +410,18 @@ func TestMoveLeader(t *testing.T) {
 		lead := r.nodes[c.client.Leader()-1]
 		to := 1 + lead.id%3
 		for what, id := range map[string]keyspace.NodeID{"nobody": 99, "one without a vote": 4} {
-			r.wantEtcd(what, self{lead.core}.MoveLeader(r.t.Context(), id), rpctypes.ErrGRPCBadLeaderTransferee)
+			r.wantEtcd(what, etcdNode{lead.core}.MoveLeader(r.t.Context(), id), rpctypes.ErrGRPCBadLeaderTransferee)
 		}
-		if err := (self{lead.core}).MoveLeader(r.t.Context(), lead.id); err != nil {
+		if err := (etcdNode{lead.core}).MoveLeader(r.t.Context(), lead.id); err != nil {
 			r.t.Errorf("to itself: %v", err)
 		}
 		r.wait(time.Minute, "it is heard, and hears", func() bool { return lead.core.host.Connected(to) })
 		k := r.operator(r.nodes[3])
 		name := fmt.Sprintf("n%d", to)
 		k.does(adminapi.Drain, name)
-		r.wantEtcd("to one that is drained", self{lead.core}.MoveLeader(r.t.Context(), to), rpctypes.ErrGRPCBadLeaderTransferee)
+		r.wantEtcd("to one that is drained", etcdNode{lead.core}.MoveLeader(r.t.Context(), to), rpctypes.ErrGRPCBadLeaderTransferee)
 		k.does(adminapi.Undrain, name)
-		if err := (self{lead.core}).MoveLeader(r.t.Context(), to); err != nil {
+		if err := (etcdNode{lead.core}).MoveLeader(r.t.Context(), to); err != nil {
 			r.t.Fatal(err)
 		}
 		if got := lead.core.client.Leader(); got != to {
@@ -431,7 +431,7 @@ func TestMoveLeader(t *testing.T) {
 		// By one that has no replica of the group, to which raft says nothing.
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
-		if err := (self{r.nodes[3].core}).MoveLeader(ctx, lead.id); err != nil {
+		if err := (etcdNode{r.nodes[3].core}).MoveLeader(ctx, lead.id); err != nil {
 			r.t.Errorf("by node %s: %v", r.nodes[3].id, err)
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// spendMemory has the garbage collector use the process's memory budget instead of
+// useMemoryBudget has the garbage collector use the process's memory budget instead of
 // saving memory that nobody else gets: a quarter of it may be garbage. Go's own setting
 // lets garbage grow with what lives, so that a busy small heap is collected all the
 // time (a seventh of a node's CPU; three nodes took 79 µs of CPU per put with Go's 100
@@ -21,7 +21,7 @@ import (
 // are worth more than that: while one lasts, a process takes whatever processors are idle
 // and more, and who waits for an answer meanwhile waits as long. Go's own variables win.
 // The returned function ends it.
-func spendMemory(budgetBytes int64) (stop func()) {
+func useMemoryBudget(budgetBytes int64) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
 	}

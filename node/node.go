@@ -44,7 +44,7 @@ const stopServingTimeout = 5 * time.Second
 // and returns without it: the process is to leave then, and is ended a few seconds later if
 // it has not.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-	stopPacing := spendMemory(cfg.MemoryBytes)
+	stopPacing := useMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()
 	s := newStages(clock.System(), os.Exit) //nolint:forbidigo // where its log hangs, who called Run hangs with it
 	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s) })
@@ -104,7 +104,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
-	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners), self{core}, o.Clock
+	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners), etcdNode{core}, o.Clock
 	face.Watches = core.watches
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls

@@ -29,7 +29,7 @@ const (
 // open-s is until the node takes part in the cluster, serving-s until a put to each of the
 // ranges was answered. It is alone in its cluster, so that nobody else serves meanwhile.
 func BenchmarkRestart(b *testing.B) {
-	stop := spendMemory(restartMemory)
+	stop := useMemoryBudget(restartMemory)
 	defer stop()
 	dir, addrs := b.TempDir(), freeAddrs(b, 2)
 	keys := filepath.Join(dir, "keys")

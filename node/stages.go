@@ -20,8 +20,8 @@ const (
 	stageTimeout = 30 * time.Second
 	// stagePoll lies between two looks at the stage.
 	stagePoll = time.Second
-	// lastWords is how long the process takes to say so: it may be the log that hangs.
-	lastWords = 5 * time.Second
+	// exitDelay is how long the process takes to say so: it may be the log that hangs.
+	exitDelay = 5 * time.Second
 	// stacksBytes bounds what is logged of the goroutines of a node that does not end.
 	stacksBytes = 256 << 10
 )
@@ -98,7 +98,7 @@ func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) er
 		}
 		if stage, took := s.at(); took >= stageTimeout {
 			// For the caller's words too, so that nothing stops it.
-			s.clock.AfterFunc(lastWords, func() { s.exit(1) })
+			s.clock.AfterFunc(exitDelay, func() { s.exit(1) })
 			stacks := make([]byte, stacksBytes)
 			stacks = stacks[:runtime.Stack(stacks, true)]
 			log.Error("the node does not end, and the process leaves without that: what was acknowledged is stored",

@@ -78,7 +78,7 @@ func TestALogThatHangsIsLeft(t *testing.T) {
 				return nil
 			})
 		}()
-		if code, took := <-exited, time.Since(begun); code != 1 || took > stageTimeout+2*stagePoll+lastWords {
+		if code, took := <-exited, time.Since(begun); code != 1 || took > stageTimeout+2*stagePoll+exitDelay {
 			t.Errorf("left with %d after %v", code, took)
 		}
 		close(release)

@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// LeaseObserver is told of the records on the node that leads; package lease's keeper is
+// LeaseObserver is told of the records on the node that leads; package lease's Timer is
 // one. Its methods are called one at a time, in the order in which things were applied,
 // and must not block.
 type LeaseObserver interface {
@@ -19,7 +19,7 @@ type LeaseObserver interface {
 	Changed(term uint64, changes []fsm.LeaseChange)
 }
 
-// LeaseTimes counts the time of leases on the node that leads; package lease's keeper
+// LeaseTimes counts the time of leases on the node that leads; package lease's Timer
 // does. Where it is not in the term, its methods refuse with an error of fate NotApplied.
 type LeaseTimes interface {
 	// Renew begins the TTL of each live lease anew, and says of each how it is.

@@ -74,7 +74,7 @@ func (r *Router) Compact(ctx context.Context, req *pb.CompactionRequest) (*pb.Co
 func (r *Router) compact(ctx context.Context, at keyspace.Revision) (current keyspace.Revision, err error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	current, err = r.cfg.Placement.Compact(limit.Patience, at)
+	current, err = r.cfg.Placement.Compact(limit.LazyDeadline, at)
 	return current, limit.outcome(err)
 }
 
@@ -82,7 +82,7 @@ func (r *Router) compact(ctx context.Context, at keyspace.Revision) (current key
 func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	a, err := r.currentOrWait(limit.Patience)
+	a, err := r.currentOrWait(limit.LazyDeadline)
 	return a.Current, limit.outcome(err)
 }
 
@@ -91,9 +91,9 @@ func write[R proto.Message](ctx context.Context, r *Router, span keyspace.Span, 
 	var none R
 	limit := r.limited(ctx)
 	defer limit.End()
-	got, err := r.write(limit.Patience, span, op)
+	got, err := r.write(limit.LazyDeadline, span, op)
 	if errors.Is(err, errMultiRange) || err != nil && deleteTooLarge(err, op) {
-		got, err = r.writeMultiRange(limit.Patience, op)
+		got, err = r.writeMultiRange(limit.LazyDeadline, op)
 	}
 	if err != nil {
 		return none, limit.outcome(err)

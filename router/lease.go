@@ -241,7 +241,7 @@ func (a *txnAttempt) detach(ctx context.Context) error {
 func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []keyspace.Span) ([][]byte, keyspace.Revision, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	now, err := r.currentOrWait(limit.Patience)
+	now, err := r.currentOrWait(limit.LazyDeadline)
 	if err != nil {
 		return nil, 0, limit.outcome(err)
 	}
@@ -249,7 +249,7 @@ func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []
 	defer r.releaseAll(&reserved)
 	var keys [][]byte
 	for _, s := range disjoint(spans) {
-		if keys, err = r.leaseKeys(limit.Patience, lease, s, now.Current, &reserved, keys); err != nil {
+		if keys, err = r.leaseKeys(limit.LazyDeadline, lease, s, now.Current, &reserved, keys); err != nil {
 			return nil, 0, limit.outcome(err)
 		}
 	}

@@ -10,12 +10,12 @@ import (
 // limited bounds a request by the router's own timeout, as a deadline that crosses the bus with it.
 // The router's timeout becomes etcd's timeout error; the client's own deadline stays what it is.
 func (r *Router) limited(ctx context.Context) limit {
-	return limit{r.timers.Patience(ctx, r.cfg.Timeout), ctx}
+	return limit{r.timers.LazyDeadline(ctx, r.cfg.Timeout), ctx}
 }
 
 // limit is a request's deadline.
 type limit struct {
-	*clock.Patience
+	*clock.LazyDeadline
 	client context.Context
 }
 

@@ -32,7 +32,7 @@ func (r *Router) rangeNow(ctx context.Context, req *pb.RangeRequest) (*pb.RangeR
 	}
 	limit := r.limited(ctx)
 	defer limit.End()
-	resp, err := r.read(limit.Patience, req, nil)
+	resp, err := r.read(limit.LazyDeadline, req, nil)
 	return resp, limit.outcome(err)
 }
 
@@ -81,7 +81,7 @@ func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently 
 	}
 	limit := r.limited(ctx)
 	defer limit.End()
-	now, err := r.present(limit.Patience, req)
+	now, err := r.present(limit.LazyDeadline, req)
 	return now, limit.outcome(err)
 }
 

@@ -17,7 +17,7 @@ import (
 func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	resp, err := r.part(limit.Patience, span, req, at)
+	resp, err := r.part(limit.LazyDeadline, span, req, at)
 	if errors.Is(err, errMultiRange) {
 		return nil, err
 	}

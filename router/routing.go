@@ -71,12 +71,12 @@ func (r *Router) attempt(ctx context.Context, node keyspace.NodeID, req *rangeap
 
 // whileAlive returns a context that ends when the node is found dead. A read may take long, which
 // alone is no reason to ask another node.
-func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) *clock.Patience {
+func (r *Router) whileAlive(ctx context.Context, node keyspace.NodeID) *clock.LazyDeadline {
 	check := func() bool { return r.cfg.Alive(node) }
-	if p, ok := ctx.(*clock.Patience); ok {
+	if p, ok := ctx.(*clock.LazyDeadline); ok {
 		return p.While(r.cfg.AttemptTimeout, check)
 	}
-	return r.timers.Patience(ctx, 0).While(r.cfg.AttemptTimeout, check)
+	return r.timers.LazyDeadline(ctx, 0).While(r.cfg.AttemptTimeout, check)
 }
 
 // cover returns the one range that covers the span.
@@ -230,7 +230,7 @@ func (r *Router) holder(ctx context.Context, key []byte) (*route, error) {
 func (r *Router) divide(ctx context.Context, span keyspace.Span) ([]keyspace.Span, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	routes, err := r.resolve(limit.Patience, span)
+	routes, err := r.resolve(limit.LazyDeadline, span)
 	if err != nil {
 		return nil, limit.outcome(err)
 	}

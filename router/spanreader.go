@@ -50,7 +50,7 @@ func (l *spanReader) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 	limit := l.r.limited(ctx)
 	defer limit.End()
 	for {
-		rt, err := l.r.holder(limit.Patience, l.rest.Start)
+		rt, err := l.r.holder(limit.LazyDeadline, l.rest.Start)
 		if err != nil {
 			return nil, limit.outcome(err)
 		}
@@ -60,7 +60,7 @@ func (l *spanReader) next(ctx context.Context) (*rangeapi.PageAnswer, error) {
 		}
 		p := &rangeapi.Page{RangeRequest: clip(l.req, span), MaxBytes: l.pageBytes, WithCount: !l.unlimited}
 		p.Limit = max(l.left, 0)
-		got, err := l.r.readFrom(limit.Patience, span, l.at, p)
+		got, err := l.r.readFrom(limit.LazyDeadline, span, l.at, p)
 		if errors.Is(err, errMultiRange) {
 			continue // the range has split, and its part of the span is smaller now
 		}

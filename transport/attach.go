@@ -51,7 +51,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		ep: e, peer: p, cfg: cfg,
 		maxMessage: min(cfg.MaxMessageBytes, e.cfg.MaxMessageBytes),
 		calls:      map[uint64]*pendingCall{},
-		serving:    map[uint64]*clock.Patience{},
+		serving:    map[uint64]*clock.LazyDeadline{},
 		streams:    map[streamKey]*stream{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(e.ctx)

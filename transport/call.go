@@ -173,7 +173,7 @@ func (s *Session) serveCall(c Class, f *frame) error {
 
 // registerCall records a running handler's context, which the end of the session or a
 // cancellation from the caller ends.
-func (s *Session) registerCall(id uint64, ctx *clock.Patience) error {
+func (s *Session) registerCall(id uint64, ctx *clock.LazyDeadline) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {

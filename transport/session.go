@@ -53,7 +53,7 @@ type Session struct {
 	mu      sync.Mutex // guards what follows
 	ended   bool
 	calls   map[uint64]*pendingCall
-	serving map[uint64]*clock.Patience
+	serving map[uint64]*clock.LazyDeadline
 	streams map[streamKey]*stream
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// PlacementGroup implements adminapi.PlacementKeeper.
+// PlacementGroup implements adminapi.PlacementBackend.
 func (a *Admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
 	nodes, stale, err := a.members(ctx)
 	if err != nil {
@@ -56,12 +56,12 @@ func (a *Admin) placementGroup(ctx context.Context, stale bool) (st placement.St
 	return st, false, err
 }
 
-// MovePlacement implements adminapi.PlacementKeeper.
+// MovePlacement implements adminapi.PlacementBackend.
 func (a *Admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
 	return a.move(ctx, placement.OwnGroup, from, to, "skein placement show shows who holds the group, skein placement operations what is under way")
 }
 
-// TransferPlacement implements adminapi.PlacementKeeper.
+// TransferPlacement implements adminapi.PlacementBackend.
 func (a *Admin) TransferPlacement(ctx context.Context, to string) error {
 	nodes, _, err := a.members(ctx)
 	if err != nil {

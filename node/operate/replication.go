@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/placement/decide"
 )
 
-// SetReplication implements adminapi.PlacementKeeper.
+// SetReplication implements adminapi.PlacementBackend.
 func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
 	if !placement.ValidReplication(factor) {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
@@ -56,7 +56,7 @@ func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*a
 	return out, nil
 }
 
-// SetMergeAfter implements adminapi.PlacementKeeper.
+// SetMergeAfter implements adminapi.PlacementBackend.
 func (a *Admin) SetMergeAfter(ctx context.Context, after *time.Duration) error {
 	if after == nil {
 		return a.o.Placement.UnsetMergeAfter(ctx)

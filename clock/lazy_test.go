@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// eachForm tells a story of a Patience in three forms: nobody has asked for Done, somebody has
+// eachForm tells a story of a LazyDeadline in three forms: nobody has asked for Done, somebody has
 // before it ends, and it is the parent of another context.
-func eachForm(t *testing.T, story func(t *testing.T, form func(*Patience) context.Context)) {
-	forms := map[string]func(*Patience) context.Context{
-		"patient":  func(p *Patience) context.Context { return p },
-		"ordinary": func(p *Patience) context.Context { p.Done(); return p },
-		"derived": func(p *Patience) context.Context {
-			ctx, cancel := context.WithCancel(p)
+func eachForm(t *testing.T, story func(t *testing.T, form func(*LazyDeadline) context.Context)) {
+	forms := map[string]func(*LazyDeadline) context.Context{
+		"lazy":     func(l *LazyDeadline) context.Context { return l },
+		"ordinary": func(l *LazyDeadline) context.Context { l.Done(); return l },
+		"derived": func(l *LazyDeadline) context.Context {
+			ctx, cancel := context.WithCancel(l)
 			t.Cleanup(cancel)
 			return ctx
 		},
@@ -28,13 +28,13 @@ func eachForm(t *testing.T, story func(t *testing.T, form func(*Patience) contex
 	}
 }
 
-func TestPatienceEndsAtItsDeadline(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+func TestLazyDeadlineEndsAtItsDeadline(t *testing.T) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		var timers Timers
 		start := time.Now()
 		for range 3 { // the second uses the timer of the first
-			p := timers.Patience(t.Context(), time.Minute)
-			ctx := form(p)
+			l := timers.LazyDeadline(t.Context(), time.Minute)
+			ctx := form(l)
 			if by, ok := ctx.Deadline(); !ok || time.Until(by) != time.Minute {
 				t.Fatalf("deadline %v %t", by, ok)
 			}
@@ -45,37 +45,37 @@ func TestPatienceEndsAtItsDeadline(t *testing.T) {
 			if took := time.Since(start); took != time.Minute || !errors.Is(err, context.DeadlineExceeded) || !errors.Is(ctx.Err(), err) {
 				t.Fatalf("ended after %v by %v; Err is %v", took, err, ctx.Err())
 			}
-			p.End()
+			l.End()
 			start = time.Now()
 		}
 	})
 }
 
-func TestPatienceEndsWithTheSoonerDeadline(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+func TestLazyDeadlineEndsWithTheSoonerDeadline(t *testing.T) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		parent, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var timers Timers
-		p := timers.Patience(parent, time.Minute)
-		defer p.End()
+		l := timers.LazyDeadline(parent, time.Minute)
+		defer l.End()
 		start := time.Now()
-		_, err := Await(form(p), make(chan int))
+		_, err := Await(form(l), make(chan int))
 		if took := time.Since(start); took != time.Second || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("ended after %v by %v", took, err)
 		}
 	})
 }
 
-func TestPatienceEndsWithItsParent(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+func TestLazyDeadlineEndsWithItsParent(t *testing.T) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		parent, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var timers Timers
-		p := timers.Patience(parent, time.Minute)
-		defer p.End()
-		endsAfterASecond(form(p), t, cancel)
+		l := timers.LazyDeadline(parent, time.Minute)
+		defer l.End()
+		endsAfterASecond(form(l), t, cancel)
 		for _, await := range []func(context.Context, <-chan int) (int, error){Await[int], AwaitSoon[int]} {
-			if _, err := await(p, make(chan int)); !errors.Is(err, context.Canceled) {
+			if _, err := await(l, make(chan int)); !errors.Is(err, context.Canceled) {
 				t.Fatalf("a later wait ended by %v", err)
 			}
 		}
@@ -83,10 +83,10 @@ func TestPatienceEndsWithItsParent(t *testing.T) {
 }
 
 func TestEndableEndsByEnd(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		var timers Timers
-		p := timers.Endable(time.Minute)
-		endsAfterASecond(form(p), t, func() { p.End(); p.End() })
+		l := timers.Endable(time.Minute)
+		endsAfterASecond(form(l), t, func() { l.End(); l.End() })
 	})
 }
 
@@ -112,29 +112,29 @@ func endsAfterASecond(ctx context.Context, t *testing.T, end func()) {
 	}
 }
 
-func TestPatienceWithoutDeadline(t *testing.T) {
+func TestLazyDeadlineWithoutDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var timers Timers
-		p := timers.Endable(0)
-		if by, ok := p.Deadline(); ok {
+		l := timers.Endable(0)
+		if by, ok := l.Deadline(); ok {
 			t.Fatalf("deadline %v", by)
 		}
-		time.AfterFunc(time.Hour, p.End)
-		if _, err := Await(p, make(chan int)); !errors.Is(err, context.Canceled) {
+		time.AfterFunc(time.Hour, l.End)
+		if _, err := Await(l, make(chan int)); !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		p.Done()
-		if !errors.Is(p.Err(), context.Canceled) {
+		l.Done()
+		if !errors.Is(l.Err(), context.Canceled) {
 			t.Fatal("ended before it became ordinary, it is not ended")
 		}
 	})
 }
 
 func TestAwaitReturnsWhatCame(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		var timers Timers
-		p := timers.Patience(t.Context(), time.Minute)
-		ctx := form(p)
+		l := timers.LazyDeadline(t.Context(), time.Minute)
+		ctx := form(l)
 		ch := make(chan int, 1)
 		ch <- 1
 		if v, err := Await(ctx, ch); v != 1 || err != nil {
@@ -144,7 +144,7 @@ func TestAwaitReturnsWhatCame(t *testing.T) {
 		if v, err := Await(ctx, ch); v != 2 || err != nil {
 			t.Fatal(v, err)
 		}
-		p.End()
+		l.End()
 		ch <- 3
 		if v, err := Await(ctx, ch); v != 3 || err != nil {
 			t.Fatalf("%d %v: what is there goes before the end", v, err)
@@ -157,31 +157,31 @@ func TestAwaitReturnsWhatCame(t *testing.T) {
 }
 
 func TestWhileEndsWhenTheCheckFails(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		var timers Timers
-		p := timers.Patience(t.Context(), time.Minute)
-		defer p.End()
+		l := timers.LazyDeadline(t.Context(), time.Minute)
+		defer l.End()
 		var looks atomic.Int64
-		w := p.While(time.Second, func() bool { return looks.Add(1) < 3 })
+		w := l.While(time.Second, func() bool { return looks.Add(1) < 3 })
 		defer w.End()
 		start := time.Now()
 		_, err := Await(form(w), make(chan int))
 		if took := time.Since(start); took != 3*time.Second || !errors.Is(err, context.Canceled) {
 			t.Fatalf("ended after %v by %v", took, err)
 		}
-		if p.Err() != nil {
+		if l.Err() != nil {
 			t.Fatal("the one it was made of has ended too")
 		}
 	})
 }
 
 func TestWhileEndsAtTheDeadline(t *testing.T) {
-	eachForm(t, func(t *testing.T, form func(*Patience) context.Context) {
+	eachForm(t, func(t *testing.T, form func(*LazyDeadline) context.Context) {
 		var timers Timers
-		p := timers.Patience(t.Context(), 2500*time.Millisecond)
-		defer p.End()
+		l := timers.LazyDeadline(t.Context(), 2500*time.Millisecond)
+		defer l.End()
 		var looks atomic.Int64
-		w := p.While(time.Second, func() bool { looks.Add(1); return true })
+		w := l.While(time.Second, func() bool { looks.Add(1); return true })
 		defer w.End()
 		start := time.Now()
 		_, err := Await(form(w), make(chan int))
@@ -191,16 +191,16 @@ func TestWhileEndsAtTheDeadline(t *testing.T) {
 	})
 }
 
-func TestPatienceHasItsParentsValues(t *testing.T) {
+func TestLazyDeadlineHasItsParentsValues(t *testing.T) {
 	type key struct{}
 	var timers Timers
-	p := timers.Patience(context.WithValue(t.Context(), key{}, 7), time.Minute)
-	defer p.End()
+	l := timers.LazyDeadline(context.WithValue(t.Context(), key{}, 7), time.Minute)
+	defer l.End()
 	for range 2 {
-		if p.Value(key{}) != 7 {
-			t.Fatal(p.Value(key{}))
+		if l.Value(key{}) != 7 {
+			t.Fatal(l.Value(key{}))
 		}
-		p.Done()
+		l.Done()
 	}
 }
 
@@ -218,10 +218,10 @@ func BenchmarkAwait(b *testing.B) {
 	b.Run("patience", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p := timers.Patience(parent, time.Minute)
+			l := timers.LazyDeadline(parent, time.Minute)
 			kick <- 1
-			_, _ = Await(p, ch)
-			p.End()
+			_, _ = Await(l, ch)
+			l.End()
 		}
 	})
 	b.Run("context", func(b *testing.B) {

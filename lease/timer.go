@@ -38,7 +38,7 @@ type Revoker interface {
 	LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []keyspace.Span) ([][]byte, keyspace.Revision, error)
 }
 
-// Options are what a Keeper is made of. Clock, Records and Revoker are required.
+// Options are what a Timer is made of. Clock, Records and Revoker are required.
 type Options struct {
 	Clock   clock.Clock
 	Records Records
@@ -59,7 +59,7 @@ type Options struct {
 	Metrics *Metrics
 }
 
-// Pauses of a keeper.
+// Pauses of a Timer.
 const (
 	// waitBound is how long Wait waits: less than a node that asks takes for the loss of
 	// the one that it asked.
@@ -78,10 +78,10 @@ const (
 	maxWaiting = 256
 )
 
-// Keeper counts the time of leases while its node leads the placement group, and ends
+// Timer counts the time of leases while its node leads the placement group, and ends
 // those that have expired or are revoked. It implements placement.LeaseObserver and
 // placement.LeaseTimes. Its goroutines are those of the term; Stop waits for them.
-type Keeper struct {
+type Timer struct {
 	o    Options
 	wait sync.WaitGroup
 
@@ -92,7 +92,7 @@ type Keeper struct {
 	mutated mutationState //nolint:unused // has fields with the build tag planted
 }
 
-// term is what a keeper knows in the time of one leadership.
+// term is what a Timer knows in the time of one leadership.
 type term struct {
 	number uint64
 	ctx    context.Context
@@ -142,8 +142,8 @@ type entry struct {
 	gone chan struct{}
 }
 
-// New returns a Keeper.
-func New(o Options) *Keeper {
+// New returns a Timer.
+func New(o Options) *Timer {
 	if o.PerSecond == 0 {
 		o.PerSecond = 1000
 	}
@@ -159,30 +159,30 @@ func New(o Options) *Keeper {
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
 	}
-	return &Keeper{o: o}
+	return &Timer{o: o}
 }
 
-// Stop ends what the Keeper does and waits for it.
-func (k *Keeper) Stop() {
-	k.mu.Lock()
-	k.stopped = true
-	if k.term != nil {
-		k.term.cancel()
+// Stop ends what the Timer does and waits for it.
+func (tm *Timer) Stop() {
+	tm.mu.Lock()
+	tm.stopped = true
+	if tm.term != nil {
+		tm.term.cancel()
 	}
-	k.mu.Unlock()
-	k.wait.Wait()
+	tm.mu.Unlock()
+	tm.wait.Wait()
 }
 
 // Lead implements placement.LeaseObserver.
-func (k *Keeper) Lead(ctx context.Context, number uint64, records func(yield func(*placement.Lease) bool)) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.stopped {
+func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield func(*placement.Lease) bool)) {
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	if tm.stopped {
 		return
 	}
 	t := &term{number: number, leases: map[keyspace.LeaseID]*entry{}, wake: make(chan struct{}, 1)}
 	t.ctx, t.cancel = context.WithCancel(ctx)
-	now := k.o.Clock.Now()
+	now := tm.o.Clock.Now()
 	for l := range records {
 		e := &entry{ref: l.Ref(), ttl: l.TTL}
 		t.leases[l.ID] = e
@@ -190,33 +190,33 @@ func (k *Keeper) Lead(ctx context.Context, number uint64, records func(yield fun
 			t.end(e, now)
 			continue
 		}
-		t.renew(e, now, k.o.Extend)
+		t.renew(e, now, tm.o.Extend)
 	}
-	if k.term != nil {
-		k.term.cancel()
+	if tm.term != nil {
+		tm.term.cancel()
 	}
-	k.term = t
-	k.mutateDeadlines(t)
-	k.o.Logger.Info("leases are counted here",
+	tm.term = t
+	tm.mutateDeadlines(t)
+	tm.o.Logger.Info("leases are counted here",
 		zap.Uint64("term", number), zap.Int("leases", len(t.leases)), zap.Int("ending", t.waiting))
-	k.wait.Go(func() { k.drive(t) })
+	tm.wait.Go(func() { tm.drive(t) })
 }
 
 // Changed implements placement.LeaseObserver.
-func (k *Keeper) Changed(number uint64, changes []placement.LeaseChange) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	t := k.term
+func (tm *Timer) Changed(number uint64, changes []placement.LeaseChange) {
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	t := tm.term
 	if t == nil || t.number != number {
 		return
 	}
-	now := k.o.Clock.Now()
+	now := tm.o.Clock.Now()
 	for i := range changes {
 		l := changes[i].Lease
 		e, known := t.leases[l.ID]
 		switch {
 		case changes[i].Gone && known:
-			k.forget(t, e)
+			tm.forget(t, e)
 		case changes[i].Gone:
 		case !known:
 			e = &entry{ref: l.Ref(), ttl: l.TTL}
@@ -255,7 +255,7 @@ func (t *term) end(e *entry, at clock.Time) {
 	t.ends.Set(e.ref.ID, at)
 }
 
-func (k *Keeper) forget(t *term, e *entry) {
+func (tm *Timer) forget(t *term, e *entry) {
 	delete(t.leases, e.ref.ID)
 	t.expiry.Remove(e.ref.ID)
 	t.ends.Remove(e.ref.ID)
@@ -264,7 +264,7 @@ func (k *Keeper) forget(t *term, e *entry) {
 		t.waiting--
 	}
 	if e.expired {
-		k.o.Metrics.Expired.Inc()
+		tm.o.Metrics.Expired.Inc()
 	}
 	if e.gone != nil {
 		close(e.gone)
@@ -279,8 +279,8 @@ func (t *term) signal() {
 }
 
 // inTerm returns the term with the number, if the node is in it.
-func (k *Keeper) inTerm(number uint64) (*term, error) {
-	switch t := k.term; {
+func (tm *Timer) inTerm(number uint64) (*term, error) {
+	switch t := tm.term; {
 	case t == nil || t.number < number:
 		return nil, kverror.New(kverror.Busy, "the clocks of term %d do not run yet", number)
 	case t.number > number || t.ctx.Err() != nil:
@@ -304,19 +304,19 @@ func (t *term) status(id keyspace.LeaseID, now clock.Time) placement.LeaseStatus
 }
 
 // Renew implements placement.LeaseTimes.
-func (k *Keeper) Renew(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	t, err := k.inTerm(number)
+func (tm *Timer) Renew(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	t, err := tm.inTerm(number)
 	if err != nil {
 		return nil, err
 	}
-	now := k.o.Clock.Now()
+	now := tm.o.Clock.Now()
 	out := make([]placement.LeaseStatus, len(ids))
 	for i, id := range ids {
 		if e, ok := t.leases[id]; ok && e.renewable(now) {
 			t.renew(e, now, 0)
-			k.o.Metrics.Renewed.Inc()
+			tm.o.Metrics.Renewed.Inc()
 		}
 		if out[i] = t.status(id, now); out[i].Phase == placement.LeaseLive && out[i].Remaining <= 0 {
 			// As in etcd, one that has expired is waited for, also while it waits for its turn.
@@ -329,14 +329,14 @@ func (k *Keeper) Renew(number uint64, ids []keyspace.LeaseID) ([]placement.Lease
 func (e *entry) renewable(now clock.Time) bool { return e.phase == live && now < e.deadline }
 
 // Look implements placement.LeaseTimes.
-func (k *Keeper) Look(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	t, err := k.inTerm(number)
+func (tm *Timer) Look(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseStatus, error) {
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	t, err := tm.inTerm(number)
 	if err != nil {
 		return nil, err
 	}
-	now := k.o.Clock.Now()
+	now := tm.o.Clock.Now()
 	out := make([]placement.LeaseStatus, len(ids))
 	for i, id := range ids {
 		out[i] = t.status(id, now)
@@ -345,31 +345,31 @@ func (k *Keeper) Look(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseS
 }
 
 // Wait implements placement.LeaseTimes.
-func (k *Keeper) Wait(ctx context.Context, number uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
+func (tm *Timer) Wait(ctx context.Context, number uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
 	gone := placement.LeaseStatus{LeaseRef: ref}
-	k.mu.Lock()
-	t, err := k.inTerm(number)
+	tm.mu.Lock()
+	t, err := tm.inTerm(number)
 	if err != nil {
-		k.mu.Unlock()
+		tm.mu.Unlock()
 		return gone, 0, err
 	}
-	now := k.o.Clock.Now()
+	now := tm.o.Clock.Now()
 	e, ok := t.leases[ref.ID]
 	if !ok || e.ref != ref {
-		k.mu.Unlock()
+		tm.mu.Unlock()
 		return gone, 0, nil
 	}
 	if e.renewable(now) {
 		st := t.status(ref.ID, now)
-		k.mu.Unlock()
+		tm.mu.Unlock()
 		return st, 0, nil
 	}
 	if e.gone == nil {
 		e.gone = make(chan struct{})
 	}
 	ch := e.gone
-	k.mu.Unlock()
-	timer := k.o.Clock.NewTimer(waitBound)
+	tm.mu.Unlock()
+	timer := tm.o.Clock.NewTimer(waitBound)
 	defer timer.Stop()
 	select {
 	case <-ch:

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Patience is a context that ends at a deadline of its own, with its parent, or by
+// LazyDeadline is a context that ends at a deadline of its own, with its parent, or by
 // End. Unlike the contexts of package context it registers nowhere and starts no timer
 // while only [Await] waits for it. The path of a request only uses Await; two contexts of
 // package context took a tenth of a node's CPU there. A call of Done, or a context derived
 // from it, turns it into an ordinary context.
 //
 // Its deadline is a reading of package time's clock, as for every context.
-type Patience struct {
+type LazyDeadline struct {
 	parent   context.Context
 	timers   *Timers
 	deadline time.Time // zero for none
@@ -29,126 +29,126 @@ type Patience struct {
 	wake   chan struct{}
 	inner  context.Context
 	cancel context.CancelFunc
-	looker *time.Timer
+	poller *time.Timer
 }
 
-// Timers keeps the timers of its Patiences for the next ones. The zero value is ready.
+// Timers keeps the timers of its LazyDeadlines for the next ones. The zero value is ready.
 type Timers struct{ pool sync.Pool }
 
-// Patience returns a context that ends with parent, and after d where d is above 0.
+// LazyDeadline returns a context that ends with parent, and after d where d is above 0.
 // Call End once nobody needs it; End does not wake goroutines that are in Await.
-func (t *Timers) Patience(parent context.Context, d time.Duration) *Patience {
-	p := &Patience{parent: parent, timers: t}
+func (t *Timers) LazyDeadline(parent context.Context, d time.Duration) *LazyDeadline {
+	l := &LazyDeadline{parent: parent, timers: t}
 	if d > 0 {
-		p.deadline = time.Now().Add(d)
+		l.deadline = time.Now().Add(d)
 	}
-	if by, ok := parent.Deadline(); ok && (p.deadline.IsZero() || by.Before(p.deadline)) {
-		p.deadline = by
+	if by, ok := parent.Deadline(); ok && (l.deadline.IsZero() || by.Before(l.deadline)) {
+		l.deadline = by
 	}
-	return p
+	return l
 }
 
 // Endable returns a context that ends after d if d is above 0, and whose End wakes all
 // waiters.
-func (t *Timers) Endable(d time.Duration) *Patience {
-	p := t.Patience(context.Background(), d)
-	p.endable = true
-	return p
+func (t *Timers) Endable(d time.Duration) *LazyDeadline {
+	l := t.LazyDeadline(context.Background(), d)
+	l.endable = true
+	return l
 }
 
 // While returns a context with the same parent and deadline, which is Canceled also
 // when check, asked every so often while somebody waits for it, says no. It has an End
-// of its own, and does not end with p's.
-func (p *Patience) While(every time.Duration, check func() bool) *Patience {
-	return &Patience{parent: p.parent, timers: p.timers, deadline: p.deadline, every: every, check: check}
+// of its own, and does not end with l's.
+func (l *LazyDeadline) While(every time.Duration, check func() bool) *LazyDeadline {
+	return &LazyDeadline{parent: l.parent, timers: l.timers, deadline: l.deadline, every: every, check: check}
 }
 
 // End ends the context for all who wait for it or for what was derived from it.
-func (p *Patience) End() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended {
+func (l *LazyDeadline) End() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
 		return
 	}
-	p.ended = true
-	if p.wake != nil {
-		close(p.wake)
+	l.ended = true
+	if l.wake != nil {
+		close(l.wake)
 	}
-	if p.inner != nil {
-		p.cancel()
+	if l.inner != nil {
+		l.cancel()
 	}
 }
 
 // Deadline implements context.Context.
-func (p *Patience) Deadline() (time.Time, bool) { return p.deadline, !p.deadline.IsZero() }
+func (l *LazyDeadline) Deadline() (time.Time, bool) { return l.deadline, !l.deadline.IsZero() }
 
 // Done implements context.Context.
-func (p *Patience) Done() <-chan struct{} { return p.ordinary().Done() }
+func (l *LazyDeadline) Done() <-chan struct{} { return l.ordinary().Done() }
 
 // Err implements context.Context.
-func (p *Patience) Err() error {
-	p.mu.Lock()
-	ended, inner := p.ended, p.inner
-	p.mu.Unlock()
+func (l *LazyDeadline) Err() error {
+	l.mu.Lock()
+	ended, inner := l.ended, l.inner
+	l.mu.Unlock()
 	switch {
 	case inner != nil:
 		return inner.Err()
 	case ended:
 		return context.Canceled
 	}
-	if err := p.parent.Err(); err != nil {
+	if err := l.parent.Err(); err != nil {
 		return err
 	}
-	if !p.deadline.IsZero() && !time.Now().Before(p.deadline) {
+	if !l.deadline.IsZero() && !time.Now().Before(l.deadline) {
 		return context.DeadlineExceeded
 	}
 	return nil
 }
 
 // Value implements context.Context.
-func (p *Patience) Value(key any) any {
-	p.mu.Lock()
-	inner := p.inner
-	p.mu.Unlock()
+func (l *LazyDeadline) Value(key any) any {
+	l.mu.Lock()
+	inner := l.inner
+	l.mu.Unlock()
 	if inner != nil {
 		// Package context finds its own context here, and needs no goroutine for those that
-		// are derived from p.
+		// are derived from l.
 		return inner.Value(key)
 	}
-	return p.parent.Value(key)
+	return l.parent.Value(key)
 }
 
 // ordinary returns the same as a context of package context.
-func (p *Patience) ordinary() context.Context {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.inner != nil {
-		return p.inner
+func (l *LazyDeadline) ordinary() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inner != nil {
+		return l.inner
 	}
-	if p.deadline.IsZero() {
-		p.inner, p.cancel = context.WithCancel(p.parent)
+	if l.deadline.IsZero() {
+		l.inner, l.cancel = context.WithCancel(l.parent)
 	} else {
-		p.inner, p.cancel = context.WithDeadline(p.parent, p.deadline)
+		l.inner, l.cancel = context.WithDeadline(l.parent, l.deadline)
 	}
 	switch {
-	case p.ended:
-		p.cancel()
-	case p.check != nil:
-		p.looker = time.AfterFunc(p.every, p.lookAgain)
+	case l.ended:
+		l.cancel()
+	case l.check != nil:
+		l.poller = time.AfterFunc(l.every, l.poll)
 	}
-	return p.inner
+	return l.inner
 }
 
-// lookAgain is what the timer of an ordinary one does.
-func (p *Patience) lookAgain() {
-	alive := p.check()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// poll is what the timer of an ordinary one does.
+func (l *LazyDeadline) poll() {
+	alive := l.check()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
 	case !alive:
-		p.cancel()
-	case p.inner.Err() == nil:
-		p.looker.Reset(p.every)
+		l.cancel()
+	case l.inner.Err() == nil:
+		l.poller.Reset(l.every)
 	}
 }
 
@@ -160,10 +160,10 @@ func Await[T any](ctx context.Context, ch <-chan T) (v T, err error) {
 		return v, nil
 	default:
 	}
-	p, ok := ctx.(*Patience)
+	l, ok := ctx.(*LazyDeadline)
 	if ok {
 		// Who has made it an ordinary one has paid for it already.
-		ok, ctx = p.patient()
+		ok, ctx = l.lazy()
 	}
 	if !ok {
 		select {
@@ -174,20 +174,20 @@ func Await[T any](ctx context.Context, ch <-chan T) (v T, err error) {
 		}
 	}
 	for err == nil {
-		t := p.look()
+		t := l.timer()
 		var looks bool
 		select {
 		case v = <-ch:
-			p.timers.put(t)
+			l.timers.put(t)
 			return v, nil
-		case <-p.wake:
-		case <-p.parent.Done():
+		case <-l.wake:
+		case <-l.parent.Done():
 		case <-t.C:
 			looks = true
 		}
-		p.timers.put(t)
-		if err = p.Err(); err == nil && looks && p.check != nil && !p.check() {
-			p.End()
+		l.timers.put(t)
+		if err = l.Err(); err == nil && looks && l.check != nil && !l.check() {
+			l.End()
 			err = context.Canceled
 		}
 	}
@@ -197,43 +197,43 @@ func Await[T any](ctx context.Context, ch <-chan T) (v T, err error) {
 // AwaitSoon is Await for a channel that certainly delivers, or is closed, by itself and
 // soon: of ctx only the parent's end is waited for, which costs less.
 func AwaitSoon[T any](ctx context.Context, ch <-chan T) (v T, err error) {
-	if p, ok := ctx.(*Patience); ok && !p.endable {
-		ctx = p.parent
+	if l, ok := ctx.(*LazyDeadline); ok && !l.endable {
+		ctx = l.parent
 	}
 	return Await(ctx, ch)
 }
 
-// patient reports whether p is still lazy, and returns its ordinary context if not. It
+// lazy reports whether l is still lazy, and returns its ordinary context if not. It
 // prepares the channel by which End wakes waiters.
-func (p *Patience) patient() (bool, context.Context) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.inner != nil {
-		return false, p.inner
+func (l *LazyDeadline) lazy() (bool, context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inner != nil {
+		return false, l.inner
 	}
-	if p.wake == nil && p.endable {
-		p.wake = make(chan struct{})
-		if p.ended {
-			close(p.wake)
+	if l.wake == nil && l.endable {
+		l.wake = make(chan struct{})
+		if l.ended {
+			close(l.wake)
 		}
 	}
-	return true, p
+	return true, l
 }
 
-// look returns a timer for when a waiter looks around next.
-func (p *Patience) look() *time.Timer {
-	d := noLook
-	if !p.deadline.IsZero() {
-		d = time.Until(p.deadline)
+// timer returns a timer for when a waiter looks around next.
+func (l *LazyDeadline) timer() *time.Timer {
+	d := noPoll
+	if !l.deadline.IsZero() {
+		d = time.Until(l.deadline)
 	}
-	if p.check != nil {
-		d = min(d, p.every)
+	if l.check != nil {
+		d = min(d, l.every)
 	}
-	return p.timers.get(d)
+	return l.timers.get(d)
 }
 
-// noLook is the wait of who has nothing to look for.
-const noLook = 24 * time.Hour
+// noPoll is the wait of who has nothing to look for.
+const noPoll = 24 * time.Hour
 
 func (t *Timers) get(d time.Duration) *time.Timer {
 	if timer, ok := t.pool.Get().(*time.Timer); ok {
