@@ -9,25 +9,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
-
-// checkRange checks a read by its look.
-func checkRange(r *pb.RangeRequest) error {
-	if len(r.GetKey()) == 0 {
-		return kverror.EmptyKey
-	}
-	if _, ok := pb.RangeRequest_SortOrder_name[int32(r.GetSortOrder())]; !ok {
-		return kverror.InvalidSort
-	}
-	if _, ok := pb.RangeRequest_SortTarget_name[int32(r.GetSortTarget())]; !ok {
-		return kverror.InvalidSort
-	}
-	return nil
-}
 
 // checkRangeStream checks a read that is to be streamed by its look.
 func checkRangeStream(r *pb.RangeRequest) error {
-	if err := checkRange(r); err != nil {
+	if err := rangeapi.CheckRange(r); err != nil {
 		return err
 	}
 	byKey := r.GetSortOrder() == pb.RangeRequest_NONE || r.GetSortTarget() == pb.RangeRequest_KEY && r.GetSortOrder() == pb.RangeRequest_ASCEND
@@ -46,31 +33,10 @@ var (
 	errStreamFilter = status.Error(codes.Unimplemented, "RangeStream does not support revision filters")
 )
 
-// checkPut checks a put by its look.
-func checkPut(r *pb.PutRequest) error {
-	switch {
-	case len(r.GetKey()) == 0:
-		return kverror.EmptyKey
-	case r.GetIgnoreValue() && len(r.GetValue()) != 0:
-		return kverror.ValueProvided
-	case r.GetIgnoreLease() && r.GetLease() != 0:
-		return kverror.LeaseProvided
-	}
-	return nil
-}
-
-// checkDelete checks a delete by its look.
-func checkDelete(r *pb.DeleteRangeRequest) error {
-	if len(r.GetKey()) == 0 {
-		return kverror.EmptyKey
-	}
-	return nil
-}
-
 // checkTxn checks a transaction by its look: first all operations, then which keys
 // they touch, so that the second, dearer check only sees what the first has bounded.
 func checkTxn(r *pb.TxnRequest, maxOps int) error {
-	if err := checkOps(r, maxOps); err != nil {
+	if err := rangeapi.CheckTxn(r, maxOps); err != nil {
 		return err
 	}
 	if _, err := checkTouched(r.GetSuccess()); err != nil {
@@ -78,44 +44,6 @@ func checkTxn(r *pb.TxnRequest, maxOps int) error {
 	}
 	_, err := checkTouched(r.GetFailure())
 	return err
-}
-
-// checkOps checks the operations of a transaction that may have maxOps compares, and
-// as many operations in each branch. A nested transaction may have as many as its
-// parent has left, which bounds the depth too.
-func checkOps(r *pb.TxnRequest, maxOps int) error {
-	n := max(len(r.GetCompare()), len(r.GetSuccess()), len(r.GetFailure()))
-	if n > maxOps {
-		return kverror.TooManyOps
-	}
-	for _, c := range r.GetCompare() {
-		if len(c.GetKey()) == 0 {
-			return kverror.EmptyKey
-		}
-	}
-	for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
-		for _, op := range branch {
-			if err := checkOp(op, maxOps-n); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func checkOp(op *pb.RequestOp, maxOps int) error {
-	switch o := op.GetRequest().(type) {
-	case *pb.RequestOp_RequestRange:
-		return checkRange(o.RequestRange)
-	case *pb.RequestOp_RequestPut:
-		return checkPut(o.RequestPut)
-	case *pb.RequestOp_RequestDeleteRange:
-		return checkDelete(o.RequestDeleteRange)
-	case *pb.RequestOp_RequestTxn:
-		return checkOps(o.RequestTxn, maxOps)
-	}
-	// An operation without a content; etcd answers with this.
-	return kverror.KeyNotFound
 }
 
 // touched are the keys that a list of operations puts and deletes, the operations of

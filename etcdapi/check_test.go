@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // TestCheckStories walks testdata/check: each command is a request in protobuf's text
@@ -27,11 +28,11 @@ func TestCheckStories(t *testing.T) {
 		var err error
 		switch d.Cmd {
 		case "range":
-			err = checkRange(parse(t, d, &pb.RangeRequest{}))
+			err = rangeapi.CheckRange(parse(t, d, &pb.RangeRequest{}))
 		case "put":
-			err = checkPut(parse(t, d, &pb.PutRequest{}))
+			err = rangeapi.CheckPut(parse(t, d, &pb.PutRequest{}))
 		case "delete":
-			err = checkDelete(parse(t, d, &pb.DeleteRangeRequest{}))
+			err = rangeapi.CheckDelete(parse(t, d, &pb.DeleteRangeRequest{}))
 		case "txn":
 			ops := 128
 			d.MaybeScanArgs(t, "ops", &ops)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // kvServer is etcd's KV service.
@@ -19,7 +20,7 @@ type kvServer struct {
 
 // Range reads keys.
 func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	if err := checkRange(r); err != nil {
+	if err := rangeapi.CheckRange(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
 	if len(r.GetRangeEnd()) > 0 {
@@ -54,7 +55,7 @@ func (k *kvServer) RangeStream(r *pb.RangeRequest, rs pb.KV_RangeStreamServer) e
 
 // Put stores a key.
 func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
-	if err := checkPut(r); err != nil {
+	if err := rangeapi.CheckPut(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
 	if err := k.s.checkSize(r); err != nil {
@@ -65,7 +66,7 @@ func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, 
 
 // DeleteRange deletes keys.
 func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
-	if err := checkDelete(r); err != nil {
+	if err := rangeapi.CheckDelete(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
 	if err := k.s.checkSize(r); err != nil {

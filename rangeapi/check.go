@@ -24,15 +24,15 @@ const MaxReadOnlyCompares = 60
 func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 	switch o := op.(type) {
 	case *pb.RangeRequest:
-		return checkRange(o)
+		return CheckRange(o)
 	case *Page:
 		return checkPage(o)
 	case *pb.PutRequest:
-		if err := checkPut(o); err != nil {
+		if err := CheckPut(o); err != nil {
 			return err
 		}
 	case *pb.DeleteRangeRequest:
-		if err := checkDelete(o); err != nil {
+		if err := CheckDelete(o); err != nil {
 			return err
 		}
 	case *pb.TxnRequest:
@@ -42,7 +42,7 @@ func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 			// bound.
 			ops = max(ops, MaxReadOnlyCompares+1)
 		}
-		if err := checkTxn(o, ops); err != nil {
+		if err := CheckTxn(o, ops); err != nil {
 			return err
 		}
 	default:
@@ -57,7 +57,8 @@ func CheckRequest(op proto.Message, maxRequestBytes, maxTxnOps int) error {
 	return nil
 }
 
-func checkRange(r *pb.RangeRequest) error {
+// CheckRange refuses a read that etcd refuses.
+func CheckRange(r *pb.RangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return kverror.EmptyKey
 	}
@@ -70,7 +71,8 @@ func checkRange(r *pb.RangeRequest) error {
 	return nil
 }
 
-func checkPut(r *pb.PutRequest) error {
+// CheckPut refuses a put that etcd refuses.
+func CheckPut(r *pb.PutRequest) error {
 	switch {
 	case len(r.GetKey()) == 0:
 		return kverror.EmptyKey
@@ -82,16 +84,18 @@ func checkPut(r *pb.PutRequest) error {
 	return nil
 }
 
-func checkDelete(r *pb.DeleteRangeRequest) error {
+// CheckDelete refuses a delete that etcd refuses.
+func CheckDelete(r *pb.DeleteRangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return kverror.EmptyKey
 	}
 	return nil
 }
 
-// checkTxn checks a transaction that may have ops operations. A nested transaction may have those
-// that its parent does not use.
-func checkTxn(t *pb.TxnRequest, ops int) error {
+// CheckTxn refuses a transaction with a bad operation, or with more than ops compares or
+// operations in a branch. A nested transaction may have as many as its parent leaves, which
+// bounds the depth too.
+func CheckTxn(t *pb.TxnRequest, ops int) error {
 	used := max(len(t.GetCompare()), len(t.GetSuccess()), len(t.GetFailure()))
 	if used > ops {
 		return kverror.TooManyOps
@@ -114,13 +118,13 @@ func checkTxn(t *pb.TxnRequest, ops int) error {
 func checkOp(op *pb.RequestOp, ops int) error {
 	switch o := op.GetRequest().(type) {
 	case *pb.RequestOp_RequestRange:
-		return checkRange(o.RequestRange)
+		return CheckRange(o.RequestRange)
 	case *pb.RequestOp_RequestPut:
-		return checkPut(o.RequestPut)
+		return CheckPut(o.RequestPut)
 	case *pb.RequestOp_RequestDeleteRange:
-		return checkDelete(o.RequestDeleteRange)
+		return CheckDelete(o.RequestDeleteRange)
 	case *pb.RequestOp_RequestTxn:
-		return checkTxn(o.RequestTxn, ops)
+		return CheckTxn(o.RequestTxn, ops)
 	}
 	// etcd answers an empty operation like this.
 	return kverror.KeyNotFound
@@ -158,9 +162,9 @@ func CheckTxnOp(op TxnOp) error {
 		var err error
 		switch o := p.Writes[i].Op.(type) {
 		case *pb.PutRequest:
-			err = checkPut(o)
+			err = CheckPut(o)
 		case *pb.DeleteRangeRequest:
-			err = checkDelete(o)
+			err = CheckDelete(o)
 		default:
 			err = BadRequest("%T is not a write", o)
 		}
@@ -210,7 +214,7 @@ func checkPage(p *Page) error {
 	if p.RangeRequest == nil {
 		return BadRequest("page without a request")
 	}
-	if err := checkRange(p.RangeRequest); err != nil {
+	if err := CheckRange(p.RangeRequest); err != nil {
 		return err
 	}
 	if Sorts(p.RangeRequest) || p.GetCountOnly() {
