@@ -39,8 +39,8 @@ var lines = []line{
 		"a command has no logic, so there is nothing in it to import",
 	},
 	{
-		[]string{"sim", "chaos", "conformance", "deploy"},
-		"test rigs and packaging around whole nodes",
+		[]string{"sim", "chaos", "conformance"},
+		"test rigs around whole nodes",
 		"what ships must not depend on the rigs that test it",
 	},
 	{
@@ -50,7 +50,7 @@ var lines = []line{
 	},
 	{
 		[]string{"node"},
-		"wires one node; start and stop",
+		"wires one node; start and stop; joins; operators' commands",
 		"node is the only place that knows all parts; a part that knew it would be a circle",
 	},
 	{
@@ -64,9 +64,9 @@ var lines = []line{
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
 	{
-		[]string{"lease", "auth", "compactor"},
-		"lease records and expiry; users and roles; automatic compaction",
-		"expiry, permission and what history is kept are decided once, below every face",
+		[]string{"lease", "compactor"},
+		"expiry of leases; automatic compaction",
+		"expiry and what history is kept are decided once, below every face",
 	},
 	{
 		[]string{"watch"},
@@ -105,9 +105,9 @@ var lines = []line{
 		"an error travels through every layer, so its package can sit on none of them",
 	},
 	{
-		[]string{"loadtest", "client"},
+		[]string{"loadtest"},
 		"what runs outside a node",
-		"a load generator or client that knew the server would measure and speak something that etcd has not",
+		"a load generator that knew the server would measure something that etcd has not",
 	},
 	{
 		[]string{"keyspace", "clock", "api", "internal"},
@@ -168,6 +168,10 @@ var bans = []ban{
 	{"config", Module + "/shard", "the limits of a request are rangeapi's"},
 	{"etcdapi", Module + "/raftgroup", "a face speaks to the router; it cannot know groups"},
 	{"router", Module + "/raftgroup", "the router knows ranges and nodes, not groups"},
+	{"node/operate", Module + "/raftgroup", "operators' commands go by what nodes say of themselves, not by their groups"},
+	{"node/operate", Module + "/transport", "node asks the other nodes and hands on their answers"},
+	{"node/join", Module + "/transport", "node asks the other nodes and hands on their answers"},
+	{"node/join", Module + "/shard", "a node that comes in holds no range yet"},
 	{"router", Module + "/wal", "only replicas and groups write to the log"},
 }
 

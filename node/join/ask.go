@@ -108,3 +108,6 @@ func texts(urls []url.URL) []string {
 	}
 	return s
 }
+
+// ErrLater is wrapped by an answer to Joiner.Ask that may pass by itself.
+var ErrLater = errors.New("nobody could tell")

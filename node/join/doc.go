@@ -59,6 +59,12 @@
 // The flags of an Admission are atomic. The mutexes in askAll and askOthers guard one call's
 // results and are leaves; nothing is called while they are held.
 //
-// Its files, from the top down: joiner.go, existing.go (of --initial-cluster-state existing),
-// ask.go (the question to --join and its answer), admit.go, admission.go, check.go.
+// # Files
+//
+//   - joiner.go: the membership of a directory
+//   - existing.go: of --initial-cluster-state existing
+//   - admission.go: the question of a node with an empty directory
+//   - check.go: its answer
+//   - admit.go: the row of a new node
+//   - ask.go: the question to --join and its answer
 package join

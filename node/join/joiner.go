@@ -50,9 +50,6 @@ type Joiner struct {
 	PeerTable func(ctx context.Context, addr string) ([]byte, error)
 }
 
-// ErrLater is wrapped by an answer to Joiner.Ask that may pass by itself.
-var ErrLater = errors.New("nobody could tell")
-
 const (
 	// joinTimeout bounds one attempt to join, joinPause lies between two.
 	joinTimeout = 10 * time.Second

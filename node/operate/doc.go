@@ -60,7 +60,22 @@
 // An Admin has no state and no lock of its own. The mutexes in ask and showAll guard one call's
 // results and are leaves; nothing is called while they are held.
 //
-// Its files, from the top down: admin.go (what it needs), members.go (etcd's members), nodes.go
-// (states of nodes), drain.go (what a node may become), decider.go, replication.go, placement.go,
-// lists.go, show.go, split.go, move.go, leader.go, view.go, cover.go, table.go, rows.go.
+// # Files
+//
+//   - admin.go: what an Admin is made of and needs
+//   - members.go: etcd's members
+//   - nodes.go: the states of nodes
+//   - placement.go: the placement group
+//   - replication.go: the number of voters
+//   - drain.go: what a node may become
+//   - decider.go: a view as package decide has it
+//   - lists.go: nodes and ranges
+//   - show.go: one range
+//   - split.go: splits
+//   - leader.go: transfers, and the leader beside one that is cut off
+//   - move.go: moves, merges and operations
+//   - view.go: what all nodes say at about one moment
+//   - cover.go: which ranges there are, of what nodes say
+//   - table.go: what placement says
+//   - rows.go: nodes, ranges and operations as operators see them
 package operate

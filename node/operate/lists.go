@@ -2,9 +2,11 @@ package operate
 
 import (
 	"context"
+	"slices"
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
 )
 
 // Ranges implements adminapi.Backend.
@@ -48,4 +50,37 @@ func (a *Admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
 		out.Nodes = append(out.Nodes, v.row(&v.nodes[i]))
 	}
 	return out, nil
+}
+
+// row is the node as operators see it.
+func (v *clusterView) row(n *placement.Node) *adminpb.Node {
+	r := &adminpb.Node{
+		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
+		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
+		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+	}
+	for _, a := range n.Attributes {
+		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
+	}
+	r.Placement = slices.ContainsFunc(v.placement.Replicas, func(m keyspace.Replica) bool { return m.Node == n.ID })
+	return r
+}
+
+// rangeRow is the range as operators see it.
+func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
+	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
+	if s, ok := v.led[d.Range]; ok {
+		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
+		switch {
+		case half(d, &s.Descriptor, s.Merge):
+			state, keys = StateMerging, -1
+		case s.Asleep:
+			state = "asleep"
+		}
+	}
+	r := rangeRow(d, v.byName, leader, keys, bytes, state)
+	if o, ok := v.operations[d.Range]; ok {
+		r.Operation = operationRow(&o, v.byName)
+	}
+	return r
 }

@@ -58,39 +58,6 @@ func roleName(r keyspace.Role) string {
 	return fmt.Sprintf("role %d", r)
 }
 
-// row is the node as operators see it.
-func (v *clusterView) row(n *placement.Node) *adminpb.Node {
-	r := &adminpb.Node{
-		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
-		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
-		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
-	}
-	for _, a := range n.Attributes {
-		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
-	}
-	r.Placement = slices.ContainsFunc(v.placement.Replicas, func(m keyspace.Replica) bool { return m.Node == n.ID })
-	return r
-}
-
-// rangeRow is the range as operators see it.
-func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
-	leader, state, keys, bytes := "", "unreachable", int64(-1), int64(0)
-	if s, ok := v.led[d.Range]; ok {
-		leader, state, keys, bytes = v.byName[v.leaders[d.Range]], "awake", s.Keys, s.Bytes
-		switch {
-		case half(d, &s.Descriptor, s.Merge):
-			state, keys = StateMerging, -1
-		case s.Asleep:
-			state = "asleep"
-		}
-	}
-	r := rangeRow(d, v.byName, leader, keys, bytes, state)
-	if o, ok := v.operations[d.Range]; ok {
-		r.Operation = operationRow(&o, v.byName)
-	}
-	return r
-}
-
 func names(nodes []placement.Node) map[keyspace.NodeID]string {
 	m := make(map[keyspace.NodeID]string, len(nodes))
 	for _, n := range nodes {
@@ -127,3 +94,13 @@ func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *ad
 	}
 	return row
 }
+
+// half says whether what a replica bound to the merge has is but the half of what the range is
+// since the merge's commit; merge is 0 where it is bound to none.
+func half(d, has *keyspace.Descriptor, merge uint64) bool {
+	return merge != 0 && d.Generation > has.Generation
+}
+
+// StateMerging is what a range is from the commit of its merge until it has absorbed the other
+// half: its leader serves its own half, and who wants the other one waits.
+const StateMerging = "merging"

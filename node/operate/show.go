@@ -150,16 +150,6 @@ func saidBy(d *keyspace.Descriptor, all []shown) []shown {
 
 var errNotAsked = errors.New("it came to the range while its replicas were asked: ask again")
 
-// StateMerging is what a range is from the commit of its merge until it has absorbed the other
-// half: its leader serves its own half, and who wants the other one waits.
-const StateMerging = "merging"
-
-// half says whether what a replica bound to the merge has is but the half of what the range is
-// since the merge's commit; merge is 0 where it is bound to none.
-func half(d, has *keyspace.Descriptor, merge uint64) bool {
-	return merge != 0 && d.Generation > has.Generation
-}
-
 func replicaState(s *shown, byName map[keyspace.NodeID]string) *adminpb.ReplicaState {
 	row := &adminpb.ReplicaState{Node: byName[s.of.Node], ReplicaId: uint64(s.of.ID), Role: roleName(s.of.Role)}
 	text, err := []byte(nil), s.err

@@ -277,3 +277,16 @@ func (v *clusterView) held(n keyspace.NodeID) []keyspace.Descriptor {
 	}
 	return ds
 }
+
+func (a *Admin) report(ctx context.Context, node keyspace.NodeID) (Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return a.o.Peers.Report(ctx, node)
+}
+
+// askTimeout bounds what one node may take to answer for a list, where it is not known to live
+// (askFor). The list then shows it as unreachable.
+const askTimeout = 2 * time.Second
+
+// statusTimeout bounds a question to one replica of the placement group.
+const statusTimeout = time.Second
