@@ -138,8 +138,8 @@ func (c *Client) OperationList(ctx context.Context) (*adminpb.OperationListRespo
 // movePoll lies between two looks at an operation that is waited for.
 const movePoll = 200 * time.Millisecond
 
-// AwaitOperation returns when the operation is over, or with ctx's error. What somebody knew
-// of it before a quorum was lost does not count.
+// AwaitOperation returns when the operation is over, or with ctx's error. A stale
+// list does not count.
 func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 	for {
 		l, err := c.OperationList(ctx)
@@ -155,10 +155,9 @@ func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
 	}
 }
 
-// RangeMoved returns the range of a move that is over, or a *Refusal where its replica has not
-// moved, or nobody knows. That an operation is over says not how it has ended; the range's
-// leader says it, who has made what the operation did, and not the map of the node that is
-// asked, which may be older.
+// RangeMoved returns the range of a move that is over, or a *Refusal if its replica has not
+// moved, or nobody knows. It asks the range's leader for the result, since the leader has
+// carried the operation out. The map of the asked node may be older.
 func (c *Client) RangeMoved(ctx context.Context, move *adminpb.Operation) (*adminpb.Range, error) {
 	for {
 		s, err := c.RangeShow(ctx, move.GetRange())
@@ -174,8 +173,8 @@ func (c *Client) RangeMoved(ctx context.Context, move *adminpb.Operation) (*admi
 	}
 }
 
-// RangesMerged returns the ranges as they are once a merge is over, or a *Refusal where nobody
-// knows: what was known before a quorum was lost, or not of all keys, does not say how it ended.
+// RangesMerged returns the ranges as they are once a merge is over, or a *Refusal if nobody
+// knows. A list that is stale, or lacks keys, does not tell the result.
 func (c *Client) RangesMerged(ctx context.Context, merge *adminpb.Operation) (*adminpb.RangeListResponse, error) {
 	for {
 		l, err := c.RangeList(ctx)
@@ -204,8 +203,8 @@ func notKnownYet(move *adminpb.Operation, why, look string) error {
 	}
 }
 
-// Moved returns a *Refusal where a move that is over has not put a voter on its target in the
-// place of the replica that was to go: it is given up where a node falls silent.
+// Moved returns a *Refusal if a finished move has not replaced the old replica by a voter on its
+// target: placement gives a move up when a node falls silent.
 func Moved[R interface {
 	GetNode() string
 	GetRole() string

@@ -128,8 +128,8 @@ func refusalToJSON(r *adminpb.Refusal) *refusalJSON {
 	return &refusalJSON{r.GetReason(), r.GetNextStep()}
 }
 
-// WriteNodeShow prints a node, what it holds and what could be asked of it, and on notes
-// what a table has no place for.
+// WriteNodeShow prints a node, its replicas and which changes of it are possible. Notes get what
+// has no place in a table.
 func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) error {
 	if f == JSON {
 		return writeNodeShowJSON(w, s)
@@ -213,7 +213,8 @@ func writeNodeShowJSON(w io.Writer, s *adminpb.NodeShowResponse) error {
 	return writeJSON(w, out)
 }
 
-// NodeProgress says in a line what a node holds yet, for who waits that it is nothing.
+// NodeProgress returns a line about what a node still holds, for an operator who waits until it is
+// empty.
 func NodeProgress(n *adminpb.Node) string {
 	if n.GetState() == "removed" {
 		return n.GetName() + " has left the cluster: it held nothing any more, and was removed"

@@ -14,8 +14,8 @@ import (
 // PlacementBackend is what the service asks of the node about who holds the placement
 // group. Nodes are named as for Mover.
 type PlacementBackend interface {
-	// PlacementGroup returns who holds the placement group and who leads it; as somebody last
-	// knew it, and marked as stale, where no quorum can be asked.
+	// PlacementGroup returns the members of the placement group and its leader. Without a quorum
+	// it returns the last known state, marked as stale.
 	PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error)
 	// MovePlacement begins to put its replica on one node in the place of that on another.
 	MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error)
@@ -106,7 +106,7 @@ func (c *Client) PlacementSetMergeAfter(ctx context.Context, after *time.Duratio
 func (s *server) PlacementSetMergeAfter(ctx context.Context, q *adminpb.PlacementSetMergeAfterRequest) (*adminpb.PlacementSetMergeAfterResponse, error) {
 	var after *time.Duration
 	if q.MergeAfterMs != nil {
-		// What is below 0 or too long to be said in nanoseconds is refused as it is.
+		// The backend refuses negative times, and times too long for nanoseconds.
 		ms := min(max(q.GetMergeAfterMs(), -1), int64(math.MaxInt64/time.Millisecond))
 		after = new(time.Duration(ms) * time.Millisecond)
 	}

@@ -2,10 +2,10 @@
 // services on its client port, its client, and the output of the commands skein
 // range, skein node and skein placement.
 //
-// It checks requests, words refusals (each says what to do next) and prints; what a
-// range or a node is, it asks a [Backend], which package node implements. It never
-// touches etcd's API and holds no state. Authorization comes with users and roles;
-// until then whoever may use the client port may use this service.
+// It checks requests, words refusals, each with the next step, and prints. It asks a
+// [Backend], which package node implements, for ranges and nodes. It never touches etcd's
+// API and holds no state. Authorization comes with users and roles; until then every
+// client of the client port may use this service.
 package adminapi
 
 import (
@@ -124,8 +124,8 @@ func Register(s grpc.ServiceRegistrar, b Backend) {
 const answerTime = 250 * time.Millisecond
 
 // inTime returns ctx with an end a little before its deadline. At the deadline itself gRPC
-// ends the call, on both sides, and what the question ended with is never read: of a cluster
-// without a quorum an operator would hear nothing but that a stream was terminated.
+// ends the call on both sides, and nobody reads the answer. Without a quorum the operator would
+// then learn only that a stream was terminated.
 func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {

@@ -66,8 +66,8 @@ func (c *Client) AwaitNode(ctx context.Context, w Wait, change NodeChange, node 
 	}
 }
 
-// lookAtNode asks for the node once, and removes it where that is what is left to do. over
-// says that there is nothing more to wait for.
+// lookAtNode asks for the node once, and removes it if that is the only step left. over reports
+// that there is nothing more to wait for.
 func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node *adminpb.Node) (s *adminpb.NodeShowResponse, over bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Call)
 	defer cancel()
@@ -87,8 +87,8 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 			NextStep: "repeat the command if it is still to be done",
 		}
 	case change == Drain:
-		// Without a quorum nobody knows who leads. Nor does anybody where there is a refusal, as of
-		// a node that has not answered in time and is not down.
+		// Leadership is unknown without a quorum, and also if there is a refusal, for instance of a
+		// node that lives and has not answered in time.
 		return s, !s.GetStale() && n.GetLeaders() == 0 && !n.GetPlacementLeader() && s.GetDrain() == nil, nil
 	case n.GetRanges() == 0 && !n.GetPlacement():
 		// What the range map says may be a moment older than what the node says.
@@ -98,7 +98,7 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 	return s, false, nil
 }
 
-// heldUp returns why a change of a node that is under way does not get on, nil where nothing is
+// heldUp returns why a change of a node does not progress, nil where nothing is
 // known of that.
 func heldUp(s *adminpb.NodeShowResponse, change NodeChange) *adminpb.Refusal {
 	switch {

@@ -30,10 +30,10 @@ type Bootstrap struct {
 	Founders []Founder
 }
 
-// Bootstrap derives the ids of the cluster and of its founders as etcd does: a node
-// is the SHA-1 of its peer URLs and the token, the cluster that of all node ids. It
-// is for an empty data directory: a node that has been started before knows its ids
-// and is not asked what initial-cluster says today, as in etcd.
+// Bootstrap derives the ids of the cluster and of its founders as etcd does. A node's id
+// is the SHA-1 of its peer URLs and the token, the cluster's that of all node ids. It is
+// for an empty data directory. As in etcd, a node that was started before knows its ids
+// and ignores initial-cluster.
 func (c *Config) Bootstrap() (*Bootstrap, error) {
 	self, ok := c.InitialCluster[c.Name]
 	if !ok {

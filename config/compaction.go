@@ -24,9 +24,9 @@ const minCompactionPeriod = 10 * time.Millisecond
 type Compaction struct {
 	// Mode is CompactPeriodic or CompactRevision. Default periodic.
 	Mode string
-	// Retention is what is kept, as etcd reads it: a number is of hours or of revisions,
-	// anything else a duration. "0" and whatever means 0 switch automatic compaction off,
-	// which is the default. Too short, and slow clients' watches find their history gone.
+	// Retention is how much history is kept, as etcd reads it: a number means hours or
+	// revisions, anything else is a duration. Zero in any form switches automatic compaction
+	// off, which is the default. If it is too short, slow watchers lose their history.
 	Retention string
 	// BatchLimit bounds the versions of one step of removal; 0 means 1000.
 	BatchLimit int

@@ -192,10 +192,10 @@ type Config struct {
 	// high and the kernel kills the process, too low and requests are refused under
 	// load. Go's runtime and stacks come on top, about a quarter more.
 	MemoryBytes int64
-	// RangeMaxBytes is what a range may take of the disk, old versions included, before its
-	// leader splits it in the middle of its bytes. 0 is no bound, and else at least 1 MiB.
-	// Default 256 MiB. Too high and a copy of a range takes long, too low and there are many
-	// ranges, each of which costs memory.
+	// RangeMaxBytes is a range's size on disk, old versions included, above which its leader
+	// splits it in the middle of its bytes. 0 is no bound; otherwise at least 1 MiB. Default
+	// 256 MiB. If it is too high, copies of ranges take long; if too low, many ranges cost
+	// memory.
 	RangeMaxBytes int64
 	// RangeSplitLoad is how many requests a second a range may have before its leader splits
 	// it where they divide. 0 is no bound. Default 10,000. Too low and few requests share an

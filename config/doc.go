@@ -1,17 +1,16 @@
 // Package config turns a command line, the environment and a configuration file
 // into one validated [Config], reading them as etcd 3.7 does.
 //
-// Every flag that etcd 3.7 knows is a row of one table ([Flags]). A row says
-// whether the flag is honoured, means nothing here (it is accepted and a line of
-// the log says so), or asks for something that is not there yet (the start is
-// refused with the reason, unless the value asks for what Skein does anyway).
-// docs/flags.md is rendered from the table and a test compares the two.
+// Every flag of etcd 3.7 is a row of one table ([Flags]). Skein honours the flag, or
+// ignores it with a log line, or does not have the feature yet. In the last case it
+// refuses to start with the reason, unless the value asks for what Skein does anyway.
+// docs/flags.md is rendered from the table, and a test compares the two.
 //
-// Guarantees: an unknown flag and an unknown key of the file are errors; an unknown
-// environment variable is only reported; what [Load] returns has passed
-// [Config.Validate]; cluster and node ids are derived as etcd derives them.
+// Guarantees: an unknown flag and an unknown key of the file are errors. An unknown
+// environment variable is only reported. A result of [Load] has passed
+// [Config.Validate]. Cluster and node ids are derived as etcd derives them.
 //
-// What takes precedence: a flag, then SKEIN_X, then ETCD_X, then the default. A
+// Precedence: a flag, then SKEIN_X, then ETCD_X, then the default. A
 // configuration file excludes flags and environment, as in etcd: they are reported
 // and not used.
 //

@@ -61,8 +61,8 @@ type Flag struct {
 	kind kind
 	// set takes an honoured flag's value over.
 	set func(*Config, value) error
-	// accepts are the values, beside the default, of a flag that is not there yet
-	// which ask for nothing that is missing.
+	// accepts are values of an unsupported flag, besides the default, that need nothing
+	// that is missing.
 	accepts []string
 	// check finds fault with a value that parses and is not used.
 	check func(value) error

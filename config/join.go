@@ -58,10 +58,10 @@ func (c *Config) validateJoin() error {
 	return nil
 }
 
-// JoinTLS returns the settings for asking the nodes of join over https, or nil where
-// nothing says that their clients use TLS: this node shows its own certificate of the
-// clients' side, and checks theirs as it checks its clients'. With auto-tls nobody's
-// certificate proves anything, and none is checked.
+// JoinTLS returns the settings for asking the nodes of join over https, or nil if no
+// setting suggests that their clients use TLS. This node shows its own client-side
+// certificate, and checks theirs like those of its clients. With auto-tls no certificate
+// proves anything, and none is checked.
 func (c *Config) JoinTLS() (*tls.Config, error) {
 	t := &c.ClientTLS
 	if !t.given() && t.Auto {

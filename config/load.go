@@ -142,7 +142,7 @@ func (l *loader) fromFlags(table []Flag, flags []given, env *environ) error {
 		return slices.ContainsFunc(flags, func(g given) bool { return g.flag.Name == name })
 	}
 	if has("listen-client-urls") && !has("advertise-client-urls") {
-		// What is listened on may be reachable by no client; etcd refuses to guess too.
+		// Clients may be unable to reach the listen URLs; etcd refuses to guess too.
 		l.config.AdvertiseClientURLs = nil
 	}
 	return nil
@@ -170,7 +170,7 @@ func (l *loader) fromFile(table []Flag, path string, flags []given, env *environ
 	return nil
 }
 
-// apply sets what is honoured, notes what is meaningless and gathers what is refused.
+// apply sets honoured flags, notes meaningless ones and gathers the refused.
 func (l *loader) apply(settings []given) error {
 	var refused []error
 	for _, g := range settings {

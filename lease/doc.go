@@ -11,31 +11,35 @@
 // # What it guarantees
 //
 // L1. No lease expires before its TTL has passed since the call of its last acknowledged
-// keepalive, or since it was granted. A keepalive is acknowledged only by a node that was
-// seen to lead after the call came; whoever leads next counts all TTLs from then on
-// anew. Only the monotonic clock counts.
+// keepalive, or since it was granted. Only a node that was confirmed as leader after the call
+// acknowledges a keepalive. The next leader starts all TTLs anew. Only the monotonic clock
+// counts.
 //
-// L2. That a lease ends is decided by an entry of the leader's own term. One that was
-// deposed, and wakes late, decides nothing.
+// L2. An entry of the leader's own term decides the end of a lease. A deposed leader that wakes
+// late decides nothing.
 //
-// L3. From the decision on a lease is not renewed and nothing is registered with it. Who
-// asks waits for the outcome, a wait bounded by the asker's patience.
+// L3. From the decision on a lease is not renewed and nothing is registered with it. Callers wait
+// for the outcome until their own deadline.
 //
-// L4. An ended lease leaves no key: its record goes only after the Revoker has deleted
-// all keys in all registered spans, at one revision. Whoever leads takes up the records
-// whose end is decided first, and tries again, later and later, what fails.
+// L4. An ended lease leaves no key: its record goes only after the Revoker has deleted all keys
+// in all registered spans, at one revision. A new leader first takes up the leases with a decided
+// end. It retries failures with growing pauses.
 //
 // # What if …
 //
-//   - 10,000 leases expire at once: at most PerSecond are decided a second, and no more
-//     while many decisions wait for their Revoker, of which Parallel run at a time.
-//   - the ranges of a lease have no leader: its attempts wait longer and longer, and hold
-//     up no other lease.
-//   - the leader is stopped for a minute and wakes: if it was deposed, its decision is a
-//     no-op. If nobody else led meanwhile, nobody was told of a keepalive either.
-//   - the wall clock is set: nobody looks at it.
-//   - the Timer of an earlier term still ends a lease: that is idempotent, and says which
-//     incarnation it means.
+//   - 10,000 leases expire at once: at most PerSecond are decided a second, and fewer while many
+//     of them wait for their Revoker. Parallel of these run at a time.
+//
+//   - The ranges of a lease have no leader: its attempts pause longer and longer, and delay no
+//     other lease.
+//
+//   - The leader is stopped for a minute and wakes: if it was deposed, its decision is a no-op.
+//     Without another leader meanwhile, nobody acknowledged a keepalive either.
+//
+//   - The wall clock is set: nothing reads it.
+//
+//   - The Timer of an earlier term still ends a lease: the request is idempotent and names the
+//     incarnation.
 //
 // # What it does not do
 //

@@ -135,9 +135,9 @@ func (tm *Timer) deleteKeys(ctx context.Context, e *entry, timeout time.Duration
 		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans); err != nil {
 			return 0, err
 		}
-		// A merge of ranges that came in between may have carried the lease's mark beyond what
-		// was asked for, or back from a range that still had it to one that had lost it, which a
-		// split then parts from the lock. One that comes later finds no mark any more.
+		// A merge of ranges meanwhile may have carried the lease's attachment beyond the spans of
+		// the request. Or it carried it from a range that still had it back to one that had lost
+		// it, and a split then separates it from the lock. A later merge finds no attachment.
 		now := tm.o.Records.LeaseRecord(e.ref)
 		if now == l {
 			break

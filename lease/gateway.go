@@ -70,8 +70,8 @@ func (g *Gateway) KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*
 	return &pb.LeaseKeepAliveResponse{Header: header(rev), ID: r.GetID(), TTL: ttl}, nil
 }
 
-// TimeToLive implements etcdapi.Leases. Where keys are asked for, the lease is alive at
-// a moment before they were read and at one after.
+// TimeToLive implements etcdapi.Leases. If the request wants keys, the lease is alive
+// before and after they are read.
 func (g *Gateway) TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	info, err := g.client.LookLease(ctx, keyspace.LeaseID(r.GetID()))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 type Records interface {
 	// RevokeLeases decides in the term that leases end. Those that are gone are left out.
 	RevokeLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
-	// RemoveLeases forgets leases whose keys and marks are gone.
+	// RemoveLeases forgets leases whose keys and attachments are gone.
 	RemoveLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
 	// LeaseRecord returns the lease's record as it is now, nil if it is gone. It is the same
 	// one for as long as nothing has changed it.
@@ -30,8 +30,8 @@ type Records interface {
 // record.
 type Revoker interface {
 	// RevokeLease deletes all keys of the lease at one revision, which it returns, and
-	// everything that lets further ones be attached. Where there is no key it uses no
-	// revision and returns the current one. It is idempotent.
+	// everything that lets further ones be attached. Without a key it uses no revision
+	// and returns the current one. It is idempotent.
 	RevokeLease(ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span) (keyspace.Revision, error)
 	// LeaseKeys returns the keys of the lease in key order, as of the returned revision,
 	// which is the current one.
@@ -46,8 +46,8 @@ type Options struct {
 	// Extend is what every lease gets beside its TTL when another node begins to lead: its
 	// holder could renew nothing during the election. It is the election timeout.
 	Extend time.Duration
-	// PerSecond bounds the expired leases that are decided upon in a second, so that many
-	// at once leave room for writes. 0 means 1,000, which is etcd's.
+	// PerSecond bounds the decisions on expired leases per second, to leave room for writes. 0
+	// means 1,000, which is etcd's.
 	PerSecond int
 	// Parallel bounds the leases that are being ended at a time. 0 means 16.
 	Parallel int

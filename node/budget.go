@@ -49,16 +49,15 @@ func NewBudget(total int64) Budget {
 	return b
 }
 
-// answer is the most that the one answer may hold which may exceed Reads, and scan the most
-// that one request may hold of Scans.
+// answer bounds the one answer that may exceed Reads; scan bounds one request's part of Scans.
 func answer(total int64) int64 { return total / 2 }
 func scan(total int64) int64   { return total / 4 }
 
-// atLeast makes a share large enough for the parts of one transaction over several ranges of
-// maxRequest bytes, which a node that leads all of them holds at a time: they would refuse one
-// another, whenever it is tried. A part has a key up to four times. And a gateway holds one
-// until its locks have ended, behind its answer: the client's next one would be refused, as it
-// would be while what one of the largest leaves in the wal's queue is above the queue's bound.
+// atLeast makes a share large enough for one transaction over several ranges of maxRequest bytes.
+// A node that leads all of these ranges holds all parts at a time; in a smaller share they would
+// refuse one another on each attempt. A part has a key up to four times. A gateway also holds a
+// transaction beyond its answer, until its locks have ended, and must accept the client's next
+// one meanwhile. The same is true of the wal's queue behind a largest transaction.
 func atLeast(share int64, maxRequest int) int64 { return max(share, 4*int64(maxRequest)) }
 
 // memTablesMax bounds the share of memtables: the engine has none of 4 GiB and more, and what

@@ -120,8 +120,8 @@ type Options struct {
 	Registry prometheus.Registerer
 }
 
-// check refuses limits that cannot work together: a request that is accepted and whose entry
-// nothing holds would be refused, or worse, only when it comes.
+// check refuses limits that contradict one another: a request could be accepted though no log
+// entry can hold it.
 func (o *Options) check() error {
 	if o.MaxRequestBytes < 1 || o.MaxRequestBytes > rangeapi.MaxRequestBytes {
 		return fmt.Errorf("requests of up to %d bytes (MaxRequestBytes): an entry of the log holds those of 1 to %d", o.MaxRequestBytes, rangeapi.MaxRequestBytes)
@@ -388,7 +388,7 @@ func (c *Core) openAdmin() {
 	})
 }
 
-// registerHandlers says who takes what comes by the bus, and from whom it may come.
+// registerHandlers connects the bus to its receivers, and names the peers.
 func (c *Core) registerHandlers() {
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
@@ -551,8 +551,8 @@ const (
 	hostTimeout  = 5 * time.Second
 )
 
-// BeginStop says that the node is stopping, at once: other nodes that stop then wait
-// for it where they must. Stop follows, and says it too.
+// BeginStop announces that the node is stopping, so that other stopping nodes wait for it where
+// they must. Stop follows, and announces it too.
 func (c *Core) BeginStop() { c.client.BeginStop() }
 
 // Stop ends the node in order, so that nothing has to be replayed and, where all

@@ -1,48 +1,47 @@
-// Package node makes one Skein node of the parts: the directories, the wal, the
-// engine, the bus, the raft host, the placement service and client, the replicas
-// and the router (together: a Core), and in front of them the ports that clients
-// and operators use (a Node).
+// Package node makes one Skein node of its parts. A Core is the directories, the wal, the
+// engine, the bus, the raft host, the placement service and client, the replicas and the
+// router. A Node is a Core with the ports for clients and operators.
 //
 // # Start
 //
-// directories → wal → engine → bus (bound, silent) → raft host → placement →
-// replicas → handlers → bus (speaks) → introduction, on the first start → raft host
-// and placement group → clients of placement → ports. Nothing is served before everything
-// below it stands, and a start that fails undoes what it had done, in reverse.
+//	directories → wal → engine → bus (bound, silent) → raft host → placement → replicas →
+//	handlers → bus (speaks) → admission, on the first start → raft host and placement group →
+//	clients of placement → ports
+//
+// Nothing is served before everything below it stands. A start that fails undoes its steps in
+// reverse order.
 //
 // # Stop
 //
-// the node says that it stops to whoever asks → ports stop accepting, and requests under
-// way end → the pipelines of the ranges are closed and leaderships handed over → the ceiling of
-// revisions is lowered (Quiesce) → clients, replicas, raft host → engine flushed →
-// wal → bus → directories. Each step has a bound in time; after a second signal
-// the process ends at once, which costs nothing but a replay.
+//	tell the other nodes → ports close, requests under way end → pipelines of the ranges close,
+//	leaderships are handed over → the ceiling of revisions is lowered (Quiesce) → clients,
+//	replicas, raft host → engine flushed → wal → bus → directories
+//
+// Each step has a bound in time. After a second signal the process ends at once, which costs
+// only a replay.
 //
 // # What if
 //
-// … the disk lies, fails an fsync or rots: the node stops with the error of wal or
-// engine, since what is on the disk is not known any more.
+//   - The disk lies, fails an fsync or rots: the node stops with the error of wal or engine,
+//     since the state of the disk is unknown.
 //
-// … the disk is full: the node refuses the puts to ranges that it leads, with etcd's
-// error for that, and says so as an alarm of its own; reads and deletes go on, and it
-// ends when there is room again. What is in memory is flushed at the beginning, the wal
-// takes no new file of the last room, and no snapshot is received. Should even the wal's
-// reserve be used up, the disk counts as one that hangs.
+//   - The disk is full: the node refuses puts to the ranges that it leads, with etcd's error, and
+//     raises an alarm for itself. Reads and deletes go on, and the alarm ends once there is room.
+//     The node flushes its memory at the beginning. The wal then takes no new file from the
+//     reserve, and no snapshot is received. If even the wal's reserve is used up, the disk counts
+//     as hanging.
 //
-// … a disk hangs, the wal's or the engine's: the node falls silent, others lead its ranges
-// within two or three election timeouts, and when the disk comes back the node takes
-// part again.
+//   - A disk hangs, the wal's or the engine's: the node falls silent, and others lead its ranges
+//     within two or three election timeouts. When the disk comes back the node takes part again.
 //
-// … the log is lost and the engine is there, or the other way round: the node refuses
-// to start and names the directory. Taken for a new one it would have forgotten its
-// votes.
+//   - Either the log or the engine is lost: the node refuses to start and names the directory. As
+//     a new node it would have forgotten its votes.
 //
-// … the directory is empty although the cluster knows this node: the peers say so
-// at the introduction, and the node refuses to start: a node that has forgotten its
-// votes must not vote again.
+//   - The directory is empty, but the cluster knows this node: the peers say so at the admission,
+//     and the node refuses to start. A node that has forgotten its votes must not vote again.
 //
-// … the bus cannot reach anybody: the node waits; it serves when a quorum stands.
+//   - The bus reaches nobody: the node waits. It serves once there is a quorum.
 //
-// It decides nothing: no request, no placement. cmd calls Run; the simulator opens
-// Cores.
+// It decides nothing: no request, no placement. Package operate carries out operators' commands,
+// and package join brings nodes in. cmd calls Run; the simulator opens Cores.
 package node

@@ -13,14 +13,13 @@ import (
 )
 
 // useMemoryBudget has the garbage collector use the process's memory budget instead of
-// saving memory that nobody else gets: a quarter of it may be garbage. Go's own setting
-// lets garbage grow with what lives, so that a busy small heap is collected all the
-// time (a seventh of a node's CPU; three nodes took 79 µs of CPU per put with Go's 100
-// and 69 µs with 400, medians of three runs by turns), and one setting for all heaps
-// would have a large one, of 10,000 ranges, take five times what it needs. Few collections
-// are worth more than that: while one lasts, a process takes whatever processors are idle
-// and more, and who waits for an answer meanwhile waits as long. Go's own variables win.
-// The returned function ends it.
+// saving memory that nobody else gets: a quarter of it may be garbage. By default Go lets
+// garbage grow with the live heap. Then a busy small heap is collected all the time, which
+// takes a seventh of a node's CPU. Three nodes took 79 µs of CPU per put with Go's 100 and
+// 69 µs with 400 (medians of three runs by turns). A fixed higher percentage would have a
+// large heap, of 10,000 ranges, take five times what it needs. Few collections also help
+// latency: a collection takes all idle processors and more, and requests wait meanwhile.
+// GOGC and GOMEMLIMIT win. The returned function ends it.
 func useMemoryBudget(budgetBytes int64) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
@@ -37,9 +36,9 @@ func useMemoryBudget(budgetBytes int64) (stop func()) {
 	}
 }
 
-// The bounds of how much a heap may grow before a collection, in percent of what lives:
-// a heap of few MiB has just begun to grow and is no measure, and Go's own 100 is the
-// least. startGCPercent is what a process begins with, of which nothing is known.
+// The bounds of a heap's growth before a collection, in percent of the live heap. A heap of a few
+// MiB has just begun to grow and is no measure; Go's own 100 is the least. startGCPercent is the
+// setting of a new process.
 const (
 	maxGCPercent   = 4000
 	startGCPercent = 400

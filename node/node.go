@@ -39,10 +39,9 @@ type Node struct {
 const stopServingTimeout = 5 * time.Second
 
 // Run runs one node until ctx ends or it cannot go on, and stops it in order. The
-// error is nil after a clean stop that was asked for. Where a stage of the stop, or of the
-// start that it ends, takes longer than it can with a disk and peers that answer, Run logs which
-// and returns without it: the process is to leave then, and is ended a few seconds later if
-// it has not.
+// error is nil after a clean stop that was asked for. If a stage of the stop takes longer than
+// possible with a working disk and peers, or one of the start that the stop ends, Run logs the
+// stage and returns without it. The process should then leave; after a few seconds it is ended.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := useMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()

@@ -15,8 +15,8 @@ import (
 
 const (
 	// stageTimeout is how long one stage of a start or stop may take once the node is to end.
-	// What a stage waits for by itself it gives up sooner; a store writes out what is only in
-	// memory meanwhile, on disks that others use too.
+	// The timeouts within a stage are shorter. But a store may have to flush its memory to disks
+	// that others use too.
 	stageTimeout = 30 * time.Second
 	// stagePoll lies between two looks at the stage.
 	stagePoll = time.Second
@@ -26,7 +26,7 @@ const (
 	stacksBytes = 256 << 10
 )
 
-// errStuck says that a node that was to end has not, and that its process leaves as it is.
+// errStuck says that a node did not end in time, and that its process leaves without that.
 var errStuck = errors.New("the node does not end")
 
 // stages say how far a node is in its start or stop, for who waits for its end. A nil one
@@ -74,10 +74,10 @@ func (s *stages) at() (name string, took time.Duration) {
 	return s.name, s.clock.Now().Sub(s.since)
 }
 
-// run runs a node, which ends when ctx does or by itself, and returns what it returns. If it
-// is to end and a stage of that takes longer than stageTimeout, whatever it waits for, run
-// returns without it: the process is to leave then, as after a crash, which loses nothing that
-// was acknowledged. That alone leaves a goroutine behind.
+// run runs a node until ctx ends or the node does, and returns the node's error. If the node is
+// to end and a stage of that takes longer than stageTimeout, run returns without it. The process
+// should then leave as after a crash, which loses nothing acknowledged. Only this case leaves a
+// goroutine behind.
 func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- node() }()

@@ -11,9 +11,9 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// tableKey is where a node keeps the node table as it last knew it: whom it speaks to when
-// it starts again. What founders are told by their configuration, nodes that have joined
-// know from here alone, and all know from here who has moved since.
+// tableKey is where a node keeps its last node table: its peers at the next start. A founder also
+// has a configuration that names them. A node that has joined has only this, and both learn from
+// here which nodes have moved since.
 var tableKey = engine.NodeLocalKey([]byte("node/table"))
 
 // storedTable returns the node table that the directory holds; ok is false where it holds

@@ -58,8 +58,8 @@ type Options struct {
 	// Placement is the access to the placement group, View this node's replica of it.
 	Placement Placement
 	View      func() *fsm.View
-	// UndoBootstrap takes back what this node has written as a founder, where the placement group has
-	// other members by now; holds is the replica of it that the node is to have, 0 for none.
+	// UndoBootstrap deletes this node's bootstrap state once the placement group has other members.
+	// holds is the node's replica of the group by now, 0 for none.
 	UndoBootstrap func(ctx context.Context, holds keyspace.ReplicaID) error
 	// LogsEmpty reports that no group on this node ever had a leader that it heard of.
 	LogsEmpty func() bool
@@ -105,8 +105,8 @@ type peerAnswers struct {
 	// by has settled it, by the answer check; 0 where nobody has.
 	by    keyspace.NodeID
 	check Check
-	// Of the others nothing know nothing against the node, unsure know that the cluster has run
-	// and no more, silent have not answered.
+	// The peers in nothing know nothing against the node. Those in unsure only know that the
+	// cluster has run. Those in silent have not answered.
 	nothing, unsure, silent []keyspace.NodeID
 }
 
@@ -158,9 +158,8 @@ func (a *Admission) bootstrapAlone(ctx context.Context) error {
 	return nil
 }
 
-// mayBootstrap reports whether this node is a founder that may go by its configuration: a
-// majority of the founders, itself among them, knows nothing against it, and nobody knows that
-// the cluster has run. A founder that hears nobody cannot tell a new cluster from one in which it has lost its
+// mayBootstrap reports whether this founder may go by its configuration. A majority of the
+// founders, itself included, must know nothing against it, and nobody may know of an earlier run. A founder that hears nobody cannot tell a new cluster from one in which it has lost its
 // disk.
 func (a *Admission) mayBootstrap(p *peerAnswers) bool {
 	return a.o.Founders > 0 && !a.hasRun.Load() && 1+len(p.nothing) > a.o.Founders/2

@@ -114,8 +114,8 @@ func otherDirectory(n *placement.Node) error {
 }
 
 // admit returns the id of the unstarted node with a name, peer URLs and a directory, after it
-// has made one if there was none: who asks again is told the same. A row that etcd's MemberAdd
-// has made has neither name nor directory yet: it is that of the first who comes.
+// has made one if there was none: a node that asks again gets the same. A row of etcd's MemberAdd
+// has neither name nor directory yet. It belongs to the first node that comes.
 func (a *Admitter) admit(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
 	if asker.Name == "" {
 		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
@@ -172,8 +172,8 @@ func rowFor(asker *placement.Node, table []placement.Node) (keyspace.NodeID, err
 	return 0, nil
 }
 
-// NodeID derives the id of a node that is added to a cluster as etcd does: from its peer
-// URLs and the time, in seconds, so that a node that was removed comes back as another one.
+// NodeID derives the id of a node that is added to a cluster, as etcd does: from its peer URLs and
+// the time in seconds. So a removed node comes back as another one.
 func NodeID(peerURLs []string, unixSeconds int64) keyspace.NodeID {
 	text := strings.Join(slices.Sorted(slices.Values(peerURLs)), "") + strconv.FormatInt(unixSeconds, 10)
 	sum := sha1.Sum([]byte(text))

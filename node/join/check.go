@@ -21,8 +21,8 @@ type Check struct {
 	Node keyspace.NodeID
 	// Instance is that of the directory.
 	Instance uint64
-	// Known says that the node table lists the node as one that has served before, Member
-	// that it lists it as one that has not.
+	// Known: the node table lists the node as one that has served. Member: it lists the node as
+	// one that has not.
 	Known, Member bool
 	// Removed says that the node was removed from the cluster, Absent that the cluster has
 	// run before and has no such node.
@@ -33,8 +33,8 @@ type Check struct {
 	// Holds which replica of it is on the node, 0 for none.
 	Moved bool
 	Holds keyspace.ReplicaID
-	// Unsure says that the cluster has run before and that the peer cannot tell now what the
-	// node table says: it is to be asked again.
+	// Unsure: the cluster has run before, and the peer cannot read the node table now. It is to be
+	// asked again.
 	Unsure bool
 }
 
@@ -70,10 +70,9 @@ func (a *Admission) check(ctx context.Context, q Check) Check {
 	if m != nil {
 		q.add(m.Node(q.Node))
 	}
-	// The founding map is what every founder writes for itself: it tells nothing. A node
-	// that holds no replica of the group has no map at all when it starts again, but the
-	// node table of its store tells whether anything has happened, and so do its logs, also
-	// where the store is behind them.
+	// Every founder writes the bootstrap map for itself: that map proves nothing. A node without a
+	// replica of the group has no map at all when it starts again. But the node table of its store
+	// shows an earlier run, and so do its logs, even if the store is behind them.
 	young := v.Index <= raftgroup.InitIndex && (m == nil || m.Version <= raftgroup.InitIndex) && a.o.LogsEmpty()
 	for i := range a.o.Nodes {
 		n := &a.o.Nodes[i]
@@ -87,7 +86,7 @@ func (a *Admission) check(ctx context.Context, q Check) Check {
 }
 
 // checkByQuorum judges by the node table as it is now. The node is that of the directory that
-// is let in first: an entry of placement says so before the answer does.
+// is admitted first: an entry of placement records it before the answer leaves.
 func (a *Admission) checkByQuorum(ctx context.Context, q Check) Check {
 	unsure := Check{Node: q.Node, Unsure: true}
 	ctx, cancel := context.WithTimeout(ctx, judgeTimeout)
@@ -122,7 +121,7 @@ func (a *Admission) checkByQuorum(ctx context.Context, q Check) Check {
 }
 
 // add takes over what a row of the node table says against the node. A node publishes
-// where it serves after it was let in, never before.
+// where it serves only after its admission.
 func (q *Check) add(n placement.Node, ok bool) {
 	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
 	q.Known = q.Known || ok && len(n.ClientURLs) > 0

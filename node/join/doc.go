@@ -1,20 +1,25 @@
-// Package join brings a node into a cluster: a [Joiner] finds out which node of which cluster a
-// directory is, an [Admitter] on a running node gives a new node its row of the node table, and an
+// Package join brings a node into a cluster. A [Joiner] finds out which node of which cluster a
+// directory is. An [Admitter] on a running node gives a new node its row of the node table. An
 // [Admission] has the peers check a node with an empty directory before it takes part.
 //
 // # What is guaranteed
 //
 //   - A node that has lost its disk is not admitted under its old id. It has forgotten its votes
 //     and what it acknowledged; with its id it could make the others lose both (trap 47).
+//
 //   - One row of the node table belongs to one directory: the first that comes. A second machine
 //     with the same name and peer URLs is refused.
-//   - A node that crashes anywhere between its first question and its first start, and starts
-//     again with the same name, peer URLs and directory, gets the same id.
-//   - A cluster is bootstrapped once: by a majority of the founders that all know nothing of an
+//
+//   - A node may crash anywhere before its first start is complete. With the same name, peer URLs
+//     and directory it gets the same id again.
+//
+//   - A cluster is bootstrapped once, by a majority of the founders, all without knowledge of an
 //     earlier run, or by the only founder.
+//
 //   - A node that was removed is never admitted again under its id.
-//   - A refusal says what the operator can do. What may pass by itself is asked again until ctx
-//     ends.
+//
+//   - A refusal names the operator's next step. A failure that may pass by itself is tried again
+//     until ctx ends.
 //
 // # The way in
 //
@@ -38,21 +43,28 @@
 //
 // # What if
 //
-//   - nobody answers: the node asks again, and logs what it waits for less and less often. A
-//     founder that hears nobody cannot tell a new cluster from one that has lost it.
-//   - the peers have no quorum: they answer Unsure, and are asked again.
-//   - the peer is itself not admitted yet: it knows nothing, or Unsure if it has heard that the
-//     cluster has run.
-//   - the only founder has lost its disk: it listens for aloneTimeout. A node that has joined
-//     since connects, and the founder refuses to bootstrap.
-//   - a founder comes so late that the placement group has other members (Moved): what it wrote
-//     as a founder is taken back (UndoBootstrap).
-//   - the node asked by --join hears no quorum: it answers within quorumTimeout, and the joiner
-//     asks the next one.
-//   - another node is added between the read of the node table and the write: the table is read
+//   - Nobody answers: the node asks again, and logs this less and less often. A founder without
+//     peers cannot tell a new cluster from one in which it has lost its disk.
+//
+//   - The peers have no quorum: they answer Unsure, and are asked again.
+//
+//   - The peer is itself not admitted yet: it answers nothing, or Unsure if it knows of an earlier
+//     run.
+//
+//   - The only founder has lost its disk: it listens for aloneTimeout. If a later node connects,
+//     the founder refuses to bootstrap.
+//
+//   - A founder comes late, and the placement group has other members by now (Moved): the node
+//     deletes its bootstrap state (UndoBootstrap).
+//
+//   - The node asked by --join hears no quorum: it answers within quorumTimeout. The joiner asks
+//     the next one.
+//
+//   - Another node is added between the read of the node table and the write: the table is read
 //     again, and decides.
-//   - the directory belongs to another cluster, or to a removed node: refused at the start if any
-//     node of --join answers, else when the node hears its cluster.
+//
+//   - The directory belongs to another cluster, or to a removed node: the start is refused if any
+//     node of --join answers. Otherwise the node stops once it hears its cluster.
 //
 // # Locks
 //
@@ -62,9 +74,14 @@
 // # Files
 //
 //   - joiner.go: the membership of a directory
+//
 //   - existing.go: of --initial-cluster-state existing
+//
 //   - admission.go: the question of a node with an empty directory
+//
 //   - check.go: its answer
+//
 //   - admit.go: the row of a new node
+//
 //   - ask.go: the question to --join and its answer
 package join

@@ -44,8 +44,8 @@ func decodePeerTable(b []byte) (t peerTable, err error) {
 	return t, err
 }
 
-// existingRounds is how often all others are asked before the node believes that it was not
-// added, or that its place is taken: each of them answers by what it has heard so far.
+// existingRounds is how often the node asks all others before it believes that it was not added,
+// or that its row is taken. Each of them may be behind.
 const existingRounds = 5
 
 // askExisting asks the others of --initial-cluster until they know which node this is. It
@@ -93,9 +93,9 @@ func (t *peerTable) find(name string, own []string, instance uint64) (*answer, e
 	return nil, fmt.Errorf("the cluster knows no member with the peer URLs %s: add it first (etcdctl member add %s --peer-urls=%s), or start it with --join", urls, name, urls)
 }
 
-// askOthers asks each of the others once, and returns what the one says that knows the newest
-// node table: of a member that was just added, or removed, not all have heard yet. Where
-// nobody answers there is nothing, or an error that says more.
+// askOthers asks each of the others once, and returns the newest of their node tables: not all
+// know yet of a member that was just added or removed. If nobody answers it returns nil, or an
+// error that says more.
 func (j *Joiner) askOthers(ctx context.Context) (newest *peerTable, err error) {
 	var mu sync.Mutex // guards what is returned
 	var mixed error

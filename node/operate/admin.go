@@ -147,9 +147,9 @@ type Report struct {
 	// Capacity and Used are the bytes of the disk with its data, 0 where the file system
 	// does not say.
 	Capacity, Used int64
-	// Isolated says that it has heard fewer than half of the other nodes for a while, so that
-	// it hands over what it leads. Only the node's own word counts: what its liveness messages
-	// say changes for a moment with each start.
+	// Isolated says that it has heard fewer than half of the other nodes for a while, and hands
+	// over its leaderships. Only the node's own word counts: its liveness messages change for a
+	// moment with each start.
 	Isolated bool `json:"Lonely"`
 	// Hears are the other nodes that it hears.
 	Hears []keyspace.NodeID

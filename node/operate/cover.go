@@ -8,11 +8,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// cover returns, of what placement and replicas have said of ranges at about one moment, the
-// ranges that there are, in the order of their keys, and the spans of which nobody has said
-// who has them now. For each key generations only grow, so that a key belongs to the range
-// with the highest one that was heard of; where that range has not all of its span any more,
-// whoever has the key's part of it was not heard of.
+// cover merges the descriptors from placement and from replicas of about one moment. It returns
+// the present ranges in key order, and the spans without a known range. For each key generations
+// only grow, so a key belongs to the range with the highest known generation. If that range has
+// lost a part of its span, the new holder of the part is unknown.
 func cover(said []keyspace.Descriptor) (ranges []keyspace.Descriptor, missing []keyspace.Span) {
 	newest := map[keyspace.RangeID]keyspace.Descriptor{}
 	for _, d := range said {

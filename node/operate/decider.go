@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/placement/decide"
 )
 
-// decider tells package decide what the survey has found.
+// decider returns the view as package decide has it.
 func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	set := decide.Defaults()
 	set.ReplicationFactor = placement.Replication(v.settings)

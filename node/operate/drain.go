@@ -120,7 +120,7 @@ func (v *clusterView) mayDrain(n *placement.Node, now clock.Time) error {
 	return nil
 }
 
-// What is not known of the placement group may be what keeps a node from leaving.
+// Refusals for an unknown state: it may be the very reason why a node cannot leave.
 const (
 	unknownGroup = "who holds the placement group is not known: none of its replicas answers"
 	lookForGroup = "try again; if it stays so, look with skein node list which nodes are down"
@@ -132,8 +132,8 @@ const (
 	lookForRanges = "try again; if it stays so, look with skein range list which are missing"
 )
 
-// takeBack says what has the group's members besides the node take part again that are away:
-// one that is silent has to come back, whatever it is to the cluster. One of them is enough.
+// takeBack returns how to bring back the group's members that are away, other than the node. A
+// silent one has to be started, whatever its state. One of them is enough.
 func (v *clusterView) takeBack(group []keyspace.Replica, node keyspace.NodeID, away func(keyspace.NodeID) bool) string {
 	var all []string
 	for i := range v.nodes {
@@ -200,8 +200,8 @@ func (v *clusterView) mayDecommission(n *placement.Node, now clock.Time) error {
 		return nil
 	}
 	silent := func(id keyspace.NodeID) bool { return !v.answered(id) }
-	// Each voter that goes, this one and those that go already, needs a node that can take its
-	// place, but as many as there are above the least.
+	// Each voter that goes, this one and those that leave already, needs a node for its place,
+	// except for as many as there are above the least.
 	voters, places := 0, 0
 	for i := range v.nodes {
 		o := &v.nodes[i]

@@ -17,10 +17,9 @@ import (
 	"github.com/skeindb/skein/placement"
 )
 
-// atLeader has something asked of the node that is taken for the range's leader. It gives up
-// where another replica knows of another leader, and returns that: a node that is silent never
-// answers, nor does a leader that is cut off, which takes what it is asked all the same. No limit
-// of time does instead, since a leader waits a while for followers that lag.
+// atLeader asks the supposed leader of a range. If another replica knows of another leader, it
+// gives up and returns that one: a silent node never answers, nor does a leader that is cut off,
+// though it accepts the order. A timeout would not do, since a leader may wait for slow followers.
 func (a *Admin) atLeader(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor, ask func(context.Context) error) (heir keyspace.NodeID, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -34,9 +33,9 @@ func (a *Admin) atLeader(ctx context.Context, node keyspace.NodeID, d *keyspace.
 	return <-found, err
 }
 
-// leaderBeside looks twice in an election timeout, until ctx ends, whether a replica knows of
-// another leader than the node that says so itself, and returns it: a replica that lags may
-// name one that led before.
+// leaderBeside looks twice in an election timeout, until ctx ends, for another leader than the
+// node, and returns it. A replica that lags may name a former leader, so the leader itself must
+// confirm.
 func (a *Admin) leaderBeside(ctx context.Context, node keyspace.NodeID, d *keyspace.Descriptor) keyspace.NodeID {
 	for clock.Sleep(ctx, a.o.Clock, a.o.Election/2) == nil {
 		for _, m := range d.Replicas {
@@ -113,8 +112,8 @@ func (a *Admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keysp
 	}
 }
 
-// leads refuses to have a node lead that takes nothing, or would hand the lead back: one that hears
-// hardly any other does, where another voter hears more.
+// leads refuses a node as leader that takes nothing, or would hand the lead back: an isolated node
+// does so if another voter is not isolated.
 func (a *Admin) leads(nodes []placement.Node, d *keyspace.Descriptor, node keyspace.NodeID, name string) error {
 	if err := a.takes(nodes, node, name); err != nil || a.o.Peers.Central(node) {
 		return err
@@ -139,8 +138,8 @@ func (a *Admin) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	if err != nil {
 		return err
 	}
-	// To etcd, whose members are all of the one group, every other is a bad one too. So is one
-	// that would hand the lead back at once, as for operators' commands.
+	// etcd has one group, and refuses every node outside it. A node that would hand the lead back
+	// at once is refused as for operators' commands.
 	if !slices.ContainsFunc(st.Replicas, func(r keyspace.Replica) bool { return r.Node == to && r.Role == keyspace.RoleVoter }) {
 		return rpctypes.ErrGRPCBadLeaderTransferee
 	}

@@ -67,9 +67,9 @@ func (m *Members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node,
 	return &nodes[i], slices.Delete(slices.Clone(nodes), i, i+1), nil
 }
 
-// MemberAdd implements etcdapi.Cluster. etcd asks whether a quorum would be left if the new
-// member never came; here a new one is none of any quorum until it has started and holds
-// something, so that none is refused for that.
+// MemberAdd implements etcdapi.Cluster. etcd refuses a new member without which no quorum would be
+// left. Here a new node belongs to no quorum until it has started and holds something, so none is
+// refused for that.
 func (m *Members) MemberAdd(ctx context.Context, peerURLs []string, learner bool) (*pb.Member, []*pb.Member, error) {
 	nodes, err := m.o.Placement.NodeTable(ctx, true)
 	if err != nil {
@@ -133,10 +133,10 @@ func (m *Members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.
 // removePause lies between two looks at what a node that is removed still holds.
 const removePause = 50 * time.Millisecond
 
-// MemberRemove implements etcdapi.Cluster. Placement moves what the node holds to others, or, where
-// each of them has a replica of a range already, the range has one less from then on, as a
-// group of etcd's has. Where it takes longer than the client waits, the node is
-// decommissioned meanwhile and removed once it holds nothing: who asks again waits for that.
+// MemberRemove implements etcdapi.Cluster. Placement moves the node's replicas to others. If each
+// other node has a replica of a range already, the range has one less from then on, like a group
+// of etcd. If this takes longer than the client waits, the node stays decommissioned and is removed
+// once it holds nothing. A repeated request waits for that.
 func (m *Members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.Member, error) {
 	if err := m.leave(ctx, id); err != nil {
 		return nil, err
@@ -160,8 +160,8 @@ func (m *Members) MemberRemove(ctx context.Context, id keyspace.NodeID) ([]*pb.M
 	}
 }
 
-// leave has a member begin to leave, if it may and has not. Where others begin to as well while it
-// is looked at, it is looked at anew.
+// leave has a member begin to leave, if it may and has not. If others begin to leave meanwhile, it
+// decides anew.
 func (m *Members) leave(ctx context.Context, id keyspace.NodeID) error {
 	for attempt := 1; ; attempt++ {
 		n, others, err := m.row(ctx, id)
@@ -180,8 +180,8 @@ func (m *Members) leave(ctx context.Context, id keyspace.NodeID) error {
 	}
 }
 
-// ErrStillRemoving is etcd's answer to a request that takes too long, of which etcd has several
-// that say in their second half why: of this kind clients know the code and the first half.
+// ErrStillRemoving is etcd's answer to a request that takes too long. etcd has several, and their
+// second half says why: clients know the code and the first half.
 var ErrStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout)+
 
 	", the member is decommissioned, goes on giving up what it holds, and is removed then: the same request again waits for that")
@@ -190,9 +190,9 @@ var ErrStillRemoving = status.Error(codes.Unavailable, rpctypes.ErrorDesc(rpctyp
 // know it by its text.
 var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoughStarted.Error())
 
-// mayRemove refuses as etcd does: what the node holds cannot leave it without a quorum of
-// those who hold it too, nor without one of those that are left where nobody can take its place,
-// and the last node that serves stays.
+// mayRemove refuses as etcd does. The last serving node stays. Each group of the node needs a
+// living quorum to change its members. The rest of the group must have one too, unless another
+// node can take the place.
 func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
 	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
 		return errNotEnoughStarted

@@ -70,8 +70,8 @@ func (a *Admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowRes
 	}
 	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	row := out.GetNode()
-	// What is under way may be held up by what has happened since. A node that is drained counts as
-	// one that leads nothing only where there is no refusal: what is not known is none.
+	// A drain under way may be blocked by later events. The client takes a drained node for done if
+	// it leads nothing and there is no refusal, so an unknown state must give one.
 	unknown := v.unsure(n.ID) || v.leaderless(n.ID) != 0 || len(v.placement.Replicas) == 0
 	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
 		out.Drain = refusalRow(a.mayBecome(v, &n, placement.NodeDraining))

@@ -34,8 +34,8 @@ func (a *Admin) PlacementGroup(ctx context.Context) (*adminpb.PlacementShowRespo
 	return resp, nil
 }
 
-// placementGroup returns who holds the placement group: a quorum's word, or else what a
-// replica knew last, or this node, which is old. With stale it is known that there is no quorum.
+// placementGroup returns who holds the placement group, by a quorum, or else by the last state of
+// one replica or of this node, which is old. With stale it does not ask a quorum.
 func (a *Admin) placementGroup(ctx context.Context, stale bool) (st placement.Status, old bool, err error) {
 	if !stale {
 		asked, cancel := context.WithTimeout(ctx, quorumTimeout)

@@ -82,9 +82,8 @@ func replicationNotes(factor int, plan *decide.Replication) (notes []string) {
 	return notes
 }
 
-// replication says how many voters ranges are to have, and how far that is, as the map of
-// this node has it, and with stale what a replica of the placement group knew last; nil where
-// nobody could say.
+// replication returns how many voters ranges are to have, and the progress by this node's map.
+// With stale it asks one replica of the placement group. It returns nil if nobody answers.
 func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replication {
 	settings, err := a.settings(ctx, stale)
 	if err != nil {

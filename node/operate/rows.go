@@ -18,7 +18,7 @@ func (v *clusterView) words() *strings.Replacer { return nodeWords(v.nodes) }
 // nodeWords puts the names of nodes in the place of their ids.
 func nodeWords(nodes []placement.Node) *strings.Replacer {
 	named := slices.Clone(nodes)
-	// Of two that fit, the first one of the pairs is taken: it must be the longer one.
+	// The first pair that fits counts: longer names come first.
 	slices.SortFunc(named, func(a, b placement.Node) int {
 		return cmp.Or(len(b.ID.String())-len(a.ID.String()), cmp.Compare(a.ID, b.ID))
 	})
@@ -95,8 +95,8 @@ func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *ad
 	return row
 }
 
-// half says whether what a replica bound to the merge has is but the half of what the range is
-// since the merge's commit; merge is 0 where it is bound to none.
+// half reports whether a replica bound to a merge has only its own half, while the range has been
+// whole since the merge's commit. merge is 0 for a replica without one.
 func half(d, has *keyspace.Descriptor, merge uint64) bool {
 	return merge != 0 && d.Generation > has.Generation
 }

@@ -61,7 +61,7 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 	return resp, nil
 }
 
-// noRange says that the map has not the range, and where its keys are going if that is known.
+// noRange returns a refusal for a range that the map lacks, with the range it merges into.
 func (a *Admin) noRange(ctx context.Context, id keyspace.RangeID, stale bool) error {
 	ops, _ := a.operations(ctx, stale)
 	i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Right == id && o.Phase == placement.MergeCommitted })
@@ -110,8 +110,8 @@ func newest(d keyspace.Descriptor, all []shown) keyspace.Descriptor {
 	return d
 }
 
-// leading returns the state of the range's leader, nil where none answered. One that has not
-// what others have, or what somebody has heard of, does not lead any more, and knows it not yet.
+// leading returns the state of the range's leader, nil if none answered. A leader with an older
+// descriptor than another replica or the map was deposed and does not know it yet.
 func leading(d *keyspace.Descriptor, all []shown) *shard.Status {
 	var lead *shard.Status
 	for _, s := range all {

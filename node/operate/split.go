@@ -62,9 +62,9 @@ func (a *Admin) kept(key []byte) bool {
 	return g.Kept && bytes.Equal(g.Descriptor.Span.Start, key)
 }
 
-// split asks the leader of the key's range, wherever it is, to split it. It is repeated also
-// where nobody knows whether the range is split by now, as where its leader has died: each
-// attempt names the range's generation, so that one of them at most does it.
+// split asks the leader of the key's range, wherever it is, to split it. It also asks again if the
+// fate of an attempt is unknown, for instance because the leader has died. Each attempt names the
+// range's generation, so at most one of them splits.
 func (a *Admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, keyspace.NodeID, error) {
 	var unsure error                  // what an attempt ended with whose fate is unknown
 	var whole []byte                  // the first key of the range that it was to split

@@ -12,27 +12,26 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// survey is what all nodes say at about one moment, for an operator.
+// clusterView is what all nodes say at about one moment, for an operator.
 type clusterView struct {
 	// nodes is the node table, without those that were removed: these are gone.
 	nodes, gone []placement.Node
 	byName      map[keyspace.NodeID]string
-	// lists are the replicas that each node says it has, reports what it says of itself;
-	// nodes that do not answer have none.
+	// lists are the replicas of each node by its own word, reports what it says of itself. A node
+	// that does not answer has neither.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]Report
-	// heard are the nodes that live as far as this one knows, or one that answers. A loaded one, or one with very many
-	// replicas, is heard and has not answered in time.
+	// heard are the nodes that this one hears, or one that answers does. A loaded node, or one with
+	// very many replicas, may be heard and yet not answer in time.
 	heard map[keyspace.NodeID]bool
 	// supposed are ranges that nobody says it leads itself, by the node that others take for the
 	// leader.
 	supposed map[keyspace.NodeID]map[keyspace.RangeID]bool
-	// lonely are the nodes that answer and hear fewer than half of the others. As for who
-	// decides, where that is so of every node it says nothing of one: there are none then.
+	// isolated are the nodes that answer and hear fewer than half of the others. If all do,
+	// there are none, as for package decide: it says nothing of a single node.
 	isolated map[keyspace.NodeID]bool
-	// ranges is the range map in key order, with what replicas have newer before the map's;
-	// missing are the keys of which nobody has said who holds them now. led is what the leaders
-	// say, leaders who they are.
+	// ranges are the ranges in key order, by the map or by newer replicas; missing are the keys
+	// without a known range. led is what the leaders say, leaders who they are.
 	ranges  []keyspace.Descriptor
 	missing []keyspace.Span
 	led     map[keyspace.RangeID]shard.Summary
@@ -47,7 +46,7 @@ type clusterView struct {
 	stale bool
 }
 
-// survey asks all nodes, at the same time.
+// view asks all nodes, at the same time.
 func (a *Admin) view(ctx context.Context) (*clusterView, error) {
 	table, stale, err := a.nodeTable(ctx)
 	if err != nil {
@@ -80,16 +79,16 @@ func (a *Admin) view(ctx context.Context) (*clusterView, error) {
 	return v, nil
 }
 
-// completeTimeout bounds how long nodes are asked again where keys are missing from what they
-// say, completePause lies between the first two times, and each later pause is twice as long up to
-// completePauseMax. A split or a merge is heard of everywhere a moment after it.
+// completeTimeout bounds how long nodes are asked again while their answers lack keys.
+// completePause lies between the first two rounds, and doubles up to completePauseMax. All nodes
+// know of a split or a merge a moment after it.
 const (
 	completeTimeout  = 3 * time.Second
 	completePause    = 20 * time.Millisecond
 	completePauseMax = 500 * time.Millisecond
 )
 
-// surveyWhole is survey, made again while keys are missing from what nodes say, for a while.
+// completeView is view, repeated for a while as long as the answers lack keys.
 func (a *Admin) completeView(ctx context.Context) (*clusterView, error) {
 	v, err := a.view(ctx)
 	if err != nil {
@@ -101,8 +100,9 @@ func (a *Admin) completeView(ctx context.Context) (*clusterView, error) {
 	}), nil
 }
 
-// whole returns the survey, or a later one by look, which has all keys in a range; where none
-// does in time, the last one: with half of the time that ctx has left the answer still comes.
+// complete returns the view, or a later one by look, with a range for every key. If there is none
+// in time, it returns the last one. It uses at most half of the time that ctx has left, so the
+// answer still reaches the operator.
 func (v *clusterView) complete(ctx context.Context, c clock.Clock, look func(context.Context) (*clusterView, error)) *clusterView {
 	limit := completeTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -229,8 +229,8 @@ func (v *clusterView) unsure(n keyspace.NodeID) bool {
 	return !v.answered(n) && (v.heard[n] || len(v.supposed[n]) > 0)
 }
 
-// leaderless returns a range that the node has a vote in, nobody says he leads, and the node may,
-// where it has not answered; 0 where there is none. Whoever has just been lost is not yet replaced.
+// leaderless returns a range without a known leader in which the silent node has a vote, 0 for
+// none. The successor of a leader that was just lost may not be elected yet.
 func (v *clusterView) leaderless(n keyspace.NodeID) keyspace.RangeID {
 	if v.answered(n) {
 		return 0
@@ -244,8 +244,7 @@ func (v *clusterView) leaderless(n keyspace.NodeID) keyspace.RangeID {
 	return 0
 }
 
-// ledBy returns the ranges that the node leads: by its own word, or by that of others where it
-// has not answered.
+// ledBy returns the ranges that the node leads, by its own word, or else by that of others.
 func (v *clusterView) ledBy(n keyspace.NodeID) map[keyspace.RangeID]bool {
 	if !v.answered(n) {
 		return v.supposed[n]
