@@ -174,7 +174,7 @@ func (w *walk) version(v *Version) error {
 // close closes the iterator and joins its error to err.
 func (w *walk) close(err error) error { return errors.Join(err, w.it.Close()) }
 
-// ErrStop, returned by a scan's callback, ends the scan without an error.
+// ErrStop ends a scan without an error when the scan's callback returns it.
 var ErrStop = errors.New("mvcc: stop")
 
 // ScanOptions select what to scan.

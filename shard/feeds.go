@@ -30,7 +30,8 @@ func newFeeds(n *Node) *rangefeed.Server {
 func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(n.ctx, cancel)()
+	stop := context.AfterFunc(n.ctx, cancel)
+	defer stop()
 	return n.feeds.Serve(ctx, peer, first, st)
 }
 

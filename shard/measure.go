@@ -105,7 +105,8 @@ func (n *Node) someLoads(most int) []*load.Range {
 
 // runMeter runs the meter until the node stops.
 func (n *Node) runMeter() {
-	defer n.cfg.Engine.OnDurable(n.meter.Flushed)()
+	forget := n.cfg.Engine.OnDurable(n.meter.Flushed)
+	defer forget()
 	n.meter.Run(n.ctx)
 }
 

@@ -69,7 +69,8 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 	return Report{Bytes: 1}, nil
 }
 
-func (f *fake) Members(context.Context, bool) ([]placement.Node, error)   { return f.nodes, f.quorum }
+func (f *fake) Members(context.Context, bool) ([]placement.Node, error) { return f.nodes, f.quorum }
+
 func (f *fake) NodeTable(context.Context, bool) ([]placement.Node, error) { return f.nodes, f.quorum }
 func (f *fake) WatchMap() (*placement.Map, <-chan struct{})               { return nil, nil }
 func (f *fake) RangeMap(context.Context) ([]keyspace.Descriptor, error)   { return f.ranges, nil }

@@ -58,6 +58,7 @@ const (
 	partMore  = 1 << 1
 )
 
+// Encode returns the form of the part on the bus.
 func (p *Part) Encode() []byte {
 	flags := byte(0)
 	if p.Whole {
@@ -85,6 +86,7 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 	return binary.AppendUvarint(dst, uint64(m.Load))
 }
 
+// DecodePart reads what Part.Encode wrote.
 func DecodePart(b []byte) (Part, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(reportVersion)
@@ -133,6 +135,7 @@ func EncodePartAnswer(anew bool) []byte {
 	return fsm.AppendBool([]byte{fsm.FormatVersion, fsm.AnswerOK}, anew)
 }
 
+// DecodePartAnswer reads the answer to a part.
 func DecodePartAnswer(p []byte) (anew bool, err error) {
 	r, err := fsm.AnswerBody(p)
 	if err != nil {

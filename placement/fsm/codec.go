@@ -44,6 +44,7 @@ func (r *Reader) Revision() keyspace.Revision {
 	return keyspace.Revision(v) - 1
 }
 
+// AppendNodeIDs appends a list of node ids to dst.
 func AppendNodeIDs(dst []byte, ids []keyspace.NodeID) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ids)))
 	for _, id := range ids {
@@ -52,6 +53,7 @@ func AppendNodeIDs(dst []byte, ids []keyspace.NodeID) []byte {
 	return dst
 }
 
+// NodeIDs reads what AppendNodeIDs wrote.
 func (r *Reader) NodeIDs() []keyspace.NodeID {
 	var ids []keyspace.NodeID
 	for range r.CountUpTo(maxNodes, 1) {
@@ -71,8 +73,10 @@ func (r *Reader) CopyUpTo(limit int) []byte {
 	return append([]byte(nil), b[:n]...)
 }
 
+// StringUpTo reads a string of at most that many bytes.
 func (r *Reader) StringUpTo(limit int) string { return string(r.CopyUpTo(limit)) }
 
+// StringsUpTo reads a list of strings; its arguments bound their number and their bytes.
 func (r *Reader) StringsUpTo(limit, each int) []string {
 	n := r.CountUpTo(limit, 1)
 	var s []string
@@ -82,6 +86,7 @@ func (r *Reader) StringsUpTo(limit, each int) []string {
 	return s
 }
 
+// Descriptor reads what AppendDescriptor wrote.
 func (r *Reader) Descriptor() keyspace.Descriptor {
 	if !r.OK() {
 		return keyspace.Descriptor{}
@@ -93,6 +98,7 @@ func (r *Reader) Descriptor() keyspace.Descriptor {
 	return d
 }
 
+// Replicas reads a list of replicas.
 func (r *Reader) Replicas() []keyspace.Replica {
 	if !r.OK() {
 		return nil
@@ -104,6 +110,7 @@ func (r *Reader) Replicas() []keyspace.Replica {
 	return rs
 }
 
+// Descriptors reads what AppendDescriptors wrote.
 func (r *Reader) Descriptors(limit int) []keyspace.Descriptor {
 	n := r.CountUpTo(limit, 7)
 	var ds []keyspace.Descriptor
@@ -135,6 +142,7 @@ func (r *Reader) Finish() error {
 	return nil
 }
 
+// AppendBool appends one byte, 0 or 1, to dst.
 func AppendBool(dst []byte, v bool) []byte {
 	if v {
 		return append(dst, 1)
@@ -148,10 +156,12 @@ func AppendRevision(dst []byte, rev keyspace.Revision) []byte {
 	return binary.AppendUvarint(dst, uint64(rev+1))
 }
 
+// AppendBytes appends a length and the bytes to dst.
 func AppendBytes(dst, v []byte) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(v))), v...)
 }
 
+// AppendString appends a length and the string to dst.
 func AppendString(dst []byte, v string) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(v))), v...)
 }
@@ -164,6 +174,7 @@ func appendStrings(dst []byte, vs []string) []byte {
 	return dst
 }
 
+// AppendDescriptors appends a list of descriptors to dst.
 func AppendDescriptors(dst []byte, ds []keyspace.Descriptor) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ds)))
 	for i := range ds {

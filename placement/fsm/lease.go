@@ -295,14 +295,17 @@ func (s *leases) load(key, value []byte) error {
 
 func leaseKey(id keyspace.LeaseID) []byte { return AppendLeaseID([]byte{recordLease}, id) }
 
+// AppendLeaseID appends the eight bytes of a lease id to dst.
 func AppendLeaseID(dst []byte, id keyspace.LeaseID) []byte {
 	return binary.BigEndian.AppendUint64(dst, uint64(id))
 }
 
+// AppendSpan appends both ends of a span to dst.
 func AppendSpan(dst []byte, s keyspace.Span) []byte {
 	return AppendBytes(AppendBytes(dst, s.Start), s.End)
 }
 
+// AppendSpans appends a list of spans to dst.
 func AppendSpans(dst []byte, spans []keyspace.Span) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(spans)))
 	for _, s := range spans {
@@ -338,14 +341,18 @@ func decodeLease(b []byte) (Lease, error) {
 	return l, nil
 }
 
+// LeaseID reads what AppendLeaseID wrote.
 func (r *Reader) LeaseID() keyspace.LeaseID { return keyspace.LeaseID(r.Uint64BE()) }
 
+// LeaseTTL reads a time to live in seconds.
 func (r *Reader) LeaseTTL() int64 { return int64(r.Bounded(MaxLeaseTTL)) }
 
+// Span reads what AppendSpan wrote.
 func (r *Reader) Span() keyspace.Span {
 	return keyspace.Span{Start: r.CopyUpTo(MaxLeaseSpanBytes), End: r.CopyUpTo(MaxLeaseSpanBytes)}
 }
 
+// Spans reads what AppendSpans wrote.
 func (r *Reader) Spans() []keyspace.Span {
 	n := r.CountUpTo(maxLeaseSpans, 2)
 	var spans []keyspace.Span

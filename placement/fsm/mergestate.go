@@ -33,6 +33,7 @@ func (p MergePhase) String() string {
 	return [...]string{"preparing", "binding", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
 }
 
+// Undecided reports whether the merge may still be committed or aborted.
 func (p MergePhase) Undecided() bool { return p < MergeCommitted }
 
 // MergeRef names a merge: its operation's range and id.
@@ -47,6 +48,7 @@ type RangeVersion struct {
 	ConfIndex  uint64
 }
 
+// VersionOf returns the version of a range that its descriptor names.
 func VersionOf(d *keyspace.Descriptor) RangeVersion { return RangeVersion{d.Generation, d.ConfIndex} }
 
 // AlignMerge begins a move of a replica of the right range, or with To 0 ends it: its

@@ -237,6 +237,7 @@ func AppendNode(dst []byte, n *Node) []byte {
 // minNodeBytes is the size of the smallest row.
 const minNodeBytes = 16
 
+// Node reads a row of the node table.
 func (r *Reader) Node() Node {
 	n := Node{
 		ID:         keyspace.NodeID(r.Uvarint()),
@@ -260,6 +261,7 @@ func (r *Reader) Node() Node {
 	return n
 }
 
+// NodeState reads the state of a node.
 func (r *Reader) NodeState() NodeState {
 	s := NodeState(r.Byte())
 	if !s.known() {
@@ -292,6 +294,7 @@ func (r *Reader) Nodes() []Node {
 	return ns
 }
 
+// AppendNodes appends a list of rows of the node table to dst.
 func AppendNodes(dst []byte, ns []Node) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(ns)))
 	for i := range ns {
@@ -314,17 +317,17 @@ func decodeNode(b []byte) (Node, error) {
 type NodeChange byte
 
 const (
-	// nodePublishes: the node says it of itself, and serves from now on where it was
-	// unstarted.
+	// NodePublishes is put by the node itself. An unstarted node serves from then on.
 	NodePublishes NodeChange = iota
-	// nodeIsAdded: there is no such node yet.
+	// NodeIsAdded is put for a node that the table does not have yet.
 	NodeIsAdded
-	// nodeHasMoved: of the row its peer URLs alone count.
+	// NodeHasMoved changes the peer URLs, and nothing else of the row.
 	NodeHasMoved
-	// nodeIsClaimed: of the row its instance alone counts.
+	// NodeIsClaimed changes the instance, and nothing else of the row.
 	NodeIsClaimed
 )
 
+// NodeChange reads what a row is put for.
 func (r *Reader) NodeChange() NodeChange {
 	c := NodeChange(r.Byte())
 	if c > NodeIsClaimed {

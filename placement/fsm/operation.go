@@ -102,6 +102,7 @@ func (o *Operation) ReasonWord() string {
 // MaxOperations bounds the operations of the cluster at a time.
 const MaxOperations = 1 << 16
 
+// AppendOperation appends an operation to dst.
 func AppendOperation(dst []byte, o *Operation) []byte {
 	dst = binary.AppendUvarint(dst, o.ID)
 	dst = binary.AppendUvarint(dst, uint64(o.Range))
@@ -117,6 +118,7 @@ func AppendOperation(dst []byte, o *Operation) []byte {
 	return append(dst, byte(o.Phase))
 }
 
+// Operation reads what AppendOperation wrote.
 func (r *Reader) Operation() Operation {
 	o := Operation{
 		ID: r.Uvarint(), Range: keyspace.RangeID(r.Uvarint()), Kind: OperationKind(r.Byte()),

@@ -101,6 +101,7 @@ func AppendRange(dst []byte, g *Range) []byte {
 	return keyspace.AppendDescriptor(dst, &g.Descriptor)
 }
 
+// RangeRow reads a row of the range map.
 func (r *Reader) RangeRow() Range {
 	return Range{
 		Preferred:  keyspace.NodeID(r.Uvarint()),

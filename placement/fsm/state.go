@@ -48,6 +48,7 @@ type dirty struct {
 	operations map[keyspace.RangeID]bool
 }
 
+// NewState returns the state of a cluster that does not exist yet.
 func NewState() *State {
 	return &State{
 		tree:       newRangeTree(),

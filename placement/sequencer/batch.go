@@ -80,6 +80,7 @@ func (g *Grant) Answers(items []Item, f func(i int, a keyspace.SequenceAnswer)) 
 	}
 }
 
+// Encode returns the form of the batch on the bus.
 func (b *Batch) Encode() []byte {
 	dst := make([]byte, 0, 16+8*len(b.Items))
 	dst = append(dst, batchVersion)
@@ -102,6 +103,7 @@ func (b *Batch) Encode() []byte {
 // batchVersion leads a batch. Version 2 knows revisions of several ranges.
 const batchVersion = 2
 
+// DecodeBatch reads what Batch.Encode wrote.
 func DecodeBatch(p []byte) (Batch, error) {
 	r := fsm.NewReader(p)
 	if v := r.Byte(); r.OK() && v != batchVersion {
@@ -136,6 +138,7 @@ func DecodeBatch(p []byte) (Batch, error) {
 	return b, nil
 }
 
+// Encode returns the form of the grant on the bus.
 func (g *Grant) Encode() []byte {
 	dst := append(make([]byte, 0, 32), fsm.FormatVersion, fsm.AnswerOK)
 	dst = binary.AppendUvarint(dst, g.Number)
@@ -145,6 +148,7 @@ func (g *Grant) Encode() []byte {
 	return fsm.AppendRevision(dst, g.Settings)
 }
 
+// DecodeGrant reads what Grant.Encode wrote.
 func DecodeGrant(p []byte) (Grant, error) {
 	r, err := fsm.AnswerBody(p)
 	if err != nil {

@@ -56,6 +56,7 @@ func (p *LogPart) encode() []byte {
 	return dst
 }
 
+// DecodeLogPart reads one message of the allocation log.
 func DecodeLogPart(b []byte) (LogPart, error) {
 	r := fsm.NewReader(b)
 	r.Version()
@@ -93,6 +94,7 @@ func EncodeLogRequest(known LogPosition) []byte {
 	return fsm.AppendRevision(dst, known.Last)
 }
 
+// DecodeLogRequest reads from where on a node asks for the allocation log.
 func DecodeLogRequest(b []byte) (LogPosition, error) {
 	r := fsm.NewReader(b)
 	r.Version()

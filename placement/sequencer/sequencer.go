@@ -65,6 +65,7 @@ type Sequencer struct {
 	done chan struct{}
 }
 
+// New returns a sequencer that follows until it is told to lead.
 func New(c clock.Clock, m StateMachine, metrics *Metrics, logger *zap.Logger) *Sequencer {
 	return &Sequencer{
 		clock: c, logger: logger, metrics: metrics, machine: m,

@@ -65,6 +65,7 @@ type Shutdown struct {
 	term uint64
 }
 
+// NewShutdown returns the clean shutdown of a node that runs the sequencer.
 func NewShutdown(o ShutdownOptions, s *Sequencer) *Shutdown {
 	return &Shutdown{o: o, sequencer: s, stops: newStops(), moved: make(chan struct{})}
 }

@@ -8,14 +8,14 @@ import (
 type StopPhase byte
 
 const (
-	// staying: the node was not told to stop.
+	// Staying says that the node was not told to stop.
 	Staying StopPhase = 0
-	// stopClosing: the node got its signal and closes the pipelines of its ranges.
+	// StopClosing says that the node got its signal and closes the pipelines of its ranges.
 	StopClosing StopPhase = 1
-	// stopClosed: they are closed; the node will ask for no more revisions.
+	// StopClosed says that they are closed: the node will ask for no more revisions.
 	StopClosed StopPhase = 2
-	// stopLeaving: the node has waited as long as it may and leaves next, whoever
-	// stays. To itself and to others it is stopClosed.
+	// StopLeaving says that the node has waited as long as it may. It leaves next, whoever
+	// stays. To itself and to others it is StopClosed.
 	StopLeaving StopPhase = 3
 )
 
@@ -23,11 +23,11 @@ const (
 type Verdict byte
 
 const (
-	// stopWait: go on voting and storing; ask again.
+	// StopWait tells the node to go on voting and storing, and to ask again.
 	StopWait Verdict = 0
-	// stopGo: the others carry on without you.
+	// StopGo tells the node that the others carry on without it.
 	StopGo Verdict = 1
-	// stopSealed: the ceiling is committed at the last revision, all is done.
+	// StopSealed tells the node that the ceiling is committed at the last revision: all is done.
 	StopSealed Verdict = 2
 )
 

@@ -16,6 +16,7 @@ type CountChange struct {
 	N   int64
 }
 
+// AddCountChange adds a change at the newest revision to the list.
 func AddCountChange(d []CountChange, rev keyspace.Revision, n int64) []CountChange {
 	if k := len(d); k > 0 && d[k-1].Rev == rev {
 		d[k-1].N += n
@@ -36,9 +37,10 @@ type LiveCounts struct {
 	deltas []CountChange
 }
 
-// reset forgets the changes up to the revision.
+// Reset forgets the changes up to the revision.
 func (l *LiveCounts) Reset(base keyspace.Revision) { l.base, l.deltas = base, nil }
 
+// Apply adds the changes of an applied entry.
 func (l *LiveCounts) Apply(d []CountChange) {
 	if l.follow(d) {
 		l.deltas = append(l.deltas, d...)
@@ -91,7 +93,7 @@ func (l *LiveCounts) add(d CountChange) {
 	}
 }
 
-// at returns the number at the revision, given that of the last one.
+// At returns the number at the revision, given that of the last one.
 func (l *LiveCounts) At(rev keyspace.Revision, last int64) (int64, bool) {
 	if rev < l.base {
 		return 0, false
@@ -113,6 +115,7 @@ type PageKey struct {
 	span       [sha256.Size]byte
 }
 
+// PageOf returns the key of a span in a range at a revision.
 func PageOf(id keyspace.RangeID, g keyspace.Generation, at keyspace.Revision, s keyspace.Span) PageKey {
 	k := PageKey{rangeID: id, generation: g, at: at}
 	// The length sets apart where one key ends and the other begins.
@@ -126,7 +129,7 @@ func PageOf(id keyspace.RangeID, g keyspace.Generation, at keyspace.Revision, s 
 	return k
 }
 
-// pages remembers counts, so that paging through a span counts it once: what is
+// PageCounts remembers counts, so that paging through a span counts it once: what is
 // behind a page is its count less its keys. A count at a resolved revision
 // never changes. The oldest are forgotten first.
 type PageCounts struct {
@@ -136,10 +139,12 @@ type PageCounts struct {
 	next   int
 }
 
+// NewPageCounts returns a memory of at most n counts.
 func NewPageCounts(n int) *PageCounts {
 	return &PageCounts{counts: make(map[PageKey]int64), ring: make([]PageKey, 0, n)}
 }
 
+// Put remembers a count.
 func (p *PageCounts) Put(k PageKey, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,6 +161,7 @@ func (p *PageCounts) Put(k PageKey, n int64) {
 	p.next = (p.next + 1) % len(p.ring)
 }
 
+// Get returns a remembered count.
 func (p *PageCounts) Get(k PageKey) (int64, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,9 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"google.golang.org/protobuf/proto"
-
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
