@@ -169,6 +169,7 @@ func (b *Batch) Close() error {
 // would then see a hole instead of the old state.
 type Snapshot struct {
 	s       *pebble.EventuallyFileOnlySnapshot
+	e       *Engine
 	metrics *Metrics
 }
 
@@ -180,7 +181,7 @@ var wholeStore = []pebble.KeyRange{{Start: []byte{0x00}, End: []byte{0xff}}}
 func (e *Engine) NewSnapshot() *Snapshot {
 	_ = e.excising.Acquire(context.Background(), 1) // its context never ends
 	defer e.excising.Release(1)
-	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), metrics: e.metrics}
+	return &Snapshot{s: e.db.NewEventuallyFileOnlySnapshot(wholeStore), e: e, metrics: e.metrics}
 }
 
 // Get implements Reader.
@@ -195,8 +196,13 @@ func (s *Snapshot) NewIter(o IterOptions) (*Iterator, error) {
 	return it, nil
 }
 
-// Close frees the snapshot. Close iterators made from it first.
+// Close frees the snapshot. Close iterators made from it first. It waits for an ingest
+// that is under way.
 func (s *Snapshot) Close() error {
+	// Pebble marks a snapshot as closed before it takes it off its list. A flush between the
+	// two passes it over, and an ingest behind that flush would panic on it.
+	_ = s.e.excising.Acquire(context.Background(), 1) // its context never ends
+	defer s.e.excising.Release(1)
 	if err := s.s.Close(); err != nil {
 		return fmt.Errorf("engine: close snapshot: %w", err)
 	}

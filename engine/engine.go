@@ -32,8 +32,8 @@ type Engine struct {
 	space   *space
 	flusher flusher
 	durable durability
-	// excising keeps snapshots from being made during an excising ingest. When such an
-	// ingest begins, Pebble collects the snapshots that it must flush, and at its end it
+	// excising keeps snapshots from being made or closed during an excising ingest. When such
+	// an ingest begins, Pebble collects the snapshots that it must flush, and at its end it
 	// panics if there is another one. A snapshot takes one share, an ingest all. It is a
 	// semaphore because its waiters wait for a disk: in tests a mutex would stop the
 	// virtual clock.

@@ -369,6 +369,7 @@ func TestSnapshotReplacesReplica(t *testing.T) {
 // TestSnapshotsBesideIngests: a snapshot made while another range's copy is ingested does
 // no harm. Pebble would panic over one that did not exist when the excise began.
 func TestSnapshotsBesideIngests(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8)) // more threads than cores: they stop anywhere
 	const g = 7
 	spans := []KeySpan{VersionedSpan(keyspace.Span{Start: []byte("b"), End: []byte("d")}), GroupLocalSpan(g)}
 	from, to := openTest(t, vfs.NewMem()), openTest(t, vfs.NewMem())
