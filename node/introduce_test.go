@@ -197,8 +197,8 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 		lost := r.optionsOf(only)
 		bus := lost.NewBus
 		lost.NewBus = func(c transport.Config) (Bus, error) {
-			time.AfterFunc(2*time.Second, func() { c.Unknown(4) })
-			return bus(c)
+			b, err := bus(c)
+			return visitedBus{b, func() { c.Unknown(4) }}, err
 		}
 		c, err := Open(r.t.Context(), lost)
 		if err == nil {
@@ -210,6 +210,17 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 		r.start(only)
 		r.mustPut(only, "k", "v")
 	})
+}
+
+// visitedBus hears of a node two seconds after its start.
+type visitedBus struct {
+	Bus
+	comes func()
+}
+
+func (b visitedBus) Start() error {
+	time.AfterFunc(2*time.Second, b.comes)
+	return b.Bus.Start()
 }
 
 // trap 47: a founder that starts again knows by its log that the cluster has run, though its
