@@ -753,6 +753,7 @@ func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	w.mover = func() Mover { return w }
 	w.founding.PlacementReplicas = 3
 	w.patience = time.Hour
+	w.tick = 0 // a replica is promoted within the moment in which a better node comes
 	w.deafen(4)
 	w.each(func(p *pretend) { p.starved = map[keyspace.NodeID]bool{4: true} })
 	w.startAll()
