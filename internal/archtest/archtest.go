@@ -273,7 +273,9 @@ func Drawing() string {
 	for _, l := range lines {
 		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(l.packages, ", "), l.why)
 	}
-	b.WriteString("\n| Package | never imports | Why |\n| --- | --- | --- |\n")
+	b.WriteString("\n| Package | never imports; a failing test says why |\n| --- | --- |\n")
+	var from []string
+	banned := map[string][]string{}
 	for _, x := range bans {
 		to := x.to
 		if within(to, Module) {
@@ -282,7 +284,13 @@ func Drawing() string {
 				to = "anything of Skein"
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", x.from, to, x.why)
+		if banned[x.from] == nil {
+			from = append(from, x.from)
+		}
+		banned[x.from] = append(banned[x.from], to)
+	}
+	for _, f := range from {
+		fmt.Fprintf(&b, "| %s | %s |\n", f, strings.Join(banned[f], ", "))
 	}
 	return b.String()
 }
