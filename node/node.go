@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
@@ -115,7 +116,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	row := placement.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: texts(cfg.AdvertisePeerURLs), ClientURLs: texts(cfg.AdvertiseClientURLs), Attributes: cfg.NodeAttributes}
+	row := placement.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: types.URLs(cfg.AdvertisePeerURLs).StringSlice(), ClientURLs: types.URLs(cfg.AdvertiseClientURLs).StringSlice(), Attributes: cfg.NodeAttributes}
 	go func() {
 		defer close(n.done)
 		core.Announce(announce, row)
@@ -228,12 +229,4 @@ func hosts(urls []url.URL) []string {
 		h[i] = urls[i].Host
 	}
 	return h
-}
-
-func texts(urls []url.URL) []string {
-	s := make([]string, len(urls))
-	for i := range urls {
-		s[i] = urls[i].String()
-	}
-	return s
 }

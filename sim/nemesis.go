@@ -115,10 +115,10 @@ type nemesis struct {
 	home *machine
 	// failures counts the injected faults: each may leave a gap in the revisions.
 	failures int
-	// joins, leaves, refusals and deaths count the work of joinLoop: nodes that joined,
-	// nodes that left for good, nodes that were refused after the loss of their disks,
-	// and nodes that lost their power while they joined. beside counts the refusals
-	// while another node joined.
+	// These count the work of joinLoop. joins are nodes that joined, leaves those that left
+	// for good. refusals are nodes that were refused after the loss of their disks, besides
+	// those refused while another node joined. deaths are nodes that lost their power while
+	// they joined.
 	joins, leaves, refusals, besides, deaths atomic.Int64
 	// leaving is the node that is to leave and has not left, if there is one. It belongs
 	// to joinLoop while that runs.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strconv"
 
@@ -91,22 +90,6 @@ func parseID(text string) (uint64, error) {
 // sameURLs reports whether both are the same URLs, in any order.
 func sameURLs(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
-}
-
-func hosts(urls []url.URL) []string {
-	h := make([]string, len(urls))
-	for i := range urls {
-		h[i] = urls[i].Host
-	}
-	return h
-}
-
-func texts(urls []url.URL) []string {
-	s := make([]string, len(urls))
-	for i := range urls {
-		s[i] = urls[i].String()
-	}
-	return s
 }
 
 // ErrLater is wrapped by an answer to Joiner.Ask that may pass by itself.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
@@ -51,8 +52,8 @@ const existingRounds = 5
 // askExisting asks the others of --initial-cluster until they know which node this is. It
 // asks those without an answer again until ctx ends.
 func (j *Joiner) askExisting(ctx context.Context, who engine.Identity) (*answer, error) {
-	own := texts(j.Config.AdvertisePeerURLs)
-	if have, ok := j.Config.InitialCluster[j.Config.Name]; !ok || !sameURLs(texts(have), own) {
+	own := types.URLs(j.Config.AdvertisePeerURLs).StringSlice()
+	if have, ok := j.Config.InitialCluster[j.Config.Name]; !ok || !sameURLs(have.StringSlice(), own) {
 		return nil, fmt.Errorf("--initial-cluster has to name this node with its own peer URLs: %s=%s", j.Config.Name, strings.Join(own, ","))
 	}
 	for refused := 0; ; {
@@ -104,7 +105,8 @@ func (j *Joiner) askOthers(ctx context.Context) (newest *peerTable, err error) {
 		if name == j.Config.Name {
 			continue
 		}
-		for _, addr := range hosts(urls) {
+		for i := range urls {
+			addr := urls[i].Host
 			wg.Go(func() {
 				b, terr := j.PeerTable(ctx, addr)
 				var t peerTable

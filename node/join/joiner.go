@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -180,7 +181,7 @@ func (j *Joiner) join(ctx context.Context, who engine.Identity) (*answer, error)
 // ask asks once to admit this node, of which only the instance of its directory is known. For
 // a node with an identity it asks what has become of it.
 func (j *Joiner) ask(ctx context.Context, who engine.Identity) (*answer, error) {
-	a, err := j.Ask(ctx, request(j.Config.Name, texts(j.Config.AdvertisePeerURLs), who))
+	a, err := j.Ask(ctx, request(j.Config.Name, types.URLs(j.Config.AdvertisePeerURLs).StringSlice(), who))
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,8 @@ func TestWhoLeadsWhatIsShown(t *testing.T) {
 	}
 }
 
-// TestWhoIsShown: a range's replicas are those of the range that is shown, and what is shown of
-// them is what they have said; of one that nobody has asked, that.
+// TestWhoIsShown: show lists the replicas of the range that it shows, each with its own answer.
+// It says of a replica that was not asked that it was not.
 func TestWhoIsShown(t *testing.T) {
 	held := func(ids ...keyspace.ReplicaID) keyspace.Descriptor {
 		d := keyspace.Descriptor{Range: 1, ConfIndex: uint64(len(ids))}

@@ -20,10 +20,9 @@ type Step struct {
 	Stuck string
 }
 
-// NextStep returns the next step of the operation for a range as its leader has it. It is a
-// function of what it is given alone, so that any leader of placement goes on where the
-// last one was; steps that are repeated are refused by the range, whose configuration has
-// changed.
+// NextStep returns the next step of the operation for a range as its leader has it. It depends
+// on its arguments alone, so any leader of placement goes on where the last one was. The range
+// refuses a repeated step, because its configuration has changed.
 func NextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) Step {
 	if fsm.Joint(d) {
 		return Step{Stuck: "its members are being changed"}
