@@ -88,12 +88,14 @@ func (g *Gateway) Close() {
 	g.wg.Wait()
 }
 
-// Order sends orders.
+// Order sends orders, and returns when the server has taken them: what the test writes next
+// comes after them.
 func (g *Gateway) Order(orders ...rangeapi.FeedOrder) {
 	g.t.Helper()
 	if err := g.s.Order(g.t.Context(), orders); err != nil {
 		g.t.Fatal(err)
 	}
+	synctest.Wait()
 }
 
 // Message takes the next message, which must not be larger than limit, and returns nil if
