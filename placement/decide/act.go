@@ -45,7 +45,7 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}
 	why := ""
 	if h == holdNodes && t.spare == 0 {
-		if to = c.refuge(r, lost); to != nil {
+		if to = c.fallback(r, lost); to != nil {
 			gone.Heard, why, h = []keyspace.NodeID{to.ID}, ", which hears hardly any other node: no other one can take it", free
 		}
 	}
@@ -58,16 +58,17 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}, free
 }
 
-// refuge returns the isolated node that is to get the replica on from, of a range that the next
-// loss would stop and that no other node can take; nil where there is none. It may be one that
-// does not hear the leader, and never gets its copy: then this is given up, and tried again
-// after Patience, with any of them, since the learner that was left behind says that the best
-// one was tried. One that gets it has a vote as good as any as long as it hears the leader,
-// and what it has stored is there when it hears the others again; the dead voter in whose
-// place it comes has neither. That it does not lead for long costs nothing either, since it
-// hands over by itself. Where the range can lose one more, or a better node is only busy,
-// waiting costs less than a place that may have to be left.
-func (c *Cluster) refuge(r *rng, from *node) *node {
+// fallback returns the isolated node that is to get the replica on from, nil where there is none.
+// The next loss would stop the range, and no other node can take the replica.
+//
+// The node may not hear the leader, and then never gets its copy. The repair is given up, and tried
+// again after Patience with any of the isolated nodes: the learner that was left behind says that
+// the best one was tried. A node that gets the copy has a full vote while it hears the leader, and
+// it keeps what it stored for when it hears the others again. The dead voter that it replaces has
+// neither. It hands over leadership by itself, so that it does not lead for long costs nothing.
+// Where the range can lose one more replica, or a better node is only busy, waiting costs less than
+// a place that may have to be left.
+func (c *Cluster) fallback(r *rng, from *node) *node {
 	var best *node
 	var all []*node
 	tried := false
@@ -88,24 +89,24 @@ func (c *Cluster) refuge(r *rng, from *node) *node {
 	return best
 }
 
-// Forsaken says whether the node has been isolated for so long that a repair need not wait for it
-// where a better node is there. What it is for less it may cease to be in a moment.
-func (c *Cluster) Forsaken(id keyspace.NodeID) bool {
+// Stranded says whether the node has been isolated for so long that a repair need not wait for it
+// where a better node is there. A node that was isolated for less may recover in a moment.
+func (c *Cluster) Stranded(id keyspace.NodeID) bool {
 	n := c.nodes[id]
 	return n != nil && n.Isolated && c.now.Sub(n.IsolatedSince) >= c.settings.AbandonAfter
 }
 
-// leaveRefuges returns the repairs whose copies go to isolated nodes, and may never come, where a
-// node that is not isolated can take the replica now. They never go from one isolated node to another,
-// and each of them takes a node that was not there, so that nothing goes to and fro. One whose
-// copy has come is left: it is about to be a voter, and whoever carries the others out promotes
-// before giving up.
-func (c *Cluster) leaveRefuges() []Abandon {
+// leaveFallbacks returns the repairs to abandon: their copies go to isolated nodes, and may never
+// arrive, and a node that is not isolated can take the replica now. A repair never goes from one
+// isolated node to another, and the new one takes a node that was not available before, so nothing
+// oscillates. A repair whose copy has arrived goes on: it is about to be a voter, and whoever
+// executes the other repairs promotes before giving up.
+func (c *Cluster) leaveFallbacks() []Abandon {
 	var out []Abandon
 	given := map[*node]int{}
 	bytes := map[*node]int64{}
 	for _, n := range c.alone {
-		if n.receiving == 0 || !c.Forsaken(n.ID) {
+		if n.receiving == 0 || !c.Stranded(n.ID) {
 			continue
 		}
 		for _, r := range n.replicas {

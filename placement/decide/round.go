@@ -47,7 +47,7 @@ func (c *Cluster) Decide(now clock.Time) Round {
 	if c.settings.Paused {
 		return Round{Abandon: abandoned}
 	}
-	abandoned = append(abandoned, c.leaveRefuges()...)
+	abandoned = append(abandoned, c.leaveFallbacks()...)
 	c.shares()
 	for need := QuorumRisk; need <= Cold; need++ {
 		if need == Size {

@@ -34,7 +34,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	if busy >= 0 {
 		leaving = all[busy].From
 		d.leaveOwnSilent(&all[busy])
-		d.leaveOwnRefuge(&own, &all[busy])
+		d.leaveOwnFallback(&own, &all[busy])
 	}
 	if d.nodes[d.s.o.Self].State != decide.Draining {
 		d.handOverAt, d.handOverPause = 0, 0
@@ -59,7 +59,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 			d.ownTried[o.To]++
 		}
 		if d.nodes[o.To].Isolated {
-			d.ownRefuge = o.To
+			d.ownFallback = o.To
 		}
 		d.s.kick.Set()
 	}
@@ -69,7 +69,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 func (d *decider) forgetTried(own *keyspace.Descriptor) {
 	if slices.ContainsFunc(own.Replicas, func(m keyspace.Replica) bool { return m.Role == keyspace.RoleVoter && d.ownTried[m.Node] > 0 }) {
 		clear(d.ownTried)
-		d.ownRefuge = 0
+		d.ownFallback = 0
 	}
 }
 
@@ -81,11 +81,11 @@ func (d *decider) leaveOwnSilent(o *fsm.Operation) {
 	}
 }
 
-// leaveOwnRefuge gives up a repair of the group that waits for a copy to an isolated node, if
-// a better node is there: as with ranges.
-func (d *decider) leaveOwnRefuge(own *keyspace.Descriptor, o *fsm.Operation) {
+// leaveOwnFallback abandons a repair of the group that waits for a copy to an isolated node, if a
+// better node is available, as for ranges.
+func (d *decider) leaveOwnFallback(own *keyspace.Descriptor, o *fsm.Operation) {
 	is, has := own.ReplicaOn(o.To)
-	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Forsaken(o.To) {
+	if o.Reason != decide.Repair || o.To == 0 || has && is.Role == keyspace.RoleVoter || !d.c.Stranded(o.To) {
 		return
 	}
 	if to := d.ownTarget(own, o.From, false); to != 0 {
@@ -223,9 +223,9 @@ func (d *decider) ownTarget(own *keyspace.Descriptor, from keyspace.NodeID, isol
 	}
 	rank := func(id keyspace.NodeID) int {
 		switch {
-		case !isolated || d.ownRefuge == 0:
+		case !isolated || d.ownFallback == 0:
 			return zones[d.nodes[id].Zone]
-		case id > d.ownRefuge:
+		case id > d.ownFallback:
 			return 0
 		}
 		return 1

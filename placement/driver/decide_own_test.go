@@ -71,9 +71,9 @@ func TestOwnLeavesFirst(t *testing.T) {
 	}
 }
 
-// TestOwnRefugeIsForgotten: isolated nodes have their turns by id for one repair, since copies to
+// TestOwnFallbackIsForgotten: isolated nodes have their turns by id for one repair, since copies to
 // them may not come. Once one has come the next repair goes by zones again.
-func TestOwnRefugeIsForgotten(t *testing.T) {
+func TestOwnFallbackIsForgotten(t *testing.T) {
 	d, own := ownOf(3, "a", "b", "c", "a", "b", "c")
 	for id := keyspace.NodeID(4); id <= 6; id++ {
 		n := d.nodes[id]
@@ -90,7 +90,7 @@ func TestOwnRefugeIsForgotten(t *testing.T) {
 			t.Errorf("%s, %t; want from node %s to node %s", &o, ok, from, want)
 		}
 		d.ownTried[o.To]++
-		d.ownRefuge = o.To
+		d.ownFallback = o.To
 	}
 	repair(1, 4)
 	repair(1, 5) // nothing came to the first

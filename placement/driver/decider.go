@@ -81,10 +81,10 @@ type decider struct {
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
 	// ownTried counts the operations that were to bring a replica of the placement group to a
-	// node, since the last one came. ownRefuge is the isolated node that a repair last chose,
+	// node, since the last one came. ownFallback is the isolated node that a repair last chose,
 	// 0 if none.
 	ownTried  map[keyspace.NodeID]int
-	ownRefuge keyspace.NodeID
+	ownFallback keyspace.NodeID
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
 	ownCrowdedAt clock.Time
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause

@@ -198,20 +198,20 @@ func TestIsolatedFromWhenItIsSeen(t *testing.T) {
 		s := stillDriver(fiveNodes(), &idleMover{})
 		s.o.Central = func(id keyspace.NodeID) bool { return id != 4 || !deaf }
 		d := newDecider(s, 1, newTracker(), nil)
-		forsaken := func() bool {
+		stranded := func() bool {
 			now := s.o.Clock.Now()
 			d.feedNodes(s.o.Group.View(), now)
 			d.c.Decide(now)
-			return d.c.Forsaken(4)
+			return d.c.Stranded(4)
 		}
 		time.Sleep(hearWithin - 5*time.Second)
 		deaf = true
 		d.feedNodes(s.o.Group.View(), s.o.Clock.Now())
 		time.Sleep(d.settings.AbandonAfter - time.Second)
-		if forsaken() {
+		if stranded() {
 			t.Error("it counts as isolated since the term began")
 		}
-		if time.Sleep(time.Second); !forsaken() {
+		if time.Sleep(time.Second); !stranded() {
 			t.Error("it does not count as isolated for long")
 		}
 	})
