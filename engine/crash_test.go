@@ -21,8 +21,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // groups is a workload over a few groups. Entry i of a group writes a group-local key

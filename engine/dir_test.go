@@ -9,7 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
-	"github.com/skeindb/skein/sim/simdisk"
+	"github.com/skeindb/skein/internal/simdisk"
 )
 
 var me = Identity{Cluster: 1, Node: 2}

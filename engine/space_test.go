@@ -13,8 +13,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // openVirtual opens a store under virtual time, within a synctest bubble.

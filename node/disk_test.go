@@ -9,7 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/skeindb/skein/sim/simdisk"
+	"github.com/skeindb/skein/internal/simdisk"
 )
 
 // memDisk is a memory disk of a fixed size: it forgets in a crash what was not

@@ -18,11 +18,11 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // joiner returns a machine with an empty disk whose node is to join the cluster.

@@ -121,7 +121,7 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 		n := &nodes[i]
 		switch {
 		case n.ID != c.o.Self:
-			if !mutation.Is(mutation.NewcomerUnknown) {
+			if !mutation.Is(mutation.JoinerUnknown) {
 				c.setPeer(n)
 			}
 		case n.State == placement.NodeRemoved:

@@ -14,13 +14,13 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/sim/simbus"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 

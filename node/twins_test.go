@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // Two machines join at once under one name and one peer URL: one of them is the node, the

@@ -14,10 +14,10 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // TestBootstrapSurvivesErrors fails the n-th operation of the file system, for every n,

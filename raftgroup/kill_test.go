@@ -15,8 +15,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )

@@ -132,7 +132,7 @@ func checkOp(op *pb.RequestOp, ops int) error {
 
 // EndsLocks says whether a command may end a lock that others wait for. Such commands have their
 // own bus method and budget.
-func EndsLocks(op TxnOp) bool {
+func EndsLocks(op TxnCommand) bool {
 	switch op.Kind() {
 	case TxnPrepare, TxnRevoke, TxnLeaseKeys:
 		return false
@@ -141,8 +141,8 @@ func EndsLocks(op TxnOp) bool {
 	return true
 }
 
-// CheckTxnOp refuses commands that the evaluation cannot take.
-func CheckTxnOp(op TxnOp) error {
+// CheckTxnCommand refuses commands that the evaluation cannot take.
+func CheckTxnCommand(op TxnCommand) error {
 	p, ok := op.(*Prepare)
 	if !ok {
 		return checkLeaseOp(op)

@@ -30,7 +30,7 @@ type Client struct {
 // as those of Client.
 type Local interface {
 	Do(ctx context.Context, req *Request) (*Response, error)
-	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnOp) (TxnAnswer, error)
+	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnCommand) (TxnAnswer, error)
 	AwaitResolved(ctx context.Context, q *ResolvedRequest) (FeedPosition, error)
 	History(q *HistoryRequest) (*HistoryPage, error)
 }
@@ -102,12 +102,12 @@ func CallError(err error, write bool) error {
 
 // Txn sends a transaction command to the replica of a range on a node.
 func (c *Client) Txn(
-	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op TxnOp,
+	ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op TxnCommand,
 ) (TxnAnswer, error) {
 	if node == c.self {
 		return c.local.Txn(ctx, id, g, op)
 	}
-	b, err := AppendTxnOp(nil, id, g, op)
+	b, err := AppendTxnCommand(nil, id, g, op)
 	if err != nil {
 		return nil, err
 	}

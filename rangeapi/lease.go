@@ -41,7 +41,7 @@ type Attached struct {
 // LeaseKeysBytes bounds the keys of one Attached.
 const LeaseKeysBytes = 4 << 20
 
-func checkLeaseOp(op TxnOp) error {
+func checkLeaseOp(op TxnCommand) error {
 	switch o := op.(type) {
 	case *Revoke:
 		if o.Lease == 0 {

@@ -246,8 +246,8 @@ func TestGolden(t *testing.T) {
 		"watch-answer.v2": EncodeResolved(FeedPosition{Term: 6, Number: 300}), "watch-page.v2": sampleHistoryPage().Encode(),
 		"watch-error.v2": EncodeWatchError(&kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
 	}
-	for _, op := range sampleTxnOps() {
-		b, err := AppendTxnOp(nil, 7, 3, op)
+	for _, op := range sampleTxnCommands() {
+		b, err := AppendTxnCommand(nil, 7, 3, op)
 		if err != nil {
 			t.Fatal(err)
 		}

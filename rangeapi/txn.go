@@ -70,15 +70,15 @@ type LockRef struct {
 	Span keyspace.Span
 }
 
-// TxnOp is a transaction command, from a coordinator or a pusher to one range: *Prepare, *Commit,
+// TxnCommand is a transaction command, from a coordinator or a pusher to one range: *Prepare, *Commit,
 // *Resolve, *Decide, *Forget; or a command about a lease: *Revoke, *LeaseKeys.
-type TxnOp interface{ Kind() TxnKind }
+type TxnCommand interface{ Kind() TxnKind }
 
-// TxnAnswer answers a TxnOp: *Prepared a *Prepare, *Decided a *Commit or *Decide, *Revoked a
+// TxnAnswer answers a TxnCommand: *Prepared a *Prepare, *Decided a *Commit or *Decide, *Revoked a
 // *Revoke, *Attached a *LeaseKeys, and *Resolved the others.
 type TxnAnswer interface{ answers(k TxnKind) bool }
 
-// TxnKind is the number of a TxnOp on the wire.
+// TxnKind is the number of a TxnCommand on the wire.
 type TxnKind uint8
 
 // The commands of transactions over several ranges, and of leases.
@@ -175,10 +175,10 @@ type WriteResult struct {
 	Create  keyspace.Revision
 	Lease   keyspace.LeaseID
 	Value   []byte
-	// Deleted is how many keys a delete found. If Swept, there are too many for one entry, and
+	// Deleted is how many keys a delete found. If Uncounted, there are too many for one entry, and
 	// nobody has counted them.
-	Deleted int64
-	Swept   bool
+	Deleted   int64
+	Uncounted bool
 	// Prevs are the previous versions of the keys, if asked for.
 	Prevs []*mvccpb.KeyValue
 }
@@ -238,25 +238,25 @@ type Resolved struct {
 	Intact bool
 }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Prepare) Kind() TxnKind { return TxnPrepare }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Commit) Kind() TxnKind { return TxnCommit }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Resolve) Kind() TxnKind { return TxnResolve }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Decide) Kind() TxnKind { return TxnDecide }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Forget) Kind() TxnKind { return TxnForget }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*Revoke) Kind() TxnKind { return TxnRevoke }
 
-// Kind implements TxnOp.
+// Kind implements TxnCommand.
 func (*LeaseKeys) Kind() TxnKind { return TxnLeaseKeys }
 
 func (*Prepared) answers(k TxnKind) bool { return k == TxnPrepare }

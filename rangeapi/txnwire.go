@@ -36,7 +36,7 @@ const (
 
 const (
 	resultLived = 1 << iota
-	resultSwept
+	resultUncounted
 )
 
 const (
@@ -61,8 +61,8 @@ func (c *Reader) proto(m proto.Message) {
 	}
 }
 
-// AppendTxnOp appends the binary form of a transaction command to a range.
-func AppendTxnOp(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnOp) ([]byte, error) {
+// AppendTxnCommand appends the binary form of a transaction command to a range.
+func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op TxnCommand) ([]byte, error) {
 	dst = append(dst, txnWireVersion, byte(op.Kind()))
 	dst = appendRange(dst, id, g)
 	switch o := op.(type) {
@@ -144,8 +144,8 @@ func (c *Reader) prepare() *Prepare {
 	return p
 }
 
-// DecodeTxnOp decodes what AppendTxnOp wrote. It copies what it keeps.
-func DecodeTxnOp(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnOp, err error) {
+// DecodeTxnCommand decodes what AppendTxnCommand wrote. It copies what it keeps.
+func DecodeTxnCommand(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnCommand, err error) {
 	c, k, id, g, err := DecodeTxnHead(b)
 	if err != nil {
 		return 0, 0, nil, err
@@ -237,7 +237,7 @@ func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 	for i := range p.Results {
 		r := &p.Results[i]
 		dst = binary.AppendUvarint(dst, uint64(r.Number))
-		dst = append(dst, wire.Flag(r.Lived, resultLived)|wire.Flag(r.Swept, resultSwept))
+		dst = append(dst, wire.Flag(r.Lived, resultLived)|wire.Flag(r.Uncounted, resultUncounted))
 		dst = binary.AppendUvarint(dst, uint64(r.Version))
 		dst = binary.AppendUvarint(dst, uint64(r.Create))
 		dst = binary.AppendUvarint(dst, uint64(r.Lease))
@@ -272,8 +272,8 @@ func (c *Reader) prepared() *Prepared {
 	p.Results = make([]WriteResult, 0, n)
 	for range n {
 		r := WriteResult{Number: uint32(c.Uvarint())}
-		f := c.Flags(resultLived | resultSwept)
-		r.Lived, r.Swept = f&resultLived != 0, f&resultSwept != 0
+		f := c.Flags(resultLived | resultUncounted)
+		r.Lived, r.Uncounted = f&resultLived != 0, f&resultUncounted != 0
 		r.Version, r.Create, r.Lease = int64(c.Uvarint()), c.Revision(), keyspace.LeaseID(c.Uvarint())
 		if r.Value = c.Bytes(); len(r.Value) == 0 {
 			r.Value = nil

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-func sampleTxnOps() []TxnOp {
-	return []TxnOp{
+func sampleTxnCommands() []TxnCommand {
+	return []TxnCommand{
 		&Prepare{
 			Name: sampleTxn, Anchor: []byte("k"), WaitForOlder: true, Pin: true, PinAt: 12,
 			Guards: []Guard{{Compare: &pb.Compare{Key: []byte("a"), RangeEnd: []byte("c")}, Want: WantFails}},
@@ -39,7 +39,7 @@ func sampleTxnAnswers() []TxnAnswer {
 			Held: true, Lock: LockID{8, 6, 1, 0}, Facts: []Fact{{Found: true}, {Holds: true}}, Changes: true,
 			Results: []WriteResult{
 				{Number: 1, Lived: true, Version: 4, Create: 290, Lease: 9, Value: []byte("v")},
-				{Number: 3, Deleted: 1, Swept: true, Prevs: []*mvccpb.KeyValue{{Key: []byte("x"), ModRevision: 7}}},
+				{Number: 3, Deleted: 1, Uncounted: true, Prevs: []*mvccpb.KeyValue{{Key: []byte("x"), ModRevision: 7}}},
 			},
 		},
 		&Prepared{Fence: 12, Facts: []Fact{{}}, Refused: kverror.New(kverror.KeyNotFound, "k"), RefusedAt: 2, Results: []WriteResult{}},
@@ -51,26 +51,26 @@ func sampleTxnAnswers() []TxnAnswer {
 	}
 }
 
-func FuzzTxnOp(f *testing.F) {
-	for _, op := range sampleTxnOps() {
-		b, _ := AppendTxnOp(nil, 7, 3, op)
+func FuzzTxnCommand(f *testing.F) {
+	for _, op := range sampleTxnCommands() {
+		b, _ := AppendTxnCommand(nil, 7, 3, op)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var op TxnOp
+		var op TxnCommand
 		var err error
-		measure.Claims(t, b, func() { _, _, op, err = DecodeTxnOp(b) })
+		measure.Claims(t, b, func() { _, _, op, err = DecodeTxnCommand(b) })
 		if err != nil {
 			return
 		}
-		again, err := AppendTxnOp(nil, 7, 3, op)
+		again, err := AppendTxnCommand(nil, 7, 3, op)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, p, err := DecodeTxnOp(again); err != nil || p.Kind() != op.Kind() {
+		if _, _, p, err := DecodeTxnCommand(again); err != nil || p.Kind() != op.Kind() {
 			t.Fatalf("%v became %v, %v", op, p, err)
 		}
-		_ = CheckTxnOp(op)
+		_ = CheckTxnCommand(op)
 	})
 }
 
@@ -95,14 +95,14 @@ func FuzzTxnAnswer(f *testing.F) {
 	})
 }
 
-func TestTxnOpRoundTrip(t *testing.T) {
-	for _, op := range sampleTxnOps() {
-		b, err := AppendTxnOp(nil, 7, 3, op)
+func TestTxnCommandRoundTrip(t *testing.T) {
+	for _, op := range sampleTxnCommands() {
+		b, err := AppendTxnCommand(nil, 7, 3, op)
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, g, got, err := DecodeTxnOp(b)
-		again, _ := AppendTxnOp(nil, id, g, got)
+		id, g, got, err := DecodeTxnCommand(b)
+		again, _ := AppendTxnCommand(nil, id, g, got)
 		if err != nil || id != 7 || g != 3 || !bytes.Equal(again, b) {
 			t.Errorf("%T: %v: %x became %x", op, err, b, again)
 		}

@@ -19,7 +19,7 @@ var everywhere = []keyspace.Span{{}}
 
 // answers has the ranges answer each matching command once as given, and then as usual.
 func (f *ranges) answers(all map[string]any) {
-	f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+	f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for match, answer := range all {
@@ -130,7 +130,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		goOn := make(chan struct{})
-		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			if q, ok := op.(*rangeapi.Resolve); ok && id == 3 && q.Revision != 0 {
 				<-goOn
 			}
@@ -163,7 +163,7 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		lost := true // guarded by f.mu
-		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			switch o := op.(type) {
@@ -200,7 +200,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 			for i := range c.ranges - 3 {
 				f.split(fmt.Sprintf("m%04d", i))
 			}
-			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				if p, ok := op.(*rangeapi.Prepare); ok && p.Revoke != 0 && int(id) > c.keys {
 					return withoutKeys(id), nil
 				}
@@ -230,7 +230,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 func TestTransactionOfUnknownLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
-		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			p, ok := op.(*rangeapi.Prepare)
 			if !ok {
 				return nil, nil
@@ -260,7 +260,7 @@ func TestLeaseKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		split := false
-		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			q := op.(*rangeapi.LeaseKeys)
 			if q.At != 7 || q.Lease != 5 {
 				t.Errorf("asked for %+v", q)

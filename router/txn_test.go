@@ -29,7 +29,7 @@ type ranges struct {
 	mu sync.Mutex
 	// Guarded by mu. log has the commands in order; answer, if set, may answer one.
 	log    []string
-	answer func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
+	answer func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error)
 	// sequenced are the requests for revisions, and refuse how many of them fail.
 	sequenced []keyspace.SequenceRequest
 	refuse    int
@@ -47,7 +47,7 @@ func (f *ranges) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Req
 	return f.cluster.Do(ctx, node, req)
 }
 
-func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID, _ keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	f.mu.Lock()
 	f.log = append(f.log, f.show(id, op))
 	answer := f.answer
@@ -82,7 +82,7 @@ func (f *ranges) Txn(ctx context.Context, _ keyspace.NodeID, id keyspace.RangeID
 	return &rangeapi.Resolved{Intact: ok && resolve.Lock != rangeapi.LockID{}}, nil
 }
 
-func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnOp) string {
+func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnCommand) string {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
 		s := fmt.Sprintf("prepare %d at %s", o.Name.Attempt, id)
@@ -198,7 +198,7 @@ func TestCourseOfATransaction(t *testing.T) {
 	once := func(match string, answer rangeapi.TxnAnswer, err error) func(*ranges) {
 		return func(f *ranges) {
 			done := false
-			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				if done || !strings.Contains(f.show(id, op), match) {
@@ -313,7 +313,7 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
 				var first rangeapi.TxnName
-				f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+				f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 					f.mu.Lock()
 					defer f.mu.Unlock()
 					switch o := op.(type) {
@@ -387,7 +387,7 @@ func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 		f, r := newRanges()
 		defer r.Stop()
 		n := 0
-		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			if _, ok := op.(*rangeapi.Commit); !ok {
 				return nil, nil
 			}
@@ -433,7 +433,7 @@ func TestClientOfATransactionLeaves(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
 			ctx, cancel := context.WithCancel(t.Context())
-			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				if strings.Contains(f.show(id, op), when) {
 					cancel()
 					if when != "commit" {
@@ -506,12 +506,12 @@ func TestLargeDeletesAreCountedTogether(t *testing.T) {
 			for i := range 30 {
 				f.put(&pb.PutRequest{Key: fmt.Appendf(nil, "%c", 'a'+i%26), Value: []byte("v")})
 			}
-			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				p, ok := op.(*rangeapi.Prepare)
 				if !ok {
 					return nil, nil
 				}
-				return &rangeapi.Prepared{Held: true, Changes: true, Results: []rangeapi.WriteResult{{Number: p.Writes[0].Number, Swept: true}}}, nil
+				return &rangeapi.Prepared{Held: true, Changes: true, Results: []rangeapi.WriteResult{{Number: p.Writes[0].Number, Uncounted: true}}}, nil
 			}
 			got, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
 			if err != nil || got.Deleted != 26 {
@@ -532,7 +532,7 @@ func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
 		for i := range many - 3 {
 			f.split(fmt.Sprintf("m%04d", i))
 		}
-		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			switch op.(type) {
 			case *rangeapi.Prepare:
 				return &rangeapi.Prepared{Held: true, Lock: rangeapi.LockID{Range: id}, Changes: true}, nil
@@ -665,7 +665,7 @@ func TestTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		r.coordinator.maxBytes = 50
-		f.answer = func(keyspace.RangeID, rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(keyspace.RangeID, rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			time.Sleep(300 * time.Millisecond)
 			return nil, nil
 		}
@@ -699,7 +699,7 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
 			ctx, cancel := context.WithCancel(t.Context())
-			f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				if s := f.show(id, op); strings.HasPrefix(s, slow) {
 					cancel()
 					time.Sleep(time.Second)
@@ -743,7 +743,7 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			f, r := newRanges()
 			r.cfg.ReadBytes = 100
 			r.large.Store(c.others)
-			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				p, ok := op.(*rangeapi.Prepare)
 				if !ok || c.reads {
 					return nil, nil
@@ -782,7 +782,7 @@ func TestAbortsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		running, most := 0, 0
-		f.answer = func(id keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			switch op.(type) {
 			case *rangeapi.Prepare:
 				if id != 1 {
@@ -859,7 +859,7 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
 		var when []time.Time // guarded by f.mu
-		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			if _, ok := op.(*rangeapi.Forget); ok {
 				f.mu.Lock()
 				defer f.mu.Unlock()

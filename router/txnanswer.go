@@ -223,8 +223,8 @@ func (a *assembly) remove(d *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 		for _, prev := range r.Prevs {
 			resp.PrevKvs = append(resp.PrevKvs, a.known(prev))
 		}
-		a.wrote = a.wrote || r.Deleted > 0 || r.Swept
-		if !r.Swept || d.GetPrevKv() {
+		a.wrote = a.wrote || r.Deleted > 0 || r.Uncounted
+		if !r.Uncounted || d.GetPrevKv() {
 			continue
 		}
 		// Nobody has counted these keys yet.

@@ -14,7 +14,7 @@ import (
 // TxnCommands reaches the ranges of a transaction; *rangeapi.Client does.
 type TxnCommands interface {
 	// Txn sends a transaction command to the replica of a range on a node.
-	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error)
+	Txn(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error)
 }
 
 // maxParallelCommands bounds the ranges that a transaction asks at the same time.
@@ -45,7 +45,7 @@ func each(ctx context.Context, ps []*participant, f func(context.Context, *parti
 
 // commandAt sends a command to the leader of a range. It returns errStartOver if the range has
 // changed since the route was found; then the command had no effect there.
-func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	var a retryState
 	for {
 		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
@@ -76,7 +76,7 @@ func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnOp) (r
 }
 
 // commandForKey sends a command to the range that holds the key, wherever that is.
-func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	for {
 		rt, err := r.cover(ctx, keyspace.Single(key))
 		if err != nil {
@@ -91,7 +91,7 @@ func (r *Router) commandForKey(ctx context.Context, key []byte, op rangeapi.TxnO
 
 // commandForSpan sends a command to every range of a span until all are done. It does not repeat
 // the command after a Conflict.
-func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeapi.TxnOp) error {
+func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeapi.TxnCommand) error {
 	for {
 		routes, err := r.resolve(ctx, s)
 		for i := 0; err == nil && i < len(routes); i++ {
@@ -107,7 +107,7 @@ func (r *Router) commandForSpan(ctx context.Context, s keyspace.Span, op rangeap
 	}
 }
 
-func (r *Router) untilDone(ctx context.Context, rt *route, op rangeapi.TxnOp) error {
+func (r *Router) untilDone(ctx context.Context, rt *route, op rangeapi.TxnCommand) error {
 	for {
 		got, err := r.commandAt(ctx, rt, op)
 		if err != nil {

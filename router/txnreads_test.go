@@ -40,7 +40,7 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		asked := 0
-		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+		f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			if _, ok := op.(*rangeapi.Prepare); !ok {
 				return nil, nil
 			}

@@ -31,7 +31,7 @@ type going struct {
 }
 
 // command sends a command and lets everything move that can.
-func (w *fakeWorld) command(ctx context.Context, op rangeapi.TxnOp) *going {
+func (w *fakeWorld) command(ctx context.Context, op rangeapi.TxnCommand) *going {
 	g := &going{}
 	go func() {
 		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
@@ -143,7 +143,7 @@ func TestLooksAreWithinTheLimits(t *testing.T) {
 // those who wait count like everybody else.
 func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 	for name, limits := range map[string]Limits{"node": {PendingBytes: 8 << 10}, "range": {RangePendingBytes: 8 << 10}} {
-		for _, end := range []rangeapi.TxnOp{
+		for _, end := range []rangeapi.TxnCommand{
 			&rangeapi.Resolve{Name: nameAged(1)}, &rangeapi.Decide{Name: nameAged(1), Anchor: []byte("k")},
 			&rangeapi.Commit{Name: nameAged(1), Anchor: []byte("k"), Revision: 9},
 		} {
@@ -367,7 +367,7 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		r.locks.Find(name, id).Floor = 100 // it was evaluated where nobody had heard of 201
 		r.mu.Unlock()
 		for _, rev := range []keyspace.Revision{100, 150, -1} {
-			for _, op := range []rangeapi.TxnOp{
+			for _, op := range []rangeapi.TxnCommand{
 				&rangeapi.Commit{Name: name, Anchor: []byte("k"), AnchorLock: id, Revision: rev}, &rangeapi.Resolve{Name: name, Lock: id, Revision: rev},
 			} {
 				if g := w.command(t.Context(), op); !errors.Is(g.err, kverror.Internal) {
@@ -412,7 +412,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 		bus, name := busBetween{}, nameAged(1)
 		w.node.RegisterHandlers(bus)
 		client := rangeapi.NewClient(2, nil, bus)
-		for _, op := range []rangeapi.TxnOp{
+		for _, op := range []rangeapi.TxnCommand{
 			&rangeapi.Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &rangeapi.Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &rangeapi.Resolve{Name: name},
 			&rangeapi.Decide{Name: name, Anchor: []byte("k")}, &rangeapi.Forget{Name: name, Anchor: []byte("k")},
 		} {
@@ -428,7 +428,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 			if err != nil {
 				t.Errorf("%T by %s: %v", op, way, err)
 			}
-			b, err := rangeapi.AppendTxnOp(nil, 1, 1, op)
+			b, err := rangeapi.AppendTxnCommand(nil, 1, 1, op)
 			if err != nil {
 				t.Fatal(err)
 			}

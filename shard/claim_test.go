@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {

@@ -15,9 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // elastic is one run of a model: at moments that a seed chooses ranges split and merge, by

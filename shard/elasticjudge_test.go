@@ -178,7 +178,7 @@ func (e *elastic) judgeResults(t *elasticTxn, p *elasticPiece) {
 		switch o := w.Op.(type) {
 		case *pb.DeleteRangeRequest:
 			s, _ := keyspace.FromEtcd(o.Key, o.RangeEnd)
-			if n := e.model.tombstones(s, t.rev); !got.Swept && got.Deleted != n {
+			if n := e.model.tombstones(s, t.rev); !got.Uncounted && got.Deleted != n {
 				e.fatal("%s at %d deleted %d keys of %s, and there are %d tombstones", t.name, t.rev, got.Deleted, s, n)
 			}
 		case *pb.PutRequest:

@@ -370,7 +370,7 @@ func (e *elastic) abortNext(t *elasticTxn) {
 }
 
 // command has a range take a command of a transaction.
-func (e *elastic) command(r *Replica, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+func (e *elastic) command(r *Replica, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	d := r.Descriptor()
 	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
 		return e.leader.node.Txn(ctx, d.Range, d.Generation, op)
@@ -393,7 +393,7 @@ func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error))
 }
 
 // stepOver has every range over the span take a command, until nothing is left of it to do.
-func (e *elastic) stepOver(s keyspace.Span, op rangeapi.TxnOp) error {
+func (e *elastic) stepOver(s keyspace.Span, op rangeapi.TxnCommand) error {
 	for {
 		r := e.over(s)[0]
 		end := r.Descriptor().Span.End
@@ -496,7 +496,7 @@ func (e *elastic) finish(t *command.CommitRecord) {
 }
 
 // opText prints a step as traces have it.
-func opText(op rangeapi.TxnOp) string {
+func opText(op rangeapi.TxnCommand) string {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
 		if o.Revoke != 0 {

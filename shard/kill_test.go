@@ -15,10 +15,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 

@@ -94,7 +94,7 @@ func (f *rigLeases) ended(lease keyspace.LeaseID) {
 }
 
 // command takes a command at the range that holds the key, again until it is answered.
-func (r *rig) command(ctx context.Context, key string, op rangeapi.TxnOp) (rangeapi.TxnAnswer, keyspace.Descriptor, error) {
+func (r *rig) command(ctx context.Context, key string, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, keyspace.Descriptor, error) {
 	for ctx.Err() == nil {
 		d, leaders := r.route([]byte(key))
 		for _, n := range leaders {

@@ -16,7 +16,7 @@ import (
 var _ locktable.Waiter = (*call)(nil)
 
 // Asks implements locktable.Waiter.
-func (c *call) Asks() (proto.Message, rangeapi.TxnOp) {
+func (c *call) Asks() (proto.Message, rangeapi.TxnCommand) {
 	if c.cmd != nil {
 		return nil, c.cmd.op
 	}

@@ -12,6 +12,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -19,7 +20,6 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // newWideRig is a rig of more nodes than its range has replicas: those are on the first

@@ -124,7 +124,7 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	}
 	last := max(s.rec.LastRevision, from.rec.LastRevision)
 	s.resolved = max(s.resolved, min(last, s.txns.Lowest()))
-	if !mutation.Is(mutation.CompleteByOneHalf) {
+	if !mutation.Is(mutation.ResolvedByOneHalf) {
 		s.resolved = min(s.resolved, min(last, from.txns.Lowest()))
 	}
 	if err := r.joinTxns(b, &from.txns, out); err != nil {

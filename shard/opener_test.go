@@ -6,10 +6,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 

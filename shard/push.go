@@ -265,7 +265,7 @@ func (r *Replica) finish(ctx context.Context, t *command.CommitRecord) error {
 
 // untilDone repeats a command of this replica's own until nothing is left of it. What
 // fails is tried again at a later tick.
-func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnOp) error {
+func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnCommand) error {
 	for {
 		a, err := r.command(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
 		if err != nil {

@@ -44,7 +44,7 @@ func (s *applyState) advance(locks bool) {
 	if locks {
 		s.lowest = keyspace.MaxRevision
 		for _, l := range s.txns.Locks {
-			if l.Leaves() && !mutation.Is(mutation.CompleteDespiteLock) {
+			if l.Leaves() && !mutation.Is(mutation.ResolvedDespiteLock) {
 				s.lowest = min(s.lowest, l.Floor)
 			}
 		}

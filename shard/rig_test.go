@@ -17,13 +17,13 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )

@@ -58,7 +58,7 @@ func (n *Node) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []by
 }
 
 func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
-	id, g, op, err := rangeapi.DecodeTxnOp(payload)
+	id, g, op, err := rangeapi.DecodeTxnCommand(payload)
 	if err == nil && prepares == rangeapi.EndsLocks(op) {
 		err = fmt.Errorf("shard: %T by the method of other steps", op)
 	}

@@ -68,7 +68,7 @@ func TestOldLocksArePushed(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
-		do := func(op rangeapi.TxnOp) rangeapi.TxnAnswer {
+		do := func(op rangeapi.TxnCommand) rangeapi.TxnAnswer {
 			var a rangeapi.TxnAnswer
 			var err error
 			done := make(chan struct{})
@@ -142,7 +142,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
-		do := func(op rangeapi.TxnOp) rangeapi.TxnAnswer {
+		do := func(op rangeapi.TxnCommand) rangeapi.TxnAnswer {
 			t.Helper()
 			done := make(chan rangeapi.TxnAnswer, 1)
 			go func() {

@@ -17,10 +17,10 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// txnCommand is a TxnOp on its way through the pipeline. It travels as a call without writes
+// txnCommand is a TxnCommand on its way through the pipeline. It travels as a call without writes
 // of its own.
 type txnCommand struct {
-	op     rangeapi.TxnOp
+	op     rangeapi.TxnCommand
 	answer rangeapi.TxnAnswer
 	// item is what the entry will carry, nil where nothing changes.
 	item *command.TxnItem
@@ -52,12 +52,12 @@ func (s *txnCommand) forgetRead(n *Node) {
 }
 
 // Txn serves one command of a transaction over several ranges at a replica of this node.
-func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	r := n.Replica(id)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
 	}
-	if err := rangeapi.CheckTxnOp(op); err != nil {
+	if err := rangeapi.CheckTxnCommand(op); err != nil {
 		return nil, err
 	}
 	if k, ok := op.(*rangeapi.LeaseKeys); ok {
@@ -66,8 +66,8 @@ func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generati
 	return r.command(ctx, &rangeapi.Request{Range: id, Generation: g}, op)
 }
 
-// command takes a TxnOp through the pipeline.
-func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnOp) (rangeapi.TxnAnswer, error) {
+// command takes a TxnCommand through the pipeline.
+func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	if err := r.believe(ctx, revisionOf(op)); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeap
 }
 
 // revisionOf returns the highest revision that a command names as one that was handed out.
-func revisionOf(op rangeapi.TxnOp) keyspace.Revision {
+func revisionOf(op rangeapi.TxnCommand) keyspace.Revision {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
 		return o.Name.Start
@@ -100,7 +100,7 @@ func revisionOf(op rangeapi.TxnOp) keyspace.Revision {
 const maxFenceRaise = 1 << 48
 
 // commandBytes is about what a command takes until it is answered.
-func commandBytes(op rangeapi.TxnOp) int64 {
+func commandBytes(op rangeapi.TxnCommand) int64 {
 	n := callOverheadBytes
 	switch o := op.(type) {
 	case *rangeapi.Prepare:

@@ -18,7 +18,7 @@ import (
 func prepareSpans(op *rangeapi.Prepare, a *rangeapi.Prepared) (spans []command.LockSpan) {
 	swept := map[uint32]bool{}
 	for i := range a.Results {
-		swept[a.Results[i].Number] = a.Results[i].Swept
+		swept[a.Results[i].Number] = a.Results[i].Uncounted
 	}
 	add := func(key, end []byte, mode command.LockMode, sub uint32) {
 		if s, ok := keyspace.FromEtcd(key, end); ok {

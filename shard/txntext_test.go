@@ -24,7 +24,7 @@ import (
 //
 // NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
 // its place in the list, from 1.
-func parseCommand(line string) rangeapi.TxnOp {
+func parseCommand(line string) rangeapi.TxnCommand {
 	p := &parser{strings.Fields(line)}
 	verb := p.next()
 	switch verb {
@@ -193,7 +193,7 @@ func formatPrepared(p *rangeapi.Prepared) string {
 		} else {
 			s += fmt.Sprintf(" deleted=%d", r.Deleted)
 		}
-		if r.Swept {
+		if r.Uncounted {
 			s += " swept"
 		}
 		if r.Value != nil {

@@ -16,12 +16,12 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/sim/simclock"
-	"github.com/skeindb/skein/sim/simdisk"
 	"github.com/skeindb/skein/transport"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/skeindb/skein/sim/simdisk"
+	"github.com/skeindb/skein/internal/simdisk"
 )
 
 // seeds extends the random tests; the name of a failed test contains its seed.

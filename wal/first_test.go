@@ -3,7 +3,7 @@ package wal
 import (
 	"testing"
 
-	"github.com/skeindb/skein/sim/simdisk"
+	"github.com/skeindb/skein/internal/simdisk"
 )
 
 // TestBeganEmpty distinguishes a new log from one that was used before. BeganEmpty stays

@@ -19,8 +19,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/raft/v3"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // appendOne appends one entry and returns a channel with its completion.

@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
-	"github.com/skeindb/skein/sim/simdisk"
+	"github.com/skeindb/skein/internal/simdisk"
 )
 
 func readFile(t testing.TB, fs vfs.FS, path string) []byte {

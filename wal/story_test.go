@@ -15,8 +15,8 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/sim/simdisk"
 )
 
 // TestStories runs the stories in testdata. Commands:

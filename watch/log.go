@@ -32,7 +32,7 @@ func (h *Hub) takeLog(r *running, p *placement.LogPart) {
 		return
 	}
 	now := h.cfg.Clock.Now()
-	if p.After > h.logEnd && !mutation.Is(mutation.HandOutsIgnored) {
+	if p.After > h.logEnd && !mutation.Is(mutation.AllocationsIgnored) {
 		// Nobody knows the ranges of these: an earlier sequencer allocated them, or this node fell
 		// behind the log. Every range is asked once (trap 80).
 		h.cfg.Metrics.Gaps.Inc()

@@ -22,8 +22,8 @@ const (
 	LeaseByTicks
 	// PromiseForgotten: a voter forgets its promise together with its leader.
 	PromiseForgotten
-	// HandOutWithoutLease: the sequencer allocates revisions without checking its lease.
-	HandOutWithoutLease
+	// AllocatedWithoutLease: the sequencer allocates revisions without checking its lease.
+	AllocatedWithoutLease
 	// OtherTerm: a node proposes in a new term a batch that it has evaluated in an older
 	// one.
 	OtherTerm
@@ -53,12 +53,12 @@ const (
 	// VoidDespiteLock: a leader declares revisions void that a transaction whose lock it
 	// holds may still get.
 	VoidDespiteLock
-	// CompleteDespiteLock: a replica reports a resolved revision above a lock's possible
+	// ResolvedDespiteLock: a replica reports a resolved revision above a lock's possible
 	// write.
-	CompleteDespiteLock
-	// HandOutsIgnored: a gateway does not ask for the allocations of an earlier
+	ResolvedDespiteLock
+	// AllocationsIgnored: a gateway does not ask for the allocations of an earlier
 	// sequencer.
-	HandOutsIgnored
+	AllocationsIgnored
 	// ProgressTooEarly: a gateway sends progress up to its place in the allocation log.
 	ProgressTooEarly
 	// ProgressBehindEvent: a stream sends progress below an event that one of its
@@ -86,17 +86,17 @@ const (
 	FreezeForgotten
 	// LocksLostAtMerge: a range that absorbs its neighbour does not take over its locks.
 	LocksLostAtMerge
-	// CompleteByOneHalf: a range that has absorbed its neighbour bounds its resolved
+	// ResolvedByOneHalf: a range that has absorbed its neighbour bounds its resolved
 	// revision by its own locks alone, not by the neighbour's.
-	CompleteByOneHalf
+	ResolvedByOneHalf
 	// AbsorbedStaysMapped: the commit of a merge leaves the absorbed range in the map.
 	AbsorbedStaysMapped
 	// VersionLostInCopy: a copy of a replica omits one of its versions.
 	VersionLostInCopy
-	// EmptyLetIn: a node that has lost its disk is admitted under its old id.
-	EmptyLetIn
-	// NewcomerUnknown: nodes do not speak to nodes that joined after their start.
-	NewcomerUnknown
+	// EmptyAdmitted: a node that has lost its disk is admitted under its old id.
+	EmptyAdmitted
+	// JoinerUnknown: nodes do not speak to nodes that joined after their start.
+	JoinerUnknown
 	// RowGivenTwice: the row of one directory is given to the next one that comes.
 	RowGivenTwice
 	// ZonesIgnored: the moves before a merge do not respect zones.

@@ -60,7 +60,7 @@ func (a *Admission) check(ctx context.Context, q Check) Check {
 		q.Unsure = a.hasRun.Load()
 		return q
 	}
-	if mutation.Is(mutation.EmptyLetIn) {
+	if mutation.Is(mutation.EmptyAdmitted) {
 		q.Member = true
 		return q
 	}

@@ -182,7 +182,7 @@ func merge(a, b output) output {
 // leaseLocked looks at the lease. Whoever calls it has put all requests that it is
 // for into the last revision before.
 func (s *Sequencer) leaseLocked() bool {
-	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.HandOutWithoutLease))
+	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.AllocatedWithoutLease))
 }
 
 // ceilingDone is the end of a proposal of a ceiling.

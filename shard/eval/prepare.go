@@ -211,7 +211,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) 
 			return nil
 		}
 		if size += len(it.key) + command.VersionOverheadBytes; size > w.sweepBytes && len(items) > 1 {
-			if res.Swept = true; !o.GetPrevKv() {
+			if res.Uncounted = true; !o.GetPrevKv() {
 				return ErrStop
 			}
 		}
@@ -235,14 +235,14 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) 
 			res.Deleted++
 			res.Prevs = append(res.Prevs, e.draft.keep(it))
 		}
-		if res.Swept && e.changes.get(it.key) == nil {
+		if res.Uncounted && e.changes.get(it.key) == nil {
 			continue
 		}
 		if err := e.write(&PendingVersion{Key: it.key, Txn: e.changes.txn, Tombstone: true, Lived: true}, it.lease); err != nil {
 			return err
 		}
 	}
-	if res.Swept {
+	if res.Uncounted {
 		w.swept = append(w.swept, command.LockSpan{Span: s, Mode: command.Sweep, Sub: e.sub})
 		return w.removeOwn(s)
 	}

@@ -14,7 +14,7 @@ import (
 // Waiter is a request that may have to wait. Waiters are compared by ==.
 type Waiter interface {
 	// Asks returns the request of a client, or else the command of a transaction.
-	Asks() (op proto.Message, cmd rangeapi.TxnOp)
+	Asks() (op proto.Message, cmd rangeapi.TxnCommand)
 	// Bytes is what the waiter holds of its owner's budgets.
 	Bytes() int64
 	// Ticket is where the table keeps the waiter's number among those that ever waited, 0
@@ -289,7 +289,7 @@ func revokesLease(c Waiter) keyspace.LeaseID {
 }
 
 // patient says whether a command may wait for older transactions.
-func patient(cmd rangeapi.TxnOp) bool {
+func patient(cmd rangeapi.TxnCommand) bool {
 	p, ok := cmd.(*rangeapi.Prepare)
 	return ok && p.WaitForOlder
 }

@@ -22,13 +22,13 @@ import (
 type request struct {
 	name   string
 	op     proto.Message
-	cmd    rangeapi.TxnOp
+	cmd    rangeapi.TxnCommand
 	ticket uint32
 }
 
-func (r *request) Asks() (proto.Message, rangeapi.TxnOp) { return r.op, r.cmd }
-func (r *request) Bytes() int64                          { return 1 }
-func (r *request) Ticket() *uint32                       { return &r.ticket }
+func (r *request) Asks() (proto.Message, rangeapi.TxnCommand) { return r.op, r.cmd }
+func (r *request) Bytes() int64                               { return 1 }
+func (r *request) Ticket() *uint32                            { return &r.ticket }
 
 // owner does with a table what a replica does, without evaluation and log.
 type owner struct {
