@@ -551,19 +551,13 @@ const (
 	hostTimeout  = 5 * time.Second
 )
 
-// BeginStop announces that the node is stopping, so that other stopping nodes wait for it where
-// they must. Stop follows, and announces it too.
-func (c *Core) BeginStop() { c.client.BeginStop() }
-
-// Stop ends the node in order, so that nothing has to be replayed and, where all
-// nodes stop, no revision is left out. It takes at most about 20 s; ctx cuts the
-// waiting short, not the order.
+// Stop ends the node in order, so that nothing has to be replayed and the next sequencer skips
+// no revision. It takes at most about 20 s; ctx cuts the waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
 	enter := c.o.stages.enter
 	if c.Err() == nil {
 		enter("end transactions over several ranges")
-		c.client.BeginStop()
 		c.router.Drain(ctx)
 		enter("hand over what the node leads")
 		drain, cancel := context.WithTimeout(ctx, drainTimeout)
@@ -573,9 +567,9 @@ func (c *Core) Stop(ctx context.Context) error {
 			c.log.Warn("drain", zap.Error(err))
 		}
 		cancel()
-		enter("use up the revisions that were handed out")
-		if err := c.client.Shutdown(ctx); err != nil {
-			c.log.Warn("stop without knowing that all revisions are used", zap.Error(err))
+		enter("lower the ceiling of revisions and hand placement over")
+		if err := c.service.Shutdown(ctx); err != nil {
+			c.log.Warn("stop with unused revisions below the ceiling", zap.Error(err))
 		}
 	}
 	c.stopServing()

@@ -13,9 +13,9 @@
 //
 // # Stop
 //
-//	tell the other nodes → ports close, requests under way end → pipelines of the ranges close,
-//	leaderships are handed over → the ceiling of revisions is lowered (Quiesce) → clients,
-//	replicas, raft host → engine flushed → wal → bus → directories
+//	ports close, requests under way end → pipelines of the ranges close, leaderships are handed
+//	over → the ceiling of revisions is lowered, placement is handed over → clients, replicas,
+//	raft host → engine flushed → wal → bus → directories
 //
 // Each step has a bound in time. After a second signal the process ends at once, which costs
 // only a replay.

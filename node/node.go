@@ -128,7 +128,6 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 func (n *Node) Stop(ctx context.Context) error {
 	s := n.core.o.stages
 	s.enter("end the requests of clients")
-	n.core.BeginStop()
 	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
 	n.api.Stop(serving)
 	cancel()

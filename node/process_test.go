@@ -373,54 +373,6 @@ func (h *history) count() int {
 	return h.puts
 }
 
-// After a clean stop of all nodes at the same moment, under load, revisions go on
-// without a gap.
-func TestCleanStopLeavesNoGap(t *testing.T) {
-	c := newProcesses(t)
-	for round := range 3 {
-		c.startAll()
-		c.ready()
-		h := newHistory()
-		ctx, cancel := context.WithCancel(t.Context())
-		var writers sync.WaitGroup
-		all := c.clientOf(c.nodes...)
-		for w := range 8 {
-			writers.Go(func() { h.write(ctx, t, all, w, 10*time.Millisecond) })
-		}
-		time.Sleep(time.Second)
-		c.stopAll()
-		cancel()
-		writers.Wait()
-		c.startAll()
-		c.ready()
-		cl := c.clientOf(c.nodes[round%3])
-		h.verify(t, cl)
-		c.checkDense(cl)
-		c.stopAll()
-	}
-}
-
-// checkDense wants each revision from 2 to the current one to be the mod revision
-// of some version: a number that no event bears is a gap.
-func (c *processes) checkDense(cl *clientv3.Client) {
-	c.t.Helper()
-	now, err := cl.Get(c.t.Context(), "ready")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	// Reading the store at revision r-1 and at r tells whether r changed something;
-	// the newest mod revision at r must be r itself.
-	for r := int64(2); r <= now.Header.Revision; r++ {
-		got, err := cl.Get(c.t.Context(), "", clientv3.WithPrefix(), clientv3.WithRev(r), clientv3.WithMinModRev(r), clientv3.WithKeysOnly())
-		if err != nil {
-			c.t.Fatalf("reading at revision %d: %v", r, err)
-		}
-		if len(got.Kvs) != 1 || got.Kvs[0].ModRevision != r {
-			c.t.Errorf("revision %d of %d is borne by %d keys", r, now.Header.Revision, len(got.Kvs))
-		}
-	}
-}
-
 // A second signal ends a node at once, and bad flags are refused before anything
 // is touched.
 func TestWrongUse(t *testing.T) {

@@ -61,7 +61,7 @@ func (c *Client) putNode(ctx context.Context, change fsm.NodeChange, n fsm.Node)
 	if err := n.Validate(); err != nil {
 		return kverror.New(kverror.BadRequest, "%v", err)
 	}
-	_, err := c.ask(ctx, &request{Kind: requestPutNode, Boot: c.o.Boot, Change: change, Node: n}, true)
+	_, err := c.ask(ctx, &request{Kind: requestPutNode, Change: change, Node: n}, true)
 	return err
 }
 

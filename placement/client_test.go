@@ -64,9 +64,6 @@ func TestSequenceWithoutQuorum(t *testing.T) {
 		if _, err := c.Compact(ctx, 1); kverror.Of(err).Fate() != kverror.Unknown {
 			t.Errorf("compact without a quorum: %v", err)
 		}
-		if err := c.Shutdown(t.Context()); err == nil {
-			t.Error("a stop without a quorum promised that there is no gap")
-		}
 		r.nodes[0].stop()
 		c.Sequence(keyspace.SequenceRequest{Range: 1}, func(a keyspace.SequenceAnswer) {
 			if !errors.Is(a.Err, kverror.Stopped) {

@@ -14,7 +14,6 @@ import (
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/internal/testkit"
-	"github.com/skeindb/skein/placement/sequencer"
 )
 
 var sampleDescriptor = keyspace.Descriptor{
@@ -33,13 +32,11 @@ func sampleRequests() []request {
 		{Kind: requestReport, Descriptors: []keyspace.Descriptor{sampleDescriptor}},
 		{Kind: requestCompact, Revision: 40},
 		{Kind: requestMembers, Linearizable: true},
-		{Kind: requestPutNode, Boot: 0xb001, Change: fsm.NodeHasMoved, Node: sampleNode},
+		{Kind: requestPutNode, Change: fsm.NodeHasMoved, Node: sampleNode},
 		{Kind: requestStatus, Linearizable: true},
-		{Kind: requestStop, Boot: 0xb001, Phase: sequencer.StopClosed},
 		{Kind: requestTransfer, To: 0xa2},
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
-		{Kind: requestStanding},
 		{Kind: requestLease, Lease: leaseRequest{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b")}}},
 		{Kind: requestBegin, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		{Kind: requestOperations, Linearizable: true},
@@ -66,10 +63,6 @@ func sampleResponse(k requestKind) response {
 		return response{Nodes: []Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
-	case requestStop:
-		return response{Verdict: sequencer.StopSealed}
-	case requestStanding:
-		return response{Standing: sequencer.Standing{Boot: 0xb001, Phase: sequencer.StopClosing}}
 	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
 	case requestLease:
 		return response{Lease: leaseResponse{

@@ -116,9 +116,6 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	if q.maybeOld() {
 		return s.serveLast(q.Kind) // any replica can
 	}
-	if q.Kind == requestStanding {
-		return response{Standing: s.shutdown.Standing()}, nil // each node knows of itself
-	}
 	if q.Kind == requestLease {
 		a, err := s.serveLease(ctx, &q.Lease)
 		return response{Lease: a}, err
@@ -148,9 +145,6 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{}, s.propose(ctx, term, fsm.RemoveNode{Node: q.To, Now: s.wall()}).Err
 	case requestKeepBorder:
 		return response{}, s.propose(ctx, term, fsm.KeepBorder{Key: q.Key}).Err
-	case requestStop:
-		v, err := s.shutdown.Serve(ctx, sequencer.Process{Node: from, Boot: q.Boot}, q.Phase)
-		return response{Verdict: v}, err
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -164,7 +158,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{Operations: []fsm.Operation{o}}, err
 	case requestSettings, requestOperations, requestStatus:
 		return s.serveLast(q.Kind) // it leads, by now
-	case requestStanding, requestLease:
+	case requestLease:
 	}
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }
@@ -222,7 +216,6 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 		return kverror.New(kverror.BadRequest, "node %s describes node %s: %v", from, q.Node.ID, err)
 	}
 	if q.Change == fsm.NodePublishes {
-		s.shutdown.Started(sequencer.Process{Node: from, Boot: q.Boot})
 		if old, ok := s.View().Node(from); ok && old.State.Started() && old.Says(&q.Node) {
 			return nil
 		}

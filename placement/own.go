@@ -63,10 +63,6 @@ func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspa
 	if now := m.s.View().PlacementGroup().ConfIndex; now != confIndex {
 		return kverror.New(kverror.WrongRange, "the members of the placement group are those of index %d, not %d", now, confIndex)
 	}
-	if who := m.s.shutdown.AnyStopping(ctx, m.s.o.Alive); who != 0 {
-		// Whoever was told to go counts on those that stay.
-		return kverror.New(kverror.Busy, "node %s is stopping", who)
-	}
 	if err := g.ChangeConf(ctx, m.term, changes, nil); err != nil {
 		return fmt.Errorf("change the members of the placement group: %w", err)
 	}

@@ -130,8 +130,7 @@ func TestPlacementGroupMoves(t *testing.T) {
 		if _, _, err := r.nodes[5].client.GrantLease(ctx, 77, 600, true); err != nil {
 			t.Fatal(err)
 		}
-		r.nodes[2].client.BeginStop()
-		if err := r.nodes[2].client.Shutdown(ctx); err != nil {
+		if err := r.nodes[2].service.Shutdown(ctx); err != nil {
 			t.Fatal(err)
 		}
 		r.nodes[2].stop()
@@ -395,8 +394,7 @@ func TestPlacementGroupMovesAfterRestart(t *testing.T) {
 		r.startAll()
 		r.leadBy(r.nodes[0])
 		n := r.nodes[1]
-		n.client.BeginStop()
-		if err := n.client.Shutdown(t.Context()); err != nil {
+		if err := n.service.Shutdown(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		n.stop()

@@ -6,7 +6,6 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
-	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // requestKind is the kind of a request of method 33; the numbers are on the wire.
@@ -19,11 +18,9 @@ const (
 	requestMembers
 	requestPutNode
 	requestStatus
-	requestStop
 	requestTransfer
 	requestPutSetting
 	requestSettings
-	requestStanding
 	requestLease
 	requestBegin
 	requestOperations
@@ -37,8 +34,8 @@ const (
 // requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
 // more of nodes, and who holds the placement group; version 6 merges; version 7 the
 // directories of nodes; version 8 requestKeepBorder; version 9 nodes that leave; version 10
-// beside which others they do.
-const requestVersion = 10
+// beside which others they do. Version 11 knows no stopping nodes.
+const requestVersion = 11
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -57,9 +54,6 @@ type request struct {
 	// Node and Change are for requestPutNode.
 	Node   fsm.Node
 	Change fsm.NodeChange
-	// Boot is for requestPutNode and requestStop; Phase for the latter.
-	Boot  keyspace.BootID
-	Phase sequencer.StopPhase
 	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
 	// Becomes are the states for requestSetNodeState, Leave says that the node is removed
 	// once it holds nothing, and Beside are the nodes of which it is known that they leave.
@@ -86,7 +80,6 @@ func (q *request) maybeOld() bool {
 func (q *request) encode() []byte {
 	dst := []byte{requestVersion, byte(q.Kind)}
 	switch q.Kind {
-	case requestStanding:
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, q.Count)
 	case requestReport:
@@ -96,11 +89,7 @@ func (q *request) encode() []byte {
 	case requestMembers, requestSettings, requestOperations, requestStatus:
 		dst = fsm.AppendBool(dst, q.Linearizable)
 	case requestPutNode:
-		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
 		dst = fsm.AppendNode(append(dst, byte(q.Change)), &q.Node)
-	case requestStop:
-		dst = binary.BigEndian.AppendUint64(dst, uint64(q.Boot))
-		dst = append(dst, byte(q.Phase))
 	case requestTransfer, requestRemoveNode:
 		dst = binary.AppendUvarint(dst, uint64(q.To))
 	case requestSetNodeState:
@@ -125,7 +114,6 @@ func decodeRequest(p []byte) (request, error) {
 	r.VersionIs(requestVersion)
 	q := request{Kind: requestKind(r.Byte())}
 	switch q.Kind {
-	case requestStanding:
 	case requestAllocate:
 		q.Count = uint64(r.Bounded(fsm.MaxRangeIDs))
 	case requestReport:
@@ -135,14 +123,7 @@ func decodeRequest(p []byte) (request, error) {
 	case requestMembers, requestSettings, requestOperations, requestStatus:
 		q.Linearizable = r.Bool()
 	case requestPutNode:
-		q.Boot = keyspace.BootID(r.Uint64BE())
 		q.Change, q.Node = r.NodeChange(), r.Node()
-	case requestStop:
-		q.Boot = keyspace.BootID(r.Uint64BE())
-		q.Phase = sequencer.StopPhase(r.Byte())
-		if q.Phase != sequencer.StopClosed && q.Phase != sequencer.StopLeaving {
-			r.Failf("stop phase %d", q.Phase)
-		}
 	case requestTransfer, requestRemoveNode:
 		q.To = keyspace.NodeID(r.Uvarint())
 	case requestSetNodeState:
@@ -192,10 +173,7 @@ type response struct {
 	Revision keyspace.Revision
 	Nodes    []fsm.Node
 	Status   Status
-	Verdict  sequencer.Verdict
 	Settings []fsm.Setting
-	// Standing is the answer to requestStanding.
-	Standing sequencer.Standing
 	Lease    leaseResponse
 	// Operations are those under way, or the one that was begun.
 	Operations []fsm.Operation
@@ -219,11 +197,6 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = fsm.AppendRevision(dst, a.Revision)
 	case requestMembers:
 		dst = fsm.AppendNodes(dst, a.Nodes)
-	case requestStop:
-		dst = append(dst, byte(a.Verdict))
-	case requestStanding:
-		dst = binary.BigEndian.AppendUint64(dst, uint64(a.Standing.Boot))
-		dst = append(dst, byte(a.Standing.Phase))
 	case requestSettings:
 		dst = fsm.AppendRevision(dst, a.Revision)
 		dst = binary.AppendUvarint(dst, uint64(len(a.Settings)))
@@ -261,13 +234,6 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Revision = r.Revision()
 	case requestMembers:
 		a.Nodes = r.Nodes()
-	case requestStop:
-		a.Verdict = sequencer.Verdict(r.Byte())
-	case requestStanding:
-		a.Standing = sequencer.Standing{Boot: keyspace.BootID(r.Uint64BE()), Phase: sequencer.StopPhase(r.Byte())}
-		if a.Standing.Phase > sequencer.StopClosed {
-			r.Failf("a node stands at phase %d of a stop", a.Standing.Phase)
-		}
 	case requestSettings:
 		a.Revision = r.Revision()
 		n := r.CountUpTo(fsm.MaxSettings, 2)

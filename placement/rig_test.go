@@ -245,7 +245,7 @@ func newSeedReader(rng *rand.Rand) *rand.ChaCha8 {
 	return rand.NewChaCha8(seed)
 }
 
-// stop ends the node in order, except for Quiesce.
+// stop ends the node in order, except for Shutdown.
 func (n *rigNode) stop() {
 	n.current.Store(nil)
 	n.client.Stop()
@@ -281,26 +281,21 @@ func (n *rigNode) crash() {
 }
 
 // stopAllAtOnce is SIGTERM for every node at the same moment.
-func (r *rig) stopAllAtOnce() (quiesced int) {
+func (r *rig) stopAllAtOnce() {
 	var wg sync.WaitGroup
-	var done atomic.Int64
 	for _, n := range r.nodes {
 		if !n.up() {
 			continue
 		}
 		wg.Go(func() {
-			n.client.BeginStop()
 			time.Sleep(time.Duration(n.id) * 30 * time.Millisecond) // the pipelines close
-			if err := n.client.Shutdown(context.Background()); err != nil {
+			if err := n.service.Shutdown(context.Background()); err != nil {
 				r.t.Logf("node %s: %v", n.id, err)
-			} else {
-				done.Add(1)
 			}
 			n.stop()
 		})
 	}
 	wg.Wait()
-	return int(done.Load())
 }
 
 // leader waits for a leader that serves and returns its node.

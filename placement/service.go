@@ -2,7 +2,6 @@ package placement
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/driver"
@@ -111,7 +109,6 @@ type Service struct {
 	o         ServiceOptions
 	machine   *machine
 	sequencer *sequencer.Sequencer
-	shutdown  *sequencer.Shutdown
 	driver    *driver.Driver
 
 	ctx    context.Context
@@ -138,6 +135,8 @@ type Service struct {
 	leadCancel context.CancelFunc
 	// Tracker is what nodes say of themselves to the leadership; nil while there is none.
 	tracker *driver.Tracker
+	// stopping says that Shutdown has begun: the allocations do not resume.
+	stopping bool
 	// held are reported descriptors that did not fit into the map, by range.
 	held map[keyspace.RangeID]keyspace.Descriptor
 }
@@ -168,7 +167,6 @@ func NewService(o ServiceOptions) (*Service, error) {
 		detached:  make(chan struct{}),
 		changed:   make(chan struct{}),
 	}
-	s.shutdown = sequencer.NewShutdown(s.shutdownOptions(), s.sequencer)
 	s.driver = driver.New(s.driverOptions())
 	m.self = o.Self
 	m.onMembers = s.membersApplied
@@ -204,14 +202,13 @@ func (s *Service) Start() {
 	s.wait.Go(func() { s.runLifecycle(s.ctx) })
 }
 
-// Stop ends the Service and waits for its goroutines. It ends no term in order:
-// see Client.Shutdown for that.
+// Stop ends the Service and waits for its goroutines. A leader hands over before, with
+// Shutdown.
 func (s *Service) Stop() {
 	s.cancel()
 	s.mu.Lock()
 	s.endDutiesLocked()
 	s.mu.Unlock()
-	s.shutdown.Close()
 	s.wait.Wait()
 }
 
@@ -263,7 +260,6 @@ func boolGauge(b bool) float64 {
 func (s *Service) beginDutiesLocked(term uint64) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
-	s.shutdown.Lead(ctx, term)
 	clear(s.held)
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
@@ -397,68 +393,4 @@ func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspa
 		}
 		pause = min(2*pause, createPauseMax)
 	}
-}
-
-// TransferLeader ends the allocations, lowers the ceiling to the last revision, and hands
-// the leadership of the placement group to the node. It is called on the leader's
-// node; on others it refuses with NotLeader.
-func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error {
-	s.mu.Lock()
-	g := s.group
-	s.mu.Unlock()
-	if g == nil {
-		return s.refusal()
-	}
-	st := g.Status()
-	if !st.IsLeader {
-		return s.refusal()
-	}
-	if to == s.o.Self {
-		return nil
-	}
-	for _, r := range st.Replicas {
-		if r.Node == to && r.Role == keyspace.RoleVoter {
-			return s.transferSoon(ctx, g, r)
-		}
-	}
-	return kverror.New(kverror.BadRequest, "node %s has no voting replica of the placement group", to)
-}
-
-// catchUpPatience is how long a transfer waits for a replica that has not caught up, and
-// catchUpPause lies between two looks. A leader that has just been elected has not heard from
-// all its followers yet, and who is a few entries behind has them in a moment.
-const (
-	catchUpPatience = 2 * time.Second
-	catchUpPause    = 20 * time.Millisecond
-)
-
-// transferSoon is transfer, made again for a while until the replica can take the lead.
-func (s *Service) transferSoon(ctx context.Context, g Group, to keyspace.Replica) error {
-	soon, cancel := clock.WithTimeout(ctx, s.o.Clock, catchUpPatience)
-	defer cancel()
-	for {
-		err := s.transfer(ctx, g, to)
-		if !errors.Is(err, raftgroup.ErrNotCaughtUp) || clock.Sleep(soon, s.o.Clock, catchUpPause) != nil {
-			return err
-		}
-	}
-}
-
-func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) error {
-	// Before the allocations end: without a target they would end for nothing.
-	err := g.CanTransfer(ctx, to.ID)
-	if err != nil {
-		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
-	}
-	if !mutation.Is(mutation.HandedOverInFlight) {
-		err = s.sequencer.End(ctx, to.Node)
-	}
-	if err == nil {
-		err = g.Transfer(ctx, to.ID)
-	}
-	if err != nil {
-		s.shutdown.Resume()
-		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
-	}
-	return nil
 }

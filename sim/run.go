@@ -134,8 +134,10 @@ type Report struct {
 	Watchers []*Watcher
 	// Drained says that no lease was left at the end.
 	Drained bool
-	// Failures counts what may have left gaps in the revisions.
+	// Failures counts what may have left gaps in the revisions. Rebooted is the highest
+	// revision known before all nodes were stopped at once, 0 if they were not.
 	Failures int
+	Rebooted int64
 	Happened map[Fault]int
 	// Splits, Compactions, Snapshots and CutOffs count the nodes' work. The last two are
 	// snapshots that followers installed, and truncations past what a follower needed.
@@ -251,9 +253,9 @@ func (c *cluster) awaitHeat(cfg *Config) {
 	}
 }
 
-// reboot stops all nodes at the same time, in order, and starts them again. Nothing is
-// lost and no revision stays unused.
+// reboot stops all nodes at the same time, in order, and starts them again. Nothing is lost.
 func reboot(rep *Report, c *cluster, probe *client) bool {
+	rep.Rebooted = known(rep.History.Ops())
 	err := c.stopAll()
 	if err == nil {
 		err = c.bootAll()

@@ -34,7 +34,7 @@ var stories = []story{
 		}
 	}},
 	// Splits, impatient clients, a clean stop of all nodes and no failure: every
-	// revision is used.
+	// revision before the stop is used.
 	{name: "quiet", cfg: func(uint64) Config {
 		return Config{Nodes: 3, Clients: 8, BurstOps: 6, Splits: 4, Compactions: 2, Quiet: 8 * time.Second, Borders: []string{"j"}}
 	}},

@@ -116,9 +116,9 @@ func newAllocator(log *AllocationLog) *allocator {
 
 // lead starts a term: an entry of it is applied, and ceiling is what the terms
 // before have left. Numbers start above it, and none is given until a higher
-// ceiling is committed. That one is proposed with the first batch and not before:
-// when all nodes stop, whoever is elected after the ceiling was lowered must not
-// raise it again for nobody (trap 67).
+// ceiling is committed. It is proposed with the first batch and not before: when all nodes
+// stop, a leader that is elected after the ceiling was lowered must not raise it again for
+// nobody (trap 67).
 func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
 	if term <= c.term {
 		panic(fmt.Sprintf("placement: sequencer of term %d led in term %d before", term, c.term))
@@ -429,6 +429,10 @@ func (c *allocator) settled(out *output) {
 		if c.ceiling > c.last {
 			c.phase = serving // it was never lowered
 		}
+		return
+	}
+	if c.phase == ending && c.ceiling == c.last {
+		c.phase = ended // nothing was allocated under this ceiling: it is as low as it can be
 		return
 	}
 	if c.phase == ending {

@@ -9,7 +9,7 @@
 //
 // The allocator is a state machine without locks, clocks, raft and network: its inputs are
 // its methods, its outputs lists of things to do. Sequencer runs it: it brings lease, raft and
-// callers. Shutdown orders the clean stop of nodes, which must leave no gap in the revisions.
+// callers.
 //
 // # Phases of an allocator
 //
@@ -30,16 +30,14 @@
 // had arrived.
 //
 // S3. Without failures every revision is used. A planned end of the allocations (a transfer of
-// leadership, a clean stop, also of all nodes at once) lowers the ceiling to the last revision
-// before anybody else can start from it. A lost leader leaves a gap of at most CeilingBlock.
+// leadership, a stop of the leader) lowers the ceiling to the last revision before anybody else
+// can start from it. A lost leader leaves a gap of at most CeilingBlock, and so may a stop of all
+// nodes at once (docs/decisions/0023).
 //
 // S4. A batch that is repeated with its number gets the same answer again, as long as it is the
 // last one of its process.
 //
 // S5. The allocation log has no holes: it holds every revision in (After, Last] of one term.
-//
-// S6. Of all nodes that a Shutdown ever let go because others carry on, none is in the quorum
-// that stayed for the last of them. So there is always a quorum that nobody let go.
 //
 // # What if …
 //
@@ -57,19 +55,21 @@
 //
 // … a client withdraws a batch? Nothing is allocated for it any more. Something may have been.
 //
-// … all nodes stop in the same second? The leader lets a node go when a quorum of voters says,
-// after that node began to stop, that they do not stop themselves. The last ones wait until all
-// pipelines are closed. The ceiling is then lowered, and they go.
+// … the sequencer's node stops? It refuses the batches that wait, and then lowers the ceiling to
+// the last revision. A ceiling under way is waited for, so the lowering is the last word of the
+// term in the log. Only then does it hand over. Batches that it has answered lie at or below the
+// lowered ceiling.
 //
-// … those that could wait no longer leave a leader behind? Its ceiling is lowered before they
-// leave. It allocates again when a quorum stays.
+// … all nodes stop in the same second? The leader lowers its ceiling while a quorum is left. A
+// successor that nobody asks leaves the ceiling low. Otherwise the next start skips at most
+// CeilingBlock revisions.
 //
 // … a follower of the log is too slow? The part that was overwritten is missing: the next part
 // begins above the end of the one before, and the follower must ask the ranges.
 //
 // # Locks
 //
-// Shutdown's mutex comes before Sequencer's, which comes before AllocationLog's. Sequencer
+// Sequencer's mutex comes before AllocationLog's. Sequencer
 // answers batches outside its lock. It proposes and begins rounds from one goroutine, never from
 // a callback of raft's. The placement Service's lock comes before all of them.
 package sequencer

@@ -381,15 +381,8 @@ func (s *Sequencer) Waiting() int {
 // Log returns the list of what was allocated.
 func (s *Sequencer) Log() *AllocationLog { return s.c.log }
 
-// hasEnded says that allocations have ended and the ceiling is committed at the last revision.
-func (s *Sequencer) hasEnded() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.c.phase == ended
-}
-
-// resume starts the allocations again after end, if this node still leads.
-func (s *Sequencer) resume() { s.input(func() output { return s.c.resume() }) }
+// Resume starts the allocations again after End, if this node still leads.
+func (s *Sequencer) Resume() { s.input(func() output { return s.c.resume() }) }
 
 // Proposer is the part of the raft group that takes entries.
 type Proposer interface {
