@@ -512,7 +512,7 @@ func (b *oldBackend) ShowNode(ctx context.Context, node string) (*adminpb.NodeSh
 	return s, err
 }
 
-// What a node knew before the change that is waited for is no word that it was taken back.
+// A node that does not know the change yet does not say that it was taken back.
 func TestWaitingBesideOldNews(t *testing.T) {
 	for change, want := range map[NodeChange]string{Drain: "draining", Decommission: "removed"} {
 		c, stop := serve(t, &oldBackend{})
@@ -554,9 +554,8 @@ type registrar struct {
 // RegisterService implements grpc.ServiceRegistrar.
 func (r *registrar) RegisterService(desc *grpc.ServiceDesc, srv any) { r.desc, r.srv = desc, srv }
 
-// What a question ended with is there before who asked has no time left, though the question
-// took all that it was given. No connection is in between: how long that takes depends on what
-// else the machine does.
+// A question that takes all its time still answers before its caller's time is over. There
+// is no connection in between: its time would depend on what else the machine does.
 func TestAnswerInTime(t *testing.T) {
 	for _, tc := range []struct{ given, want time.Duration }{
 		{10 * time.Second, 9750 * time.Millisecond},
@@ -679,8 +678,8 @@ func (b *movedBackend) Operations(context.Context) (*adminpb.OperationListRespon
 	return nextOf(&b.operations), nil
 }
 
-// TestWhatHasComeOfAMove: a move that is over has succeeded or was given up by the word of who
-// must know; what a late map or a replica without a quorum says is no word.
+// TestWhatHasComeOfAMove: only a leader or a quorum says whether a finished move succeeded or
+// was given up. A late map or a replica without a quorum says nothing.
 func TestWhatHasComeOfAMove(t *testing.T) {
 	move := &adminpb.Operation{Id: 7, Range: 3, Kind: "move", From: "n1", To: "n4"}
 	before := []*adminpb.Replica{{Node: "n1", Role: "voter"}, {Node: "n2", Role: "voter"}}

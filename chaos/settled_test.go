@@ -122,9 +122,9 @@ func equal(r *adminpb.Range, replicas []*adminpb.ReplicaState, want int) (bad []
 	return bad
 }
 
-// wrong says how a cluster differs from one at rest. At rest the map covers the
-// keyspace once, nothing is under way, each range has all its replicas and they are
-// equal, and no node holds a replica that the map does not give it.
+// wrong says how a cluster differs from one at rest. At rest the map covers the keyspace
+// once and nothing is under way. Each range has all its replicas and they are equal. No
+// node holds a replica that the map does not give it.
 func (c *census) wrong(want int) (bad []string) {
 	bad = covers(c.ranges)
 	held := map[string]int64{}

@@ -83,8 +83,7 @@ func (l *load) start(ctx context.Context) {
 	var crowd []*sim.Watcher
 	for i, span := range sim.WatchedSpans() {
 		crowd = append(crowd, sim.NewWatcher(fmt.Sprintf("watcher %d of the crowd", i), span))
-		// One that goes from machine to machine, and one that stays where clientv3 takes
-		// it.
+		// One goes from machine to machine, and one stays where clientv3 takes it.
 		for _, roams := range []bool{true, false} {
 			w := sim.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
 			l.watchers = append(l.watchers, w)

@@ -201,11 +201,11 @@ type Config struct {
 	// it where they divide. 0 is no bound. Default 10,000. Too low and few requests share an
 	// entry of the log, too high and one node has work that others could do.
 	RangeSplitLoad int64
-	// RangeMergeAfter is for how long two neighbours have been small and cold, and neither
-	// split nor merged, before they are merged: small and cold is a quarter of RangeMaxBytes
-	// and of RangeSplitLoad together. 0 merges by command alone, and else it is at least 5
-	// minutes. Default an hour. Too short and what is split for a load is merged before that
-	// comes back; too long and ranges that nobody needs any more cost memory.
+	// RangeMergeAfter is how long two neighbours stay small and cold, without a split or a
+	// merge, until they are merged. Small and cold is a quarter of RangeMaxBytes and of
+	// RangeSplitLoad for both together. 0 merges by command alone; the least other value is
+	// 5 minutes. Default an hour. If it is too short, ranges that were split for a load are
+	// merged before that load comes back. If it is too long, unneeded ranges cost memory.
 	RangeMergeAfter time.Duration
 	// CopyBytesPerSecond bounds what copies of ranges bring to this node, all together, and
 	// likewise what it sends for them. At least 1 MiB. Default 64 MiB. Too high and clients

@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 // still is of this process.
 var still standstill
 
-// standstill notices that the process stood still. A store that was stopped in the
-// middle of a call may then find that its time is over, which is no difference.
+// standstill notices that the process stood still. A store may then find in the middle of a
+// call that its time is over. That is no difference.
 type standstill struct {
 	mu    sync.Mutex
 	times int

@@ -112,9 +112,9 @@ func writes(ops []*pb.RequestOp, puts [][]byte, deletes []keyspace.Span) ([][]by
 	return puts, deletes
 }
 
-// spareEtcd removes operations that etcd 3.7.3 does not survive: a put that keeps the
-// value or the lease of a key which the same transaction has deleted before. etcd
-// refuses such a pair, except if the delete extends to the end of all keys.
+// spareEtcd removes operations that etcd 3.7.3 does not survive. Such a put keeps the value
+// or the lease of a key, and the same transaction has deleted the key before. etcd refuses
+// the pair, except if the delete extends to the end of all keys.
 func spareEtcd(t *pb.TxnRequest) {
 	puts, open := rewrites(t)
 	for _, p := range puts {

@@ -31,7 +31,7 @@ var ErrNoSpace = errors.New("engine: disk space is low")
 type Ingest struct {
 	Group keyspace.GroupID
 	// Spans are the exported spans, at most one of them versioned, without those of the
-	// lease index. Of the lease index the tables may contain any part whose user keys are
+	// lease index. The tables may contain any part of the lease index whose user keys are
 	// in the versioned span. Together with the applied record these spans are replaced as
 	// a whole.
 	Spans []KeySpan

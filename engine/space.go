@@ -145,8 +145,8 @@ func (s *space) limitsOf(u vfs.DiskUsage) limits {
 }
 
 // LeavesRoom reports whether a new file of that many bytes in dir, outside the store,
-// leaves the store what it needs to recover from a full disk. That is a quarter of low
-// for flushes and the manifest, and the ballast's size while there is no ballast. A
+// leaves the store what it needs to recover from a full disk: a quarter of low for
+// flushes and the manifest, and the ballast's size while there is no ballast. A
 // directory on another disk takes nothing from the store. The answer is true if the file
 // system does not report its space. The store need not be open.
 func (o Options) LeavesRoom(dir string, bytes int64) bool {

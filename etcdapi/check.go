@@ -33,8 +33,8 @@ var (
 	errStreamFilter = status.Error(codes.Unimplemented, "RangeStream does not support revision filters")
 )
 
-// checkTxn checks a transaction by its look: first all operations, then which keys
-// they touch, so that the second, dearer check only sees what the first has bounded.
+// checkTxn checks a transaction without data: first each operation, then which keys they
+// touch. The second check is dearer, and the first has bounded what it sees.
 func checkTxn(r *pb.TxnRequest, maxOps int) error {
 	if err := rangeapi.CheckTxn(r, maxOps); err != nil {
 		return err
@@ -130,9 +130,8 @@ func (t *touched) addPut(key string) error {
 	return nil
 }
 
-// deleteInterval returns what a delete touches. etcd takes the range_end "\x00" for
-// an end like others here, which leaves nothing between the two, so that such a
-// delete forbids no put; and so do we.
+// deleteInterval returns what a delete touches. Like etcd it takes the range_end "\x00"
+// for an ordinary end here. Nothing lies between the two, so such a delete forbids no put.
 func deleteInterval(d *pb.DeleteRangeRequest) interval {
 	if len(d.GetRangeEnd()) == 0 {
 		return interval{string(d.GetKey()), string(d.GetKey()) + "\x00"}

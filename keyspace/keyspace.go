@@ -121,7 +121,7 @@ type Replica struct {
 }
 
 // Descriptor describes a range. The range's own applied copy is authoritative, all others
-// are caches. Of two copies the one with the higher Generation is newer, then the one
+// are caches. The copy with the higher Generation is newer, and among equal ones the copy
 // with the higher ConfIndex.
 type Descriptor struct {
 	Range      RangeID

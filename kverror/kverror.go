@@ -1,6 +1,6 @@
-// Package kverror is the one table of everything that can go wrong with a request: the
-// internal kind, etcd's code and text for it, whether the request may have taken effect,
-// and who may repeat it.
+// Package kverror is the one table of everything that can go wrong with a request. It has
+// the internal kind, etcd's code and text, whether the request may have taken effect, and
+// who may repeat it.
 //
 // shard and placement return these errors and the bus carries them. router decides by
 // them what to repeat, and etcdapi turns them into etcd's errors. Error texts exist only

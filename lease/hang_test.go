@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Leases whose keys nobody reaches do not keep others from ending: neither those that
-// expire, nor those that a client revokes.
+// Leases with keys that nobody reaches do not keep others from ending, by expiry or by a
+// client's revoke.
 func TestUnreachableKeysHoldUpNobodyElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")

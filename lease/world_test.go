@@ -110,8 +110,8 @@ func (w *world) take() string {
 	return s
 }
 
-// lead begins the next term at a node. What the last leader has proposed comes before,
-// where commit says so, or never. The last one hears of it unless it is paused.
+// lead begins the next term at a node. The last leader's proposals are committed before it
+// if commit says so, or never. The last leader hears of the term unless it is paused.
 func (w *world) lead(n *node, commit bool) {
 	synctest.Wait()
 	w.mu.Lock()
@@ -360,9 +360,9 @@ func (w *world) finish() {
 	}
 }
 
-// TestEveryOrder walks every order of what can happen to two leases: time passes,
-// keepalives, a client revokes, decisions are committed, dropped or under way when
-// another node comes to lead, the id is granted again. The world checks.
+// TestEveryOrder walks every order of what can happen to two leases. Time passes, keepalives
+// come, a client revokes, the id is granted again. Decisions are committed, dropped, or under
+// way when another node comes to lead. The world checks.
 func TestEveryOrder(t *testing.T) {
 	steps := []func(w *world){
 		func(w *world) { time.Sleep(1900 * time.Millisecond) },

@@ -54,7 +54,7 @@ func History(r engine.Reader, o HistoryOptions, fn func(*Version) error) (next k
 
 // HistoryPages is History, but may end within a revision. A single revision larger than
 // half of MaxBytes comes in several pages, each alone in its call and in the order of
-// keys. nextKey is then not nil and says where in revision next to continue: the next
+// keys. nextKey is then not nil and says where in revision next to continue. The next
 // call takes both as o.From and fromKey, and ends with that revision at the latest. It
 // does not read again what lies before. A page has at most MaxBytes, or the events of one
 // key if they are larger.
@@ -132,9 +132,8 @@ type history struct {
 	trimAt int64
 	trims  int
 
-	// divides says that a large revision may be divided, within that this call continues
-	// within one. cut is then the last key of revision to that is buffered; events behind
-	// it are not.
+	// divides says that a large revision may be divided. within says that this call
+	// continues inside one. cut is then the last buffered key of revision to.
 	divides, within bool
 	cut             []byte
 }

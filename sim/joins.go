@@ -189,7 +189,7 @@ func (n *nemesis) attempt(m *machine, patience time.Duration, stop <-chan struct
 // left.
 type leaver struct {
 	m *machine
-	// dead says that its disk is lost, so that it must leave; begun that an operator has
+	// dead says that its disk is lost and it must leave. begun says that an operator has
 	// asked for its removal.
 	dead, begun bool
 }

@@ -211,8 +211,8 @@ func (l *life) revokedBefore(t time.Duration) bool {
 	return slices.ContainsFunc(l.revokes, func(o *Op) bool { return o.Began <= t })
 }
 
-// checkLeases checks every lease: it lasts as long as its holder was told, all its keys
-// end with it at once, and nothing comes after. p is nil if there is no replay.
+// checkLeases checks that every lease lasts as long as its holder was told, and that all its
+// keys end with it at once and stay gone. p is nil if there is no replay.
 func checkLeases(ops []*Op, vs []Version, p *replay, drained bool) (bad []string) {
 	all := lives(ops)
 	ends := map[int64][]leaseEnd{}

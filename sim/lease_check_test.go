@@ -190,7 +190,7 @@ func TestGrantedAgain(t *testing.T) {
 	s.grant(2, 2)
 	s.lose(s.call(&pb.LeaseRevokeRequest{ID: 2}), false)
 	s.grant(2, 2)
-	// Of two grants of one id at the same time the first is answered last, after the
+	// Two clients grant one id at the same time. The first grant is answered last, after the
 	// other lease has expired. Its holder has the lease from then on.
 	slow, quick := s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2}), s.call(&pb.LeaseGrantRequest{ID: 9, TTL: 2})
 	s.h.End(quick, &pb.LeaseGrantResponse{ID: 9, TTL: 2}, nil, false, s.at)

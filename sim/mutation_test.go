@@ -106,9 +106,9 @@ var (
 )
 
 // unbootable begins the verdict that a node cannot start from its own disk after a
-// power cut. One mutation does no other harm, so this counts as its finding. That
-// replica has lost its snapshot and its log begins behind it, while the others have all
-// that was acknowledged.
+// power cut. One mutation does no other harm, so this counts as its finding. The replica
+// has lost its snapshot, and its log begins behind it. The others have all that was
+// acknowledged.
 const unbootable = "a node does not start again: sim: start node "
 
 // finding returns the first violation that a checker of runs has found. If a node has

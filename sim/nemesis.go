@@ -475,9 +475,9 @@ func (n *nemesis) stall(f Fault, m *machine) func() error {
 	}
 }
 
-// sickLeader makes a leader's disk hang and then stops its incoming messages at about
-// the time when the others hear that it is not well: an election timeout after the
-// first sync that does not return.
+// sickLeader makes a leader's disk hang and then stops its incoming messages, about an
+// election timeout after the first sync that does not return. The others then hear that it
+// is not well.
 func (n *nemesis) sickLeader() func() error {
 	m := n.leader()
 	m.mu.Lock()

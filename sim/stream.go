@@ -27,8 +27,8 @@ func (s *Stream) Created(id, from int64) { s.told[id] = max(0, from-1) }
 // Ended records that a watcher ignores everything from now on.
 func (s *Stream) Ended(id int64) { delete(s.told, id) }
 
-// Events records that a watcher receives all its events of some revisions, and says
-// what is wrong with that, "" if nothing is.
+// Events records that a watcher receives all its events of some revisions. It says what is
+// wrong with them, "" if nothing is.
 func (s *Stream) Events(id, first, last int64) (wrong string) {
 	told, there := s.told[id]
 	if !there {

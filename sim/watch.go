@@ -24,7 +24,7 @@ type Watcher struct {
 
 	mu sync.Mutex
 	// Guarded by mu. told is what it received, wrong the violations that it saw itself.
-	// from are the first revisions that it must receive: after a compaction it resumes
+	// from is the first revision that it must receive. After a compaction it resumes
 	// behind the compacted revision, and nobody needs what lies between.
 	told     []*mvccpb.Event
 	tellings []telling

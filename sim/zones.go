@@ -21,8 +21,8 @@ type zoned struct {
 
 // zoneLoop checks all the time where the replicas of ranges are, by the maps of all
 // nodes. Once a range's replicas are in different zones, nothing may put two of them
-// into one: no node is lost for good, the operator moves within zones, and before a
-// merge the replicas of both ranges gather by another way or wait.
+// into one. No node is lost for good, and the operator moves within zones. Before a merge
+// the replicas of both ranges gather by another way or wait.
 func (n *nemesis) zoneLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	if n.c.cfg.Zones == 0 {
 		return

@@ -143,9 +143,8 @@ func (ss *sockets) forTarget(to netip.Addr) (*quic.Transport, error) {
 	return ss.extra.transport, nil
 }
 
-// dialFrom returns the local address for a TCP connection to a peer, or nil for any. It
-// is that of the socket that QUIC would use, so that the peer sees both come from the
-// same address.
+// dialFrom returns the local address for a TCP connection to a peer, or nil for any. QUIC's
+// socket for the peer has the same one, so the peer sees both come from one address.
 func (ss *sockets) dialFrom(to netip.Addr) net.Addr {
 	for _, s := range ss.listen {
 		local := s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Addr()

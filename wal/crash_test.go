@@ -125,7 +125,7 @@ func (c *crashPoint) MaybeError(op errorfs.Op) error {
 func (c *crashPoint) String() string { return "crash point" }
 
 // TestCrash crashes at sync points, writes and renames, with any part of the unsynced
-// pages surviving, and again during recovery. What comes back is a prefix of the batches
+// pages surviving, and again during recovery. Recovery returns a prefix of the batches
 // with all acknowledged ones. Traps 18 (torn tails and recycled segments), 19 (a hard
 // state without its entries), 20 (an overwritten tail), 23 (an interrupted rewrite).
 func TestCrash(t *testing.T) {
