@@ -83,7 +83,7 @@ type decider struct {
 	// ownTried counts the operations that were to bring a replica of the placement group to a
 	// node, since the last one came. ownFallback is the isolated node that a repair last chose,
 	// 0 if none.
-	ownTried  map[keyspace.NodeID]int
+	ownTried    map[keyspace.NodeID]int
 	ownFallback keyspace.NodeID
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
 	ownCrowdedAt clock.Time
