@@ -268,12 +268,9 @@ func Drawing() string {
 		fmt.Fprintf(&b, "%-35s %s\n", strings.Join(l.packages, " | "), l.duty)
 	}
 	b.WriteString("```\n\n")
-	b.WriteString("A line imports only lines below it; packages separated by | never import each other.\n\n")
-	b.WriteString("| Line | Why nothing below or beside imports it |\n| --- | --- |\n")
-	for _, l := range lines {
-		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(l.packages, ", "), l.why)
-	}
-	b.WriteString("\n| Package | never imports; a failing test says why |\n| --- | --- |\n")
+	b.WriteString("A line imports only lines below it, and a folder counts as its line. Packages separated by | never\n" +
+		"import each other. A failing test says why.\n\n")
+	b.WriteString("| Package | also never imports |\n| --- | --- |\n")
 	var from []string
 	banned := map[string][]string{}
 	for _, x := range bans {
