@@ -139,7 +139,7 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		e := &ents[i]
 		m.index, m.term = e.Index, e.Term
 		if e.Replicas != nil {
-			if err := m.leaves(b, e.Replicas); err != nil {
+			if err := tombstones(nil).SetDeparted(b, keyspace.PlacementGroup, m.self, m.state.Members(), e.Replicas); err != nil {
 				return fmt.Errorf("note that this node's replica of placement has left at index %d: %w", e.Index, err)
 			}
 			m.state.ApplyMembers(e.Index, e.Replicas)

@@ -422,7 +422,7 @@ func TestLeftReplicaStaysAway(t *testing.T) {
 		}
 		n.crash()
 		n.start()
-		if left, err := n.service.hasLeft(); err != nil || left != 1 {
+		if left, err := tombstones(n.engine).Left(keyspace.PlacementGroup); err != nil || left != 1 {
 			t.Errorf("after a crash replica %d has left, %v", left, err)
 		}
 		r.settle(2, 3, 4)

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -114,8 +115,9 @@ type Service struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
-	// lifecycle is how the replica comes and goes.
-	lifecycle replicaLifecycle
+	// lifecycle opens and removes the replica, which is own.
+	lifecycle *lifecycle.Lifecycle
+	own       *ownReplica
 	// client is this node's, nil until there is one.
 	client atomic.Pointer[Client]
 
@@ -163,10 +165,11 @@ func NewService(o ServiceOptions) (*Service, error) {
 		sequencer: sequencer.New(o.Clock, m, o.Metrics.Sequencer, o.Logger),
 		held:      map[keyspace.RangeID]keyspace.Descriptor{},
 
-		lifecycle: newReplicaLifecycle(),
-		detached:  make(chan struct{}),
-		changed:   make(chan struct{}),
+		detached: make(chan struct{}),
+		changed:  make(chan struct{}),
 	}
+	s.own = &ownReplica{s: s}
+	s.lifecycle = newLifecycle(s.own)
 	s.driver = driver.New(s.driverOptions())
 	m.self = o.Self
 	m.onMembers = s.membersApplied
@@ -199,7 +202,8 @@ func (s *Service) RegisterHandlers(r Registrar) {
 // Start starts the Service's goroutines. Stop ends them.
 func (s *Service) Start() {
 	s.wait.Go(func() { s.sequencer.Run(s.ctx.Done()) })
-	s.wait.Go(func() { s.runLifecycle(s.ctx) })
+	s.wait.Go(func() { s.lifecycle.RunOpener(s.ctx) })
+	s.wait.Go(func() { s.lifecycle.RunGC(s.ctx) })
 }
 
 // Stop ends the Service and waits for its goroutines. A leader hands over before, with
