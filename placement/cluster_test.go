@@ -267,14 +267,18 @@ func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 // messages are lost, repeated and reordered. No revision is allocated twice and none
 // steps back in real time, also over a stop of all nodes at the end.
 func TestRevisionsUnderFaults(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds, faults := uint64(3), 16
+	if testing.Short() {
+		seeds, faults = 2, 10 // the second one has no leases
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			virtually(t, func(t *testing.T) { revisionsUnderFaults(t, seed) })
+			virtually(t, func(t *testing.T) { revisionsUnderFaults(t, seed, faults) })
 		})
 	}
 }
 
-func revisionsUnderFaults(t *testing.T, seed uint64) {
+func revisionsUnderFaults(t *testing.T, seed uint64, faults int) {
 	t.Helper()
 	r := newRig(t, seed, 3, simbus.Faults{
 		Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 2 * time.Millisecond, Tail: 0.01, TailMean: 20 * time.Millisecond},
@@ -289,7 +293,7 @@ func revisionsUnderFaults(t *testing.T, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, uint64(100+i)))
 		load.Go(func() { r.loadLoop(&h, rng, i, stop) })
 	}
-	failures := r.nemesis(16)
+	failures := r.nemesis(faults)
 	r.net.HealAll()
 	r.net.SetStandard(quiet)
 	for _, n := range r.nodes {
@@ -335,7 +339,7 @@ func (r *rig) loadLoop(h *history, rng *rand.Rand, i int, stop <-chan struct{}) 
 		} else {
 			h.ask(c, rng, func() { <-slots })
 		}
-		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+		time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
 	}
 }
 

@@ -281,7 +281,11 @@ func TestRepair(t *testing.T) {
 // Steps fail, or are only said to have failed, and leaders of placement come and go in the
 // midst of repairs: every range is whole in the end, no replica was added twice.
 func TestRepairThroughFailures(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		virtually(t, func(t *testing.T) {
 			w := newPretended(t, 60+seed, 5, fourBorders...)
 			w.each(func(p *pretend) { p.failures = 0.5 })

@@ -55,8 +55,11 @@ func TestReportsReachEveryLeader(t *testing.T) {
 		r.startAll()
 		rng := rand.New(rand.NewPCG(41, 1))
 		leader := map[keyspace.RangeID]keyspace.NodeID{}
-		term := uint64(1)
-		for round := range 30 {
+		term, rounds := uint64(1), 30
+		if testing.Short() {
+			rounds = 10
+		}
+		for round := range rounds {
 			for range 3000 {
 				id, to := keyspace.RangeID(1+rng.IntN(6000)), keyspace.NodeID(1+rng.IntN(4))
 				term++
@@ -105,12 +108,12 @@ func TestNextLeaderHearsAllNodesSoon(t *testing.T) {
 		}
 		r.measurer = func(n keyspace.NodeID) Measurer { return gauges[n] }
 		r.startAll()
-		rounds := 8
+		rounds, calm := 8, time.Minute
 		if testing.Short() {
-			rounds = 4
+			rounds, calm = 4, 15*time.Second
 		}
 		for round := range rounds {
-			time.Sleep(time.Minute + time.Duration(round)*1100*time.Millisecond)
+			time.Sleep(calm + time.Duration(round)*1100*time.Millisecond)
 			old, limit := r.leader(), 200*time.Millisecond
 			if round%2 == 0 {
 				to := r.nodes[old.id%5]

@@ -165,7 +165,7 @@ func (n *rigNode) start() {
 	boot := keyspace.BootID(r.boots)
 	files := r.killer.files(n)
 	var err error
-	n.log, err = wal.Open(wal.Options{FS: files, Dir: "wal", Clock: n.clock, SegmentBytes: 1 << 20})
+	n.log, err = wal.Open(wal.Options{FS: files, Dir: "wal", Clock: n.clock, SegmentBytes: 256 << 10})
 	n.must(err)
 	n.engine, err = engine.Open(engine.Options{FS: files, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	n.must(err)

@@ -196,6 +196,7 @@ type Cluster struct {
 
 	queues    [reasons]queue
 	stale     []*node // whose ranges are to be reviewed
+	reviewed  int     // bounds the replicas that a round reviews for them
 	dirty     []*node // whose place in the orders has changed
 	byLoad    *btree.BTreeG[*node]
 	byLeaders *btree.BTreeG[*node]
@@ -216,6 +217,7 @@ func New(s Settings, seed uint64, now clock.Time) *Cluster {
 		settings: s,
 		random:   rand.New(rand.NewPCG(seed, 1)),
 		began:    now,
+		reviewed: reviewed,
 		now:      now,
 		nodes:    map[keyspace.NodeID]*node{},
 		ranges:   map[keyspace.RangeID]*rng{},

@@ -181,14 +181,14 @@ func TestPatrolIsPaced(t *testing.T) {
 // review than it does. Its ranges are not repaired.
 func TestBackAmongMany(t *testing.T) {
 	c := New(Defaults(), 1, 0)
-	c.settings.MaxOperations = 4
-	for id := range reviewed + 8 {
+	c.settings.MaxOperations, c.reviewed = 4, 1<<10
+	for id := range c.reviewed + 8 {
 		d := keyspace.Descriptor{
 			Range: keyspace.RangeID(id + 1), Generation: 1,
 			Span: keyspace.Span{Start: fmt.Appendf(nil, "%06d", id), End: fmt.Appendf(nil, "%06d", id+1)},
 		}
 		first := keyspace.NodeID(1)
-		if id >= reviewed {
+		if id >= c.reviewed {
 			first = 4
 		}
 		for k := range keyspace.NodeID(3) {

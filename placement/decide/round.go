@@ -99,7 +99,7 @@ func (n *node) needing() []Abandon {
 func (c *Cluster) reviewStale() {
 	c.reindex()
 	done := 0
-	for len(c.stale) > 0 && done < reviewed {
+	for len(c.stale) > 0 && done < c.reviewed {
 		n := c.stale[0]
 		c.stale = c.stale[1:]
 		n.queued = false

@@ -44,7 +44,9 @@ type AllocationLog struct {
 	term uint64
 	// after is the last revision that the log does not hold, last the last it does.
 	after, last keyspace.Revision
-	ring        []Allocation
+	// ring has room for entries allocations from the first term on in which this node leads.
+	ring    []Allocation
+	entries int
 	// head is the index of the oldest entry, used the number of entries.
 	head, used int
 	// listeners get a value, where they hold none, with each change. A log that nobody
@@ -53,7 +55,7 @@ type AllocationLog struct {
 }
 
 func newAllocationLog(entries int) *AllocationLog {
-	return &AllocationLog{ring: make([]Allocation, entries)}
+	return &AllocationLog{entries: entries}
 }
 
 // restart empties the log: it now belongs to the term and holds what comes after
@@ -62,6 +64,9 @@ func (l *AllocationLog) restart(term uint64, after keyspace.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.term, l.after, l.last, l.head, l.used = term, after, after, 0, 0
+	if term != 0 && l.ring == nil {
+		l.ring = make([]Allocation, l.entries)
+	}
 	l.wakeLocked()
 }
 

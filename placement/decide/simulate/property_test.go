@@ -64,7 +64,11 @@ func disturb(w *World, random *rand.Rand) {
 // TestRandomClusters disturbs random clusters, and wants that nothing is ever done that is
 // not allowed; that, left alone, they come to rest; and what then holds.
 func TestRandomClusters(t *testing.T) {
-	for seed := range uint64(24) {
+	seeds := uint64(24)
+	if testing.Short() {
+		seeds = 8
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 3))
 			w := randomWorld(random)
