@@ -194,7 +194,7 @@ func (m *merging) beginOn(ctx context.Context, c *Client, left keyspace.RangeID)
 // again when one of the two ranges has changed. Paused and switched off, nothing is merged.
 func TestFailingMergeBacksOff(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		const after = time.Minute
+		const after = 30 * time.Second
 		m := newMerging(t, 82, after)
 		m.refuses = true
 		time.Sleep(10 * time.Second)

@@ -48,7 +48,7 @@ type rig struct {
 	rangeMaxBytes, rangeSplitLoad int64
 	// measurer returns what a node measures; nil is nothing.
 	measurer func(keyspace.NodeID) Measurer
-	// tick is the hosts' TickInterval, 0 its default.
+	// tick is the hosts' TickInterval, 0 its default. Sessions are pinged every four ticks.
 	tick time.Duration
 }
 
@@ -169,7 +169,11 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.engine, err = engine.Open(engine.Options{FS: files, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	n.must(err)
-	n.bus, err = r.net.NewBus(transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock})
+	bus := transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock}
+	if r.tick > 0 {
+		bus.PingInterval, bus.MaxMissedPings = 4*r.tick, 2
+	}
+	n.bus, err = r.net.NewBus(bus)
 	n.must(err)
 	var service *Service // before the bus brings anything
 	n.host, err = raftgroup.NewHost(raftgroup.Config{
