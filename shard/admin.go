@@ -173,7 +173,7 @@ func (r *Replica) Look() (keyspace.Descriptor, keyspace.NodeID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.descriptorLocked()
-	if r.lead != nil {
+	if r.pipe.Leads() {
 		return d, self
 	}
 	var leader keyspace.NodeID
@@ -193,17 +193,15 @@ func (r *Replica) show(st *Status) {
 	if r.group != nil {
 		st.Raft = r.group.Status()
 	}
-	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.lead != nil
+	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.pipe.Leads()
 	st.LastBatchTerm, st.LastBatchNumber = r.rec.Last.Term, r.rec.Last.Number
 	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.removedTo
 	st.Hash = fmt.Sprintf("%016x", r.rec.Hash)
 	st.Keys, st.Counted = r.rec.Live, r.rec.Counted
-	st.Queued, st.QueuedBytes, st.OverlayKeys = len(r.queue), r.queueBytes, r.overlay.Len()
-	if r.filling != nil {
-		st.FillingRequests = len(r.filling.calls)
-	}
-	st.SequencingNow, st.ProposedBatches, st.LostBatches = r.sequencing != nil, len(r.proposed), len(r.lost)
-	st.Confirming, st.Closed, st.Draining = r.confirming, r.closed, r.draining
+	p := r.pipe.Status()
+	st.Queued, st.QueuedBytes, st.OverlayKeys, st.FillingRequests = p.Queued, p.QueuedBytes, p.OverlayKeys, p.Filling
+	st.SequencingNow, st.ProposedBatches, st.LostBatches = p.Sequencing, p.Proposed, p.Lost
+	st.Confirming, st.Closed, st.Draining = p.Confirming, p.Closed, p.Draining
 	if r.change != nil && r.change.kind == command.KindSplit {
 		st.SplitChild, st.SplitLeaving = r.change.child.String(), r.change.leaving.String()
 	}
@@ -214,8 +212,8 @@ func (r *Replica) show(st *Status) {
 	st.Fence = r.rec.Fence
 	st.Locks, st.TxnRecords = r.locks.Len()
 	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
-	st.NodePendingBytes = r.node.pending.Load()
-	if r.lead != nil {
+	st.NodePendingBytes = r.node.pipes.Budget.Pending()
+	if r.pipe.Leads() {
 		m := r.measureLocked()
 		st.Load = &Load{
 			WritesPerSecond: m.WritesPerSecond, ReadsPerSecond: m.ReadsPerSecond, BytesPerSecond: m.BytesPerSecond,

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -270,7 +271,7 @@ func (r *Replica) Payload() []byte {
 // Applied implements raftgroup.StateMachine: it publishes and answers.
 func (r *Replica) Applied(upTo raftgroup.Position) {
 	s := &r.applying
-	var out answers
+	var out pipeline.Answers
 	var heirs []*outcome
 	var feeds rangefeed.Publication
 	r.appliedBatches.Add(1)
@@ -289,7 +290,13 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			if o.ok {
 				feeds.Add(o.events, o.resolved, rangeapi.FeedPosition(o.link))
 			}
-			r.appliedBatchLocked(o, &out)
+			switch own := r.pipe.Applied(o.link, o.ok, &out); {
+			case own && o.ok:
+				r.cacheResolvedLocked(o.locks)
+			case o.ok:
+				// Not from this leadership's pipeline.
+				r.epochs.End(r.node.cache)
+			}
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
 			}
@@ -304,10 +311,10 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		}
 	}
 	r.feeds.Publish(&feeds)
-	r.passedLocked(s.term, &out)
-	lead := r.lead
-	more := lead != nil && r.waitsLocked()
-	if r.closed > 0 || r.draining || r.rec.Generation != oldGeneration || bound {
+	r.pipe.Passed(s.term, &out)
+	leads := r.pipe.Leads()
+	more := leads && r.pipe.Waits()
+	if r.pipe.Closed() || r.pipe.Draining() || r.rec.Generation != oldGeneration || bound {
 		r.notifyLocked()
 	}
 	care := r.rec.Compacted != oldCompacted || r.rec.Generation != oldGeneration
@@ -318,22 +325,21 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	if watched {
 		r.node.pushes.note(r)
 	}
-	out.send(r.node)
-	r.confirm(lead, out.confirm)
+	r.pipe.Send(&out)
 	for _, o := range heirs {
 		r.node.changeApplied(r, o)
 	}
 	clear(s.done)
 	s.done = s.done[:0]
 	if more || bound {
-		r.node.pool.schedule(r)
+		r.pipe.Schedule()
 	}
 	if care || bound {
 		// What a merge kept from being done goes on when it is aborted.
 		r.node.keeper.note(r)
 	}
 	if changed {
-		r.membersChanged(lead != nil)
+		r.membersChanged(leads)
 	}
 }
 
@@ -383,99 +389,6 @@ func (r *Replica) publishSplitLocked(o *outcome, feeds *rangefeed.Publication) {
 	}
 }
 
-// appliedBatchLocked answers the calls of a batch whose entry was applied, or was
-// a no-op. The overlay loses what the store shows from now on.
-func (r *Replica) appliedBatchLocked(o *outcome, out *answers) {
-	if len(r.proposed) > 0 && r.proposed[0].link == o.link {
-		b := r.proposed[0]
-		if !o.ok {
-			// Its place in the chain was never reached; nothing behind it will be either.
-			r.cutLocked(b, r.errorLocked(kverror.Dropped, "the entry was a no-op"), out)
-			return
-		}
-		r.proposed[0] = nil
-		r.proposed = r.proposed[1:]
-		for _, c := range b.calls {
-			c.isAt(placeBatch, b)
-			for _, v := range c.writes {
-				r.overlay.Remove(v)
-				r.node.cache.Put(r.epochs.Of(v.Key), v.Key, v.Cached())
-			}
-		}
-		if b.items > 0 {
-			r.cacheResolvedLocked(o.locks)
-		}
-		b.end(true)
-		answerWrites(b, out)
-		for _, c := range b.take(&b.held, placeHeld) {
-			out.toConfirm(c)
-		}
-		return
-	}
-	if o.ok {
-		// Not from this leadership's pipeline.
-		r.epochs.End(r.node.cache)
-	}
-	for i, b := range r.lost {
-		if b.link != o.link {
-			continue
-		}
-		if o.ok {
-			answerWrites(b, out)
-		} else {
-			failCalls(b, out, r.errorLocked(kverror.Dropped, "the entry was a no-op"))
-		}
-		r.lost = append(r.lost[:i], r.lost[i+1:]...)
-		return
-	}
-}
-
-func answerWrites(b *batch, out *answers) {
-	for _, c := range b.take(&b.calls, placeBatch) {
-		out.add(c, nil)
-	}
-}
-
-// passedLocked answers what a leadership of an older term left behind: an entry of
-// a newer term is applied, so that nothing of the older one can still come.
-func (r *Replica) passedLocked(term uint64, out *answers) {
-	kept := r.lost[:0]
-	for _, b := range r.lost {
-		if b.lead.term >= term {
-			kept = append(kept, b)
-			continue
-		}
-		failCalls(b, out, r.errorLocked(kverror.Dropped, "the leader changed before the entry was replicated"))
-	}
-	clear(r.lost[len(kept):])
-	r.lost = kept
-}
-
-// fateTimeout answers those of the batches whose fate the log has not told.
-func (r *Replica) fateTimeout(batches []*batch) {
-	var out answers
-	r.mu.Lock()
-	for _, b := range batches {
-		for i, l := range r.lost {
-			if l == b {
-				failCalls(b, &out, kverror.New(kverror.LeaderChanged, "range %s", r.id))
-				r.lost = append(r.lost[:i], r.lost[i+1:]...)
-				break
-			}
-		}
-	}
-	r.mu.Unlock()
-	out.send(r.node)
-}
-
-// unknownLocked answers everything whose fate only the log could tell.
-func (r *Replica) unknownLocked(out *answers) {
-	for _, b := range r.lost {
-		failCalls(b, out, kverror.New(kverror.LeaderChanged, "range %s: the node stops", r.id))
-	}
-	r.lost = nil
-}
-
 // SnapshotSpans implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotSpans(applied engine.Applied) []engine.KeySpan {
 	rec, err := command.DecodeRecord(applied.Payload)
@@ -522,7 +435,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	if derr != nil {
 		panic(fmt.Sprintf("shard: range %s: installed snapshot at index %d: %v", r.id, applied.Index, derr))
 	}
-	var out answers
+	var out pipeline.Answers
 	s := &r.applying
 	txns, derr := command.LoadTxns(r.node.cfg.Engine, r.id)
 	if derr == nil {
@@ -541,8 +454,8 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	s.txns = txns
 	s.advance(true)
 	r.mu.Lock()
-	if r.lead != nil {
-		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.lead.term))
+	if r.pipe.Leads() {
+		panic(fmt.Sprintf("shard: range %s: snapshot at index %d for the leader of term %d", r.id, applied.Index, r.pipe.Term()))
 	}
 	oldGeneration := r.rec.Generation
 	r.rec, r.confIndex, r.replicas = rec, applied.ConfIndex, applied.Replicas
@@ -554,13 +467,13 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.installs++
 	r.load.Replaced()
 	r.epochs.End(r.node.cache)
-	r.snapshotFateLocked(&out)
+	r.pipe.Replaced(applied.Term, &out)
 	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()
 	r.node.heard(rec.LastRevision)
-	out.send(r.node)
+	r.pipe.Send(&out)
 	r.node.waysMade(&rec)
 	r.deleteLeft(left)
 }
@@ -593,22 +506,4 @@ func (r *Replica) deleteLeft(left *keyspace.Span) {
 	if err != nil {
 		r.log.Warn("delete what a snapshot has left behind", zapSpan(*left), zap.Error(err))
 	}
-}
-
-// snapshotFateLocked answers what a former leadership left behind from the chain
-// that the snapshot shows: of the batches of one term those up to the last applied
-// one are in it, and with a newer term none beyond comes. Of an older term nothing
-// is known any more.
-func (r *Replica) snapshotFateLocked(out *answers) {
-	for _, b := range r.lost {
-		switch last := r.rec.Last; {
-		case last.Term == b.link.Term && b.link.Number <= last.Number:
-			answerWrites(b, out)
-		case last.Term == b.link.Term && r.position.Term > b.link.Term:
-			failCalls(b, out, r.errorLocked(kverror.Dropped, "the leader changed before the entry was replicated"))
-		default:
-			failCalls(b, out, kverror.New(kverror.LeaderChanged, "range %s: a snapshot replaced the log", r.id))
-		}
-	}
-	r.lost = nil
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unsafe"
 	"weak"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -176,7 +175,7 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 					}
 				}
 				r := w.node.Replica(1)
-				if w.node.pending.Load() != 0 || w.node.ending.Load() != 0 || r.locks.BlockedBytes() != 0 || r.queueBytes != 0 || r.locks.Blocked() != 0 {
+				if w.node.pipes.Budget.Pending() != 0 || w.node.pipes.Budget.Ending() != 0 || r.locks.BlockedBytes() != 0 || r.pipe.Status().QueuedBytes != 0 || r.locks.Blocked() != 0 {
 					t.Errorf("%s: bytes are left over", name)
 				}
 			})
@@ -255,7 +254,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 			ws[1].Op.(*pb.PutRequest).Value = bytes.Repeat([]byte("v"), 100<<10)
 			_, _ = w.node.Txn(t.Context(), 1, 1, &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
 		}
-		release := w.node.pool.hold()
+		release := w.node.pipes.Pool.Hold()
 		go prepare(1, "a", "b")
 		go prepare(2, "c", "d")
 		synctest.Wait()
@@ -306,13 +305,6 @@ func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 			t.Errorf("compaction is held back at %d", low)
 		}
 	})
-}
-
-// Each put makes a call: that there are locks costs it no memory. 288 is a size class.
-func TestCallKeepsItsSize(t *testing.T) {
-	if n := unsafe.Sizeof(call{}); n > 288 {
-		t.Errorf("a call has %d bytes", n)
-	}
 }
 
 // A leader that begins with an old lock compacts once that has ended, though nobody tells
@@ -525,7 +517,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 			all = append(all, prepare(age, "k"))
 		}
 		other := prepare(n+1, "other")
-		waits := testutil.ToFloat64(w.node.metrics.lockWaits)
+		waits := testutil.ToFloat64(w.node.metrics.pipeline.LockWaits)
 		for age := 1; age <= n; age++ {
 			// Behind a put, which holds nothing, the next one goes with it.
 			gone := 0
@@ -546,7 +538,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 			}
 		}
 		r := w.node.Replica(1)
-		if again := testutil.ToFloat64(w.node.metrics.lockWaits) - waits; again > n {
+		if again := testutil.ToFloat64(w.node.metrics.pipeline.LockWaits) - waits; again > n {
 			t.Errorf("%d calls that wait were looked at %v times", n, again)
 		}
 		if !other.done || r.locks.Blocked() != 0 || r.locks.HasWoken() || r.locks.BlockedBytes() != 0 {

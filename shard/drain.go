@@ -38,9 +38,9 @@ func (n *Node) Drain(ctx context.Context) error {
 	all := n.Replicas()
 	for _, r := range all {
 		r.mu.Lock()
-		r.draining = true
+		r.pipe.Drain()
 		r.mu.Unlock()
-		n.pool.schedule(r)
+		r.pipe.Schedule()
 	}
 	closing, cancel := clock.WithTimeout(ctx, n.cfg.Clock, drainClose)
 	defer cancel()
@@ -69,7 +69,7 @@ func (n *Node) Drain(ctx context.Context) error {
 func (r *Replica) needsDrain() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.lead != nil || !r.idleLocked()
+	return r.pipe.Leads() || !r.idleLocked()
 }
 
 // drain is one run of Drain.
@@ -88,7 +88,7 @@ func (d *drain) one(ctx, closing context.Context, r *Replica) {
 		return
 	}
 	r.mu.Lock()
-	leads := r.lead != nil && len(r.replicas) > 1
+	leads := r.pipe.Leads() && len(r.replicas) > 1
 	r.mu.Unlock()
 	if !leads {
 		return

@@ -265,19 +265,6 @@ func (s *fakeSequencer) RangeIDs(_ context.Context, n int) ([]keyspace.RangeID, 
 	return ids, nil
 }
 
-// hold keeps the pool from evaluating until the returned function is called.
-func (p *pool) hold() (release func()) {
-	p.mu.Lock()
-	p.held = true
-	p.mu.Unlock()
-	return func() {
-		p.mu.Lock()
-		p.held = false
-		p.mu.Unlock()
-		p.cond.Broadcast()
-	}
-}
-
 // fakeWorld is a node with fake groups, one range over everything, and no peers.
 type fakeWorld struct {
 	t      testing.TB

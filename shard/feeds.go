@@ -132,7 +132,7 @@ func (s feedSource) Compacted() (keyspace.Revision, error) {
 	if r.stopped {
 		return 0, r.ended
 	}
-	return r.compactedLocked(r.node.Compacted()), nil
+	return r.rec.CompactedIn(r.node.Compacted()), nil
 }
 
 // kept says whether the store still has all events from the revision on. If any are below

@@ -165,14 +165,14 @@ func (r *Replica) needsCareLocked() bool {
 
 // countsLocked says whether a leader is to count its keys.
 func (r *Replica) countsLocked() bool {
-	return r.lead != nil && !r.rec.Counted && !r.counting && !r.rec.Merge.StandsStill()
+	return r.pipe.Leads() && !r.rec.Counted && !r.counting && !r.rec.Merge.StandsStill()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.node.Compacted()
-	if r.lead == nil || r.draining || r.closed > 0 || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.compacting || r.rec.LastRevision < r.rec.Compacted {
+	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
 	if c = r.keepLocked(c); c <= r.rec.Compacted || c <= r.compacting {
@@ -185,7 +185,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
 	c := r.node.Compacted()
-	return (!r.locks.Empty() || r.pins.now.began != 0 || r.sequencing != nil) && r.lead != nil && c > r.rec.Compacted && r.keepLocked(c) < c
+	return (!r.locks.Empty() || r.pins.now.began != 0 || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
 // lookAgainLocked has the replica looked after once more when what holds it back may be
@@ -217,7 +217,7 @@ func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
 		}
 	}
 	if c := r.raiseLocked(); c != 0 {
-		term, gen := r.lead.term, r.rec.Generation
+		term, gen := r.pipe.Term(), r.rec.Generation
 		r.compacting = c
 		r.mu.Unlock()
 		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCompact, Term: term, Generation: gen}), int64(c))
@@ -370,12 +370,12 @@ func (r *Replica) removeStep() (again bool, err error) {
 // the count differs from the changes since the split.
 func (r *Replica) countAll(ctx context.Context) error {
 	r.mu.Lock()
-	if r.lead == nil {
+	if !r.pipe.Leads() {
 		r.counting = false
 		r.mu.Unlock()
 		return nil
 	}
-	term, gen, span := r.lead.term, r.rec.Generation, r.rec.Span
+	term, gen, span := r.pipe.Term(), r.rec.Generation, r.rec.Span
 	at, since := r.rec.LastRevision, r.rec.Live
 	if !r.locks.Empty() {
 		// What is locked may yet come at a revision above its floor, and in the middle of

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
 // Leases registers ranges with leases.
@@ -164,7 +165,7 @@ type registration struct {
 	state registrationState
 	// asked are those who waited when the record was asked. To whoever came later the answer
 	// that there is no such lease says nothing: it may have been granted meanwhile.
-	asked map[*call]struct{}
+	asked map[*pipeline.Call]struct{}
 }
 
 type registrationState uint8
@@ -201,48 +202,48 @@ func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState
 
 // wantMarkLocked returns the registration that brings the mark of a lease, nil where the
 // lease has it by now.
-func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *answers) *registration {
+func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *pipeline.Answers) *registration {
 	if r.markedLocked(lease) {
 		return nil
 	}
 	reg := r.registrations[lease]
 	if reg == nil {
 		reg = r.registerLocked(lease, registrationAsked)
-		out.register = append(out.register, reg)
+		out.Later(reg.ask)
 	}
 	return reg
 }
 
 // awaitMarkLocked has a call evaluated again once the lease has its mark, or is known not
 // to be there.
-func (r *Replica) awaitMarkLocked(c *call, lease keyspace.LeaseID, out *answers) {
-	c.lacks = 0
+func (r *Replica) awaitMarkLocked(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
+	c.Lacks = 0
 	if reg := r.wantMarkLocked(lease, out); reg != nil {
-		r.blockLocked(c, locktable.Meeting{Held: &reg.Held})
+		r.pipe.Block(c, locktable.Meeting{Held: &reg.Held})
 		return
 	}
-	r.requeueLocked(c)
+	r.pipe.Requeue(c)
 }
 
 // prepareMarkLocked is awaitMarkLocked of a Prepare. A revoke may be what the mark has to
 // wait for, and that one may wait for what the transaction holds elsewhere: only who holds
 // nothing waits, others give way and come back as such.
-func (r *Replica) prepareMarkLocked(c *call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *answers) {
+func (r *Replica) prepareMarkLocked(c *pipeline.Call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *pipeline.Answers) {
 	if op.WaitForOlder {
 		r.awaitMarkLocked(c, lease, out)
 		return
 	}
 	if r.wantMarkLocked(lease, out) == nil {
-		r.requeueLocked(c)
+		r.pipe.Requeue(c)
 		return
 	}
-	out.add(c, kverror.New(kverror.Conflict, "transaction %s waits for lease %d to be registered", op.Name, lease))
+	out.Add(c, kverror.New(kverror.Conflict, "transaction %s waits for lease %d to be registered", op.Name, lease))
 }
 
 // ask asks the lease's record.
 func (reg *registration) ask() {
 	reg.r.mu.Lock()
-	reg.asked = map[*call]struct{}{}
+	reg.asked = map[*pipeline.Call]struct{}{}
 	for _, c := range reg.waiting() {
 		reg.asked[c] = struct{}{}
 	}
@@ -256,7 +257,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 		err = kverror.New(kverror.Internal, "lease %d was registered without an incarnation", reg.lease)
 	}
 	r := reg.r
-	var out answers
+	var out pipeline.Answers
 	r.mu.Lock()
 	switch {
 	case r.registrations[reg.lease] != reg:
@@ -264,36 +265,35 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	case errors.Is(err, kverror.LeaseNotFound):
 		for _, c := range reg.waiting() {
 			if _, ok := reg.asked[c]; ok {
-				c.lacks = reg.lease
+				c.Lacks = reg.lease
 			}
 		}
 		r.endRegistrationLocked(reg)
 	case err != nil:
-		r.failRegistrationLocked(reg, sequenceError(err), &out)
+		r.failRegistrationLocked(reg, pipeline.NotProposed(err), &out)
 	default:
 		reg.state = registrationMarks
-		c := newCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation})
-		c.cmd = &txnCommand{op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
-		r.requeueLocked(c)
+		s := &txnCommand{r: r, op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
+		r.pipe.Requeue(pipeline.NewCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation}, s, 0))
 	}
 	r.mu.Unlock()
-	out.send(r.node)
+	r.pipe.Send(&out)
 }
 
-// attachLocked puts a mark into the batch, unless its registration was ended.
-func (r *Replica) attachLocked(c *call, op *attach, lead *leadership, out *answers) {
-	if r.registrations[op.mark.Lease] != c.cmd.registered {
-		out.add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.Lease))
+// attach puts a mark into the batch, unless its registration was ended.
+func (s *txnCommand) attach(c *pipeline.Call, op *attach, out *pipeline.Answers) {
+	if s.r.registrations[op.mark.Lease] != s.registered {
+		out.Add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.Lease))
 		return
 	}
-	c.cmd.answer = &rangeapi.Resolved{}
-	r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
+	s.answer = &rangeapi.Resolved{}
+	s.add(c, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
 }
 
 // waiting returns those who wait for the registration.
-func (reg *registration) waiting() (calls []*call) {
+func (reg *registration) waiting() (calls []*pipeline.Call) {
 	for _, w := range reg.Waiters() {
-		calls = append(calls, callOf(w))
+		calls = append(calls, w.(*pipeline.Call)) //nolint:forcetypeassert // a replica's waiters are its calls
 	}
 	return calls
 }
@@ -310,9 +310,9 @@ func (r *Replica) endRegistrationLocked(reg *registration) {
 }
 
 // failRegistrationLocked answers those who wait.
-func (r *Replica) failRegistrationLocked(reg *registration, err error, out *answers) {
+func (r *Replica) failRegistrationLocked(reg *registration, err error, out *pipeline.Answers) {
 	for _, c := range reg.waiting() {
-		r.leaveLocked(c, err, out)
+		r.pipe.Leave(c, err, out)
 	}
 	r.endRegistrationLocked(reg)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
 // RangeMeasure is what one replica of this node knows of its range's size and, where it
@@ -39,29 +40,28 @@ func (n *Node) Measures() []RangeMeasure {
 }
 
 func (r *Replica) measureLocked() RangeMeasure {
-	m := RangeMeasure{Descriptor: r.descriptorLocked(), Leads: r.lead != nil, Figures: r.load.Figures()}
+	m := RangeMeasure{Descriptor: r.descriptorLocked(), Leads: r.pipe.Leads(), Figures: r.load.Figures()}
 	if m.Leads {
-		m.Term = r.lead.term
+		m.Term = r.pipe.Term()
 	}
 	return m
 }
 
-// countLocked counts a call that was evaluated.
-func (r *Replica) countLocked(c *call) {
+// Count implements pipeline.Range: it counts a call that was evaluated.
+func (e *pipelineEnv) Count(c *pipeline.Call) {
 	var look bool
-	switch {
-	case c.cmd != nil:
-		if _, prepares := c.cmd.op.(*rangeapi.Prepare); !prepares {
+	if s, ok := c.Operation().(*txnCommand); ok {
+		if _, prepares := s.op.(*rangeapi.Prepare); !prepares {
 			return // it goes on with what was counted
 		}
-		fallthrough
-	case len(c.writes) > 0:
-		look = r.load.Wrote(uint64(c.bytes - callOverheadBytes))
-	default:
-		look = r.load.Read()
+		look = e.load.Wrote(uint64(c.Bytes() - pipeline.CallOverheadBytes))
+	} else if c.Changes() {
+		look = e.load.Wrote(uint64(c.Bytes() - pipeline.CallOverheadBytes))
+	} else {
+		look = e.load.Read()
 	}
 	if look {
-		r.load.Look(callSpan(c))
+		e.load.Look(callSpan(c))
 	}
 }
 
@@ -73,13 +73,14 @@ func (r *Replica) countReadLocked(bounds keyspace.Span) {
 }
 
 // callSpan is where a call's keys lie.
-func callSpan(c *call) keyspace.Span {
-	if c.cmd == nil {
-		s, _ := rangeapi.Bounds(c.req.Op)
+func callSpan(c *pipeline.Call) keyspace.Span {
+	op, cmd := c.Asks()
+	if cmd == nil {
+		s, _ := rangeapi.Bounds(op)
 		return s
 	}
 	var first []byte
-	if p, ok := c.cmd.op.(*rangeapi.Prepare); ok {
+	if p, ok := cmd.(*rangeapi.Prepare); ok {
 		p.Keys(func(key, _ []byte, writes bool) {
 			if first == nil || writes {
 				first = key
@@ -126,7 +127,7 @@ func (o loadOwner) LoadState() load.State {
 	r := o.r
 	return load.State{
 		Generation: r.rec.Generation, Span: r.rec.Span,
-		Leads: r.lead != nil, Draining: r.draining, Stopped: r.stopped,
+		Leads: r.pipe.Leads(), Draining: r.pipe.Draining(), Stopped: r.stopped,
 	}
 }
 

@@ -56,11 +56,11 @@ func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.lead == nil:
+	case !r.pipe.Leads():
 		return 0, r.errorLocked(kverror.NotLeader, "")
 	case confIndex != r.confIndex:
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("the members are those of index %d, not %d", r.confIndex, confIndex))
-	case r.draining:
+	case r.pipe.Draining():
 		return 0, r.errorLocked(kverror.Busy, "the node stops")
 	case r.change != nil:
 		return 0, r.errorLocked(kverror.Busy, "a split is under way")
@@ -68,7 +68,7 @@ func (r *Replica) checkMembers(confIndex uint64) (term uint64, err error) {
 		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
 	}
 	r.altering++
-	return r.lead.term, nil
+	return r.pipe.Term(), nil
 }
 
 // altered notes that a change of the members that was checked in the term has ended. Its fate
@@ -79,7 +79,7 @@ func (r *Replica) altered(term uint64, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lead != nil && r.lead.term == term {
+	if r.pipe.Term() == term {
 		r.altering--
 	}
 }
@@ -107,7 +107,7 @@ func (r *Replica) membersError(err error) error {
 // leadership may then have moved all the same.
 func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	r.mu.Lock()
-	lead := r.lead
+	term := r.pipe.Term()
 	notLeader := r.errorLocked(kverror.NotLeader, "")
 	var target keyspace.Replica
 	for _, m := range r.replicas {
@@ -117,7 +117,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	}
 	r.mu.Unlock()
 	switch {
-	case lead == nil:
+	case term == 0:
 		return notLeader
 	case to == r.node.cfg.Self:
 		return nil
@@ -143,7 +143,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	if err := r.group.Transfer(moving, target.ID); err != nil {
 		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
 	}
-	r.awaitLoss(moving, lead.term)
+	r.awaitLoss(moving, term)
 	return nil
 }
 
@@ -152,7 +152,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 func (r *Replica) awaitLoss(ctx context.Context, term uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for r.lead != nil && r.lead.term == term && !r.stopped {
+	for r.pipe.Term() == term && !r.stopped {
 		wait := r.changedLocked()
 		r.mu.Unlock()
 		_, err := clock.Await(ctx, wait)

@@ -2,11 +2,9 @@ package shard
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
@@ -24,26 +22,10 @@ import (
 // committed. So the entry that absorbs finds the source's last state in the engine of any
 // node that applies it, also after a crash, and never waits for another group.
 
-// errNotYet says that the request is for a generation which the range is about to have.
-var errNotYet = errors.New("shard: the range is to absorb its neighbour first")
-
 // awaitsLocked says whether the generation is one that this leader may be about to have:
 // the map has a merge as soon as it is committed.
 func (r *Replica) awaitsLocked(g keyspace.Generation) bool {
 	return g > r.rec.Generation && r.rec.Merge.Role == command.MergeTarget && r.leader.IsLeader
-}
-
-// awaitGenerationLocked waits until the range has changed, and says whether the call may go
-// into the pipeline then.
-func (r *Replica) awaitGenerationLocked(c *call) error {
-	wait := r.changedLocked()
-	r.mu.Unlock()
-	_, err := clock.Await(c.ctx, wait)
-	r.mu.Lock()
-	if err != nil {
-		return kverror.Of(err)
-	}
-	return r.takesLocked(c.req)
 }
 
 // applyMerge is a step of a merge on every replica.
@@ -231,16 +213,10 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.epochs.Absorb(r.node.cache, o.border, o.epochs)
 	r.live.Reset(r.rec.LastRevision)
 	r.removedTo, r.removeFrom = 0, nil
-	if r.lead == nil {
+	if !r.pipe.Leads() {
 		return
 	}
-	if r.filling != nil || r.sequencing != nil || len(r.proposed) > 0 {
-		panic(fmt.Sprintf("shard: range %s absorbs range %s with %d batches under way", r.id, o.source, len(r.proposed)))
-	}
-	old := r.lead
-	r.lead = &leadership{
-		term: old.term, number: old.number, revision: max(old.revision, r.rec.LastRevision), last: r.rec.Last, hash: r.rec.Hash,
-	}
+	r.pipe.Rebase()
 	r.fence = max(r.fence, r.rec.Fence)
 	// What the source has pinned is not known here: everything that is left.
 	r.pins.add(r.node.cfg.Clock.Now(), r.rec.Compacted)

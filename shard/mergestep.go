@@ -111,9 +111,9 @@ func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bo
 	switch {
 	case r.stopped:
 		return 0, false, r.ended
-	case r.draining:
+	case r.pipe.Draining():
 		return 0, false, r.errorLocked(kverror.Busy, "the node stops")
-	case r.lead == nil:
+	case !r.pipe.Leads():
 		return 0, false, r.errorLocked(kverror.NotLeader, "")
 	case !begins && r.rec.Merged >= o.ID && m.ID != o.ID, begins && m.ID == o.ID:
 		return 0, true, nil
@@ -122,7 +122,7 @@ func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bo
 	case o.Step == keyspace.MergeAbsorb && (m.Role != command.MergeTarget || m.ID != o.ID):
 		return 0, false, kverror.New(kverror.Internal, "range %s is to absorb by merge %d, and is bound to merge %d", r.id, o.ID, m.ID)
 	case !begins:
-		return r.lead.term, false, nil
+		return r.pipe.Term(), false, nil
 	case m.Role != command.MergeNone || r.rec.Merged >= o.ID:
 		return 0, false, kverror.New(kverror.BadRequest, "range %s is bound to merge %d, and merge %d is over", r.id, m.ID, r.rec.Merged)
 	case o.Generation != r.rec.Generation || o.ConfIndex != r.confIndex:
@@ -135,7 +135,7 @@ func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bo
 			return 0, false, r.errorLocked(kverror.Busy, "the range's members are being changed")
 		}
 	}
-	return r.lead.term, false, nil
+	return r.pipe.Term(), false, nil
 }
 
 // checkAlong refuses where not all replicas are near: a merge waits for every one of them,
@@ -169,7 +169,7 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 		low = x.locks.LowestFloor(low)
 		// What is on its way may yet come before the freeze.
 		compacted = max(compacted, x.rec.Compacted, x.compacting)
-		leads := x.lead != nil
+		leads := x.pipe.Leads()
 		x.mu.Unlock()
 		if !leads {
 			return kverror.New(kverror.Busy, "range %s is not led on node %s", x.id, r.node.cfg.Self)
@@ -257,8 +257,8 @@ func (r *Replica) hold(ctx context.Context, id uint64) error {
 	defer r.reopen()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closed++
-	for m := &r.rec.Merge; r.change == nil && m.Role == command.MergeTarget && m.ID == id && r.lead != nil && !r.stopped; {
+	r.pipe.Close()
+	for m := &r.rec.Merge; r.change == nil && m.Role == command.MergeTarget && m.ID == id && r.pipe.Leads() && !r.stopped; {
 		wait := r.changedLocked()
 		r.mu.Unlock()
 		_, err := clock.Await(ctx, wait)

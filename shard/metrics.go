@@ -4,27 +4,26 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
 // Metrics are the package's metrics, summed over all replicas of the node.
 type Metrics struct {
-	leaders, replicas                prometheus.Gauge
-	pendingBytes                     prometheus.Gauge
-	committed, failed                prometheus.Counter
-	evaluateSeconds, sequenceSeconds prometheus.Histogram
-	batchRequests                    prometheus.Histogram
-	refused, cuts, noops             prometheus.Counter
-	readWaits, readRestarts          prometheus.Counter
-	countScans, pagesKnown           prometheus.Counter
-	splits, merges, keeperErrors     prometheus.Counter
-	lockWaits, pushes                prometheus.Counter
-	applied                          prometheus.Counter
-	cacheHits, cacheMisses           prometheus.Counter
-	resolvedQuestions                prometheus.Counter
-	requestSeconds                   *prometheus.HistogramVec
-	load                             *load.Metrics
-	feeds                            *rangefeed.Metrics
+	leaders, replicas            prometheus.Gauge
+	committed, failed            prometheus.Counter
+	noops                        prometheus.Counter
+	readWaits, readRestarts      prometheus.Counter
+	countScans, pagesKnown       prometheus.Counter
+	splits, merges, keeperErrors prometheus.Counter
+	pushes                       prometheus.Counter
+	applied                      prometheus.Counter
+	cacheHits, cacheMisses       prometheus.Counter
+	resolvedQuestions            prometheus.Counter
+	requestSeconds               *prometheus.HistogramVec
+	pipeline                     *pipeline.Metrics
+	load                         *load.Metrics
+	feeds                        *rangefeed.Metrics
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
 
@@ -42,25 +41,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	seconds := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.00001, 2, 20),
-		})
-	}
 	m := &Metrics{
-		leaders:         gauge("skein_shard_leaders", "Ranges that this node leads."),
-		replicas:        gauge("skein_shard_replicas", "Replicas of ranges on this node."),
-		pendingBytes:    gauge("skein_shard_pending_bytes", "Requests between arrival and answer."),
-		committed:       counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
-		failed:          counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
-		evaluateSeconds: seconds("skein_shard_evaluate_seconds", "One pass of evaluation: what waits at one range."),
-		sequenceSeconds: seconds("skein_shard_sequence_seconds", "From asking for a batch's revisions to the answer."),
-		batchRequests: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "skein_shard_batch_transactions", Help: "Transactions of one proposed entry.",
-			Buckets: prometheus.ExponentialBuckets(1, 2, 13),
-		}),
-		refused:      counter("skein_shard_proposals_refused_total", "Proposals for which the group had no room and which were offered again."),
-		cuts:         counter("skein_shard_pipeline_cuts_total", "Pipelines that were discarded within a term."),
+		leaders:      gauge("skein_shard_leaders", "Ranges that this node leads."),
+		replicas:     gauge("skein_shard_replicas", "Replicas of ranges on this node."),
+		committed:    counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
+		failed:       counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
 		noops:        counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
 		readWaits:    counter("skein_shard_read_waits_total", "Reads that waited for a change under way."),
 		readRestarts: counter("skein_shard_read_restarts_total", "Reads that started over."),
@@ -71,7 +56,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
 		cacheHits:    counter("skein_shard_version_cache_hits_total", "Reads of one key that were answered from memory."),
 		cacheMisses:  counter("skein_shard_version_cache_misses_total", "Reads of one key that went to the store."),
-		lockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		resolvedQuestions: counter("skein_shard_resolved_questions_total",
@@ -81,13 +65,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
-	m.load, m.feeds = load.NewMetrics(reg), rangefeed.NewMetrics(reg)
+	m.pipeline, m.load, m.feeds = pipeline.NewMetrics(reg), load.NewMetrics(reg), rangefeed.NewMetrics(reg)
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
-		reg.MustRegister(m.leaders, m.replicas, m.pendingBytes, m.committed, m.failed, m.evaluateSeconds,
-			m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.cacheHits, m.cacheMisses, m.lockWaits, m.pushes,
+		reg.MustRegister(m.leaders, m.replicas, m.committed, m.failed,
+			m.noops, m.readWaits, m.readRestarts,
+			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.cacheHits, m.cacheMisses, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)
 	}
 	return m

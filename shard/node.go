@@ -22,6 +22,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -120,7 +121,6 @@ type Node struct {
 	cfg     Config
 	log     *zap.Logger
 	metrics *Metrics
-	pool    *pool
 	keeper  *keeper
 	pushes  *pushes
 	unpins  *unpins
@@ -139,10 +139,8 @@ type Node struct {
 	floor, compacted atomic.Int64
 	// removalTurn is nil where nobody waits for removal.
 	removalTurn atomic.Pointer[removalTurn]
-	// pending are the bytes of all admitted calls.
-	pending atomic.Int64
-	// ending are the bytes of commands that end locks and are under way.
-	ending atomic.Int64
+	// pipes is what the pipelines of all replicas share.
+	pipes pipeline.Shared
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
 	// reads bounds what requests hold of what they have read.
@@ -177,7 +175,7 @@ func NewNode(cfg Config) *Node {
 		cfg.Metrics = NewMetrics(nil)
 	}
 	n := &Node{
-		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pool: newPool(), pages: eval.NewPageCounts(cfg.Limits.Pages),
+		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pages: eval.NewPageCounts(cfg.Limits.Pages),
 		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
 		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
@@ -185,6 +183,7 @@ func NewNode(cfg Config) *Node {
 	n.compacted.Store(-1)
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.pipes = n.newPipes()
 	n.pushes = newPushes(n)
 	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
 	n.leaver = newLeaver(n)
@@ -196,7 +195,7 @@ func NewNode(cfg Config) *Node {
 	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
-	n.pool.start(cfg.Workers)
+	n.pipes.Pool.Start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
 	n.wg.Go(n.runMeter)
@@ -204,6 +203,23 @@ func NewNode(cfg Config) *Node {
 	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
 	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
 	return n
+}
+
+// newPipes returns what the pipelines of all replicas share.
+func (n *Node) newPipes() pipeline.Shared {
+	l := &n.cfg.Limits
+	var overloaded func() bool
+	if n.cfg.Disk != nil {
+		overloaded = n.cfg.Disk.Overloaded
+	}
+	return pipeline.Shared{
+		Limits: pipeline.Limits{
+			PendingBytes: l.PendingBytes, RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
+			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
+		},
+		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(n.cfg.Self, l.PendingBytes, overloaded, n.metrics.pipeline),
+		Reads: &n.reads, Cache: n.cache, Metrics: n.metrics.pipeline, After: n.after,
+	}
 }
 
 // Open opens every replica that the engine holds. It is called once, before
@@ -414,8 +430,14 @@ func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) err
 
 func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	r := &Replica{
-		node: n, id: id, store: eval.NewEngineStore(n.cfg.Engine), overlay: eval.NewOverlay(), locks: locktable.New(&n.locks),
-		log: n.log.WithLazy(zap.Stringer("range", id)), draining: n.isDraining(), epochs: eval.NewKeyEpochs(n.cache),
+		node: n, id: id, store: eval.NewEngineStore(n.cfg.Engine), locks: locktable.New(&n.locks),
+		log: n.log.WithLazy(zap.Stringer("range", id)), epochs: eval.NewKeyEpochs(n.cache),
+	}
+	r.pipe.Init(pipeline.Config{
+		Shared: &n.pipes, Range: id, Log: r.log, Env: (*pipelineEnv)(r), Mu: &r.mu, Record: &r.rec, Locks: &r.locks, Epochs: &r.epochs,
+	})
+	if n.isDraining() {
+		r.pipe.Drain()
 	}
 	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
 	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
@@ -436,7 +458,7 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 	n.mu.Unlock()
 	if draining {
 		r.mu.Lock()
-		r.draining = true
+		r.pipe.Drain()
 		r.mu.Unlock()
 	}
 	if stopped {
@@ -492,7 +514,7 @@ func (n *Node) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respons
 		n.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
 		return resp, err
 	}
-	resp, err := r.write(ctx, req, int64(rangeapi.SizeBound(req.Op))+callOverheadBytes)
+	resp, err := r.pipe.Do(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
 	n.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
 	if err != nil {
 		n.metrics.failed.Inc()
@@ -502,43 +524,13 @@ func (n *Node) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respons
 	return resp, err
 }
 
-// endingBytes bounds the commands that end locks and are under way on a node.
-const endingBytes = 16 << 20
-
-// callOverheadBytes is about what a call takes beside its request.
-const callOverheadBytes = 1 << 10
-
-// admit takes a call's bytes from the node's budget. Steps that end locks have one of their
-// own: the node may be full of those who wait for that.
-func (n *Node) admit(c *call) error {
-	if c.endsLocks() {
-		if v := n.ending.Add(c.bytes); v > endingBytes && v != c.bytes {
-			n.ending.Add(-c.bytes)
-			return kverror.New(kverror.Busy, "%d bytes of commands that end locks are under way on node %s", v-c.bytes, n.cfg.Self)
-		}
+// noSpace says why puts are refused, nil if they are not.
+func (n *Node) noSpace() error {
+	if n.cfg.Disk == nil || !n.cfg.Disk.Full() {
 		return nil
 	}
-	if n.cfg.Disk != nil && n.cfg.Disk.Overloaded() {
-		return kverror.New(kverror.TooManyRequests, "the log of node %s has more to write than its bound", n.cfg.Self)
-	}
-	if v := n.pending.Add(c.bytes); v > n.cfg.Limits.PendingBytes && v != c.bytes {
-		n.pending.Add(-c.bytes)
-		return kverror.New(kverror.TooManyRequests, "%d bytes of requests are under way on node %s", v-c.bytes, n.cfg.Self)
-	}
-	n.metrics.pendingBytes.Add(float64(c.bytes))
-	return nil
+	return kverror.New(kverror.NoSpace, "the disk of node %s is full", n.cfg.Self)
 }
-
-func (n *Node) unadmit(c *call) {
-	if c.endsLocks() {
-		n.ending.Add(-c.bytes)
-		return
-	}
-	n.pending.Add(-c.bytes)
-	n.metrics.pendingBytes.Sub(float64(c.bytes))
-}
-
-func (n *Node) full() bool { return n.cfg.Disk != nil && n.cfg.Disk.Full() }
 
 // Floor returns the highest revision that the node has heard of.
 func (n *Node) Floor() keyspace.Revision { return keyspace.Revision(n.floor.Load()) }
@@ -636,7 +628,7 @@ func (n *Node) Stop() {
 	}
 	n.mu.Unlock()
 	n.cancel()
-	n.pool.stop()
+	n.pipes.Pool.Stop()
 	for _, r := range n.Replicas() {
 		r.stop()
 	}

@@ -77,10 +77,7 @@ func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
 	c = r.locks.LowestFloor(c)
 	// What is being sequenced may have got revisions below, and would come behind the
 	// compaction in the log: what it replaces would stay until the next one.
-	if b := r.sequencing; b != nil && b.txns > 0 {
-		c = min(c, b.floor)
-	}
-	return c
+	return r.pipe.LowestFloor(c)
 }
 
 // The pauses between two questions whether pins are still needed grow from first to last

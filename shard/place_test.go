@@ -14,54 +14,6 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// A call that is in a batch goes into no other one, and one that was answered
-// nowhere.
-func TestCallIsInOnePlace(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		w := newFakeWorld(t)
-		defer w.stop()
-		w.serve(1, 5)
-		r := w.node.Replica(1)
-		panics := func(what string, f func()) {
-			t.Helper()
-			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", what)
-				}
-			}()
-			f()
-		}
-		newOne := func(at place) *call {
-			c := newCall(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
-			c.place = at
-			return c
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		c := newOne(placeEvaluation)
-		r.appendLocked(c, r.lead)
-		b := r.filling
-		r.filling = nil
-		panics("appended twice", func() { r.appendLocked(c, r.lead) })
-		r.filling = nil
-		panics("in the list of another batch", func() {
-			other := newBatch(9, r.lead)
-			other.calls = []*call{c}
-			failCalls(other, &answers{}, kverror.Dropped)
-		})
-		r.requeueLocked(c)
-		panics("requeued twice", func() { r.requeueLocked(c) })
-		panics("requeued and in the batch", func() { failCalls(b, &answers{}, kverror.Dropped) })
-		r.queue, r.queueBytes = nil, 0
-		var out answers
-		c = newOne(placeEvaluation)
-		out.add(c, kverror.Dropped)
-		panics("answered twice", func() { out.add(c, nil) })
-		panics("answered and appended", func() { r.appendLocked(c, r.lead) })
-		r.filling = nil
-	})
-}
-
 // A late word that a proposal was dropped is about its own term. What a later
 // leadership left behind is answered by the log.
 func TestLateDropKeepsOtherTerms(t *testing.T) {

@@ -173,7 +173,7 @@ func (p *pushes) forget(r *Replica) {
 	delete(p.watched, r)
 	p.mu.Unlock()
 	r.mu.Lock()
-	again := r.lead != nil && !r.locks.Empty()
+	again := r.pipe.Leads() && !r.locks.Empty()
 	r.mu.Unlock()
 	if again {
 		p.note(r)
@@ -188,7 +188,7 @@ func (r *Replica) holdsLocks() bool {
 }
 
 func (r *Replica) pushesLocked() bool {
-	return !r.stopped && r.lead != nil && !r.locks.Empty() && !mutation.Is(mutation.LockLeftBehind)
+	return !r.stopped && r.pipe.Leads() && !r.locks.Empty() && !mutation.Is(mutation.LockLeftBehind)
 }
 
 // duePushes returns what is to be asked about now: locks and records of which the last question

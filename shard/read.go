@@ -120,16 +120,16 @@ func (r *Replica) readRevision(req *rangeapi.Request, rev keyspace.Revision) (ke
 // readOnce reads in the order that S5 demands: wait for older changes of the keys,
 // confirm the leadership, read, check that it was this range's to read.
 func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, rev, at keyspace.Revision) (proto.Message, error) {
-	lead, err := r.awaitOlder(ctx, req, bounds, at)
+	term, err := r.awaitOlder(ctx, req, bounds, at)
 	if err != nil {
 		return nil, err
 	}
-	if !r.group.LeaseHeld(lead.term) {
+	if !r.group.LeaseHeld(term) {
 		if err := r.awaitReadIndex(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.stillLeads(req, bounds, lead); err != nil {
+	if err := r.stillLeads(req, bounds, term); err != nil {
 		return nil, err
 	}
 	budget := r.node.reads.Budget()
@@ -138,18 +138,18 @@ func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds ke
 	if err != nil {
 		return nil, err
 	}
-	return resp, r.checkRead(req, bounds, lead, at, oldest)
+	return resp, r.checkRead(req, bounds, term, at, oldest)
 }
 
 // awaitOlder waits until this replica leads and until every change of the keys is
 // applied that is here now and may be at or below the revision.
-func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, at keyspace.Revision) (*leadership, error) {
+func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, at keyspace.Revision) (term uint64, err error) {
 	r.mu.Lock()
 	for {
 		wait, err := r.servesLocked(req)
 		if err != nil {
 			r.mu.Unlock()
-			return nil, err
+			return 0, err
 		}
 		if wait == nil && r.change.takes(bounds) {
 			// S7. The channel is closed when the change's fate is known.
@@ -160,7 +160,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			// with a lower floor can come: this node has heard of the revision.
 			if h := r.locks.Reader(bounds, at, req.ReadingTxn()); h != nil {
 				wait = h.Ended()
-				r.node.metrics.lockWaits.Inc()
+				r.node.metrics.pipeline.LockWaits.Inc()
 			}
 		}
 		if wait == nil {
@@ -168,22 +168,22 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 		}
 		r.mu.Unlock()
 		if _, err := clock.Await(ctx, wait); err != nil {
-			return nil, kverror.Of(err)
+			return 0, kverror.Of(err)
 		}
 		r.mu.Lock()
 	}
 	r.countReadLocked(bounds)
-	lead := r.lead
-	b := r.overlay.NewestBatch(bounds, at)
+	term = r.pipe.Term()
+	b := r.pipe.NewestBatch(bounds, at)
 	if b == nil {
 		r.mu.Unlock()
-		return lead, nil
+		return term, nil
 	}
 	ended := b.Ended()
 	r.mu.Unlock()
 	r.node.metrics.readWaits.Inc()
 	if _, err := clock.Await(ctx, ended); err != nil {
-		return nil, kverror.Of(err)
+		return 0, kverror.Of(err)
 	}
 	r.mu.Lock()
 	applied := b.Applied()
@@ -191,9 +191,9 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 	if !applied {
 		// Trap 75: what it waited for is discarded; somebody else's write may be in
 		// its place.
-		return nil, errAgain
+		return 0, errAgain
 	}
-	return lead, nil
+	return term, nil
 }
 
 func (r *Replica) awaitReadIndex(ctx context.Context) error {
@@ -211,17 +211,17 @@ func (r *Replica) awaitReadIndex(ctx context.Context) error {
 
 // standsLocked says whether the leadership of the term still answers for the span.
 func (r *Replica) standsLocked(term uint64, bounds keyspace.Span) bool {
-	return r.lead != nil && r.lead.term == term && !r.change.takes(bounds) && !r.rec.Merge.StandsStill()
+	return r.pipe.Term() == term && !r.change.takes(bounds) && !r.rec.Merge.StandsStill()
 }
 
 // stillLeads makes sure that the read waited under the leadership that was confirmed.
-func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, lead *leadership) error {
+func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, term uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, err := r.servesLocked(req); err != nil {
 		return err
 	}
-	if !r.standsLocked(lead.term, bounds) {
+	if !r.standsLocked(term, bounds) {
 		return errAgain
 	}
 	return nil
@@ -231,13 +231,13 @@ func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, lead *
 // range's to answer. oldest is an explicit revision inside a transaction, 0 for none.
 // The leadership must be that for which the read waited: without one a snapshot may
 // have taken versions away before the compacted revision here tells so.
-func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, lead *leadership, at, oldest keyspace.Revision) error {
+func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, term uint64, at, oldest keyspace.Revision) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if req.Generation != r.rec.Generation {
 		return r.errorLocked(kverror.WrongRange, "the range changed during the read")
 	}
-	if !r.standsLocked(lead.term, bounds) {
+	if !r.standsLocked(term, bounds) {
 		return errAgain
 	}
 	if oldest != 0 && oldest < r.rec.Compacted {
@@ -285,7 +285,7 @@ func (r *Replica) readTxn(
 ) (resp proto.Message, oldest keyspace.Revision, err error) {
 	var none sync.Mutex
 	r.mu.Lock()
-	compacted := r.compactedLocked(r.node.Compacted())
+	compacted := r.rec.CompactedIn(r.node.Compacted())
 	r.mu.Unlock()
 	var e eval.Evaluation
 	e.Reset(eval.Input{
@@ -306,15 +306,6 @@ func (r *Replica) readTxn(
 		return nil, 0, refused.Err
 	}
 	return nil, 0, err
-}
-
-// compactedLocked returns the highest compacted revision that is known, given the
-// cluster's: the range's own is 0 before the first compaction, the cluster's -1.
-func (r *Replica) compactedLocked(cluster keyspace.Revision) keyspace.Revision {
-	if r.rec.Compacted == 0 {
-		return cluster
-	}
-	return max(cluster, r.rec.Compacted)
 }
 
 // readRange runs a RangeRequest at the revision.
@@ -390,7 +381,7 @@ func (r *Replica) newestAt(key []byte, at keyspace.Revision) (*mvccpb.KeyValue, 
 	r.mu.Lock()
 	// It is the newest version only if nothing is published above the revision, and
 	// nothing was published meanwhile.
-	if r.lead != nil && at >= r.rec.LastRevision && r.appliedBatches.Load() == seen {
+	if r.pipe.Leads() && at >= r.rec.LastRevision && r.appliedBatches.Load() == seen {
 		r.node.cache.Put(r.epochs.Of(key), key, eval.CachedVersion{
 			Alive: true, Version: v.Version, Lease: v.Lease, Mod: v.Mod, Create: v.Create, Value: v.Value,
 		})

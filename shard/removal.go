@@ -72,7 +72,7 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 func (r *Replica) removalMark(compacted keyspace.Revision) (m removalMark, leads bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lead == nil || r.rec.Generation == 0 {
+	if !r.pipe.Leads() || r.rec.Generation == 0 {
 		return removalMark{}, false
 	}
 	// What is under way, or locked, may have a revision below the compacted one.

@@ -120,19 +120,33 @@ func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
 
 // A compaction does not overtake what is being sequenced and may get revisions below.
 func TestCompactionBehindWhatIsSequenced(t *testing.T) {
-	for _, s := range []struct {
-		b    *batch
-		want keyspace.Revision
-	}{{nil, 10}, {&batch{floor: 5, txns: 1}, 5}, {&batch{floor: 12, txns: 1}, 10}, {&batch{}, 10}} {
-		if got := (&Replica{sequencing: s.b}).keepLocked(10); got != s.want {
-			t.Errorf("%v with floor %d: compacted up to %d, want %d", s.b != nil, s.want, got, s.want)
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		r := w.node.Replica(1)
+		check := func(when string, want keyspace.Revision) {
+			t.Helper()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if got := r.keepLocked(10); got != want {
+				t.Errorf("%s: compacted up to %d, want %d", when, got, want)
+			}
+			// Its replica says so, and is looked after again: nobody else might.
+			if held := want < 10; r.heldBackLocked() != held {
+				t.Errorf("%s: held back %t, want %t", when, !held, held)
+			}
 		}
-		// Its replica says so, and is looked after again: nobody else might.
-		n := &Node{}
-		n.compacted.Store(10)
-		r := &Replica{node: n, sequencing: s.b, lead: &leadership{}}
-		if held := s.want < 10; r.heldBackLocked() != held {
-			t.Errorf("with floor %d: held back %t, want %t", s.want, !held, held)
-		}
-	}
+		raise(&w.node.compacted, 10)
+		check("nothing is sequenced", 10)
+		w.node.heard(5)
+		w.begin(t, "a", "1")
+		check("a batch with floor 5", 5)
+		w.seq.mu.Lock()
+		w.seq.last = 20
+		w.seq.mu.Unlock()
+		w.seq.answer(0, nil)
+		synctest.Wait()
+		check("it has revision 21", 10)
+	})
 }

@@ -3,7 +3,6 @@ package shard
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -91,22 +91,14 @@ type Replica struct {
 	resolved keyspace.Revision
 	live     eval.LiveCounts
 
-	// leader is what raft last said. lead is set while this replica leads, has applied
-	// an entry of its term, and may evaluate and propose.
+	// leader is what raft last said.
 	leader raftgroup.LeaderState
-	lead   *leadership
-	// changed is closed and made anew when leader, lead, rec's span or merge, change or closed
-	// change, for those who wait for one of them. nil until somebody does.
+	// pipe carries the operations of this replica while it leads.
+	pipe pipeline.Pipeline
+	// changed is closed and made anew when leader, rec's span or merge, change, or what pipe says
+	// changes, for those who wait for one of them. nil until somebody does.
 	changed chan struct{}
 
-	// queue holds the calls that wait for evaluation.
-	queue      []*call
-	queueBytes int64
-	// barrier is a call that was put back too often: nothing that came after it is
-	// evaluated before it.
-	barrier    *call
-	evaluating bool
-	overlay    *eval.Overlay
 	// locks are those of transactions over several ranges, and the calls that wait for them.
 	// fence is the record's, or that of what is on its way.
 	locks locktable.Table
@@ -119,23 +111,6 @@ type Replica struct {
 	pins pins
 	// epochs name what the node's version cache knows of this replica.
 	epochs eval.KeyEpochs
-	// The pipeline: filling collects what is evaluated, sequencing is the one batch
-	// for which revisions are asked or that is being proposed, proposed are those in
-	// the log's hands, oldest first, lost those of a former leadership whose fate only
-	// the log knows.
-	batches    uint64
-	filling    *batch
-	sequencing *batch
-	mutated    mutationState //nolint:unused // used with the build tag planted
-	proposed   []*batch
-	lost       []*batch
-	// confirming counts the answers that wait for a confirmation of the leadership.
-	confirming int
-
-	// closed counts the reasons to evaluate nothing; draining is the one that never
-	// ends: the node stops.
-	closed   int
-	draining bool
 	// change is the change of the range itself that this leader has proposed and not applied.
 	change *pendingChange
 	// altering counts the changes of the members that this leadership has under way: while
@@ -230,22 +205,10 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 		return nil, r.errorLocked(kverror.WrongRange, detail)
 	case !r.leader.IsLeader:
 		return nil, r.errorLocked(kverror.NotLeader, "")
-	case r.lead == nil || r.rec.Merge.StandsStill():
+	case !r.pipe.Leads() || r.rec.Merge.StandsStill():
 		return r.changedLocked(), nil
 	}
 	return nil, nil
-}
-
-// takesLocked says whether a request may go into the pipeline.
-func (r *Replica) takesLocked(req *rangeapi.Request) error {
-	_, err := r.servesLocked(req)
-	if err == nil && r.draining {
-		err = r.errorLocked(kverror.Busy, "the node hands its leaderships over")
-	}
-	if err == nil && req.Generation != r.rec.Generation {
-		err = errNotYet
-	}
-	return err
 }
 
 // changedLocked returns a channel that is closed at the next change of what a
@@ -264,18 +227,15 @@ func (r *Replica) notifyLocked() {
 	}
 }
 
-// idleLocked says whether the pipeline is empty: nothing is being evaluated, has
-// or awaits revisions, or waits for a confirmation.
-func (r *Replica) idleLocked() bool {
-	return !r.evaluating && r.change == nil && r.filling == nil && r.sequencing == nil && len(r.proposed) == 0 && r.confirming == 0
-}
+// idleLocked says whether the pipeline is empty, and no change of the range is under way.
+func (r *Replica) idleLocked() bool { return r.change == nil && r.pipe.Idle() }
 
 // closePipeline keeps new requests from evaluation and waits until what is under
 // way is proposed, applied and answered, or leadership is lost. The caller must
 // call reopen, also after an error.
 func (r *Replica) closePipeline(ctx context.Context) error {
 	r.mu.Lock()
-	r.closed++
+	r.pipe.Close()
 	for !r.idleLocked() {
 		ch := r.changedLocked()
 		r.mu.Unlock()
@@ -292,11 +252,11 @@ func (r *Replica) closePipeline(ctx context.Context) error {
 
 func (r *Replica) reopen() {
 	r.mu.Lock()
-	r.closed--
+	r.pipe.Reopen()
 	r.notifyLocked()
-	care := r.closed == 0 && r.needsCareLocked() // a compaction waits for this
+	care := !r.pipe.Closed() && r.needsCareLocked() // a compaction waits for this
 	r.mu.Unlock()
-	r.node.pool.schedule(r)
+	r.pipe.Schedule()
 	if care {
 		r.node.keeper.note(r)
 	}
@@ -305,38 +265,36 @@ func (r *Replica) reopen() {
 // becomeLocked starts a leadership: everything that earlier leaders committed is
 // applied here, so that the last applied batch is the one to build on.
 func (r *Replica) becomeLocked(term uint64) {
-	r.lead = &leadership{term: term, last: r.rec.Last, hash: r.rec.Hash, revision: r.rec.LastRevision}
-	r.overlay = eval.NewOverlay()
+	r.pipe.Become(term)
 	r.fence = r.rec.Fence
-	r.mutateKept()
 }
 
 // LeaderChanged implements raftgroup.StateMachine.
 func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
-	var out answers
+	var out pipeline.Answers
 	r.mu.Lock()
 	old := r.leader
 	r.leader = s
-	if r.lead != nil && (!s.IsLeader || s.Term != r.lead.term) {
+	if r.pipe.Leads() && (!s.IsLeader || s.Term != r.pipe.Term()) {
 		r.loseLocked(&out)
 	}
-	if s.IsLeader && s.Ready && r.lead == nil && !r.stopped && r.group != nil {
+	if s.IsLeader && s.Ready && !r.pipe.Leads() && !r.stopped && r.group != nil {
 		r.becomeLocked(s.Term)
 	}
 	if !s.IsLeader {
-		r.failQueueLocked(&out, r.errorLocked(kverror.NotLeader, "the leader changed"))
+		r.pipe.Refuse(&out, r.errorLocked(kverror.NotLeader, "the leader changed"))
 	}
 	r.notifyLocked()
-	lead, gained := r.lead, r.leader.IsLeader && !old.IsLeader
+	leads, gained := r.pipe.Leads(), r.leader.IsLeader && !old.IsLeader
 	r.mu.Unlock()
-	out.send(r.node)
+	r.pipe.Send(&out)
 
 	if gained {
 		r.node.metrics.leaders.Inc()
 	} else if old.IsLeader && !s.IsLeader {
 		r.node.metrics.leaders.Dec()
 	}
-	if lead != nil {
+	if leads {
 		r.leads()
 	}
 }
@@ -349,7 +307,7 @@ func (r *Replica) leads() {
 	d := r.descriptorLocked()
 	r.load.Measure() // it may have been too large under another leader
 	r.mu.Unlock()
-	r.node.pool.schedule(r)
+	r.pipe.Schedule()
 	if watched {
 		r.node.pushes.note(r)
 	}
@@ -363,10 +321,10 @@ func (r *Replica) leads() {
 func (r *Replica) opened(g group) {
 	r.mu.Lock()
 	r.group = g
-	if r.leader.IsLeader && r.leader.Ready && r.lead == nil && !r.stopped {
+	if r.leader.IsLeader && r.leader.Ready && !r.pipe.Leads() && !r.stopped {
 		r.becomeLocked(r.leader.Term)
 	}
-	leads := r.lead != nil
+	leads := r.pipe.Leads()
 	r.notifyLocked()
 	r.mu.Unlock()
 	if leads {
@@ -374,48 +332,11 @@ func (r *Replica) opened(g group) {
 	}
 }
 
-// loseLocked ends the leadership: what was not proposed is discarded, of what was
-// the log will tell, the overlay is gone, and those who wait for it start over.
-func (r *Replica) loseLocked(out *answers) {
-	failed := r.errorLocked(kverror.Dropped, "the leadership ended before the proposal")
-	r.mutateKeep()
-	pending := r.proposed
-	r.proposed = nil
-	for _, b := range []*batch{r.sequencing, r.filling} {
-		if b != nil && !slices.Contains(pending, b) {
-			pending = append(pending, b)
-		}
-	}
-	r.sequencing, r.filling = nil, nil
-	lostFrom := len(r.lost)
-	for _, b := range pending {
-		b.end(false)
-		for _, c := range b.take(&b.parked, placeParked) {
-			out.add(c, failed)
-		}
-		for _, c := range b.take(&b.held, placeHeld) {
-			r.confirming--
-			out.add(c, failed)
-		}
-		if b.link.Number == 0 || b.refused {
-			failCalls(b, out, failed)
-			continue
-		}
-		for _, c := range b.calls {
-			c.isAt(placeBatch, b)
-			c.lost.Store(true)
-		}
-		r.lost = append(r.lost, b)
-	}
-	if len(r.lost) > lostFrom {
-		lost := slices.Clone(r.lost[lostFrom:])
-		r.node.after(r.node.cfg.Limits.FateTimeout, func() { r.fateTimeout(lost) })
-	}
-	r.lead, r.overlay = nil, eval.NewOverlay()
+// loseLocked ends the leadership, and what it has under way beside the pipeline.
+func (r *Replica) loseLocked(out *pipeline.Answers) {
 	r.wokenLocked(r.locks.DropPending())
 	r.dropRegistrationsLocked()
-	r.queueWokenLocked()
-	r.barrier = nil
+	r.pipe.Lose(out)
 	r.compacting, r.counting = 0, false
 	r.altering = 0
 	// Whether the change happened, the log says; this replica answers nothing for
@@ -423,74 +344,24 @@ func (r *Replica) loseLocked(out *answers) {
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "the leadership ended"))
 }
 
-// failQueueLocked answers everything that waits for evaluation.
-func (r *Replica) failQueueLocked(out *answers, err error) {
-	for _, c := range r.queue {
-		c.isAt(placeQueue, nil)
-		out.add(c, err)
-	}
-	clear(r.queue)
-	r.queue, r.queueBytes, r.barrier = r.queue[:0], 0, nil
-}
-
 // stop ends the replica with its node.
 func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)) }
 
 // end ends the replica: every caller gets an answer, and who comes later the same.
 func (r *Replica) end(why *kverror.Error) {
-	var out answers
+	var out pipeline.Answers
 	r.mu.Lock()
 	if !r.absorbed || r.ended == nil {
 		r.ended = why // else whoever comes learns where the keys are
 	}
 	r.stopped = true
-	if r.lead != nil {
+	if r.pipe.Leads() {
 		r.loseLocked(&out)
 	}
-	r.failQueueLocked(&out, why)
-	r.unknownLocked(&out)
+	r.pipe.Refuse(&out, why)
+	r.pipe.Abandon(&out)
 	r.feeds.End(why)
 	r.notifyLocked()
 	r.mu.Unlock()
-	out.send(r.node)
-}
-
-// answers are collected under mu and sent without it.
-type answers struct {
-	list []answer
-	// confirm are calls whose answer needs a confirmed leadership.
-	confirm []*call
-	// register are registrations that are to be asked for.
-	register []*registration
-}
-
-type answer struct {
-	c   *call
-	err error
-}
-
-// add notes the answer of a call: its draft, or the error.
-func (a *answers) add(c *call, err error) {
-	c.moveTo(placeAnswered, nil)
-	a.list = append(a.list, answer{c, err})
-}
-
-// toConfirm notes a call whose answer needs a confirmed leadership.
-func (a *answers) toConfirm(c *call) {
-	c.moveTo(placeConfirming, nil)
-	a.confirm = append(a.confirm, c)
-}
-
-// send gives the callers their answers.
-func (a *answers) send(n *Node) {
-	for _, x := range a.list {
-		if x.err == nil {
-			x.c.answer(n, x.c.draft.Op, nil)
-		} else {
-			x.c.answer(n, nil, x.err)
-		}
-	}
-	for _, reg := range a.register {
-		reg.ask()
-	}
+	r.pipe.Send(&out)
 }

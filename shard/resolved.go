@@ -57,16 +57,8 @@ func (s *applyState) advance(locks bool) {
 // closed when what stands in the way has ended or changed. Only the leader can tell. It does
 // not search the pipeline for the ends of locks: a lock stays until its end is applied.
 func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
-	// The filling batch asks for its revisions later, and gets higher ones. The one that is
-	// being sequenced may have got its own already, from this sequencer or the one before,
-	// unless its floor shows that the revision was known when it was evaluated.
-	if b := r.sequencing; b != nil && !b.settled && b.txns > 0 && b.floor < rev {
-		return b.Ended()
-	}
-	for i := len(r.proposed) - 1; i >= 0; i-- {
-		if b := r.proposed[i]; b.txns > 0 && b.first <= rev {
-			return b.Ended()
-		}
+	if ended := r.pipe.MayAppear(rev); ended != nil {
+		return ended
 	}
 	if r.locks.Empty() || mutation.Is(mutation.VoidDespiteLock) {
 		return nil
@@ -121,7 +113,7 @@ func (r *Replica) resolvedOnce(ctx context.Context, q *rangeapi.ResolvedRequest)
 	if _, err := r.leadsLocked(q.Generation); err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
-	if r.lead == nil || r.lead.term != term || r.change != nil || r.rec.Merge.StandsStill() {
+	if r.pipe.Term() != term || r.change != nil || r.rec.Merge.StandsStill() {
 		return rangeapi.FeedPosition{}, errAgain
 	}
 	return r.positionLocked(), nil
@@ -144,7 +136,7 @@ func (r *Replica) awaitNothing(ctx context.Context, q *rangeapi.ResolvedRequest)
 			wait = r.mayAppearLocked(q.Revision)
 		}
 		if wait == nil {
-			return r.lead.term, nil
+			return r.pipe.Term(), nil
 		}
 		r.mu.Unlock()
 		select {

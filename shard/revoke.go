@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
 // quellLocked ends the registration of a lease that is about to be revoked. The registration's
@@ -28,18 +29,19 @@ func (r *Replica) quellLocked(lease keyspace.LeaseID) *locktable.Held {
 	return nil
 }
 
-// gateRevokeLocked lets a Revoke pass to its evaluation that has something to do.
-func (r *Replica) gateRevokeLocked(c *call, op *rangeapi.Revoke, out *answers) (dealt bool) {
+// gateRevoke lets a Revoke pass to its evaluation that has something to do.
+func (s *txnCommand) gateRevoke(c *pipeline.Call, op *rangeapi.Revoke, out *pipeline.Answers) (dealt bool) {
+	r := s.r
 	if h := r.quellLocked(op.Lease); h != nil {
-		r.blockLocked(c, locktable.Meeting{Held: h})
+		r.pipe.Block(c, locktable.Meeting{Held: h})
 		return true
 	}
 	if hs := r.locks.OfLease(op.Lease); len(hs) > 0 {
-		r.blockLocked(c, locktable.Meeting{Held: hs[0]})
+		r.pipe.Block(c, locktable.Meeting{Held: hs[0]})
 		return true
 	}
 	if !r.revocableLocked(op.Lease, op.Incarnation) {
-		r.sayLocked(c, &rangeapi.Revoked{}, out)
+		s.say(c, &rangeapi.Revoked{}, out)
 		return true
 	}
 	return false
@@ -52,57 +54,57 @@ func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarn
 }
 
 // evaluateRevoke deletes the keys of a lease, unless they are too many.
-func (r *Replica) evaluateRevoke(c *call, op *rangeapi.Revoke, pass *pass) (*eval.Evaluation, error) {
-	e := r.newEvaluation(c, pass)
-	defer pass.budget.Release()
+func (s *txnCommand) evaluateRevoke(c *pipeline.Call, op *rangeapi.Revoke, pass *pipeline.Pass) error {
+	r := s.r
+	e := r.pipe.Evaluation(c, pass)
+	defer pass.Budget.Release()
 	r.mu.Lock()
 	span := r.rec.Span
 	r.mu.Unlock()
 	tooMany, err := e.Revoke(op.Lease, span, r.node.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
-		return e, err
+		return err
 	}
-	c.cmd.answer = &rangeapi.Revoked{TooMany: tooMany}
-	return e, nil
+	s.answer = &rangeapi.Revoked{TooMany: tooMany}
+	return nil
 }
 
-// placeRevokeLocked is placeLocked of a Revoke. What it deletes nobody may have locked.
-func (r *Replica) placeRevokeLocked(c *call, op *rangeapi.Revoke, lead *leadership, e *eval.Evaluation, err error, out *answers) {
+// placeRevoke is Place of a Revoke. Nobody may have locked what it deletes.
+func (s *txnCommand) placeRevoke(c *pipeline.Call, op *rangeapi.Revoke, e *eval.Evaluation, err error, out *pipeline.Answers) {
+	r := s.r
 	var wait eval.WaitError
 	if errors.As(err, &wait) {
-		r.parkLocked(c, batchOf(wait.Txn.Batch))
+		r.pipe.Park(c, wait.Txn.Batch)
 		return
 	}
-	if err != nil || c.cmd.answer.(*rangeapi.Revoked).TooMany {
-		out.add(c, err)
+	if err != nil || s.answer.(*rangeapi.Revoked).TooMany {
+		out.Add(c, err)
 		return
 	}
 	for _, v := range e.Writes() {
 		if m := r.locks.Holder(v.Key, true); m.Held != nil {
-			r.blockLocked(c, locktable.Meeting{Held: m.Held})
+			r.pipe.Block(c, locktable.Meeting{Held: m.Held})
 			return
 		}
 	}
-	s := c.cmd
-	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, callOverheadBytes
+	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, pipeline.CallOverheadBytes
 	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
-	if c.writes = e.Writes(); len(c.writes) > 0 {
-		c.txn = e.Txn()
-	}
-	r.appendLocked(c, lead)
+	c.TakeWrites(e)
+	r.pipe.Append(c)
 }
 
 // prepareRevoke evaluates what a revoke over several ranges deletes here.
-func (r *Replica) prepareRevoke(c *call, op *rangeapi.Prepare, pass *pass) (*eval.Evaluation, error) {
-	e := r.newEvaluation(c, pass)
-	defer pass.budget.Release()
+func (s *txnCommand) prepareRevoke(c *pipeline.Call, op *rangeapi.Prepare, pass *pipeline.Pass) error {
+	r := s.r
+	e := r.pipe.Evaluation(c, pass)
+	defer pass.Budget.Release()
 	r.mu.Lock()
 	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
 	r.mu.Unlock()
 	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.node.cfg.Limits.MaxEntryBytes/4)
 	// An earlier evaluation, before the call waited, may have left another hull.
-	c.cmd.answer, c.cmd.own, c.cmd.hull = a, e.Txn(), hull
-	return e, err
+	s.answer, s.own, s.hull = a, e.Txn(), hull
+	return err
 }
 
 // revokeSpans returns what a revoke locks beside the mark.
@@ -118,15 +120,15 @@ func revokeSpans(s *txnCommand, writes []*eval.PendingVersion) (spans []command.
 
 // revokeMeetsLocked looks for locks in the way of what a revoke has found to be deleted, by
 // the rule of meetsLocked.
-func (r *Replica) revokeMeetsLocked(c *call, op *rangeapi.Prepare, spans []command.LockSpan, out *answers) (dealt bool) {
+func (r *Replica) revokeMeetsLocked(c *pipeline.Call, op *rangeapi.Prepare, spans []command.LockSpan, out *pipeline.Answers) (dealt bool) {
 	met, dies := r.locks.MeetsRevoke(op, spans)
 	switch {
 	case met == nil:
 		return false
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, met.Name))
+		out.Add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, met.Name))
 	default:
-		r.blockLocked(c, locktable.Meeting{Held: met})
+		r.pipe.Block(c, locktable.Meeting{Held: met})
 	}
 	return true
 }
@@ -181,16 +183,16 @@ func (r *Replica) leaseKeys(ctx context.Context, req *rangeapi.Request, op *rang
 }
 
 func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *rangeapi.LeaseKeys) (*rangeapi.Attached, error) {
-	lead, err := r.awaitOlder(ctx, req, op.Span, op.At)
+	term, err := r.awaitOlder(ctx, req, op.Span, op.At)
 	if err != nil {
 		return nil, err
 	}
-	if !r.group.LeaseHeld(lead.term) {
+	if !r.group.LeaseHeld(term) {
 		if err := r.awaitReadIndex(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.stillLeads(req, op.Span, lead); err != nil {
+	if err := r.stillLeads(req, op.Span, term); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -218,5 +220,5 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 	if err != nil && !errors.Is(err, eval.ErrStop) {
 		return nil, err
 	}
-	return a, r.checkRead(req, op.Span, lead, eval.Newest, 0)
+	return a, r.checkRead(req, op.Span, term, eval.Newest, 0)
 }

@@ -118,9 +118,9 @@ func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term u
 	defer r.mu.Unlock()
 	span := spanFromFirst(r.rec.Span)
 	switch {
-	case r.stopped || r.draining:
+	case r.stopped || r.pipe.Draining():
 		return 0, r.errorLocked(kverror.Busy, "the node stops")
-	case r.lead == nil:
+	case !r.pipe.Leads():
 		return 0, r.errorLocked(kverror.NotLeader, "")
 	case generation != 0 && generation != r.rec.Generation:
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("generation %d", r.rec.Generation))
@@ -128,7 +128,7 @@ func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term u
 		return 0, r.errorLocked(kverror.WrongRange, fmt.Sprintf("key %q is outside of %s", key, span))
 	case bytes.Equal(span.Start, key):
 		return 0, kverror.New(kverror.BadRequest, "range %s begins at %q already", r.id, key)
-	case r.change != nil || r.closed > 0:
+	case r.change != nil || r.pipe.Closed():
 		return 0, r.errorLocked(kverror.Busy, "another split or transfer is under way")
 	case r.rec.Merge.Role != command.MergeNone:
 		return 0, r.errorLocked(kverror.Busy, "the range is being merged")
@@ -138,7 +138,7 @@ func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term u
 			return 0, r.errorLocked(kverror.Busy, "the range's members are being changed")
 		}
 	}
-	return r.lead.term, nil
+	return r.pipe.Term(), nil
 }
 
 // awaitFollowers waits a moment for live followers that lag.
@@ -163,7 +163,7 @@ func (r *Replica) awaitFollowers(ctx context.Context) {
 // nothing is answered for the span that leaves.
 func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key []byte, child keyspace.RangeID) (*pendingChange, error) {
 	r.mu.Lock()
-	if r.lead == nil || r.lead.term != term || r.change != nil || generation != 0 && generation != r.rec.Generation {
+	if r.pipe.Term() != term || r.change != nil || generation != 0 && generation != r.rec.Generation {
 		defer r.mu.Unlock()
 		return nil, r.errorLocked(kverror.Dropped, "the range changed before the split")
 	}
@@ -202,7 +202,7 @@ func (r *Replica) proposeChange(term uint64, entry []byte, p *pendingChange) err
 			r.notifyLocked()
 		}
 		r.mu.Unlock()
-		r.node.pool.schedule(r)
+		r.pipe.Schedule()
 	}
 	err := r.group.Propose(term, entry, drop)
 	if err != nil {

@@ -301,7 +301,7 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 	}
 	// What the answer puts back to the queue is evaluated after the next batch has
 	// been asked for, not perhaps before.
-	release := s.w.node.pool.hold()
+	release := s.w.node.pipes.Pool.Hold()
 	s.w.seq.answer(arg(d, "n", 0), err)
 	release()
 	return ""

@@ -15,11 +15,13 @@ import (
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
-// txnCommand is a TxnCommand on its way through the pipeline. It travels as a call without writes
-// of its own.
+// txnCommand is a command of a transaction on its way through the pipeline: the operation of its
+// call. Only a revoke has writes of its own.
 type txnCommand struct {
+	r      *Replica
 	op     rangeapi.TxnCommand
 	answer rangeapi.TxnAnswer
 	// item is what the entry will carry, nil where nothing changes.
@@ -45,9 +47,15 @@ type txnCommand struct {
 	reading int64
 }
 
-// forgetRead gives back what the answer holds of the node's budget of reads.
-func (s *txnCommand) forgetRead(n *Node) {
-	n.reads.GiveBack(s.reading)
+var _ pipeline.Operation = (*txnCommand)(nil)
+
+// Command implements pipeline.Operation.
+func (s *txnCommand) Command() rangeapi.TxnCommand { return s.op }
+
+// Answered implements pipeline.Effect: it gives back what the answer holds of the node's budget
+// of reads.
+func (s *txnCommand) Answered() {
+	s.r.node.reads.GiveBack(s.reading)
 	s.reading = 0
 }
 
@@ -71,13 +79,11 @@ func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeap
 	if err := r.believe(ctx, revisionOf(op)); err != nil {
 		return nil, err
 	}
-	c := newCall(ctx, req)
-	c.cmd = &txnCommand{op: op}
-	c.bytes = commandBytes(op)
-	if _, err := r.run(c); err != nil {
+	s := &txnCommand{r: r, op: op}
+	if _, err := r.pipe.Run(pipeline.NewCall(ctx, req, s, commandBytes(op))); err != nil {
 		return nil, err
 	}
-	return c.cmd.answer, nil
+	return s.answer, nil
 }
 
 // revisionOf returns the highest revision that a command names as one that was handed out.
@@ -101,7 +107,7 @@ const maxFenceRaise = 1 << 48
 
 // commandBytes is about what a command takes until it is answered.
 func commandBytes(op rangeapi.TxnCommand) int64 {
-	n := callOverheadBytes
+	n := pipeline.CallOverheadBytes
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
 		n += len(o.Anchor)
@@ -124,74 +130,63 @@ func commandBytes(op rangeapi.TxnCommand) int64 {
 	return int64(n)
 }
 
-// endsLocks says whether the call is a command that others may be waiting for.
-func (c *call) endsLocks() bool { return c.cmd != nil && rangeapi.EndsLocks(c.cmd.op) }
-
-// gateLocked checks a call against the locks of transactions over several ranges before its
-// evaluation. A call that meets a lock waits for its end, or gives way if it is a younger
-// transaction. Most commands need no evaluation at all. dealt says that the call is gone.
-func (r *Replica) gateLocked(c *call, lead *leadership, out *answers) (dealt bool) {
-	if c.cmd == nil {
-		m := r.locks.Conflict(c.req.Op)
-		if m.Held == nil {
-			return false
-		}
-		r.blockLocked(c, m)
-		return true
-	}
-	switch op := c.cmd.op.(type) {
+// Gate implements pipeline.Course. A command that meets a lock waits for its end, or gives way
+// if it is of a younger transaction. Most commands need no evaluation at all.
+func (s *txnCommand) Gate(c *pipeline.Call, out *pipeline.Answers) (dealt bool) {
+	switch op := s.op.(type) {
 	case *rangeapi.Prepare:
-		return r.gatePrepareLocked(c, op, out)
+		return s.gatePrepare(c, op, out)
 	case *rangeapi.Commit:
-		r.commitLocked(c, op, lead, out)
+		s.commit(c, op, out)
 	case *rangeapi.Decide:
-		r.decideLocked(c, op, lead, out)
+		s.decide(c, op, out)
 	case *rangeapi.Forget:
-		r.forgetLocked(c, op, lead, out)
+		s.forget(c, op, out)
 	case *rangeapi.Resolve:
-		return r.resolveLocked(c, op, lead, out)
+		return s.resolve(c, op, out)
 	case *rangeapi.Revoke:
-		return r.gateRevokeLocked(c, op, out)
+		return s.gateRevoke(c, op, out)
 	case *attach:
-		r.attachLocked(c, op, lead, out)
+		s.attach(c, op, out)
 	}
 	return true
 }
 
-// gatePrepareLocked lets a Prepare pass to its evaluation that meets nobody.
-func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers) (dealt bool) {
+// gatePrepare lets a Prepare pass to its evaluation that meets nobody.
+func (s *txnCommand) gatePrepare(c *pipeline.Call, op *rangeapi.Prepare, out *pipeline.Answers) (dealt bool) {
+	r := s.r
 	if r.rec.Span.Contains(op.Anchor) && op.Name.Attempt <= r.fence {
-		c.cmd.answer = &rangeapi.Prepared{Fence: r.fence}
-		out.add(c, nil)
+		s.answer = &rangeapi.Prepared{Fence: r.fence}
+		out.Add(c, nil)
 		return true
 	}
 	if op.Pin {
 		// A range whose compaction is held back is not held back any longer for that.
 		if at, low := op.PinAt, max(r.rec.Compacted, r.node.Compacted()); at != 0 && at < low {
-			out.add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
+			out.Add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
 			return true
 		}
 		r.pinLocked(op.PinAt)
 	}
 	if len(op.Guards) == 0 && len(op.Writes) == 0 && op.Revoke == 0 {
-		c.cmd.answer = &rangeapi.Prepared{}
-		out.add(c, nil)
+		s.answer = &rangeapi.Prepared{}
+		out.Add(c, nil)
 		return true
 	}
 	if h := r.quellLocked(op.Revoke); h != nil {
-		r.blockLocked(c, locktable.Meeting{Held: h})
+		r.pipe.Block(c, locktable.Meeting{Held: h})
 		return true
 	}
 	m, dies, outside := r.locks.Meets(op, r.rec.Span)
 	switch {
 	case outside:
-		out.add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.Span)))
+		out.Add(c, r.errorLocked(kverror.WrongRange, fmt.Sprintf("keys of %s are outside of %s", op.Name, r.rec.Span)))
 	case dies:
-		out.add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.Held.Name))
+		out.Add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.Held.Name))
 	case m.Held != nil:
-		r.blockLocked(c, m)
+		r.pipe.Block(c, m)
 	case r.node.locks.Bytes() > r.node.cfg.Limits.LockBytes:
-		out.add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.locks.Bytes()))
+		out.Add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.locks.Bytes()))
 	default:
 		return false
 	}
@@ -199,63 +194,64 @@ func (r *Replica) gatePrepareLocked(c *call, op *rangeapi.Prepare, out *answers)
 }
 
 // evaluatePrepare evaluates a Prepare that the gate has let pass.
-func (r *Replica) evaluatePrepare(c *call, op *rangeapi.Prepare, pass *pass) (*eval.Evaluation, error) {
+func (s *txnCommand) evaluatePrepare(c *pipeline.Call, op *rangeapi.Prepare, pass *pipeline.Pass) error {
 	if op.Revoke != 0 {
-		return r.prepareRevoke(c, op, pass)
+		return s.prepareRevoke(c, op, pass)
 	}
-	e := r.newEvaluation(c, pass)
-	c.cmd.forgetRead(r.node)
+	r := s.r
+	e := r.pipe.Evaluation(c, pass)
+	s.Answered()
 	p, err := e.Prepare(op, r.node.cfg.Limits.MaxEntryBytes/4, r.node.cfg.Limits.PrevBytes)
 	if p.HoldsRead {
-		c.cmd.reading = pass.budget.Taken()
+		s.reading = pass.Budget.Taken()
 	} else {
-		pass.budget.Release()
+		pass.Budget.Release()
 	}
-	c.cmd.answer, c.cmd.own, c.cmd.creates = p.Answer, e.Txn(), p.Creates
-	return e, err
+	s.answer, s.own, s.creates = p.Answer, e.Txn(), p.Creates
+	return err
 }
 
-// evaluateCommand evaluates a command that the gate has let pass.
-func (r *Replica) evaluateCommand(c *call, pass *pass) (e *eval.Evaluation, err error) {
-	switch op := c.cmd.op.(type) {
+// Evaluate implements pipeline.Course.
+func (s *txnCommand) Evaluate(c *pipeline.Call, pass *pipeline.Pass) (err error) {
+	switch op := s.op.(type) {
 	case *rangeapi.Prepare:
-		return r.evaluatePrepare(c, op, pass)
+		return s.evaluatePrepare(c, op, pass)
 	case *rangeapi.Resolve:
 		if op.Detach != 0 {
-			c.cmd.item, err = r.evaluateUnmark(op)
+			s.item, err = s.r.evaluateUnmark(op)
 		} else {
-			c.cmd.item, err = eval.Sweep(r.store, c.cmd.swept, op.Revision, r.node.cfg.Limits.MaxEntryBytes)
+			s.item, err = eval.Sweep(s.r.store, s.swept, op.Revision, s.r.node.cfg.Limits.MaxEntryBytes)
 		}
 	case *rangeapi.Revoke:
-		return r.evaluateRevoke(c, op, pass)
+		return s.evaluateRevoke(c, op, pass)
 	}
-	return nil, err
+	return err
 }
 
-// placeCommandLocked is placeLocked of a command.
-func (r *Replica) placeCommandLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
-	if _, ok := c.cmd.op.(*rangeapi.Prepare); ok {
-		r.placePrepareLocked(c, lead, e, err, out)
+// Place implements pipeline.Course.
+func (s *txnCommand) Place(c *pipeline.Call, pass *pipeline.Pass, err error, out *pipeline.Answers) {
+	switch op := s.op.(type) {
+	case *rangeapi.Prepare:
+		s.placePrepare(c, op, &pass.Evaluation, err, out)
 		return
-	}
-	if op, ok := c.cmd.op.(*rangeapi.Revoke); ok {
-		r.placeRevokeLocked(c, op, lead, e, err, out)
+	case *rangeapi.Revoke:
+		s.placeRevoke(c, op, &pass.Evaluation, err, out)
 		return
 	}
 	if err != nil {
-		r.undoLocked(c.cmd)
-		out.add(c, err)
+		s.undo()
+		out.Add(c, err)
 		return
 	}
-	if c.cmd.item.Kind == command.ItemSweep {
-		c.cmd.answer = &rangeapi.Resolved{More: true}
+	if s.item.Kind == command.ItemSweep {
+		s.answer = &rangeapi.Resolved{More: true}
 	}
-	r.decideLockLocked(c, lead, c.cmd.item, c.cmd.on...)
+	s.add(c, s.item, s.on...)
 }
 
-// placePrepareLocked is placeLocked of a Prepare that was evaluated.
-func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluation, err error, out *answers) {
-	s, op := c.cmd, c.cmd.op.(*rangeapi.Prepare)
+// placePrepare is Place of a Prepare.
+func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eval.Evaluation, err error, out *pipeline.Answers) {
+	r := s.r
 	var wait eval.WaitError
 	var missing eval.NeedsLease
 	switch {
@@ -263,15 +259,15 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluati
 		r.prepareMarkLocked(c, op, missing.Lease, out)
 		return
 	case errors.As(err, &wait):
-		c.lacks = 0
-		r.parkLocked(c, batchOf(wait.Txn.Batch))
+		c.Lacks = 0
+		r.pipe.Park(c, wait.Txn.Batch)
 		return
 	case errors.Is(err, eval.ErrOtherPath):
 		// A hint: the coordinator looks again, and nothing rests on it.
-		out.add(c, nil)
+		out.Add(c, nil)
 		return
 	case err != nil:
-		out.add(c, err)
+		out.Add(c, err)
 		return
 	}
 	a := s.answer.(*rangeapi.Prepared)
@@ -279,9 +275,11 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluati
 	if a.Refused != nil {
 		writes = nil
 	}
-	if hasPut(writes) && r.node.full() {
-		out.add(c, kverror.New(kverror.NoSpace, "the disk of node %s is full", r.node.cfg.Self))
-		return
+	if pipeline.HasPut(writes) {
+		if err := r.node.noSpace(); err != nil {
+			out.Add(c, err)
+			return
+		}
 	}
 	l := &command.Lock{ID: rangeapi.LockID{Range: r.id}, Name: op.Name, Anchor: op.Anchor, Floor: s.own.Floor, Spans: prepareSpans(op, a)}
 	if op.Revoke != 0 {
@@ -295,64 +293,64 @@ func (r *Replica) placePrepareLocked(c *call, lead *leadership, e *eval.Evaluati
 	s.writes, s.draft = writes, e.Draft()
 	s.size = l.Bytes() + e.WriteBytes()
 	s.item = &command.TxnItem{Kind: command.ItemLock, Lock: l}
-	r.appendLocked(c, lead)
+	r.pipe.Append(c)
 	// Its intents are in the lock only once they are finished, and count from now on.
 	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.node.cfg.Clock.Now())}
 }
 
-// decideLockLocked puts a command with an item that decides about locks into the batch.
-func (r *Replica) decideLockLocked(c *call, lead *leadership, it *command.TxnItem, on ...*locktable.Held) {
+// add puts a command with an item that decides about locks into the batch.
+func (s *txnCommand) add(c *pipeline.Call, it *command.TxnItem, on ...*locktable.Held) {
 	for _, h := range on {
 		h.Deciding = true
 	}
-	c.cmd.item, c.cmd.on, c.cmd.size = it, on, 64
+	s.item, s.on, s.size = it, on, 64
 	if it.Record != nil {
-		c.cmd.size += it.Record.Bytes()
+		s.size += it.Record.Bytes()
 	}
 	for _, k := range it.Keys {
-		c.cmd.size += len(k) + command.VersionOverheadBytes
+		s.size += len(k) + command.VersionOverheadBytes
 	}
-	r.appendLocked(c, lead)
+	s.r.pipe.Append(c)
 }
 
 // decidingLocked has a call wait for a lock about which an entry on its way decides.
-func (r *Replica) decidingLocked(c *call, h *locktable.Held) bool {
+func (r *Replica) decidingLocked(c *pipeline.Call, h *locktable.Held) bool {
 	if h == nil || !h.Deciding {
 		return false
 	}
-	r.blockLocked(c, locktable.Meeting{Held: h})
+	r.pipe.Block(c, locktable.Meeting{Held: h})
 	return true
 }
 
-// sayLocked answers a command that found nothing to change, once the leadership is confirmed:
+// say answers a command that found nothing to change, once the leadership is confirmed:
 // an old leader must not answer so.
-func (r *Replica) sayLocked(c *call, a rangeapi.TxnAnswer, out *answers) {
-	c.cmd.answer = a
-	r.confirming++
-	out.toConfirm(c)
+func (s *txnCommand) say(c *pipeline.Call, a rangeapi.TxnAnswer, out *pipeline.Answers) {
+	s.answer = a
+	s.r.pipe.Confirm(c, out)
 }
 
-func (r *Replica) commitLocked(c *call, op *rangeapi.Commit, lead *leadership, out *answers) {
+func (s *txnCommand) commit(c *pipeline.Call, op *rangeapi.Commit, out *pipeline.Answers) {
+	r := s.r
 	if t := r.locks.Record(op.Name); t != nil {
 		if t.Revision != op.Revision {
-			out.add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.Revision, op.Revision))
+			out.Add(c, kverror.New(kverror.Internal, "transaction %s is committed at %d, and now at %d", op.Name, t.Revision, op.Revision))
 			return
 		}
-		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision}, out)
+		s.say(c, &rangeapi.Decided{Revision: t.Revision}, out)
 		return
 	}
 	h := r.locks.Find(op.Name, op.AnchorLock)
 	switch {
 	case h == nil:
-		r.sayLocked(c, &rangeapi.Decided{}, out)
+		s.say(c, &rangeapi.Decided{}, out)
 	case r.decidingLocked(c, h):
 	case !r.intactLocked(h):
-		r.sayLocked(c, &rangeapi.Decided{}, out)
+		s.say(c, &rangeapi.Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
 	default:
-		c.cmd.answer = &rangeapi.Decided{Revision: op.Revision}
+		s.answer = &rangeapi.Decided{Revision: op.Revision}
 		rec := &command.CommitRecord{Name: op.Name, Anchor: op.Anchor, Revision: op.Revision, Locks: op.Locks}
-		r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
+		s.add(c, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
 	}
 }
 
@@ -367,20 +365,21 @@ func (r *Replica) intactLocked(h *locktable.Held) bool {
 
 // mayBeAtLocked refuses a command of a lock at a revision that cannot be its transaction's:
 // in the log it would end every replica.
-func (r *Replica) mayBeAtLocked(c *call, h *locktable.Held, rev keyspace.Revision, out *answers) bool {
+func (r *Replica) mayBeAtLocked(c *pipeline.Call, h *locktable.Held, rev keyspace.Revision, out *pipeline.Answers) bool {
 	err := h.Above(rev)
 	if h.Pending {
 		err = fmt.Errorf("lock %s of %s is not applied, and its revision is %d", h.ID, h.Name, rev)
 	}
 	if err != nil {
-		out.add(c, kverror.New(kverror.Internal, "%v", err))
+		out.Add(c, kverror.New(kverror.Internal, "%v", err))
 	}
 	return err == nil
 }
 
-func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, out *answers) {
+func (s *txnCommand) decide(c *pipeline.Call, op *rangeapi.Decide, out *pipeline.Answers) {
+	r := s.r
 	if t := r.locks.Record(op.Name); t != nil {
-		r.sayLocked(c, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks}, out)
+		s.say(c, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks}, out)
 		return
 	}
 	hs := slices.Clone(r.locks.Named(op.Name))
@@ -390,31 +389,33 @@ func (r *Replica) decideLocked(c *call, op *rangeapi.Decide, lead *leadership, o
 		}
 	}
 	if len(hs) == 0 && op.Name.Attempt <= r.rec.Fence {
-		r.sayLocked(c, &rangeapi.Decided{}, out)
+		s.say(c, &rangeapi.Decided{}, out)
 		return
 	}
 	if op.Name.Attempt > r.fence+maxFenceRaise {
-		out.add(c, kverror.New(kverror.Internal, "attempt %s is named where the fence is %d", op.Name, r.fence))
+		out.Add(c, kverror.New(kverror.Internal, "attempt %s is named where the fence is %d", op.Name, r.fence))
 		return
 	}
 	r.fence = max(r.fence, op.Name.Attempt)
 	it := &command.TxnItem{Kind: command.ItemFence, Fence: op.Name.Attempt}
-	c.cmd.answer = &rangeapi.Decided{}
-	r.decideLockLocked(c, lead, it, hs...)
+	s.answer = &rangeapi.Decided{}
+	s.add(c, it, hs...)
 }
 
-func (r *Replica) forgetLocked(c *call, op *rangeapi.Forget, lead *leadership, out *answers) {
+func (s *txnCommand) forget(c *pipeline.Call, op *rangeapi.Forget, out *pipeline.Answers) {
+	r := s.r
 	if r.locks.Record(op.Name) == nil {
-		r.sayLocked(c, &rangeapi.Resolved{}, out)
+		s.say(c, &rangeapi.Resolved{}, out)
 		return
 	}
-	c.cmd.answer = &rangeapi.Resolved{}
-	r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
+	s.answer = &rangeapi.Resolved{}
+	s.add(c, &command.TxnItem{Kind: command.ItemForget, Name: op.Name})
 }
 
-// resolveLocked ends a lock, or one of several of the attempt. It passes a lock to the
+// resolve ends a lock, or one of several of the attempt. It passes a lock to the
 // evaluation if there are keys to sweep, or if the attachment of a lease is to end with it.
-func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership, out *answers) (dealt bool) {
+func (s *txnCommand) resolve(c *pipeline.Call, op *rangeapi.Resolve, out *pipeline.Answers) (dealt bool) {
+	r := s.r
 	var h *locktable.Held
 	more := false
 	for _, o := range r.locks.Named(op.Name) {
@@ -425,30 +426,42 @@ func (r *Replica) resolveLocked(c *call, op *rangeapi.Resolve, lead *leadership,
 	}
 	switch {
 	case h == nil && op.Detach != 0 && r.revocableLocked(op.Detach, op.Incarnation):
-		out.add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Detach))
+		out.Add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Detach))
 	case h == nil:
-		r.sayLocked(c, &rangeapi.Resolved{}, out)
+		s.say(c, &rangeapi.Resolved{}, out)
 	case r.decidingLocked(c, h):
 	case op.Revision != 0 && !r.mayBeAtLocked(c, h, op.Revision, out):
 	case op.Revision != 0 && h.Sweep() >= 0:
 		h.Deciding = true
-		c.cmd.on, c.cmd.swept = []*locktable.Held{h}, h.Lock
+		s.on, s.swept = []*locktable.Held{h}, h.Lock
 		return false
 	case op.Detach != 0 && (!h.Keyless() || h.Revoke != rangeapi.Attachment{Lease: op.Detach, Incarnation: op.Incarnation}):
-		out.add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Detach))
+		out.Add(c, kverror.New(kverror.Internal, "lock %s of %s is not that of lease %d without keys", h.ID, h.Name, op.Detach))
 	case op.Detach != 0:
 		h.Deciding = true
-		c.cmd.on, c.cmd.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
+		s.on, s.answer = []*locktable.Held{h}, &rangeapi.Resolved{More: more}
 		return false
 	default:
-		c.cmd.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
-		r.decideLockLocked(c, lead, &command.TxnItem{Kind: command.ItemResolve, Revision: op.Revision}, h)
+		s.answer = &rangeapi.Resolved{More: more, Intact: op.Revision == 0 && op.Lock == h.ID && r.intactLocked(h)}
+		s.add(c, &command.TxnItem{Kind: command.ItemResolve, Revision: op.Revision}, h)
 	}
 	return true
 }
 
-// undoLocked takes back what a command has left in the table: its batch is discarded.
-func (r *Replica) undoLocked(s *txnCommand) {
+// Undo implements pipeline.Effect.
+func (s *txnCommand) Undo(_ *pipeline.Call, err error, out *pipeline.Answers) {
+	if reg := s.registered; err != nil && reg != nil && reg.state == registrationMarks && s.r.registrations[reg.lease] == reg {
+		// They fail rather than try again: if the record lists the range they would be back
+		// at once, and a leader that is about to fall would drop this again.
+		s.r.failRegistrationLocked(reg, err, out)
+	}
+	s.undo()
+	s.on = nil
+}
+
+// undo takes back what the command has left in the table: its batch is discarded.
+func (s *txnCommand) undo() {
+	r := s.r
 	if s.registered != nil {
 		r.endRegistrationLocked(s.registered)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/pipeline"
 )
 
 // prepareSpans returns what a Prepare locks. If a put is refused nothing will be written: the
@@ -105,22 +106,25 @@ func (s *txnCommand) versions(fn func(v *mvcc.Version)) {
 	}
 }
 
-// appendItems appends the batch's items, and returns the hash behind them.
-func (b *batch) appendItems(dst []byte, hash uint64) ([]byte, uint64) {
-	index := uint32(0)
-	for _, c := range b.calls {
-		if c.cmd == nil || c.cmd.item == nil {
-			continue
-		}
-		c.cmd.seal(rangeapi.LockID{Range: c.req.Range, Term: b.link.Term, Number: b.link.Number, Index: index})
-		from := len(dst)
-		dst = command.AppendItem(dst, c.cmd.item)
-		hash += xxhash.Sum64(dst[from:])
-		c.cmd.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
-		index++
+// ItemBytes implements pipeline.Effect.
+func (s *txnCommand) ItemBytes() int {
+	if s.item == nil {
+		return 0
 	}
+	return s.size + binary.MaxVarintLen64
+}
+
+// AppendItem implements pipeline.Effect.
+func (s *txnCommand) AppendItem(dst []byte, id rangeapi.LockID) (_ []byte, hash uint64) {
+	s.seal(id)
+	from := len(dst)
+	dst = command.AppendItem(dst, s.item)
+	hash = xxhash.Sum64(dst[from:])
+	s.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
 	return dst, hash
 }
 
-// entryBytes bounds what a command takes in an entry.
-func (s *txnCommand) entryBytes() int { return s.size + binary.MaxVarintLen64 }
+// Settle implements pipeline.Effect: a revoke has its revision.
+func (s *txnCommand) Settle(_ *pipeline.Call, rev keyspace.Revision) {
+	s.answer = &rangeapi.Revoked{Revision: rev}
+}

@@ -9,8 +9,10 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 )
 
@@ -57,17 +59,11 @@ func TestVersionCacheEndsWithTheLeadership(t *testing.T) {
 		}
 
 		g.lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
-		other := &leadership{term: 6, last: r.rec.Last, hash: r.rec.Hash}
-		txn := &eval.PendingTxn{}
 		rev := w.seq.handOutLocked(keyspace.SequenceRequest{Count: 1}).First
-		txn.SetRevision(rev)
-		b := newBatch(1, other)
-		b.txns = 1
-		c := newCall(t.Context(), &rangeapi.Request{})
-		c.place, c.at = placeBatch, b
-		c.writes = []*eval.PendingVersion{{Key: []byte("k"), Txn: txn, Tombstone: true, Lived: true}}
-		b.calls = []*call{c}
-		if err := g.apply(raftgroup.Entry{Term: 6, Data: b.encode(r.rec.Generation, rev)}); err != nil {
+		entry := command.AppendHeader(nil, command.Header{Kind: command.KindBatch, Term: 6, Generation: r.rec.Generation})
+		entry = command.AppendBatchHeader(entry, &command.Batch{Prev: r.rec.Last, Number: 1, Hash: r.rec.Hash, First: rev, Txns: 1})
+		entry = command.AppendVersion(append(entry, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Tombstone: true}, command.Prior{Lived: true})
+		if err := g.apply(raftgroup.Entry{Term: 6, Data: entry}); err != nil {
 			t.Fatal(err)
 		}
 

@@ -49,6 +49,15 @@ type Record struct {
 	Absorbed keyspace.Generation
 }
 
+// CompactedIn returns the highest compacted revision that is known, given the cluster's. The
+// range's own is 0 before the first compaction, the cluster's -1.
+func (r *Record) CompactedIn(cluster keyspace.Revision) keyspace.Revision {
+	if r.Compacted == 0 {
+		return cluster
+	}
+	return max(cluster, r.Compacted)
+}
+
 // The flags of a record: counted, and the role in a merge.
 const (
 	recordCounted   = 1

@@ -1,0 +1,156 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/locktable"
+)
+
+// CallOverheadBytes is about what a call takes beside its request.
+const CallOverheadBytes = 1 << 10
+
+// Call is one operation that goes through a pipeline, and the caller's wait for it. Its fields
+// are guarded by the pipeline's mu.
+type Call struct {
+	ctx context.Context //nolint:containedctx // it is the request's, looked at once before evaluation
+	// Req is the client's request. That of a command has no Op.
+	Req *rangeapi.Request
+	op  Operation
+	// bytes is what the call holds of the byte budgets until it is answered.
+	bytes int64
+
+	// place is where the call is, and at the batch that it is with there, if any. moveTo alone
+	// sets them.
+	place place
+	// asked says that the call only wants the current revision before it is evaluated.
+	asked bool
+	// waits counts how often the call was put back.
+	waits uint16
+	// ticket is its number among those that had to wait for a lock, 0 before.
+	ticket uint32
+	at     *batch
+
+	// The result of the evaluation. A call without writes changes nothing.
+	txn    *eval.PendingTxn
+	writes []*eval.PendingVersion
+	draft  eval.Draft
+	// fail is the refusal that is held back like an answer.
+	fail error
+	// future is the explicit revision that the range had not heard of, 0 if none. The
+	// call is evaluated again once its place is known to be at or above it.
+	future keyspace.Revision
+	// current and compacted are what the sequencer said when it was asked for this
+	// call alone.
+	current, compacted keyspace.Revision
+	// seen is the newest batch of which the evaluation saw a version.
+	seen *eval.Batch
+
+	// lost says that the call was proposed by a leadership that ended.
+	lost atomic.Bool
+	// Lacks is a lease that was not there when the call asked for it, 0 for none. The next
+	// evaluation knows of it.
+	Lacks keyspace.LeaseID
+	resp  *rangeapi.Response
+	err   error
+	done  chan struct{}
+}
+
+// A Call waits in the lock table of its pipeline.
+var _ locktable.Waiter = (*Call)(nil)
+
+// NewCall returns a call of an operation that holds so many bytes until it is answered.
+func NewCall(ctx context.Context, req *rangeapi.Request, op Operation, bytes int64) *Call {
+	return &Call{ctx: ctx, Req: req, op: op, bytes: bytes, done: make(chan struct{})}
+}
+
+// Asks implements locktable.Waiter.
+func (c *Call) Asks() (proto.Message, rangeapi.TxnCommand) { return c.Req.Op, c.op.Command() }
+
+// Bytes implements locktable.Waiter.
+func (c *Call) Bytes() int64 { return c.bytes }
+
+// Ticket implements locktable.Waiter.
+func (c *Call) Ticket() *uint32 { return &c.ticket }
+
+// Operation returns what the call does.
+func (c *Call) Operation() Operation { return c.op }
+
+// Changes says whether the call writes versions of its own.
+func (c *Call) Changes() bool { return len(c.writes) > 0 }
+
+// TakeWrites makes the writes of an evaluation those of the call.
+func (c *Call) TakeWrites(e *eval.Evaluation) {
+	if c.writes = e.Writes(); len(c.writes) > 0 {
+		c.txn = e.Txn()
+	}
+}
+
+// endsLocks says whether the call is a command that others may be waiting for.
+func (c *Call) endsLocks() bool {
+	cmd := c.op.Command()
+	return cmd != nil && rangeapi.EndsLocks(cmd)
+}
+
+// place is where a call is. It is in exactly one place at any time.
+type place uint8
+
+const (
+	// placeCaller is before its admission.
+	placeCaller place = iota
+	placeQueue
+	placeEvaluation
+	// placeParked is with a batch for whose revisions it waits, to be evaluated again.
+	placeParked
+	// placeBlocked is with a lock for whose end it waits, to be evaluated again.
+	placeBlocked
+	// placeBatch is in a batch that fills, is sequenced, proposed or lost. Once the
+	// batch is settled only calls with writes are there.
+	placeBatch
+	// placeHeld is with a batch whose writes it has seen, until they are applied.
+	placeHeld
+	// placeConfirming waits for a confirmation of the leadership.
+	placeConfirming
+	placeAnswered
+)
+
+// placeMoves says from where a call may go where.
+var placeMoves = [...][]place{
+	placeCaller:     {placeQueue},
+	placeQueue:      {placeEvaluation, placeAnswered},
+	placeEvaluation: {placeQueue, placeParked, placeBlocked, placeBatch, placeConfirming, placeAnswered},
+	placeParked:     {placeQueue, placeAnswered},
+	placeBlocked:    {placeQueue, placeEvaluation, placeAnswered},
+	placeBatch:      {placeQueue, placeHeld, placeConfirming, placeAnswered},
+	placeHeld:       {placeConfirming, placeAnswered},
+	placeConfirming: {placeAnswered},
+	placeAnswered:   {},
+}
+
+func (p place) String() string {
+	return [...]string{
+		"with its caller", "queued", "in evaluation", "parked", "blocked", "in a batch", "held", "confirming", "answered",
+	}[p]
+}
+
+// moveTo takes the call from where it is to p, with batch b where p is with one.
+func (c *Call) moveTo(p place, b *batch) {
+	if !slices.Contains(placeMoves[c.place], p) {
+		panic(fmt.Sprintf("pipeline: a %T that is %s (%s) goes to be %s (%s)", c.Req.Op, c.place, c.at, p, b))
+	}
+	c.place, c.at = p, b
+}
+
+// isAt asserts that the call is in the place with the batch where it was found.
+func (c *Call) isAt(p place, b *batch) {
+	if c.place != p || c.at != b {
+		panic(fmt.Sprintf("pipeline: a %T found %s (%s) is %s (%s)", c.Req.Op, p, b, c.place, c.at))
+	}
+}

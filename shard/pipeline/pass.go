@@ -1,0 +1,135 @@
+package pipeline
+
+import (
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
+)
+
+// evaluateLook is after how many calls a pass looks whether its turn is over.
+const evaluateLook = 8
+
+// evaluatePass evaluates what waits, in the pool. again says that there is more.
+func (p *Pipeline) evaluatePass() (again bool) {
+	pass := &Pass{}
+	out := &pass.out
+	p.mu.Lock()
+	if p.evaluating {
+		panic(fmt.Sprintf("pipeline: range %s is evaluated twice at a time", p.id))
+	}
+	p.evaluating = true
+	watch := clock.StartStopwatch()
+	p.env.BeginPass(pass)
+	l := &p.shared.Limits
+	for n := 0; ; n++ {
+		if n >= l.BatchRequests || n > 0 && n%evaluateLook == 0 && watch.Elapsed() > l.EvaluateTurn {
+			again = true
+			break
+		}
+		c := p.next()
+		if c == nil {
+			break
+		}
+		p.step(c, pass)
+	}
+	p.evaluating = false
+	ask := p.start()
+	if p.closed > 0 {
+		p.env.Notify()
+	}
+	p.mu.Unlock()
+	if err := pass.Store.Close(); err != nil {
+		p.log.Error("close an iterator", zap.Error(err))
+	}
+	p.shared.Metrics.evaluateSeconds.Observe(watch.Elapsed().Seconds())
+	p.Send(out)
+	p.ask(ask)
+	return again
+}
+
+// step takes one call out of evaluation to where it belongs.
+func (p *Pipeline) step(c *Call, pass *Pass) {
+	out := &pass.out
+	if err := p.refusal(c); err != nil {
+		c.op.Undo(c, nil, out)
+		out.Add(c, err)
+		return
+	}
+	if c.op.Gate(c, out) {
+		if len(out.confirm) > 0 {
+			p.confirmNow(out)
+		}
+		return
+	}
+	if needsCurrent(c) {
+		c.asked = true
+		p.Append(c)
+		return
+	}
+	lead := p.lead
+	p.mu.Unlock()
+	err := c.op.Evaluate(c, pass)
+	p.mu.Lock()
+	if p.lead == lead {
+		c.op.Place(c, pass, err, out)
+		return
+	}
+	// The overlay on which it was evaluated is gone (trap 55). Within the term the
+	// request is simply evaluated again.
+	c.op.Undo(c, nil, out)
+	if p.Term() == lead.term {
+		p.Requeue(c)
+		return
+	}
+	out.Add(c, p.env.Error(kverror.Dropped, "the leadership ended during evaluation"))
+}
+
+// refusal says why a call is not evaluated any more.
+func (p *Pipeline) refusal(c *Call) error {
+	wait, err := p.takes(c)
+	switch {
+	case err != nil:
+		return err
+	case wait != nil:
+		return p.env.Error(kverror.Busy, "the range is about to change")
+	case c.ctx.Err() != nil:
+		return kverror.Of(c.ctx.Err())
+	}
+	return nil
+}
+
+// needsCurrent says whether the call reads at an explicit revision inside a
+// transaction, for which the current revision is asked before it is evaluated.
+func needsCurrent(c *Call) bool {
+	return !c.asked && rangeapi.ExplicitRevision(c.Req.Op)
+}
+
+// confirmNow answers what only needs the leadership confirmed, without waiting for the end of
+// the pass.
+func (p *Pipeline) confirmNow(out *Answers) {
+	calls := out.confirm
+	out.confirm = nil
+	p.mu.Unlock()
+	p.confirm(out.term, calls)
+	p.mu.Lock()
+}
+
+// Evaluation returns the pass's evaluation, made anew for the call.
+func (p *Pipeline) Evaluation(c *Call, pass *Pass) *eval.Evaluation {
+	pass.Budget = p.shared.Reads.Budget()
+	in := p.env.Input(pass)
+	p.mu.Lock()
+	in.Overlay = p.overlay
+	p.mu.Unlock()
+	in.Base, in.Guard = eval.Newest, p.mu
+	in.Cache, in.Epochs, in.Lacks = p.shared.Cache, p.epochs, c.Lacks
+	in.Current, in.Compacted = c.current, c.compacted
+	in.MaxWriteBytes, in.Budget = p.shared.Limits.MaxEntryBytes, &pass.Budget
+	pass.Evaluation.Reset(in)
+	return &pass.Evaluation
+}

@@ -1,0 +1,557 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+	"unsafe"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// Each put makes a call: that there are locks and leases costs it no memory. 288 is a size class.
+func TestCallKeepsItsSize(t *testing.T) {
+	if n := unsafe.Sizeof(Call{}); n > 288 {
+		t.Errorf("a call has %d bytes", n)
+	}
+}
+
+// A call that is in a batch goes into no other one, and one that was answered nowhere.
+func TestCallIsInOnePlace(t *testing.T) {
+	w := newWorld(t)
+	p := &w.p
+	panics := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s: no panic", what)
+			}
+		}()
+		f()
+	}
+	newOne := func() *Call {
+		c := NewCall(t.Context(), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte("a")}}, (*request)(p), 0)
+		c.place = placeEvaluation
+		return c
+	}
+	c := newOne()
+	p.Append(c)
+	b := p.filling
+	p.filling = nil
+	panics("appended twice", func() { p.Append(c) })
+	panics("in the list of another batch", func() {
+		other := newBatch(9, p.lead)
+		other.calls = []*Call{c}
+		other.answer(&Answers{}, kverror.Dropped)
+	})
+	p.Requeue(c)
+	panics("requeued twice", func() { p.Requeue(c) })
+	panics("requeued and in the batch", func() { b.answer(&Answers{}, kverror.Dropped) })
+	var out Answers
+	c = newOne()
+	out.Add(c, kverror.Dropped)
+	panics("answered twice", func() { out.Add(c, nil) })
+	panics("answered and appended", func() { p.Append(c) })
+}
+
+// A pass whose turn is over sends what it has on its way, and evaluates the rest afterwards.
+func TestPassSendsWhatItHas(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		turn  time.Duration
+		first int
+	}{{"the turn is long", time.Hour, 100}, {"the turn is over at once", -1, evaluateLook}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, func(l *Limits) { l.EvaluateTurn = c.turn })
+			var calls []*Call
+			for i := range 100 {
+				calls = append(calls, w.send(&pb.PutRequest{Key: fmt.Appendf(nil, "k%d", i)}))
+			}
+			w.pass()
+			if n := w.asks[0].req.Count; n != c.first {
+				t.Errorf("revisions are asked for %d first, want %d", n, c.first)
+			}
+			for len(w.asks) > 0 {
+				w.settle(nil)
+			}
+			for len(w.log) > 0 {
+				w.apply(true)
+			}
+			for _, c := range calls {
+				w.want("all are applied", c, nil)
+			}
+			w.empty()
+			if w.counted != 100 {
+				t.Errorf("%d calls were counted", w.counted)
+			}
+		})
+	}
+}
+
+// Writes have the revisions of their places. Each is answered when its own entry is applied, in
+// the order of the log, whatever becomes of those behind it.
+func TestOrderOfAnswers(t *testing.T) {
+	w := newWorld(t)
+	a := w.put("a") // asks for its revision
+	b, c := w.put("b"), w.put("c")
+	w.settle(nil) // a is proposed, b and c ask together
+	w.settle(nil)
+	if len(w.log) != 2 {
+		t.Fatalf("%d entries are proposed", len(w.log))
+	}
+	w.open("nothing is applied", a, placeBatch)
+	w.apply(true)
+	w.want("its entry is applied", a, nil)
+	w.open("its entry is not applied", b, placeBatch)
+	w.apply(true)
+	for i, x := range []*Call{a, b, c} {
+		w.want("all are applied", x, nil)
+		if rev := x.resp.Op.(*pb.PutResponse).GetHeader().GetRevision(); rev != int64(2+i) {
+			t.Errorf("put %d has revision %d", i, rev)
+		}
+	}
+	w.empty()
+}
+
+// S3: what has seen a version that is not applied is answered behind it, and not at all as it was
+// drafted if the version never is.
+func TestAnswersAreHeldBack(t *testing.T) {
+	for _, ok := range []bool{true, false} {
+		w := newWorld(t)
+		put := w.put("a")
+		seen := w.send(see("a"))
+		w.pass()
+		w.settle(nil) // the put is proposed, what has seen it asks for its place
+		w.settle(nil)
+		w.open("the put is not applied", seen, placeHeld)
+		w.lease = false
+		w.apply(ok)
+		if !ok {
+			w.want("the entry was a no-op", put, kverror.Dropped)
+			w.want("what it has seen is discarded", seen, kverror.Dropped)
+			w.empty()
+			continue
+		}
+		w.want("the entry is applied", put, nil)
+		w.open("there is no lease", seen, placeConfirming)
+		w.reads[0](0, nil)
+		w.want("the leadership is confirmed", seen, nil)
+		if !seen.resp.Op.(*pb.TxnResponse).GetSucceeded() {
+			t.Error("it has not seen the put")
+		}
+		w.empty()
+	}
+}
+
+// A confirmation that comes from another leadership confirms nothing.
+func TestConfirmationOfAnotherTerm(t *testing.T) {
+	w := newWorld(t)
+	w.lease = false
+	c := w.send(see("a"))
+	w.pass()
+	w.settle(nil)
+	w.open("there is no lease", c, placeConfirming)
+	w.lose()
+	w.become(7)
+	w.reads[0](0, nil)
+	w.want("another term has begun", c, kverror.Dropped)
+	w.empty()
+}
+
+// Trap 78: a batch that the sequencer refuses takes with it what was evaluated on top of it. The
+// leadership goes on from the batch before, and a late answer is nobody's.
+func TestSequencerRefuses(t *testing.T) {
+	w := newWorld(t)
+	a := w.put("a")
+	w.settle(nil) // proposed
+	b := w.put("b")
+	parked := w.send(ifMod("b", never))
+	c := w.put("c") // fills
+	w.open("its key has no revision yet", parked, placeParked)
+	late := w.asks[0].done
+	w.settle(errors.New("no majority"))
+	w.want("the sequencer refused", b, kverror.Dropped)
+	w.want("it was evaluated on the refused one", c, kverror.Dropped)
+	w.open("it is evaluated again", parked, placeBatch)
+	late(keyspace.SequenceAnswer{First: 90, Current: 90})
+	w.settle(nil)
+	w.want("nothing is pending of its key", parked, nil)
+	w.apply(true)
+	w.want("it was proposed before", a, nil)
+	d := w.put("d")
+	w.settle(nil)
+	w.apply(true)
+	w.want("the chain goes on", d, nil)
+	w.empty()
+}
+
+// The sequencer's own errors reach the callers if they say that nothing was applied.
+func TestNotProposed(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want kverror.Kind
+	}{
+		{kverror.New(kverror.NoLeader, ""), kverror.NoLeader},
+		{kverror.New(kverror.LeaderChanged, ""), kverror.Dropped},
+		{kverror.New(kverror.BadRequest, ""), kverror.Dropped},
+		{errors.New("?"), kverror.Dropped},
+	} {
+		if got := kverror.Of(NotProposed(c.err)).Kind; got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
+// TestLeadershipEnds ends a leadership while a call is in each of its places.
+func TestLeadershipEnds(t *testing.T) {
+	for _, s := range []struct {
+		at place
+		// bring brings a call there.
+		bring func(w *world) *Call
+		want  error
+		// fate says that only the log can tell.
+		fate bool
+	}{
+		{placeQueue, func(w *world) *Call { w.shut = true; return w.put("a") }, kverror.NotLeader, false},
+		{placeBlocked, func(w *world) *Call { w.lock("a"); return w.put("a") }, kverror.NotLeader, false},
+		{placeParked, func(w *world) *Call { w.put("a"); c := w.send(ifMod("a", never)); w.pass(); return c }, kverror.Dropped, false},
+		{placeBatch, func(w *world) *Call { return w.put("a") }, kverror.Dropped, false},
+		{placeBatch, func(w *world) *Call { w.put("a"); return w.put("b") }, kverror.Dropped, false},
+		{placeBatch, func(w *world) *Call { w.full = true; c := w.put("a"); w.settle(nil); return c }, kverror.Dropped, false},
+		{placeBatch, func(w *world) *Call { c := w.put("a"); w.settle(nil); return c }, nil, true},
+		{placeHeld, func(w *world) *Call {
+			w.put("a")
+			c := w.send(see("a"))
+			w.pass()
+			w.settle(nil)
+			w.settle(nil)
+			return c
+		}, kverror.Dropped, false},
+	} {
+		t.Run(s.at.String(), func(t *testing.T) {
+			w := newWorld(t)
+			c := s.bring(w)
+			w.open("before", c, s.at)
+			w.lose()
+			if !s.fate {
+				w.want("the leadership ended", c, s.want)
+				w.pass()
+				return
+			}
+			w.open("the log tells its fate", c, placeBatch)
+			if !c.lost.Load() {
+				t.Error("it is not known that its leadership ended")
+			}
+			w.apply(true)
+			w.want("its entry is applied all the same", c, nil)
+			w.empty()
+		})
+	}
+}
+
+// What a leadership has left in the log is answered by the entry, by an entry of a newer term, by
+// a snapshot, or by nobody in time.
+func TestFateOfLostBatches(t *testing.T) {
+	for name, s := range map[string]struct {
+		end  func(w *world)
+		want error
+	}{
+		"applied":             {func(w *world) { w.apply(true) }, nil},
+		"a no-op":             {func(w *world) { w.apply(false) }, kverror.Dropped},
+		"dropped":             {func(w *world) { w.log[0].dropped(raftgroup.ErrDropped) }, kverror.Dropped},
+		"a newer term":        {func(w *world) { w.become(7) }, kverror.Dropped},
+		"in a snapshot":       {func(w *world) { w.rec.Last.Term, w.rec.Last.Number = 5, 1; w.replaced(5) }, nil},
+		"not in a snapshot":   {func(w *world) { w.rec.Last.Term = 5; w.replaced(6) }, kverror.Dropped},
+		"before a snapshot":   {func(w *world) { w.rec.Last.Term = 6; w.replaced(6) }, kverror.LeaderChanged},
+		"unknown for so long": {func(w *world) { w.timers[0].f() }, kverror.LeaderChanged},
+		"the node stops":      {func(w *world) { w.under(w.p.Abandon) }, kverror.LeaderChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c := w.put("a")
+			w.settle(nil)
+			w.lose()
+			if len(w.timers) != 1 || w.timers[0].after != w.shared.Limits.FateTimeout {
+				t.Fatalf("%d timers", len(w.timers))
+			}
+			s.end(w)
+			w.want(name, c, s.want)
+			w.empty()
+		})
+	}
+}
+
+func (w *world) replaced(term uint64) {
+	w.under(func(out *Answers) { w.p.Replaced(term, out) })
+}
+
+// A proposal that is dropped in a term that goes on cuts the chain: what was proposed behind it
+// applies nowhere, what was proposed before it applies.
+func TestDroppedProposal(t *testing.T) {
+	w := newWorld(t)
+	var calls []*Call
+	for _, key := range []string{"a", "b", "c"} {
+		calls = append(calls, w.put(key))
+		w.settle(nil)
+	}
+	w.log[1].dropped(raftgroup.ErrDropped)
+	w.want("its proposal was dropped", calls[1], kverror.Dropped)
+	w.want("it was evaluated on the dropped one", calls[2], kverror.Dropped)
+	w.log = append(w.log[:1], w.log[2])
+	w.apply(true)
+	w.want("it was proposed before", calls[0], nil)
+	w.apply(true) // a no-op: its predecessor is not there
+	d := w.put("d")
+	w.settle(nil)
+	w.apply(true)
+	w.want("the chain goes on", d, nil)
+	w.empty()
+}
+
+// A group without room is offered the entry again after a moment, and nothing overtakes it.
+func TestGroupIsFull(t *testing.T) {
+	w := newWorld(t)
+	w.full = true
+	a := w.put("a")
+	w.settle(nil)
+	b := w.put("b")
+	if len(w.timers) != 1 || w.timers[0].after != refusedRetry || len(w.asks) != 0 {
+		t.Fatalf("%d timers, %d questions", len(w.timers), len(w.asks))
+	}
+	w.timers[0].f()
+	w.full = false
+	w.timers[1].f()
+	w.settle(nil)
+	w.apply(true)
+	w.apply(true)
+	w.want("there was room at last", a, nil)
+	w.want("it came behind", b, nil)
+	w.timers[0].f() // late: it was proposed
+	w.empty()
+}
+
+// A call that is put back again and again is evaluated before all that came after it.
+func TestPatience(t *testing.T) {
+	w := newWorld(t)
+	w.put("a")
+	c := w.send(ifMod("a", never))
+	w.pass()
+	for range patience {
+		w.open("the key's newest version has no revision", c, placeParked)
+		w.put("a") // fills: the next pending version of the key
+		w.settle(nil)
+	}
+	w.open("it was put back too often", c, placeParked)
+	late := w.put("a")
+	w.open("nothing goes before it", late, placeQueue)
+	w.settle(nil)
+	w.settle(nil)
+	for len(w.log) > 0 {
+		w.apply(true)
+	}
+	w.want("it had its turn", c, nil)
+	for len(w.asks) > 0 {
+		w.settle(nil)
+	}
+	for len(w.log) > 0 {
+		w.apply(true)
+	}
+	w.want("and so had what came after it", late, nil)
+	w.empty()
+}
+
+// A call that meets a lock waits for its end, or until its caller gives up.
+func TestBlockedCalls(t *testing.T) {
+	w := newWorld(t)
+	l := w.lock("a")
+	a, given := w.put("a"), w.put("a")
+	b := w.put("b")
+	w.open("its key is locked", a, placeBlocked)
+	w.p.giveUp(given, context.Canceled)
+	w.want("its caller gave up", given, kverror.Of(context.Canceled).Kind)
+	w.unlock(l)
+	w.pass()
+	w.settle(nil)
+	w.settle(nil)
+	w.apply(true)
+	w.apply(true)
+	w.want("the lock has ended", a, nil)
+	w.want("its key was free", b, nil)
+	w.empty()
+}
+
+// Items alone need no revision. An operation that leaves one is undone if its batch is discarded,
+// and told when it is answered.
+func TestItems(t *testing.T) {
+	w := newWorld(t)
+	c, m := w.mark()
+	if len(w.asks) != 0 || len(w.log) != 1 {
+		t.Fatalf("%d questions, %d entries", len(w.asks), len(w.log))
+	}
+	w.log[0].dropped(raftgroup.ErrDropped)
+	w.want("it was dropped", c, kverror.Dropped)
+	if m.undone != 1 || m.answered != 1 {
+		t.Errorf("undone %d times, answered %d times", m.undone, m.answered)
+	}
+	w.log = nil
+	put := w.put("a") // asks
+	c, m = w.mark()   // fills, together with
+	other := w.put("b")
+	w.settle(nil)
+	w.settle(nil)
+	w.apply(true)
+	w.apply(true)
+	for _, c := range []*Call{put, c, other} {
+		w.want("all are applied", c, nil)
+	}
+	if m.undone != 0 || m.answered != 1 {
+		t.Errorf("undone %d times, answered %d times", m.undone, m.answered)
+	}
+	w.empty()
+}
+
+// A pipeline that is closed evaluates nothing, and says when it is idle.
+func TestClose(t *testing.T) {
+	w := newWorld(t)
+	a := w.put("a")
+	w.p.Close()
+	b := w.put("b")
+	w.open("it is closed", b, placeQueue)
+	if w.p.Idle() {
+		t.Error("a batch is under way")
+	}
+	w.settle(nil)
+	w.apply(true)
+	w.want("it was under way", a, nil)
+	if !w.p.Idle() {
+		t.Error("nothing is under way")
+	}
+	w.p.Drain()
+	w.pass()
+	w.want("the node stops", b, kverror.Busy)
+	w.empty()
+}
+
+// What waits for evaluation is bounded for one range, what is under way for the node. A request
+// alone always has room.
+func TestBounds(t *testing.T) {
+	w := newWorld(t, func(l *Limits) { l.RangePendingBytes, l.PendingBytes = 250, 350 })
+	w.shut = true
+	refused := func(when string, bytes int64) {
+		t.Helper()
+		_, err := w.p.Do(t.Context(), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte("a")}}, bytes)
+		if kverror.Of(err).Kind != kverror.TooManyRequests {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	w.put("a")
+	w.put("b")
+	refused("the range has 200 of 250", 100)
+	w.shut = false
+	w.pass()
+	w.put("c")
+	refused("the node has 300 of 350", 100)
+	w.lose()
+	w.empty()
+	w.become(7)
+	c := NewCall(t.Context(), &rangeapi.Request{Op: &pb.PutRequest{Key: []byte("a")}}, (*request)(&w.p), 1000)
+	if err := w.p.enqueue(c); err != nil {
+		t.Errorf("a large request alone: %v", err)
+	}
+}
+
+// No more batches than the bound are with the log.
+func TestInflight(t *testing.T) {
+	w := newWorld(t, func(l *Limits) { l.InflightBatches = 2 })
+	w.put("a")
+	w.settle(nil)
+	w.put("b")
+	w.settle(nil)
+	c := w.put("c")
+	w.open("two batches are proposed", c, placeQueue)
+	w.apply(true)
+	w.open("one is", c, placeBatch)
+}
+
+// TestEveryCallIsAnsweredOnce takes random ways through the pipeline. In the end every call has
+// its answer, and what was answered with success is applied. That no call is answered twice the
+// places assert.
+func TestEveryCallIsAnsweredOnce(t *testing.T) {
+	for seed := range uint64(300) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomWalk(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+func randomWalk(t *testing.T, rng *rand.Rand) {
+	t.Helper()
+	w := newWorld(t, func(l *Limits) { l.BatchRequests, l.InflightBatches = 1+rng.IntN(5), 1+rng.IntN(4) })
+	var calls []*Call
+	term := uint64(5)
+	key := func() string { return string(rune('a' + rng.IntN(3))) }
+	for range 300 {
+		switch n := rng.IntN(20); {
+		case n < 6 && w.p.Leads():
+			ops := []proto.Message{&pb.PutRequest{Key: []byte(key()), Value: []byte("v")}, see(key()), ifMod(key(), w.last+2)}
+			calls = append(calls, w.send(ops[rng.IntN(len(ops))]))
+		case n < 7 && w.p.Leads():
+			c, _ := w.mark()
+			calls = append(calls, c)
+		case n < 10:
+			w.pass()
+		case n < 13 && len(w.asks) > 0:
+			var err error
+			if rng.IntN(6) == 0 {
+				err = errors.New("no majority")
+			}
+			w.settle(err)
+		case n < 16 && len(w.log) > 0:
+			w.apply(true)
+		case n < 17:
+			w.full = !w.full
+		case n < 18 && len(w.timers) > 0:
+			f := w.timers[0].f
+			w.timers = w.timers[1:]
+			f()
+		case n < 19 && len(w.log) > 0:
+			i := rng.IntN(len(w.log))
+			e := w.log[i]
+			w.log = append(w.log[:i:i], w.log[i+1:]...)
+			e.dropped(raftgroup.ErrDropped)
+		case n == 19 && rng.IntN(3) == 0:
+			if w.p.Leads() {
+				w.lose()
+				break
+			}
+			for rng.IntN(2) == 0 && len(w.log) > 0 {
+				w.apply(true)
+			}
+			w.log = nil // the new leader has the rest not
+			term += 2
+			w.become(term)
+		}
+	}
+	if w.p.Leads() {
+		w.lose()
+	}
+	w.log = nil
+	w.become(term + 2)
+	w.pass()
+	for len(w.asks) > 0 {
+		w.settle(nil)
+	}
+	for _, c := range calls {
+		if !c.answered() {
+			t.Errorf("a %T is %s", c.Req.Op, c.place)
+		}
+	}
+	w.empty()
+}

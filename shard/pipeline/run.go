@@ -1,0 +1,91 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// Do takes a client's request that can change something through the pipeline and waits for its
+// answer. It holds so many bytes until then. It is called without mu.
+func (p *Pipeline) Do(ctx context.Context, req *rangeapi.Request, bytes int64) (*rangeapi.Response, error) {
+	return p.Run(NewCall(ctx, req, (*request)(p), bytes))
+}
+
+// Run takes a call through the pipeline and waits for its answer.
+func (p *Pipeline) Run(c *Call) (*rangeapi.Response, error) {
+	ctx := c.ctx
+	if err := p.enqueue(c); err != nil {
+		return nil, err
+	}
+	p.Schedule()
+	_, err := clock.Await(ctx, c.done)
+	if err == nil {
+		return c.resp, c.err
+	}
+	p.giveUp(c, err)
+	select {
+	case <-c.done:
+		return c.resp, c.err
+	default:
+	}
+	if c.lost.Load() && errors.Is(err, context.DeadlineExceeded) {
+		return nil, kverror.New(kverror.TimeoutLeaderFail, "range %s: %v", p.id, err)
+	}
+	return nil, kverror.Of(err)
+}
+
+// giveUp takes a call whose caller has given up away from the lock that holds it up.
+func (p *Pipeline) giveUp(c *Call, err error) {
+	var out Answers
+	p.mu.Lock()
+	p.Leave(c, err, &out)
+	p.mu.Unlock()
+	p.Send(&out)
+}
+
+// enqueue admits a call: from here on it is answered exactly once.
+func (p *Pipeline) enqueue(c *Call) error {
+	if err := p.shared.Budget.admit(c); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	err := p.enqueueLocked(c)
+	p.mu.Unlock()
+	if err != nil {
+		p.shared.Budget.leave(c)
+		if errors.Is(err, kverror.NotLeader) {
+			p.env.Wake()
+		}
+	}
+	return err
+}
+
+func (p *Pipeline) enqueueLocked(c *Call) error {
+	for {
+		wait, err := p.takes(c)
+		if err != nil {
+			return err
+		}
+		if wait == nil {
+			break
+		}
+		p.mu.Unlock()
+		_, err = clock.Await(c.ctx, wait)
+		p.mu.Lock()
+		if err != nil {
+			return kverror.Of(err)
+		}
+	}
+	if waiting := p.queueBytes + p.locks.BlockedBytes(); waiting > 0 &&
+		waiting+c.bytes > p.shared.Limits.RangePendingBytes && !c.endsLocks() {
+		return kverror.New(kverror.TooManyRequests, "range %s: %d bytes wait for evaluation", p.id, waiting)
+	}
+	c.moveTo(placeQueue, nil)
+	p.queue = append(p.queue, c)
+	p.queueBytes += c.bytes
+	return nil
+}
