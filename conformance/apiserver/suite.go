@@ -128,7 +128,7 @@ type span struct{ from, to time.Time }
 // are complete, or it returns an error. Packages run one at a time: their tests wait
 // for an event no longer than 150 ms.
 func (b build) run(ctx context.Context, env string, raw io.Writer, packages []string, args ...string) (*results, error) {
-	list := []string{"test", "-json", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, "-p=1"}
+	list := []string{"test", "-json", "-vet=off", "-count=1", "-timeout=" + packageTimeout.String(), "-modfile=" + b.mod, "-overlay=" + b.overlay, "-p=1"}
 	list = append(list, args...)
 	for _, p := range packages {
 		list = append(list, module+"/"+p)
