@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/shard/replicas"
 )
 
 // applyState is the replicated state as Apply leaves it, ahead of what is
@@ -77,7 +78,7 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		s.term = e.Term
 		s.grown += uint64(len(e.Data))
 		if e.Replicas != nil {
-			if err := r.leaves(b, s.replicas, e.Replicas); err != nil {
+			if err := r.node.lifecycle.Tombstones.SetDeparted(b, r.id.Group(), r.node.cfg.Self, s.replicas, e.Replicas); err != nil {
 				return err
 			}
 			s.replicas, s.confIndex = e.Replicas, e.Index
@@ -411,13 +412,13 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if rec.RangeID != r.id {
 		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.RangeID, r.id)
 	}
-	c := claim{r.id, rec.Span, rec.Generation}
-	if why := r.node.claim([]claim{c}); why[r.id] != nil {
+	c := replicas.Claim{Range: r.id, Span: rec.Span, Generation: rec.Generation}
+	if why := r.node.lifecycle.Claim([]replicas.Claim{c}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
 	if err := r.standStill(); err != nil {
 		r.standEasy()
-		r.node.unclaim(r.id)
+		r.node.lifecycle.Unclaim(r.id)
 		return err
 	}
 	r.node.makeWay(&c, &rec, &applied)
@@ -426,7 +427,7 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 
 // SnapshotDone implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
-	defer r.node.unclaim(r.id)
+	defer r.node.lifecycle.Unclaim(r.id)
 	defer r.standEasy()
 	if err != nil {
 		return
@@ -485,7 +486,7 @@ func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	old := &r.applying.rec
 	left, ok := old.Span.Intersect(keyspace.Span{Start: now.Span.End})
 	if old.Generation == 0 || !ok || len(now.Span.End) == 0 ||
-		!r.node.claimMore(r.id, keyspace.Span{Start: now.Span.Start, End: old.Span.End}) {
+		!r.node.lifecycle.ClaimMore(r.id, keyspace.Span{Start: now.Span.Start, End: old.Span.End}) {
 		return nil
 	}
 	return &left
@@ -498,12 +499,7 @@ func (r *Replica) deleteLeft(left *keyspace.Span) {
 	if left == nil {
 		return
 	}
-	held, err := r.node.heldByOthers(r.id.Group(), *left)
-	if err == nil && !held {
-		data := engine.VersionedSpan(*left)
-		err = r.node.note(func(b *engine.Batch) error { return b.DeleteRange(data.Lower, data.Upper) })
-	}
-	if err != nil {
+	if err := r.node.lifecycle.DeleteUnheld(r.id, *left); err != nil {
 		r.log.Warn("delete what a snapshot has left behind", zapSpan(*left), zap.Error(err))
 	}
 }

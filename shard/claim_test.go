@@ -3,6 +3,7 @@ package shard
 import (
 	"bytes"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,8 +13,10 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/replicas"
 )
 
 func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
@@ -21,6 +24,15 @@ func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
 		return &mvcc.Version{Key: []byte(key), Mod: rev, Tombstone: true}
 	}
 	return &mvcc.Version{Key: []byte(key), Mod: rev, Create: rev, Version: 1}
+}
+
+// claimedByNobody fails where a span is claimed: then it is refused as such.
+func (w *fakeWorld) claimedByNobody() {
+	w.t.Helper()
+	why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 99}})[99]
+	if why == nil || strings.Contains(why.Error(), "about to hold") {
+		w.t.Fatalf("left over: %v", why)
+	}
 }
 
 // snapshotOf is the applied record of a snapshot of a range.
@@ -95,9 +107,7 @@ func TestCreateBesideASnapshotThatFailed(t *testing.T) {
 		if err := child.AcceptSnapshot(snap); err == nil {
 			t.Fatal("a snapshot over what was created")
 		}
-		if len(w.node.claims) != 0 {
-			t.Fatalf("left over: %v", w.node.claims)
-		}
+		w.claimedByNobody()
 	})
 }
 
@@ -122,15 +132,13 @@ func TestChildKeepsItsSpanBeforeItIsOpen(t *testing.T) {
 		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
 			t.Fatal("a snapshot over a child that is not open yet")
 		}
-		if err := w.node.openChild(&openTask{id: 2, split: &appliedSplit{child: 2}}); err != nil {
-			t.Fatal(err)
+		if done, err := w.node.lifecycle.OpenStored(t.Context(), lifecycle.Unknown{Group: keyspace.RangeID(2).Group()}); err != nil || !done {
+			t.Fatal(done, err)
 		}
 		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
 			t.Fatal("a snapshot over an open child")
 		}
-		if len(w.node.claims) != 0 {
-			t.Fatalf("left over: %v", w.node.claims)
-		}
+		w.claimedByNobody()
 	})
 }
 
@@ -210,7 +218,7 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 			if err = errors.Join(err, b.Commit(), r.AcceptSnapshot(snap)); err != nil {
 				t.Fatal(err)
 			}
-			if why := w.node.claim([]claim{{id: 3, span: keyspace.Span{Start: []byte("x")}}}); why[3] == nil {
+			if why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] == nil {
 				t.Error("what is to be deleted is claimed")
 			}
 			r.SnapshotDone(snap, nil)
@@ -221,7 +229,7 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 			if want := map[bool]string{false: "a", true: "ax"}[child]; got != want {
 				t.Errorf("with a child %t: %q is left, want %q", child, got, want)
 			}
-			if why := w.node.claim([]claim{{id: 3, span: keyspace.Span{Start: []byte("x")}}}); why[3] != nil {
+			if why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] != nil {
 				t.Error(why[3])
 			}
 		})
@@ -243,7 +251,7 @@ func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 			t.Fatal(err)
 		}
 		child := keyspace.Span{Start: []byte("m")}
-		w.node.claimChild(2, child) // claim has done as much when it comes to the replicas
+		w.node.lifecycle.ClaimHeld(2, child) // claim has done as much when it comes to the replicas
 		b := w.engine.NewBatch()
 		if err := errors.Join(mvcc.Put(b, keyVersion("x", 3, false)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
 			t.Fatal(err)

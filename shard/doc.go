@@ -14,7 +14,7 @@
 //
 // Packages below it have parts of a replica: command the bytes of log and state, locktable the
 // locks of transactions, rangefeed the feeds of applied events, load sizes, rates and automatic
-// splits.
+// splits. Package replicas decides which replicas a node has.
 //
 // A Node holds the replicas of one node. It has a fixed pool of goroutines that
 // evaluate, one range at a time each; a caller waits in its own goroutine, and a

@@ -374,10 +374,7 @@ func (e *elastic) over(s keyspace.Span) (rs []*Replica) { return e.leader.over(s
 // over returns the replicas that hold a part of the span, in order.
 func (w *fakeWorld) over(s keyspace.Span) (rs []*Replica) {
 	for _, r := range w.node.Replicas() {
-		r.mu.Lock()
-		ok := r.holdsLocked() && r.rec.Span.Overlaps(s) && !r.stopped
-		r.mu.Unlock()
-		if ok {
+		if holds(r, s) && !(lifecycleReplica{r}).State().Ended {
 			rs = append(rs, r)
 		}
 	}

@@ -80,7 +80,7 @@ func (e *elastic) receiver(d keyspace.Descriptor) *Replica {
 	if r := n.Replica(d.Range); r != nil {
 		return r
 	}
-	left, err := n.left(d.Range)
+	left, err := n.lifecycle.Tombstones.Left(d.Range.Group())
 	if err != nil {
 		e.fatal("%v", err)
 	}
@@ -88,7 +88,7 @@ func (e *elastic) receiver(d keyspace.Descriptor) *Replica {
 	if err != nil {
 		e.fatal("%v", err)
 	}
-	if left > 0 || stored || slices.ContainsFunc(n.Replicas(), func(o *Replica) bool { return o.holds(d.Span) }) {
+	if left > 0 || stored || slices.ContainsFunc(n.Replicas(), func(o *Replica) bool { return holds(o, d.Span) }) {
 		return nil
 	}
 	r := n.newReplica(d.Range)
@@ -325,4 +325,10 @@ func (e *elastic) attachedText(w *fakeWorld) string {
 		v, ok, err := mvcc.Get(w.engine, a.key, eval.Newest)
 		return err == nil && (!ok || v.Lease != a.to)
 	}))
+}
+
+// holds says whether the replica holds a part of the span.
+func holds(r *Replica, span keyspace.Span) bool {
+	s := lifecycleReplica{r}.State()
+	return s.Holds() && s.Descriptor.Span.Overlaps(span)
 }

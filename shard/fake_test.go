@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/shard/replicas"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -157,17 +158,17 @@ type fakeGroups struct {
 	groups map[keyspace.GroupID]*fakeGroup
 }
 
-func (f *fakeGroups) bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
+func (f *fakeGroups) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
 	return b.SetApplied(g, engine.Applied{
 		Index: raftgroup.InitIndex, Term: raftgroup.InitTerm, Replicas: replicas, ConfIndex: raftgroup.InitIndex, Payload: payload,
 	})
 }
 
-func (f *fakeGroups) finishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
+func (f *fakeGroups) FinishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
 	return nil
 }
 
-func (f *fakeGroups) remove(_ context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
+func (f *fakeGroups) Remove(_ context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
 	b := f.e.NewBatch()
 	defer b.Close()
 	err := b.DeleteApplied(id)
@@ -281,7 +282,7 @@ type fakeWorld struct {
 	leased   bool
 	leasesOf Leases
 	// placed is the range map, nil for none.
-	placed Placed
+	placed replicas.Placed
 
 	mu       sync.Mutex
 	reported []keyspace.Descriptor

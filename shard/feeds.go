@@ -114,7 +114,7 @@ func (s feedSource) StillShows(g keyspace.Generation, from keyspace.Revision) er
 	if err != nil || !receiving {
 		return err
 	}
-	rec, _, err := r.node.record(r.id)
+	rec, _, err := r.node.lifecycle.Record(r.id)
 	switch {
 	case err != nil:
 		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)

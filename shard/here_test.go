@@ -195,7 +195,8 @@ func TestResolvedBehindASnapshotPastAMerge(t *testing.T) {
 			Spans:  []command.LockSpan{{Span: keyspace.Single([]byte("x")), Mode: command.Exclusive}},
 			Writes: []command.Intent{{V: mvcc.Version{Key: []byte("x"), Version: 1}}},
 		}
-		if err := w.node.note(func(b *engine.Batch) error { return command.PutLock(b, 1, lock) }); err != nil {
+		b := w.engine.NewBatch()
+		if err := errors.Join(command.PutLock(b, 1, lock), b.Commit()); err != nil {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
@@ -274,6 +275,41 @@ func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err e
 		err = fmt.Errorf("%d bytes left over", len(rest))
 	}
 	return keyspace.Revision(rev), keyspace.Generation(generation), err
+}
+
+// loadRemoval returns up to where old versions of the range are gone. What is known from
+// before it absorbed another range says nothing of that one's keys.
+func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
+	v, ok, err := n.cfg.Engine.Get(removalKey(rec.RangeID))
+	if err != nil || !ok {
+		return 0, err
+	}
+	rev, g, err := decodeRemoval(v)
+	if err != nil {
+		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.RangeID, err)
+	}
+	if g < rec.Absorbed {
+		return 0, nil
+	}
+	return rev, nil
+}
+
+// forgetRemoval drops the note of how far old versions are gone, for good: other data
+// takes their place, and an ingest of it may become durable before what is committed
+// here.
+func (n *Node) forgetRemoval(id keyspace.RangeID) error {
+	b := n.cfg.Engine.NewBatch()
+	err := b.Delete(removalKey(id))
+	if err == nil {
+		err = b.Commit()
+	}
+	if err == nil && !mutation.Is(mutation.SnapshotNotDurable) {
+		err = n.cfg.Engine.Flush(n.ctx)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("shard: range %s: forget how far old versions are removed: %w", id, err), b.Close())
+	}
+	return nil
 }
 
 // removed ends a step of removal for those who wait for it.

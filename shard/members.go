@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/shard/command"
 )
 
@@ -175,8 +176,8 @@ func (r *Replica) membersChanged(leads bool) {
 	if leads {
 		r.node.cfg.Reporter.ReportDescriptors(d)
 	}
-	if g != nil && !hasReplica(&d, g.Replica()) {
-		r.node.leaver.note(r.id)
+	if g != nil && !lifecycle.Has(d.Replicas, g.Replica()) {
+		r.node.lifecycle.Check(r.id)
 	}
 }
 

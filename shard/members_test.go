@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/sim/simbus"
@@ -475,12 +476,13 @@ func TestChildThatHasLeftIsNotMadeAgain(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		p := n.node.Load().Replica(child)
+		if n.node.Load().Replica(child) == nil {
+			t.Fatal("the child did not come")
+		}
 		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
 			t.Fatalf("the child is durable, which proves nothing: %v", err)
 		}
-		p.expel()
-		n.must(n.node.Load().noteLeft(t.Context(), p))
+		n.must(n.node.Load().lifecycle.End(t.Context(), child.Group()))
 		cut := errors.New("cut off")
 		if err := n.host.Remove(t.Context(), child.Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
 			t.Fatal(err)
@@ -515,9 +517,7 @@ func TestChildOutlivesTheRemovalOfItsParent(t *testing.T) {
 		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
 			t.Fatalf("the child is durable, which proves nothing: %v", err)
 		}
-		p := n.node.Load().Replica(1)
-		p.expel()
-		n.must(n.node.Load().noteLeft(t.Context(), p))
+		n.must(n.node.Load().lifecycle.End(t.Context(), keyspace.RangeID(1).Group()))
 		cut := errors.New("cut off")
 		if err := n.host.Remove(t.Context(), keyspace.RangeID(1).Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
 			t.Fatal(err)
@@ -543,18 +543,23 @@ func TestChildOutlivesTheRemovalOfItsParent(t *testing.T) {
 // has that a crash has taken back to before it. It goes when the child is made.
 func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := newFakeWorld(t)
+		placed := &rigSequencer{}
+		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1, compacted: -1}, placed: placed}
+		w.start()
 		defer w.stop()
+		if err := w.node.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
+			t.Fatal(err)
+		}
 		moved := testDescriptor
 		moved.Generation, moved.Span.End = 2, []byte("m")
 		moved.ConfIndex, moved.Replicas = raftgroup.InitIndex+2, testDescriptor.Replicas[1:]
-		w.node.cfg.Placed = &rigSequencer{reported: map[keyspace.RangeID]keyspace.Descriptor{1: moved}}
+		placed.ReportDescriptors(moved)
 		g := w.groups.group(1)
 		g.mu.Lock()
 		g.commit = g.index + 1
 		g.mu.Unlock()
-		w.node.leaver.note(1)
-		time.Sleep(10 * leaveRetry)
+		w.node.lifecycle.Check(1)
+		time.Sleep(10 * lifecycle.RetryAfter)
 		if w.node.Replica(1) == nil {
 			t.Fatal("the replica has left, and with it the split")
 		}
@@ -563,7 +568,7 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		if err := g.apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * leaveRetry)
+		time.Sleep(2 * lifecycle.RetryAfter)
 		if w.node.Replica(1) != nil || w.node.Replica(2) == nil {
 			t.Errorf("here are %v", w.node.List())
 		}
@@ -571,14 +576,14 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		child := testDescriptor
 		child.Range, child.Generation, child.Span.Start = 2, 2, []byte("m")
 		child.ConfIndex, child.Replicas = moved.ConfIndex, moved.Replicas
-		w.node.cfg.Placed.(*rigSequencer).ReportDescriptors(child)
+		placed.ReportDescriptors(child)
 		g = w.groups.group(2)
 		g.mu.Lock()
 		g.commit = g.index + 1
 		g.mu.Unlock()
 		w.node.Replica(2).expel()
-		w.node.leaver.note(2)
-		time.Sleep(2 * leaveRetry)
+		w.node.lifecycle.Check(2)
+		time.Sleep(2 * lifecycle.RetryAfter)
 		if w.node.Replica(2) != nil {
 			t.Error("a removal that had begun does not go on")
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/shard/replicas"
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
@@ -121,7 +122,7 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 		out.epochs = o.yieldEpochs(m.ID)
 	}
 	// From here on the node's replica of the source never comes back, whatever is replayed.
-	return setLeft(b, m.Other, from.self)
+	return r.node.lifecycle.Tombstones.Set(b, m.Other.Group(), from.self)
 }
 
 // yieldEpochs hands over what the node knows of the keys of a frozen replica; nil where it is not
@@ -234,7 +235,7 @@ func (n *Node) absorbApplied(r *Replica, source keyspace.RangeID) {
 	if o := n.Replica(source); o != nil {
 		o.absorbedBy(d, lead.LeaderNode)
 	}
-	n.leaver.note(source)
+	n.lifecycle.Check(source)
 }
 
 // absorbedBy ends a frozen replica that another one of this node has absorbed.
@@ -253,32 +254,13 @@ func (r *Replica) endMerged(d keyspace.Descriptor, leader keyspace.NodeID) {
 	})
 }
 
-// holds says whether the replica holds a part of the span.
-func (r *Replica) holds(s keyspace.Span) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.holdsLocked() && r.rec.Span.Overlaps(s)
-}
-
-// yieldsLocked says whether the replica has to make way for a snapshot of the target of the
-// merge for which it is frozen, in which it is absorbed.
-func (r *Replica) yieldsLocked(c *claim) bool {
-	m := &r.rec.Merge
-	return m.Frozen() && m.Other == c.id && c.generation > r.rec.Generation
-}
-
-func (r *Replica) yields(c *claim) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.yieldsLocked(c)
-}
-
 // makeWay ends the replicas here that a snapshot of the target has absorbed, before it is
 // installed: none of them reads or removes anything under it.
-func (n *Node) makeWay(c *claim, rec *command.Record, a *engine.Applied) {
+func (n *Node) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applied) {
 	for _, o := range n.Replicas() {
 		o.mu.Lock()
-		yields := o.yieldsLocked(c) && o.rec.Span.Overlaps(c.span)
+		s := o.lifecycleStateLocked()
+		yields := s.Yields(c) && o.rec.Span.Overlaps(c.Span)
 		o.mu.Unlock()
 		if yields {
 			o.endMerged(rec.Descriptor(a.ConfIndex, a.Replicas), 0)
@@ -299,11 +281,7 @@ func (n *Node) waysMade(target *command.Record) {
 		}
 		o.mu.Unlock()
 		if past {
-			n.leaver.note(o.id)
+			n.lifecycle.Check(o.id)
 		}
 	}
 }
-
-// holdsLocked says whether the replica holds its span: it has data, and no other range of
-// this node has taken its place.
-func (r *Replica) holdsLocked() bool { return r.rec.Generation != 0 && !r.absorbed }

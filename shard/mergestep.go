@@ -272,18 +272,8 @@ func (r *Replica) hold(ctx context.Context, id uint64) error {
 
 // frozenDurably says whether the range would be frozen for the merge after a crash now.
 func (n *Node) frozenDurably(source keyspace.RangeID, id uint64) (bool, error) {
-	rec, ok, err := n.durableRecord(source)
+	rec, ok, err := n.lifecycle.DurableRecord(source)
 	return ok && rec.Merge.Frozen() && rec.Merge.ID == id, err
-}
-
-// durableRecord returns the record of a range as it would be after a crash now.
-func (n *Node) durableRecord(id keyspace.RangeID) (rec command.Record, ok bool, err error) {
-	a, ok, err := n.cfg.Engine.DurableApplied(id.Group())
-	if err != nil || !ok {
-		return rec, false, err
-	}
-	rec, err = command.DecodeRecord(a.Payload)
-	return rec, true, err
 }
 
 // Merge has a node take one step of a merge. Errors are of package kverror; with

@@ -2,8 +2,6 @@ package shard
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,17 +11,16 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/shard/replicas"
 )
 
 // Sequencer hands out revisions; placement's client is one.
@@ -55,37 +52,21 @@ type Disk interface {
 
 // Groups opens raft groups; HostGroups makes one of a raftgroup.Host.
 type Groups interface {
-	bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error
-	// finishRemovals is raftgroup.Host's.
-	finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error
+	replicas.Groups
 	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
-	// remove is raftgroup.Host's.
-	remove(ctx context.Context, g keyspace.GroupID, del func(b *engine.Batch) error) error
 }
 
 // HostGroups opens the replicas' groups on a host.
 func HostGroups(h *raftgroup.Host) Groups { return hostGroups{h} }
 
-type hostGroups struct{ h *raftgroup.Host }
+type hostGroups struct{ *raftgroup.Host }
 
-func (g hostGroups) bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
-	return g.h.Bootstrap(b, id, replicas, payload)
-}
-
-func (g hostGroups) remove(ctx context.Context, id keyspace.GroupID, del func(b *engine.Batch) error) error {
-	return g.h.Remove(ctx, id, del)
-}
-
-func (g hostGroups) finishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
-	return g.h.FinishRemovals(ctx, del)
-}
-
-func (g hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
-	rg, err := g.h.Open(id, self, at, sm)
+func (h hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {
+	g, err := h.Open(id, self, at, sm)
 	if err != nil {
 		return nil, err
 	}
-	return rg, nil
+	return g, nil
 }
 
 // Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
@@ -104,7 +85,7 @@ type Config struct {
 	Leases Leases
 	// Placed knows the range map. Where it is nil, a replica that was removed while it did
 	// not listen stays.
-	Placed Placed
+	Placed replicas.Placed
 	// Bus reaches other nodes.
 	Bus rangeapi.Caller
 	// Disk is nil where the disk is never full.
@@ -118,21 +99,20 @@ type Config struct {
 
 // Node holds the replicas of one node.
 type Node struct {
-	cfg     Config
-	log     *zap.Logger
-	metrics *Metrics
-	keeper  *keeper
-	pushes  *pushes
-	unpins  *unpins
-	opener  *opener
-	leaver  *leaver
-	meter   *load.Meter
-	feeds   *rangefeed.Server
-	pages   *eval.PageCounts
-	cache   *eval.VersionCache
-	ids     *idStock
-	client  *rangeapi.Client
-	admins  *AdminClient
+	cfg       Config
+	log       *zap.Logger
+	metrics   *Metrics
+	keeper    *keeper
+	pushes    *pushes
+	unpins    *unpins
+	lifecycle *replicas.Manager
+	meter     *load.Meter
+	feeds     *rangefeed.Server
+	pages     *eval.PageCounts
+	cache     *eval.VersionCache
+	ids       *idStock
+	client    *rangeapi.Client
+	admins    *AdminClient
 
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
@@ -153,7 +133,6 @@ type Node struct {
 	mu sync.RWMutex
 	// Guarded by mu.
 	replicas map[keyspace.RangeID]*Replica
-	claims   map[keyspace.RangeID]keyspace.Span
 	timers   map[*alarm]struct{}
 	draining bool
 	stopped  bool
@@ -176,8 +155,8 @@ func NewNode(cfg Config) *Node {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pages: eval.NewPageCounts(cfg.Limits.Pages),
-		replicas: make(map[keyspace.RangeID]*Replica), claims: make(map[keyspace.RangeID]keyspace.Span),
-		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
+		replicas: make(map[keyspace.RangeID]*Replica),
+		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
 	n.reads.Node, n.reads.OneBytes, n.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
 	n.compacted.Store(-1)
@@ -186,22 +165,20 @@ func NewNode(cfg Config) *Node {
 	n.pipes = n.newPipes()
 	n.pushes = newPushes(n)
 	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
-	n.leaver = newLeaver(n)
 	n.meter = load.NewMeter(load.Config{
 		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
 		Some: n.someLoads, Metrics: cfg.Metrics.load,
 	})
 	n.feeds = newFeeds(n)
-	n.keeper, n.opener, n.ids = newKeeper(n), newOpener(n), newIDStock(cfg.IDs, cfg.Clock)
+	n.keeper, n.ids = newKeeper(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
+	n.lifecycle = newLifecycle(n)
 	n.pipes.Pool.Start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })
 	n.wg.Go(func() { n.ids.run(n.ctx) })
 	n.wg.Go(n.runMeter)
-	n.wg.Go(func() { n.leaver.run(n.ctx) })
-	n.wg.Go(func() { n.opener.openChildren(n.ctx) })
-	n.wg.Go(func() { n.opener.openOthers(n.ctx) })
+	n.lifecycle.Start(n.ctx, n.wg.Go)
 	return n
 }
 
@@ -224,253 +201,7 @@ func (n *Node) newPipes() pipeline.Shared {
 
 // Open opens every replica that the engine holds. It is called once, before
 // requests come.
-func (n *Node) Open() error {
-	if err := n.cfg.Groups.finishRemovals(n.ctx, n.deleteData); err != nil {
-		return fmt.Errorf("shard: open the replicas: %w", err)
-	}
-	type stored struct {
-		g keyspace.GroupID
-		a engine.Applied
-	}
-	var all []stored
-	err := n.cfg.Engine.VisitApplied(func(g keyspace.GroupID, a engine.Applied) error {
-		if !g.IsSystem() {
-			all = append(all, stored{g, a})
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("shard: open the replicas: %w", err)
-	}
-	txns, err := command.LoadAllTxns(n.cfg.Engine)
-	if err != nil {
-		return fmt.Errorf("shard: open the replicas: %w", err)
-	}
-	for i := range all {
-		id := all[i].g.Range()
-		if err := n.openStored(id, &all[i].a, txns[id]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// openStored opens the replica of an applied record.
-func (n *Node) openStored(id keyspace.RangeID, a *engine.Applied, txns command.TxnState) error {
-	rec, err := command.DecodeRecord(a.Payload)
-	if err != nil {
-		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
-	}
-	var self keyspace.ReplicaID
-	for _, m := range a.Replicas {
-		if m.Node == n.cfg.Self {
-			self = m.ID
-		}
-	}
-	gone, err := n.goneStored(&rec, self)
-	if err != nil {
-		return err
-	}
-	if gone {
-		// The replica has applied that it is no member any more, or another one has taken its
-		// place, and the node went down before it was removed. Its span is nobody else's until
-		// it is.
-		n.claimChild(id, rec.Span)
-		n.leaver.note(id)
-		return nil
-	}
-	r := n.newReplica(id)
-	r.applying = applyState{rec: rec, confIndex: a.ConfIndex, replicas: a.Replicas, term: a.Term, txns: txns}
-	r.rec, r.confIndex, r.replicas = rec, a.ConfIndex, a.Replicas
-	r.applying.advance(true)
-	r.resolved = r.applying.resolved
-	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
-	r.live.Reset(rec.LastRevision)
-	r.loadTableLocked(&txns)
-	if r.removedTo, err = n.loadRemoval(&rec); err != nil {
-		return err
-	}
-	n.heard(rec.LastRevision)
-	return n.open(r, self)
-}
-
-// goneStored says whether a replica that the engine holds is to be removed, and not opened:
-// no member of its group is here, it is noted to have left, or the target of the merge for
-// which it is frozen has absorbed it by a snapshot.
-func (n *Node) goneStored(rec *command.Record, self keyspace.ReplicaID) (bool, error) {
-	left, err := n.left(rec.RangeID)
-	if err != nil || self <= left {
-		return self <= left, err
-	}
-	if !rec.Merge.Frozen() {
-		return false, nil
-	}
-	target, here, err := n.record(rec.Merge.Other)
-	if err != nil || !here || target.Generation <= rec.Generation || !target.Span.Contains(rec.Span.Start) {
-		return false, err
-	}
-	return true, n.note(func(b *engine.Batch) error { return setLeft(b, rec.RangeID, self) })
-}
-
-// note commits what write writes.
-func (n *Node) note(write func(b *engine.Batch) error) error {
-	b := n.cfg.Engine.NewBatch()
-	if err := write(b); err != nil {
-		return errors.Join(err, b.Close())
-	}
-	return b.Commit()
-}
-
-// loadRemoval returns up to where old versions of the range are gone. What is known from
-// before it absorbed another range says nothing of that one's keys.
-func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
-	v, ok, err := n.cfg.Engine.Get(removalKey(rec.RangeID))
-	if err != nil || !ok {
-		return 0, err
-	}
-	rev, g, err := decodeRemoval(v)
-	if err != nil {
-		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.RangeID, err)
-	}
-	if g < rec.Absorbed {
-		return 0, nil
-	}
-	return rev, nil
-}
-
-// forgetRemoval drops the note of how far old versions are gone, for good: other data
-// takes their place, and an ingest of it may become durable before what is committed
-// here.
-func (n *Node) forgetRemoval(id keyspace.RangeID) error {
-	b := n.cfg.Engine.NewBatch()
-	err := b.Delete(removalKey(id))
-	if err == nil {
-		err = b.Commit()
-	}
-	if err == nil && !mutation.Is(mutation.SnapshotNotDurable) {
-		err = n.cfg.Engine.Flush(n.ctx)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("shard: range %s: forget how far old versions are removed: %w", id, err), b.Close())
-	}
-	return nil
-}
-
-// deleteData writes the deletion of what the node has of a removed replica. Its user
-// keys stay where another replica holds a part of its span by now: a snapshot for the
-// rest clears it.
-func (n *Node) deleteData(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error {
-	local := engine.GroupLocalSpan(g)
-	if err := b.DeleteRange(local.Lower, local.Upper); err != nil || g.IsSystem() {
-		return err
-	}
-	if err := b.Delete(removalKey(g.Range())); err != nil || a == nil {
-		return err
-	}
-	for _, m := range a.Replicas {
-		if m.Node != n.cfg.Self {
-			continue
-		}
-		if err := setLeft(b, g.Range(), m.ID); err != nil {
-			return err
-		}
-	}
-	rec, err := command.DecodeRecord(a.Payload)
-	if err != nil {
-		return fmt.Errorf("shard: range %s: applied record at index %d: %w", g.Range(), a.Index, err)
-	}
-	held, err := n.heldByOthers(g, rec.Span)
-	if err != nil || held {
-		return err
-	}
-	txns, err := command.LoadTxns(n.cfg.Engine, g.Range())
-	if err != nil {
-		return err
-	}
-	return deleteSpan(b, rec.Span, &txns)
-}
-
-// heldByOthers says whether a part of the span is that of another group's replica here, by the
-// engine's records.
-func (n *Node) heldByOthers(g keyspace.GroupID, span keyspace.Span) (held bool, err error) {
-	err = n.cfg.Engine.VisitApplied(func(o keyspace.GroupID, a engine.Applied) error {
-		if o == g || o.IsSystem() {
-			return nil
-		}
-		other, err := command.DecodeRecord(a.Payload)
-		if err == nil && other.Span.Overlaps(span) {
-			err = n.holds(&other, &a, &held)
-		}
-		return err
-	})
-	return held, err
-}
-
-// holds sets held unless the replica of an applied record has left this node.
-func (n *Node) holds(rec *command.Record, a *engine.Applied, held *bool) error {
-	left, err := n.left(rec.RangeID)
-	for _, m := range a.Replicas {
-		*held = *held || m.Node == n.cfg.Self && m.ID > left
-	}
-	return err
-}
-
-// deleteSpan writes the deletion of the keys of a span and of their places in the index
-// of leases.
-func deleteSpan(b *engine.Batch, span keyspace.Span, txns *command.TxnState) error {
-	data := engine.VersionedSpan(span)
-	err := b.DeleteRange(data.Lower, data.Upper)
-	for lease := range txns.Attachments {
-		if s := engine.LeaseSpan(lease, span); err == nil {
-			err = b.DeleteRange(s.Lower, s.Upper)
-		}
-	}
-	return err
-}
-
-func (n *Node) newReplica(id keyspace.RangeID) *Replica {
-	r := &Replica{
-		node: n, id: id, store: eval.NewEngineStore(n.cfg.Engine), locks: locktable.New(&n.locks),
-		log: n.log.WithLazy(zap.Stringer("range", id)), epochs: eval.NewKeyEpochs(n.cache),
-	}
-	r.pipe.Init(pipeline.Config{
-		Shared: &n.pipes, Range: id, Log: r.log, Env: (*pipelineEnv)(r), Mu: &r.mu, Record: &r.rec, Locks: &r.locks, Epochs: &r.epochs,
-	})
-	if n.isDraining() {
-		r.pipe.Drain()
-	}
-	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
-	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
-	return r
-}
-
-// open opens the replica's group and lets requests find it.
-func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
-	g, err := n.cfg.Groups.open(r.id.Group(), self, r.position, r)
-	if err != nil {
-		return fmt.Errorf("shard: open range %s as replica %d: %w", r.id, self, err)
-	}
-	r.opened(g)
-	n.mu.Lock()
-	n.replicas[r.id] = r
-	stopped, draining := n.stopped, n.draining
-	n.metrics.replicas.Set(float64(len(n.replicas)))
-	n.mu.Unlock()
-	if draining {
-		r.mu.Lock()
-		r.pipe.Drain()
-		r.mu.Unlock()
-	}
-	if stopped {
-		r.stop()
-	}
-	n.keeper.note(r)
-	r.mu.Lock()
-	r.load.Measure()
-	r.mu.Unlock()
-	n.ids.want()
-	return nil
-}
+func (n *Node) Open() error { return n.lifecycle.Open(n.ctx) }
 
 // Replica returns the replica of the range on this node, nil where there is none.
 func (n *Node) Replica(id keyspace.RangeID) *Replica {

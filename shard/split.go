@@ -240,9 +240,21 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 	if err != nil {
 		return err
 	}
-	if err := r.node.bootstrapChild(b, &child, c.Replicas, &txns); err != nil {
+	if err := r.node.lifecycle.BootstrapChild(b, &child, c.Replicas, &txns); err != nil {
 		return err
 	}
 	out.ok, out.split = true, &appliedSplit{child: c.Child, rec: child, replicas: c.Replicas}
 	return nil
+}
+
+// splitApplied has the child opened: its first record is visible.
+func (n *Node) splitApplied(r *Replica, sp *appliedSplit) {
+	n.metrics.splits.Inc()
+	lead := r.Leader().IsLeader
+	d := r.Descriptor()
+	r.log.Info("split", zap.Stringer("child", sp.child), zap.Stringer("span", d.Span), zap.Stringer("leaving", sp.rec.Span))
+	if lead {
+		n.cfg.Reporter.ReportDescriptors(d, sp.descriptor())
+	}
+	n.lifecycle.OpenChild(sp.child, lead)
 }

@@ -151,6 +151,7 @@ var bans = []ban{
 	{"shard/rangefeed", Module + "/shard", "events are fed without a replica, from a source of three methods"},
 	{"shard/pipeline", Module + "/engine", "operations are carried by an interface, without a store"},
 	{"shard/pipeline", Module + "/transport", "operations are carried by an interface, without a bus"},
+	{"shard/replicas", Module + "/shard", "replicas come and go without pipelines, by five methods of each"},
 	{"shard/eval", Module + "/raftgroup", "an evaluation is over before anything is proposed"},
 	{"shard/locktable", Module + "/raftgroup", "a lock table hears of the log by what is applied"},
 	{"shard/locktable", Module + "/mvcc", "locks lie in memory; what they leave behind is no affair of the table"},

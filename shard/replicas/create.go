@@ -1,4 +1,4 @@
-package shard
+package replicas
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
 )
 
@@ -18,52 +17,52 @@ import (
 // overlaps a range that is here or comes in: the order is older than that one, whose
 // leader has split since. What the order was for comes by snapshot, when the range's
 // leader speaks to this node.
-func (n *Node) Create(ctx context.Context, ds []keyspace.Descriptor) error {
-	ids, err := n.createRecords(ds)
+func (m *Manager) Create(ctx context.Context, ds []keyspace.Descriptor) error {
+	ids, err := m.createRecords(ds)
 	if err != nil {
 		return err
 	}
 	// Not durable before it is flushed: a replica that had voted and forgot its first
 	// record would be another one.
-	if err := n.cfg.Engine.Flush(ctx); err != nil {
+	if err := m.cfg.Engine.Flush(ctx); err != nil {
 		return fmt.Errorf("shard: create %d ranges: %w", len(ids), err)
 	}
 	for _, id := range ids {
-		if err := n.openCreated(id); err != nil {
+		if err := m.openCreated(id); err != nil {
 			return fmt.Errorf("shard: create range %s: %w", id, err)
 		}
 	}
-	n.campaignFirst(ds)
+	m.campaignFirst(ds)
 	return nil
 }
 
 // createRecords writes the first records of those of the ranges that are to be made
 // here, and returns which are to be opened. Their spans are claimed. A claim whose
 // record is written outlives an error: the record makes a replica sooner or later.
-func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, err error) {
-	var want []claim
+func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, err error) {
+	var want []Claim
 	var made []*keyspace.Descriptor
 	for i := range ds {
 		d := &ds[i]
-		m, here := d.ReplicaOn(n.cfg.Self)
-		if !here || n.Replica(d.Range) != nil {
+		own, here := d.ReplicaOn(m.cfg.Self)
+		if !here || m.cfg.Owner.Replica(d.Range) != nil {
 			continue
 		}
-		left, err := n.left(d.Range)
-		if err == nil && m.ID <= left {
+		left, err := m.Tombstones.Left(d.Range.Group())
+		if err == nil && own.ID <= left {
 			continue
 		}
-		c := claim{id: d.Range, span: d.Span}
+		c := Claim{Range: d.Range, Span: d.Span}
 		var a engine.Applied
 		var have bool
 		if err == nil {
-			a, have, err = n.cfg.Engine.Applied(d.Range.Group())
+			a, have, err = m.cfg.Engine.Applied(d.Range.Group())
 		}
 		if err == nil && have {
 			// An order before this one came so far.
 			var rec command.Record
 			rec, err = command.DecodeRecord(a.Payload)
-			c.span = rec.Span
+			c.Span = rec.Span
 		}
 		if err != nil {
 			return nil, fmt.Errorf("shard: create range %s: %w", d.Range, err)
@@ -73,9 +72,9 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 			made = append(made, d)
 		}
 	}
-	refused := n.claim(want)
+	refused := m.Claim(want)
 	for id, why := range refused {
-		n.log.Warn("not created: others hold the span", zap.Stringer("range", id), zap.Error(why))
+		m.log.Warn("not created: others hold the span", zap.Stringer("range", id), zap.Error(why))
 	}
 	kept := ids[:0]
 	for _, id := range ids {
@@ -83,10 +82,10 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 			kept = append(kept, id)
 		}
 	}
-	b := n.cfg.Engine.NewBatch()
+	b := m.cfg.Engine.NewBatch()
 	for _, d := range made {
 		if err == nil && refused[d.Range] == nil {
-			err = n.firstRecord(b, d)
+			err = m.firstRecord(b, d)
 		}
 	}
 	if err == nil && !b.Empty() {
@@ -97,7 +96,7 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 	if err != nil {
 		for _, d := range made {
 			if refused[d.Range] == nil {
-				n.unclaim(d.Range)
+				m.Unclaim(d.Range)
 			}
 		}
 		return nil, fmt.Errorf("shard: create %d ranges: %w", len(kept), err)
@@ -105,45 +104,35 @@ func (n *Node) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, 
 	return kept, nil
 }
 
-func (n *Node) firstRecord(b *engine.Batch, d *keyspace.Descriptor) error {
+func (m *Manager) firstRecord(b *engine.Batch, d *keyspace.Descriptor) error {
 	rec := command.Record{RangeID: d.Range, Generation: d.Generation, Span: d.Span, Counted: true}
-	if err := n.cfg.Groups.bootstrap(b, d.Range.Group(), d.Replicas, command.AppendRecord(nil, &rec)); err != nil {
+	if err := m.cfg.Groups.Bootstrap(b, d.Range.Group(), d.Replicas, command.AppendRecord(nil, &rec)); err != nil {
 		return fmt.Errorf("range %s: %w", d.Range, err)
 	}
 	return nil
 }
 
 // openCreated opens a range whose first record is durable.
-func (n *Node) openCreated(id keyspace.RangeID) error {
-	a, ok, err := n.cfg.Engine.Applied(id.Group())
+func (m *Manager) openCreated(id keyspace.RangeID) error {
+	a, ok, err := m.cfg.Engine.Applied(id.Group())
 	if err == nil && !ok {
 		err = errors.New("the record is gone")
 	}
-	var txns command.TxnState
-	if err == nil {
-		txns, err = command.LoadTxns(n.cfg.Engine, id)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = n.openStored(id, &a, txns)
-	}
-	if errors.Is(err, raftgroup.ErrExists) {
-		return nil // a message for it was faster; whoever opens it gives the claim up
-	}
-	if err == nil && n.Replica(id) != nil { // else its span waits for its removal
-		n.unclaim(id)
-	}
-	return err
+	return m.openHeld(id, &a)
 }
 
 // campaignFirst makes the first replica of a new range its first leader, so that
 // the leaders of new ranges are spread as placement has laid them out.
-func (n *Node) campaignFirst(ds []keyspace.Descriptor) {
+func (m *Manager) campaignFirst(ds []keyspace.Descriptor) {
 	for i := range ds {
-		if len(ds[i].Replicas) == 0 || ds[i].Replicas[0].Node != n.cfg.Self {
+		if len(ds[i].Replicas) == 0 || ds[i].Replicas[0].Node != m.cfg.Self {
 			continue
 		}
-		if r := n.Replica(ds[i].Range); r != nil {
-			n.campaign(r, firstCampaigns)
+		if r := m.cfg.Owner.Replica(ds[i].Range); r != nil {
+			m.campaign(r, firstCampaigns)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
@@ -59,27 +58,6 @@ func TestOpenerBesideASilentPeer(t *testing.T) {
 		}
 		if d := time.Since(begin); d > 2*time.Second {
 			t.Errorf("node 3 was asked after %v", d)
-		}
-	})
-}
-
-// A peer speaks to a replica while the order to create it is still being flushed: it
-// does not come to life before its first record would survive a crash.
-func TestOpenerBesideCreate(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
-		w.start()
-		defer w.stop()
-		if _, err := w.node.createRecords([]keyspace.Descriptor{testDescriptor}); err != nil {
-			t.Fatal(err)
-		}
-		w.node.Unknown(2, testDescriptor.Range.Group(), 1)
-		synctest.Wait()
-		if w.node.Replica(testDescriptor.Range) == nil {
-			t.Fatal("not opened")
-		}
-		if _, durable, err := w.engine.DurableApplied(testDescriptor.Range.Group()); err != nil || !durable {
-			t.Fatalf("opened from a record that a crash may take: %v", err)
 		}
 	})
 }

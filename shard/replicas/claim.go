@@ -1,0 +1,91 @@
+package replicas
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Claim is a span that a range here is about to hold.
+type Claim struct {
+	Range keyspace.RangeID
+	Span  keyspace.Span
+	// Generation is that of a snapshot's range, 0 otherwise.
+	Generation keyspace.Generation
+}
+
+// Claim keeps the spans for their ranges and returns why it refuses some of them: they overlap
+// what another range holds or claims, or an earlier claim of the call.
+func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
+	refused = make(map[keyspace.RangeID]error)
+	kept := make([]Claim, 0, len(want))
+	m.mu.Lock()
+	for _, c := range want {
+		if err := m.claimedLocked(c); err != nil {
+			refused[c.Range] = err
+			continue
+		}
+		m.claims[c.Range] = c.Span
+		kept = append(kept, c)
+	}
+	m.mu.Unlock()
+	slices.SortFunc(kept, func(a, b Claim) int { return bytes.Compare(a.Span.Start, b.Span.Start) })
+	for _, r := range m.cfg.Owner.Replicas() {
+		s := r.State()
+		if !s.Holds() {
+			continue
+		}
+		span := s.Descriptor.Span
+		// kept are disjoint and in order: those that overlap follow each other.
+		i := sort.Search(len(kept), func(i int) bool {
+			return len(kept[i].Span.End) == 0 || bytes.Compare(kept[i].Span.End, span.Start) > 0
+		})
+		for ; i < len(kept) && kept[i].Span.Overlaps(span); i++ {
+			if c := kept[i]; c.Range != r.Range() && refused[c.Range] == nil && !s.Yields(&c) {
+				refused[c.Range] = fmt.Errorf("shard: %s for range %s overlaps %s of range %s", c.Span, c.Range, span, r.Range())
+				m.Unclaim(c.Range)
+			}
+		}
+	}
+	return refused
+}
+
+func (m *Manager) claimedLocked(c Claim) error {
+	for id, have := range m.claims {
+		if id != c.Range && have.Overlaps(c.Span) {
+			return fmt.Errorf("shard: %s for range %s overlaps %s, which range %s is about to hold", c.Span, c.Range, have, id)
+		}
+	}
+	return nil
+}
+
+// ClaimHeld keeps a span that a replica here holds: a split's parent for the child, or a replica
+// that is not opened any more for itself. So nobody else holds or claims it.
+func (m *Manager) ClaimHeld(id keyspace.RangeID, s keyspace.Span) {
+	m.mu.Lock()
+	m.claims[id] = s
+	m.mu.Unlock()
+}
+
+// ClaimMore extends the claim of a range by what its replica still holds. It says whether nobody
+// else claims a part of that: whoever does looks at the replicas afterwards, and will find
+// nothing in the way.
+func (m *Manager) ClaimMore(id keyspace.RangeID, s keyspace.Span) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claimedLocked(Claim{Range: id, Span: s}) != nil {
+		return false
+	}
+	m.claims[id] = s
+	return true
+}
+
+// Unclaim gives a claim up.
+func (m *Manager) Unclaim(id keyspace.RangeID) {
+	m.mu.Lock()
+	delete(m.claims, id)
+	m.mu.Unlock()
+}

@@ -1,0 +1,75 @@
+// Package replicas decides which replicas of ranges a node has: it makes, opens and removes them,
+// and keeps two of them from holding one span. It knows no replica but by [Replica] and no
+// pipeline; package shard owns the open ones ([Owner]). The rules that ranges share with the
+// placement group are package raftgroup/lifecycle's.
+//
+//	order to create ─▶ Create ──────────────▶ first record, durable ─┐
+//	split applied ───▶ BootstrapChild ──────▶ first record ──────────┤ claim
+//	start ───────────▶ Open ────────────────▶ stored record ─────────┤
+//	                                                                 ▼
+//	peer speaks ─────▶ lifecycle ─▶ no record: Ask ─▶ empty ─────▶ Owner.Open ─▶ open
+//	                                                   snapshot: Claim             │ Check, sweep
+//	                                                                               ▼
+//	gone ◀── Owner.Drop ◀── data, log, tombstone ◀── Expel ◀───── not a member, or merged away
+//
+// # Claims
+//
+// A range claims a span before it holds it: each snapshot that is being received, each range that
+// is being created, and each child of an applied split that is not open yet. The claim keeps all
+// others out until a replica of the range is open and holds the span itself. Two logs over one
+// span would undo each other's deletes. Claims are set before replicas are looked at, and whoever
+// has claimed becomes a holder before it gives its claim up: of two that overlap, one sees the
+// other.
+//
+// # What it guarantees
+//
+//  1. No two ranges hold one key on one node, except a frozen range and the one that absorbs it.
+//  2. A record that no log makes again after a crash is durable before its replica is opened: a
+//     replica that had voted and lost its first record would be another one.
+//  3. A replica is removed only after it has applied all that it knows to be committed. One of
+//     these entries may be a split: without this log nothing would make the child here, and the
+//     child's own log may be in the wal since before a crash.
+//  4. A replica that was merged away is removed only when a crash cannot take the target back to
+//     where it needs the replica again.
+//  5. A removal deletes no key that another replica here holds by now.
+//  6. What package raftgroup/lifecycle guarantees.
+//
+// # What if …
+//
+//   - A child is here already when its parent's split is applied: It stays as it is. After a crash
+//     the parent's log is replayed, and what the child has by then may be newer.
+//
+//   - A child was moved away before its parent came to the split here: Only its data is deleted.
+//
+//   - A snapshot carries a parent past its split: Nobody makes the child here. Its leader speaks
+//     to this node, and an empty replica is opened.
+//
+//   - A peer speaks to a child whose parent has not applied the split here: Some replica here still
+//     holds the span, so nothing is opened. The split makes the child.
+//
+//   - An order to create a range comes after a snapshot of its child: The claim is refused and the
+//     order skipped. What the order was for comes by snapshot.
+//
+//   - A node goes down between a change of the members and the removal: At the start the record is
+//     without this node. The replica is not opened, its span stays claimed, and it is removed.
+//
+//   - The first campaign of a new range is lost, or meets followers that do not have the range
+//     yet: It campaigns again after a pause while it knows no leader, a few times.
+//
+// # Locks
+//
+// making is held while a replica is opened from its record. mu guards claims and the queue of
+// children; it is a leaf. The owner is called with neither but for Owner.Open, which may be called
+// under making.
+//
+// # Files, from the top down
+//
+//	manager.go  the Manager, what it needs, and the start
+//	create.go   ranges that are created by order
+//	child.go    children of splits, and first campaigns
+//	stored.go   replicas that are opened from their records
+//	unknown.go  replicas that peers speak to
+//	remove.go   replicas that are no members any more
+//	claim.go    who is about to hold which span
+//	data.go     the deletion of what a removed replica leaves
+package replicas

@@ -1,0 +1,423 @@
+package replicas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
+	"github.com/skeindb/skein/shard/command"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const self, peer keyspace.NodeID = 1, 2
+
+var members = []keyspace.Replica{{ID: 1, Node: self}, {ID: 2, Node: peer}}
+
+// replica is an open replica: a state and what was done to it.
+type replica struct {
+	w         *world
+	id        keyspace.RangeID
+	state     State // guarded by w.mu
+	behind    bool  // guarded by w.mu
+	campaigns int   // guarded by w.mu
+	expelled  bool  // guarded by w.mu
+}
+
+func (r *replica) Range() keyspace.RangeID { return r.id }
+func (r *replica) State() State            { r.w.mu.Lock(); defer r.w.mu.Unlock(); return r.state }
+func (r *replica) CaughtUp() bool          { r.w.mu.Lock(); defer r.w.mu.Unlock(); return !r.behind }
+func (r *replica) Campaign()               { r.w.mu.Lock(); defer r.w.mu.Unlock(); r.campaigns++ }
+func (r *replica) Expel()                  { r.w.mu.Lock(); defer r.w.mu.Unlock(); r.expelled = true }
+
+// world is a node without raft and pipelines: the owner, the groups and the map.
+type world struct {
+	t *testing.T
+	e *engine.Engine
+	m *Manager
+
+	mu sync.Mutex
+	// Guarded by mu: open are the replicas, mapped the range map, peers what peers answer, waits
+	// a channel for each question, flushes how many records were durable when opened.
+	open    map[keyspace.RangeID]*replica
+	mapped  []keyspace.Descriptor
+	peers   map[keyspace.RangeID]keyspace.Descriptor
+	durable map[keyspace.RangeID]bool
+	asked   func()
+}
+
+func in(t *testing.T, test func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{
+			t: t, open: map[keyspace.RangeID]*replica{}, peers: map[keyspace.RangeID]keyspace.Descriptor{}, durable: map[keyspace.RangeID]bool{},
+			asked: func() {},
+		}
+		e, err := engine.Open(engine.Options{FS: simdisk.New(), Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+		w.must(err)
+		w.e = e
+		w.m = New(Config{
+			Self: self, Clock: clock.Virtual(), Engine: e, Groups: groups{w}, Owner: owner{w}, Placed: placed{w}, Logger: zap.NewNop(),
+			Look: func(_ context.Context, _ keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, error) {
+				w.asked()
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.peers[id], nil
+			},
+			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		w.m.Start(ctx, wg.Go)
+		test(w)
+		cancel()
+		wg.Wait()
+		w.must(e.Close())
+	})
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) locked(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+// here compares the ranges that have an open replica.
+func (w *world) here(want ...keyspace.RangeID) {
+	w.t.Helper()
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if got := slices.Sorted(maps.Keys(w.open)); !slices.Equal(got, want) {
+		w.t.Fatalf("replicas of ranges %v, want %v", got, want)
+	}
+}
+
+// claimed compares the ranges that claim a span.
+func (w *world) claimed(want ...keyspace.RangeID) {
+	w.t.Helper()
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if got := slices.Sorted(maps.Keys(w.m.claims)); !slices.Equal(got, want) {
+		w.t.Fatalf("claims of ranges %v, want %v", got, want)
+	}
+}
+
+func span(start, end string) keyspace.Span {
+	s := keyspace.Span{Start: []byte(start)}
+	if end != "" {
+		s.End = []byte(end)
+	}
+	return s
+}
+
+func describe(id keyspace.RangeID, start, end string) keyspace.Descriptor {
+	return keyspace.Descriptor{Range: id, Generation: 1, ConfIndex: raftgroup.InitIndex, Span: span(start, end), Replicas: members}
+}
+
+// split applies a split on the node: the parent shrinks, the child's first record is written.
+func (w *world) split(parent, child keyspace.RangeID, key, end string) {
+	w.t.Helper()
+	b := w.e.NewBatch()
+	rec := command.Record{RangeID: child, Generation: 2, Span: span(key, end)}
+	w.must(w.m.BootstrapChild(b, &rec, members, &command.TxnState{}))
+	w.must(b.Commit())
+	w.locked(func() {
+		p := w.open[parent]
+		p.state.Descriptor.Span.End, p.state.Descriptor.Generation = []byte(key), 2
+	})
+}
+
+type owner struct{ w *world }
+
+func (o owner) Replica(id keyspace.RangeID) Replica {
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	if r := o.w.open[id]; r != nil {
+		return r
+	}
+	return nil
+}
+
+func (o owner) Replicas() (rs []Replica) {
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	for _, r := range o.w.open {
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+func (o owner) Open(s *Start) error {
+	_, durable, err := o.w.e.DurableApplied(s.Range.Group())
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	if o.w.open[s.Range] != nil {
+		return fmt.Errorf("range %s: %w", s.Range, raftgroup.ErrExists)
+	}
+	r := &replica{w: o.w, id: s.Range, state: State{Replica: s.Replica, Introduced: s.Introduced}}
+	if s.Applied != nil {
+		r.state.Descriptor, r.state.Merge = s.Record.Descriptor(s.Applied.ConfIndex, s.Applied.Replicas), s.Record.Merge
+	}
+	o.w.open[s.Range], o.w.durable[s.Range] = r, durable
+	return err
+}
+
+func (o owner) Drop(id keyspace.RangeID) {
+	o.w.mu.Lock()
+	defer o.w.mu.Unlock()
+	delete(o.w.open, id)
+}
+
+func (o owner) DeleteNotes(*engine.Batch, keyspace.RangeID) error { return nil }
+
+type groups struct{ w *world }
+
+func (g groups) Bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error {
+	return b.SetApplied(id, engine.Applied{Index: raftgroup.InitIndex, ConfIndex: raftgroup.InitIndex, Term: raftgroup.InitTerm, Replicas: replicas, Payload: payload})
+}
+
+func (g groups) FinishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
+	return nil
+}
+
+func (g groups) Remove(ctx context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
+	b := g.w.e.NewBatch()
+	if err := errors.Join(b.DeleteApplied(id), del(b), b.Commit()); err != nil {
+		return err
+	}
+	return g.w.e.Flush(ctx)
+}
+
+type placed struct{ w *world }
+
+func (p placed) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	for _, d := range p.w.mapped {
+		if d.Range == id {
+			return d, true
+		}
+	}
+	return keyspace.Descriptor{}, false
+}
+
+func (p placed) At(key []byte) (keyspace.Descriptor, bool) {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	for _, d := range p.w.mapped {
+		if d.Span.Contains(key) {
+			return d, true
+		}
+	}
+	return keyspace.Descriptor{}, false
+}
+
+// Of two orders that overlap the second is skipped, and an order may be repeated. The first member
+// of a range stands for election.
+func TestCreate(t *testing.T) {
+	in(t, func(w *world) {
+		ds := []keyspace.Descriptor{describe(1, "", "t"), describe(3, "s", "")}
+		for range 2 {
+			w.must(w.m.Create(w.t.Context(), ds))
+			w.here(1)
+			w.claimed()
+		}
+		if r := w.open[1]; !w.durable[1] || r.campaigns == 0 {
+			t.Errorf("durable %t, %d campaigns", w.durable[1], r.campaigns)
+		}
+	})
+}
+
+// A new range campaigns a few times while it knows no leader.
+func TestFirstCampaigns(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "k"), describe(2, "k", "")}))
+		time.Sleep(3*firstCampaignPause + firstCampaignPause/2)
+		w.locked(func() { w.open[1].state.KnowsLeader = true })
+		time.Sleep(time.Minute)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if one, two := w.open[1].campaigns, w.open[2].campaigns; one != 4 || two != firstCampaigns {
+			t.Errorf("%d campaigns until a leader was known, and %d without", one, two)
+		}
+	})
+}
+
+// A peer speaks to a replica while the order to create it is still being flushed: the replica does
+// not come to life before its first record would survive a crash.
+func TestUnknownBesideCreate(t *testing.T) {
+	in(t, func(w *world) {
+		if _, err := w.m.createRecords([]keyspace.Descriptor{describe(1, "", "")}); err != nil {
+			t.Fatal(err)
+		}
+		w.m.Unknown(peer, keyspace.RangeID(1).Group(), 1)
+		w.here(1)
+		if !w.durable[1] {
+			t.Error("opened from a record that a crash may take")
+		}
+	})
+}
+
+// The child of a split is opened from its record and claims its span until then.
+func TestChild(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		w.split(1, 2, "m", "")
+		w.claimed(2)
+		if why := w.m.Claim([]Claim{{Range: 3, Span: span("x", "")}}); why[3] == nil {
+			t.Error("what the child is about to hold is claimed")
+		}
+		w.m.OpenChild(2, true)
+		w.here(1, 2)
+		w.claimed()
+		if why := w.m.Claim([]Claim{{Range: 3, Span: span("x", "")}}); why[3] == nil {
+			t.Error("what the child holds is claimed")
+		}
+		if w.open[2].campaigns == 0 {
+			t.Error("it does not stand for election")
+		}
+	})
+}
+
+// A split that is applied while a peer is asked makes the child, and no empty replica.
+func TestSplitDuringTheQuestion(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		w.peers[2] = describe(2, "m", "")
+		w.m.Unknown(peer, keyspace.RangeID(2).Group(), 1)
+		w.here(1) // the parent still holds the span
+		w.asked = func() { w.split(1, 2, "m", "") }
+		w.m.Unknown(peer, keyspace.RangeID(2).Group(), 1)
+		w.here(1, 2)
+		if g := w.open[2].state.Descriptor.Generation; g != 2 {
+			t.Errorf("opened with generation %d", g)
+		}
+	})
+}
+
+// A snapshot of the target of a merge may come over the frozen source, and over nothing else.
+func TestFrozenReplicaYieldsToItsTarget(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "m"), describe(2, "m", "")}))
+		w.locked(func() { w.open[2].state.Merge = command.MergeState{Role: command.MergeSource, ID: 7, Other: 1} })
+		for _, c := range []struct {
+			claim Claim
+			taken bool
+		}{
+			{Claim{Range: 1, Span: span("", ""), Generation: 1}, false},
+			{Claim{Range: 3, Span: span("x", ""), Generation: 5}, false},
+			{Claim{Range: 1, Span: span("", ""), Generation: 5}, true},
+		} {
+			if why := w.m.Claim([]Claim{c.claim}); (why[c.claim.Range] == nil) != c.taken {
+				t.Errorf("%+v: %v", c.claim, why)
+			}
+		}
+	})
+}
+
+// A replica that the map is without waits until it has applied what is committed, then leaves with
+// its keys, and never comes back.
+func TestRemovedReplica(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		key := engine.VersionedSpan(span("a", "")).Lower
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.Set(key, nil), b.Commit()))
+		moved := describe(1, "", "")
+		moved.ConfIndex, moved.Replicas = raftgroup.InitIndex+2, members[1:]
+		w.locked(func() { w.mapped, w.open[1].behind = []keyspace.Descriptor{moved}, true })
+		w.m.Check(1)
+		time.Sleep(10 * lifecycle.RetryAfter)
+		w.here(1)
+		r := w.open[1]
+		w.locked(func() { r.behind = false })
+		time.Sleep(2 * lifecycle.RetryAfter)
+		w.here()
+		if _, have, err := w.e.Get(key); have || err != nil || !r.expelled {
+			t.Errorf("key left: %t, %v; expelled %t", have, err, r.expelled)
+		}
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		w.peers[1] = describe(1, "", "")
+		w.m.Unknown(peer, keyspace.RangeID(1).Group(), 1)
+		w.here()
+	})
+}
+
+// The keys of a removed replica stay where another replica holds a part of its span by now.
+func TestRemovalLeavesWhatOthersHold(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		w.split(1, 2, "m", "")
+		w.m.OpenChild(2, false)
+		w.here(1, 2)
+		key := engine.VersionedSpan(span("x", "")).Lower
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.Set(key, nil), b.Commit()))
+		// The parent's record is of before the split: it ends behind the child's keys.
+		w.locked(func() { w.open[1].state.Descriptor.Replicas = members[1:] })
+		w.m.Check(1)
+		w.here(2)
+		if _, have, err := w.e.Get(key); !have || err != nil {
+			t.Errorf("the child has its key: %t, %v", have, err)
+		}
+	})
+}
+
+// A stored replica that is no member is not opened at the start. Its span is nobody's until it is
+// removed.
+func TestStoredReplicaThatLeft(t *testing.T) {
+	in(t, func(w *world) {
+		rec := command.Record{RangeID: 1, Generation: 3, Span: span("", "")}
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.SetApplied(keyspace.RangeID(1).Group(), engine.Applied{
+			Index: 40, Term: 6, ConfIndex: 30, Replicas: members[1:], Payload: command.AppendRecord(nil, &rec),
+		}), b.Commit()))
+		w.must(w.m.Open(w.t.Context()))
+		w.here()
+		w.claimed()
+		if _, have, err := w.e.Applied(keyspace.RangeID(1).Group()); have || err != nil {
+			t.Errorf("its record is here: %t, %v", have, err)
+		}
+	})
+}
+
+// A frozen replica leaves when the map shows that its keys have gone to another range.
+func TestMergedAway(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(2, "m", "")}))
+		w.locked(func() {
+			w.open[2].state.Merge = command.MergeState{Role: command.MergeSource, ID: 7, Other: 1}
+			w.mapped = []keyspace.Descriptor{describe(1, "", "m"), describe(2, "m", "")}
+		})
+		time.Sleep(2 * lifecycle.SweepEvery)
+		w.here(2)
+		merged := describe(1, "", "")
+		merged.Generation = 2
+		w.locked(func() { w.mapped = []keyspace.Descriptor{merged} })
+		time.Sleep(lifecycle.SweepEvery)
+		w.here()
+	})
+}
