@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // tally is what the replicas of a range come to.
@@ -103,10 +102,6 @@ func (c *Cluster) assess(r *rng) Reason {
 		return Zones
 	case t.voters != c.wanted(t.voters):
 		return Factor
-	case r.Bytes > c.settings.RangeMaxBytes && !c.settings.LeadersSplit:
-		return Size
-	case c.heated(r):
-		return Heat
 	}
 	switch err := c.mergeable(r); {
 	case err == nil:
@@ -199,13 +194,4 @@ func (c *Cluster) crowd(r *rng) (*zone, int) {
 		}
 	}
 	return nil, 0
-}
-
-// heated says whether the range has had too much load for long enough, and it divides.
-func (c *Cluster) heated(r *rng) bool {
-	if c.settings.LeadersSplit || r.hotAt == 0 || c.now.Sub(r.hotAt) < c.settings.Patience || r.Sample == nil {
-		return false
-	}
-	_, shape := r.Sample.Divide()
-	return shape == divide.Divides
 }

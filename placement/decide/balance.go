@@ -270,7 +270,7 @@ func (c *Cluster) some(n *node) func(func(*rng) bool) {
 // more urgent is needed, it is not half way to be merged, all of its voters live, and its
 // leader is not about to hand it over by itself.
 func (c *Cluster) calm(r *rng) bool {
-	if r.op != nil || r.mate != nil || r.need != None && r.need < Size || r.retryAt > c.now || c.isolated(r) {
+	if r.op != nil || r.mate != nil || r.need != None && r.need < Cold || r.retryAt > c.now || c.isolated(r) {
 		return false
 	}
 	t := c.count(r)

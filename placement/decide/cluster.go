@@ -9,7 +9,6 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // NodeState is what the operator wants of a node.
@@ -83,8 +82,6 @@ type Range struct {
 	// Kept says that somebody wants it to begin where it does: it is not merged with its
 	// left neighbour.
 	Kept bool
-	// Sample is what the leader has seen of its load; only of ranges whose load is high.
-	Sample *divide.Sample
 }
 
 // node is a Node with what it carries by plan, which is with all operations under way
@@ -151,7 +148,6 @@ type rng struct {
 	movedAt clock.Time      // 0: never
 	left    keyspace.NodeID // from where that took it
 	ledAt   clock.Time
-	hotAt   clock.Time // 0: not hot
 	mate    *rng       // the neighbour with which it is being merged, step by step
 	calmAt  clock.Time // since when it and its right neighbour are small and cold; 0: they are not
 	failed  failures
@@ -362,11 +358,6 @@ func (c *Cluster) PutRange(g Range) {
 	}
 	c.byStart[string(d.Span.Start)] = r
 	c.byEnd[string(d.Span.End)] = r
-	if r.Load <= c.settings.SplitLoad {
-		r.hotAt = 0
-	} else if r.hotAt == 0 {
-		r.hotAt = max(c.now, 1)
-	}
 	c.place(r)
 	c.noteCalm(r)
 	if l := c.left(r); l != nil {

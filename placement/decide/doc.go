@@ -1,5 +1,6 @@
 // Package decide says what placement should change in a cluster: which replicas are
-// rebuilt, moved or removed, who leads, which ranges are split or merged, and why.
+// rebuilt, moved or removed, who leads, which ranges are merged, and why.
+// Ranges are split by their leaders (package shard/load), without a decision.
 //
 // It is a state machine without a machine: no I/O, no goroutine, no clock. Placement
 // tells it what has changed (PutNode, PutRange, Finish …), asks it from time to time
@@ -16,7 +17,7 @@
 // What is urgent comes first, and takes the copies that nodes can bear: ranges that the
 // next loss would stop, other repairs, joint configurations and learners that somebody
 // left behind, nodes that are emptied, replicas that share a zone without need, the
-// replication factor; then balance of bytes, load and leaders; then splits and merges.
+// replication factor; then balance of bytes, load and leaders; then merges.
 // A range has one operation at a time. Nothing but repair touches a range one of whose
 // voters is silent, and a range below its quorum is left alone: no change of its
 // configuration could be committed.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // Explain says what the range needs and what holds it up, in words for the operator.
@@ -33,15 +32,8 @@ func (c *Cluster) Explain(id keyspace.RangeID) string {
 
 // explainRest says why nothing is done for a range that one could expect something of.
 func (c *Cluster) explainRest(r *rng) string {
-	t := c.count(r)
-	switch {
-	case t.silent > 0:
+	if t := c.count(r); t.silent > 0 {
 		return "it waits for a silent node, which is heard again or counts as lost"
-	case r.Load > c.settings.SplitLoad && r.Sample != nil:
-		if _, shape := r.Sample.Divide(); shape != divide.Divides {
-			return "it has much load and is not split: " + shape.String()
-		}
-		return "it has had much load for a short time only"
 	}
 	if err := c.mergeable(r); err != nil {
 		return "nothing is needed; it is not merged: " + err.Error()

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 
@@ -62,26 +61,6 @@ func (c *Cluster) mergeable(r *rng) error {
 		return errMergeUneasy
 	}
 	return nil
-}
-
-// split divides the range, in the middle of its bytes or where its load divides.
-func (c *Cluster) split(r *rng) (Operation, hold) {
-	n, h := c.worker(r)
-	if h != free {
-		return Operation{}, h
-	}
-	op := Operation{Kind: Split, Source: n.ID}
-	if r.need == Size {
-		op.Why = fmt.Sprintf("the range has %d MiB, and %d are the most", r.Bytes>>20, c.settings.RangeMaxBytes>>20)
-		return op, free
-	}
-	op.Key, _ = r.Sample.Divide()
-	if !r.inside(op.Key) {
-		return Operation{}, holdLater // the sample is older than the span
-	}
-	op.Why = fmt.Sprintf("the range has %d puts and reads a second, %d are the most, and they divide at %q",
-		r.Load, c.settings.SplitLoad, op.Key)
-	return op, free
 }
 
 // noteCalm notes since when the range and its right neighbour are small and cold together:
@@ -166,12 +145,6 @@ func (c *Cluster) cheaper(r, o *rng) bool {
 	}
 	after := c.right(o)
 	return after != nil && aligned(o, after) && c.mergeable(o) == nil
-}
-
-// inside says whether the range can be split at the key.
-func (r *rng) inside(key []byte) bool {
-	span := r.Descriptor.Span
-	return span.Contains(key) && !bytes.Equal(key, span.Start)
 }
 
 // merge brings the range and its right neighbour together, one step at a time: the

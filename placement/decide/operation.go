@@ -26,14 +26,12 @@ const (
 	LeaveJoint
 	// TransferLeader gives the lead from From to Lead.
 	TransferLeader
-	// Split divides the range at Key, or in the middle of its bytes where Key is empty.
-	Split
 	// Merge lets the range absorb Other, its right neighbour, whose replicas are on the
 	// same nodes and which is led by the same node.
 	Merge
 )
 
-var kindNames = [...]string{"add", "move", "remove", "leave-joint", "transfer", "split", "merge"}
+var kindNames = [...]string{"add", "move", "remove", "leave-joint", "transfer", "merge"}
 
 // String returns the kind in one word.
 func (k Kind) String() string { return kindNames[k] }
@@ -59,10 +57,9 @@ const (
 	Zones
 	// Factor: the number of voters is not the replication factor.
 	Factor
-	// Size: the range is larger than it should be.
-	Size
-	// Heat: the range has more load than it should have, and the load divides.
-	Heat
+	// 8 and 9 are not used: ranges are split by their leaders.
+	_
+	_
 	// Cold: the range and its right neighbour are small and cold.
 	Cold
 	// Bytes, Load and Leaders: balance between nodes.
@@ -75,11 +72,11 @@ const (
 
 var reasonNames = [...]string{
 	"none", "quorum-risk", "repair", "joint", "learner", "drain", "zones", "factor",
-	"size", "heat", "cold", "bytes", "load", "leaders",
+	8: "", 9: "", 10: "cold", "bytes", "load", "leaders",
 }
 
 // Known says whether there is such a reason: operations are stored with theirs.
-func (r Reason) Known() bool { return int(r) < reasons }
+func (r Reason) Known() bool { return int(r) < reasons && reasonNames[r] != "" }
 
 // String returns the reason in one word.
 func (r Reason) String() string { return reasonNames[r] }
@@ -93,7 +90,6 @@ type Operation struct {
 	To     keyspace.NodeID  // Add, Move
 	Source keyspace.NodeID  // Add, Move: the leader, which sends the copy
 	Lead   keyspace.NodeID  // who leads then: Transfer; Move and Remove where the lead changes; 0 else
-	Key    []byte           // Split: where, or empty
 	Bytes  int64            // Add, Move: what is to be copied
 	Reason Reason
 	// Why says it in words, for the operator.
@@ -117,9 +113,6 @@ func (o *Operation) String() string {
 	}
 	if o.Lead != 0 {
 		s += fmt.Sprintf(" lead %s", o.Lead)
-	}
-	if len(o.Key) > 0 {
-		s += fmt.Sprintf(" at %q", o.Key)
 	}
 	return s
 }

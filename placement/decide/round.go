@@ -50,7 +50,7 @@ func (c *Cluster) Decide(now clock.Time) Round {
 	abandoned = append(abandoned, c.leaveFallbacks()...)
 	c.shares()
 	for need := QuorumRisk; need <= Cold; need++ {
-		if need == Size {
+		if need == Cold {
 			c.balance()
 		}
 		c.serve(need)
@@ -168,8 +168,6 @@ func (c *Cluster) act(r *rng) (Operation, hold) {
 		return c.spread(r)
 	case Factor:
 		return c.factor(r)
-	case Size, Heat:
-		return c.split(r)
 	case Cold:
 		return c.merge(r)
 	default:

@@ -17,14 +17,10 @@ type Settings struct {
 	// AbandonAfter is how long an operation waits for a silent node that it needs, and a
 	// repair at least for a isolated one. It is at most NodeDeadAfter.
 	AbandonAfter time.Duration
-	// RangeMaxBytes is the size above which a range is split.
+	// RangeMaxBytes is the size above which a range is split by its leader, and SplitLoad the
+	// number of puts and reads a second. Two neighbours are merged below a quarter of each.
 	RangeMaxBytes int64
-	// SplitLoad is the number of puts and reads a second above which a range is split
-	// where its load divides.
-	SplitLoad int64
-	// LeadersSplit says that the leaders of ranges split them by themselves, by these two
-	// bounds: nothing is split from here, and the bounds are for what is merged.
-	LeadersSplit bool
+	SplitLoad     int64
 	// NodeCopies bounds the copies of replicas that a node receives at a time, and
 	// those that it sends. Balance takes at most half of them, at least one.
 	NodeCopies int
@@ -44,7 +40,7 @@ type Settings struct {
 	// a second is not worth a move.
 	LoadBand, LoadRest float64
 	MinLoad            int64
-	// Patience is how long load must have been too high before it moves or splits
+	// Patience is how long load must have been too high before it moves
 	// anything, and how long a node for which nothing was found is left alone.
 	Patience time.Duration
 	// CoolDown is how long a range that was moved or whose leader was moved for balance

@@ -12,7 +12,6 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/keyspace/divide"
 )
 
 // TestDecisions tells for each decision when it is made, and when it is not.
@@ -21,7 +20,7 @@ import (
 //	node id=1 [zone=a] [state=draining] [leaves] [silent=10s] [isolated] [capacity=100MiB] [used=1MiB]
 //	remove-node id=1
 //	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [leader=1] [bytes=1MiB]
-//	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [sample=divides] [kept]
+//	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [kept]
 //	remove-range id=1
 //	begin range=1 other=2        a merge that somebody else has begun; without other one that is committed
 //	decide at=10s [brief]        the operations, what they require, what is given up
@@ -159,31 +158,7 @@ func (s *story) rangeOf(a args) Range {
 	if r.Leader == 0 {
 		r.Leader = r.Descriptor.Replicas[0].Node
 	}
-	if shape := a.text("sample", ""); shape != "" {
-		r.Sample = sampleOf(shape, a.text("start", ""))
-	}
 	return r
-}
-
-// sampleOf returns a sample of a shape, of keys that begin with the prefix.
-func sampleOf(shape, prefix string) *divide.Sample {
-	key := func(i int) []byte { return fmt.Appendf(nil, "%s%02d", prefix, i) }
-	s := &divide.Sample{}
-	for i := range 64 {
-		switch shape {
-		case "divides":
-			s.Requests = append(s.Requests, divide.Request{Key: key(i * 37 % 64)})
-		case "hot-key":
-			s.Requests = append(s.Requests, divide.Request{Key: key(i * 37 % 64 * (i % 3 / 2))})
-		case "tail":
-			s.Requests = append(s.Requests, divide.Request{Key: key(i)})
-		case "spans":
-			s.Requests = append(s.Requests, divide.Request{Key: key(0), End: key(99)})
-		case "halves":
-			s.Requests = append(s.Requests, divide.Request{Key: key(i % 2 * 50), End: key(i%2*50 + 49)})
-		}
-	}
-	return s
 }
 
 func (s *story) decide(a args) string {

@@ -125,7 +125,7 @@ func (s *Driver) deciding() decide.Settings {
 	set.NodeDeadAfter = s.o.NodeDeadAfter
 	set.AbandonAfter = min(set.AbandonAfter, set.NodeDeadAfter)
 	set.NodeCopies, set.SmallCopies, set.SmallBytes = nodeCopies, smallCopies, smallBytes
-	set.LeadersSplit, set.RangeMaxBytes, set.SplitLoad = true, s.o.RangeMaxBytes, s.o.RangeSplitLoad
+	set.RangeMaxBytes, set.SplitLoad = s.o.RangeMaxBytes, s.o.RangeSplitLoad
 	s.mergeAfter(&set, s.o.RangeMergeAfter)
 	return set
 }

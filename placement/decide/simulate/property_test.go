@@ -138,8 +138,8 @@ func TestSameSeedSameDecisions(t *testing.T) {
 	run := func() (ops []string) {
 		random := rand.New(rand.NewPCG(7, 3))
 		w := randomWorld(random)
-		w.Trace = func(at clock.Time, op *decide.Operation) {
-			ops = append(ops, fmt.Sprintf("%v %s %s %s", at, op, op.Reason, op.Why))
+		w.Trace = func(at clock.Time, what, why string) {
+			ops = append(ops, fmt.Sprintf("%v %s %s", at, what, why))
 		}
 		for range 20 {
 			disturb(w, random)

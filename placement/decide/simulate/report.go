@@ -22,6 +22,8 @@ type Report struct {
 	// an operation gave to another node.
 	Moves, Transfers int
 	Copied           int64
+	// SplitsBySize and SplitsByLoad are the ranges that their leaders have split.
+	SplitsBySize, SplitsByLoad int
 	// Minimum is a lower bound of the moves that would have done: replicas that were
 	// lost or were to leave, and the largest replicas that bring every node into its
 	// band.
@@ -232,6 +234,9 @@ func (r *Report) String() string {
 	})
 	for _, k := range keys {
 		fmt.Fprintf(&b, "  %s: %s %d\n", k.Reason, k.Kind, r.Done[k])
+	}
+	if r.SplitsBySize+r.SplitsByLoad > 0 {
+		fmt.Fprintf(&b, "split by their leaders: %d by size, %d by load\n", r.SplitsBySize, r.SplitsByLoad)
 	}
 	fmt.Fprintf(&b, "undone within %v: %d moves, %d transfers\n", undoWindow, r.MovesUndone, r.TransfersUndone)
 	if r.HandedOver > 0 {

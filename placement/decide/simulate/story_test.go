@@ -195,15 +195,15 @@ func (s *story) let(t *testing.T, d *datadriven.TestData) string {
 	return out + s.w.Report.String()
 }
 
-// traced prints the first operations of what happens.
+// traced prints the first operations and splits of what happens.
 func (s *story) traced(t *testing.T, d *datadriven.TestData, happen func()) string {
 	t.Helper()
 	var b strings.Builder
 	left := number(t, d, "trace", 0)
-	s.w.Trace = func(at clock.Time, op *decide.Operation) {
+	s.w.Trace = func(at clock.Time, what, why string) {
 		if left > 0 {
 			left--
-			fmt.Fprintf(&b, "%v %s (%s: %s)\n", time.Duration(at), op, op.Reason, op.Why)
+			fmt.Fprintf(&b, "%v %s (%s)\n", time.Duration(at), what, why)
 		}
 	}
 	happen()

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -18,9 +17,7 @@ func (w *World) start(op *decide.Operation) {
 	if op.Kind == decide.Merge {
 		w.rangeOf(op.Other).task = t
 	}
-	if w.Trace != nil {
-		w.Trace(w.now, op)
-	}
+	w.trace(fmt.Sprintf("%s: %s", op.Reason, op.Why), "%s", op)
 	if op.Kind == decide.AddReplica || op.Kind == decide.MoveReplica {
 		t.at, t.left = stageCopy, op.Bytes
 		w.node(op.To).receiving++
@@ -98,7 +95,7 @@ func (w *World) lead(g *span, to keyspace.NodeID) {
 	if w.node(to).up {
 		w.Report.left(g, g.leader, w.now, true)
 		w.Report.came(g, to, w.now, true)
-		g.leader = to
+		g.leader, g.hot = to, hotRange{}
 	}
 }
 
@@ -122,8 +119,6 @@ func (w *World) conclude(t *task) {
 	case decide.TransferLeader:
 		w.lead(g, t.op.Lead)
 		w.put(g)
-	case decide.Split:
-		w.split(g, t.op.Key)
 	case decide.Merge:
 		w.merge(g, w.rangeOf(t.op.Other))
 	}
@@ -167,31 +162,6 @@ func (w *World) end(t *task, done bool) {
 	}
 	w.Report.lastEnd = w.now
 	w.cluster.Finish(t.op.Range, w.now, true)
-}
-
-// split divides the range at a key, or in the middle.
-func (w *World) split(g *span, key []byte) {
-	at := g.from + (g.to-g.from)/2
-	if len(key) > 0 {
-		at = binary.BigEndian.Uint64(key)
-	}
-	right := &span{
-		parent: g.d.Range, from: at, to: g.to, leader: g.leader, bytes: g.bytes / 2, load: g.load / 2, reported: g.reported / 2,
-		born: w.now, shape: g.shape,
-	}
-	id := keyspace.RangeID(len(w.ranges) + 1)
-	g.bytes, g.load, g.reported, g.to, g.born = g.bytes-right.bytes, g.load-right.load, g.reported-right.reported, at, w.now
-	g.d.Generation++
-	g.d.Span = spanOf(g.from, g.to)
-	right.d = keyspace.Descriptor{Range: id, Generation: g.d.Generation, Span: spanOf(right.from, right.to), ConfIndex: 1}
-	for _, r := range g.d.Replicas {
-		right.d.Replicas = append(right.d.Replicas, w.replica(w.node(r.Node), r.Role))
-	}
-	w.ranges = append(w.ranges, right)
-	w.living++
-	w.put(g)
-	w.put(right)
-	w.watch(right)
 }
 
 // merge lets the range absorb its right neighbour.

@@ -2,7 +2,8 @@
 // nodes that fail and join, ranges that grow, copies that take their time, all in
 // simulated seconds. Nothing in it decides: it carries out what decide says, reports
 // what has changed as nodes would, and keeps count of what the decisions cost and
-// whether each of them was allowed.
+// whether each of them was allowed. Simulated leaders split their ranges as leaders do,
+// by the bounds of package shard/load and the samples of package keyspace/divide.
 //
 // A second is one step: copies go on at what sender and receiver have for each of
 // theirs, operations without a copy take one step, elections three. What it measures is
@@ -69,11 +70,11 @@ type World struct {
 	nextRep keyspace.ReplicaID
 	tasks   []*task
 	elect   []clock.Time // when to elect leaders for ranges without
-	warm    []*span      // ranges whose reported load is not their load
+	warm    []*span      // ranges whose reported load is not their load, and restless ones
 
 	Report Report
-	// Trace gets each operation as it is decided, if it is not nil.
-	Trace func(at clock.Time, op *decide.Operation)
+	// Trace gets each operation as it is decided and each split, and why, if it is not nil.
+	Trace func(at clock.Time, what, why string)
 }
 
 // machine is a node.
@@ -96,6 +97,7 @@ type span struct {
 	warm     bool
 	born     clock.Time
 	shape    divide.Shape
+	hot      hotRange
 	task     *task
 	events   []event
 }
@@ -205,11 +207,7 @@ func spanOf(from, to uint64) keyspace.Span {
 
 // put reports the range as it is.
 func (w *World) put(g *span) {
-	r := decide.Range{Descriptor: g.d, Leader: g.leader, Bytes: g.bytes, Load: g.reported, Born: g.born}
-	if g.reported > w.settings.SplitLoad {
-		r.Sample = w.sample(g)
-	}
-	w.cluster.PutRange(r)
+	w.cluster.PutRange(decide.Range{Descriptor: g.d, Leader: g.leader, Bytes: g.bytes, Load: g.reported, Born: g.born})
 }
 
 // Join adds a node.
@@ -317,7 +315,8 @@ func (w *World) SetLoad(id keyspace.RangeID, load int64, shape divide.Shape) {
 	w.watch(g)
 }
 
-// watch lets the range be reported until its load is the one that was reported.
+// watch lets the range be measured and reported until its load is the one that was reported,
+// and its leader has no need to split it.
 func (w *World) watch(g *span) {
 	if !g.warm {
 		g.warm = true
@@ -330,6 +329,7 @@ func (w *World) Grow(id keyspace.RangeID, bytes int64) {
 	g := w.rangeOf(id)
 	g.bytes = bytes
 	w.put(g)
+	w.watch(g)
 }
 
 // reportLoads reports the loads that have changed, smoothed as their leaders would.
@@ -339,39 +339,20 @@ func (w *World) reportLoads() {
 		if w.ranges[g.d.Range-1] != g {
 			continue
 		}
+		was := g.reported
 		g.reported += (g.load - g.reported) / 2
 		if diff := g.load - g.reported; diff < 10 && diff > -10 {
 			g.reported = g.load
 		}
-		// A hot range is reported as long as it is hot, each time with a new sample.
-		if g.warm = g.reported != g.load || g.load > w.settings.SplitLoad; g.warm {
+		w.measure(g)
+		if g.warm = g.reported != g.load || w.restless(g); g.warm {
 			keep = append(keep, g)
 		}
-		w.put(g)
+		if g.reported != was {
+			w.put(g)
+		}
 	}
 	w.warm = keep
-}
-
-// sample is what the leader of a hot range would have sampled.
-func (w *World) sample(g *span) *divide.Sample {
-	const requests = 64
-	width := g.to - g.from // wraps around rightly where to is the end
-	s := &divide.Sample{}
-	for i := range uint64(requests) {
-		at := g.from + w.random.Uint64N(max(width, 1))
-		var end []byte
-		switch g.shape {
-		case divide.HotKey:
-			at = g.from + width/3
-		case divide.Tail:
-			at = g.from + width/requests*i
-		case divide.Spans:
-			at, end = g.from, spanOf(0, g.to).End
-		default:
-		}
-		s.Requests = append(s.Requests, divide.Request{Key: binary.BigEndian.AppendUint64(nil, at), End: end})
-	}
-	return s
 }
 
 // electLeaders gives ranges whose leader is down another one, where there is a quorum.
@@ -382,7 +363,7 @@ func (w *World) electLeaders() {
 		}
 		live := w.liveVoters(g)
 		was := g.leader
-		g.leader = 0
+		g.leader, g.hot = 0, hotRange{}
 		if w.hasQuorum(g) {
 			g.leader = live[w.random.IntN(len(live))]
 		}
@@ -457,6 +438,7 @@ func (w *World) Step() {
 		w.reportLoads()
 	}
 	w.work()
+	w.splitDue()
 	round := w.cluster.Decide(w.now)
 	for _, a := range round.Abandon {
 		if t := w.rangeOf(a.Range).task; t != nil {
@@ -465,6 +447,13 @@ func (w *World) Step() {
 	}
 	for i := range round.Operations {
 		w.start(&round.Operations[i])
+	}
+}
+
+// trace tells Trace what is done, and why.
+func (w *World) trace(why, what string, args ...any) {
+	if w.Trace != nil {
+		w.Trace(w.now, fmt.Sprintf(what, args...), why)
 	}
 }
 
