@@ -24,11 +24,8 @@ type exception struct {
 	why   string
 }
 
-// largePackages may have more than maxLines. The limit is the present number of
-// lines, rounded up to 500.
-var largePackages = map[string]exception{
-	"shard": {9000, "it is being cut into a core and packages for evaluation, commands, locks, feeds and load"},
-}
+// largePackages may have more than maxLines. None does.
+var largePackages = map[string]exception{}
 
 // maxMethods bounds the methods that an interface declares itself. Embedded
 // interfaces do not count: a larger need is composed of named roles.
