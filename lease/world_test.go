@@ -393,7 +393,10 @@ func TestEveryOrder(t *testing.T) {
 			t.Fatalf("in the course %v", course)
 		}
 	}
-	const depth = 4
+	depth, long := 4, 2000
+	if testing.Short() {
+		depth, long = 3, 500
+	}
 	for n := range pow(len(steps), depth) {
 		course := make([]int, depth)
 		for i := range course {
@@ -403,7 +406,7 @@ func TestEveryOrder(t *testing.T) {
 		run(course)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
+	for range long {
 		course := make([]int, 5+rng.IntN(30))
 		for i := range course {
 			course[i] = rng.IntN(len(steps))

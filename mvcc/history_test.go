@@ -35,7 +35,10 @@ func TestHistories(t *testing.T) {
 // TestHistoryOfLargeRevision: one revision with very many events is returned completely,
 // without being sorted again and again.
 func TestHistoryOfLargeRevision(t *testing.T) {
-	const events = 200_000
+	events := 200_000
+	if testing.Short() {
+		events = 40_000
+	}
 	e := openTest(t)
 	b := e.NewBatch()
 	for i := range events {

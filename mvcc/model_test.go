@@ -404,7 +404,11 @@ func equal(t testing.TB, what string, got, want []string) {
 // TestModel compares the store with a model over random transactions, reads, histories,
 // hashes and removals, with flushes in between.
 func TestModel(t *testing.T) {
-	for seed := range int64(6) {
+	seeds := int64(6)
+	if testing.Short() {
+		seeds = 2
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			w := newWorkload(t, seed)
 			for range 600 {
