@@ -28,25 +28,21 @@ func TestRangesSplitByThemselves(t *testing.T) {
 		}
 		var ranges int
 		r.wait(2*time.Minute, "no range is larger than the bound", func() bool {
-			l, err := r.nodes[0].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
-			if err != nil {
-				return false
-			}
-			ranges = len(l.GetRanges())
 			for _, n := range r.nodes {
+				if len(n.core.shards.Replicas()) <= 3 {
+					return false
+				}
 				for _, m := range n.core.shards.Measures() {
 					if m.Leads && m.Bytes > most {
 						return false
 					}
 				}
 			}
-			return ranges > 3
+			l, err := r.nodes[0].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
+			ranges = len(l.GetRanges())
+			return err == nil && ranges > 3
 		})
-		later := 10 * time.Minute
-		if testing.Short() {
-			later = time.Minute
-		}
-		time.Sleep(later)
+		time.Sleep(fewer(10*time.Minute, 20*time.Second))
 		l, err := r.nodes[1].core.Admin().Ranges(r.t.Context(), &adminpb.RangeListRequest{})
 		if err != nil || len(l.GetRanges()) != ranges || ranges > 4*values*size/most {
 			r.t.Errorf("%d ranges, and later %d, %v", ranges, len(l.GetRanges()), err)

@@ -374,7 +374,8 @@ func TestAutomaticCompaction(t *testing.T) {
 // Removal goes in steps of --compaction-batch-limit with pauses between them, and keeps
 // nobody waiting.
 func TestRemovalIsPaced(t *testing.T) {
-	const puts, batch, pause = 600, 10, 20 * time.Millisecond
+	const batch, pause = 10, 20 * time.Millisecond
+	puts := fewer(600, 200)
 	bubble(t, 3, nil, func(o *Options) { shortLog(o); o.RemoveBatch, o.RemovePause = batch, pause }, func(r *rig) {
 		var at int64
 		for range puts {
@@ -395,7 +396,7 @@ func TestRemovalIsPaced(t *testing.T) {
 			}
 			select {
 			case took := <-done:
-				if least := (puts/batch - 1) * pause; took < least || took > 3*least {
+				if least := time.Duration(puts/batch-1) * pause; took < least || took > 3*least {
 					r.t.Errorf("the removal of %d versions took %v, in steps of %d with pauses of %v", puts-1, took, batch, pause)
 				}
 				r.stop(r.nodes...)

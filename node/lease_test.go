@@ -189,7 +189,7 @@ func TestLeasesOverLeaderChanges(t *testing.T) {
 // TestManyLeasesExpire: writes go on beside many leases that expire in one moment.
 func TestManyLeasesExpire(t *testing.T) {
 	t.Parallel()
-	const leases = 300
+	leases := fewer(300, 60)
 	bubble(t, 3, borders(4), shortLog, func(r *rig) {
 		ctx := r.t.Context()
 		for i := range leases {
@@ -209,7 +209,7 @@ func TestManyLeasesExpire(t *testing.T) {
 			start := time.Now()
 			r.mustPut(r.nodes[0], keyOf(1), "beside")
 			slowest = max(slowest, time.Since(start))
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(fewer(20*time.Millisecond, 50*time.Millisecond))
 		}
 		if keys, _ := r.total(r.nodes[0]); keys != 1 {
 			r.t.Errorf("%d keys are left", keys-1)

@@ -63,7 +63,7 @@ func TestShownWhileItMerges(t *testing.T) {
 				}
 			})
 		}
-		for range 20 {
+		for range fewer(20, 6) {
 			merged()
 		}
 		cancel()

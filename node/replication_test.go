@@ -69,7 +69,7 @@ func (r *rig) writers(ranges int) (stop func() map[string]string) {
 					r.t.Errorf("put %s: %v", keyOf(i), err)
 				}
 				mu.Unlock()
-				time.Sleep(20 * time.Millisecond)
+				time.Sleep(fewer(20*time.Millisecond, 100*time.Millisecond))
 			}
 		})
 	}
@@ -184,14 +184,14 @@ func TestPlacementGroupGrows(t *testing.T) {
 			}
 			time.Sleep(5 * time.Second)
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(fewer(time.Minute, 20*time.Second))
 		if n := voters(); n != 3 {
 			t.Fatalf("of a replication of three the placement group got %d voters", n)
 		}
 		k.replicate(5)
 		r.wait(time.Minute, "five voters of the placement group", func() bool { return voters() == 5 })
 		k.replicate(3)
-		time.Sleep(time.Minute)
+		time.Sleep(fewer(time.Minute, 20*time.Second))
 		if n := voters(); n != 5 {
 			t.Errorf("back at a replication of three the placement group has %d voters", n)
 		}

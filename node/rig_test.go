@@ -95,6 +95,14 @@ func long(t *testing.T, reason string) {
 	}
 }
 
+// fewer is how much a test does of something: usual, or fewer with -short.
+func fewer[N int | time.Duration](usual, short N) N {
+	if testing.Short() {
+		return short
+	}
+	return usual
+}
+
 // shortLog has segments that hold no large entries.
 func shortLog(o *Options) { o.WALSegmentBytes, o.MaxRequestBytes = 256<<10, 64<<10 }
 

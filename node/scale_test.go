@@ -40,10 +40,10 @@ func (r *rig) allAsleep(ranges int) bool {
 	return true
 }
 
-// A thousand ranges fall asleep when nobody wants anything of them, one wakes for a
+// A thousand ranges (300 with -short) fall asleep when nobody wants anything of them, one wakes for a
 // request alone, and all come back after a clean restart, in bounded time.
 func TestThousandRanges(t *testing.T) {
-	const ranges = 1000
+	ranges := fewer(1000, 300)
 	few := goroutinesAsleep(t, 1, 10)
 	bubble(t, 1, borders(ranges), nil, func(r *rig) {
 		n := r.nodes[0]
@@ -57,25 +57,25 @@ func TestThousandRanges(t *testing.T) {
 				r.t.Errorf("%d goroutines with %d ranges, %d with 10", count, ranges, few)
 			}
 			// The wish of a client wakes one range, and no other.
-			r.mustPut(n, keyOf(500), "x")
+			r.mustPut(n, keyOf(150), "x")
 			if awake := ranges - n.asleep(); awake != 1 {
 				r.t.Errorf("%d ranges are awake after a put to one", awake)
 			}
-			r.mustGet(n, keyOf(501), "")
+			r.mustGet(n, keyOf(151), "")
 			if awake := ranges - n.asleep(); awake > 2 {
 				r.t.Errorf("%d ranges are awake after a put to one and a read of another", awake)
 			}
-			rev := r.mustPut(n, keyOf(777), "x")
+			rev := r.mustPut(n, keyOf(277), "x")
 			r.stop(n)
 			start = time.Now()
 			r.start(n)
-			if next := r.mustPut(n, keyOf(777), "y"); next != rev+1 {
+			if next := r.mustPut(n, keyOf(277), "y"); next != rev+1 {
 				r.t.Errorf("revision %d after %d", next, rev)
 			}
 			if took := time.Since(start); took > 2*rigElection {
 				r.t.Errorf("served only after %v", took)
 			}
-			r.mustGet(n, keyOf(500), "x")
+			r.mustGet(n, keyOf(150), "x")
 		}
 		r.stop(n)
 	})
@@ -85,7 +85,7 @@ func TestThousandRanges(t *testing.T) {
 // by itself, a request at any node wakes what it needs, and a node's restart wakes
 // its ranges without a flood of elections.
 func TestManyRangesOnThreeNodes(t *testing.T) {
-	const ranges = 80
+	ranges := fewer(80, 60)
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {
 		r.spread(r.nodes[0], ranges, "first")
 		r.wait(30*time.Second, "all ranges sleep", func() bool { return r.allAsleep(ranges) })

@@ -178,7 +178,7 @@ func TestSerializableReadsWithoutAQuorum(t *testing.T) {
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
-		b.work(3, func() { time.Sleep(2 * time.Second) })
+		b.work(fewer(3, 2), func() { time.Sleep(fewer(2*time.Second, time.Second)) })
 		b.unlocked()
 		time.Sleep(5 * time.Second) // all replicas have all of it
 		r.net.Partition(r.nodes[0].id)
@@ -294,13 +294,13 @@ func TestTransfersOverSplitRanges(t *testing.T) {
 		if err := b.open(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
-		b.work(8, func() {
-			for i := range 12 {
-				time.Sleep(300 * time.Millisecond)
+		b.work(fewer(8, 3), func() {
+			for i := range fewer(12, 8) {
+				time.Sleep(fewer(300*time.Millisecond, 150*time.Millisecond))
 				b.split([]byte(b.key(i)))
 			}
 		})
-		b.check(100)
+		b.check(int64(fewer(100, 30)))
 	})
 }
 
@@ -344,8 +344,8 @@ func TestTransfersThroughCrashes(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		rng := rand.New(rand.NewPCG(1, 1))
-		b.work(6, func() {
-			for range 3 {
+		b.work(fewer(6, 3), func() {
+			for range fewer(3, 2) {
 				time.Sleep(time.Duration(300+rng.IntN(500)) * time.Millisecond)
 				n := r.nodes[rng.IntN(3)]
 				r.crash(n)
@@ -357,7 +357,7 @@ func TestTransfersThroughCrashes(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		})
-		b.check(50)
+		b.check(int64(fewer(50, 20)))
 	})
 }
 
@@ -372,15 +372,15 @@ func TestTransfersThroughPartitions(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		rng := rand.New(rand.NewPCG(4, 1))
-		b.work(6, func() {
-			for range 3 {
+		b.work(fewer(6, 3), func() {
+			for range fewer(3, 2) {
 				time.Sleep(time.Duration(300+rng.IntN(700)) * time.Millisecond)
 				r.net.Partition(r.nodes[rng.IntN(3)].id)
 				time.Sleep(time.Duration(500+rng.IntN(3000)) * time.Millisecond)
 				r.net.HealAll()
 			}
-			time.Sleep(3 * time.Second)
+			time.Sleep(fewer(3*time.Second, time.Second))
 		})
-		b.check(50)
+		b.check(int64(fewer(50, 20)))
 	})
 }

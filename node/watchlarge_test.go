@@ -18,9 +18,14 @@ import (
 // the versions before gets all of it in one delivery, on a node that has no replica of the
 // range too, and whether it comes by a feed or from history.
 func TestTheLargestTransactionIsWatchedWithVersionsBefore(t *testing.T) {
-	asUsual := func(o *Options) { o.WALSegmentBytes, o.MemoryBytes, o.MaxRequestBytes = 16<<20, 1<<30, 1<<20 }
-	bubble(t, 4, nil, asUsual, func(r *rig) {
-		const keys, size = 128, 1<<20 - 1<<10
+	// With -short all limits are smaller: 128 MiB pass through every buffer several times.
+	request := fewer(1<<20, 1<<15)
+	limits := func(o *Options) {
+		o.WALSegmentBytes, o.MemoryBytes, o.MaxRequestBytes = 16*int64(request), 1024*int64(request), request
+	}
+	bubble(t, 4, nil, limits, func(r *rig) {
+		const keys = 128
+		size := request - 1<<10
 		value := bytes.Repeat([]byte("v"), size)
 		txn := &pb.TxnRequest{}
 		for i := range keys {

@@ -178,7 +178,7 @@ func TestAllCrashAtOnce(t *testing.T) {
 		const groups = 4
 		r.bootstrap(1, groups, voters(3))
 		acked := map[keyspace.GroupID]uint64{}
-		for round := range 12 {
+		for round := range fewer(12, 5) {
 			for i := range 10 {
 				for g := keyspace.GroupID(1); g <= groups; g++ {
 					l := r.leader(g)

@@ -293,7 +293,7 @@ func (k *killer) arm(at int) {
 // what it said. A run tries a sample of the steps and logs the first one; make kills
 // tries all of them (RAFTGROUP_TEST_STRIDE=1).
 func TestKillAtEachStep(t *testing.T) {
-	stride := 10
+	stride := fewer(10, 30)
 	if s, err := strconv.Atoi(os.Getenv("RAFTGROUP_TEST_STRIDE")); err == nil {
 		stride = s
 	}

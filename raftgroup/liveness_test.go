@@ -1,6 +1,7 @@
 package raftgroup
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -135,6 +136,7 @@ func TestFailureCostsLeadership(t *testing.T) {
 // TestLongQueueKeepsLeadership: a wal with a long queue is busy, not stalled. Giving up
 // leadership would only lengthen the queue.
 func TestLongQueueKeepsLeadership(t *testing.T) {
+	long(t, "fills a long queue")
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		disk := &syncFS{FS: r.nodes[1].fs}
@@ -175,6 +177,7 @@ func TestLongQueueKeepsLeadership(t *testing.T) {
 // TestSlowStoreKeepsLeadership: a slow store stalls commits just as long but costs no
 // leadership, because the other nodes are no faster.
 func TestSlowStoreKeepsLeadership(t *testing.T) {
+	long(t, "fills a slow store")
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.memtab = 256 << 10
@@ -195,8 +198,8 @@ func TestSlowStoreKeepsLeadership(t *testing.T) {
 		var longest time.Duration
 		noise := make([]byte, 16<<10)
 		for range 400 {
-			for i := range noise {
-				noise[i] = byte(r.rng.Uint32())
+			for i := 0; i < len(noise); i += 8 {
+				binary.LittleEndian.PutUint64(noise[i:], r.rng.Uint64())
 			}
 			_ = l.propose(1, string(noise))
 			time.Sleep(50 * time.Millisecond)
@@ -254,7 +257,7 @@ func TestFollowerQueueIsBounded(t *testing.T) {
 		defer release()
 		pad := strings.Repeat("p", 16<<10)
 		var most float64
-		for i := range 30 {
+		for i := range fewer(30, 15) {
 			for g := range groups {
 				l := r.leader(keyspace.GroupID(1 + g))
 				_ = l.propose(keyspace.GroupID(1+g), fmt.Sprint(i, pad))
@@ -310,7 +313,7 @@ func TestKilledLeadersAreReplaced(t *testing.T) {
 			r.write(g+1, "first")
 		}
 		var took []time.Duration
-		for round := range 11 {
+		for round := range fewer(11, 7) {
 			dead := r.leader(1)
 			time.Sleep(1700*time.Millisecond + time.Duration(round)*17*time.Millisecond)
 			dead.crash(0)
@@ -347,7 +350,8 @@ func TestNobodyContestsTheChosen(t *testing.T) {
 			r.write(g+1, "first")
 		}
 		lost := 0
-		for round := range 8 {
+		rounds := fewer(8, 4)
+		for round := range rounds {
 			dead := r.leader(1)
 			terms := map[keyspace.GroupID]uint64{}
 			for g := keyspace.GroupID(1); g <= groups; g++ {
@@ -367,7 +371,7 @@ func TestNobodyContestsTheChosen(t *testing.T) {
 			dead.start()
 			time.Sleep(3 * time.Second)
 		}
-		if lost < 8*groups/4 {
+		if lost < rounds*groups/4 {
 			t.Errorf("only %d leaders were lost", lost)
 		}
 	})

@@ -788,6 +788,22 @@ func (r *rig) equal(g keyspace.GroupID) {
 	})
 }
 
+// long skips a test with -short, for the reason given: it takes much of the processor's time.
+func long(t *testing.T, reason string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(reason)
+	}
+}
+
+// fewer is how much a test does of something: usual, or fewer with -short.
+func fewer(usual, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return usual
+}
+
 func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)

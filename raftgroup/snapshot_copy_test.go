@@ -90,11 +90,14 @@ func (n *testNode) countCopies() *copies {
 // TestCutCopyBeginsAnew: an interrupted snapshot starts over, whether its sender returns or
 // another one takes over. The new one has the current state, and the old one leaves no file.
 func TestCutCopyBeginsAnew(t *testing.T) {
-	const size, rate = 2 << 20, 256 << 10
-	for _, how := range []string{"cut off", "another sender", "changed"} {
+	// Copies take 8 s.
+	size := fewer(2<<20, 1<<20)
+	rate := size / 8
+	hows := []string{"changed", "another sender", "cut off"}
+	for _, how := range hows[:fewer(3, 2)] {
 		t.Run(how, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = rate, 64<<10 })
+				r := newRig(t, 3, func(c *Config) { c.SnapshotBytesPerSecond, c.snapshotTableBytes = int64(rate), 64<<10 })
 				r.startAll()
 				defer r.close()
 				r.bootstrap(1, 1, voters(3))
@@ -102,7 +105,7 @@ func TestCutCopyBeginsAnew(t *testing.T) {
 				r.heavy(1, size)
 				f.start()
 				came := f.countCopies()
-				r.eventually("half of the copy is there", 30*time.Second, func() bool { return came.Load() > size/2 })
+				r.eventually("half of the copy is there", 30*time.Second, func() bool { return came.Load() > int64(size/2) })
 				l := r.leader(1)
 				switch how {
 				case "another sender":
@@ -131,7 +134,7 @@ func TestCutCopyBeginsAnew(t *testing.T) {
 						t.Errorf("what changed is %.10q, %v", v, err)
 					}
 				}
-				if n := came.Load(); n < size*3/2 || n > size*2 {
+				if n := int(came.Load()); n < size*3/2 || n > size*2 {
 					t.Errorf("%d bytes came for a half and a whole copy of %d", n, size)
 				}
 				left, err := f.eng.FS().List(f.eng.StagingDir())
@@ -172,6 +175,7 @@ func (r *rig) checkedCopy(size int, check func(f *testNode, n int64)) (l, f *tes
 // TestCopyIsCheckedForMinutes: a node may take minutes to check and ingest a snapshot.
 // Nobody gives the snapshot up meanwhile, and the log behind it is kept.
 func TestCopyIsCheckedForMinutes(t *testing.T) {
+	long(t, "lasts many virtual minutes")
 	const size = 1 << 20
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)

@@ -213,6 +213,7 @@ func TestCopyWaitsForItsTurn(t *testing.T) {
 // TestWaitForTheTurnIsBounded: a receiver that sends keepalives for ever does not hold
 // the sender's slot for ever.
 func TestWaitForTheTurnIsBounded(t *testing.T) {
+	long(t, "lasts many virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()

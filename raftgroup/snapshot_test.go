@@ -135,7 +135,7 @@ func TestSnapshotUnderLoad(t *testing.T) {
 // is never half installed, and complete in the end (traps 32, 59).
 func TestSnapshotRestartAtEveryStep(t *testing.T) {
 	for _, who := range []string{"sender", "receiver"} {
-		for step := 1; step < 12; step++ {
+		for step := 1; step < 12; step += fewer(1, 3) {
 			t.Run(fmt.Sprint(who, step), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
 					// Each key has its own table, so there are as many chunks.
@@ -256,7 +256,8 @@ func TestSnapshotWaitsForCommitted(t *testing.T) {
 		goOn := make(chan struct{})
 		f.sms[1].slow = func() { <-goOn }
 		// More than raft hands out before some of it is applied.
-		for i := range 6 {
+		const entries = 3
+		for i := range entries {
 			r.write(1, fmt.Sprintf("committed %d %0600000d", i, 0))
 		}
 		g := f.host.Group(1)
@@ -270,7 +271,7 @@ func TestSnapshotWaitsForCommitted(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		close(goOn)
 		r.equal(1)
-		for i := range 6 {
+		for i := range entries {
 			if !f.sms[1].has(fmt.Sprintf("committed %d %0600000d", i, 0)) {
 				t.Fatalf("entry %d was committed here and never applied", i)
 			}
@@ -544,6 +545,7 @@ func TestPinExpires(t *testing.T) {
 // follower needs no second one. Everything else calls for truncation: the follower lags
 // beyond the bound, everything is durable, and the wal counts as too long.
 func TestSnapshotPinsItsLog(t *testing.T) {
+	long(t, "lasts many virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		// Each key has its own table of one chunk and an end.
 		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 10; c.snapshotTableBytes = 1 })
@@ -592,6 +594,7 @@ func TestSnapshotPinsItsLog(t *testing.T) {
 
 // trap 26: a dead follower and an idle group pin the wal only up to the bounds.
 func TestLiveWALIsBounded(t *testing.T) {
+	long(t, "fills a wal")
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 3, func(c *Config) { c.MaxLagBytes = 1 << 30; c.MaxWALBytes = 1 << 20 })
 		r.walopt = func(o *wal.Options) { o.TargetBytes = 1 << 20 }

@@ -88,6 +88,7 @@ func TestIdleWALShrinks(t *testing.T) {
 // durable and truncates nothing. It happens as soon as the followers have reported their
 // positions, without another flush.
 func TestIdleWALShrinksAfterRestart(t *testing.T) {
+	long(t, "lasts virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		const groups = 3
 		r := idleRig(t, groups)
@@ -105,6 +106,7 @@ func TestIdleWALShrinksAfterRestart(t *testing.T) {
 // TestIdleWALShrinksBehindSlowFollower: entries that a follower stops needing only after
 // the flush are truncated then, not at the next flush.
 func TestIdleWALShrinksBehindSlowFollower(t *testing.T) {
+	long(t, "lasts virtual minutes")
 	inBubble(t, func(t *testing.T) {
 		const groups = 2
 		r := idleRig(t, groups)
