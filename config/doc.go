@@ -17,4 +17,23 @@
 // The package does not open sockets or the data directory. It reads the
 // configuration file, the file of split keys and, when asked for TLS settings, the
 // certificates. cmd/skein calls it; package node is given the Config.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	load.go        Load: command line, environment and file become one Config
+//	file.go        the configuration file
+//	docs.go        docs/flags.md from the table
+//	config.go      Config, Validate, Default
+//	cluster.go     Bootstrap: what the founders agree on without talking
+//	table.go       the table of flags that Skein honours
+//	table_rest.go  the rows of the others
+//	compaction.go  flags of automatic compaction
+//	join.go        flags of a node that joins
+//	ranges.go      the first ranges' borders, and limits of ranges
+//	tls.go         TLS settings and certificates
+//	logger.go      the log's settings and the logger of them
+//	setters.go     how a flag's value gets into the Config
+//	flags.go       Flag: a row, and how a value is read
 package config

@@ -59,4 +59,28 @@
 //  5. The node stops: [Server.Stop] accepts nothing more and ends watch and keepalive streams with
 //     etcd's "server stopped". It lets running calls end until its context is done, then cuts them
 //     off.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	server.go       Server, Options: the port and all services on it
+//	http.go         etcd's HTTP endpoints, and the port for metrics
+//	interceptor.go  what every gRPC call passes: bounds, leaders, measures
+//	gateway.go      etcd's JSON gateway
+//	socket.go       streams of the gateway by websocket
+//	gatewaycall.go  one call of the gateway: its body and its answer
+//	cluster.go      the service Cluster
+//	maintenance.go  the service Maintenance
+//	watch.go        the service Watch
+//	lease.go        the service Lease
+//	locks.go        the services Lock and Election
+//	kv.go           the service KV
+//	check.go        checks of requests that need no data
+//	codec.go        answers that are encoded once or in parts
+//	listener.go     connections: TLS, HTTP or gRPC
+//	errors.go       errors in etcd's words
+//	metrics.go      metrics
+//	version.go      the versions that clients are told
+//	interfaces.go   what the services need of the node
 package etcdapi

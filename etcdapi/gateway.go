@@ -99,19 +99,6 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body.end(g.clock.Wall().Add(sniffTimeout))
 }
 
-// mayGoOn says whether calls of a path are streams of requests.
-func mayGoOn(path string) bool { return path == "/v3/watch" || path == "/v3/lease/keepalive" }
-
-// mayLast says whether calls of a path may last for ever.
-func mayLast(path string) bool {
-	switch path {
-	case "/v3/kv/compaction", // a physical one
-		"/v3/watch", "/v3/lease/keepalive", "/v3/lock/lock", "/v3/election/campaign", "/v3/election/observe", "/v3/maintenance/snapshot":
-		return true
-	}
-	return false
-}
-
 // close ends the connection and its calls.
 func (g *gateway) close(log *zap.Logger) {
 	if err := g.conn.Close(); err != nil {

@@ -172,3 +172,16 @@ func (j gatewayJSON) NewDecoder(r io.Reader) runtime.Decoder {
 		return err
 	})
 }
+
+// mayGoOn says whether calls of a path are streams of requests.
+func mayGoOn(path string) bool { return path == "/v3/watch" || path == "/v3/lease/keepalive" }
+
+// mayLast says whether calls of a path may last for ever.
+func mayLast(path string) bool {
+	switch path {
+	case "/v3/kv/compaction", // a physical one
+		"/v3/watch", "/v3/lease/keepalive", "/v3/lock/lock", "/v3/election/campaign", "/v3/election/observe", "/v3/maintenance/snapshot":
+		return true
+	}
+	return false
+}

@@ -48,4 +48,17 @@
 //   - a reader asks below the compacted revision: it gets what is left. The caller checks
 //     before, and again after it has taken its snapshot.
 //   - a stored value cannot be decoded: ErrCorrupt, and nothing is guessed.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	history.go    versions in the order of revisions
+//	hash.go       the hash of what the compaction rule keeps
+//	remove.go     the removal of old versions
+//	splitkey.go   the key that divides a span's bytes
+//	read.go       Get, Scan, Count: the state at a revision
+//	livecount.go  the number of live keys at recent revisions
+//	lease.go      the index of keys that are attached to leases
+//	codec.go      Version, and its bytes
 package mvcc

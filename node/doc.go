@@ -44,4 +44,24 @@
 //
 // It decides nothing: no request, no placement. Package operate carries out operators' commands,
 // and package join brings nodes in. cmd calls Run; the simulator opens Cores.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	node.go        Run, Node: the process, its ports, start and stop
+//	admin.go       the backend of the admin service
+//	etcd.go        what etcd's services ask of the node itself
+//	open.go        Open: a Core from its directories up
+//	membership.go  the first start, and what the directory says of the cluster
+//	questions.go   questions of other nodes, and those to them
+//	callbacks.go   what parts call of parts that are made after them
+//	compact.go     how a compaction waits for reads on all nodes
+//	lease.go       the time of leases, for placement
+//	measure.go     the measures of this node, for placement
+//	core.go        Core, Options, Stop, Crash
+//	table.go       the node table on disk, and the bus's peers
+//	budget.go      how the memory is divided
+//	memory.go      the process's memory limit
+//	stages.go      what a start or stop is at, for who waits for it
 package node
