@@ -133,7 +133,7 @@ func (e *elastic) planRevoke(t *elasticTxn) {
 			continue
 		}
 		if len(t.pieces) == 0 {
-			t.anchor = spanFromFirst(d.Span).Start
+			t.anchor = eval.SpanFromFirst(d.Span).Start
 		}
 		t.pieces = append(t.pieces, &elasticPiece{at: d.Range, generation: d.Generation, span: d.Span, op: &rangeapi.Prepare{
 			Name: t.name, Anchor: t.anchor, Revoke: t.lease, Incarnation: t.incarnation,

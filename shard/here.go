@@ -83,7 +83,7 @@ func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Res
 	}
 	budget := n.reads.Budget()
 	defer budget.Release()
-	resp, _, err := r.readStore(req.Op, req.ReadRevision, at, &budget)
+	resp, _, err := r.reader.Read(req.Op, req.ReadRevision, at, &budget)
 	if err != nil {
 		return nil, err
 	}

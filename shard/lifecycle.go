@@ -147,6 +147,10 @@ func (n *Node) newReplica(id keyspace.RangeID) *Replica {
 	if n.isDraining() {
 		r.pipe.Drain()
 	}
+	r.reader.Init(eval.ReadConfig{
+		Shared: &n.readers, Range: id, Store: r.store, Applied: &r.appliedBatches,
+		Guard: &r.mu, Record: &r.rec, Live: &r.live, Epochs: &r.epochs, Leader: &r.pipe,
+	})
 	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
 	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
 	return r

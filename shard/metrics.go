@@ -3,6 +3,7 @@ package shard
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
@@ -14,14 +15,13 @@ type Metrics struct {
 	committed, failed            prometheus.Counter
 	noops                        prometheus.Counter
 	readWaits, readRestarts      prometheus.Counter
-	countScans, pagesKnown       prometheus.Counter
 	splits, merges, keeperErrors prometheus.Counter
 	pushes                       prometheus.Counter
 	applied                      prometheus.Counter
-	cacheHits, cacheMisses       prometheus.Counter
 	resolvedQuestions            prometheus.Counter
 	requestSeconds               *prometheus.HistogramVec
 	pipeline                     *pipeline.Metrics
+	reads                        *eval.ReadMetrics
 	load                         *load.Metrics
 	feeds                        *rangefeed.Metrics
 	// readSeconds and writeSeconds are those of requestSeconds.
@@ -49,13 +49,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		noops:        counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
 		readWaits:    counter("skein_shard_read_waits_total", "Reads that waited for a change under way."),
 		readRestarts: counter("skein_shard_read_restarts_total", "Reads that started over."),
-		countScans:   counter("skein_shard_count_scans_total", "Counts that scanned."),
-		pagesKnown:   counter("skein_shard_count_pages_known_total", "Counts that were remembered."),
 		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
 		merges:       counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
 		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
-		cacheHits:    counter("skein_shard_version_cache_hits_total", "Reads of one key that were answered from memory."),
-		cacheMisses:  counter("skein_shard_version_cache_misses_total", "Reads of one key that went to the store."),
 		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		resolvedQuestions: counter("skein_shard_resolved_questions_total",
@@ -65,13 +61,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 20),
 		}, []string{"kind"}),
 	}
-	m.pipeline, m.load, m.feeds = pipeline.NewMetrics(reg), load.NewMetrics(reg), rangefeed.NewMetrics(reg)
+	m.pipeline, m.reads = pipeline.NewMetrics(reg), eval.NewReadMetrics(reg)
+	m.load, m.feeds = load.NewMetrics(reg), rangefeed.NewMetrics(reg)
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.committed, m.failed,
 			m.noops, m.readWaits, m.readRestarts,
-			m.countScans, m.pagesKnown, m.splits, m.merges, m.keeperErrors, m.applied, m.cacheHits, m.cacheMisses, m.pushes,
+			m.splits, m.merges, m.keeperErrors, m.applied, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)
 	}
 	return m

@@ -108,7 +108,7 @@ type Node struct {
 	lifecycle *replicas.Manager
 	meter     *load.Meter
 	feeds     *rangefeed.Server
-	pages     *eval.PageCounts
+	readers   eval.ReadShared
 	cache     *eval.VersionCache
 	ids       *idStock
 	client    *rangeapi.Client
@@ -154,7 +154,7 @@ func NewNode(cfg Config) *Node {
 		cfg.Metrics = NewMetrics(nil)
 	}
 	n := &Node{
-		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, pages: eval.NewPageCounts(cfg.Limits.Pages),
+		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
 		replicas: make(map[keyspace.RangeID]*Replica),
 		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
@@ -163,6 +163,10 @@ func NewNode(cfg Config) *Node {
 	n.metrics.compacted.Set(-1)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.pipes = n.newPipes()
+	n.readers = eval.ReadShared{
+		Cache: n.cache, Pages: eval.NewPageCounts(cfg.Limits.Pages), AnswerBytes: cfg.Limits.AnswerBytes, Compacted: n.Compacted,
+		Metrics: n.metrics.reads,
+	}
 	n.pushes = newPushes(n)
 	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
 	n.meter = load.NewMeter(load.Config{

@@ -69,8 +69,10 @@ type Replica struct {
 	node  *Node
 	id    keyspace.RangeID
 	store eval.EngineStore
-	group group
-	log   *zap.Logger
+	// reader answers reads from the store.
+	reader eval.Reader
+	group  group
+	log    *zap.Logger
 
 	// Only the host's apply pool touches these, one call at a time.
 	applying applyState

@@ -20,7 +20,7 @@ func (n *Node) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
 	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
 	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
-	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, n.handlePiece)
+	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, n.handlePage)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
 	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, n.handleFeeds)
 	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, n.handleWatch)
@@ -69,7 +69,7 @@ func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]
 	return rangeapi.AppendTxnAnswer(nil, a, err)
 }
 
-func (n *Node) handlePiece(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (n *Node) handlePage(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	req, err := rangeapi.DecodePageRequest(payload)
 	if err != nil {
 		return rangeapi.AppendPageAnswer(nil, nil, rangeapi.BadRequest("%v", err)), nil

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 )
 
 // A split waits this long at most for a live follower that lags, looking again
@@ -116,7 +117,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	span := spanFromFirst(r.rec.Span)
+	span := eval.SpanFromFirst(r.rec.Span)
 	switch {
 	case r.stopped || r.pipe.Draining():
 		return 0, r.errorLocked(kverror.Busy, "the node stops")

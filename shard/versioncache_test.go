@@ -100,7 +100,7 @@ func TestVersionCacheServesReads(t *testing.T) {
 		}
 		read := func(at keyspace.Revision, want string, hit bool) {
 			t.Helper()
-			before := testutil.ToFloat64(w.node.metrics.cacheHits)
+			before := testutil.ToFloat64(w.node.metrics.reads.CacheHits)
 			resp, err := w.node.Do(t.Context(), &rangeapi.Request{
 				Range: 1, Generation: 1, ReadRevision: w.seq.last, Op: &pb.RangeRequest{Key: []byte("k"), Revision: int64(at)},
 			})
@@ -111,7 +111,7 @@ func TestVersionCacheServesReads(t *testing.T) {
 			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != want {
 				t.Errorf("read at %d: %v, want %q", at, got.Kvs, want)
 			}
-			if now := testutil.ToFloat64(w.node.metrics.cacheHits); (now > before) != hit {
+			if now := testutil.ToFloat64(w.node.metrics.reads.CacheHits); (now > before) != hit {
 				t.Errorf("read at %d: from memory %v, want %v", at, now > before, hit)
 			}
 		}

@@ -16,6 +16,9 @@
 //	         Seen: the newest batch on whose fate the answer depends
 //	         or an error: WaitError, FutureError, NeedsLease, Refusal, ErrOtherPath
 //
+// A [Reader] answers what changes nothing, from the same applied state and at a revision: a range,
+// a page of one, a transaction without writes.
+//
 // The owner of the pipeline puts the writes into its overlay and a [Batch]. Once the batch has
 // revisions it calls [PendingTxn.SetRevision] and [Draft.Settle]. It takes the versions out of
 // the overlay when the batch is applied or discarded.
@@ -24,6 +27,9 @@
 //
 //	prepare.go       a range's share of a transaction over several ranges
 //	revoke.go        the keys of a lease that is revoked
+//	read.go          Reader: requests that change nothing, from the applied state
+//	readpage.go      pages of large reads
+//	readcount.go     live keys of a span, known or counted
 //	evaluate.go      input and output; puts, deletes, transactions of one range
 //	compare.go       the compares of a transaction choose its path
 //	draft.go         answers that lack revisions

@@ -15,7 +15,6 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
@@ -35,8 +34,8 @@ func (w *fakeWorld) filled(ents ...raftgroup.Entry) *fakeGroup {
 	return g
 }
 
-// pieces reads a request piece by piece through the wire's forms and puts it together.
-func (w *fakeWorld) pieces(at keyspace.Revision, req *pb.RangeRequest, maxBytes int) (*pb.RangeResponse, int, error) {
+// pages reads a request page by page through the wire's forms and puts it together.
+func (w *fakeWorld) pages(at keyspace.Revision, req *pb.RangeRequest, maxBytes int) (*pb.RangeResponse, int, error) {
 	w.t.Helper()
 	out := &pb.RangeResponse{}
 	req = proto.CloneOf(req)
@@ -46,7 +45,7 @@ func (w *fakeWorld) pieces(at keyspace.Revision, req *pb.RangeRequest, maxBytes 
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		if b, err = w.node.handlePiece(context.Background(), 2, b); err != nil {
+		if b, err = w.node.handlePage(context.Background(), 2, b); err != nil {
 			w.t.Fatal(err)
 		}
 		a, failed, err := rangeapi.DecodePageAnswer(b)
@@ -57,7 +56,7 @@ func (w *fakeWorld) pieces(at keyspace.Revision, req *pb.RangeRequest, maxBytes 
 			return nil, n, failed
 		}
 		if int64(len(a.Keys)) > int64(maxBytes) && a.N > 1 {
-			w.t.Fatalf("%d keys of %d bytes in a piece of %d", a.N, len(a.Keys), maxBytes)
+			w.t.Fatalf("%d keys of %d bytes in a page of %d", a.N, len(a.Keys), maxBytes)
 		}
 		kvs, err := rangeapi.DecodeKeys(a.Keys, a.N)
 		if err != nil {
@@ -81,9 +80,9 @@ func (w *fakeWorld) pieces(at keyspace.Revision, req *pb.RangeRequest, maxBytes 
 	}
 }
 
-// Whatever the size of the pieces, together they are the answer of the range: with
+// Whatever the size of the pages, together they are the answer of the range: with
 // filters, limits, at old revisions, with the count of all.
-func TestPiecesAreTheRead(t *testing.T) {
+func TestPagesAreTheRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
@@ -125,12 +124,12 @@ func TestPiecesAreTheRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := p.Op.(*pb.RangeResponse)
-			got, n, err := w.pieces(l.rev, req, 1+rng.IntN(200))
+			got, n, err := w.pages(l.rev, req, 1+rng.IntN(200))
 			if err != nil || !proto.Equal(got, want) {
-				t.Fatalf("%v in %d pieces: %v\n got %v\nwant %v", req, n, err, got, want)
+				t.Fatalf("%v in %d pages: %v\n got %v\nwant %v", req, n, err, got, want)
 			}
 		}
-		if _, _, err := w.pieces(l.rev, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: int64(l.rev) + 1}, 10); !errors.Is(err, kverror.FutureRevision) {
+		if _, _, err := w.pages(l.rev, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), Revision: int64(l.rev) + 1}, 10); !errors.Is(err, kverror.FutureRevision) {
 			t.Errorf("in the future: %v", err)
 		}
 		for _, p := range []*rangeapi.Page{
@@ -147,9 +146,9 @@ func TestPiecesAreTheRead(t *testing.T) {
 	})
 }
 
-// Paging at an old revision counts once, whether the client's pages are read whole or in
-// pieces: what is behind each page is what was known less its keys.
-func TestPagesInPiecesAreCountedOnce(t *testing.T) {
+// Paging at an old revision counts once, whether the client's pages are read whole or
+// in smaller ones: what is behind each page is what was known less its keys.
+func TestClientPagesAreCountedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
@@ -167,38 +166,23 @@ func TestPagesInPiecesAreCountedOnce(t *testing.T) {
 		w.seq.last = l.rev
 		req := &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("l"), Limit: 7, Revision: int64(old)}
 		for left := int64(100); left > 0; left -= 7 {
-			got, _, err := w.pieces(l.rev, req, 90)
+			got, _, err := w.pages(l.rev, req, 90)
 			if err != nil || got.Count != left || got.More != (left > 7) {
 				t.Fatalf("%d keys are left: %v, %v", left, got, err)
 			}
 			req.Key = keyspace.Next(got.Kvs[len(got.Kvs)-1].Key)
 		}
-		if n := testutil.ToFloat64(w.node.metrics.countScans); n != 1 {
+		if n := testutil.ToFloat64(w.node.metrics.reads.CountScans); n != 1 {
 			t.Errorf("%v counts, want 1", n)
 		}
 	})
 }
 
-// A piece with filters that nothing passes ends after so many keys.
-func TestAPieceEndsWithoutAMatch(t *testing.T) {
-	c := pieceScan{p: &rangeapi.Page{RangeRequest: &pb.RangeRequest{MinModRevision: 5}, MaxBytes: 10}, filtered: true, budget: &eval.Budget{}}
-	c.answer.RangeResponse = &pb.RangeResponse{}
-	v := &mvcc.Version{Key: []byte("k"), Mod: 4, Create: 4, Version: 1}
-	for range maxPieceSeen {
-		if err := c.add(v); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.add(v); !errors.Is(err, eval.ErrStop) || c.answer.More || string(c.answer.Next) != "k" || c.answer.Seen != maxPieceSeen {
-		t.Errorf("%v, %+v", err, &c.answer)
-	}
-}
-
-// An answer that is better read in pieces is refused as such; the last keys of many are
+// An answer that is better read by pages is refused as such; the last keys of many are
 // no such answer, and cost no more than they are.
 func TestLargeAnswersAreReadByPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFakeWorldWith(t, Limits{AnswerBytes: 100, ScanBytes: 20 * (kvOverheadBytes + 5), ReadBytes: 1 << 20})
+		w := newFakeWorldWith(t, Limits{AnswerBytes: 100, ScanBytes: 20 * 165, ReadBytes: 1 << 20})
 		defer w.stop()
 		var l logWriter
 		l.rev = 1
