@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/watch"
@@ -66,7 +67,7 @@ type watchStream struct {
 	// asked are answers in the order of their requests, and control those that may be sent.
 	asked, control chan control
 	// ask has a value when the client wants progress.
-	ask chan struct{}
+	ask wake.Signal
 
 	mu sync.Mutex
 	// Guarded by mu. ids are the watchers by their ids. As in etcd, one that was cancelled for
@@ -110,7 +111,7 @@ type control struct {
 // Watch serves a stream of watchers.
 func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	st := &watchStream{
-		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: make(chan struct{}, 1),
+		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: wake.New(),
 		asked: make(chan control, controlQueue), control: make(chan control, controlQueue),
 		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher),
 	}
@@ -421,10 +422,7 @@ func (st *watchStream) receive(ctx context.Context) error {
 			if !st.watching() {
 				continue // as in etcd: a watcher created behind it does not answer it
 			}
-			select {
-			case st.ask <- struct{}{}:
-			default: // the waiting request will be asked later than this one came
-			}
+			st.ask.Set() // a request that waits will be asked later than this one came
 		}
 		if err != nil {
 			return kverror.GRPC(err)

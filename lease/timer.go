@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -97,7 +98,7 @@ type term struct {
 	number uint64
 	ctx    context.Context
 	cancel context.CancelFunc
-	wake   chan struct{}
+	wake   wake.Signal
 
 	leases map[keyspace.LeaseID]*entry
 	// expiry has the live leases, ends those whose end is decided, retries those of them with
@@ -180,7 +181,7 @@ func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield fun
 	if tm.stopped {
 		return
 	}
-	t := &term{number: number, leases: map[keyspace.LeaseID]*entry{}, wake: make(chan struct{}, 1)}
+	t := &term{number: number, leases: map[keyspace.LeaseID]*entry{}, wake: wake.New()}
 	t.ctx, t.cancel = context.WithCancel(ctx)
 	now := tm.o.Clock.Now()
 	for l := range records {
@@ -271,12 +272,7 @@ func (tm *Timer) forget(t *term, e *entry) {
 	}
 }
 
-func (t *term) signal() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
-}
+func (t *term) signal() { t.wake.Set() }
 
 // inTerm returns the term with the number, if the node is in it.
 func (tm *Timer) inTerm(number uint64) (*term, error) {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -33,10 +34,10 @@ type renewQueue struct {
 	waiting []renewal
 	closed  bool
 
-	wake chan struct{}
+	wake wake.Signal
 }
 
-func (q *renewQueue) init() { q.wake = make(chan struct{}, 1) }
+func (q *renewQueue) init() { q.wake = wake.New() }
 
 // registrations counts the registrations under way.
 type registrations struct {
@@ -201,10 +202,7 @@ func (c *Client) renew(ctx context.Context, id keyspace.LeaseID) (renewed, error
 	}
 	q.waiting = append(q.waiting, w)
 	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	q.wake.Set()
 	a, err := clock.Await(ctx, w.ch)
 	if err != nil {
 		return renewed{}, kverror.New(kverror.Timeout, "keepalive of lease %x: %v", int64(id), err)

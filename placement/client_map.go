@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -257,11 +258,11 @@ type reportQueue struct {
 	mu sync.Mutex
 	// pending is guarded by mu.
 	pending map[keyspace.RangeID]keyspace.Descriptor
-	wake    chan struct{}
+	wake    wake.Signal
 }
 
 func (q *reportQueue) init() {
-	q.pending, q.wake = map[keyspace.RangeID]keyspace.Descriptor{}, make(chan struct{}, 1)
+	q.pending, q.wake = map[keyspace.RangeID]keyspace.Descriptor{}, wake.New()
 }
 
 // ReportDescriptors tells placement what a range's replica has applied. It returns at once;
@@ -271,7 +272,7 @@ func (q *reportQueue) init() {
 // reported together.
 func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 	m := c.maps.load()
-	signal(c.reporter.kick)
+	c.reporter.kick.Set()
 	q := &c.reports
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -284,7 +285,7 @@ func (c *Client) ReportDescriptors(ds ...keyspace.Descriptor) {
 			continue
 		}
 		q.pending[d.Range] = d
-		signal(q.wake)
+		q.wake.Set()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/transport"
@@ -29,7 +30,7 @@ const (
 // belongs to one goroutine.
 type nodeReporter struct {
 	// kick says that this node newly leads a range, or that one of its ranges has changed.
-	kick chan struct{}
+	kick wake.Signal
 	// told is what the leader has taken in, up to the part with this number.
 	told   map[keyspace.RangeID]driver.Measure
 	number uint64
@@ -38,7 +39,7 @@ type nodeReporter struct {
 	whole bool
 }
 
-func (r *nodeReporter) init() { r.kick, r.whole = make(chan struct{}, 1), true }
+func (r *nodeReporter) init() { r.kick, r.whole = wake.New(), true }
 
 // nodeReportLoop reports until the Client stops. It reports at once to a new leader, and when
 // a node without a replica has lost the leader that it knew. It reports soon after ranges of

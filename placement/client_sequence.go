@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/sequencer"
@@ -32,8 +33,8 @@ type sequenceQueue struct {
 	refused []queued
 	closed  bool
 
-	wake       chan struct{}
-	wakeRefuse chan struct{}
+	wake       wake.Signal
+	wakeRefuse wake.Signal
 
 	// The following belong to the sequence loop: the number of the last batch, the
 	// highest term that an answer of was used, and the last revision in one.
@@ -47,14 +48,7 @@ type sequenceQueue struct {
 }
 
 func (q *sequenceQueue) init() {
-	q.wake, q.wakeRefuse = make(chan struct{}, 1), make(chan struct{}, 1)
-}
-
-func signal(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
+	q.wake, q.wakeRefuse = wake.New(), wake.New()
 }
 
 // Sequence asks the sequencer for req.Count consecutive revisions (at most
@@ -92,9 +86,9 @@ func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.Seque
 	}
 	q.mu.Unlock()
 	if e.err != nil {
-		signal(q.wakeRefuse)
+		q.wakeRefuse.Set()
 	} else {
-		signal(q.wake)
+		q.wake.Set()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -24,7 +25,7 @@ const (
 type idStock struct {
 	source IDs
 	clock  clock.Clock
-	kick   chan struct{}
+	kick   wake.Signal
 
 	mu sync.Mutex
 	// stock is guarded by mu.
@@ -32,16 +33,11 @@ type idStock struct {
 }
 
 func newIDStock(source IDs, c clock.Clock) *idStock {
-	return &idStock{source: source, clock: c, kick: make(chan struct{}, 1)}
+	return &idStock{source: source, clock: c, kick: wake.New()}
 }
 
 // want says that this node may have to split soon. It does not block.
-func (s *idStock) want() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *idStock) want() { s.kick.Set() }
 
 // take returns an id that nobody has. It asks placement only where the stock is
 // used up.

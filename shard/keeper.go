@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
@@ -46,7 +47,7 @@ const removalQuiet = time.Second
 // split.
 type keeper struct {
 	n    *Node
-	kick chan struct{}
+	kick wake.Signal
 
 	mu sync.Mutex
 	// todo are the replicas that may need something, in the order in which they were
@@ -61,7 +62,7 @@ type keeper struct {
 }
 
 func newKeeper(n *Node) *keeper {
-	return &keeper{n: n, kick: make(chan struct{}, 1), noted: make(map[*Replica]bool)}
+	return &keeper{n: n, kick: wake.New(), noted: make(map[*Replica]bool)}
 }
 
 // note has a replica looked after soon.
@@ -74,10 +75,7 @@ func (k *keeper) note(rs ...*Replica) {
 		}
 	}
 	k.mu.Unlock()
-	select {
-	case k.kick <- struct{}{}:
-	default:
-	}
+	k.kick.Set()
 }
 
 func (k *keeper) next() *Replica {

@@ -225,5 +225,5 @@ func (l *link) endAccept(conn wire, k Kind) {
 		l.slots[k].accepting = nil
 	}
 	l.mu.Unlock()
-	wake(l.kick[k])
+	l.kick[k].Set()
 }

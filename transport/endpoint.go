@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -145,7 +146,7 @@ type Endpoint struct {
 	started   bool
 	listeners []func(keyspace.NodeID, PeerState)
 	changed   []keyspace.NodeID // peers whose listeners must be called, each once
-	notify    chan struct{}     // capacity 1
+	notify    wake.Signal
 }
 
 type sendEntry struct {
@@ -189,7 +190,7 @@ func NewEndpoint(cfg Config) (*Endpoint, error) {
 	e := &Endpoint{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics, clock: cfg.Clock,
 		sends: map[Method]sendEntry{}, calls: map[Method]callEntry{}, streams: map[Method]streamEntry{},
-		notify: make(chan struct{}, 1),
+		notify: wake.New(),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	e.SetQueueBytes(cfg.QueueBytes)
@@ -388,10 +389,7 @@ func (e *Endpoint) setStateLocked(p *peer, up bool, boot keyspace.BootID) {
 	if !slices.Contains(e.changed, p.id) {
 		e.changed = append(e.changed, p.id)
 	}
-	select {
-	case e.notify <- struct{}{}:
-	default:
-	}
+	e.notify.Set()
 }
 
 func (e *Endpoint) notifyLoop() {

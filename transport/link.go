@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -25,7 +26,7 @@ type link struct {
 	id     keyspace.NodeID
 	ctx    context.Context
 	cancel context.CancelFunc
-	kick   [numKinds]chan struct{} // capacity 1: check again whether to dial
+	kick   [numKinds]wake.Signal // check again whether to dial
 	// noBulk counts failed attempts in a row to make a bulk session beside a main one.
 	// It belongs to the bulk dialler.
 	noBulk int
@@ -48,7 +49,7 @@ func newLink(q *QUIC, id keyspace.NodeID) *link {
 	l := &link{q: q, id: id}
 	l.ctx, l.cancel = context.WithCancel(q.ctx)
 	for k := range l.kick {
-		l.kick[k] = make(chan struct{}, 1)
+		l.kick[k] = wake.New()
 	}
 	return l
 }
@@ -64,7 +65,7 @@ func (l *link) setAddrs(addrs []string) {
 	}
 	l.mu.Unlock()
 	for k := range l.kick {
-		wake(l.kick[k])
+		l.kick[k].Set()
 	}
 }
 
@@ -116,7 +117,7 @@ func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
 			l.slots[k].lastEnd = err
 			l.mu.Unlock()
 			conn.close(endCode(err), "")
-			wake(l.kick[k])
+			l.kick[k].Set()
 		},
 	})
 	if err != nil {
@@ -126,7 +127,7 @@ func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
 		zap.Stringer("remote", conn.RemoteAddr()))
 	conn.serve(q, fr, s)
 	for k := range l.kick {
-		wake(l.kick[k]) // a main session allows the bulk one
+		l.kick[k].Set() // a main session allows the bulk one
 	}
 	return s, nil
 }

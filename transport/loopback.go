@@ -7,6 +7,8 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+
+	"github.com/skeindb/skein/internal/wake"
 )
 
 // loopback carries a node's messages to itself without encoding. Only streams copy. It
@@ -20,7 +22,7 @@ type loopback struct {
 
 // loopQueue holds one class's one-way messages until its goroutine delivers them.
 type loopQueue struct {
-	wake chan struct{} // capacity 1
+	wake wake.Signal
 
 	mu     sync.Mutex // guards what follows
 	in     []loopMessage
@@ -36,7 +38,7 @@ type loopMessage struct {
 func (l *loopback) init(e *Endpoint) {
 	l.e = e
 	for c := range l.queues {
-		l.queues[c].wake = make(chan struct{}, 1)
+		l.queues[c].wake = wake.New()
 	}
 }
 
@@ -53,7 +55,7 @@ func (l *loopback) close() {
 		q.closed = true
 		q.in = nil
 		q.mu.Unlock()
-		wake(q.wake)
+		q.wake.Set()
 	}
 }
 
@@ -75,7 +77,7 @@ func (l *loopback) send(m Method, c Class, payload []byte) error {
 	q.bytes += n
 	q.in = append(q.in, loopMessage{m, payload})
 	if len(q.in) == 1 {
-		wake(q.wake)
+		q.wake.Set()
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -38,8 +39,8 @@ type stream struct {
 	window     int64 // what this end grants
 	maxMessage int
 	drained    func() // called once nothing more will be received; not nil
-	recvWake   chan struct{}
-	sendWake   chan struct{} // capacity 1 each
+	recvWake   wake.Signal
+	sendWake   wake.Signal
 
 	mu       sync.Mutex // guards what follows
 	in       [][]byte
@@ -54,14 +55,7 @@ type stream struct {
 func newStream(window, credit int, maxMessage int, drained func()) *stream {
 	return &stream{
 		window: int64(window), credit: int64(credit), granted: int64(credit), maxMessage: maxMessage, drained: drained,
-		recvWake: make(chan struct{}, 1), sendWake: make(chan struct{}, 1),
-	}
-}
-
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		recvWake: wake.New(), sendWake: wake.New(),
 	}
 }
 
@@ -158,8 +152,8 @@ func (st *stream) Close(err error) {
 	st.in = nil
 	over := st.ending != nil
 	st.mu.Unlock()
-	wake(st.recvWake)
-	wake(st.sendWake)
+	st.recvWake.Set()
+	st.sendWake.Set()
 	st.drained()
 	if !over {
 		st.out.end(err)
@@ -179,7 +173,7 @@ func (st *stream) onData(payload []byte) error {
 	}
 	st.held += int64(len(payload) + streamMessageCost)
 	st.in = append(st.in, payload)
-	wake(st.recvWake)
+	st.recvWake.Set()
 	return nil
 }
 
@@ -191,7 +185,7 @@ func (st *stream) onGrant(bytes uint32) error {
 		return fmt.Errorf("%w: credit %d + %d above %d", errProtocol, st.credit, bytes, st.granted)
 	}
 	st.credit += int64(bytes)
-	wake(st.sendWake)
+	st.sendWake.Set()
 	return nil
 }
 
@@ -206,8 +200,8 @@ func (st *stream) finish(err error) {
 	st.ending = err
 	drained := len(st.in) == 0 || err != io.EOF //nolint:errorlint // exactly the clean end
 	st.mu.Unlock()
-	wake(st.recvWake)
-	wake(st.sendWake)
+	st.recvWake.Set()
+	st.sendWake.Set()
 	if drained {
 		st.drained()
 	}

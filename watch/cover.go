@@ -31,7 +31,7 @@ func (h *Hub) coverLocked(span keyspace.Span, from keyspace.Revision) {
 		h.insertSubscriptionLocked(&subscription{span: hole, opened: from, fed: from, resolved: from})
 	}
 	if len(holes) > 0 {
-		kick(h.run.wakeLocate)
+		h.run.wakeLocate.Set()
 	}
 }
 

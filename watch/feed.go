@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -176,7 +177,7 @@ func (h *Hub) linkLocked(node keyspace.NodeID) *link {
 	if k := h.links[node]; k != nil {
 		return k
 	}
-	k := &link{node: node, subs: map[rangeapi.FeedID]*subscription{}, wake: make(chan struct{}, 1)}
+	k := &link{node: node, subs: map[rangeapi.FeedID]*subscription{}, wake: wake.New()}
 	h.links[node] = k
 	r := h.run
 	h.wg.Go(func() { h.runLink(r, k) })

@@ -94,7 +94,7 @@ func (h *Hub) nextLagging(r *running) (*group, *plan) {
 		if p := h.planLocked(g); p != nil && room && !(g.largest && h.largest.Load()) && h.startReadingLocked(p) {
 			g.state = lagReading
 			if len(h.lagging) > 0 {
-				kick(r.wakeRead)
+				r.wakeRead.Set()
 			}
 			return g, p
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/rangeapi"
@@ -113,8 +114,8 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{
 		ctx: ctx, cancel: cancel,
-		wakeLocate: make(chan struct{}, 1), wakeDescribe: make(chan struct{}, 1), wakeRead: make(chan struct{}, h.cfg.Readers),
-		wakeResume: make(chan struct{}, 1),
+		wakeLocate: wake.New(), wakeDescribe: wake.New(), wakeRead: make(wake.Signal, h.cfg.Readers),
+		wakeResume: wake.New(),
 	}
 	h.run = r
 	h.logEnd, h.allocs, h.unknown = current, allocationList{}, nil

@@ -42,7 +42,7 @@ func (h *Hub) lagLocked(g *group) {
 	g.state = lagQueued
 	h.sharing[keyOf(g)] = g
 	h.lagging = append(h.lagging, g)
-	kick(h.run.wakeRead)
+	h.run.wakeRead.Set()
 }
 
 // shareWithin is how many revisions apart two groups of one span may be to read together.

@@ -123,7 +123,7 @@ func (h *Hub) renewLocked(at *router.Located) {
 	for _, sub := range h.subs[lo:hi] {
 		if sub.id != 0 && sub.generation < d.Generation {
 			h.detachLocked(sub)
-			kick(h.run.wakeLocate)
+			h.run.wakeLocate.Set()
 		}
 	}
 }

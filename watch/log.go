@@ -61,7 +61,7 @@ func (h *Hub) assignAllLocked(a *allocation) {
 func (h *Hub) addAllocationLocked(a *allocation) {
 	if !h.attributeLocked(a) {
 		h.unknown = append(h.unknown, a)
-		kick(h.run.wakeDescribe)
+		h.run.wakeDescribe.Set()
 	}
 }
 

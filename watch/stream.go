@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -16,7 +17,7 @@ import (
 type Stream struct {
 	hub *Hub
 	// wake gets a value when there may be a delivery to take.
-	wake chan struct{}
+	wake wake.Signal
 
 	// Guarded by hub's mu.
 	watchers map[*Watcher]struct{}
@@ -50,7 +51,7 @@ var ErrStopped = errors.New("watch: stopped")
 // NewStream returns a stream without watchers. It must be closed.
 func (h *Hub) NewStream() *Stream {
 	h.cfg.Metrics.Streams.Inc()
-	s := &Stream{hub: h, wake: make(chan struct{}, 1), watchers: map[*Watcher]struct{}{}, ceiling: keyspace.MaxRevision}
+	s := &Stream{hub: h, wake: wake.New(), watchers: map[*Watcher]struct{}{}, ceiling: keyspace.MaxRevision}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.streams[s] = struct{}{}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -129,7 +130,7 @@ func (h *Hub) closeFeedLocked(sub *subscription) {
 func (h *Hub) movedLocked(sub *subscription, why *kverror.Error) {
 	h.cfg.Ranges.Learn(why.Descriptors...)
 	h.detachLocked(sub)
-	kick(h.run.wakeLocate)
+	h.run.wakeLocate.Set()
 }
 
 // The first pause before this node's replica is tried again, or a leader is asked again. Each pause
@@ -143,7 +144,7 @@ const (
 func (h *Hub) failedLocked(sub *subscription, turns int) {
 	if turns%len(sub.replicas) == 0 {
 		sub.stale = true
-		kick(h.run.wakeLocate)
+		h.run.wakeLocate.Set()
 	}
 }
 
@@ -161,11 +162,11 @@ type link struct {
 	// Guarded by the hub's mu.
 	subs   map[rangeapi.FeedID]*subscription
 	orders []rangeapi.FeedOrder
-	wake   chan struct{}
+	wake   wake.Signal
 }
 
 // order queues an order.
 func (k *link) order(o rangeapi.FeedOrder) {
 	k.orders = append(k.orders, o)
-	kick(k.wake)
+	k.wake.Set()
 }

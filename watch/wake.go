@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 )
 
 // running is one period with watchers.
@@ -12,7 +13,7 @@ type running struct {
 	ctx    context.Context //nolint:containedctx // it is the goroutines', ended by cancel
 	cancel context.CancelFunc
 	// Each wakes one kind of goroutine.
-	wakeLocate, wakeDescribe, wakeRead, wakeResume chan struct{}
+	wakeLocate, wakeDescribe, wakeRead, wakeResume wake.Signal
 }
 
 // resumeLocked schedules what is due at a time: a release after a pause, a feed to open again, a
@@ -20,7 +21,7 @@ type running struct {
 func (h *Hub) resumeLocked(at clock.Time) {
 	if h.resume == 0 || at < h.resume {
 		h.resume = at
-		kick(h.run.wakeResume)
+		h.run.wakeResume.Set()
 	}
 }
 
@@ -30,11 +31,4 @@ const resumeLeast = 100 * time.Microsecond
 // tick is how often a hub with watchers looks for overdue allocations.
 const tick = 25 * time.Millisecond
 
-func kick(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}
-
-func (s *Stream) signal() { kick(s.wake) }
+func (s *Stream) signal() { s.wake.Set() }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -193,7 +194,7 @@ func (n *Network) connect(p *pair, k transport.Kind) {
 		for _, l := range ends[side].Lanes() {
 			w := &wire{
 				net: n, d: d, buses: buses, class: l.Class(), rand: n.laneRand(d, number, l),
-				arrived: make(chan struct{}, 1), room: make(chan struct{}, 1),
+				arrived: wake.New(), room: wake.New(),
 			}
 			from, to := ends[side], ends[1-side]
 			if !buses[side].Go(func() { w.carry(from, l) }) {

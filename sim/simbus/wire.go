@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -22,9 +23,9 @@ type wire struct {
 	d       direction
 	buses   [2]*Bus // both ends
 	class   transport.Class
-	rand    *rand.Rand    // used by carry alone
-	arrived chan struct{} // capacity 1: carry put a frame
-	room    chan struct{} // capacity 1: deliver took one
+	rand    *rand.Rand  // used by carry alone
+	arrived wake.Signal // carry put a frame
+	room    wake.Signal // deliver took one
 
 	mu    sync.Mutex // guards what follows
 	queue flights
@@ -139,15 +140,8 @@ func (w *wire) send(from *transport.Session, delay time.Duration, inOrder bool, 
 	w.bytes += len(frame)
 	heap.Push(&w.queue, flight{at, w.put, frame})
 	w.mu.Unlock()
-	notify(w.arrived)
+	w.arrived.Set()
 	return true
-}
-
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // deliver passes frames to the receiving end when their time has come.
@@ -196,7 +190,7 @@ func (w *wire) next(cut, held bool) ([]byte, time.Duration) {
 		}
 		frame := heap.Pop(&w.queue).(flight).frame
 		w.bytes -= len(frame)
-		notify(w.room)
+		w.room.Set()
 		if !drop {
 			return frame, 0
 		}
