@@ -16,7 +16,7 @@ func (r removal) AwaitRemoval(ctx context.Context, compacted keyspace.Revision) 
 	return r.c.shards.Admin().AwaitRemoval(ctx, r, compacted)
 }
 
-// Nodes implements shard.Cluster.
+// Nodes implements shard/removal.Cluster.
 func (r removal) Nodes(ctx context.Context) ([]keyspace.NodeID, error) {
 	// A node that was removed may still read.
 	members, err := r.c.client.NodeTable(ctx, false)
@@ -30,7 +30,7 @@ func (r removal) Nodes(ctx context.Context) ([]keyspace.NodeID, error) {
 	return ids, nil
 }
 
-// Alive implements shard.Cluster.
+// Alive implements shard/removal.Cluster.
 func (r removal) Alive(n keyspace.NodeID) bool { return r.c.alive(n) }
 
 // compacting is the cluster for automatic compaction. Each call takes etcd's request

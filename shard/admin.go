@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/removal"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -35,7 +36,7 @@ type adminRequest struct {
 	// Descriptors are for create.
 	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
 	// Marks are for removed.
-	Marks []removalMark `json:"marks,omitempty"`
+	Marks []removal.Mark `json:"marks,omitempty"`
 	// ConfIndex and Changes are for members, To for transfer.
 	ConfIndex uint64                 `json:"conf_index,omitempty"`
 	Changes   []raftgroup.ConfChange `json:"changes,omitempty"`
@@ -72,7 +73,7 @@ type adminAnswer struct {
 	More        bool                  `json:"more,omitempty"` // of the list
 	Hash        uint64                `json:"hash,omitempty"`
 	// Marks answer raised, Left and Changed removed.
-	Marks   []removalMark      `json:"marks,omitempty"`
+	Marks   []removal.Mark     `json:"marks,omitempty"`
 	Left    []keyspace.RangeID `json:"left,omitempty"`
 	Changed bool               `json:"changed,omitempty"`
 	// Leader answers look, with one descriptor: 0 where the replica knows none that serves.

@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/shard/removal"
 	"github.com/skeindb/skein/shard/replicas"
 )
 
@@ -117,8 +118,8 @@ type Node struct {
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
 	floor, compacted atomic.Int64
-	// removalTurn is nil where nobody waits for removal.
-	removalTurn atomic.Pointer[removalTurn]
+	// removal waits for the removal of old versions on all nodes.
+	removal removal.Waiter
 	// pipes is what the pipelines of all replicas share.
 	pipes pipeline.Shared
 	// locks is what the lock tables of all replicas share.
@@ -177,6 +178,7 @@ func NewNode(cfg Config) *Node {
 	n.keeper, n.ids = newKeeper(n), newIDStock(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
+	n.removal.Clock, n.removal.Nodes = cfg.Clock, removalNodes{n.admins}
 	n.lifecycle = newLifecycle(n)
 	n.pipes.Pool.Start(cfg.Workers)
 	n.wg.Go(func() { n.keeper.run(n.ctx) })

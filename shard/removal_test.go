@@ -1,94 +1,12 @@
 package shard
 
 import (
-	"context"
-	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
 )
-
-// heldNodes is a cluster of one node that says so when it is let.
-type heldNodes struct {
-	self  keyspace.NodeID
-	let   chan struct{}
-	asked atomic.Int32
-}
-
-func (h *heldNodes) Nodes(ctx context.Context) ([]keyspace.NodeID, error) {
-	h.asked.Add(1)
-	select {
-	case <-h.let:
-		return []keyspace.NodeID{h.self}, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (h *heldNodes) Alive(keyspace.NodeID) bool { return true }
-
-// However many wait for removal, one of them asks; when it gives up another does.
-func TestOneAsksAboutRemoval(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newFakeWorld(t)
-		defer w.stop()
-		c := &AdminClient{self: w.node.cfg.Self, local: w.node}
-		h := &heldNodes{self: c.self, let: make(chan struct{})}
-		first, giveUp := context.WithCancel(t.Context())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 20)
-		go func() { done <- c.AwaitRemoval(first, h, 5) }()
-		synctest.Wait()
-		for range 19 {
-			go func() { done <- c.AwaitRemoval(ctx, h, 5) }()
-		}
-		synctest.Wait()
-		if n := h.asked.Load(); n != 1 {
-			t.Errorf("%d ask at a time", n)
-		}
-		giveUp()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-		synctest.Wait()
-		if n := h.asked.Load(); n != 2 {
-			t.Errorf("%d have asked after one gave up", n)
-		}
-		cancel()
-		for range 19 {
-			if err := <-done; !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		}
-		if w.node.removalTurn.Load() != nil {
-			t.Error("somebody has the turn in the end")
-		}
-		// Who waits for as much or less has it when the one that asked has it.
-		other := &removalTurn{upTo: 7, done: make(chan struct{}), came: true}
-		w.node.removalTurn.Store(other)
-		close(other.done)
-		if err := c.AwaitRemoval(t.Context(), h, 7); err != nil {
-			t.Error(err)
-		}
-		w.node.removalTurn.Store(nil)
-	})
-}
-
-// A replica that is never done, as one that was moved away, has the leaders asked again.
-func TestRemovalIsNotAwaitedForEver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newFakeWorld(t)
-		defer w.stop()
-		c := &AdminClient{self: w.node.cfg.Self, local: w.node}
-		gone := []removalMark{{Descriptor: keyspace.Descriptor{Range: 99, Generation: 1}}}
-		if err := c.awaitRemoved(t.Context(), &heldNodes{self: c.self}, c.self, gone); !errors.Is(err, errRangesChanged) {
-			t.Error(err)
-		}
-	})
-}
 
 // A range that was at rest when its node heard of a compaction, and has changed since, does
 // not keep those waiting who ask about removal.
