@@ -64,4 +64,35 @@
 //
 // Service.mu comes before the locks of the sequencer package, before machine.mu and before
 // Client.mu. No lock is held over a call to another node or over a proposal.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	client_log.go         allocations as they are made, for who follows them
+//	client.go             Client: start and stop
+//	client_report.go      what this node says of itself and of the ranges that it leads
+//	service.go            Service: start and stop, the duties of a leader
+//	own.go                the placement group as the driver sees it
+//	create.go             the founding ranges are created on their nodes
+//	bootstrap.go          the founding state is written
+//	client_setting.go     settings by which placement decides
+//	client_node.go        rows of nodes
+//	client_map.go         the map follows the leader, ranges' descriptors are reported
+//	client_lease.go       requests about leases, renewals in batches
+//	client_sequence.go    requests for revisions, in batches
+//	client_admin.go       everything else that a node asks for
+//	client_ask.go         who is asked, and how often
+//	handle.go             handlers of the bus, answers of the leader
+//	handover.go           the leadership is handed over, also by a node that stops
+//	feed.go               parts of the map for nodes that follow it
+//	lease_serve.go        answers about leases
+//	replica_lifecycle.go  the replica comes and goes
+//	request.go            requests and responses of method 33
+//	lease_wire.go         those about leases
+//	replica.go            what a Service knows of its replica and of the leader
+//	machine.go            the replicated state joined to raft and to the engine
+//	mapcache.go           the newest map of this node
+//	table.go              the node table as bytes
+//	metrics.go            metrics
 package placement

@@ -223,11 +223,6 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 	return s.propose(ctx, term, fsm.PutNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
 }
 
-// wall is the time that goes into rows of nodes.
-func (s *Service) wall() fsm.UnixMillis {
-	return fsm.UnixMillis(min(max(s.o.Clock.Wall().UnixMilli(), 0), fsm.MaxMillis))
-}
-
 // serveReport brings reported descriptors into the map. Those that do not fit yet
 // are kept, to be tried again with the next report that may close their holes;
 // the reporter is told of its own ones, and keeps them too.

@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/lifecycle"
 )
 
 // maxProposals bounds the proposals of one node whose outcome it waits for.
@@ -302,4 +303,10 @@ func (m *machine) dropped(number uint64, err error) {
 	if ok {
 		w.done(fsm.Result{Err: &kverror.Error{Kind: kverror.NotLeader, Detail: err.Error(), Leader: leader}})
 	}
+}
+
+// tombstones has the note of the newest replica of the placement group that has left this node.
+func tombstones(e *engine.Engine) lifecycle.Tombstones {
+	key := engine.NodeLocalKey([]byte("placement/left"))
+	return lifecycle.Tombstones{Engine: e, Key: func(keyspace.GroupID) []byte { return key }}
 }

@@ -9,8 +9,6 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/transport"
@@ -30,12 +28,6 @@ type ownReplica struct {
 	members, opened keyspace.Descriptor
 }
 
-// tombstones has the note of the newest replica of the placement group that has left this node.
-func tombstones(e *engine.Engine) lifecycle.Tombstones {
-	key := engine.NodeLocalKey([]byte("placement/left"))
-	return lifecycle.Tombstones{Engine: e, Key: func(keyspace.GroupID) []byte { return key }}
-}
-
 func newLifecycle(o *ownReplica) *lifecycle.Lifecycle {
 	return lifecycle.New(lifecycle.Config{
 		Self: o.s.o.Self, Clock: o.s.o.Clock, Owner: o, Tombstones: tombstones(o.s.o.Engine), MaxUnknown: maxUnknown, Logger: o.s.o.Logger,
@@ -51,16 +43,6 @@ func (s *Service) Unknown(from keyspace.NodeID, to keyspace.ReplicaID) {
 // Removed is told that a leader says this node's replica is no member of the placement group. It
 // does not block.
 func (s *Service) Removed() { s.lifecycle.Check(keyspace.PlacementGroup) }
-
-// HasReplica says whether this node holds a replica of the placement group.
-func (s *Service) HasReplica() bool { return s.replica() != nil }
-
-// replica returns this node's replica, nil where there is none.
-func (s *Service) replica() Group {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.group
-}
 
 // openStored opens the replica that the engine holds.
 func (s *Service) openStored(h *raftgroup.Host) error {
@@ -248,12 +230,6 @@ func (s *Service) detach() {
 	s.sequencer.SetGroup(nil)
 }
 
-// changedLocked tells those who wait for it that the replica or its leader has changed.
-func (s *Service) changedLocked() {
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
 // membersApplied is told when a change of the group's members is applied here, or a
 // snapshot is installed.
 func (s *Service) membersApplied() {
@@ -261,51 +237,4 @@ func (s *Service) membersApplied() {
 	s.changedLocked()
 	s.mu.Unlock()
 	s.lifecycle.Check(keyspace.PlacementGroup)
-}
-
-// led says whether this node's replica tells of every change of the map: it has state
-// and knows a leader. moved is closed when that may have changed.
-func (s *Service) led() (ok bool, moved <-chan struct{}) {
-	s.mu.Lock()
-	here, moved := s.group != nil, s.changed
-	s.mu.Unlock()
-	return here && s.machine.leaderState().LeaderNode != 0 && s.View().Version > 0, moved
-}
-
-// leaderHint is who leads, as far as this node knows; 0 is nobody. Without a replica that
-// knows it, it is who this node's own requests go to, if that node lives and is a member:
-// what was heard long ago would go round for ever.
-func (s *Service) leaderHint() keyspace.NodeID {
-	if l := s.machine.leaderState().LeaderNode; l != 0 {
-		return l
-	}
-	c := s.client.Load()
-	if c == nil {
-		return 0
-	}
-	l := c.Leader()
-	if l == 0 || l == s.o.Self || !s.o.Alive(l) {
-		return 0
-	}
-	if m := c.maps.load(); m != nil {
-		own := m.PlacementGroup()
-		if _, member := own.ReplicaOn(l); member {
-			return l
-		}
-	}
-	return 0
-}
-
-// heardMap returns the newest map that this node has, be it by its own replica or by
-// another node; nil is none.
-func (s *Service) heardMap() *fsm.Map {
-	if c := s.client.Load(); c != nil {
-		return c.maps.load()
-	}
-	return nil
-}
-
-// refusal says that this node does not lead, and who does.
-func (s *Service) refusal() error {
-	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.leaderHint()}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
@@ -118,8 +117,8 @@ type Service struct {
 	// lifecycle opens and removes the replica, which is own.
 	lifecycle *lifecycle.Lifecycle
 	own       *ownReplica
-	// client is this node's, nil until there is one.
-	client atomic.Pointer[Client]
+	// client is what this node's Client knows, nil until there is one.
+	client atomic.Pointer[clientView]
 
 	mu sync.Mutex
 	// Guarded by mu. group is nil on a node without a replica; leader is what this
@@ -141,6 +140,13 @@ type Service struct {
 	stopping bool
 	// held are reported descriptors that did not fit into the map, by range.
 	held map[keyspace.RangeID]keyspace.Descriptor
+}
+
+// clientView is what a node's Client has heard from other nodes: who leads, and the newest map,
+// which may be nil.
+type clientView struct {
+	leader func() keyspace.NodeID
+	newest func() *fsm.Map
 }
 
 // maxHeld bounds the reported descriptors that wait for others.
@@ -216,16 +222,10 @@ func (s *Service) Stop() {
 	s.wait.Wait()
 }
 
-// Log returns the allocation log of this node's sequencer.
-func (s *Service) Log() *sequencer.AllocationLog { return s.sequencer.Log() }
-
-// View returns the newest state of this node's replica.
-func (s *Service) View() *fsm.View { return s.machine.View() }
-
 // serveClient makes c this node's Client, which is told of the leader, as known now and
 // with each change.
 func (s *Service) serveClient(c *Client) {
-	s.client.Store(c)
+	s.client.Store(&clientView{leader: c.Leader, newest: c.maps.load})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listener = c.raftLeader
@@ -276,125 +276,5 @@ func (s *Service) endDutiesLocked() {
 	if s.leadCancel != nil {
 		s.leadCancel()
 		s.leadCancel, s.tracker = nil, nil
-	}
-}
-
-// propose proposes an effect in the term and waits for its result.
-func (s *Service) propose(ctx context.Context, term uint64, op fsm.Effect) fsm.Result {
-	s.mu.Lock()
-	g := s.group
-	s.mu.Unlock()
-	if g == nil {
-		return fsm.Result{Err: s.refusal()}
-	}
-	ch := make(chan fsm.Result, 1)
-	s.machine.Propose(g, term, op, func(r fsm.Result) { ch <- r })
-	select {
-	case r := <-ch:
-		return r
-	case <-ctx.Done():
-		return fsm.Result{Err: kverror.New(kverror.Timeout, "placement proposal in term %d: %v", term, ctx.Err())}
-	}
-}
-
-// Pauses between attempts to create ranges on a node, and how many go in one call.
-const (
-	createPauseMin   = 20 * time.Millisecond
-	createPauseMax   = 2 * time.Second
-	createTimeout    = 10 * time.Second
-	createBatch      = 256
-	createNodesAtOne = 16
-)
-
-// createRanges has the founding ranges created on their nodes, until every node
-// has answered for all of its own, and then marks them created. It ends with the
-// term: the next leader goes on.
-func (s *Service) createRanges(ctx context.Context, term uint64) {
-	perNode := map[keyspace.NodeID][]keyspace.Descriptor{}
-	var ids []keyspace.RangeID
-	s.View().All(func(g *fsm.Range) bool {
-		if !g.Created {
-			ids = append(ids, g.Descriptor.Range)
-			for _, r := range g.Descriptor.Replicas {
-				perNode[r.Node] = append(perNode[r.Node], g.Descriptor)
-			}
-		}
-		return true
-	})
-	slots := make(chan struct{}, createNodesAtOne)
-	var nodes sync.WaitGroup
-	for node, ds := range perNode {
-		nodes.Go(func() {
-			for len(ds) > 0 && ctx.Err() == nil {
-				n := min(createBatch, len(ds))
-				s.createOn(ctx, slots, node, ds[:n:n])
-				ds = ds[n:]
-			}
-		})
-	}
-	nodes.Wait()
-	for len(ids) > 0 && ctx.Err() == nil {
-		n := min(fsm.MaxRangeIDs, len(ids))
-		res := s.propose(ctx, term, fsm.MarkCreated{Ranges: ids[:n]})
-		if e := kverror.Of(res.Err); e != nil {
-			s.o.Logger.Warn("mark ranges created", zap.Uint64("term", term), zap.Error(e))
-			if clock.Sleep(ctx, s.o.Clock, createPauseMin) != nil {
-				return
-			}
-			continue
-		}
-		s.o.Logger.Info("ranges created", zap.Uint64("term", term), zap.Int("ranges", n))
-		ids = ids[n:]
-	}
-}
-
-// unchanged returns those of the founding ranges that the map still has as they were
-// founded, with the node's replica. The others were split since, by replicas that exist: to create
-// them as they were would lay them over their children. Where one is missing, its group's
-// leader sends it a snapshot. Or the node was lost before it had its replica, and others have
-// it now: nobody waits for that node, and when it comes it gets none.
-func (s *Service) unchanged(node keyspace.NodeID, ds []keyspace.Descriptor) []keyspace.Descriptor {
-	v := s.View()
-	kept := make([]keyspace.Descriptor, 0, len(ds))
-	for i := range ds {
-		row := v.Lookup(ds[i].Span.Start)
-		was, _ := ds[i].ReplicaOn(node)
-		is, _ := row.Descriptor.ReplicaOn(node)
-		if row.Descriptor.Range == ds[i].Range && row.Descriptor.Generation == ds[i].Generation && is.ID == was.ID {
-			kept = append(kept, ds[i])
-		}
-	}
-	return kept
-}
-
-// createOn repeats one call until it succeeds or ctx ends, each time without what
-// was split meanwhile. A slot bounds how many
-// calls run at a time; it is given back while a node is waited for, so that dead
-// nodes keep none.
-func (s *Service) createOn(ctx context.Context, slots chan struct{}, node keyspace.NodeID, ds []keyspace.Descriptor) {
-	pause := createPauseMin
-	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		if ds = s.unchanged(node, ds); len(ds) == 0 {
-			<-slots
-			return
-		}
-		callCtx, cancel := clock.WithTimeout(ctx, s.o.Clock, createTimeout)
-		err := s.o.Control.CreateRanges(callCtx, node, ds)
-		cancel()
-		<-slots
-		if err == nil {
-			return
-		}
-		s.o.Logger.Warn("create ranges", zap.Stringer("peer", node), zap.Int("ranges", len(ds)),
-			zap.Stringer("range", ds[0].Range), zap.Error(err))
-		if clock.Sleep(ctx, s.o.Clock, pause) != nil {
-			return
-		}
-		pause = min(2*pause, createPauseMax)
 	}
 }

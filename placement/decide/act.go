@@ -8,10 +8,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-func staysVoter(role keyspace.Role) bool {
-	return role == keyspace.RoleVoter || role == keyspace.RoleVoterIncoming
-}
-
 // repair replaces a voter on a dead node, or ends it where there are more than wanted.
 // A joint configuration is left first: raft takes no other change before.
 func (c *Cluster) repair(r *rng) (Operation, hold) {

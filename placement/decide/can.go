@@ -276,3 +276,33 @@ func nodesNamed(ids map[keyspace.NodeID]bool) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// missing says what makes up for so many nodes besides but that do not take replicas.
+func (c *Cluster) missing(more int, but *node) string {
+	silent, leaving, isolated := map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	for id, n := range c.nodes {
+		switch {
+		case !n.known, n == but:
+		case n.State != Serving:
+			leaving[id] = true
+		case n.Silent:
+			silent[id] = true
+		case n.Isolated:
+			isolated[id] = true
+		}
+	}
+	do := "add a node"
+	if more != 1 {
+		do = fmt.Sprintf("add %d nodes", more)
+	}
+	if len(leaving) > 0 {
+		do = "take back " + nodesNamed(leaving) + ", or " + do
+	}
+	if len(isolated) > 0 {
+		do = "let " + nodesNamed(isolated) + " hear the others, or " + do
+	}
+	if len(silent) > 0 {
+		do = "bring back " + nodesNamed(silent) + ", or " + do
+	}
+	return do
+}

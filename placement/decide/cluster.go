@@ -11,63 +11,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// NodeState is what the operator wants of a node.
-type NodeState uint8
-
-// The states of a node.
-const (
-	// Serving is the ordinary state.
-	Serving NodeState = iota
-	// Draining gives up its leaders and takes neither leaders nor replicas: it is about
-	// to be stopped and to come back. Its replicas stay.
-	Draining
-	// Decommissioning gives up its replicas too: it is about to go for good.
-	Decommissioning
-)
-
-var stateNames = [...]string{"serving", "draining", "decommissioning"}
-
-// String returns the state in one word.
-func (s NodeState) String() string { return stateNames[s] }
-
-// Node is what is known of a node.
-type Node struct {
-	ID keyspace.NodeID
-	// Zone is the attribute by whose value replicas are kept apart; where no node has
-	// one, all are in one zone.
-	Zone  string
-	State NodeState
-	// Leaves says of a decommissioning node that it is to be gone in any case: where every node
-	// that serves has a replica of a range already, the range goes on with one less.
-	Leaves bool
-	// Silent says that nothing was heard of the node since SilentSince.
-	Silent      bool
-	SilentSince clock.Time
-	// Isolated says that the node is heard and hears fewer than half of the others, since
-	// IsolatedSince: it gives up by itself what it leads, and is given neither leaders nor, but by a
-	// range that has no other way to outlive its next loss, replicas. What it has stays.
-	Isolated      bool
-	IsolatedSince clock.Time
-	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
-	// counts as that of an average disk of one TiB.
-	Capacity, Used int64
-}
-
-func (n *Node) describe(known bool) string {
-	switch {
-	case !known:
-		return "not known"
-	case n.Silent:
-		return "silent and " + n.State.String()
-	case n.Isolated:
-		return "isolated and " + n.State.String()
-	}
-	return n.State.String()
-}
-
-// Takes says whether the node may be given replicas and leaders.
-func (n *Node) Takes() bool { return !n.Silent && !n.Isolated && n.State == Serving }
-
 // Range is what is known of a range.
 type Range struct {
 	Descriptor keyspace.Descriptor
@@ -283,54 +226,11 @@ func (c *Cluster) Holds(id keyspace.NodeID) bool {
 	return ok && len(n.replicas) > 0
 }
 
-// nodeOf returns the node, also where only a replica has named it so far: then it is
-// one of which nothing was heard.
-func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
-	n, ok := c.nodes[id]
-	if !ok {
-		n = &node{Node: Node{ID: id, State: Decommissioning, Silent: true, SilentSince: c.now}, zone: c.zoneOf("")}
-		c.nodes[id] = n
-		c.noteSilence(n)
-	}
-	return n
-}
-
-// noteSilence keeps the list of silent nodes.
-func (c *Cluster) noteSilence(n *node) {
-	n.dead, n.swept = false, false
-	c.silent = listed(c.silent, n, n.Silent)
-}
-
-// listed returns the nodes, in the order of their ids, with or without n.
-func listed(nodes []*node, n *node, in bool) []*node {
-	at, found := slices.BinarySearchFunc(nodes, n.ID, func(a *node, id keyspace.NodeID) int {
-		return compare(a.ID, id)
-	})
-	switch {
-	case in && !found:
-		return slices.Insert(nodes, at, n)
-	case !in && found:
-		return slices.Delete(nodes, at, at+1)
-	}
-	return nodes
-}
-
 func (c *Cluster) reviewLater(n *node) {
 	if !n.queued {
 		n.queued = true
 		c.stale = append(c.stale, n)
 	}
-}
-
-// zoneOf returns the zone of that name.
-func (c *Cluster) zoneOf(name string) *zone {
-	at, found := slices.BinarySearchFunc(c.zones, name, func(z *zone, name string) int {
-		return compare(z.name, name)
-	})
-	if !found {
-		c.zones = slices.Insert(c.zones, at, newZone(name))
-	}
-	return c.zones[at]
 }
 
 // PutRange takes what is known of a range now; copies that are older than what is known
@@ -397,21 +297,6 @@ func (c *Cluster) forgetSpan(r *rng) {
 	if e := string(r.Descriptor.Span.End); c.byEnd[e] == r {
 		delete(c.byEnd, e)
 	}
-}
-
-// left and right return the neighbours, nil where there is none.
-func (c *Cluster) left(r *rng) *rng {
-	if len(r.Descriptor.Span.Start) == 0 {
-		return nil
-	}
-	return c.byEnd[string(r.Descriptor.Span.Start)]
-}
-
-func (c *Cluster) right(r *rng) *rng {
-	if len(r.Descriptor.Span.End) == 0 {
-		return nil
-	}
-	return c.byStart[string(r.Descriptor.Span.End)]
 }
 
 // Begin notes that an operation is under way which this state has not decided: one that

@@ -70,4 +70,29 @@
 // A round looks at the heads of the queues, the ends of the orders, bounded samples of
 // the replicas of the nodes there, and a bounded piece of all ranges in turn, so that
 // what only time changes (an age, a zone that has appeared) is found too.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	explain.go    why a range is as it is
+//	round.go      Decide: a round
+//	replicate.go  another replication factor
+//	merge.go      the way to a merge
+//	cluster.go    Cluster: what it is told
+//	can.go        what may be drained or removed
+//	balance.go    bytes are balanced
+//	load.go       load and leaders are balanced
+//	share.go      shares of nodes, their bands, what may be moved
+//	act.go        one operation for each need
+//	assess.go     what a range needs
+//	mergeable.go  whether two neighbours should be one
+//	emit.go       an operation is decided
+//	target.go     where a replica goes, who can do something now
+//	replicas.go   what a range's replicas come to
+//	index.go      orders of nodes and ranges by what they carry
+//	settings.go   settings
+//	queue.go      ranges in need
+//	operation.go  Operation, and what it requires
+//	node.go       Node
 package decide

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/google/btree"
 
@@ -288,4 +289,73 @@ func (c *Cluster) index(n *node) {
 	if n.hot && float64(n.load) <= c.restLoad() {
 		n.hot = false
 	}
+}
+
+func (c *Cluster) restLoad() float64 { return c.loadAt(c.settings.LoadRest) }
+
+// highLoad and restLoad are the loads of a node at which taking load from it begins and
+// ends.
+func (c *Cluster) highLoad() float64 { return c.loadAt(c.settings.LoadBand) }
+
+func (c *Cluster) loadAt(part float64) float64 {
+	mean := float64(c.sum.load) / float64(max(1, c.sum.live))
+	return mean*(1+part) + float64(c.settings.MinLoad)
+}
+
+// nodeOf returns the node, also where only a replica has named it so far: then it is
+// one of which nothing was heard.
+func (c *Cluster) nodeOf(id keyspace.NodeID) *node {
+	n, ok := c.nodes[id]
+	if !ok {
+		n = &node{Node: Node{ID: id, State: Decommissioning, Silent: true, SilentSince: c.now}, zone: c.zoneOf("")}
+		c.nodes[id] = n
+		c.noteSilence(n)
+	}
+	return n
+}
+
+// left and right return the neighbours, nil where there is none.
+func (c *Cluster) left(r *rng) *rng {
+	if len(r.Descriptor.Span.Start) == 0 {
+		return nil
+	}
+	return c.byEnd[string(r.Descriptor.Span.Start)]
+}
+
+func (c *Cluster) right(r *rng) *rng {
+	if len(r.Descriptor.Span.End) == 0 {
+		return nil
+	}
+	return c.byStart[string(r.Descriptor.Span.End)]
+}
+
+// noteSilence keeps the list of silent nodes.
+func (c *Cluster) noteSilence(n *node) {
+	n.dead, n.swept = false, false
+	c.silent = listed(c.silent, n, n.Silent)
+}
+
+// zoneOf returns the zone of that name.
+func (c *Cluster) zoneOf(name string) *zone {
+	at, found := slices.BinarySearchFunc(c.zones, name, func(z *zone, name string) int {
+		return compare(z.name, name)
+	})
+	if !found {
+		c.zones = slices.Insert(c.zones, at, newZone(name))
+	}
+	return c.zones[at]
+}
+
+// listed returns the nodes, in the order of their ids, with or without n.
+func listed(nodes []*node, n *node, in bool) []*node {
+	at, found := slices.BinarySearchFunc(nodes, n.ID, func(a *node, id keyspace.NodeID) int {
+		return compare(a.ID, id)
+	})
+	switch {
+	case in && !found:
+		return slices.Insert(nodes, at, n)
+	case !in && found:
+		return slices.Delete(nodes, at, at+1)
+	}
+	return nodes
 }

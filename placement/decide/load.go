@@ -5,16 +5,6 @@ import (
 	"time"
 )
 
-// highLoad and restLoad are the loads of a node at which taking load from it begins and
-// ends.
-func (c *Cluster) highLoad() float64 { return c.loadAt(c.settings.LoadBand) }
-func (c *Cluster) restLoad() float64 { return c.loadAt(c.settings.LoadRest) }
-
-func (c *Cluster) loadAt(part float64) float64 {
-	mean := float64(c.sum.load) / float64(max(1, c.sum.live))
-	return mean*(1+part) + float64(c.settings.MinLoad)
-}
-
 // balanceLoad takes load from the nodes that have had too much of it for a while.
 func (c *Cluster) balanceLoad() {
 	for _, n := range ends(c.byLoad, maxUneven, false) {

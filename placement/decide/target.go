@@ -79,9 +79,6 @@ func (c *Cluster) chooseBut(r *rng, from *node, but []keyspace.NodeID) (*node, h
 	return best, free
 }
 
-// maxLook bounds how many nodes are looked at from the end of an order.
-const maxLook = 32
-
 // emptiest returns the zone's emptiest node, but for some, that can take a copy of the range now.
 func (c *Cluster) emptiest(z *zone, r *rng, but []keyspace.NodeID) *node {
 	var found *node
@@ -95,31 +92,6 @@ func (c *Cluster) emptiest(z *zone, r *rng, but []keyspace.NodeID) *node {
 		return looked < maxLook
 	})
 	return found
-}
-
-// heir returns the node that should lead the range, once from does not: of its live
-// voters, and to if it is not nil, the one with the fewest leaders.
-func (c *Cluster) heir(r *rng, from, to *node) *node {
-	var best *node
-	for _, s := range r.seats {
-		n := s.node
-		if n == from || !n.takes() || !r.votes(n) {
-			continue
-		}
-		if best == nil || n.leaders < best.leaders || n.leaders == best.leaders && n.ID < best.ID {
-			best = n
-		}
-	}
-	if to != nil && (best == nil || to.leaders < best.leaders) {
-		best = to
-	}
-	return best
-}
-
-// votes says whether the range has a voter on the node that stays one.
-func (r *rng) votes(n *node) bool {
-	is, ok := r.Descriptor.ReplicaOn(n.ID)
-	return ok && staysVoter(is.Role)
 }
 
 // lead returns the node that leads the range, where it can be told to do something.

@@ -164,3 +164,26 @@ func decisionOf(o *fsm.Operation, leader keyspace.NodeID) decide.Operation {
 	}
 	return op
 }
+
+// isolated says whether the node is heard and hears fewer than half of the others, by what its
+// liveness messages say. If so many nodes failed that every node is like that, it says nothing
+// of a single one. Then none hands over what it leads, and lost replicas must be rebuilt.
+func (d *decider) isolated(id keyspace.NodeID) bool {
+	return d.central && d.s.o.Alive(id) && !d.s.o.Central(id)
+}
+
+// counts says whether decisions know the node: it has served, and is not gone for good.
+func counts(n *fsm.Node) bool { return n.State.Started() }
+
+// decidedNode returns the node as decisions see it, without what only a leader knows.
+func decidedNode(n *fsm.Node) decide.Node {
+	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone), Leaves: n.Leaves}
+	switch n.State {
+	case fsm.NodeDraining, fsm.NodeLearner: // neither gets replicas or leaders
+		out.State = decide.Draining
+	case fsm.NodeDecommissioned:
+		out.State = decide.Decommissioning
+	case fsm.NodeServing, fsm.NodeUnstarted, fsm.NodeUnstartedLearner, fsm.NodeRemoved:
+	}
+	return out
+}

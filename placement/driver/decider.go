@@ -207,13 +207,6 @@ func (d *decider) feedSettings(v *fsm.View) {
 	d.c.Set(set)
 }
 
-// isolated says whether the node is heard and hears fewer than half of the others, by what its
-// liveness messages say. If so many nodes failed that every node is like that, it says nothing
-// of a single one. Then none hands over what it leads, and lost replicas must be rebuilt.
-func (d *decider) isolated(id keyspace.NodeID) bool {
-	return d.central && d.s.o.Alive(id) && !d.s.o.Central(id)
-}
-
 // feedNodes takes over the node table, who is heard and hears others, and what nodes say of
 // their disks.
 func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
@@ -266,22 +259,6 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 
 // attributeZone is the attribute of a node by whose value replicas are kept apart.
 const attributeZone = "zone"
-
-// counts says whether decisions know the node: it has served, and is not gone for good.
-func counts(n *fsm.Node) bool { return n.State.Started() }
-
-// decidedNode returns the node as decisions see it, without what only a leader knows.
-func decidedNode(n *fsm.Node) decide.Node {
-	out := decide.Node{ID: n.ID, Zone: n.Attribute(attributeZone), Leaves: n.Leaves}
-	switch n.State {
-	case fsm.NodeDraining, fsm.NodeLearner: // neither gets replicas or leaders
-		out.State = decide.Draining
-	case fsm.NodeDecommissioned:
-		out.State = decide.Decommissioning
-	case fsm.NodeServing, fsm.NodeUnstarted, fsm.NodeUnstartedLearner, fsm.NodeRemoved:
-	}
-	return out
-}
 
 // feedRanges takes over the map and what nodes say of the ranges that they lead.
 func (d *decider) feedRanges(v *fsm.View, now clock.Time) {

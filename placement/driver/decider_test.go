@@ -35,7 +35,7 @@ func fiveNodes() *fsm.View {
 func stillDecider(t *testing.T) *still {
 	t.Helper()
 	v := fiveNodes()
-	st := &still{t: t, decider: newOperator(stillDriver(v, &idleMover{}), 99, newTracker()).decider, v: *v}
+	st := &still{t: t, decider: newPair(stillDriver(v, &idleMover{}), 99, newTracker()), v: *v}
 	for _, r := range st.v.Descriptors() {
 		st.ids = append(st.ids, r.Range)
 	}

@@ -63,4 +63,21 @@
 // The decider's model belongs to its goroutine. decider.mu and operator.mu guard what the two
 // tell each other, and neither is held while the other is taken, nor over a call. The
 // Tracker's mutex guards itself.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	driver.go      Driver: a leadership begins
+//	decider.go     decider: what it tells the model, and its rounds
+//	decide_own.go  decisions for the placement group itself
+//	operate.go     operator: operations under way are worked on
+//	merge.go       a merge is worked on
+//	steps.go       the next step of an operation
+//	begin.go       a decision begins as an operation
+//	leaving.go     nodes that leave are removed once they are empty
+//	look.go        what a range's leader says of it
+//	tracker.go     Tracker: reports of nodes
+//	report.go      parts of a report, and their form
+//	metrics.go     metrics
 package driver

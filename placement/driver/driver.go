@@ -91,10 +91,19 @@ func New(o Options) *Driver {
 // the tracker that Lead returns.
 func (s *Driver) Lead(ctx context.Context, term uint64, run func(func())) *Tracker {
 	t := newTracker()
-	o := newOperator(s, term, t)
-	run(func() { o.run(ctx) })
+	d := newPair(s, term, t)
+	run(func() { d.operator.run(ctx) })
 	if s.o.Mover != nil {
-		run(func() { o.decider.run(ctx) })
+		run(func() { d.run(ctx) })
 	}
 	return t
+}
+
+// newPair returns the decider of a leadership with its operator, which tells it how operations
+// have ended.
+func newPair(s *Driver, term uint64, t *Tracker) *decider {
+	o := newOperator(s, term, t)
+	d := newDecider(s, term, t, o)
+	o.over = d.over
+	return d
 }

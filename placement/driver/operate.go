@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -63,9 +62,10 @@ type operator struct {
 	term  uint64
 	slots chan struct{}
 
-	// hearing is told who leads ranges, decider how operations have ended.
+	// tracker is told who leads ranges.
 	tracker *Tracker
-	decider *decider
+	// over is told how operations on ranges have ended: done, or given up.
+	over func(op *fsm.Operation, done bool)
 
 	mu sync.Mutex
 	// Guarded by mu: those that are worked on.
@@ -80,11 +80,9 @@ type work struct {
 	abandoned string
 }
 
-// newOperator returns the operator of a leadership, with who decides for it.
+// newOperator returns the operator of a leadership.
 func newOperator(s *Driver, term uint64, h *Tracker) *operator {
-	o := &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), tracker: h, running: map[keyspace.RangeID]*work{}}
-	o.decider = newDecider(s, term, h, o)
-	return o
+	return &operator{s: s, term: term, slots: make(chan struct{}, operationsAtOnce), tracker: h, running: map[keyspace.RangeID]*work{}}
 }
 
 // run is a duty of the leader: every operation is worked on until it is over. It ends
@@ -136,14 +134,6 @@ func (o *operator) tidyOwn(ctx context.Context) {
 	if _, err := o.s.Begin(ctx, o.term, &op); err != nil {
 		o.s.o.Logger.Info("learner of the placement group is not removed yet", zap.Error(err))
 	}
-}
-
-// mover returns who executes operations on a range, nil for nobody.
-func (o *operator) mover(id keyspace.RangeID) Mover {
-	if id == fsm.OwnGroup {
-		return o.s.o.OwnMover(o.term)
-	}
-	return o.s.o.Mover
 }
 
 func (o *operator) begin(id keyspace.RangeID, operation uint64) bool {
@@ -215,7 +205,7 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(over)).Inc()
 				// What waited for a node that is silent now is not tried that way again.
 				if op.Range != fsm.OwnGroup {
-					o.decider.over(&op, over || abandoned != "")
+					o.over(&op, over || abandoned != "")
 				}
 				return
 			}
@@ -245,29 +235,6 @@ func (o *operator) patience(op *fsm.Operation) time.Duration {
 	default:
 		return most
 	}
-}
-
-// copyTime returns how long a copy of the range may take beyond the patience for a step: where
-// ranges are large and the bound is low, that is hours, and a copy that is given up begins anew.
-func (o *operator) copyTime(id keyspace.RangeID) time.Duration {
-	return time.Duration(copySlack * float64(o.tracker.of(id).Bytes) / float64(o.s.o.CopyBytesPerSecond) * float64(time.Second))
-}
-
-// howEnded names for the metrics how an operation has ended.
-func howEnded(over bool) string {
-	if over {
-		return "done"
-	}
-	return "given-up"
-}
-
-// refresh has the map told how a range is by its leader's word.
-func (o *operator) refresh(ctx context.Context, id keyspace.RangeID) error {
-	d, _, err := o.look(ctx, id)
-	if err != nil {
-		return err
-	}
-	return o.s.o.Group.Propose(ctx, o.term, fsm.Report{Descriptors: []keyspace.Descriptor{d}}).Err
 }
 
 // step does the next thing for an operation. over says that nothing is left to do, moved
@@ -325,51 +292,6 @@ func (o *operator) leadElsewhere(ctx context.Context, op *fsm.Operation, d *keys
 		}
 	}
 	return err
-}
-
-// serves says whether the node is in its ordinary state.
-func serves(v *fsm.View, id keyspace.NodeID) bool {
-	n, ok := v.Node(id)
-	return ok && n.State == fsm.NodeServing
-}
-
-// look returns the range as its leader has it.
-func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.Descriptor, leader keyspace.NodeID, err error) {
-	if id == fsm.OwnGroup {
-		return o.mover(id).Look(ctx, o.s.o.Self, id)
-	}
-	row, ok := o.s.o.Group.View().ByID(id)
-	if !ok {
-		return d, 0, fmt.Errorf("placement: there is no range %s", id)
-	}
-	ask := []keyspace.NodeID{row.Preferred}
-	for _, m := range row.Descriptor.Replicas {
-		ask = append(ask, m.Node)
-	}
-	err = kverror.NoLeader
-	asked := map[keyspace.NodeID]bool{}
-	for len(ask) > 0 && ctx.Err() == nil {
-		node := ask[0]
-		ask = ask[1:]
-		if asked[node] || !o.s.o.Alive(node) {
-			continue
-		}
-		asked[node] = true
-		var says keyspace.NodeID
-		var lerr error
-		if d, says, lerr = o.s.o.Mover.Look(ctx, node, id); lerr != nil {
-			err = lerr
-			continue
-		}
-		if says == node {
-			o.tracker.saw(id, node)
-			return d, node, nil
-		}
-		if says != 0 {
-			ask = slices.Insert(ask, 0, says)
-		}
-	}
-	return d, 0, err
 }
 
 // Begin begins an operation on a range, or on the placement group, as the map has it, and

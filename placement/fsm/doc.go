@@ -61,4 +61,25 @@
 // by byte. The golden file in testdata holds one of each. Reader and the Append functions
 // are the elements of these forms; the other packages of placement build their messages on
 // the bus from the same elements.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	command.go     commands: an entry of the group
+//	bootstrap.go   the first state of a cluster
+//	state.go       State: Apply, Flush, Load, and View
+//	begin.go       an operation begins and ends
+//	mergestate.go  the phases of a merge
+//	lease.go       leases: records, commands, their spans
+//	operation.go   Operation: what is under way on a range
+//	node.go        nodes: rows, commands, states
+//	setting.go     settings by which placement decides
+//	answer.go      the head of an answer on the bus
+//	record.go      records in the group's space of the engine
+//	group.go       the placement group as a range
+//	map.go         Map: an unchanging copy
+//	codec.go       the elements of all forms
+//	rangemap.go    rows by key, how reports fit in
+//	change.go      changes of rows, noted for Flush
 package fsm

@@ -11,45 +11,11 @@ import (
 	"github.com/skeindb/skein/placement/decide"
 )
 
-// MergePhase says how far a merge is; the numbers are stored. Committed and aborted exclude
-// each other, and neither is ever left.
-type MergePhase byte
-
-// The phases of a merge.
-const (
-	// MergePreparing: no order was ever sent by which a range is bound. An abort ends the merge.
-	MergePreparing MergePhase = iota
-	// MergeBinding: such an order may be on its way. The left range is bound, or will be, or not,
-	// and the right one frozen.
-	MergeBinding
-	// MergeCommitted: the map has one range. The left one has absorbed the other, or will.
-	MergeCommitted
-	// MergeAborted: both ranges stay, and are released.
-	MergeAborted
-)
-
-// String returns the phase's name.
-func (p MergePhase) String() string {
-	return [...]string{"preparing", "binding", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
-}
-
-// Undecided reports whether the merge may still be committed or aborted.
-func (p MergePhase) Undecided() bool { return p < MergeCommitted }
-
 // MergeRef names a merge: its operation's range and id.
 type MergeRef struct {
 	Range keyspace.RangeID
 	ID    uint64
 }
-
-// RangeVersion is what a range was when something was decided.
-type RangeVersion struct {
-	Generation keyspace.Generation
-	ConfIndex  uint64
-}
-
-// VersionOf returns the version of a range that its descriptor names.
-func VersionOf(d *keyspace.Descriptor) RangeVersion { return RangeVersion{d.Generation, d.ConfIndex} }
 
 // AlignMerge begins a move of a replica of the right range, or with To 0 ends it: its
 // replicas are to be where the left range's are.
@@ -80,10 +46,6 @@ func (m MergeRef) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(m.Range)), m.ID)
 }
 
-func (v RangeVersion) append(dst []byte) []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(v.Generation)), v.ConfIndex)
-}
-
 func (o AlignMerge) append(dst []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(o.Merge.append(dst), uint64(o.From)), uint64(o.To))
 }
@@ -97,10 +59,6 @@ func (o AbortMerge) append(dst []byte) []byte { return o.Merge.append(dst) }
 
 func (r *Reader) mergeRef() MergeRef {
 	return MergeRef{Range: keyspace.RangeID(r.Uvarint()), ID: r.Uvarint()}
-}
-
-func (r *Reader) rangeVersion() RangeVersion {
-	return RangeVersion{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint()}
 }
 
 // checkMerge returns the right neighbour that a range is to absorb, or why it cannot.

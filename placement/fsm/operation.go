@@ -146,82 +146,6 @@ func decodeOperation(b []byte) (Operation, error) {
 	return o, nil
 }
 
-// BeginOperation begins an operation on a range as it was when that was decided.
-type BeginOperation struct {
-	Generation keyspace.Generation
-	ConfIndex  uint64
-	// Right is what the other range of a merge was then; where it is 0 any will do.
-	Right RangeVersion
-	// Operation is without ID and Replica, which are given when it is applied.
-	Operation Operation
-}
-
-// EndOperation ends an operation, whatever came of it.
-type EndOperation struct {
-	Range keyspace.RangeID
-	ID    uint64
-}
-
-func (BeginOperation) kind() opKind { return opBeginOperation }
-func (EndOperation) kind() opKind   { return opEndOperation }
-
-func (o BeginOperation) append(dst []byte) []byte {
-	dst = binary.AppendUvarint(dst, uint64(o.Generation))
-	dst = binary.AppendUvarint(dst, o.ConfIndex)
-	return AppendOperation(o.Right.append(dst), &o.Operation)
-}
-
-func (o EndOperation) append(dst []byte) []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Range)), o.ID)
-}
-
-// applyBeginOperation takes an operation in if the range still is what it was decided
-// for. What cannot be executed at all was refused before: see checkOperation.
-func (s *State) applyBeginOperation(index uint64, o BeginOperation) Result {
-	op := o.Operation
-	d, ok := s.descriptor(op.Range)
-	if !ok {
-		return Result{Err: kverror.New(kverror.WrongRange, "there is no range %s", op.Range)}
-	}
-	if have, busy := s.operationOn(op.Range); busy {
-		return Result{Err: kverror.New(kverror.BadRequest, "%s has operation %d under way: %s", GroupName(op.Range), have.ID, have.String())}
-	}
-	if d.Generation != o.Generation || d.ConfIndex != o.ConfIndex {
-		return Result{Err: kverror.New(kverror.Busy, "%s has changed meanwhile", GroupName(op.Range))}
-	}
-	if len(s.operations) >= MaxOperations {
-		return Result{Err: kverror.New(kverror.TooManyRequests, "%d operations are under way", len(s.operations))}
-	}
-	if op.Kind == OperationMerge {
-		return s.beginMerge(index, o, &d)
-	}
-	if err := CheckOperation(&op, &d, s.nodes); err != nil {
-		return Result{Err: err}
-	}
-	op.ID, op.Replica, op.Leaving, op.Right, op.Phase = index, 0, 0, 0, 0
-	if to, left := d.ReplicaOn(op.To); op.Kind.Adds() && left {
-		op.Replica = to.ID
-	} else if op.Kind.Adds() {
-		op.Replica = s.NextReplica
-		s.NextReplica++
-		s.dirty.meta = true
-	}
-	if op.Kind.takes() {
-		from, _ := d.ReplicaOn(op.From)
-		op.Leaving = from.ID
-	}
-	s.setOperation(op)
-	return Result{Operation: op}
-}
-
-func (s *State) applyEndOperation(o EndOperation) {
-	have, ok := s.operations[o.Range]
-	if !ok || have.ID != o.ID || have.Kind == OperationMerge && have.Phase.Undecided() {
-		return // nothing is known of a merge that is not decided
-	}
-	s.dropOperation(have)
-}
-
 func (s *State) dropOperation(op Operation) {
 	delete(s.operations, op.Range)
 	delete(s.absorbing, op.Right)
@@ -321,4 +245,46 @@ func (o *Operation) String() string {
 		fmt.Fprintf(&b, " to node %s", o.To)
 	}
 	return b.String()
+}
+
+// MergePhase says how far a merge is; the numbers are stored. Committed and aborted exclude
+// each other, and neither is ever left.
+type MergePhase byte
+
+// The phases of a merge.
+const (
+	// MergePreparing: no order was ever sent by which a range is bound. An abort ends the merge.
+	MergePreparing MergePhase = iota
+	// MergeBinding: such an order may be on its way. The left range is bound, or will be, or not,
+	// and the right one frozen.
+	MergeBinding
+	// MergeCommitted: the map has one range. The left one has absorbed the other, or will.
+	MergeCommitted
+	// MergeAborted: both ranges stay, and are released.
+	MergeAborted
+)
+
+// String returns the phase's name.
+func (p MergePhase) String() string {
+	return [...]string{"preparing", "binding", "committed", "aborted", "?"}[min(p, MergeAborted+1)]
+}
+
+// Undecided reports whether the merge may still be committed or aborted.
+func (p MergePhase) Undecided() bool { return p < MergeCommitted }
+
+// RangeVersion is what a range was when something was decided.
+type RangeVersion struct {
+	Generation keyspace.Generation
+	ConfIndex  uint64
+}
+
+// VersionOf returns the version of a range that its descriptor names.
+func VersionOf(d *keyspace.Descriptor) RangeVersion { return RangeVersion{d.Generation, d.ConfIndex} }
+
+func (v RangeVersion) append(dst []byte) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(v.Generation)), v.ConfIndex)
+}
+
+func (r *Reader) rangeVersion() RangeVersion {
+	return RangeVersion{Generation: keyspace.Generation(r.Uvarint()), ConfIndex: r.Uvarint()}
 }

@@ -131,3 +131,16 @@ func decodeSetting(b []byte) ([]byte, error) {
 	}
 	return v, nil
 }
+
+// recordWriter is what the records are written to.
+type recordWriter interface {
+	Set(key, value []byte) error
+	Delete(key []byte) error
+}
+
+func put(w recordWriter, key []byte, exists bool, encode func([]byte) []byte) error {
+	if !exists {
+		return w.Delete(key)
+	}
+	return w.Set(key, encode([]byte{FormatVersion}))
+}

@@ -72,4 +72,15 @@
 // Sequencer's mutex comes before AllocationLog's. Sequencer
 // answers batches outside its lock. It proposes and begins rounds from one goroutine, never from
 // a callback of raft's. The placement Service's lock comes before all of them.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	sequencer.go       Sequencer: the allocator with lease, raft and callers
+//	metrics.go         metrics
+//	allocator.go       the allocator, a state machine
+//	batch.go           batches and grants, and their forms
+//	log_part.go        the allocation log for who follows it, and its form
+//	allocation_log.go  AllocationLog: which range got which revision
 package sequencer
