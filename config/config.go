@@ -13,7 +13,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -38,7 +38,7 @@ const (
 	MinRangeMaxBytes = 1 << 20
 	// MinRangeMergeAfter is the shortest range-merge-after but 0: with less, ranges would be
 	// split for one load and merged before the next.
-	MinRangeMergeAfter = placement.MinMergeAfter
+	MinRangeMergeAfter = fsm.MinMergeAfter
 	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
 	// written to never ends.
 	MinCopyBytes = 1 << 20
@@ -107,7 +107,7 @@ type Config struct {
 
 	// NodeAttributes are what an operator says of the node, as where it stands: in the order
 	// of their keys. Written to its row of the node table at each start. Default none.
-	NodeAttributes []placement.Attribute
+	NodeAttributes []fsm.Attribute
 
 	// HeartbeatInterval is raft's tick and the time between heartbeats. Positive.
 	// Default 100 ms. Too low costs CPU, above the round trip's jitter is enough.

@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.uber.org/goleak"
 
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // rewriting says whether golden files are to be written; datadriven owns the flag.
@@ -88,7 +88,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"initial-cluster":              {value: "a=http://h:1,b=http://h:2", get: func(c *Config) any { return c.InitialCluster.String() }, want: "a=http://h:1,b=http://h:2"},
 		"initial-cluster-token":        str("tok", func(c *Config) any { return c.InitialClusterToken }),
 		"max-learners":                 {value: "3", get: func(c *Config) any { return c.MaxLearners }, want: 3},
-		"node-attributes":              {value: "zone=a,rack=b", file: "[zone=a, rack=b]", get: func(c *Config) any { return c.NodeAttributes }, want: []placement.Attribute{{Key: "rack", Value: "b"}, {Key: "zone", Value: "a"}}},
+		"node-attributes":              {value: "zone=a,rack=b", file: "[zone=a, rack=b]", get: func(c *Config) any { return c.NodeAttributes }, want: []fsm.Attribute{{Key: "rack", Value: "b"}, {Key: "zone", Value: "a"}}},
 		"join":                         list("h1:2379,https://h2:2379", func(c *Config) any { return c.Join }),
 		"strict-reconfig-check":        {value: "false", get: func(c *Config) any { return c.StrictReconfigCheck }, want: false},
 		"pre-vote":                     {value: "false", get: func(c *Config) any { return c.PreVote }, want: false},

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // maxJoin bounds the addresses of join.
@@ -38,7 +38,7 @@ func joinFlags() []Flag {
 			Usage: "What is to be known of this node: KEY=VALUE,KEY=VALUE, as zone=a,rack=b.",
 			Note:  "Read at each start: what is not given any more is gone.",
 			set: func(c *Config, v value) (err error) {
-				c.NodeAttributes, err = placement.ParseAttributes(strings.Join(v.list, ","))
+				c.NodeAttributes, err = fsm.ParseAttributes(strings.Join(v.list, ","))
 				return err
 			},
 		},

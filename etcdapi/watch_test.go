@@ -22,7 +22,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/watch"
@@ -77,12 +77,12 @@ func (o *oneRange) after(rev keyspace.Revision) (events []rangeapi.Event, last k
 	return events, o.rev, o.moved
 }
 
-func (o *oneRange) FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart)) {
+func (o *oneRange) FollowLog(ctx context.Context, known sequencer.LogPosition, take func(*sequencer.LogPart)) {
 	for at := known.Last; ctx.Err() == nil; {
 		_, last, moved := o.after(at)
 		if last > at {
-			h := placement.Allocation{First: at + 1, Count: uint32(last - at), Range: 1, Generation: 1}
-			take(&placement.LogPart{Term: 1, After: at, Last: last, Records: []placement.Allocation{h}})
+			h := sequencer.Allocation{First: at + 1, Count: uint32(last - at), Range: 1, Generation: 1}
+			take(&sequencer.LogPart{Term: 1, After: at, Last: last, Records: []sequencer.Allocation{h}})
 			at = last
 		}
 		select {

@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // idle is how long a term with nothing to do sleeps, tick how long any does: a timer may
@@ -178,7 +178,7 @@ func (tm *Timer) startDecision(t *term, now clock.Time) {
 	if len(ids) == 0 {
 		return
 	}
-	refs := make([]placement.LeaseRef, len(ids))
+	refs := make([]fsm.LeaseRef, len(ids))
 	for i, id := range ids {
 		e := t.leases[id]
 		e.phase, e.expired = deciding, true
@@ -203,7 +203,7 @@ func (tm *Timer) startDecision(t *term, now clock.Time) {
 
 // undecide puts back leases that nothing is known to have been decided of. To propose
 // the same again is harmless.
-func (t *term) undecide(refs []placement.LeaseRef) {
+func (t *term) undecide(refs []fsm.LeaseRef) {
 	for _, ref := range refs {
 		if e, ok := t.leases[ref.ID]; ok && e.ref == ref && e.phase == deciding {
 			e.phase = live

@@ -13,18 +13,19 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Records decides about leases in the placement group; *placement.Service does. An error
 // of fate NotApplied says that nothing was decided and nothing will be.
 type Records interface {
 	// RevokeLeases decides in the term that leases end. Those that are gone are left out.
-	RevokeLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
+	RevokeLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error
 	// RemoveLeases forgets leases whose keys and attachments are gone.
-	RemoveLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error
+	RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error
 	// LeaseRecord returns the lease's record as it is now, nil if it is gone. It is the same
 	// one for as long as nothing has changed it.
-	LeaseRecord(ref placement.LeaseRef) *placement.Lease
+	LeaseRecord(ref fsm.LeaseRef) *fsm.Lease
 }
 
 // Revoker knows the keys of leases; the router does. Spans are those of the lease's
@@ -113,7 +114,7 @@ type term struct {
 	// decided and have had no attempt that failed.
 	attempts, retrying, waiting int
 	// ended are leases whose keys are gone, and their records not yet.
-	ended []placement.LeaseRef
+	ended []fsm.LeaseRef
 }
 
 // phase is how far a lease is.
@@ -129,7 +130,7 @@ const (
 
 // entry is one lease in a term.
 type entry struct {
-	ref placement.LeaseRef
+	ref fsm.LeaseRef
 	// ttl is in seconds.
 	ttl      int64
 	phase    phase
@@ -175,7 +176,7 @@ func (tm *Timer) Stop() {
 }
 
 // Lead implements placement.LeaseObserver.
-func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield func(*placement.Lease) bool)) {
+func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield func(*fsm.Lease) bool)) {
 	tm.mu.Lock()
 	defer tm.mu.Unlock()
 	if tm.stopped {
@@ -204,7 +205,7 @@ func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield fun
 }
 
 // Changed implements placement.LeaseObserver.
-func (tm *Timer) Changed(number uint64, changes []placement.LeaseChange) {
+func (tm *Timer) Changed(number uint64, changes []fsm.LeaseChange) {
 	tm.mu.Lock()
 	defer tm.mu.Unlock()
 	t := tm.term
@@ -290,7 +291,7 @@ func (tm *Timer) inTerm(number uint64) (*term, error) {
 func (t *term) status(id keyspace.LeaseID, now clock.Time) placement.LeaseStatus {
 	e, ok := t.leases[id]
 	if !ok {
-		return placement.LeaseStatus{LeaseRef: placement.LeaseRef{ID: id}}
+		return placement.LeaseStatus{LeaseRef: fsm.LeaseRef{ID: id}}
 	}
 	st := placement.LeaseStatus{LeaseRef: e.ref, Phase: placement.LeaseLive, TTL: e.ttl, Remaining: e.deadline.Sub(now)}
 	if e.phase == ending {
@@ -341,7 +342,7 @@ func (tm *Timer) Look(number uint64, ids []keyspace.LeaseID) ([]placement.LeaseS
 }
 
 // Wait implements placement.LeaseTimes.
-func (tm *Timer) Wait(ctx context.Context, number uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
+func (tm *Timer) Wait(ctx context.Context, number uint64, ref fsm.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
 	gone := placement.LeaseStatus{LeaseRef: ref}
 	tm.mu.Lock()
 	t, err := tm.inTerm(number)

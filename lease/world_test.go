@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/sim/simclock"
 )
 
@@ -31,7 +32,7 @@ type world struct {
 	auto bool
 
 	mu      sync.Mutex
-	records map[keyspace.LeaseID]*placement.Lease
+	records map[keyspace.LeaseID]*fsm.Lease
 	index   uint64
 	term    uint64
 	nodes   []*node
@@ -39,9 +40,9 @@ type world struct {
 	pending []*proposal
 	// safe is until when a lease must not be decided to have expired; asked are those that
 	// somebody wants to end; deleted those whose keys are gone.
-	safe    map[placement.LeaseRef]time.Duration
-	asked   map[placement.LeaseRef]bool
-	deleted map[placement.LeaseRef]bool
+	safe    map[fsm.LeaseRef]time.Duration
+	asked   map[fsm.LeaseRef]bool
+	deleted map[fsm.LeaseRef]bool
 	// failing says how often the deletion of a lease's keys fails yet; hanging ones wait
 	// for the end of their context.
 	failing map[keyspace.LeaseID]int
@@ -65,7 +66,7 @@ type node struct {
 // proposal is an entry that is not committed yet.
 type proposal struct {
 	term   uint64
-	refs   []placement.LeaseRef
+	refs   []fsm.LeaseRef
 	remove bool
 	done   chan error
 }
@@ -74,8 +75,8 @@ func newWorld(t *testing.T, names ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, auto: true, index: 10, revision: 100, start: time.Now(),
-		records: map[keyspace.LeaseID]*placement.Lease{},
-		safe:    map[placement.LeaseRef]time.Duration{}, asked: map[placement.LeaseRef]bool{}, deleted: map[placement.LeaseRef]bool{},
+		records: map[keyspace.LeaseID]*fsm.Lease{},
+		safe:    map[fsm.LeaseRef]time.Duration{}, asked: map[fsm.LeaseRef]bool{}, deleted: map[fsm.LeaseRef]bool{},
 		failing: map[keyspace.LeaseID]int{}, hanging: map[keyspace.LeaseID]bool{},
 	}
 	for i, name := range names {
@@ -134,7 +135,7 @@ func (w *world) lead(n *node, commit bool) {
 		n.cancel()
 	}
 	n.cancel = cancel
-	n.timer.Lead(ctx, w.term, func(yield func(*placement.Lease) bool) {
+	n.timer.Lead(ctx, w.term, func(yield func(*fsm.Lease) bool) {
 		for _, id := range sortedIDs(w.records) {
 			if !yield(w.records[id]) {
 				return
@@ -144,7 +145,7 @@ func (w *world) lead(n *node, commit bool) {
 	w.logf("%s leads in term %d", n.name, w.term)
 }
 
-func sortedIDs(m map[keyspace.LeaseID]*placement.Lease) []keyspace.LeaseID {
+func sortedIDs(m map[keyspace.LeaseID]*fsm.Lease) []keyspace.LeaseID {
 	ids := make([]keyspace.LeaseID, 0, len(m))
 	for id := range m {
 		ids = append(ids, id)
@@ -161,19 +162,19 @@ func (w *world) grant(id keyspace.LeaseID, ttl int64, spans int) bool {
 		return false
 	}
 	w.index++
-	l := &placement.Lease{ID: id, Incarnation: keyspace.LeaseIncarnation(w.index), TTL: ttl}
+	l := &fsm.Lease{ID: id, Incarnation: keyspace.LeaseIncarnation(w.index), TTL: ttl}
 	for i := range spans {
 		l.Spans = append(l.Spans, keyspace.Span{Start: []byte{byte(i)}, End: []byte{byte(i + 1)}})
 	}
 	w.records[id] = l
 	w.safe[l.Ref()] = w.now() + time.Duration(ttl)*time.Second
-	w.tellLocked(placement.LeaseChange{Lease: l})
+	w.tellLocked(fsm.LeaseChange{Lease: l})
 	return true
 }
 
-func (w *world) tellLocked(c placement.LeaseChange) {
+func (w *world) tellLocked(c fsm.LeaseChange) {
 	if w.leader != nil {
-		w.leader.timer.Changed(w.term, []placement.LeaseChange{c})
+		w.leader.timer.Changed(w.term, []fsm.LeaseChange{c})
 	}
 }
 
@@ -183,7 +184,7 @@ func (w *world) revoke(id keyspace.LeaseID) {
 	defer w.mu.Unlock()
 	if l := w.records[id]; l != nil {
 		w.asked[l.Ref()] = true
-		w.applyLocked(&proposal{term: w.term, refs: []placement.LeaseRef{l.Ref()}})
+		w.applyLocked(&proposal{term: w.term, refs: []fsm.LeaseRef{l.Ref()}})
 	}
 }
 
@@ -243,7 +244,7 @@ func (w *world) applyLocked(p *proposal) {
 			}
 			delete(w.records, ref.ID)
 			w.logf("lease %d is gone", ref.ID)
-			w.tellLocked(placement.LeaseChange{Lease: l, Gone: true})
+			w.tellLocked(fsm.LeaseChange{Lease: l, Gone: true})
 		case !p.remove && !l.Revoking:
 			if now := w.now(); now < w.safe[ref] && !w.asked[ref] {
 				w.t.Errorf("lease %d expires at %v, and not before %v", ref.ID, now, w.safe[ref])
@@ -252,7 +253,7 @@ func (w *world) applyLocked(p *proposal) {
 			next.Revoking = true
 			w.records[ref.ID] = &next
 			w.logf("the end of lease %d is decided", ref.ID)
-			w.tellLocked(placement.LeaseChange{Lease: &next})
+			w.tellLocked(fsm.LeaseChange{Lease: &next})
 		}
 	}
 }
@@ -283,17 +284,17 @@ func (n *node) propose(ctx context.Context, p *proposal) error {
 }
 
 // RevokeLeases implements Records.
-func (n *node) RevokeLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error {
+func (n *node) RevokeLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error {
 	return n.propose(ctx, &proposal{term: term, refs: refs})
 }
 
 // RemoveLeases implements Records.
-func (n *node) RemoveLeases(ctx context.Context, term uint64, refs []placement.LeaseRef) error {
+func (n *node) RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error {
 	return n.propose(ctx, &proposal{term: term, refs: refs, remove: true})
 }
 
 // LeaseRecord implements Records.
-func (n *node) LeaseRecord(ref placement.LeaseRef) *placement.Lease {
+func (n *node) LeaseRecord(ref fsm.LeaseRef) *fsm.Lease {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
 	if l := n.w.records[ref.ID]; l != nil && l.Ref() == ref {
@@ -313,7 +314,7 @@ func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspac
 	w.mu.Unlock()
 	time.Sleep(5*time.Millisecond + time.Duration(id%100)*time.Microsecond) // an order for stories
 	w.mu.Lock()
-	ref := placement.LeaseRef{ID: id, Incarnation: inc}
+	ref := fsm.LeaseRef{ID: id, Incarnation: inc}
 	switch l := w.records[id]; {
 	case w.hanging[id]:
 		w.mu.Unlock()

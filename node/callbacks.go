@@ -16,23 +16,23 @@ func (r control) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []ke
 	return r.c.shards.Admin().CreateRanges(ctx, node, ds)
 }
 
-// Look implements placement.Mover.
+// Look implements driver.Mover.
 func (r control) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
 	return r.c.shards.Admin().Look(ctx, node, id)
 }
 
-// ChangeMembers implements placement.Mover.
+// ChangeMembers implements driver.Mover.
 func (r control) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
 	_, err := r.c.shards.Admin().ChangeMembers(ctx, node, id, confIndex, changes)
 	return err
 }
 
-// TransferTo implements placement.Mover.
+// TransferTo implements driver.Mover.
 func (r control) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
 	return r.c.shards.Admin().TransferTo(ctx, node, id, to)
 }
 
-// Merge implements placement.Merger.
+// Merge implements driver.Merger.
 func (r control) Merge(ctx context.Context, node keyspace.NodeID, order keyspace.MergeOrder) error {
 	return r.c.shards.Admin().Merge(ctx, node, order)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
@@ -50,14 +51,14 @@ type Options struct {
 	// Founders are those of a new cluster, this node's row among them, and SplitKeys the
 	// borders of its first ranges. A node that joins, and one whose directory knows better
 	// than its configuration, has none.
-	Founders  []placement.Node
+	Founders  []fsm.Node
 	SplitKeys [][]byte
 	// Peers asks a running node for the node table. It is called where there are no
 	// Founders and the directory does not hold the table yet; nil means that nobody can
 	// be asked.
-	Peers func(ctx context.Context) ([]placement.Node, error)
+	Peers func(ctx context.Context) ([]fsm.Node, error)
 	// PlacementReplicas is how many replicas the placement group has at first; 0 is the
-	// default, see placement.Bootstrap.
+	// default, see fsm.Bootstrap.
 	PlacementReplicas int
 
 	// FS holds DataDir and WALDir.
@@ -158,7 +159,7 @@ type Core struct {
 	wait   sync.WaitGroup
 
 	// nodes is the node table as the node knew it when it was opened.
-	nodes []placement.Node
+	nodes []fsm.Node
 
 	// admission has the peers admit this node, and answers theirs. Operators' commands and
 	// questions go to admin.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -21,7 +21,7 @@ import (
 func (r *rig) publish(nodes ...*rigNode) {
 	r.t.Helper()
 	for _, n := range nodes {
-		n.core.Announce(r.t.Context(), placement.Node{Name: "n", PeerURLs: []string{"http://n"}, ClientURLs: []string{"http://c"}})
+		n.core.Announce(r.t.Context(), fsm.Node{Name: "n", PeerURLs: []string{"http://n"}, ClientURLs: []string{"http://c"}})
 	}
 }
 
@@ -263,7 +263,7 @@ func TestANodeWithoutItsDiskIsRefusedByFoundersThatWereReplaced(t *testing.T) {
 		}
 		move := func(from, to *rigNode) {
 			r.wait(time.Minute, "begin", func() bool {
-				_, err := r.nodes[4].core.client.BeginOperation(r.t.Context(), placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, From: from.id, To: to.id})
+				_, err := r.nodes[4].core.client.BeginOperation(r.t.Context(), fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: from.id, To: to.id})
 				return err == nil
 			})
 			r.wait(time.Minute, "moved", func() bool {
@@ -277,7 +277,7 @@ func TestANodeWithoutItsDiskIsRefusedByFoundersThatWereReplaced(t *testing.T) {
 				return !a && bok && b.Role == keyspace.RoleVoter
 			})
 		}
-		if err := r.nodes[4].core.client.PutSetting(r.t.Context(), placement.SettingPaused, []byte("1")); err != nil {
+		if err := r.nodes[4].core.client.PutSetting(r.t.Context(), fsm.SettingPaused, []byte("1")); err != nil {
 			t.Fatal(err)
 		}
 		move(r.nodes[0], r.nodes[3])

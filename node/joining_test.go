@@ -22,7 +22,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // joiner returns a machine with an empty disk whose node is to join the cluster.
@@ -152,11 +152,11 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 // announced has a node that has joined publish itself, as its ports do.
 func (r *rig) announced(n *rigNode) {
 	r.t.Helper()
-	n.core.Announce(r.t.Context(), placement.Node{Name: n.name, PeerURLs: []string{peerURL(n.name)}, ClientURLs: []string{"http://" + n.name + ":2379"}})
+	n.core.Announce(r.t.Context(), fsm.Node{Name: n.name, PeerURLs: []string{peerURL(n.name)}, ClientURLs: []string{"http://" + n.name + ":2379"}})
 }
 
 // rows returns the rows of the node table with that name.
-func (r *rig) rows(name string) (found []placement.Node) {
+func (r *rig) rows(name string) (found []fsm.Node) {
 	r.t.Helper()
 	table, err := r.nodes[0].core.client.NodeTable(r.t.Context(), true)
 	if err != nil {
@@ -232,7 +232,7 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {
 			r.t.Fatal(err)
 		}
-		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != placement.NodeUnstarted || rows[0].ID != n.id {
+		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != fsm.NodeUnstarted || rows[0].ID != n.id {
 			r.t.Fatalf("before it has published: %+v", rows)
 		}
 		r.wait(time.Minute, "a move to a node that has not started is refused for that", func() bool {
@@ -240,7 +240,7 @@ func TestANodeJoinsUnderLoad(t *testing.T) {
 			return err != nil && strings.Contains(err.Error(), "unstarted")
 		})
 		r.announced(n)
-		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != placement.NodeServing {
+		if rows := r.rows("n4"); len(rows) != 1 || rows[0].State != fsm.NodeServing {
 			r.t.Fatalf("after it has published: %+v", rows)
 		}
 		r.spread(n, ranges, "by n4")
@@ -326,7 +326,7 @@ func TestJoiningIsFinishedAfterACrashAtAnyMoment(t *testing.T) {
 func TestJoinRefusals(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
-			n.core.Announce(r.t.Context(), placement.Node{Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{peerURL(fmt.Sprintf("n%d", n.id))}, ClientURLs: []string{"http://c"}})
+			n.core.Announce(r.t.Context(), fsm.Node{Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{peerURL(fmt.Sprintf("n%d", n.id))}, ClientURLs: []string{"http://c"}})
 		}
 		refused := func(what string, err error, says ...string) {
 			r.t.Helper()
@@ -384,7 +384,7 @@ func TestJoinRefusals(t *testing.T) {
 		n.disk = newMemDisk(simdisk.New())
 		refused("a node that has started, with an empty directory", r.join(r.t.Context(), n, r.nodes[0]), "has run before", "decommission")
 		// Nor by an identity that somebody has written.
-		n.seat = &join.Membership{Cluster: 0xc1, Self: n.id, Peers: func(ctx context.Context) ([]placement.Node, error) {
+		n.seat = &join.Membership{Cluster: 0xc1, Self: n.id, Peers: func(ctx context.Context) ([]fsm.Node, error) {
 			return r.nodes[0].core.client.NodeTable(ctx, true)
 		}}
 		_, err = Open(r.t.Context(), r.optionsOf(n))
@@ -428,7 +428,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		r.stop(down)
 		c := r.nodes[0].core.client
 		for _, gone := range []*rigNode{n, down} {
-			if err := c.SetNodeState(r.t.Context(), gone.id, placement.NodeServing, placement.NodeDecommissioned); err != nil {
+			if err := c.SetNodeState(r.t.Context(), gone.id, fsm.NodeServing, fsm.NodeDecommissioned); err != nil {
 				r.t.Fatal(err)
 			}
 			if err := c.RemoveNode(r.t.Context(), gone.id); err != nil {
@@ -463,7 +463,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		r.crash(down)
 		// Its identity without its data.
 		n.disk = newMemDisk(simdisk.New())
-		n.seat = &join.Membership{Cluster: 0xc1, Self: first, Peers: func(ctx context.Context) ([]placement.Node, error) {
+		n.seat = &join.Membership{Cluster: 0xc1, Self: first, Peers: func(ctx context.Context) ([]fsm.Node, error) {
 			return c.NodeTable(ctx, true)
 		}}
 		if _, err := Open(r.t.Context(), r.optionsOf(n)); !errors.Is(err, join.ErrRemoved) {
@@ -476,6 +476,6 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 		}
 		r.announced(n)
 		r.mustPut(n, "k", "v")
-		r.wantKind("publish as another node", c.AddNode(r.t.Context(), placement.Node{ID: first, PeerURLs: []string{"http://z:1"}}), kverror.NodeRemoved)
+		r.wantKind("publish as another node", c.AddNode(r.t.Context(), fsm.Node{ID: first, PeerURLs: []string{"http://z:1"}}), kverror.NodeRemoved)
 	})
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -155,13 +155,13 @@ func TestWhatIsHeldUpSaysWhy(t *testing.T) {
 		r.mustPut(r.nodes[0], "a", "v")
 		r.pause()
 		k := r.operator(r.nodes[0])
-		state := func(id keyspace.NodeID, to placement.NodeState, beside ...keyspace.NodeID) {
-			if err := r.nodes[0].core.client.SetNodeState(r.t.Context(), id, placement.NodeServing, to, beside...); err != nil {
+		state := func(id keyspace.NodeID, to fsm.NodeState, beside ...keyspace.NodeID) {
+			if err := r.nodes[0].core.client.SetNodeState(r.t.Context(), id, fsm.NodeServing, to, beside...); err != nil {
 				r.t.Fatal(err)
 			}
 		}
-		state(1, placement.NodeDraining)
-		state(2, placement.NodeDecommissioned, 1)
+		state(1, fsm.NodeDraining)
+		state(2, fsm.NodeDecommissioned, 1)
 		s, err := k.a.ShowNode(r.t.Context(), r.nodes[0].id.String())
 		if err != nil || s.GetNode().GetLeaders() == 0 || !strings.Contains(s.GetDrain().GetReason(), "placement is paused") {
 			r.t.Errorf("drained, and held up: %v, %v", s, err)
@@ -412,7 +412,7 @@ func TestANodeIsRemoved(t *testing.T) {
 func TestAnUnstartedNode(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")
-		if err := r.nodes[0].core.client.AddNode(r.t.Context(), placement.Node{ID: 9, Name: "n9", PeerURLs: []string{"http://n9:2380"}}); err != nil {
+		if err := r.nodes[0].core.client.AddNode(r.t.Context(), fsm.Node{ID: 9, Name: "n9", PeerURLs: []string{"http://n9:2380"}}); err != nil {
 			r.t.Fatal(err)
 		}
 		k := r.operator(r.nodes[0])

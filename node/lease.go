@@ -6,18 +6,19 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // leaseTimer counts the time of leases for placement; package lease is made after it.
 type leaseTimer struct{ c *Core }
 
 // Lead implements placement.LeaseObserver.
-func (l leaseTimer) Lead(ctx context.Context, term uint64, records func(yield func(*placement.Lease) bool)) {
+func (l leaseTimer) Lead(ctx context.Context, term uint64, records func(yield func(*fsm.Lease) bool)) {
 	l.c.leases.Lead(ctx, term, records)
 }
 
 // Changed implements placement.LeaseObserver.
-func (l leaseTimer) Changed(term uint64, changes []placement.LeaseChange) {
+func (l leaseTimer) Changed(term uint64, changes []fsm.LeaseChange) {
 	l.c.leases.Changed(term, changes)
 }
 
@@ -32,7 +33,7 @@ func (l leaseTimer) Look(term uint64, ids []keyspace.LeaseID) ([]placement.Lease
 }
 
 // Wait implements placement.LeaseTimes.
-func (l leaseTimer) Wait(ctx context.Context, term uint64, ref placement.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
+func (l leaseTimer) Wait(ctx context.Context, term uint64, ref fsm.LeaseRef) (placement.LeaseStatus, keyspace.Revision, error) {
 	return l.c.leases.Wait(ctx, term, ref)
 }
 

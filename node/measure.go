@@ -1,25 +1,23 @@
 package node
 
-import (
-	"github.com/skeindb/skein/placement"
-)
+import "github.com/skeindb/skein/placement/driver"
 
 // measurer tells placement of this node.
 type measurer struct{ c *Core }
 
-// Led implements placement.Measurer.
-func (m measurer) Led() []placement.Measure {
+// Led implements driver.Measurer.
+func (m measurer) Led() []driver.Measure {
 	all := m.c.shards.Measures()
-	out := make([]placement.Measure, 0, len(all))
+	out := make([]driver.Measure, 0, len(all))
 	for i := range all {
 		if r := &all[i]; r.Leads {
-			out = append(out, placement.Measure{Range: r.Descriptor.Range, Term: r.Term, Bytes: r.Bytes, Load: int64(r.Load())})
+			out = append(out, driver.Measure{Range: r.Descriptor.Range, Term: r.Term, Bytes: r.Bytes, Load: int64(r.Load())})
 		}
 	}
 	return out
 }
 
-// Disk implements placement.Measurer: the disk of the data directory.
+// Disk implements driver.Measurer: the disk of the data directory.
 func (m measurer) Disk() (capacity, used int64) {
 	u, err := m.c.o.FS.GetDiskUsage(m.c.o.DataDir)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/operate"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // wantEtcd checks an error as an etcd client gets it, which goes by its text.
@@ -235,11 +235,11 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		r.spread(r.nodes[1], ranges, "v")
 		lead := func() *rigNode { return r.nodes[r.nodes[4].core.client.Leader()-1] }
 		kept, gone := r.nodes[4], r.nodes[3]
-		if err := kept.core.client.SetNodeState(r.t.Context(), kept.id, placement.NodeServing, placement.NodeDecommissioned); err != nil {
+		if err := kept.core.client.SetNodeState(r.t.Context(), kept.id, fsm.NodeServing, fsm.NodeDecommissioned); err != nil {
 			r.t.Fatal(err)
 		}
 		// What is left of a MemberRemove that has ended at once.
-		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing, kept.id); err != nil {
+		if err := r.nodes[0].core.client.LeaveNode(r.t.Context(), gone.id, fsm.NodeServing, kept.id); err != nil {
 			r.t.Fatal(err)
 		}
 		k := r.operator(r.nodes[1])
@@ -252,28 +252,28 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 		if err := (etcdNode{lead().core}).MoveLeader(r.t.Context(), next.id); err != nil {
 			r.t.Fatal(err)
 		}
-		state := func(id keyspace.NodeID) placement.NodeState {
+		state := func(id keyspace.NodeID) fsm.NodeState {
 			m, _ := next.core.client.WatchMap()
 			n, _ := m.Node(id)
 			return n.State
 		}
-		r.wait(5*time.Minute, "it is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
+		r.wait(5*time.Minute, "it is removed", func() bool { return state(gone.id) == fsm.NodeRemoved })
 		// Who waits for it is told that, and not that there is no such node.
 		_, err := k.a.ShowNode(r.t.Context(), gone.id.String())
 		if refusal := (*adminapi.Refusal)(nil); !errors.As(err, &refusal) || !refusal.Removed {
 			r.t.Errorf("a look at what has left: %v", err)
 		}
 		time.Sleep(time.Minute)
-		if got := state(kept.id); got != placement.NodeDecommissioned {
+		if got := state(kept.id); got != fsm.NodeDecommissioned {
 			r.t.Errorf("the one decommissioned by command is %s", got)
 		}
 		r.removed(time.Minute, next, kept.id)
 		// Of three nobody can take the replicas of one over: two go on without it.
 		gone = r.nodes[next.id%3]
-		if err := next.core.client.LeaveNode(r.t.Context(), gone.id, placement.NodeServing); err != nil {
+		if err := next.core.client.LeaveNode(r.t.Context(), gone.id, fsm.NodeServing); err != nil {
 			r.t.Fatal(err)
 		}
-		r.wait(5*time.Minute, "one of three is removed", func() bool { return state(gone.id) == placement.NodeRemoved })
+		r.wait(5*time.Minute, "one of three is removed", func() bool { return state(gone.id) == fsm.NodeRemoved })
 		r.mustGet(next, keyOf(1), "v")
 	})
 }
@@ -290,7 +290,7 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 		_, err := r.nodes[0].core.Members(1).MemberRemove(ctx, r.nodes[1].id)
 		r.wantEtcd("one of the two that are left", err, rpctypes.ErrGRPCUnhealthy)
 		m, _ := r.nodes[0].core.client.WatchMap()
-		if row, _ := m.Node(r.nodes[1].id); row.State != placement.NodeServing {
+		if row, _ := m.Node(r.nodes[1].id); row.State != fsm.NodeServing {
 			r.t.Errorf("after that it is %s", row.State)
 		}
 	})

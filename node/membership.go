@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -21,7 +22,7 @@ func (c *Core) bootstrap(ctx context.Context) error {
 	if err != nil || admitted || len(c.o.Founders) == 0 {
 		return err
 	}
-	f := placement.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
+	f := fsm.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
 	return placement.WriteBootstrap(ctx, c.engine, c.host, &f, c.o.Self)
 }
 
@@ -110,12 +111,12 @@ func (c *Core) followMap() {
 }
 
 // sameTable says whether two node tables, ascending by id, are the same.
-func sameTable(a, b []placement.Node) bool {
-	return slices.EqualFunc(a, b, func(x, y placement.Node) bool { return x.Equal(&y) })
+func sameTable(a, b []fsm.Node) bool {
+	return slices.EqualFunc(a, b, func(x, y fsm.Node) bool { return x.Equal(&y) })
 }
 
 // learnNodes takes over another node table.
-func (c *Core) learnNodes(nodes []placement.Node) {
+func (c *Core) learnNodes(nodes []fsm.Node) {
 	c.bus.SetQueueBytes(c.queueBytes(nodes))
 	for i := range nodes {
 		n := &nodes[i]
@@ -124,7 +125,7 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 			if !mutation.Is(mutation.JoinerUnknown) {
 				c.setPeer(n)
 			}
-		case n.State == placement.NodeRemoved:
+		case n.State == fsm.NodeRemoved:
 			c.fail(c.admission.RemovedError())
 		}
 	}
@@ -136,7 +137,7 @@ func (c *Core) learnNodes(nodes []placement.Node) {
 // Announce publishes the node's row of the node table, with where it serves clients, until
 // it is there or ctx ends. A node that was removed from the cluster cannot go on, nor can one
 // whose row is another directory's.
-func (c *Core) Announce(ctx context.Context, row placement.Node) {
+func (c *Core) Announce(ctx context.Context, row fsm.Node) {
 	row.Instance = c.dirs.Identity.Instance
 	if err := c.admission.Announce(ctx, row); err != nil {
 		c.fail(err)

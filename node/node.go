@@ -22,7 +22,7 @@ import (
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/node/join"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -116,7 +116,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
-	row := placement.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: types.URLs(cfg.AdvertisePeerURLs).StringSlice(), ClientURLs: types.URLs(cfg.AdvertiseClientURLs).StringSlice(), Attributes: cfg.NodeAttributes}
+	row := fsm.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: types.URLs(cfg.AdvertisePeerURLs).StringSlice(), ClientURLs: types.URLs(cfg.AdvertiseClientURLs).StringSlice(), Attributes: cfg.NodeAttributes}
 	go func() {
 		defer close(n.done)
 		core.Announce(announce, row)

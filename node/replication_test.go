@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // replicated sets the factor and waits until all ranges have it.
@@ -178,7 +178,7 @@ func TestPlacementGroupGrows(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_, err := r.nodes[0].core.client.BeginOperation(ctx, placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationRemove, From: n, Why: "a test"})
+			_, err := r.nodes[0].core.client.BeginOperation(ctx, fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationRemove, From: n, Why: "a test"})
 			if err != nil {
 				t.Logf("remove: %v", err)
 			}

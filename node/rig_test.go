@@ -18,7 +18,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/transport"
@@ -118,10 +118,10 @@ func borders(n int) [][]byte {
 // keyOf is a key of the i-th of the spans of borders.
 func keyOf(i int) string { return fmt.Sprintf("k%04d/x", i) }
 
-func (r *rig) founders() []placement.Node {
-	var all []placement.Node
+func (r *rig) founders() []fsm.Node {
+	var all []fsm.Node
 	for _, n := range r.nodes[:r.founded] {
-		all = append(all, placement.Node{ID: n.id, Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n.id)}})
+		all = append(all, fsm.Node{ID: n.id, Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n.id)}})
 	}
 	return all
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // tableKey is where a node keeps its last node table: its peers at the next start. A founder also
@@ -18,7 +19,7 @@ var tableKey = engine.NodeLocalKey([]byte("node/table"))
 
 // storedTable returns the node table that the directory holds; ok is false where it holds
 // none yet.
-func (c *Core) storedTable() (nodes []placement.Node, ok bool, err error) {
+func (c *Core) storedTable() (nodes []fsm.Node, ok bool, err error) {
 	b, ok, err := c.engine.Get(tableKey)
 	if err == nil && ok {
 		nodes, err = placement.DecodeNodeTable(b)
@@ -53,7 +54,7 @@ func (c *Core) loadTable(ctx context.Context) error {
 
 // keepTable stores the node table, and has it known to the bus. It is durable with what is
 // flushed next: an old one does as long as one of its nodes is where it was.
-func (c *Core) keepTable(nodes []placement.Node) error {
+func (c *Core) keepTable(nodes []fsm.Node) error {
 	b := c.engine.NewBatch()
 	err := b.Set(tableKey, placement.EncodeNodeTable(nodes))
 	if err == nil {
@@ -67,7 +68,7 @@ func (c *Core) keepTable(nodes []placement.Node) error {
 
 // setPeer tells the bus where a node is. One that was removed is nowhere: it may come
 // itself and be told so.
-func (c *Core) setPeer(n *placement.Node) {
+func (c *Core) setPeer(n *fsm.Node) {
 	var addrs []string
 	for _, text := range n.PeerURLs {
 		if u, err := url.Parse(text); err == nil {
@@ -82,14 +83,14 @@ func (c *Core) setPeer(n *placement.Node) {
 func (c *Core) others() []keyspace.NodeID { return c.othersOf(c.nodes) }
 
 // queueBytes divides what the bus may hold among the other nodes of a table.
-func (c *Core) queueBytes(nodes []placement.Node) [4]int64 {
+func (c *Core) queueBytes(nodes []fsm.Node) [4]int64 {
 	return c.budget.queues(len(c.othersOf(nodes)), 4*c.o.MaxRequestBytes)
 }
 
-func (c *Core) othersOf(nodes []placement.Node) []keyspace.NodeID {
+func (c *Core) othersOf(nodes []fsm.Node) []keyspace.NodeID {
 	var ids []keyspace.NodeID
 	for i := range nodes {
-		if n := &nodes[i]; n.ID != c.o.Self && n.State != placement.NodeRemoved {
+		if n := &nodes[i]; n.ID != c.o.Self && n.State != fsm.NodeRemoved {
 			ids = append(ids, n.ID)
 		}
 	}

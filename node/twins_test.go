@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/join"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Two machines join at once under one name and one peer URL: one of them is the node, the
@@ -76,7 +76,7 @@ func TestTwoMachinesThatStartAsOneMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, n := range rows {
-			if n.ID == first.id && (n.State != placement.NodeUnstarted || n.Instance != first.core.dirs.Identity.Instance) {
+			if n.ID == first.id && (n.State != fsm.NodeUnstarted || n.Instance != first.core.dirs.Identity.Instance) {
 				t.Errorf("before it has published itself: %+v", n)
 			}
 		}

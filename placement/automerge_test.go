@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -37,7 +38,7 @@ func mergingRig(t *testing.T, seed uint64, after time.Duration, borders ...strin
 	t.Helper()
 	m := &merging{pretended: pretendedRig(t, seed, 3, borders...), bound: map[keyspace.RangeID]keyspace.MergeOrder{}}
 	m.mergeAfter = after
-	m.mover = func() Mover { return m }
+	m.mover = func() driver.Mover { return m }
 	for id := range m.bytes {
 		m.bytes[id] = 1 << 20
 	}
@@ -181,9 +182,9 @@ func TestSmallColdNeighboursMerge(t *testing.T) {
 	})
 }
 
-func (m *merging) beginOn(ctx context.Context, c *Client, left keyspace.RangeID) Operation {
+func (m *merging) beginOn(ctx context.Context, c *Client, left keyspace.RangeID) fsm.Operation {
 	m.t.Helper()
-	op, err := c.BeginOperation(ctx, Operation{Range: left, Kind: OperationMerge, Why: "asked for"})
+	op, err := c.BeginOperation(ctx, fsm.Operation{Range: left, Kind: fsm.OperationMerge, Why: "asked for"})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -293,7 +294,7 @@ func TestMergeAfterIsSet(t *testing.T) {
 		m := newMerging(t, 86, time.Minute)
 		ctx, c := t.Context(), m.nodes[1].client
 		for _, v := range []string{"0s", "-1h", "1m", "4m59s", "x", "Off"} {
-			if err := c.PutSetting(ctx, SettingMergeAfter, []byte(v)); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+			if err := c.PutSetting(ctx, fsm.SettingMergeAfter, []byte(v)); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
 				t.Errorf("merging after %q: %v", v, err)
 			}
 		}

@@ -25,7 +25,7 @@ import (
 // succeeded, and all of the state is there, or it did not, and the next start
 // writes all of it: nothing between.
 func TestBootstrapSurvivesErrors(t *testing.T) {
-	f := &Bootstrap{Cluster: 0xc1, Nodes: []Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
+	f := &fsm.Bootstrap{Cluster: 0xc1, Nodes: []fsm.Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
 	want := shown(f.FirstState(raftgroup.InitIndex))
 	for n := int32(0); ; n++ {
 		if n > 500 {
@@ -64,7 +64,7 @@ func TestBootstrapSurvivesErrors(t *testing.T) {
 func shown(s *fsm.State) (all []any) {
 	v := s.View(0, 0, nil)
 	all = append(all, v.NodeTable(), v.Cluster, v.Ceiling, v.Compacted, v.SettingsRevision(), v.NextRange, v.NextReplica, v.Changed, v.NodesChanged)
-	v.All(func(g *Range) bool {
+	v.All(func(g *fsm.Range) bool {
 		all = append(all, *g)
 		return true
 	})
@@ -76,7 +76,7 @@ var noHost *raftgroup.Host
 
 // foundOn opens an engine, founds with the n-th operation failing, and ends it
 // without a flush. It returns what WriteBootstrap returned.
-func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *Bootstrap) error {
+func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *fsm.Bootstrap) error {
 	t.Helper()
 	var ops atomic.Int32
 	var armed, hit atomic.Bool

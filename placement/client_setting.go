@@ -12,9 +12,9 @@ import (
 
 // MergeAfter returns after how long ranges are merged by themselves by the settings, 0 where
 // they are not; set is false where the settings say nothing.
-func MergeAfter(settings []Setting) (after time.Duration, set bool) {
+func MergeAfter(settings []fsm.Setting) (after time.Duration, set bool) {
 	for _, s := range settings {
-		if s.Name == SettingMergeAfter {
+		if s.Name == fsm.SettingMergeAfter {
 			return fsm.ParseMergeAfter(s.Value)
 		}
 	}
@@ -22,9 +22,9 @@ func MergeAfter(settings []Setting) (after time.Duration, set bool) {
 }
 
 // Replication returns how many voters a range is to have by the settings.
-func Replication(settings []Setting) int {
+func Replication(settings []fsm.Setting) int {
 	for _, s := range settings {
-		if n, ok := fsm.ParseReplication(s.Value); ok && s.Name == SettingReplication {
+		if n, ok := fsm.ParseReplication(s.Value); ok && s.Name == fsm.SettingReplication {
 			return n
 		}
 	}
@@ -32,8 +32,8 @@ func Replication(settings []Setting) int {
 }
 
 // Paused says whether the settings have placement decide nothing by itself.
-func Paused(settings []Setting) bool {
-	return slices.ContainsFunc(settings, func(s Setting) bool { return s.Name == SettingPaused && len(s.Value) > 0 })
+func Paused(settings []fsm.Setting) bool {
+	return slices.ContainsFunc(settings, func(s fsm.Setting) bool { return s.Name == fsm.SettingPaused && len(s.Value) > 0 })
 }
 
 // ValidReplication says whether a range can be told to have so many voters.

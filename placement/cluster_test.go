@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/sim/simbus"
 )
@@ -36,14 +37,14 @@ func TestClusterServes(t *testing.T) {
 			if a := n.sequence(0); a.Err != nil || a.First != 0 || a.Current != want-1 {
 				t.Fatalf("node %s: read at %+v, want %d", n.id, a, want-1)
 			}
-			node := Node{Name: fmt.Sprintf("n%d", n.id), ClientURLs: []string{"http://c"}}
+			node := fsm.Node{Name: fmt.Sprintf("n%d", n.id), ClientURLs: []string{"http://c"}}
 			if err := n.client.Publish(ctx, node); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for created := 0; created < 3; time.Sleep(10 * time.Millisecond) {
 			created = 0
-			r.leader().service.View().All(func(g *Range) bool {
+			r.leader().service.View().All(func(g *fsm.Range) bool {
 				if g.Created {
 					created++
 				}

@@ -24,7 +24,7 @@ var sampleDescriptor = keyspace.Descriptor{
 
 var sampleOwn = keyspace.Descriptor{ConfIndex: 31, Replicas: []keyspace.Replica{{ID: 1, Node: 0xa1}, {ID: 9, Node: 0xa3, Role: keyspace.RoleVoterIncoming}}}
 
-var sampleNode = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{Key: "rack", Value: "r1"}, {Key: "zone", Value: "a"}}, Instance: 0xabc}
+var sampleNode = fsm.Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: fsm.NodeDraining, Since: 1_800_000_000_000, Attributes: []fsm.Attribute{{Key: "rack", Value: "r1"}, {Key: "zone", Value: "a"}}, Instance: 0xabc}
 
 func sampleRequests() []request {
 	return []request{
@@ -38,18 +38,18 @@ func sampleRequests() []request {
 		{Kind: requestPutSetting, Name: "alarm", Value: []byte("nospace")},
 		{Kind: requestSettings},
 		{Kind: requestLease, Lease: leaseRequest{Op: leaseRegister, ID: 0x7b, Span: keyspace.Span{Start: []byte("b")}}},
-		{Kind: requestBegin, Operation: Operation{Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
+		{Kind: requestBegin, Operation: fsm.Operation{Range: 7, Kind: fsm.OperationMove, From: 0xa1, To: 0xa2, Why: "asked for"}},
 		{Kind: requestOperations, Linearizable: true},
-		{Kind: requestSetNodeState, To: 0xa1, From: NodeServing, Becomes: NodeDecommissioned, Beside: []keyspace.NodeID{0xa2}},
-		{Kind: requestSetNodeState, To: 0xa1, From: NodeDecommissioned, Becomes: NodeDecommissioned, Leave: true},
+		{Kind: requestSetNodeState, To: 0xa1, From: fsm.NodeServing, Becomes: fsm.NodeDecommissioned, Beside: []keyspace.NodeID{0xa2}},
+		{Kind: requestSetNodeState, To: 0xa1, From: fsm.NodeDecommissioned, Becomes: fsm.NodeDecommissioned, Leave: true},
 		{Kind: requestRemoveNode, To: 0xa1},
 		{Kind: requestKeepBorder, Key: []byte("m")},
 	}
 }
 
-var sampleOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
+var sampleOperation = fsm.Operation{ID: 300, Range: 7, Kind: fsm.OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
 
-var sampleMerge = Operation{ID: 302, Range: 9, Kind: OperationMerge, Right: 10, Phase: MergeCommitted, From: 0xa1, To: 0xa2, Replica: 11, Leaving: 5, Why: "asked for"}
+var sampleMerge = fsm.Operation{ID: 302, Range: 9, Kind: fsm.OperationMerge, Right: 10, Phase: fsm.MergeCommitted, From: 0xa1, To: 0xa2, Replica: 11, Leaving: 5, Why: "asked for"}
 
 func sampleResponse(k requestKind) response {
 	switch k {
@@ -60,7 +60,7 @@ func sampleResponse(k requestKind) response {
 	case requestCompact:
 		return response{Revision: 57}
 	case requestMembers:
-		return response{Nodes: []Node{sampleNode}}
+		return response{Nodes: []fsm.Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
 	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
@@ -70,11 +70,11 @@ func sampleResponse(k requestKind) response {
 			Leases: []LeaseStatus{{LeaseRef: sampleLease.Ref(), Phase: LeaseEnding, TTL: 60, Remaining: -time.Second}},
 		}}
 	case requestBegin:
-		return response{Operations: []Operation{sampleOperation}}
+		return response{Operations: []fsm.Operation{sampleOperation}}
 	case requestOperations:
-		return response{Operations: []Operation{sampleOperation, {ID: 301, Range: 8, Kind: OperationRemove, From: 0xa1}, sampleMerge}}
+		return response{Operations: []fsm.Operation{sampleOperation, {ID: 301, Range: 8, Kind: fsm.OperationRemove, From: 0xa1}, sampleMerge}}
 	case requestSettings:
-		return response{Revision: 2, Settings: []Setting{{Name: "alarm", Value: []byte("nospace")}}}
+		return response{Revision: 2, Settings: []fsm.Setting{{Name: "alarm", Value: []byte("nospace")}}}
 	}
 	return response{}
 }
@@ -92,18 +92,18 @@ func sampleLeaseRequests() []leaseRequest {
 	}
 }
 
-var sampleLease = Lease{
+var sampleLease = fsm.Lease{
 	ID: 0x7b, Incarnation: 44, TTL: 60, Revoking: true,
 	Spans: []keyspace.Span{{End: []byte("b")}, {Start: []byte("d"), End: []byte("f")}, {Start: []byte("x")}},
 }
 
 var (
-	sampleRange    = Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
+	sampleRange    = fsm.Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleNodePart = driver.Part{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
-		Led: []Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
+		Led: []driver.Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 	}
-	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*Range{&sampleRange}, Nodes: []Node{sampleNode}, Own: sampleOwn}
+	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*fsm.Range{&sampleRange}, Nodes: []fsm.Node{sampleNode}, Own: sampleOwn}
 )
 
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
@@ -112,7 +112,7 @@ var (
 func TestFormats(t *testing.T) {
 	var f testkit.File
 	line := f.Add
-	line("record/table", EncodeNodeTable([]Node{sampleNode, {ID: 0xa2, State: NodeLearner}}))
+	line("record/table", EncodeNodeTable([]fsm.Node{sampleNode, {ID: 0xa2, State: fsm.NodeLearner}}))
 	for _, lq := range sampleLeaseRequests() {
 		q := request{Kind: requestLease, Lease: lq}
 		line(fmt.Sprintf("bus/request-%d-%d", q.Kind, lq.Op), q.encode())
@@ -194,7 +194,7 @@ func FuzzResponse(f *testing.F) {
 // that covers the keyspace exactly once, or with an error.
 func FuzzFeed(f *testing.F) {
 	whole := samplePart
-	whole.Rows = []*Range{{Descriptor: keyspace.Descriptor{Range: 1, Generation: 1, Replicas: sampleDescriptor.Replicas}, Changed: 10}}
+	whole.Rows = []*fsm.Range{{Descriptor: keyspace.Descriptor{Range: 1, Generation: 1, Replicas: sampleDescriptor.Replicas}, Changed: 10}}
 	f.Add(whole.encode(), samplePart.encode())
 	f.Add([]byte{}, encodeFeedRequest(1))
 	f.Fuzz(func(t *testing.T, a, b []byte) {

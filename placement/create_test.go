@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // A founder is away while the first range is split. When it comes, nobody orders it
@@ -47,7 +48,7 @@ func TestRangeThatWasSplitIsNotCreatedAnew(t *testing.T) {
 		if n.created[parent.Range] != 0 || n.created[child.Range] != 0 || n.created[2] == 0 {
 			t.Errorf("created on the late node: %v", n.created)
 		}
-		r.leader().service.View().All(func(g *Range) bool {
+		r.leader().service.View().All(func(g *fsm.Range) bool {
 			if !g.Created {
 				t.Errorf("range %s is not marked created", g.Descriptor.Range)
 			}

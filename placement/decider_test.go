@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -33,7 +34,7 @@ type pretended struct {
 func newPretended(t *testing.T, seed uint64, nodes int, borders ...string) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, nodes, borders...)
-	w.mover = func() Mover { return w }
+	w.mover = func() driver.Mover { return w }
 	w.startAll()
 	return w
 }
@@ -52,7 +53,7 @@ func pretendedRig(t *testing.T, seed uint64, nodes int, borders ...string) *pret
 		p.report = w.report
 		w.all[d.Range], w.bytes[d.Range] = p, 64<<20
 	}
-	w.measurer = func(n keyspace.NodeID) Measurer { return seat{w, n} }
+	w.measurer = func(n keyspace.NodeID) driver.Measurer { return seat{w, n} }
 	return w
 }
 
@@ -99,13 +100,13 @@ type seat struct {
 }
 
 // Led implements Measurer.
-func (s seat) Led() (l []Measure) {
+func (s seat) Led() (l []driver.Measure) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	for id, p := range s.w.all {
 		p.mu.Lock()
 		if p.leader == s.node {
-			l = append(l, Measure{Range: id, Term: p.term, Bytes: s.w.bytes[id], Load: s.w.load[id]})
+			l = append(l, driver.Measure{Range: id, Term: p.term, Bytes: s.w.bytes[id], Load: s.w.load[id]})
 		}
 		p.mu.Unlock()
 	}
@@ -315,25 +316,25 @@ func TestReplicationFactor(t *testing.T) {
 			return w.nodes[3].client.PutSetting(t.Context(), name, []byte(value))
 		}
 		for _, v := range []string{"4", "0", "-1", "x", "7", "9"} {
-			if err := set(SettingReplication, v); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
+			if err := set(fsm.SettingReplication, v); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
 				t.Errorf("%s voters: %v", v, err)
 			}
 		}
-		if err := set(SettingPaused, "true"); err != nil {
+		if err := set(fsm.SettingPaused, "true"); err != nil {
 			t.Fatal(err)
 		}
-		if err := set(SettingReplication, "5"); err != nil {
+		if err := set(fsm.SettingReplication, "5"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		if n := w.steps(); n != 0 {
 			t.Fatalf("%d steps while decisions are paused", n)
 		}
-		if err := set(SettingPaused, ""); err != nil {
+		if err := set(fsm.SettingPaused, ""); err != nil {
 			t.Fatal(err)
 		}
 		w.await(time.Minute, "five voters", func() error { return w.whole(5) })
-		if err := set(SettingReplication, "3"); err != nil {
+		if err := set(fsm.SettingReplication, "3"); err != nil {
 			t.Fatal(err)
 		}
 		w.await(time.Minute, "three voters", func() error { return w.whole(3) })
@@ -390,7 +391,7 @@ func TestDrainAndDecommission(t *testing.T) {
 		if held == 0 || led == 0 {
 			t.Fatalf("node 2 has %d replicas and leads %d", held, led)
 		}
-		if err := c.SetNodeState(ctx, 2, NodeServing, NodeDraining); err != nil {
+		if err := c.SetNodeState(ctx, 2, fsm.NodeServing, fsm.NodeDraining); err != nil {
 			t.Fatal(err)
 		}
 		w.await(20*time.Second, "drain", func() error {
@@ -399,7 +400,7 @@ func TestDrainAndDecommission(t *testing.T) {
 			}
 			return nil
 		})
-		if err := c.SetNodeState(ctx, 2, NodeDraining, NodeDecommissioned); err != nil {
+		if err := c.SetNodeState(ctx, 2, fsm.NodeDraining, fsm.NodeDecommissioned); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.RemoveNode(ctx, 2); err == nil {
@@ -418,7 +419,7 @@ func TestDrainAndDecommission(t *testing.T) {
 			}
 			return nil
 		})
-		if err := c.SetNodeState(ctx, 2, NodeDecommissioned, NodeServing); err != nil {
+		if err := c.SetNodeState(ctx, 2, fsm.NodeDecommissioned, fsm.NodeServing); err != nil {
 			t.Fatal(err)
 		}
 		w.await(30*time.Minute, "the share of a node that was taken back", func() error {
@@ -437,7 +438,7 @@ func TestDrainBesideWhoCannotLead(t *testing.T) {
 		w := newPretended(t, 63, 3, fourBorders...)
 		time.Sleep(20 * time.Second)
 		w.each(func(p *pretend) { p.lagging = map[keyspace.NodeID]bool{2: true} })
-		w.setState(1, NodeServing, NodeDraining)
+		w.setState(1, fsm.NodeServing, fsm.NodeDraining)
 		w.await(time.Minute, "drain", func() error {
 			if _, leads := w.on(1); leads != 0 {
 				return fmt.Errorf("node 1 leads %d", leads)
@@ -454,8 +455,8 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 		w := newPretended(t, 66, 3, fourBorders...)
 		time.Sleep(20 * time.Second)
 		w.each(func(p *pretend) { p.lagging = map[keyspace.NodeID]bool{3: true} })
-		w.setState(1, NodeServing, NodeDraining)
-		w.setState(2, NodeServing, NodeDraining, 1)
+		w.setState(1, fsm.NodeServing, fsm.NodeDraining)
+		w.setState(2, fsm.NodeServing, fsm.NodeDraining, 1)
 		terms := func() (sum uint64) {
 			w.each(func(p *pretend) { sum += p.term })
 			return sum
@@ -490,7 +491,7 @@ func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
 				id, from = p.d.Range, p.leader
 			}
 		})
-		if _, err := w.leader().client.BeginOperation(t.Context(), Operation{Range: id, Kind: OperationTransfer, From: from, To: 2}); err != nil {
+		if _, err := w.leader().client.BeginOperation(t.Context(), fsm.Operation{Range: id, Kind: fsm.OperationTransfer, From: from, To: 2}); err != nil {
 			t.Fatal(err)
 		}
 		w.await(driver.TransferPatience+5*time.Second, "it is given up", func() error { return nil })
@@ -505,19 +506,19 @@ func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
 func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 67, 4)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
 		w.nodes[3].closed.Store(true)
 		w.leadBy(w.nodes[0])
 		ctx := t.Context()
-		o, err := w.nodes[1].client.BeginOperation(ctx, Operation{Range: OwnGroup, Kind: OperationMove, From: 3, To: 4})
+		o, err := w.nodes[1].client.BeginOperation(ctx, fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: 3, To: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
-		w.setState(1, NodeServing, NodeDraining)
+		w.setState(1, fsm.NodeServing, fsm.NodeDraining)
 		time.Sleep(10 * time.Second)
 		if l := w.leader(); l == nil || l.id == 1 {
 			t.Error("who is drained leads placement on")
@@ -538,18 +539,18 @@ func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
 func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 70, 4)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
 		w.nodes[3].closed.Store(true)
 		w.leadBy(w.nodes[0])
-		o, err := w.nodes[1].client.BeginOperation(t.Context(), Operation{Range: OwnGroup, Kind: OperationMove, From: 2, To: 4})
+		o, err := w.nodes[1].client.BeginOperation(t.Context(), fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: 2, To: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
-		w.setState(1, NodeServing, NodeDraining)
+		w.setState(1, fsm.NodeServing, fsm.NodeDraining)
 		time.Sleep(10 * time.Second)
 		before := w.leader().service.machine.leaderState().Term
 		time.Sleep(time.Minute)
@@ -571,14 +572,14 @@ func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 func TestPlacementIsRepairedByADrainedLeader(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 71, 4)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.startAll()
 		time.Sleep(10 * time.Second)
 		w.leadBy(w.nodes[0])
-		w.setState(2, NodeServing, NodeDraining)
+		w.setState(2, fsm.NodeServing, fsm.NodeDraining)
 		w.kill(3)
-		w.setState(1, NodeServing, NodeDraining, 2)
+		w.setState(1, fsm.NodeServing, fsm.NodeDraining, 2)
 		w.await(w.deadAfter+time.Minute, "repair", func() error { return w.group(1, 2, 4) })
 		w.await(time.Minute, "hand-over", func() error {
 			if l := w.leader(); l.id != 4 {
@@ -594,7 +595,7 @@ func TestPlacementIsRepairedByADrainedLeader(t *testing.T) {
 func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 64, 5)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
@@ -603,7 +604,7 @@ func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
 		w.kill(3)
 		time.Sleep(w.deadAfter + 30*time.Second)
 		ops, err := w.leader().client.Operations(t.Context())
-		if err != nil || !slices.ContainsFunc(ops, func(o Operation) bool { return o.Range == OwnGroup && o.To == 4 }) {
+		if err != nil || !slices.ContainsFunc(ops, func(o fsm.Operation) bool { return o.Range == fsm.OwnGroup && o.To == 4 }) {
 			t.Fatalf("under way: %v, %v; want the placement group on its way to node 4", ops, err)
 		}
 		w.kill(4)
@@ -618,7 +619,7 @@ func TestPlacementGroupGoesElsewhere(t *testing.T) {
 		t.Run(fmt.Sprint(vain), func(t *testing.T) {
 			virtually(t, func(t *testing.T) {
 				w := pretendedRig(t, uint64(64+vain), 4+vain)
-				w.mover = func() Mover { return w }
+				w.mover = func() driver.Mover { return w }
 				w.founding.PlacementReplicas = 3
 				w.startAll()
 				for i := range vain {
@@ -647,7 +648,7 @@ func TestZones(t *testing.T) {
 		zone := map[keyspace.NodeID]string{1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "c"}
 		for _, n := range w.nodes {
 			row := w.founding.Nodes[n.id-1]
-			row.Attributes = []Attribute{{Key: "zone", Value: zone[n.id]}}
+			row.Attributes = []fsm.Attribute{{Key: "zone", Value: zone[n.id]}}
 			if err := n.client.Publish(t.Context(), row); err != nil {
 				t.Fatal(err)
 			}
@@ -679,10 +680,10 @@ func TestZones(t *testing.T) {
 func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 69, 5)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		for i, zone := range []string{"a", "a", "b", "c", "a"} {
-			w.founding.Nodes[i].Attributes = []Attribute{{Key: "zone", Value: zone}}
+			w.founding.Nodes[i].Attributes = []fsm.Attribute{{Key: "zone", Value: zone}}
 		}
 		w.startAll()
 		w.nodes[3].closed.Store(true)
@@ -733,7 +734,7 @@ func TestIsolatedNodeIsGivenNothing(t *testing.T) {
 func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 58, 4, fourBorders...)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.deafen(4)
 		w.startAll()
@@ -754,7 +755,7 @@ func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, 5, fourBorders...)
-	w.mover = func() Mover { return w }
+	w.mover = func() driver.Mover { return w }
 	w.founding.PlacementReplicas = 3
 	w.patience = time.Hour
 	w.tick = 0 // a replica is promoted within the moment in which a better node comes
@@ -762,19 +763,19 @@ func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	w.each(func(p *pretend) { p.starved = map[keyspace.NodeID]bool{4: true} })
 	w.startAll()
 	w.nodes[3].closed.Store(true)
-	w.setState(5, NodeServing, NodeDraining)
+	w.setState(5, fsm.NodeServing, fsm.NodeDraining)
 	time.Sleep(10 * time.Second)
 	w.kill(3)
 	time.Sleep(w.deadAfter + 2*time.Minute)
 	ops, err := w.leader().client.Operations(t.Context())
-	to := func(o Operation) bool { return o.Reason <= decide.Repair && o.To == 4 }
+	to := func(o fsm.Operation) bool { return o.Reason <= decide.Repair && o.To == 4 }
 	if err != nil || len(ops) != 2 || !to(ops[0]) || !to(ops[1]) {
 		t.Fatalf("under way: %v, %v; want a range and the placement group on their way to node 4", ops, err)
 	}
 	return w
 }
 
-func (w *pretended) setState(id keyspace.NodeID, from, to NodeState, beside ...keyspace.NodeID) {
+func (w *pretended) setState(id keyspace.NodeID, from, to fsm.NodeState, beside ...keyspace.NodeID) {
 	w.t.Helper()
 	if err := w.leader().client.SetNodeState(w.t.Context(), id, from, to, beside...); err != nil {
 		w.t.Error(err)
@@ -786,7 +787,7 @@ func (w *pretended) setState(id keyspace.NodeID, from, to NodeState, beside ...k
 func TestIsolatedNodeIsGivenUpForABetterOne(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := towardsIsolated(t, 59)
-		w.setState(5, NodeDraining, NodeServing)
+		w.setState(5, fsm.NodeDraining, fsm.NodeServing)
 		w.await(time.Minute, "repair", func() error {
 			if is, want := w.leader().members(), []keyspace.NodeID{1, 2, 5}; !slices.Equal(is, want) {
 				return fmt.Errorf("the placement group has %v", is)
@@ -803,7 +804,7 @@ func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 		w.nodes[3].closed.Store(false)
 		w.each(func(p *pretend) {
 			p.fed = func() {
-				w.setState(5, NodeDraining, NodeServing)
+				w.setState(5, fsm.NodeDraining, fsm.NodeServing)
 				time.Sleep(5 * time.Second)
 			}
 		})
@@ -820,7 +821,7 @@ func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 func TestIsolatedNodesTakeTurns(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 61, 5, fourBorders...)
-		w.mover = func() Mover { return w }
+		w.mover = func() driver.Mover { return w }
 		w.founding.PlacementReplicas = 3
 		w.startAll()
 		w.deafen(4, 5)

@@ -7,10 +7,11 @@ import (
 
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // feedOf returns a receiver that has a map of so many ranges, and the rows of it.
-func feedOf(tb testing.TB, ranges int) (*feedReceiver, []*Range) {
+func feedOf(tb testing.TB, ranges int) (*feedReceiver, []*fsm.Range) {
 	tb.Helper()
 	border := func(i int) []byte {
 		if i == 0 || i == ranges {
@@ -18,9 +19,9 @@ func feedOf(tb testing.TB, ranges int) (*feedReceiver, []*Range) {
 		}
 		return binary.BigEndian.AppendUint32([]byte("a key of some length/"), uint32(i))
 	}
-	rows := make([]*Range, ranges)
+	rows := make([]*fsm.Range, ranges)
 	for i := range rows {
-		rows[i] = &Range{Changed: 1, Descriptor: keyspace.Descriptor{
+		rows[i] = &fsm.Range{Changed: 1, Descriptor: keyspace.Descriptor{
 			Range: keyspace.RangeID(i + 1), Generation: 1, ConfIndex: 1, Replicas: sampleDescriptor.Replicas,
 			Span: keyspace.Span{Start: border(i), End: border(i + 1)},
 		}}
@@ -47,7 +48,7 @@ func BenchmarkFeedChange(b *testing.B) {
 		version++
 		g := *rows[int(version)*7919%len(rows)]
 		g.Changed, g.Descriptor.ConfIndex = version, version
-		part := feedPart{Version: version, Last: true, Rows: []*Range{&g}}
+		part := feedPart{Version: version, Last: true, Rows: []*fsm.Range{&g}}
 		if _, err := f.receive(part.encode()); err != nil {
 			b.Fatal(err)
 		}
@@ -67,7 +68,7 @@ func TestFeedKeepsTheKeyspaceCovered(t *testing.T) {
 			}
 			return nil
 		}
-		var changed []*Range
+		var changed []*fsm.Range
 		for i := range 1 + rng.IntN(3) {
 			g := *rows[rng.IntN(len(rows))]
 			g.Changed, g.Descriptor.Range = 2, g.Descriptor.Range+keyspace.RangeID(10*i)
@@ -105,7 +106,7 @@ func TestAChangeIsCheckedAlone(t *testing.T) {
 	f, rows := feedOf(t, 20_000)
 	g := *rows[7919]
 	g.Changed, g.Descriptor.ConfIndex = 2, 2
-	part := (&feedPart{Version: 2, Last: true, Rows: []*Range{&g}}).encode()
+	part := (&feedPart{Version: 2, Last: true, Rows: []*fsm.Range{&g}}).encode()
 	if got := measure.Excess(len(part), func() {
 		if _, err := f.receive(part); err != nil {
 			t.Fatal(err)

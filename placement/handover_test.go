@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // unwilling is a placement group of which nobody takes the leadership.
@@ -52,7 +53,7 @@ func TestHandOverWaitsForATarget(t *testing.T) {
 		s.mu.Lock()
 		g.Group, s.group = s.group, g
 		s.mu.Unlock()
-		if err := n.client.SetNodeState(t.Context(), n.id, NodeServing, NodeDraining); err != nil {
+		if err := n.client.SetNodeState(t.Context(), n.id, fsm.NodeServing, fsm.NodeDraining); err != nil {
 			t.Fatal(err)
 		}
 		set := func(can, takes bool) {

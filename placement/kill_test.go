@@ -19,6 +19,8 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/transport"
 )
@@ -151,12 +153,12 @@ func (e ears) HandleCall(m transport.Method, class transport.Class, h transport.
 
 // hands carry operations out; what they do are steps. Of a node that has ended they do nothing.
 type hands struct {
-	Mover
+	driver.Mover
 	k *killer
 	n *rigNode
 }
 
-func (k *killer) hands(n *rigNode, m Mover) Mover {
+func (k *killer) hands(n *rigNode, m driver.Mover) driver.Mover {
 	if k == nil || m == nil {
 		return m
 	}
@@ -186,7 +188,7 @@ func (h hands) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace
 
 // Merge implements Merger.
 func (h hands) Merge(ctx context.Context, node keyspace.NodeID, o keyspace.MergeOrder) error {
-	return h.do(fmt.Sprintf("%s of range %s on node %s", o.Step, o.Range, node), func() error { return h.Mover.(Merger).Merge(ctx, node, o) })
+	return h.do(fmt.Sprintf("%s of range %s on node %s", o.Step, o.Range, node), func() error { return h.Mover.(driver.Merger).Merge(ctx, node, o) })
 }
 
 // toKill is an operation during which the leader of placement ends.
@@ -196,7 +198,7 @@ type toKill struct {
 	least int
 	// start starts a cluster in which placement's leader soon carries something out: what is
 	// asked for, or what it decides where that is nil. judge says what is wrong with how it has ended.
-	start func(t *testing.T, k *killer) (r *rig, asked *Operation, judge func(*Map) error)
+	start func(t *testing.T, k *killer) (r *rig, asked *fsm.Operation, judge func(*fsm.Map) error)
 }
 
 // The node that leads placement is killed at each step of a move, a merge, of ranges that have
@@ -287,7 +289,7 @@ func (c *toKill) killAt(t *testing.T, k *killer, at int) (killed bool) {
 }
 
 // over says what is not as it should be in the end.
-func (c *toKill) over(ctx context.Context, n *rigNode, asked <-chan struct{}, judge func(*Map) error) error {
+func (c *toKill) over(ctx context.Context, n *rigNode, asked <-chan struct{}, judge func(*fsm.Map) error) error {
 	select {
 	case <-asked:
 	default:
@@ -308,7 +310,7 @@ func (c *toKill) over(ctx context.Context, n *rigNode, asked <-chan struct{}, ju
 }
 
 // mapped says whether the map has the range as it is.
-func (p *pretend) mapped(m *Map) error {
+func (p *pretend) mapped(m *fsm.Map) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	row, ok := m.ByID(p.d.Range)
@@ -319,15 +321,15 @@ func (p *pretend) mapped(m *Map) error {
 }
 
 // moveToKill is a move to the node that leads placement, which ends then, or to another one.
-func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *Operation, func(*Map) error) {
-	return func(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) {
+func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *fsm.Operation, func(*fsm.Map) error) {
+	return func(t *testing.T, k *killer) (*rig, *fsm.Operation, func(*fsm.Map) error) {
 		t.Helper()
 		r := newRig(t, 81, 5, quiet)
 		r.killer = k
 		d := r.founding.Ranges()[0]
 		p := newPretend(t, rand.New(rand.NewPCG(81, 1)), d)
 		p.report = r.report
-		r.mover = func() Mover { return p }
+		r.mover = func() driver.Mover { return p }
 		r.startAll()
 		to := keyspace.NodeID(4)
 		for toLeader != (r.leader().id == to) {
@@ -338,7 +340,7 @@ func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *Operation, func
 			_ = r.nodes[1].client.TransferLeader(t.Context(), heir)
 			time.Sleep(100 * time.Millisecond)
 		}
-		return r, &Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: to, Why: "asked for"}, func(m *Map) error {
+		return r, &fsm.Operation{Range: d.Range, Kind: fsm.OperationMove, From: d.Replicas[0].Node, To: to, Why: "asked for"}, func(m *fsm.Map) error {
 			if got := fmt.Sprint(p.voters()); got != "[2 3 4]" {
 				return fmt.Errorf("the voters are %s", got)
 			}
@@ -348,8 +350,8 @@ func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *Operation, func
 }
 
 // mergeToKill is a merge on so many nodes: three hold all, of five not.
-func mergeToKill(nodes int) func(*testing.T, *killer) (*rig, *Operation, func(*Map) error) {
-	return func(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) {
+func mergeToKill(nodes int) func(*testing.T, *killer) (*rig, *fsm.Operation, func(*fsm.Map) error) {
+	return func(t *testing.T, k *killer) (*rig, *fsm.Operation, func(*fsm.Map) error) {
 		t.Helper()
 		r := newRig(t, 82, nodes, quiet, "m")
 		r.killer = k
@@ -358,9 +360,9 @@ func mergeToKill(nodes int) func(*testing.T, *killer) (*rig, *Operation, func(*M
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}}
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 		p.left.report, p.right.report = r.report, r.report
-		r.mover = func() Mover { return p }
+		r.mover = func() driver.Mover { return p }
 		r.startAll()
-		return r, &Operation{Range: ds[0].Range, Kind: OperationMerge, Why: "asked for"}, func(m *Map) error {
+		return r, &fsm.Operation{Range: ds[0].Range, Kind: fsm.OperationMerge, Why: "asked for"}, func(m *fsm.Map) error {
 			p.mu.Lock()
 			absorbed, bound := p.absorbed, p.bound
 			p.mu.Unlock()
@@ -377,11 +379,11 @@ func mergeToKill(nodes int) func(*testing.T, *killer) (*rig, *Operation, func(*M
 
 // repairToKill loses a node that does not lead placement, and waits until its replicas are about
 // to be rebuilt.
-func repairToKill(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) {
+func repairToKill(t *testing.T, k *killer) (*rig, *fsm.Operation, func(*fsm.Map) error) {
 	t.Helper()
 	w := pretendedRig(t, 83, 5, "m")
 	w.killer, w.deadAfter = k, 15*time.Second
-	w.mover = func() Mover { return w }
+	w.mover = func() driver.Mover { return w }
 	w.startAll()
 	time.Sleep(10 * time.Second)
 	leader := w.leader().id
@@ -392,7 +394,7 @@ func repairToKill(t *testing.T, k *killer) (*rig, *Operation, func(*Map) error) 
 	}
 	w.kill(lost)
 	time.Sleep(w.deadAfter - time.Second)
-	return w.rig, nil, func(m *Map) error {
+	return w.rig, nil, func(m *fsm.Map) error {
 		err := w.whole(3)
 		w.each(func(p *pretend) {
 			row, _ := m.ByID(p.d.Range)

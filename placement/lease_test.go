@@ -27,7 +27,7 @@ type clocklessLeases struct {
 	// Guarded by mu.
 	ctx     context.Context
 	term    uint64
-	records map[keyspace.LeaseID]*Lease
+	records map[keyspace.LeaseID]*fsm.Lease
 	renewed map[keyspace.LeaseID]int
 	// calls counts the calls of Renew.
 	calls int
@@ -36,16 +36,16 @@ type clocklessLeases struct {
 }
 
 // Lead implements LeaseObserver.
-func (l *clocklessLeases) Lead(ctx context.Context, term uint64, records func(yield func(*Lease) bool)) {
+func (l *clocklessLeases) Lead(ctx context.Context, term uint64, records func(yield func(*fsm.Lease) bool)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ctx, l.term, l.records, l.renewed = ctx, term, map[keyspace.LeaseID]*Lease{}, map[keyspace.LeaseID]int{}
+	l.ctx, l.term, l.records, l.renewed = ctx, term, map[keyspace.LeaseID]*fsm.Lease{}, map[keyspace.LeaseID]int{}
 	for r := range records {
 		l.takeLocked(r)
 	}
 }
 
-func (l *clocklessLeases) takeLocked(r *Lease) {
+func (l *clocklessLeases) takeLocked(r *fsm.Lease) {
 	l.records[r.ID] = r
 	if !r.Revoking {
 		return
@@ -54,14 +54,14 @@ func (l *clocklessLeases) takeLocked(r *Lease) {
 	l.wait.Go(func() {
 		select {
 		case <-time.After(l.linger):
-			_ = l.service().RemoveLeases(ctx, term, []LeaseRef{r.Ref()}) // the next leader does, if not
+			_ = l.service().RemoveLeases(ctx, term, []fsm.LeaseRef{r.Ref()}) // the next leader does, if not
 		case <-ctx.Done():
 		}
 	})
 }
 
 // Changed implements LeaseObserver.
-func (l *clocklessLeases) Changed(term uint64, changes []LeaseChange) {
+func (l *clocklessLeases) Changed(term uint64, changes []fsm.LeaseChange) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if term != l.term {
@@ -108,7 +108,7 @@ func (l *clocklessLeases) Renew(term uint64, ids []keyspace.LeaseID) ([]LeaseSta
 }
 
 // Wait implements LeaseTimes.
-func (l *clocklessLeases) Wait(_ context.Context, term uint64, ref LeaseRef) (LeaseStatus, keyspace.Revision, error) {
+func (l *clocklessLeases) Wait(_ context.Context, term uint64, ref fsm.LeaseRef) (LeaseStatus, keyspace.Revision, error) {
 	for range 4 {
 		sts, err := l.Look(term, []keyspace.LeaseID{ref.ID})
 		if err != nil || sts[0].LeaseRef != ref {
@@ -149,7 +149,7 @@ func TestLeaseRequests(t *testing.T) {
 			if ttl, _, err := c.GrantLease(ctx, id, 60, true); err != nil || ttl != 60 {
 				t.Errorf("grant an id that nobody else can have: %d, %v", ttl, err)
 			}
-			_, _, err = c.GrantLease(ctx, id, MaxLeaseTTL+1, false)
+			_, _, err = c.GrantLease(ctx, id, fsm.MaxLeaseTTL+1, false)
 			wantKind(t, "a long one", err, kverror.LeaseTTLTooLarge)
 			if ttl, _, err := c.GrantLease(ctx, id-1, -7, false); err != nil || ttl != 2 {
 				t.Errorf("a short one: %d, %v", ttl, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -175,14 +176,14 @@ func TestMergeOutlivesItsLeader(t *testing.T) {
 				if seed%3 == 1 {
 					p.deaf[ds[0].Replicas[1].Node] = true // at the end of every move there is a replica
 				}
-				r.mover = func() Mover { return p }
+				r.mover = func() driver.Mover { return p }
 				r.startAll()
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				defer cancel()
 				op := r.beginMerge(ctx, ds[0].Range)
-				for what, o := range map[string]Operation{
-					"a move of the left one":  {Range: ds[0].Range, Kind: OperationAdd, To: 5},
-					"a move of the right one": {Range: ds[1].Range, Kind: OperationAdd, To: 5},
+				for what, o := range map[string]fsm.Operation{
+					"a move of the left one":  {Range: ds[0].Range, Kind: fsm.OperationAdd, To: 5},
+					"a move of the right one": {Range: ds[1].Range, Kind: fsm.OperationAdd, To: 5},
 				} {
 					if got, err := r.nodes[2].client.BeginOperation(ctx, o); err == nil || kverror.Of(err).Kind != kverror.BadRequest {
 						t.Errorf("%s: %+v, %v", what, got, err)
@@ -212,15 +213,15 @@ func TestMergeOutlivesItsLeader(t *testing.T) {
 }
 
 // beginMerge begins a merge as soon as it may.
-func (r *rig) beginMerge(ctx context.Context, left keyspace.RangeID) Operation {
+func (r *rig) beginMerge(ctx context.Context, left keyspace.RangeID) fsm.Operation {
 	r.t.Helper()
 	return r.beginMergeAt(ctx, 4, left)
 }
 
-func (r *rig) beginMergeAt(ctx context.Context, node int, left keyspace.RangeID) Operation {
+func (r *rig) beginMergeAt(ctx context.Context, node int, left keyspace.RangeID) fsm.Operation {
 	r.t.Helper()
 	for {
-		op, err := r.nodes[node].client.BeginOperation(ctx, Operation{Range: left, Kind: OperationMerge, Why: "asked for"})
+		op, err := r.nodes[node].client.BeginOperation(ctx, fsm.Operation{Range: left, Kind: fsm.OperationMerge, Why: "asked for"})
 		if err == nil {
 			return op
 		}
@@ -275,7 +276,7 @@ func (f *farAway) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.Merge
 func TestMergeStandsStillForFewWays(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := &farAway{way: 50 * time.Millisecond}
-		r, p := pairRig(t, 75, 3, func(_ *rig, p *pretendPair) Mover {
+		r, p := pairRig(t, 75, 3, func(_ *rig, p *pretendPair) driver.Mover {
 			f.pretendPair = p
 			return f
 		})
@@ -306,10 +307,10 @@ func TestMergeThatFailsAtOncePauses(t *testing.T) {
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, deaf: map[keyspace.NodeID]bool{}}
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 		p.left.report, p.right.report = r.report, r.report
-		r.mover = func() Mover { return unmoved{p} }
+		r.mover = func() driver.Mover { return unmoved{p} }
 		r.startAll()
 		for {
-			op, err := r.nodes[0].client.BeginOperation(t.Context(), Operation{Range: ds[0].Range, Kind: OperationMerge, Why: "asked for"})
+			op, err := r.nodes[0].client.BeginOperation(t.Context(), fsm.Operation{Range: ds[0].Range, Kind: fsm.OperationMerge, Why: "asked for"})
 			if err == nil {
 				t.Logf("merge %d begins", op.ID)
 				break
@@ -348,7 +349,7 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 				p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}, takes: c.takes}
 				p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 				p.left.report, p.right.report = r.report, r.report
-				r.mover = func() Mover { return p }
+				r.mover = func() driver.Mover { return p }
 				r.startAll()
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
@@ -384,7 +385,7 @@ func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 		p.left.report, p.right.report = r.report, r.report
 		u := &unsettled{pretendPair: p}
-		r.mover = func() Mover { return u }
+		r.mover = func() driver.Mover { return u }
 		r.startAll()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -444,7 +445,7 @@ func (u *unsettled) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.Mer
 func TestMergeIsNotInheritedWhileItStandsStill(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		u := &unsettled{}
-		r, p := pairRig(t, 77, 3, func(_ *rig, p *pretendPair) Mover {
+		r, p := pairRig(t, 77, 3, func(_ *rig, p *pretendPair) driver.Mover {
 			u.pretendPair = p
 			return u
 		})
@@ -519,7 +520,7 @@ func (p *pretend) ledBy(n keyspace.NodeID) {
 
 // pairRig is a cluster that decides nothing by itself with two neighbours, as merger has them
 // merged where it is not nil. Of five nodes one holds the left one alone.
-func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPair) Mover) (*rig, *pretendPair) {
+func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPair) driver.Mover) (*rig, *pretendPair) {
 	t.Helper()
 	r := newRig(t, seed, nodes, quiet, "m")
 	ds := r.founding.Ranges()
@@ -527,7 +528,7 @@ func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPai
 	p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}}
 	p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
 	p.left.report, p.right.report = r.report, r.report
-	r.mover = func() Mover {
+	r.mover = func() driver.Mover {
 		if merger == nil {
 			return p
 		}
@@ -541,20 +542,20 @@ func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPai
 }
 
 // operation returns the operation under way with the id.
-func (r *rig) operation(ctx context.Context, id uint64) (Operation, bool) {
+func (r *rig) operation(ctx context.Context, id uint64) (fsm.Operation, bool) {
 	r.t.Helper()
 	return r.operationAt(ctx, 0, id)
 }
 
-func (r *rig) operationAt(ctx context.Context, node int, id uint64) (Operation, bool) {
+func (r *rig) operationAt(ctx context.Context, node int, id uint64) (fsm.Operation, bool) {
 	r.t.Helper()
 	under, err := r.nodes[node].client.Operations(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	i := slices.IndexFunc(under, func(o Operation) bool { return o.ID == id })
+	i := slices.IndexFunc(under, func(o fsm.Operation) bool { return o.ID == id })
 	if i < 0 {
-		return Operation{}, false
+		return fsm.Operation{}, false
 	}
 	return under[i], true
 }
@@ -589,7 +590,7 @@ func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
 				if p.bound != [2]uint64{} || p.over != [2]uint64{} {
 					t.Errorf("bound to %v, released from %v", p.bound, p.over)
 				}
-				move := Operation{Range: left, Kind: OperationMove, From: 3, To: 5, Why: "asked for"}
+				move := fsm.Operation{Range: left, Kind: fsm.OperationMove, From: 3, To: 5, Why: "asked for"}
 				if _, err := r.nodes[0].client.BeginOperation(ctx, move); err != nil {
 					t.Fatal(err)
 				}
@@ -608,7 +609,7 @@ func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
 // repaired for as long as a copy may take.
 func TestMergeToANodeThatDiesIsOver(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		r, p := pairRig(t, 77, 5, func(r *rig, p *pretendPair) Mover {
+		r, p := pairRig(t, 77, 5, func(r *rig, p *pretendPair) driver.Mover {
 			r.patience = time.Hour
 			return p
 		})
@@ -640,7 +641,7 @@ type losesAtFreeze struct {
 
 func (l losesAtFreeze) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
 	for _, at := range l.r.leader().service.View().Operations() {
-		if at.ID == o.ID && at.Phase == MergePreparing {
+		if at.ID == o.ID && at.Phase == fsm.MergePreparing {
 			l.t.Errorf("%s of range %s is ordered, and the merge is %s", o.Step, o.Range, at.Phase)
 		}
 	}
@@ -654,12 +655,12 @@ func (l losesAtFreeze) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.
 // released, however long the right one has no quorum.
 func TestMergeAbortedOnceItBindsAwaitsBoth(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		r, p := pairRig(t, 76, 3, func(r *rig, p *pretendPair) Mover { return losesAtFreeze{p, r} })
+		r, p := pairRig(t, 76, 3, func(r *rig, p *pretendPair) driver.Mover { return losesAtFreeze{p, r} })
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		op := r.beginMergeAt(ctx, 0, p.left.d.Range)
 		time.Sleep(2 * driver.MergePatience)
-		if at, under := r.operation(ctx, op.ID); !under || at.Phase != MergeAborted || p.bound[0] != op.ID {
+		if at, under := r.operation(ctx, op.ID); !under || at.Phase != fsm.MergeAborted || p.bound[0] != op.ID {
 			t.Errorf("under way %t: %s, bound to %v", under, at.String(), p.bound)
 		}
 		p.right.ledBy(p.left.d.Replicas[0].Node)

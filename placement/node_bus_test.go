@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // TestNodeStatesOverTheBus: any node puts another one into another state, all see it, and
@@ -31,26 +32,26 @@ func TestNodeStatesOverTheBus(t *testing.T) {
 				t.Errorf("%v, want %v that says %q", err, kind, says)
 			}
 		}
-		must(at.SetNodeState(ctx, 6, NodeServing, NodeDraining))
-		must(at.SetNodeState(ctx, 6, NodeServing, NodeDraining)) // asked again
-		refused(at.SetNodeState(ctx, 6, NodeDecommissioned, NodeServing), kverror.BadRequest, "is draining, and not decommissioned")
-		must(at.SetNodeState(ctx, 6, NodeDraining, NodeDecommissioned))
-		refused(at.SetNodeState(ctx, 1, NodeServing, NodeDecommissioned), kverror.BadRequest, "others have begun to leave")
-		must(at.SetNodeState(ctx, 1, NodeServing, NodeDecommissioned, 6))
+		must(at.SetNodeState(ctx, 6, fsm.NodeServing, fsm.NodeDraining))
+		must(at.SetNodeState(ctx, 6, fsm.NodeServing, fsm.NodeDraining)) // asked again
+		refused(at.SetNodeState(ctx, 6, fsm.NodeDecommissioned, fsm.NodeServing), kverror.BadRequest, "is draining, and not decommissioned")
+		must(at.SetNodeState(ctx, 6, fsm.NodeDraining, fsm.NodeDecommissioned))
+		refused(at.SetNodeState(ctx, 1, fsm.NodeServing, fsm.NodeDecommissioned), kverror.BadRequest, "others have begun to leave")
+		must(at.SetNodeState(ctx, 1, fsm.NodeServing, fsm.NodeDecommissioned, 6))
 		refused(at.RemoveNode(ctx, 1), kverror.BadRequest, "it has a replica of the placement group")
 		refused(at.RemoveNode(ctx, 2), kverror.BadRequest, "node 2 is serving")
 		refused(at.RemoveNode(ctx, 9), kverror.NodeNotFound, "there is no node 9")
-		must(r.nodes[5].client.Publish(ctx, Node{Name: "n6", ClientURLs: []string{"http://c"}, Attributes: []Attribute{{Key: "zone", Value: "a"}}}))
+		must(r.nodes[5].client.Publish(ctx, fsm.Node{Name: "n6", ClientURLs: []string{"http://c"}, Attributes: []fsm.Attribute{{Key: "zone", Value: "a"}}}))
 		must(at.RemoveNode(ctx, 6))
 		must(at.RemoveNode(ctx, 6)) // asked again
-		refused(r.nodes[5].client.Publish(ctx, Node{Name: "n6"}), kverror.NodeRemoved, "never let in again")
-		refused(at.AddNode(ctx, Node{ID: 6, PeerURLs: []string{"http://six"}}), kverror.NodeRemoved, "never let in again")
-		refused(at.SetNodeState(ctx, 6, NodeDecommissioned, NodeServing), kverror.NodeRemoved, "never let in again")
-		must(at.AddNode(ctx, Node{ID: 8, PeerURLs: []string{"http://eight"}}))
-		must(at.AddNode(ctx, Node{ID: 8, PeerURLs: []string{"http://eight"}})) // asked again
-		refused(at.AddNode(ctx, Node{ID: 8, PeerURLs: []string{"http://other"}}), kverror.NodeExists, "node 8 is there already")
-		refused(at.AddNode(ctx, Node{ID: 9, PeerURLs: []string{"http://eight"}}), kverror.PeerURLExists, "http://eight")
-		refused(at.AddNode(ctx, Node{ID: 9, Attributes: []Attribute{{Key: "zone", Value: ""}}}), kverror.BadRequest, "no value")
+		refused(r.nodes[5].client.Publish(ctx, fsm.Node{Name: "n6"}), kverror.NodeRemoved, "never let in again")
+		refused(at.AddNode(ctx, fsm.Node{ID: 6, PeerURLs: []string{"http://six"}}), kverror.NodeRemoved, "never let in again")
+		refused(at.SetNodeState(ctx, 6, fsm.NodeDecommissioned, fsm.NodeServing), kverror.NodeRemoved, "never let in again")
+		must(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://eight"}}))
+		must(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://eight"}})) // asked again
+		refused(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://other"}}), kverror.NodeExists, "node 8 is there already")
+		refused(at.AddNode(ctx, fsm.Node{ID: 9, PeerURLs: []string{"http://eight"}}), kverror.PeerURLExists, "http://eight")
+		refused(at.AddNode(ctx, fsm.Node{ID: 9, Attributes: []fsm.Attribute{{Key: "zone", Value: ""}}}), kverror.BadRequest, "no value")
 		must(at.SetPeerURLs(ctx, 8, []string{"http://acht"}))
 		for _, n := range r.nodes {
 			checkNodes(ctx, t, n.client)
@@ -78,11 +79,11 @@ func checkNodes(ctx context.Context, t *testing.T, c *Client) {
 	}
 	for {
 		m, changed := c.WatchMap()
-		if n, ok := m.Node(8); ok && n.PeerURLs[0] == "http://acht" && n.State == NodeUnstarted {
-			if gone, _ := m.Node(6); gone.State != NodeRemoved || gone.Since == 0 || gone.Name != "n6" || gone.ClientURLs != nil || len(m.Nodes()) != 7 {
+		if n, ok := m.Node(8); ok && n.PeerURLs[0] == "http://acht" && n.State == fsm.NodeUnstarted {
+			if gone, _ := m.Node(6); gone.State != fsm.NodeRemoved || gone.Since == 0 || gone.Name != "n6" || gone.ClientURLs != nil || len(m.Nodes()) != 7 {
 				t.Fatalf("the removed node is %+v among %d", gone, len(m.Nodes()))
 			}
-			if n, _ := m.Node(1); n.State != NodeDecommissioned || n.Since == 0 {
+			if n, _ := m.Node(1); n.State != fsm.NodeDecommissioned || n.Since == 0 {
 				t.Fatalf("the decommissioned node is %+v", n)
 			}
 			return

@@ -182,17 +182,17 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 		}
 		p := newPretend(t, rng, d)
 		p.failures = 0.3
-		op := Operation{ID: 1, Range: 7, Kind: OperationKind(1 + rng.IntN(3)), From: keyspace.NodeID(1 + rng.IntN(len(d.Replicas))), To: 9, Replica: 100}
-		nodes := map[keyspace.NodeID]Node{9: {State: NodeServing}}
+		op := fsm.Operation{ID: 1, Range: 7, Kind: fsm.OperationKind(1 + rng.IntN(3)), From: keyspace.NodeID(1 + rng.IntN(len(d.Replicas))), To: 9, Replica: 100}
+		nodes := map[keyspace.NodeID]fsm.Node{9: {State: fsm.NodeServing}}
 		want := len(d.Replicas)
 		switch op.Kind {
-		case OperationAdd:
+		case fsm.OperationAdd:
 			op.From = 0
 			want++
-		case OperationRemove:
+		case fsm.OperationRemove:
 			op.To, op.Replica = 0, 0
 			want--
-		case OperationMove, OperationTidy, OperationTransfer, OperationMerge:
+		case fsm.OperationMove, fsm.OperationTidy, fsm.OperationTransfer, fsm.OperationMerge:
 		}
 		leaving, _ := d.ReplicaOn(op.From)
 		op.Leaving = leaving.ID
@@ -215,7 +215,7 @@ func TestOperationsComeToTheirEnd(t *testing.T) {
 }
 
 // drive takes steps until the operation is over.
-func (p *pretend) drive(op *Operation, least int) bool {
+func (p *pretend) drive(op *fsm.Operation, least int) bool {
 	for range 200 {
 		st := driver.NextStep(op, &p.d, p.leader, p.alive)
 		var err error
@@ -240,7 +240,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 31, 5, quiet)
 		var p *pretend
-		r.mover = func() Mover { return p }
+		r.mover = func() driver.Mover { return p }
 		d := r.founding.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(31, 1)), d)
 		p.failures = 0.8
@@ -248,20 +248,20 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		r.startAll()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		first := Operation{Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
+		first := fsm.Operation{Range: d.Range, Kind: fsm.OperationMove, From: d.Replicas[0].Node, To: 4, Why: "asked for"}
 		op, err := r.nodes[4].client.BeginOperation(ctx, first)
 		if err != nil || op.Replica != 6 || op.ID == 0 {
 			t.Fatalf("begun: %+v, %v", op, err)
 		}
 		for what, c := range map[string]struct {
-			o    Operation
+			o    fsm.Operation
 			kind kverror.Kind
 		}{
-			"a second one":     {Operation{Range: d.Range, Kind: OperationAdd, To: 5}, kverror.BadRequest},
-			"no such range":    {Operation{Range: 99, Kind: OperationAdd, To: 5}, kverror.BadRequest},
-			"no such node":     {Operation{Range: d.Range, Kind: OperationAdd, To: 77}, kverror.BadRequest},
-			"from nobody":      {Operation{Range: d.Range, Kind: OperationMove, From: 5, To: 4}, kverror.BadRequest},
-			"to one who holds": {Operation{Range: d.Range, Kind: OperationAdd, To: d.Replicas[1].Node}, kverror.BadRequest},
+			"a second one":     {fsm.Operation{Range: d.Range, Kind: fsm.OperationAdd, To: 5}, kverror.BadRequest},
+			"no such range":    {fsm.Operation{Range: 99, Kind: fsm.OperationAdd, To: 5}, kverror.BadRequest},
+			"no such node":     {fsm.Operation{Range: d.Range, Kind: fsm.OperationAdd, To: 77}, kverror.BadRequest},
+			"from nobody":      {fsm.Operation{Range: d.Range, Kind: fsm.OperationMove, From: 5, To: 4}, kverror.BadRequest},
+			"to one who holds": {fsm.Operation{Range: d.Range, Kind: fsm.OperationAdd, To: d.Replicas[1].Node}, kverror.BadRequest},
 		} {
 			if o, err := r.nodes[2].client.BeginOperation(ctx, c.o); err == nil || kverror.Of(err).Kind != c.kind {
 				t.Errorf("%s: %+v, %v", what, o, err)
@@ -286,7 +286,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		if got := fmt.Sprint(p.voters()); got != "[2 3 4]" {
 			t.Errorf("the voters are %s", got)
 		}
-		after, err := r.nodes[4].client.BeginOperation(ctx, Operation{Range: d.Range, Kind: OperationAdd, To: 5})
+		after, err := r.nodes[4].client.BeginOperation(ctx, fsm.Operation{Range: d.Range, Kind: fsm.OperationAdd, To: 5})
 		if err != nil || after.Replica <= op.Replica {
 			t.Errorf("the next one: %+v, %v", after, err)
 		}
@@ -298,13 +298,13 @@ func TestOperationIsGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 32, 4, quiet)
 		var p *pretend
-		r.mover = func() Mover { return stubborn{p} }
+		r.mover = func() driver.Mover { return stubborn{p} }
 		d := r.founding.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(32, 1)), d)
 		p.report = r.report
 		r.startAll()
 		ctx := t.Context()
-		if _, err := r.nodes[0].client.BeginOperation(ctx, Operation{Range: d.Range, Kind: OperationAdd, To: 4}); err != nil {
+		if _, err := r.nodes[0].client.BeginOperation(ctx, fsm.Operation{Range: d.Range, Kind: fsm.OperationAdd, To: 4}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(15 * time.Second)
@@ -335,7 +335,7 @@ func TestOperationLeavesOthersAlone(t *testing.T) {
 	}
 	d := keyspace.Descriptor{Range: 7, Generation: 1, ConfIndex: 30, Replicas: []keyspace.Replica{voter(1, 1), voter(2, 2), voter(9, 3)}}
 	all := func(keyspace.NodeID) bool { return true }
-	tidy := Operation{Range: 7, Kind: OperationTidy, From: 3, Leaving: 9}
+	tidy := fsm.Operation{Range: 7, Kind: fsm.OperationTidy, From: 3, Leaving: 9}
 	if st := driver.NextStep(&tidy, &d, 1, all); !st.Done {
 		t.Errorf("a learner that votes meanwhile: %+v", st)
 	}
@@ -344,12 +344,12 @@ func TestOperationLeavesOthersAlone(t *testing.T) {
 		t.Errorf("a learner: %+v", st)
 	}
 	d.Replicas[2] = voter(12, 3)
-	for _, o := range []Operation{tidy, {Range: 7, Kind: OperationRemove, From: 3, Leaving: 9}} {
+	for _, o := range []fsm.Operation{tidy, {Range: 7, Kind: fsm.OperationRemove, From: 3, Leaving: 9}} {
 		if st := driver.NextStep(&o, &d, 1, all); !st.Done {
 			t.Errorf("%s of one that has gone: %+v", &o, st)
 		}
 	}
-	last := Operation{Range: 7, Kind: OperationRemove, From: 1, Leaving: 1}
+	last := fsm.Operation{Range: 7, Kind: fsm.OperationRemove, From: 1, Leaving: 1}
 	if st := driver.NextStep(&last, &d, 2, func(n keyspace.NodeID) bool { return n != 3 }); st.Stuck == "" {
 		t.Errorf("removed from {1, 2, 3}, of which 3 is dead: %+v", st)
 	}
@@ -373,7 +373,7 @@ func TestReasonWords(t *testing.T) {
 	words, known := map[string]bool{}, 0
 	for r := decide.None; r <= decide.Leaders; r++ {
 		if r.Known() {
-			words[(&Operation{Reason: r}).ReasonWord()] = true
+			words[(&fsm.Operation{Reason: r}).ReasonWord()] = true
 			known++
 		}
 	}
@@ -391,8 +391,8 @@ func TestReasonWords(t *testing.T) {
 				break
 			}
 		}
-		o, err := w.leader().client.BeginOperation(t.Context(), Operation{
-			Range: d.Range, Kind: OperationMove, From: d.Replicas[0].Node, To: to, Reason: decide.Drain, Why: "asked for",
+		o, err := w.leader().client.BeginOperation(t.Context(), fsm.Operation{
+			Range: d.Range, Kind: fsm.OperationMove, From: d.Replicas[0].Node, To: to, Reason: decide.Drain, Why: "asked for",
 		})
 		if err != nil || o.ReasonWord() != "command" {
 			t.Errorf("%+v is for %s, %v", o, o.ReasonWord(), err)

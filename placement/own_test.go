@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/sim/simbus"
 )
@@ -41,7 +42,7 @@ func (r *rig) moveOwn(by *rigNode, from, to keyspace.NodeID) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	o, err := by.client.BeginOperation(ctx, Operation{Range: OwnGroup, Kind: OperationMove, From: from, To: to, Why: "a test"})
+	o, err := by.client.BeginOperation(ctx, fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: from, To: to, Why: "a test"})
 	if err != nil {
 		r.t.Fatalf("from node %s to node %s: %v", from, to, err)
 	}
@@ -58,7 +59,7 @@ func (r *rig) awaitOwn(by *rigNode, id uint64) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		if !slices.ContainsFunc(ops, func(o Operation) bool { return o.ID == id }) {
+		if !slices.ContainsFunc(ops, func(o fsm.Operation) bool { return o.ID == id }) {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -193,14 +194,14 @@ func TestPlacementGroupGrowsAndShrinks(t *testing.T) {
 		}
 		use()
 		for _, step := range []struct {
-			o    Operation
+			o    fsm.Operation
 			then []keyspace.NodeID
 		}{
-			{Operation{Kind: OperationMove, From: 1, To: 2}, []keyspace.NodeID{2}},
-			{Operation{Kind: OperationAdd, To: 1}, []keyspace.NodeID{1, 2}},
-			{Operation{Kind: OperationAdd, To: 3}, []keyspace.NodeID{1, 2, 3}},
-			{Operation{Kind: OperationRemove, From: 2}, []keyspace.NodeID{1, 3}},
-			{Operation{Kind: OperationRemove, From: 1}, []keyspace.NodeID{3}},
+			{fsm.Operation{Kind: fsm.OperationMove, From: 1, To: 2}, []keyspace.NodeID{2}},
+			{fsm.Operation{Kind: fsm.OperationAdd, To: 1}, []keyspace.NodeID{1, 2}},
+			{fsm.Operation{Kind: fsm.OperationAdd, To: 3}, []keyspace.NodeID{1, 2, 3}},
+			{fsm.Operation{Kind: fsm.OperationRemove, From: 2}, []keyspace.NodeID{1, 3}},
+			{fsm.Operation{Kind: fsm.OperationRemove, From: 1}, []keyspace.NodeID{3}},
 		} {
 			o, err := r.nodes[0].client.BeginOperation(t.Context(), step.o)
 			if err != nil {
@@ -210,11 +211,11 @@ func TestPlacementGroupGrowsAndShrinks(t *testing.T) {
 			use()
 			r.settle(step.then...)
 		}
-		for what, o := range map[string]Operation{
-			"the last one":      {Kind: OperationRemove, From: 3},
-			"nobody":            {Kind: OperationMove, From: 1, To: 2},
-			"to who holds one":  {Kind: OperationAdd, To: 3},
-			"to an unknown one": {Kind: OperationAdd, To: 9},
+		for what, o := range map[string]fsm.Operation{
+			"the last one":      {Kind: fsm.OperationRemove, From: 3},
+			"nobody":            {Kind: fsm.OperationMove, From: 1, To: 2},
+			"to who holds one":  {Kind: fsm.OperationAdd, To: 3},
+			"to an unknown one": {Kind: fsm.OperationAdd, To: 9},
 		} {
 			_, err := r.nodes[0].client.BeginOperation(t.Context(), o)
 			if e := kverror.Of(err); err == nil || e.Kind != kverror.BadRequest || !strings.Contains(e.Detail, "the placement group") {
@@ -319,7 +320,7 @@ func (r *rig) moveSome() (from, to keyspace.NodeID) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
-	if _, err := n.client.BeginOperation(ctx, Operation{Range: OwnGroup, Kind: OperationMove, From: from, To: to}); err != nil {
+	if _, err := n.client.BeginOperation(ctx, fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: from, To: to}); err != nil {
 		return from, 0
 	}
 	return from, to

@@ -15,13 +15,13 @@ import (
 type gauge struct {
 	mu sync.Mutex
 	// led, guarded by mu, are the ranges that the node leads.
-	led map[keyspace.RangeID]Measure
+	led map[keyspace.RangeID]driver.Measure
 }
 
-func (g *gauge) Led() []Measure {
+func (g *gauge) Led() []driver.Measure {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var l []Measure
+	var l []driver.Measure
 	for _, m := range g.led {
 		l = append(l, m)
 	}
@@ -30,7 +30,7 @@ func (g *gauge) Led() []Measure {
 
 func (g *gauge) Disk() (capacity, used int64) { return 1 << 40, 1 << 30 }
 
-func (g *gauge) set(id keyspace.RangeID, m Measure) {
+func (g *gauge) set(id keyspace.RangeID, m driver.Measure) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.Range = id; m.Term == 0 {
@@ -49,9 +49,9 @@ func TestReportsReachEveryLeader(t *testing.T) {
 		})
 		gauges := map[keyspace.NodeID]*gauge{}
 		for _, n := range r.nodes {
-			gauges[n.id] = &gauge{led: map[keyspace.RangeID]Measure{}}
+			gauges[n.id] = &gauge{led: map[keyspace.RangeID]driver.Measure{}}
 		}
-		r.measurer = func(n keyspace.NodeID) Measurer { return gauges[n] }
+		r.measurer = func(n keyspace.NodeID) driver.Measurer { return gauges[n] }
 		r.startAll()
 		rng := rand.New(rand.NewPCG(41, 1))
 		leader := map[keyspace.RangeID]keyspace.NodeID{}
@@ -64,7 +64,7 @@ func TestReportsReachEveryLeader(t *testing.T) {
 				id, to := keyspace.RangeID(1+rng.IntN(6000)), keyspace.NodeID(1+rng.IntN(4))
 				term++
 				gauges[leader[id]].drop(id)
-				gauges[to].set(id, Measure{Term: term, Bytes: int64(rng.IntN(1 << 30)), Load: int64(rng.IntN(5000))})
+				gauges[to].set(id, driver.Measure{Term: term, Bytes: int64(rng.IntN(1 << 30)), Load: int64(rng.IntN(5000))})
 				leader[id] = to
 			}
 			switch n := r.leader(); round % 5 {
@@ -104,9 +104,9 @@ func TestNextLeaderHearsAllNodesSoon(t *testing.T) {
 		r := newRig(t, 42, 8, quiet)
 		gauges := map[keyspace.NodeID]*gauge{}
 		for _, n := range r.nodes {
-			gauges[n.id] = &gauge{led: map[keyspace.RangeID]Measure{1: {Range: 1, Term: uint64(n.id)}}}
+			gauges[n.id] = &gauge{led: map[keyspace.RangeID]driver.Measure{1: {Range: 1, Term: uint64(n.id)}}}
 		}
-		r.measurer = func(n keyspace.NodeID) Measurer { return gauges[n] }
+		r.measurer = func(n keyspace.NodeID) driver.Measurer { return gauges[n] }
 		r.startAll()
 		rounds, calm := 8, time.Minute
 		if testing.Short() {
@@ -156,7 +156,7 @@ func TestNextLeaderHearsAllNodesSoon(t *testing.T) {
 // drop takes a range away from a node, if it is one.
 func (g *gauge) drop(id keyspace.RangeID) {
 	if g != nil {
-		g.set(id, Measure{})
+		g.set(id, driver.Measure{})
 	}
 }
 

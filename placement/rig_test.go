@@ -14,6 +14,8 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
@@ -27,7 +29,7 @@ type rig struct {
 	t        *testing.T
 	rng      *rand.Rand
 	net      *simbus.Network
-	founding Bootstrap
+	founding fsm.Bootstrap
 	nodes    []*rigNode
 	boots    uint64
 	// noLease turns leader leases off.
@@ -35,7 +37,7 @@ type rig struct {
 	// maxLag is the host's MaxLagBytes, 0 its default.
 	maxLag int64
 	// mover returns who executes operations; nil is nobody.
-	mover func() Mover
+	mover func() driver.Mover
 	// deadAfter is the services' NodeDeadAfter, 0 its default.
 	deadAfter time.Duration
 	// patience is the services' OperationPatience.
@@ -47,7 +49,7 @@ type rig struct {
 	// rangeMaxBytes and rangeSplitLoad are the services', 0 their defaults.
 	rangeMaxBytes, rangeSplitLoad int64
 	// measurer returns what a node measures; nil is nothing.
-	measurer func(keyspace.NodeID) Measurer
+	measurer func(keyspace.NodeID) driver.Measurer
 	// tick is the hosts' TickInterval, 0 its default. Sessions are pinged every four ticks.
 	tick time.Duration
 }
@@ -113,7 +115,7 @@ func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits .
 	}
 	for i := range nodes {
 		id := keyspace.NodeID(i + 1)
-		r.founding.Nodes = append(r.founding.Nodes, Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
+		r.founding.Nodes = append(r.founding.Nodes, fsm.Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
 		r.nodes = append(r.nodes, &rigNode{
 			r: r, id: id, fs: simdisk.New(), created: map[keyspace.RangeID]int{},
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
@@ -196,11 +198,11 @@ func (n *rigNode) start() {
 		linger = n.leases.linger
 	}
 	n.leases = &clocklessLeases{linger: linger, wait: &n.ending}
-	var mover Mover
+	var mover driver.Mover
 	if r.mover != nil {
 		mover = r.killer.hands(n, r.mover())
 	}
-	merger, _ := mover.(Merger)
+	merger, _ := mover.(driver.Merger)
 	n.service, err = NewService(ServiceOptions{
 		Mover: mover, Merger: merger, OperationPatience: r.patience, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
 		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad,
@@ -229,7 +231,7 @@ func (n *rigNode) start() {
 	n.host.Start()
 	n.must(n.service.Open(n.host))
 	n.service.Start()
-	var measurer Measurer
+	var measurer driver.Measurer
 	if r.measurer != nil {
 		measurer = r.measurer(n.id)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
 )
@@ -24,7 +24,7 @@ type cluster struct {
 	time     clock.Clock // the bubble's
 	start    clock.Time
 	net      *simbus.Network
-	founders []placement.Node
+	founders []fsm.Node
 	machines []*machine
 	trace    *Trace
 	leases   leasePool

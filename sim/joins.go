@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Join admits nodes that are no founders. Leave removes nodes for good, also after the
@@ -312,9 +312,9 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 	}
 	change := adminapi.Decommission
 	switch row.State {
-	case placement.NodeDecommissioned, placement.NodeUnstarted, placement.NodeUnstartedLearner:
+	case fsm.NodeDecommissioned, fsm.NodeUnstarted, fsm.NodeUnstartedLearner:
 		change = adminapi.Remove
-	case placement.NodeServing, placement.NodeDraining, placement.NodeLearner, placement.NodeRemoved:
+	case fsm.NodeServing, fsm.NodeDraining, fsm.NodeLearner, fsm.NodeRemoved:
 	}
 	refused := (*adminapi.Refusal)(nil)
 	if rng.IntN(3) == 0 {
@@ -365,14 +365,14 @@ func (n *nemesis) operate(m *machine, rng *rand.Rand, f func(ctx context.Context
 }
 
 // rowOf returns the machine's row of the node table, nil if it has none or was removed.
-func rowOf(ctx context.Context, r *run, m *machine) (*placement.Node, error) {
+func rowOf(ctx context.Context, r *run, m *machine) (*fsm.Node, error) {
 	nodes, err := r.core.Placement().NodeTable(ctx, true)
 	if err != nil {
 		return nil, err
 	}
 	u := m.peerURL()
 	for i := range nodes {
-		if nodes[i].State != placement.NodeRemoved && slices.Contains(nodes[i].PeerURLs, u.String()) {
+		if nodes[i].State != fsm.NodeRemoved && slices.Contains(nodes[i].PeerURLs, u.String()) {
 			return &nodes[i], nil
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/node/join"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/sim/simclock"
 	"github.com/skeindb/skein/transport"
 )
@@ -92,9 +92,9 @@ func (m *machine) host() string { return m.name + ":2380" }
 func (m *machine) peerURL() url.URL { return url.URL{Scheme: "http", Host: m.host()} }
 
 // row is the node's row of the node table before it serves.
-func (m *machine) row() placement.Node {
+func (m *machine) row() fsm.Node {
 	u := m.peerURL()
-	return placement.Node{ID: m.id(), Name: m.name, PeerURLs: []string{u.String()}}
+	return fsm.Node{ID: m.id(), Name: m.name, PeerURLs: []string{u.String()}}
 }
 
 func (m *machine) emptyDisk() *disk {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // mergeEvery is the least time between two merges, and half of the most.
@@ -35,7 +35,7 @@ func (n *nemesis) merge(ctx context.Context, r *run, ds []keyspace.Descriptor, r
 		return
 	}
 	left := ds[rng.IntN(len(ds)-1)]
-	op, err := r.core.Placement().BeginOperation(ctx, placement.Operation{Range: left.Range, Kind: placement.OperationMerge, Why: "the simulator"})
+	op, err := r.core.Placement().BeginOperation(ctx, fsm.Operation{Range: left.Range, Kind: fsm.OperationMerge, Why: "the simulator"})
 	n.c.logf("nemesis: range %s absorbs its neighbour: operation %d, %v", left.Range, op.ID, err)
 	if err != nil {
 		return

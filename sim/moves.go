@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 )
 
@@ -39,8 +39,8 @@ func (n *nemesis) move(ctx context.Context, r *run, ds []keyspace.Descriptor, rn
 		return
 	}
 	to := n.elsewhere(rng, &d, from)
-	op, err := r.core.Placement().BeginOperation(ctx, placement.Operation{
-		Range: d.Range, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
+	op, err := r.core.Placement().BeginOperation(ctx, fsm.Operation{
+		Range: d.Range, Kind: fsm.OperationMove, From: from, To: to, Why: "the simulator",
 	})
 	n.c.logf("nemesis: range %s from node %s to node %s: operation %d, %v", d.Range, from, to, op.ID, err)
 	if err == nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // SystemMove moves the placement group's replicas. It goes on all the time if
@@ -50,8 +50,8 @@ func (n *nemesis) systemMove(ctx context.Context, r *run, rng *rand.Rand) {
 		return
 	}
 	to := n.elsewhere(rng, &own, from)
-	op, err := client.BeginOperation(ctx, placement.Operation{
-		Range: placement.OwnGroup, Kind: placement.OperationMove, From: from, To: to, Why: "the simulator",
+	op, err := client.BeginOperation(ctx, fsm.Operation{
+		Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: from, To: to, Why: "the simulator",
 	})
 	n.c.logf("nemesis: placement from node %s to node %s: operation %d, %v", from, to, op.ID, err)
 	if err == nil {

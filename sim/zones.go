@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // zoneEvery is how often the places of replicas are checked.
@@ -72,9 +72,9 @@ func (c *cluster) inZones(d *keyspace.Descriptor) error {
 }
 
 // attributes are the operator's attributes of the machine's node.
-func (m *machine) attributes() []placement.Attribute {
+func (m *machine) attributes() []fsm.Attribute {
 	if m.zone == "" {
 		return nil
 	}
-	return []placement.Attribute{{Key: "zone", Value: m.zone}}
+	return []fsm.Attribute{{Key: "zone", Value: m.zone}}
 }

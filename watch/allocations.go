@@ -5,7 +5,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // allocation is consecutive revisions, up to last, that are pending at some subscriptions.
@@ -18,7 +18,7 @@ type allocation struct {
 	several map[*subscription]struct{}
 	// record is what the log said. It is the zero value if the allocation stands for several, or if
 	// nobody knows its ranges.
-	record placement.Allocation
+	record sequencer.Allocation
 
 	prev, next *allocation
 	listed     bool
@@ -131,7 +131,7 @@ func (h *Hub) extendLast(a *allocation, sub *subscription) bool {
 	if tail.one != sub || tail.first > a.first || tail.last > a.last {
 		return false
 	}
-	tail.last, tail.record = a.last, placement.Allocation{}
+	tail.last, tail.record = a.last, sequencer.Allocation{}
 	return true
 }
 

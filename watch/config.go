@@ -8,14 +8,14 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 )
 
 // Log is the sequencer's allocation log; placement's client is one.
 type Log interface {
-	FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart))
+	FollowLog(ctx context.Context, known sequencer.LogPosition, take func(*sequencer.LogPart))
 }
 
 // Ranges knows the ranges; *router.Router does.

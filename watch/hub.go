@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -126,7 +126,7 @@ func (h *Hub) wakeLocked(current keyspace.Revision) {
 	h.sharing, h.reading = map[groupKey]*group{}, map[keyspace.NodeID]int{}
 	h.asking, h.pendingBytes, h.unused, h.resume = 0, 0, false, 0
 	h.wg.Go(func() {
-		h.cfg.Log.FollowLog(ctx, placement.LogPosition{Last: current}, func(p *placement.LogPart) { h.takeLog(r, p) })
+		h.cfg.Log.FollowLog(ctx, sequencer.LogPosition{Last: current}, func(p *sequencer.LogPart) { h.takeLog(r, p) })
 	})
 	h.wg.Go(func() { h.ticks(r) })
 	h.wg.Go(func() { h.resumes(r) })

@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 )
 
 // refresh loads the range map from placement. After a failure its callers try again.
@@ -25,7 +25,7 @@ func (h *Hub) refresh(r *running) {
 const locateTimeout = time.Second
 
 // takeLog takes in a part of the allocation log.
-func (h *Hub) takeLog(r *running, p *placement.LogPart) {
+func (h *Hub) takeLog(r *running, p *sequencer.LogPart) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.run != r {

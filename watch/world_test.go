@@ -13,7 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/sequencer"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 )
@@ -31,7 +31,7 @@ type world struct {
 	// The log of the sequencer's term begins behind after.
 	term    uint64
 	after   keyspace.Revision
-	log     []placement.Allocation
+	log     []sequencer.Allocation
 	moved   chan struct{}
 	logDown bool
 	// mapDown says that the range map does not answer.
@@ -202,7 +202,7 @@ func (r *worldRange) resolved() keyspace.Revision {
 func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
 	w.rev++
 	for _, r := range rs {
-		w.log = append(w.log, placement.Allocation{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
+		w.log = append(w.log, sequencer.Allocation{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
 	}
 	w.changedLocked()
 	return w.rev
@@ -528,12 +528,12 @@ func (w *world) heal() {
 }
 
 // FollowLog implements Log.
-func (w *world) FollowLog(ctx context.Context, known placement.LogPosition, take func(*placement.LogPart)) {
+func (w *world) FollowLog(ctx context.Context, known sequencer.LogPosition, take func(*sequencer.LogPart)) {
 	at, term := known.Last, known.Term
 	for ctx.Err() == nil {
 		w.mu.Lock()
 		moved := w.moved
-		part := &placement.LogPart{Term: w.term, After: max(at, w.after), Last: w.rev}
+		part := &sequencer.LogPart{Term: w.term, After: max(at, w.after), Last: w.rev}
 		for _, h := range w.log {
 			if h.First > part.After {
 				part.Records = append(part.Records, h)

@@ -48,7 +48,7 @@ type Options struct {
 	Founders int
 	// Nodes is the node table as this node knew it when it was opened; Others are its nodes
 	// without this one and those that were removed.
-	Nodes  []placement.Node
+	Nodes  []fsm.Node
 	Others []keyspace.NodeID
 	Clock  clock.Clock
 	Logger *zap.Logger
@@ -68,9 +68,9 @@ type Options struct {
 // Placement is the access to the placement group; *placement.Client implements it.
 type Placement interface {
 	// WatchMap returns this node's copy of the map, nil before there is one.
-	WatchMap() (*placement.Map, <-chan struct{})
+	WatchMap() (*fsm.Map, <-chan struct{})
 	// NodeTable returns all nodes, removed ones included. With linearizable a quorum answers.
-	NodeTable(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	NodeTable(ctx context.Context, linearizable bool) ([]fsm.Node, error)
 	// PlacementGroup returns who holds the placement group, as a quorum has it.
 	PlacementGroup(ctx context.Context) (placement.Status, error)
 	// ClaimNode gives a node's row to the directory of that instance. kverror.NodeExists says
@@ -78,7 +78,7 @@ type Placement interface {
 	ClaimNode(ctx context.Context, node keyspace.NodeID, instance uint64) error
 	// Publish writes the node's own row. kverror.NodeRemoved and kverror.NodeExists say that it
 	// was removed, or is another directory's.
-	Publish(ctx context.Context, n placement.Node) error
+	Publish(ctx context.Context, n fsm.Node) error
 }
 
 // Admission has a node with an empty directory admitted by its peers, and answers the peers that
@@ -183,7 +183,7 @@ func (a *Admission) settle(ctx context.Context, p *peerAnswers) error {
 			"restore its directory, or remove the member and let it join anew (--join, or etcdctl member add): a member that was removed does not come back",
 			a.o.DataDir, p.by, a.o.Self, a.o.Cluster)
 	case check.Other:
-		return fmt.Errorf("node %s refuses this node; empty %s and %s: %w", p.by, a.o.DataDir, a.o.WALDir, otherDirectory(&placement.Node{ID: a.o.Self}))
+		return fmt.Errorf("node %s refuses this node; empty %s and %s: %w", p.by, a.o.DataDir, a.o.WALDir, otherDirectory(&fsm.Node{ID: a.o.Self}))
 	case check.Absent:
 		return fmt.Errorf("node %s says that cluster %s has no node %s: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
 			p.by, a.o.Cluster, a.o.Self, a.o.DataDir, a.o.WALDir)
@@ -272,7 +272,7 @@ func (a *Admission) RemovedError() error {
 // Announce publishes the node's row of the node table until it is there or ctx ends. Its error
 // says that the node cannot go on: it was removed from the cluster, or the row is another
 // directory's.
-func (a *Admission) Announce(ctx context.Context, row placement.Node) error {
+func (a *Admission) Announce(ctx context.Context, row fsm.Node) error {
 	for {
 		err := a.o.Placement.Publish(ctx, row)
 		switch {
@@ -281,7 +281,7 @@ func (a *Admission) Announce(ctx context.Context, row placement.Node) error {
 		case errors.Is(err, kverror.NodeRemoved):
 			return a.RemovedError()
 		case errors.Is(err, kverror.NodeExists):
-			return fmt.Errorf("this directory is none of the cluster: %w", otherDirectory(&placement.Node{ID: a.o.Self}))
+			return fmt.Errorf("this directory is none of the cluster: %w", otherDirectory(&fsm.Node{ID: a.o.Self}))
 		}
 		a.o.Logger.Info("publish this node", zap.Error(err))
 		if clock.Sleep(ctx, a.o.Clock, announcePause) != nil {

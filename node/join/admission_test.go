@@ -21,7 +21,7 @@ import (
 // fakeGroup is a placement group that is not there. A method that no test needs panics.
 type fakeGroup struct {
 	Placement
-	nodes  []placement.Node
+	nodes  []fsm.Node
 	quorum error // of whoever asks a quorum
 	claim  error
 	// claimed are the directories that rows were given to.
@@ -29,9 +29,9 @@ type fakeGroup struct {
 	publish []error
 }
 
-func (g *fakeGroup) WatchMap() (*placement.Map, <-chan struct{}) { return nil, nil }
+func (g *fakeGroup) WatchMap() (*fsm.Map, <-chan struct{}) { return nil, nil }
 
-func (g *fakeGroup) NodeTable(context.Context, bool) ([]placement.Node, error) {
+func (g *fakeGroup) NodeTable(context.Context, bool) ([]fsm.Node, error) {
 	return g.nodes, g.quorum
 }
 
@@ -44,7 +44,7 @@ func (g *fakeGroup) ClaimNode(_ context.Context, _ keyspace.NodeID, instance uin
 	return g.claim
 }
 
-func (g *fakeGroup) Publish(context.Context, placement.Node) error {
+func (g *fakeGroup) Publish(context.Context, fsm.Node) error {
 	err := g.publish[0]
 	g.publish = g.publish[1:]
 	return err
@@ -137,25 +137,25 @@ func TestTheOnlyFounderHearsOfALaterNode(t *testing.T) {
 // TestAnswer: a peer answers by the node table as a quorum has it. Its own copy counts only against
 // the asker.
 func TestAnswer(t *testing.T) {
-	row := func(state placement.NodeState, instance uint64, urls ...string) []placement.Node {
-		return []placement.Node{{ID: 9, State: state, Instance: instance, ClientURLs: urls}}
+	row := func(state fsm.NodeState, instance uint64, urls ...string) []fsm.Node {
+		return []fsm.Node{{ID: 9, State: state, Instance: instance, ClientURLs: urls}}
 	}
 	for _, tc := range []struct {
 		what    string
 		group   fakeGroup
-		own     []placement.Node // the node table of the peer's store
-		pending bool             // the peer is not admitted itself
+		own     []fsm.Node // the node table of the peer's store
+		pending bool       // the peer is not admitted itself
 		want    Check
 		claims  bool
 	}{
-		{what: "a member that has not started", group: fakeGroup{nodes: row(placement.NodeUnstarted, 7)}, want: Check{Member: true}, claims: true},
-		{what: "a member that has served", group: fakeGroup{nodes: row(placement.NodeServing, 7, "http://c")}, want: Check{Known: true}},
-		{what: "a member of another directory", group: fakeGroup{nodes: row(placement.NodeUnstarted, 8)}, want: Check{Other: true}},
-		{what: "another directory claims it first", group: fakeGroup{nodes: row(placement.NodeUnstarted, 0), claim: kverror.NodeExists}, want: Check{Member: true, Other: true}, claims: true},
-		{what: "a removed one", group: fakeGroup{nodes: row(placement.NodeRemoved, 0)}, want: Check{Removed: true}},
+		{what: "a member that has not started", group: fakeGroup{nodes: row(fsm.NodeUnstarted, 7)}, want: Check{Member: true}, claims: true},
+		{what: "a member that has served", group: fakeGroup{nodes: row(fsm.NodeServing, 7, "http://c")}, want: Check{Known: true}},
+		{what: "a member of another directory", group: fakeGroup{nodes: row(fsm.NodeUnstarted, 8)}, want: Check{Other: true}},
+		{what: "another directory claims it first", group: fakeGroup{nodes: row(fsm.NodeUnstarted, 0), claim: kverror.NodeExists}, want: Check{Member: true, Other: true}, claims: true},
+		{what: "a removed one", group: fakeGroup{nodes: row(fsm.NodeRemoved, 0)}, want: Check{Removed: true}},
 		{what: "nobody", want: Check{Absent: true}},
 		{what: "no quorum", group: fakeGroup{quorum: kverror.NoLeader}, want: Check{Unsure: true}},
-		{what: "no quorum, and the peer's store speaks against it", group: fakeGroup{quorum: kverror.NoLeader}, own: row(placement.NodeServing, 7, "http://c"), want: Check{Known: true}},
+		{what: "no quorum, and the peer's store speaks against it", group: fakeGroup{quorum: kverror.NoLeader}, own: row(fsm.NodeServing, 7, "http://c"), want: Check{Known: true}},
 		{what: "a peer that is not admitted", pending: true, want: Check{Instance: 7}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestAnnounce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := &fakeGroup{publish: tc.errs}
 			a := New(Options{Self: 1, Clock: clock.Virtual(), Logger: zap.NewNop(), Placement: g})
-			err := a.Announce(t.Context(), placement.Node{ID: 1})
+			err := a.Announce(t.Context(), fsm.Node{ID: 1})
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) || len(g.publish) > 0 {
 				t.Errorf("%v, want %q; %d answers are left", err, tc.want, len(g.publish))
 			}

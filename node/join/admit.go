@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Admitter admits nodes to the cluster, on a node that serves already. All its fields are
@@ -34,10 +35,10 @@ type Admitter struct {
 // NodeTable is the node table of the placement group; *placement.Client implements it.
 type NodeTable interface {
 	// NodeTable returns all nodes, removed ones included. With linearizable a quorum answers.
-	NodeTable(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	NodeTable(ctx context.Context, linearizable bool) ([]fsm.Node, error)
 	// AddNode adds a node that has not started. kverror.NodeExists and kverror.PeerURLExists
 	// say that its id or one of its peer URLs is taken.
-	AddNode(ctx context.Context, n placement.Node) error
+	AddNode(ctx context.Context, n fsm.Node) error
 }
 
 // quorumTimeout bounds the wait for a quorum's answer. A joiner without an answer is to ask the
@@ -64,7 +65,7 @@ func (a *Admitter) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*a
 	if q.GetNode() != "" {
 		self, err = a.memberAgain(q, table)
 	} else {
-		self, err = a.admit(ctx, placement.Node{Name: q.GetName(), PeerURLs: urls.StringSlice(), Instance: q.GetInstance()}, table)
+		self, err = a.admit(ctx, fsm.Node{Name: q.GetName(), PeerURLs: urls.StringSlice(), Instance: q.GetInstance()}, table)
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func (a *Admitter) JoinNode(ctx context.Context, q *adminpb.NodeJoinRequest) (*a
 }
 
 // memberAgain answers a node that has an identity.
-func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Node) (keyspace.NodeID, error) {
+func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []fsm.Node) (keyspace.NodeID, error) {
 	if q.GetCluster() != a.Cluster.String() {
 		return 0, &adminapi.Refusal{
 			Reason:   fmt.Sprintf("the data directory belongs to cluster %s, and node %s to cluster %s", q.GetCluster(), a.Self, a.Cluster),
@@ -91,7 +92,7 @@ func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Nod
 	for i := range table {
 		n := &table[i]
 		switch {
-		case n.ID != keyspace.NodeID(id) || n.State == placement.NodeRemoved:
+		case n.ID != keyspace.NodeID(id) || n.State == fsm.NodeRemoved:
 		case n.OtherThan(q.GetInstance()):
 			return 0, otherDirectory(n)
 		default:
@@ -105,7 +106,7 @@ func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []placement.Nod
 }
 
 // otherDirectory refuses who comes as a node that another directory is.
-func otherDirectory(n *placement.Node) error {
+func otherDirectory(n *fsm.Node) error {
 	return &adminapi.Refusal{
 		Reason: fmt.Sprintf("another directory has been let in as node %s: a machine with the same name and the same peer URLs has joined, or this one has lost its directory", n.ID),
 		NextStep: fmt.Sprintf("give this node a --name and --initial-advertise-peer-urls of its own; where there is no other machine, have the node removed (skein node decommission %s once it has started, then etcdctl member remove %s) and let it join anew",
@@ -116,7 +117,7 @@ func otherDirectory(n *placement.Node) error {
 // admit returns the id of the unstarted node with a name, peer URLs and a directory, after it
 // has made one if there was none: a node that asks again gets the same. A row of etcd's MemberAdd
 // has neither name nor directory yet. It belongs to the first node that comes.
-func (a *Admitter) admit(ctx context.Context, asker placement.Node, table []placement.Node) (keyspace.NodeID, error) {
+func (a *Admitter) admit(ctx context.Context, asker fsm.Node, table []fsm.Node) (keyspace.NodeID, error) {
 	if asker.Name == "" {
 		return 0, &adminapi.Refusal{Reason: "the node has no name", NextStep: "give it one that no other node has (--name)"}
 	}
@@ -141,14 +142,14 @@ func (a *Admitter) admit(ctx context.Context, asker placement.Node, table []plac
 
 // rowFor returns the id of the row that the asker may have, 0 where there is none for it, or
 // why it is not let in.
-func rowFor(asker *placement.Node, table []placement.Node) (keyspace.NodeID, error) {
+func rowFor(asker *fsm.Node, table []fsm.Node) (keyspace.NodeID, error) {
 	name, urls := asker.Name, asker.PeerURLs
 	for i := range table {
 		n := &table[i]
 		same := sameURLs(n.PeerURLs, urls)
 		named := n.Name == name
 		switch {
-		case n.State == placement.NodeRemoved:
+		case n.State == fsm.NodeRemoved:
 		case same && !n.State.Started() && (named || n.Name == ""):
 			if n.OtherThan(asker.Instance) {
 				return 0, otherDirectory(n)

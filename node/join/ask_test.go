@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // joinService is a node that only answers who joins.
@@ -34,7 +35,7 @@ func TestJoinByTheNextNode(t *testing.T) {
 	for _, answer := range []func() (*adminpb.NodeJoinResponse, error){
 		func() (*adminpb.NodeJoinResponse, error) { return nil, kverror.Timeout },
 		func() (*adminpb.NodeJoinResponse, error) {
-			return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "4", NodeTable: placement.EncodeNodeTable([]placement.Node{{ID: 4}})}, nil
+			return &adminpb.NodeJoinResponse{Cluster: "c1", Node: "4", NodeTable: placement.EncodeNodeTable([]fsm.Node{{ID: 4}})}, nil
 		},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

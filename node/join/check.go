@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 )
 
@@ -102,7 +102,7 @@ func (a *Admission) checkByQuorum(ctx context.Context, q Check) Check {
 	own := keyspace.Descriptor{Replicas: group.Replicas}
 	here, _ := own.ReplicaOn(q.Node)
 	q.Moved, q.Holds = group.ConfIndex > raftgroup.InitIndex, here.ID
-	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == q.Node })
+	i := slices.IndexFunc(nodes, func(n fsm.Node) bool { return n.ID == q.Node })
 	if q.Absent = i < 0; q.Absent {
 		return q
 	}
@@ -122,8 +122,8 @@ func (a *Admission) checkByQuorum(ctx context.Context, q Check) Check {
 
 // add takes over what a row of the node table says against the node. A node publishes
 // where it serves only after its admission.
-func (q *Check) add(n placement.Node, ok bool) {
-	q.Removed = q.Removed || ok && n.State == placement.NodeRemoved
+func (q *Check) add(n fsm.Node, ok bool) {
+	q.Removed = q.Removed || ok && n.State == fsm.NodeRemoved
 	q.Known = q.Known || ok && len(n.ClientURLs) > 0
 	q.Other = q.Other || ok && n.OtherThan(q.Instance)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // etcd's MemberAdd has added a node that starts with --initial-cluster-state existing. Such a
@@ -26,12 +27,12 @@ type peerTable struct {
 	cluster keyspace.ClusterID
 	// version is that of the map that holds the node table: a higher one is newer.
 	version uint64
-	nodes   []placement.Node
+	nodes   []fsm.Node
 }
 
 // EncodePeerTable returns the answer of a node to one that asks at its peer address
 // (docs/format/placement.md): its cluster, and the node table with the version of its map.
-func EncodePeerTable(cluster keyspace.ClusterID, version uint64, nodes []placement.Node) []byte {
+func EncodePeerTable(cluster keyspace.ClusterID, version uint64, nodes []fsm.Node) []byte {
 	b := binary.BigEndian.AppendUint64(nil, uint64(cluster))
 	return append(binary.BigEndian.AppendUint64(b, version), placement.EncodeNodeTable(nodes)...)
 }
@@ -82,7 +83,7 @@ func (t *peerTable) find(name string, own []string, instance uint64) (*answer, e
 	for i := range t.nodes {
 		n := &t.nodes[i]
 		switch {
-		case n.State == placement.NodeRemoved || !sameURLs(n.PeerURLs, own):
+		case n.State == fsm.NodeRemoved || !sameURLs(n.PeerURLs, own):
 		case n.State.Started():
 			return nil, fmt.Errorf("member %s (%s) has the peer URLs %s, and has run before: start it with its own data directory, or remove it and add it anew", n.ID, n.Name, urls)
 		case n.Instance != 0 && n.Instance != instance:

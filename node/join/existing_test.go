@@ -16,19 +16,19 @@ import (
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Of the others of --initial-cluster not all have heard of the newest members: who has
 // decides, and what they all have heard of late may pass.
 func TestAnAddedMemberGoesByTheNewestTable(t *testing.T) {
-	row := func(id keyspace.NodeID, s placement.NodeState, at ...string) placement.Node {
-		return placement.Node{ID: id, Name: "n4", State: s, PeerURLs: at}
+	row := func(id keyspace.NodeID, s fsm.NodeState, at ...string) fsm.Node {
+		return fsm.Node{ID: id, Name: "n4", State: s, PeerURLs: at}
 	}
 	at := "http://n4:2380"
-	old := peerTable{cluster: 0xc1, version: 20, nodes: []placement.Node{row(4, placement.NodeServing, at)}}
-	fresh := peerTable{cluster: 0xc1, version: 30, nodes: []placement.Node{row(4, placement.NodeRemoved), row(5, placement.NodeUnstarted, at)}}
-	taken := peerTable{cluster: 0xc1, version: 40, nodes: []placement.Node{row(5, placement.NodeServing, at)}}
+	old := peerTable{cluster: 0xc1, version: 20, nodes: []fsm.Node{row(4, fsm.NodeServing, at)}}
+	fresh := peerTable{cluster: 0xc1, version: 30, nodes: []fsm.Node{row(4, fsm.NodeRemoved), row(5, fsm.NodeUnstarted, at)}}
+	taken := peerTable{cluster: 0xc1, version: 40, nodes: []fsm.Node{row(5, fsm.NodeServing, at)}}
 	strange := peerTable{cluster: 0xc2, version: 50, nodes: fresh.nodes}
 	for _, c := range []struct {
 		what string
@@ -89,14 +89,14 @@ func urls(t *testing.T, text string) types.URLs {
 
 // FuzzPeerTable: what is decoded is encoded to the same again, and nothing else is decoded.
 func FuzzPeerTable(f *testing.F) {
-	f.Add(EncodePeerTable(0xc1, 12, []placement.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}, Instance: 7}}))
+	f.Add(EncodePeerTable(0xc1, 12, []fsm.Node{{ID: 1, Name: "n1", PeerURLs: []string{"http://n1:2380"}, Instance: 7}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		table, err := decodePeerTable(b)
 		if err != nil {
 			return
 		}
 		again, err := decodePeerTable(EncodePeerTable(table.cluster, table.version, table.nodes))
-		same := func(x, y placement.Node) bool { return x.Equal(&y) }
+		same := func(x, y fsm.Node) bool { return x.Equal(&y) }
 		if err != nil || again.cluster != table.cluster || again.version != table.version || !slices.EqualFunc(again.nodes, table.nodes, same) {
 			t.Fatalf("%x: %+v, %v", b, again, err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Membership says as which node of which cluster a directory is to be opened.
@@ -23,16 +23,16 @@ type Membership struct {
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID
 	// Founders are those of a new cluster, this node among them. A node that joins has none.
-	Founders []placement.Node
+	Founders []fsm.Node
 	// Peers asks a running node for the node table, where the directory does not have it.
-	Peers func(ctx context.Context) ([]placement.Node, error)
+	Peers func(ctx context.Context) ([]fsm.Node, error)
 }
 
 // answer is what a running node tells one that joins.
 type answer struct {
 	cluster keyspace.ClusterID
 	self    keyspace.NodeID
-	nodes   []placement.Node
+	nodes   []fsm.Node
 }
 
 // Joiner finds the membership of the node that a configuration describes. All its fields are
@@ -94,14 +94,14 @@ func (j *Joiner) Find(ctx context.Context) (*Membership, error) {
 	j.Logger.Info("admitted", zap.Stringer("cluster", a.cluster), zap.Stringer("node", a.self), zap.Int("nodes", len(a.nodes)))
 	return &Membership{
 		Cluster: a.cluster, Self: a.self,
-		Peers: func(context.Context) ([]placement.Node, error) { return a.nodes, nil },
+		Peers: func(context.Context) ([]fsm.Node, error) { return a.nodes, nil },
 	}, nil
 }
 
-func founders(b *config.Bootstrap) []placement.Node {
-	var all []placement.Node
+func founders(b *config.Bootstrap) []fsm.Node {
+	var all []fsm.Node
 	for _, f := range b.Founders {
-		all = append(all, placement.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
+		all = append(all, fsm.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
 	}
 	return all
 }
@@ -110,7 +110,7 @@ func founders(b *config.Bootstrap) []placement.Node {
 func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, error) {
 	m := &Membership{Cluster: id.Cluster, Self: id.Node}
 	if len(j.Config.Join) > 0 {
-		m.Peers = func(ctx context.Context) ([]placement.Node, error) {
+		m.Peers = func(ctx context.Context) ([]fsm.Node, error) {
 			a, err := j.join(ctx, *id)
 			if err != nil {
 				return nil, err
@@ -120,7 +120,7 @@ func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, e
 		return m, j.sameCluster(ctx, id)
 	}
 	if j.Config.InitialClusterState == config.StateExisting {
-		m.Peers = func(ctx context.Context) ([]placement.Node, error) {
+		m.Peers = func(ctx context.Context) ([]fsm.Node, error) {
 			a, err := j.askExisting(ctx, *id)
 			if err == nil && (a.cluster != id.Cluster || a.self != id.Node) {
 				err = fmt.Errorf("the directory is that of node %s of cluster %s, and --initial-cluster leads to node %s of cluster %s", id.Node, id.Cluster, a.self, a.cluster)

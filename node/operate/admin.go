@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 )
@@ -47,22 +48,22 @@ type Placement interface {
 // that this node knows.
 type NodeTable interface {
 	// Members returns the nodes that were not removed.
-	Members(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	Members(ctx context.Context, linearizable bool) ([]fsm.Node, error)
 	// NodeTable returns all nodes, removed ones included.
-	NodeTable(ctx context.Context, linearizable bool) ([]placement.Node, error)
+	NodeTable(ctx context.Context, linearizable bool) ([]fsm.Node, error)
 }
 
 // NodeChanges changes the node table. A change whose precondition fails is refused with
 // kverror.BadRequest.
 type NodeChanges interface {
-	AddNode(ctx context.Context, n placement.Node) error
+	AddNode(ctx context.Context, n fsm.Node) error
 	SetPeerURLs(ctx context.Context, node keyspace.NodeID, urls []string) error
 	// SetNodeState changes a node's state, if it is in the state from and no other nodes
 	// leave than those in beside.
-	SetNodeState(ctx context.Context, node keyspace.NodeID, from, to placement.NodeState, beside ...keyspace.NodeID) error
+	SetNodeState(ctx context.Context, node keyspace.NodeID, from, to fsm.NodeState, beside ...keyspace.NodeID) error
 	// LeaveNode decommissions a node and removes it once it holds nothing, under the
 	// conditions of SetNodeState.
-	LeaveNode(ctx context.Context, node keyspace.NodeID, from placement.NodeState, beside ...keyspace.NodeID) error
+	LeaveNode(ctx context.Context, node keyspace.NodeID, from fsm.NodeState, beside ...keyspace.NodeID) error
 	// RemoveNode removes a node that holds nothing.
 	RemoveNode(ctx context.Context, node keyspace.NodeID) error
 }
@@ -70,19 +71,19 @@ type NodeChanges interface {
 // RangeMap reads this node's copy of the range map, which may be old.
 type RangeMap interface {
 	// Map returns the map; it waits until there is one.
-	Map(ctx context.Context) (*placement.Map, error)
+	Map(ctx context.Context) (*fsm.Map, error)
 	// WatchMap returns the map, nil before there is one, and a channel that the next one closes.
-	WatchMap() (*placement.Map, <-chan struct{})
+	WatchMap() (*fsm.Map, <-chan struct{})
 	// RangeMap returns the descriptors of all ranges in the order of their keys.
 	RangeMap(ctx context.Context) ([]keyspace.Descriptor, error)
 }
 
 // Operations begins operations and lists those under way.
 type Operations interface {
-	BeginOperation(ctx context.Context, o placement.Operation) (placement.Operation, error)
+	BeginOperation(ctx context.Context, o fsm.Operation) (fsm.Operation, error)
 	// Operations asks a quorum, LastOperations one replica of the placement group.
-	Operations(ctx context.Context) ([]placement.Operation, error)
-	LastOperations(ctx context.Context) ([]placement.Operation, error)
+	Operations(ctx context.Context) ([]fsm.Operation, error)
+	LastOperations(ctx context.Context) ([]fsm.Operation, error)
 	SetPaused(ctx context.Context, paused bool) error
 	// KeepBorder has a range begin at the key until it is merged by command.
 	KeepBorder(ctx context.Context, key []byte) error
@@ -91,8 +92,8 @@ type Operations interface {
 // Settings reads and changes the cluster's settings.
 type Settings interface {
 	// Settings asks a quorum, LastSettings one replica of the placement group.
-	Settings(ctx context.Context) ([]placement.Setting, keyspace.Revision, error)
-	LastSettings(ctx context.Context) ([]placement.Setting, error)
+	Settings(ctx context.Context) ([]fsm.Setting, keyspace.Revision, error)
+	LastSettings(ctx context.Context) ([]fsm.Setting, error)
 	SetReplication(ctx context.Context, factor int) error
 	SetMergeAfter(ctx context.Context, after time.Duration) error
 	UnsetMergeAfter(ctx context.Context) error

@@ -8,6 +8,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // decider returns the view as package decide has it.
@@ -15,8 +16,8 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	set := decide.Defaults()
 	set.ReplicationFactor = placement.Replication(v.settings)
 	c := decide.New(set, 1, now)
-	states := map[placement.NodeState]decide.NodeState{
-		placement.NodeServing: decide.Serving, placement.NodeDraining: decide.Draining, placement.NodeDecommissioned: decide.Decommissioning,
+	states := map[fsm.NodeState]decide.NodeState{
+		fsm.NodeServing: decide.Serving, fsm.NodeDraining: decide.Draining, fsm.NodeDecommissioned: decide.Decommissioning,
 	}
 	for i := range v.nodes {
 		n := &v.nodes[i]
@@ -42,7 +43,7 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 const zoneAttribute = "zone"
 
 // refusal puts the names of nodes into what decide says.
-func (v *clusterView) refusal(n *placement.Node, err error) error {
+func (v *clusterView) refusal(n *fsm.Node, err error) error {
 	var r *decide.Refusal
 	if !errors.As(err, &r) {
 		return err

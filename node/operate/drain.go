@@ -9,7 +9,8 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/driver"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // waits says for which silent nodes ranges wait that are to leave a node: nothing but repair touches
@@ -62,7 +63,7 @@ func (v *clusterView) namedNodes(ids map[keyspace.NodeID]bool) string {
 }
 
 // mayDrain says why the node cannot be drained and then stopped, and what to do.
-func (v *clusterView) mayDrain(n *placement.Node, now clock.Time) error {
+func (v *clusterView) mayDrain(n *fsm.Node, now clock.Time) error {
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be drained: %s", n.Name, reason), NextStep: next}
 	}
@@ -143,11 +144,11 @@ func (v *clusterView) takeBack(group []keyspace.Replica, node keyspace.NodeID, a
 		}
 		back := ""
 		switch n.State {
-		case placement.NodeDraining:
+		case fsm.NodeDraining:
 			back = "skein node undrain " + n.Name
-		case placement.NodeDecommissioned:
+		case fsm.NodeDecommissioned:
 			back = "skein node recommission " + n.Name
-		case placement.NodeUnstarted, placement.NodeUnstartedLearner, placement.NodeServing, placement.NodeLearner, placement.NodeRemoved:
+		case fsm.NodeUnstarted, fsm.NodeUnstartedLearner, fsm.NodeServing, fsm.NodeLearner, fsm.NodeRemoved:
 		}
 		switch {
 		case v.answered(n.ID):
@@ -166,15 +167,15 @@ func (v *clusterView) takeBack(group []keyspace.Replica, node keyspace.NodeID, a
 }
 
 // mayDecommission says why the node's replicas have nowhere to go, and what to do.
-func (v *clusterView) mayDecommission(n *placement.Node, now clock.Time) error {
-	if n.State == placement.NodeLearner {
+func (v *clusterView) mayDecommission(n *fsm.Node, now clock.Time) error {
+	if n.State == fsm.NodeLearner {
 		return nil // it never got anything
 	}
 	refuse := func(reason, next string) error {
 		return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be decommissioned: %s", n.Name, reason), NextStep: next}
 	}
 	switch {
-	case v.unsure(n.ID) && n.State != placement.NodeDecommissioned: // what is under way does not wait for its answer
+	case v.unsure(n.ID) && n.State != fsm.NodeDecommissioned: // what is under way does not wait for its answer
 		return refuse(unknownNode, lookForNode) // how much it has is known of what others lead alone
 	case len(v.missing) > 0:
 		return refuse(unknownRanges, lookForRanges)
@@ -190,10 +191,10 @@ func (v *clusterView) mayDecommission(n *placement.Node, now clock.Time) error {
 	for _, m := range group {
 		votes[m.Node] = m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming
 	}
-	if o := v.operations[placement.OwnGroup]; o.Kind == placement.OperationMove || o.Kind == placement.OperationRemove {
+	if o := v.operations[fsm.OwnGroup]; o.Kind == fsm.OperationMove || o.Kind == fsm.OperationRemove {
 		votes[o.From] = false
 	}
-	if o := v.operations[placement.OwnGroup]; o.Kind == placement.OperationMove || o.Kind == placement.OperationAdd {
+	if o := v.operations[fsm.OwnGroup]; o.Kind == fsm.OperationMove || o.Kind == fsm.OperationAdd {
 		votes[o.To] = true
 	}
 	if !votes[n.ID] {
@@ -209,13 +210,13 @@ func (v *clusterView) mayDecommission(n *placement.Node, now clock.Time) error {
 			voters++
 		}
 		switch {
-		case o.ID == n.ID, votes[o.ID] && o.State == placement.NodeDecommissioned:
+		case o.ID == n.ID, votes[o.ID] && o.State == fsm.NodeDecommissioned:
 			places--
-		case !votes[o.ID] && o.State == placement.NodeServing && v.answered(o.ID) && !v.isolated[o.ID]:
+		case !votes[o.ID] && o.State == fsm.NodeServing && v.answered(o.ID) && !v.isolated[o.ID]:
 			places++
 		}
 	}
-	room := places+max(0, voters-placement.OwnLeast) >= 0
+	room := places+max(0, voters-driver.OwnLeast) >= 0
 	switch {
 	case stopsWithout(group, 0, silent):
 		return refuse("the placement group has no quorum to change its members: "+v.named(group, 0, silent)+" do not answer", "bring those back first")

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 )
 
@@ -68,7 +69,7 @@ func TestPlacementWaitsForWhomItsLeaderMisses(t *testing.T) {
 func TestIsolatedNodesTakeNothingOfPlacement(t *testing.T) {
 	v := &clusterView{byName: map[keyspace.NodeID]string{2: "n2", 3: "n3"}, lists: map[keyspace.NodeID][]shard.Summary{}, placement: placement.Status{Leader: 1}}
 	for id := keyspace.NodeID(1); id <= 4; id++ {
-		v.nodes = append(v.nodes, placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing})
+		v.nodes = append(v.nodes, fsm.Node{ID: id, Name: "n" + id.String(), State: fsm.NodeServing})
 		v.lists[id] = nil
 		if id < 4 {
 			v.placement.Replicas = append(v.placement.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id})
@@ -127,7 +128,7 @@ func viewOf(nodes keyspace.NodeID) *clusterView {
 	v := &clusterView{byName: map[keyspace.NodeID]string{}, lists: map[keyspace.NodeID][]shard.Summary{}}
 	for id := keyspace.NodeID(1); id <= nodes; id++ {
 		name := "n" + id.String()
-		v.nodes, v.lists[id], v.byName[id] = append(v.nodes, placement.Node{ID: id, Name: name, State: placement.NodeServing}), nil, name
+		v.nodes, v.lists[id], v.byName[id] = append(v.nodes, fsm.Node{ID: id, Name: name, State: fsm.NodeServing}), nil, name
 		v.placement.Replicas = append(v.placement.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter})
 	}
 	return v
@@ -137,13 +138,13 @@ func viewOf(nodes keyspace.NodeID) *clusterView {
 // one that is silent does not.
 func TestWhatTakesNodesBack(t *testing.T) {
 	for _, tc := range []struct {
-		two, three placement.NodeState
+		two, three fsm.NodeState
 		silent     keyspace.NodeID
 		want       string
 	}{
-		{two: placement.NodeDraining, three: placement.NodeDecommissioned, want: "take n2 back first (skein node undrain n2), or take n3 back first (skein node recommission n3)"},
-		{two: placement.NodeDraining, three: placement.NodeServing, silent: 3, want: "bring n3 back, which does not answer, or take n2 back first (skein node undrain n2)"},
-		{two: placement.NodeDraining, three: placement.NodeDraining, silent: 3, want: "bring n3 back, which does not answer, and take it back (skein node undrain n3), or take n2 back first (skein node undrain n2)"},
+		{two: fsm.NodeDraining, three: fsm.NodeDecommissioned, want: "take n2 back first (skein node undrain n2), or take n3 back first (skein node recommission n3)"},
+		{two: fsm.NodeDraining, three: fsm.NodeServing, silent: 3, want: "bring n3 back, which does not answer, or take n2 back first (skein node undrain n2)"},
+		{two: fsm.NodeDraining, three: fsm.NodeDraining, silent: 3, want: "bring n3 back, which does not answer, and take it back (skein node undrain n3), or take n2 back first (skein node undrain n2)"},
 	} {
 		v := viewOf(5)
 		v.nodes[1].State, v.nodes[2].State = tc.two, tc.three
@@ -188,9 +189,9 @@ func TestPlacementHasRoomForWhoIsDecommissioned(t *testing.T) {
 	} {
 		v := &clusterView{lists: map[keyspace.NodeID][]shard.Summary{}, byName: map[keyspace.NodeID]string{}}
 		for id := keyspace.NodeID(1); id <= tc.nodes; id++ {
-			n := placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing}
+			n := fsm.Node{ID: id, Name: "n" + id.String(), State: fsm.NodeServing}
 			if id == tc.leave {
-				n.State = placement.NodeDecommissioned
+				n.State = fsm.NodeDecommissioned
 			}
 			v.nodes, v.lists[id] = append(v.nodes, n), nil
 			m := keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter}
@@ -201,14 +202,14 @@ func TestPlacementHasRoomForWhoIsDecommissioned(t *testing.T) {
 				v.placement.Replicas = append(v.placement.Replicas, m)
 			}
 		}
-		if o := (placement.Operation{Range: placement.OwnGroup, Kind: placement.OperationMove, From: tc.from, To: tc.to}); tc.from+tc.to > 0 {
+		if o := (fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationMove, From: tc.from, To: tc.to}); tc.from+tc.to > 0 {
 			if tc.from == 0 {
-				o.Kind = placement.OperationAdd
+				o.Kind = fsm.OperationAdd
 			}
 			if tc.to == 0 {
-				o.Kind = placement.OperationRemove
+				o.Kind = fsm.OperationRemove
 			}
-			v.operations = map[keyspace.RangeID]placement.Operation{placement.OwnGroup: o}
+			v.operations = map[keyspace.RangeID]fsm.Operation{fsm.OwnGroup: o}
 		}
 		err := v.mayDecommission(&v.nodes[0], 0)
 		if tc.room != (err == nil) || err != nil && !strings.Contains(err.Error(), "no other node serves that could take it") {
@@ -220,21 +221,21 @@ func TestPlacementHasRoomForWhoIsDecommissioned(t *testing.T) {
 // TestPlan: of each state, where each change leads or what is to be done instead.
 func TestPlan(t *testing.T) {
 	for _, tc := range []struct {
-		state                                              placement.NodeState
+		state                                              fsm.NodeState
 		drain, undrain, decommission, recommission, remove string
 	}{
-		{placement.NodeUnstarted, "start it", "start it", "start it", "start it", "removed"},
-		{placement.NodeUnstartedLearner, "start it", "start it", "start it", "start it", "removed"},
-		{placement.NodeLearner, "stop it as it is", "etcdctl member promote", "decommissioned", "etcdctl member promote", "skein node decommission"},
-		{placement.NodeServing, "draining", "serving", "decommissioned", "serving", "skein node decommission"},
-		{placement.NodeDraining, "draining", "serving", "decommissioned", "skein node undrain", "skein node decommission"},
-		{placement.NodeDecommissioned, "skein node recommission", "skein node recommission", "decommissioned", "serving", "removed"},
+		{fsm.NodeUnstarted, "start it", "start it", "start it", "start it", "removed"},
+		{fsm.NodeUnstartedLearner, "start it", "start it", "start it", "start it", "removed"},
+		{fsm.NodeLearner, "stop it as it is", "etcdctl member promote", "decommissioned", "etcdctl member promote", "skein node decommission"},
+		{fsm.NodeServing, "draining", "serving", "decommissioned", "serving", "skein node decommission"},
+		{fsm.NodeDraining, "draining", "serving", "decommissioned", "skein node undrain", "skein node decommission"},
+		{fsm.NodeDecommissioned, "skein node recommission", "skein node recommission", "decommissioned", "serving", "removed"},
 	} {
 		for change, want := range map[adminapi.NodeChange]string{
 			adminapi.Drain: tc.drain, adminapi.Undrain: tc.undrain, adminapi.Decommission: tc.decommission,
 			adminapi.Recommission: tc.recommission, adminapi.Remove: tc.remove,
 		} {
-			to, err := plan(change, &placement.Node{ID: 9, Name: "n9", State: tc.state})
+			to, err := plan(change, &fsm.Node{ID: 9, Name: "n9", State: tc.state})
 			got := to.String()
 			var r *adminapi.Refusal
 			if errors.As(err, &r) {

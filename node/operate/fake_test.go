@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 )
@@ -23,7 +24,7 @@ type fake struct {
 	Replicas
 	Routes
 
-	nodes  []placement.Node
+	nodes  []fsm.Node
 	ranges []keyspace.Descriptor
 	group  placement.Status
 	// quorum is the error of whoever asks a quorum.
@@ -33,7 +34,7 @@ type fake struct {
 	// dead are the nodes that do not live.
 	dead map[keyspace.NodeID]bool
 	// states are the changes of nodes that were made.
-	states []placement.NodeState
+	states []fsm.NodeState
 	// before is called before a change of a node is made, and may refuse it.
 	before func() error
 }
@@ -44,7 +45,7 @@ func newFake(n keyspace.NodeID) *fake {
 	f := &fake{group: placement.Status{Leader: 1}, looks: map[keyspace.NodeID]keyspace.NodeID{}, dead: map[keyspace.NodeID]bool{}}
 	d := keyspace.Descriptor{Range: 1, Generation: 1}
 	for id := keyspace.NodeID(1); id <= n; id++ {
-		f.nodes = append(f.nodes, placement.Node{ID: id, Name: "n" + id.String(), State: placement.NodeServing})
+		f.nodes = append(f.nodes, fsm.Node{ID: id, Name: "n" + id.String(), State: fsm.NodeServing})
 		d.Replicas = append(d.Replicas, keyspace.Replica{ID: keyspace.ReplicaID(id), Node: id, Role: keyspace.RoleVoter})
 		f.looks[id] = 1
 	}
@@ -69,19 +70,19 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 	return Report{Bytes: 1}, nil
 }
 
-func (f *fake) Members(context.Context, bool) ([]placement.Node, error) { return f.nodes, f.quorum }
+func (f *fake) Members(context.Context, bool) ([]fsm.Node, error) { return f.nodes, f.quorum }
 
-func (f *fake) NodeTable(context.Context, bool) ([]placement.Node, error) { return f.nodes, f.quorum }
-func (f *fake) WatchMap() (*placement.Map, <-chan struct{})               { return nil, nil }
-func (f *fake) RangeMap(context.Context) ([]keyspace.Descriptor, error)   { return f.ranges, nil }
-func (f *fake) Status(context.Context) (placement.Status, error)          { return f.group, nil }
+func (f *fake) NodeTable(context.Context, bool) ([]fsm.Node, error)     { return f.nodes, f.quorum }
+func (f *fake) WatchMap() (*fsm.Map, <-chan struct{})                   { return nil, nil }
+func (f *fake) RangeMap(context.Context) ([]keyspace.Descriptor, error) { return f.ranges, nil }
+func (f *fake) Status(context.Context) (placement.Status, error)        { return f.group, nil }
 
-func (f *fake) Operations(context.Context) ([]placement.Operation, error) { return nil, f.quorum }
-func (f *fake) Settings(context.Context) ([]placement.Setting, keyspace.Revision, error) {
+func (f *fake) Operations(context.Context) ([]fsm.Operation, error) { return nil, f.quorum }
+func (f *fake) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, error) {
 	return nil, 0, f.quorum
 }
 
-func (f *fake) SetNodeState(_ context.Context, _ keyspace.NodeID, _, to placement.NodeState, _ ...keyspace.NodeID) error {
+func (f *fake) SetNodeState(_ context.Context, _ keyspace.NodeID, _, to fsm.NodeState, _ ...keyspace.NodeID) error {
 	if f.before != nil {
 		if err := f.before(); err != nil {
 			return err
@@ -160,7 +161,7 @@ func TestDrainWhileOthersBegin(t *testing.T) {
 		a, looks := f.admin(), 0
 		f.before = func() error {
 			if looks++; looks == 1 {
-				f.nodes[1].State = placement.NodeDraining
+				f.nodes[1].State = fsm.NodeDraining
 				return kverror.New(kverror.BadRequest, "node 2 leaves")
 			}
 			return nil
@@ -170,7 +171,7 @@ func TestDrainWhileOthersBegin(t *testing.T) {
 			t.Fatalf("%v, %v after %d attempts", row, err, looks)
 		}
 		// Three of five are too many.
-		f.nodes[2].State = placement.NodeDraining
+		f.nodes[2].State = fsm.NodeDraining
 		if _, err := a.ChangeNode(t.Context(), "drain", "n4"); err == nil || len(f.states) != 1 {
 			t.Errorf("the third of five: %v, made: %v", err, f.states)
 		}
@@ -199,7 +200,7 @@ func TestAMemberThatIsTakenBackStays(t *testing.T) {
 	if err := m.stays(t.Context(), 2); kverror.Of(err).Kind != kverror.BadRequest {
 		t.Errorf("a member that serves: %v", err)
 	}
-	f.nodes[1].State = placement.NodeDecommissioned
+	f.nodes[1].State = fsm.NodeDecommissioned
 	if err := m.stays(t.Context(), 2); err != nil {
 		t.Errorf("one that still leaves: %v", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // atLeader asks the supposed leader of a range. If another replica knows of another leader, it
@@ -114,7 +114,7 @@ func (a *Admin) transferTo(ctx context.Context, d *keyspace.Descriptor, to keysp
 
 // leads refuses a node as leader that takes nothing, or would hand the lead back: an isolated node
 // does so if another voter is not isolated.
-func (a *Admin) leads(nodes []placement.Node, d *keyspace.Descriptor, node keyspace.NodeID, name string) error {
+func (a *Admin) leads(nodes []fsm.Node, d *keyspace.Descriptor, node keyspace.NodeID, name string) error {
 	if err := a.takes(nodes, node, name); err != nil || a.o.Peers.Central(node) {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Ranges implements adminapi.Backend.
@@ -53,7 +53,7 @@ func (a *Admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
 }
 
 // row is the node as operators see it.
-func (v *clusterView) row(n *placement.Node) *adminpb.Node {
+func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 	r := &adminpb.Node{
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,

@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // Members answers etcd's questions about the cluster, and changes it on behalf of etcd's
@@ -46,7 +47,7 @@ func (m *Members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Memb
 
 // memberOf is the node as etcd's clients see it. One that has not started has no name
 // there, whatever it will be called.
-func memberOf(n *placement.Node) *pb.Member {
+func memberOf(n *fsm.Node) *pb.Member {
 	m := &pb.Member{ID: uint64(n.ID), Name: n.Name, PeerURLs: n.PeerURLs, ClientURLs: n.ClientURLs, IsLearner: n.State.Learner()}
 	if !n.State.Started() {
 		m.Name = ""
@@ -55,12 +56,12 @@ func memberOf(n *placement.Node) *pb.Member {
 }
 
 // row returns the row of a member, and all others.
-func (m *Members) row(ctx context.Context, id keyspace.NodeID) (*placement.Node, []placement.Node, error) {
+func (m *Members) row(ctx context.Context, id keyspace.NodeID) (*fsm.Node, []fsm.Node, error) {
 	nodes, err := m.o.Placement.Members(ctx, true)
 	if err != nil {
 		return nil, nil, err
 	}
-	i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id })
+	i := slices.IndexFunc(nodes, func(n fsm.Node) bool { return n.ID == id })
 	if i < 0 {
 		return nil, nil, kverror.New(kverror.NodeNotFound, "there is no node %s", id)
 	}
@@ -75,7 +76,7 @@ func (m *Members) MemberAdd(ctx context.Context, peerURLs []string, learner bool
 	if err != nil {
 		return nil, nil, err
 	}
-	n := placement.Node{ID: join.NodeID(peerURLs, m.o.Clock.Wall().Unix()), PeerURLs: peerURLs}
+	n := fsm.Node{ID: join.NodeID(peerURLs, m.o.Clock.Wall().Unix()), PeerURLs: peerURLs}
 	learners := 0
 	for i := range nodes {
 		o := &nodes[i]
@@ -83,7 +84,7 @@ func (m *Members) MemberAdd(ctx context.Context, peerURLs []string, learner bool
 		case o.ID == n.ID:
 			// Asked for in the same second: the row is somebody else's.
 			return nil, nil, kverror.New(kverror.NodeExists, "node %s is there already", n.ID)
-		case o.State == placement.NodeRemoved:
+		case o.State == fsm.NodeRemoved:
 		case slices.ContainsFunc(peerURLs, func(u string) bool { return slices.Contains(o.PeerURLs, u) }):
 			return nil, nil, kverror.New(kverror.PeerURLExists, "node %s has one of the peer URLs %v", o.ID, peerURLs)
 		case o.State.Learner():
@@ -94,7 +95,7 @@ func (m *Members) MemberAdd(ctx context.Context, peerURLs []string, learner bool
 		if learners >= m.maxLearners {
 			return nil, nil, rpctypes.ErrGRPCTooManyLearners
 		}
-		n.State = placement.NodeUnstartedLearner
+		n.State = fsm.NodeUnstartedLearner
 	}
 	if err := m.o.Placement.AddNode(ctx, n); err != nil {
 		return nil, nil, err
@@ -124,7 +125,7 @@ func (m *Members) MemberPromote(ctx context.Context, id keyspace.NodeID) ([]*pb.
 	case !n.State.Started() || !m.o.Peers.Alive(id):
 		return nil, rpctypes.ErrGRPCLearnerNotReady
 	}
-	if err := m.o.Placement.SetNodeState(ctx, id, placement.NodeLearner, placement.NodeServing); err != nil {
+	if err := m.o.Placement.SetNodeState(ctx, id, fsm.NodeLearner, fsm.NodeServing); err != nil {
 		return nil, err
 	}
 	return m.MemberList(ctx, true)
@@ -168,7 +169,7 @@ func (m *Members) leave(ctx context.Context, id keyspace.NodeID) error {
 		if err != nil || !n.State.Started() || n.Leaves {
 			return err
 		}
-		if n.State != placement.NodeDecommissioned {
+		if n.State != fsm.NodeDecommissioned {
 			if err := m.mayRemove(ctx, id, others); err != nil {
 				return err
 			}
@@ -193,8 +194,8 @@ var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoug
 // mayRemove refuses as etcd does. The last serving node stays. Each group of the node needs a
 // living quorum to change its members. The rest of the group must have one too, unless another
 // node can take the place.
-func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []placement.Node) error {
-	if !slices.ContainsFunc(others, func(o placement.Node) bool { return o.State == placement.NodeServing }) {
+func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []fsm.Node) error {
+	if !slices.ContainsFunc(others, func(o fsm.Node) bool { return o.State == fsm.NodeServing }) {
 		return errNotEnoughStarted
 	}
 	groups, err := m.groups(ctx)
@@ -254,7 +255,7 @@ func (m *Members) stays(ctx context.Context, id keyspace.NodeID) error {
 	if err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(nodes, func(n placement.Node) bool { return n.ID == id }); i >= 0 && nodes[i].State != placement.NodeDecommissioned {
+	if i := slices.IndexFunc(nodes, func(n fsm.Node) bool { return n.ID == id }); i >= 0 && nodes[i].State != fsm.NodeDecommissioned {
 		return kverror.New(kverror.BadRequest, "member %s is %s by now, and keeps what it has: ask again to have it removed", id, nodes[i].State)
 	}
 	return nil
@@ -262,9 +263,9 @@ func (m *Members) stays(ctx context.Context, id keyspace.NodeID) error {
 
 // another says whether one of the nodes could have a replica of the group: it serves, lives and
 // has none.
-func (m *Members) another(d *keyspace.Descriptor, nodes []placement.Node) bool {
-	return slices.ContainsFunc(nodes, func(n placement.Node) bool {
+func (m *Members) another(d *keyspace.Descriptor, nodes []fsm.Node) bool {
+	return slices.ContainsFunc(nodes, func(n fsm.Node) bool {
 		_, has := d.ReplicaOn(n.ID)
-		return !has && n.State == placement.NodeServing && m.o.Peers.Alive(n.ID)
+		return !has && n.State == fsm.NodeServing && m.o.Peers.Alive(n.ID)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // MoveRange implements adminapi.Backend.
@@ -17,14 +18,14 @@ func (a *Admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to str
 	return a.move(ctx, id, from, to, "skein range list shows who holds what, skein placement operations what is under way")
 }
 
-// move begins to move a replica of a range, or of placement.OwnGroup; look says where to
+// move begins to move a replica of a range, or of fsm.OwnGroup; look says where to
 // look if that is refused.
 func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (*adminpb.Operation, error) {
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
 	}
-	o := placement.Operation{Range: id, Kind: placement.OperationMove, Why: "asked for"}
+	o := fsm.Operation{Range: id, Kind: fsm.OperationMove, Why: "asked for"}
 	if o.From, err = nodeNamed(nodes, from); err != nil {
 		return nil, err
 	}
@@ -46,17 +47,17 @@ func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look st
 
 // takes refuses to give a replica or a leader to a node that would give it up at once, never
 // begins with it, or is not heard.
-func (a *Admin) takes(nodes []placement.Node, node keyspace.NodeID, name string) error {
+func (a *Admin) takes(nodes []fsm.Node, node keyspace.NodeID, name string) error {
 	for i := range nodes {
 		n, next := &nodes[i], ""
 		switch {
 		case n.ID != node:
 			continue
-		case n.State == placement.NodeDraining:
+		case n.State == fsm.NodeDraining:
 			next = "skein node undrain " + name + " takes it back"
-		case n.State == placement.NodeDecommissioned:
+		case n.State == fsm.NodeDecommissioned:
 			next = "skein node recommission " + name + " takes it back"
-		case n.State == placement.NodeLearner:
+		case n.State == fsm.NodeLearner:
 			next = "etcdctl member promote " + n.ID.String() + " has it serve"
 		case !n.State.Started():
 			next = "start it"
@@ -73,9 +74,9 @@ func (a *Admin) takes(nodes []placement.Node, node keyspace.NodeID, name string)
 
 // notBegun words for an operator why an operation is refused: nodes have names, and what was
 // asked for is in front of it anyway.
-func notBegun(e *kverror.Error, nodes []placement.Node, look string) error {
+func notBegun(e *kverror.Error, nodes []fsm.Node, look string) error {
 	reason := nodeWords(nodes).Replace(e.Detail)
-	for _, kind := range []placement.OperationKind{placement.OperationMove, placement.OperationMerge} {
+	for _, kind := range []fsm.OperationKind{fsm.OperationMove, fsm.OperationMerge} {
 		if rest, ok := strings.CutPrefix(reason, kind.String()+" "); ok {
 			_, reason, _ = strings.Cut(rest, ": ")
 		}
@@ -89,7 +90,7 @@ func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb
 	if err != nil {
 		return nil, err
 	}
-	begun, err := a.o.Placement.BeginOperation(ctx, placement.Operation{Range: left, Kind: placement.OperationMerge, Why: "asked for"})
+	begun, err := a.o.Placement.BeginOperation(ctx, fsm.Operation{Range: left, Kind: fsm.OperationMerge, Why: "asked for"})
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
 		return nil, notBegun(e, nodes, "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way")
 	}

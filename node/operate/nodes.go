@@ -12,29 +12,30 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // find returns the node of a name or id.
-func (v *clusterView) find(name string) (placement.Node, error) {
+func (v *clusterView) find(name string) (fsm.Node, error) {
 	id, err := nodeNamed(v.nodes, name)
 	if err == nil {
-		i := slices.IndexFunc(v.nodes, func(n placement.Node) bool { return n.ID == id })
+		i := slices.IndexFunc(v.nodes, func(n fsm.Node) bool { return n.ID == id })
 		return v.nodes[i], nil
 	}
 	if id, gerr := nodeNamed(v.gone, name); gerr == nil {
-		i := slices.IndexFunc(v.gone, func(n placement.Node) bool { return n.ID == id })
-		return placement.Node{}, &adminapi.Refusal{
+		i := slices.IndexFunc(v.gone, func(n fsm.Node) bool { return n.ID == id })
+		return fsm.Node{}, &adminapi.Refusal{
 			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
 				name, at(v.gone[i].Since), id),
 			NextStep: "add a new node in its place, with an empty data directory (--join, or etcdctl member add)",
 			Removed:  true,
 		}
 	}
-	return placement.Node{}, err
+	return fsm.Node{}, err
 }
 
 // at says when something was, where that is known.
-func at(when placement.UnixMillis) string {
+func at(when fsm.UnixMillis) string {
 	if when == 0 {
 		return ""
 	}
@@ -73,14 +74,14 @@ func (a *Admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowRes
 	// A drain under way may be blocked by later events. The client takes a drained node for done if
 	// it leads nothing and there is no refusal, so an unknown state must give one.
 	unknown := v.unsure(n.ID) || v.leaderless(n.ID) != 0 || len(v.placement.Replicas) == 0
-	if n.State == placement.NodeServing || n.State == placement.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
-		out.Drain = refusalRow(a.mayBecome(v, &n, placement.NodeDraining))
+	if n.State == fsm.NodeServing || n.State == fsm.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
+		out.Drain = refusalRow(a.mayBecome(v, &n, fsm.NodeDraining))
 	}
-	if n.State == placement.NodeServing || n.State == placement.NodeDraining ||
-		n.State == placement.NodeDecommissioned && (row.GetRanges() > 0 || row.GetPlacement()) {
-		out.Decommission = refusalRow(a.mayBecome(v, &n, placement.NodeDecommissioned))
+	if n.State == fsm.NodeServing || n.State == fsm.NodeDraining ||
+		n.State == fsm.NodeDecommissioned && (row.GetRanges() > 0 || row.GetPlacement()) {
+		out.Decommission = refusalRow(a.mayBecome(v, &n, fsm.NodeDecommissioned))
 	}
-	if n.State == placement.NodeDecommissioned && out.GetDecommission() == nil && len(out.GetOperations()) == 0 {
+	if n.State == fsm.NodeDecommissioned && out.GetDecommission() == nil && len(out.GetOperations()) == 0 {
 		out.Decommission = refusalRow(v.waits(n.ID))
 	}
 	return out, nil
@@ -131,7 +132,7 @@ func (a *Admin) changeNode(ctx context.Context, change adminapi.NodeChange, name
 	if err := a.mayBecome(v, &n, to); err != nil {
 		return nil, err
 	}
-	if to == placement.NodeRemoved {
+	if to == fsm.NodeRemoved {
 		err = a.o.Placement.RemoveNode(ctx, n.ID)
 	} else {
 		err = a.o.Placement.SetNodeState(ctx, n.ID, n.State, to, leaving(v.nodes)...)
@@ -139,12 +140,12 @@ func (a *Admin) changeNode(ctx context.Context, change adminapi.NodeChange, name
 	if err != nil {
 		return nil, err
 	}
-	n.State, n.Leaves, n.Since = to, false, placement.UnixMillis(a.o.Clock.Wall().UnixMilli())
+	n.State, n.Leaves, n.Since = to, false, fsm.UnixMillis(a.o.Clock.Wall().UnixMilli())
 	return v.row(&n), nil
 }
 
 // leaving returns the nodes that are on their way out.
-func leaving(nodes []placement.Node) []keyspace.NodeID {
+func leaving(nodes []fsm.Node) []keyspace.NodeID {
 	var ids []keyspace.NodeID
 	for i := range nodes {
 		if nodes[i].State.Leaving() {
@@ -155,11 +156,11 @@ func leaving(nodes []placement.Node) []keyspace.NodeID {
 }
 
 // plan returns the state to which a change leads.
-func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, error) {
-	targets := map[adminapi.NodeChange]placement.NodeState{
-		adminapi.Drain: placement.NodeDraining, adminapi.Undrain: placement.NodeServing,
-		adminapi.Decommission: placement.NodeDecommissioned, adminapi.Recommission: placement.NodeServing,
-		adminapi.Remove: placement.NodeRemoved,
+func plan(change adminapi.NodeChange, n *fsm.Node) (fsm.NodeState, error) {
+	targets := map[adminapi.NodeChange]fsm.NodeState{
+		adminapi.Drain: fsm.NodeDraining, adminapi.Undrain: fsm.NodeServing,
+		adminapi.Decommission: fsm.NodeDecommissioned, adminapi.Recommission: fsm.NodeServing,
+		adminapi.Remove: fsm.NodeRemoved,
 	}
 	to, ok := targets[change]
 	if !ok {
@@ -167,17 +168,17 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 	}
 	is, next := n.State, ""
 	switch {
-	case (is == placement.NodeUnstarted || is == placement.NodeUnstartedLearner) && change != adminapi.Remove:
+	case (is == fsm.NodeUnstarted || is == fsm.NodeUnstartedLearner) && change != adminapi.Remove:
 		next = fmt.Sprintf("start it, or have it removed: etcdctl member remove %s", n.ID)
-	case is == placement.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
+	case is == fsm.NodeDecommissioned && (change == adminapi.Drain || change == adminapi.Undrain):
 		next = fmt.Sprintf("skein node recommission %s takes it back", n.Name)
-	case is == placement.NodeDraining && change == adminapi.Recommission:
+	case is == fsm.NodeDraining && change == adminapi.Recommission:
 		next = fmt.Sprintf("skein node undrain %s takes it back", n.Name)
-	case is == placement.NodeLearner && change == adminapi.Drain:
+	case is == fsm.NodeLearner && change == adminapi.Drain:
 		next = "it leads nothing: stop it as it is"
-	case is == placement.NodeLearner && to == placement.NodeServing:
+	case is == fsm.NodeLearner && to == fsm.NodeServing:
 		next = fmt.Sprintf("etcdctl member promote %s has it serve", n.ID)
-	case is.Started() && is != placement.NodeDecommissioned && change == adminapi.Remove:
+	case is.Started() && is != fsm.NodeDecommissioned && change == adminapi.Remove:
 		next = fmt.Sprintf("skein node decommission %s empties it first", n.Name)
 	}
 	if next == "" {
@@ -187,24 +188,24 @@ func plan(change adminapi.NodeChange, n *placement.Node) (placement.NodeState, e
 }
 
 // mayBecome says before a change why it would not come to its end.
-func (a *Admin) mayBecome(v *clusterView, n *placement.Node, to placement.NodeState) error {
+func (a *Admin) mayBecome(v *clusterView, n *fsm.Node, to fsm.NodeState) error {
 	switch to {
-	case placement.NodeDraining, placement.NodeDecommissioned:
+	case fsm.NodeDraining, fsm.NodeDecommissioned:
 		if placement.Paused(v.settings) {
 			return &adminapi.Refusal{Reason: "placement is paused, so that nothing would leave the node", NextStep: "have it go on with skein placement resume"}
 		}
-		if to == placement.NodeDraining {
+		if to == fsm.NodeDraining {
 			return v.mayDrain(n, a.o.Clock.Now())
 		}
 		return v.mayDecommission(n, a.o.Clock.Now())
-	case placement.NodeRemoved:
+	case fsm.NodeRemoved:
 		if held := len(v.held(n.ID)); held > 0 {
 			return &adminapi.Refusal{
 				Reason:   fmt.Sprintf("node %s still holds %d replicas", n.Name, held),
 				NextStep: fmt.Sprintf("wait until it holds none: skein node decommission %s shows how far it is", n.Name),
 			}
 		}
-	case placement.NodeUnstarted, placement.NodeServing, placement.NodeUnstartedLearner, placement.NodeLearner:
+	case fsm.NodeUnstarted, fsm.NodeServing, fsm.NodeUnstartedLearner, fsm.NodeLearner:
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // PlacementGroup implements adminapi.PlacementBackend.
@@ -58,7 +59,7 @@ func (a *Admin) placementGroup(ctx context.Context, stale bool) (st placement.St
 
 // MovePlacement implements adminapi.PlacementBackend.
 func (a *Admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
-	return a.move(ctx, placement.OwnGroup, from, to, "skein placement show shows who holds the group, skein placement operations what is under way")
+	return a.move(ctx, fsm.OwnGroup, from, to, "skein placement show shows who holds the group, skein placement operations what is under way")
 }
 
 // TransferPlacement implements adminapi.PlacementBackend.

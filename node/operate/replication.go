@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/decide"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // SetReplication implements adminapi.PlacementBackend.
@@ -117,7 +118,7 @@ func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replicatio
 		}
 	}
 	for i := range ops {
-		if ops[i].Reason == decide.Factor && ops[i].Range != placement.OwnGroup {
+		if ops[i].Reason == decide.Factor && ops[i].Range != fsm.OwnGroup {
 			out.Operations++
 		}
 	}

@@ -9,17 +9,17 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // words puts the names of nodes in the place of their ids.
 func (v *clusterView) words() *strings.Replacer { return nodeWords(v.nodes) }
 
 // nodeWords puts the names of nodes in the place of their ids.
-func nodeWords(nodes []placement.Node) *strings.Replacer {
+func nodeWords(nodes []fsm.Node) *strings.Replacer {
 	named := slices.Clone(nodes)
 	// The first pair that fits counts: longer names come first.
-	slices.SortFunc(named, func(a, b placement.Node) int {
+	slices.SortFunc(named, func(a, b fsm.Node) int {
 		return cmp.Or(len(b.ID.String())-len(a.ID.String()), cmp.Compare(a.ID, b.ID))
 	})
 	var pairs []string
@@ -58,7 +58,7 @@ func roleName(r keyspace.Role) string {
 	return fmt.Sprintf("role %d", r)
 }
 
-func names(nodes []placement.Node) map[keyspace.NodeID]string {
+func names(nodes []fsm.Node) map[keyspace.NodeID]string {
 	m := make(map[keyspace.NodeID]string, len(nodes))
 	for _, n := range nodes {
 		m[n.ID] = n.Name
@@ -67,7 +67,7 @@ func names(nodes []placement.Node) map[keyspace.NodeID]string {
 }
 
 // nodeNamed returns the node of a name, or of an id in etcd's form.
-func nodeNamed(nodes []placement.Node, name string) (keyspace.NodeID, error) {
+func nodeNamed(nodes []fsm.Node, name string) (keyspace.NodeID, error) {
 	var found keyspace.NodeID
 	for _, n := range nodes {
 		switch {
@@ -85,11 +85,11 @@ func nodeNamed(nodes []placement.Node, name string) (keyspace.NodeID, error) {
 	return found, nil
 }
 
-func operationRow(o *placement.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
+func operationRow(o *fsm.Operation, byName map[keyspace.NodeID]string) *adminpb.Operation {
 	row := &adminpb.Operation{
 		Id: o.ID, Range: uint64(o.Range), Kind: o.Kind.String(), From: byName[o.From], To: byName[o.To], Reason: o.ReasonWord(), Why: o.Why, Right: uint64(o.Right),
 	}
-	if o.Kind == placement.OperationMerge {
+	if o.Kind == fsm.OperationMerge {
 		row.Phase = o.Phase.String()
 	}
 	return row

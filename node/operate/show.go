@@ -11,7 +11,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 )
 
@@ -54,7 +54,7 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
 	resp.Range.Kept = a.kept(d.Span.Start)
 	if ops, _ := a.operations(ctx, stale); len(ops) > 0 { // the replicas speak for themselves without it
-		if i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Range == id }); i >= 0 {
+		if i := slices.IndexFunc(ops, func(o fsm.Operation) bool { return o.Range == id }); i >= 0 {
 			resp.Range.Operation = operationRow(&ops[i], byName)
 		}
 	}
@@ -64,7 +64,7 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 // noRange returns a refusal for a range that the map lacks, with the range it merges into.
 func (a *Admin) noRange(ctx context.Context, id keyspace.RangeID, stale bool) error {
 	ops, _ := a.operations(ctx, stale)
-	i := slices.IndexFunc(ops, func(o placement.Operation) bool { return o.Right == id && o.Phase == placement.MergeCommitted })
+	i := slices.IndexFunc(ops, func(o fsm.Operation) bool { return o.Right == id && o.Phase == fsm.MergeCommitted })
 	if i >= 0 {
 		return &adminapi.Refusal{
 			Reason:   fmt.Sprintf("range %s is being merged into range %s", id, ops[i].Range),

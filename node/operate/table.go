@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // quorumTimeout bounds the wait for a quorum's word on who is a node. An operator who
@@ -15,7 +15,7 @@ const quorumTimeout = 3 * time.Second
 
 // nodeTable returns the node table, with those that were removed: the quorum's, or else
 // what this node knew last.
-func (a *Admin) nodeTable(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
+func (a *Admin) nodeTable(ctx context.Context) (nodes []fsm.Node, stale bool, err error) {
 	asked, cancel := context.WithTimeout(ctx, quorumTimeout)
 	defer cancel()
 	if nodes, err = a.o.Placement.NodeTable(asked, true); err == nil || ctx.Err() != nil {
@@ -28,14 +28,14 @@ func (a *Admin) nodeTable(ctx context.Context) (nodes []placement.Node, stale bo
 }
 
 // members is nodeTable without those that were removed.
-func (a *Admin) members(ctx context.Context) (nodes []placement.Node, stale bool, err error) {
+func (a *Admin) members(ctx context.Context) (nodes []fsm.Node, stale bool, err error) {
 	nodes, stale, err = a.nodeTable(ctx)
-	return slices.DeleteFunc(nodes, func(n placement.Node) bool { return n.State == placement.NodeRemoved }), stale, err
+	return slices.DeleteFunc(nodes, func(n fsm.Node) bool { return n.State == fsm.NodeRemoved }), stale, err
 }
 
 // operations returns the operations under way: a quorum's word, or with stale what a replica
 // of the placement group knew last.
-func (a *Admin) operations(ctx context.Context, stale bool) ([]placement.Operation, error) {
+func (a *Admin) operations(ctx context.Context, stale bool) ([]fsm.Operation, error) {
 	if stale {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
@@ -47,7 +47,7 @@ func (a *Admin) operations(ctx context.Context, stale bool) ([]placement.Operati
 }
 
 // settings returns the cluster's settings, by whose word as operations.
-func (a *Admin) settings(ctx context.Context, stale bool) ([]placement.Setting, error) {
+func (a *Admin) settings(ctx context.Context, stale bool) ([]fsm.Setting, error) {
 	if stale {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
@@ -60,7 +60,7 @@ func (a *Admin) settings(ctx context.Context, stale bool) ([]placement.Setting, 
 }
 
 // cluster returns the members and the range map, which is always what this node knew last.
-func (a *Admin) cluster(ctx context.Context) (_ []placement.Node, _ []keyspace.Descriptor, stale bool, err error) {
+func (a *Admin) cluster(ctx context.Context) (_ []fsm.Node, _ []keyspace.Descriptor, stale bool, err error) {
 	nodes, stale, err := a.members(ctx)
 	if err != nil {
 		return nil, nil, false, err

@@ -9,13 +9,14 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 )
 
 // clusterView is what all nodes say at about one moment, for an operator.
 type clusterView struct {
 	// nodes is the node table, without those that were removed: these are gone.
-	nodes, gone []placement.Node
+	nodes, gone []fsm.Node
 	byName      map[keyspace.NodeID]string
 	// lists are the replicas of each node by its own word, reports what it says of itself. A node
 	// that does not answer has neither.
@@ -38,9 +39,9 @@ type clusterView struct {
 	leaders map[keyspace.RangeID]keyspace.NodeID
 	// placement is the placement group's state, without replicas where nobody could say.
 	placement  placement.Status
-	operations map[keyspace.RangeID]placement.Operation
+	operations map[keyspace.RangeID]fsm.Operation
 	// settings are the cluster's, none where nobody could say.
-	settings []placement.Setting
+	settings []fsm.Setting
 	// stale says that no quorum could be asked for the node table, the operations or the
 	// settings: they are what somebody knew last.
 	stale bool
@@ -52,9 +53,9 @@ func (a *Admin) view(ctx context.Context) (*clusterView, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &clusterView{operations: map[keyspace.RangeID]placement.Operation{}, stale: stale}
+	v := &clusterView{operations: map[keyspace.RangeID]fsm.Operation{}, stale: stale}
 	for _, n := range table {
-		if n.State == placement.NodeRemoved {
+		if n.State == fsm.NodeRemoved {
 			v.gone = append(v.gone, n)
 		} else {
 			v.nodes = append(v.nodes, n)
