@@ -337,7 +337,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care || bound {
 		// What a merge kept from being done goes on when it is aborted.
-		r.node.keeper.note(r)
+		r.node.maintenance.note(r)
 	}
 	if changed {
 		r.membersChanged(leads)

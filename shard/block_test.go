@@ -321,7 +321,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 		w.put(t.Context(), "a", "v")
 		wait := func() {
 			for range 4 {
-				time.Sleep(keeperRetry)
+				time.Sleep(maintenanceRetry)
 				w.settle()
 			}
 		}

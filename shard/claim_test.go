@@ -168,7 +168,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 			}
 			return n
 		}
-		time.Sleep(time.Second) // the keeper has nothing more to do
+		time.Sleep(time.Second) // maintenance has nothing more to do
 		running := make(chan struct{})
 		r.mu.Lock()
 		r.rec.Compacted, r.removing = 5, running
@@ -185,7 +185,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 		if err := <-accepted; err != nil {
 			t.Fatal(err)
 		}
-		w.node.keeper.note(r)
+		w.node.maintenance.note(r)
 		time.Sleep(time.Second)
 		if n := versions(); n != 2 {
 			t.Fatalf("%d versions while a snapshot comes in, want 2", n)
@@ -273,7 +273,7 @@ func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {
 		r.mu.Lock()
 		r.rec.Compacted = 5
 		r.mu.Unlock()
-		w.node.keeper.note(r)
+		w.node.maintenance.note(r)
 		time.Sleep(time.Second)
 		if err := w.engine.Flush(t.Context()); err != nil {
 			t.Fatal(err)

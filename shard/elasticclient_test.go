@@ -197,6 +197,6 @@ func (e *elastic) tellCompacted(w *fakeWorld) {
 	if raise(&w.node.compacted, int64(e.seq.compacted)) {
 		rs := w.node.Replicas()
 		slices.SortFunc(rs, func(a, b *Replica) int { return cmp.Compare(a.id, b.id) })
-		w.node.keeper.note(rs...)
+		w.node.maintenance.note(rs...)
 	}
 }

@@ -176,11 +176,11 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 	if stopped {
 		r.stop()
 	}
-	n.keeper.note(r)
+	n.maintenance.note(r)
 	r.mu.Lock()
 	r.load.Measure()
 	r.mu.Unlock()
-	n.ids.want()
+	n.ids.Prefetch()
 	return nil
 }
 
@@ -191,7 +191,7 @@ func (r *Replica) expel() {
 	r.standStillForGood()
 }
 
-// standStillForGood returns when no removal of old versions is under way, and none will be.
+// standStillForGood stops the removal of old versions and returns when no step is under way.
 func (r *Replica) standStillForGood() {
 	r.mu.Lock()
 	r.receiving = true

@@ -11,19 +11,19 @@ import (
 
 // Metrics are the package's metrics, summed over all replicas of the node.
 type Metrics struct {
-	leaders, replicas            prometheus.Gauge
-	committed, failed            prometheus.Counter
-	noops                        prometheus.Counter
-	readWaits, readRestarts      prometheus.Counter
-	splits, merges, keeperErrors prometheus.Counter
-	pushes                       prometheus.Counter
-	applied                      prometheus.Counter
-	resolvedQuestions            prometheus.Counter
-	requestSeconds               *prometheus.HistogramVec
-	pipeline                     *pipeline.Metrics
-	reads                        *eval.ReadMetrics
-	load                         *load.Metrics
-	feeds                        *rangefeed.Metrics
+	leaders, replicas                 prometheus.Gauge
+	committed, failed                 prometheus.Counter
+	noops                             prometheus.Counter
+	readWaits, readRestarts           prometheus.Counter
+	splits, merges, maintenanceErrors prometheus.Counter
+	pushes                            prometheus.Counter
+	applied                           prometheus.Counter
+	resolvedQuestions                 prometheus.Counter
+	requestSeconds                    *prometheus.HistogramVec
+	pipeline                          *pipeline.Metrics
+	reads                             *eval.ReadMetrics
+	load                              *load.Metrics
+	feeds                             *rangefeed.Metrics
 	// readSeconds and writeSeconds are those of requestSeconds.
 	readSeconds, writeSeconds prometheus.Observer
 
@@ -42,18 +42,18 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	m := &Metrics{
-		leaders:      gauge("skein_shard_leaders", "Ranges that this node leads."),
-		replicas:     gauge("skein_shard_replicas", "Replicas of ranges on this node."),
-		committed:    counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
-		failed:       counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
-		noops:        counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
-		readWaits:    counter("skein_shard_read_waits_total", "Reads that waited for a change under way."),
-		readRestarts: counter("skein_shard_read_restarts_total", "Reads that started over."),
-		splits:       counter("skein_shard_splits_total", "Splits that were applied here."),
-		merges:       counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
-		keeperErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
-		pushes:       counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
-		applied:      counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
+		leaders:           gauge("skein_shard_leaders", "Ranges that this node leads."),
+		replicas:          gauge("skein_shard_replicas", "Replicas of ranges on this node."),
+		committed:         counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
+		failed:            counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
+		noops:             counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
+		readWaits:         counter("skein_shard_read_waits_total", "Reads that waited for a change under way."),
+		readRestarts:      counter("skein_shard_read_restarts_total", "Reads that started over."),
+		splits:            counter("skein_shard_splits_total", "Splits that were applied here."),
+		merges:            counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
+		maintenanceErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
+		pushes:            counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
+		applied:           counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		resolvedQuestions: counter("skein_shard_resolved_questions_total",
 			"Questions for a range's resolved revision."),
 		requestSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -68,7 +68,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	if reg != nil {
 		reg.MustRegister(m.leaders, m.replicas, m.committed, m.failed,
 			m.noops, m.readWaits, m.readRestarts,
-			m.splits, m.merges, m.keeperErrors, m.applied, m.pushes,
+			m.splits, m.merges, m.maintenanceErrors, m.applied, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)
 	}
 	return m

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
@@ -30,11 +31,6 @@ type Sequencer interface {
 	// current one. done is called exactly once, from any goroutine or within the call.
 	// With an error nothing that may have been handed out is ever used.
 	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
-}
-
-// IDs hands out range ids that were never used; placement's client does.
-type IDs interface {
-	RangeIDs(ctx context.Context, n int) ([]keyspace.RangeID, error)
 }
 
 // Reporter takes the descriptors of ranges that this node leads to placement. It
@@ -78,7 +74,7 @@ type Config struct {
 	Engine    *engine.Engine
 	Groups    Groups
 	Sequencer Sequencer
-	IDs       IDs
+	IDs       idalloc.Source
 	Reporter  Reporter
 	// Txns pushes transactions over several ranges; nil where there are none.
 	Txns TxnPusher
@@ -100,20 +96,20 @@ type Config struct {
 
 // Node holds the replicas of one node.
 type Node struct {
-	cfg       Config
-	log       *zap.Logger
-	metrics   *Metrics
-	keeper    *keeper
-	pushes    *pushes
-	unpins    *unpins
-	lifecycle *replicas.Manager
-	meter     *load.Meter
-	feeds     *rangefeed.Server
-	readers   eval.ReadShared
-	cache     *eval.VersionCache
-	ids       *idStock
-	client    *rangeapi.Client
-	admins    *AdminClient
+	cfg         Config
+	log         *zap.Logger
+	metrics     *Metrics
+	maintenance *maintenance
+	pushes      *pushes
+	unpins      *unpins
+	lifecycle   *replicas.Manager
+	meter       *load.Meter
+	feeds       *rangefeed.Server
+	readers     eval.ReadShared
+	cache       *eval.VersionCache
+	ids         *idalloc.Allocator
+	client      *rangeapi.Client
+	admins      *AdminClient
 
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
@@ -175,14 +171,14 @@ func NewNode(cfg Config) *Node {
 		Some: n.someLoads, Metrics: cfg.Metrics.load,
 	})
 	n.feeds = newFeeds(n)
-	n.keeper, n.ids = newKeeper(n), newIDStock(cfg.IDs, cfg.Clock)
+	n.maintenance, n.ids = newMaintenance(n), idalloc.New(cfg.IDs, cfg.Clock)
 	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
 	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
 	n.removal.Clock, n.removal.Nodes = cfg.Clock, removalNodes{n.admins}
 	n.lifecycle = newLifecycle(n)
 	n.pipes.Pool.Start(cfg.Workers)
-	n.wg.Go(func() { n.keeper.run(n.ctx) })
-	n.wg.Go(func() { n.ids.run(n.ctx) })
+	n.wg.Go(func() { n.maintenance.run(n.ctx) })
+	n.wg.Go(func() { n.ids.Run(n.ctx) })
 	n.wg.Go(n.runMeter)
 	n.lifecycle.Start(n.ctx, n.wg.Go)
 	return n
@@ -293,7 +289,7 @@ func (n *Node) observe(a keyspace.SequenceAnswer) {
 func (n *Node) heardCompacted(c keyspace.Revision) {
 	if raise(&n.compacted, int64(c)) {
 		n.metrics.compacted.Set(float64(n.Compacted()))
-		n.keeper.note(n.Replicas()...)
+		n.maintenance.note(n.Replicas()...)
 	}
 }
 

@@ -157,7 +157,7 @@ func (u *unpins) end(c keyspace.Revision) (more bool) {
 	u.asking = more
 	u.mu.Unlock()
 	for r := range held {
-		u.n.keeper.note(r)
+		u.n.maintenance.note(r)
 	}
 	return more
 }

@@ -106,7 +106,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		right, log := w.node.Replica(2), w.groups.group(2)
 		compactions := func() (n int) {
 			for range 10 {
-				time.Sleep(10 * keeperPace)
+				time.Sleep(10 * maintenancePace)
 				w.settle()
 			}
 			log.mu.Lock()

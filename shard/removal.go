@@ -22,7 +22,7 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 			marks = append(marks, m)
 			if !m.Raised {
 				// It may have been at rest when the node heard of the compaction, and changed since.
-				n.keeper.note(r)
+				n.maintenance.note(r)
 			}
 		}
 		if len(marks) == removal.PageSize {

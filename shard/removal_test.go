@@ -19,7 +19,7 @@ func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
 		w.put(t.Context(), "a", "v")
 		for _, c := range []keyspace.Revision{250, 280} {
 			w.node.observe(keyspace.SequenceAnswer{Current: 300, Compacted: c})
-			time.Sleep(keeperRetry)
+			time.Sleep(maintenanceRetry)
 			w.settle()
 		}
 		if c := w.node.Replica(1).Show().Compacted; c != 250 {
@@ -28,7 +28,7 @@ func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
 		w.seq.last = 300
 		w.put(t.Context(), "a", "v")
 		w.node.removalMarks(280, 0)
-		time.Sleep(keeperRetry)
+		time.Sleep(maintenanceRetry)
 		w.settle()
 		if m := w.node.removalMarks(280, 0); len(m) != 1 || !m[0].Raised {
 			t.Errorf("%+v", m)

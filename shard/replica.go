@@ -121,20 +121,8 @@ type Replica struct {
 	// children are the ranges that were last split off, for those who were routed by
 	// an older descriptor; at most maxChildren.
 	children []keyspace.Descriptor
-	// compacting is the compacted revision that is on its way through the log, and
-	// counting says that a scan for the live-key count is.
-	compacting keyspace.Revision
-	counting   bool
-	// lookingAgain says that the keeper comes again for what it could not do.
-	lookingAgain bool
-	// removedTo is the compacted revision up to which old versions are gone here.
-	removedTo keyspace.Revision
-	// removeFrom is where the removal goes on, nil at its beginning.
-	removeFrom []byte
-	// removing is closed when the step of removal that runs has ended; nil while none
-	// does. receiving says that a snapshot comes in, and that none may begin.
-	removing  chan struct{}
-	receiving bool
+	// upkeep is what maintenance has under way and has done.
+	upkeep
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
 	// stopped says that the replica has ended, and ended why.
@@ -260,7 +248,7 @@ func (r *Replica) reopen() {
 	r.mu.Unlock()
 	r.pipe.Schedule()
 	if care {
-		r.node.keeper.note(r)
+		r.node.maintenance.note(r)
 	}
 }
 
@@ -315,7 +303,7 @@ func (r *Replica) leads() {
 	}
 	r.node.cfg.Reporter.ReportDescriptors(d)
 	if care {
-		r.node.keeper.note(r)
+		r.node.maintenance.note(r)
 	}
 }
 

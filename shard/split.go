@@ -87,7 +87,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 	if err != nil {
 		return nil, err
 	}
-	child, err := r.node.ids.take(ctx)
+	child, err := r.node.ids.Allocate(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("shard: split range %s: new range id: %w", r.id, err)
 	}

@@ -20,32 +20,30 @@ import (
 	"github.com/skeindb/skein/shard/command"
 )
 
-// keeperPace is the least pause after each step, so that upkeep takes a small part of
-// the machine: at most 1000 ranges a second, or 1000 steps of removal.
-const keeperPace = time.Millisecond
+// maintenancePace is the least pause after each step. So maintenance takes a small part of the
+// machine: at most 1000 ranges a second, or 1000 steps of removal.
+const maintenancePace = time.Millisecond
 
-// removalRest is how many times as long as a step of removal took the keeper rests
-// after it, where no pause is set: removal takes a quarter of a core at most, whatever
-// a version costs, and a big store is not the slower for a pause that suits a small one.
+// removalRest is the pause after a step of removal, in multiples of the step's time, where
+// Limits.RemovePause sets none. Removal takes a quarter of a core at most, whatever a version
+// costs, and a large store is not slowed down by a pause that suits a small one.
 const removalRest = 3
 
-// keeperAsk is how often a node asks for the compacted revision. Whoever serves
-// requests hears of it with their revisions; one that leads ranges which nobody uses
-// does not, and they too have versions to let go.
-const keeperAsk = time.Minute
+// maintenanceAsk is how often a node asks for the compacted revision. A node that serves requests
+// hears of it with their revisions. A node whose ranges nobody uses does not, and these ranges
+// have versions to remove too.
+const maintenanceAsk = time.Minute
 
-// keeperRetry is the pause after a step that failed, of its replica alone: what keeps
-// it from its work may last.
-const keeperRetry = time.Second
+// maintenanceRetry is how long a replica waits after its step failed. Others do not wait.
+const maintenanceRetry = time.Second
 
-// removalQuiet is after how long without a step a removal has ended: of one compaction
-// the ranges hear one by one.
+// removalQuiet is how long no step is taken before a removal counts as ended. Ranges hear of a
+// compaction one by one.
 const removalQuiet = time.Second
 
-// keeper does the upkeep of all replicas of a node in one goroutine, a bounded step
-// at a time: raising compacted revisions, removing old versions, counting after a
-// split.
-type keeper struct {
+// maintenance looks after all replicas of a node in one goroutine, one bounded step at a time: it
+// raises compacted revisions, removes old versions, and counts keys after a split.
+type maintenance struct {
 	n    *Node
 	kick wake.Signal
 
@@ -61,99 +59,117 @@ type keeper struct {
 	began, ended clock.Time
 }
 
-func newKeeper(n *Node) *keeper {
-	return &keeper{n: n, kick: wake.New(), noted: make(map[*Replica]bool)}
+func newMaintenance(n *Node) *maintenance {
+	return &maintenance{n: n, kick: wake.New(), noted: make(map[*Replica]bool)}
 }
 
 // note has a replica looked after soon.
-func (k *keeper) note(rs ...*Replica) {
-	k.mu.Lock()
+func (m *maintenance) note(rs ...*Replica) {
+	m.mu.Lock()
 	for _, r := range rs {
-		if !k.noted[r] {
-			k.noted[r] = true
-			k.todo = append(k.todo, r)
+		if !m.noted[r] {
+			m.noted[r] = true
+			m.todo = append(m.todo, r)
 		}
 	}
-	k.mu.Unlock()
-	k.kick.Set()
+	m.mu.Unlock()
+	m.kick.Set()
 }
 
-func (k *keeper) next() *Replica {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.todo) == 0 {
+func (m *maintenance) next() *Replica {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.todo) == 0 {
 		return nil
 	}
-	r := k.todo[0]
-	k.todo[0] = nil
-	k.todo = k.todo[1:]
-	delete(k.noted, r)
+	r := m.todo[0]
+	m.todo[0] = nil
+	m.todo = m.todo[1:]
+	delete(m.noted, r)
 	return r
 }
 
-// run is the keeper's goroutine.
-func (k *keeper) run(ctx context.Context) {
-	ask := k.n.cfg.Clock.NewTimer(keeperAsk)
+// run is the goroutine of maintenance.
+func (m *maintenance) run(ctx context.Context) {
+	ask := m.n.cfg.Clock.NewTimer(maintenanceAsk)
 	defer ask.Stop()
-	quiet := k.n.cfg.Clock.NewTimer(removalQuiet)
+	quiet := m.n.cfg.Clock.NewTimer(removalQuiet)
 	defer quiet.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-quiet.C():
-			k.endRemoval()
+			m.endRemoval()
 			continue
 		case <-ask.C():
-			k.n.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, k.n.observe)
-			ask.Reset(keeperAsk)
+			m.n.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, m.n.observe)
+			ask.Reset(maintenanceAsk)
 			continue
-		case <-k.kick:
+		case <-m.kick:
 		}
-		for r := k.next(); r != nil; r = k.next() {
-			k.pause = keeperPace
-			again, err := r.upkeep(ctx)
+		for r := m.next(); r != nil; r = m.next() {
+			m.pause = maintenancePace
+			again, err := r.maintain(ctx)
 			if err != nil && ctx.Err() == nil {
-				k.n.metrics.keeperErrors.Inc()
-				r.log.Warn("upkeep failed", zap.Error(err))
+				m.n.metrics.maintenanceErrors.Inc()
+				r.log.Warn("a step of maintenance failed", zap.Error(err))
 			}
 			if again && err != nil {
-				k.n.after(keeperRetry, func() { k.note(r) })
+				m.n.after(maintenanceRetry, func() { m.note(r) })
 			} else if again {
-				k.note(r)
+				m.note(r)
 			}
-			if clock.Sleep(ctx, k.n.cfg.Clock, k.pause) != nil {
+			if clock.Sleep(ctx, m.n.cfg.Clock, m.pause) != nil {
 				return
 			}
 		}
-		if k.began != 0 {
-			quiet.Reset(removalQuiet - k.n.cfg.Clock.Now().Sub(k.ended))
+		if m.began != 0 {
+			quiet.Reset(removalQuiet - m.n.cfg.Clock.Now().Sub(m.ended))
 		}
 	}
 }
 
 // beginRemoval notes that a step of removal begins.
-func (k *keeper) beginRemoval() {
-	if k.began == 0 {
-		k.began = k.n.cfg.Clock.Now()
+func (m *maintenance) beginRemoval() {
+	if m.began == 0 {
+		m.began = m.n.cfg.Clock.Now()
 	}
 }
 
 // endRemoval notes that the removal over all replicas has ended: there was no more to do
 // for a while.
-func (k *keeper) endRemoval() {
-	if k.began != 0 {
-		k.n.metrics.removeTotals.Observe(float64(k.ended.Sub(k.began).Milliseconds()))
-		k.began = 0
+func (m *maintenance) endRemoval() {
+	if m.began != 0 {
+		m.n.metrics.removeTotals.Observe(float64(m.ended.Sub(m.began).Milliseconds()))
+		m.began = 0
 	}
 }
 
-// rest has the keeper pause after a step of removal that took so long.
-func (k *keeper) rest(took time.Duration) {
-	k.ended = k.n.cfg.Clock.Now()
-	if k.pause = k.n.cfg.Limits.RemovePause; k.pause == 0 {
-		k.pause = max(keeperPace, removalRest*took)
+// rest sets the pause after a step of removal that took so long.
+func (m *maintenance) rest(took time.Duration) {
+	m.ended = m.n.cfg.Clock.Now()
+	if m.pause = m.n.cfg.Limits.RemovePause; m.pause == 0 {
+		m.pause = max(maintenancePace, removalRest*took)
 	}
+}
+
+// upkeep is the part of a Replica that maintenance works on. The replica's mu guards it.
+type upkeep struct {
+	// compacting is the compacted revision that is on its way through the log, and
+	// counting says that a scan for the live-key count is.
+	compacting keyspace.Revision
+	counting   bool
+	// lookingAgain says that the replica will be noted again for what could not be done.
+	lookingAgain bool
+	// removedTo is the compacted revision up to which old versions are gone here.
+	removedTo keyspace.Revision
+	// removeFrom is where the removal goes on, nil at its beginning.
+	removeFrom []byte
+	// removing is closed when the step of removal that runs has ended; nil while none
+	// does. receiving says that a snapshot comes in, and that none may begin.
+	removing  chan struct{}
+	receiving bool
 }
 
 // needsCareLocked says whether a leader has something to propose or a replica
@@ -187,23 +203,22 @@ func (r *Replica) heldBackLocked() bool {
 	return (!r.locks.Empty() || r.pins.now.began != 0 || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
-// lookAgainLocked has the replica looked after once more when what holds it back may be
-// gone.
+// lookAgainLocked notes the replica again after a pause, when it may not be held back any more.
 func (r *Replica) lookAgainLocked() {
 	if r.lookingAgain {
 		return
 	}
 	r.lookingAgain = true
-	r.node.after(keeperRetry, func() {
+	r.node.after(maintenanceRetry, func() {
 		r.mu.Lock()
 		r.lookingAgain = false
 		r.mu.Unlock()
-		r.node.keeper.note(r)
+		r.node.maintenance.note(r)
 	})
 }
 
-// upkeep does one step. again says that there is more to do.
-func (r *Replica) upkeep(ctx context.Context) (again bool, err error) {
+// maintain does one step. again says that there is more to do.
+func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
 	r.mu.Lock()
 	if r.stopped || r.rec.Generation == 0 {
 		r.mu.Unlock()
@@ -275,8 +290,8 @@ func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err e
 	return keyspace.Revision(rev), keyspace.Generation(generation), err
 }
 
-// loadRemoval returns up to where old versions of the range are gone. What is known from
-// before it absorbed another range says nothing of that one's keys.
+// loadRemoval returns up to which revision old versions of the range are removed. A note from
+// before the range absorbed another one says nothing about the other's keys.
 func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
 	v, ok, err := n.cfg.Engine.Get(removalKey(rec.RangeID))
 	if err != nil || !ok {
@@ -292,9 +307,8 @@ func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
 	return rev, nil
 }
 
-// forgetRemoval drops the note of how far old versions are gone, for good: other data
-// takes their place, and an ingest of it may become durable before what is committed
-// here.
+// forgetRemoval deletes the note of how far old versions are removed, durably: other data takes
+// their place, and its ingest may become durable before a commit here would.
 func (n *Node) forgetRemoval(id keyspace.RangeID) error {
 	b := n.cfg.Engine.NewBatch()
 	err := b.Delete(removalKey(id))
@@ -318,14 +332,13 @@ func (r *Replica) removed() {
 	r.mu.Unlock()
 }
 
-// standStill keeps old versions from being removed until standEasy, and returns when
-// no step is under way: what one has read before a snapshot is installed must not
-// be committed after it. It would take a tombstone and leave the older put that the
-// snapshot has brought back. A step is bounded, and so is the wait.
+// standStill stops the removal of old versions until standEasy, and returns when no step is under
+// way. A step that read before a snapshot is installed must not commit after it: it would delete a
+// tombstone and leave the older put that the snapshot has brought back. A step is bounded, and so
+// is the wait.
 //
-// The note of how far old versions are gone goes too, before the install makes
-// other data durable: it must not speak for them after a crash. A replica that has
-// no data yet has none.
+// The note of how far old versions are removed is deleted too, before the install makes other data
+// durable: after a crash it would be wrong about them. A replica without data has no note.
 func (r *Replica) standStill() error {
 	r.mu.Lock()
 	r.receiving = true
@@ -345,11 +358,11 @@ func (r *Replica) standEasy() {
 	r.mu.Lock()
 	r.receiving = false
 	r.mu.Unlock()
-	r.node.keeper.note(r)
+	r.node.maintenance.note(r)
 }
 
-// removeStep removes a bounded number of old versions. It is this replica's own
-// matter: no read at or above the compacted revision can tell (invariant 5).
+// removeStep removes a bounded number of old versions. Replicas do so independently: no read at or
+// above the compacted revision can tell (invariant 5).
 func (r *Replica) removeStep() (again bool, err error) {
 	step := clock.StartStopwatch()
 	batch := r.node.cfg.Limits.RemoveBatch
@@ -360,11 +373,11 @@ func (r *Replica) removeStep() (again bool, err error) {
 	}
 	generation := r.rec.Generation
 	r.mu.Unlock()
-	r.node.keeper.beginRemoval()
+	r.node.maintenance.beginRemoval()
 	defer func() {
 		took := step.Elapsed()
 		r.node.metrics.removePauses.Observe(float64(took.Milliseconds()))
-		r.node.keeper.rest(took)
+		r.node.maintenance.rest(took)
 	}()
 	b := r.node.cfg.Engine.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
@@ -412,8 +425,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 	term, gen, span := r.pipe.Term(), r.rec.Generation, r.rec.Span
 	at, since := r.rec.LastRevision, r.rec.Live
 	if !r.locks.Empty() {
-		// What is locked may yet come at a revision above its floor, and in the middle of
-		// the scan.
+		// A locked write may still be applied at a revision above its floor, during the scan.
 		known := false
 		at = r.locks.LowestFloor(at)
 		if since, known = r.live.At(at, since); !known {
@@ -435,9 +447,9 @@ func (r *Replica) countAll(ctx context.Context) error {
 		stale := r.rec.Compacted > at && r.rec.LastRevision != at || r.rec.Generation != gen
 		r.mu.Unlock()
 		if stale {
-			// What was counted may have been removed under the scan.
+			// Counted versions may have been removed during the scan.
 			failed(nil)
-			r.node.keeper.note(r)
+			r.node.maintenance.note(r)
 			return nil
 		}
 		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCount, Term: term, Generation: gen}), n-since)
@@ -465,7 +477,7 @@ func (r *Replica) countPaced(ctx context.Context, span keyspace.Span, at keyspac
 			return total, nil
 		}
 		span.Start = next
-		if err := clock.Sleep(ctx, r.node.cfg.Clock, keeperPace); err != nil {
+		if err := clock.Sleep(ctx, r.node.cfg.Clock, maintenancePace); err != nil {
 			return 0, err
 		}
 	}

@@ -1,4 +1,4 @@
-package shard
+package idalloc
 
 import (
 	"context"
@@ -46,25 +46,25 @@ func (a *awayIDs) set(away bool) {
 func TestSplitIDsAreFetchedAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &awayIDs{last: 1, away: true}
-		b := newIDStock(src, clock.Virtual())
+		b := New(src, clock.Virtual())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { b.run(ctx); close(done) }()
-		b.want()
+		go func() { b.Run(ctx); close(done) }()
+		b.Prefetch()
 		time.Sleep(time.Second)
 		src.set(false)
-		time.Sleep(2 * idRetryMax)
+		time.Sleep(2 * retryMax)
 		src.set(true)
 		seen := map[keyspace.RangeID]bool{}
 		take := func() error {
-			id, err := b.take(ctx)
+			id, err := b.Allocate(ctx)
 			if err == nil && (id < 2 || seen[id]) {
 				t.Fatalf("id %s after %v", id, seen)
 			}
 			seen[id] = true
 			return err
 		}
-		for i := range idBlock {
+		for i := range blockSize {
 			if err := take(); err != nil {
 				t.Fatalf("id %d of the block: %v", i, err)
 			}
@@ -76,16 +76,16 @@ func TestSplitIDsAreFetchedAhead(t *testing.T) {
 		if err := take(); err != nil {
 			t.Fatalf("an id with an empty block: %v", err)
 		}
-		time.Sleep(2 * idRetryMax)
+		time.Sleep(2 * retryMax)
 		src.set(true)
-		for range idBlock {
+		for range blockSize {
 			if err := take(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		// Nobody asks again and again for a node that does not split.
 		src.set(false)
-		time.Sleep(2 * idRetryMax)
+		time.Sleep(2 * retryMax)
 		src.mu.Lock()
 		asked := src.asked
 		src.mu.Unlock()
