@@ -72,8 +72,8 @@ func (s *Service) openStored(h *raftgroup.Host) error {
 
 // UndoBootstrap deletes the founding state that this node has written. Nothing has acted on it,
 // and the group has had other members since. holds is the replica that the group has here, 0 for
-// none. It comes before Open: a replica of the founding that began to vote now could vote for a
-// leader that does not know yet that the group has gone on without it.
+// none. UndoBootstrap comes before Open. A replica of the founding that began to vote now could
+// elect a leader that does not know the later configurations.
 func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
 	own := s.View().PlacementGroup()
 	r, member := own.ReplicaOn(s.o.Self)

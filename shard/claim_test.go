@@ -198,9 +198,8 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 	})
 }
 
-// A snapshot that carries a replica past a split leaves nothing behind of what the child has
-// taken, which may never come here; nor does anybody else get at it before it is gone. What
-// another replica here holds stays.
+// A snapshot that carries a replica past a split deletes the child's keys, since the child may never
+// come here. Nobody else claims them before they are deleted. What another replica here holds stays.
 func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 	for _, child := range []bool{false, true} {
 		virtually(t, func(t *testing.T) {
@@ -236,9 +235,8 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 	}
 }
 
-// Who has claimed what a snapshot leaves behind, before the snapshot was installed, may have
-// looked at the replica after that, and found nothing in the way: its own snapshot may be in the
-// store by now.
+// A range may claim what a snapshot leaves behind before the snapshot is installed, and look at the
+// replica afterwards. It finds nothing in the way, and its own snapshot may be in the store by now.
 func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)

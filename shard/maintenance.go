@@ -53,8 +53,8 @@ type maintenance struct {
 	todo  []*Replica
 	noted map[*Replica]bool
 
-	// pause is what the step that has just run asks for. began and ended are those of the
-	// removal under way over all replicas, began 0 where there is none. Only run touches them.
+	// pause follows the step that has just run. began and ended are the times of the removal under
+	// way over all replicas; began is 0 if there is none. Only run touches them.
 	pause        time.Duration
 	began, ended clock.Time
 }
@@ -166,8 +166,8 @@ type upkeep struct {
 	removedTo keyspace.Revision
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
-	// removing is closed when the step of removal that runs has ended; nil while none
-	// does. receiving says that a snapshot comes in, and that none may begin.
+	// removing is closed at the end of the step of removal under way, nil if there is none.
+	// receiving says that a snapshot comes in, so that no step may begin.
 	removing  chan struct{}
 	receiving bool
 }

@@ -23,11 +23,10 @@ type changer interface {
 }
 
 // ChangeMembers changes who holds the range: one change, or several through a joint
-// configuration, see raftgroup.ConfChange. It returns the descriptor behind the change
-// once this replica, which must lead and stay, has applied it. confIndex must be the
-// index of the configuration that the caller has decided by, so that of two who change
-// one configuration one is refused. Errors are of package kverror; with LeaderChanged
-// the change may yet happen.
+// configuration, see raftgroup.ConfChange. It returns the descriptor after the change, once
+// this replica has applied it. The replica must lead and remain a member. confIndex must be the
+// index of the configuration on which the caller decided: of two changes of one configuration,
+// one is refused. Errors are of package kverror; with LeaderChanged the change may yet happen.
 func (r *Replica) ChangeMembers(ctx context.Context, confIndex uint64, changes []raftgroup.ConfChange) (keyspace.Descriptor, error) {
 	term, err := r.checkMembers(confIndex)
 	if err != nil {

@@ -291,8 +291,7 @@ func TestMembersAreChangedByTheirConfigurationOnly(t *testing.T) {
 	})
 }
 
-// A range stands still for whom it hands its leadership over to, and not for one that cannot take
-// it: that is refused before what is under way has to end.
+// A transfer to a node that cannot lead is refused before the pipeline closes, so no request waits.
 func TestNothingStandsStillForWhoCannotLead(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, 10, lan)
@@ -322,9 +321,8 @@ func TestNothingStandsStillForWhoCannotLead(t *testing.T) {
 	})
 }
 
-// Who changes the members of a range may give up, as a leader of placement does that loses its
-// term. What has become of the change is known all the same in the end, and a merge that must
-// not meet it may begin then.
+// The caller of a change of members may give up, as placement's leader does when its term ends. The
+// range learns the outcome all the same, and a merge may begin afterwards.
 func TestChangeOfMembersThatNobodyWaitsFor(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newWideRig(t, 9, lan, 4)
@@ -368,9 +366,9 @@ func TestChangeOfMembersThatNobodyWaitsFor(t *testing.T) {
 	})
 }
 
-// A replica that has left never comes back, though one that has not heard of the change
-// asks it for its vote: its log is gone, and the old quorum of the two would elect a
-// leader that lacks what was acknowledged.
+// A replica that has left never comes back, though a replica that has not heard of the change asks
+// for its vote. Its log is gone, and the old quorum could elect a leader without acknowledged
+// entries.
 func TestReplicaThatHasLeftStaysAway(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newWideRig(t, 5, lan, 4)
@@ -418,9 +416,8 @@ func TestReplicaThatHasLeftStaysAway(t *testing.T) {
 	})
 }
 
-// What transactions hold of a replica counts in its node's budget of locks until they have ended
-// or the replica is gone: that another range has absorbed it, or that it was moved away, has the
-// locks counted elsewhere.
+// Locks count in their node's budget until their transactions end or the replica is gone. After a
+// merge or a move they count at another replica.
 func TestLocksOfAReplicaThatIsGoneDoNotCount(t *testing.T) {
 	for what, goes := range map[string]func(r *rig, child keyspace.RangeID){
 		"absorbed": func(r *rig, child keyspace.RangeID) { r.merge(100, 1, child) },
@@ -572,7 +569,7 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		if w.node.Replica(1) != nil || w.node.Replica(2) == nil {
 			t.Errorf("here are %v", w.node.List())
 		}
-		// What an attempt that failed has left of a group applies nothing any more.
+		// A group whose removal failed applies nothing any more.
 		child := testDescriptor
 		child.Range, child.Generation, child.Span.Start = 2, 2, []byte("m")
 		child.ConfIndex, child.Replicas = moved.ConfIndex, moved.Replicas

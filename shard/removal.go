@@ -38,7 +38,7 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removal.Mark, lead
 	if !r.pipe.Leads() || r.rec.Generation == 0 {
 		return removal.Mark{}, false
 	}
-	// What is under way, or locked, may have a revision below the compacted one.
+	// Operations under way and locked writes may have a revision below the compacted one.
 	idle := r.rec.LastRevision < r.rec.Compacted && r.idleLocked() && !r.heldBackLocked()
 	return removal.Mark{
 		Descriptor: r.descriptorLocked(), Index: r.position.Index,
@@ -46,8 +46,8 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removal.Mark, lead
 	}, true
 }
 
-// removed returns the ranges of which this node has not yet removed what the marks
-// ask for. changed says that a range has split or moved since its mark was made.
+// removed compares this node's replicas with the marks. left are the ranges with more to remove;
+// changed says that a range has split or moved since its mark was made.
 func (n *Node) removed(marks []removal.Mark) (left []keyspace.RangeID, changed bool) {
 	for i := range marks {
 		m := &marks[i]

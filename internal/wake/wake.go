@@ -1,5 +1,5 @@
-// Package wake has the one wake-up signal of the tree: somebody has work for a goroutine
-// that may be busy, and wants neither to wait for it nor to count how often it asked.
+// Package wake has the one wake-up signal of the tree. It tells a goroutine that may be busy that
+// there is work, without waiting for the goroutine and without counting the wake-ups.
 package wake
 
 // Signal wakes one goroutine. Wake-ups that come before the goroutine takes one become a

@@ -22,9 +22,9 @@
 // # What it guarantees
 //
 //  1. A replica that has left never comes back. Its tombstone is durable before its log is
-//     deleted, and no replica with that id or a lower one is opened. The log held its votes: a
-//     replica that began anew could vote for a leader that lacks what it acknowledged, and a
-//     leader that has not heard of the removal would count the vote.
+//     deleted, and no replica with that id or a lower one is opened. The log held its votes. A
+//     replica that began anew could elect a leader without the entries that it acknowledged,
+//     before that leader hears of the removal.
 //  2. A replica is removed only if a committed configuration is without it: the one that it
 //     applied, or a newer one that the node heard of. A leader's word alone is a reason to
 //     look, no more: the leader may not have heard of the replica yet.

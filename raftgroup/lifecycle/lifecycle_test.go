@@ -37,8 +37,8 @@ type world struct {
 	stop  func()
 
 	mu sync.Mutex
-	// Guarded by mu: open are the replicas, listed what peers answer, verdicts and fails what the
-	// owner says of a group, trace what it was asked.
+	// Guarded by mu: open are the replicas, listed the answers of peers, verdicts and fails the
+	// answers of the owner, trace the calls.
 	open     map[keyspace.GroupID]keyspace.ReplicaID
 	listed   map[keyspace.GroupID]keyspace.ReplicaID
 	verdicts map[keyspace.GroupID]Verdict

@@ -26,7 +26,7 @@ type Source interface {
 	RangeIDs(ctx context.Context, n int) ([]keyspace.RangeID, error)
 }
 
-// Allocator allocates range ids. What is left of its block when the node stops is lost: ids are not
+// Allocator allocates range ids. The rest of its block is lost when the node stops: ids are not
 // scarce.
 type Allocator struct {
 	source Source

@@ -10,8 +10,8 @@
 //
 // # What if …
 //
-//   - Many wait at a time: One of them asks. What it hears is true for all that wait for as much or
-//     less. When it gives up, another one asks.
+//   - Many wait at a time: One of them asks. The answer holds for all that wait for the same
+//     or a lower revision. When it gives up, another one asks.
 //
 //   - A range has no leader: The marks leave a gap, and Await goes on until ctx ends.
 //
@@ -48,8 +48,8 @@ type Nodes interface {
 	// Raised returns the marks of the ranges that the node leads, ascending by id from behind
 	// after, PageSize at most. The node takes note of the compacted revision.
 	Raised(ctx context.Context, node keyspace.NodeID, compacted keyspace.Revision, after keyspace.RangeID) ([]Mark, error)
-	// Removed returns the ranges of which the node has not yet removed what the marks ask for.
-	// changed says that a range has split or moved since its mark was made.
+	// Removed compares the node's replicas with the marks. left are the ranges that have more to
+	// remove; changed says that a range has split or moved since its mark was made.
 	Removed(ctx context.Context, node keyspace.NodeID, marks []Mark) (left []keyspace.RangeID, changed bool, err error)
 }
 
@@ -72,16 +72,15 @@ const (
 	rounds = 50
 )
 
-// Mark says of one range how far its replicas must have come for nothing to
-// be left that compaction lets go.
+// Mark says how far the replicas of a range must have come to have removed everything.
 type Mark struct {
 	// Descriptor is the leader's.
 	Descriptor keyspace.Descriptor `json:"descriptor"`
 	// Index is the leader's applied index. A replica that has applied as much and has
 	// nothing to remove is done.
 	Index uint64 `json:"index"`
-	// Raised says that the range's own compacted revision covers the cluster's, or that
-	// nothing has changed since one that lets go as much.
+	// Raised says that the range's compacted revision covers the cluster's, or would remove
+	// nothing more.
 	Raised bool `json:"raised"`
 }
 
@@ -96,11 +95,9 @@ type turn struct {
 	came bool
 }
 
-// Await returns nil once every replica on a node that lives has removed what
-// compaction at the cluster's compacted revision lets go, for as long as ctx lasts: a
-// range without a quorum keeps it waiting. The nodes hear of the compacted revision by
-// it, which must be committed. However many wait, one of them asks the nodes: what it
-// hears is true for all that wait for as much or less.
+// Await returns nil once every replica on a live node has removed the versions that a compaction at
+// the revision lets go. The compaction must be committed; the nodes hear of it by this call. A range
+// without a quorum keeps Await waiting until ctx ends.
 func (w *Waiter) Await(ctx context.Context, cluster Cluster, compacted keyspace.Revision) error {
 	own := &turn{upTo: compacted, done: make(chan struct{})}
 	for !w.turn.CompareAndSwap(nil, own) {
@@ -241,8 +238,8 @@ func (w *Waiter) pause(ctx context.Context, pause *time.Duration, why error) err
 	return nil
 }
 
-// coverAll checks that the ranges of the marks cover the keyspace exactly once: that
-// each has a leader, and that none was asked about before and after a split.
+// coverAll checks that the ranges of the marks cover the keyspace exactly once. A range without a
+// leader leaves a gap; a range that split between two questions overlaps.
 func coverAll(marks []Mark) error {
 	slices.SortFunc(marks, func(a, b Mark) int {
 		return bytes.Compare(a.Descriptor.Span.Start, b.Descriptor.Span.Start)

@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// heldNodes is a cluster of one node that says so when it is let. What it has removed is a
-// function of how often it was asked.
+// heldNodes is a cluster of one node that says so when it is let. removed
+// answers its questions.
 type heldNodes struct {
 	self    keyspace.NodeID
 	let     chan struct{}
@@ -91,7 +91,7 @@ func TestOneAsks(t *testing.T) {
 		if w.turn.Load() != nil {
 			t.Error("somebody has the turn in the end")
 		}
-		// Who waits for as much or less has it when the one that asked has it.
+		// The answer holds for all that wait for the same or a lower revision.
 		other := &turn{upTo: 7, done: make(chan struct{}), came: true}
 		w.turn.Store(other)
 		close(other.done)

@@ -19,9 +19,8 @@ type child struct {
 }
 
 // BootstrapChild writes the first record of a split's child into the parent's batch. A child that
-// is here already, or was once, stays as it is: after a crash the parent's log is replayed, and
-// what the child has by then may be newer (traps 2, 4, 28). Its votes are in the wal and not
-// touched.
+// is here already, or was once, stays as it is. After a crash the parent's log is replayed, and the
+// child's own state may be newer by then (traps 2, 4, 28). Its votes are in the wal and not touched.
 func (m *Manager) BootstrapChild(b *engine.Batch, rec *command.Record, replicas []keyspace.Replica, txns *command.TxnState) error {
 	self, member := on(replicas, m.cfg.Self)
 	if !member || m.cfg.Owner.Replica(rec.RangeID) != nil {
@@ -94,9 +93,8 @@ func (m *Manager) openChild(c child) error {
 	return nil
 }
 
-// The first campaign of a new range may meet followers that do not have it yet, have not
-// applied the split that makes it, or are not connected, or be lost with a message. Instead
-// of an election timeout its span waits for the next of a few more.
+// The first campaign of a new range may come too early for its followers, or be lost with a message.
+// A few more follow, so that the span does not wait for an election timeout.
 const (
 	firstCampaigns     = 10
 	firstCampaignPause = 100 * time.Millisecond

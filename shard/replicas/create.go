@@ -12,11 +12,10 @@ import (
 	"github.com/skeindb/skein/shard/command"
 )
 
-// Create makes this node's replicas of new ranges durable and opens them. Ranges
-// that are here already stay as they are, so that it can be repeated. So does what
-// overlaps a range that is here or comes in: the order is older than that one, whose
-// leader has split since. What the order was for comes by snapshot, when the range's
-// leader speaks to this node.
+// Create makes this node's replicas of new ranges durable and opens them. It may be repeated:
+// ranges that are here already stay as they are. A range that overlaps another one that is here
+// or comes in is skipped. The order is then older than the other range, and the leader has split
+// since. The replica comes by snapshot when the range's leader speaks to this node.
 func (m *Manager) Create(ctx context.Context, ds []keyspace.Descriptor) error {
 	ids, err := m.createRecords(ds)
 	if err != nil {
@@ -36,9 +35,9 @@ func (m *Manager) Create(ctx context.Context, ds []keyspace.Descriptor) error {
 	return nil
 }
 
-// createRecords writes the first records of those of the ranges that are to be made
-// here, and returns which are to be opened. Their spans are claimed. A claim whose
-// record is written outlives an error: the record makes a replica sooner or later.
+// createRecords writes the first records of the ranges that are to be made here, and returns the
+// ranges to open. Their spans are claimed. A claim outlives an error if its record is written:
+// the record makes a replica sooner or later.
 func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeID, err error) {
 	var want []Claim
 	var made []*keyspace.Descriptor

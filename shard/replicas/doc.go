@@ -14,12 +14,11 @@
 //
 // # Claims
 //
-// A range claims a span before it holds it: each snapshot that is being received, each range that
-// is being created, and each child of an applied split that is not open yet. The claim keeps all
-// others out until a replica of the range is open and holds the span itself. Two logs over one
-// span would undo each other's deletes. Claims are set before replicas are looked at, and whoever
-// has claimed becomes a holder before it gives its claim up: of two that overlap, one sees the
-// other.
+// A range claims a span before it holds it. Snapshots that are being received claim, ranges that
+// are being created, and children of applied splits until they are open. The claim keeps all others
+// out until a replica of the range is open and holds the span itself. Two logs over one span would
+// undo each other's deletes. A claim is set before the replicas are looked at, and given up after
+// its replica holds the span: of two claims that overlap, one sees the other.
 //
 // # What it guarantees
 //

@@ -52,13 +52,14 @@ type world struct {
 	m *Manager
 
 	mu sync.Mutex
-	// Guarded by mu: open are the replicas, mapped the range map, peers what peers answer, waits
-	// a channel for each question, flushes how many records were durable when opened.
+	// Guarded by mu: open are the replicas, mapped is the range map, peers the answers of peers;
+	// durable says whether a replica's record was durable when it was opened.
 	open    map[keyspace.RangeID]*replica
 	mapped  []keyspace.Descriptor
 	peers   map[keyspace.RangeID]keyspace.Descriptor
 	durable map[keyspace.RangeID]bool
-	asked   func()
+	// asked is called before a peer answers.
+	asked func()
 }
 
 func in(t *testing.T, test func(w *world)) {
@@ -235,8 +236,8 @@ func (p placed) At(key []byte) (keyspace.Descriptor, bool) {
 	return keyspace.Descriptor{}, false
 }
 
-// Of two orders that overlap the second is skipped, and an order may be repeated. The first member
-// of a range stands for election.
+// The second of two overlapping orders is skipped, and an order may be repeated. The first member of
+// a range stands for election.
 func TestCreate(t *testing.T) {
 	in(t, func(w *world) {
 		ds := []keyspace.Descriptor{describe(1, "", "t"), describe(3, "s", "")}

@@ -111,10 +111,10 @@ func (m *Manager) End(ctx context.Context, g keyspace.GroupID) error {
 		}
 	}
 	r.Expel()
-	// The deletion writes the tombstone itself if a durable applied record names the replica. It
-	// could not for a replica without data, or for a child whose first record no flush has
-	// reached: after a crash behind the wal's tombstone it would not know which replica it was,
-	// and a split that is replayed would make it anew.
+	// The deletion writes the tombstone itself if a durable applied record names the replica. A
+	// replica without data has none, nor has a child whose first record is not flushed. After a
+	// crash behind the wal's tombstone the deletion would not know their ids, and a replayed
+	// split would make such a child anew.
 	_, durable, err := m.cfg.Engine.DurableApplied(g)
 	if err != nil || durable {
 		return err

@@ -80,9 +80,7 @@ func (m *Manager) openRecord(id keyspace.RangeID, a *engine.Applied, txns comman
 		return err
 	}
 	if gone {
-		// The replica has applied that it is no member any more, or another one has taken its
-		// place, and the node went down before it was removed. Its span is nobody else's until
-		// it is.
+		// The node went down before the replica was removed. Its span is nobody else's until then.
 		m.ClaimHeld(id, rec.Span)
 		m.Check(id)
 		return nil
@@ -90,9 +88,9 @@ func (m *Manager) openRecord(id keyspace.RangeID, a *engine.Applied, txns comman
 	return m.cfg.Owner.Open(&Start{Range: id, Replica: self, Applied: a, Record: rec, Txns: txns})
 }
 
-// goneStored says whether a replica that the engine holds is to be removed, and not opened: no
-// member of its group is here, it is noted to have left, or the target of the merge for which it
-// is frozen has absorbed it by a snapshot.
+// goneStored says whether a stored replica is to be removed and not opened. That is so if its
+// record is without this node, or it has a tombstone, or the target of its merge has absorbed it by
+// a snapshot.
 func (m *Manager) goneStored(rec *command.Record, self keyspace.ReplicaID) (bool, error) {
 	left, err := m.Tombstones.Left(rec.RangeID.Group())
 	if err != nil || self <= left {
