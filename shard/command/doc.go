@@ -9,11 +9,17 @@
 //	applied = Record          in the applied record of the raft group
 //	        + TxnState        locks, commit records, attachments of leases; keys of their own
 //
-// # The files, from the top down
+// # Files
 //
-// text.go prints entries. entry.go has headers, batches and splits, merge.go the commands of
-// a merge, txnitem.go the items of transactions. record.go and stored.go are the applied
-// state. lock.go is what a transaction holds of a range.
+// From the top down: calls between files go down this list.
+//
+//	text.go     prints entries
+//	stored.go   locks, commit records and attachments in the engine
+//	txnitem.go  items of transactions in an entry
+//	record.go   the range's applied record
+//	merge.go    commands and state of a merge
+//	entry.go    headers, batches, splits
+//	lock.go     what a transaction holds of a range
 //
 // # What holds
 //

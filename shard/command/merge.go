@@ -121,3 +121,17 @@ func DecodeMergeCommand(k Kind, b []byte) (c MergeCommand, err error) {
 	}
 	return c, err
 }
+
+// decodeBorders reads the borders of a span and keeps nothing of b.
+func decodeBorders(b []byte, s *keyspace.Span) (rest []byte, err error) {
+	for _, p := range []*[]byte{&s.Start, &s.End} {
+		var f []byte
+		if f, b, err = wire.Bytes(b); err != nil {
+			return nil, err
+		}
+		if len(f) > 0 {
+			*p = append([]byte(nil), f...)
+		}
+	}
+	return b, nil
+}

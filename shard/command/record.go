@@ -131,20 +131,6 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	return r, nil
 }
 
-// decodeBorders reads the borders of a span and keeps nothing of b.
-func decodeBorders(b []byte, s *keyspace.Span) (rest []byte, err error) {
-	for _, p := range []*[]byte{&s.Start, &s.End} {
-		var f []byte
-		if f, b, err = wire.Bytes(b); err != nil {
-			return nil, err
-		}
-		if len(f) > 0 {
-			*p = append([]byte(nil), f...)
-		}
-	}
-	return b, nil
-}
-
 // HashVersion is what one applied version adds to the range's hash. It covers
 // all that a replica stores of the version.
 func HashVersion(v *mvcc.Version) uint64 {
