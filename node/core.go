@@ -145,7 +145,7 @@ type Core struct {
 	host    *raftgroup.Host
 	service *placement.Service
 	client  *placement.Client
-	shards  *shard.Node
+	shards  *shard.Store
 	router  *router.Router
 	watches *watch.Hub
 	// leases counts the time of leases while this node leads placement; grants answers

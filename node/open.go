@@ -189,7 +189,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Measurer: measurer{c}, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
-	c.shards = shard.NewNode(shard.Config{
+	c.shards = shard.NewStore(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
 		Limits: shard.Limits{

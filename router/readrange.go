@@ -81,7 +81,7 @@ func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint,
 	return r.single(ctx, span, build, true)
 }
 
-// Local reads from this node's own replicas, whoever leads their ranges; *shard.Node does.
+// Local reads from this node's own replicas, whoever leads their ranges; *shard.Store does.
 type Local interface {
 	// ResolvedHere returns the revisions at which the replica of a range of that generation can be
 	// read; ok is false if there is none.

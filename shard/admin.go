@@ -161,16 +161,16 @@ type Load struct {
 
 // Show returns the replica's whole state.
 func (r *Replica) Show() *Status {
-	st := &Status{Node: r.node.cfg.Self}
+	st := &Status{Node: r.store.cfg.Self}
 	r.show(st)
-	st.Bytes = r.node.spanBytes(st.Descriptor.Span)
+	st.Bytes = r.store.spanBytes(st.Descriptor.Span)
 	return st
 }
 
 // Look returns the range as this replica has it, and the node that it takes for the
 // leader: its own where it leads and serves, 0 where it knows none or is about to serve.
 func (r *Replica) Look() (keyspace.Descriptor, keyspace.NodeID) {
-	self := r.node.cfg.Self
+	self := r.store.cfg.Self
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.descriptorLocked()
@@ -212,8 +212,8 @@ func (r *Replica) show(st *Status) {
 	st.Leases = len(r.marks)
 	st.Fence = r.rec.Fence
 	st.Locks, st.TxnRecords = r.locks.Len()
-	st.NodeFloor, st.NodeCompacted = r.node.Floor(), r.node.Compacted()
-	st.NodePendingBytes = r.node.pipes.Budget.Pending()
+	st.NodeFloor, st.NodeCompacted = r.store.Floor(), r.store.Compacted()
+	st.NodePendingBytes = r.store.pipes.Budget.Pending()
 	if r.pipe.Leads() {
 		m := r.measureLocked()
 		st.Load = &Load{
@@ -224,8 +224,8 @@ func (r *Replica) show(st *Status) {
 }
 
 // spanBytes is what a span takes of the disk, 0 where that cannot be said.
-func (n *Node) spanBytes(span keyspace.Span) int64 {
-	b, err := n.cfg.Engine.EstimateSpanBytes(span)
+func (s *Store) spanBytes(span keyspace.Span) int64 {
+	b, err := s.cfg.Engine.EstimateSpanBytes(span)
 	if err != nil {
 		return 0
 	}
@@ -242,23 +242,23 @@ const (
 
 // list returns summaries of as many replicas of this node as make listBytes, in the order of
 // their spans, behind the one that begins at start with that id; more says that there are others.
-func (n *Node) list(start []byte, id keyspace.RangeID) (l []Summary, more bool) {
-	l, more = listPage(n.summaries(), start, id, listBytes)
-	n.weigh(l)
+func (s *Store) list(start []byte, id keyspace.RangeID) (l []Summary, more bool) {
+	l, more = listPage(s.summaries(), start, id, listBytes)
+	s.weigh(l)
 	return l, more
 }
 
 // List returns a summary of every replica of this node in the order of their spans.
-func (n *Node) List() []Summary {
-	l := n.summaries()
-	n.weigh(l)
+func (s *Store) List() []Summary {
+	l := s.summaries()
+	s.weigh(l)
 	return l
 }
 
 // weigh fills in the bytes of ranges.
-func (n *Node) weigh(l []Summary) {
+func (s *Store) weigh(l []Summary) {
 	for i := range l {
-		l[i].Bytes = n.spanBytes(l[i].Descriptor.Span)
+		l[i].Bytes = s.spanBytes(l[i].Descriptor.Span)
 	}
 }
 
@@ -281,9 +281,9 @@ func listPage(l []Summary, start []byte, id keyspace.RangeID, size int) (page []
 }
 
 // summaries is List without the bytes of the ranges.
-func (n *Node) summaries() []Summary {
+func (s *Store) summaries() []Summary {
 	var l []Summary
-	for _, r := range n.Replicas() {
+	for _, r := range s.Replicas() {
 		r.mu.Lock()
 		s := Summary{
 			Descriptor: r.descriptorLocked(), LeaderNode: r.leader.LeaderNode, IsLeader: r.leader.IsLeader, Keys: -1,
@@ -310,14 +310,14 @@ func (r *Replica) HashAt(at, compacted keyspace.Revision) (uint64, error) {
 	r.mu.Lock()
 	span := r.rec.Span
 	r.mu.Unlock()
-	h, err := mvcc.Hash(r.node.cfg.Engine, span, at, compacted)
+	h, err := mvcc.Hash(r.store.cfg.Engine, span, at, compacted)
 	if err != nil {
 		return 0, fmt.Errorf("shard: range %s: hash at %d: %w", r.id, at, err)
 	}
 	return h, nil
 }
 
-func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (s *Store) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	var q adminRequest
 	var a *adminAnswer
 	err := error(nil)
@@ -328,7 +328,7 @@ func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byt
 		if err = json.Unmarshal(payload[1:], &q); err != nil {
 			err = rangeapi.BadRequest("admin request: %v", err)
 		} else {
-			a, err = n.admin(ctx, &q)
+			a, err = s.admin(ctx, &q)
 		}
 	}
 	if err != nil {
@@ -341,24 +341,24 @@ func (n *Node) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byt
 	return append([]byte{adminVersion, rangeapi.StatusOK}, b...), nil
 }
 
-func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error) {
+func (s *Store) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error) {
 	switch q.Op {
 	case adminList:
-		l, more := n.list(q.Key, q.Range)
+		l, more := s.list(q.Key, q.Range)
 		return &adminAnswer{List: l, More: more}, nil
 	case adminCreate:
-		return &adminAnswer{}, n.Create(ctx, q.Descriptors)
+		return &adminAnswer{}, s.Create(ctx, q.Descriptors)
 	case adminRaised:
-		return &adminAnswer{Marks: n.removalMarks(q.Compacted, q.Range)}, nil
+		return &adminAnswer{Marks: s.removalMarks(q.Compacted, q.Range)}, nil
 	case adminRemoved:
-		left, changed := n.removed(q.Marks)
+		left, changed := s.removed(q.Marks)
 		return &adminAnswer{Left: left, Changed: changed}, nil
 	case adminMerge:
-		return n.merge(ctx, q.Merge)
+		return s.merge(ctx, q.Merge)
 	}
-	r := n.Replica(q.Range)
+	r := s.Replica(q.Range)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", q.Range, n.cfg.Self)
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", q.Range, s.cfg.Self)
 	}
 	switch q.Op {
 	case adminSplit:
@@ -389,7 +389,7 @@ func (n *Node) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error)
 // used from many goroutines.
 type AdminClient struct {
 	self  keyspace.NodeID
-	local *Node
+	local *Store
 	bus   rangeapi.Caller
 }
 
@@ -503,7 +503,7 @@ func (c *AdminClient) HashAt(
 	return a.Hash, nil
 }
 
-// CreateRanges makes the node's replicas of new ranges, see Node.Create.
+// CreateRanges makes the node's replicas of new ranges, see Store.Create.
 func (c *AdminClient) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	_, err := c.ask(ctx, node, &adminRequest{Op: adminCreate, Descriptors: ds}, true)
 	return err

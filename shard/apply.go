@@ -78,7 +78,7 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		s.term = e.Term
 		s.grown += uint64(len(e.Data))
 		if e.Replicas != nil {
-			if err := r.node.lifecycle.Tombstones.SetDeparted(b, r.id.Group(), r.node.cfg.Self, s.replicas, e.Replicas); err != nil {
+			if err := r.store.lifecycle.Tombstones.SetDeparted(b, r.id.Group(), r.store.cfg.Self, s.replicas, e.Replicas); err != nil {
 				return err
 			}
 			s.replicas, s.confIndex = e.Replicas, e.Index
@@ -129,7 +129,7 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 		return fmt.Errorf("%s: %w", h.Kind, err)
 	}
 	if !out.ok {
-		r.node.metrics.noops.Inc()
+		r.store.metrics.noops.Inc()
 	}
 	s.advance(len(out.locks) > 0)
 	out.resolved = s.resolved
@@ -171,7 +171,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 		return err
 	}
 	s.rec.Last, out.ok = out.link, true
-	r.node.metrics.applied.Add(float64(c.Txns))
+	r.store.metrics.applied.Add(float64(c.Txns))
 	return nil
 }
 
@@ -296,7 +296,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 				r.cacheResolvedLocked(o.locks)
 			case o.ok:
 				// Not from this leadership's pipeline.
-				r.epochs.End(r.node.cache)
+				r.epochs.End(r.store.cache)
 			}
 			if len(o.locks) > 0 {
 				r.publishTxnsLocked(o.locks)
@@ -322,13 +322,13 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	revision, watched := r.rec.LastRevision, !r.locks.Empty()
 	r.mu.Unlock()
 
-	r.node.heard(revision)
+	r.store.heard(revision)
 	if watched {
-		r.node.pushes.note(r)
+		r.store.pushes.note(r)
 	}
 	r.pipe.Send(&out)
 	for _, o := range heirs {
-		r.node.changeApplied(r, o)
+		r.store.changeApplied(r, o)
 	}
 	clear(s.done)
 	s.done = s.done[:0]
@@ -337,7 +337,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if care || bound {
 		// What a merge kept from being done goes on when it is aborted.
-		r.node.maintenance.note(r)
+		r.store.maintenance.note(r)
 	}
 	if changed {
 		r.membersChanged(leads)
@@ -369,12 +369,12 @@ func (r *Replica) publishChangeLocked(o *outcome, feeds *rangefeed.Publication) 
 }
 
 // changeApplied does what a change that was applied asks of the node.
-func (n *Node) changeApplied(r *Replica, o *outcome) {
+func (s *Store) changeApplied(r *Replica, o *outcome) {
 	if o.split != nil {
-		n.splitApplied(r, o.split)
+		s.splitApplied(r, o.split)
 		return
 	}
-	n.absorbApplied(r, o.source)
+	s.absorbApplied(r, o.source)
 }
 
 // publishSplitLocked takes over a split that is applied.
@@ -382,7 +382,7 @@ func (r *Replica) publishSplitLocked(o *outcome, feeds *rangefeed.Publication) {
 	r.endFeedsAtSplitLocked(feeds, o.split)
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.epochs.End(r.node.cache)
+	r.epochs.End(r.store.cache)
 	r.live.Reset(r.rec.LastRevision)
 	r.children = append(r.children, o.split.descriptor())
 	if len(r.children) > maxChildren {
@@ -413,21 +413,21 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 		return fmt.Errorf("shard: snapshot of range %s offered to range %s", rec.RangeID, r.id)
 	}
 	c := replicas.Claim{Range: r.id, Span: rec.Span, Generation: rec.Generation}
-	if why := r.node.lifecycle.Claim([]replicas.Claim{c}); why[r.id] != nil {
+	if why := r.store.lifecycle.Claim([]replicas.Claim{c}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
 	if err := r.standStill(); err != nil {
 		r.standEasy()
-		r.node.lifecycle.Unclaim(r.id)
+		r.store.lifecycle.Unclaim(r.id)
 		return err
 	}
-	r.node.makeWay(&c, &rec, &applied)
+	r.store.makeWay(&c, &rec, &applied)
 	return nil
 }
 
 // SnapshotDone implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
-	defer r.node.lifecycle.Unclaim(r.id)
+	defer r.store.lifecycle.Unclaim(r.id)
 	defer r.standEasy()
 	if err != nil {
 		return
@@ -438,7 +438,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	}
 	var out pipeline.Answers
 	s := &r.applying
-	txns, derr := command.LoadTxns(r.node.cfg.Engine, r.id)
+	txns, derr := command.LoadTxns(r.store.cfg.Engine, r.id)
 	if derr == nil {
 		derr = r.forgetAttached(&rec, &txns)
 	}
@@ -467,15 +467,15 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.removedTo, r.removeFrom = 0, nil
 	r.installs++
 	r.load.Replaced()
-	r.epochs.End(r.node.cache)
+	r.epochs.End(r.store.cache)
 	r.pipe.Replaced(applied.Term, &out)
 	r.feedsAfterSnapshotLocked(oldGeneration)
 	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "a snapshot replaced the state"))
 	r.notifyLocked()
 	r.mu.Unlock()
-	r.node.heard(rec.LastRevision)
+	r.store.heard(rec.LastRevision)
 	r.pipe.Send(&out)
-	r.node.waysMade(&rec)
+	r.store.waysMade(&rec)
 	r.deleteLeft(left)
 }
 
@@ -486,7 +486,7 @@ func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	old := &r.applying.rec
 	left, ok := old.Span.Intersect(keyspace.Span{Start: now.Span.End})
 	if old.Generation == 0 || !ok || len(now.Span.End) == 0 ||
-		!r.node.lifecycle.ClaimMore(r.id, keyspace.Span{Start: now.Span.Start, End: old.Span.End}) {
+		!r.store.lifecycle.ClaimMore(r.id, keyspace.Span{Start: now.Span.Start, End: old.Span.End}) {
 		return nil
 	}
 	return &left
@@ -499,7 +499,7 @@ func (r *Replica) deleteLeft(left *keyspace.Span) {
 	if left == nil {
 		return
 	}
-	if err := r.node.lifecycle.DeleteUnheld(r.id, *left); err != nil {
+	if err := r.store.lifecycle.DeleteUnheld(r.id, *left); err != nil {
 		r.log.Warn("delete what a snapshot has left behind", zapSpan(*left), zap.Error(err))
 	}
 }

@@ -115,7 +115,7 @@ func TestApplyIsAFunctionOfTheLog(t *testing.T) {
 			if err := pieces.groups.group(1).apply(e); err != nil {
 				t.Fatalf("entry %d: %v", i, err)
 			}
-			pieces.node.observe(keyspace.SequenceAnswer{Current: 100, Compacted: 6})
+			pieces.store.observe(keyspace.SequenceAnswer{Current: 100, Compacted: 6})
 			time.Sleep(time.Duration(i) * time.Minute)
 			if i%3 == 2 {
 				pieces.stop()

@@ -29,7 +29,7 @@ func benchWorld(b *testing.B) *fakeWorld {
 	w.leases.known[7] = 1
 	w.seq.auto = true
 	g := &instantGroup{fakeGroup: w.groups.group(1), entries: make(chan raftgroup.Entry, 1024)}
-	r := w.node.Replica(1)
+	r := w.store.Replica(1)
 	r.mu.Lock()
 	r.group = g
 	r.mu.Unlock()
@@ -44,7 +44,7 @@ func benchWorld(b *testing.B) *fakeWorld {
 		}
 	}()
 	b.Cleanup(func() {
-		w.node.Stop()
+		w.store.Stop()
 		close(g.entries)
 		<-done
 		w.leases.wg.Wait()
@@ -71,7 +71,7 @@ func benchPut(b *testing.B, lease int64) {
 	b.RunParallel(func(p *testing.PB) {
 		for i := 0; p.Next(); i++ {
 			req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: fmt.Appendf(nil, "key-%08d", i%100000), Value: value, Lease: lease}}
-			if _, err := w.node.Do(context.Background(), req); err != nil {
+			if _, err := w.store.Do(context.Background(), req); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -82,13 +82,13 @@ func benchPut(b *testing.B, lease int64) {
 func BenchmarkGet(b *testing.B) {
 	w := benchWorld(b)
 	put := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 256)}}
-	if _, err := w.node.Do(context.Background(), put); err != nil {
+	if _, err := w.store.Do(context.Background(), put); err != nil {
 		b.Fatal(err)
 	}
 	req := &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("k")}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := w.node.Do(context.Background(), req); err != nil {
+		if _, err := w.store.Do(context.Background(), req); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -33,7 +33,7 @@ type going struct {
 func (w *fakeWorld) command(ctx context.Context, op rangeapi.TxnCommand) *going {
 	g := &going{}
 	go func() {
-		g.answer, g.err = w.node.Txn(ctx, 1, 1, op)
+		g.answer, g.err = w.store.Txn(ctx, 1, 1, op)
 		g.done = true
 	}()
 	w.settle()
@@ -44,7 +44,7 @@ func (w *fakeWorld) command(ctx context.Context, op rangeapi.TxnCommand) *going 
 func (w *fakeWorld) put(ctx context.Context, key, value string) *going {
 	g := &going{}
 	go func() {
-		_, g.err = w.node.Do(ctx, &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		_, g.err = w.store.Do(ctx, &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 		g.done = true
 	}()
 	w.settle()
@@ -107,7 +107,7 @@ func TestComparesDoNotStarveWriters(t *testing.T) {
 					t.Errorf("a writer was kept out: %v", writer.err)
 				}
 				w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
-				if r := w.node.Replica(1); r.locks.Blocked() != 0 {
+				if r := w.store.Replica(1); r.locks.Blocked() != 0 {
 					t.Errorf("%d calls wait for nothing", r.locks.Blocked())
 				}
 			})
@@ -174,8 +174,8 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 						t.Errorf("%s: put %d: %v", name, i, g.err)
 					}
 				}
-				r := w.node.Replica(1)
-				if w.node.pipes.Budget.Pending() != 0 || w.node.pipes.Budget.Ending() != 0 || r.locks.BlockedBytes() != 0 || r.pipe.Status().QueuedBytes != 0 || r.locks.Blocked() != 0 {
+				r := w.store.Replica(1)
+				if w.store.pipes.Budget.Pending() != 0 || w.store.pipes.Budget.Ending() != 0 || r.locks.BlockedBytes() != 0 || r.pipe.Status().QueuedBytes != 0 || r.locks.Blocked() != 0 {
 					t.Errorf("%s: bytes are left over", name)
 				}
 			})
@@ -219,22 +219,22 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 				if g := prepare(2); !errors.Is(g.err, kverror.RequestTooLarge) {
 					t.Errorf("%s beyond the bound: %+v", name, g)
 				}
-				r := w.node.Replica(1)
-				if !r.locks.Empty() || w.node.reads.Held() != 0 {
-					t.Errorf("%s: locks %v, %d bytes are read", name, &r.locks, w.node.reads.Held())
+				r := w.store.Replica(1)
+				if !r.locks.Empty() || w.store.reads.Held() != 0 {
+					t.Errorf("%s: locks %v, %d bytes are read", name, &r.locks, w.store.reads.Held())
 				}
 				w.put(t.Context(), "c", "v")
 				w.seq.auto = false
 				w.put(t.Context(), "x", "v") // commands that come behind it wait for its revision
 				g := prepare(3)
-				if g.done || w.node.reads.Held() == 0 {
-					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.node.reads.Held())
+				if g.done || w.store.reads.Held() == 0 {
+					t.Errorf("%s under way: %t, %d bytes are read", name, g.done, w.store.reads.Held())
 				}
 				w.seq.auto = true
 				w.seq.answer(0, nil)
 				w.settle()
-				if !g.done || g.err != nil || w.node.reads.Held() != 0 {
-					t.Errorf("%s: %+v, %d bytes are read", name, g, w.node.reads.Held())
+				if !g.done || g.err != nil || w.store.reads.Held() != 0 {
+					t.Errorf("%s: %+v, %d bytes are read", name, g, w.store.reads.Held())
 				}
 			})
 		}
@@ -252,15 +252,15 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		prepare := func(age int, a, b string) {
 			ws := writeAt(a, b)
 			ws[1].Op.(*pb.PutRequest).Value = bytes.Repeat([]byte("v"), 100<<10)
-			_, _ = w.node.Txn(t.Context(), 1, 1, &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
+			_, _ = w.store.Txn(t.Context(), 1, 1, &rangeapi.Prepare{Name: nameAged(age), Anchor: []byte(a), Writes: ws})
 		}
-		release := w.node.pipes.Pool.Hold()
+		release := w.store.pipes.Pool.Hold()
 		go prepare(1, "a", "b")
 		go prepare(2, "c", "d")
 		synctest.Wait()
 		release()
 		w.settle()
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		freed := func(age int, rev keyspace.Revision) bool {
 			r.mu.Lock()
 			large := weak.Make(&r.locks.Named(nameAged(age))[0].Writes[1].V.Value[0])
@@ -277,7 +277,7 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 		if !freed(2, 500) {
 			t.Error("the cache of newest versions keeps a lock")
 		}
-		if h, ok := w.node.cache.Get(r.epochs.Of([]byte("c")), []byte("c")); !ok || !h.Whole || string(h.Value) != "v" {
+		if h, ok := w.store.cache.Get(r.epochs.Of([]byte("c")), []byte("c")); !ok || !h.Whole || string(h.Value) != "v" {
 			t.Errorf("remembered %+v", h)
 		}
 	})
@@ -291,8 +291,8 @@ func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 		w.seq.auto, w.seq.last = true, 400
 		w.serve(1, 5)
 		defer w.stop()
-		w.node.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
-		r := w.node.Replica(1)
+		w.store.observe(keyspace.SequenceAnswer{Current: 400, Compacted: 300})
+		r := w.store.Replica(1)
 		for at, want := range map[keyspace.Revision]error{299: kverror.Compacted, 1: kverror.Compacted, -5: kverror.Compacted, 300: nil, 0: nil} {
 			g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true, PinAt: at})
 			if !errors.Is(g.err, want) {
@@ -325,18 +325,18 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 				w.settle()
 			}
 		}
-		w.node.observe(keyspace.SequenceAnswer{Current: 401, Compacted: 300})
+		w.store.observe(keyspace.SequenceAnswer{Current: 401, Compacted: 300})
 		wait()
 		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
 		wait()
 		w.serve(1, 7)
 		wait()
-		if r := w.node.Replica(1); r.Show().Compacted >= 300 {
+		if r := w.store.Replica(1); r.Show().Compacted >= 300 {
 			t.Fatal("the lock does not hold compaction back")
 		}
 		w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1)})
 		wait()
-		if c := w.node.Replica(1).Show().Compacted; c != 300 {
+		if c := w.store.Replica(1).Show().Compacted; c != 300 {
 			t.Errorf("compacted to %d", c)
 		}
 	})
@@ -351,7 +351,7 @@ func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		w.put(t.Context(), "k", "v") // at 201
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		name := nameAged(1)
 		g := w.command(t.Context(), &rangeapi.Prepare{Name: name, Anchor: []byte("k"), Writes: writeAt("k")})
 		id := g.answer.(*rangeapi.Prepared).Lock
@@ -402,7 +402,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 		w.serve(1, 5)
 		defer w.stop()
 		bus, name := busBetween{}, nameAged(1)
-		w.node.RegisterHandlers(bus)
+		w.store.RegisterHandlers(bus)
 		client := rangeapi.NewClient(2, nil, bus)
 		for _, op := range []rangeapi.TxnCommand{
 			&rangeapi.Prepare{Name: name, Anchor: []byte("k"), Pin: true}, &rangeapi.Commit{Name: name, Anchor: []byte("k"), Revision: 5}, &rangeapi.Resolve{Name: name},
@@ -448,7 +448,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 		read := func(rev keyspace.Revision) *going {
 			g := &going{}
 			go func() {
-				_, g.err = w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
+				_, g.err = w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: rev, Op: &pb.RangeRequest{Key: []byte("a")}})
 				g.done = true
 			}()
 			w.settle()
@@ -468,7 +468,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 			},
 			"a question": func() *going {
 				g := &going{done: true}
-				_, g.err = w.node.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 1, Generation: 1, Revision: farRevision})
+				_, g.err = w.store.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 1, Generation: 1, Revision: farRevision})
 				return g
 			},
 			"a decision": func() *going {
@@ -479,8 +479,8 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 				t.Errorf("%s: %+v", name, g)
 			}
 		}
-		r := w.node.Replica(1)
-		if f := w.node.Floor(); f != 200 || r.fence != 0 {
+		r := w.store.Replica(1)
+		if f := w.store.Floor(); f != 200 || r.fence != 0 {
 			t.Errorf("floor %d, fence %d", f, r.fence)
 		}
 		w.seq.last = 200 + 2*maxAhead
@@ -517,7 +517,7 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 			all = append(all, prepare(age, "k"))
 		}
 		other := prepare(n+1, "other")
-		waits := testutil.ToFloat64(w.node.metrics.pipeline.LockWaits)
+		waits := testutil.ToFloat64(w.store.metrics.pipeline.LockWaits)
 		for age := 1; age <= n; age++ {
 			// Behind a put, which holds nothing, the next one goes with it.
 			gone := 0
@@ -537,8 +537,8 @@ func TestWaitersAreNotAllWoken(t *testing.T) {
 				t.Errorf("%d: %+v", i, g)
 			}
 		}
-		r := w.node.Replica(1)
-		if again := testutil.ToFloat64(w.node.metrics.pipeline.LockWaits) - waits; again > n {
+		r := w.store.Replica(1)
+		if again := testutil.ToFloat64(w.store.metrics.pipeline.LockWaits) - waits; again > n {
 			t.Errorf("%d calls that wait were looked at %v times", n, again)
 		}
 		if !other.done || r.locks.Blocked() != 0 || r.locks.HasWoken() || r.locks.BlockedBytes() != 0 {

@@ -29,7 +29,7 @@ func keyVersion(key string, rev keyspace.Revision, dead bool) *mvcc.Version {
 // claimedByNobody fails where a span is claimed: then it is refused as such.
 func (w *fakeWorld) claimedByNobody() {
 	w.t.Helper()
-	why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 99}})[99]
+	why := w.store.lifecycle.Claim([]replicas.Claim{{Range: 99}})[99]
 	if why == nil || strings.Contains(why.Error(), "about to hold") {
 		w.t.Fatalf("left over: %v", why)
 	}
@@ -49,21 +49,21 @@ func TestCreateOverASnapshot(t *testing.T) {
 		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
 		w.start()
 		defer w.stop()
-		child := w.node.newReplica(2)
-		if err := w.node.open(child, 1); err != nil {
+		child := w.store.newReplica(2)
+		if err := w.store.open(child, 1); err != nil {
 			t.Fatal(err)
 		}
 		create := func() bool {
 			t.Helper()
-			if err := w.node.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
+			if err := w.store.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
 				t.Fatal(err)
 			}
 			_, have, err := w.engine.Applied(keyspace.RangeID(1).Group())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if have != (w.node.Replica(1) != nil) {
-				t.Fatalf("record %t, replica %v", have, w.node.Replica(1))
+			if have != (w.store.Replica(1) != nil) {
+				t.Fatalf("record %t, replica %v", have, w.store.Replica(1))
 			}
 			return have
 		}
@@ -87,8 +87,8 @@ func TestCreateBesideASnapshotThatFailed(t *testing.T) {
 		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1}}
 		w.start()
 		defer w.stop()
-		child := w.node.newReplica(2)
-		if err := w.node.open(child, 1); err != nil {
+		child := w.store.newReplica(2)
+		if err := w.store.open(child, 1); err != nil {
 			t.Fatal(err)
 		}
 		snap := snapshotOf(2, 2, "m")
@@ -98,11 +98,11 @@ func TestCreateBesideASnapshotThatFailed(t *testing.T) {
 		child.SnapshotDone(snap, errors.New("the sender died"))
 		left, right := testDescriptor, testDescriptor
 		left.Span.End, right.Range, right.Span.Start = []byte("t"), 3, []byte("s")
-		if err := w.node.Create(t.Context(), []keyspace.Descriptor{left, right}); err != nil {
+		if err := w.store.Create(t.Context(), []keyspace.Descriptor{left, right}); err != nil {
 			t.Fatal(err)
 		}
-		if w.node.Replica(1) == nil || w.node.Replica(3) != nil {
-			t.Fatalf("of two orders that overlap the second is skipped: %v, %v", w.node.Replica(1), w.node.Replica(3))
+		if w.store.Replica(1) == nil || w.store.Replica(3) != nil {
+			t.Fatalf("of two orders that overlap the second is skipped: %v, %v", w.store.Replica(1), w.store.Replica(3))
 		}
 		if err := child.AcceptSnapshot(snap); err == nil {
 			t.Fatal("a snapshot over what was created")
@@ -118,21 +118,21 @@ func TestChildKeepsItsSpanBeforeItIsOpen(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		w.serve(1, 5)
-		w.node.cancel() // the opener stands still
+		w.store.cancel() // the opener stands still
 		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
 		split = command.AppendSplit(split, &command.Split{Key: []byte("m"), Child: 2, ConfIndex: raftgroup.InitIndex, Replicas: testDescriptor.Replicas})
 		if err := w.groups.group(1).apply(raftgroup.Entry{Term: 5, Data: split}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if d := w.node.Replica(1).Descriptor(); string(d.Span.End) != "m" || w.node.Replica(2) != nil {
-			t.Fatalf("parent %+v, child %v", d, w.node.Replica(2))
+		if d := w.store.Replica(1).Descriptor(); string(d.Span.End) != "m" || w.store.Replica(2) != nil {
+			t.Fatalf("parent %+v, child %v", d, w.store.Replica(2))
 		}
-		other := w.node.newReplica(3)
+		other := w.store.newReplica(3)
 		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
 			t.Fatal("a snapshot over a child that is not open yet")
 		}
-		if done, err := w.node.lifecycle.OpenStored(t.Context(), lifecycle.Unknown{Group: keyspace.RangeID(2).Group()}); err != nil || !done {
+		if done, err := w.store.lifecycle.OpenStored(t.Context(), lifecycle.Unknown{Group: keyspace.RangeID(2).Group()}); err != nil || !done {
 			t.Fatal(done, err)
 		}
 		if err := other.AcceptSnapshot(snapshotOf(3, 3, "t")); err == nil {
@@ -148,7 +148,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		b := w.engine.NewBatch()
 		for rev, dead := range []bool{2: false, 3: true} {
 			if rev >= 2 {
@@ -185,7 +185,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 		if err := <-accepted; err != nil {
 			t.Fatal(err)
 		}
-		w.node.maintenance.note(r)
+		w.store.maintenance.note(r)
 		time.Sleep(time.Second)
 		if n := versions(); n != 2 {
 			t.Fatalf("%d versions while a snapshot comes in, want 2", n)
@@ -205,7 +205,7 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 		virtually(t, func(t *testing.T) {
 			w := newFakeWorld(t)
 			defer w.stop()
-			r := w.node.Replica(1)
+			r := w.store.Replica(1)
 			snap := snapshotOf(1, 2, "")
 			rec := command.Record{RangeID: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}, LastRevision: 9}
 			snap.Payload = command.AppendRecord(nil, &rec)
@@ -217,7 +217,7 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 			if err = errors.Join(err, b.Commit(), r.AcceptSnapshot(snap)); err != nil {
 				t.Fatal(err)
 			}
-			if why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] == nil {
+			if why := w.store.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] == nil {
 				t.Error("what is to be deleted is claimed")
 			}
 			r.SnapshotDone(snap, nil)
@@ -228,7 +228,7 @@ func TestSnapshotPastASplitLeavesNothing(t *testing.T) {
 			if want := map[bool]string{false: "a", true: "ax"}[child]; got != want {
 				t.Errorf("with a child %t: %q is left, want %q", child, got, want)
 			}
-			if why := w.node.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] != nil {
+			if why := w.store.lifecycle.Claim([]replicas.Claim{{Range: 3, Span: keyspace.Span{Start: []byte("x")}}}); why[3] != nil {
 				t.Error(why[3])
 			}
 		})
@@ -241,7 +241,7 @@ func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		snap := snapshotOf(1, 2, "")
 		rec := command.Record{RangeID: 1, Generation: 2, Span: keyspace.Span{End: []byte("m")}, LastRevision: 9}
 		snap.Payload = command.AppendRecord(nil, &rec)
@@ -249,7 +249,7 @@ func TestSnapshotPastASplitLeavesWhatIsClaimed(t *testing.T) {
 			t.Fatal(err)
 		}
 		child := keyspace.Span{Start: []byte("m")}
-		w.node.lifecycle.ClaimHeld(2, child) // claim has done as much when it comes to the replicas
+		w.store.lifecycle.ClaimHeld(2, child) // claim has done as much when it comes to the replicas
 		b := w.engine.NewBatch()
 		if err := errors.Join(mvcc.Put(b, keyVersion("x", 3, false)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
 			t.Fatal(err)
@@ -267,11 +267,11 @@ func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		r.mu.Lock()
 		r.rec.Compacted = 5
 		r.mu.Unlock()
-		w.node.maintenance.note(r)
+		w.store.maintenance.note(r)
 		time.Sleep(time.Second)
 		if err := w.engine.Flush(t.Context()); err != nil {
 			t.Fatal(err)

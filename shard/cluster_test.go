@@ -660,7 +660,7 @@ func TestSnapshotOverTheParent(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		child := w.node.newReplica(2)
+		child := w.store.newReplica(2)
 		rec := command.Record{RangeID: 2, Generation: 2, Span: keyspace.Span{Start: []byte("m")}, LastRevision: 9}
 		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: command.AppendRecord(nil, &rec)}
 		if err := child.AcceptSnapshot(snap); err == nil || !strings.Contains(err.Error(), "overlaps") {
@@ -675,7 +675,7 @@ func TestSnapshotOverTheParent(t *testing.T) {
 		if err := child.AcceptSnapshot(snap); err != nil {
 			t.Fatalf("refused beside the parent: %v", err)
 		}
-		other := w.node.newReplica(4)
+		other := w.store.newReplica(4)
 		rec4 := command.Record{RangeID: 4, Generation: 3, Span: keyspace.Span{Start: []byte("x")}}
 		snap4 := engine.Applied{Index: 40, Term: 6, Payload: command.AppendRecord(nil, &rec4)}
 		if err := other.AcceptSnapshot(snap4); err == nil {

@@ -3,7 +3,7 @@
 // answer. Package shard/eval says what a request does, shard/locktable who waits for the
 // locks of transactions, shard/command what stands in the log.
 //
-//	Client ── bus method 16, or a function call ──▶ Node ──▶ Replica
+//	Client ── bus method 16, or a function call ──▶ Store ──▶ Replica
 //
 //	 writes   queue ─▶ evaluate ─▶ sequence ─▶ propose ─▶ apply ─▶ answer
 //	                   (pool)      (Sequencer) (raftgroup) │
@@ -16,7 +16,7 @@
 // locks of transactions, rangefeed the feeds of applied events, load sizes, rates and automatic
 // splits. Package replicas decides which replicas a node has.
 //
-// A Node holds the replicas of one node. It has a fixed pool of goroutines that
+// A Store holds the replicas of one node. It has a fixed pool of goroutines that
 // evaluate, one range at a time each; a caller waits in its own goroutine, and a
 // range that nobody asks has no goroutine, timer or channel.
 //

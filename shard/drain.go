@@ -31,21 +31,21 @@ const (
 // as its pipeline is closed. Reads go on as long as this node leads. Ranges that
 // have not closed within drainClose keep their leader. An error says how many did
 // not close or have kept their leader; pipelines stay closed.
-func (n *Node) Drain(ctx context.Context) error {
-	n.mu.Lock()
-	n.draining = true
-	n.mu.Unlock()
-	all := n.Replicas()
+func (s *Store) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	all := s.Replicas()
 	for _, r := range all {
 		r.mu.Lock()
 		r.pipe.Drain()
 		r.mu.Unlock()
 		r.pipe.Schedule()
 	}
-	closing, cancel := clock.WithTimeout(ctx, n.cfg.Clock, drainClose)
+	closing, cancel := clock.WithTimeout(ctx, s.cfg.Clock, drainClose)
 	defer cancel()
 	var wg sync.WaitGroup
-	d := drain{n: n, gate: make(chan struct{}, transfers)}
+	d := drain{store: s, gate: make(chan struct{}, transfers)}
 	slots := make(chan struct{}, drainAtOnce)
 	for _, r := range all {
 		if !r.needsDrain() {
@@ -74,7 +74,7 @@ func (r *Replica) needsDrain() bool {
 
 // drain is one run of Drain.
 type drain struct {
-	n *Node
+	store *Store
 	// gate bounds the transfers.
 	gate chan struct{}
 	// open and kept count the ranges that were not closed and not handed over.
@@ -100,7 +100,7 @@ func (d *drain) one(ctx, closing context.Context, r *Replica) {
 		return
 	}
 	defer func() { <-d.gate }()
-	tctx, cancel := clock.WithTimeout(ctx, d.n.cfg.Clock, transferTimeout)
+	tctx, cancel := clock.WithTimeout(ctx, d.store.cfg.Clock, transferTimeout)
 	defer cancel()
 	if err := r.group.Transfer(tctx, 0); err != nil {
 		d.kept.Add(1)

@@ -35,13 +35,13 @@ func TestDrainBesideARangeWithoutQuorum(t *testing.T) {
 		}
 		stuck := make(chan error, 1)
 		go func() {
-			_, err := w.node.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 5, Op: &pb.PutRequest{Key: []byte("a")}})
+			_, err := w.store.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 5, Op: &pb.PutRequest{Key: []byte("a")}})
 			stuck <- err
 		}()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		if err := w.node.Drain(ctx); err == nil {
+		if err := w.store.Drain(ctx); err == nil {
 			t.Fatal("drained without quorum")
 		}
 		if ctx.Err() != nil {
@@ -55,7 +55,7 @@ func TestDrainBesideARangeWithoutQuorum(t *testing.T) {
 			}
 			g.mu.Unlock()
 		}
-		w.node.Stop()
+		w.store.Stop()
 		if err := <-stuck; err == nil {
 			t.Error("written without quorum")
 		}

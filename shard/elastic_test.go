@@ -193,7 +193,7 @@ func newElastic(t *testing.T, seed uint64) *elastic {
 			w.limits.MaxEntryBytes = 400
 		}
 		w.start()
-		if err := w.node.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
+		if err := w.store.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
 			t.Fatal(err)
 		}
 		return w
@@ -373,7 +373,7 @@ func (e *elastic) over(s keyspace.Span) (rs []*Replica) { return e.leader.over(s
 
 // over returns the replicas that hold a part of the span, in order.
 func (w *fakeWorld) over(s keyspace.Span) (rs []*Replica) {
-	for _, r := range w.node.Replicas() {
+	for _, r := range w.store.Replicas() {
 		if holds(r, s) && !(lifecycleReplica{r}).State().Ended {
 			rs = append(rs, r)
 		}

@@ -65,7 +65,7 @@ func (e *elastic) write(w *elasticWrite) {
 	e.say("write %d at range %s: %s", n, w.req.Range, w.req.Op)
 	var a *rangeapi.Response
 	var err error
-	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.node.Do(ctx, w.req) }, func() {
+	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.store.Do(ctx, w.req) }, func() {
 		e.say("write %d: %s", n, formatAnswer(a, err))
 		e.sane(err)
 		w.ended, w.failed = err == nil, err != nil && kverror.Of(err).Fate() == kverror.NotApplied
@@ -113,7 +113,7 @@ func (e *elastic) read() {
 	}
 	var a *rangeapi.Response
 	var err error
-	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.node.Do(ctx, req) }, func() {
+	e.call(e.one(4), func(ctx context.Context) { a, err = e.leader.store.Do(ctx, req) }, func() {
 		e.say("read of %s at range %s: %s", span, req.Range, formatAnswer(a, err))
 		e.sane(err)
 		if err == nil {
@@ -128,7 +128,7 @@ func (e *elastic) readHere(req *rangeapi.Request, span keyspace.Span) {
 	if e.one(2) {
 		w = e.follower
 	}
-	from, to, ok := w.node.ResolvedHere(req.Range, req.Generation)
+	from, to, ok := w.store.ResolvedHere(req.Range, req.Generation)
 	if !ok {
 		return
 	}
@@ -136,7 +136,7 @@ func (e *elastic) readHere(req *rangeapi.Request, span keyspace.Span) {
 	if from < to && e.one(2) {
 		req.ReadRevision = from + keyspace.Revision(e.rng.IntN(int(to-from)))
 	}
-	a, err := w.node.ReadHere(e.t.Context(), req)
+	a, err := w.store.ReadHere(e.t.Context(), req)
 	e.say("read of %s at range %s at %d at the %s: %s", span, req.Range, req.ReadRevision, e.name(w), formatAnswer(a, err))
 	if err == nil {
 		e.model.read(elasticRead{what: "read at the " + e.name(w), span: span}, a)
@@ -194,9 +194,9 @@ func (e *elastic) compact() {
 // tellCompacted tells a node what is compacted, as the sequencer would, and has it look after
 // its replicas in their order: a run is to be one for ever.
 func (e *elastic) tellCompacted(w *fakeWorld) {
-	if raise(&w.node.compacted, int64(e.seq.compacted)) {
-		rs := w.node.Replicas()
+	if raise(&w.store.compacted, int64(e.seq.compacted)) {
+		rs := w.store.Replicas()
 		slices.SortFunc(rs, func(a, b *Replica) int { return cmp.Compare(a.id, b.id) })
-		w.node.maintenance.note(rs...)
+		w.store.maintenance.note(rs...)
 	}
 }

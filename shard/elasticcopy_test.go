@@ -36,7 +36,7 @@ func (e *elastic) copyTo(id keyspace.RangeID) bool {
 	if err != nil {
 		e.fatal("%v", err)
 	}
-	src := e.leader.node.Replica(id)
+	src := e.leader.store.Replica(id)
 	if src == nil || !ok {
 		return false
 	}
@@ -76,11 +76,11 @@ func (e *elastic) copyTo(id keyspace.RangeID) bool {
 // receiver returns the follower's replica of a range, an empty one where there was none; nil
 // where there can be none: its split is yet to come, or it has left.
 func (e *elastic) receiver(d keyspace.Descriptor) *Replica {
-	n := e.follower.node
-	if r := n.Replica(d.Range); r != nil {
+	s := e.follower.store
+	if r := s.Replica(d.Range); r != nil {
 		return r
 	}
-	left, err := n.lifecycle.Tombstones.Left(d.Range.Group())
+	left, err := s.lifecycle.Tombstones.Left(d.Range.Group())
 	if err != nil {
 		e.fatal("%v", err)
 	}
@@ -88,12 +88,12 @@ func (e *elastic) receiver(d keyspace.Descriptor) *Replica {
 	if err != nil {
 		e.fatal("%v", err)
 	}
-	if left > 0 || stored || slices.ContainsFunc(n.Replicas(), func(o *Replica) bool { return holds(o, d.Span) }) {
+	if left > 0 || stored || slices.ContainsFunc(s.Replicas(), func(o *Replica) bool { return holds(o, d.Span) }) {
 		return nil
 	}
-	r := n.newReplica(d.Range)
+	r := s.newReplica(d.Range)
 	r.introduced = d
-	if err := n.open(r, 1); err != nil {
+	if err := s.open(r, 1); err != nil {
 		e.fatal("follower: range %s: %v", d.Range, err)
 	}
 	e.say("follower: opened range %s", d.Range)
@@ -150,7 +150,7 @@ func (e *elastic) agree() {
 	for i := 0; i < 200; i++ {
 		moved := e.catchUp(e.follower, 100)
 		for _, r := range e.over(keyspace.Span{}) {
-			if f := e.follower.node.Replica(r.id); !moved && (f == nil || f.Descriptor().Generation == 0) {
+			if f := e.follower.store.Replica(r.id); !moved && (f == nil || f.Descriptor().Generation == 0) {
 				moved = e.copyTo(r.id) || moved
 			}
 		}
@@ -166,7 +166,7 @@ func (e *elastic) agree() {
 		e.fatal("follower: %v", err)
 	}
 	for _, r := range e.over(keyspace.Span{}) {
-		if a, b := replicatedText(r), replicatedText(e.follower.node.Replica(r.id)); a != b {
+		if a, b := replicatedText(r), replicatedText(e.follower.store.Replica(r.id)); a != b {
 			e.fatal("range %s is at the leader\n%s\nand at the follower\n%s", r.id, a, b)
 		}
 	}
@@ -190,7 +190,7 @@ func (e *elastic) sameRanges() error {
 		return fmt.Errorf("has ranges%s, and the leader%s", is, want)
 	}
 	for _, w := range []*fakeWorld{e.leader, e.follower} {
-		if n, m := len(w.node.Replicas()), len(w.over(keyspace.Span{})); n != m {
+		if n, m := len(w.store.Replicas()), len(w.over(keyspace.Span{})); n != m {
 			return fmt.Errorf("the %s has %d replicas of %d ranges", e.name(w), n, m)
 		}
 	}

@@ -51,7 +51,7 @@ func (e *elastic) end() {
 				e.fatal("%s: range %s has %s", e.name(w), r.id, heldText(s))
 			}
 		}
-		if n := w.node.locks.Bytes(); n != 0 {
+		if n := w.store.locks.Bytes(); n != 0 {
 			e.fatal("%s: no locks, which take %d bytes", e.name(w), n)
 		}
 	}

@@ -160,7 +160,7 @@ func (e *elastic) revokeAgain(t *elasticTxn) {
 func (e *elastic) revokeAtOnce(t *elasticTxn) {
 	p := t.pieces[0]
 	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
-		return e.leader.node.Txn(ctx, p.at, p.generation, &rangeapi.Revoke{Lease: t.lease, Incarnation: t.incarnation})
+		return e.leader.store.Txn(ctx, p.at, p.generation, &rangeapi.Revoke{Lease: t.lease, Incarnation: t.incarnation})
 	})
 	e.say("revoke lease %d/%d in range %s: %+v %s", t.lease, t.incarnation, p.at, a, errorText(err))
 	switch {

@@ -88,7 +88,7 @@ func (e *elastic) settle() {
 	for synctest.Wait(); ; synctest.Wait() {
 		moved := e.leases.answer()
 		for _, g := range e.leader.groups.inOrder() {
-			if id := g.id.Range(); e.log(id).slow == 0 && g.proposed() > 0 && e.leader.node.Replica(id) != nil {
+			if id := g.id.Range(); e.log(id).slow == 0 && g.proposed() > 0 && e.leader.store.Replica(id) != nil {
 				e.commitFirst(g, 1+e.rng.IntN(3))
 				moved = true
 			}
@@ -220,7 +220,7 @@ func (e *elastic) name(w *fakeWorld) string {
 
 // stopOrCrash ends a node and opens it again, as often as not without what it had not flushed.
 func (e *elastic) stopOrCrash(w *fakeWorld) {
-	w.node.Stop()
+	w.store.Stop()
 	lose := e.one(2)
 	if lose {
 		fs := w.fs.Crash(0, nil)
@@ -280,7 +280,7 @@ func (e *elastic) catchUp(w *fakeWorld, most int) (moved bool) {
 // replay has a node apply the next entries of a range, in one batch. It says whether there
 // were any.
 func (e *elastic) replay(w *fakeWorld, id keyspace.RangeID, most int) bool {
-	r, g := w.node.Replica(id), w.groups.group(id)
+	r, g := w.store.Replica(id), w.groups.group(id)
 	if r == nil || g == nil {
 		return false
 	}

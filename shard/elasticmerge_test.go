@@ -21,7 +21,7 @@ func (e *elastic) split() {
 	}
 	r := e.at(k)
 	_, err := do(e, func(ctx context.Context) ([]keyspace.Descriptor, error) {
-		return e.leader.node.admins.Split(ctx, 1, r.id, 0, k)
+		return e.leader.store.admins.Split(ctx, 1, r.id, 0, k)
 	})
 	e.say("split range %s at %s: %s", r.id, k, errorText(err))
 }
@@ -86,7 +86,7 @@ func (e *elastic) share(a, b keyspace.RangeID) bool {
 // takeMergeStep takes the next step. What fails before the merge is committed aborts it, or is
 // tried again.
 func (e *elastic) takeMergeStep(m *elasticMerge) {
-	left, right := e.leader.node.Replica(m.left), e.leader.node.Replica(m.right)
+	left, right := e.leader.store.Replica(m.left), e.leader.store.Replica(m.right)
 	switch m.phase {
 	case elasticBinds, elasticFreezes, elasticSettles:
 		l, r := left.Descriptor(), right.Descriptor()
@@ -146,12 +146,12 @@ func (e *elastic) freeze(m *elasticMerge, r keyspace.Descriptor) {
 func (e *elastic) settleMerge(m *elasticMerge) {
 	for e.replay(e.follower, m.right, 1000) {
 	}
-	f := e.follower.node.Replica(m.right)
+	f := e.follower.store.Replica(m.right)
 	if f == nil || f.Descriptor().Generation == 0 {
 		e.copyTo(m.right)
-		f = e.follower.node.Replica(m.right)
+		f = e.follower.store.Replica(m.right)
 	}
-	if f == nil || e.follower.node.Replica(m.left) == nil {
+	if f == nil || e.follower.store.Replica(m.left) == nil {
 		m.phase = elasticReleases
 		return
 	}
@@ -168,7 +168,7 @@ func (e *elastic) settleMerge(m *elasticMerge) {
 
 // order has a node take a step of a merge.
 func (e *elastic) order(w *fakeWorld, o keyspace.MergeOrder) error {
-	_, err := do(e, func(ctx context.Context) (struct{}, error) { return struct{}{}, w.node.admins.Merge(ctx, 1, o) })
+	_, err := do(e, func(ctx context.Context) (struct{}, error) { return struct{}{}, w.store.admins.Merge(ctx, 1, o) })
 	e.say("merge %d: %s of range %s at the %s: %s", o.ID, o.Step, o.Range, e.name(w), errorText(err))
 	return err
 }

@@ -373,7 +373,7 @@ func (e *elastic) abortNext(t *elasticTxn) {
 func (e *elastic) command(r *Replica, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 	d := r.Descriptor()
 	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
-		return e.leader.node.Txn(ctx, d.Range, d.Generation, op)
+		return e.leader.store.Txn(ctx, d.Range, d.Generation, op)
 	})
 	e.say("range %s: %s: %s", d.Range, opText(op), answerText(a, err))
 	return a, err
@@ -382,10 +382,10 @@ func (e *elastic) command(r *Replica, op rangeapi.TxnCommand) (rangeapi.TxnAnswe
 // prepare has a range prepare its piece, if it is the one that the coordinator knows, beside
 // what else happens.
 func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error)) {
-	node := e.leader.node
+	store := e.leader.store
 	var a rangeapi.TxnAnswer
 	var err error
-	e.call(true, func(ctx context.Context) { a, err = node.Txn(ctx, p.at, p.generation, p.op) }, func() {
+	e.call(true, func(ctx context.Context) { a, err = store.Txn(ctx, p.at, p.generation, p.op) }, func() {
 		e.say("range %s: %s: %s", p.at, opText(p.op), answerText(a, err))
 		e.sane(err)
 		take(a, err)
@@ -434,7 +434,7 @@ func (e *elastic) anyLock() *command.Lock {
 
 // locks are those of a range that are applied, in order.
 func (e *elastic) locks(id keyspace.RangeID) (all []*command.Lock) {
-	r := e.leader.node.Replica(id)
+	r := e.leader.store.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for h := range r.locks.Locks() {
@@ -462,7 +462,7 @@ func (e *elastic) pushLock(id keyspace.RangeID, l *command.Lock, ends bool) {
 	if !slices.ContainsFunc(d.Locks, func(o rangeapi.LockRef) bool { return o.ID == l.ID }) {
 		rev = 0
 	}
-	if r := e.leader.node.Replica(id); r != nil {
+	if r := e.leader.store.Replica(id); r != nil {
 		_, _ = e.command(r, &rangeapi.Resolve{Name: l.Name, Lock: l.ID, Revision: rev})
 	}
 }
@@ -478,7 +478,7 @@ func (e *elastic) finishRecord() {
 
 // records are those of a range, in order.
 func (e *elastic) records(id keyspace.RangeID) (all []*command.CommitRecord) {
-	r := e.leader.node.Replica(id)
+	r := e.leader.store.Replica(id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all = slices.AppendSeq(all, r.locks.Records())

@@ -273,7 +273,7 @@ type fakeWorld struct {
 	engine *engine.Engine
 	groups *fakeGroups
 	seq    *fakeSequencer
-	node   *Node
+	store  *Store
 	limits Limits
 	disk   fakeDisk
 	leases fakeLeases
@@ -331,7 +331,7 @@ func newLeasedWorld(t testing.TB, l Limits, leases string) *fakeWorld {
 	w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1, compacted: -1}, limits: l, leased: leases != ""}
 	w.leases.auto, w.leases.known = leases == "auto", map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 	w.start()
-	if err := w.node.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {
+	if err := w.store.Create(context.Background(), []keyspace.Descriptor{testDescriptor}); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -354,14 +354,14 @@ func (w *fakeWorld) start() {
 	} else if w.leased {
 		cfg.Leases = &w.leases
 	}
-	w.node = NewNode(cfg)
-	if err := w.node.Open(); err != nil {
+	w.store = NewStore(cfg)
+	if err := w.store.Open(); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 func (w *fakeWorld) stop() {
-	w.node.Stop()
+	w.store.Stop()
 	if err := w.engine.Close(); err != nil {
 		w.t.Error(err)
 	}

@@ -25,7 +25,7 @@ import (
 func (w *fakeWorld) gateway(t *testing.T) *feedtest.Gateway {
 	t.Helper()
 	return feedtest.New(t, func(ctx context.Context, first []byte, st transport.Stream) error {
-		return w.node.handleFeeds(ctx, 9, first, st)
+		return w.store.handleFeeds(ctx, 9, first, st)
 	})
 }
 
@@ -34,7 +34,7 @@ func (w *fakeWorld) begin(t *testing.T, key, value string) (done chan error) {
 	t.Helper()
 	done = make(chan error, 1)
 	go func() {
-		_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: w.node.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
+		_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: w.store.Replica(1).Descriptor().Generation, Op: &pb.PutRequest{Key: []byte(key), Value: []byte(value)}})
 		done <- err
 	}()
 	synctest.Wait()
@@ -102,7 +102,7 @@ func TestFeedBeginsBesideAnApply(t *testing.T) {
 		g := w.gateway(t)
 		defer g.Close()
 		done := w.begin(t, "k", "1")
-		group, r := w.groups.group(1), w.node.Replica(1)
+		group, r := w.groups.group(1), w.store.Replica(1)
 		b := w.engine.NewBatch()
 		if err := r.Apply(b, []raftgroup.Entry{{Index: 100, Term: 5, Data: group.take(0).data}}); err != nil {
 			t.Fatal(err)
@@ -127,7 +127,7 @@ func TestFeedBelowTheCompactedRevision(t *testing.T) {
 		for range 3 {
 			w.write(t, 5, "k", "v")
 		}
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		r.mu.Lock()
 		r.rec.Compacted = 4
 		r.mu.Unlock()
@@ -151,7 +151,7 @@ func TestFeedBelowTheCompactedRevision(t *testing.T) {
 func TestFeedAcrossASnapshot(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		w.write(t, 5, "k", "v")
-		g, r := w.gateway(t), w.node.Replica(1)
+		g, r := w.gateway(t), w.store.Replica(1)
 		defer g.Close()
 		g.Order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3})
 		g.Want("an opening", "1: |2")
@@ -181,7 +181,7 @@ func TestHistoryBesideASnapshot(t *testing.T) {
 		for range 3 {
 			w.write(t, 5, "k", "v")
 		}
-		g, r := w.gateway(t), w.node.Replica(1)
+		g, r := w.gateway(t), w.store.Replica(1)
 		defer g.Close()
 		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
 		snap := snapshotOf(1, 1, "")
@@ -210,7 +210,7 @@ func TestHistoryWaitsForNobodyButWhoHasSeen(t *testing.T) {
 		for i := range 4 {
 			w.write(t, 5, fmt.Sprintf("k%d", i), "v")
 		}
-		c := w.node.Client()
+		c := w.store.Client()
 		ask := func(q rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
 			q.Range, q.MaxBytes = 1, 1<<20
 			return c.History(t.Context(), 1, &q)
@@ -255,7 +255,7 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 	case "resolved":
 		q := &rangeapi.ResolvedRequest{Range: id, Generation: gen, Revision: arg(d, "rev", keyspace.Revision(0))}
 		s.begin(func(ctx context.Context) string {
-			at, err := s.w.node.Client().AwaitResolved(ctx, 1, q)
+			at, err := s.w.store.Client().AwaitResolved(ctx, 1, q)
 			if err != nil {
 				return formatAnswer(nil, err)
 			}
@@ -263,8 +263,8 @@ func (s *story) watch(t *testing.T, d *datadriven.TestData, id keyspace.RangeID)
 		})
 	case "history":
 		q := &rangeapi.HistoryRequest{Range: id, Generation: gen, From: arg(d, "from", keyspace.Revision(0)), To: arg(d, "to", keyspace.Revision(0)), MaxBytes: 1 << 20}
-		q.Span = s.w.node.Replica(id).Descriptor().Span
-		p, err := s.w.node.Client().History(t.Context(), 1, q)
+		q.Span = s.w.store.Replica(id).Descriptor().Span
+		p, err := s.w.store.Client().History(t.Context(), 1, q)
 		if err != nil {
 			return formatAnswer(nil, err) + "\n"
 		}
@@ -331,7 +331,7 @@ func TestAFreshChildHasAPosition(t *testing.T) {
 		w.write(t, 5, "z", "1")
 		split := make(chan error, 1)
 		go func() {
-			_, err := w.node.Replica(1).Split(t.Context(), 1, []byte("m"))
+			_, err := w.store.Replica(1).Split(t.Context(), 1, []byte("m"))
 			split <- err
 		}()
 		synctest.Wait()
@@ -343,7 +343,7 @@ func TestAFreshChildHasAPosition(t *testing.T) {
 		w.serve(2, 5)
 		synctest.Wait()
 		var last keyspace.Revision = 2
-		at, err := w.node.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 2, Generation: 2, Revision: last})
+		at, err := w.store.Client().AwaitResolved(t.Context(), 1, &rangeapi.ResolvedRequest{Range: 2, Generation: 2, Revision: last})
 		if err != nil {
 			t.Fatal(err)
 		}

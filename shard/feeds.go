@@ -13,11 +13,11 @@ import (
 )
 
 // newFeeds returns the server of the node's feeds.
-func newFeeds(n *Node) *rangefeed.Server {
+func newFeeds(s *Store) *rangefeed.Server {
 	return rangefeed.NewServer(rangefeed.Config{
-		Clock: n.cfg.Clock, Engine: n.cfg.Engine, Log: n.log, Metrics: n.metrics.feeds,
+		Clock: s.cfg.Clock, Engine: s.cfg.Engine, Log: s.log, Metrics: s.metrics.feeds,
 		Find: func(id keyspace.RangeID) (*rangefeed.Feeds, error) {
-			r, err := n.fed(id)
+			r, err := s.fed(id)
 			if err != nil {
 				return nil, err
 			}
@@ -27,28 +27,28 @@ func newFeeds(n *Node) *rangefeed.Server {
 }
 
 // handleFeeds serves bus method 21.
-func (n *Node) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
+func (s *Store) handleFeeds(ctx context.Context, peer keyspace.NodeID, first []byte, st transport.Stream) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(n.ctx, cancel)
+	stop := context.AfterFunc(s.ctx, cancel)
 	defer stop()
-	return n.feeds.Serve(ctx, peer, first, st)
+	return s.feeds.Serve(ctx, peer, first, st)
 }
 
 // handleWatch answers bus method 22.
-func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (s *Store) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	question, history, err := rangeapi.DecodeWatchRequest(payload)
 	switch {
 	case err != nil:
 		return rangeapi.EncodeWatchError(rangeapi.BadRequest("%v", err)), nil
 	case question != nil:
-		applied, err := n.AwaitResolved(ctx, question)
+		applied, err := s.AwaitResolved(ctx, question)
 		if err != nil {
 			return rangeapi.EncodeWatchError(err), nil
 		}
 		return rangeapi.EncodeResolved(applied), nil
 	}
-	p, err := n.History(history)
+	p, err := s.History(history)
 	if err != nil {
 		return rangeapi.EncodeWatchError(err), nil
 	}
@@ -56,8 +56,8 @@ func (n *Node) handleWatch(ctx context.Context, _ keyspace.NodeID, payload []byt
 }
 
 // AwaitResolved is Replica.AwaitResolved of the range that q names.
-func (n *Node) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
-	r, err := n.fed(q.Range)
+func (s *Store) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error) {
+	r, err := s.fed(q.Range)
 	if err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
@@ -65,8 +65,8 @@ func (n *Node) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (
 }
 
 // History returns a page of events of the range that q names.
-func (n *Node) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
-	r, err := n.fed(q.Range)
+func (s *Store) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
+	r, err := s.fed(q.Range)
 	if err != nil {
 		return nil, err
 	}
@@ -74,11 +74,11 @@ func (n *Node) History(q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error
 }
 
 // fed returns the replica of a range whose events a gateway asks for.
-func (n *Node) fed(id keyspace.RangeID) (*Replica, error) {
-	if r := n.Replica(id); r != nil {
+func (s *Store) fed(id keyspace.RangeID) (*Replica, error) {
+	if r := s.Replica(id); r != nil {
 		return r, nil
 	}
-	return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
+	return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, s.cfg.Self)
 }
 
 // feedSource implements rangefeed.Source.
@@ -91,7 +91,7 @@ func (s feedSource) View(g keyspace.Generation, from keyspace.Revision) (rangefe
 	case r.stopped:
 		return rangefeed.View{}, r.ended
 	case r.rec.Generation == 0:
-		return rangefeed.View{}, kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.node.cfg.Self)
+		return rangefeed.View{}, kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.store.cfg.Self)
 	case g > r.rec.Generation:
 		return rangefeed.View{}, r.errorLocked(kverror.Busy, fmt.Sprintf("range %s has generation %d yet", r.id, r.rec.Generation))
 	case g < r.rec.Generation:
@@ -114,7 +114,7 @@ func (s feedSource) StillShows(g keyspace.Generation, from keyspace.Revision) er
 	if err != nil || !receiving {
 		return err
 	}
-	rec, _, err := r.node.lifecycle.Record(r.id)
+	rec, _, err := r.store.lifecycle.Record(r.id)
 	switch {
 	case err != nil:
 		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
@@ -132,7 +132,7 @@ func (s feedSource) Compacted() (keyspace.Revision, error) {
 	if r.stopped {
 		return 0, r.ended
 	}
-	return r.rec.CompactedIn(r.node.Compacted()), nil
+	return r.rec.CompactedIn(r.store.Compacted()), nil
 }
 
 // kept says whether the store still has all events from the revision on. If any are below

@@ -80,7 +80,7 @@ func FuzzAdmin(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		w := newFakeWorld(t)
 		defer w.stop()
-		a, err := w.node.handleAdmin(t.Context(), 2, b)
+		a, err := w.store.handleAdmin(t.Context(), 2, b)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,8 +36,8 @@ func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) er
 // range can be read. The highest is the range's resolved revision, the lowest its compacted
 // one, or its last one if that is lower. ok is false if no replica of that generation can be
 // read here.
-func (n *Node) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
-	r := n.Replica(id)
+func (s *Store) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
+	r := s.Replica(id)
 	if r == nil {
 		return 0, 0, false
 	}
@@ -54,12 +54,12 @@ func (n *Node) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, t
 // ReadRevision, which must be set and becomes the header's. It fails with ReadAgain above the
 // replica's resolved revision, and with Compacted if the node has heard of a compaction above
 // the revision that the request names.
-func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
-	r := n.Replica(req.Range)
+func (s *Store) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
+	r := s.Replica(req.Range)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
 	}
-	if err := rangeapi.CheckRequest(req.Op, n.cfg.Limits.MaxRequestBytes, n.cfg.Limits.MaxTxnOps); err != nil {
+	if err := rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps); err != nil {
 		return nil, err
 	}
 	o, ok := rangeapi.RangeOf(req.Op)
@@ -70,7 +70,7 @@ func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Res
 	if explicit := keyspace.Revision(o.GetRevision()); explicit > 0 {
 		// A revision that is compacted in the cluster cannot be read by name, even if this
 		// node has it yet and hears of no quorum.
-		if c := n.Compacted(); explicit < c {
+		if c := s.Compacted(); explicit < c {
 			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 		}
 		at = explicit
@@ -81,7 +81,7 @@ func (n *Node) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Res
 	if err != nil {
 		return nil, err
 	}
-	budget := n.reads.Budget()
+	budget := s.reads.Budget()
 	defer budget.Release()
 	resp, _, err := r.reader.Read(req.Op, req.ReadRevision, at, &budget)
 	if err != nil {

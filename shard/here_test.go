@@ -28,14 +28,14 @@ func TestReadHere(t *testing.T) {
 		g := w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c"))
 		g.lead(raftgroup.LeaderState{Term: 6}) // nobody leads
 		read := func(at keyspace.Revision, op proto.Message) (proto.Message, error) {
-			resp, err := w.node.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: at, Op: op})
+			resp, err := w.store.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: at, Op: op})
 			if err != nil {
 				return nil, err
 			}
 			return resp.Op, nil
 		}
 		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
-		if _, c, ok := w.node.ResolvedHere(1, 1); !ok || c != 5 {
+		if _, c, ok := w.store.ResolvedHere(1, 1); !ok || c != 5 {
 			t.Fatalf("resolved up to %d, %v", c, ok)
 		}
 		for at, keys := range map[keyspace.Revision]string{1: "", 2: "a", 3: "ab", 4: "b", 5: "bc"} {
@@ -66,7 +66,7 @@ func TestReadHere(t *testing.T) {
 			"no read":       {&rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.PutRequest{Key: []byte("k")}}, kverror.BadRequest},
 			"not a request": {&rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: &pb.RangeRequest{}}, kverror.EmptyKey},
 		} {
-			if _, err := w.node.ReadHere(t.Context(), c.req); !errors.Is(err, c.want) {
+			if _, err := w.store.ReadHere(t.Context(), c.req); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
 		}
@@ -95,11 +95,11 @@ func TestReadHereOfWhatIsCompacted(t *testing.T) {
 		var l logWriter
 		l.rev = 1
 		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c")).lead(raftgroup.LeaderState{Term: 6})
-		w.node.heardCompacted(4)
+		w.store.heardCompacted(4)
 		for rev, compacted := range map[int64]bool{0: false, 2: true, 3: true, 4: false} {
 			all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: rev}
 			for _, op := range []proto.Message{all, &rangeapi.Page{RangeRequest: all, MaxBytes: 1 << 10}} {
-				_, err := w.node.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: op})
+				_, err := w.store.ReadHere(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 5, Op: op})
 				if got := kverror.Of(err); compacted != errors.Is(err, kverror.Compacted) || compacted && got.CompactRevision != 4 {
 					t.Errorf("%T at %d: %v", op, rev, err)
 				}
@@ -117,12 +117,12 @@ func TestResolvedHereFrom(t *testing.T) {
 		var l logWriter
 		l.rev = 1
 		w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c")).lead(raftgroup.LeaderState{Term: 6}) // up to 5
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		for compacted, want := range map[keyspace.Revision]keyspace.Revision{-1: -1, 3: 3, 5: 5, 9: 5} {
 			r.mu.Lock()
 			r.rec.Compacted = compacted
 			r.mu.Unlock()
-			if from, to, ok := w.node.ResolvedHere(1, 1); !ok || from != want || to != 5 {
+			if from, to, ok := w.store.ResolvedHere(1, 1); !ok || from != want || to != 5 {
 				t.Errorf("compacted up to %d: from %d to %d, %t, want %d to 5", compacted, from, to, ok, want)
 			}
 		}
@@ -138,7 +138,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		l.rev = 1
 		g := w.filled(l.batch(5, 1, "a", "b"))
 		g.lead(raftgroup.LeaderState{Term: 6})
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		a, _, err := w.engine.Applied(1)
 		if err != nil {
 			t.Fatal(err)
@@ -147,10 +147,10 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 			t.Fatal(err)
 		}
 		req := &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: 2, Op: &pb.RangeRequest{Key: []byte("a")}}
-		if _, err := w.node.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
+		if _, err := w.store.ReadHere(t.Context(), req); !errors.Is(err, kverror.Busy) {
 			t.Errorf("while it comes in: %v", err)
 		}
-		if _, _, ok := w.node.ResolvedHere(1, 1); ok {
+		if _, _, ok := w.store.ResolvedHere(1, 1); ok {
 			t.Error("it can be read while a snapshot comes in")
 		}
 		before := r.installs
@@ -158,7 +158,7 @@ func TestReadHereBesideASnapshot(t *testing.T) {
 		if r.installs != before+1 {
 			t.Error("the install was not counted")
 		}
-		if _, err := w.node.ReadHere(t.Context(), req); err != nil {
+		if _, err := w.store.ReadHere(t.Context(), req); err != nil {
 			t.Error(err)
 		}
 	})
@@ -181,10 +181,10 @@ func TestResolvedBehindASnapshotPastAMerge(t *testing.T) {
 		if err := w.groups.group(2).apply(raftgroup.Entry{Term: 5, Data: freeze}); err != nil {
 			t.Fatal(err)
 		}
-		if _, to, ok := w.node.ResolvedHere(1, 2); !ok || to != 5 {
+		if _, to, ok := w.store.ResolvedHere(1, 2); !ok || to != 5 {
 			t.Fatalf("resolved up to %d, %t: the test shows nothing", to, ok)
 		}
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		rec := command.Record{RangeID: 1, Generation: 3, LastRevision: 9, Merged: 9, Absorbed: 3}
 		snap := engine.Applied{Index: 40, Term: 6, Replicas: testDescriptor.Replicas, Payload: command.AppendRecord(nil, &rec)}
 		if err := r.AcceptSnapshot(snap); err != nil {
@@ -200,7 +200,7 @@ func TestResolvedBehindASnapshotPastAMerge(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.SnapshotDone(snap, nil)
-		if _, to, ok := w.node.ResolvedHere(1, 3); !ok || to != 3 {
+		if _, to, ok := w.store.ResolvedHere(1, 3); !ok || to != 3 {
 			t.Errorf("resolved up to %d, %t: a lock may leave a version behind from revision 4 on", to, ok)
 		}
 	})

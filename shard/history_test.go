@@ -35,7 +35,7 @@ func TestHistoryCountsVersionsBefore(t *testing.T) {
 		q := &rangeapi.HistoryRequest{Range: 1, Generation: 1, From: rev - 2, To: rev, MaxBytes: bound, Prev: true}
 		seen := map[string]bool{}
 		for pages := 0; q.From <= q.To; pages++ {
-			p, err := w.node.Client().History(t.Context(), 1, q)
+			p, err := w.store.Client().History(t.Context(), 1, q)
 			if err != nil || pages > n {
 				t.Fatalf("page %d: %v", pages, err)
 			}
@@ -85,7 +85,7 @@ func TestHistoryKeepsTheWritesOfAKeyTogether(t *testing.T) {
 				got := map[string]int{}
 				q := &rangeapi.HistoryRequest{Range: 1, Generation: 1, From: rev, To: rev, MaxBytes: bound, Prev: prev}
 				for pages := 0; q.From <= q.To; pages++ {
-					p, err := w.node.Client().History(t.Context(), 1, q)
+					p, err := w.store.Client().History(t.Context(), 1, q)
 					if err != nil || pages > 3*n {
 						t.Fatalf("page %d of %d bytes: %v", pages, bound, err)
 					}
@@ -120,7 +120,7 @@ func (w *fakeWorld) do(t *testing.T, op proto.Message) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: op})
+		_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: op})
 		done <- err
 	}()
 	synctest.Wait()

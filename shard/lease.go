@@ -123,7 +123,7 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 	if len(old.txns.Attachments) == 0 {
 		return nil
 	}
-	b := r.node.cfg.Engine.NewBatch()
+	b := r.store.cfg.Engine.NewBatch()
 	forget := func(lease keyspace.LeaseID, s keyspace.Span) error {
 		k := engine.LeaseSpan(lease, s)
 		return b.DeleteRange(k.Lower, k.Upper)
@@ -248,7 +248,7 @@ func (reg *registration) ask() {
 		reg.asked[c] = struct{}{}
 	}
 	reg.r.mu.Unlock()
-	reg.r.node.cfg.Leases.Register(reg.lease, reg.span, reg.registered)
+	reg.r.store.cfg.Leases.Register(reg.lease, reg.span, reg.registered)
 }
 
 // registered takes the answer.
@@ -274,7 +274,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	default:
 		reg.state = registrationMarks
 		s := &txnCommand{r: r, op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
-		r.pipe.Requeue(pipeline.NewCall(r.node.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation}, s, 0))
+		r.pipe.Requeue(pipeline.NewCall(r.store.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation}, s, 0))
 	}
 	r.mu.Unlock()
 	r.pipe.Send(&out)

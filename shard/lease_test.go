@@ -94,7 +94,7 @@ func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, 
 		a.done(got, err)
 		f.mu.Lock()
 	case "leases":
-		return leasesText(t, s.w.engine, s.w.node), true
+		return leasesText(t, s.w.engine, s.w.store), true
 	default:
 		return "", false
 	}
@@ -102,10 +102,10 @@ func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, 
 }
 
 // leasesText prints marks and index of a node, and checks them.
-func leasesText(t testing.TB, e *engine.Engine, n *Node) string {
+func leasesText(t testing.TB, e *engine.Engine, s *Store) string {
 	t.Helper()
 	var lines []string
-	for _, r := range n.Replicas() {
+	for _, r := range s.Replicas() {
 		r.mu.Lock()
 		for lease, i := range r.marks {
 			lines = append(lines, fmt.Sprintf("range %s mark %d/%d", r.id, lease, i))

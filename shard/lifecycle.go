@@ -16,48 +16,48 @@ import (
 	"github.com/skeindb/skein/shard/replicas"
 )
 
-func newLifecycle(n *Node) *replicas.Manager {
+func newLifecycle(s *Store) *replicas.Manager {
 	return replicas.New(replicas.Config{
-		Self: n.cfg.Self, Clock: n.cfg.Clock, Engine: n.cfg.Engine, Groups: n.cfg.Groups, Owner: lifecycleOwner{n}, Placed: n.cfg.Placed,
+		Self: s.cfg.Self, Clock: s.cfg.Clock, Engine: s.cfg.Engine, Groups: s.cfg.Groups, Owner: lifecycleOwner{s}, Placed: s.cfg.Placed,
 		Look: func(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, error) {
-			d, _, err := n.admins.Look(ctx, node, id)
+			d, _, err := s.admins.Look(ctx, node, id)
 			return d, err
 		},
-		After: n.after, Logger: n.log,
+		After: s.after, Logger: s.log,
 	})
 }
 
 // Create makes this node's replicas of new ranges durable and opens them, see
 // replicas.Manager.Create.
-func (n *Node) Create(ctx context.Context, ds []keyspace.Descriptor) error {
-	return n.lifecycle.Create(ctx, ds)
+func (s *Store) Create(ctx context.Context, ds []keyspace.Descriptor) error {
+	return s.lifecycle.Create(ctx, ds)
 }
 
 // Unknown is raftgroup.Config's: a node speaks to a replica that is not open here.
-func (n *Node) Unknown(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
-	n.lifecycle.Unknown(from, g, to)
+func (s *Store) Unknown(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
+	s.lifecycle.Unknown(from, g, to)
 }
 
 // Removed is raftgroup.Config's: a leader says that a replica of this node is no member of its
 // group.
-func (n *Node) Removed(g keyspace.GroupID, _ keyspace.ReplicaID) {
+func (s *Store) Removed(g keyspace.GroupID, _ keyspace.ReplicaID) {
 	if !g.IsSystem() {
-		n.lifecycle.Check(g.Range())
+		s.lifecycle.Check(g.Range())
 	}
 }
 
-// lifecycleOwner is a Node as package replicas sees it.
-type lifecycleOwner struct{ n *Node }
+// lifecycleOwner is a Store as package replicas sees it.
+type lifecycleOwner struct{ store *Store }
 
 func (o lifecycleOwner) Replica(id keyspace.RangeID) replicas.Replica {
-	if r := o.n.Replica(id); r != nil {
+	if r := o.store.Replica(id); r != nil {
 		return lifecycleReplica{r}
 	}
 	return nil
 }
 
 func (o lifecycleOwner) Replicas() []replicas.Replica {
-	all := o.n.Replicas()
+	all := o.store.Replicas()
 	rs := make([]replicas.Replica, len(all))
 	for i, r := range all {
 		rs[i] = lifecycleReplica{r}
@@ -66,23 +66,23 @@ func (o lifecycleOwner) Replicas() []replicas.Replica {
 }
 
 func (o lifecycleOwner) Open(s *replicas.Start) error {
-	r := o.n.newReplica(s.Range)
+	r := o.store.newReplica(s.Range)
 	r.introduced = s.Introduced
 	if s.Applied != nil {
 		if err := r.loadStored(s); err != nil {
 			return err
 		}
 	}
-	return o.n.open(r, s.Replica)
+	return o.store.open(r, s.Replica)
 }
 
 func (o lifecycleOwner) Drop(id keyspace.RangeID) {
-	o.n.Replica(id).forgetLocks() // nothing is applied to it any more
+	o.store.Replica(id).forgetLocks() // nothing is applied to it any more
 	// Until here it has held its span.
-	o.n.mu.Lock()
-	defer o.n.mu.Unlock()
-	delete(o.n.replicas, id)
-	o.n.metrics.replicas.Set(float64(len(o.n.replicas)))
+	o.store.mu.Lock()
+	defer o.store.mu.Unlock()
+	delete(o.store.replicas, id)
+	o.store.metrics.replicas.Set(float64(len(o.store.replicas)))
 }
 
 func (o lifecycleOwner) DeleteNotes(b *engine.Batch, id keyspace.RangeID) error {
@@ -129,45 +129,45 @@ func (r *Replica) loadStored(s *replicas.Start) (err error) {
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.Reset(s.Record.LastRevision)
 	r.loadTableLocked(&s.Txns)
-	if r.removedTo, err = r.node.loadRemoval(&s.Record); err != nil {
+	if r.removedTo, err = r.store.loadRemoval(&s.Record); err != nil {
 		return err
 	}
-	r.node.heard(s.Record.LastRevision)
+	r.store.heard(s.Record.LastRevision)
 	return nil
 }
 
-func (n *Node) newReplica(id keyspace.RangeID) *Replica {
+func (s *Store) newReplica(id keyspace.RangeID) *Replica {
 	r := &Replica{
-		node: n, id: id, store: eval.NewEngineStore(n.cfg.Engine), locks: locktable.New(&n.locks),
-		log: n.log.WithLazy(zap.Stringer("range", id)), epochs: eval.NewKeyEpochs(n.cache),
+		store: s, id: id, data: eval.NewEngineStore(s.cfg.Engine), locks: locktable.New(&s.locks),
+		log: s.log.WithLazy(zap.Stringer("range", id)), epochs: eval.NewKeyEpochs(s.cache),
 	}
 	r.pipe.Init(pipeline.Config{
-		Shared: &n.pipes, Range: id, Log: r.log, Env: (*pipelineEnv)(r), Mu: &r.mu, Record: &r.rec, Locks: &r.locks, Epochs: &r.epochs,
+		Shared: &s.pipes, Range: id, Log: r.log, Env: (*pipelineEnv)(r), Mu: &r.mu, Record: &r.rec, Locks: &r.locks, Epochs: &r.epochs,
 	})
-	if n.isDraining() {
+	if s.isDraining() {
 		r.pipe.Drain()
 	}
 	r.reader.Init(eval.ReadConfig{
-		Shared: &n.readers, Range: id, Store: r.store, Applied: &r.appliedBatches,
+		Shared: &s.readers, Range: id, Store: r.data, Applied: &r.appliedBatches,
 		Guard: &r.mu, Record: &r.rec, Live: &r.live, Epochs: &r.epochs, Leader: &r.pipe,
 	})
-	r.feeds.Init(n.feeds, id, &r.mu, feedSource{r})
-	r.load = n.meter.Range(id, &r.mu, loadOwner{r}, r.log)
+	r.feeds.Init(s.feeds, id, &r.mu, feedSource{r})
+	r.load = s.meter.Range(id, &r.mu, loadOwner{r}, r.log)
 	return r
 }
 
 // open opens the replica's group and lets requests find it.
-func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
-	g, err := n.cfg.Groups.open(r.id.Group(), self, r.position, r)
+func (s *Store) open(r *Replica, self keyspace.ReplicaID) error {
+	g, err := s.cfg.Groups.open(r.id.Group(), self, r.position, r)
 	if err != nil {
 		return fmt.Errorf("shard: open range %s as replica %d: %w", r.id, self, err)
 	}
 	r.opened(g)
-	n.mu.Lock()
-	n.replicas[r.id] = r
-	stopped, draining := n.stopped, n.draining
-	n.metrics.replicas.Set(float64(len(n.replicas)))
-	n.mu.Unlock()
+	s.mu.Lock()
+	s.replicas[r.id] = r
+	stopped, draining := s.stopped, s.draining
+	s.metrics.replicas.Set(float64(len(s.replicas)))
+	s.mu.Unlock()
 	if draining {
 		r.mu.Lock()
 		r.pipe.Drain()
@@ -176,18 +176,18 @@ func (n *Node) open(r *Replica, self keyspace.ReplicaID) error {
 	if stopped {
 		r.stop()
 	}
-	n.maintenance.note(r)
+	s.maintenance.note(r)
 	r.mu.Lock()
 	r.load.Measure()
 	r.mu.Unlock()
-	n.ids.Prefetch()
+	s.ids.Prefetch()
 	return nil
 }
 
 // expel ends the replica: whoever asks for the range here is sent elsewhere, and no
 // removal of old versions is under way any more.
 func (r *Replica) expel() {
-	r.end(kverror.New(kverror.RangeNotHere, "range %s was moved away from node %s", r.id, r.node.cfg.Self))
+	r.end(kverror.New(kverror.RangeNotHere, "range %s was moved away from node %s", r.id, r.store.cfg.Self))
 	r.standStillForGood()
 }
 

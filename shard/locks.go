@@ -16,7 +16,7 @@ func (r *Replica) wokenLocked(woken bool) {
 
 // publishTxnsLocked takes over what an applied entry has done to locks, records and marks.
 func (r *Replica) publishTxnsLocked(changes []lockChange) {
-	now := r.node.cfg.Clock.Now()
+	now := r.store.cfg.Clock.Now()
 	for i := range changes {
 		ch := &changes[i]
 		if ch.mark.Lease != 0 {

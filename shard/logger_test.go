@@ -25,8 +25,8 @@ func (c fieldCounter) With(fields []zapcore.Field) zapcore.Core {
 // buffer of a KiB once it is encoded, which a replica that logs nothing does not have.
 func TestQuietReplicaHasNoLogBuffer(t *testing.T) {
 	var fields atomic.Int64
-	n := &Node{cache: &eval.VersionCache{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}
-	n.newReplica(7)
+	s := &Store{cache: &eval.VersionCache{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}
+	s.newReplica(7)
 	if got := fields.Load(); got != 0 {
 		t.Errorf("%d fields were encoded for a replica that logs nothing", got)
 	}

@@ -44,8 +44,8 @@ const removalQuiet = time.Second
 // maintenance looks after all replicas of a node in one goroutine, one bounded step at a time: it
 // raises compacted revisions, removes old versions, and counts keys after a split.
 type maintenance struct {
-	n    *Node
-	kick wake.Signal
+	store *Store
+	kick  wake.Signal
 
 	mu sync.Mutex
 	// todo are the replicas that may need something, in the order in which they were
@@ -59,8 +59,8 @@ type maintenance struct {
 	began, ended clock.Time
 }
 
-func newMaintenance(n *Node) *maintenance {
-	return &maintenance{n: n, kick: wake.New(), noted: make(map[*Replica]bool)}
+func newMaintenance(s *Store) *maintenance {
+	return &maintenance{store: s, kick: wake.New(), noted: make(map[*Replica]bool)}
 }
 
 // note has a replica looked after soon.
@@ -91,9 +91,9 @@ func (m *maintenance) next() *Replica {
 
 // run is the goroutine of maintenance.
 func (m *maintenance) run(ctx context.Context) {
-	ask := m.n.cfg.Clock.NewTimer(maintenanceAsk)
+	ask := m.store.cfg.Clock.NewTimer(maintenanceAsk)
 	defer ask.Stop()
-	quiet := m.n.cfg.Clock.NewTimer(removalQuiet)
+	quiet := m.store.cfg.Clock.NewTimer(removalQuiet)
 	defer quiet.Stop()
 	for {
 		select {
@@ -103,7 +103,7 @@ func (m *maintenance) run(ctx context.Context) {
 			m.endRemoval()
 			continue
 		case <-ask.C():
-			m.n.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, m.n.observe)
+			m.store.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, m.store.observe)
 			ask.Reset(maintenanceAsk)
 			continue
 		case <-m.kick:
@@ -112,20 +112,20 @@ func (m *maintenance) run(ctx context.Context) {
 			m.pause = maintenancePace
 			again, err := r.maintain(ctx)
 			if err != nil && ctx.Err() == nil {
-				m.n.metrics.maintenanceErrors.Inc()
+				m.store.metrics.maintenanceErrors.Inc()
 				r.log.Warn("a step of maintenance failed", zap.Error(err))
 			}
 			if again && err != nil {
-				m.n.after(maintenanceRetry, func() { m.note(r) })
+				m.store.after(maintenanceRetry, func() { m.note(r) })
 			} else if again {
 				m.note(r)
 			}
-			if clock.Sleep(ctx, m.n.cfg.Clock, m.pause) != nil {
+			if clock.Sleep(ctx, m.store.cfg.Clock, m.pause) != nil {
 				return
 			}
 		}
 		if m.began != 0 {
-			quiet.Reset(removalQuiet - m.n.cfg.Clock.Now().Sub(m.ended))
+			quiet.Reset(removalQuiet - m.store.cfg.Clock.Now().Sub(m.ended))
 		}
 	}
 }
@@ -133,7 +133,7 @@ func (m *maintenance) run(ctx context.Context) {
 // beginRemoval notes that a step of removal begins.
 func (m *maintenance) beginRemoval() {
 	if m.began == 0 {
-		m.began = m.n.cfg.Clock.Now()
+		m.began = m.store.cfg.Clock.Now()
 	}
 }
 
@@ -141,15 +141,15 @@ func (m *maintenance) beginRemoval() {
 // for a while.
 func (m *maintenance) endRemoval() {
 	if m.began != 0 {
-		m.n.metrics.removeTotals.Observe(float64(m.ended.Sub(m.began).Milliseconds()))
+		m.store.metrics.removeTotals.Observe(float64(m.ended.Sub(m.began).Milliseconds()))
 		m.began = 0
 	}
 }
 
 // rest sets the pause after a step of removal that took so long.
 func (m *maintenance) rest(took time.Duration) {
-	m.ended = m.n.cfg.Clock.Now()
-	if m.pause = m.n.cfg.Limits.RemovePause; m.pause == 0 {
+	m.ended = m.store.cfg.Clock.Now()
+	if m.pause = m.store.cfg.Limits.RemovePause; m.pause == 0 {
 		m.pause = max(maintenancePace, removalRest*took)
 	}
 }
@@ -186,7 +186,7 @@ func (r *Replica) countsLocked() bool {
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
-	c := r.node.Compacted()
+	c := r.store.Compacted()
 	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
@@ -199,7 +199,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // heldBackLocked says whether locks, pins or what is being sequenced keep this leader from
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
-	c := r.node.Compacted()
+	c := r.store.Compacted()
 	return (!r.locks.Empty() || r.pins.now.began != 0 || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
@@ -209,11 +209,11 @@ func (r *Replica) lookAgainLocked() {
 		return
 	}
 	r.lookingAgain = true
-	r.node.after(maintenanceRetry, func() {
+	r.store.after(maintenanceRetry, func() {
 		r.mu.Lock()
 		r.lookingAgain = false
 		r.mu.Unlock()
-		r.node.maintenance.note(r)
+		r.store.maintenance.note(r)
 	})
 }
 
@@ -226,8 +226,8 @@ func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
 	}
 	if r.heldBackLocked() {
 		r.lookAgainLocked()
-		if c := r.node.Compacted(); r.pinnedLocked(c) < c {
-			r.node.unpins.note(r)
+		if c := r.store.Compacted(); r.pinnedLocked(c) < c {
+			r.store.unpins.note(r)
 		}
 	}
 	if c := r.raiseLocked(); c != 0 {
@@ -292,8 +292,8 @@ func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err e
 
 // loadRemoval returns up to which revision old versions of the range are removed. A note from
 // before the range absorbed another one says nothing about the other's keys.
-func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
-	v, ok, err := n.cfg.Engine.Get(removalKey(rec.RangeID))
+func (s *Store) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
+	v, ok, err := s.cfg.Engine.Get(removalKey(rec.RangeID))
 	if err != nil || !ok {
 		return 0, err
 	}
@@ -309,14 +309,14 @@ func (n *Node) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
 
 // forgetRemoval deletes the note of how far old versions are removed, durably: other data takes
 // their place, and its ingest may become durable before a commit here would.
-func (n *Node) forgetRemoval(id keyspace.RangeID) error {
-	b := n.cfg.Engine.NewBatch()
+func (s *Store) forgetRemoval(id keyspace.RangeID) error {
+	b := s.cfg.Engine.NewBatch()
 	err := b.Delete(removalKey(id))
 	if err == nil {
 		err = b.Commit()
 	}
 	if err == nil && !mutation.Is(mutation.SnapshotNotDurable) {
-		err = n.cfg.Engine.Flush(n.ctx)
+		err = s.cfg.Engine.Flush(s.ctx)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("shard: range %s: forget how far old versions are removed: %w", id, err), b.Close())
@@ -350,7 +350,7 @@ func (r *Replica) standStill() error {
 	if empty {
 		return nil
 	}
-	return r.node.forgetRemoval(r.id)
+	return r.store.forgetRemoval(r.id)
 }
 
 // standEasy ends standStill.
@@ -358,14 +358,14 @@ func (r *Replica) standEasy() {
 	r.mu.Lock()
 	r.receiving = false
 	r.mu.Unlock()
-	r.node.maintenance.note(r)
+	r.store.maintenance.note(r)
 }
 
 // removeStep removes a bounded number of old versions. Replicas do so independently: no read at or
 // above the compacted revision can tell (invariant 5).
 func (r *Replica) removeStep() (again bool, err error) {
 	step := clock.StartStopwatch()
-	batch := r.node.cfg.Limits.RemoveBatch
+	batch := r.store.cfg.Limits.RemoveBatch
 	r.mu.Lock()
 	o := mvcc.RemoveOptions{
 		Span: r.rec.Span, Compacted: r.rec.Compacted, Since: r.removedTo, Cursor: r.removeFrom,
@@ -373,15 +373,15 @@ func (r *Replica) removeStep() (again bool, err error) {
 	}
 	generation := r.rec.Generation
 	r.mu.Unlock()
-	r.node.maintenance.beginRemoval()
+	r.store.maintenance.beginRemoval()
 	defer func() {
 		took := step.Elapsed()
-		r.node.metrics.removePauses.Observe(float64(took.Milliseconds()))
-		r.node.maintenance.rest(took)
+		r.store.metrics.removePauses.Observe(float64(took.Milliseconds()))
+		r.store.maintenance.rest(took)
 	}()
-	b := r.node.cfg.Engine.NewBatch()
+	b := r.store.cfg.Engine.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
-	res, err := mvcc.RemoveOld(r.node.cfg.Engine, b, o)
+	res, err := mvcc.RemoveOld(r.store.cfg.Engine, b, o)
 	if err != nil {
 		return false, fmt.Errorf("remove versions up to %d: %w", o.Compacted, err)
 	}
@@ -397,7 +397,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 			return false, err
 		}
 	}
-	r.node.metrics.removed.Add(float64(res.Removed))
+	r.store.metrics.removed.Add(float64(res.Removed))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.rec.Generation != generation || r.removedTo != o.Since {
@@ -408,7 +408,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.removeFrom = res.Cursor
 	if done {
 		r.removedTo = o.Compacted
-		r.node.metrics.removedLast.Set(float64(r.node.cfg.Clock.Wall().Unix()))
+		r.store.metrics.removedLast.Set(float64(r.store.cfg.Clock.Wall().Unix()))
 	}
 	return r.needsCareLocked(), nil // keys may have to be counted yet
 }
@@ -449,7 +449,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 		if stale {
 			// Counted versions may have been removed during the scan.
 			failed(nil)
-			r.node.maintenance.note(r)
+			r.store.maintenance.note(r)
 			return nil
 		}
 		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCount, Term: term, Generation: gen}), n-since)
@@ -468,7 +468,7 @@ const countPart = 20_000
 func (r *Replica) countPaced(ctx context.Context, span keyspace.Span, at keyspace.Revision) (int64, error) {
 	var total int64
 	for {
-		n, next, err := mvcc.CountPart(r.node.cfg.Engine, span, at, countPart)
+		n, next, err := mvcc.CountPart(r.store.cfg.Engine, span, at, countPart)
 		if err != nil {
 			return 0, err
 		}
@@ -477,7 +477,7 @@ func (r *Replica) countPaced(ctx context.Context, span keyspace.Span, at keyspac
 			return total, nil
 		}
 		span.Start = next
-		if err := clock.Sleep(ctx, r.node.cfg.Clock, maintenancePace); err != nil {
+		if err := clock.Sleep(ctx, r.store.cfg.Clock, maintenancePace); err != nil {
 			return 0, err
 		}
 	}

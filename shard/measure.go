@@ -26,8 +26,8 @@ type RangeMeasure struct {
 
 // Measures returns what is known of every replica of this node, in no order. It asks
 // nothing of the store.
-func (n *Node) Measures() []RangeMeasure {
-	all := n.Replicas()
+func (s *Store) Measures() []RangeMeasure {
+	all := s.Replicas()
 	out := make([]RangeMeasure, 0, len(all))
 	for _, r := range all {
 		r.mu.Lock()
@@ -91,11 +91,11 @@ func callSpan(c *pipeline.Call) keyspace.Span {
 }
 
 // someLoads returns the loads of at most that many replicas, in no order.
-func (n *Node) someLoads(most int) []*load.Range {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	some := make([]*load.Range, 0, min(most, len(n.replicas)))
-	for _, r := range n.replicas {
+func (s *Store) someLoads(most int) []*load.Range {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	some := make([]*load.Range, 0, min(most, len(s.replicas)))
+	for _, r := range s.replicas {
 		if len(some) == most {
 			break
 		}
@@ -105,10 +105,10 @@ func (n *Node) someLoads(most int) []*load.Range {
 }
 
 // runMeter runs the meter until the node stops.
-func (n *Node) runMeter() {
-	forget := n.cfg.Engine.OnDurable(n.meter.Flushed)
+func (s *Store) runMeter() {
+	forget := s.cfg.Engine.OnDurable(s.meter.Flushed)
 	defer forget()
-	n.meter.Run(n.ctx)
+	s.meter.Run(s.ctx)
 }
 
 // loadStore implements load.Store.

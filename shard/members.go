@@ -34,8 +34,8 @@ func (r *Replica) ChangeMembers(ctx context.Context, confIndex uint64, changes [
 	}
 	done := make(chan error, 1)
 	// The change goes on where the caller gives up, and what became of it is known in the end.
-	if !r.node.begin(func() {
-		err := r.group.ChangeConf(r.node.ctx, term, changes, nil)
+	if !r.store.begin(func() {
+		err := r.group.ChangeConf(r.store.ctx, term, changes, nil)
 		r.altered(term, err)
 		done <- err
 	}) {
@@ -119,7 +119,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	switch {
 	case term == 0:
 		return notLeader
-	case to == r.node.cfg.Self:
+	case to == r.store.cfg.Self:
 		return nil
 	case to == 0: // raft chooses
 	case target.ID == 0 || target.Role != keyspace.RoleVoter && target.Role != keyspace.RoleVoterIncoming:
@@ -130,7 +130,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
 	}
 	defer r.reopen()
-	closing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, drainClose)
+	closing, cancel := clock.WithTimeout(ctx, r.store.cfg.Clock, drainClose)
 	err := r.closePipeline(closing)
 	cancel()
 	if err != nil {
@@ -138,7 +138,7 @@ func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	}
 	// Raft ends the attempt by itself, after an election timeout and a tick. Until then it
 	// drops proposals, and the pipeline stays closed.
-	moving, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, transferPatience)
+	moving, cancel := clock.WithTimeout(ctx, r.store.cfg.Clock, transferPatience)
 	defer cancel()
 	if err := r.group.Transfer(moving, target.ID); err != nil {
 		return kverror.New(kverror.Busy, "hand range %s over to node %s: %v", r.id, to, err)
@@ -173,10 +173,10 @@ func (r *Replica) membersChanged(leads bool) {
 	d, g := r.descriptorLocked(), r.group
 	r.mu.Unlock()
 	if leads {
-		r.node.cfg.Reporter.ReportDescriptors(d)
+		r.store.cfg.Reporter.ReportDescriptors(d)
 	}
 	if g != nil && !lifecycle.Has(d.Replicas, g.Replica()) {
-		r.node.lifecycle.Check(r.id)
+		r.store.lifecycle.Check(r.id)
 	}
 }
 

@@ -544,7 +544,7 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		w := &fakeWorld{t: t, fs: simdisk.New(), seq: &fakeSequencer{last: 1, compacted: -1}, placed: placed}
 		w.start()
 		defer w.stop()
-		if err := w.node.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
+		if err := w.store.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
 			t.Fatal(err)
 		}
 		moved := testDescriptor
@@ -555,9 +555,9 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		g.mu.Lock()
 		g.commit = g.index + 1
 		g.mu.Unlock()
-		w.node.lifecycle.Check(1)
+		w.store.lifecycle.Check(1)
 		time.Sleep(10 * lifecycle.RetryAfter)
-		if w.node.Replica(1) == nil {
+		if w.store.Replica(1) == nil {
 			t.Fatal("the replica has left, and with it the split")
 		}
 		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
@@ -566,8 +566,8 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * lifecycle.RetryAfter)
-		if w.node.Replica(1) != nil || w.node.Replica(2) == nil {
-			t.Errorf("here are %v", w.node.List())
+		if w.store.Replica(1) != nil || w.store.Replica(2) == nil {
+			t.Errorf("here are %v", w.store.List())
 		}
 		// A group whose removal failed applies nothing any more.
 		child := testDescriptor
@@ -578,10 +578,10 @@ func TestReplicaLeavesWhenAllIsApplied(t *testing.T) {
 		g.mu.Lock()
 		g.commit = g.index + 1
 		g.mu.Unlock()
-		w.node.Replica(2).expel()
-		w.node.lifecycle.Check(2)
+		w.store.Replica(2).expel()
+		w.store.lifecycle.Check(2)
 		time.Sleep(2 * lifecycle.RetryAfter)
-		if w.node.Replica(2) != nil {
+		if w.store.Replica(2) != nil {
 			t.Error("a removal that had begun does not go on")
 		}
 	})

@@ -69,39 +69,39 @@ type sourceState struct {
 
 // source reads the state of the source of a target's merge. Anything else than a frozen
 // range there is a broken invariant: the merge would not have been committed.
-func (n *Node) source(target *command.Record) (s sourceState, err error) {
+func (s *Store) source(target *command.Record) (src sourceState, err error) {
 	m := &target.Merge
-	a, ok, err := n.cfg.Engine.Applied(m.Other.Group())
+	a, ok, err := s.cfg.Engine.Applied(m.Other.Group())
 	if err != nil {
-		return s, err
+		return src, err
 	}
 	if !ok {
-		return s, fmt.Errorf("merge %d: range %s is not here", m.ID, m.Other)
+		return src, fmt.Errorf("merge %d: range %s is not here", m.ID, m.Other)
 	}
-	if s.rec, err = command.DecodeRecord(a.Payload); err != nil {
-		return s, err
+	if src.rec, err = command.DecodeRecord(a.Payload); err != nil {
+		return src, err
 	}
-	if f := &s.rec.Merge; !f.Frozen() || f.ID != m.ID || f.Other != target.RangeID || !slices.Equal(s.rec.Span.Start, target.Span.End) {
-		return s, fmt.Errorf("merge %d: range %s of %s is here in merge %d with range %s as role %d, and %s is the target",
-			m.ID, m.Other, s.rec.Span, f.ID, f.Other, f.Role, target.Span)
+	if f := &src.rec.Merge; !f.Frozen() || f.ID != m.ID || f.Other != target.RangeID || !slices.Equal(src.rec.Span.Start, target.Span.End) {
+		return src, fmt.Errorf("merge %d: range %s of %s is here in merge %d with range %s as role %d, and %s is the target",
+			m.ID, m.Other, src.rec.Span, f.ID, f.Other, f.Role, target.Span)
 	}
 	for _, x := range a.Replicas {
-		if x.Node == n.cfg.Self {
-			s.self = x.ID
+		if x.Node == s.cfg.Self {
+			src.self = x.ID
 		}
 	}
-	if s.self == 0 {
-		return s, fmt.Errorf("merge %d: this node has left range %s", m.ID, m.Other)
+	if src.self == 0 {
+		return src, fmt.Errorf("merge %d: this node has left range %s", m.ID, m.Other)
 	}
-	s.txns, err = command.LoadTxns(n.cfg.Engine, m.Other)
-	return s, err
+	src.txns, err = command.LoadTxns(s.cfg.Engine, m.Other)
+	return src, err
 }
 
 // applyAbsorb lets the range take the source's place. Its keys stay where they are; what the
 // range knows of them comes along: metadata only.
 func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	s := &r.applying
-	from, err := r.node.source(&s.rec)
+	from, err := r.store.source(&s.rec)
 	if err != nil {
 		return err
 	}
@@ -118,11 +118,11 @@ func (r *Replica) applyAbsorb(b *engine.Batch, out *outcome) error {
 	s.rec.Merged, s.rec.Merge = max(s.rec.Merged, m.ID), command.MergeState{}
 	s.advance(true)
 	out.ok, out.source, out.border = true, m.Other, from.rec.Span.Start
-	if o := r.node.Replica(m.Other); o != nil {
+	if o := r.store.Replica(m.Other); o != nil {
 		out.epochs = o.yieldEpochs(m.ID)
 	}
 	// From here on the node's replica of the source never comes back, whatever is replayed.
-	return r.node.lifecycle.Tombstones.Set(b, m.Other.Group(), from.self)
+	return r.store.lifecycle.Tombstones.Set(b, m.Other.Group(), from.self)
 }
 
 // yieldEpochs hands over what the node knows of the keys of a frozen replica; nil where it is not
@@ -134,7 +134,7 @@ func (r *Replica) yieldEpochs(merge uint64) (es eval.KeyEpochs) {
 		return nil
 	}
 	es = slices.Clone(r.epochs)
-	r.epochs.End(r.node.cache)
+	r.epochs.End(r.store.cache)
 	return es
 }
 
@@ -211,7 +211,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.feeds.End(r.errorLocked(kverror.WrongRange, "the range has absorbed its neighbour"))
 	r.dropRegistrationsLocked()
 	r.publishTxnsLocked(o.locks)
-	r.epochs.Absorb(r.node.cache, o.border, o.epochs)
+	r.epochs.Absorb(r.store.cache, o.border, o.epochs)
 	r.live.Reset(r.rec.LastRevision)
 	r.removedTo, r.removeFrom = 0, nil
 	if !r.pipe.Leads() {
@@ -220,22 +220,22 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.pipe.Rebase()
 	r.fence = max(r.fence, r.rec.Fence)
 	// What the source has pinned is not known here: everything that is left.
-	r.pins.add(r.node.cfg.Clock.Now(), r.rec.Compacted)
+	r.pins.add(r.store.cfg.Clock.Now(), r.rec.Compacted)
 }
 
 // absorbApplied ends the node's replica of the source: whoever waits there learns of the
 // range that has its keys now.
-func (n *Node) absorbApplied(r *Replica, source keyspace.RangeID) {
-	n.metrics.merges.Inc()
+func (s *Store) absorbApplied(r *Replica, source keyspace.RangeID) {
+	s.metrics.merges.Inc()
 	d, lead := r.Descriptor(), r.Leader()
 	r.log.Info("absorbed a range", zapRange(source), zapSpan(d.Span))
 	if lead.IsLeader {
-		n.cfg.Reporter.ReportDescriptors(d)
+		s.cfg.Reporter.ReportDescriptors(d)
 	}
-	if o := n.Replica(source); o != nil {
+	if o := s.Replica(source); o != nil {
 		o.absorbedBy(d, lead.LeaderNode)
 	}
-	n.lifecycle.Check(source)
+	s.lifecycle.Check(source)
 }
 
 // absorbedBy ends a frozen replica that another one of this node has absorbed.
@@ -256,8 +256,8 @@ func (r *Replica) endMerged(d keyspace.Descriptor, leader keyspace.NodeID) {
 
 // makeWay ends the replicas here that a snapshot of the target has absorbed, before it is
 // installed: none of them reads or removes anything under it.
-func (n *Node) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applied) {
-	for _, o := range n.Replicas() {
+func (s *Store) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applied) {
+	for _, o := range s.Replicas() {
 		o.mu.Lock()
 		s := o.lifecycleStateLocked()
 		yields := s.Yields(c) && o.rec.Span.Overlaps(c.Span)
@@ -271,8 +271,8 @@ func (n *Node) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applied
 
 // waysMade has those removed that have made way for a snapshot that is installed, or are
 // frozen for a merge that it is past.
-func (n *Node) waysMade(target *command.Record) {
-	for _, o := range n.Replicas() {
+func (s *Store) waysMade(target *command.Record) {
+	for _, o := range s.Replicas() {
 		o.mu.Lock()
 		m := o.rec.Merge
 		past := m.Frozen() && m.Other == target.RangeID && m.ID <= target.Merged
@@ -281,7 +281,7 @@ func (n *Node) waysMade(target *command.Record) {
 		}
 		o.mu.Unlock()
 		if past {
-			n.lifecycle.Check(o.id)
+			s.lifecycle.Check(o.id)
 		}
 	}
 }

@@ -499,7 +499,7 @@ func TestHeldTargetWaits(t *testing.T) {
 			t.Error("the put waits though nobody holds the range")
 		}
 		rep := r.leader(1).node.Load().Replica(1)
-		began, limit := time.Now(), rep.node.cfg.Limits.MergeHold
+		began, limit := time.Now(), rep.store.cfg.Limits.MergeHold
 		// The node's clock is not quite this one.
 		if err := rep.hold(t.Context(), 100); err == nil || (time.Since(began)-limit).Abs() > limit/20 {
 			t.Errorf("held for %v: %v", time.Since(began), err)
@@ -585,7 +585,7 @@ func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 				k := []byte(key(at))
 				target.mu.Lock()
 				epoch := target.epochs.Of(k)
-				h, ok := target.node.cache.Get(epoch, k)
+				h, ok := target.store.cache.Get(epoch, k)
 				target.mu.Unlock()
 				if known := i < eval.MaxKeyEpochs; ok != known || known && string(h.Value) != fmt.Sprint(i) {
 					t.Errorf("merge %d: of %s is known %+v, %t", i, k, h, ok)

@@ -28,19 +28,19 @@ const mergeLagEntries = 64
 const settlePoll = 10 * time.Millisecond
 
 // merge takes one step of a merge.
-func (n *Node) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
+func (s *Store) merge(ctx context.Context, o *keyspace.MergeOrder) (*adminAnswer, error) {
 	if o == nil || o.ID == 0 {
 		return nil, rangeapi.BadRequest("a step of no merge")
 	}
 	if o.Step == keyspace.MergeStore {
-		if err := n.cfg.Engine.Flush(ctx); err != nil {
+		if err := s.cfg.Engine.Flush(ctx); err != nil {
 			return nil, fmt.Errorf("shard: merge %d: %w", o.ID, err)
 		}
 		return &adminAnswer{}, nil
 	}
-	r := n.Replica(o.Range)
+	r := s.Replica(o.Range)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", o.Range, n.cfg.Self)
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", o.Range, s.cfg.Self)
 	}
 	var err error
 	switch o.Step {
@@ -159,9 +159,9 @@ func (r *Replica) checkAlong(ctx context.Context) error {
 // target compacts no further while it is bound, nor does the source behind its closed pipeline or
 // its freeze, and what is locked later has a higher floor.
 func (r *Replica) checkFloors(other keyspace.RangeID) error {
-	o := r.node.Replica(other)
+	o := r.store.Replica(other)
 	if o == nil {
-		return kverror.New(kverror.Busy, "range %s is not on node %s", other, r.node.cfg.Self)
+		return kverror.New(kverror.Busy, "range %s is not on node %s", other, r.store.cfg.Self)
 	}
 	low, compacted := keyspace.MaxRevision, keyspace.Revision(0)
 	for _, x := range []*Replica{r, o} {
@@ -172,7 +172,7 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 		leads := x.pipe.Leads()
 		x.mu.Unlock()
 		if !leads {
-			return kverror.New(kverror.Busy, "range %s is not led on node %s", x.id, r.node.cfg.Self)
+			return kverror.New(kverror.Busy, "range %s is not led on node %s", x.id, r.store.cfg.Self)
 		}
 	}
 	if low < compacted {
@@ -232,17 +232,17 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 	}
 	r.mu.Unlock()
 	for {
-		durable, err := r.node.frozenDurably(r.id, id)
+		durable, err := r.store.frozenDurably(r.id, id)
 		if durable || err != nil {
 			return err
 		}
-		if err := r.node.cfg.Engine.Flush(ctx); err != nil {
+		if err := r.store.cfg.Engine.Flush(ctx); err != nil {
 			return fmt.Errorf("shard: settle range %s: %w", r.id, err)
 		}
-		if durable, err = r.node.frozenDurably(r.id, id); durable || err != nil {
+		if durable, err = r.store.frozenDurably(r.id, id); durable || err != nil {
 			return err
 		}
-		if err := clock.Sleep(ctx, r.node.cfg.Clock, settlePoll); err != nil {
+		if err := clock.Sleep(ctx, r.store.cfg.Clock, settlePoll); err != nil {
 			return kverror.Of(err)
 		}
 	}
@@ -252,7 +252,7 @@ func (r *Replica) settle(ctx context.Context, id uint64) error {
 // the way by the time the merge is committed. It ends with the context, which a merge that is not
 // committed ends, and behind Limits.MergeHold. From then on the range serves, and is closed again to absorb.
 func (r *Replica) hold(ctx context.Context, id uint64) error {
-	ctx, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, r.node.cfg.Limits.MergeHold)
+	ctx, cancel := clock.WithTimeout(ctx, r.store.cfg.Clock, r.store.cfg.Limits.MergeHold)
 	defer cancel()
 	defer r.reopen()
 	r.mu.Lock()
@@ -271,8 +271,8 @@ func (r *Replica) hold(ctx context.Context, id uint64) error {
 }
 
 // frozenDurably says whether the range would be frozen for the merge after a crash now.
-func (n *Node) frozenDurably(source keyspace.RangeID, id uint64) (bool, error) {
-	rec, ok, err := n.lifecycle.DurableRecord(source)
+func (s *Store) frozenDurably(source keyspace.RangeID, id uint64) (bool, error) {
+	rec, ok, err := s.lifecycle.DurableRecord(source)
 	return ok && rec.Merge.Frozen() && rec.Merge.ID == id, err
 }
 

@@ -45,7 +45,7 @@ func (w *fakeWorld) pages(at keyspace.Revision, req *pb.RangeRequest, maxBytes i
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		if b, err = w.node.handlePage(context.Background(), 2, b); err != nil {
+		if b, err = w.store.handlePage(context.Background(), 2, b); err != nil {
 			w.t.Fatal(err)
 		}
 		a, failed, err := rangeapi.DecodePageAnswer(b)
@@ -119,7 +119,7 @@ func TestPagesAreTheRead(t *testing.T) {
 			if rng.IntN(3) == 0 {
 				req.MinModRevision, req.MaxCreateRevision = rng.Int64N(int64(l.rev)), rng.Int64N(int64(l.rev))
 			}
-			p, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: proto.CloneOf(req)})
+			p, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: proto.CloneOf(req)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,7 +139,7 @@ func TestPagesAreTheRead(t *testing.T) {
 			{RangeRequest: &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("b"), SortOrder: pb.RangeRequest_DESCEND}, MaxBytes: 1},
 			{RangeRequest: &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("b"), CountOnly: true}, MaxBytes: 1},
 		} {
-			if _, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: p}); !errors.Is(err, kverror.BadRequest) {
+			if _, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: p}); !errors.Is(err, kverror.BadRequest) {
 				t.Errorf("%+v: %v", p, err)
 			}
 		}
@@ -172,7 +172,7 @@ func TestClientPagesAreCountedOnce(t *testing.T) {
 			}
 			req.Key = keyspace.Next(got.Kvs[len(got.Kvs)-1].Key)
 		}
-		if n := testutil.ToFloat64(w.node.metrics.reads.CountScans); n != 1 {
+		if n := testutil.ToFloat64(w.store.metrics.reads.CountScans); n != 1 {
 			t.Errorf("%v counts, want 1", n)
 		}
 	})
@@ -193,7 +193,7 @@ func TestLargeAnswersAreReadByPages(t *testing.T) {
 		w.filled(ents...)
 		read := func(req *pb.RangeRequest) (*pb.RangeResponse, error) {
 			req.Key, req.RangeEnd = []byte{0}, []byte{0}
-			p, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: req})
+			p, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, ReadRevision: l.rev, Op: req})
 			if err != nil {
 				return nil, err
 			}
@@ -212,7 +212,7 @@ func TestLargeAnswersAreReadByPages(t *testing.T) {
 		if err != nil || len(resp.Kvs) != 2 || resp.More || resp.Count != 200 {
 			t.Errorf("by a filter: %v, %v", resp, err)
 		}
-		if got := w.node.reads.Held(); got != 0 {
+		if got := w.store.reads.Held(); got != 0 {
 			t.Errorf("%d bytes are held", got)
 		}
 	})

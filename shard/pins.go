@@ -58,9 +58,9 @@ func (r *Replica) pinLocked(at keyspace.Revision) {
 	if at == 0 {
 		// What was compacted by now was handed out by now, and the transaction's revision will be
 		// above.
-		at = max(r.node.Floor(), r.node.Compacted())
+		at = max(r.store.Floor(), r.store.Compacted())
 	}
-	r.pins.add(r.node.cfg.Clock.Now(), at)
+	r.pins.add(r.store.cfg.Clock.Now(), at)
 }
 
 // pinnedLocked returns the highest revision, c at most, to which pins let this leader compact.
@@ -68,7 +68,7 @@ func (r *Replica) pinnedLocked(c keyspace.Revision) keyspace.Revision {
 	if r.pins.now.began == 0 {
 		return c
 	}
-	return r.pins.lowest(r.node.cfg.Clock.Now(), r.node.unpins.below(), c)
+	return r.pins.lowest(r.store.cfg.Clock.Now(), r.store.unpins.below(), c)
 }
 
 // keepLocked returns the highest revision to which this leader may compact now.
@@ -92,7 +92,7 @@ const (
 // this node heard of that, since a later one is refused or pins more: so once no
 // coordinator has such a transaction, there will be none.
 type unpins struct {
-	n *Node
+	store *Store
 	// done is the revision below which nobody reads any more.
 	done atomic.Int64
 
@@ -107,7 +107,7 @@ func (u *unpins) below() keyspace.Revision { return keyspace.Revision(u.done.Loa
 
 // note has a replica looked after that is held back by pins, once it is not.
 func (u *unpins) note(r *Replica) {
-	if u.n.cfg.Txns == nil {
+	if u.store.cfg.Txns == nil {
 		return
 	}
 	u.mu.Lock()
@@ -115,19 +115,19 @@ func (u *unpins) note(r *Replica) {
 	u.held[r] = struct{}{}
 	if !u.asking {
 		u.asking = true
-		u.n.wg.Go(u.ask)
+		u.store.wg.Go(u.ask)
 	}
 }
 
 // ask asks the coordinators until they need no pin below what is compacted. When all pins
 // must have expired it gives up: whoever is held back then has noted itself again.
 func (u *unpins) ask() {
-	n := u.n
-	start := n.cfg.Clock.Now()
+	s := u.store
+	start := s.cfg.Clock.Now()
 	for pause := unpinPauseFirst; ; pause = min(2*pause, unpinPauseLast) {
-		c := n.Compacted()
-		ctx, cancel := clock.WithTimeout(n.ctx, n.cfg.Clock, pushTimeout)
-		reads, err := n.cfg.Txns.Reads(ctx, c)
+		c := s.Compacted()
+		ctx, cancel := clock.WithTimeout(s.ctx, s.cfg.Clock, pushTimeout)
+		reads, err := s.cfg.Txns.Reads(ctx, c)
 		cancel()
 		if err == nil && !reads {
 			raise(&u.done, int64(c))
@@ -137,9 +137,9 @@ func (u *unpins) ask() {
 			pause = unpinPauseFirst
 			continue
 		}
-		if clock.Sleep(n.ctx, n.cfg.Clock, pause) != nil || n.cfg.Clock.Now().Sub(start) >= 2*pinFor {
-			if n.ctx.Err() == nil {
-				n.log.Info("whether pins are needed was not found out", zap.Int64("compacted", int64(c)), zap.Error(err))
+		if clock.Sleep(s.ctx, s.cfg.Clock, pause) != nil || s.cfg.Clock.Now().Sub(start) >= 2*pinFor {
+			if s.ctx.Err() == nil {
+				s.log.Info("whether pins are needed was not found out", zap.Int64("compacted", int64(c)), zap.Error(err))
 			}
 			u.end(keyspace.MaxRevision)
 			return
@@ -153,11 +153,11 @@ func (u *unpins) end(c keyspace.Revision) (more bool) {
 	u.mu.Lock()
 	held := u.held
 	u.held = map[*Replica]struct{}{}
-	more = u.n.Compacted() > c
+	more = u.store.Compacted() > c
 	u.asking = more
 	u.mu.Unlock()
 	for r := range held {
-		u.n.maintenance.note(r)
+		u.store.maintenance.note(r)
 	}
 	return more
 }

@@ -38,11 +38,11 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newFakeWorld(t)
 			p := &fakePusher{}
-			w.node.cfg.Txns = p
+			w.store.cfg.Txns = p
 			w.seq.auto, w.seq.last = true, 200
 			w.serve(1, 5)
 			defer w.stop()
-			r := w.node.Replica(1)
+			r := w.store.Replica(1)
 			w.put(t.Context(), "a", "v")
 			if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Pin: true}); g.err != nil {
 				t.Fatal(g.err)
@@ -58,7 +58,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 				return c.reads(asked, time.Since(begun))
 			}
 			p.mu.Unlock()
-			w.node.observe(keyspace.SequenceAnswer{Current: 301, Compacted: 250})
+			w.store.observe(keyspace.SequenceAnswer{Current: 301, Compacted: 250})
 			for r.Show().Compacted < 250 && time.Since(begun) < time.Minute {
 				time.Sleep(10 * time.Millisecond)
 				w.settle()
@@ -91,7 +91,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		if g := w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("a"), Writes: writeAt("a")}); g.err != nil {
 			t.Fatal(g.err)
 		}
-		left := w.node.Replica(1)
+		left := w.store.Replica(1)
 		split := make(chan error, 1)
 		go func() {
 			_, err := left.Split(t.Context(), 0, []byte("m"))
@@ -103,7 +103,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		}
 		w.settle()
 		w.serve(2, 5)
-		right, log := w.node.Replica(2), w.groups.group(2)
+		right, log := w.store.Replica(2), w.groups.group(2)
 		compactions := func() (n int) {
 			for range 10 {
 				time.Sleep(10 * maintenancePace)
@@ -119,13 +119,13 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 			return n
 		}
 		order := func(o keyspace.MergeOrder) error {
-			d := w.node.Replica(o.Range).Descriptor()
+			d := w.store.Replica(o.Range).Descriptor()
 			o.ID, o.Generation, o.ConfIndex, o.Other = 9, d.Generation, d.ConfIndex, 3-o.Range
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			done := make(chan error, 1)
 			go func() {
-				_, err := w.node.merge(ctx, &o)
+				_, err := w.store.merge(ctx, &o)
 				done <- err
 			}()
 			w.settle()
@@ -139,7 +139,7 @@ func TestFreezeMeetsACompaction(t *testing.T) {
 		if err := right.closePipeline(closing); err != nil {
 			t.Fatal(err)
 		}
-		w.node.observe(keyspace.SequenceAnswer{Current: 200, Compacted: 150})
+		w.store.observe(keyspace.SequenceAnswer{Current: 200, Compacted: 150})
 		if n := compactions(); n != 0 {
 			t.Errorf("%d compactions are proposed while nothing else is", n)
 		}

@@ -38,13 +38,13 @@ func (e *pipelineEnv) Notify() { (*Replica)(e).notifyLocked() }
 
 // BeginPass implements pipeline.Evaluator.
 func (e *pipelineEnv) BeginPass(pass *pipeline.Pass) {
-	pass.Store = eval.NewPassStore(e.store, &e.appliedBatches)
+	pass.Store = eval.NewPassStore(e.data, &e.appliedBatches)
 }
 
 // Input implements pipeline.Evaluator.
 func (e *pipelineEnv) Input(pass *pipeline.Pass) eval.Input {
-	in := eval.Input{Store: &pass.Store, Floor: e.node.Floor()}
-	if e.node.cfg.Leases != nil {
+	in := eval.Input{Store: &pass.Store, Floor: e.store.Floor()}
+	if e.store.cfg.Leases != nil {
 		in.Leases = (*attachableLeases)(e)
 	}
 	return in
@@ -62,7 +62,7 @@ func (a *attachableLeases) Attachable(lease keyspace.LeaseID) bool {
 }
 
 // NoSpace implements pipeline.Evaluator.
-func (e *pipelineEnv) NoSpace() error { return e.node.noSpace() }
+func (e *pipelineEnv) NoSpace() error { return e.store.noSpace() }
 
 // AwaitLease implements pipeline.Evaluator.
 func (e *pipelineEnv) AwaitLease(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
@@ -71,11 +71,11 @@ func (e *pipelineEnv) AwaitLease(c *pipeline.Call, lease keyspace.LeaseID, out *
 
 // Sequence implements pipeline.Sequencer.
 func (e *pipelineEnv) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
-	e.node.cfg.Sequencer.Sequence(req, done)
+	e.store.cfg.Sequencer.Sequence(req, done)
 }
 
 // Observe implements pipeline.Sequencer.
-func (e *pipelineEnv) Observe(a keyspace.SequenceAnswer) { e.node.observe(a) }
+func (e *pipelineEnv) Observe(a keyspace.SequenceAnswer) { e.store.observe(a) }
 
 // Propose implements pipeline.Log.
 func (e *pipelineEnv) Propose(term uint64, entry []byte, dropped func(error)) error {

@@ -30,7 +30,7 @@ func TestLateDropKeepsOtherTerms(t *testing.T) {
 			g.lead(raftgroup.LeaderState{Term: term, Leader: 1, LeaderNode: 1, IsLeader: true, Ready: true})
 			errs[i] = make(chan error, 1)
 			go func() {
-				_, err := w.node.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
+				_, err := w.store.Do(context.Background(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("a")}})
 				errs[i] <- err
 			}()
 			synctest.Wait()
@@ -40,7 +40,7 @@ func TestLateDropKeepsOtherTerms(t *testing.T) {
 		if err := <-errs[0]; !errors.Is(err, kverror.Dropped) {
 			t.Errorf("the dropped write: %v", err)
 		}
-		if st := w.node.Replica(1).Show(); st.LostBatches != 1 || st.NodePendingBytes == 0 {
+		if st := w.store.Replica(1).Show(); st.LostBatches != 1 || st.NodePendingBytes == 0 {
 			t.Errorf("%d batches are lost, %d bytes under way; the one of term 7 is", st.LostBatches, st.NodePendingBytes)
 		}
 		e := g.take(0)
@@ -56,7 +56,7 @@ func TestLateDropKeepsOtherTerms(t *testing.T) {
 		default:
 			t.Error("the write of term 7 is not answered")
 		}
-		if st := w.node.Replica(1).Show(); st.LostBatches != 0 || st.NodePendingBytes != 0 {
+		if st := w.store.Replica(1).Show(); st.LostBatches != 0 || st.NodePendingBytes != 0 {
 			t.Errorf("%d batches are lost, %d bytes under way", st.LostBatches, st.NodePendingBytes)
 		}
 	})
@@ -70,7 +70,7 @@ func TestReadEndsWithLeadership(t *testing.T) {
 		defer w.stop()
 		w.seq.auto = true
 		w.serve(1, 5)
-		r, g := w.node.Replica(1), w.groups.group(1)
+		r, g := w.store.Replica(1), w.groups.group(1)
 		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("a")}}
 		bounds := keyspace.Single([]byte("a"))
 		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
@@ -86,7 +86,7 @@ func TestReadEndsWithLeadership(t *testing.T) {
 		check(nil)
 		g.lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
 		check(errAgain)
-		if _, err := w.node.Do(t.Context(), req); !errors.Is(err, kverror.NotLeader) {
+		if _, err := w.store.Do(t.Context(), req); !errors.Is(err, kverror.NotLeader) {
 			t.Errorf("the read that starts over: %v", err)
 		}
 		w.serve(1, 7)

@@ -52,7 +52,7 @@ const (
 // pushes looks after the locks and records of a node's leaders. While there are none it
 // costs nothing.
 type pushes struct {
-	n *Node
+	store *Store
 	// slots bounds the pushes that run.
 	slots chan struct{}
 
@@ -68,13 +68,13 @@ type pushes struct {
 // vain before. Pushes that outlive being forgotten count in what they began with.
 type running struct{ all, again int }
 
-func newPushes(n *Node) *pushes {
-	return &pushes{n: n, slots: make(chan struct{}, maxPushes), watched: map[*Replica]*running{}}
+func newPushes(s *Store) *pushes {
+	return &pushes{store: s, slots: make(chan struct{}, maxPushes), watched: map[*Replica]*running{}}
 }
 
 // note has a replica with locks or records looked after.
 func (p *pushes) note(r *Replica) {
-	if p.n.cfg.Txns == nil {
+	if p.store.cfg.Txns == nil {
 		return
 	}
 	p.mu.Lock()
@@ -85,7 +85,7 @@ func (p *pushes) note(r *Replica) {
 	p.ticking = true
 	p.mu.Unlock()
 	if start {
-		p.n.after(pushTick, p.tick)
+		p.store.after(pushTick, p.tick)
 	}
 }
 
@@ -110,7 +110,7 @@ func (p *pushes) tick() {
 	again := p.ticking
 	p.mu.Unlock()
 	if again {
-		p.n.after(pushTick, p.tick)
+		p.store.after(pushTick, p.tick)
 	}
 }
 
@@ -141,10 +141,10 @@ func (p *pushes) beginOf(r *Replica, again bool) bool {
 		p.end(is, again)
 		return false
 	}
-	p.n.wg.Go(func() {
+	p.store.wg.Go(func() {
 		defer p.end(is, again)
-		for ok := true; ok && len(due) > 0 && p.n.ctx.Err() == nil; {
-			if ok = r.pushAll(p.n.ctx, due); ok {
+		for ok := true; ok && len(due) > 0 && p.store.ctx.Err() == nil; {
+			if ok = r.pushAll(p.store.ctx, due); ok {
 				due = r.duePushes(again)
 			}
 		}
@@ -199,7 +199,7 @@ func (r *Replica) duePushes(again bool) []locktable.Due {
 	if !r.pushesLocked() {
 		return nil
 	}
-	return r.locks.Due(r.node.cfg.Clock.Now(), again, maxRangePushes)
+	return r.locks.Due(r.store.cfg.Clock.Now(), again, maxRangePushes)
 }
 
 // pushAll asks about what is due, one after the other, until one fails: the others are due
@@ -224,7 +224,7 @@ func (r *Replica) pushOne(ctx context.Context, d *locktable.Due) bool {
 	if d.Failed() {
 		timeout = pushTimeout
 	}
-	pushing, cancel := clock.WithTimeout(ctx, r.node.cfg.Clock, timeout)
+	pushing, cancel := clock.WithTimeout(ctx, r.store.cfg.Clock, timeout)
 	defer cancel()
 	var err error
 	if d.Record != nil {
@@ -240,8 +240,8 @@ func (r *Replica) pushOne(ctx context.Context, d *locktable.Due) bool {
 
 // push asks what became of the lock's transaction, and ends the lock if it is decided.
 func (r *Replica) push(ctx context.Context, l *command.Lock) error {
-	r.node.metrics.pushes.Inc()
-	live, d, err := r.node.cfg.Txns.Push(ctx, l.Name, l.Anchor)
+	r.store.metrics.pushes.Inc()
+	live, d, err := r.store.cfg.Txns.Push(ctx, l.Name, l.Anchor)
 	if err != nil || live {
 		return err
 	}
@@ -256,7 +256,7 @@ func (r *Replica) push(ctx context.Context, l *command.Lock) error {
 
 // finish ends all locks of a committed transaction and forgets it.
 func (r *Replica) finish(ctx context.Context, t *command.CommitRecord) error {
-	live, err := r.node.cfg.Txns.Finish(ctx, t.Name, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks})
+	live, err := r.store.cfg.Txns.Finish(ctx, t.Name, &rangeapi.Decided{Revision: t.Revision, Locks: t.Locks})
 	if err != nil || live {
 		return err
 	}

@@ -46,7 +46,7 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &slowPusher{takes: 2 * time.Millisecond}
 		w := newFakeWorld(t)
-		w.node.cfg.Txns = p
+		w.store.cfg.Txns = p
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
@@ -56,7 +56,7 @@ func TestManyLocksOfADeadGateway(t *testing.T) {
 				t.Fatal(g.err)
 			}
 		}
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		for range 300 {
 			time.Sleep(3 * time.Millisecond)
 			w.settle()
@@ -98,7 +98,7 @@ func (p *stuckPusher) Push(ctx context.Context, name rangeapi.TxnName, anchor []
 func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
 	t.Helper()
 	w = newFakeWorld(t)
-	w.node.cfg.Txns = p
+	w.store.cfg.Txns = p
 	w.seq.auto = true
 	w.serve(1, 5)
 	n := 0
@@ -116,7 +116,7 @@ func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(
 		}
 	}
 	left = func() int {
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		n, _ := r.locks.Len()
@@ -267,7 +267,7 @@ func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 			t.Fatal(g.err)
 		}
 		pass(time.Minute)
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		r.mu.Lock()
 		_, records := r.locks.Len()
 		r.mu.Unlock()

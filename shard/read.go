@@ -32,7 +32,7 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 	if err := r.believe(ctx, rev); err != nil {
 		return nil, err
 	}
-	r.node.heard(rev)
+	r.store.heard(rev)
 	at, err := r.readRevision(req, rev)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 	for range maxReadStarts {
 		resp, err := r.readOnce(ctx, req, bounds, rev, at)
 		if errors.Is(err, errAgain) {
-			r.node.metrics.readRestarts.Inc()
+			r.store.metrics.readRestarts.Inc()
 			continue
 		}
 		if err != nil {
@@ -62,12 +62,12 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer, error) {
 	ch := make(chan keyspace.SequenceAnswer, 1)
 	req := keyspace.SequenceRequest{Range: r.id}
-	r.node.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
+	r.store.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
 	a, err := clock.Await(ctx, ch)
 	if err != nil {
 		return a, kverror.Of(err)
 	}
-	r.node.observe(a)
+	r.store.observe(a)
 	return a, a.Err
 }
 
@@ -79,7 +79,7 @@ const maxAhead = 1 << 20
 // would stay the node's floor, and what it is given to the range's last one: nothing
 // could be compared, locked or written under it any more.
 func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
-	if rev <= r.node.Floor()+maxAhead {
+	if rev <= r.store.Floor()+maxAhead {
 		return nil
 	}
 	a, err := r.currentRevision(ctx)
@@ -103,7 +103,7 @@ func (r *Replica) readRevision(req *rangeapi.Request, rev keyspace.Revision) (ke
 	if at > rev {
 		return 0, kverror.New(kverror.FutureRevision, "revision %d, the last one is %d", at, rev)
 	}
-	if c := r.node.Compacted(); at < c && req.Txn == nil {
+	if c := r.store.Compacted(); at < c && req.Txn == nil {
 		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: c}
 	}
 	return at, nil
@@ -124,7 +124,7 @@ func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds ke
 	if err := r.stillLeads(req, bounds, term); err != nil {
 		return nil, err
 	}
-	budget := r.node.reads.Budget()
+	budget := r.store.reads.Budget()
 	defer budget.Release()
 	resp, oldest, err := r.reader.Read(req.Op, rev, at, &budget)
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			// with a lower floor can come: this node has heard of the revision.
 			if h := r.locks.Reader(bounds, at, req.ReadingTxn()); h != nil {
 				wait = h.Ended()
-				r.node.metrics.pipeline.LockWaits.Inc()
+				r.store.metrics.pipeline.LockWaits.Inc()
 			}
 		}
 		if wait == nil {
@@ -173,7 +173,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 	}
 	ended := b.Ended()
 	r.mu.Unlock()
-	r.node.metrics.readWaits.Inc()
+	r.store.metrics.readWaits.Inc()
 	if _, err := clock.Await(ctx, ended); err != nil {
 		return 0, kverror.Of(err)
 	}

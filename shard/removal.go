@@ -12,9 +12,9 @@ import (
 // removalMarks returns the marks of the ranges that this node leads, ascending by id
 // from behind after, a page at most. Beforehand the node takes note of the compacted
 // revision.
-func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID) []removal.Mark {
-	n.heardCompacted(compacted)
-	all := slices.DeleteFunc(n.Replicas(), func(r *Replica) bool { return r.id <= after })
+func (s *Store) removalMarks(compacted keyspace.Revision, after keyspace.RangeID) []removal.Mark {
+	s.heardCompacted(compacted)
+	all := slices.DeleteFunc(s.Replicas(), func(r *Replica) bool { return r.id <= after })
 	slices.SortFunc(all, func(a, b *Replica) int { return cmp.Compare(a.id, b.id) })
 	var marks []removal.Mark
 	for _, r := range all {
@@ -22,7 +22,7 @@ func (n *Node) removalMarks(compacted keyspace.Revision, after keyspace.RangeID)
 			marks = append(marks, m)
 			if !m.Raised {
 				// It may have been at rest when the node heard of the compaction, and changed since.
-				n.maintenance.note(r)
+				s.maintenance.note(r)
 			}
 		}
 		if len(marks) == removal.PageSize {
@@ -48,10 +48,10 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removal.Mark, lead
 
 // removed compares this node's replicas with the marks. left are the ranges with more to remove;
 // changed says that a range has split or moved since its mark was made.
-func (n *Node) removed(marks []removal.Mark) (left []keyspace.RangeID, changed bool) {
+func (s *Store) removed(marks []removal.Mark) (left []keyspace.RangeID, changed bool) {
 	for i := range marks {
 		m := &marks[i]
-		r := n.Replica(m.Descriptor.Range)
+		r := s.Replica(m.Descriptor.Range)
 		if r == nil {
 			// It is to be opened yet, or was moved away since.
 			changed = true

@@ -18,19 +18,19 @@ func TestRemovalOfARangeThatWasAtRest(t *testing.T) {
 		defer w.stop()
 		w.put(t.Context(), "a", "v")
 		for _, c := range []keyspace.Revision{250, 280} {
-			w.node.observe(keyspace.SequenceAnswer{Current: 300, Compacted: c})
+			w.store.observe(keyspace.SequenceAnswer{Current: 300, Compacted: c})
 			time.Sleep(maintenanceRetry)
 			w.settle()
 		}
-		if c := w.node.Replica(1).Show().Compacted; c != 250 {
+		if c := w.store.Replica(1).Show().Compacted; c != 250 {
 			t.Fatalf("compacted up to %d: it is at rest", c)
 		}
 		w.seq.last = 300
 		w.put(t.Context(), "a", "v")
-		w.node.removalMarks(280, 0)
+		w.store.removalMarks(280, 0)
 		time.Sleep(maintenanceRetry)
 		w.settle()
-		if m := w.node.removalMarks(280, 0); len(m) != 1 || !m[0].Raised {
+		if m := w.store.removalMarks(280, 0); len(m) != 1 || !m[0].Raised {
 			t.Errorf("%+v", m)
 		}
 	})
@@ -42,7 +42,7 @@ func TestCompactionBehindWhatIsSequenced(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		w.serve(1, 5)
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		check := func(when string, want keyspace.Revision) {
 			t.Helper()
 			r.mu.Lock()
@@ -55,9 +55,9 @@ func TestCompactionBehindWhatIsSequenced(t *testing.T) {
 				t.Errorf("%s: held back %t, want %t", when, !held, held)
 			}
 		}
-		raise(&w.node.compacted, 10)
+		raise(&w.store.compacted, 10)
 		check("nothing is sequenced", 10)
-		w.node.heard(5)
+		w.store.heard(5)
 		w.begin(t, "a", "1")
 		check("a batch with floor 5", 5)
 		w.seq.mu.Lock()

@@ -66,9 +66,9 @@ type group interface {
 // Lock order: a replica's mu, then the pool's or the meter's. None is held over the disk, the
 // network, the sequencer or a caller's answer.
 type Replica struct {
-	node  *Node
+	store *Store
 	id    keyspace.RangeID
-	store eval.EngineStore
+	data  eval.EngineStore
 	// reader answers reads from the store.
 	reader eval.Reader
 	group  group
@@ -248,7 +248,7 @@ func (r *Replica) reopen() {
 	r.mu.Unlock()
 	r.pipe.Schedule()
 	if care {
-		r.node.maintenance.note(r)
+		r.store.maintenance.note(r)
 	}
 }
 
@@ -280,9 +280,9 @@ func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
 	r.pipe.Send(&out)
 
 	if gained {
-		r.node.metrics.leaders.Inc()
+		r.store.metrics.leaders.Inc()
 	} else if old.IsLeader && !s.IsLeader {
-		r.node.metrics.leaders.Dec()
+		r.store.metrics.leaders.Dec()
 	}
 	if leads {
 		r.leads()
@@ -299,11 +299,11 @@ func (r *Replica) leads() {
 	r.mu.Unlock()
 	r.pipe.Schedule()
 	if watched {
-		r.node.pushes.note(r)
+		r.store.pushes.note(r)
 	}
-	r.node.cfg.Reporter.ReportDescriptors(d)
+	r.store.cfg.Reporter.ReportDescriptors(d)
 	if care {
-		r.node.maintenance.note(r)
+		r.store.maintenance.note(r)
 	}
 }
 
@@ -335,7 +335,7 @@ func (r *Replica) loseLocked(out *pipeline.Answers) {
 }
 
 // stop ends the replica with its node.
-func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.node.cfg.Self)) }
+func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.store.cfg.Self)) }
 
 // end ends the replica: every caller gets an answer, and who comes later the same.
 func (r *Replica) end(why *kverror.Error) {

@@ -79,13 +79,13 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 // Only the leader can answer, under a lease or a ReadIndex that began after the question;
 // other replicas refuse with NotLeader. It waits for a split that is under way.
 func (r *Replica) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (applied rangeapi.FeedPosition, err error) {
-	r.node.metrics.resolvedQuestions.Inc()
+	r.store.metrics.resolvedQuestions.Inc()
 	if err := r.believe(ctx, q.Revision); err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
 	// From now on the floors of batches show that the revision was known. Without that a busy
 	// range, which always sequences a batch, would never answer.
-	r.node.heard(q.Revision)
+	r.store.heard(q.Revision)
 	for range maxReadStarts {
 		applied, err = r.resolvedOnce(ctx, q)
 		if errors.Is(err, kverror.NotLeader) {

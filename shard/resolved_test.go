@@ -26,7 +26,7 @@ func (w *fakeWorld) ask(t *testing.T, generation keyspace.Generation, rev keyspa
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	go func() {
 		defer cancel()
-		q.applied, q.err = w.node.Client().AwaitResolved(ctx, 1, &rangeapi.ResolvedRequest{Range: 1, Generation: generation, Revision: rev})
+		q.applied, q.err = w.store.Client().AwaitResolved(ctx, 1, &rangeapi.ResolvedRequest{Range: 1, Generation: generation, Revision: rev})
 		close(q.done)
 	}()
 	synctest.Wait()
@@ -180,7 +180,7 @@ func TestResolvedBesideASplit(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		split := make(chan error, 1)
 		go func() {
-			_, err := w.node.Replica(1).Split(t.Context(), 1, []byte("m"))
+			_, err := w.store.Replica(1).Split(t.Context(), 1, []byte("m"))
 			split <- err
 		}()
 		synctest.Wait()

@@ -61,7 +61,7 @@ func (s *txnCommand) evaluateRevoke(c *pipeline.Call, op *rangeapi.Revoke, pass 
 	r.mu.Lock()
 	span := r.rec.Span
 	r.mu.Unlock()
-	tooMany, err := e.Revoke(op.Lease, span, r.node.cfg.Limits.MaxEntryBytes/4)
+	tooMany, err := e.Revoke(op.Lease, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (s *txnCommand) prepareRevoke(c *pipeline.Call, op *rangeapi.Prepare, pass 
 	r.mu.Lock()
 	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
 	r.mu.Unlock()
-	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.node.cfg.Limits.MaxEntryBytes/4)
+	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	// An earlier evaluation, before the call waited, may have left another hull.
 	s.answer, s.own, s.hull = a, e.Txn(), hull
 	return err
@@ -149,8 +149,8 @@ func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error)
 	case attaches:
 		return nil, conflict
 	}
-	err := r.store.Attached(op.Detach, span, func(key []byte) error {
-		v, ok, err := r.store.Get(key, eval.Newest)
+	err := r.data.Attached(op.Detach, span, func(key []byte) error {
+		v, ok, err := r.data.Get(key, eval.Newest)
 		if err != nil || !ok || v.Lease != op.Detach {
 			return err
 		}
@@ -164,11 +164,11 @@ func (r *Replica) leaseKeys(ctx context.Context, req *rangeapi.Request, op *rang
 	if err := r.believe(ctx, op.At); err != nil {
 		return nil, err
 	}
-	r.node.heard(op.At)
+	r.store.heard(op.At)
 	for range maxReadStarts {
 		a, err := r.leaseKeysOnce(ctx, req, op)
 		if errors.Is(err, errAgain) {
-			r.node.metrics.readRestarts.Inc()
+			r.store.metrics.readRestarts.Inc()
 			continue
 		}
 		if err != nil {
@@ -202,11 +202,11 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 	if !ok {
 		return a, nil
 	}
-	budget := r.node.reads.Budget()
+	budget := r.store.reads.Budget()
 	defer budget.Release()
 	size := 0
-	err = r.store.Attached(op.Lease, span, func(key []byte) error {
-		v, ok, err := r.store.Get(key, eval.Newest)
+	err = r.data.Attached(op.Lease, span, func(key []byte) error {
+		v, ok, err := r.data.Get(key, eval.Newest)
 		if err != nil || !ok || v.Lease != op.Lease {
 			return err
 		}

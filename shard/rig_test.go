@@ -155,7 +155,7 @@ type rigNode struct {
 	host   *raftgroup.Host
 	// registry has raftgroup's metrics of this run.
 	registry *prometheus.Registry
-	node     atomic.Pointer[Node]
+	node     atomic.Pointer[Store]
 }
 
 func newShardRig(t *testing.T, seed uint64, faults simbus.Faults) *rig {
@@ -226,30 +226,30 @@ func (n *rigNode) start() {
 	if r.leases != nil {
 		cfg.Leases = r.leases
 	}
-	node := NewNode(cfg)
+	store := NewStore(cfg)
 	for _, p := range r.nodes {
 		if p != n {
 			n.bus.SetPeer(p.id, nil)
 		}
 	}
 	n.host.RegisterHandlers(n.bus)
-	node.RegisterHandlers(n.bus)
+	store.RegisterHandlers(n.bus)
 	n.must(n.bus.Start())
 	n.host.Start()
-	n.must(node.Open())
-	if n.founded = n.founded || node.Replica(1) != nil; !n.founded {
-		n.must(node.Create(context.Background(), []keyspace.Descriptor{r.desc}))
+	n.must(store.Open())
+	if n.founded = n.founded || store.Replica(1) != nil; !n.founded {
+		n.must(store.Create(context.Background(), []keyspace.Descriptor{r.desc}))
 		n.founded = true
 	}
-	n.node.Store(node)
+	n.node.Store(store)
 }
 
 // stop ends the node in order.
 func (n *rigNode) stop() {
-	node := n.node.Swap(nil)
+	store := n.node.Swap(nil)
 	// Calls that clients sent through this node come back.
 	time.Sleep(100 * time.Millisecond)
-	node.Stop()
+	store.Stop()
 	n.must(n.bus.Close())
 	n.must(n.host.Stop(context.Background()))
 	n.must(n.engine.Flush(context.Background()))
@@ -259,11 +259,11 @@ func (n *rigNode) stop() {
 
 // crash ends the node as a power cut does: of what was not synced, nothing is left.
 func (n *rigNode) crash() {
-	node := n.node.Swap(nil)
+	store := n.node.Swap(nil)
 	// First of all, or the node tells the others what only becomes durable behind the copy.
 	n.r.net.Crash(n.id)
 	disk := n.fs.Crash(0, nil)
-	node.Stop()
+	store.Stop()
 	_ = n.bus.Close()
 	_ = n.host.Stop(context.Background())
 	_ = n.log.Close()

@@ -16,22 +16,22 @@ type Registrar interface {
 }
 
 // RegisterHandlers registers the methods of replicas at a bus that is not started yet.
-func (n *Node) RegisterHandlers(r Registrar) {
-	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, n.handleRequest)
-	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, n.handleTxn)
-	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, n.handleTxnEnd)
-	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, n.handlePage)
-	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, n.handleAdmin)
-	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, n.handleFeeds)
-	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, n.handleWatch)
+func (s *Store) RegisterHandlers(r Registrar) {
+	r.HandleCall(transport.MethodShardRequest, transport.ClassRequest, s.handleRequest)
+	r.HandleCall(transport.MethodShardTxn, transport.ClassRequest, s.handleTxn)
+	r.HandleCall(transport.MethodShardTxnEnd, transport.ClassRequest, s.handleTxnEnd)
+	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, s.handlePage)
+	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, s.handleAdmin)
+	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, s.handleFeeds)
+	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, s.handleWatch)
 }
 
-func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (s *Store) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	req, err := rangeapi.DecodeRequest(payload)
 	if err != nil {
 		return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
-	resp, err := n.Do(ctx, req)
+	resp, err := s.Do(ctx, req)
 	if err != nil {
 		return rangeapi.AppendAnswer(nil, nil, err)
 	}
@@ -39,25 +39,25 @@ func (n *Node) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []b
 }
 
 // handleTxn answers method 18.
-func (n *Node) handleTxn(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (s *Store) handleTxn(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	c, k, id, g, err := rangeapi.DecodeTxnHead(payload)
 	if err == nil && k == rangeapi.TxnRead {
 		req, err := rangeapi.DecodeTxnRead(&c, id, g)
 		if err != nil {
 			return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 		}
-		resp, err := n.Do(ctx, req)
+		resp, err := s.Do(ctx, req)
 		return rangeapi.AppendAnswer(nil, resp, err)
 	}
-	return n.answerTxn(ctx, payload, true)
+	return s.answerTxn(ctx, payload, true)
 }
 
 // handleTxnEnd answers method 23. What may have to wait does not come this way.
-func (n *Node) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	return n.answerTxn(ctx, payload, false)
+func (s *Store) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	return s.answerTxn(ctx, payload, false)
 }
 
-func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
+func (s *Store) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
 	id, g, op, err := rangeapi.DecodeTxnCommand(payload)
 	if err == nil && prepares == rangeapi.EndsLocks(op) {
 		err = fmt.Errorf("shard: %T by the method of other steps", op)
@@ -65,16 +65,16 @@ func (n *Node) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]
 	if err != nil {
 		return rangeapi.AppendTxnAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
-	a, err := n.Txn(ctx, id, g, op)
+	a, err := s.Txn(ctx, id, g, op)
 	return rangeapi.AppendTxnAnswer(nil, a, err)
 }
 
-func (n *Node) handlePage(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+func (s *Store) handlePage(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	req, err := rangeapi.DecodePageRequest(payload)
 	if err != nil {
 		return rangeapi.AppendPageAnswer(nil, nil, rangeapi.BadRequest("%v", err)), nil
 	}
-	resp, err := n.Do(ctx, req)
+	resp, err := s.Do(ctx, req)
 	if err != nil {
 		return rangeapi.AppendPageAnswer(nil, nil, err), nil
 	}

@@ -87,7 +87,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 	if err != nil {
 		return nil, err
 	}
-	child, err := r.node.ids.Allocate(ctx)
+	child, err := r.store.ids.Allocate(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("shard: split range %s: new range id: %w", r.id, err)
 	}
@@ -144,8 +144,8 @@ func (r *Replica) checkSplit(generation keyspace.Generation, key []byte) (term u
 
 // awaitFollowers waits a moment for live followers that lag.
 func (r *Replica) awaitFollowers(ctx context.Context) {
-	deadline := r.node.cfg.Clock.Now().Add(splitLagWait)
-	for r.node.cfg.Clock.Now() < deadline {
+	deadline := r.store.cfg.Clock.Now().Add(splitLagWait)
+	for r.store.cfg.Clock.Now() < deadline {
 		ps, err := r.group.Progress(ctx)
 		if err != nil {
 			return
@@ -154,7 +154,7 @@ func (r *Replica) awaitFollowers(ctx context.Context) {
 		for _, p := range ps {
 			lags = lags || p.NodeAlive && p.Match+splitLagEntries < last
 		}
-		if !lags || clock.Sleep(ctx, r.node.cfg.Clock, splitLagPoll) != nil {
+		if !lags || clock.Sleep(ctx, r.store.cfg.Clock, splitLagPoll) != nil {
 			return
 		}
 	}
@@ -241,7 +241,7 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 	if err != nil {
 		return err
 	}
-	if err := r.node.lifecycle.BootstrapChild(b, &child, c.Replicas, &txns); err != nil {
+	if err := r.store.lifecycle.BootstrapChild(b, &child, c.Replicas, &txns); err != nil {
 		return err
 	}
 	out.ok, out.split = true, &appliedSplit{child: c.Child, rec: child, replicas: c.Replicas}
@@ -249,13 +249,13 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 }
 
 // splitApplied has the child opened: its first record is visible.
-func (n *Node) splitApplied(r *Replica, sp *appliedSplit) {
-	n.metrics.splits.Inc()
+func (s *Store) splitApplied(r *Replica, sp *appliedSplit) {
+	s.metrics.splits.Inc()
 	lead := r.Leader().IsLeader
 	d := r.Descriptor()
 	r.log.Info("split", zap.Stringer("child", sp.child), zap.Stringer("span", d.Span), zap.Stringer("leaving", sp.rec.Span))
 	if lead {
-		n.cfg.Reporter.ReportDescriptors(d, sp.descriptor())
+		s.cfg.Reporter.ReportDescriptors(d, sp.descriptor())
 	}
-	n.lifecycle.OpenChild(sp.child, lead)
+	s.lifecycle.OpenChild(sp.child, lead)
 }

@@ -112,7 +112,7 @@ func TestSplitAgainBesideANewerChild(t *testing.T) {
 		if err != nil || !ok || a.Index != newer.Index || !bytes.Equal(a.Payload, newer.Payload) {
 			t.Errorf("the child's record is %+v (%v), it was %+v", a, err, newer)
 		}
-		if r := w.node.Replica(2); r == nil || r.Descriptor().Generation != 2 {
+		if r := w.store.Replica(2); r == nil || r.Descriptor().Generation != 2 {
 			t.Errorf("the child is not open: %v", r)
 		}
 	})

@@ -23,8 +23,8 @@ func TestPassStoreShowsWhatIsApplied(t *testing.T) {
 		defer w.stop()
 		w.seq.auto = true
 		w.serve(1, 5)
-		g, r := w.groups.group(1), w.node.Replica(1)
-		s := eval.NewPassStore(r.store, &r.appliedBatches)
+		g, r := w.groups.group(1), w.store.Replica(1)
+		s := eval.NewPassStore(r.data, &r.appliedBatches)
 		defer func() {
 			if err := s.Close(); err != nil {
 				t.Error(err)
@@ -33,7 +33,7 @@ func TestPassStoreShowsWhatIsApplied(t *testing.T) {
 		for want := int64(1); want <= 3; want++ {
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -60,7 +60,7 @@ func TestReadAcrossASplit(t *testing.T) {
 		defer w.stop()
 		w.seq.auto = true
 		w.serve(1, 5)
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("x")}}
 		bounds := keyspace.Single([]byte("x"))
 		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
@@ -81,7 +81,7 @@ func TestReadAcrossASplit(t *testing.T) {
 		if err := r.checkRead(req, bounds, lead, 1, 0); !errors.Is(err, kverror.WrongRange) {
 			t.Errorf("after it has read: %v", err)
 		}
-		if _, err := w.node.Do(t.Context(), req); !errors.Is(err, kverror.WrongRange) {
+		if _, err := w.store.Do(t.Context(), req); !errors.Is(err, kverror.WrongRange) {
 			t.Errorf("a reader with the old descriptor: %v", err)
 		}
 	})
@@ -95,8 +95,8 @@ func TestSplitBesideAnEmptyChild(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		w.serve(1, 5)
-		child := w.node.newReplica(2)
-		if err := w.node.open(child, 1); err != nil {
+		child := w.store.newReplica(2)
+		if err := w.store.open(child, 1); err != nil {
 			t.Fatal(err)
 		}
 		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
@@ -105,7 +105,7 @@ func TestSplitBesideAnEmptyChild(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if w.node.Replica(2) != child {
+		if w.store.Replica(2) != child {
 			t.Fatal("the open replica was replaced")
 		}
 		if _, have, err := w.engine.Applied(keyspace.RangeID(2).Group()); err != nil || have {

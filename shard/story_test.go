@@ -214,7 +214,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 				Range: id, Generation: keyspace.Generation(arg(d, "gen", 1)), ReadRevision: keyspace.Revision(arg(d, "at", 0)),
 				Op: parseRequest(line),
 			}
-			s.begin(func(ctx context.Context) string { return formatAnswer(s.w.node.Do(ctx, req)) })
+			s.begin(func(ctx context.Context) string { return formatAnswer(s.w.store.Do(ctx, req)) })
 			if !s.manual {
 				s.settle()
 			}
@@ -223,18 +223,18 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		for line := range strings.Lines(d.Input) {
 			op := parseCommand(line)
 			s.begin(func(ctx context.Context) string {
-				return formatTxnAnswer(s.w.node.Txn(ctx, id, keyspace.Generation(arg(d, "gen", 1)), op))
+				return formatTxnAnswer(s.w.store.Txn(ctx, id, keyspace.Generation(arg(d, "gen", 1)), op))
 			})
 			if !s.manual {
 				s.settle()
 			}
 		}
 	case "locks":
-		return locksText(s.w.node.Replica(id))
+		return locksText(s.w.store.Replica(id))
 	case "split":
 		key := []byte(arg(d, "key", ""))
 		s.begin(func(ctx context.Context) string {
-			ds, err := s.w.node.admins.Split(ctx, 1, id, 0, key)
+			ds, err := s.w.store.admins.Split(ctx, 1, id, 0, key)
 			if err != nil {
 				return formatAnswer(nil, err)
 			}
@@ -245,7 +245,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "merge":
 		o := s.mergeOrder(d)
 		s.begin(func(ctx context.Context) string {
-			if err := s.w.node.admins.Merge(ctx, 1, o); err != nil {
+			if err := s.w.store.admins.Merge(ctx, 1, o); err != nil {
 				return formatAnswer(nil, err)
 			}
 			return o.Step.String() + " of range " + o.Range.String()
@@ -301,7 +301,7 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 	}
 	// What the answer puts back to the queue is evaluated after the next batch has
 	// been asked for, not perhaps before.
-	release := s.w.node.pipes.Pool.Hold()
+	release := s.w.store.pipes.Pool.Hold()
 	s.w.seq.answer(arg(d, "n", 0), err)
 	release()
 	return ""
@@ -355,14 +355,14 @@ func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) stri
 		}
 		time.Sleep(dur)
 	case "heard":
-		s.w.node.heard(keyspace.Revision(arg(d, "rev", 0)))
+		s.w.store.heard(keyspace.Revision(arg(d, "rev", 0)))
 		s.w.seq.mu.Lock()
 		s.w.seq.last = max(s.w.seq.last, keyspace.Revision(arg(d, "rev", 0)))
 		s.w.seq.compacted = max(s.w.seq.compacted, keyspace.Revision(arg(d, "compacted", 0)))
 		s.w.seq.mu.Unlock()
-		s.w.node.observe(keyspace.SequenceAnswer{Compacted: keyspace.Revision(arg(d, "compacted", 0))})
+		s.w.store.observe(keyspace.SequenceAnswer{Compacted: keyspace.Revision(arg(d, "compacted", 0))})
 	case "show":
-		st := s.w.node.Replica(g.id.Range()).Show()
+		st := s.w.store.Replica(g.id.Range()).Show()
 		return fmt.Sprintf("%s gen %d revision %d compacted %d removed %d keys %d counted %t; queued %d overlay %d proposed %d lost %d pending %d; campaigns %d\n",
 			st.Descriptor.Span, st.Descriptor.Generation, st.LastRevision, st.Compacted, st.RemovedTo, st.Keys, st.Counted,
 			st.Queued, st.OverlayKeys, st.ProposedBatches, st.LostBatches, st.NodePendingBytes, g.campaign)
@@ -381,13 +381,13 @@ func (s *story) mergeOrder(d *datadriven.TestData) keyspace.MergeOrder {
 	if o.Step == keyspace.MergeBind || o.Step == keyspace.MergeAbsorb {
 		o.Range, o.Other = left, right
 	}
-	r := s.w.node.Replica(o.Range)
+	r := s.w.store.Replica(o.Range)
 	if r == nil {
 		return o
 	}
 	now := r.Descriptor()
 	o.Generation, o.ConfIndex = now.Generation, now.ConfIndex
-	if l := s.w.node.Replica(left); l != nil {
+	if l := s.w.store.Replica(left); l != nil {
 		o.Hull.Start = l.Descriptor().Span.Start
 	}
 	return o
@@ -413,7 +413,7 @@ func (s *story) versions() string {
 func (s *story) restart(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	w := s.w
-	w.node.Stop()
+	w.store.Stop()
 	if d.HasArg("lose") {
 		fs := w.fs.Crash(0, nil)
 		if err := w.engine.Abort(); err != nil && !errors.Is(err, context.Canceled) {

@@ -19,11 +19,11 @@ func TestTransferEndsWithTheLead(t *testing.T) {
 		defer w.stop()
 		w.serve(1, 5)
 		handed := make(chan error, 1)
-		go func() { handed <- w.node.Replica(1).TransferTo(t.Context(), 2) }()
+		go func() { handed <- w.store.Replica(1).TransferTo(t.Context(), 2) }()
 		synctest.Wait()
 		put := make(chan error, 1)
 		go func() {
-			_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+			_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 			put <- err
 		}()
 		synctest.Wait()

@@ -64,7 +64,7 @@ func TestOldLocksArePushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakePusher{live: true}
 		w := newFakeWorld(t)
-		w.node.cfg.Txns = p
+		w.store.cfg.Txns = p
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
@@ -74,7 +74,7 @@ func TestOldLocksArePushed(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				a, err = w.node.Txn(t.Context(), 1, 1, op)
+				a, err = w.store.Txn(t.Context(), 1, 1, op)
 			}()
 			w.settle()
 			<-done
@@ -85,7 +85,7 @@ func TestOldLocksArePushed(t *testing.T) {
 		}
 		put := []rangeapi.Write{{Number: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}}
 		do(&rangeapi.Prepare{Name: anAttempt, Anchor: []byte("k"), Writes: put})
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		held := func() int {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -123,9 +123,9 @@ func TestOldLocksArePushed(t *testing.T) {
 		if v, ok, err := mvcc.Get(w.engine, []byte("k"), 1000); !ok || v.Mod != 400 || err != nil || p.finished == 0 || !r.locks.Empty() {
 			t.Fatalf("%+v %v, %d finished, %v", v, err, p.finished, &r.locks)
 		}
-		w.node.pushes.mu.Lock()
-		defer w.node.pushes.mu.Unlock()
-		if w.node.pushes.ticking {
+		w.store.pushes.mu.Lock()
+		defer w.store.pushes.mu.Unlock()
+		if w.store.pushes.ticking {
 			t.Fatal("it looks for locks though there are none")
 		}
 	})
@@ -138,7 +138,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakePusher{stuck: true}
 		w := newFakeWorld(t)
-		w.node.cfg.Txns = p
+		w.store.cfg.Txns = p
 		w.seq.auto = true
 		w.serve(1, 5)
 		defer w.stop()
@@ -146,7 +146,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 			t.Helper()
 			done := make(chan rangeapi.TxnAnswer, 1)
 			go func() {
-				a, err := w.node.Txn(t.Context(), 1, 1, op)
+				a, err := w.store.Txn(t.Context(), 1, 1, op)
 				if err != nil {
 					t.Error(err)
 				}
@@ -173,7 +173,7 @@ func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 		if v, ok, err := mvcc.Get(w.engine, []byte("o"), 1000); !ok || v.Mod != 400 || err != nil {
 			t.Errorf("%+v %t %v", v, ok, err)
 		}
-		r := w.node.Replica(1)
+		r := w.store.Replica(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if locks, records := r.locks.Len(); locks != 0 || records != 1 {

@@ -55,15 +55,15 @@ func (s *txnCommand) Command() rangeapi.TxnCommand { return s.op }
 // Answered implements pipeline.Effect: it gives back what the answer holds of the node's budget
 // of reads.
 func (s *txnCommand) Answered() {
-	s.r.node.reads.GiveBack(s.reading)
+	s.r.store.reads.GiveBack(s.reading)
 	s.reading = 0
 }
 
 // Txn serves one command of a transaction over several ranges at a replica of this node.
-func (n *Node) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
-	r := n.Replica(id)
+func (s *Store) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
+	r := s.Replica(id)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, n.cfg.Self)
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, s.cfg.Self)
 	}
 	if err := rangeapi.CheckTxnCommand(op); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (s *txnCommand) gatePrepare(c *pipeline.Call, op *rangeapi.Prepare, out *pi
 	}
 	if op.Pin {
 		// A range whose compaction is held back is not held back any longer for that.
-		if at, low := op.PinAt, max(r.rec.Compacted, r.node.Compacted()); at != 0 && at < low {
+		if at, low := op.PinAt, max(r.rec.Compacted, r.store.Compacted()); at != 0 && at < low {
 			out.Add(c, &kverror.Error{Kind: kverror.Compacted, CompactRevision: low})
 			return true
 		}
@@ -185,8 +185,8 @@ func (s *txnCommand) gatePrepare(c *pipeline.Call, op *rangeapi.Prepare, out *pi
 		out.Add(c, kverror.New(kverror.Conflict, "transaction %s meets the older %s", op.Name, m.Held.Name))
 	case m.Held != nil:
 		r.pipe.Block(c, m)
-	case r.node.locks.Bytes() > r.node.cfg.Limits.LockBytes:
-		out.Add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.node.cfg.Self, r.node.locks.Bytes()))
+	case r.store.locks.Bytes() > r.store.cfg.Limits.LockBytes:
+		out.Add(c, kverror.New(kverror.TooManyRequests, "node %s: transactions hold %d bytes of locks", r.store.cfg.Self, r.store.locks.Bytes()))
 	default:
 		return false
 	}
@@ -201,7 +201,7 @@ func (s *txnCommand) evaluatePrepare(c *pipeline.Call, op *rangeapi.Prepare, pas
 	r := s.r
 	e := r.pipe.Evaluation(c, pass)
 	s.Answered()
-	p, err := e.Prepare(op, r.node.cfg.Limits.MaxEntryBytes/4, r.node.cfg.Limits.PrevBytes)
+	p, err := e.Prepare(op, r.store.cfg.Limits.MaxEntryBytes/4, r.store.cfg.Limits.PrevBytes)
 	if p.HoldsRead {
 		s.reading = pass.Budget.Taken()
 	} else {
@@ -220,7 +220,7 @@ func (s *txnCommand) Evaluate(c *pipeline.Call, pass *pipeline.Pass) (err error)
 		if op.Detach != 0 {
 			s.item, err = s.r.evaluateUnmark(op)
 		} else {
-			s.item, err = eval.Sweep(s.r.store, s.swept, op.Revision, s.r.node.cfg.Limits.MaxEntryBytes)
+			s.item, err = eval.Sweep(s.r.data, s.swept, op.Revision, s.r.store.cfg.Limits.MaxEntryBytes)
 		}
 	case *rangeapi.Revoke:
 		return s.evaluateRevoke(c, op, pass)
@@ -276,7 +276,7 @@ func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eva
 		writes = nil
 	}
 	if pipeline.HasPut(writes) {
-		if err := r.node.noSpace(); err != nil {
+		if err := r.store.noSpace(); err != nil {
 			out.Add(c, err)
 			return
 		}
@@ -295,7 +295,7 @@ func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eva
 	s.item = &command.TxnItem{Kind: command.ItemLock, Lock: l}
 	r.pipe.Append(c)
 	// Its intents are in the lock only once they are finished, and count from now on.
-	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.node.cfg.Clock.Now())}
+	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.store.cfg.Clock.Now())}
 }
 
 // add puts a command with an item that decides about locks into the batch.
@@ -482,7 +482,7 @@ func (r *Replica) cacheResolvedLocked(changes []lockChange) {
 		case ch.revision == 0 || ch.mark.Lease != 0:
 		case ch.Added != nil:
 			// A sweep.
-			r.epochs.End(r.node.cache)
+			r.epochs.End(r.store.cache)
 		default:
 			for k := range ch.Removed.Writes {
 				v := ch.Removed.Writes[k].At(ch.revision)
@@ -490,7 +490,7 @@ func (r *Replica) cacheResolvedLocked(changes []lockChange) {
 				if len(h.Value) <= eval.MaxCachedValueBytes {
 					h.Value = bytes.Clone(h.Value) // it outlives the lock
 				}
-				r.node.cache.Put(r.epochs.Of(v.Key), v.Key, h)
+				r.store.cache.Put(r.epochs.Of(v.Key), v.Key, h)
 			}
 		}
 	}

@@ -35,12 +35,12 @@ func TestOpenerBesideASilentPeer(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		peer := silentPeer{make(chan keyspace.NodeID, 100)}
-		w.node.admins.bus = peer
+		w.store.admins.bus = peer
 		w.serve(1, 5)
 		for g := range 10 {
-			w.node.Unknown(2, keyspace.RangeID(10+g).Group(), 1)
+			w.store.Unknown(2, keyspace.RangeID(10+g).Group(), 1)
 		}
-		w.node.Unknown(3, keyspace.RangeID(20).Group(), 1)
+		w.store.Unknown(3, keyspace.RangeID(20).Group(), 1)
 		synctest.Wait()
 		begin := time.Now()
 		split := command.AppendHeader(nil, command.Header{Kind: command.KindSplit, Term: 5, Generation: 1})
@@ -49,7 +49,7 @@ func TestOpenerBesideASilentPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if w.node.Replica(2) == nil {
+		if w.store.Replica(2) == nil {
 			t.Error("the child waits for the answer of a peer")
 		}
 		var asked keyspace.NodeID

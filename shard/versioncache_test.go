@@ -23,12 +23,12 @@ func TestVersionCacheEndsWithTheLeadership(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		w.seq.auto = true
-		g, r := w.groups.group(1), w.node.Replica(1)
+		g, r := w.groups.group(1), w.store.Replica(1)
 		put := func(term uint64) {
 			t.Helper()
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
+				_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k")}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -42,7 +42,7 @@ func TestVersionCacheEndsWithTheLeadership(t *testing.T) {
 		}
 		version := func() int64 {
 			t.Helper()
-			v, ok, err := r.store.Get([]byte("k"), eval.Newest)
+			v, ok, err := r.data.Get([]byte("k"), eval.Newest)
 			if err != nil || !ok {
 				t.Fatal(ok, err)
 			}
@@ -54,7 +54,7 @@ func TestVersionCacheEndsWithTheLeadership(t *testing.T) {
 		if got := version(); got != 2 {
 			t.Fatalf("version %d after two puts", got)
 		}
-		if _, known := w.node.cache.Get(r.epochs.Of([]byte("k")), []byte("k")); !known {
+		if _, known := w.store.cache.Get(r.epochs.Of([]byte("k")), []byte("k")); !known {
 			t.Fatal("nothing is remembered")
 		}
 
@@ -82,12 +82,12 @@ func TestVersionCacheServesReads(t *testing.T) {
 		w := newFakeWorld(t)
 		defer w.stop()
 		w.seq.auto = true
-		g, r := w.groups.group(1), w.node.Replica(1)
+		g, r := w.groups.group(1), w.store.Replica(1)
 		put := func(value string) {
 			t.Helper()
 			done := make(chan error)
 			go func() {
-				_, err := w.node.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte(value)}})
+				_, err := w.store.Do(t.Context(), &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte(value)}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -100,8 +100,8 @@ func TestVersionCacheServesReads(t *testing.T) {
 		}
 		read := func(at keyspace.Revision, want string, hit bool) {
 			t.Helper()
-			before := testutil.ToFloat64(w.node.metrics.reads.CacheHits)
-			resp, err := w.node.Do(t.Context(), &rangeapi.Request{
+			before := testutil.ToFloat64(w.store.metrics.reads.CacheHits)
+			resp, err := w.store.Do(t.Context(), &rangeapi.Request{
 				Range: 1, Generation: 1, ReadRevision: w.seq.last, Op: &pb.RangeRequest{Key: []byte("k"), Revision: int64(at)},
 			})
 			if err != nil {
@@ -111,7 +111,7 @@ func TestVersionCacheServesReads(t *testing.T) {
 			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != want {
 				t.Errorf("read at %d: %v, want %q", at, got.Kvs, want)
 			}
-			if now := testutil.ToFloat64(w.node.metrics.reads.CacheHits); (now > before) != hit {
+			if now := testutil.ToFloat64(w.store.metrics.reads.CacheHits); (now > before) != hit {
 				t.Errorf("read at %d: from memory %v, want %v", at, now > before, hit)
 			}
 		}
@@ -123,7 +123,7 @@ func TestVersionCacheServesReads(t *testing.T) {
 		read(0, "two", true)
 
 		r.mu.Lock()
-		r.epochs.End(w.node.cache)
+		r.epochs.End(w.store.cache)
 		r.mu.Unlock()
 		read(2, "one", false)
 		read(0, "two", false)

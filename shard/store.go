@@ -66,7 +66,7 @@ func (h hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 	return g, nil
 }
 
-// Config is what a Node is made of. All fields but Limits, Workers, Disk, Txns,
+// Config is what a Store is made of. All fields but Limits, Workers, Disk, Txns,
 // Leases, Placed, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
@@ -94,8 +94,8 @@ type Config struct {
 	Metrics *Metrics
 }
 
-// Node holds the replicas of one node.
-type Node struct {
+// Store holds the replicas of one node.
+type Store struct {
 	cfg         Config
 	log         *zap.Logger
 	metrics     *Metrics
@@ -138,8 +138,8 @@ type Node struct {
 // alarm is a call that was put off.
 type alarm struct{ t clock.Timer }
 
-// NewNode returns a node without replicas. Open brings in those of the engine.
-func NewNode(cfg Config) *Node {
+// NewStore returns a store without replicas. Open brings in those of the engine.
+func NewStore(cfg Config) *Store {
 	cfg.Limits.fill()
 	if cfg.Workers == 0 {
 		cfg.Workers = runtime.GOMAXPROCS(0)
@@ -150,74 +150,74 @@ func NewNode(cfg Config) *Node {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)
 	}
-	n := &Node{
+	s := &Store{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
 		replicas: make(map[keyspace.RangeID]*Replica),
 		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
-	n.reads.Node, n.reads.OneBytes, n.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
-	n.compacted.Store(-1)
-	n.metrics.compacted.Set(-1)
-	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.pipes = n.newPipes()
-	n.readers = eval.ReadShared{
-		Cache: n.cache, Pages: eval.NewPageCounts(cfg.Limits.Pages), AnswerBytes: cfg.Limits.AnswerBytes, Compacted: n.Compacted,
-		Metrics: n.metrics.reads,
+	s.reads.Node, s.reads.OneBytes, s.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
+	s.compacted.Store(-1)
+	s.metrics.compacted.Set(-1)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.pipes = s.newPipes()
+	s.readers = eval.ReadShared{
+		Cache: s.cache, Pages: eval.NewPageCounts(cfg.Limits.Pages), AnswerBytes: cfg.Limits.AnswerBytes, Compacted: s.Compacted,
+		Metrics: s.metrics.reads,
 	}
-	n.pushes = newPushes(n)
-	n.unpins = &unpins{n: n, held: map[*Replica]struct{}{}}
-	n.meter = load.NewMeter(load.Config{
+	s.pushes = newPushes(s)
+	s.unpins = &unpins{store: s, held: map[*Replica]struct{}{}}
+	s.meter = load.NewMeter(load.Config{
 		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
-		Some: n.someLoads, Metrics: cfg.Metrics.load,
+		Some: s.someLoads, Metrics: cfg.Metrics.load,
 	})
-	n.feeds = newFeeds(n)
-	n.maintenance, n.ids = newMaintenance(n), idalloc.New(cfg.IDs, cfg.Clock)
-	n.client = rangeapi.NewClient(cfg.Self, n, cfg.Bus)
-	n.admins = &AdminClient{self: cfg.Self, local: n, bus: cfg.Bus}
-	n.removal.Clock, n.removal.Nodes = cfg.Clock, removalNodes{n.admins}
-	n.lifecycle = newLifecycle(n)
-	n.pipes.Pool.Start(cfg.Workers)
-	n.wg.Go(func() { n.maintenance.run(n.ctx) })
-	n.wg.Go(func() { n.ids.Run(n.ctx) })
-	n.wg.Go(n.runMeter)
-	n.lifecycle.Start(n.ctx, n.wg.Go)
-	return n
+	s.feeds = newFeeds(s)
+	s.maintenance, s.ids = newMaintenance(s), idalloc.New(cfg.IDs, cfg.Clock)
+	s.client = rangeapi.NewClient(cfg.Self, s, cfg.Bus)
+	s.admins = &AdminClient{self: cfg.Self, local: s, bus: cfg.Bus}
+	s.removal.Clock, s.removal.Nodes = cfg.Clock, removalNodes{s.admins}
+	s.lifecycle = newLifecycle(s)
+	s.pipes.Pool.Start(cfg.Workers)
+	s.wg.Go(func() { s.maintenance.run(s.ctx) })
+	s.wg.Go(func() { s.ids.Run(s.ctx) })
+	s.wg.Go(s.runMeter)
+	s.lifecycle.Start(s.ctx, s.wg.Go)
+	return s
 }
 
 // newPipes returns what the pipelines of all replicas share.
-func (n *Node) newPipes() pipeline.Shared {
-	l := &n.cfg.Limits
+func (s *Store) newPipes() pipeline.Shared {
+	l := &s.cfg.Limits
 	var overloaded func() bool
-	if n.cfg.Disk != nil {
-		overloaded = n.cfg.Disk.Overloaded
+	if s.cfg.Disk != nil {
+		overloaded = s.cfg.Disk.Overloaded
 	}
 	return pipeline.Shared{
 		Limits: pipeline.Limits{
 			PendingBytes: l.PendingBytes, RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
 			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
 		},
-		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(n.cfg.Self, l.PendingBytes, overloaded, n.metrics.pipeline),
-		Reads: &n.reads, Cache: n.cache, Metrics: n.metrics.pipeline, After: n.after,
+		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),
+		Reads: &s.reads, Cache: s.cache, Metrics: s.metrics.pipeline, After: s.after,
 	}
 }
 
 // Open opens every replica that the engine holds. It is called once, before
 // requests come.
-func (n *Node) Open() error { return n.lifecycle.Open(n.ctx) }
+func (s *Store) Open() error { return s.lifecycle.Open(s.ctx) }
 
 // Replica returns the replica of the range on this node, nil where there is none.
-func (n *Node) Replica(id keyspace.RangeID) *Replica {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return n.replicas[id]
+func (s *Store) Replica(id keyspace.RangeID) *Replica {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.replicas[id]
 }
 
 // Replicas returns all replicas of this node, in no order.
-func (n *Node) Replicas() []*Replica {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	all := make([]*Replica, 0, len(n.replicas))
-	for _, r := range n.replicas {
+func (s *Store) Replicas() []*Replica {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all := make([]*Replica, 0, len(s.replicas))
+	for _, r := range s.replicas {
 		all = append(all, r)
 	}
 	return all
@@ -225,71 +225,71 @@ func (n *Node) Replicas() []*Replica {
 
 // Client returns the client that reaches this node by a function call and others
 // over the bus.
-func (n *Node) Client() *rangeapi.Client { return n.client }
+func (s *Store) Client() *rangeapi.Client { return s.client }
 
 // Admin returns the client for what changes, moves or describes replicas, here and on
 // other nodes.
-func (n *Node) Admin() *AdminClient { return n.admins }
+func (s *Store) Admin() *AdminClient { return s.admins }
 
 // Do serves one request to a replica of this node. It returns when the request is
 // answered or ctx has ended; a write that is under way then is still carried out.
-func (n *Node) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
-	r := n.Replica(req.Range)
+func (s *Store) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
+	r := s.Replica(req.Range)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, n.cfg.Self)
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
 	}
-	if err := rangeapi.CheckRequest(req.Op, n.cfg.Limits.MaxRequestBytes, n.cfg.Limits.MaxTxnOps); err != nil {
+	if err := rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps); err != nil {
 		return nil, err
 	}
 	watch := clock.StartStopwatch()
 	if !rangeapi.CanWrite(req.Op) {
 		resp, err := r.read(ctx, req)
-		n.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
+		s.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
 		return resp, err
 	}
 	resp, err := r.pipe.Do(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
-	n.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
+	s.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
 	if err != nil {
-		n.metrics.failed.Inc()
+		s.metrics.failed.Inc()
 	} else {
-		n.metrics.committed.Inc()
+		s.metrics.committed.Inc()
 	}
 	return resp, err
 }
 
 // noSpace says why puts are refused, nil if they are not.
-func (n *Node) noSpace() error {
-	if n.cfg.Disk == nil || !n.cfg.Disk.Full() {
+func (s *Store) noSpace() error {
+	if s.cfg.Disk == nil || !s.cfg.Disk.Full() {
 		return nil
 	}
-	return kverror.New(kverror.NoSpace, "the disk of node %s is full", n.cfg.Self)
+	return kverror.New(kverror.NoSpace, "the disk of node %s is full", s.cfg.Self)
 }
 
 // Floor returns the highest revision that the node has heard of.
-func (n *Node) Floor() keyspace.Revision { return keyspace.Revision(n.floor.Load()) }
+func (s *Store) Floor() keyspace.Revision { return keyspace.Revision(s.floor.Load()) }
 
 // Compacted returns the highest compacted revision of the cluster that the node has
 // heard of, -1 if none.
-func (n *Node) Compacted() keyspace.Revision { return keyspace.Revision(n.compacted.Load()) }
+func (s *Store) Compacted() keyspace.Revision { return keyspace.Revision(s.compacted.Load()) }
 
 // heard notes that a revision was handed out.
-func (n *Node) heard(rev keyspace.Revision) { raise(&n.floor, int64(rev)) }
+func (s *Store) heard(rev keyspace.Revision) { raise(&s.floor, int64(rev)) }
 
 // observe takes what every answer of the sequencer tells.
-func (n *Node) observe(a keyspace.SequenceAnswer) {
+func (s *Store) observe(a keyspace.SequenceAnswer) {
 	if a.Err != nil {
 		return
 	}
-	n.heard(a.Current)
-	n.heardCompacted(a.Compacted)
+	s.heard(a.Current)
+	s.heardCompacted(a.Compacted)
 }
 
 // heardCompacted notes the cluster's compacted revision and has all replicas looked
 // after if it is news.
-func (n *Node) heardCompacted(c keyspace.Revision) {
-	if raise(&n.compacted, int64(c)) {
-		n.metrics.compacted.Set(float64(n.Compacted()))
-		n.maintenance.note(n.Replicas()...)
+func (s *Store) heardCompacted(c keyspace.Revision) {
+	if raise(&s.compacted, int64(c)) {
+		s.metrics.compacted.Set(float64(s.Compacted()))
+		s.maintenance.note(s.Replicas()...)
 	}
 }
 
@@ -308,62 +308,62 @@ func raise(v *atomic.Int64, to int64) bool {
 
 // after calls f in a goroutine of its own once d has passed, unless the node stops
 // before.
-func (n *Node) after(d time.Duration, f func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.stopped {
+func (s *Store) after(d time.Duration, f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
 		return
 	}
 	a := &alarm{}
-	n.timers[a] = struct{}{}
-	n.wg.Add(1)
-	a.t = n.cfg.Clock.AfterFunc(d, func() {
-		defer n.wg.Done()
-		n.mu.Lock()
-		delete(n.timers, a)
-		n.mu.Unlock()
+	s.timers[a] = struct{}{}
+	s.wg.Add(1)
+	a.t = s.cfg.Clock.AfterFunc(d, func() {
+		defer s.wg.Done()
+		s.mu.Lock()
+		delete(s.timers, a)
+		s.mu.Unlock()
 		f()
 	})
 }
 
 // begin calls f in a goroutine of its own, unless the node stops. f ends with the node's ctx.
-func (n *Node) begin(f func()) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.stopped {
+func (s *Store) begin(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
 		return false
 	}
-	n.wg.Go(f)
+	s.wg.Go(f)
 	return true
 }
 
-func (n *Node) isDraining() bool {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return n.draining
+func (s *Store) isDraining() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.draining
 }
 
 // Stop ends the node's goroutines and answers every request that is under way.
 // Replicas go on applying what their host gives them. It is called before the host
 // stops.
-func (n *Node) Stop() {
-	n.mu.Lock()
-	if n.stopped {
-		n.mu.Unlock()
+func (s *Store) Stop() {
+	s.mu.Lock()
+	if s.stopped {
+		s.mu.Unlock()
 		return
 	}
-	n.stopped = true
-	for a := range n.timers {
+	s.stopped = true
+	for a := range s.timers {
 		if a.t.Stop() {
-			n.wg.Done()
-			delete(n.timers, a)
+			s.wg.Done()
+			delete(s.timers, a)
 		}
 	}
-	n.mu.Unlock()
-	n.cancel()
-	n.pipes.Pool.Stop()
-	for _, r := range n.Replicas() {
+	s.mu.Unlock()
+	s.cancel()
+	s.pipes.Pool.Stop()
+	for _, r := range s.Replicas() {
 		r.stop()
 	}
-	n.wg.Wait()
+	s.wg.Wait()
 }
