@@ -152,7 +152,7 @@ var bans = []ban{
 	{"shard/pipeline", Module + "/engine", "operations are carried by an interface, without a store"},
 	{"shard/pipeline", Module + "/transport", "operations are carried by an interface, without a bus"},
 	{"shard/removal", Module + "/shard", "who waits for removal asks nodes, and needs no replica"},
-	{"shard/replicas", Module + "/shard", "replicas come and go without pipelines, by five methods of each"},
+	{"shard/replicas", Module + "/shard/pipeline", "replicas come and go by five methods of each, whatever they serve"},
 	{"shard/eval", Module + "/raftgroup", "an evaluation is over before anything is proposed"},
 	{"shard/locktable", Module + "/raftgroup", "a lock table hears of the log by what is applied"},
 	{"shard/locktable", Module + "/mvcc", "locks lie in memory; what they leave behind is no affair of the table"},
