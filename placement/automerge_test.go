@@ -125,9 +125,9 @@ func (m *merging) want(when string, keys ...string) {
 	}
 }
 
-// Neighbours become one when they have been small and cold for as long as they have to be
-// old, and not before. What is large, warm, or kept by the founding or an operator stays;
-// what somebody asks for is merged whatever it is.
+// Neighbours become one when they have been small and cold for as long as they have to be old,
+// and not before. Ranges stay that are large or warm, or whose border the founding or an
+// operator keeps. A merge that somebody asks for happens all the same.
 func TestSmallColdNeighboursMerge(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		const after = time.Minute
@@ -252,9 +252,9 @@ func TestMergesAreSwitchedOff(t *testing.T) {
 	}
 }
 
-// However little ranges are split for, neighbours are merged by what they have, not by what
-// they had when it was told: nothing is merged that is soon split again, and what is small
-// and cold is merged. What is split is not merged again within the time that it is to be old.
+// However small the bounds of splits are, neighbours are merged by what they have now, not by
+// what they had when it was reported. Nothing is merged that would soon be split again, and
+// small cold neighbours are merged. A split range is not merged before it is old enough.
 func TestSmallBoundsAreMergedByWhatRangesHave(t *testing.T) {
 	for _, c := range []struct{ bytes, load int64 }{{bytes: 1 << 20}, {bytes: 3 << 20}, {load: 32}} { // 0 is the default
 		virtually(t, func(t *testing.T) {
@@ -335,9 +335,9 @@ func TestMergeAfterIsSet(t *testing.T) {
 	})
 }
 
-// A new leader of placement does not know how long ranges have been what they are: it lets
-// them be for as long as if they were new. What its predecessor has begun it brings to its
-// end, and decides nothing for either range meanwhile.
+// A new leader of placement does not know how long ranges have been what they are: it lets them
+// be for as long as if they were new. It completes what its predecessor has begun, and decides
+// nothing for either range meanwhile.
 func TestMergesOutliveTheDecider(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		const after = time.Minute

@@ -146,8 +146,8 @@ func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelF
 }
 
 // attempts repeats f with nodes to ask until it succeeds, fails for good or ctx ends. f is
-// repeated only if its error certainly means no effect, or if repeat is set: repeating is
-// harmless then.
+// repeated only if its error certainly means no effect, or if repeat is set because repeating
+// is harmless.
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
 	pause, hops := attemptPauseMin, 0
 	for {

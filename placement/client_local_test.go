@@ -53,9 +53,9 @@ func (o *otherSequencer) OpenStream(context.Context, keyspace.NodeID, transport.
 	return nil, transport.ErrNoRoute
 }
 
-// A batch that this node's own sequencer does not answer at once is taken back
-// before another is asked: the own one must not allocate for it, least of all for
-// what the next batch has put in its place.
+// A batch that this node's own sequencer does not answer at once is taken back before another
+// sequencer is asked. The own one must not allocate for it, least of all for the next batch in
+// its place.
 func TestBatchIsTakenBackBeforeAnotherIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := NewService(ServiceOptions{Self: 1, Boot: 0xb1, Clock: clock.Virtual(), Engine: memoryEngine(t)})
@@ -108,8 +108,8 @@ func (d *deafSequencer) OpenStream(ctx context.Context, _ keyspace.NodeID, _ tra
 	return nil, ctx.Err()
 }
 
-// Who waits for a leader that nobody hears any more asks the next one as soon as it is
-// known, and does not wait for the end of the attempt.
+// A caller that waits for a leader that nobody hears any more asks the next leader as soon as
+// it is known. It does not wait for the end of the attempt.
 func TestLostLeaderIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		world := clock.Virtual()

@@ -79,8 +79,8 @@ func (n *rigNode) handOut(t *testing.T, id keyspace.RangeID, count int, owner ma
 	return a.Current
 }
 
-// TestFollowLog follows the log on every node over a planned and an unplanned change
-// of the sequencer: the first leaves no gap, the second one says which revisions
+// TestFollowLog follows the log on every node over a planned and an unplanned change of the
+// sequencer. The planned one leaves no gap. After the other one the log says which revisions
 // nobody can tell of (trap 80).
 func TestFollowLog(t *testing.T) {
 	virtually(t, func(t *testing.T) {

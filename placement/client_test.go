@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/placement/sequencer"
 )
 
-// TestSequenceWithoutQuorum checks that requests which nobody can answer fail in
-// time with a fate of NotApplied, and that full queues refuse.
+// TestSequenceWithoutQuorum checks that requests without an answer fail in time with a fate of
+// NotApplied, and that full queues refuse.
 func TestSequenceWithoutQuorum(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 11, 3, quiet)

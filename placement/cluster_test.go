@@ -263,10 +263,10 @@ func (h *history) check(t *testing.T) (used int, last keyspace.Revision) {
 	return len(owner), last
 }
 
-// TestRevisionsUnderFaults is the model test of S1 to S3 of package sequencer: clients on all nodes
-// ask without end, while leadership moves, nodes crash, pause and are cut off, and
-// messages are lost, repeated and reordered. No revision is allocated twice and none
-// steps back in real time, also over a stop of all nodes at the end.
+// TestRevisionsUnderFaults is the model test of S1 to S3 of package sequencer. Clients on all
+// nodes ask without end, while leadership moves, nodes crash, pause and are cut off, and
+// messages are lost, repeated and reordered. No revision is allocated twice and none steps back
+// in real time, also over a stop of all nodes at the end.
 func TestRevisionsUnderFaults(t *testing.T) {
 	seeds, faults := uint64(3), 16
 	if testing.Short() {

@@ -45,8 +45,8 @@ func pretendedRig(t *testing.T, seed uint64, nodes int, borders ...string) *pret
 	w := &pretended{rig: newRig(t, seed, nodes, quiet, borders...), all: map[keyspace.RangeID]*pretend{}}
 	w.bytes, w.load = map[keyspace.RangeID]int64{}, map[keyspace.RangeID]int64{}
 	w.deadAfter = 2 * time.Minute
-	// What these tests wait for takes minutes of virtual time, in which a cluster that is well
-	// does little but tick.
+	// These tests wait for minutes of virtual time, in which a healthy cluster does little but
+	// tick.
 	w.tick = 500 * time.Millisecond
 	for i, d := range w.founding.Ranges() {
 		p := newPretend(t, rand.New(rand.NewPCG(seed, uint64(i))), d)
@@ -222,8 +222,7 @@ func TestNothingIsDecidedWhileAllIsWell(t *testing.T) {
 	})
 }
 
-// Who leads a range is found out again where it was forgotten, though its leader does not say it
-// twice.
+// A forgotten leader of a range is found again, though the leader does not report it twice.
 func TestLeadersAreSought(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 53, 3, "h", "p")
@@ -240,8 +239,8 @@ func TestLeadersAreSought(t *testing.T) {
 	})
 }
 
-// A node that is silent for long gets its replicas rebuilt elsewhere, also where whoever
-// led placement is lost on the way; one that comes back in time keeps them.
+// The replicas of a node that is silent for long are rebuilt elsewhere, also if placement's
+// leader is lost on the way. A node that comes back in time keeps them.
 func TestRepair(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 52, 5, fourBorders...)
@@ -267,7 +266,7 @@ func TestRepair(t *testing.T) {
 		w.await(w.deadAfter+90*time.Second, "repair after the loss of a leader", func() error { return w.whole(3) })
 		w.revive(4)
 		w.revive(lost)
-		// What was copied for the repair is left where it is for ten minutes.
+		// Replicas that the repair has copied stay where they are for ten minutes.
 		w.await(15*time.Minute, "balance", func() error {
 			for _, id := range []keyspace.NodeID{4, lost} {
 				if replicas, leaders := w.on(id); replicas < 2 || leaders > 2 {
@@ -279,8 +278,8 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// Steps fail, or are only said to have failed, and leaders of placement come and go in the
-// midst of repairs: every range is whole in the end, no replica was added twice.
+// Steps fail, or seem to fail, and leaders of placement come and go in the midst of repairs. In
+// the end every range is whole, and no replica was added twice.
 func TestRepairThroughFailures(t *testing.T) {
 	seeds := uint64(3)
 	if testing.Short() {
@@ -448,8 +447,8 @@ func TestDrainBesideWhoCannotLead(t *testing.T) {
 	})
 }
 
-// Two nodes are drained, and the third does not follow yet: the lead does not go to and fro
-// between the two, but waits, and goes to the third once that can have it.
+// Two nodes are drained, and the third does not follow yet. The lead does not go to and fro
+// between the two. It waits, and goes to the third once that can have it.
 func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 66, 3, fourBorders...)
@@ -477,8 +476,8 @@ func TestDrainOfTwoIsNotToAndFro(t *testing.T) {
 	})
 }
 
-// Who is to lead for balance alone, and cannot, is not tried for as long as a copy is waited for:
-// each attempt stops the range for a moment, and nothing else is done for it meanwhile.
+// A transfer for balance to a node that cannot lead is given up sooner than a copy. Each
+// attempt stops the range for a moment, and nothing else is done for it meanwhile.
 func TestTransferForBalanceIsGivenUpSoon(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 68, 3, fourBorders...)
@@ -534,8 +533,9 @@ func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
 	})
 }
 
-// Whoever is drained hands placement to none whose replica of it is being moved: that one would hand
-// the lead on at once, back perhaps, and so to and fro for as long as the copy does not come.
+// A drained node does not hand placement to a node whose replica of it is being moved. That
+// node would hand the lead on at once, perhaps back, and so to and fro for as long as the copy
+// does not come.
 func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 70, 4)
@@ -567,8 +567,8 @@ func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 	})
 }
 
-// Where nobody can take the lead of placement from a node that is drained, that one does what is to be
-// done meanwhile: the next loss would stop the group.
+// If nobody can take the lead of placement from a drained node, that node does the work
+// meanwhile: the next loss would stop the group.
 func TestPlacementIsRepairedByADrainedLeader(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 71, 4)
@@ -698,8 +698,8 @@ func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 }
 
 // A node that hears hardly any other hands over what it leads by itself. It is given no
-// leaders, which it would hand back at once, and no replicas, until it hears the others
-// again. Where that is said of every node, since so many are lost, it says nothing.
+// leaders, which it would hand back at once, and no replicas, until it hears the others again.
+// If so many nodes are lost that every node is isolated, isolation means nothing.
 func TestIsolatedNodeIsGivenNothing(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 57, 4, fourBorders...)
@@ -729,8 +729,8 @@ func TestIsolatedNodeIsGivenNothing(t *testing.T) {
 	})
 }
 
-// What the next loss would stop, a range or the placement group, takes a node that hears
-// hardly any other where there is no other one.
+// A range or the placement group that the next loss would stop goes to an isolated node if
+// there is no other one.
 func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 58, 4, fourBorders...)
@@ -749,9 +749,9 @@ func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 	})
 }
 
-// towardsIsolated is a cluster of five with node 3 lost, whose placement group, of three, and one of
-// whose ranges wait for copies to node 4, which hears hardly any other and gets none; node 5 is
-// drained.
+// towardsIsolated is a cluster of five with node 3 lost and node 5 drained. Its placement
+// group, of three, and one of its ranges wait for copies to node 4, which is isolated and gets
+// none.
 func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, 5, fourBorders...)
@@ -797,7 +797,8 @@ func TestIsolatedNodeIsGivenUpForABetterOne(t *testing.T) {
 	})
 }
 
-// One that has its copy is promoted, and not given up, where a better one comes in that moment.
+// A replica that has its copy is promoted and not given up, even if a better node comes in that
+// moment.
 func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := towardsIsolated(t, 60)
@@ -816,8 +817,8 @@ func TestWhoHasItsCopyIsNotGivenUp(t *testing.T) {
 	})
 }
 
-// Where one of several such nodes never gets the copy of the placement group, another one has
-// its turn once the patience with the operation ends.
+// If one of several isolated nodes never gets the copy of the placement group, another one has
+// its turn when the operation's time is over.
 func TestIsolatedNodesTakeTurns(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 61, 5, fourBorders...)

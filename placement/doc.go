@@ -4,7 +4,7 @@
 // side.
 //
 //	shard, router, etcdapi, node
-//	      │ Sequence, RangeMap, ReportDescriptors, Compact, Members, Shutdown …
+//	      │ Sequence, RangeMap, ReportDescriptors, Compact, Members …
 //	   Client ──────────── bus (methods 32 to 36), or a function call ─────┐
 //	                                                                       Service
 //	               driver ── operations ──┐                                │
@@ -17,16 +17,15 @@
 // has a sequencer that serves and a driver that decides. Every other Service refuses with
 // NotLeader and names the leader that it knows.
 //
-// Package fsm is the replicated state, sequencer the allocation of revisions and the order of
-// shutdowns, driver the decisions and their execution. This package joins them to raft, to the
+// Package fsm is the replicated state, sequencer the allocation of revisions, driver the decisions and their execution. This package joins them to raft, to the
 // engine and to the bus.
 //
 // # What it guarantees
 //
 // P1. A revision is allocated once, and revisions do not step back in real time (see sequencer).
 //
-// P2. Without failures every revision is used, also over a transfer of leadership and a clean
-// stop of all nodes.
+// P2. Without failures every revision is used, also over a transfer of leadership and a stop of
+// one node after the other.
 //
 // P3. A node uses only the answer to its current batch, from the call that it is waiting for.
 //
@@ -49,8 +48,8 @@
 // in its applied state, also where a snapshot brought it.
 //
 // … a node's replica is no member any more? The replica lifecycle removes it and notes its id.
-// That id never comes back: a replica that began anew without its log could complete a quorum that
-// does not exist.
+// That id never comes back: a replica that began anew without its log could complete a quorum
+// that never existed.
 //
 // … a node was away while all nodes that it knows left the group? Any node tells it the map, with
 // the members and the addresses of all nodes, and the leader.

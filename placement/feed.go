@@ -22,8 +22,8 @@ const (
 // one with Last together bring a map to Version.
 type feedPart struct {
 	Version uint64
-	// Full says, in the first part, that what follows is the whole map; otherwise it
-	// goes over the one that the parts before made.
+	// Full says, in the first part, that the whole map follows. Otherwise the rows go over the
+	// map of the parts before.
 	Full, Last bool
 	Rows       []*fsm.Range
 	// Nodes replace the node table where there are any.
@@ -32,9 +32,8 @@ type feedPart struct {
 	Own keyspace.Descriptor
 }
 
-// feedVersion leads a part. Version 3 knows who holds the placement group,
-// version 4 the directories of nodes,
-// version 5 which borders are kept, version 6 which nodes leave.
+// feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
+// the directories of nodes, version 5 kept borders, and version 6 leaving nodes.
 const feedVersion = 6
 
 const (
@@ -110,10 +109,10 @@ func decodeFeedRequest(b []byte) (since uint64, err error) {
 	return since, nil
 }
 
-// serveFeed sends the map as of now, or what changed since a version, and then
-// every change, until ctx ends, gone is closed, or another node leads: who follows has no replica
-// to which raft says that, and is told by the end. Changes that come while it sends are
-// sent together.
+// serveFeed sends the map as of now, or the changes since a version, and then every change. It
+// ends when ctx ends, gone is closed, or another node leads. The follower has no replica that
+// raft tells of a new leader, so the end of the feed tells it. Changes that come while it sends
+// are sent together.
 func (s *Service) serveFeed(ctx context.Context, gone <-chan struct{}, since uint64, st transport.Stream) error {
 	leader := keyspace.NodeID(0)
 	for {

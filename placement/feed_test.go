@@ -55,8 +55,8 @@ func BenchmarkFeedChange(b *testing.B) {
 	}
 }
 
-// TestFeedKeepsTheKeyspaceCovered: of any rows that come over a map, what leaves a hole or an
-// overlap is refused, and what does not is taken, as a walk over the whole map says.
+// TestFeedKeepsTheKeyspaceCovered: rows that leave a hole or an overlap in the map are refused,
+// and all others are taken. A walk over the whole map is the reference.
 func TestFeedKeepsTheKeyspaceCovered(t *testing.T) {
 	taken, refused := 0, 0
 	for seed := range uint64(4000) {

@@ -57,8 +57,8 @@ func (s *Service) handleFeed(ctx context.Context, _ keyspace.NodeID, first []byt
 			return err
 		}
 	} else if m := s.heardMap(); m != nil && m.Version > since {
-		// What this node knows may be old, but the asker knows less: it is how one that was
-		// away for long learns where the placement group is by now.
+		// This node's map may be old, but the asker knows less. So a node that was away for
+		// long learns who has the placement group now.
 		if err := sendMap(ctx, m, m.Version, since, st); err != nil {
 			return err
 		}
@@ -163,9 +163,9 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	return response{}, kverror.New(kverror.BadRequest, "request of kind %d", q.Kind)
 }
 
-// leads returns the term in which this node leads. Where the answer must not be
-// older than the question, leadership is proven at a moment after the request
-// arrived; whoever proposes proves it by that.
+// leads returns the term in which this node leads. If the answer must not be older than the
+// question, leadership is proven at a moment after the request arrived. A proposal proves it by
+// itself.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	if q.Linearizable || q.Kind == requestCompact {
 		return s.sequencer.Confirm(ctx)
@@ -223,9 +223,9 @@ func (s *Service) servePutNode(ctx context.Context, term uint64, from keyspace.N
 	return s.propose(ctx, term, fsm.PutNode{Change: q.Change, Now: s.wall(), Node: q.Node}).Err
 }
 
-// serveReport brings reported descriptors into the map. Those that do not fit yet
-// are kept, to be tried again with the next report that may close their holes;
-// the reporter is told of its own ones, and keeps them too.
+// serveReport brings reported descriptors into the map. Descriptors that do not fit yet are
+// kept and tried again with the next report, which may close their holes. The reporter is told
+// of its own ones, and keeps them too.
 func (s *Service) serveReport(ctx context.Context, term uint64, ds []keyspace.Descriptor) (response, error) {
 	v := s.View()
 	s.mu.Lock()
@@ -245,7 +245,7 @@ func (s *Service) serveReport(ctx context.Context, term uint64, ds []keyspace.De
 		return response{}, res.Err
 	}
 	if len(res.Held) == len(all) && len(all) > len(ds) {
-		// What was held before may be what does not fit: try the report alone.
+		// The older held descriptors may be the ones that do not fit: try the report alone.
 		if res = s.propose(ctx, term, fsm.Report{Descriptors: ds}); res.Err != nil {
 			return response{}, res.Err
 		}

@@ -41,8 +41,8 @@ func (g *unwilling) Transfer(ctx context.Context, to keyspace.ReplicaID) error {
 	return g.Group.Transfer(ctx, to)
 }
 
-// A drained node that leads placement looks for somebody who can take over before it ends the
-// allocations, and tries ever more rarely where that fails.
+// A drained node that leads placement looks for a successor before it ends the allocations. If
+// that fails, it tries ever more rarely.
 func TestHandOverWaitsForATarget(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 73, 3, "h")

@@ -25,14 +25,15 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// killer ends the node that leads placement at one of its steps: a word of an operation to a
-// range, before that is heard or after, and, unless those alone count, what changes something
-// on its disk and what its groups say to another node.
+// killer ends the node that leads placement at one of its steps: before or after a request of
+// an operation to a range. Unless words is set, changes of its disk and messages of its groups
+// are steps too.
 type killer struct {
 	words bool
 
 	mu sync.Mutex
-	// Guarded by mu: who is to end, at which step, where 0 is never, and whether that has been.
+	// Guarded by mu: the node to kill, the step at which it dies (0 is never), and whether it
+	// has died.
 	victim    *rigNode
 	at, steps int
 	killed    bool
@@ -124,8 +125,8 @@ func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, p
 	return m.Bus.Send(to, method, order, payload)
 }
 
-// ears take the handlers of a bus. Of a node that has ended nothing is heard any more: what it has
-// written since is lost.
+// ears take the handlers of a bus. A dead node is not heard any more, and what it has written
+// since its death is lost.
 type ears struct {
 	Registrar
 	k *killer
@@ -196,18 +197,18 @@ type toKill struct {
 	name string
 	// least is how many words to ranges it has at least, each with two steps.
 	least int
-	// start starts a cluster in which placement's leader soon carries something out: what is
-	// asked for, or what it decides where that is nil. judge says what is wrong with how it has ended.
+	// start starts a cluster in which placement's leader soon executes an operation: asked, or
+	// a decision of its own if that is nil. judge returns an error if the outcome is wrong.
 	start func(t *testing.T, k *killer) (r *rig, asked *fsm.Operation, judge func(*fsm.Map) error)
 }
 
-// The node that leads placement is killed at each step of a move, a merge, of ranges that have
-// to come together first too, and a repair: before and after each word to a range, at each
-// change of its disk and each word of its groups. Whoever leads next finishes it, or, of a
-// merge, undoes it: no operation is left, the map says what the ranges say, and no replica was
-// added twice. Each word to a range has its turn in every run, with -short every third one, another
-// time others. Of the other steps a run takes every few, and make kills takes them all
-// (PLACEMENT_TEST_STRIDE=1).
+// The node that leads placement is killed at each step of a move, of merges, also of ranges on
+// different nodes, and of a repair. Steps are the moments before and after each request to a
+// range, each change of its disk, and each message of its groups. The next leader finishes the
+// operation, or undoes a merge. No operation is left, the map says what the ranges say, and no
+// replica was added twice. Each word to a range has its turn in every run, with -short every
+// third one, another time others. A run takes a few of the other steps, and make kills takes
+// them all (PLACEMENT_TEST_STRIDE=1).
 func TestLeaderIsKilledAtEachStep(t *testing.T) {
 	stride, each := 48, 1
 	if testing.Short() {

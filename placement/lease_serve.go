@@ -19,15 +19,15 @@ type LeaseObserver interface {
 	Changed(term uint64, changes []fsm.LeaseChange)
 }
 
-// LeaseTimes counts the time of leases on the node that leads; package lease's Timer
-// does. Where it is not in the term, its methods refuse with an error of fate NotApplied.
+// LeaseTimes counts the time of leases on the node that leads; package lease's Timer does. If
+// this node does not lead in the term, its methods refuse with an error of fate NotApplied.
 type LeaseTimes interface {
 	// Renew begins the TTL of each live lease anew, and says of each how it is.
 	Renew(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error)
 	// Look says how each lease is.
 	Look(term uint64, ids []keyspace.LeaseID) ([]LeaseStatus, error)
-	// Wait waits a while for the end of a lease. Where it has come the phase is LeaseGone
-	// and the revision that of the deletion of its keys, 0 if that is not known.
+	// Wait waits a while for the end of a lease. If the lease has ended, the phase is LeaseGone
+	// and the revision that of the deletion of its keys, or 0 if that is not known.
 	Wait(ctx context.Context, term uint64, ref fsm.LeaseRef) (LeaseStatus, keyspace.Revision, error)
 }
 
@@ -111,7 +111,7 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 	switch q.Op {
 	case leaseRenew:
 		if a.Leases, err = s.o.LeaseTimes.Renew(term, q.IDs); err == nil {
-			// Whoever leads next, if it does already, has begun to count after this.
+			// The next leader, if there is one already, has begun to count after this.
 			_, _, err = s.sequencer.Confirm(ctx)
 		}
 	case leaseLook:
@@ -161,8 +161,8 @@ func (s *Service) serveLeaseChange(ctx context.Context, op fsm.Effect) (leaseRes
 	return leaseResponse{Revision: last, Leases: []LeaseStatus{recordStatus(res.Lease)}}, err
 }
 
-// serveLeaseRegister registers a span. Where it is registered already nothing has to be
-// committed, but this node has to lead still.
+// serveLeaseRegister registers a span. If the span is registered already, nothing has to be
+// committed. But this node must still lead.
 func (s *Service) serveLeaseRegister(ctx context.Context, q *leaseRequest) (leaseResponse, error) {
 	l, ok := s.View().Lease(q.ID)
 	if !ok || !l.Closed() && !l.Covers(q.Span) {
@@ -204,9 +204,9 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 	return a, err
 }
 
-// serveLeaseList lists a page of leases in the order of their ids. One that should end and
-// cannot, since a range with keys of it does not answer, is there still, with its keys, and
-// nobody can tell for how long: it is shown as it was.
+// serveLeaseList lists a page of leases in the order of their ids. A lease that should end may
+// still exist with its keys, because a range with some of them does not answer. Nobody can tell
+// for how long. It is shown as it was.
 func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseResponse, error) {
 	var a leaseResponse
 	var ids []keyspace.LeaseID
@@ -230,7 +230,7 @@ func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseRespo
 	return a, err
 }
 
-// lastRevision returns the last revision allocated, while this node is the sequencer
-// of the term. Whoever has seen something committed in the term knows that nobody else
-// had allocated any when that was proposed.
+// lastRevision returns the last revision allocated, while this node is the sequencer of the
+// term. An entry that is committed in the term proves that nobody else had allocated any
+// revision when it was proposed.
 func (s *Service) lastRevision(term uint64) (keyspace.Revision, error) { return s.sequencer.Last(term) }

@@ -43,8 +43,8 @@ type leaseRequest struct {
 // LeasePhase is how far a lease is.
 type LeasePhase byte
 
-// The phases of a lease. One that is overdue and not yet decided upon is live for who
-// looks, and ending for who would renew it.
+// The phases of a lease. An overdue lease without a decision is live for readers, and ending
+// for those that renew it.
 const (
 	LeaseGone LeasePhase = iota
 	LeaseLive
@@ -55,8 +55,8 @@ const (
 type LeaseStatus struct {
 	fsm.LeaseRef
 	Phase LeasePhase
-	// TTL is what was granted, in seconds; Remaining what is left of it, which is below
-	// 0 for a lease that is overdue.
+	// TTL is what was granted, in seconds; Remaining is the rest of it, below 0 for an overdue
+	// lease.
 	TTL       int64
 	Remaining time.Duration
 	// Failed says of one that ends that an attempt to delete its keys has failed. It stays
@@ -66,9 +66,9 @@ type LeaseStatus struct {
 
 // leaseResponse is the answer to a leaseRequest.
 type leaseResponse struct {
-	// Revision is the current revision: at a moment after the request arrived where it
-	// changed something, and else at the moment that the rest of the answer is about. For
-	// leaseWait it is that of the deletion where that is known.
+	// Revision is the current revision: at a moment after the request arrived where it changed
+	// something, and else at the moment that the rest of the answer is about. For leaseWait it
+	// is the revision of the deletion, if known.
 	Revision keyspace.Revision
 	// More says that there are leases beyond the last one (leaseList).
 	More   bool

@@ -45,9 +45,9 @@ type machine struct {
 	view atomic.Pointer[fsm.View]
 
 	mu sync.Mutex
-	// Guarded by mu: proposals whose outcome somebody waits for, by number; the last
-	// number; the leader as last told; and a channel that is closed when the next View
-	// with another map is published.
+	// Guarded by mu: the proposals with a waiter, by number, and the last number. Then the
+	// leader as last told, and a channel that is closed when the next View with another map is
+	// published.
 	waiters map[uint64]*waiter
 	number  uint64
 	leader  raftgroup.LeaderState
@@ -266,10 +266,10 @@ func (m *machine) leaderState() raftgroup.LeaderState {
 	return m.leader
 }
 
-// Propose proposes an effect in the term. done is called once, not necessarily
-// before Propose returns, from a goroutine that it must not block: with the result
-// when the entry is applied, with an error of fate NotApplied where it certainly
-// was not appended, and of fate Unknown where leadership was lost.
+// Propose proposes an effect in the term. It calls done once, perhaps before it returns, from a
+// goroutine that done must not block. done gets the result when the entry is applied. It gets
+// an error of fate NotApplied if the entry certainly was not appended, and of fate Unknown if
+// leadership was lost.
 func (m *machine) Propose(g sequencer.Proposer, term uint64, op fsm.Effect, done func(fsm.Result)) {
 	m.mu.Lock()
 	if !m.leader.IsLeader || m.leader.Term != term {

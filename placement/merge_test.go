@@ -35,8 +35,8 @@ type pretendPair struct {
 	// holds is how often the left one was held, and held whether it is.
 	holds int
 	held  bool
-	// stores is how often a node has stored what it had, and takes how long that takes each
-	// time, 0 behind the end; late is how long the last one of before the freeze has taken.
+	// stores counts how often a node has stored what it had. takes is how long each one takes,
+	// 0 behind the end. late is how long the last one before the freeze has taken.
 	stores map[keyspace.NodeID]int
 	takes  []time.Duration
 	late   time.Duration
@@ -327,8 +327,8 @@ func TestMergeThatFailsAtOncePauses(t *testing.T) {
 	})
 }
 
-// What is written while a node stores what it has is stored while the right range stands
-// still: where storing takes long, it is done once more before.
+// Writes that arrive while a node stores are stored while the right range stands still. If
+// storing takes long, it is repeated once before.
 func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -439,9 +439,9 @@ func (u *unsettled) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.Mer
 	return err
 }
 
-// A merge whose right range stands still when whoever leads placement is lost, with a replica of
-// both ranges, is ended by the next leader at once: neither can be merged without that node, and
-// the others are a quorum that could serve.
+// The right range of a merge stands still when placement's leader is lost, together with a
+// replica of both ranges. The next leader ends the merge at once. Neither range can be merged
+// without that node, and the others are a quorum that could serve.
 func TestMergeIsNotInheritedWhileItStandsStill(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		u := &unsettled{}
@@ -560,9 +560,9 @@ func (r *rig) operationAt(ctx context.Context, node int, id uint64) (fsm.Operati
 	return under[i], true
 }
 
-// A merge that is aborted before any order of it may have bound a range is over then, though
-// the right range has lost its quorum: neither is there anything to release, nor does the left
-// range wait for the right one.
+// A merge is aborted before an order of it may have bound a range. It is then over, though the
+// right range has lost its quorum. There is nothing to release, and the left range does not
+// wait for the right one.
 func TestMergeAbortedBeforeItBindsIsOver(t *testing.T) {
 	for _, moves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("moves %t", moves), func(t *testing.T) {

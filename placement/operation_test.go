@@ -327,8 +327,8 @@ func (r *rig) report(d keyspace.Descriptor) {
 	}
 }
 
-// What is removed because the map has it as a learner stays where it votes by then: the map
-// is behind. So does a replica that came to its node after the operation was begun.
+// A replica that was to be removed as a learner stays if it votes by then: the map is behind.
+// So does a replica that came to its node after the operation was begun.
 func TestOperationLeavesOthersAlone(t *testing.T) {
 	voter := func(id keyspace.ReplicaID, n keyspace.NodeID) keyspace.Replica {
 		return keyspace.Replica{ID: id, Node: n}

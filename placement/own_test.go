@@ -115,10 +115,10 @@ func (r *rig) unsettled(want []keyspace.NodeID) string {
 	return ""
 }
 
-// TestPlacementGroupMoves moves the placement group from all of its founders to three
-// other nodes, with leases and settings in it, under load: the leader hands over where it
-// is the one to go, no request fails, no revision is used twice, and what the group knows
-// is known to those that hold it then. A founder that comes back finds them.
+// TestPlacementGroupMoves moves the placement group from all of its founders to three other
+// nodes, with leases and settings in it, under load. A leader that has to go hands over. No
+// request fails, no revision is used twice, and the new members know what the group knows. A
+// founder that comes back finds them.
 func TestPlacementGroupMoves(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 41, 6, quiet)
@@ -226,9 +226,9 @@ func TestPlacementGroupGrowsAndShrinks(t *testing.T) {
 	})
 }
 
-// TestPlacementGroupMovesUnderFaults moves the group without end while its leader and the
-// new member crash, pause and are cut off at any step: operations come to their end, no
-// revision is allocated twice, and nobody keeps what is not its own.
+// TestPlacementGroupMovesUnderFaults moves the group without end while its leader and the new
+// member crash, pause and are cut off at any step. Operations end, no revision is allocated
+// twice, and no node keeps a replica that is not its own.
 func TestPlacementGroupMovesUnderFaults(t *testing.T) {
 	seeds, moves := uint64(4), 20
 	if testing.Short() {
@@ -300,8 +300,8 @@ func ownUnderFaults(t *testing.T, seed uint64, moves int) {
 	r.stopAllAtOnce()
 }
 
-// moveSome begins to move a replica of the group, the leader's as often as not, and
-// returns between which nodes; 0 where that was refused.
+// moveSome begins to move a replica of the group, every other time the leader's, and returns
+// the two nodes. It returns 0 for the target if the move was refused.
 func (r *rig) moveSome() (from, to keyspace.NodeID) {
 	n := r.nodes[r.rng.IntN(len(r.nodes))]
 	m, _ := n.client.WatchMap()

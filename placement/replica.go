@@ -63,9 +63,9 @@ func (s *Service) led() (ok bool, moved <-chan struct{}) {
 	return here && s.machine.leaderState().LeaderNode != 0 && s.View().Version > 0, moved
 }
 
-// leaderHint is who leads, as far as this node knows; 0 is nobody. Without a replica that
-// knows it, it is who this node's own requests go to, if that node lives and is a member:
-// what was heard long ago would go round for ever.
+// leaderHint is who leads, as far as this node knows; 0 is nobody. Without a replica that knows
+// it, it is the node that this node's own requests go to, if that node lives and is a member.
+// Otherwise old hints would circulate for ever.
 func (s *Service) leaderHint() keyspace.NodeID {
 	if l := s.machine.leaderState().LeaderNode; l != 0 {
 		return l

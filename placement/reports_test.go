@@ -40,8 +40,8 @@ func (g *gauge) set(id keyspace.RangeID, m driver.Measure) {
 	g.led[id] = m
 }
 
-// Whoever leads placement soon knows what all nodes say of themselves, whatever is lost,
-// whoever led before, and whichever node has restarted.
+// The leader of placement soon knows the reports of all nodes, whatever is lost, whoever led
+// before, and whichever node has restarted.
 func TestReportsReachEveryLeader(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 41, 4, simbus.Faults{

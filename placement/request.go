@@ -29,12 +29,10 @@ const (
 	requestKeepBorder
 )
 
-// requestVersion leads every request of method 33. Version 2 knows requestStanding
-// and stopLeaving, and no stopClosing; version 3 knows requestLease; version 4
-// requestBegin and requestOperations; version 5 requestSetNodeState, requestRemoveNode,
-// more of nodes, and who holds the placement group; version 6 merges; version 7 the
-// directories of nodes; version 8 requestKeepBorder; version 9 nodes that leave; version 10
-// beside which others they do. Version 11 knows no stopping nodes.
+// requestVersion leads every request of method 33. The versions added: 2 requestStanding, 3
+// requestLease, 4 requestBegin and requestOperations, 5 states and removal of nodes, 6 merges,
+// 7 the directories of nodes, 8 requestKeepBorder. Versions 9 and 10 know leaving nodes, and
+// others beside them. Version 11 knows no stopping nodes.
 const requestVersion = 11
 
 // request is what a Client asks a Service beside revisions and the feed. Which
@@ -54,9 +52,9 @@ type request struct {
 	// Node and Change are for requestPutNode.
 	Node   fsm.Node
 	Change fsm.NodeChange
-	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and
-	// Becomes are the states for requestSetNodeState, Leave says that the node is removed
-	// once it holds nothing, and Beside are the nodes of which it is known that they leave.
+	// To is for requestTransfer, requestSetNodeState and requestRemoveNode; From and Becomes
+	// are the states for requestSetNodeState. Leave says that the node is removed once it holds
+	// nothing. Beside are the nodes that are known to leave.
 	To            keyspace.NodeID
 	From, Becomes fsm.NodeState
 	Leave         bool

@@ -69,9 +69,9 @@ type ServiceOptions struct {
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere. Default 5 minutes.
 	NodeDeadAfter time.Duration
-	// RangeMaxBytes and RangeSplitLoad are above what leaders split their ranges: what is
-	// merged has a quarter of that at most. Defaults 256 MiB and 10,000 requests a second,
-	// which count for this too where a range is split for neither (below 0).
+	// RangeMaxBytes and RangeSplitLoad are the bounds above which leaders split their ranges.
+	// Merged ranges have a quarter of them at most. Defaults 256 MiB and 10,000 requests a
+	// second, which count for this too where a range is split for neither (below 0).
 	RangeMaxBytes, RangeSplitLoad int64
 	// RangeMergeAfter is how old two neighbours are, and for how long they have been small
 	// and cold, before they are merged. Default an hour; below 0 nothing is merged but by
@@ -102,9 +102,9 @@ type ServiceOptions struct {
 	Metrics *Metrics
 }
 
-// Service is a node's side of the placement group: the state machine, where the
-// node has a replica, the sequencer and the leader's duties, where it leads, and
-// the answers to other nodes' Clients.
+// Service is a node's side of the placement group. On a node with a replica it has the state
+// machine, on the leader the sequencer and the leader's duties. It answers other nodes'
+// Clients.
 type Service struct {
 	o         ServiceOptions
 	machine   *machine
@@ -142,8 +142,8 @@ type Service struct {
 	held map[keyspace.RangeID]keyspace.Descriptor
 }
 
-// clientView is what a node's Client has heard from other nodes: who leads, and the newest map,
-// which may be nil.
+// clientView is the knowledge that a node's Client has from other nodes: the leader, and the
+// newest map, which may be nil.
 type clientView struct {
 	leader func() keyspace.NodeID
 	newest func() *fsm.Map

@@ -57,13 +57,13 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 // fallback returns the isolated node that is to get the replica on from, nil where there is none.
 // The next loss would stop the range, and no other node can take the replica.
 //
-// The node may not hear the leader, and then never gets its copy. The repair is given up, and tried
-// again after Patience with any of the isolated nodes: the learner that was left behind says that
-// the best one was tried. A node that gets the copy has a full vote while it hears the leader, and
-// it keeps what it stored for when it hears the others again. The dead voter that it replaces has
-// neither. It hands over leadership by itself, so that it does not lead for long costs nothing.
-// Where the range can lose one more replica, or a better node is only busy, waiting costs less than
-// a place that may have to be left.
+// The node may not hear the leader, and then never gets its copy. The repair is given up, and
+// tried again after Patience with any of the isolated nodes: the learner that was left behind
+// says that the best one was tried. A node that gets the copy has a full vote while it hears
+// the leader, and it keeps what it stored for when it hears the others again. The dead voter
+// that it replaces has neither. It hands over leadership by itself, so that it does not lead
+// for long costs nothing. If the range can lose one more replica, or a better node is only
+// busy, waiting costs less than a place that may have to be left again.
 func (c *Cluster) fallback(r *rng, from *node) *node {
 	var best *node
 	var all []*node
@@ -130,8 +130,8 @@ func idOf(n *node) keyspace.NodeID {
 	return n.ID
 }
 
-// resume returns the node of a learner that was left behind where a replica would be
-// put, and else where to put one: what was copied already is not copied again.
+// resume returns the node of a learner that was left behind at a place where a replica may go,
+// and otherwise a new place. It saves a second copy.
 func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
 	to, h := c.elsewhere(r, from)
 	var left *node
@@ -169,7 +169,7 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 			break
 		}
 	}
-	// Where nothing came to it, and another node can have one, it is not taken up again.
+	// A node that no copy reached is not taken again while another node can have the replica.
 	_, other := c.choose(r, nil)
 	if t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
 		source, h := c.sender(r)
@@ -193,7 +193,7 @@ func (c *Cluster) drain(r *rng) (Operation, hold) {
 	}
 	var n *node
 	for _, s := range r.seats {
-		// Who leaves may go where nobody takes its place: another one would keep it waiting.
+		// A leaving replica may go without a replacement: waiting for one would keep the node.
 		if s.node.State == Decommissioning && (n == nil || s.node.Leaves && !n.Leaves) {
 			n = s.node
 		}
@@ -277,8 +277,9 @@ func (c *Cluster) remove(r *rng, from *node, why string, req Requirement) (Opera
 	return op, free
 }
 
-// everywhere says whether every node that serves, and is not lost, has a replica of the range,
-// and one of them a vote: else somebody is there, or will be, to take another replica over.
+// everywhere says whether every node that serves and is not lost has a replica of the range,
+// and one of them votes. Otherwise some node is there, or will be, to take another replica
+// over.
 func (c *Cluster) everywhere(r *rng) bool {
 	votes := false
 	for _, n := range c.nodes {
@@ -323,9 +324,9 @@ func (c *Cluster) fullest(r *rng, may func(*node) bool) *node {
 	return worst
 }
 
-// superfluous is surplus of a range that has more voters than it is to have. Those on nodes that
-// are drained may be stopped at any time: where the others are no more than the quorum that is to
-// be, one of those goes, whatever its zone.
+// superfluous is surplus of a range that has more voters than it is to have. Drained nodes may
+// be stopped at any time. So if the replicas on other nodes are no more than the future quorum,
+// one on a drained node goes, whatever its zone.
 func (c *Cluster) superfluous(r *rng, z *zone) *node {
 	stay := 0
 	for _, s := range r.seats {

@@ -75,8 +75,8 @@ func (c *Cluster) leaves(r *rng) bool {
 }
 
 // handsOver says whether the range's leader is on a node that is drained, and another one can
-// lead. That copies nothing and takes nobody from the range, so it waits for nothing: whoever
-// drains a node is about to stop it.
+// lead. A transfer copies nothing and removes no replica, so it waits for nothing: the operator
+// is about to stop the node.
 func (c *Cluster) handsOver(r *rng) bool {
 	n := c.nodes[r.Leader]
 	return n != nil && n.live() && n.State == Draining && c.heir(r, n, nil) != nil

@@ -28,8 +28,8 @@ func (c *Cluster) balance() {
 	c.balanceLeaders()
 }
 
-// takeBytes moves a replica to the node, if that is emptier than it should be; false
-// says that neither it nor those that are fuller need any.
+// takeBytes moves a replica to the node if that is emptier than it should be. It returns false
+// if neither this node nor any fuller one needs a replica.
 func (c *Cluster) takeBytes(n *node) bool {
 	share := n.share()
 	if miss := share - float64(n.bytes); miss <= 0 || !c.off(&n.far, miss, share, c.oneRange()) {
@@ -61,8 +61,8 @@ func (c *Cluster) giveBytes(n *node) bool {
 	return true
 }
 
-// try goes through the partners until one is found with which something can be done.
-// Where nothing holds it up but that there is nothing to move, the node rests.
+// try goes through the partners until one is found with which something can be done. If no
+// partner is busy and there is just nothing to move, the node rests.
 func (c *Cluster) try(n *node, partners []*node, find func(*node) (*rng, hold), do func(*node, *rng)) {
 	busy := false
 	for _, other := range partners {
@@ -102,9 +102,9 @@ func (c *Cluster) partners(n *node, order func(*zone) *btree.BTreeG[*node], up b
 	return out
 }
 
-// pick returns the range whose replica is best moved from one node to the other: the
-// largest that leaves neither on the wrong side of its share, nor the giver with less
-// than the taker; one that the giver does not lead where there is one.
+// pick returns the range whose replica is best moved from one node to the other. It is the
+// largest one that leaves neither node on the wrong side of its share, nor the giver with less
+// than the taker. A range that the giver does not lead comes first.
 func (c *Cluster) pick(from, to *node) (*rng, hold) {
 	var best *rng
 	busy := false

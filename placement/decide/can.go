@@ -68,8 +68,8 @@ func (c *Cluster) CanDrain(id keyspace.NodeID) error {
 // safeFactor is the least number of voters that outlives the loss of one.
 const safeFactor = 3
 
-// moreReplicas says what has the node's ranges do without it; raise is that where they have as
-// few voters as somebody has set, and takes so many other nodes.
+// moreReplicas says what has to be done so that the node's ranges can do without it. raise is the
+// advice for ranges that are set to too few voters. It takes as many other nodes as nodes says.
 func (c *Cluster) moreReplicas(n *node, raise string, nodes int) string {
 	short := safeFactor - c.others(n)
 	if n.in.live {

@@ -98,8 +98,8 @@ type rng struct {
 	was     pace              // before the operation under way was decided
 }
 
-// pace is what keeps a range from being changed again soon, and what a decision makes of
-// it: taken back where nothing has come of the decision.
+// pace is what keeps a range from being changed again soon, as a decision has changed it. It is
+// restored if nothing comes of the decision.
 type pace struct {
 	movedAt clock.Time
 	left    keyspace.NodeID
@@ -233,8 +233,7 @@ func (c *Cluster) reviewLater(n *node) {
 	}
 }
 
-// PutRange takes what is known of a range now; copies that are older than what is known
-// are ignored.
+// PutRange takes the newest knowledge of a range, and ignores copies that are older.
 func (c *Cluster) PutRange(g Range) {
 	d := &g.Descriptor
 	if d.Range == 0 || len(d.Replicas) == 0 {
@@ -299,9 +298,9 @@ func (c *Cluster) forgetSpan(r *rng) {
 	}
 }
 
-// Begin notes that an operation is under way which this state has not decided: one that
-// an earlier leader of placement has left, or an operator's. A merge without Other has
-// come so far that the other range is gone.
+// Begin notes an operation that this state has not decided: an earlier leader of placement left
+// it, or an operator asked for it. A merge without Other has come so far that the other range
+// is gone.
 func (c *Cluster) Begin(op Operation) error {
 	r, ok := c.ranges[op.Range]
 	if !ok {

@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// A node that is lost is rebuilt with as many copies at a time as their bytes allow: few of
-// large ranges, and many of small ones, which would be mostly waiting one by one.
+// The ranges of a lost node are rebuilt with as many copies at a time as their bytes allow: few
+// of large ranges, and many of small ones, which one by one would mostly wait.
 func TestCopiesByTheirBytes(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {

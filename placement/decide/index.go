@@ -249,9 +249,9 @@ func (c *Cluster) unindex(n *node) {
 	c.sum.live--
 }
 
-// index puts the node into the orders and sums, as it is now. Silent nodes count for
-// what a share is until they are dead, so that a pause of a zone moves nothing; isolated
-// ones always, since they keep what they have.
+// index puts the node into the orders and sums, as it is now. Silent nodes count for the shares
+// until they are dead, so that a pause of a zone moves nothing. Isolated nodes always count,
+// since they keep their replicas.
 func (c *Cluster) index(n *node) {
 	w := n.weight()
 	is := indexed{

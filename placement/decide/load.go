@@ -13,7 +13,7 @@ func (c *Cluster) balanceLoad() {
 			n.hot = false
 			return // those behind it have less
 		}
-		// Load that comes or goes is not one that lasts: it counts from where it stays.
+		// Changing load is no lasting load: it counts from the moment it stays.
 		if change := load - n.hotLoad; !n.hot && load > c.highLoad() ||
 			n.hot && max(change, -change) > c.settings.LoadRest*n.hotLoad {
 			n.hot, n.hotAt, n.hotLoad = true, c.now, load
@@ -28,23 +28,23 @@ func (c *Cluster) balanceLoad() {
 // that have little of it.
 const maxPatience = 20
 
-// lasts says whether the node has had too much for long enough to move this range: the
-// smaller its part of what a node should have, the longer, from a quarter of it down.
-// What is worth many small moves is only what stays.
+// lasts says whether the node has had too much load for long enough to move this range. Below a
+// quarter of a node's load, the time grows as the range's part falls. Only lasting load is worth
+// many small moves.
 func (c *Cluster) lasts(n *node, r *rng) bool {
 	times := min(max(c.loadAt(0)/float64(4*r.Load), 1), maxPatience)
 	return c.now.Sub(n.hotAt) >= time.Duration(times*float64(c.settings.Patience))
 }
 
-// coolNode gives the lead of a range to another of its voters, or, where all of those
-// have much to do themselves, moves a replica with its lead to a node that has little.
+// coolNode gives the lead of a range to another of its voters. If all of those have much to do
+// themselves, it moves a replica with its lead to a node that has little.
 func (c *Cluster) coolNode(n *node) {
 	excess := float64(n.load) - c.restLoad()
 	least := excess / maxSampled
 	hottest := n.hottest(func(*rng) bool { return true })
 	if hottest != nil && float64(hottest.Load) > c.restLoad() {
-		// One range alone is too much for a node. To carry off what is beside it would
-		// help little and come back when the range has cooled.
+		// One range alone is too much for a node. Moving the ranges beside it would help
+		// little, and they would come back once the range has cooled.
 		least = excess / 4
 	}
 	var best *rng
@@ -106,8 +106,8 @@ func (c *Cluster) coolest(r *rng, n *node) *node {
 	return best
 }
 
-// relief returns by how much the higher load of two nodes falls when one gives a range's
-// load to the other, as far as it is too high; 0 where that is not worth it.
+// relief returns by how much the higher load of two nodes falls when one gives a range's load
+// to the other, as far as it is too high. It returns 0 if that is not worth it.
 func (c *Cluster) relief(r *rng, from, to *node) float64 {
 	before := float64(from.load)
 	after := max(float64(from.load-r.Load), float64(to.load+r.Load), c.restLoad())
@@ -117,8 +117,9 @@ func (c *Cluster) relief(r *rng, from, to *node) float64 {
 	return before - after
 }
 
-// moveLoad moves a replica of the range, and the lead with it, to the node with the least
-// load whose share of bytes allows it: the leader's own, or the one in that node's zone.
+// moveLoad moves a replica of the range, and the lead with it, to the node with the least load
+// whose share of bytes allows it. The replica is the leader's own, or the one in that node's
+// zone.
 func (c *Cluster) moveLoad(r *rng, from *node, why string) bool {
 	for _, to := range ends(c.byLoad, maxLook, true) {
 		giver := from
@@ -263,8 +264,8 @@ func (c *Cluster) giveLead(n *node, mean float64) bool {
 	return true
 }
 
-// canLead says whether the lead may go from one node to the other, for the sake of
-// numbers only: not if that brings the other's load to where it would be taken away.
+// canLead says whether the lead may go from one node to the other just to even out the numbers.
+// It may not if that gives the other node so much load that it would lose some again.
 func (c *Cluster) canLead(r *rng, from, to *node) bool {
 	return to.takes() && r.votes(to) && c.rested(r.ledAt) && from.live() && from.tasks < c.settings.NodeTasks &&
 		float64(to.load+r.Load) <= c.restLoad() && c.calm(r)

@@ -42,8 +42,8 @@ func (c *Cluster) merge(r *rng) (Operation, hold) {
 	return op, h
 }
 
-// align returns the next step that brings small to where large is, and a merge where
-// there is nothing left to do.
+// align returns the next step that brings small to the nodes of large, and a merge if no step
+// is left.
 func (c *Cluster) align(small, large *rng, why string) (Operation, hold) {
 	for _, is := range small.Descriptor.Replicas {
 		if large.votesOn(is.Node) {
@@ -86,9 +86,8 @@ func (c *Cluster) align(small, large *rng, why string) (Operation, hold) {
 	return Operation{Kind: Merge, Source: n.ID, Why: why}, free
 }
 
-// beside returns a node of large on which small has no replica and can have one without
-// more of its replicas in one zone than before, and without that balance would move it
-// away again.
+// beside returns a node of large that can take a replica of small and has none. The replica
+// must not crowd a zone more than before, nor be one that balance would move away again.
 func (c *Cluster) beside(small, large *rng, from *node) (*node, hold) {
 	h := holdZone
 	for _, s := range large.seats {

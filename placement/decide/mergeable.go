@@ -128,9 +128,9 @@ func aligned(a, b *rng) bool {
 	return true
 }
 
-// settled says whether the range's replicas have been where they are for so long that
-// they may be moved for a merge: else a row of neighbours that are merged one after the
-// other would be carried to and fro.
+// settled says whether the range's replicas have stayed long enough to be moved for a merge.
+// Otherwise the replicas of a row of neighbours would move to and fro as these are merged one
+// after the other.
 func (c *Cluster) settled(r *rng) bool {
 	return r.movedAt == 0 || c.now.Sub(r.movedAt) >= c.settings.MergeAge
 }

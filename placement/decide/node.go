@@ -31,15 +31,16 @@ type Node struct {
 	// one, all are in one zone.
 	Zone  string
 	State NodeState
-	// Leaves says of a decommissioning node that it is to be gone in any case: where every node
-	// that serves has a replica of a range already, the range goes on with one less.
+	// Leaves says that a decommissioning node is to be gone in any case. If every serving node
+	// already has a replica of a range, the range goes on with one less.
 	Leaves bool
 	// Silent says that nothing was heard of the node since SilentSince.
 	Silent      bool
 	SilentSince clock.Time
 	// Isolated says that the node is heard and hears fewer than half of the others, since
-	// IsolatedSince: it gives up by itself what it leads, and is given neither leaders nor, but by a
-	// range that has no other way to outlive its next loss, replicas. What it has stays.
+	// IsolatedSince. It gives up by itself what it leads, and keeps its replicas. It gets
+	// neither leaders nor replicas, except for a range that has no other way to survive its
+	// next loss. What it has stays.
 	Isolated      bool
 	IsolatedSince clock.Time
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and

@@ -16,8 +16,8 @@ const (
 	// A learner that is there already is taken up.
 	AddReplica Kind = iota
 	// MoveReplica is AddReplica on To and the end of the replica on From in one joint
-	// configuration. Where From leads, or Lead is given, the lead goes to Lead: before it
-	// if that is a voter, and else when it has become one.
+	// configuration. If From leads, or Lead is given, the lead goes to Lead: first if Lead is a
+	// voter, and otherwise as soon as it has become one.
 	MoveReplica
 	// RemoveReplica ends the replica on From; where From leads, the lead goes to Lead
 	// first.
@@ -156,8 +156,8 @@ type Facts interface {
 	Node(keyspace.NodeID) (Node, bool)
 }
 
-// Check returns nil where everything holds, and else what does not, with what was
-// wanted and what is.
+// Check returns nil if every requirement holds. Otherwise its error names the first one that
+// does not, as wanted and as it is.
 func (q *Requirement) Check(f Facts) error {
 	for _, want := range q.Ranges {
 		is, ok := f.Descriptor(want.Range)

@@ -9,9 +9,9 @@ type queue struct {
 	next  int
 }
 
-// add puts the range at a place drawn at random: what becomes urgent together, as the
-// ranges of a lost node, is often led by the same few nodes, and would wait in line for
-// those while others have nothing to do.
+// add puts the range at a random place. Ranges that become urgent together, as those of a lost
+// node, are often led by the same few nodes. In order they would wait for those nodes while
+// others are idle.
 func (q *queue) add(r *rng, random *rand.Rand) {
 	q.items = append(q.items, r)
 	last := len(q.items) - 1

@@ -31,9 +31,8 @@ func (r *ReplicationRefusal) Error() string {
 	return fmt.Sprintf("ranges cannot have %d voters: %s; %s", r.Factor, r.Why, r.Do)
 }
 
-// CanReplicate says what it means that each range gets so many voters, or with a
-// *ReplicationRefusal why that would not come to its end. The replication factor in the
-// settings plays no part.
+// CanReplicate says what a replication factor costs, or returns a *ReplicationRefusal if the
+// change could not be completed. The replication factor in the settings plays no part.
 func (c *Cluster) CanReplicate(factor int) (Replication, error) {
 	c.reindex()
 	refuse := func(why, do string, args ...any) (Replication, error) {

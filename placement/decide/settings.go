@@ -46,13 +46,13 @@ type Settings struct {
 	// CoolDown is how long a range that was moved or whose leader was moved for balance
 	// is not moved for balance again.
 	CoolDown time.Duration
-	// MergeAge is how old two neighbours are, each counted from its last split or merge,
-	// and for how long they have been small and cold together, before they are merged. 0
-	// merges nothing.
+	// MergeAge is how old two neighbours must be, each since its last split or merge, and for
+	// how long they must have been small and cold together, before they are merged. 0 merges
+	// nothing.
 	MergeAge time.Duration
-	// MergeRetry is how long two neighbours are left alone after a merge of them has
-	// failed; each further time it is twice as long, and after MergeTries it is for good,
-	// until one of them has changed.
+	// MergeRetry is how long two neighbours are left alone after their merge has failed. Each
+	// failure doubles it. After MergeTries failures they are left alone until one of them has
+	// changed.
 	MergeRetry time.Duration
 	MergeTries int
 	// NodeMerges bounds the merges whose ranges a node leads at a time: each has every
@@ -103,9 +103,9 @@ func (s *Settings) Lost(n *Node, now clock.Time) bool {
 	return n.Silent && (n.State == Decommissioning || now.Sub(n.SilentSince) >= s.NodeDeadAfter)
 }
 
-// bears says whether a node that receives or sends so many copies, of so many bytes, may
-// be given another one; bearsBalance the same of the copies for balance, where bytes are
-// those of all.
+// bears says whether a node that receives or sends so many copies, of so many bytes, may get
+// another one. bearsBalance says the same of copies for balance, but counts the bytes of all
+// copies.
 func (s *Settings) bears(copies int, bytes int64) bool {
 	return copies < s.NodeCopies || copies < s.SmallCopies && bytes < s.SmallBytes
 }
@@ -114,7 +114,7 @@ func (s *Settings) bearsBalance(copies int, bytes int64) bool {
 	return copies < max(1, s.NodeCopies/2) || copies < s.SmallCopies/2 && bytes < s.SmallBytes/2
 }
 
-// mergeBytes and mergeLoad are what two neighbours may have together to be merged: a
-// quarter of what splits, so that neither growth nor noise splits them again soon.
+// mergeBytes and mergeLoad bound what two neighbours have together if they are merged: a
+// quarter of the bound of a split, so that neither growth nor noise splits them again soon.
 func (s *Settings) mergeBytes() int64 { return s.RangeMaxBytes / 4 }
 func (s *Settings) mergeLoad() int64  { return s.SplitLoad / 4 }

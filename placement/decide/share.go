@@ -131,9 +131,9 @@ func (c *Cluster) some(n *node) func(func(*rng) bool) {
 	}
 }
 
-// calm says whether the range may be touched for balance: nothing is under way, nothing
-// more urgent is needed, it is not half way to be merged, all of its voters live, and its
-// leader is not about to hand it over by itself.
+// calm says whether the range may be touched for balance. Nothing is under way for it, it needs
+// nothing more urgent, it is not half way to a merge, all of its voters live, and its leader is
+// not about to hand it over by itself.
 func (c *Cluster) calm(r *rng) bool {
 	if r.op != nil || r.mate != nil || r.need != None && r.need < Cold || r.retryAt > c.now || c.isolated(r) {
 		return false

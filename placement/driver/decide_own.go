@@ -250,8 +250,8 @@ const handOverPauseMax = time.Minute
 // handOver gives the leadership of the group, and with it this one, to another node. Looking
 // for a node that can take it costs nothing. If the attempt fails nevertheless, the next one
 // follows after a pause, ever longer. leaving, if not 0, is the node whose replica is being
-// moved away: it would hand the lead on at once, perhaps back to this one. tried is false if
-// no node can take it now; this node then acts as any other leader would.
+// moved away. It gets no lead, since it would hand it on at once, perhaps back to this one.
+// tried is false if no node can take it now. This node then acts as any other leader would.
 func (d *decider) handOver(ctx context.Context, own *keyspace.Descriptor, leaving keyspace.NodeID) (tried bool) {
 	now := d.s.o.Clock.Now()
 	if now < d.handOverAt {

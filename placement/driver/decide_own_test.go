@@ -9,8 +9,8 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// ownOf is a decider whose placement group has a voter on each of the nodes that are named first,
-// in the zones that are given by node.
+// ownOf is a decider whose placement group has a voter on each of the first nodes. Each node is
+// in the zone that is given for it.
 func ownOf(voters int, zones ...string) (*decider, *keyspace.Descriptor) {
 	d := &decider{
 		s:        &Driver{o: Options{Self: 1}},
@@ -99,8 +99,9 @@ func TestOwnFallbackIsForgotten(t *testing.T) {
 	repair(2, 4) // as node 6 it is in the zone of none of the others; by turns that one would be next
 }
 
-// TestOwnSpread: voters of the placement group that share a zone go where another zone has fewer of
-// them, after a while, the leader's last, and not again to who never got its copy.
+// TestOwnSpread: voters of the placement group that share a zone move to a zone with fewer of
+// them, after a while. The leader's voter moves last, and none moves again to a node that never
+// got its copy.
 func TestOwnSpread(t *testing.T) {
 	for _, tc := range []struct {
 		what     string

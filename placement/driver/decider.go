@@ -80,9 +80,8 @@ type decider struct {
 	under   map[keyspace.RangeID]fsm.Operation
 	// unsettled says that feedOperations has more to do for the operations as they are.
 	unsettled bool
-	// ownTried counts the operations that were to bring a replica of the placement group to a
-	// node, since the last one came. ownFallback is the isolated node that a repair last chose,
-	// 0 if none.
+	// ownTried counts, by node, the operations that were to bring a replica of the placement
+	// group there since the last one came.
 	ownTried    map[keyspace.NodeID]int
 	ownFallback keyspace.NodeID
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.

@@ -84,8 +84,9 @@ func (st *still) freeNode(id keyspace.RangeID) keyspace.NodeID {
 	}
 }
 
-// How an operation has ended counts, whether that is told before the view has it or after:
-// one that was given up is not tried again at once, one that is done is followed by the next.
+// The outcome of an operation counts, whether the decider is told of it before or after the
+// view has it. An operation that was given up is not tried again at once. One that is done is
+// followed by the next.
 func TestOutcomesAreNotLost(t *testing.T) {
 	for _, order := range []string{"told, then seen", "seen, then told", "told and seen at once"} {
 		for _, done := range []bool{false, true} {
@@ -134,8 +135,8 @@ func TestOutcomesAreNotLost(t *testing.T) {
 	}
 }
 
-// An operation that cannot be counted yet, since something was decided for its range that is
-// about to be refused, is counted as soon as that is possible, though no other one begins or ends.
+// An operation cannot be counted while a decision for its range is about to be refused. It is
+// counted as soon as that is possible, though no other operation begins or ends.
 func TestAnOperationIsCountedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := stillDecider(t)
@@ -158,7 +159,7 @@ func TestAnOperationIsCountedLater(t *testing.T) {
 	})
 }
 
-// What leaves no record is given up like an operation, where a node that it needs is silent. That
+// A task without a record is given up like an operation if a node that it needs is silent. That
 // ends with it: else the next operation on the range would be given up for it.
 func TestGivenUpTaskIsForgotten(t *testing.T) {
 	const leader = 1
@@ -177,8 +178,8 @@ func TestGivenUpTaskIsForgotten(t *testing.T) {
 	}
 }
 
-// TestAbandonMeansOneOperation: what was to be given up may have ended while that was decided, and
-// the range have another operation, which somebody has asked for since.
+// TestAbandonMeansOneOperation: an operation may end while it is decided to give it up. Its
+// range may have another one by then, which somebody has asked for since.
 func TestAbandonMeansOneOperation(t *testing.T) {
 	o := &operator{running: map[keyspace.RangeID]*work{}}
 	o.begin(7, 12)

@@ -50,8 +50,8 @@ func (o *operator) look(ctx context.Context, id keyspace.RangeID) (d keyspace.De
 	return d, 0, err
 }
 
-// copyTime returns how long a copy of the range may take beyond the patience for a step: where
-// ranges are large and the bound is low, that is hours, and a copy that is given up begins anew.
+// copyTime returns how long a copy of the range may take beyond the patience for a step. For
+// large ranges and a low bound these are hours. A copy that is given up begins anew.
 func (o *operator) copyTime(id keyspace.RangeID) time.Duration {
 	return time.Duration(copySlack * float64(o.tracker.of(id).Bytes) / float64(o.s.o.CopyBytesPerSecond) * float64(time.Second))
 }

@@ -34,8 +34,9 @@ const (
 	// stands still to take little time too.
 	StoreSmall = 50 * time.Millisecond
 	// MergePatience is how long a merge that does not get on is tried before it is aborted.
-	// While a replica is being moved it is the operations' own, unless the node to which it
-	// moves is silent for so long: until the merge is over both ranges have nothing done to them.
+	// While a replica is being moved, the patience of operations counts, unless the node to
+	// which it moves is silent for so long. Until the merge is over, nothing else is done to
+	// both ranges.
 	MergePatience = 30 * time.Second
 	// mergePause lies between two steps, and grows to operationPauseMax while a merge does not
 	// get on. It is never 0: what fails at once would be tried for ever.
@@ -71,8 +72,8 @@ func (o *operator) carryMerge(ctx context.Context, op fsm.Operation) {
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
 	heard := last // of the node to which a replica moves
-	// Whoever led before may have frozen the right range. To find out whether all that is left
-	// to do can be done would take longer than it may stand still: it is released.
+	// Whoever led before may have frozen the right range. To check the remaining steps would
+	// take longer than the range may stand still. So it is released.
 	inherited := op.Phase == fsm.MergeBinding
 	for ctx.Err() == nil {
 		now, ok := o.now(&op)

@@ -8,9 +8,9 @@ type Metrics struct {
 	// OperationsEnded what it has executed, by kind and how that ended: done or given-up.
 	Decisions       *prometheus.CounterVec
 	OperationsEnded *prometheus.CounterVec
-	// The others are of the leader, as of its last look: operations under way, ranges that
-	// wait for a decision by what they need, ranges with fewer live voters than the
-	// replication factor, and ranges without a quorum. 0 on all other nodes.
+	// The others are of the leader, as of its last look. They count operations under way,
+	// ranges that wait for a decision by their need, ranges with fewer live voters than the
+	// replication factor, and ranges without a quorum. They are 0 on all other nodes.
 	OperationsUnderWay prometheus.Gauge
 	Pending            *prometheus.GaugeVec
 	UnderReplicated    prometheus.Gauge

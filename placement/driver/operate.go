@@ -180,9 +180,9 @@ func (o *operator) end(id keyspace.RangeID) {
 	delete(o.running, id)
 }
 
-// carryOut works on one operation until it is over or the term is. One that does not get
-// on for long, or is abandoned, is ended where it stands: what it has left behind, a
-// learner perhaps, is decided upon anew.
+// carryOut works on one operation until it is over or the term is. An operation that makes no
+// step for long, or is abandoned, is ended where it stands. What it leaves behind, perhaps a
+// learner, is decided upon anew.
 func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 	if op.Kind == fsm.OperationMerge {
 		o.carryMerge(ctx, op)
@@ -197,13 +197,15 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 		}
 		over, moved, err := o.step(ctx, &op)
 		abandoned := o.abandoned(op.Range)
-		// What gets on is not given up: its replica may have become a voter this moment.
+		// An operation that makes steps is not given up: its replica may have become a voter
+		// this moment.
 		giveUp := o.s.o.Clock.Now().Sub(last) > o.patience(&op) || abandoned != "" && !moved
 		if over || giveUp {
 			if res := o.s.o.Group.Propose(ctx, o.term, fsm.EndOperation{Range: op.Range, ID: op.ID}); res.Err == nil {
 				log.Info("operation is over", zap.Bool("given-up", !over), zap.String("abandoned", abandoned), zap.Error(err))
 				o.s.o.Metrics.OperationsEnded.WithLabelValues(op.Kind.String(), howEnded(over)).Inc()
-				// What waited for a node that is silent now is not tried that way again.
+				// An operation that waited for a node that is silent now is not decided that
+				// way again.
 				if op.Range != fsm.OwnGroup {
 					o.over(&op, over || abandoned != "")
 				}
@@ -221,9 +223,10 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 	}
 }
 
-// patience returns how long an operation may take no step. Whoever leads for balance alone is not
-// worth that nothing else is done for the range, which each attempt stops for a moment; nor zones
-// that the placement group cannot be repaired meanwhile, whose copy is a small one.
+// patience returns how long an operation may take no step. A transfer for balance may not block
+// the range for long, since each attempt stops the range for a moment and nothing else is done
+// for it. A move of the placement group for its zones may not block its repair for long, and
+// its copy is a small one.
 func (o *operator) patience(op *fsm.Operation) time.Duration {
 	switch most := o.s.o.OperationPatience; {
 	case op.Kind == fsm.OperationTransfer && op.Reason != decide.Drain:
@@ -273,9 +276,10 @@ func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved boo
 	return false, err == nil, err
 }
 
-// leadElsewhere has the lead of a range leave op.From, where the node to which it was to go first
-// has failed with err. From one that is drained it goes to none that would hand it on: of two
-// that are drained each would have it go to the other, for as long as nobody else can lead.
+// leadElsewhere has the lead of a range leave op.From, where the node to which it was to go
+// first has failed with err. The lead of a drained node does not go to another node that would
+// hand it on. Otherwise two drained nodes would send it to each other for as long as nobody
+// else can lead.
 func (o *operator) leadElsewhere(ctx context.Context, op *fsm.Operation, d *keyspace.Descriptor, failed keyspace.NodeID, err error) error {
 	mover := o.mover(op.Range)
 	if op.Kind != fsm.OperationTransfer {

@@ -23,8 +23,7 @@ type Measure struct {
 type Measurer interface {
 	// Led returns what the ranges that the node leads hold and bear.
 	Led() []Measure
-	// Disk returns the size of the node's disk, 0 where that is not known, and what is
-	// in use of it, in bytes.
+	// Disk returns the size of the node's disk and the bytes in use. A size of 0 is not known.
 	Disk() (capacity, used int64)
 }
 
@@ -38,9 +37,9 @@ const (
 	ReportBytes  = 128 << 10
 )
 
-// Part is one message of what a node says of itself. A node tells everything once, in
-// parts, and then what has changed; each part has the number after the one before, so that
-// who has missed one knows it and asks for everything.
+// Part is one message of what a node says of itself. A node reports everything once, in parts,
+// and then the changes. Parts are numbered one by one, so a leader that has missed one notices
+// it and asks for everything.
 type Part struct {
 	Boot   keyspace.BootID
 	Number uint64
@@ -156,9 +155,8 @@ func (m *Measure) Clamp() {
 // Steps are changes of bytes and load that are too small to be told.
 type Steps struct{ Bytes, Load int64 }
 
-// boundSteps is how many steps there are in the bounds above which ranges are split. What is
-// merged has a quarter of a bound at most by what was told, and so less than a third by what
-// it is.
+// boundSteps is how many steps there are in the bounds above which ranges are split. Merged
+// ranges have a quarter of a bound at most as reported, and so less than a third as they are.
 const boundSteps = 64
 
 // Steps returns them: a MiB and ten requests a second, and less where ranges are split for
@@ -167,8 +165,8 @@ func (s *Driver) Steps() Steps {
 	return Steps{Bytes: min(1<<20, s.o.RangeMaxBytes/boundSteps), Load: min(10, s.o.RangeSplitLoad/boundSteps)}
 }
 
-// Differs says whether a measure is news to who knows an older one. What matters little to
-// decisions is not told: a step, a sixteenth of the bytes, an eighth of the load.
+// Differs says whether a measure is news to who knows an older one. Small changes are not
+// reported. Small is below a step, a sixteenth of the bytes, or an eighth of the load.
 func (m *Measure) Differs(old *Measure, least Steps) bool {
 	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
 	return m.Term != old.Term ||

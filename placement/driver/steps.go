@@ -81,8 +81,7 @@ func nextTransfer(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.Node
 	return Step{Transfer: true, Leader: o.To}
 }
 
-// mustLeave says that it matters more that the leader does not lead any more than who does then: it
-// may not reach the one that was chosen.
+// mustLeave says that the lead must go, whoever takes it: the chosen node may be out of reach.
 func mustLeave(o *fsm.Operation, leader keyspace.NodeID) bool {
 	return leader == o.From && (o.Kind != fsm.OperationTransfer || o.Reason == decide.Drain)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// maxClaims bounds the ranges that a leadership has heard of: twice of what a cluster is
-// made for, since what is not in the map is forgotten only now and then.
+// maxClaims bounds the ranges that a leadership has heard of. It is twice the size of the
+// largest cluster, since ranges that are not in the map are forgotten only now and then.
 const maxClaims = 1 << 21
 
 // Tracker is what one leadership has heard of nodes, by their own word. It begins empty:
@@ -38,13 +38,14 @@ type trackedNode struct {
 // claim is what a node says of a range that it leads, or was the last to lead.
 type claim struct {
 	Measure
-	// leader is who leads it, 0 if the node that did says that it does not any more.
+	// leader leads the range. It is 0 if the former leader has reported that it does not any
+	// more.
 	leader keyspace.NodeID
 	// from is who says so, in the report of everything with the number whole.
 	from  keyspace.NodeID
 	whole uint64
-	// absent is in how many surveys on end the map did not have the range, and bare in how many
-	// its leader had been found and had not said yet how large it is.
+	// absent counts the surveys in a row in which the map did not have the range. bare counts
+	// those in which its leader was known and had not reported its size yet.
 	absent, bare int
 }
 

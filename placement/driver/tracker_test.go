@@ -7,8 +7,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What is lost of a report is noticed: the node is asked for everything. What comes twice
-// or late changes nothing.
+// A lost part of a report is noticed, and the node is asked for everything. What comes twice or
+// late changes nothing.
 func TestReportsHaveNoHoles(t *testing.T) {
 	h := newTracker()
 	led := func(id keyspace.RangeID, term uint64) Measure { return Measure{Range: id, Term: term, Bytes: 100} }

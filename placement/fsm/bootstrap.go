@@ -69,10 +69,9 @@ func (f *Bootstrap) nodeIDs() []keyspace.NodeID {
 	return ids
 }
 
-// PlacementVoters returns the placement group's first replicas. Its loss is an
-// outage of all writes, so it has five replicas where there are five nodes and
-// otherwise three, or as many as there are nodes: those with the lowest ids, which
-// are as good as random.
+// PlacementVoters returns the placement group's first replicas. Its loss stops all writes. So
+// it has five replicas if there are five nodes, and otherwise three, or as many as there are
+// nodes. It takes the nodes with the lowest ids, which are as good as random.
 func (f *Bootstrap) PlacementVoters() []keyspace.Replica {
 	ids := f.nodeIDs()
 	n := f.PlacementReplicas
@@ -89,10 +88,9 @@ func (f *Bootstrap) PlacementVoters() []keyspace.Replica {
 	return rs
 }
 
-// Ranges returns the first ranges: ids from 1 in key order, generation 1. Range i
-// has its replicas on the nodes i, i+1, … in the order of the ids, so that
-// replicas and leaders are spread evenly: the first replica of a descriptor is on
-// the node where the leader is preferred.
+// Ranges returns the first ranges: ids from 1 in key order, generation 1. Range i has its
+// replicas on the nodes i, i+1, … in the order of the ids. So replicas and leaders are spread
+// evenly: a descriptor's first replica is on the node of its preferred leader.
 func (f *Bootstrap) Ranges() []keyspace.Descriptor {
 	keys := slices.Clone(f.SplitKeys)
 	slices.SortFunc(keys, bytes.Compare)
@@ -119,8 +117,8 @@ func (f *Bootstrap) Ranges() []keyspace.Descriptor {
 	return ds
 }
 
-// FirstState returns the state that every founder writes: the same bytes from the
-// same Bootstrap, whatever the order of its lists. index is where every group begins: the
+// FirstState returns the state that every founder writes: the same bytes from the same
+// Bootstrap, whatever the order of its lists. index is the first index of the group: the
 // founding stands for the entry there.
 func (f *Bootstrap) FirstState(index uint64) *State {
 	s := NewState()

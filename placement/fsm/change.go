@@ -15,8 +15,8 @@ func (s *State) replace(index uint64, c component) {
 		s.dirty.ranges[g.Descriptor.Range] = true
 	}
 	for _, d := range c.New {
-		// A child inherits its parent's preferred leader: the row in whose span it was. Whoever
-		// begins where a range began that was to begin there keeps that border.
+		// A child inherits its parent's preferred leader: the row in whose span it was. A range
+		// keeps the border at its start if the range before it there was kept.
 		parent := c.Old[0]
 		kept := false
 		for _, g := range c.Old {

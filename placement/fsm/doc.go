@@ -39,13 +39,14 @@
 //
 // F5. No id of a range, of a replica or of a removed node is ever given out again.
 //
-// F6. A range has at most one operation under way. One that begins names the generation and
-// the configuration by which it was decided, and is refused where either has changed.
+// F6. A range has at most one operation under way. An operation names the generation and the
+// configuration of its decision, and is refused if either has changed.
 //
 // F7. A merge is either committed or aborted, never both. The commit replaces two rows by one
 // in a single command.
 //
-// F8. The compacted revision never exceeds the ceiling, X// LowerCeiling.
+// F8. Compact refuses a revision above the ceiling, and RaiseCeiling and LowerCeiling move the
+// ceiling in their own direction only.
 //
 // # What a command may do
 //

@@ -18,12 +18,12 @@ func GroupName(id keyspace.RangeID) string {
 	return "range " + id.String()
 }
 
-// PlacementGroup returns who holds the placement group, as of the map's version: its
-// ConfIndex is 0 where that is not known. Range and span mean nothing.
+// PlacementGroup returns the members of the placement group, as of the map's version. Its
+// ConfIndex is 0 if they are not known. Range and span mean nothing.
 func (m *Map) PlacementGroup() keyspace.Descriptor { return m.own }
 
-// own is the placement group's descriptor. Who its members are is raft's matter, and
-// stands in the applied record: the state shows it and stores it nowhere.
+// own is the placement group's descriptor. Raft decides the members, and the applied record has
+// them. The state shows them and does not store them.
 func (s *State) own() keyspace.Descriptor {
 	return keyspace.Descriptor{Range: OwnGroup, ConfIndex: s.membersIndex, Replicas: s.members}
 }

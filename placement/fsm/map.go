@@ -41,8 +41,8 @@ func (m *Map) Descriptors() []keyspace.Descriptor {
 	return ds
 }
 
-// DescriptorsSince returns the ranges whose rows have changed after a version of the map; all
-// of them, in key order, where that is 0.
+// DescriptorsSince returns the ranges whose rows have changed after a version of the map. For
+// version 0 it returns all of them, in key order.
 func (m *Map) DescriptorsSince(version uint64) []keyspace.Descriptor {
 	if version == 0 {
 		return m.Descriptors()
@@ -143,8 +143,8 @@ func (m *Map) Check() error {
 }
 
 // CheckAround is Check of a map whose rows were put over one that covers the keyspace exactly
-// once. There can be a hole or an overlap only beside one of them, since each row that went lay
-// under one; so a change of a large map costs no walk over all of it.
+// once. Each old row lay under a new one, so holes and overlaps can only be beside the new
+// rows. A change of a large map therefore costs no walk over all of it.
 func (m *Map) CheckAround(rows []*Range) error {
 	for _, g := range rows {
 		var around []keyspace.Descriptor // the row before, the row itself, and the one behind

@@ -172,7 +172,7 @@ func (s *State) applyBindMerge(o BindMerge) Result {
 	return Result{Err: err, Operation: op}
 }
 
-// applyCommitMerge is the commit point of a merge. What it finds changed it refuses: the
+// applyCommitMerge is the commit point of a merge. It refuses ranges that have changed: the
 // merge is to be aborted then.
 func (s *State) applyCommitMerge(index uint64, o CommitMerge) Result {
 	op, err := s.merging(o.Merge)
@@ -238,9 +238,9 @@ func (s *State) applyAbortMerge(o AbortMerge) Result {
 	return Result{Err: err, Operation: op}
 }
 
-// widen has every lease with keys in a part of the span list all of it. The record of one
-// that is being ended is another one from now on, also where it lists all of it already: its
-// mark may be carried back to where it was taken away.
+// widen has every lease with keys in a part of the span list all of it. The record of a lease
+// that is being ended is set anew, even if it lists the whole span already: the range's
+// attachment may return to a place from which it was removed.
 func (s *leases) widen(span keyspace.Span) {
 	var wider []*Lease
 	s.tree.Ascend(func(l *Lease) bool {

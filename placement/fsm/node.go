@@ -64,9 +64,9 @@ func (s NodeState) String() string {
 
 func (s NodeState) known() bool { return int(s) < len(nodeStates) }
 
-// becomes says whether an operator may have a node go from one state to the other. That
-// an unstarted one serves it says itself, and what is removed holds nothing: those two
-// are commands of their own.
+// becomes says whether an operator may have a node go from one state to the other. An unstarted
+// node reports by itself that it serves, and a removed node must hold nothing. Those two
+// transitions are commands of their own.
 func (s NodeState) becomes(to NodeState) bool {
 	switch s {
 	case NodeServing:
@@ -346,8 +346,8 @@ type PutNode struct {
 
 // SetNodeState has a node go from one state to another. With Leave, which goes with
 // NodeDecommissioned alone, it is removed once it holds nothing. Beside are the nodes that were
-// on their way out when somebody looked whether this one may follow: two that are asked for in
-// the same instant would else each be looked at without the other.
+// on their way out when somebody checked whether this one may leave too. Otherwise two nodes
+// that are asked in the same instant would each be checked without the other.
 type SetNodeState struct {
 	Node     keyspace.NodeID
 	From, To NodeState
@@ -421,9 +421,9 @@ func (s *State) applyPutNode(index uint64, o PutNode) Result {
 	return Result{}
 }
 
-// published is the row of a node that there is after it has published itself: it serves.
-// Where its bus is only an operator changes, as with etcd's members: who moves is to be
-// known before, and no two are to be in one place.
+// published is the row of a node that there is after it has published itself: it serves. Only
+// an operator changes the address of a node's bus, as with etcd's members. A move is known in
+// advance, and no two nodes have the same address.
 func (o *PutNode) published(old *Node) Node {
 	n := o.Node
 	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves

@@ -74,8 +74,8 @@ type Operation struct {
 	// Lead is who leads the range afterwards, if From or somebody else does before; 0
 	// leaves it to the range.
 	Lead keyspace.NodeID
-	// Replica is the id of the replica on To, which nobody ever had, or that of a learner
-	// that was left behind there. 0 where there is none.
+	// Replica is the id of the replica on To: a new one, or that of a learner that was left
+	// behind there. It is 0 if there is none.
 	Replica keyspace.ReplicaID
 	// Leaving is the id of the replica on From; 0 where there is none. A later one there is
 	// none of the operation's business.
@@ -160,8 +160,8 @@ func (s *State) setOperation(op Operation) {
 	s.operated(op.Range)
 }
 
-// operationOn returns the operation that a range has, be it that of the neighbour that is to
-// absorb it.
+// operationOn returns the operation of a range, also that of the neighbour that is to absorb
+// it.
 func (s *State) operationOn(id keyspace.RangeID) (Operation, bool) {
 	if left, ok := s.absorbing[id]; ok {
 		id = left

@@ -79,13 +79,12 @@ type fitting struct {
 	Stale []keyspace.Descriptor
 }
 
-// fit decides what of a report may enter the map. Descriptors are reported one
-// range at a time and in any order, and the map must cover the keyspace exactly
-// once after each change (invariant 3). So descriptors enter only in groups: all
-// reported ones that hang together through rows which they overlap, where they
-// tile the span of those rows exactly, and where every row that goes is that of a
-// range which is itself in the group. A split's parent thus never enters without
-// its child, and no report makes a range disappear.
+// fit decides what of a report may enter the map. Descriptors are reported one range at a time
+// and in any order, and the map must cover the keyspace exactly once after each change
+// (invariant 3). So descriptors enter only in groups. A group is all reported descriptors that
+// are connected through rows that they overlap. It enters if it tiles the span of those rows
+// exactly, and if every replaced row belongs to a range of the group. A split's parent thus
+// never enters without its child, and no report makes a range disappear.
 //
 // next bounds the range ids that exist. fit changes nothing; its answer depends
 // on its arguments alone.
@@ -160,8 +159,8 @@ func group(t *rangeTree, fresh []keyspace.Descriptor) (int, keyspace.Span) {
 	return n, span
 }
 
-// place puts one group, which hangs together through the rows of span, into Apply
-// where it fits and into Held where it does not yet.
+// place takes one group of descriptors that the rows of span connect. It puts the group into
+// Apply if it fits, and into Held if it does not fit yet.
 func (f *fitting) place(t *rangeTree, byID map[keyspace.RangeID]*Range, ds []keyspace.Descriptor, span keyspace.Span) {
 	old := overlapping(t, span)
 	in := make(map[keyspace.RangeID]bool, len(ds))

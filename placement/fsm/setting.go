@@ -16,8 +16,8 @@ const (
 	// SettingReplication is how many voters a range has, in decimal; 3 where it is not set.
 	SettingReplication = "placement.replication"
 	// SettingMergeAfter is after how long neighbours that are small and cold are merged by
-	// themselves, as a duration, or MergeOff. Where it is not set it is RangeMergeAfter of the
-	// node that leads.
+	// themselves, as a duration, or MergeOff. Without it RangeMergeAfter of the leading node
+	// counts.
 	SettingMergeAfter = "placement.merge-after"
 )
 

@@ -340,8 +340,8 @@ type View struct {
 	operationsChanged uint64
 }
 
-// View returns a View of the state. prev, where not nil, is an older View, whose
-// parts are shared where nothing has changed since.
+// View returns a View of the state. prev is an older View or nil. The new View shares its
+// unchanged parts.
 func (s *State) View(index, term uint64, prev *View) *View {
 	v := &View{meta: s.meta, Index: index, Term: term, leasesVersion: s.leases.version, operationsChanged: s.operationsChanged}
 	switch {

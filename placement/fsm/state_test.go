@@ -521,8 +521,8 @@ func kindOf(err error) error {
 	return kverror.Of(err).Kind
 }
 
-// TestMergeBesideTheEndOfALease: a merge that is committed makes the record of a lease that is
-// being ended another one, whatever it lists, and leaves alone what lives and lists all of it.
+// TestMergeBesideTheEndOfALease: a committed merge sets the record of a lease that is being
+// ended anew, whatever it lists. A live record that lists the whole span stays as it is.
 func TestMergeBesideTheEndOfALease(t *testing.T) {
 	s := (&Bootstrap{Cluster: 1, Nodes: []Node{{ID: 1}}}).FirstState(firstIndex)
 	span := func(start, end string) keyspace.Span { return keyspace.Span{Start: []byte(start), End: []byte(end)} }

@@ -147,12 +147,12 @@ func (l *AllocationLog) Bounds() (term uint64, after, last keyspace.Revision) {
 	return l.term, l.after, l.last
 }
 
-// Read copies entries with revisions above after into dst, in order and without a
-// hole, and returns how many and up to which revision: every revision in (after,
-// last] was allocated, and to nobody but those of the entries. Where last is
-// after, there are none above it yet. The first entry may begin at or below after. A
-// revision is never divided: dst has room for at least keyspace.MaxRevisionRanges
-// entries. Read returns ErrLogGone where the log does not hold after+1 of that term.
+// Read copies entries with revisions above after into dst, in order and without a hole. It
+// returns their number and a last revision: every revision in (after, last] was allocated, and
+// only to the ranges of the entries. Where last is after, there are none above it yet. The
+// first entry may begin at or below after. A revision is never divided: dst has room for at
+// least keyspace.MaxRevisionRanges entries. Read returns ErrLogGone where the log does not hold
+// after+1 of that term.
 func (l *AllocationLog) Read(term uint64, after keyspace.Revision, dst []Allocation) (n int, last keyspace.Revision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

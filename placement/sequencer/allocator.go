@@ -114,11 +114,10 @@ func newAllocator(log *AllocationLog) *allocator {
 	return &allocator{memory: map[keyspace.NodeID][]remembered{}, log: log}
 }
 
-// lead starts a term: an entry of it is applied, and ceiling is what the terms
-// before have left. Numbers start above it, and none is given until a higher
-// ceiling is committed. It is proposed with the first batch and not before: when all nodes
-// stop, a leader that is elected after the ceiling was lowered must not raise it again for
-// nobody (trap 67).
+// lead starts a term: an entry of it is applied, and ceiling is what the terms before have
+// left. Numbers start above it, and none is given until a higher ceiling is committed. It is
+// proposed with the first batch and not before. When all nodes stop, a leader that is elected
+// after the lowering must not raise the ceiling again for nobody (trap 67).
 func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
 	if term <= c.term {
 		panic(fmt.Sprintf("placement: sequencer of term %d led in term %d before", term, c.term))
@@ -225,8 +224,8 @@ func (c *allocator) withdraw(a *waitingBatch) {
 	}
 }
 
-// advance allocates what can be allocated. lease says that this node holds the
-// lease in the allocator's term; it was looked at after all that wait had arrived.
+// advance allocates as far as it can. lease says that this node holds the lease in the
+// allocator's term. It was read after all waiting batches had arrived.
 func (c *allocator) advance(lease bool) (out output) {
 	if c.phase == starting && len(c.waiting) > 0 {
 		c.wantCeiling(&out)

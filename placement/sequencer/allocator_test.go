@@ -219,8 +219,8 @@ func TestAllocationLogOfSeveralRanges(t *testing.T) {
 	}
 }
 
-// Whoever reads the log in pieces learns of all ranges of a revision at a time: it goes on
-// behind the last revision that it has read.
+// A reader of the log in pieces gets all ranges of a revision at a time, and continues behind
+// the last revision that it has read.
 func TestAllocationLogIsReadByWholeRevisions(t *testing.T) {
 	l := newAllocationLog(16)
 	l.restart(5, 10)

@@ -8,9 +8,9 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// MaxBatchRevisions bounds the revisions of one node's batch, and so those of one
-// request: a block, which is what fits between the last revision and the ceiling once the next
-// one is committed.
+// MaxBatchRevisions bounds the revisions of one node's batch, and so those of one request. It
+// is a block: so much fits between the last revision and the ceiling once the next ceiling is
+// committed.
 const MaxBatchRevisions = CeilingBlock
 
 // Bounds of a node's batch.

@@ -111,8 +111,8 @@ func TestAllocationLogAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A follower that the log runs away from is told from where on it knows again; one
-// that knows a later sequencer is refused.
+// A follower that is too slow for the log is told from which revision on it knows again. A
+// follower that knows a later sequencer is refused.
 func TestServeLogOfASlowFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newAllocationLog(4)

@@ -33,10 +33,9 @@ type Raft interface {
 
 // StateMachine is what the sequencer needs of the placement group's replicated state.
 type StateMachine interface {
-	// Propose proposes an effect in the term. done is called once, not necessarily before
-	// Propose returns: with the result when the entry is applied, with an error of fate
-	// NotApplied where it certainly was not appended, and of fate Unknown where leadership
-	// was lost.
+	// Propose proposes an effect in the term. It calls done once, perhaps before it returns.
+	// done gets the result when the entry is applied. It gets an error of fate NotApplied if
+	// the entry certainly was not appended, and of fate Unknown if leadership was lost.
 	Propose(g Proposer, term uint64, op fsm.Effect, done func(fsm.Result))
 	// View returns the newest state.
 	View() *fsm.View
@@ -179,8 +178,8 @@ func merge(a, b output) output {
 	return a
 }
 
-// leaseLocked looks at the lease. Whoever calls it has put all requests that it is
-// for into the last revision before.
+// leaseLocked looks at the lease. Its caller has put all requests that the lease is for into
+// the last input before.
 func (s *Sequencer) leaseLocked() bool {
 	return s.raft != nil && (s.raft.LeaseHeld(s.c.term) || mutation.Is(mutation.AllocatedWithoutLease))
 }
@@ -202,10 +201,10 @@ func (s *Sequencer) ceilingDone(term uint64, to keyspace.Revision, res fsm.Resul
 	// Otherwise leadership is lost, and the change of the leader ends the term.
 }
 
-// roundDone is the end of a ReadIndex round that began in the term. That it
-// succeeded proves nothing of this node if it has stopped leading meanwhile, since
-// raft then asks the new leader; but that one answers with an index at or above
-// the first entry of its own term, which is then applied here and seen.
+// roundDone is the end of a ReadIndex round that began in the term. A round that succeeds
+// proves nothing if this node has stopped leading meanwhile, since raft then asks the new
+// leader. But the new leader answers with an index at or above the first entry of its own term.
+// That entry is then applied here and seen.
 func (s *Sequencer) roundDone(term, round uint64, err error) {
 	applied := s.machine.View().Term
 	ok := err == nil && applied == term
@@ -256,8 +255,8 @@ type askAnswer struct {
 	err   error
 }
 
-// Begin gives the sequencer a batch. Where it is answered at once, the answer is in
-// the channel when begin returns.
+// Begin gives the sequencer a batch. If the batch is answered at once, the answer is in the
+// channel when Begin returns.
 func (s *Sequencer) Begin(from keyspace.NodeID, b Batch) *Pending {
 	p := &Pending{s: s, ch: make(chan askAnswer, 1)}
 	p.batch = &waitingBatch{
@@ -386,7 +385,7 @@ func (s *Sequencer) Resume() { s.input(func() output { return s.c.resume() }) }
 
 // Proposer is the part of the raft group that takes entries.
 type Proposer interface {
-	// Propose appends data if the group leads here in the term. Where it certainly
-	// does not, it returns an error or calls dropped, never both.
+	// Propose appends data if the group leads here in the term. If the group certainly does not
+	// append it, Propose returns an error or calls dropped, never both.
 	Propose(term uint64, data []byte, dropped func(error)) error
 }

@@ -61,8 +61,8 @@ func disturb(w *World, random *rand.Rand) {
 	}
 }
 
-// TestRandomClusters disturbs random clusters, and wants that nothing is ever done that is
-// not allowed; that, left alone, they come to rest; and what then holds.
+// TestRandomClusters disturbs random clusters. No operation may ever break a rule. Left alone,
+// the clusters come to rest, and then checkRest holds.
 func TestRandomClusters(t *testing.T) {
 	seeds := uint64(24)
 	if testing.Short() {

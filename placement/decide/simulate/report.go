@@ -24,9 +24,8 @@ type Report struct {
 	Copied           int64
 	// SplitsBySize and SplitsByLoad are the ranges that their leaders have split.
 	SplitsBySize, SplitsByLoad int
-	// Minimum is a lower bound of the moves that would have done: replicas that were
-	// lost or were to leave, and the largest replicas that bring every node into its
-	// band.
+	// Minimum is a lower bound of the moves that were needed: the replicas that were lost or
+	// had to leave, and the largest replicas that bring every node into its band.
 	Minimum int
 	// MovesUndone and TransfersUndone are those that went back, within half an hour, to
 	// a node that the range's replica or lead had left.
@@ -71,7 +70,7 @@ func (r *Report) left(g *span, node keyspace.NodeID, now clock.Time, lead bool) 
 
 func (r *Report) came(g *span, node keyspace.NodeID, now clock.Time, lead bool) {
 	for _, e := range g.events {
-		// What went before the last Mark was for another reason: the world has changed.
+		// Replicas that moved before the last Mark do not count: the world has changed since.
 		if e.node != node || e.lead != lead || e.at < r.since || now.Sub(e.at) > undoWindow {
 			continue
 		}
@@ -84,9 +83,9 @@ func (r *Report) came(g *span, node keyspace.NodeID, now clock.Time, lead bool) 
 	}
 }
 
-// minimum is a lower bound of the moves that bring the cluster in order: those that
-// rebuild what is lost, and then those that bring every node into its band, or spread
-// replicas over zones, whichever are more.
+// minimum is a lower bound of the moves that bring the cluster in order. It counts the moves
+// that rebuild what is lost. To these it adds the moves that bring every node into its band, or
+// those that spread replicas over zones, whichever are more.
 func (w *World) minimum() int {
 	lost, sharing := 0, 0
 	have := make([]int64, len(w.nodes))

@@ -144,9 +144,9 @@ func settled(rs []keyspace.Replica, to keyspace.NodeID) []keyspace.Replica {
 	return out
 }
 
-// end tells the decisions that the operation is over. One that they have abandoned counts to
-// them as one that came to its end, as with who carries out real ones: what it waited for is not
-// decided that way again, so that the range need not be left alone for Patience.
+// end tells the decisions that the operation is over. An abandoned operation counts as one that
+// has ended well, as with the real operator: the same way is not decided again, so the range
+// need not be left alone for Patience.
 func (w *World) end(t *task, done bool) {
 	t.gone = true
 	if t.op.Kind == decide.AddReplica || t.op.Kind == decide.MoveReplica {

@@ -1,14 +1,12 @@
-// Package simulate runs the decisions of package decide on a cluster that is not there:
-// nodes that fail and join, ranges that grow, copies that take their time, all in
-// simulated seconds. Nothing in it decides: it carries out what decide says, reports
-// what has changed as nodes would, and keeps count of what the decisions cost and
-// whether each of them was allowed. Simulated leaders split their ranges as leaders do,
-// by the bounds of package shard/load and the samples of package keyspace/divide.
+// Package simulate runs the decisions of package decide on a simulated cluster: nodes fail and
+// join, ranges grow, and copies take their time, all in simulated seconds. It decides nothing
+// itself. It executes the decisions, reports changes as nodes would, and counts what the
+// decisions cost and whether each one was allowed. Simulated leaders split their ranges as
+// leaders do, by the bounds of package shard/load and the samples of package keyspace/divide.
 //
-// A second is one step: copies go on at what sender and receiver have for each of
-// theirs, operations without a copy take one step, elections three. What it measures is
-// in Report; its stories are golden files, and so the same calls with the same seed
-// give the same report.
+// A second is one step: copies go on at what sender and receiver have for each of theirs,
+// operations without a copy take one step, elections three. Report has its measurements. Its
+// stories are golden files: the same calls with the same seed give the same report.
 package simulate
 
 import (
