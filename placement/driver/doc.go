@@ -12,15 +12,119 @@
 // operator executes each operation of the View until it is over. Package decide holds the
 // decisions themselves, which are pure.
 //
+// # The life of a decision
+//
+// Reports. Each node tells placement's leader which ranges it leads, in which term, what they
+// hold and bear, and how full its disk is. It tells everything once, then every 10 s what has
+// changed by much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10
+// requests a second (or a 64th of what splits a range, if that is less) are not reported. A new
+// leader of a range is reported after a second. Reports are numbered. A leader that misses one,
+// or is new, asks for everything; nothing is stored. Reports about a range that the map does not
+// have are kept for ten minutes. Ranges without a known leader are asked themselves, 64 of them
+// every 10 s. A node without a replica of the placement group learns from the end of its feed of
+// the map that placement has another leader, or none, and then reports at once.
+//
+// State. Placement's leader (decider) has the map, the node table, settings and operations from
+// the placement group. Beside them it keeps the reports, since when it has not heard a node, and
+// whether each node hears half of the others, which liveness messages say. A node that does not
+// is isolated. It hands over what it leads and keeps what it has. It gets neither leaders nor
+// replicas, with one exception: a range, or the placement group, that the next loss would stop
+// and that no other node can take. A risky copy is better than none. Such a copy may never
+// arrive. Its operation is given up for a better node as soon as one is there and the isolated
+// one has been isolated for 30 s. It is never given up for another isolated node, whose turn
+// comes when the operation's time is over. If no node hears half of the others, nobody is
+// treated as isolated. A new leader starts with what is replicated, counts all silence anew and
+// continues the operations that it finds. It decides nothing before it has heard every live
+// node, or for 30 s.
+//
+// Round. A round runs every second, and when an operation has ended. decide says what is most
+// urgent and what nodes can bear. The requirements of each decision are compared with the
+// present state. Then its operation goes through the placement group, which compares generation
+// and configuration of the range again when it applies the entry. The entry does nothing in
+// another term than its own. So a leader and a former leader cannot both change a range. A
+// refused operation leaves no trace and may be proposed again.
+//
+// Execute. The operation executes like any other (see below). Its record has the reason,
+// which skein placement operations shows as the metrics' word (command for what somebody has
+// asked for) and as a sentence. Its end makes room for the next one.
+//
+// Lists for operators. The node that is asked takes its map of the ranges, lays over it what
+// every replica says of itself, and uses the highest generation for each key. If keys are
+// missing, as behind a split, it asks again for up to 3 s and then says which are missing. A
+// range is merging from the commit of its merge until its leader has absorbed the other one. If
+// the placement group has no quorum, the list shows what one of its replicas knew last, marked
+// as stale. No command that waits takes that for an end, and nothing is changed by it.
+//
+// Copies that do not arrive. If a copy does not arrive while its operation has time, because the
+// leader does not reach the node for example, another node that can take it gets its turn, each
+// in turn. If ranges are to have fewer voters, those on drained nodes go before the others would
+// be fewer than a quorum of the new number: a drained node may be stopped at any time.
+//
+// Lost nodes. A node that has been silent for --node-dead-after counts as lost. A decommissioned
+// node counts as lost at once. Its replicas are rebuilt on others, first those of ranges that
+// one more loss would stop. If it is back in time, nothing happens. If it is back later, it
+// finds that it holds nothing and gets its share by balance.
+//
+// Settings. placement.paused stops all decisions, also repairs: whoever pauses works on the
+// cluster by hand and does not want a copy to begin there. Operations under way end, and those
+// asked for begin. placement.replication is how many voters a range has: 1, 3, 5 or 7, by
+// default 3. More than there are nodes for replicas is refused. With fewer nodes later, a range
+// has fewer voters. For skein placement set-replication the asked node first checks by what all
+// nodes say at that moment whether the change can be completed: nodes that serve and are heard,
+// room for the copies, ranges without a quorum. It says how many replicas are copied and
+// removed. Decisions then execute it, and skein placement show counts the ranges with too few or
+// too many voters.
+//
+// The placement group starts with a voter on each founder. It gets more voters if it has fewer
+// than ranges are to have, or fewer than three, and enough nodes serve. It gets fewer only by
+// nodes that leave. If some of its voters share a zone and another zone has fewer, they move
+// there one by one, not the leader's, once all have been heard and this has been so for 30 s. If
+// three nodes hold three replicas each, are heard and lead about as many ranges each, there is
+// nothing to decide.
+//
 // # The life of an operation
 //
-// BeginOperation takes it in, with an id: the index of that entry. From there on the record
-// and the range's own descriptor are all there is of it. NextStep tells the next step from
-// these two alone, so any later leader goes on where the last one stopped. A step that is
-// repeated is refused by the range, whose configuration has changed. When nothing is left to
-// do, the map learns the range's descriptor, and then EndOperation drops the record. An
-// operation without a step for too long ends where it stands: what it leaves behind, perhaps a
-// learner, is decided upon anew.
+// Order. Somebody asks placement for an operation on a range, or placement decides it: move a
+// replica from one node to another, add one, remove one, transfer the lead
+// (fsm.Operation). Its record goes through the placement group. The group refuses it if
+// the range has another operation under way or has changed since the decision. It gives the new
+// replica an id that no replica has ever had.
+//
+// Steps. Placement's leader executes it. Each step follows from the record and from the
+// descriptor of the range's leader, by a pure function (NextStep), so that the next leader
+// of placement can continue. First the new node gets a learner, which a snapshot fills. Then, in
+// one joint configuration, the learner becomes a voter and the old replica goes. A range's
+// leader that is to go hands over first: to the node that was chosen, or, if that one does not
+// follow, to the one that it thinks best. A leader that is only drained hands over to a node
+// that is not drained. Each change names the configuration by which it was decided, so that a
+// repeated step is refused. When no step is left, the map learns the range's descriptor, and then
+// EndOperation drops the record.
+//
+// Removal. The range's leader reports its descriptor. The replica that has gone learns it in one
+// of three ways: it applies the change itself, it hears so from a leader that does not know it
+// any more, or a sweep finds it, which compares map and replicas every 10 s. It is removed when
+// its own configuration, or a newer one in the map, is without it, and not earlier: group, log, data (package raftgroup/lifecycle). Its log goes only when everything committed in it is applied and
+// stored. The log may hold the split that makes a child whose own log already says what the
+// child has promised.
+//
+// Note. The node keeps a note of the newest replica of each range that has left it. It opens
+// neither that replica nor an older one again, whoever speaks to it and whatever log is
+// replayed. The log is gone, and with it the replica's promises: if it began anew, it could vote
+// for a replica that lacks what it has acknowledged and that has not heard of the change.
+// Together they would be a quorum of the old configuration.
+//
+// Leftovers. A learner without an operation is decided upon like anything else: a split came
+// between the steps, and the other half has a learner too. An operation is ended where it stands
+// if it makes no step for 10 minutes (20 s for a transfer for balance; a copy has eight times
+// its duration at --copy-bytes-per-second on top), or if it waits 30 s for a silent node. Its
+// learner is then taken up or removed in the same way.
+//
+// The placement group changes its members by the same operations, with no range named. Its
+// leader executes them. A leader that is to go hands over the operation together with the lead.
+// It ends its allocations and lowers the ceiling first, so that no revision stays unused and no
+// request fails. The members are part of the map, which each node hears from any replica of the
+// group that has a leader. Another node tells what it knows and who leads, so that a node that
+// was away for long finds the group through any node that it reaches.
 //
 // # The life of a merge
 //
@@ -32,6 +136,40 @@
 // one leader. Then the ranges are bound, every node stores what it has, the right range is
 // frozen, and the commit replaces two rows of the map by one. The right range stands still for
 // 2 s at most; else the merge is aborted.
+//
+// # The life of a merge that is decided
+//
+// Which. Placement's leader looks for neighbours that together have at most a quarter of
+// --range-max-bytes and of --range-split-load, as their leaders report them. So what was split
+// for its size or load is not merged while it still has it, and a merged range has to grow
+// fourfold before it is split again.
+//
+// When. Both have been so for --range-merge-after (an hour; 0 merges by command alone) without a
+// break, and neither was split or merged for as long. A new leader of placement counts anew.
+// Pausing placement stops these merges too. skein placement set-merge-after sets the time for
+// the cluster, in the setting placement.merge-after (at least 5 minutes, or off). It counts from
+// the next round on, whoever leads. Without the setting the nodes' flag counts.
+//
+// Kept borders. Borders that somebody has set: those of the founding (--initial-ranges,
+// --initial-split-keys) and each of skein range split, until skein range merge removes it. The
+// row of the range that begins there says so (Kept, shown by skein range list and show),
+// whichever range that becomes. Borders that leaders have made by themselves do not stay. A
+// range waits that is busy, has a replica on a silent node, or has a need of its own.
+//
+// How. First the replicas of the smaller range move to the nodes of the larger one, by ordinary
+// moves, if that spoils neither zones nor balance and neither has another neighbour there
+// already. Then it gets the other one's leader. Then both are merged as by command. A merge that
+// is decided therefore moves no replicas. It begins and commits only if both ranges are as they
+// were at the decision, with voters on the same nodes and a border that is not kept; the state
+// machine compares this both times. A node leads one such merge at a time, because each has
+// stores flushed.
+//
+// If it fails, it is repeated after 5 minutes, then each time after twice as long. After five
+// failures it waits until one of the two has changed or another node leads placement. The
+// decider reads the outcome in the map.
+//
+// The bounds are those of the flags of placement's leader. Nodes that split by other bounds
+// would undo what it merges.
 //
 // # What it guarantees
 //

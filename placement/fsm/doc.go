@@ -48,6 +48,37 @@
 // F8. Compact refuses a revision above the ceiling, and RaiseCeiling and LowerCeiling move the
 // ceiling in their own direction only.
 //
+// # States of a node
+//
+// A node's state stands in its row of the node table, which only entries of the placement group
+// change. Whether the node is alive is another question. The state machine refuses every
+// transition that is not here:
+//
+//	from                                          to                            by
+//	(no row)                                      unstarted, unstarted learner  an operator, who adds a node that is to come
+//	(no row), unstarted                           serving                       the node, which publishes itself
+//	unstarted learner                             learner                       the node, which publishes itself
+//	learner                                       serving, decommissioned       an operator, who promotes or removes it
+//	serving                                       draining, decommissioned      an operator
+//	draining                                      serving, decommissioned       an operator
+//	decommissioned                                serving                       an operator
+//	unstarted, unstarted learner, decommissioned  removed                       an operator, where the node holds nothing
+//
+// Founders serve from the founding on. Draining is temporary: the node gives up its leaders.
+// Decommissioned is permanent: it gives up its replicas too. Only a serving node gets replicas
+// by operations.
+//
+// A node is removed only while it holds nothing, which is checked when the entry is applied: no
+// replica in the range map or of the placement group, and no operation on its way there. A node
+// that an operator has decommissioned by command stays until somebody removes it. A node that
+// etcd's MemberRemove has decommissioned leaves: its row, skein node list and skein node show
+// say so. Decisions empty it like any other, with room and zones considered. Placement's leader
+// removes it once it holds nothing. If every serving node already has a replica of a range, or
+// of the placement group, that one goes on with one replica less. A skein node decommission that
+// waits meanwhile succeeds: the node has left. Id and name stay in the row of a removed node.
+// That id is never admitted again, neither with its old directory (the node stops when it
+// publishes itself) nor with an empty one.
+//
 // # What a command may do
 //
 // A command may read the state and its own fields. A time that goes into a row stands in the
