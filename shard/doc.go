@@ -1,7 +1,8 @@
 // Package shard is one replica of a range: the state machine that every replica
 // runs, and what the leader does on top of it: evaluate, sequence, propose, apply,
-// answer. Package shard/eval says what a request does, shard/locktable who waits for the
-// locks of transactions, shard/command what stands in the log.
+// answer. Package shard/pipeline carries a write from admission to answer, shard/eval says what a
+// request does, shard/locktable who waits for the locks of transactions, shard/command what stands
+// in the log.
 //
 //	Client ── bus method 16, or a function call ──▶ Store ──▶ Replica
 //
@@ -22,18 +23,9 @@
 //
 // # What it guarantees
 //
-// S1. A batch belongs to the leadership in which it was evaluated: a term, and
-// within the term a chain. Each entry names the entry that it was evaluated on and
-// is applied only on that one, in its own term and generation; anything else is a
-// no-op on every replica alike. So a write that was lost in the middle takes with
-// it all that were evaluated on top of it, and no stale compare ever wins.
-//
-// S2. Everything that can refuse a request is settled before a revision is asked for
-// (package eval). After that only the loss of leadership drops a write.
-//
-// S3. An answer that shows what is not applied yet is held back until it is: a
-// write until its own entry is applied, a request that changes nothing until every
-// pending version that it saw is applied and the leadership was confirmed after it.
+// S1, S2 and S3 are package pipeline's: a batch belongs to the leadership in which it was evaluated;
+// what can refuse a request is settled before it has a revision; an answer that shows what is not
+// applied yet is held back.
 //
 // S4 is package eval's: a revision that is not known yet is above its floor.
 //
@@ -41,9 +33,7 @@
 // keys that may be at or below R, then confirms the leadership, then reads, then
 // checks the range's compacted revision and generation.
 //
-// S6. A request that fails says whether it may have been applied. "Not applied" is
-// said only of what was never proposed, was certainly dropped, or is behind an
-// entry of a newer term in the log.
+// S6 is package pipeline's: a request that fails says whether it may have been applied.
 //
 // S7. From proposing a split until its fate is known the leader answers nothing for
 // the span that leaves.
@@ -113,20 +103,8 @@
 //
 // # What if …
 //
-// … the leader loses its term while a batch waits for revisions? The batch and the
-// overlay behind it are discarded, its requests are rerouted unseen, and the late
-// answer is ignored: its batch is nobody's any more. The numbers bear no event.
-//
-// … it loses its term after the proposal? The requests wait for the log: the entry
-// itself answers them, or the first entry of a newer term says that it never
-// comes. Beyond FateTimeout they get etcd's error for an unknown fate.
-//
-// … a proposal is dropped in a term that goes on (a transfer that failed)? The chain
-// is cut there: what was proposed behind it applies nowhere, and the next batch is
-// evaluated on the last entry before the cut.
-//
-// … a client gives up? Before evaluation its request is dropped, after it its write
-// is still proposed.
+// … the leadership ends, a proposal is dropped, or a client gives up while a write is under way?
+// See package pipeline.
 //
 // … a follower skips a split because a snapshot carried it past? The child's leader
 // sends to a group that is not here; this node asks it for the descriptor and opens
@@ -166,6 +144,50 @@
 //
 // … a prepare arrives when its attempt was decided against? The anchor's fence refuses
 // it; anywhere else it leaves a lock that no record lists, which is pushed away.
+//
+// # Locks
+//
+// A replica's mu guards its applied state as it is published, its pipeline, locks, feeds and load.
+// The host's apply pool alone touches what is being applied. No lock is held over the disk, the
+// network, the sequencer or a caller's answer. Lock order: a replica's mu, then the
+// store's, the pool's, the meter's or the version cache's.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	serve.go        what other nodes ask on the bus
+//	start.go        a Store: start, requests of this node, stop
+//	apply.go        the state machine: entries, snapshots
+//	drain.go        leaderships are handed over before a stop
+//	feeds.go        feeds and history of applied events
+//	admin.go        what changes, moves or describes replicas: the server
+//	merge.go        a merge on every replica
+//	lifecycle.go    a replica as package replicas sees it
+//	leadership.go   leaderships that begin and end
+//	here.go         reads of this replica without its leader
+//	push.go         old locks: what became of their transactions
+//	txncommand.go   commands of transactions over several ranges
+//	revoke.go       the keys of a revoked lease
+//	locks.go        what is applied goes into the lock table
+//	members.go      changes of members, transfers
+//	resolved.go     the resolved revision
+//	read.go         what makes a read at the leader right
+//	measure.go      sizes and loads
+//	pins.go         what holds a compaction back
+//	mergestep.go    steps of a merge at the leader
+//	split.go        splits
+//	pipeline.go     a replica as its pipeline sees it
+//	txnapply.go     items of transactions on every replica
+//	lease.go        attachments of leases and their registrations
+//	txnseal.go      what a command adds to an entry
+//	removal.go      whether old versions are removed
+//	adminclient.go  the client for admin.go
+//	replica.go      Replica, its state, its errors
+//	metrics.go      metrics
+//	limits.go       Limits
+//	store.go        Store, its state, what it needs
+//	maintenance.go  compacted revisions, old versions, counts
 //
 // # What it does not do
 //

@@ -147,17 +147,6 @@ func kept(rec *command.Record, from keyspace.Revision) error {
 	}
 }
 
-// positionLocked is the range's feed position. The child of a split that has applied no
-// batch has the events from before the split all the same. So its position is not zero:
-// whoever has none of these events is not there. It is below all others, whose terms are
-// above 0.
-func (r *Replica) positionLocked() rangeapi.FeedPosition {
-	if m := rangeapi.FeedPosition(r.rec.Last); m != (rangeapi.FeedPosition{}) {
-		return m
-	}
-	return rangeapi.FeedPosition{Number: 1}
-}
-
 // endFeedsAtSplitLocked ends all feeds behind what was applied before the split. Parent and
 // child are other ranges now, and their feeds begin where these ended.
 func (r *Replica) endFeedsAtSplitLocked(p *rangefeed.Publication, sp *appliedSplit) {

@@ -47,18 +47,6 @@ func (r *Replica) applyUnmark(b *engine.Batch, m rangeapi.Attachment, out *outco
 	return b.Delete(command.AttachmentKey(r.id, m.Lease))
 }
 
-// releaseLock ends a lock without a revision, and takes the mark of its lease away.
-func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
-	l := r.applying.txns.Locks[id]
-	if l == nil || !l.Keyless() {
-		return fmt.Errorf("lock %s is not that of a lease without keys", id)
-	}
-	if err := r.endLock(b, id, 0, out); err != nil {
-		return err
-	}
-	return r.applyUnmark(b, l.Revoke, out)
-}
-
 // attachment is a change of the index of leases.
 type attachment struct {
 	key      []byte

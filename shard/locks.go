@@ -7,13 +7,6 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// wokenLocked has the pool evaluate those who have their turn, if there are any.
-func (r *Replica) wokenLocked(woken bool) {
-	if woken {
-		r.pipe.Schedule()
-	}
-}
-
 // publishTxnsLocked takes over what an applied entry has done to locks, records and marks.
 func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	now := r.store.cfg.Clock.Now()

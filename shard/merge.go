@@ -23,12 +23,6 @@ import (
 // committed. So the entry that absorbs finds the source's last state in the engine of any
 // node that applies it, also after a crash, and never waits for another group.
 
-// awaitsLocked says whether the generation is one that this leader may be about to have:
-// the map has a merge as soon as it is committed.
-func (r *Replica) awaitsLocked(g keyspace.Generation) bool {
-	return g > r.rec.Generation && r.rec.Merge.Role == command.MergeTarget && r.leader.IsLeader
-}
-
 // applyMerge is a step of a merge on every replica.
 func (r *Replica) applyMerge(b *engine.Batch, kind command.Kind, body []byte, out *outcome) error {
 	c, err := command.DecodeMergeCommand(kind, body)

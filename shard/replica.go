@@ -252,106 +252,36 @@ func (r *Replica) reopen() {
 	}
 }
 
-// becomeLocked starts a leadership: everything that earlier leaders committed is
-// applied here, so that the last applied batch is the one to build on.
-func (r *Replica) becomeLocked(term uint64) {
-	r.pipe.Become(term)
-	r.fence = r.rec.Fence
+// awaitsLocked says whether the generation is one that this leader may be about to have:
+// the map has a merge as soon as it is committed.
+func (r *Replica) awaitsLocked(g keyspace.Generation) bool {
+	return g > r.rec.Generation && r.rec.Merge.Role == command.MergeTarget && r.leader.IsLeader
 }
 
-// LeaderChanged implements raftgroup.StateMachine.
-func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
-	var out pipeline.Answers
-	r.mu.Lock()
-	old := r.leader
-	r.leader = s
-	if r.pipe.Leads() && (!s.IsLeader || s.Term != r.pipe.Term()) {
-		r.loseLocked(&out)
-	}
-	if s.IsLeader && s.Ready && !r.pipe.Leads() && !r.stopped && r.group != nil {
-		r.becomeLocked(s.Term)
-	}
-	if !s.IsLeader {
-		r.pipe.Refuse(&out, r.errorLocked(kverror.NotLeader, "the leader changed"))
-	}
-	r.notifyLocked()
-	leads, gained := r.pipe.Leads(), r.leader.IsLeader && !old.IsLeader
-	r.mu.Unlock()
-	r.pipe.Send(&out)
-
-	if gained {
-		r.store.metrics.leaders.Inc()
-	} else if old.IsLeader && !s.IsLeader {
-		r.store.metrics.leaders.Dec()
-	}
-	if leads {
-		r.leads()
+// wokenLocked has the pool evaluate those who have their turn, if there are any.
+func (r *Replica) wokenLocked(woken bool) {
+	if woken {
+		r.pipe.Schedule()
 	}
 }
 
-// leads begins what a leader does. Whoever becomes one reports its descriptor: a
-// report may have died with the leader before it.
-func (r *Replica) leads() {
-	r.mu.Lock()
-	care, watched := r.needsCareLocked() || r.heldBackLocked(), !r.locks.Empty()
-	d := r.descriptorLocked()
-	r.load.Measure() // it may have been too large under another leader
-	r.mu.Unlock()
-	r.pipe.Schedule()
-	if watched {
-		r.store.pushes.note(r)
+// positionLocked is the range's feed position. The child of a split that has applied no
+// batch has the events from before the split all the same. So its position is not zero:
+// whoever has none of these events is not there. It is below all others, whose terms are
+// above 0.
+func (r *Replica) positionLocked() rangeapi.FeedPosition {
+	if m := rangeapi.FeedPosition(r.rec.Last); m != (rangeapi.FeedPosition{}) {
+		return m
 	}
-	r.store.cfg.Reporter.ReportDescriptors(d)
-	if care {
-		r.store.maintenance.note(r)
-	}
+	return rangeapi.FeedPosition{Number: 1}
 }
 
-// opened gives the replica its group, whose first words it may have heard already.
-func (r *Replica) opened(g group) {
-	r.mu.Lock()
-	r.group = g
-	if r.leader.IsLeader && r.leader.Ready && !r.pipe.Leads() && !r.stopped {
-		r.becomeLocked(r.leader.Term)
+// endChangeLocked says what became of the change that this leader had proposed.
+func (r *Replica) endChangeLocked(err error) {
+	if r.change == nil {
+		return
 	}
-	leads := r.pipe.Leads()
-	r.notifyLocked()
-	r.mu.Unlock()
-	if leads {
-		r.leads()
-	}
-}
-
-// loseLocked ends the leadership, and what it has under way beside the pipeline.
-func (r *Replica) loseLocked(out *pipeline.Answers) {
-	r.wokenLocked(r.locks.DropPending())
-	r.dropRegistrationsLocked()
-	r.pipe.Lose(out)
-	r.compacting, r.counting = 0, false
-	r.altering = 0
-	// Whether the change happened, the log says; this replica answers nothing for
-	// anybody until it leads again, by when it has applied it.
-	r.endChangeLocked(kverror.New(kverror.LeaderChanged, "the leadership ended"))
-}
-
-// stop ends the replica with its node.
-func (r *Replica) stop() { r.end(kverror.New(kverror.Stopped, "node %s stops", r.store.cfg.Self)) }
-
-// end ends the replica: every caller gets an answer, and who comes later the same.
-func (r *Replica) end(why *kverror.Error) {
-	var out pipeline.Answers
-	r.mu.Lock()
-	if !r.absorbed || r.ended == nil {
-		r.ended = why // else whoever comes learns where the keys are
-	}
-	r.stopped = true
-	if r.pipe.Leads() {
-		r.loseLocked(&out)
-	}
-	r.pipe.Refuse(&out, why)
-	r.pipe.Abandon(&out)
-	r.feeds.End(why)
-	r.notifyLocked()
-	r.mu.Unlock()
-	r.pipe.Send(&out)
+	r.change.err = err
+	close(r.change.done)
+	r.change = nil
 }

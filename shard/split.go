@@ -68,16 +68,6 @@ func changeFate(o *outcome) error {
 	return kverror.New(kverror.Dropped, "the range had changed")
 }
 
-// endChangeLocked says what became of the change that this leader had proposed.
-func (r *Replica) endChangeLocked(err error) {
-	if r.change == nil {
-		return
-	}
-	r.change.err = err
-	close(r.change.done)
-	r.change = nil
-}
-
 // Split cuts the range at key: this range keeps [start, key), a new one gets
 // [key, end). It returns both descriptors once the split is applied here. A
 // generation other than 0 must be the range's. Errors are of package kverror; with

@@ -2,7 +2,6 @@ package shard
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,73 +137,6 @@ type Store struct {
 // alarm is a call that was put off.
 type alarm struct{ t clock.Timer }
 
-// NewStore returns a store without replicas. Open brings in those of the engine.
-func NewStore(cfg Config) *Store {
-	cfg.Limits.fill()
-	if cfg.Workers == 0 {
-		cfg.Workers = runtime.GOMAXPROCS(0)
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = zap.NewNop()
-	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = NewMetrics(nil)
-	}
-	s := &Store{
-		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
-		replicas: make(map[keyspace.RangeID]*Replica),
-		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
-	}
-	s.reads.Node, s.reads.OneBytes, s.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
-	s.compacted.Store(-1)
-	s.metrics.compacted.Set(-1)
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.pipes = s.newPipes()
-	s.readers = eval.ReadShared{
-		Cache: s.cache, Pages: eval.NewPageCounts(cfg.Limits.Pages), AnswerBytes: cfg.Limits.AnswerBytes, Compacted: s.Compacted,
-		Metrics: s.metrics.reads,
-	}
-	s.pushes = newPushes(s)
-	s.unpins = &unpins{store: s, held: map[*Replica]struct{}{}}
-	s.meter = load.NewMeter(load.Config{
-		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
-		Some: s.someLoads, Metrics: cfg.Metrics.load,
-	})
-	s.feeds = newFeeds(s)
-	s.maintenance, s.ids = newMaintenance(s), idalloc.New(cfg.IDs, cfg.Clock)
-	s.client = rangeapi.NewClient(cfg.Self, s, cfg.Bus)
-	s.admins = &AdminClient{self: cfg.Self, local: s, bus: cfg.Bus}
-	s.removal.Clock, s.removal.Nodes = cfg.Clock, removalNodes{s.admins}
-	s.lifecycle = newLifecycle(s)
-	s.pipes.Pool.Start(cfg.Workers)
-	s.wg.Go(func() { s.maintenance.run(s.ctx) })
-	s.wg.Go(func() { s.ids.Run(s.ctx) })
-	s.wg.Go(s.runMeter)
-	s.lifecycle.Start(s.ctx, s.wg.Go)
-	return s
-}
-
-// newPipes returns what the pipelines of all replicas share.
-func (s *Store) newPipes() pipeline.Shared {
-	l := &s.cfg.Limits
-	var overloaded func() bool
-	if s.cfg.Disk != nil {
-		overloaded = s.cfg.Disk.Overloaded
-	}
-	return pipeline.Shared{
-		Limits: pipeline.Limits{
-			PendingBytes: l.PendingBytes, RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
-			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
-		},
-		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),
-		Reads: &s.reads, Cache: s.cache, Metrics: s.metrics.pipeline, After: s.after,
-	}
-}
-
-// Open opens every replica that the engine holds. It is called once, before
-// requests come.
-func (s *Store) Open() error { return s.lifecycle.Open(s.ctx) }
-
 // Replica returns the replica of the range on this node, nil where there is none.
 func (s *Store) Replica(id keyspace.RangeID) *Replica {
 	s.mu.RLock()
@@ -230,32 +162,6 @@ func (s *Store) Client() *rangeapi.Client { return s.client }
 // Admin returns the client for what changes, moves or describes replicas, here and on
 // other nodes.
 func (s *Store) Admin() *AdminClient { return s.admins }
-
-// Do serves one request to a replica of this node. It returns when the request is
-// answered or ctx has ended; a write that is under way then is still carried out.
-func (s *Store) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
-	r := s.Replica(req.Range)
-	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
-	}
-	if err := rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps); err != nil {
-		return nil, err
-	}
-	watch := clock.StartStopwatch()
-	if !rangeapi.CanWrite(req.Op) {
-		resp, err := r.read(ctx, req)
-		s.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
-		return resp, err
-	}
-	resp, err := r.pipe.Do(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
-	s.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
-	if err != nil {
-		s.metrics.failed.Inc()
-	} else {
-		s.metrics.committed.Inc()
-	}
-	return resp, err
-}
 
 // noSpace says why puts are refused, nil if they are not.
 func (s *Store) noSpace() error {
@@ -341,29 +247,4 @@ func (s *Store) isDraining() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.draining
-}
-
-// Stop ends the node's goroutines and answers every request that is under way.
-// Replicas go on applying what their host gives them. It is called before the host
-// stops.
-func (s *Store) Stop() {
-	s.mu.Lock()
-	if s.stopped {
-		s.mu.Unlock()
-		return
-	}
-	s.stopped = true
-	for a := range s.timers {
-		if a.t.Stop() {
-			s.wg.Done()
-			delete(s.timers, a)
-		}
-	}
-	s.mu.Unlock()
-	s.cancel()
-	s.pipes.Pool.Stop()
-	for _, r := range s.Replicas() {
-		r.stop()
-	}
-	s.wg.Wait()
 }

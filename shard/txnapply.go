@@ -242,3 +242,15 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved co
 	}
 	return moved, nil
 }
+
+// releaseLock ends a lock without a revision, and takes the mark of its lease away.
+func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
+	l := r.applying.txns.Locks[id]
+	if l == nil || !l.Keyless() {
+		return fmt.Errorf("lock %s is not that of a lease without keys", id)
+	}
+	if err := r.endLock(b, id, 0, out); err != nil {
+		return err
+	}
+	return r.applyUnmark(b, l.Revoke, out)
+}

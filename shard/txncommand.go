@@ -298,21 +298,6 @@ func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eva
 	s.on = []*locktable.Held{r.locks.Acquire(l, int64(s.size), r.store.cfg.Clock.Now())}
 }
 
-// add puts a command with an item that decides about locks into the batch.
-func (s *txnCommand) add(c *pipeline.Call, it *command.TxnItem, on ...*locktable.Held) {
-	for _, h := range on {
-		h.Deciding = true
-	}
-	s.item, s.on, s.size = it, on, 64
-	if it.Record != nil {
-		s.size += it.Record.Bytes()
-	}
-	for _, k := range it.Keys {
-		s.size += len(k) + command.VersionOverheadBytes
-	}
-	s.r.pipe.Append(c)
-}
-
 // decidingLocked has a call wait for a lock about which an entry on its way decides.
 func (r *Replica) decidingLocked(c *pipeline.Call, h *locktable.Held) bool {
 	if h == nil || !h.Deciding {
@@ -320,13 +305,6 @@ func (r *Replica) decidingLocked(c *pipeline.Call, h *locktable.Held) bool {
 	}
 	r.pipe.Block(c, locktable.Meeting{Held: h})
 	return true
-}
-
-// say answers a command that found nothing to change, once the leadership is confirmed:
-// an old leader must not answer so.
-func (s *txnCommand) say(c *pipeline.Call, a rangeapi.TxnAnswer, out *pipeline.Answers) {
-	s.answer = a
-	s.r.pipe.Confirm(c, out)
 }
 
 func (s *txnCommand) commit(c *pipeline.Call, op *rangeapi.Commit, out *pipeline.Answers) {

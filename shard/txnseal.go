@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
 )
 
@@ -127,4 +128,26 @@ func (s *txnCommand) AppendItem(dst []byte, id rangeapi.LockID) (_ []byte, hash 
 // Settle implements pipeline.Effect: a revoke has its revision.
 func (s *txnCommand) Settle(_ *pipeline.Call, rev keyspace.Revision) {
 	s.answer = &rangeapi.Revoked{Revision: rev}
+}
+
+// add puts a command with an item that decides about locks into the batch.
+func (s *txnCommand) add(c *pipeline.Call, it *command.TxnItem, on ...*locktable.Held) {
+	for _, h := range on {
+		h.Deciding = true
+	}
+	s.item, s.on, s.size = it, on, 64
+	if it.Record != nil {
+		s.size += it.Record.Bytes()
+	}
+	for _, k := range it.Keys {
+		s.size += len(k) + command.VersionOverheadBytes
+	}
+	s.r.pipe.Append(c)
+}
+
+// say answers a command that found nothing to change, once the leadership is confirmed:
+// an old leader must not answer so.
+func (s *txnCommand) say(c *pipeline.Call, a rangeapi.TxnAnswer, out *pipeline.Answers) {
+	s.answer = a
+	s.r.pipe.Confirm(c, out)
 }

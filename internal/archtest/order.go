@@ -37,6 +37,11 @@ const maxUpward = 39
 
 // upward are the allowed upward arrows by package.
 var upward = map[string][]call{
+	"shard": {
+		{"adminclient.go", "admin.go", "the client asks its own node by a function call"},
+		{"maintenance.go", "pins.go", "maintenance asks what holds a range back, and pins that go have it look again"},
+		{"maintenance.go", "store.go", "maintenance asks its store for the cluster's compaction, of which the store tells it"},
+	},
 	"transport": {
 		{"loopback.go", "endpoint.go", "the Endpoint owns every goroutine, and the loopback is a field of it"},
 		{"session.go", "endpoint.go", "the end of a session changes the PeerState that its Endpoint keeps"},
