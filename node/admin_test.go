@@ -87,9 +87,9 @@ func TestListsWithoutQuorum(t *testing.T) {
 	})
 }
 
-// TestPlacementWithoutQuorum: who holds the placement group, what is under way and what is set
-// is still said, by what a replica knew last, at a node that has one and at one that has none;
-// and that it may be old.
+// TestPlacementWithoutQuorum: without a quorum the commands still show the placement group,
+// its operations and its settings, by what a replica knew last. They say that this may be old.
+// That holds at a node with a replica and at one without.
 func TestPlacementWithoutQuorum(t *testing.T) {
 	bubble(t, 4, nil, nil, func(r *rig) {
 		r.pause()

@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 )
 
-// One range that fills becomes several by itself, which every node finds, keeps what was
-// written, and takes no revision for that; none is split that is not too large.
+// A range that fills is split into several. Every node finds them, no write is lost, and
+// the splits take no revision. No range below the bound is split.
 func TestRangesSplitByThemselves(t *testing.T) {
 	const most, values, size = 256 << 10, 320, 4 << 10
 	bubble(t, 3, nil, func(o *Options) { o.RangeMaxBytes = most }, func(r *rig) {

@@ -166,11 +166,11 @@ func overGRPC(b *testing.B, n *Node) gateway {
 	}
 }
 
-// BenchmarkPath is the whole path of a put and of a linearizable get: three nodes in
-// this process, 8 ranges, values of 256 bytes, real bus, real disks, clients spread
-// over the nodes. "router" calls the gateway as a function; "grpc" goes through the
-// client port, and its CPU is the client's too. One client at a time tells the
-// latency, many tell the cost.
+// BenchmarkPath is the whole path of a put and of a linearizable get. Three nodes run
+// in this process with 8 ranges, values of 256 bytes, a real bus and real disks;
+// clients are spread over the nodes. "router" calls the gateway as a function. "grpc"
+// goes through the client port, and its CPU includes the client's. One client at a time
+// tells the latency, many tell the cost.
 func BenchmarkPath(b *testing.B) {
 	nodes := benchNodes(b)
 	var direct, grpcs []gateway

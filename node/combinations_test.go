@@ -26,8 +26,8 @@ func flagged(cfg *config.Config) func(*Options) {
 	}
 }
 
-// Whatever limits the flags set together, at their ends too: either they are refused before
-// the node starts, or it starts and takes the largest request that they allow.
+// Limits that flags set together, up to their extremes, are either refused before the node
+// starts, or it starts and takes the largest request that they allow.
 func TestLimitsWorkTogetherOrAreRefused(t *testing.T) {
 	const most = rangeapi.MaxRequestBytes
 	for i, c := range []struct{ flags, refused string }{
@@ -94,9 +94,9 @@ func largestPut(r *rig, most int) {
 	r.mustGet(r.nodes[0], "k", value)
 }
 
-// The parts of one transaction over several ranges do not refuse one another on a node that
-// leads all of them, however large its values or keys, and however small the node's memory; nor
-// does what one leaves behind its answer refuse the next one.
+// On a node that leads all ranges of a transaction its parts do not refuse one another, however
+// large its values or keys and however small the node's memory. Nor does its clean-up after the
+// answer make the node refuse the next transaction.
 func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
 	long(t, "moves hundreds of megabytes")
 	for _, request := range []int{3 << 19, rangeapi.MaxRequestBytes} {

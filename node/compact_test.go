@@ -17,9 +17,9 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// trap 65: once Compact was answered at one node, a Get, or one within a transaction, of
-// an older revision is refused at every node and in every range, at once: nobody's
-// knowledge may lag. At the compacted revision and above all nodes go on answering.
+// trap 65: once one node has answered Compact, every node refuses reads of older
+// revisions in every range at once, within transactions too. No node may lag. At the
+// compacted revision and above all nodes go on answering.
 func TestCompactedIsKnownEverywhereAtOnce(t *testing.T) {
 	const ranges = 4
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {
@@ -137,9 +137,9 @@ func TestPhysicalCompactionIsAnsweredWhenNothingIsLeft(t *testing.T) {
 	})
 }
 
-// A physical compaction waits for the transactions that may still read what it lets go, and
-// not for what they have pinned: also where they follow on each other all the time, over
-// ranges that only they use. etcdctl waits 5 s for an answer.
+// A physical compaction waits for the transactions that may still read what it removes, and
+// not for revisions that they have pinned. That holds for an endless series of transactions
+// over ranges that only they use. etcdctl waits 5 s for an answer.
 func TestPhysicalCompactionBehindTransactions(t *testing.T) {
 	bubble(t, 3, borders(4), nil, func(r *rig) {
 		ctx, cancel := context.WithCancel(r.t.Context())
@@ -335,8 +335,8 @@ func TestCompactionsAtTheEdges(t *testing.T) {
 	})
 }
 
-// What --auto-compaction-* ask for: what is older than a period goes, also where the
-// leader changes meanwhile, and nothing else.
+// The flags --auto-compaction-*: versions older than a period are removed and no
+// others, even if the leader changes meanwhile.
 func TestAutomaticCompaction(t *testing.T) {
 	bubble(t, 3, borders(2), func(o *Options) { o.KeepPeriod = time.Minute }, func(r *rig) {
 		readable := func(n *rigNode, at int64) bool {

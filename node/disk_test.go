@@ -12,10 +12,10 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 )
 
-// memDisk is a memory disk of a fixed size: it forgets in a crash what was not
-// synced, can be filled by somebody else, and can hang. A sync takes no time: one
-// that slept while Pebble holds a mutex (as it does in Open) would stop the time
-// of the bubble, for whoever waits for a mutex is not durably blocked.
+// memDisk is a memory disk of a fixed size: it forgets in a crash what was not synced,
+// can be filled by somebody else, and can hang. A sync takes no time. Pebble may hold a
+// mutex during one, as it does in Open, and a goroutine that waits for a mutex is not
+// durably blocked: the time of the bubble would stop.
 type memDisk struct {
 	vfs.FS
 	mem *simdisk.Disk
@@ -60,8 +60,8 @@ func (d *memDisk) adopt(dir string) {
 	}
 }
 
-// crash returns what is left after a power cut that keeps so many percent of the
-// blocks that were not synced.
+// crash returns the disk after a power cut. It keeps the given percentage of the blocks
+// that were not synced.
 func (d *memDisk) crash(keepPercent int, rng *rand.Rand) *memDisk {
 	return newMemDisk(d.mem.Crash(keepPercent, rng))
 }

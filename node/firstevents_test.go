@@ -122,9 +122,9 @@ func (f *firstEvents) run(n *rigNode) (worst time.Duration) {
 	return worst
 }
 
-// The first events at a gateway where nobody watched before come as soon as later ones:
-// also right after the ranges were split, when some replicas do not know of it yet, and
-// after placement has another leader.
+// The first events at a gateway without watchers come as soon as later ones. That holds
+// right after splits, when some replicas do not know of them yet, and after a change of
+// placement's leader.
 func TestFirstEventsAreNotLate(t *testing.T) {
 	seeds := []uint64{8, 15, 16, 20, 21, 23, 24, 25, 27}
 	for _, seed := range seeds[:fewer(len(seeds), 3)] {

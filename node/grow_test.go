@@ -20,8 +20,8 @@ func (b sizedBus) SetQueueBytes(q [4]int64) {
 	b.Bus.SetQueueBytes(q)
 }
 
-// A cluster that grows from three nodes to nine is bounded as one that was founded by nine:
-// what waits for all peers of a node together stays within its budget. All serve all.
+// A cluster that grows from three nodes to nine has the same bounds as one that nine nodes
+// found: the queues to all peers of a node together stay within its budget. All serve all.
 func TestAClusterGrowsThreefold(t *testing.T) {
 	var sizes atomic.Pointer[[4]int64]
 	bubble(t, 3, nil, func(o *Options) {

@@ -19,8 +19,8 @@ import (
 
 const hangRanges = 6
 
-// A node whose disk hangs loses its leaderships within a few election timeouts, the
-// sequencer's among them; nobody reads old values meanwhile, and when the disk comes
+// A node whose disk hangs loses its leaderships within a few election timeouts,
+// including the sequencer's. Nobody reads old values meanwhile. When the disk comes
 // back the node takes part again.
 func TestHangingDisk(t *testing.T) {
 	for _, holds := range []string{"sequencer", "no sequencer"} {
@@ -51,7 +51,7 @@ func testHangingDisk(r *rig, hung *rigNode) {
 	release := hung.disk.stall()
 	defer release()
 	start := time.Now()
-	// What the hung node answers to a put that it leads is the client's own matter.
+	// The hung node may answer anything to a put to a range that it leads.
 	var puts sync.WaitGroup
 	for range 8 {
 		puts.Go(func() {
@@ -94,7 +94,7 @@ func testHangingDisk(r *rig, hung *rigNode) {
 }
 
 // Once a node knows that its disk hangs, it takes no more puts to the ranges that it
-// still leads: they go to whoever leads next, and none waits for the request timeout.
+// still leads. They go to the next leader, and none waits for the request timeout.
 func TestHangingDiskRefusesPuts(t *testing.T) {
 	bubble(t, 3, borders(hangRanges), nil, func(r *rig) {
 		hung := r.nodes[0]
@@ -122,9 +122,9 @@ const (
 	probePause    = 3 * time.Millisecond
 )
 
-// probe counts a key up at one node and reads it at another, through its gateway and
-// at its own replica: no read may miss a put that was acknowledged before it began.
-// The returned function ends it.
+// probe increments a key at one node and reads it at another, through the gateway and
+// at the node's own replica. A read must not miss a put that was acknowledged before
+// the read began. The returned function ends it.
 func (r *rig) probe(reads, writes *rigNode, span int) (stop func()) {
 	key := keyOf(span) + "/probe"
 	ctx, cancel := context.WithCancel(r.t.Context())

@@ -43,8 +43,8 @@ func (r *rig) refusedWithoutItsDisk(lost *rigNode, others ...*rigNode) {
 	}
 }
 
-// trap 47, in its worst moment: all nodes start at the same time, one of them with
-// an empty disk, and no peer knows anything yet but what is on its own disk.
+// trap 47, at its worst moment: all nodes start at the same time, one of them with an
+// empty disk, and each peer knows only its own disk yet.
 func TestANodeWithoutItsDiskIsRefusedAmongStartingPeers(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
@@ -187,8 +187,8 @@ func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 	})
 }
 
-// trap 47: the only founder has nobody to ask when it has lost its disk. Who has joined since
-// speaks to it, and keeps it from founding the cluster anew beside the one that goes on.
+// trap 47: the only founder has nobody to ask when it has lost its disk. Nodes that have
+// joined since tell it, so it does not found a second cluster beside the running one.
 func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		only := r.nodes[0]
@@ -223,9 +223,9 @@ func (b visitedBus) Start() error {
 	return b.Bus.Start()
 }
 
-// trap 47: a founder that starts again knows by its log that the cluster has run, though its
-// store is as young as on the first day: together with one that has lost its disk it would
-// be a quorum that lacks what was acknowledged.
+// trap 47: a founder that starts again knows by its log that the cluster has run, although
+// its store is still empty. Together with a founder that has lost its disk it would form a
+// quorum that lacks acknowledged writes.
 func TestAFoundersLogTellsThatTheClusterHasRun(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "k", "v")

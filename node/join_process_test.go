@@ -59,9 +59,9 @@ func (c *processes) refused(p *process, says ...string) {
 	}
 }
 
-// A fourth node joins three that are under load through any of them, and then a fifth one
-// through the fourth: it serves, takes a range over, is killed and comes back while those
-// that it has joined by are down.
+// A fourth node joins three loaded ones through any of them, and a fifth one joins
+// through the fourth. It serves and takes a range over. It is killed, and comes back
+// while the nodes that admitted it are down.
 func TestJoinByCommand(t *testing.T) {
 	c := serving(t)
 	h := newHistory()
@@ -204,8 +204,8 @@ func TestAddedMemberStarts(t *testing.T) {
 	if st, err := cl.Status(ctx, other.client); err != nil || st.Leader != list()[other.name] {
 		t.Errorf("%s is to lead: %v, %v", other.name, st, err)
 	}
-	// Another node leads placement since an instant, and decides nothing before each node has told it
-	// of itself, which may take as long as a request waits: the same one again waits on.
+	// A new leader of placement decides nothing before each node has reported to it. That may take
+	// as long as a request waits, so the same request is repeated.
 	for {
 		_, err := cl.MemberRemove(ctx, added.Member.ID)
 		if err == nil || errors.Is(err, rpctypes.ErrMemberNotFound) {
@@ -226,8 +226,8 @@ func TestAddedMemberStarts(t *testing.T) {
 	c.refused(n4, "was removed")
 }
 
-// Of two machines that come at once under one name and one peer URL one is let in, and the
-// other one ends with what to do, whether they come by --join or as an added member.
+// Two machines come at once under one name and one peer URL. One is admitted, and the
+// other ends with advice, whether they come by --join or as an added member.
 func TestTwoMachinesUnderOneName(t *testing.T) {
 	c := serving(t)
 	for _, added := range []bool{false, true} {

@@ -220,8 +220,8 @@ func (r *rig) load(nodes ...*rigNode) (stop func() (puts, failed int)) {
 	}
 }
 
-// A fourth node joins under load: it holds nothing and serves everything, a range is moved
-// to it, and after a restart it knows by itself who it is and whom to speak to.
+// A fourth node joins under load. It serves everything and holds nothing, then a range
+// moves to it. After a restart it knows its own id and its peers.
 func TestANodeJoinsUnderLoad(t *testing.T) {
 	const ranges = 4
 	bubble(t, 3, borders(ranges), shortLog, func(r *rig) {
@@ -444,7 +444,7 @@ func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
 			r.t.Errorf("it ended by %v", err)
 		}
 		r.crash(n)
-		// Whoever answers for --join says it, and the cluster does where nobody answers.
+		// The peer that answers for --join says it, or the cluster does if no peer answers.
 		if err := r.join(r.t.Context(), n, r.nodes[0]); err == nil || !strings.Contains(err.Error(), "was removed") {
 			r.t.Errorf("it starts again: %v", err)
 		}

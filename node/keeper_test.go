@@ -71,8 +71,8 @@ func (k *operator) node(name string) *adminpb.Node {
 	return l.GetNodes()[i]
 }
 
-// TestNodeStates: what an operator asks of a node at one node is seen at all of them, and
-// what makes no sense is refused with what to do instead.
+// TestNodeStates: all nodes see an order that an operator gives at one of them. An order
+// that makes no sense is refused with advice.
 func TestNodeStates(t *testing.T) {
 	const ranges = 4
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {
@@ -124,8 +124,8 @@ func TestNodeStates(t *testing.T) {
 	})
 }
 
-// TestTwoDrainsAtOnce: each of two nodes may be drained, and not both. What is asked of different
-// nodes in the same instant is refused to one of them, with the reason.
+// TestTwoDrainsAtOnce: each of two nodes may be drained, and not both. Of two orders to
+// different nodes in the same instant one is refused with the reason.
 func TestTwoDrainsAtOnce(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")
@@ -237,8 +237,8 @@ func (b lateBus) Call(ctx context.Context, to keyspace.NodeID, m transport.Metho
 	return b.Bus.Call(ctx, to, m, payload)
 }
 
-// TestDrainOfANodeThatAnswersLate: nobody is told that a node leads nothing, or stands still, which
-// lives and has not said in time what it leads.
+// TestDrainOfANodeThatAnswersLate: a node lives and does not say in time what it leads. Nobody
+// is told that it leads nothing, or that it is down.
 func TestDrainOfANodeThatAnswersLate(t *testing.T) {
 	late := &atomic.Bool{}
 	slow := func(o *Options) {
@@ -300,8 +300,8 @@ func asRefusal(r *adminpb.Refusal) error {
 }
 
 // TestDrainBesideLonelyNodes: a node that hears hardly any other answers, and gets neither
-// leaders nor replicas. What only such ones could take keeps a node from being drained, or
-// emptied.
+// leaders nor replicas. Replicas and leaderships without another target prevent a node
+// from being drained or emptied.
 func TestDrainBesideLonelyNodes(t *testing.T) {
 	const ranges = 5
 	bubble(t, 5, borders(ranges), nil, func(r *rig) {
@@ -507,8 +507,8 @@ func TestADrainedNodeIsEmptied(t *testing.T) {
 	})
 }
 
-// TestSplitOutlivesItsLeader: a border that somebody sets stays, also where the leader that is
-// to split the range dies, and nobody knows at first whether it has.
+// TestSplitOutlivesItsLeader: a border that an operator sets stays, even if the leader that is
+// to split the range dies and its success is unknown at first.
 func TestSplitOutlivesItsLeader(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")

@@ -11,12 +11,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// TestLeasesOfClients: clientv3 keeps a lease alive on three processes, over the death of
-// the one that leads, and over the end of all of them; another lease, which nobody renews,
-// expires with its keys in all ranges.
+// TestLeasesOfClients: clientv3 keeps a lease alive on three processes, through the death
+// of the leader and through a stop of all three. A lease that nobody renews expires with
+// its keys in all ranges.
 func TestLeasesOfClients(t *testing.T) {
-	// clientv3 gives a lease up when it has heard nothing of it for its TTL, which is to be
-	// longer than the nodes are away in the midst of this test, however busy the machine is.
+	// clientv3 gives a lease up if it hears nothing of it for the TTL. So the TTL is longer
+	// than the nodes are down in this test, even on a busy machine.
 	const keptTTL = 30
 	c := serving(t)
 	cl := c.clientOf(c.nodes...)

@@ -107,8 +107,8 @@ func (h *holder) gone(what string) {
 	}
 }
 
-// changes are the revisions that some event bears, in order. Whoever takes the sequencer's
-// place leaves a gap of up to 10,000 others, at which everything is as it was before.
+// changes are the revisions that have events, in order. A new sequencer skips up to
+// 10,000 revisions. Reads there see the state before the gap.
 func (r *rig) changes(to int64) (revisions []int64) {
 	r.t.Helper()
 	for next := keyspace.Revision(2); next <= keyspace.Revision(to); {

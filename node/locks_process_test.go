@@ -98,8 +98,9 @@ func (l *lockers) must(what string, got <-chan error) {
 	}
 }
 
-// What `etcdctl lock` rests on, by the service of each of three nodes: two exclude each
-// other, an unlock, the end of a lease and a caller who gives up let the next one in.
+// The service below `etcdctl lock`, at each of three nodes: two holders exclude each
+// other. An unlock, the end of a lease, and a caller that gives up each let the next
+// one in.
 func TestLocksOfThreeNodes(t *testing.T) {
 	l := newLockers(t)
 	ctx := t.Context()

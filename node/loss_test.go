@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/mvcc"
 )
 
-// A node that has lost its log, or its store, is not taken for a new one: it refuses to
-// start, and says which directory is concerned and what to do.
+// A node that has lost its log or its store is not taken for a new one. It refuses to
+// start, names the directory and says what to do.
 func TestLostStorageIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		what  string

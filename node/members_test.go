@@ -161,8 +161,8 @@ func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 }
 
 // A member that holds replicas, of the placement group too, is removed under load: others
-// take them over, and no put fails. Where there are no others a range has one less; the last
-// member stays, and so does one whose ranges would lose their quorum.
+// take them over, and no put fails. Without other nodes a range gets one replica less. The
+// last member stays, and so does one whose ranges would lose their quorum.
 func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 	const ranges = 4
 	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
@@ -258,7 +258,7 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			return n.State
 		}
 		r.wait(5*time.Minute, "it is removed", func() bool { return state(gone.id) == fsm.NodeRemoved })
-		// Who waits for it is told that, and not that there is no such node.
+		// The waiting command says that, and not that the node is unknown.
 		_, err := k.a.ShowNode(r.t.Context(), gone.id.String())
 		if refusal := (*adminapi.Refusal)(nil); !errors.As(err, &refusal) || !refusal.Removed {
 			r.t.Errorf("a look at what has left: %v", err)
@@ -268,7 +268,8 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 			r.t.Errorf("the one decommissioned by command is %s", got)
 		}
 		r.removed(time.Minute, next, kept.id)
-		// Of three nobody can take the replicas of one over: two go on without it.
+		// In a cluster of three no other node can take the replicas of one over. The other two
+		// go on without it.
 		gone = r.nodes[next.id%3]
 		if err := next.core.client.LeaveNode(r.t.Context(), gone.id, fsm.NodeServing); err != nil {
 			r.t.Fatal(err)
@@ -278,8 +279,8 @@ func TestAMemberIsRemovedWithoutAskingAgain(t *testing.T) {
 	})
 }
 
-// Of three members, of which one is down, another one is not removed: nobody can take its place,
-// and two are no quorum without it. It serves on.
+// One of three members is down. Another one is not removed: no node can take its place, and the
+// rest has no quorum without it. It serves on.
 func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
@@ -328,9 +329,9 @@ func TestAllMembersAreRemovedAtOnce(t *testing.T) {
 	})
 }
 
-// Of four members, of which one is down for a moment, another one is removed: nothing has a replica
-// less for that, but what it has goes to the one that is down, or to nobody, as long as that may
-// come back. And nothing is begun that would never end.
+// One of four members is down for a moment, and another one is removed. No range has a replica
+// less for that. Replicas of the removed member move to the one that is down, or wait, as long
+// as it may come back. And nothing is begun that would never end.
 func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
 	const ranges = 4
 	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {

@@ -15,9 +15,9 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 )
 
-// An operator splits a range and has it absorb the other half again, twenty times, under
-// load: no request fails, a watcher is told every version of every key once and in order, and
-// what is acknowledged is there. How long writes to the two ranges stand still is logged.
+// Under load an operator splits a range and merges the halves again, twenty times. No request
+// fails, and no acknowledged write is lost. A watcher gets every version of every key once
+// and in order. How long writes to the two ranges stand still is logged.
 func TestMergesByCommand(t *testing.T) {
 	c := newProcesses(t)
 	c.startAll()

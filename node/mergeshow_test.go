@@ -15,9 +15,9 @@ import (
 	"github.com/skeindb/skein/node/operate"
 )
 
-// TestShownWhileItMerges: a range whose merge is committed and which has not absorbed the other
-// half yet is shown and listed as one that is being merged, under its leader, and never as out of
-// reach. Of the other one it is said where it goes.
+// TestShownWhileItMerges: between the commit of a merge and the absorption, the range is shown
+// and listed as merging, under its leader, and never as unreachable. Of the other one it is said
+// where it goes.
 func TestShownWhileItMerges(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")

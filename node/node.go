@@ -39,10 +39,10 @@ type Node struct {
 // stopServingTimeout bounds how long requests under way may take to end at a stop.
 const stopServingTimeout = 5 * time.Second
 
-// Run runs one node until ctx ends or it cannot go on, and stops it in order. The
-// error is nil after a clean stop that was asked for. If a stage of the stop takes longer than
-// possible with a working disk and peers, or one of the start that the stop ends, Run logs the
-// stage and returns without it. The process should then leave; after a few seconds it is ended.
+// Run runs one node until ctx ends or it cannot go on, and stops it in order. The error is nil
+// after a clean stop that was asked for. A stage of the stop, or of a start that the stop ends,
+// has a bound that a working disk and working peers keep. Beyond it Run logs the stage and
+// returns. The process should then leave; after a few seconds it is ended.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := useMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()

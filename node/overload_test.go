@@ -10,9 +10,9 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// Many large puts at once, more than the memory budget holds: what finds no room is
-// refused with ResourceExhausted, nothing hangs, nothing that was acknowledged is
-// lost, and afterwards the node serves as before.
+// More large puts at once than the memory budget holds. A put without room is refused
+// with ResourceExhausted, and none hangs. No acknowledged put is lost, and afterwards
+// the node serves as before.
 func TestOverloadIsRefused(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {

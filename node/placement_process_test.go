@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 )
 
-// placementGroup asks who holds the placement group, and returns that and a node that
-// does not.
+// placementGroup returns the nodes that hold the placement group, and one that does
+// not.
 func (o *operatorAt) placementGroup() (p *adminpb.PlacementShowResponse, free string) {
 	o.t.Helper()
 	p, err := o.c.PlacementShow(o.t.Context())
@@ -33,8 +33,8 @@ func (o *operatorAt) placementGroup() (p *adminpb.PlacementShowResponse, free st
 }
 
 // An operator moves the placement group's three replicas between four real nodes under
-// load, the leader's last: no request fails, no revision is used twice or left out, and
-// what was there is there after all nodes were killed.
+// load, the leader's last. No request fails, and no revision is used twice or skipped.
+// All data survive a kill of all nodes.
 func TestMovePlacementByCommand(t *testing.T) {
 	c := newProcessesOf(t, 4)
 	c.startAll()

@@ -85,9 +85,9 @@ func (r *rig) where(n *rigNode) string {
 	return fmt.Sprint(all)
 }
 
-// A node that is lost gets its replicas rebuilt on those that are left, one that is back in
-// time does not. Nothing that was acknowledged is lost, and when the node comes back it gives up what
-// it has and takes its share again.
+// The replicas of a lost node are rebuilt on the rest, unless it is back in time. Nothing that
+// was acknowledged is lost, and when the node comes back it gives up what it has and takes its
+// share again.
 func TestLostNodeIsRepaired(t *testing.T) {
 	const ranges = 6
 	bubble(t, 5, borders(ranges), deadSoon, func(r *rig) {

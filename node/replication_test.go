@@ -81,8 +81,8 @@ func (r *rig) writers(ranges int) (stop func() map[string]string) {
 }
 
 // The replication factor goes from three to five and back under writes, of which none fails
-// and none is lost. What it means is said before, how far it is meanwhile, and each operation
-// that does it says why it is.
+// and none is lost. The command says before what the change means, and meanwhile how far it
+// is. Each of its operations carries the reason.
 func TestSetReplication(t *testing.T) {
 	const ranges = 4
 	bubble(t, 5, borders(ranges), deadSoon, func(r *rig) {
@@ -129,7 +129,7 @@ func TestSetReplication(t *testing.T) {
 	})
 }
 
-// What would not come to its end is refused before anything is changed, with what to do.
+// A change that could not be completed is refused with advice before anything changes.
 func TestReplicationRefused(t *testing.T) {
 	bubble(t, 5, borders(2), deadSoon, func(r *rig) {
 		k := r.operator(r.nodes[0])

@@ -24,10 +24,11 @@ const (
 	restartValueBytes = 64 << 10
 )
 
-// BenchmarkRestart kills a node with 1,000 ranges and 1 GiB of live wal, none of which its
-// store has in tables, and starts it again: all of it is read, checked and applied anew.
-// open-s is until the node takes part in the cluster, serving-s until a put to each of the
-// ranges was answered. It is alone in its cluster, so that nobody else serves meanwhile.
+// BenchmarkRestart kills a node with 1,000 ranges and 1 GiB of live wal, and starts it
+// again. The store has none of that in tables, so all of it is read, checked and applied
+// again. open-s is the time until the node takes part in the cluster, serving-s the time
+// until a put to each range was answered. It is alone in its cluster, so that nobody else
+// serves meanwhile.
 func BenchmarkRestart(b *testing.B) {
 	stop := useMemoryBudget(restartMemory)
 	defer stop()

@@ -51,7 +51,8 @@ type rig struct {
 type rigNode struct {
 	id   keyspace.NodeID
 	disk *memDisk
-	// name is that of a node that joins, seat what it was told last; a founder has neither.
+	// name and seat are those of a node that joins: its name, and the membership that it
+	// was told last. A founder has neither.
 	name string
 	seat *join.Membership
 	// mu orders those who change core behind those who ask for it beside them.

@@ -81,9 +81,9 @@ func TestThousandRanges(t *testing.T) {
 	})
 }
 
-// The same with three nodes, where sleep is a matter of agreement: no range wakes
-// by itself, a request at any node wakes what it needs, and a node's restart wakes
-// its ranges without a flood of elections.
+// The same with three nodes, which have to agree on sleep. No range wakes by itself,
+// and a request at any node wakes only what it needs. A node's restart wakes its ranges
+// without a flood of elections.
 func TestManyRangesOnThreeNodes(t *testing.T) {
 	ranges := fewer(80, 60)
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {

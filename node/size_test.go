@@ -119,9 +119,9 @@ func TestClusterSizes(t *testing.T) {
 	}
 }
 
-// Of five nodes any one may lose its power, and the ranges, which have three replicas
-// each, go on. Two may as well, but for the ranges that have both: these answer with
-// an error in bounded time, and are whole again when one of the two comes back.
+// Any one of five nodes may lose its power, and the ranges with three replicas each go
+// on. Two may as well, but for the ranges that have both: these answer with an error in
+// bounded time, and are whole again when one of the two comes back.
 func TestCrashesOfFive(t *testing.T) {
 	const ranges = 4
 	bubble(t, 5, borders(ranges), nil, func(r *rig) {
@@ -182,9 +182,9 @@ func (r *rig) replicasOf(asked *rigNode, span int, nodes ...*rigNode) (count int
 	return count
 }
 
-// eventuallyPut puts to those of the spans that are wanted until it succeeds: a
-// request on its way to a node that dies has an unknown fate, so that its client
-// repeats it. It bounds how long that may take.
+// eventuallyPut puts to each wanted span until it succeeds. A request on its way to a
+// node that dies has an unknown fate, so its client repeats it. It bounds how long that
+// may take.
 func (r *rig) eventuallyPut(at *rigNode, ranges int, value string, wanted func(span int) bool) {
 	r.t.Helper()
 	r.wait(10*rigElection, "puts succeed: "+value, func() bool {

@@ -23,8 +23,8 @@ import (
 	"github.com/skeindb/skein/adminapi"
 )
 
-// mountSmall mounts a file system of so many bytes for a node's directory. Where that
-// cannot be the test is left out, which with SKEIN_NOTHING_LEFT_OUT is a failure.
+// mountSmall mounts a file system of so many bytes for a node's directory. Without that
+// possibility the test is skipped, or fails with SKEIN_NOTHING_LEFT_OUT.
 func mountSmall(t *testing.T, dir string, size int) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {

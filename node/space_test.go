@@ -114,9 +114,9 @@ func TestFullDiskOfAllNodes(t *testing.T) {
 	})
 }
 
-// While a node's disk is full the others go on writing. What they write is the full
-// node's too: its wal uses up its reserve and then stands still, which costs it its
-// leaderships, and no more. Afterwards it catches up.
+// While a node's disk is full the others go on writing. The full node replicates their
+// writes: its wal uses up its reserve and then stands still. That costs it its
+// leaderships, and nothing else. Afterwards it catches up.
 func TestFullDiskRunsOutOfReserve(t *testing.T) {
 	bubble(t, 3, borders(spaceRanges), nil, func(r *rig) {
 		full, other := r.nodes[0], r.nodes[1]

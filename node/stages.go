@@ -26,7 +26,7 @@ const (
 	stacksBytes = 256 << 10
 )
 
-// errStuck says that a node did not end in time, and that its process leaves without that.
+// errStuck says that a node did not end in time, and that its process exits anyway.
 var errStuck = errors.New("the node does not end")
 
 // stages say how far a node is in its start or stop, for who waits for its end. A nil one

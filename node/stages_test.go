@@ -17,8 +17,7 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// ended runs what a node does and has it end; it returns how long that took, what was
-// logged of it and the error.
+// ended runs a node's work and ends it. It returns the duration, the log and the error.
 func ended(node func(context.Context, *stages) error) (took time.Duration, logged []observer.LoggedEntry, err error) {
 	core, logs := observer.New(zap.ErrorLevel)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -107,9 +106,8 @@ func TestANodeThatRunsIsNotLeft(t *testing.T) {
 	})
 }
 
-// A stop comes to its end by itself, each of its stages in less than the time after which the
-// process would leave without it: with a disk that does not move, with peers that do not answer,
-// and with watchers that take nothing in.
+// A stop ends by itself, and each stage stays below the time after which the process would exit
+// anyway. That holds with a hanging disk, with silent peers and with watchers that read nothing.
 func TestAStopIsBounded(t *testing.T) {
 	const ranges = 4
 	for _, c := range []struct {

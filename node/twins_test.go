@@ -12,9 +12,9 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// Two machines join at once under one name and one peer URL: one of them is the node, the
-// other one is told what to do, also when it asks again; the first one that asks again, after
-// a crash between asking and noting, is the same node.
+// Two machines join at once under one name and one peer URL. One becomes the node, and the
+// other gets advice, even if it asks again. The first one may crash between the answer and
+// its note, ask again, and is the same node.
 func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
@@ -58,8 +58,8 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 	})
 }
 
-// A member that etcd's MemberAdd has made is that of the first machine that comes, before
-// that serves; another one is refused, however it comes.
+// A member of etcd's MemberAdd belongs to the first machine that comes, even before that
+// serves. Any other machine is refused.
 func TestTwoMachinesThatStartAsOneMember(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
@@ -98,7 +98,7 @@ func TestTwoMachinesThatStartAsOneMember(t *testing.T) {
 		}
 		r.announced(first)
 		r.mustPut(first, "k", "v")
-		// Nor does anybody publish itself as the node who was let in by mistake.
+		// A machine that was admitted by mistake cannot publish itself as the node either.
 		first.core.dirs.Identity.Instance++
 		r.announced(first)
 		select {

@@ -334,8 +334,8 @@ func (n *rigNode) running() *Core {
 	return n.core
 }
 
-// Nodes die with the transactions that they coordinate and with the ranges that they
-// lead, and come back without what they had not synced.
+// Nodes die with the transactions that they coordinate and the ranges that they lead.
+// They come back without their unsynced writes.
 func TestTransfersThroughCrashes(t *testing.T) {
 	t.Parallel()
 	bubble(t, 3, borders(6), shortLog, func(r *rig) {

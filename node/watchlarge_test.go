@@ -13,10 +13,9 @@ import (
 	"github.com/skeindb/skein/watch"
 )
 
-// The largest transaction that a client can ask for by itself deletes as many keys as it may
-// have operations, each with a value as large as a request may be: whoever watches them with
-// the versions before gets all of it in one delivery, on a node that has no replica of the
-// range too, and whether it comes by a feed or from history.
+// The largest transaction deletes as many keys as it may have operations, each with a value
+// as large as a request may be. A watcher with previous versions gets all of it in one
+// delivery, from a feed or from history, and on a node without a replica too.
 func TestTheLargestTransactionIsWatchedWithVersionsBefore(t *testing.T) {
 	// With -short all limits are smaller: 128 MiB pass through every buffer several times.
 	request := fewer(1<<20, 1<<15)

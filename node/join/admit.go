@@ -114,8 +114,8 @@ func otherDirectory(n *fsm.Node) error {
 	}
 }
 
-// admit returns the id of the unstarted node with a name, peer URLs and a directory, after it
-// has made one if there was none: a node that asks again gets the same. A row of etcd's MemberAdd
+// admit returns the id of the unstarted node with a name, peer URLs and a directory. It adds the
+// node if there is none, so a node that asks again gets the same id. A row of etcd's MemberAdd
 // has neither name nor directory yet. It belongs to the first node that comes.
 func (a *Admitter) admit(ctx context.Context, asker fsm.Node, table []fsm.Node) (keyspace.NodeID, error) {
 	if asker.Name == "" {

@@ -19,8 +19,8 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// Of the others of --initial-cluster not all have heard of the newest members: who has
-// decides, and what they all have heard of late may pass.
+// Not every other node of --initial-cluster has heard of the newest members. The ones
+// that have decide, and members that all of them heard of late may pass.
 func TestAnAddedMemberGoesByTheNewestTable(t *testing.T) {
 	row := func(id keyspace.NodeID, s fsm.NodeState, at ...string) fsm.Node {
 		return fsm.Node{ID: id, Name: "n4", State: s, PeerURLs: at}

@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// TestWhoIsTakenForALeaderIsNotDown: a node that this one does not hear may lead what others hear
-// of, until one of them says that it leads that itself.
+// TestWhoIsTakenForALeaderIsNotDown: a silent node counts as the leader that others take it for,
+// until one of them says that it leads itself.
 func TestWhoIsTakenForALeaderIsNotDown(t *testing.T) {
 	at := func(leader, self keyspace.NodeID) []shard.Summary {
 		return []shard.Summary{{Descriptor: keyspace.Descriptor{Range: 7}, LeaderNode: leader, IsLeader: leader == self}}

@@ -120,8 +120,8 @@ func (f *fake) Split(ctx context.Context, _ keyspace.NodeID, _ keyspace.RangeID,
 	return nil, ctx.Err()
 }
 
-// TestLeaderBesideOneThatIsCutOff: the leader is the node that says so itself, and not one that a
-// replica that lags takes for it; and whoever asks a leader that never answers hears of the other.
+// TestLeaderBesideOneThatIsCutOff: the leader is the node that says so itself, and not one that
+// a lagging replica names. A caller whose leader never answers learns of the other one.
 func TestLeaderBesideOneThatIsCutOff(t *testing.T) {
 	for _, tc := range []struct {
 		what  string
@@ -178,8 +178,8 @@ func TestDrainWhileOthersBegin(t *testing.T) {
 	})
 }
 
-// TestTimeOfABusyNode: a node that lives has half of the command's time to say what it has; one
-// that does not has a fixed, short time.
+// TestTimeOfABusyNode: a living node has half of the command's time to answer. A dead one has a
+// fixed, short time.
 func TestTimeOfABusyNode(t *testing.T) {
 	f := newFake(2)
 	f.dead[2] = true
