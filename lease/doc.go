@@ -25,6 +25,56 @@
 // in all registered spans, at one revision. A new leader first takes up the leases with a decided
 // end. It retries failures with growing pauses.
 //
+// # Life of a lease
+//
+//  1. Grant. It is an entry of the placement group. Its index is the lease's incarnation, so
+//     words about a revoked lease never apply to a later one with the same id. On the node that
+//     leads placement the Timer counts the TTL on the monotonic clock.
+//  2. Attach. See "Keys of a lease".
+//  3. Keepalive. It is no entry. Keepalives of one node go together to the leader of placement.
+//     It acknowledges them only after it has proven that it leads. The next leader starts all
+//     TTLs anew, later than anything that was acknowledged, and adds an election timeout.
+//  4. End. An entry in the leader's own term decides it, for a revoke and for an expiry. A
+//     leader that was stopped and deposed therefore decides nothing when it wakes. From the
+//     decision on, registrations, keepalives, lookups and lists of the lease wait for the
+//     outcome. The router deletes the keys of all registered spans at one revision and removes
+//     the attachments. Then another entry forgets the record, and all callers that waited get
+//     LeaseNotFound. A failed attempt is repeated, later each time. A new leader first takes up
+//     what is decided.
+//
+// At most 1,000 expired leases are decided in a second. At most 16 are ended at a time, of
+// which at most 8 have failed before. A first attempt takes a second at most. A lease has keys
+// in at most 921 ranges, as they were when it was first attached there. All leases together
+// take 64 MiB. Beyond either bound the answer is ResourceExhausted.
+//
+// # Keys of a lease
+//
+//  1. Attach. A put with a lease checks whether its range has an attachment of the lease. The
+//     attachment says that the lease's record lists the range. Without one the put waits before
+//     it has a revision. The range's leader has the record list the range and brings the
+//     attachment by an entry of its own. That happens once for each lease and range. A put
+//     without a lease pays nothing.
+//  2. Index. Each node has an index of the keys that belong to a lease, by lease and key. The
+//     batch of the version that attaches or detaches a key writes it. A version that keeps the
+//     key's lease writes nothing there. The index knows no ranges: a split moves nothing in it,
+//     and both halves keep the attachments.
+//  3. Revoke. The lease's record is locked first, so that no range is registered any more. A
+//     lease with keys in one range ends by one entry there: all tombstones at one revision, and
+//     the end of the attachment. A lease with keys in several ranges ends by a transaction.
+//     Each range locks its attachment, so that puts with the lease wait, and the keys. Both go
+//     at the transaction's revision. It covers up to 1,024 ranges with keys, out of up to 4,096
+//     ranges that the lease's spans may have become. If no range has a key, the attachments go
+//     and no revision is used.
+//  4. Finish. The revoke has finished, and the lease's record may go, when all its locks have
+//     ended. A merge may move such a lock or attachment, and a split may divide it: they are
+//     found by the spans that the record lists then. A revoke may be repeated. It never touches
+//     a later lease of the same id, which has another incarnation. It is repeated if ranges
+//     with parts of the lease's spans were merged meanwhile, because the attachment may have
+//     come back.
+//  5. Register. A registration lives in the memory of one leadership. It ends with a revoke
+//     that reaches the range, with a split, and with the leadership. So no late answer brings
+//     an attachment for a lease that is gone.
+//
 // # What if …
 //
 //   - 10,000 leases expire at once: at most PerSecond are decided a second, and fewer while many

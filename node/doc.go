@@ -17,8 +17,47 @@
 //	over → the ceiling of revisions is lowered, placement is handed over → clients, replicas,
 //	raft host → engine flushed → wal → bus → directories
 //
-// Each step has a bound in time. After a second signal the process ends at once, which costs
-// only a replay.
+// Each step stops waiting by itself, also when the disk does not move: requests under way and
+// the hand-over of leaderships get 5 s each. Run watches the stages all the same (stages.go).
+// If one takes longer than 30 s, the log names it with the stacks of all goroutines, and the
+// process exits without it, as after a crash. If the log hangs too, the process exits 5 s
+// later. After a second signal it exits at once, which costs only a replay.
+//
+// # Memory
+//
+// The flag --memory-budget-bytes (default 1 GiB) is divided by [Budget]. The parts add up to
+// it. Some hold at least four of the largest requests.
+//
+//	block cache    9 %                                   the engine's blocks
+//	memtables      20 %, 4 GiB at most                   unflushed data of the engine, over four memtables
+//	proposals      10 %                                  entries of this node's leaders that are not applied yet
+//	bus queues     10 %                                  messages to be sent, over all peers and classes
+//	requests       6 %, at least four of the largest     client requests being evaluated, with their overlays
+//	transactions   2 %, at least four of the largest     transactions over several ranges, at their gateway
+//	locks          2 %, at least four of the largest     keys and writes locked by such transactions
+//	scans          3 %                                   what requests to a node's replicas hold of their reads
+//	reads          3 %                                   answers to reads of spans that a gateway builds or streams
+//	unsent         1 %                                   large answers that wait for slow clients
+//	watchers       6 %                                   events: held back, recent, or pages of history
+//	version cache  8 %                                   the newest versions of keys written or read lately
+//	inbound        8 %                                   received entries that no worker has taken in
+//	wal cache      6 %                                   entries kept in memory for followers
+//	wal queue      6 %                                   entries to be written to the wal
+//
+// One request at a time may exceed scans, up to a quarter of the whole budget, and one answer
+// reads, up to half of it. So what etcd answers in one message is answered here up to 512 MiB
+// by default, with 160 bytes counted for each key. A larger answer is refused with
+// ResourceExhausted and a text that names the ways out: a limit, or RangeStream. Answers that
+// are filtered, or sorted by anything but the key, are put together at the gateway whatever
+// their limit, within the same bound.
+//
+// Full means ResourceExhausted for a client's request and a dropped and reported message on the
+// bus, never an endless wait. The process sets Go's memory limit to a quarter above the budget.
+// It paces the collector so that about a quarter of the budget is garbage, however large the
+// heap. A node that has not collected for a minute collects then and returns the memory. Tables
+// have 16 MiB at most (Pebble's default is 128), and those of copies have older versions beside
+// the newest ones. Otherwise the written part of a table would stay in memory until it is
+// whole, at eight times its size.
 //
 // # What if
 //

@@ -77,6 +77,28 @@
 //     afterwards, together with others, every 20 ms. A delete too large for one entry has no
 //     intents: its lock covers the span, which is deleted in entries of bounded size.
 //
+// # Life of a compaction
+//
+//  1. Commit. The placement group commits the compacted revision. It answers once every later
+//     answer of the sequencer carries that revision. From then on no gateway answers a read at
+//     an older one. With --auto-compaction-retention package compactor asks for compactions, on
+//     the node that leads placement.
+//  2. Raise. Nodes learn of it with the revisions that they ask for, or within a minute. The
+//     leader of each range that has changed raises the range's own compacted revision by an
+//     entry. A range at rest sleeps on.
+//  3. Remove. Each replica then removes old versions by itself. It takes one bounded step at a
+//     time (--compaction-batch-limit), over all ranges of the node in turn. After each step it
+//     pauses three times as long as the step took, or for --compaction-sleep-interval. So
+//     removal takes a quarter of a core at most. It looks only at blocks with versions newer
+//     than its last pass.
+//  4. Wait. A physical compaction is answered when every replica on a live node has removed.
+//     The gateway asks the leaders for the entry that raises the revision, and then every
+//     replica. (etcd waits for the one member that was asked.) A range keeps what transactions
+//     over several ranges may still read. If that delays the compaction, the range's leader
+//     asks all nodes whether they coordinate a transaction that began earlier. So the
+//     compaction waits as long as those transactions take. A live node that does not answer
+//     delays it by 20 s.
+//
 // # States of an attempt
 //
 //	planned ─▶ preparing ─▶ prepared ─▶ sequenced ─▶ committed ─▶ resolved ─▶ forgotten

@@ -41,6 +41,49 @@
 //	   ▼
 //	Announce: the row has client URLs; from now on an empty directory is refused (Known)
 //
+// # How a node joins
+//
+//  1. Ask. The joiner asks a running node, by the admin service (--join), to admit it. That
+//     node adds a row to the node table by an entry of placement. The row is unstarted and has
+//     an id made of the peer URLs and the time, as in etcd. No other row may have its name or
+//     peer URLs. The answer is the cluster's id, the joiner's id and the node table. If etcd's
+//     MemberAdd has made the row, the joiner may ask the peer URLs of the others instead, by a
+//     question on the bus that needs no identity. Of several answers the one with the newest
+//     node table counts. A refusal counts only when it has come several times.
+//  2. Identity. The joiner's directory has an instance: a random number, durable before the
+//     joiner asks. The row names it. If two machines come with one name and one peer URL, the
+//     first is admitted, and the other is told what to do. A row of MemberAdd has no instance
+//     until the first machine comes. An entry claims the row for that machine before it is
+//     admitted. The joiner then writes its identity into its directories. After a crash before
+//     this, the same directory, name and peer URLs get the same answer again. After a later
+//     crash the directory says who it is, and the node asks what became of it.
+//  3. Admission. All nodes learn of the row by the feed of the map and let the joiner speak to
+//     them. It asks them whether it may come with an empty directory. A node that has served
+//     and lost its disk may not. A removed node never may. A joiner waits until somebody
+//     vouches for it by what a quorum says. This answer and the node table are durable before
+//     the joiner does anything else.
+//  4. Serve. The joiner follows the map's feed and serves clients, and holds nothing yet. It
+//     publishes itself by an entry, which is refused to any directory but the row's. Then its
+//     row is serving, and only from then on it gets replicas. A node that loses its disk before
+//     that has promised nothing to anybody.
+//  5. Restart. Each node stores the node table, so that it knows its peers when it starts. A
+//     removed node is told so when it comes, and stops.
+//
+// # Founders
+//
+// Founders know each other by their configuration. A founder with an empty directory cannot
+// tell a new cluster from one in which it has lost its disk. It asks the others, and a node
+// table that a quorum has decides. If nobody has one, it founds the cluster once a majority of
+// the founders runs, itself among them, and none of them objects. A founder objects if it knows
+// the asker as a node that has served, or knows by its state, its table or its logs that the
+// cluster has run. A node that is no founder is a sign of that too. Otherwise the founder waits
+// and says for whom. So a founder without its disk does not come back while its peers are out
+// of reach, and a new cluster serves as soon as a majority is up, as with etcd. A single
+// founder has nobody to ask: it listens for a few seconds and founds nothing if a node comes
+// that has joined since.
+//
+// Two cases are open: docs/decisions/0017-what-founders-cannot-see.md has them.
+//
 // # What if
 //
 //   - Nobody answers: the node asks again, and logs this less and less often. A founder without

@@ -45,6 +45,24 @@
 // that no answer covers. While there are such keys, completeView asks again for a while. mayDrain
 // and mayDecommission are functions of a view alone.
 //
+// # Changes of a node's state
+//
+// Package fsm has the states of a node, and who changes them.
+//
+// Before a change begins, the asked node checks whether it can be completed, by package decide
+// on the answers of all nodes at that moment. It looks at whether they hear others, at quorums
+// without drained nodes, and at the placement group. If the change cannot be completed, it is
+// refused with the next step. The command names the other nodes that were leaving at that
+// moment. If more have begun to leave since, the entry changes nothing when it is applied, and
+// the node checks again. So of two drains at the same instant each is checked with the other.
+//
+// A node that has not answered in time and is not down (it is heard, or others take it for a
+// leader) may lead anything. A change of such a node does not begin, and a waiting drain does
+// not count as finished. Later obstacles are shown by node show, and by the waiting command
+// while nothing is under way for the node. For a decommissioned node they include the silent
+// nodes that its ranges wait for. A drained node hands its leaderships over at once, even if
+// another replica is silent or has nowhere to go.
+//
 // # What if
 //
 //   - A node does not answer: it is listed without replicas. If any node hears it, or takes it
