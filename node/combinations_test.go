@@ -95,8 +95,8 @@ func largestPut(r *rig, most int) {
 }
 
 // On a node that leads all ranges of a transaction its parts do not refuse one another, however
-// large its values or keys and however small the node's memory. Nor does its clean-up after the
-// answer make the node refuse the next transaction.
+// large its values or keys and however small the node's memory. Its clean-up after the answer
+// does not make the node refuse the next transaction either.
 func TestTheLargestTransactionOverSeveralRanges(t *testing.T) {
 	long(t, "moves hundreds of megabytes")
 	for _, request := range []int{3 << 19, rangeapi.MaxRequestBytes} {

@@ -124,8 +124,8 @@ func TestNodeStates(t *testing.T) {
 	})
 }
 
-// TestTwoDrainsAtOnce: each of two nodes may be drained, and not both. Of two orders to
-// different nodes in the same instant one is refused with the reason.
+// TestTwoDrainsAtOnce: each of two nodes may be drained, and not both. If two orders to
+// different nodes come in the same instant, one is refused with the reason.
 func TestTwoDrainsAtOnce(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "a", "v")

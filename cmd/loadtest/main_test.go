@@ -97,8 +97,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestFailures: code 1 for servers that lose what they acknowledged, that refuse
-// everything, or that are not there.
+// TestFailures: code 1 for servers that lose acknowledged writes, that refuse
+// everything, or that do not exist.
 func TestFailures(t *testing.T) {
 	args := func(endpoint string) []string {
 		return []string{"run", "--endpoints", endpoint, "--conns", "1", "--clients", "2", "--keys", "10", "--total", "20", "--verify"}

@@ -55,9 +55,9 @@ type Given struct {
 	Endpoints []string
 }
 
-// taken are the fields of etcd's configuration that Wanted carries, or that do not
-// change what a server does: its ports, directory and log, and a quota that Skein does
-// not have.
+// taken are the fields of etcd's configuration that Wanted carries, and those without
+// an effect on the tests: ports, directory and log, and a quota that Skein does not
+// have.
 var taken = map[string]bool{
 	"WatchProgressNotifyInterval": true, "MaxRequestBytes": true, "MaxTxnOps": true, "ClientTLSInfo": true,
 	"ListenClientUrls": true, "AdvertiseClientUrls": true, "QuotaBackendBytes": true,
