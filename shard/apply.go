@@ -43,7 +43,7 @@ type applyState struct {
 	versions []mvcc.Version
 	replaced int
 	// attached are the changes of the index of leases in the batch at hand, in their order.
-	attached []attachment
+	attached []indexChange
 	index    mvcc.LeaseIndex
 }
 

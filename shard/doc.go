@@ -61,8 +61,8 @@
 // Whoever decides against it takes that lock away and leaves a fence. No lock and no record
 // outlives the interest of a coordinator by more than seconds.
 //
-// S13. A key is attached to a lease only while the range has a mark of it, which says that
-// the lease's record lists the range; apply refuses anything else. A mark comes only by a
+// S13. A key is attached to a lease only while the range has an attachment of it, which says that
+// the lease's record lists the range; apply refuses anything else. An attachment comes only by a
 // registration that was asked for and answered in one leadership, without a revoke of the
 // lease reaching the range in between. So whoever revokes a lease, having locked its
 // record, finds every key.
@@ -80,14 +80,14 @@
 //
 // # Leases
 //
-//	put to a lease   mark ─▶ evaluate; no mark ─▶ Leases.Register ─▶ mark (an item) ─▶ evaluate
-//	Revoke           in one range: tombstones, and the mark's end, in one entry
-//	Prepare          in several: a lock on the mark and on all keys; the mark goes with it
+//	put to a lease   attachment ─▶ evaluate; none ─▶ Leases.Register ─▶ attachment (an item) ─▶ evaluate
+//	Revoke           in one range: tombstones, and the attachment's end, in one entry
+//	Prepare          in several: a lock on the attachment and on all keys; the attachment goes with it
 //	LeaseKeys        the keys of a lease
 //
 // The index lease to keys is the node's and written with the versions, each of which says
-// which lease its key leaves. A split moves nothing in it, both halves keep the marks, and a
-// snapshot carries what its marks cover.
+// which lease its key leaves. A split moves nothing in it, both halves keep the attachments, and a
+// snapshot carries what its attachments cover.
 //
 // # Transactions over several ranges
 //
@@ -124,7 +124,7 @@
 //
 // … a merge brings a half back to where the other one was ended, or two locks of an attempt
 // into one range of which one was ended before? What has lost its anchor's half commits
-// nothing, and the mark of a lease goes only where the whole range has no key of it, no lock that
+// nothing, and the attachment of a lease goes only where the whole range has no key of it, no lock that
 // is to attach one, and no other lock that revokes it.
 //
 // … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
@@ -135,7 +135,7 @@
 // has ended the registration here, and nobody takes the answer. At another leader nobody
 // knows of it.
 //
-// … a transaction over several ranges lacks a mark? It may hold something that a revoke
+// … a transaction over several ranges lacks an attachment? It may hold something that a revoke
 // waits for, for which the registration waits: it gives way, and waits only while it holds
 // nothing.
 //

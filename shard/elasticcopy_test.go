@@ -235,7 +235,7 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 		e.fatal("%v", err)
 	}
 	r.mu.Lock()
-	shown := command.TxnState{Attachments: r.marks}
+	shown := command.TxnState{Attachments: r.attachments}
 	for h := range r.locks.Locks() {
 		if !h.Pending {
 			shown.PutLock(h.Lock)
@@ -321,7 +321,7 @@ func heldText(s *command.TxnState) string {
 
 // attachedText is the index of leases of a node without what its keys' versions know better.
 func (e *elastic) attachedText(w *fakeWorld) string {
-	return fmt.Sprint(slices.DeleteFunc(allAttached(e.t, w.engine), func(a attachment) bool {
+	return fmt.Sprint(slices.DeleteFunc(allAttached(e.t, w.engine), func(a indexChange) bool {
 		v, ok, err := mvcc.Get(w.engine, a.key, eval.Newest)
 		return err == nil && (!ok || v.Lease != a.to)
 	}))

@@ -25,46 +25,46 @@ type Leases interface {
 	Register(lease keyspace.LeaseID, span keyspace.Span, done func(keyspace.LeaseRegistration, error))
 }
 
-func (r *Replica) applyMark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
+func (r *Replica) applyAttachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	r.applying.txns.PutAttachment(m)
-	out.locks = append(out.locks, lockChange{mark: m})
+	out.locks = append(out.locks, lockChange{attachment: m})
 	return command.PutAttachment(b, r.id, m)
 }
 
-// applyUnmark takes the mark of a lease away, unless it is that of a later incarnation: who
+// applyDetachment takes the attachment of a lease away, unless it is that of a later incarnation: who
 // revokes an earlier one comes too late. Nor does it go before the last of the locks that
 // revoke the lease, of which a merge may have brought together more than one: keys that
 // another one is to delete are attached as long as it is there.
-func (r *Replica) applyUnmark(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
+func (r *Replica) applyDetachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	s := &r.applying
 	here := s.txns.Attachments[m.Lease]
 	if here > m.Incarnation || s.txns.Revokes(m.Lease) {
-		out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease, Incarnation: here}})
+		out.locks = append(out.locks, lockChange{attachment: rangeapi.Attachment{Lease: m.Lease, Incarnation: here}})
 		return nil
 	}
 	delete(s.txns.Attachments, m.Lease)
-	out.locks = append(out.locks, lockChange{mark: rangeapi.Attachment{Lease: m.Lease}})
+	out.locks = append(out.locks, lockChange{attachment: rangeapi.Attachment{Lease: m.Lease}})
 	return b.Delete(command.AttachmentKey(r.id, m.Lease))
 }
 
-// attachment is a change of the index of leases.
-type attachment struct {
+// indexChange is a change of the index of leases.
+type indexChange struct {
 	key      []byte
 	to, from keyspace.LeaseID
 }
 
 // noteLeases takes in what a version changes in the index of leases. A key is never
-// attached without a mark: nobody would come to delete it. Where the key was attached to the
-// same lease before, the version before has brought it into the index, and a mark that goes
+// attached without an attachment: nobody would come to delete it. Where the key was attached to the
+// same lease before, the version before has brought it into the index, and an attachment that goes
 // takes no key with it: whoever puts a key again and again pays for the index once.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
-		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no mark", v.Key, v.Lease, v.Mod)
+		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no attachment", v.Key, v.Lease, v.Mod)
 	}
 	if v.Lease == was {
 		return nil
 	}
-	s.attached = append(s.attached, attachment{key: v.Key, to: v.Lease, from: was})
+	s.attached = append(s.attached, indexChange{key: v.Key, to: v.Lease, from: was})
 	return nil
 }
 
@@ -104,7 +104,7 @@ func (r *Replica) LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engi
 }
 
 // forgetAttached deletes what is left in the index of leases of the state that a snapshot
-// has replaced: the snapshot has cleared what its own marks cover. What a crash leaves
+// has replaced: the snapshot has cleared what its own attachments cover. What a crash leaves
 // behind says nothing: a key counts as attached only where its version says so too.
 func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) error {
 	old := &r.applying
@@ -133,16 +133,16 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 	return b.Commit()
 }
 
-// markedLocked says whether keys may be attached to the lease now. A mark that is about to
+// attachableLocked says whether keys may be attached to the lease now. An attachment that is about to
 // go does not count any more, one that is about to come not yet.
-func (r *Replica) markedLocked(lease keyspace.LeaseID) bool {
-	_, ok := r.marks[lease]
+func (r *Replica) attachableLocked(lease keyspace.LeaseID) bool {
+	_, ok := r.attachments[lease]
 	return ok && r.registrations[lease] == nil
 }
 
-// registration is a mark that comes or goes. It is in the memory of one leadership alone:
+// registration is an attachment that comes or goes. It is in the memory of one leadership alone:
 // a revoke that reaches the range ends it, and so does a split, and whoever waits starts
-// over. A mark of an answer that comes later than the revoke would keep a lease alive that
+// over. An attachment of an answer that comes later than the revoke would keep a lease alive that
 // is gone.
 type registration struct {
 	// Held has those who wait. There is no lock.
@@ -161,14 +161,14 @@ type registrationState uint8
 const (
 	// registrationAsked: the lease's record is being asked for.
 	registrationAsked registrationState = iota
-	// registrationMarks: the mark is on its way through the pipeline.
-	registrationMarks
-	// registrationUnmarks: so is its end.
-	registrationUnmarks
+	// registrationAttaches: the attachment is on its way through the pipeline.
+	registrationAttaches
+	// registrationDetaches: so is its end.
+	registrationDetaches
 )
 
-// attach is the command that brings a mark; the replica makes it itself.
-type attach struct{ mark rangeapi.Attachment }
+// attach is the command that brings an attachment; the replica makes it itself.
+type attach struct{ attachment rangeapi.Attachment }
 
 func (*attach) Kind() rangeapi.TxnKind { return 0 }
 
@@ -181,17 +181,17 @@ func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState
 	}
 	span := r.rec.Span
 	if r.rec.Merge.Role == command.MergeTarget {
-		span = r.rec.Merge.Hull // the mark may be for both soon
+		span = r.rec.Merge.Hull // the attachment may be for both soon
 	}
 	reg := &registration{r: r, lease: lease, span: span, state: state}
 	r.registrations[lease] = reg
 	return reg
 }
 
-// wantMarkLocked returns the registration that brings the mark of a lease, nil where the
+// wantAttachmentLocked returns the registration that brings the attachment of a lease, nil where the
 // lease has it by now.
-func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *pipeline.Answers) *registration {
-	if r.markedLocked(lease) {
+func (r *Replica) wantAttachmentLocked(lease keyspace.LeaseID, out *pipeline.Answers) *registration {
+	if r.attachableLocked(lease) {
 		return nil
 	}
 	reg := r.registrations[lease]
@@ -202,26 +202,26 @@ func (r *Replica) wantMarkLocked(lease keyspace.LeaseID, out *pipeline.Answers) 
 	return reg
 }
 
-// awaitMarkLocked has a call evaluated again once the lease has its mark, or is known not
+// awaitAttachmentLocked has a call evaluated again once the lease has its attachment, or is known not
 // to be there.
-func (r *Replica) awaitMarkLocked(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
+func (r *Replica) awaitAttachmentLocked(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
 	c.Lacks = 0
-	if reg := r.wantMarkLocked(lease, out); reg != nil {
+	if reg := r.wantAttachmentLocked(lease, out); reg != nil {
 		r.pipe.Block(c, locktable.Meeting{Held: &reg.Held})
 		return
 	}
 	r.pipe.Requeue(c)
 }
 
-// prepareMarkLocked is awaitMarkLocked of a Prepare. A revoke may be what the mark has to
+// prepareAttachmentLocked is awaitAttachmentLocked of a Prepare. A revoke may be what the attachment has to
 // wait for, and that one may wait for what the transaction holds elsewhere: only who holds
 // nothing waits, others give way and come back as such.
-func (r *Replica) prepareMarkLocked(c *pipeline.Call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *pipeline.Answers) {
+func (r *Replica) prepareAttachmentLocked(c *pipeline.Call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *pipeline.Answers) {
 	if op.WaitForOlder {
-		r.awaitMarkLocked(c, lease, out)
+		r.awaitAttachmentLocked(c, lease, out)
 		return
 	}
-	if r.wantMarkLocked(lease, out) == nil {
+	if r.wantAttachmentLocked(lease, out) == nil {
 		r.pipe.Requeue(c)
 		return
 	}
@@ -260,7 +260,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	case err != nil:
 		r.failRegistrationLocked(reg, pipeline.NotProposed(err), &out)
 	default:
-		reg.state = registrationMarks
+		reg.state = registrationAttaches
 		s := &txnCommand{r: r, op: &attach{rangeapi.Attachment{Lease: reg.lease, Incarnation: got.Incarnation}}, registered: reg}
 		r.pipe.Requeue(pipeline.NewCall(r.store.ctx, &rangeapi.Request{Range: r.id, Generation: r.rec.Generation}, s, 0))
 	}
@@ -268,14 +268,14 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	r.pipe.Send(&out)
 }
 
-// attach puts a mark into the batch, unless its registration was ended.
+// attach puts an attachment into the batch, unless its registration was ended.
 func (s *txnCommand) attach(c *pipeline.Call, op *attach, out *pipeline.Answers) {
-	if s.r.registrations[op.mark.Lease] != s.registered {
-		out.Add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.mark.Lease))
+	if s.r.registrations[op.attachment.Lease] != s.registered {
+		out.Add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.attachment.Lease))
 		return
 	}
 	s.answer = &rangeapi.Resolved{}
-	s.add(c, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.mark})
+	s.add(c, &command.TxnItem{Kind: command.ItemAttach, Attachment: op.attachment})
 }
 
 // waiting returns those who wait for the registration.
@@ -322,15 +322,15 @@ func (r *Replica) dropAskedLocked() {
 	}
 }
 
-// publishMarkLocked takes over a mark that is applied, or gone.
-func (r *Replica) publishMarkLocked(m rangeapi.Attachment) {
+// publishAttachmentLocked takes over an attachment that is applied, or gone.
+func (r *Replica) publishAttachmentLocked(m rangeapi.Attachment) {
 	if m.Incarnation == 0 {
-		delete(r.marks, m.Lease)
+		delete(r.attachments, m.Lease)
 	} else {
-		if r.marks == nil {
-			r.marks = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
+		if r.attachments == nil {
+			r.attachments = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
 		}
-		r.marks[m.Lease] = m.Incarnation
+		r.attachments[m.Lease] = m.Incarnation
 	}
 	if reg := r.registrations[m.Lease]; reg != nil && reg.state != registrationAsked {
 		r.endRegistrationLocked(reg)

@@ -107,7 +107,7 @@ func leasesText(t testing.TB, e *engine.Engine, s *Store) string {
 	var lines []string
 	for _, r := range s.Replicas() {
 		r.mu.Lock()
-		for lease, i := range r.marks {
+		for lease, i := range r.attachments {
 			lines = append(lines, fmt.Sprintf("range %s mark %d/%d", r.id, lease, i))
 		}
 		for lease, reg := range r.registrations {
@@ -123,7 +123,7 @@ func leasesText(t testing.TB, e *engine.Engine, s *Store) string {
 }
 
 // allAttached is the whole index.
-func allAttached(t testing.TB, e engine.Reader) (all []attachment) {
+func allAttached(t testing.TB, e engine.Reader) (all []indexChange) {
 	t.Helper()
 	first, last := engine.LeaseSpan(0, keyspace.Span{}), engine.LeaseSpan(-1, keyspace.Span{})
 	it, err := e.NewIter(engine.IterOptions{Lower: first.Lower, Upper: last.Upper})
@@ -135,7 +135,7 @@ func allAttached(t testing.TB, e engine.Reader) (all []attachment) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, attachment{key: slices.Clone(key), to: lease})
+		all = append(all, indexChange{key: slices.Clone(key), to: lease})
 	}
 	if err := it.Close(); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 	t.Helper()
 	r.mu.Lock()
 	span, marks := r.rec.Span, map[keyspace.LeaseID]bool{}
-	for lease := range r.marks {
+	for lease := range r.attachments {
 		marks[lease] = true
 	}
 	r.mu.Unlock()
@@ -193,12 +193,12 @@ func TestIndexIsWrittenOnce(t *testing.T) {
 	for i, c := range []struct {
 		v    mvcc.Version
 		was  keyspace.LeaseID
-		want []attachment
+		want []indexChange
 	}{
-		{mvcc.Version{Create: 2, Version: 1, Lease: 7}, 0, []attachment{{key: key, to: 7}}},
+		{mvcc.Version{Create: 2, Version: 1, Lease: 7}, 0, []indexChange{{key: key, to: 7}}},
 		{mvcc.Version{Create: 2, Version: 2, Lease: 7}, 7, nil},
-		{mvcc.Version{Create: 2, Version: 3, Lease: 8}, 7, []attachment{{key: key, to: 8, from: 7}}},
-		{mvcc.Version{Create: 2, Version: 4}, 8, []attachment{{key: key, from: 8}}},
+		{mvcc.Version{Create: 2, Version: 3, Lease: 8}, 7, []indexChange{{key: key, to: 8, from: 7}}},
+		{mvcc.Version{Create: 2, Version: 4}, 8, []indexChange{{key: key, from: 8}}},
 		{mvcc.Version{Create: 2, Version: 5}, 0, nil},
 		{mvcc.Version{Create: 2, Version: 6, Lease: -7}, 0, nil}, // no mark
 	} {

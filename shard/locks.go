@@ -7,13 +7,13 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// publishTxnsLocked takes over what an applied entry has done to locks, records and marks.
+// publishTxnsLocked takes over what an applied entry has done to locks, records and attachments.
 func (r *Replica) publishTxnsLocked(changes []lockChange) {
 	now := r.store.cfg.Clock.Now()
 	for i := range changes {
 		ch := &changes[i]
-		if ch.mark.Lease != 0 {
-			r.publishMarkLocked(ch.mark)
+		if ch.attachment.Lease != 0 {
+			r.publishAttachmentLocked(ch.attachment)
 			continue
 		}
 		r.wokenLocked(r.locks.Apply(&ch.Change, now))
@@ -30,7 +30,7 @@ func (r *Replica) forgetLocks() {
 // loadTableLocked makes the table of a replica whose state was read from the engine.
 func (r *Replica) loadTableLocked(s *command.TxnState) {
 	r.locks.Forget()
-	r.marks = maps.Clone(s.Attachments)
+	r.attachments = maps.Clone(s.Attachments)
 	changes := make([]lockChange, 0, len(s.Locks)+len(s.Records))
 	for _, l := range s.Locks {
 		changes = append(changes, lockChange{Change: locktable.Change{Added: l}})

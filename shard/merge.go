@@ -151,7 +151,7 @@ func joinRecords(left, right *command.Record, last keyspace.Revision) command.Re
 	return rec
 }
 
-// joinTxns takes over the source's locks, records and marks. Two halves of one lock, which a
+// joinTxns takes over the source's locks, records and attachments. Two halves of one lock, which a
 // split has cut, are one again.
 func (r *Replica) joinTxns(b *engine.Batch, from *command.TxnState, out *outcome) error {
 	s := &r.applying
@@ -180,7 +180,7 @@ func (r *Replica) joinTxns(b *engine.Batch, from *command.TxnState, out *outcome
 		// The merge was committed together with the hull of both spans in the lease's record.
 		m := rangeapi.Attachment{Lease: lease, Incarnation: max(incarnation, s.txns.Attachments[lease])}
 		s.txns.PutAttachment(m)
-		out.locks = append(out.locks, lockChange{mark: m})
+		out.locks = append(out.locks, lockChange{attachment: m})
 		if err := command.PutAttachment(b, r.id, m); err != nil {
 			return err
 		}

@@ -58,7 +58,7 @@ func (a *attachableLeases) Attachable(lease keyspace.LeaseID) bool {
 	r := (*Replica)(a)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.markedLocked(lease)
+	return r.attachableLocked(lease)
 }
 
 // NoSpace implements pipeline.Evaluator.
@@ -66,7 +66,7 @@ func (e *pipelineEnv) NoSpace() error { return e.store.noSpace() }
 
 // AwaitLease implements pipeline.Evaluator.
 func (e *pipelineEnv) AwaitLease(c *pipeline.Call, lease keyspace.LeaseID, out *pipeline.Answers) {
-	(*Replica)(e).awaitMarkLocked(c, lease, out)
+	(*Replica)(e).awaitAttachmentLocked(c, lease, out)
 }
 
 // Sequence implements pipeline.Sequencer.

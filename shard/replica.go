@@ -105,9 +105,9 @@ type Replica struct {
 	// fence is the record's, or that of what is on its way.
 	locks locktable.Table
 	fence uint64
-	// marks are the applied marks of leases, and registrations those that come or go; nil
+	// attachments are the applied attachments of leases, and registrations those that come or go; nil
 	// where there are none.
-	marks         map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	attachments   map[keyspace.LeaseID]keyspace.LeaseIncarnation
 	registrations map[keyspace.LeaseID]*registration
 	// pins hold compaction back for what transactions are still to read.
 	pins pins

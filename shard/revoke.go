@@ -15,8 +15,8 @@ import (
 )
 
 // quellLocked ends the registration of a lease that is about to be revoked. The registration's
-// answer may be older than the revoke, and would bring the mark of a lease that is gone. If
-// the mark is in the pipeline already, quellLocked returns what to wait for.
+// answer may be older than the revoke, and would bring the attachment of a lease that is gone. If
+// the attachment is in the pipeline already, quellLocked returns what to wait for.
 func (r *Replica) quellLocked(lease keyspace.LeaseID) *locktable.Held {
 	reg := r.registrations[lease]
 	if reg == nil {
@@ -49,7 +49,7 @@ func (s *txnCommand) gateRevoke(c *pipeline.Call, op *rangeapi.Revoke, out *pipe
 
 // revocableLocked says whether the range may have keys of the incarnation.
 func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarnation) bool {
-	here, ok := r.marks[lease]
+	here, ok := r.attachments[lease]
 	return ok && here <= i
 }
 
@@ -88,7 +88,7 @@ func (s *txnCommand) placeRevoke(c *pipeline.Call, op *rangeapi.Revoke, e *eval.
 		}
 	}
 	s.item, s.size = &command.TxnItem{Kind: command.ItemDetach, Attachment: rangeapi.Attachment{Lease: op.Lease, Incarnation: op.Incarnation}}, pipeline.CallOverheadBytes
-	s.registered = r.registerLocked(op.Lease, registrationUnmarks)
+	s.registered = r.registerLocked(op.Lease, registrationDetaches)
 	c.TakeWrites(e)
 	r.pipe.Append(c)
 }
@@ -107,7 +107,7 @@ func (s *txnCommand) prepareRevoke(c *pipeline.Call, op *rangeapi.Prepare, pass 
 	return err
 }
 
-// revokeSpans returns what a revoke locks beside the mark.
+// revokeSpans returns what a revoke locks beside the attachment.
 func revokeSpans(s *txnCommand, writes []*eval.PendingVersion) (spans []command.LockSpan) {
 	if s.hull.Start != nil {
 		return []command.LockSpan{{Span: s.hull, Mode: command.Sweep, Sub: 1}}
@@ -133,10 +133,10 @@ func (r *Replica) revokeMeetsLocked(c *pipeline.Call, op *rangeapi.Prepare, span
 	return true
 }
 
-// evaluateUnmark ends the attachment of a lease without keys. The lock may have covered only a
+// evaluateDetach ends the attachment of a lease without keys. The lock may have covered only a
 // part of today's range: a merge may have added another part, whose own lock has ended
 // before. There, keys may have been attached since, or a lock may be about to attach some.
-func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error) {
+func (r *Replica) evaluateDetach(op *rangeapi.Resolve) (*command.TxnItem, error) {
 	release := &command.TxnItem{Kind: command.ItemRelease}
 	conflict := kverror.New(kverror.Conflict, "lease %d has keys by now, attempt %s was aborted where they are", op.Detach, op.Name)
 	r.mu.Lock()
@@ -145,7 +145,7 @@ func (r *Replica) evaluateUnmark(op *rangeapi.Resolve) (*command.TxnItem, error)
 	r.mu.Unlock()
 	switch {
 	case stays:
-		return release, nil // a later lease's mark, and its keys
+		return release, nil // a later lease's attachment, and its keys
 	case attaches:
 		return nil, conflict
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 )
 
-// lockChange is one change of the replicated locks, records and marks, for Applied to
+// lockChange is one change of the replicated locks, records and attachments, for Applied to
 // publish.
 type lockChange struct {
 	locktable.Change
 	// revision is the one at which Removed was committed, 0 where it was not.
 	revision keyspace.Revision
-	// mark is that of a lease, which is new, or has gone where its incarnation is 0.
-	mark rangeapi.Attachment
+	// attachment is that of a lease, which is new, or has gone where its incarnation is 0.
+	attachment rangeapi.Attachment
 }
 
 // applyItems applies what stands behind the transactions of a batch.
@@ -65,9 +65,9 @@ func (r *Replica) applyItem(b *engine.Batch, it *command.TxnItem, out *outcome) 
 	case command.ItemRelease:
 		return r.releaseLock(b, it.ID, out)
 	case command.ItemAttach:
-		return r.applyMark(b, it.Attachment, out)
+		return r.applyAttachment(b, it.Attachment, out)
 	case command.ItemDetach:
-		return r.applyUnmark(b, it.Attachment, out)
+		return r.applyDetachment(b, it.Attachment, out)
 	case command.ItemCommit:
 		s.txns.PutRecord(it.Record)
 		out.locks = append(out.locks, lockChange{Change: locktable.Change{Record: it.Record}})
@@ -134,7 +134,7 @@ func (r *Replica) endLock(b *engine.Batch, id rangeapi.LockID, rev keyspace.Revi
 	delete(s.txns.Locks, id)
 	out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l}, revision: rev})
 	if rev != 0 && l.Revoke.Lease != 0 {
-		if err := r.applyUnmark(b, l.Revoke, out); err != nil {
+		if err := r.applyDetachment(b, l.Revoke, out); err != nil {
 			return err
 		}
 	}
@@ -243,7 +243,7 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved co
 	return moved, nil
 }
 
-// releaseLock ends a lock without a revision, and takes the mark of its lease away.
+// releaseLock ends a lock without a revision, and takes the attachment of its lease away.
 func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
 	l := r.applying.txns.Locks[id]
 	if l == nil || !l.Keyless() {
@@ -252,5 +252,5 @@ func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome)
 	if err := r.endLock(b, id, 0, out); err != nil {
 		return err
 	}
-	return r.applyUnmark(b, l.Revoke, out)
+	return r.applyDetachment(b, l.Revoke, out)
 }

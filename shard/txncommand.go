@@ -39,7 +39,7 @@ type txnCommand struct {
 	// creates are the create revisions of the answer's results.
 	creates []eval.Ref
 	size    int
-	// registered is the registration that the command ends, for a mark that comes or goes.
+	// registered is the registration that the command ends, for an attachment that comes or goes.
 	registered *registration
 	// hull is what a revoke sweeps.
 	hull keyspace.Span
@@ -218,7 +218,7 @@ func (s *txnCommand) Evaluate(c *pipeline.Call, pass *pipeline.Pass) (err error)
 		return s.evaluatePrepare(c, op, pass)
 	case *rangeapi.Resolve:
 		if op.Detach != 0 {
-			s.item, err = s.r.evaluateUnmark(op)
+			s.item, err = s.r.evaluateDetach(op)
 		} else {
 			s.item, err = eval.Sweep(s.r.data, s.swept, op.Revision, s.r.store.cfg.Limits.MaxEntryBytes)
 		}
@@ -256,7 +256,7 @@ func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eva
 	var missing eval.NeedsLease
 	switch {
 	case errors.As(err, &missing):
-		r.prepareMarkLocked(c, op, missing.Lease, out)
+		r.prepareAttachmentLocked(c, op, missing.Lease, out)
 		return
 	case errors.As(err, &wait):
 		c.Lacks = 0
@@ -404,7 +404,7 @@ func (s *txnCommand) resolve(c *pipeline.Call, op *rangeapi.Resolve, out *pipeli
 	}
 	switch {
 	case h == nil && op.Detach != 0 && r.revocableLocked(op.Detach, op.Incarnation):
-		out.Add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its mark", op.Name, op.Detach))
+		out.Add(c, kverror.New(kverror.Conflict, "attempt %s was aborted, and lease %d still has its attachment", op.Name, op.Detach))
 	case h == nil:
 		s.say(c, &rangeapi.Resolved{}, out)
 	case r.decidingLocked(c, h):
@@ -428,7 +428,7 @@ func (s *txnCommand) resolve(c *pipeline.Call, op *rangeapi.Resolve, out *pipeli
 
 // Undo implements pipeline.Effect.
 func (s *txnCommand) Undo(_ *pipeline.Call, err error, out *pipeline.Answers) {
-	if reg := s.registered; err != nil && reg != nil && reg.state == registrationMarks && s.r.registrations[reg.lease] == reg {
+	if reg := s.registered; err != nil && reg != nil && reg.state == registrationAttaches && s.r.registrations[reg.lease] == reg {
 		// They fail rather than try again: if the record lists the range they would be back
 		// at once, and a leader that is about to fall would drop this again.
 		s.r.failRegistrationLocked(reg, err, out)
@@ -457,7 +457,7 @@ func (r *Replica) cacheResolvedLocked(changes []lockChange) {
 	for i := range changes {
 		ch := &changes[i]
 		switch {
-		case ch.revision == 0 || ch.mark.Lease != 0:
+		case ch.revision == 0 || ch.attachment.Lease != 0:
 		case ch.Added != nil:
 			// A sweep.
 			r.epochs.End(r.store.cache)
