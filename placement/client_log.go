@@ -13,12 +13,11 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// FollowLog calls take with the allocation log behind what is known, wherever the sequencer is
-// and whichever node comes to be it, until ctx ends. The parts follow each other. If a part
-// begins above the end of the one before (After > the last Last), nobody can tell any more
-// which ranges got the revisions between: an earlier sequencer allocated them, or this follower
-// was too slow. Terms never go down. take is called by one goroutine and must not block for
-// long.
+// FollowLog calls take with the allocation log behind what is known, wherever the sequencer is and
+// whichever node comes to be it, until ctx ends. The parts follow each other. If a part begins above
+// the end of the one before (After > the last Last), nobody can tell any more who got the revisions
+// between. An earlier sequencer allocated them, or this follower was too slow. Terms never go down.
+// take is called by one goroutine and must not block for long.
 func (c *Client) FollowLog(ctx context.Context, known sequencer.LogPosition, take func(*sequencer.LogPart)) {
 	ctx, stop := c.joined(ctx)
 	defer stop()

@@ -14,15 +14,15 @@
 //
 // # The life of a decision
 //
-// Reports. Each node tells placement's leader which ranges it leads, in which term, what they
-// hold and bear, and how full its disk is. It tells everything once, then every 10 s what has
-// changed by much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10
-// requests a second (or a 64th of what splits a range, if that is less) are not reported. A new
-// leader of a range is reported after a second. Reports are numbered. A leader that misses one,
-// or is new, asks for everything; nothing is stored. Reports about a range that the map does not
-// have are kept for ten minutes. Ranges without a known leader are asked themselves, 64 of them
-// every 10 s. A node without a replica of the placement group learns from the end of its feed of
-// the map that placement has another leader, or none, and then reports at once.
+// Reports. Each node tells placement's leader the ranges that it leads, with their terms, bytes and
+// load, and how full its disk is. It tells everything once, then every 10 s what has changed by
+// much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10 requests a
+// second (or a 64th of what splits a range, if that is less) are not reported. A new leader of a
+// range is reported after a second. Reports are numbered. A leader that misses one, or is new, asks
+// for everything; nothing is stored. Reports about a range that the map does not have are kept for
+// ten minutes. Ranges without a known leader are asked themselves, 64 of them every 10 s. A node
+// without a replica of the placement group learns from the end of its feed of the map that placement
+// has another leader, or none, and then reports at once.
 //
 // State. Placement's leader (decider) has the map, the node table, settings and operations from
 // the placement group. Beside them it keeps the reports, since when it has not heard a node, and
@@ -55,32 +55,31 @@
 // the placement group has no quorum, the list shows what one of its replicas knew last, marked
 // as stale. No command that waits takes that for an end, and nothing is changed by it.
 //
-// Copies that do not arrive. If a copy does not arrive while its operation has time, because the
-// leader does not reach the node for example, another node that can take it gets its turn, each
-// in turn. If ranges are to have fewer voters, those on drained nodes go before the others would
-// be fewer than a quorum of the new number: a drained node may be stopped at any time.
+// Copies that do not arrive. A copy may not arrive in the time of its operation, for example because
+// the leader does not reach the node. Then the other nodes that can take it get their turns. If
+// ranges are to have fewer voters, voters on drained nodes go first when the others are only a
+// quorum of the new number: a drained node may be stopped at any time.
 //
 // Lost nodes. A node that has been silent for --node-dead-after counts as lost. A decommissioned
 // node counts as lost at once. Its replicas are rebuilt on others, first those of ranges that
 // one more loss would stop. If it is back in time, nothing happens. If it is back later, it
 // finds that it holds nothing and gets its share by balance.
 //
-// Settings. placement.paused stops all decisions, also repairs: whoever pauses works on the
-// cluster by hand and does not want a copy to begin there. Operations under way end, and those
-// asked for begin. placement.replication is how many voters a range has: 1, 3, 5 or 7, by
-// default 3. More than there are nodes for replicas is refused. With fewer nodes later, a range
-// has fewer voters. For skein placement set-replication the asked node first checks by what all
-// nodes say at that moment whether the change can be completed: nodes that serve and are heard,
-// room for the copies, ranges without a quorum. It says how many replicas are copied and
-// removed. Decisions then execute it, and skein placement show counts the ranges with too few or
-// too many voters.
+// Settings. placement.paused stops all decisions, also repairs: whoever pauses works on the cluster
+// by hand and does not want a copy to begin there. Operations under way end, and those asked for
+// begin. placement.replication is how many voters a range has: 1, 3, 5 or 7, by default 3. More than
+// there are nodes for replicas is refused. With fewer nodes later, a range has fewer voters. For
+// skein placement set-replication the asked node first checks whether the change can be completed.
+// It asks all nodes, and looks at nodes that serve and are heard, room for the copies, and ranges
+// without a quorum. It says how many replicas are copied and removed. Decisions then execute it, and
+// skein placement show counts the ranges with too few or too many voters.
 //
-// The placement group starts with a voter on each founder. It gets more voters if it has fewer
-// than ranges are to have, or fewer than three, and enough nodes serve. It gets fewer only by
-// nodes that leave. If some of its voters share a zone and another zone has fewer, they move
-// there one by one, not the leader's, once all have been heard and this has been so for 30 s. If
-// three nodes hold three replicas each, are heard and lead about as many ranges each, there is
-// nothing to decide.
+// The placement group starts with a voter on each founder. It gets more voters if it has fewer than
+// ranges are to have, or fewer than three, and enough nodes serve. It gets fewer only by nodes that
+// leave. If some of its voters share a zone and another zone has fewer, they move there one by one,
+// except the leader's. They do so once all have been heard and this has been so for 30 s. If three
+// nodes hold three replicas each, are heard and lead about as many ranges each, there is nothing to
+// decide.
 //
 // # The life of an operation
 //
@@ -90,41 +89,40 @@
 // the range has another operation under way or has changed since the decision. It gives the new
 // replica an id that no replica has ever had.
 //
-// Steps. Placement's leader executes it. Each step follows from the record and from the
-// descriptor of the range's leader, by a pure function (NextStep), so that the next leader
-// of placement can continue. First the new node gets a learner, which a snapshot fills. Then, in
-// one joint configuration, the learner becomes a voter and the old replica goes. A range's
-// leader that is to go hands over first: to the node that was chosen, or, if that one does not
-// follow, to the one that it thinks best. A leader that is only drained hands over to a node
-// that is not drained. Each change names the configuration by which it was decided, so that a
-// repeated step is refused. When no step is left, the map learns the range's descriptor, and then
-// EndOperation drops the record.
+// Steps. Placement's leader executes it. Each step follows from the record and from the descriptor
+// of the range's leader, by a pure function (NextStep), so that the next leader of placement can
+// continue. First the new node gets a learner, which a snapshot fills. Then, in one joint
+// configuration, the learner becomes a voter and the old replica goes. A range's leader that is to
+// go hands over first, to the chosen node. If that one does not follow, the leader chooses another.
+// A leader that is only drained hands over to a node that is not drained. Each change names the
+// configuration by which it was decided, so that a repeated step is refused. When no step is left,
+// the map learns the range's descriptor, and then EndOperation drops the record.
 //
-// Removal. The range's leader reports its descriptor. The replica that has gone learns it in one
-// of three ways: it applies the change itself, it hears so from a leader that does not know it
-// any more, or a sweep finds it, which compares map and replicas every 10 s. It is removed when
-// its own configuration, or a newer one in the map, is without it, and not earlier: group, log, data (package raftgroup/lifecycle). Its log goes only when everything committed in it is applied and
-// stored. The log may hold the split that makes a child whose own log already says what the
-// child has promised.
+// Removal. The range's leader reports its descriptor. The removed replica learns of it in one of
+// three ways. It applies the change itself, or a leader says that it is no member any more, or a
+// sweep of map and replicas finds it, every 10 s. It is removed when its own configuration, or a
+// newer one in the map, is without it, and not earlier: group, log, data (package
+// raftgroup/lifecycle). Its log goes only when everything committed in it is applied and stored. The
+// log may hold a split whose child has a log of its own, with promises in it.
 //
-// Note. The node keeps a note of the newest replica of each range that has left it. It opens
-// neither that replica nor an older one again, whoever speaks to it and whatever log is
-// replayed. The log is gone, and with it the replica's promises: if it began anew, it could vote
-// for a replica that lacks what it has acknowledged and that has not heard of the change.
-// Together they would be a quorum of the old configuration.
+// Note. The node keeps a note of the newest replica of each range that has left it. It opens neither
+// that replica nor an older one again, whoever speaks to it and whatever log is replayed. The log is
+// gone, and with it the replica's promises. If it began anew, it could vote for a replica that lacks
+// acknowledged entries and has not heard of the change. Together they would be a quorum of the old
+// configuration.
 //
-// Leftovers. A learner without an operation is decided upon like anything else: a split came
-// between the steps, and the other half has a learner too. An operation is ended where it stands
-// if it makes no step for 10 minutes (20 s for a transfer for balance; a copy has eight times
-// its duration at --copy-bytes-per-second on top), or if it waits 30 s for a silent node. Its
-// learner is then taken up or removed in the same way.
+// Leftovers. A learner without an operation is decided upon like anything else: a split came between
+// the steps, and the other half has a learner too. An operation is ended where it stands if it makes
+// no step for 10 minutes, or for 20 s if it is a transfer for balance. A copy has eight times its
+// duration at --copy-bytes-per-second on top. An operation that waits 30 s for a silent node ends
+// too. Its learner is then taken up or removed in the same way.
 //
-// The placement group changes its members by the same operations, with no range named. Its
-// leader executes them. A leader that is to go hands over the operation together with the lead.
-// It ends its allocations and lowers the ceiling first, so that no revision stays unused and no
-// request fails. The members are part of the map, which each node hears from any replica of the
-// group that has a leader. Another node tells what it knows and who leads, so that a node that
-// was away for long finds the group through any node that it reaches.
+// The placement group changes its members by the same operations, with no range named. Its leader
+// executes them. A leader that is to go hands over the operation together with the lead. It ends its
+// allocations and lowers the ceiling first, so that no revision stays unused and no request fails.
+// The members are part of the map, which each node hears from any replica of the group that has a
+// leader. Other nodes tell their map and the leader. So a node that was away for long finds the
+// group through any node that it reaches.
 //
 // # The life of a merge
 //
@@ -157,12 +155,11 @@
 // range waits that is busy, has a replica on a silent node, or has a need of its own.
 //
 // How. First the replicas of the smaller range move to the nodes of the larger one, by ordinary
-// moves, if that spoils neither zones nor balance and neither has another neighbour there
-// already. Then it gets the other one's leader. Then both are merged as by command. A merge that
-// is decided therefore moves no replicas. It begins and commits only if both ranges are as they
-// were at the decision, with voters on the same nodes and a border that is not kept; the state
-// machine compares this both times. A node leads one such merge at a time, because each has
-// stores flushed.
+// moves, if that spoils neither zones nor balance and neither has another neighbour there already.
+// Then it gets the other one's leader. Then both are merged as by command. A merge that is decided
+// therefore moves no replicas. It begins and commits only if both ranges are as they were at the
+// decision, with voters on the same nodes and no kept border. The state machine compares this both
+// times. A node leads one such merge at a time, because each has stores flushed.
 //
 // If it fails, it is repeated after 5 minutes, then each time after twice as long. After five
 // failures it waits until one of the two has changed or another node leads placement. The

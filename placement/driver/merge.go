@@ -72,8 +72,8 @@ func (o *operator) carryMerge(ctx context.Context, op fsm.Operation) {
 	log.Info("merge begins, or goes on", zap.String("why", op.Why), zap.Stringer("phase", op.Phase))
 	last, pause := o.s.o.Clock.Now(), mergePause
 	heard := last // of the node to which a replica moves
-	// Whoever led before may have frozen the right range. To check the remaining steps would
-	// take longer than the range may stand still. So it is released.
+	// Whoever led before may have frozen the right range. A check of the remaining steps would take
+	// longer than the range may stand still. So it is released.
 	inherited := op.Phase == fsm.MergeBinding
 	for ctx.Err() == nil {
 		now, ok := o.now(&op)

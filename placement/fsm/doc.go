@@ -68,16 +68,16 @@
 // Decommissioned is permanent: it gives up its replicas too. Only a serving node gets replicas
 // by operations.
 //
-// A node is removed only while it holds nothing, which is checked when the entry is applied: no
-// replica in the range map or of the placement group, and no operation on its way there. A node
-// that an operator has decommissioned by command stays until somebody removes it. A node that
-// etcd's MemberRemove has decommissioned leaves: its row, skein node list and skein node show
-// say so. Decisions empty it like any other, with room and zones considered. Placement's leader
-// removes it once it holds nothing. If every serving node already has a replica of a range, or
-// of the placement group, that one goes on with one replica less. A skein node decommission that
-// waits meanwhile succeeds: the node has left. Id and name stay in the row of a removed node.
-// That id is never admitted again, neither with its old directory (the node stops when it
-// publishes itself) nor with an empty one.
+// A node is removed only while it holds nothing: no replica in the range map or of the placement
+// group, and no operation on its way there. This is checked when the entry is applied. A node that
+// an operator has decommissioned by command stays until somebody removes it. A node that etcd's
+// MemberRemove has decommissioned leaves: its row, skein node list and skein node show say so.
+// Decisions empty it like any other, with room and zones considered. Placement's leader removes it
+// once it holds nothing. If every serving node already has a replica of a range, or of the placement
+// group, that one goes on with one replica less. A skein node decommission that waits meanwhile
+// succeeds: the node has left. Id and name stay in the row of a removed node. Its id is never
+// admitted again, neither with an empty directory nor with its old one: such a node stops when it
+// publishes itself.
 //
 // # What a command may do
 //
