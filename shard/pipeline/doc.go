@@ -80,8 +80,8 @@
 // it. Beyond FateTimeout they get etcd's error for an unknown fate.
 //
 // … the sequencer refuses, or a proposal is dropped in a term that goes on (a transfer that
-// failed)? The chain is cut there. What was evaluated behind the cut is discarded, and what of it
-// is in the log applies nowhere. The next batch is evaluated on the last entry before the cut.
+// failed)? The chain is cut there. The batches behind the cut are discarded, and those of
+// them that are in the log apply nowhere. The next batch is evaluated on the last entry before the cut.
 //
 // … the group has no room? The entry is offered again every 2 ms, and the next batch waits.
 //
@@ -91,8 +91,8 @@
 // … a caller gives up? A blocked call is answered at once, a queued one when its turn comes. What
 // is evaluated goes on, and a write is still proposed.
 //
-// … the node stops? A drained pipeline refuses what waits and what comes. What is under way ends
-// by itself, and the replica hands its leadership over behind it (Idle).
+// … the node stops? A drained pipeline refuses what waits and what comes. Batches under way
+// end by themselves. Once the pipeline is idle, the replica hands its leadership over.
 //
 // … the range itself changes, by a split or a merge? The replica closes the pipeline, waits until
 // it is idle, and proposes the change. MayEvaluate keeps it empty until the change is applied.

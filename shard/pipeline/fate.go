@@ -72,9 +72,9 @@ func (p *Pipeline) discard(b *batch, err error, out *Answers) {
 	}
 }
 
-// Lose ends the leadership: what was not proposed is discarded, of what was
-// the log will tell, the overlay is gone, and those who wait for it start over. The locks that
-// are not applied were dropped before.
+// Lose ends the leadership. Batches that were not proposed are discarded. The log decides about
+// the others. The overlay is gone, and whoever waits for it starts over. The locks that are not
+// applied were dropped before.
 func (p *Pipeline) Lose(out *Answers) {
 	failed := p.env.Error(kverror.Dropped, "the leadership ended before the proposal")
 	p.mutateKeep()
@@ -197,8 +197,8 @@ func (p *Pipeline) Passed(term uint64, out *Answers) {
 }
 
 // Replaced answers what a former leadership left behind, now that a snapshot whose last entry is
-// of the term has replaced the state. Of the batches of one term the snapshot has those up to the
-// last applied one, and with a newer term none beyond comes. Of an older term nothing is known
+// of the term has replaced the state. The snapshot has the batches of a term
+// up to the last applied one; with a newer term none beyond comes. Nothing is known of older terms
 // any more.
 func (p *Pipeline) Replaced(term uint64, out *Answers) {
 	for _, b := range p.lost {

@@ -182,8 +182,8 @@ func (p *Pipeline) Term() uint64 {
 	return p.lead.term
 }
 
-// Close keeps calls from evaluation until Reopen. What is under way goes on; once Idle is true
-// it is over. The pipeline notifies the replica when that may be.
+// Close keeps calls from evaluation until Reopen. Batches under way go on; once Idle is true
+// they are over. The pipeline notifies the replica when that may be.
 func (p *Pipeline) Close() { p.closed++ }
 
 // Reopen ends a Close.
