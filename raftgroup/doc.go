@@ -86,6 +86,26 @@
 // A transfer gives the lease up for the rest of the term before raft may send
 // MsgTimeoutNow, because the votes for its target are exempt from promises.
 //
+// # Life of a copy
+//
+// A copy of a replica is a stream of tables: from one state of the sender's store to files
+// beside the receiver's, which takes them in when all have arrived. --copy-bytes-per-second
+// bounds what a node sends in all its copies together, and what it receives. Time is divided
+// into steps of 10 ms. What is due in a step passes at once, in messages of 63 KiB, and a
+// copy that is ahead sleeps until the next step.
+//
+// Placement gives a node four copies at a time, and up to sixteen while they have less than
+// 32 MiB together, because a small copy mostly waits. The tables of four started copies are
+// transferred, first come, first served. If all were transferred at once, all would end at
+// once, and the rate would be unused while they are taken in. The other copies are told that
+// they wait, for ten minutes at most. A sender is told to wait, too, while its tables are
+// checked and taken in, which takes minutes on a full node; but not while the receiver's
+// disk is full or does not move, because that may take any time. A side that sees no
+// progress for a minute gives the copy up, and with it its place.
+//
+// A copy breaks off when its connection is lost or its sender loses the lead. The next one
+// begins anew, from a newer state (docs/decisions/0018-copies-begin-anew.md).
+//
 // # What if
 //
 //   - the process is paused: the clock keeps running, and readers compare the lease with

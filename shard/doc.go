@@ -101,6 +101,68 @@
 // items alone asks for no revision. A range that has no lock and no record has no lock
 // table, and pays a comparison with nil.
 //
+// # Life of a merge
+//
+// The left one of two neighbours absorbs the right one. The keys stay where they are, in the
+// node's one store. What moves is what the right range knows of them.
+//
+//  1. Prepare. Somebody asks placement for an operation of kind merge (skein range merge
+//     --left ID). It binds both ranges: neither has another operation. Placement's leader
+//     executes it. Each step is idempotent and carries the operation's id, so that the next
+//     leader of placement can continue; but a merge that is already binding is aborted then,
+//     because its right range may stand still. The right range's replicas move to the nodes
+//     of the left one's, and its lead to the left one's leader.
+//  2. Bind. An entry of the placement group turns the operation from preparing to binding:
+//     from now on orders that bind may be sent. Then an entry of the left range binds it. It
+//     serves on, is not split and not compacted further, and keeps its members. Leases that
+//     it registers from now on register the span of both ranges.
+//  3. Store. Every node makes durable what it has applied, while both ranges serve: one node
+//     after the other, and all of them once more if that took long. So little is left to
+//     store while the right range stands still.
+//  4. Freeze. An entry of the right range, behind its closed pipeline. From its proposal on
+//     the range answers nothing: no read, no write, no void. Requests wait at its leader.
+//     From here on the left range is held: its leader finishes what is under way and
+//     evaluates nothing new until it absorbs, so that it can absorb at once. Nothing depends
+//     on the hold. It ends with the order, or after 0.4 s: if the rest takes longer, the
+//     left range need not stand still with the right one.
+//  5. Settle. Every replica of the right range has applied the freeze, and that is durable
+//     in its node's store. The nodes are asked together with the freeze and wait for it. If
+//     one has not settled within 2 s, the merge is aborted.
+//  6. Commit. One entry of the placement group compares both rows (generation and
+//     configuration) and replaces them by one row with a generation above both. It is the
+//     only commit point. The same entry makes every lease that lists a part of the span list
+//     all of it. Abort is another entry there; the state takes one of the two.
+//  7. Absorb. An entry of the left range, behind its closed pipeline. Each replica reads the
+//     right range's last state from its own node's store and takes it over (applyAbsorb):
+//     span, last revision, compacted revision, count, hash, fence, locks (two halves of one
+//     become one again), commit records and attachments. The feeds of both ranges end there,
+//     and the heir's feed begins at the lower of their two resolved revisions. The version
+//     cache of the right range's keys is kept: all who have waited come at once now, and to
+//     look up each key would take longer than everything else. Requests that waited at the
+//     right range are sent to the left one. What a transaction may still read is pinned.
+//  8. Release. After an abort both ranges are released, and a fence makes late orders of
+//     this merge ineffective. A merge that is aborted while preparing has ended with that
+//     entry, because nothing that binds was ever ordered. So it needs no quorum of either
+//     range, and if one has lost its quorum, the other is repaired and moved again. Later an
+//     order may be on its way, and the operation lasts until both are released. By then
+//     their replicas are on the same nodes, so that lost nodes take the quorum of both or of
+//     neither.
+//  9. Remove. When a node's store has the absorb for good, the right range's group, log and
+//     local state are removed like those of a moved replica, with the same note.
+//
+// Why the absorb never waits. If an apply waited for another group of its node, it would
+// need that group's quorum after a crash. That quorum may be gone, because the other nodes
+// have removed the group. The freeze is durable everywhere before the commit, so no crash
+// takes the right range back to before it, and a replayed absorb finds what it needs. The
+// price is a small flush while the range stands still.
+//
+// Snapshots past the absorb. A snapshot may bring a slow replica of the left range past the
+// absorb. It may overlap a frozen replica of the right range, which ends first and is
+// removed then. The left range's resolved revision says nothing about keys that it has got
+// in this way. A frozen replica that nobody here needs, and whose key the map gives to
+// another range with a higher generation, is removed by the sweep of package shard/replicas: the generation
+// of a key only grows.
+//
 // # What if …
 //
 // … the leadership ends, a proposal is dropped, or a client gives up while a write is under way?

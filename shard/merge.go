@@ -18,7 +18,7 @@ import (
 )
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
-// orders it step by step and commits it; "Life of a merge" in docs/internals.md has the
+// orders it step by step and commits it; "Life of a merge" in doc.go has the
 // whole. That the source is frozen is durable on each of its replicas before the merge is
 // committed. So the entry that absorbs finds the source's last state in the engine of any
 // node that applies it, also after a crash, and never waits for another group.

@@ -51,6 +51,39 @@
 //	   ▲                                        │  ▲                             │
 //	   └── 30 ticks without a request or entry ─┘  └── load < 0.8 × bound, split ┘
 //
+// # Life of a split
+//
+//  1. Measure. Each replica counts what it serves and applies in plain fields, under the
+//     lock that a request takes anyway. Once a second the meter of shard/load turns the
+//     counts into decaying means, for active replicas alone. A replica at rest is on no
+//     list; its first request puts it there. A range's size on disk is the store's estimate
+//     plus what was applied since. The estimate is renewed when the store has written
+//     tables, for 100 ranges a second at most. Store.Measures returns it all.
+//  2. Too large (--range-max-bytes, 256 MiB). The leader looks for the key in the middle: it
+//     asks the store some dozens of times how much lies below a key (mvcc.Middle), which
+//     reads no data. If much is only in memtables, they are flushed before. If one key with
+//     all its versions has more than seven eighths, nothing is split. The next look is a
+//     minute later, then ever later, up to an hour.
+//  3. Too hot (--range-split-load, requests a second). While the load is above that, the
+//     leader samples 128 requests in 10 s. keyspace/divide looks for a key with a quarter or
+//     more of the load on each side: the earlier half of the sample proposes it, and the
+//     later half must confirm it. Three kinds of load are left alone: a single hot key, load
+//     that moves along the keys (a split would soon have all of it on one side), and
+//     requests that span everything. After 30 s of divisible load the range is split.
+//  4. Split. It is the same as by command. At most two splits run on a node. A range waits
+//     if its members are changing, if one of its nodes is silent, or if it was split in the
+//     last 10 s. After a split each half is measured by the tables of its own span. What is
+//     not flushed counts for neither half, so that nothing is split for bytes that have
+//     left.
+//  5. If not. skein range show, the log (once) and skein_shard_splits_left_total say why a
+//     range is not split.
+//
+// The leader decides, and not placement. (The leaders in placement/decide/simulate do the
+// same.) A split moves nothing and needs no other node. The sample need not travel. Sizes
+// are right again at the leader immediately after a split, and in placement's reports only
+// later. And only a range's keys say that it cannot be divided, so that anybody else would
+// ask again and again.
+//
 // # What if
 //
 //   - One key has most of the bytes or of the load: The range stays whole and says
