@@ -71,7 +71,7 @@ func (s *Store) newPipes() pipeline.Shared {
 	}
 	return pipeline.Shared{
 		Limits: pipeline.Limits{
-			PendingBytes: l.PendingBytes, RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
+			RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
 			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
 		},
 		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),

@@ -32,7 +32,7 @@ func (a *Answers) Add(c *Call, err error) {
 // Later has f called once mu is free and the answers are sent.
 func (a *Answers) Later(f func()) { a.later = append(a.later, f) }
 
-// join adds what other has.
+// join adds what other has. Other confirms nothing: what is undone has failed.
 func (a *Answers) join(other *Answers) {
 	a.list = append(a.list, other.list...)
 	a.later = append(a.later, other.later...)

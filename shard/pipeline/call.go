@@ -111,8 +111,8 @@ const (
 	placeParked
 	// placeBlocked is with a lock for whose end it waits, to be evaluated again.
 	placeBlocked
-	// placeBatch is in a batch that fills, is sequenced, proposed or lost. Once the
-	// batch is settled only calls with writes are there.
+	// placeBatch is in a batch that fills, is sequenced, proposed or lost. Once the batch is
+	// settled only calls with writes or items are there.
 	placeBatch
 	// placeHeld is with a batch whose writes it has seen, until they are applied.
 	placeHeld

@@ -1,7 +1,7 @@
 // Package pipeline takes the operations of one range from admission to answer: it queues them,
 // evaluates them one after another, asks for their revisions in batches, proposes each batch as
 // one entry, and answers once the entry is applied. It works while the range's replica leads.
-// It knows neither raft nor other nodes: what it needs of them is [Env]. Package shard/eval says
+// It knows no replica and no other node: what it needs of them is [Env]. Package shard/eval says
 // what a request does, shard/locktable who waits for locks, shard/command what stands in an entry.
 //
 //	callers              the pool               the sequencer          the log

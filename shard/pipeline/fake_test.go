@@ -76,7 +76,7 @@ func newWorld(t testing.TB, change ...func(*Limits)) *world {
 	m := NewMetrics(nil)
 	w.shared = Shared{
 		Limits: Limits{
-			PendingBytes: 1 << 20, RangePendingBytes: 1 << 20, BatchRequests: 100, MaxEntryBytes: 1 << 20,
+			RangePendingBytes: 1 << 20, BatchRequests: 100, MaxEntryBytes: 1 << 20,
 			InflightBatches: 8, EvaluateTurn: time.Hour, FateTimeout: 7 * time.Second,
 		},
 		Pool: NewPool(), Reads: &eval.ReadLimit{OneBytes: 1 << 20, AllBytes: 1 << 20}, Cache: eval.NewVersionCache(1 << 20), Metrics: m,
@@ -85,7 +85,7 @@ func newWorld(t testing.TB, change ...func(*Limits)) *world {
 	for _, f := range change {
 		f(&w.shared.Limits)
 	}
-	w.shared.Budget = NewBudget(1, w.shared.Limits.PendingBytes, nil, m)
+	w.shared.Budget = NewBudget(1, 1<<20, nil, m)
 	w.epochs = eval.NewKeyEpochs(w.shared.Cache)
 	w.locks = locktable.New(&locktable.Shared{})
 	w.p.Init(Config{

@@ -74,9 +74,9 @@ type Log interface {
 
 // Limits bound a pipeline. All are set.
 type Limits struct {
-	// PendingBytes bounds the calls of the node, RangePendingBytes those of one range that
-	// wait for evaluation.
-	PendingBytes, RangePendingBytes int64
+	// RangePendingBytes bounds the calls of one range that wait for evaluation. Budget bounds
+	// those of the node.
+	RangePendingBytes int64
 	// BatchRequests and MaxEntryBytes bound the calls and the bytes of one batch. The latter
 	// also bounds what one call may write.
 	BatchRequests, MaxEntryBytes int
@@ -114,8 +114,8 @@ type Config struct {
 	Epochs *eval.KeyEpochs
 }
 
-// Pipeline carries the operations of one range. Run, Schedule, Send and Evaluation are called
-// without mu, all other methods with it.
+// Pipeline carries the operations of one range. Do, Run, Send and Evaluation are called without
+// mu, Schedule either way, all other methods with it.
 type Pipeline struct {
 	shared *Shared
 	id     keyspace.RangeID

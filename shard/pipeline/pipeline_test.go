@@ -444,7 +444,8 @@ func TestClose(t *testing.T) {
 // What waits for evaluation is bounded for one range, what is under way for the node. A request
 // alone always has room.
 func TestBounds(t *testing.T) {
-	w := newWorld(t, func(l *Limits) { l.RangePendingBytes, l.PendingBytes = 250, 350 })
+	w := newWorld(t, func(l *Limits) { l.RangePendingBytes = 250 })
+	w.shared.Budget = NewBudget(1, 350, nil, w.shared.Metrics)
 	w.shut = true
 	refused := func(when string, bytes int64) {
 		t.Helper()
@@ -553,5 +554,42 @@ func randomWalk(t *testing.T, rng *rand.Rand) {
 			t.Errorf("a %T is %s", c.Req.Op, c.place)
 		}
 	}
+	w.empty()
+}
+
+// A batch on its way holds back compactions and declarations of void: it may still bring a
+// revision above its floor. A batch that only asks for the current revision holds back nothing.
+func TestWhatIsUnderWayHoldsBack(t *testing.T) {
+	w := newWorld(t)
+	check := func(when string, floor keyspace.Revision, at keyspace.Revision, mayAppear bool) {
+		t.Helper()
+		if got := w.p.LowestFloor(10); got != floor {
+			t.Errorf("%s: the lowest floor is %d, want %d", when, got, floor)
+		}
+		if got := w.p.MayAppear(at) != nil; got != mayAppear {
+			t.Errorf("%s: revision %d may appear: %t, want %t", when, at, got, mayAppear)
+		}
+	}
+	check("nothing is under way", 10, 5, false)
+	w.send(ifMod("a", 1))
+	w.pass()
+	if b := w.p.sequencing; b == nil || b.txns != 0 {
+		t.Fatal("no batch without changes is being sequenced")
+	}
+	check("a batch asks for the current revision", 10, 5, false)
+	w.settle(nil)
+
+	w.last = 5
+	w.put("a")
+	check("a batch with floor 5 awaits its revision", 5, 6, true)
+	check("its floor shows that revision 5 was known", 5, 5, false)
+	w.p.sequencing.floor = 12
+	check("a batch with floor 12 awaits its revision", 10, 11, false)
+	w.p.sequencing.floor = 5
+	w.settle(nil)
+	check("revision 6 is proposed", 10, 6, true)
+	check("what is proposed is above", 10, 5, false)
+	w.apply(true)
+	check("it is applied", 10, 6, false)
 	w.empty()
 }
