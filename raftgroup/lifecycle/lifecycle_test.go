@@ -44,6 +44,8 @@ type world struct {
 	verdicts map[keyspace.GroupID]Verdict
 	fails    map[string]int
 	trace    []string
+	// meanwhile is what happens while a peer is asked.
+	meanwhile func()
 }
 
 func newWorld(t *testing.T) *world {
@@ -106,6 +108,9 @@ func (w *world) Ask(ctx context.Context, u Unknown) (d keyspace.Descriptor, err 
 	if u.From == silent {
 		<-ctx.Done()
 		return d, ctx.Err()
+	}
+	if w.meanwhile != nil {
+		w.meanwhile()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -241,6 +246,24 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if n := len(w.trace); n > 8+1 {
 			w.t.Errorf("%d questions", n)
 		}
+	})
+}
+
+// While a peer is asked for it, a replica comes by a split and is removed again. The peer's late
+// answer does not open it a second time: the log with its votes is gone.
+func TestRemovedWhileThePeerIsAsked(t *testing.T) {
+	in(t, func(w *world) {
+		w.listed[7] = 5
+		w.meanwhile = func() {
+			w.mu.Lock()
+			w.open[7], w.verdicts[7] = 5, Remove
+			w.mu.Unlock()
+			if err := w.l.Remove(w.t.Context(), 7); err != nil {
+				w.t.Error(err)
+			}
+		}
+		w.l.Unknown(Unknown{peer, 7, 5})
+		w.saw("0s ask 2 of 7", "0s verdict on 7", "0s end 7", "0s destroy 7", "0s gone 7")
 	})
 }
 

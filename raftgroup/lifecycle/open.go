@@ -62,6 +62,13 @@ func (l *Lifecycle) open(ctx context.Context, u Unknown) error {
 	if m, member := d.ReplicaOn(l.cfg.Self); !member || m.ID != u.To {
 		return nil
 	}
+	// While the peer was asked, the replica may have come by itself, and have been removed.
+	if l.Removing(u.Group) {
+		return nil
+	}
+	if left, err := l.cfg.Tombstones.Left(u.Group); err != nil || u.To <= left {
+		return err
+	}
 	return l.cfg.Owner.OpenEmpty(ctx, u, &d)
 }
 
