@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,30 +20,43 @@ import (
 const ShutdownTimeout = 3 * time.Second
 
 // Shutdown is called by a node that stops, after its ranges have closed their pipelines and
-// before Stop. A leader of placement ends its allocations, lowers the ceiling to the last
-// revision, and hands the leadership to another node, so that no revision is skipped. On other
-// nodes Shutdown does nothing. It returns within ShutdownTimeout.
+// before Stop. From then on the node allocates nothing. A leader of placement lowers the ceiling
+// to the last revision and hands the leadership to another node, so that no revision is skipped.
+// It returns within ShutdownTimeout.
 //
 // An error says that the ceiling may still be high: the next sequencer then skips at most
 // sequencer.CeilingBlock revisions, as it does after a crash. The node stops all the same.
 func (s *Service) Shutdown(ctx context.Context) error {
+	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, ShutdownTimeout)
+	defer cancel()
+	// On every node: a follower may be elected yet, and a new leader may not have begun to
+	// allocate.
+	if err := s.sequencer.Close(ctx); err != nil {
+		return fmt.Errorf("lower the ceiling of revisions: %w", err)
+	}
 	g := s.replica()
 	if g == nil || !g.Status().IsLeader {
 		return nil
 	}
-	s.mu.Lock()
-	s.stopping = true
-	s.mu.Unlock()
-	ctx, cancel := clock.WithTimeout(ctx, s.o.Clock, ShutdownTimeout)
-	defer cancel()
-	if err := s.sequencer.End(ctx, 0); err != nil {
-		return fmt.Errorf("lower the ceiling of revisions: %w", err)
-	}
-	if err := g.Transfer(ctx, 0); err != nil {
+	err := s.soon(ctx, func() error {
+		err := g.Transfer(ctx, 0)
+		if errors.Is(err, raftgroup.ErrNotCaughtUp) && !s.othersLive(g) {
+			return fmt.Errorf("nobody else lives: %v", err) //nolint:errorlint // it is not to be waited for
+		}
+		return err
+	})
+	if err != nil {
 		// The others elect a leader, and start from the lowered ceiling all the same.
 		s.o.Logger.Info("stop without handing placement over", zap.Error(err))
 	}
 	return nil
+}
+
+// othersLive says whether another member of the placement group lives.
+func (s *Service) othersLive(g Group) bool {
+	return slices.ContainsFunc(g.Status().Replicas, func(r keyspace.Replica) bool {
+		return r.Node != s.o.Self && s.o.Alive(r.Node)
+	})
 }
 
 // TransferLeader ends the allocations, lowers the ceiling to the last revision, and hands
@@ -64,7 +78,7 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 	}
 	for _, r := range st.Replicas {
 		if r.Node == to && r.Role == keyspace.RoleVoter {
-			return s.transferSoon(ctx, g, r)
+			return s.soon(ctx, func() error { return s.transfer(ctx, g, r) })
 		}
 	}
 	return kverror.New(kverror.BadRequest, "node %s has no voting replica of the placement group", to)
@@ -78,12 +92,12 @@ const (
 	catchUpPause    = 20 * time.Millisecond
 )
 
-// transferSoon is transfer, made again for a while until the replica can take the lead.
-func (s *Service) transferSoon(ctx context.Context, g Group, to keyspace.Replica) error {
+// soon attempts a transfer again for a while, until a replica can take the lead.
+func (s *Service) soon(ctx context.Context, transfer func() error) error {
 	soon, cancel := clock.WithTimeout(ctx, s.o.Clock, catchUpPatience)
 	defer cancel()
 	for {
-		err := s.transfer(ctx, g, to)
+		err := transfer()
 		if !errors.Is(err, raftgroup.ErrNotCaughtUp) || clock.Sleep(soon, s.o.Clock, catchUpPause) != nil {
 			return err
 		}
@@ -105,17 +119,8 @@ func (s *Service) transfer(ctx context.Context, g Group, to keyspace.Replica) er
 		err = g.Transfer(ctx, to.ID)
 	}
 	if err != nil {
-		s.resume()
+		s.sequencer.Resume()
 		return fmt.Errorf("transfer placement leadership to node %s: %w", to.Node, err)
 	}
 	return nil
-}
-
-// resume starts the allocations again, unless the node is stopping.
-func (s *Service) resume() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.stopping {
-		s.sequencer.Resume()
-	}
 }

@@ -136,8 +136,6 @@ type Service struct {
 	leadCancel context.CancelFunc
 	// Tracker is what nodes say of themselves to the leadership; nil while there is none.
 	tracker *driver.Tracker
-	// stopping says that Shutdown has begun: the allocations do not resume.
-	stopping bool
 	// held are reported descriptors that did not fit into the map, by range.
 	held map[keyspace.RangeID]keyspace.Descriptor
 }

@@ -58,13 +58,15 @@ func TestStopBesideAllocations(t *testing.T) {
 			rng := rand.New(rand.NewPCG(7, uint64(i)))
 			load.Go(func() { r.loadLoop(&h, rng, i, stop) })
 		}
-		time.Sleep(time.Second) // the first leader hears its followers
 		for range 8 {
 			n := r.leader()
 			time.Sleep(time.Duration(r.rng.IntN(100)) * time.Millisecond)
 			n.current.Store(nil)
 			if err := n.service.Shutdown(t.Context()); err != nil {
 				t.Error(err)
+			}
+			if n.service.replica().Status().IsLeader {
+				t.Errorf("node %s leads after its shutdown", n.id)
 			}
 			time.Sleep(100 * time.Millisecond) // its own batches are answered by the next leader
 			n.stop()
@@ -82,6 +84,45 @@ func TestStopBesideAllocations(t *testing.T) {
 	})
 }
 
+// TestStoppingNodeComesToLead: a follower that is past its shutdown is made the leader. It
+// allocates nothing and leaves the ceiling low, and no revision is skipped behind it.
+func TestStoppingNodeComesToLead(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 9, 3, quiet)
+		r.startAll()
+		n := r.leader()
+		f, other := r.nodes[0], r.nodes[1]
+		for f == n || other == n || f == other {
+			f, other = other, r.nodes[2]
+			if f == n {
+				f = r.nodes[0]
+			}
+		}
+		if a := other.sequence(3); a.Err != nil || a.First != 2 {
+			t.Fatalf("%+v, want revision 2", a)
+		}
+		if err := f.service.Shutdown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.service.TransferLeader(t.Context(), f.id); err != nil {
+			t.Fatal(err)
+		}
+		answer := make(chan keyspace.SequenceAnswer, 1)
+		go func() { answer <- other.sequence(1) }()
+		time.Sleep(100 * time.Millisecond)
+		select {
+		case a := <-answer:
+			t.Fatalf("%+v while a stopping node leads", a)
+		default:
+		}
+		f.stop()
+		if a := <-answer; a.Err != nil || a.First != 5 {
+			t.Errorf("%+v, want revision 5", a)
+		}
+		r.stopAllAtOnce()
+	})
+}
+
 // TestShutdownIsFinal: a transfer that fails beside a shutdown does not resume the allocations.
 func TestShutdownIsFinal(t *testing.T) {
 	virtually(t, func(t *testing.T) {
@@ -92,12 +133,12 @@ func TestShutdownIsFinal(t *testing.T) {
 			if a := n.sequence(1); a.Err != nil || a.First != want {
 				t.Fatalf("%+v, want %d", a, want)
 			}
-			n.service.resume()
+			n.service.sequencer.Resume()
 		}
 		if err := n.service.Shutdown(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		n.service.resume()
+		n.service.sequencer.Resume()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if g, err := n.service.sequencer.Begin(1, sequencer.Batch{Boot: 1, Number: 1, Items: []sequencer.Item{{Range: 1, Count: 1}}}).Wait(ctx); err == nil {

@@ -93,8 +93,9 @@ type allocator struct {
 	// raising says that a higher ceiling, lowering that a lower one is proposed and
 	// its fate not known.
 	raising, lowering bool
-	// resuming says that allocations start again as soon as the lowering has settled.
-	resuming bool
+	// resuming says that allocations start again as soon as the lowering has settled. closed
+	// says that they never do: the node stops.
+	resuming, closed bool
 	// leader is who is asked next, once allocations have ended; 0 is unknown.
 	leader keyspace.NodeID
 
@@ -124,6 +125,9 @@ func (c *allocator) lead(term uint64, ceiling keyspace.Revision) (out output) {
 	}
 	out = c.follow(0)
 	c.term, c.phase = term, starting
+	if c.closed {
+		c.phase = ended
+	}
 	c.last, c.ceiling = ceiling, ceiling
 	c.log.restart(term, ceiling)
 	return out
@@ -407,9 +411,15 @@ func (c *allocator) end(next keyspace.NodeID) (out output) {
 	return out
 }
 
+// close ends the allocations for good: in this term, and in any other that this node leads.
+func (c *allocator) close() output {
+	c.closed = true
+	return c.end(0)
+}
+
 // resume starts the allocations again, under a new ceiling, after end was in vain.
 func (c *allocator) resume() (out output) {
-	if c.phase != ending && c.phase != ended {
+	if c.closed || c.phase != ending && c.phase != ended {
 		return out
 	}
 	c.resuming = true

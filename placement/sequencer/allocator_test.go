@@ -76,6 +76,8 @@ func (h *allocatorStory) run(t *testing.T, d *datadriven.TestData) string {
 		}
 	case "end":
 		out = h.c.end(keyspace.NodeID(testkit.Arg(t, d, "next")))
+	case "close":
+		out = h.c.close()
 	case "resume":
 		out = h.c.resume()
 	case "observe":

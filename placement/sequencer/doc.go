@@ -58,7 +58,7 @@
 // … the sequencer's node stops? It refuses the batches that wait, and then lowers the ceiling to
 // the last revision. A ceiling under way is waited for, so the lowering is the last word of the
 // term in the log. Only then does it hand over. Batches that it has answered lie at or below the
-// lowered ceiling.
+// lowered ceiling. If the node comes to lead after that, it allocates nothing (Close).
 //
 // … all nodes stop in the same second? The leader lowers its ceiling while a quorum is left. A
 // successor that nobody asks leaves the ceiling low. Otherwise the next start skips at most

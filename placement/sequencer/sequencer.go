@@ -335,6 +335,16 @@ func (s *Sequencer) Confirm(ctx context.Context) (term uint64, last keyspace.Rev
 // when the ceiling is committed at the last revision or this node no longer leads.
 func (s *Sequencer) End(ctx context.Context, next keyspace.NodeID) error {
 	s.input(func() output { return s.c.end(next) })
+	return s.awaitEnd(ctx)
+}
+
+// Close is End for good: this node allocates no more, whatever it leads or comes to lead.
+func (s *Sequencer) Close(ctx context.Context) error {
+	s.input(s.c.close)
+	return s.awaitEnd(ctx)
+}
+
+func (s *Sequencer) awaitEnd(ctx context.Context) error {
 	for {
 		s.mu.Lock()
 		p, moved := s.c.phase, s.moved
@@ -380,7 +390,8 @@ func (s *Sequencer) Waiting() int {
 // Log returns the list of what was allocated.
 func (s *Sequencer) Log() *AllocationLog { return s.c.log }
 
-// Resume starts the allocations again after End, if this node still leads.
+// Resume starts the allocations again after End, if this node still leads. After Close it does
+// nothing.
 func (s *Sequencer) Resume() { s.input(func() output { return s.c.resume() }) }
 
 // Proposer is the part of the raft group that takes entries.
