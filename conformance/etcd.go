@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net"
 	"net/url"
 	"path/filepath"
 
@@ -53,16 +52,6 @@ func lastWords() *zap.Logger {
 	return zap.Must(cfg.Build())
 }
 
-// freePort returns the URL of a port that was free a moment ago.
-func freePort() ([]url.URL, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	return []url.URL{{Scheme: "http", Host: l.Addr().String()}}, nil
-}
-
 // startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not sync
 // its files: nobody reads them again.
 func startEtcd(ctx context.Context, dir string) (*store, error) {
@@ -70,10 +59,11 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords())
-	client, err := freePort() // its own gateway dials this address
+	ports, err := cluster.Ports(1) // its own gateway dials this address
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
+	client := []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", ports[0])}}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = anyPort, anyPort
 	cfg.InitialClusterToken = etcdToken

@@ -10,8 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/url"
 	"path/filepath"
 	"sync"
@@ -106,7 +104,7 @@ func (c *Cluster) Stop() error {
 
 // configs are the configurations of the nodes.
 func configs(o *Options) ([]*config.Config, error) {
-	peers, err := freePeerPorts(Nodes)
+	peers, err := Ports(Nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -141,31 +139,4 @@ func each(f func(int) error) error {
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)
-}
-
-// freePeerPorts returns ports that were free a moment ago, for UDP and TCP: the nodes
-// must know each other's ports before they listen.
-func freePeerPorts(n int) ([]int, error) {
-	var held []io.Closer
-	defer func() {
-		for _, l := range held {
-			l.Close()
-		}
-	}()
-	var ports []int
-	for len(ports) < n {
-		t, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		held = append(held, t)
-		port := t.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-		if err != nil {
-			continue // another process has it for UDP; try another one
-		}
-		held = append(held, u)
-		ports = append(ports, port)
-	}
-	return ports, nil
 }
