@@ -38,14 +38,7 @@ func (s *Service) Shutdown(ctx context.Context) error {
 	if g == nil || !g.Status().IsLeader {
 		return nil
 	}
-	err := s.soon(ctx, func() error {
-		err := g.Transfer(ctx, 0)
-		if errors.Is(err, raftgroup.ErrNotCaughtUp) && !s.othersLive(g) {
-			return fmt.Errorf("nobody else lives: %v", err) //nolint:errorlint // it is not to be waited for
-		}
-		return err
-	})
-	if err != nil {
+	if err := s.soon(ctx, g, func() error { return g.Transfer(ctx, 0) }); err != nil {
 		// The others elect a leader, and start from the lowered ceiling all the same.
 		s.o.Logger.Info("stop without handing placement over", zap.Error(err))
 	}
@@ -78,7 +71,7 @@ func (s *Service) TransferLeader(ctx context.Context, to keyspace.NodeID) error 
 	}
 	for _, r := range st.Replicas {
 		if r.Node == to && r.Role == keyspace.RoleVoter {
-			return s.soon(ctx, func() error { return s.transfer(ctx, g, r) })
+			return s.soon(ctx, g, func() error { return s.transfer(ctx, g, r) })
 		}
 	}
 	return kverror.New(kverror.BadRequest, "node %s has no voting replica of the placement group", to)
@@ -92,13 +85,14 @@ const (
 	catchUpPause    = 20 * time.Millisecond
 )
 
-// soon attempts a transfer again for a while, until a replica can take the lead.
-func (s *Service) soon(ctx context.Context, transfer func() error) error {
+// soon attempts a transfer again for a while, until a replica can take the lead or no other
+// member lives.
+func (s *Service) soon(ctx context.Context, g Group, transfer func() error) error {
 	soon, cancel := clock.WithTimeout(ctx, s.o.Clock, catchUpPatience)
 	defer cancel()
 	for {
 		err := transfer()
-		if !errors.Is(err, raftgroup.ErrNotCaughtUp) || clock.Sleep(soon, s.o.Clock, catchUpPause) != nil {
+		if !errors.Is(err, raftgroup.ErrNotCaughtUp) || !s.othersLive(g) || clock.Sleep(soon, s.o.Clock, catchUpPause) != nil {
 			return err
 		}
 	}

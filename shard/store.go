@@ -79,8 +79,8 @@ type Config struct {
 	Txns TxnPusher
 	// Leases registers ranges with leases; nil where there is no lease.
 	Leases Leases
-	// Placed knows the range map. Where it is nil, a replica that was removed while it did
-	// not listen stays.
+	// Placed knows the range map. Nil leaves replicas that were removed while they did not
+	// listen.
 	Placed replicas.Placed
 	// Bus reaches other nodes.
 	Bus rangeapi.Caller

@@ -11,8 +11,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// Where the group has handed the lead over and the replica has not heard of it yet, nothing is
-// evaluated: its revisions would be nobody's.
+// The group hands the lead over before the replica hears of it. Nothing is evaluated in between:
+// its revisions would be nobody's.
 func TestTransferEndsWithTheLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)

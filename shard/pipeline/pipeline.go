@@ -146,9 +146,9 @@ type Pipeline struct {
 	evaluating bool
 	overlay    *eval.Overlay
 
-	// filling collects what is evaluated, sequencing is the one batch for which revisions are
-	// asked or that is being proposed, proposed are those in the log's hands, oldest first,
-	// lost those of a former leadership whose fate only the log knows. batches counts all.
+	// filling collects what is evaluated. sequencing is the one batch that awaits revisions or
+	// is being proposed. proposed are those in the log's hands, oldest first. lost are those of
+	// a former leadership, and only the log knows their fate. batches counts all.
 	batches    uint64
 	filling    *batch
 	sequencing *batch

@@ -294,8 +294,8 @@ func (w *world) replaced(term uint64) {
 	w.under(func(out *Answers) { w.p.Replaced(term, out) })
 }
 
-// A proposal that is dropped in a term that goes on cuts the chain: what was proposed behind it
-// applies nowhere, what was proposed before it applies.
+// A proposal that is dropped in a term that goes on cuts the chain. Proposals before it apply,
+// proposals behind it apply nowhere.
 func TestDroppedProposal(t *testing.T) {
 	w := newWorld(t)
 	var calls []*Call
