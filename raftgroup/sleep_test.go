@@ -613,6 +613,7 @@ func TestLateWords(t *testing.T) {
 		l := r.leader(1)
 		f := r.nodes[1+l.id%3]
 		g := f.host.Group(1)
+		synctest.Wait()
 		inWorker(g, func() {
 			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: 77, term: g.appliedTerm - 1})
 			if g.sleep.removed {
@@ -625,6 +626,7 @@ func TestLateWords(t *testing.T) {
 		inWorker(g, func() {
 			g.onRemoved(&message{group: 1, kind: kindRemoved, to: g.self, from: g.lead, node: l.id, term: g.term})
 		})
+		synctest.Wait() // the worker publishes its status at the end of a pass
 		if s := g.Status(); !s.Asleep || s.Leader != 0 {
 			t.Errorf("a replica that was removed: %+v", s)
 		}

@@ -127,8 +127,13 @@ func (o *owner) do(t *testing.T, f []string) {
 		o.table.Leave(o.requests[f[1]])
 	case "drop":
 		o.table.DropPending()
+		var names []string // in any order: each of them starts over
 		for _, w := range o.table.TakeWoken() {
-			o.say("%s: start over", w.(*request).name) //nolint:forcetypeassert // all waiters are requests
+			names = append(names, w.(*request).name) //nolint:forcetypeassert // all waiters are requests
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			o.say("%s: start over", name)
 		}
 	case "reads":
 		if h := o.table.Reader(keyspace.Single([]byte(f[1])), keyspace.Revision(number(f[2])), rangeapi.TxnName{}); h != nil {
