@@ -108,8 +108,10 @@ func (g *Group) tick() {
 	if timeout := g.h.cfg.electionTicks(); g.sleep.silent < timeout {
 		// The leader may be alive and asleep: this replica missed the notice, or another
 		// node woke it, such as a candidate that cannot reach the leader. An awake leader
-		// is heard in each tick, so one silent tick is no reason to ask.
-		if g.lead != 0 && g.sleep.silent%max(2, g.h.cfg.retryTicks()) == 0 {
+		// is heard in each tick, or in each second one if its node ticks at half the rate.
+		// A request at the tick at which that leader falls asleep would wake it again, each
+		// time. So two silent ticks are no reason to ask.
+		if g.lead != 0 && g.sleep.silent%max(3, g.h.cfg.retryTicks()) == 0 {
 			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 		}
 	} else if g.sleep.silent == timeout {

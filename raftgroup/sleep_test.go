@@ -544,7 +544,7 @@ func TestVoteBuffer(t *testing.T) {
 }
 
 // TestSleepWithFewTicks: with the shortest election timeout a third of it is less than
-// two ticks. Nevertheless no follower's requests keep a leader awake, even if its node
+// three ticks. Nevertheless no follower's requests keep a leader awake, even if its node
 // ticks at half the rate.
 func TestSleepWithFewTicks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
