@@ -177,7 +177,7 @@ chaos-local:
 # in its own tests. CONFORM='. -run Lockstep -v -seed 42 -calls 20000' runs some of it.
 CONFORM      ?= ./...
 conformance:
-	cd conformance && go test $(RACE) $(TAGS) -vet=off -shuffle=on -count=1 -timeout 60m -p 1 $(CONFORM)
+	cd conformance && go test $(RACE) $(TAGS) -vet=off -shuffle=on -count=1 -timeout 60m -p 1 -parallel $(TEST_PARALLEL) $(CONFORM)
 
 # CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from a
 # random one. A difference fails it, and the end shows the sum of all seeds.

@@ -25,6 +25,7 @@ type seen struct {
 // There is one leader at a time, each with a higher revision than those before.
 // Observers at all nodes receive what leaders have proclaimed, in that order.
 func TestElection(t *testing.T) {
+	t.Parallel()
 	r, ctx := newRig(t, candidates)
 	observing, stop := context.WithCancel(ctx)
 	defer stop()

@@ -191,6 +191,12 @@ func (p *pair) outcomesText() string {
 	return b.String()
 }
 
-func TestLockstep(t *testing.T) { overSeeds(t, (*pair).lockstep, kept) }
+func TestLockstep(t *testing.T) {
+	t.Parallel()
+	overSeeds(t, (*pair).lockstep, kept)
+}
 
-func TestWaves(t *testing.T) { overSeeds(t, (*pair).waves, kept) }
+func TestWaves(t *testing.T) {
+	t.Parallel()
+	overSeeds(t, (*pair).waves, kept)
+}

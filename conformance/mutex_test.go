@@ -58,6 +58,7 @@ func (c *critical) leave(t *testing.T, who int) {
 // turn, by the holders' fencing revisions, and by what clients in one process see of
 // each other.
 func TestMutex(t *testing.T) {
+	t.Parallel()
 	r, ctx := newRig(t, lockers)
 	var in critical
 	var workers sync.WaitGroup
@@ -149,6 +150,7 @@ func add(ctx context.Context, client *clientv3.Client, m *concurrency.Mutex, n i
 // A holder that dies silently holds the lock as long as its lease, and no longer. By
 // then the waiting client's key is in another range.
 func TestMutexOfADeadHolder(t *testing.T) {
+	t.Parallel()
 	r, ctx := newRig(t, 2)
 	// The servers extend it to what their elections demand.
 	dead, err := concurrency.NewSession(r.clients[0], concurrency.WithTTL(1))

@@ -23,6 +23,7 @@ func account(i int) string { return fmt.Sprintf("bank/%02d", i) }
 // Transfers between accounts in many ranges. At no moment is money lost or created, and
 // no transfer is lost, by a counter that each one increments.
 func TestSTM(t *testing.T) {
+	t.Parallel()
 	for _, level := range []struct {
 		name  string
 		level concurrency.Isolation

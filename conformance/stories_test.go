@@ -15,6 +15,7 @@ import (
 // because a change of a generator changes what a seed means. They run in this order on
 // one store, which begins empty. split stands for a split of the keyspace at the key.
 func TestStories(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, 1)
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {

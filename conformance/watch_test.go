@@ -20,6 +20,7 @@ type pause struct{}
 // TestWatchStories are requests to streams of watchers, with calls between them; both
 // stores must send the same.
 func TestWatchStories(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, 1)
 	// Each story starts at the revision that it finds, whichever stories came before.
 	for i, s := range watchStories {
@@ -221,6 +222,7 @@ var watchStories = []struct {
 // TestLockstepWatches makes generated calls beside a stream of watchers whose requests
 // are generated too. Skein's watchers must receive what etcd's receive.
 func TestLockstepWatches(t *testing.T) {
+	t.Parallel()
 	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {})
 }
 
