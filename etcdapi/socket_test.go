@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/skeindb/skein/clock"
 )
@@ -215,10 +214,10 @@ func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWr
 		var unsent atomic.Int64
 		ended := make(chan error, 1)
 		s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- serve(w, r) }), &o, &unsent, maxBodyBytes)
-		l := bufconn.Listen(1 << 10)
+		l := pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 		server := &http.Server{Handler: s}
 		go func() { _ = server.Serve(l) }()
-		transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return l.DialContext(ctx) }}
+		transport := &http.Transport{DialContext: l.dial}
 		conn, _, err := websocket.Dial(t.Context(), "ws://x/v3/watch", &websocket.DialOptions{HTTPClient: &http.Client{Transport: transport}})
 		must(t, err)
 		f(t, s, conn, ended)
@@ -228,6 +227,39 @@ func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWr
 		}
 	})
 }
+
+// pipeListener accepts the other ends of pipes. A net.Pipe has no bytes under way, and its
+// deadlines are exact: a bufconn reports one that had passed before it was lifted.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (l pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case l.conns <- server:
+		return client, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l pipeListener) Close() error {
+	close(l.closed)
+	return nil
+}
+
+func (l pipeListener) Addr() net.Addr { return &net.UnixAddr{} }
 
 // Bytes that a client does not take count with those of other answers.
 func TestSlowSocketsCount(t *testing.T) {
