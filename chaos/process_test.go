@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +21,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/internal/ports"
 )
 
 // nodes is how many there are.
@@ -119,7 +118,10 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ports := freePorts(t, 2*nodes)
+	ports, err := ports.Unused(2 * nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var members, urls []string
 	for i := range nodes {
 		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[nodes+i]))
@@ -394,33 +396,4 @@ func (c *cluster) leader(ctx context.Context) int {
 		}
 	}
 	return 0
-}
-
-// freePorts returns ports that nobody uses, for TCP and UDP.
-func freePorts(t *testing.T, n int) (ports []int) {
-	t.Helper()
-	var open []io.Closer
-	var errs error
-	for tries := 0; len(ports) < n && tries < 100; tries++ {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		open = append(open, l)
-		port := l.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-		if err != nil {
-			errs = errors.Join(errs, err)
-			continue
-		}
-		open = append(open, u)
-		ports = append(ports, port)
-	}
-	for _, c := range open {
-		c.Close()
-	}
-	if len(ports) < n {
-		t.Fatal(errs)
-	}
-	return ports
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/skeindb/skein/conformance/cluster"
+	"github.com/skeindb/skein/internal/ports"
 )
 
 // store is one of the two stores under comparison.
@@ -59,11 +60,11 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(lastWords())
-	ports, err := cluster.Ports(1) // its own gateway dials this address
+	port, err := ports.Unused(1) // its own gateway dials this address
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
-	client := []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", ports[0])}}
+	client := []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", port[0])}}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = client, client
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = anyPort, anyPort
 	cfg.InitialClusterToken = etcdToken

@@ -100,7 +100,8 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 	return nil
 }
 
-// start starts all nodes at the same time and returns those that run.
+// start starts all nodes at the same time and returns those that run. If one fails, the others
+// do not wait for it.
 func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.Node, endpoints []string, err error) {
 	cluster := types.URLsMap{}
 	cfgs := make([]*config.Config, o.Nodes)
@@ -118,6 +119,8 @@ func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.N
 		cfgs[i] = cfg
 		endpoints = append(endpoints, client[0].Host)
 	}
+	starting, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, cfg := range cfgs {
@@ -125,14 +128,17 @@ func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.N
 			return nil, nil, err
 		}
 		wg.Go(func() {
-			n, nerr := node.Start(ctx, cfg, logger)
+			n, nerr := node.Start(starting, cfg, logger)
 			mu.Lock()
 			defer mu.Unlock()
 			if errors.Is(nerr, unix.EADDRINUSE) {
 				nerr = fmt.Errorf("%w: give other ports with --port", nerr)
 			}
 			if nerr != nil {
-				err = errors.Join(err, fmt.Errorf("%s: %w", cfg.Name, nerr))
+				if starting.Err() == nil || ctx.Err() != nil { // not another one's failure
+					err = errors.Join(err, fmt.Errorf("%s: %w", cfg.Name, nerr))
+				}
+				cancel()
 				return
 			}
 			nodes = append(nodes, n)

@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"context"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/internal/ports"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,37 +23,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // freePorts returns the first of n ports in a row that nobody has, for TCP or UDP.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		first := l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		free := first+n <= 65535
-		for p := first; p < first+n && free; p++ {
-			free = canListen(p)
-		}
-		if free {
-			return first
-		}
-	}
-	t.Fatalf("no %d free ports in a row", n)
-	return 0
-}
-
-func canListen(port int) bool {
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	p, err := ports.Unused(n)
 	if err != nil {
-		return false
+		t.Fatal(err)
 	}
-	l.Close()
-	u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-	if err != nil {
-		return false
-	}
-	u.Close()
-	return true
+	return p[0]
 }
 
 // TestLoad: the whole demo with a load test, twice on the same data.
@@ -124,19 +101,32 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestPortTaken: the refusal names the flag that helps, and nothing is left running.
+// TestPortTaken: the refusal names the flag that helps, and nothing is left running. The other
+// node does not wait for the one that failed.
 func TestPortTaken(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	port := freePorts(t, 4)
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	var out bytes.Buffer
-	err = Run(t.Context(), Options{Nodes: 2, Ranges: 1, Port: port}, &out, zap.NewNop())
-	if err == nil || !strings.Contains(err.Error(), "n2: ") || !strings.Contains(err.Error(), "give other ports with --port") || out.Len() > 0 {
-		t.Errorf("%v\n%s", err, &out)
+	for name, take := range map[string]func(port int) (io.Closer, error){
+		"of clients": func(port int) (io.Closer, error) {
+			return net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + 1})
+		},
+		"of peers": func(port int) (io.Closer, error) {
+			return net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + 3})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			port := freePorts(t, 4)
+			l, err := take(port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			var out bytes.Buffer
+			err = Run(t.Context(), Options{Nodes: 2, Ranges: 1, Port: port}, &out, zap.NewNop())
+			if err == nil || !strings.Contains(err.Error(), "n2: ") || strings.Contains(err.Error(), "n1: ") ||
+				!strings.Contains(err.Error(), "give other ports with --port") || out.Len() > 0 {
+				t.Errorf("%v\n%s", err, &out)
+			}
+		})
 	}
 }
 

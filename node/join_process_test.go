@@ -21,7 +21,7 @@ import (
 // joiner returns a process that is to join the others by one of them; it is not started.
 func (c *processes) joiner(name string, via ...*process) *process {
 	c.t.Helper()
-	ports := portsLeft.free(c.t, 2)
+	ports := unusedPorts(c.t, 2)
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", ports[0]), fmt.Sprintf("http://127.0.0.1:%d", ports[1])
 	first := c.nodes[0]
 	p := &process{name: name, client: client, binary: first.binary, dir: first.dir}
@@ -234,14 +234,14 @@ func TestTwoMachinesUnderOneName(t *testing.T) {
 		name := map[bool]string{false: "n4", true: "n5"}[added]
 		a := c.joiner(name, c.nodes[0])
 		b := *a
-		b.client = fmt.Sprint("http://127.0.0.1:", portsLeft.free(t, 1)[0])
+		b.client = fmt.Sprint("http://127.0.0.1:", unusedPorts(t, 1)[0])
 		b.dir = t.TempDir()
 		b.args = slices.Clone(a.args)
 		set := func(p *process, flag, value string) { p.args[slices.Index(p.args, flag)+1] = value }
 		set(&b, "--data-dir", filepath.Join(b.dir, name))
 		set(&b, "--listen-client-urls", b.client)
 		set(&b, "--advertise-client-urls", b.client)
-		set(&b, "--listen-peer-urls", fmt.Sprint("http://127.0.0.1:", portsLeft.free(t, 1)[0]))
+		set(&b, "--listen-peer-urls", fmt.Sprint("http://127.0.0.1:", unusedPorts(t, 1)[0]))
 		c.nodes = append(c.nodes, &b)
 		if added {
 			peer := a.args[slices.Index(a.args, "--listen-peer-urls")+1]

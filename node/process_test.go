@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/internal/ports"
 )
 
 // The tests of this file run real processes: skein built from this tree, three
@@ -62,37 +63,13 @@ type processes struct {
 	nodes []*process
 }
 
-// portStock gives each port once, from below those that the kernel gives to clients by
-// itself: one of these may take the port of a node that is down just now.
-type portStock struct {
-	mu   sync.Mutex
-	next int // guarded by mu
-}
-
-var portsLeft = portStock{next: 12_000 + rand.IntN(10_000)}
-
-// free returns ports that nobody uses, for TCP and UDP.
-func (s *portStock) free(t *testing.T, n int) (ports []int) {
+func unusedPorts(t *testing.T, n int) []int {
 	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for ; len(ports) < n; s.next++ {
-		if s.next > 32_000 {
-			t.Fatal("no ports are left")
-		}
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", s.next))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: s.next})
-		if err != nil {
-			continue
-		}
-		u.Close()
-		ports = append(ports, s.next)
+	p, err := ports.Unused(n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return ports
+	return p
 }
 
 // serving returns processes that serve.
@@ -121,7 +98,7 @@ func newProcessesOf(t *testing.T, nodes int) *processes {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := portsLeft.free(t, 2*nodes)
+	ports := unusedPorts(t, 2*nodes)
 	var members []string
 	for i := range nodes {
 		members = append(members, fmt.Sprintf("n%d=http://127.0.0.1:%d", i+1, ports[nodes+i]))

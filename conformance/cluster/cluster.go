@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/ports"
 	"github.com/skeindb/skein/node"
 )
 
@@ -104,7 +105,7 @@ func (c *Cluster) Stop() error {
 
 // configs are the configurations of the nodes.
 func configs(o *Options) ([]*config.Config, error) {
-	peers, err := Ports(Nodes)
+	peers, err := ports.Unused(Nodes)
 	if err != nil {
 		return nil, err
 	}

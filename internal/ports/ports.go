@@ -1,0 +1,55 @@
+// Package ports chooses ports for servers that tests start. They are below those that the kernel
+// gives to clients and listeners that ask for any port (ip_local_port_range). One of these could
+// take the port of a server that does not listen yet, or is down just now.
+package ports
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
+)
+
+const first, last = 12_000, 31_999
+
+// stock gives each port once before it gives one again. Processes begin at different ports.
+var stock = struct {
+	mu   sync.Mutex
+	next int // guarded by mu
+}{next: first + rand.IntN(last-first+1)}
+
+// Unused returns n ports of 127.0.0.1, one after the other, that nobody uses for TCP or UDP.
+func Unused(n int) (ports []int, err error) {
+	stock.mu.Lock()
+	defer stock.mu.Unlock()
+	for range last - first + 1 {
+		port := stock.next
+		if stock.next++; stock.next > last {
+			stock.next, ports = first, nil
+			continue
+		}
+		if !unused(port) {
+			ports = nil
+			continue
+		}
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
+	}
+	return nil, errors.New("ports: none are left")
+}
+
+func unused(port int) bool {
+	ip := net.IPv4(127, 0, 0, 1)
+	t, err := net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port})
+	if err != nil {
+		return false
+	}
+	defer t.Close()
+	u, err := net.ListenUDP("udp", &net.UDPAddr{IP: ip, Port: port})
+	if err != nil {
+		return false
+	}
+	defer u.Close()
+	return true
+}
