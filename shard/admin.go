@@ -208,7 +208,7 @@ func (r *Replica) show(st *Status) {
 	if m := &r.rec.Merge; m.Role != command.MergeNone {
 		st.Merge, st.Merging, st.Frozen = m.ID, m.Other, m.Frozen()
 	}
-	st.Leases = len(r.attachments)
+	st.Leases = len(r.leases.attached)
 	st.Fence = r.rec.Fence
 	st.Locks, st.TxnRecords = r.locks.Len()
 	st.NodeFloor, st.NodeCompacted = r.store.Floor(), r.store.Compacted()

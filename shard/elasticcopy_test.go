@@ -235,7 +235,7 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 		e.fatal("%v", err)
 	}
 	r.mu.Lock()
-	shown := command.TxnState{Attachments: r.attachments}
+	shown := command.TxnState{Attachments: r.leases.attached}
 	for h := range r.locks.Locks() {
 		if !h.Pending {
 			shown.PutLock(h.Lock)

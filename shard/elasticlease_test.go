@@ -186,7 +186,7 @@ func (e *elastic) revoked(t *elasticTxn) bool {
 	delete(e.leases.records, t.lease)
 	for _, r := range e.over(keyspace.Span{}) {
 		r.mu.Lock()
-		_, marked := r.attachments[t.lease]
+		_, marked := r.leases.attached[t.lease]
 		held := r.locks.OfLease(t.lease)
 		r.mu.Unlock()
 		if marked || len(held) > 0 {

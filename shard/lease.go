@@ -133,11 +133,62 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 	return b.Commit()
 }
 
-// attachableLocked says whether keys may be attached to the lease now. An attachment that is about to
-// go does not count any more, one that is about to come not yet.
-func (r *Replica) attachableLocked(lease keyspace.LeaseID) bool {
-	_, ok := r.attachments[lease]
-	return ok && r.registrations[lease] == nil
+// leases are the attachments of a replica's leases: those that are applied, and those that come or
+// go. Guarded by the replica's mu; it calls nobody.
+type leases struct {
+	// attached are the applied attachments; nil if there are none.
+	attached map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	// changing has the registration of each attachment that comes or goes; nil if there are none.
+	changing map[keyspace.LeaseID]*registration
+}
+
+// attachable says whether keys may be attached to the lease now. An attachment that is about to go
+// does not count any more, one that is about to come not yet.
+func (l *leases) attachable(lease keyspace.LeaseID) bool {
+	_, ok := l.attached[lease]
+	return ok && l.changing[lease] == nil
+}
+
+// begin adds a registration. A lease has one at a time.
+func (l *leases) begin(reg *registration) {
+	if old := l.changing[reg.lease]; old != nil {
+		panic(fmt.Sprintf("shard: range %s: lease %d is registered in state %d, and now in state %d", reg.r.id, reg.lease, old.state, reg.state))
+	}
+	if l.changing == nil {
+		l.changing = map[keyspace.LeaseID]*registration{}
+	}
+	l.changing[reg.lease] = reg
+}
+
+// under reports whether the registration has not ended.
+func (l *leases) under(reg *registration) bool { return l.changing[reg.lease] == reg }
+
+// end takes a registration away. It reports whether it was there.
+func (l *leases) end(reg *registration) bool {
+	if !l.under(reg) {
+		return false
+	}
+	if delete(l.changing, reg.lease); len(l.changing) == 0 {
+		l.changing = nil
+	}
+	return true
+}
+
+// apply takes over an attachment that is applied, or gone if it has no incarnation. It returns the
+// registration that was on its way, nil if there was none.
+func (l *leases) apply(m rangeapi.Attachment) *registration {
+	switch {
+	case m.Incarnation == 0:
+		delete(l.attached, m.Lease)
+	case l.attached == nil:
+		l.attached = map[keyspace.LeaseID]keyspace.LeaseIncarnation{m.Lease: m.Incarnation}
+	default:
+		l.attached[m.Lease] = m.Incarnation
+	}
+	if reg := l.changing[m.Lease]; reg != nil && reg.state != registrationAsked {
+		return reg
+	}
+	return nil
 }
 
 // registration is an attachment that comes or goes. It is in the memory of one leadership alone:
@@ -173,28 +224,22 @@ type attach struct{ attachment rangeapi.Attachment }
 func (*attach) Kind() rangeapi.TxnKind { return 0 }
 
 func (r *Replica) registerLocked(lease keyspace.LeaseID, state registrationState) *registration {
-	if r.registrations == nil {
-		r.registrations = map[keyspace.LeaseID]*registration{}
-	}
-	if old := r.registrations[lease]; old != nil {
-		panic(fmt.Sprintf("shard: range %s: lease %d is registered in state %d, and now in state %d", r.id, lease, old.state, state))
-	}
 	span := r.rec.Span
 	if r.rec.Merge.Role == command.MergeTarget {
 		span = r.rec.Merge.Hull // the attachment may be for both soon
 	}
 	reg := &registration{r: r, lease: lease, span: span, state: state}
-	r.registrations[lease] = reg
+	r.leases.begin(reg)
 	return reg
 }
 
 // wantAttachmentLocked returns the registration that brings the attachment of a lease, nil where the
 // lease has it by now.
 func (r *Replica) wantAttachmentLocked(lease keyspace.LeaseID, out *pipeline.Answers) *registration {
-	if r.attachableLocked(lease) {
+	if r.leases.attachable(lease) {
 		return nil
 	}
-	reg := r.registrations[lease]
+	reg := r.leases.changing[lease]
 	if reg == nil {
 		reg = r.registerLocked(lease, registrationAsked)
 		out.Later(reg.ask)
@@ -248,7 +293,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 	var out pipeline.Answers
 	r.mu.Lock()
 	switch {
-	case r.registrations[reg.lease] != reg:
+	case !r.leases.under(reg):
 		// A late answer: the registration was ended.
 	case errors.Is(err, kverror.LeaseNotFound):
 		for _, c := range reg.waiting() {
@@ -270,7 +315,7 @@ func (reg *registration) registered(got keyspace.LeaseRegistration, err error) {
 
 // attach puts an attachment into the batch, unless its registration was ended.
 func (s *txnCommand) attach(c *pipeline.Call, op *attach, out *pipeline.Answers) {
-	if s.r.registrations[op.attachment.Lease] != s.registered {
+	if !s.r.leases.under(s.registered) {
 		out.Add(c, kverror.New(kverror.Dropped, "the registration of lease %d was ended", op.attachment.Lease))
 		return
 	}
@@ -288,13 +333,9 @@ func (reg *registration) waiting() (calls []*pipeline.Call) {
 
 // endRegistrationLocked has those look again who wait for the registration.
 func (r *Replica) endRegistrationLocked(reg *registration) {
-	if r.registrations[reg.lease] != reg {
-		return
+	if r.leases.end(reg) {
+		r.wokenLocked(r.locks.Wake(&reg.Held))
 	}
-	if delete(r.registrations, reg.lease); len(r.registrations) == 0 {
-		r.registrations = nil
-	}
-	r.wokenLocked(r.locks.Wake(&reg.Held))
 }
 
 // failRegistrationLocked answers those who wait.
@@ -308,14 +349,14 @@ func (r *Replica) failRegistrationLocked(reg *registration, err error, out *pipe
 // dropRegistrationsLocked ends all registrations: they were for another span, or for a
 // leadership that is over.
 func (r *Replica) dropRegistrationsLocked() {
-	for _, reg := range r.registrations {
+	for _, reg := range r.leases.changing {
 		r.endRegistrationLocked(reg)
 	}
 }
 
 // dropAskedLocked has those look again who wait for an answer that is not here yet.
 func (r *Replica) dropAskedLocked() {
-	for _, reg := range r.registrations {
+	for _, reg := range r.leases.changing {
 		if reg.state == registrationAsked {
 			r.endRegistrationLocked(reg)
 		}
@@ -324,15 +365,7 @@ func (r *Replica) dropAskedLocked() {
 
 // publishAttachmentLocked takes over an attachment that is applied, or gone.
 func (r *Replica) publishAttachmentLocked(m rangeapi.Attachment) {
-	if m.Incarnation == 0 {
-		delete(r.attachments, m.Lease)
-	} else {
-		if r.attachments == nil {
-			r.attachments = map[keyspace.LeaseID]keyspace.LeaseIncarnation{}
-		}
-		r.attachments[m.Lease] = m.Incarnation
-	}
-	if reg := r.registrations[m.Lease]; reg != nil && reg.state != registrationAsked {
+	if reg := r.leases.apply(m); reg != nil {
 		r.endRegistrationLocked(reg)
 	}
 }

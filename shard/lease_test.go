@@ -107,10 +107,10 @@ func leasesText(t testing.TB, e *engine.Engine, s *Store) string {
 	var lines []string
 	for _, r := range s.Replicas() {
 		r.mu.Lock()
-		for lease, i := range r.attachments {
+		for lease, i := range r.leases.attached {
 			lines = append(lines, fmt.Sprintf("range %s mark %d/%d", r.id, lease, i))
 		}
-		for lease, reg := range r.registrations {
+		for lease, reg := range r.leases.changing {
 			lines = append(lines, fmt.Sprintf("range %s lease %d %s, %d wait", r.id, lease, [...]string{"asked", "marks", "unmarks"}[reg.state], len(reg.waiting())))
 		}
 		r.mu.Unlock()
@@ -149,7 +149,7 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 	t.Helper()
 	r.mu.Lock()
 	span, marks := r.rec.Span, map[keyspace.LeaseID]bool{}
-	for lease := range r.attachments {
+	for lease := range r.leases.attached {
 		marks[lease] = true
 	}
 	r.mu.Unlock()

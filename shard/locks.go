@@ -30,7 +30,7 @@ func (r *Replica) forgetLocks() {
 // loadTableLocked makes the table of a replica whose state was read from the engine.
 func (r *Replica) loadTableLocked(s *command.TxnState) {
 	r.locks.Forget()
-	r.attachments = maps.Clone(s.Attachments)
+	r.leases.attached = maps.Clone(s.Attachments)
 	changes := make([]lockChange, 0, len(s.Locks)+len(s.Records))
 	for _, l := range s.Locks {
 		changes = append(changes, lockChange{Change: locktable.Change{Added: l}})

@@ -58,7 +58,7 @@ func (a *attachableLeases) Attachable(lease keyspace.LeaseID) bool {
 	r := (*Replica)(a)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.attachableLocked(lease)
+	return r.leases.attachable(lease)
 }
 
 // NoSpace implements pipeline.Evaluator.

@@ -105,10 +105,8 @@ type Replica struct {
 	// fence is the record's, or that of what is on its way.
 	locks locktable.Table
 	fence uint64
-	// attachments are the applied attachments of leases, and registrations those that come or go; nil
-	// where there are none.
-	attachments   map[keyspace.LeaseID]keyspace.LeaseIncarnation
-	registrations map[keyspace.LeaseID]*registration
+	// leases are those that have keys here, or ask for it.
+	leases leases
 	// pins hold compaction back for what transactions are still to read.
 	pins pins
 	// epochs name what the node's version cache knows of this replica.

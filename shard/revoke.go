@@ -18,7 +18,7 @@ import (
 // answer may be older than the revoke, and would bring the attachment of a lease that is gone. If
 // the attachment is in the pipeline already, quellLocked returns what to wait for.
 func (r *Replica) quellLocked(lease keyspace.LeaseID) *locktable.Held {
-	reg := r.registrations[lease]
+	reg := r.leases.changing[lease]
 	if reg == nil {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (s *txnCommand) gateRevoke(c *pipeline.Call, op *rangeapi.Revoke, out *pipe
 
 // revocableLocked says whether the range may have keys of the incarnation.
 func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarnation) bool {
-	here, ok := r.attachments[lease]
+	here, ok := r.leases.attached[lease]
 	return ok && here <= i
 }
 
