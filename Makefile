@@ -23,6 +23,9 @@ BENCH        ?= .
 SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
 CALLS        ?= 1000
+# For flakes: how often, and what.
+RUNS         ?= 20
+PACKAGES     ?= ./...
 PARALLEL     ?= 4
 # For chaos, chaos-local and lockstep; without it each run chooses a seed and prints it.
 SEED         ?=
@@ -39,7 +42,7 @@ RACE         ?=
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check quick soak test flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-generate check-tidy tools clean
 
 build:
@@ -54,6 +57,7 @@ quick:
 # Takes hours: run it before a release, and the part that guards the code you have changed.
 soak:
 	$(MAKE) planted
+	$(MAKE) flakes
 	$(MAKE) long RACE=-race
 	$(MAKE) conformance RACE=-race
 	$(MAKE) kills
@@ -75,6 +79,15 @@ check: check-format lint check-generate check-tidy test
 test:
 	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
 	cd bench/against-etcd && go test $(TAGS) -vet=off -shuffle=on .
+
+# Flaky tests: RUNS times what test runs, each in a new order, two packages beside each other.
+# A failure prints its seed and does not end the rest.
+flakes:
+	@found=''; for run in $$(seq $(RUNS)); do \
+	  echo "== run $$run of $(RUNS)"; \
+	  go test -race $(TAGS) -short -vet=off -shuffle=on -count=1 -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $(PACKAGES) || found="$$found $$run"; \
+	done; \
+	if [ -n "$$found" ]; then echo "failed in the runs:$$found" >&2; exit 1; fi
 
 # What test leaves out: processes, which have no race detector however their test is built,
 # and what is long.
