@@ -39,6 +39,8 @@ BUILD        := go build -buildvcs=auto
 TAGS         := -tags invariants
 # RACE=-race has the race detector in what runs without it.
 RACE         ?=
+# These packages start no goroutine, so the race detector has nothing to find in them.
+PURE         := /placement/decide|/internal/archtest
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
@@ -77,7 +79,8 @@ check: check-format lint check-generate check-tidy test
 # The race detector takes three to ten times the processor's time. What -short leaves out
 # runs in long, and what lint vets is not vetted again.
 test:
-	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) ./...
+	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
+	go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) $$(go list ./... | grep -E '$(PURE)')
 	cd bench/against-etcd && go test $(TAGS) -vet=off -shuffle=on .
 
 # Flaky tests: RUNS times what test runs, each in a new order, two packages beside each other.
