@@ -79,11 +79,11 @@ check: check-format lint check-generate check-tidy test
 # The race detector takes three to ten times the processor's time. What -short leaves out
 # runs in long, and what lint vets is not vetted again.
 test:
-	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
 	go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) $$(go list ./... | grep -E '$(PURE)')
+	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
 	cd bench/against-etcd && go test $(TAGS) -vet=off -shuffle=on .
 
-# Flaky tests: RUNS times what test runs, each in a new order, two packages beside each other.
+# Flaky tests: all packages RUNS times with the race detector, each time in a new order.
 # A failure prints its seed and does not end the rest.
 flakes:
 	@found=''; for run in $$(seq $(RUNS)); do \

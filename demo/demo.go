@@ -127,6 +127,8 @@ func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.N
 		if err := cfg.Validate(); err != nil {
 			return nil, nil, err
 		}
+	}
+	for _, cfg := range cfgs {
 		wg.Go(func() {
 			n, nerr := node.Start(starting, cfg, logger)
 			mu.Lock()
@@ -135,7 +137,7 @@ func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.N
 				nerr = fmt.Errorf("%w: give other ports with --port", nerr)
 			}
 			if nerr != nil {
-				if starting.Err() == nil || ctx.Err() != nil { // not another one's failure
+				if err == nil || !errors.Is(nerr, context.Canceled) { // else it ended with another one's start
 					err = errors.Join(err, fmt.Errorf("%s: %w", cfg.Name, nerr))
 				}
 				cancel()

@@ -120,8 +120,13 @@ func TestPortTaken(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
 			var out bytes.Buffer
-			err = Run(t.Context(), Options{Nodes: 2, Ranges: 1, Port: port}, &out, zap.NewNop())
+			err = Run(ctx, Options{Nodes: 2, Ranges: 1, Port: port}, &out, zap.NewNop())
+			if ctx.Err() != nil {
+				t.Error("it did not end by itself")
+			}
 			if err == nil || !strings.Contains(err.Error(), "n2: ") || strings.Contains(err.Error(), "n1: ") ||
 				!strings.Contains(err.Error(), "give other ports with --port") || out.Len() > 0 {
 				t.Errorf("%v\n%s", err, &out)

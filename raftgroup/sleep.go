@@ -111,7 +111,7 @@ func (g *Group) tick() {
 		// is heard in each tick, or in each second one if its node ticks at half the rate.
 		// A request at the tick at which that leader falls asleep would wake it again, each
 		// time. So two silent ticks are no reason to ask.
-		if g.lead != 0 && g.sleep.silent%max(3, g.h.cfg.retryTicks()) == 0 {
+		if g.lead != 0 && g.sleep.silent > 2 && g.sleep.silent%g.h.cfg.retryTicks() == 0 {
 			g.sendHost(&message{group: g.id, kind: kindWake, to: g.lead, from: g.self, term: g.term})
 		}
 	} else if g.sleep.silent == timeout {

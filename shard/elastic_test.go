@@ -127,7 +127,7 @@ var elasticActions = []elasticAction{
 const elasticSteps = 1000
 
 // TestElasticRanges is the model. A run takes the first elasticSeeds seeds, with -short a
-// third of them. As in package sim, SKEIN_SIM_SEED=s runs one, SKEIN_SIM_FIRST=f and
+// ninth of them. As in package sim, SKEIN_SIM_SEED=s runs one, SKEIN_SIM_FIRST=f and
 // SKEIN_SIM_SEEDS=n n of them from f on. Where a goroutine of a node panics, nobody prints the
 // trace: go test -v says which seed it was, and SKEIN_SIM_DEBUG=1 prints the trace as it comes.
 func TestElasticRanges(t *testing.T) {
@@ -146,7 +146,7 @@ func TestElasticRanges(t *testing.T) {
 	}
 }
 
-// elasticSeeds is how many seeds a run of the tests takes: they have each pair of traits.
+// elasticSeeds is how many seeds a run takes without -short: they have each pair of traits.
 const elasticSeeds = 36
 
 // The same seed is the same run: without that no failure could be looked into.

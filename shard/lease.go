@@ -136,7 +136,7 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 // leases are the attachments of a replica's leases: those that are applied, and those that come or
 // go. Guarded by the replica's mu; it calls nobody.
 type leases struct {
-	// attached are the applied attachments; nil if there are none.
+	// attached are the applied attachments.
 	attached map[keyspace.LeaseID]keyspace.LeaseIncarnation
 	// changing has the registration of each attachment that comes or goes; nil if there are none.
 	changing map[keyspace.LeaseID]*registration

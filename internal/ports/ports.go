@@ -24,16 +24,15 @@ func Unused(n int) (ports []int, err error) {
 	defer stock.mu.Unlock()
 	for range last - first + 1 {
 		port := stock.next
-		if stock.next++; stock.next > last {
-			stock.next, ports = first, nil
-			continue
-		}
-		if !unused(port) {
+		stock.next++
+		if ports = append(ports, port); !unused(port) {
 			ports = nil
-			continue
 		}
-		if ports = append(ports, port); len(ports) == n {
+		if len(ports) == n {
 			return ports, nil
+		}
+		if stock.next > last {
+			stock.next, ports = first, nil
 		}
 	}
 	return nil, errors.New("ports: none are left")
