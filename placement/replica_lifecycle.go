@@ -143,7 +143,7 @@ func (o *ownReplica) OpenEmpty(ctx context.Context, u lifecycle.Unknown, d *keys
 	o.opened = *d
 	o.mu.Unlock()
 	o.s.attach(g)
-	// What the group said of the replica before it was attached was not heard.
+	// Messages about the replica that came before attach were dropped.
 	o.s.lifecycle.Check(keyspace.PlacementGroup)
 	o.s.o.Logger.Info("opened an empty replica of the placement group", zap.Uint64("replica", uint64(u.To)))
 	return nil

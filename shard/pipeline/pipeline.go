@@ -147,8 +147,8 @@ type Pipeline struct {
 	overlay    *eval.Overlay
 
 	// filling collects what is evaluated. sequencing is the one batch that awaits revisions or
-	// is being proposed. proposed are those in the log's hands, oldest first. lost are those of
-	// a former leadership, and only the log knows their fate. batches counts all.
+	// is being proposed. proposed are the batches that raft has, oldest first. lost are those of
+	// a former leadership: the log decides their fate. batches counts all.
 	batches    uint64
 	filling    *batch
 	sequencing *batch
