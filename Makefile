@@ -44,7 +44,7 @@ PURE         := /placement/decide|/internal/archtest
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
 	check-format check-generate check-tidy tools clean
 
 build:
@@ -61,7 +61,7 @@ soak:
 	$(MAKE) planted
 	$(MAKE) flakes
 	$(MAKE) long RACE=-race
-	$(MAKE) conformance RACE=-race
+	$(MAKE) modules RACE=-race
 	$(MAKE) kills
 	$(MAKE) elastic SEEDS=2000
 	$(MAKE) sim SEEDS=100
@@ -77,10 +77,17 @@ soak:
 check: check-format lint check-generate check-tidy test
 
 # The race detector takes three to ten times the processor's time. What -short leaves out
-# runs in long, and what lint vets is not vetted again.
+# runs in long, and what lint vets is not vetted again. A test process need not wait for a
+# second at its end, as the detector has it by default.
 test:
 	go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) $$(go list ./... | grep -E '$(PURE)')
-	go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
+	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
+
+# The modules beside the main one: linted and tested, but for kube-apiserver's storage suite.
+# They have their own requirements, which check need not compile.
+modules: conformance $(LINT)
+	cd conformance && $(LINT) run
+	cd bench/against-etcd && $(LINT) run
 	cd bench/against-etcd && go test $(TAGS) -vet=off -shuffle=on .
 
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
@@ -187,10 +194,10 @@ chaos-local:
 	SKEIN_CHAOS_SEED=$(SEED) SKEIN_CHAOS_DURATION=$(DURATION) go test -count=1 -timeout 24h -v \
 	  -artifacts -outputdir bin/chaos -run '^TestChaos$$' ./chaos
 
-# The same generated calls to an etcd and to Skein, their stories, and kube-apiserver's own
-# storage suite; lockstep makes more of the calls. Etcd and kube-apiserver are not compiled
-# for the race detector: their calls come one after the other, and what answers them has it
-# in its own tests. CONFORM='. -run Lockstep -v -seed 42 -calls 20000' runs some of it.
+# The same generated calls to an etcd and to Skein, their stories, and concurrent clients;
+# lockstep makes more of the calls. Etcd is not compiled for the race detector: its calls
+# come one after the other, and what answers them has it in its own tests.
+# CONFORM='. -run Lockstep -v -seed 42 -calls 20000' runs some of it.
 CONFORM      ?= ./...
 conformance:
 	cd conformance && go test $(RACE) $(TAGS) -vet=off -shuffle=on -count=1 -timeout 60m -p 1 -parallel $(TEST_PARALLEL) $(CONFORM)
@@ -201,9 +208,10 @@ lockstep:
 	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
 	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
-# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md), which conformance runs too;
+# kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md).
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
-storage-suite:
+storage-suite: $(LINT)
+	cd conformance/apiserver && $(LINT) run
 	cd conformance/apiserver && go test $(TAGS) -count=1 -timeout 30m -v . $(ARGS)
 
 fmt: $(LINT)
@@ -211,11 +219,10 @@ fmt: $(LINT)
 	cd conformance && $(LINT) fmt
 	cd conformance/apiserver && $(LINT) fmt
 
+# The linters need what the compiler says of the imports: with -race that is what test
+# compiles anyway.
 lint: $(LINT)
-	$(LINT) run
-	cd bench/against-etcd && $(LINT) run
-	cd conformance && $(LINT) run
-	cd conformance/apiserver && $(LINT) run
+	GOFLAGS=-race $(LINT) run
 
 generate:
 	go generate ./...

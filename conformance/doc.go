@@ -24,8 +24,8 @@
 //   - Transactions of STM are serializable.
 //
 // Runs are counted, not timed; only the death of a holder takes as long as its lease.
-// Another test runs the storage suite of kube-apiserver, which is a module of its own
-// because of its requirements (conformance/apiserver).
+// The storage suite of kube-apiserver is a module of its own because of its requirements
+// (conformance/apiserver).
 //
 // Only tests and the people who run them call it.
 package conformance

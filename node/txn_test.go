@@ -242,7 +242,7 @@ func (b *bank) work(clients int, nemesis func()) {
 					b.move(ctx, rng)
 				}
 				cancel()
-				time.Sleep(time.Duration(rng.Int64N(int64(20 * time.Millisecond))))
+				time.Sleep(time.Duration(rng.Int64N(int64(fewer(20*time.Millisecond, 60*time.Millisecond)))))
 			}
 		})
 	}

@@ -214,7 +214,11 @@ func TestLinearizableThroughMoves(t *testing.T) {
 // killed; it comes back a second later.
 func (m *walker) walk() {
 	r := m.r
-	for i := range 6 {
+	moves := 6
+	if testing.Short() {
+		moves = 4
+	}
+	for i := range moves {
 		time.Sleep(200 * time.Millisecond)
 		key := fmt.Sprintf("k%d", r.rng.IntN(4))
 		m.havoc = i > 0

@@ -71,19 +71,21 @@ func (x *expiring) left(cl *client) int64 {
 	return r.GetCount()
 }
 
-// TestMassExpiry: thousands of leases expire together, two of them with 1,000 keys in
+// TestMassExpiry: thousands of leases expire together, some of them with 1,000 keys in
 // all ranges. Puts go on undisturbed, and the leases end at the allowed rate.
 func TestMassExpiry(t *testing.T) {
-	const (
-		leases, large = 2000, 2
-		ttl           = 10 * time.Second
-		// slowest is far above the time of a put, and far below it if a put had to wait
-		// for the ends of other leases.
-		slowest = 100 * time.Millisecond
-		// last is when the last lease has ended: 1,000 end in a second, and it was
-		// granted within half a second after the first.
-		last = leases*time.Second/1000 + time.Second
-	)
+	// leases end, each with a key, and large ones with 1,000 keys each.
+	leases, large := 2000, 2
+	if testing.Short() {
+		leases, large = 500, 1
+	}
+	const ttl = 10 * time.Second
+	// slowest is far above the time of a put, and far below it if a put had to wait for
+	// the ends of other leases.
+	const slowest = 100 * time.Millisecond
+	// last is when the last lease has ended: 1,000 end in a second, and it was granted
+	// within half a second after the first.
+	last := time.Duration(leases)*time.Second/1000 + time.Second
 	cryptotest.SetGlobalRandom(t, 1)
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{Nodes: 3, Borders: []string{"d", "g", "j", "m", "p", "s", "v"}, Seed: 1}
@@ -96,7 +98,7 @@ func TestMassExpiry(t *testing.T) {
 		x.side(64, leases, func(cl *client, i int) { x.hold(cl, int64(i+1), ttl, 1) })
 		x.side(large, large, func(cl *client, i int) { x.hold(cl, int64(leases+i+1), ttl, 1000) })
 		granted := x.c.elapsed() - begin
-		if got := x.left(newClient(x.c, x.h, 100)); got != leases+1000*large || granted > ttl/2 {
+		if got := x.left(newClient(x.c, x.h, 100)); got != int64(leases+1000*large) || granted > ttl/2 {
 			t.Fatalf("%d keys after %v", got, granted)
 		}
 		x.c.sleep(ttl - granted - time.Second)
