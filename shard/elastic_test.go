@@ -196,6 +196,7 @@ func newElastic(t *testing.T, seed uint64) *elastic {
 		if err := w.store.Create(t.Context(), []keyspace.Descriptor{testDescriptor}); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // it has fetched its range ids before the other one does
 		return w
 	}
 	e.leader, e.follower = world(), world()
