@@ -40,7 +40,7 @@ TAGS         := -tags invariants
 # RACE=-race has the race detector in what runs without it.
 RACE         ?=
 # These packages start no goroutine, so the race detector has nothing to find in them.
-PURE         := /placement/decide|/internal/archtest
+PURE         := /placement/decide
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
@@ -77,11 +77,13 @@ soak:
 check: check-format lint check-generate check-tidy test
 
 # The race detector takes three to ten times the processor's time. What -short leaves out
-# runs in long, and what lint vets is not vetted again. A test process need not wait for a
-# second at its end, as the detector has it by default.
+# runs in long, and what lint vets is not vetted again. GORACE: a test process need not wait
+# for a second at its end, as the detector has it by default. GOFLAGS: what archtest asks of
+# the compiler is compiled already.
+test: export GORACE := atexit_sleep_ms=0
 test:
 	go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) $$(go list ./... | grep -E '$(PURE)')
-	GORACE=atexit_sleep_ms=0 go test -race $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
+	GOFLAGS=-race go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
 
 # The modules beside the main one: linted and tested, but for kube-apiserver's storage suite.
 # They have their own requirements, which check need not compile.
