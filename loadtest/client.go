@@ -2,6 +2,7 @@ package loadtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -18,6 +19,7 @@ import (
 type kv interface {
 	Put(ctx context.Context, in *etcdserverpb.PutRequest, opts ...grpc.CallOption) (*etcdserverpb.PutResponse, error)
 	Range(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (*etcdserverpb.RangeResponse, error)
+	Txn(ctx context.Context, in *etcdserverpb.TxnRequest, opts ...grpc.CallOption) (*etcdserverpb.TxnResponse, error)
 }
 
 // errorPause is how long a client of a closed loop rests after an error. Otherwise it
@@ -118,18 +120,38 @@ func (c *client) doPut(ctx context.Context, key uint64) error {
 	c.put.Key = c.space.appendKey(c.put.Key[:0], key)
 	c.values.put(c.put.Value, op)
 	if c.ledger == nil {
-		_, err := c.kv.Put(ctx, &c.put)
+		_, err := c.write(ctx)
 		return err
 	}
 	f := c.ledger.begin(key)
-	answer, err := c.kv.Put(ctx, &c.put)
+	revision, err := c.write(ctx)
 	switch {
 	case err == nil:
-		c.ledger.acknowledged(key, op, f, answer.GetHeader().GetRevision())
+		c.ledger.acknowledged(key, op, f, revision)
 	case !refused(err):
 		c.ledger.unknownFate(key, op)
 	}
 	return err
+}
+
+// write sends the prepared put, in workload Txn in a transaction whose compare holds for
+// any key: its version is above -1.
+func (c *client) write(ctx context.Context) (revision int64, err error) {
+	if c.cfg.Workload != Txn {
+		answer, err := c.kv.Put(ctx, &c.put)
+		return answer.GetHeader().GetRevision(), err
+	}
+	answer, err := c.kv.Txn(ctx, &etcdserverpb.TxnRequest{
+		Compare: []*etcdserverpb.Compare{{
+			Target: etcdserverpb.Compare_VERSION, Result: etcdserverpb.Compare_GREATER, Key: c.put.Key,
+			TargetUnion: &etcdserverpb.Compare_Version{Version: -1},
+		}},
+		Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: &c.put}}},
+	})
+	if err == nil && !answer.GetSucceeded() {
+		err = errors.New("txn: a version above -1 was not found")
+	}
+	return answer.GetHeader().GetRevision(), err
 }
 
 // doGet gets one key.

@@ -15,11 +15,13 @@ import (
 // Workload says which requests are sent.
 type Workload string
 
-// The workloads. Mixed sends gets and puts by Config.ReadPercent.
+// The workloads. Mixed sends gets and puts by Config.ReadPercent. A Txn is a transaction
+// of one compare, which holds, and one put; the report counts it as a put.
 const (
 	Put   Workload = "put"
 	Get   Workload = "get"
 	Mixed Workload = "mixed"
+	Txn   Workload = "txn"
 )
 
 // Dist says how keys are drawn.
@@ -172,8 +174,8 @@ func (c *Config) Validate() error {
 func (c *Config) validateWorkload() []error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
-	if !slices.Contains([]Workload{Put, Get, Mixed}, c.Workload) {
-		bad("workload: %q is none of put, get, mixed", c.Workload)
+	if !slices.Contains([]Workload{Put, Get, Mixed, Txn}, c.Workload) {
+		bad("workload: %q is none of put, get, mixed, txn", c.Workload)
 	}
 	if c.ReadPercent < 0 || c.ReadPercent > 100 {
 		bad("read-percent: %d is not between 0 and 100", c.ReadPercent)

@@ -26,6 +26,10 @@ func (instant) Put(context.Context, *etcdserverpb.PutRequest, ...grpc.CallOption
 	return &etcdserverpb.PutResponse{Header: &etcdserverpb.ResponseHeader{Revision: instantRevision.Add(1)}}, nil
 }
 
+func (instant) Txn(context.Context, *etcdserverpb.TxnRequest, ...grpc.CallOption) (*etcdserverpb.TxnResponse, error) {
+	return &etcdserverpb.TxnResponse{Header: &etcdserverpb.ResponseHeader{Revision: instantRevision.Add(1)}, Succeeded: true}, nil
+}
+
 func (instant) Range(context.Context, *etcdserverpb.RangeRequest, ...grpc.CallOption) (*etcdserverpb.RangeResponse, error) {
 	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{Revision: instantRevision.Load()}}, nil
 }

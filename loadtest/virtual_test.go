@@ -223,6 +223,27 @@ func TestMixed(t *testing.T) {
 	})
 }
 
+// TestTxn: each operation is a transaction, and what it put is verified.
+func TestTxn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := virtualConfig()
+		cfg.Duration, cfg.Total, cfg.Workload, cfg.Verify = 0, 1000, Txn, true
+		s := takes(time.Millisecond, 0, 0)
+		r := virtualRun(t.Context(), t, cfg, s, io.Discard)
+		if s.Txns() != 1000 || r.Put.Count != 1000 {
+			t.Errorf("%d transactions, %d counted", s.Txns(), r.Put.Count)
+		}
+		if err := r.Err(); err != nil || r.Verify.Acknowledged != int64(s.Len()) {
+			t.Errorf("%v, %+v", err, r.Verify)
+		}
+		cfg.Verify = false
+		s.Before = func(context.Context, int64) error { return rpctypes.ErrGRPCNoSpace }
+		if r = virtualRun(t.Context(), t, cfg, s, io.Discard); r.Failed != 1000 {
+			t.Errorf("%d failed", r.Failed)
+		}
+	})
+}
+
 // TestErrors: errors are counted by kind, do not end a run, and do not make a
 // closed loop spin.
 func TestErrors(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package emptykv is an etcd reduced to gRPC: it answers each put and get at once with
-// a prepared answer, and stores nothing. A load generator against it measures its own
+// Package emptykv is an etcd reduced to gRPC: it answers each put, get and transaction
+// at once with a prepared answer, and stores nothing. A load generator against it measures its own
 // cost: client, connections, gRPC on both sides. `loadtest empty` runs it in a process
 // of its own, whose metrics report its CPU as a server's do.
 package emptykv
@@ -98,6 +98,7 @@ type kv struct {
 
 	header *etcdserverpb.ResponseHeader
 	put    *etcdserverpb.PutResponse
+	txn    *etcdserverpb.TxnResponse
 	value  []byte
 }
 
@@ -105,12 +106,25 @@ type kv struct {
 func newKV(valueBytes int) *kv {
 	const id, revision, term = 0xcdf818194e3a8c32, 1_000_000, 2
 	header := &etcdserverpb.ResponseHeader{ClusterId: id, MemberId: id, Revision: revision, RaftTerm: term}
-	return &kv{header: header, put: &etcdserverpb.PutResponse{Header: header}, value: make([]byte, valueBytes)}
+	return &kv{
+		header: header,
+		put:    &etcdserverpb.PutResponse{Header: header},
+		txn: &etcdserverpb.TxnResponse{
+			Header: header, Succeeded: true,
+			Responses: []*etcdserverpb.ResponseOp{{Response: &etcdserverpb.ResponseOp_ResponsePut{ResponsePut: &etcdserverpb.PutResponse{}}}},
+		},
+		value: make([]byte, valueBytes),
+	}
 }
 
 // Put implements etcdserverpb.KVServer.
 func (k *kv) Put(context.Context, *etcdserverpb.PutRequest) (*etcdserverpb.PutResponse, error) {
 	return k.put, nil
+}
+
+// Txn implements etcdserverpb.KVServer.
+func (k *kv) Txn(context.Context, *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	return k.txn, nil
 }
 
 // Range implements etcdserverpb.KVServer: it returns exactly one key, the requested

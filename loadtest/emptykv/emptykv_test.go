@@ -2,6 +2,7 @@ package emptykv
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -13,18 +14,19 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/skeindb/skein/internal/ports"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := ports.Unused(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", p[0])
 }
 
 // TestRun: puts and gets are answered, gets with a value of the requested size. The
@@ -48,6 +50,9 @@ func TestRun(t *testing.T) {
 	kv := etcdserverpb.NewKVClient(conn)
 	if r, err := kv.Put(ask, &etcdserverpb.PutRequest{Key: []byte("k")}); err != nil || r.Header.Revision == 0 {
 		t.Errorf("put: %v, %v", r, err)
+	}
+	if r, err := kv.Txn(ask, &etcdserverpb.TxnRequest{}); err != nil || !r.Succeeded {
+		t.Errorf("txn: %v, %v", r, err)
 	}
 	r, err := kv.Range(ask, &etcdserverpb.RangeRequest{Key: []byte("k")})
 	if err != nil || len(r.Kvs) != 1 || string(r.Kvs[0].Key) != "k" || len(r.Kvs[0].Value) != 256 {

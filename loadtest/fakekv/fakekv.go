@@ -1,5 +1,5 @@
 // Package fakekv is a tiny etcd in memory for the tests of the load generator: puts,
-// gets and status, over gRPC or called directly. Hooks make it slow, faulty or
+// gets, transactions and status, over gRPC or called directly. Hooks make it slow, faulty or
 // forgetful. It is no model of etcd: it supports only what the load generator uses.
 package fakekv
 
@@ -13,6 +13,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Store is the fake. Its zero value is ready. Set the hooks before use.
@@ -29,6 +31,7 @@ type Store struct {
 
 	mu       sync.Mutex
 	requests int64
+	txns     int64
 	revision int64 // of the last change, less 1
 	kvs      map[string]*mvccpb.KeyValue
 }
@@ -48,6 +51,18 @@ func (s *Store) Put(ctx context.Context, in *etcdserverpb.PutRequest) (*etcdserv
 		}
 	}
 	return answer, nil
+}
+
+// Txn implements etcdserverpb.KVServer for one compare, of a version above -1, and one put.
+func (s *Store) Txn(ctx context.Context, in *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	if len(in.Compare) != 1 || in.Compare[0].GetVersion() != -1 || len(in.Success) != 1 || len(in.Failure) != 0 {
+		return nil, status.Errorf(codes.Unimplemented, "transaction of %d compares, %d and %d operations", len(in.Compare), len(in.Success), len(in.Failure))
+	}
+	s.mu.Lock()
+	s.txns++
+	s.mu.Unlock()
+	put, err := s.Put(ctx, in.Success[0].GetRequestPut())
+	return &etcdserverpb.TxnResponse{Header: put.GetHeader(), Succeeded: true}, err
 }
 
 // Range implements etcdserverpb.KVServer for a key or a span, with a limit.
@@ -103,6 +118,13 @@ func (s *Store) set(key, value []byte) int64 {
 	return s.revision + 1
 }
 
+// Txns returns how many transactions came.
+func (s *Store) Txns() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.txns
+}
+
 // Len returns the number of keys.
 func (s *Store) Len() int {
 	s.mu.Lock()
@@ -146,6 +168,11 @@ type Direct struct{ s *Store }
 // Put calls Store.Put.
 func (d *Direct) Put(ctx context.Context, in *etcdserverpb.PutRequest, _ ...grpc.CallOption) (*etcdserverpb.PutResponse, error) {
 	return d.s.Put(ctx, in)
+}
+
+// Txn calls Store.Txn.
+func (d *Direct) Txn(ctx context.Context, in *etcdserverpb.TxnRequest, _ ...grpc.CallOption) (*etcdserverpb.TxnResponse, error) {
+	return d.s.Txn(ctx, in)
 }
 
 // Range calls Store.Range.
