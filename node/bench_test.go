@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"path/filepath"
 	"runtime/debug"
 	"sync"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/internal/measure"
+	"github.com/skeindb/skein/internal/ports"
 	"github.com/skeindb/skein/router"
 )
 
@@ -30,24 +29,15 @@ const (
 	benchValueBytes = 256
 )
 
-// freeAddrs returns ports of loopback that nobody uses, for TCP and UDP.
-func freeAddrs(b *testing.B, n int) (addrs []string) {
+// unusedAddrs returns addresses of loopback that nobody uses, for TCP and UDP.
+func unusedAddrs(b *testing.B, n int) (addrs []string) {
 	b.Helper()
-	var open []io.Closer
-	for len(addrs) < n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		open = append(open, l)
-		u, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: l.Addr().(*net.TCPAddr).Port})
-		if err == nil {
-			open = append(open, u)
-			addrs = append(addrs, l.Addr().String())
-		}
+	free, err := ports.Unused(n)
+	if err != nil {
+		b.Fatal(err)
 	}
-	for _, c := range open {
-		c.Close()
+	for _, port := range free {
+		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return addrs
 }
@@ -62,7 +52,7 @@ func benchNodes(b *testing.B) []*Node {
 		stop()
 		debug.SetGCPercent(before)
 	})
-	addrs := freeAddrs(b, 6)
+	addrs := unusedAddrs(b, 6)
 	var members string
 	for i := range 3 {
 		members += fmt.Sprintf("n%d=http://%s,", i+1, addrs[3+i])

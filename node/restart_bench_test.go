@@ -32,7 +32,7 @@ const (
 func BenchmarkRestart(b *testing.B) {
 	stop := useMemoryBudget(restartMemory)
 	defer stop()
-	dir, addrs := b.TempDir(), freeAddrs(b, 2)
+	dir, addrs := b.TempDir(), unusedAddrs(b, 2)
 	keys := filepath.Join(dir, "keys")
 	if err := os.WriteFile(keys, restartBorders(), 0o600); err != nil {
 		b.Fatal(err)

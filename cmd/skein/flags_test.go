@@ -21,6 +21,7 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/ports"
 	"github.com/skeindb/skein/node"
 )
 
@@ -39,8 +40,13 @@ type flagsNode struct {
 // with the test.
 func startWith(t *testing.T, scheme string, args ...string) *flagsNode {
 	t.Helper()
-	n := &flagsNode{t: t, log: filepath.Join(t.TempDir(), "log"), metrics: freeAddr(t, "tcp"), peer: freeAddr(t, "udp")}
-	addr := freeAddr(t, "tcp")
+	free, err := ports.Unused(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", free[i]) }
+	n := &flagsNode{t: t, log: filepath.Join(t.TempDir(), "log"), metrics: at(0), peer: at(1)}
+	addr := at(2)
 	n.endpoint = scheme + "://" + addr
 	ready := make(chan *config.Config, 1)
 	replaceRun(t, func(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
@@ -83,24 +89,6 @@ func startWith(t *testing.T, scheme string, args ...string) *flagsNode {
 	n.client = c
 	t.Cleanup(func() { c.Close() })
 	return n
-}
-
-func freeAddr(t *testing.T, network string) string {
-	t.Helper()
-	if network == "udp" {
-		c, err := net.ListenPacket(network, "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		return c.LocalAddr().String()
-	}
-	l, err := net.Listen(network, "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // page fetches a page of the node.
