@@ -273,7 +273,7 @@ func Drawing() string {
 	}
 	b.WriteString("```\n\n")
 	b.WriteString("A line imports only lines below it, and a folder counts as its line. Packages separated by | never\n" +
-		"import each other. A failing test says why.\n\n")
+		"import each other.\n\n")
 	b.WriteString("| Package | also never imports |\n| --- | --- |\n")
 	var from []string
 	banned := map[string][]string{}
