@@ -83,7 +83,7 @@ check: check-format lint check-generate check-tidy test
 test: export GORACE := atexit_sleep_ms=0
 test:
 	go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) $$(go list ./... | grep -E '$(PURE)')
-	GOFLAGS=-race go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
+	GOFLAGS="$$GOFLAGS -race" go test $(TAGS) -short -vet=off -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_P) -parallel $(TEST_PARALLEL) $$(go list ./... | grep -vE '$(PURE)')
 
 # The modules beside the main one: linted and tested, but for kube-apiserver's storage suite.
 # They have their own requirements, which check need not compile.
@@ -224,7 +224,7 @@ fmt: $(LINT)
 # The linters need what the compiler says of the imports: with -race that is what test
 # compiles anyway.
 lint: $(LINT)
-	GOFLAGS=-race $(LINT) run
+	GOFLAGS="$$GOFLAGS -race" $(LINT) run
 
 generate:
 	go generate ./...

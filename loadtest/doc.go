@@ -1,4 +1,4 @@
-// Package loadtest drives any etcd endpoint with puts and gets, measures it, and checks
+// Package loadtest drives any etcd endpoint with puts, gets and transactions, measures it, and checks
 // that acknowledged writes are there. This one tool measures etcd and Skein.
 //
 // A run has up to four phases: fill (each key is written once, so that gets find
