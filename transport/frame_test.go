@@ -353,9 +353,9 @@ func TestLargeFramesCostTheirMemoryOnce(t *testing.T) {
 		b.Helper()
 		b.ReportAllocs()
 		for range b.N {
-			m, done := large(size)
-			copy(m, payload)
-			done()
+			b, memory := large(size)
+			copy(b[:size], payload)
+			memory.done()
 		}
 	}).AllocedBytesPerOp()
 	if sent > size/2 {

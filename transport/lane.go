@@ -96,8 +96,7 @@ type Lane struct {
 type chunk struct {
 	b      []byte
 	frames int
-	pooled *[chunkBytes]byte // b's memory if it goes back to the pool
-	done   func()            // gives back b's memory if it is large and pooled
+	memory pooled // b's
 }
 
 // Batch is what one write takes: whole frames.
@@ -112,11 +111,7 @@ func (b *Batch) Bytes() []byte { return b.b }
 // Done returns the batch's memory and its share of the budget.
 func (b *Batch) Done() {
 	b.lane.budget.release(len(b.b))
-	if b.pooled != nil {
-		chunks.Put(b.pooled)
-	} else if b.done != nil {
-		b.done()
-	}
+	b.memory.done()
 	b.chunk = chunk{}
 }
 
@@ -183,19 +178,35 @@ func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error
 	}
 }
 
-// room returns the chunk for n more bytes. Large frames get memory of about their own
-// size, so that at least half of every pooled chunk but the last is used.
+// room returns the chunk for n more bytes. A lane at rest begins with a small chunk, which
+// a whole one replaces when more comes: most batches are a few small frames. Large frames
+// get memory of about their own size, so that at least half of every other pooled chunk but
+// the last is used.
 func (l *Lane) room(n int) *chunk {
-	if k := len(l.queue); k > l.head && len(l.queue[k-1].b)+n <= cap(l.queue[k-1].b) {
-		return &l.queue[k-1]
+	atRest := len(l.queue) == l.head
+	if !atRest {
+		last := &l.queue[len(l.queue)-1]
+		if len(last.b)+n <= cap(last.b) {
+			return last
+		}
+		if cap(last.b) == smallBytes && len(last.b)+n <= chunkBytes {
+			b, memory := whole()
+			b = append(b, last.b...)
+			last.memory.done()
+			last.b, last.memory = b, memory
+			return last
+		}
 	}
-	if n > chunkBytes/2 {
-		b, done := large(n)
-		l.queue = append(l.queue, chunk{b: b[:0], done: done})
-	} else {
-		p := chunks.Get().(*[chunkBytes]byte)
-		l.queue = append(l.queue, chunk{b: p[:0], pooled: p})
+	var c chunk
+	switch {
+	case atRest && n <= smallBytes:
+		c.b, c.memory = small()
+	case n <= chunkBytes/2:
+		c.b, c.memory = whole()
+	default:
+		c.b, c.memory = large(n)
 	}
+	l.queue = append(l.queue, c)
 	return &l.queue[len(l.queue)-1]
 }
 

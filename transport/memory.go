@@ -10,7 +10,13 @@ import (
 // against its bytes, small enough to keep a class's queue moving.
 const chunkBytes = 64 << 10
 
-var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+// smallBytes is the size of an idle lane's first chunk: a tick's heartbeats fit.
+const smallBytes = 2 << 10
+
+var (
+	chunks      = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+	smallChunks = sync.Pool{New: func() any { return new([smallBytes]byte) }}
+)
 
 // largePool holds memory for frames of up to maxPooledBytes while they wait to be sent
 // or are received. Without it a frame that is read in many pieces would be garbage
@@ -22,13 +28,37 @@ const (
 	maxPooledBytes = chunkBytes << (largeClasses - 1)
 )
 
-// large returns memory for n bytes and a function that returns it to the pool; the
-// function is nil where n is too large for the pool.
-func large(n int) (b []byte, done func()) {
+// pooled is memory that goes back to its pool; the zero value goes to none.
+type pooled struct {
+	pool   *sync.Pool
+	memory any
+}
+
+// done gives the memory back. Nobody may use it any more.
+func (p pooled) done() {
+	if p.pool != nil {
+		p.pool.Put(p.memory)
+	}
+}
+
+// small returns the empty memory of a small chunk.
+func small() ([]byte, pooled) {
+	m := smallChunks.Get().(*[smallBytes]byte)
+	return m[:0], pooled{&smallChunks, m}
+}
+
+// whole returns the empty memory of a chunk.
+func whole() ([]byte, pooled) {
+	m := chunks.Get().(*[chunkBytes]byte)
+	return m[:0], pooled{&chunks, m}
+}
+
+// large returns empty memory for n bytes. No pool has it where n is too large.
+func large(n int) ([]byte, pooled) {
 	class := 0
 	for chunkBytes<<class < n {
 		if class++; class == largeClasses {
-			return make([]byte, n), nil
+			return make([]byte, 0, n), pooled{}
 		}
 	}
 	p, ok := largePool[class].Get().(*[]byte)
@@ -36,7 +66,7 @@ func large(n int) (b []byte, done func()) {
 		all := make([]byte, chunkBytes<<class)
 		p = &all
 	}
-	return (*p)[:n:n], func() { largePool[class].Put(p) }
+	return (*p)[:0:n], pooled{&largePool[class], p}
 }
 
 // Recycle takes back the memory of a message from Stream.Recv that nobody uses any
@@ -61,8 +91,9 @@ func (f *frame) memory() []byte {
 // beside one pooled buffer.
 func readGrowing(r io.Reader, n int) ([]byte, error) {
 	if n <= maxPooledBytes {
-		b, done := large(n)
-		defer done()
+		b, memory := large(n)
+		defer memory.done()
+		b = b[:n]
 		if _, err := io.ReadFull(r, b); err != nil {
 			return nil, err
 		}
