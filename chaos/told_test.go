@@ -279,7 +279,7 @@ func TestTellingsAreCompact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const lines, perSecond = 50_000, 500
+		const lines, perSecond = 10_000, 500
 		rng, raw := rand.New(rand.NewPCG(1, 1)), 0
 		for i := range lines {
 			time.Sleep(time.Second / perSecond)

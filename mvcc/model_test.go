@@ -404,14 +404,14 @@ func equal(t testing.TB, what string, got, want []string) {
 // TestModel compares the store with a model over random transactions, reads, histories,
 // hashes and removals, with flushes in between.
 func TestModel(t *testing.T) {
-	seeds := int64(6)
+	seeds, steps := int64(6), 600
 	if testing.Short() {
-		seeds = 2
+		seeds, steps = 2, 300
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			w := newWorkload(t, seed)
-			for range 600 {
+			for range steps {
 				switch n := w.rng.IntN(100); {
 				case n < 60:
 					w.txn()

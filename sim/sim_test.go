@@ -263,14 +263,14 @@ func number(t *testing.T, name string) (uint64, bool) {
 	return n, true
 }
 
-// shortened returns every second fault with -short: a story costs the heartbeats of its
+// shortened returns every third fault with -short: a story costs the heartbeats of its
 // virtual time. CI runs the whole story without the race detector.
 func shortened(all []Fault) []Fault {
 	if !testing.Short() {
 		return all
 	}
 	var some []Fault
-	for i := 0; i < len(all); i += 2 {
+	for i := 0; i < len(all); i += 3 {
 		some = append(some, all[i])
 	}
 	return some

@@ -432,6 +432,9 @@ func randomObserver(rng *rand.Rand, n int, w *world) *observer {
 // seeds is how many seeds the model tries: SKEIN_SIM_SEEDS, or few.
 func seeds() int {
 	n := 12
+	if testing.Short() {
+		n = 4
+	}
 	if v := os.Getenv("SKEIN_SIM_SEEDS"); v != "" {
 		if _, err := fmt.Sscan(v, &n); err != nil {
 			panic(err)
