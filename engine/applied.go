@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 
 	"github.com/skeindb/skein/internal/wire"
@@ -107,23 +106,6 @@ func ReadApplied(r Reader, g keyspace.GroupID) (a Applied, ok bool, err error) {
 
 // Applied returns the group's newest applied record, durable or not.
 func (e *Engine) Applied(g keyspace.GroupID) (Applied, bool, error) { return ReadApplied(e, g) }
-
-// AppliedGroups returns the groups that have an applied record, in the order of their
-// ids, with one iterator. An error ends the sequence as its last pair.
-func (e *Engine) AppliedGroups() iter.Seq2[keyspace.GroupID, error] {
-	return func(yield func(keyspace.GroupID, error) bool) {
-		stop := errors.New("stop")
-		err := e.VisitApplied(func(g keyspace.GroupID, _ Applied) error {
-			if !yield(g, nil) {
-				return stop
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, stop) {
-			yield(0, err)
-		}
-	}
-}
 
 // VisitApplied calls visit with every applied record in the order of the groups' ids. It
 // stops at visit's first error and returns it.

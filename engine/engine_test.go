@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -84,8 +85,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestAppliedGroups lists groups, completely and in part.
-func TestAppliedGroups(t *testing.T) {
+// TestVisitApplied visits groups, completely and in part.
+func TestVisitApplied(t *testing.T) {
 	e := openTest(t, vfs.NewMem())
 	groups := []keyspace.GroupID{1, 7, 300, keyspace.PlacementGroup}
 	commit(t, e, func(b *Batch) error {
@@ -99,16 +100,15 @@ func TestAppliedGroups(t *testing.T) {
 	commit(t, e, func(b *Batch) error { return b.DeleteApplied(8) })
 	for _, n := range []int{len(groups), 2} {
 		var got []keyspace.GroupID
-		for g, err := range e.AppliedGroups() {
-			if err != nil {
-				t.Fatal(err)
+		enough := errors.New("enough")
+		err := e.VisitApplied(func(g keyspace.GroupID, a Applied) error {
+			if got = append(got, g); len(got) == n && n < len(groups) {
+				return enough
 			}
-			if got = append(got, g); len(got) == n {
-				break
-			}
-		}
-		if !slices.Equal(got, groups[:n]) {
-			t.Errorf("groups %v, want %v", got, groups[:n])
+			return nil
+		})
+		if !slices.Equal(got, groups[:n]) || (err == nil) != (n == len(groups)) || err != nil && !errors.Is(err, enough) {
+			t.Errorf("groups %v and %v, want %v", got, err, groups[:n])
 		}
 	}
 }

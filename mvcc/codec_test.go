@@ -16,7 +16,7 @@ import (
 func TestFormat(t *testing.T) {
 	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
 		v := Version{Key: []byte("k")}
-		var mod, create, lease, sub, newest uint64
+		var mod, create, lease, sub uint64
 		var value string
 		d.MaybeScanArgs(t, "mod", &mod)
 		d.MaybeScanArgs(t, "create", &create)
@@ -24,7 +24,6 @@ func TestFormat(t *testing.T) {
 		d.MaybeScanArgs(t, "lease", &lease)
 		d.MaybeScanArgs(t, "sub", &sub)
 		d.MaybeScanArgs(t, "value", &value)
-		d.MaybeScanArgs(t, "newest", &newest)
 		v.Mod, v.Create, v.Lease, v.Sub = keyspace.Revision(mod), keyspace.Revision(create), keyspace.LeaseID(lease), uint32(sub)
 		switch d.Cmd {
 		case "tombstone":
@@ -35,12 +34,6 @@ func TestFormat(t *testing.T) {
 			v.Value = []byte(value)
 			v.Earlier = &Version{Key: v.Key, Mod: v.Mod, Sub: 2, Tombstone: true}
 			v.Earlier.Earlier = &Version{Key: v.Key, Mod: v.Mod, Create: v.Mod, Version: 1, Lease: 7, Sub: 1, Value: []byte("w")}
-		case "live-count":
-			c := NewLiveCount(v.Mod, int64(newest), 0)
-			if !d.HasArg("newest") {
-				c.Forget()
-			}
-			return fmt.Sprintf("%x\n", c.AppendNewest(nil, v.Mod))
 		}
 		return fmt.Sprintf("key   %x\nvalue %x\nhash  %016x\n", v.AppendKey(nil), v.AppendValue(nil), v.hash())
 	})
@@ -90,55 +83,6 @@ func FuzzDecodeVersion(f *testing.F) {
 			t.Fatalf("%s, again %s %v", line(&v), line(&again), err)
 		}
 	})
-}
-
-func FuzzDecodeLiveCount(f *testing.F) {
-	f.Add(NewLiveCount(5, 7, 0).AppendNewest(nil, 5))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := DecodeLiveCount(b, 4)
-		if err != nil {
-			return
-		}
-		again, err := DecodeLiveCount(c.AppendNewest(nil, c.Base()), 4)
-		if err != nil || again.Known() != c.Known() || again.Base() != c.Base() || again.count != c.count {
-			t.Fatalf("%+v, again %+v %v", c, again, err)
-		}
-	})
-}
-
-// TestLiveCount compares a bounded count with one that keeps all steps (trap 68). Both
-// are fed out of order.
-func TestLiveCount(t *testing.T) {
-	bounded, all := NewLiveCount(1, 10, 8), NewLiveCount(1, 10, 1000)
-	for i := range int64(200) {
-		rev := keyspace.Revision(2 + i ^ 3) // 5 4 3 2 9 8 7 6 …
-		delta := i%5 - 1
-		bounded.Add(rev, delta)
-		all.Add(rev, delta)
-		if len(bounded.steps) > 8 {
-			t.Fatalf("%d steps, bound 8", len(bounded.steps))
-		}
-		for at := bounded.Base() + 4; at < rev+5; at++ {
-			// Late changes below the base count for the base, so counts above it are
-			// exact again.
-			b, ok := bounded.At(at)
-			if a, _ := all.At(at); !ok || a != b {
-				t.Fatalf("after revision %d: at %d: %d %v, want %d", rev, at, b, ok, a)
-			}
-		}
-	}
-	if _, ok := bounded.At(bounded.Base() - 1); ok {
-		t.Error("known below the base")
-	}
-	all.Advance(100)
-	if n, ok := all.At(100); !ok || n <= 10 || all.Base() != 100 {
-		t.Errorf("after Advance: %d %v, base %d", n, ok, all.Base())
-	}
-	all.Forget()
-	all.Add(300, 1)
-	if _, ok := all.Newest(); ok || all.Known() {
-		t.Error("known after Forget")
-	}
 }
 
 // TestPutRefusesBrokenVersions expects the panics of check.

@@ -58,7 +58,6 @@
 //	remove.go     the removal of old versions
 //	splitkey.go   the key that divides a span's bytes
 //	read.go       Get, Scan, Count: the state at a revision
-//	livecount.go  the number of live keys at recent revisions
 //	lease.go      the index of keys that are attached to leases
 //	codec.go      Version, and its bytes
 package mvcc

@@ -79,7 +79,6 @@ type workload struct {
 	m    *model
 	rev  keyspace.Revision
 	keys []string
-	live *LiveCount
 	// since is the compacted revision of the last complete pass of removal.
 	since keyspace.Revision
 }
@@ -88,7 +87,7 @@ func newWorkload(t *testing.T, seed int64) *workload {
 	t.Helper()
 	w := &workload{
 		t: t, rng: rand.New(rand.NewPCG(uint64(seed), 0)), e: openTest(t),
-		m: &model{versions: map[string][]Version{}}, rev: 1, live: NewLiveCount(1, 0, 64),
+		m: &model{versions: map[string][]Version{}}, rev: 1,
 	}
 	for range 40 {
 		// Few bytes and many zeros, so that keys are prefixes of each other.
@@ -107,13 +106,11 @@ func newWorkload(t *testing.T, seed int64) *workload {
 func (w *workload) txn() {
 	w.rev++
 	b := w.e.NewBatch()
-	var delta int64
 	sub := uint32(0)
 	for _, i := range w.rng.Perm(len(w.keys))[:1+w.rng.IntN(4)] {
 		key := w.keys[i]
 		last, ok := w.m.at(key, w.rev)
-		lived := ok && !last.Tombstone
-		live, wrote := lived, false
+		live, wrote := ok && !last.Tombstone, false
 		// Some keys are written more than once.
 		for n := max(1, w.rng.IntN(6)-2); n > 0; n-- {
 			v := Version{Key: []byte(key), Mod: w.rev, Sub: sub}
@@ -142,14 +139,7 @@ func (w *workload) txn() {
 			w.t.Fatal(err)
 		}
 		w.m.versions[key] = append(w.m.versions[key], last)
-		switch {
-		case live && !lived:
-			delta++
-		case lived && !live:
-			delta--
-		}
 	}
-	w.live.Add(w.rev, delta)
 	if err := b.Commit(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -208,11 +198,6 @@ func (w *workload) checkReads() {
 	mok = mok && !mv.Tombstone
 	if err != nil || ok != mok || ok && line(&v) != line(&mv) {
 		w.t.Fatalf("get %q at %d: %s %v %v, want %s %v", key, at, line(&v), ok, err, line(&mv), mok)
-	}
-	if n, ok := w.live.At(at); ok {
-		if c, err := Count(w.e, keyspace.Span{}, at); err != nil || c != n {
-			w.t.Fatalf("live count at %d: %d, scanned %d %v", at, n, c, err)
-		}
 	}
 }
 
@@ -337,7 +322,6 @@ func (w *workload) compact() {
 	if w.m.compacted > w.rev {
 		w.m.compacted = w.rev
 	}
-	w.live.Advance(w.m.compacted)
 	o := RemoveOptions{
 		Compacted: w.m.compacted, Since: w.since,
 		MaxVisits: int64(1 + w.rng.IntN(40)), MaxDeletes: int64(1 + w.rng.IntN(10)),

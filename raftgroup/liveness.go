@@ -21,8 +21,7 @@ type peers struct {
 	h  *Host
 	mu struct {
 		sync.RWMutex
-		nodes     map[keyspace.NodeID]*peer
-		listeners []func(keyspace.NodeID, bool)
+		nodes map[keyspace.NodeID]*peer
 	}
 	// The rest is owned by the ticker.
 	sequence   uint64
@@ -190,7 +189,6 @@ func (p *peers) died(node keyspace.NodeID) {
 	p.h.pacer.add(p.affected(func(g *Group) bool {
 		return keyspace.NodeID(g.public.leaderNode.Load()) == node
 	}))
-	p.notify(node, false)
 }
 
 // returned queues groups for a paced wake-up: those that this host leads and that have a
@@ -203,7 +201,6 @@ func (p *peers) returned(node keyspace.NodeID, restarted bool) {
 		}
 		return restarted && keyspace.NodeID(g.public.leaderNode.Load()) == node
 	}))
-	p.notify(node, true)
 }
 
 func (p *peers) affected(is func(*Group) bool) []*Group {
@@ -212,15 +209,6 @@ func (p *peers) affected(is func(*Group) bool) []*Group {
 
 func hasNode(replicas *[]keyspace.Replica, node keyspace.NodeID) bool {
 	return replicas != nil && slices.ContainsFunc(*replicas, func(r keyspace.Replica) bool { return r.Node == node })
-}
-
-func (p *peers) notify(node keyspace.NodeID, alive bool) {
-	p.mu.RLock()
-	listeners := p.mu.listeners
-	p.mu.RUnlock()
-	for _, f := range listeners {
-		f(node, alive)
-	}
 }
 
 // dead reports whether the node was alive in this host's time and no longer is. A node
@@ -276,12 +264,4 @@ func (h *Host) Connected(node keyspace.NodeID) bool {
 	defer h.peers.mu.RUnlock()
 	q := h.peers.mu.nodes[node]
 	return q != nil && q.alive && q.connected
-}
-
-// OnLiveness registers a listener for nodes that become alive, lose liveness or restart.
-// It is called from goroutines of the host and the bus and must not block.
-func (h *Host) OnLiveness(f func(node keyspace.NodeID, alive bool)) {
-	h.peers.mu.Lock()
-	defer h.peers.mu.Unlock()
-	h.peers.mu.listeners = append(slices.Clone(h.peers.mu.listeners), f)
 }
