@@ -305,7 +305,7 @@ func TestMeaninglessAndNotYet(t *testing.T) {
 func TestDocs(t *testing.T) {
 	path := "../docs/flags.md"
 	if rewriting() {
-		if err := os.WriteFile(path, []byte(Docs()), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(docs()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -313,7 +313,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(b) != Docs() {
+	if string(b) != docs() {
 		t.Error("docs/flags.md is not what the table says: run go test ./config -run TestDocs -rewrite")
 	}
 }

@@ -24,9 +24,9 @@
 //
 //	load.go        Load: command line, environment and file become one Config
 //	file.go        the configuration file
-//	docs.go        docs/flags.md from the table
 //	config.go      Config, Validate, Default
 //	cluster.go     Bootstrap: what the founders agree on without talking
+//	usage.go       the text of --help
 //	table.go       the table of flags that Skein honours
 //	table_rest.go  the rows of the others
 //	compaction.go  flags of automatic compaction

@@ -233,16 +233,6 @@ func (v *Version) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: key %q at revision %d: %s", ErrCorrupt, v.Key, v.Mod, fmt.Sprintf(format, args...))
 }
 
-// DecodeVersion decodes a physical pair. Key has its own memory, Value refers to value.
-func DecodeVersion(key, value []byte) (Version, error) {
-	var v Version
-	var err error
-	if v.Key, v.Mod, err = engine.DecodeVersionedKey(key); err != nil {
-		return Version{}, fmt.Errorf("%w: %w", ErrCorrupt, err)
-	}
-	return v, v.DecodeValue(value)
-}
-
 // putScratch holds buffers in which Put encodes, each of at most maxScratchBytes.
 var putScratch = sync.Pool{New: func() any { return new([]byte) }}
 

@@ -366,7 +366,7 @@ func stored(t testing.TB, r engine.Reader) []string {
 	defer it.Close()
 	var out []string
 	for ok := it.First(); ok; ok = it.Next() {
-		v, err := DecodeVersion(it.Key(), it.Value())
+		v, err := decodeVersion(it.Key(), it.Value())
 		if err != nil {
 			t.Fatal(err)
 		}

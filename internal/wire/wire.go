@@ -175,17 +175,6 @@ func (r *Reader) Uint64LE() uint64 {
 	return v
 }
 
-// Fixed reads n bytes, a number fixed by the format. They refer to the input.
-func (r *Reader) Fixed(n int) []byte {
-	if len(r.b) < n {
-		r.Fail(ErrTruncated)
-		return nil
-	}
-	v := r.b[:n:n]
-	r.b = r.b[n:]
-	return v
-}
-
 // Bytes reads a length and that many bytes, which refer to the input.
 func (r *Reader) Bytes() []byte {
 	n := r.Uvarint()

@@ -2,12 +2,11 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
-// Docs renders the table of flags as Markdown: the text of docs/flags.md.
-func Docs() string {
+// docs renders the table of flags as Markdown: the text of docs/flags.md.
+func docs() string {
 	var b strings.Builder
 	b.WriteString(`# Flags
 
@@ -64,37 +63,4 @@ func (f *Flag) row() string {
 		file = "`" + f.File + "`"
 	}
 	return fmt.Sprintf("| `--%s` | %s | %s | %s |\n", f.Name, def, strings.ReplaceAll(text, "|", "\\|"), file)
-}
-
-// Usage renders the honoured flags for --help.
-func Usage() string {
-	var b strings.Builder
-	flags := Flags()
-	width := 0
-	for i := range flags {
-		width = max(width, len(flags[i].Name))
-	}
-	var seen []string
-	for _, f := range flags {
-		if f.Support != Honoured {
-			continue
-		}
-		if !slices.Contains(seen, f.Section) {
-			seen = append(seen, f.Section)
-		}
-	}
-	for _, section := range seen {
-		fmt.Fprintf(&b, "\n%s:\n", section)
-		for _, f := range flags {
-			if f.Support == Honoured && f.Section == section {
-				fmt.Fprintf(&b, "  --%-*s  %s", width, f.Name, f.Usage)
-				if f.Default != "" {
-					fmt.Fprintf(&b, " (default %s)", f.Default)
-				}
-				b.WriteByte('\n')
-			}
-		}
-	}
-	b.WriteString("\nMore flags of etcd are accepted; docs/flags.md says what each of them does here.\n")
-	return b.String()
 }
