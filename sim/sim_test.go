@@ -29,7 +29,7 @@ var stories = []story{
 	// Everything there is, one after the other and some at a time.
 	{name: "faults", cfg: func(seed uint64) Config {
 		return Config{
-			Nodes: 3, Clients: 6, BurstOps: 4, Faults: shortened(AllFaults), Splits: 10, Compactions: 12, ShortLogs: seed%2 == 0,
+			Nodes: 3, Clients: 6, BurstOps: 4, Faults: faults(), Splits: 10, Compactions: 12, ShortLogs: seed%2 == 0,
 			Borders: []string{"j", "s"},
 		}
 	}},
@@ -263,17 +263,13 @@ func number(t *testing.T, name string) (uint64, bool) {
 	return n, true
 }
 
-// shortened returns every third fault with -short: a story costs the heartbeats of its
+// faults returns all faults, with -short one of each kind: a story costs the heartbeats of its
 // virtual time. CI runs the whole story without the race detector.
-func shortened(all []Fault) []Fault {
-	if !testing.Short() {
-		return all
+func faults() []Fault {
+	if testing.Short() {
+		return []Fault{CrashOne, CrashAll, SyncError, IsolateLeader, PauseLeader, ClockStep, Flaky, CutOff, Transfer}
 	}
-	var some []Fault
-	for i := 0; i < len(all); i += 3 {
-		some = append(some, all[i])
-	}
-	return some
+	return AllFaults
 }
 
 // TestStories is the simulation. Every test run has one seed of the short stories.

@@ -433,7 +433,7 @@ func randomObserver(rng *rand.Rand, n int, w *world) *observer {
 func seeds() int {
 	n := 12
 	if testing.Short() {
-		n = 4
+		n = 8 // the first with merges is 4
 	}
 	if v := os.Getenv("SKEIN_SIM_SEEDS"); v != "" {
 		if _, err := fmt.Sscan(v, &n); err != nil {
