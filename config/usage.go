@@ -16,10 +16,7 @@ func Usage() string {
 	}
 	var seen []string
 	for _, f := range flags {
-		if f.Support != Honoured {
-			continue
-		}
-		if !slices.Contains(seen, f.Section) {
+		if f.Support == Honoured && !slices.Contains(seen, f.Section) {
 			seen = append(seen, f.Section)
 		}
 	}

@@ -263,8 +263,8 @@ func number(t *testing.T, name string) (uint64, bool) {
 	return n, true
 }
 
-// faults returns all faults, with -short one of each kind: a story costs the heartbeats of its
-// virtual time. CI runs the whole story without the race detector.
+// faults returns all faults. With -short it leaves out those that resemble another one: a story
+// costs the heartbeats of its virtual time. CI runs all of them without the race detector.
 func faults() []Fault {
 	if testing.Short() {
 		return []Fault{CrashOne, CrashAll, SyncError, IsolateLeader, PauseLeader, ClockStep, Flaky, CutOff, Transfer}

@@ -178,10 +178,10 @@ func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error
 	}
 }
 
-// room returns the chunk for n more bytes. A lane at rest begins with a small chunk, which
-// a whole one replaces when more comes: most batches are a few small frames. Large frames
-// get memory of about their own size, so that at least half of every other pooled chunk but
-// the last is used.
+// room returns the chunk for n more bytes. A lane at rest begins with a small chunk, since
+// a heartbeat often stays alone; a whole one replaces it when more comes. Large frames get
+// memory of about their own size, so that at least half of every other pooled chunk but the
+// last is used.
 func (l *Lane) room(n int) *chunk {
 	atRest := len(l.queue) == l.head
 	if !atRest {

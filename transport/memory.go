@@ -10,7 +10,7 @@ import (
 // against its bytes, small enough to keep a class's queue moving.
 const chunkBytes = 64 << 10
 
-// smallBytes is the size of an idle lane's first chunk: a tick's heartbeats fit.
+// smallBytes is the size of the first chunk of a lane at rest: many times a heartbeat.
 const smallBytes = 2 << 10
 
 var (
