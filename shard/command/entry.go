@@ -135,7 +135,7 @@ func DecodeBatchHeader(b []byte) (c Batch, rest []byte, err error) {
 		return c, nil, err
 	}
 	// A transaction has a byte at least.
-	if txns > uint64(len(rest)) || first >= uint64(keyspace.MaxRevision) || first+txns > uint64(keyspace.MaxRevision) {
+	if txns > uint64(len(rest)) || txns > 0 && first == 0 || first >= uint64(keyspace.MaxRevision) || first+txns > uint64(keyspace.MaxRevision) {
 		return c, nil, fmt.Errorf("command: %d transactions from revision %d in %d bytes", txns, first, len(rest))
 	}
 	c.First, c.Txns = keyspace.Revision(first), int(txns)
@@ -147,9 +147,9 @@ const (
 	versionTombstone = 1 << iota
 	// versionLease: a lease follows.
 	versionLease
-	// versionLived: the key was alive before the transaction. Together with the
-	// tombstone it says by how much the number of live keys changes, which the version
-	// does not: a transaction may delete a key and make it again, or the reverse.
+	// versionLived: the key was alive before the transaction. With the tombstone it tells
+	// how the number of live keys changes. The version alone does not: a transaction may
+	// delete a key and make it again, or the reverse.
 	versionLived
 	// versionDetach: the key was attached to another lease before the transaction, which
 	// follows behind the key.
@@ -233,6 +233,9 @@ func DecodeVersion(b []byte, mod keyspace.Revision, v *mvcc.Version) (before Pri
 	before.Lived, before.Replaced = flags&versionLived != 0, flags&versionReplaced != 0
 	if v.Key, rest, err = wire.Bytes(b[1:]); err != nil {
 		return before, nil, err
+	}
+	if len(v.Key) == 0 {
+		return before, nil, errors.New("command: version without a key")
 	}
 	if flags&versionDetach != 0 {
 		if before.Lease, rest, err = leaseField(rest); err != nil {
