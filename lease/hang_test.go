@@ -40,9 +40,9 @@ func TestUnreachableKeysHoldUpNobodyElse(t *testing.T) {
 	})
 }
 
-// A merge of ranges while a lease's keys are deleted may bring its mark back to where it is gone
-// by then. The record is another one behind it, though it lists the same, and the lease is ended
-// once more before it goes.
+// A merge of ranges while a lease's keys are deleted may bring its attachment back to a range that
+// has lost it by then. The merge changes the record, though it lists the same spans, and the lease
+// is ended once more before the record goes.
 func TestMergeBesideTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "a")

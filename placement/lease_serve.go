@@ -61,7 +61,7 @@ func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []fsm.Leas
 	})
 }
 
-// RemoveLeases forgets leases in the term, whose keys and marks are gone.
+// RemoveLeases forgets leases in the term, whose keys and attachments are gone.
 func (s *Service) RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error {
 	return s.eachLeaseBatch(refs, func(refs []fsm.LeaseRef) error {
 		return s.propose(ctx, term, fsm.RemoveLeases{Leases: refs}).Err

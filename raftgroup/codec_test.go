@@ -117,7 +117,7 @@ func TestGoldenFormats(t *testing.T) {
 		&message{group: 1, kind: kindSleep, to: 1, from: 2, term: 6, commit: 13, number: 0x0102030405060708}))
 	put("frame with a wake", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindWake, to: 1, from: 2, term: 6}))
 	put("frame with a removed", appendHostMessage(appendFrameHeader(nil, time.Second), &message{group: 1, kind: kindRemoved, to: 1, from: 2, term: 6}))
-	put("frame with news of a commit", appendHostMessage(appendFrameHeader(nil, time.Second),
+	put("frame with a commit notice", appendHostMessage(appendFrameHeader(nil, time.Second),
 		&message{group: 1, kind: kindCommitNotice, to: 1, from: 2, term: 6, commit: 300}))
 	put("liveness", encodeLiveness(liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
 	put("liveness of a node that hears most others", encodeLiveness(liveness{boot: 2, healthy: true, connected: true, sequence: 7}))

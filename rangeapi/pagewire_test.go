@@ -39,8 +39,8 @@ func TestGoldenPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Formats(t, map[string][]byte{
-		"piece.v1": request, "piece-answer.v1": AppendPageAnswer(nil, samplePageAnswer(), nil),
-		"piece-answer-error.v1": AppendPageAnswer(nil, nil, &kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
+		"page.v1": request, "page-answer.v1": AppendPageAnswer(nil, samplePageAnswer(), nil),
+		"page-answer-error.v1": AppendPageAnswer(nil, nil, &kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
 	})
 }
 

@@ -251,14 +251,14 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		formats[fmt.Sprintf("txn-step-%d.v3", op.Kind())] = b
+		formats[fmt.Sprintf("txn-command-%d.v3", op.Kind())] = b
 	}
 	for i, a := range sampleTxnAnswers() {
 		b, err := AppendTxnAnswer(nil, a, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		formats[fmt.Sprintf("txn-step-answer-%d.v3", i+1)] = b
+		formats[fmt.Sprintf("txn-command-answer-%d.v3", i+1)] = b
 	}
 	golden.Formats(t, formats)
 }

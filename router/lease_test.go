@@ -73,13 +73,13 @@ func TestCourseOfARevoke(t *testing.T) {
 			spans:   everywhere,
 			answers: map[string]any{"prepare 1 at 1": withoutKeys(1), "prepare 1 at 2": withoutKeys(2), "prepare 1 at 3": withoutKeys(3)},
 			want: "revoke prepare 1 at 1; revoke prepare 1 at 2; revoke prepare 1 at 3; " +
-				"resolve 1@0 unmark 7/2 at 1; resolve 1@0 unmark 7/2 at 2; resolve 1@0 unmark 7/2 at 3", at: 7,
+				"resolve 1@0 detach 7/2 at 1; resolve 1@0 detach 7/2 at 2; resolve 1@0 detach 7/2 at 3", at: 7,
 		},
 		"no range had any, but others have decided against it": {
 			spans: everywhere,
 			answers: map[string]any{
 				"prepare 1 at 1": withoutKeys(1), "prepare 1 at 2": withoutKeys(2), "prepare 1 at 3": withoutKeys(3),
-				"unmark 7/2 at 2": kverror.New(kverror.Conflict, ""),
+				"detach 7/2 at 2": kverror.New(kverror.Conflict, ""),
 				"prepare 2 at 1":  withoutKeys(1), "prepare 2 at 3": withoutKeys(3),
 			},
 			want: "revoke prepare 2 at 1; revoke prepare 2 at 2; revoke prepare 2 at 3; commit 2@8 of 3 at 1", at: 8, named: 1,
@@ -146,7 +146,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-over:
-			t.Errorf("the lease has ended, and range 3 has it locked and marked: %s", f.commands())
+			t.Errorf("the lease has ended, and range 3 has it locked and attached: %s", f.commands())
 		default:
 		}
 		close(goOn)

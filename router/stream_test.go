@@ -202,15 +202,15 @@ func TestStreamsAreBounded(t *testing.T) {
 			return r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send)
 		}
 		if err := stream(); err != nil || sizes[smallPageBytes] != 3 || sizes[largePageBytes] == 0 || len(sizes) != 2 {
-			t.Errorf("with room: %v, pieces %v", err, sizes)
+			t.Errorf("with room: %v, pages %v", err, sizes)
 		}
 		r.cfg.ReadBytes = streamPages*smallPageBytes + 1
 		if err := stream(); err != nil || len(sizes) != 1 || sizes[smallPageBytes] == 0 {
-			t.Errorf("with little room: %v, pieces %v", err, sizes)
+			t.Errorf("with little room: %v, pages %v", err, sizes)
 		}
 		r.reserved.Add(2)
 		if err := stream(); !errors.Is(err, kverror.TooManyRequests) || len(sizes) != 0 {
-			t.Errorf("without room: %v, pieces %v", err, sizes)
+			t.Errorf("without room: %v, pages %v", err, sizes)
 		}
 	})
 }
@@ -273,7 +273,7 @@ func TestLastKeys(t *testing.T) {
 				t.Fatalf("limit %d: %v, %v\nwant %v", limit, got, err, want)
 			}
 			if limit == 2 && (c.paged != 1 || c.counted != 2 || c.pages != 0) {
-				t.Errorf("%d whole reads, %d counts, %d pieces", c.paged, c.counted, c.pages)
+				t.Errorf("%d whole reads, %d counts, %d pages", c.paged, c.counted, c.pages)
 			}
 		}
 	})

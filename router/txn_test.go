@@ -99,7 +99,7 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnCommand) string {
 		return fmt.Sprintf("revoke at %s", id)
 	case *rangeapi.Resolve:
 		if o.Detach != 0 {
-			return fmt.Sprintf("resolve %d@%d unmark %d/%d at %s", o.Name.Attempt, o.Revision, o.Detach, o.Incarnation, id)
+			return fmt.Sprintf("resolve %d@%d detach %d/%d at %s", o.Name.Attempt, o.Revision, o.Detach, o.Incarnation, id)
 		}
 		return fmt.Sprintf("resolve %d@%d at %s", o.Name.Attempt, o.Revision, id)
 	case *rangeapi.Decide:

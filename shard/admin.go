@@ -26,8 +26,8 @@ type adminRequest struct {
 	Op         string              `json:"op"`
 	Range      keyspace.RangeID    `json:"range,omitempty"`
 	Generation keyspace.Generation `json:"generation,omitempty"`
-	// Key is for split. Of a list it is, with Range, where the one before has ended: the start
-	// of a range and its id.
+	// Key is where to split. For a list, Key and Range are the start and the id of the last
+	// range of the page before.
 	Key []byte `json:"key,omitempty"`
 	// Revision and Compacted are for a hash.
 	Revision  keyspace.Revision `json:"revision,omitempty"`
@@ -88,8 +88,8 @@ type Summary struct {
 	Asleep     bool            `json:"asleep"`
 	// Keys is the number of live keys; -1 while it is not counted.
 	Keys int64 `json:"keys"`
-	// Bytes is what the range takes of this node's disk, about. What is in memory alone
-	// is not in it, so that it is 0 until the store first writes a table of the range.
+	// Bytes is about what the range takes of this node's disk. Data in memory does not count, so
+	// it is 0 until the store first writes a table of the range.
 	Bytes int64 `json:"bytes"`
 	// Merge is the merge that the range is bound to, 0 for none.
 	Merge uint64 `json:"merge,omitempty"`
@@ -166,8 +166,8 @@ func (r *Replica) Show() *Status {
 	return st
 }
 
-// Look returns the range as this replica has it, and the node that it takes for the
-// leader: its own where it leads and serves, 0 where it knows none or is about to serve.
+// Look returns the range as this replica has it, and the leader's node. That is this node if
+// the replica leads and serves. It is 0 if no leader is known, or the replica is about to serve.
 func (r *Replica) Look() (keyspace.Descriptor, keyspace.NodeID) {
 	self := r.store.cfg.Self
 	r.mu.Lock()
@@ -222,7 +222,7 @@ func (r *Replica) show(st *Status) {
 	}
 }
 
-// spanBytes is what a span takes of the disk, 0 where that cannot be said.
+// spanBytes returns the bytes of a span on the disk, 0 if the store cannot tell.
 func (s *Store) spanBytes(span keyspace.Span) int64 {
 	b, err := s.cfg.Engine.EstimateSpanBytes(span)
 	if err != nil {
@@ -239,8 +239,8 @@ const (
 	summaryBytes = 512
 )
 
-// list returns summaries of as many replicas of this node as make listBytes, in the order of
-// their spans, behind the one that begins at start with that id; more says that there are others.
+// list returns summaries of this node's replicas in the order of their spans, listBytes at most.
+// It begins behind the replica with that start and id. more says that others follow.
 func (s *Store) list(start []byte, id keyspace.RangeID) (l []Summary, more bool) {
 	l, more = listPage(s.summaries(), start, id, listBytes)
 	s.weigh(l)
@@ -261,8 +261,8 @@ func (s *Store) weigh(l []Summary) {
 	}
 }
 
-// listPage returns the part of a sorted list that comes behind the range that begins at start with
-// that id, of about so many bytes, and at least one summary.
+// listPage returns the next page of a sorted list, behind the range with that start and id. The
+// page has about size bytes and at least one summary.
 func listPage(l []Summary, start []byte, id keyspace.RangeID, size int) (page []Summary, more bool) {
 	first, found := slices.BinarySearchFunc(l, id, func(s Summary, id keyspace.RangeID) int {
 		return cmp.Or(bytes.Compare(s.Descriptor.Span.Start, start), cmp.Compare(s.Descriptor.Range, id))

@@ -57,8 +57,8 @@ type outcome struct {
 	// over several ranges hold, for a batch.
 	deltas []eval.CountChange
 	locks  []lockChange
-	// split is set for a split that took effect, source for an absorbing: the range that is
-	// no more. border is its first key, and epochs those of its keys on this node.
+	// split is set for a split that took effect. source is set for an absorb: the range that
+	// has ended. border is its first key, and epochs are its key epochs on this node.
 	split  *appliedSplit
 	source keyspace.RangeID
 	border []byte
@@ -336,7 +336,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		r.pipe.Schedule()
 	}
 	if care || bound {
-		// What a merge kept from being done goes on when it is aborted.
+		// An aborted merge lets the range's maintenance go on.
 		r.store.maintenance.note(r)
 	}
 	if changed {
@@ -351,8 +351,8 @@ func (r *Replica) publishChangeLocked(o *outcome, feeds *rangefeed.Publication) 
 		case command.KindSplit:
 			r.publishSplitLocked(o, feeds)
 		case command.KindBind:
-			// Who asks from now on asks for both spans. What is answered already, placement has in
-			// the record of the lease before it commits the merge.
+			// From now on the range asks for both spans. A registration that was answered before is
+			// in the lease's record before placement commits the merge.
 			r.dropAskedLocked()
 		case command.KindAbsorb:
 			r.publishAbsorbLocked(o, feeds)
@@ -479,9 +479,9 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.deleteLeft(left)
 }
 
-// leftBehind returns what a snapshot has taken out of the replica's span, carrying it past a
-// split, and has it kept from others; nil where that is nothing, or others come into it: their
-// snapshot clears it.
+// leftBehind returns the span that the replica has lost by a snapshot past a split, and claims
+// it. It returns nil if nothing was lost, or if another replica comes there: the snapshot of
+// that one clears it.
 func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	old := &r.applying.rec
 	left, ok := old.Span.Intersect(keyspace.Span{Start: now.Span.End})
@@ -492,9 +492,9 @@ func (r *Replica) leftBehind(now *command.Record) *keyspace.Span {
 	return &left
 }
 
-// deleteLeft deletes what a snapshot has left behind, unless another replica here holds it: a
-// child that does not come to this node, as it was moved since, would leave it for ever. Nobody
-// reads it any more; one whose page is of before learns that the range has changed.
+// deleteLeft deletes the span that a snapshot has left behind, unless another replica here holds
+// it. The child may have been moved, and then never comes here to clear it. Nobody reads the span
+// any more: a reader with an older page learns that the range has changed.
 func (r *Replica) deleteLeft(left *keyspace.Span) {
 	if left == nil {
 		return

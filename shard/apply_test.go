@@ -70,8 +70,8 @@ func someLog() []raftgroup.Entry {
 	return append(ents, l.batch(8, 3, "a", "-f"), numbered(command.KindCount, 8, 3, 1))
 }
 
-// state is what a replica has that all must have alike: its records, and what is left
-// of the versions that compaction keeps.
+// state returns the state that all replicas must share: the records, and the versions that
+// compaction keeps.
 func (w *fakeWorld) state() string {
 	w.t.Helper()
 	out := ""
@@ -96,9 +96,9 @@ func (w *fakeWorld) state() string {
 	return out
 }
 
-// Trap 33: what a log does depends on nothing but the log: not on how its entries come
-// together in batches, on restarts in between, on the time, on the node's settings, on
-// what it has heard, or on how far it has removed old versions.
+// Trap 33: the state depends on nothing but the log. It does not depend on the batches in which
+// entries are applied, on restarts, on the time, on the node's settings, on messages, or on how
+// far old versions are removed.
 func TestApplyIsAFunctionOfTheLog(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		whole := newFakeWorld(t)

@@ -70,9 +70,9 @@ func writeAt(keys ...string) (ws []rangeapi.Write) {
 	return ws
 }
 
-// Transactions that compare a key one after the other, so that it is locked all the time,
-// do not keep those out who came before them to write it: a client's put, and an older
-// transaction, also one that waits for several keys by turns.
+// Transactions compare a key one after the other, so that it is always locked. A writer that
+// came before them still gets the key: a client's put, an older transaction, and a transaction
+// that waits for several keys in turn.
 func TestComparesDoNotStarveWriters(t *testing.T) {
 	for name, start := range map[string]func(w *fakeWorld) *going{
 		"a put": func(w *fakeWorld) *going { return w.put(w.t.Context(), "k", "v") },
@@ -138,8 +138,8 @@ func TestLooksAreWithinTheLimits(t *testing.T) {
 	}
 }
 
-// Steps that end locks pass when a node or a range is full of those who wait for that, and
-// those who wait count like everybody else.
+// Commands that end locks are admitted though calls that wait for locks fill the node or the
+// range. The calls that wait count like all others.
 func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 	for name, limits := range map[string]Limits{"node": {PendingBytes: 8 << 10}, "range": {RangePendingBytes: 8 << 10}} {
 		for _, end := range []rangeapi.TxnCommand{
@@ -183,8 +183,8 @@ func TestLocksEndWhereNobodyIsAdmitted(t *testing.T) {
 	}
 }
 
-// What was there before is told within a bound, and what exceeds it is refused before
-// anything is locked. Until it is told it counts as read.
+// A transaction gets the previous values of its keys within a bound. A larger one is refused
+// before anything is locked. Until they are answered, the values count as read.
 func TestPreviousValuesAreBounded(t *testing.T) {
 	for name, ws := range map[string][]rangeapi.Write{
 		"deletes": {{Number: 1, Op: &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte("z"), PrevKv: true}}},
@@ -241,8 +241,8 @@ func TestPreviousValuesAreBounded(t *testing.T) {
 	}
 }
 
-// A lock does not keep the memory of the entry that brought it, which may be large, nor the
-// cache of newest versions that of the lock.
+// A lock does not keep the memory of its entry, which may be large. The cache of newest versions
+// does not keep the memory of the lock.
 func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
@@ -283,8 +283,8 @@ func TestLocksOutliveTheirEntriesAlone(t *testing.T) {
 	})
 }
 
-// What the cluster has compacted is not pinned any more: who asks for it again and again
-// would keep the range from compacting.
+// A compacted revision cannot be pinned: a client that asks for it again and again would keep
+// the range from compacting.
 func TestCompactedRevisionsAreNotPinned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
@@ -342,8 +342,8 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 	})
 }
 
-// A coordinator that says what cannot be is refused before its command is in the log, where
-// it would end every replica.
+// A command with an impossible revision is refused before it is in the log, where it would stop
+// every replica.
 func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
@@ -393,8 +393,8 @@ func (b busBetween) Call(ctx context.Context, _ keyspace.NodeID, m transport.Met
 	return b[m](ctx, 2, payload)
 }
 
-// Steps that end locks come by a method of their own: the bus bounds the calls of a method,
-// and those that wait for a lock may be as many as that.
+// Commands that end locks have their own method on the bus. The bus bounds the calls of each
+// method, and calls that wait for locks may reach the bound.
 func TestStepsThatEndLocksComeApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
@@ -496,8 +496,8 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 // farRevision is a revision that a decoder takes and no test hands out.
 const farRevision = keyspace.MaxRevision - 2
 
-// Of many who wait for a key those go on waiting unseen that cannot go yet: the end of a
-// lock costs what it lets go. They go in the order in which they came, whatever they are.
+// The end of a lock wakes only the calls that can go on, so it costs no more than those. They go
+// on in the order in which they came, whatever they are.
 func TestWaitersAreNotAllWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)

@@ -179,8 +179,8 @@ func (r *rig) client(id int, seed uint64, h *history, keys int, stop <-chan stru
 	}
 }
 
-// perform sends one operation. What was certainly not applied in the end counts as
-// unknown too: porcupine may place it nowhere.
+// perform sends one operation. An operation that was certainly not applied also counts as
+// unknown: porcupine may leave it out.
 func (r *rig) perform(ctx context.Context, in callInput) callOutput {
 	req := &rangeapi.Request{}
 	key := []byte(in.key)
@@ -477,9 +477,8 @@ func TestChildIsLedAtOnce(t *testing.T) {
 	})
 }
 
-// A new range that is made while its nodes do not reach each other yet has a leader soon
-// after they do: the campaign of its first replica is repeated, and nobody waits for an
-// election timeout.
+// A range is made while its nodes do not reach each other. It has a leader soon after they do:
+// its first replica repeats the campaign, and nobody waits for an election timeout.
 func TestNewRangeIsLedThoughACampaignIsLost(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		for seed := range uint64(8) {

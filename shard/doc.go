@@ -18,20 +18,20 @@
 // splits. Package replicas decides which replicas a node has.
 //
 // A Store holds the replicas of one node. It has a fixed pool of goroutines that
-// evaluate, one range at a time each; a caller waits in its own goroutine, and a
-// range that nobody asks has no goroutine, timer or channel.
+// evaluate, one range at a time each. A caller waits in its own goroutine. An idle
+// range has no goroutine, timer or channel.
 //
 // # What it guarantees
 //
-// S1, S2 and S3 are package pipeline's: a batch belongs to the leadership in which it was evaluated;
-// what can refuse a request is settled before it has a revision; an answer that shows what is not
-// applied yet is held back.
+// S1, S2 and S3 are package pipeline's. A batch belongs to the leadership in which it was
+// evaluated. A request is accepted or refused before it has a revision. An answer that shows
+// state which is not applied yet is held back.
 //
 // S4 is package eval's: a revision that is not known yet is above its floor.
 //
-// S5. A read at R answers the state at R exactly: it waits for the changes of its
-// keys that may be at or below R, then confirms the leadership, then reads, then
-// checks the range's compacted revision and generation.
+// S5. A read at R answers the state at R exactly. It waits for the changes of its
+// keys that may be at or below R. Then it confirms the leadership, reads, and checks
+// the range's compacted revision and generation.
 //
 // S6 is package pipeline's: a request that fails says whether it may have been applied.
 //
@@ -46,16 +46,16 @@
 //
 // S10. A range's resolved revision is a fact that any replica knows from what it has
 // applied: Every version at or below it that there will ever be is applied here. If a range
-// has fallen silent, its leader answers for it (AwaitResolved). It answers only when
-// everything that may yet appear has: batches that are sequenced or proposed, and those behind
-// a split whose fate is open. Feeds stand on it, see package rangefeed.
+// has fallen silent, its leader answers for it (AwaitResolved). It waits for all batches that
+// are sequenced or proposed, and for those behind a split whose fate is open. Feeds stand on
+// it, see package rangefeed.
 //
 // S11 is package eval's: what the version cache knows is true. Here each version is replaced
 // when a batch of the leader's own is applied; whatever else changes the replica's state
 // ends its key epochs.
 //
-// S12. A lock of a transaction over several ranges is a fact of the log. What was
-// compared under it stays as it is, and nobody else writes what it will write; package
+// S12. A lock of a transaction over several ranges is a fact of the log. While it stands,
+// compared keys do not change, and nobody else writes the keys that it will write. Package
 // locktable says who waits for it. A transaction waits only before it has a revision. It
 // happens when its record is applied at its anchor, which needs the anchor's own lock.
 // Whoever decides against it takes that lock away and leaves a fence. No lock and no record
@@ -73,10 +73,10 @@
 //
 // # Large reads
 //
-// A read of any size is made of pages (rangeapi.Page), each of so many bytes at most and complete
-// in itself: the next one begins where this one ended, at the same revision, at whatever
-// range and leader there is by then. Keys leave a range as they will stand on the client's
-// wire. How many keys there are behind a piece is remembered by the place where it ended.
+// A read of any size is made of pages (rangeapi.Page) of bounded size, each complete in itself.
+// The next one begins where this one ended, at the same revision. Another range or leader may
+// answer it by then. Keys leave a range in the form of the client's wire. The range remembers
+// how many keys follow behind the end of a page.
 //
 // # Leases
 //
@@ -109,7 +109,7 @@
 //  1. Prepare. Somebody asks placement for an operation of kind merge (skein range merge
 //     --left ID). It binds both ranges: neither has another operation. Placement's leader
 //     executes it. Each step is idempotent and carries the operation's id, so that the next
-//     leader of placement can continue; but a merge that is already binding is aborted then,
+//     leader of placement can continue. A merge that is already binding is aborted then,
 //     because its right range may stand still. The right range's replicas move to the nodes
 //     of the left one's, and its lead to the left one's leader.
 //  2. Bind. An entry of the placement group turns the operation from preparing to binding:
@@ -159,9 +159,9 @@
 // Snapshots past the absorb. A snapshot may bring a slow replica of the left range past the
 // absorb. It may overlap a frozen replica of the right range, which ends first and is
 // removed then. The left range's resolved revision says nothing about keys that it has got
-// in this way. A frozen replica that nobody here needs, and whose key the map gives to
-// another range with a higher generation, is removed by the sweep of package shard/replicas: the generation
-// of a key only grows.
+// in this way. The sweep of package shard/replicas removes a frozen replica that nobody here
+// needs, once the map gives its first key to another range with a higher generation. The
+// generation of a key only grows.
 //
 // # What if …
 //
@@ -173,8 +173,8 @@
 // an empty replica, which a snapshot fills.
 //
 // … two ranges come to one span? The order to create a range as it was founded may
-// arrive after a snapshot of its child. Whoever is about to hold a span claims it,
-// and who comes later is refused: two logs over one span would undo each other.
+// arrive after a snapshot of its child. A replica claims its span before it holds it,
+// and a later one is refused: two logs over one span would undo each other.
 //
 // … placement has no leader when a range is to be split? The child's id comes from a
 // block that was fetched before.
@@ -185,9 +185,9 @@
 // record finds them by their keys. The record itself goes with the anchor key.
 //
 // … a merge brings a half back to where the other one was ended, or two locks of an attempt
-// into one range of which one was ended before? What has lost its anchor's half commits
-// nothing, and the attachment of a lease goes only where the whole range has no key of it, no lock that
-// is to attach one, and no other lock that revokes it.
+// into one range of which one was ended before? A transaction whose lock at the anchor is lost
+// commits nothing. The attachment of a lease goes only when the whole range has no key of it,
+// no lock that will attach one, and no other lock that revokes it.
 //
 // … a coordinator dies, or is cut off from whoever meets its lock? The range's leader asks
 // its node, and if that does not know the attempt or is not alive, has the anchor decide.
@@ -255,7 +255,7 @@
 //
 // It does not route, merge answers or events of several ranges, coordinate transactions
 // over them, or count the time of leases. A delete too large for one entry is
-// refused as such: its gateway makes a transaction of it. Latches need no table:
-// evaluation of a range is serial, the overlay lets the next write of a hot key begin at
-// once, and a lock that is evaluated and not yet applied is in the lock table.
+// refused as such: its gateway makes a transaction of it. There is no table of latches.
+// Evaluation of a range is serial, and the overlay lets the next write of a hot key begin
+// at once. A lock is in the lock table from its evaluation on.
 package shard

@@ -20,19 +20,18 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// elastic is one run of a model: at moments that a seed chooses ranges split and merge, by
-// every step of a merge's protocol and by its abort, while transactions over several of them
-// lock, commit, are pushed and given up, leases get keys and are revoked, leaders lose a part
-// of their logs, and nodes stop, or crash with what they had not flushed. The test is the
-// raft groups, the map of the ranges, placement, the records of the leases and every
-// coordinator.
+// elastic is one run of a model. A seed chooses what happens and when. Ranges split and merge,
+// by each step of a merge's protocol and by its abort. Transactions over several ranges lock,
+// commit, are pushed and are given up. Leases get keys and are revoked. Leaders lose a part of
+// their logs. Nodes stop, or crash and lose what they had not flushed. The test itself plays
+// the raft groups, the range map, placement, the records of the leases and all coordinators.
 //
-// One node leads all ranges. A second one applies the same logs behind it, as far as it
-// likes, by snapshots now and then, and after a while takes the lead. What the two say is
-// held against the model, see elasticmodel_test.go, and their states against each other.
+// One node leads all ranges. A second one applies the same logs behind it, sometimes gets a
+// snapshot, and later takes the lead. Their answers are checked against the model (see
+// elasticmodel_test.go), and their states against each other.
 //
-// All that is chosen is chosen by one source, between moments at which nothing moves: a seed
-// is one run for ever, on one version of the code.
+// One random source makes all choices, and only while no goroutine runs. So a seed repeats its
+// run on the same version of the code.
 type elastic struct {
 	t      *testing.T
 	seed   uint64
@@ -92,8 +91,8 @@ func traitsOf(seed uint64) traits {
 	return t
 }
 
-// elasticAction is something that happens. Of all weights together it has its own, where
-// merging is not a trait and where it is.
+// elasticAction is something that happens. Its share of all weights is its probability. It has
+// one weight for runs without merges and one for runs with them.
 type elasticAction struct {
 	usual, merging int
 	do             func(*elastic)
@@ -123,13 +122,13 @@ var elasticActions = []elasticAction{
 	{10, 10, (*elastic).check},
 }
 
-// Of each run: elasticSteps things happen, then all that is under way comes to its end.
+// elasticSteps is the number of actions in a run. Then all that is under way comes to its end.
 const elasticSteps = 1000
 
 // TestElasticRanges is the model. A run takes the first elasticSeeds seeds, with -short a
 // ninth of them. As in package sim, SKEIN_SIM_SEED=s runs one, SKEIN_SIM_FIRST=f and
-// SKEIN_SIM_SEEDS=n n of them from f on. Where a goroutine of a node panics, nobody prints the
-// trace: go test -v says which seed it was, and SKEIN_SIM_DEBUG=1 prints the trace as it comes.
+// SKEIN_SIM_SEEDS=n n of them from f on. A panic in a node's goroutine leaves the trace unprinted.
+// go test -v then names the seed, and SKEIN_SIM_DEBUG=1 prints the trace as it comes.
 func TestElasticRanges(t *testing.T) {
 	usual := uint64(elasticSeeds)
 	if testing.Short() {
@@ -228,7 +227,7 @@ func (e *elastic) run(steps int) {
 		e.stepped()
 		e.settle()
 		e.model.observe(e)
-		e.checkMarks()
+		e.checkAttachments()
 	}
 	e.end()
 	e.judge()

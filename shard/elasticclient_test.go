@@ -17,7 +17,7 @@ import (
 // elasticWrite is a put, or a delete, of one range alone.
 type elasticWrite struct {
 	req *rangeapi.Request
-	// ended says that there is an answer, and failed that it says that nothing was done.
+	// ended says that there is an answer. failed says that by this answer nothing was done.
 	ended, failed bool
 	// rev is the answer's revision, 0 without one. The rest is of the answer too: the version
 	// before a put, and how many keys a delete found.

@@ -125,8 +125,8 @@ func (e *elastic) install(src, dst *Replica, snap engine.Reader, a engine.Applie
 	}
 }
 
-// nothingLeft fails where the follower's store has keys of a span that are of no range that it
-// has.
+// nothingLeft fails if the follower's store has keys in the span that belong to none of its
+// ranges.
 func (e *elastic) nothingLeft(span keyspace.Span) {
 	var spans []keyspace.Span
 	err := e.follower.engine.VisitApplied(func(_ keyspace.GroupID, a engine.Applied) error {
@@ -201,7 +201,7 @@ func (e *elastic) sameRanges() error {
 func (e *elastic) check() {
 	e.model.holds(e)
 	e.covered()
-	e.checkMarks()
+	e.checkAttachments()
 	for _, w := range []*fakeWorld{e.leader, e.follower} {
 		e.checkAttached(w)
 		for _, r := range w.over(keyspace.Span{}) {
@@ -226,9 +226,9 @@ func (e *elastic) covered() {
 	}
 }
 
-// checkReplica holds what a replica knows against its store: the locks, records and marks
-// three times, of which one is what it applies to and one what it shows, the index of leases,
-// and the count of keys.
+// checkReplica compares a replica with its store: locks, records and attachments, the index of
+// leases, and the count of keys. The first three exist three times: stored, as the state that
+// entries apply to, and as the state that requests see.
 func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 	stored, err := command.LoadTxns(w.engine, r.id)
 	if err != nil {
@@ -255,22 +255,22 @@ func (e *elastic) checkReplica(w *fakeWorld, r *Replica) {
 	}
 }
 
-// checkMarks fails where a range of the leader has the mark of a lease whose record does not
+// checkAttachments fails if a range of the leader has the attachment of a lease whose record does not
 // list it.
-func (e *elastic) checkMarks() {
+func (e *elastic) checkAttachments() {
 	for _, r := range e.over(keyspace.Span{}) {
 		for lease, i := range r.applying.txns.Attachments {
 			if s := r.applying.rec.Span; !e.leases.lists(rangeapi.Attachment{Lease: lease, Incarnation: i}, s) {
-				e.fatal("range %s of %s has the mark of lease %d/%d, the record is %+v", r.id, s, lease, i, e.leases.records[lease])
+				e.fatal("range %s of %s has the attachment of lease %d/%d, the record is %+v", r.id, s, lease, i, e.leases.records[lease])
 			}
 		}
 	}
 	e.checkAttached(e.leader)
 }
 
-// checkAttached fails where a key is attached to a lease that has no mark, or is not in the
-// index. What a crash, or a replica that made way for a snapshot, has left in the index is of
-// keys whose versions know better.
+// checkAttached fails if a key's lease has no attachment, or if the index lacks the key. The index
+// may have too many keys: those left by a crash, or by a replica that made way for a snapshot.
+// The versions of these keys say otherwise.
 func (e *elastic) checkAttached(w *fakeWorld) {
 	index := map[string]bool{}
 	for _, a := range allAttached(e.t, w.engine) {
@@ -285,8 +285,8 @@ func (e *elastic) checkAttached(w *fakeWorld) {
 			return fmt.Errorf("%s: %s is not in the index", e.name(w), versionText(v))
 		}
 		for _, r := range rs {
-			if _, marked := r.applying.txns.Attachments[v.Lease]; !marked && r.applying.rec.Span.Contains(v.Key) {
-				return fmt.Errorf("%s: range %s: %s is attached to a lease without a mark", e.name(w), r.id, versionText(v))
+			if _, attached := r.applying.txns.Attachments[v.Lease]; !attached && r.applying.rec.Span.Contains(v.Key) {
+				return fmt.Errorf("%s: range %s: %s is attached to a lease without an attachment", e.name(w), r.id, versionText(v))
 			}
 		}
 		return nil
@@ -303,7 +303,7 @@ func replicatedText(r *Replica) string {
 	return fmt.Sprintf("%+v\n%s", r.rec, heldText(&r.applying.txns))
 }
 
-// heldText prints locks, records and marks.
+// heldText prints locks, records and attachments.
 func heldText(s *command.TxnState) string {
 	var lines []string
 	for id, l := range s.Locks {
@@ -313,7 +313,7 @@ func heldText(s *command.TxnState) string {
 		lines = append(lines, fmt.Sprintf("record of %s: %q", name, command.AppendCommitRecord(nil, t)))
 	}
 	for lease, i := range s.Attachments {
-		lines = append(lines, fmt.Sprintf("mark %d/%d", lease, i))
+		lines = append(lines, fmt.Sprintf("attachment %d/%d", lease, i))
 	}
 	slices.Sort(lines)
 	return fmt.Sprint(lines)

@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// end brings all that is under way to its end: coordinators, the merge, what coordinators that
-// are gone have left, and the follower.
+// end brings everything to its end: coordinators, the merge, locks of coordinators that are
+// gone, and the follower.
 func (e *elastic) end() {
 	e.ending = true
 	e.hurry()
@@ -149,7 +149,8 @@ func (e *elastic) judgeTxn(t *elasticTxn, values map[string]*mvcc.Version) {
 			e.fatal("%s at %d: there is %s", t.name, t.rev, versionText(v))
 		}
 	}
-	// Who was told that it is aborted, or never asked for a commit, knows; else others do.
+	// The coordinator knows if it was told of the abort, or never asked for a commit. Otherwise
+	// others know.
 	aborted := !t.committed && !t.unsure
 	if there != 0 && there != len(t.begun) || t.committed && there != len(t.begun) || aborted && there != 0 {
 		e.fatal("%s, committed %t, unsure %t: %d of %d values are there", t.name, t.committed, t.unsure, there, len(t.begun))

@@ -32,8 +32,8 @@ type elasticLeases struct {
 	asks, answers []leaseAsk
 	said          []leaseAnswer
 
-	// Of the test's goroutine alone: records are the leases that there are. slow is for how many
-	// steps yet nobody hears what they say, or with deaf what they are asked.
+	// For the test's goroutine alone: records are the leases that exist. For slow more steps
+	// nobody hears their answers, or with deaf they hear no question.
 	records      map[keyspace.LeaseID]*elasticRecord
 	incarnations keyspace.LeaseIncarnation
 	slow         int
@@ -126,7 +126,7 @@ func (e *elastic) beginRevoke() {
 // planRevoke begins an attempt to revoke a lease in all ranges that its record lists.
 func (e *elastic) planRevoke(t *elasticTxn) {
 	r := e.leases.records[t.lease]
-	t.stage, t.pieces, t.rev, t.unsure, t.unmarks, t.merges = elasticPrepares, nil, 0, false, false, r.merges
+	t.stage, t.pieces, t.rev, t.unsure, t.detaches, t.merges = elasticPrepares, nil, 0, false, false, r.merges
 	for _, m := range e.over(keyspace.Span{}) {
 		d := m.Descriptor()
 		if !slices.ContainsFunc(r.spans, d.Span.Overlaps) {
@@ -173,9 +173,9 @@ func (e *elastic) revokeAtOnce(t *elasticTxn) {
 	}
 }
 
-// revoked takes the record of a lease away whose revoke has ended everywhere, and fails where
-// something is left of it. Where ranges were merged meanwhile the lease is revoked once more:
-// a mark may have come back with one.
+// revoked removes the record of a lease whose revoke has ended everywhere, and fails if anything
+// of the lease is left. If ranges were merged meanwhile, the lease is revoked once more: an
+// attachment may have come back with a merge.
 func (e *elastic) revoked(t *elasticTxn) bool {
 	if e.leases.records[t.lease].merges != t.merges {
 		e.say("ranges of lease %d/%d were merged meanwhile", t.lease, t.incarnation)
@@ -186,11 +186,11 @@ func (e *elastic) revoked(t *elasticTxn) bool {
 	delete(e.leases.records, t.lease)
 	for _, r := range e.over(keyspace.Span{}) {
 		r.mu.Lock()
-		_, marked := r.leases.attached[t.lease]
+		_, attached := r.leases.attached[t.lease]
 		held := r.locks.OfLease(t.lease)
 		r.mu.Unlock()
-		if marked || len(held) > 0 {
-			e.fatal("lease %d is revoked, range %s has its mark: %t, and %d locks", t.lease, r.id, marked, len(held))
+		if attached || len(held) > 0 {
+			e.fatal("lease %d is revoked, range %s has its attachment: %t, and %d locks", t.lease, r.id, attached, len(held))
 		}
 	}
 	if _, err := mvcc.Scan(e.leader.engine, mvcc.ScanOptions{At: eval.Newest, KeysOnly: true}, func(v *mvcc.Version) error {

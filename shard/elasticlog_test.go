@@ -50,8 +50,8 @@ func (g *fakeGroup) proposed() int {
 	return len(g.log)
 }
 
-// commit commits entries and has the leader's node apply them, in one batch. What is compacted
-// may be removed at once, so that the model looks before.
+// commit commits entries and has the leader's node apply them, in one batch. Compacted versions
+// may be removed at once, so the model looks before.
 func (e *elastic) commit(g *fakeGroup, ents ...raftgroup.Entry) {
 	for i := range ents {
 		if h, _, err := command.DecodeHeader(ents[i].Data); err != nil || h.Kind != command.KindCompact {
@@ -127,8 +127,8 @@ func (e *elastic) yield(id keyspace.RangeID) {
 	synctest.Wait()
 }
 
-// lose commits some of what a range has proposed. Of the rest some or all is dropped in a term
-// that goes on, or all is lost with the leadership, and nobody says so.
+// lose commits some of a range's proposals. Some or all of the others are dropped in a term that
+// goes on, or all are lost with the leadership. Nobody reports either.
 func (e *elastic) lose(id keyspace.RangeID) {
 	g := e.leader.groups.group(id)
 	e.commitFirst(g, e.rng.IntN(3))
@@ -237,8 +237,8 @@ func (e *elastic) stopOrCrash(w *fakeWorld) {
 	e.say("%s restarted, crashed %t", e.name(w), lose)
 }
 
-// restart ends the leader's node. What it proposed is lost; what is committed it applies once
-// more, as far as a crash has taken it back.
+// restart ends the leader's node and starts it again. Its proposals are lost. It applies committed
+// entries again from the state to which a crash has taken it back.
 func (e *elastic) restart() {
 	e.hurry()
 	e.stopOrCrash(e.leader)

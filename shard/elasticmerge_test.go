@@ -83,8 +83,8 @@ func (e *elastic) share(a, b keyspace.RangeID) bool {
 	})
 }
 
-// takeMergeStep takes the next step. What fails before the merge is committed aborts it, or is
-// tried again.
+// takeMergeStep takes the next step. A failure before the merge is committed aborts the merge, or
+// the step is tried again.
 func (e *elastic) takeMergeStep(m *elasticMerge) {
 	left, right := e.leader.store.Replica(m.left), e.leader.store.Replica(m.right)
 	switch m.phase {

@@ -14,9 +14,9 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// elasticModel is all that happened: every version that the leader's node ever had, and what
-// clients and coordinators were told. Of each key the versions come one after the other, as
-// those of a single store; what was told is judged by them when all has come to its end.
+// elasticModel records all that happened: every version that the leader's node ever had, and all
+// answers to clients and coordinators. The versions of a key come one after the other, as in a
+// single store. In the end the answers are judged by them.
 //
 //   - A version that comes is above every resolved revision that a replica has named, and above
 //     every compacted one of its range. It is its key's newest, and counts on from the one
@@ -81,8 +81,8 @@ func (m *elasticModel) observe(e *elastic) {
 	m.covers(e, e.leader, stored)
 }
 
-// holds fails where the follower's store has what the leader never had, or lacks what it should
-// have.
+// holds fails if the follower's store has versions that the leader never had, or lacks versions
+// that it should have.
 func (m *elasticModel) holds(e *elastic) {
 	m.observe(e)
 	stored := e.stored(e.follower)

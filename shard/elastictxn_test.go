@@ -25,7 +25,7 @@ const (
 	// elasticPrepares: the pieces are locked, one after the other.
 	elasticPrepares
 	elasticCommits
-	// elasticResolves: the locks end, at the revision or with the mark of a lease without keys.
+	// elasticResolves: the locks end, at the revision or with the attachment of a lease without keys.
 	elasticResolves
 	elasticForgets
 	// elasticAborts: the locks end at no revision.
@@ -52,11 +52,11 @@ type elasticTxn struct {
 	// begun are the values that it puts, by their keys.
 	begun map[string]string
 
-	// lease is what a revoke is of, 0 for all others; unmarks says that it has no key anywhere,
-	// merges how often ranges that its record lists were merged before the attempt.
+	// lease is the lease that the transaction revokes, 0 if it revokes none. detaches says that
+	// the lease has no key anywhere. merges counts the merges of its ranges before the attempt.
 	lease       keyspace.LeaseID
 	incarnation keyspace.LeaseIncarnation
-	unmarks     bool
+	detaches    bool
 	merges      int
 }
 
@@ -260,7 +260,7 @@ func (e *elastic) prepareNext(t *elasticTxn) {
 	if i < 0 {
 		t.stage = elasticCommits
 		if t.lease != 0 && !slices.ContainsFunc(t.pieces, func(p *elasticPiece) bool { return p.answer.Changes }) {
-			t.stage, t.unmarks = elasticResolves, true
+			t.stage, t.detaches = elasticResolves, true
 		}
 		return
 	}
@@ -317,19 +317,19 @@ func (e *elastic) resolveNext(t *elasticTxn) {
 			continue
 		}
 		op := &rangeapi.Resolve{Name: t.name, Lock: p.answer.Lock, Revision: t.rev}
-		if t.unmarks {
+		if t.detaches {
 			op.Detach, op.Incarnation = t.lease, t.incarnation
 		}
 		if err := e.stepOver(p.span, op); err == nil {
 			p.over = true
-		} else if t.unmarks {
+		} else if t.detaches {
 			t.stage = elasticAborts
 		}
 		return
 	}
 	switch {
 	case t.lease != 0 && !e.revoked(t):
-	case t.unmarks:
+	case t.detaches:
 		t.stage = elasticOver
 	default:
 		t.stage = elasticForgets
@@ -508,7 +508,7 @@ func opText(op rangeapi.TxnCommand) string {
 	case *rangeapi.Resolve:
 		s := fmt.Sprintf("%s ends %s at %d", o.Name, o.Lock, o.Revision)
 		if o.Detach != 0 {
-			s += fmt.Sprintf(" with the mark of lease %d", o.Detach)
+			s += fmt.Sprintf(" with the attachment of lease %d", o.Detach)
 		}
 		return s
 	case *rangeapi.Decide:

@@ -277,7 +277,7 @@ type fakeWorld struct {
 	limits Limits
 	disk   fakeDisk
 	leases fakeLeases
-	// leased says that there are leases, whose records are not those of leases where leasesOf is
+	// leased says that there are leases. Their records are in leases, or in leasesOf if that is
 	// set.
 	leased   bool
 	leasesOf Leases

@@ -33,9 +33,9 @@ func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) er
 }
 
 // ResolvedHere returns the lowest and the highest revision at which this node's replica of a
-// range can be read. The highest is the range's resolved revision, the lowest its compacted
-// one, or its last one if that is lower. ok is false if no replica of that generation can be
-// read here.
+// range can be read. The highest is the range's resolved revision. The lowest is its compacted
+// revision, or its last one if that is lower. ok is false if no replica of that generation can
+// be read here.
 func (s *Store) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, to keyspace.Revision, ok bool) {
 	r := s.Replica(id)
 	if r == nil {

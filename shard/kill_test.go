@@ -22,8 +22,8 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
-// killer ends all nodes, or one, at a step of one of them, the victim: an operation
-// that changes something on its disks, or a word of its raft groups to another node.
+// killer ends one node, or all nodes, at a step of the victim. A step is a change on its
+// disks, or a raft message to another node.
 type killer struct {
 	victim *rigNode
 	others bool // all end, not the victim alone
@@ -119,11 +119,11 @@ func (m mouth) Send(to keyspace.NodeID, method transport.Method, order uint64, p
 	return m.Bus.Send(to, method, order, payload)
 }
 
-// A node, or by turns all of them at once, is killed at each step around a split: when
-// it is proposed, stored, sent, applied and flushed, when the child elects and is
-// written (traps 2, 7, 28). Afterwards parent and child cover the span once, whatever
-// became of the split, and nothing that was acknowledged is lost. A run takes every few
-// steps, another time others; SKEIN_TEST_STRIDE=1 takes them all.
+// One node, or all of them at once, is killed at each step around a split: when the split is
+// proposed, stored, sent, applied and flushed, and when the child elects and is written (traps 2,
+// 7, 28). Afterwards parent and child cover the span once, whether the split happened or not.
+// No acknowledged write is lost. A run takes a random part of the steps;
+// SKEIN_TEST_STRIDE=1 takes all.
 func TestKillAroundASplit(t *testing.T) {
 	stride := 16
 	if s, err := strconv.Atoi(os.Getenv("SKEIN_TEST_STRIDE")); err == nil {

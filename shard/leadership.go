@@ -43,8 +43,8 @@ func (r *Replica) becomeLocked(term uint64) {
 	r.fence = r.rec.Fence
 }
 
-// leads begins what a leader does. Whoever becomes one reports its descriptor: a
-// report may have died with the leader before it.
+// leads begins a leader's work. A new leader reports the range's descriptor: a report may have
+// died with the leader before it.
 func (r *Replica) leads() {
 	r.mu.Lock()
 	care, watched := r.needsCareLocked() || r.heldBackLocked(), !r.locks.Empty()

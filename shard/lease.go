@@ -31,10 +31,10 @@ func (r *Replica) applyAttachment(b *engine.Batch, m rangeapi.Attachment, out *o
 	return command.PutAttachment(b, r.id, m)
 }
 
-// applyDetachment takes the attachment of a lease away, unless it is that of a later incarnation: who
-// revokes an earlier one comes too late. Nor does it go before the last of the locks that
-// revoke the lease, of which a merge may have brought together more than one: keys that
-// another one is to delete are attached as long as it is there.
+// applyDetachment removes the attachment of a lease. That of a later incarnation stays: the revoke
+// of an earlier one comes too late. A merge may have brought several locks together that revoke
+// the lease. The attachment stays until the last of them ends, because the others still have
+// attached keys to delete.
 func (r *Replica) applyDetachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
 	s := &r.applying
 	here := s.txns.Attachments[m.Lease]
@@ -53,10 +53,9 @@ type indexChange struct {
 	to, from keyspace.LeaseID
 }
 
-// noteLeases takes in what a version changes in the index of leases. A key is never
-// attached without an attachment: nobody would come to delete it. Where the key was attached to the
-// same lease before, the version before has brought it into the index, and an attachment that goes
-// takes no key with it: whoever puts a key again and again pays for the index once.
+// noteLeases notes what a version changes in the index of leases. A lease gets no key without an
+// attachment: nobody would come to delete the key. If the key had the same lease before, the
+// index has it already, so repeated puts pay for the index once.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
 		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no attachment", v.Key, v.Lease, v.Mod)
@@ -104,8 +103,8 @@ func (r *Replica) LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engi
 }
 
 // forgetAttached deletes what is left in the index of leases of the state that a snapshot
-// has replaced: the snapshot has cleared what its own attachments cover. What a crash leaves
-// behind says nothing: a key counts as attached only where its version says so too.
+// has replaced. The snapshot has cleared what its own attachments cover. Entries that a crash
+// leaves behind are harmless: a key counts as attached only if its version says so too.
 func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) error {
 	old := &r.applying
 	if len(old.txns.Attachments) == 0 {
@@ -202,8 +201,8 @@ type registration struct {
 	lease keyspace.LeaseID
 	span  keyspace.Span
 	state registrationState
-	// asked are those who waited when the record was asked. To whoever came later the answer
-	// that there is no such lease says nothing: it may have been granted meanwhile.
+	// asked are the calls that waited when the record was asked. "No such lease" does not
+	// answer a later call: the lease may have been granted meanwhile.
 	asked map[*pipeline.Call]struct{}
 }
 
@@ -258,9 +257,9 @@ func (r *Replica) awaitAttachmentLocked(c *pipeline.Call, lease keyspace.LeaseID
 	r.pipe.Requeue(c)
 }
 
-// prepareAttachmentLocked is awaitAttachmentLocked of a Prepare. A revoke may be what the attachment has to
-// wait for, and that one may wait for what the transaction holds elsewhere: only who holds
-// nothing waits, others give way and come back as such.
+// prepareAttachmentLocked is awaitAttachmentLocked of a Prepare. The attachment may have to wait for a
+// revoke, and the revoke for locks that the transaction holds elsewhere. So only a transaction
+// without locks waits. Others give way and come back without any.
 func (r *Replica) prepareAttachmentLocked(c *pipeline.Call, op *rangeapi.Prepare, lease keyspace.LeaseID, out *pipeline.Answers) {
 	if op.WaitForOlder {
 		r.awaitAttachmentLocked(c, lease, out)

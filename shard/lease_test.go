@@ -59,7 +59,7 @@ func (f *fakeLeases) answerLocked(a leaseAsk) (keyspace.LeaseRegistration, error
 //	grant lease=N [as=INCARNATION]   there is such a lease; expire lease=N: there is none
 //	registrations   what the leases' records are asked
 //	register [n=0] [error=KIND]      answers one of these, with manual leases
-//	leases          marks and index, which must agree with the versions
+//	leases          attachments and index, which must agree with the versions
 func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, ok bool) {
 	t.Helper()
 	f := &s.w.leases
@@ -101,17 +101,17 @@ func (s *story) leaseCommand(t *testing.T, d *datadriven.TestData) (out string, 
 	return out, true
 }
 
-// leasesText prints marks and index of a node, and checks them.
+// leasesText prints attachments and index of a node, and checks them.
 func leasesText(t testing.TB, e *engine.Engine, s *Store) string {
 	t.Helper()
 	var lines []string
 	for _, r := range s.Replicas() {
 		r.mu.Lock()
 		for lease, i := range r.leases.attached {
-			lines = append(lines, fmt.Sprintf("range %s mark %d/%d", r.id, lease, i))
+			lines = append(lines, fmt.Sprintf("range %s attachment %d/%d", r.id, lease, i))
 		}
 		for lease, reg := range r.leases.changing {
-			lines = append(lines, fmt.Sprintf("range %s lease %d %s, %d wait", r.id, lease, [...]string{"asked", "marks", "unmarks"}[reg.state], len(reg.waiting())))
+			lines = append(lines, fmt.Sprintf("range %s lease %d %s, %d wait", r.id, lease, [...]string{"asked", "attaches", "detaches"}[reg.state], len(reg.waiting())))
 		}
 		r.mu.Unlock()
 		checkLeases(t, e, r)
@@ -143,14 +143,14 @@ func allAttached(t testing.TB, e engine.Reader) (all []indexChange) {
 	return all
 }
 
-// checkLeases holds what is applied at a replica against the invariant: each key that is
-// attached is in the index and its lease has a mark, and nothing else is in the index.
+// checkLeases checks a replica's applied state: the index has exactly the keys that are attached,
+// and each of their leases has an attachment.
 func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 	t.Helper()
 	r.mu.Lock()
-	span, marks := r.rec.Span, map[keyspace.LeaseID]bool{}
+	span, leases := r.rec.Span, map[keyspace.LeaseID]bool{}
 	for lease := range r.leases.attached {
-		marks[lease] = true
+		leases[lease] = true
 	}
 	r.mu.Unlock()
 	snap := e.NewSnapshot()
@@ -161,8 +161,8 @@ func checkLeases(t testing.TB, e *engine.Engine, r *Replica) {
 			return nil
 		}
 		attached[string(v.Key)] = v.Lease
-		if !marks[v.Lease] {
-			t.Errorf("range %s: key %q is attached to lease %d without a mark", r.id, v.Key, v.Lease)
+		if !leases[v.Lease] {
+			t.Errorf("range %s: key %q is attached to lease %d without an attachment", r.id, v.Key, v.Lease)
 		}
 		return nil
 	})
@@ -200,7 +200,7 @@ func TestIndexIsWrittenOnce(t *testing.T) {
 		{mvcc.Version{Create: 2, Version: 3, Lease: 8}, 7, []indexChange{{key: key, to: 8, from: 7}}},
 		{mvcc.Version{Create: 2, Version: 4}, 8, []indexChange{{key: key, from: 8}}},
 		{mvcc.Version{Create: 2, Version: 5}, 0, nil},
-		{mvcc.Version{Create: 2, Version: 6, Lease: -7}, 0, nil}, // no mark
+		{mvcc.Version{Create: 2, Version: 6, Lease: -7}, 0, nil}, // no attachment
 	} {
 		c.v.Key, c.v.Mod = key, keyspace.Revision(2+i)
 		b := command.AppendVersion(nil, &c.v, command.Prior{Lived: i > 0, Lease: c.was})

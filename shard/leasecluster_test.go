@@ -173,7 +173,7 @@ func (r *rig) revokeTogether(ctx context.Context, lease keyspace.LeaseID, i keys
 			}
 			continue
 		}
-		// Of a prepare whose answer was lost there is another lock, which is aborted.
+		// A prepare whose answer was lost has left another lock, which is aborted.
 		all := func(rev keyspace.Revision) error {
 			for _, l := range locks {
 				op := &rangeapi.Resolve{Name: name, Lock: l.ID, Revision: rev}
@@ -274,7 +274,7 @@ func (r *rig) checkAllLeases() {
 }
 
 // Keys are attached to leases while these are revoked, ranges split and nodes crash: a
-// revoked lease has no key until it is granted anew, and index and marks stay true.
+// revoked lease has no key until it is granted anew, and index and attachments stay true.
 func TestLeasesThroughCrashes(t *testing.T) {
 	for _, seed := range seeds() {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

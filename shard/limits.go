@@ -40,7 +40,7 @@ type Limits struct {
 	ReadBytes int64
 	// AnswerBytes bounds the keys of one answer to a RangeRequest of a span. Default
 	// 8 MiB, well below what a message of the bus may have. ReadByPages beyond it: the
-	// gateway asks for pieces.
+	// gateway asks for pages.
 	AnswerBytes int64
 	// VersionCacheBytes bounds what the node remembers of the newest versions of keys that it
 	// wrote or read lately. Default 32 MiB, about 70,000 keys with values of 256 bytes.
@@ -78,11 +78,10 @@ type Limits struct {
 }
 
 // DefaultSplitLoad is Limits.RangeSplitLoad where it is not set. A range by itself bears far
-// more: a put's evaluation and apply take 3 µs (BenchmarkPut), a get's 0.4. What load costs is
-// the whole path: 61 µs of the three nodes' processors for a put and 26 for a get
-// (docs/PERFORMANCE.md), about half of them where the range is led. So 10,000 requests a
-// second are a quarter of a core there: what is worth giving to another node. Below, more
-// ranges only make the batches smaller.
+// more: a put's evaluation and apply take 3 µs (BenchmarkPut), a get's 0.4. But the whole path
+// takes 61 µs of the three nodes' processors for a put and 26 for a get (docs/PERFORMANCE.md),
+// about half of them at the leader. So 10,000 requests a second are a quarter of a core there,
+// which is worth giving to another node. Below that, more ranges only make batches smaller.
 const DefaultSplitLoad = 10_000
 
 // entrySlackBytes is what an entry holds beyond a request of MaxRequestBytes, for what each

@@ -21,8 +21,8 @@ func (c fieldCounter) With(fields []zapcore.Field) zapcore.Core {
 	return c
 }
 
-// TestQuietReplicaHasNoLogBuffer: what stands in each of a replica's log lines takes a
-// buffer of a KiB once it is encoded, which a replica that logs nothing does not have.
+// TestQuietReplicaHasNoLogBuffer: the fields of a replica's logger take a buffer of a KiB once
+// they are encoded. A replica that logs nothing does not have it.
 func TestQuietReplicaHasNoLogBuffer(t *testing.T) {
 	var fields atomic.Int64
 	s := &Store{cache: &eval.VersionCache{}, log: zap.New(fieldCounter{zapcore.NewNopCore(), &fields})}

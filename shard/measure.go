@@ -131,9 +131,9 @@ func (o loadOwner) LoadState() load.State {
 	}
 }
 
-// CanSplit implements load.Owner. A range is not split while its members change, since nobody
-// would look after a child's learner. Nor is it while a node is silent, which would have two
-// ranges to catch up with.
+// CanSplit implements load.Owner. A range is not split while its members change: nobody would
+// look after a child's learner. It is not split while a node is silent: that node would have
+// two ranges to catch up with.
 func (o loadOwner) CanSplit(ctx context.Context) error {
 	r := o.r
 	r.mu.Lock()

@@ -100,11 +100,10 @@ func (r *Replica) membersError(err error) error {
 	return kverror.New(kind, "change the members of range %s: %v", r.id, err)
 }
 
-// TransferTo hands the leadership to the voter on the node, or with 0 to the one that is
-// best off. What is under way is
-// finished first, and what comes meanwhile is repeated at the new leader: no request
-// fails. It returns once this replica leads no more. Errors are of package kverror; the
-// leadership may then have moved all the same.
+// TransferTo hands the leadership to the voter on the node, or with 0 to the best voter. It first
+// finishes the requests that are under way. Later ones are repeated at the new leader, so no
+// request fails. It returns once this replica leads no more. Errors are of package kverror;
+// the leadership may then have moved all the same.
 func (r *Replica) TransferTo(ctx context.Context, to keyspace.NodeID) error {
 	r.mu.Lock()
 	term := r.pipe.Term()

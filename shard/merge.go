@@ -19,9 +19,9 @@ import (
 
 // A merge lets a range, the target, absorb its right neighbour, the source. Placement
 // orders it step by step and commits it; "Life of a merge" in doc.go has the
-// whole. That the source is frozen is durable on each of its replicas before the merge is
-// committed. So the entry that absorbs finds the source's last state in the engine of any
-// node that applies it, also after a crash, and never waits for another group.
+// whole. Each replica of the source stores its frozen state before the merge is committed.
+// So the entry that absorbs finds the source's last state in the engine of any node that
+// applies it, also after a crash. It never waits for another group.
 
 // applyMerge is a step of a merge on every replica.
 func (r *Replica) applyMerge(b *engine.Batch, kind command.Kind, body []byte, out *outcome) error {
@@ -213,7 +213,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	}
 	r.pipe.Rebase()
 	r.fence = max(r.fence, r.rec.Fence)
-	// What the source has pinned is not known here: everything that is left.
+	// This node does not know what the source has pinned, so it pins everything that is left.
 	r.pins.add(r.store.cfg.Clock.Now(), r.rec.Compacted)
 }
 
@@ -263,8 +263,8 @@ func (s *Store) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applie
 	}
 }
 
-// waysMade has those removed that have made way for a snapshot that is installed, or are
-// frozen for a merge that it is past.
+// waysMade follows the install of the target's snapshot: its merged sources on this node are
+// absorbed, and the lifecycle checks them.
 func (s *Store) waysMade(target *command.Record) {
 	for _, o := range s.Replicas() {
 		o.mu.Lock()

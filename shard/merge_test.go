@@ -283,11 +283,11 @@ func (d *mergeDriver) outcome() (merged bool) {
 	return false
 }
 
-// Whoever is lost before whichever step of a merge: the left range's leader, which then
-// leads the right one too, a follower, all nodes, or the driver alone. The next driver goes
-// on from its record, requests find their range or wait, and what they were told is a
-// history of one store. Of the merge all replicas say the same in the end (traps 29, 42, 43).
-// A run takes half of the pairs, with -short a quarter, by chance; SKEIN_TEST_STRIDE=1 takes all.
+// Before each step of a merge somebody is lost: the left range's leader (which then leads the
+// right one too), a follower, all nodes, or the driver alone. The next driver continues from its
+// record. Requests find their range or wait, and their answers are a history of one store. In
+// the end all replicas agree about the merge (traps 29, 42, 43). A run takes a random half of
+// the pairs, with -short a quarter; SKEIN_TEST_STRIDE=1 takes all.
 func TestMergeSurvivesLosses(t *testing.T) {
 	steps := []string{"transfer", "bind", "store", "freeze", "settle", "commit", "absorb"}
 	victims := []string{"leader", "follower", "all", "driver"}
@@ -350,7 +350,7 @@ func (r *rig) mergeLosing(right keyspace.RangeID, step, victim string) {
 	d.before = nil
 	over := make(chan error, 1)
 	if victim != "all" {
-		// Whoever is left goes on; with a replica missing that is an end, or a wait for it.
+		// The others go on. Without a replica they end the merge, or wait for it.
 		go func() { over <- d.drive() }()
 		time.Sleep(1500 * time.Millisecond)
 	}
@@ -384,9 +384,9 @@ func (r *rig) apart(a, b keyspace.RangeID) {
 	r.t.Fatalf("ranges %s and %s are led by one node", a, b)
 }
 
-// A range absorbs its neighbour, and the one that it becomes is split at the same key and
-// merged once more. What was written before, between and after is there on all replicas,
-// also after all nodes lost what they had not stored.
+// A range absorbs its neighbour, is split at the same key, and absorbs it once more. All writes
+// before, between and after are on all replicas, also after all nodes lost what they had not
+// stored.
 func TestMerge(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, 21, lan)
@@ -524,8 +524,7 @@ func TestHeldTargetWaits(t *testing.T) {
 	})
 }
 
-// Who waits for a freeze that does not come, since the merge is aborted before, waits no longer
-// than until it is.
+// A call that waits for a freeze ends its wait when the merge is aborted before the freeze.
 func TestSettleEndsWithTheMerge(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, 47, lan)
@@ -556,9 +555,9 @@ func TestSettleEndsWithTheMerge(t *testing.T) {
 	})
 }
 
-// What the leader of two ranges knows of their keys, the one that they become knows: it need not
-// look up each key once, when all who have waited for the merge come. A read that began at the
-// right one before adds nothing to it. Beyond so many neighbours it begins anew.
+// A leader of both ranges keeps its version caches through the merge. So it need not look up each
+// key when the requests that waited for the merge come. A read that began at the right range
+// before adds nothing to the cache. Beyond a number of neighbours the cache begins anew.
 func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newShardRig(t, 46, lan)

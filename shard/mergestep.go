@@ -81,9 +81,9 @@ func (r *Replica) mergeStep(ctx context.Context, o *keyspace.MergeOrder) error {
 	return nil
 }
 
-// beginMergeStep proposes the step's entry, behind the closed pipeline where it has to be. What
-// keeps requests out once it is proposed is the change itself, and what it makes of the range: who
-// has closed the pipeline may not be awake by the time that it is applied.
+// beginMergeStep proposes the step's entry. A freeze and an absorb close the pipeline first. Once
+// the entry is proposed, the pending change and later the range's new state keep requests out:
+// the pipeline may open again before the entry is applied.
 func (r *Replica) beginMergeStep(ctx context.Context, term uint64, o *keyspace.MergeOrder) (*pendingChange, error) {
 	if o.Step == keyspace.MergeFreeze || o.Step == keyspace.MergeAbsorb {
 		defer r.reopen()

@@ -80,8 +80,8 @@ func (w *fakeWorld) pages(at keyspace.Revision, req *pb.RangeRequest, maxBytes i
 	}
 }
 
-// Whatever the size of the pages, together they are the answer of the range: with
-// filters, limits, at old revisions, with the count of all.
+// Pages of any size add up to the answer of the range: with filters, with limits, at old
+// revisions, with the count of all keys.
 func TestPagesAreTheRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)

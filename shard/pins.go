@@ -56,8 +56,8 @@ func (p *pins) lowest(now clock.Time, unpinned, no keyspace.Revision) keyspace.R
 // are still to come where it is 0.
 func (r *Replica) pinLocked(at keyspace.Revision) {
 	if at == 0 {
-		// What was compacted by now was handed out by now, and the transaction's revision will be
-		// above.
+		// The compacted revision has been allocated, so the transaction's revision will be
+		// above it.
 		at = max(r.store.Floor(), r.store.Compacted())
 	}
 	r.pins.add(r.store.cfg.Clock.Now(), at)
@@ -75,8 +75,8 @@ func (r *Replica) pinnedLocked(c keyspace.Revision) keyspace.Revision {
 func (r *Replica) keepLocked(c keyspace.Revision) keyspace.Revision {
 	c = r.pinnedLocked(c)
 	c = r.locks.LowestFloor(c)
-	// What is being sequenced may have got revisions below, and would come behind the
-	// compaction in the log: what it replaces would stay until the next one.
+	// A batch that is being sequenced may get revisions below and come behind the compaction in
+	// the log. The versions that it replaces would stay until the next compaction.
 	return r.pipe.LowestFloor(c)
 }
 
@@ -87,9 +87,9 @@ const (
 	unpinPauseLast  = 500 * time.Millisecond
 )
 
-// unpins finds out, for all leaders of a node, that what pins hold back is not read any
-// more. A pin below what the cluster has compacted is of a transaction that began before
-// this node heard of that, since a later one is refused or pins more: so once no
+// unpins finds out, for all leaders of a node, that nobody reads the pinned versions any more.
+// A pin below the cluster's compacted revision belongs to a transaction that began before this
+// node heard of the compaction: a later one is refused or pins a higher revision. So once no
 // coordinator has such a transaction, there will be none.
 type unpins struct {
 	store *Store

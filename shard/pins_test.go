@@ -79,8 +79,8 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 	}
 }
 
-// A range is not frozen over a compaction that is on its way: the one that absorbs it holds a
-// lock from before, whose versions would come below what is compacted then.
+// A range is not frozen while a compaction is on its way. The range that absorbs it may hold an
+// older lock, whose versions would come below the compacted revision.
 func TestFreezeMeetsACompaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)

@@ -62,8 +62,8 @@ func TestLateDropKeepsOtherTerms(t *testing.T) {
 	})
 }
 
-// What was read without the leadership, or in another one, is not answered: a
-// snapshot may have taken versions away before the replica's record tells so.
+// A read is not answered if the leadership ended or changed meanwhile: a snapshot may have removed
+// versions before the replica's record shows it.
 func TestReadEndsWithLeadership(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)

@@ -93,8 +93,8 @@ func (p *stuckPusher) Push(ctx context.Context, name rangeapi.TxnName, anchor []
 	return false, nil, ctx.Err()
 }
 
-// pushWorld serves a range whose locks are asked for by p. It returns what prepares a lock, what
-// lets time pass, and what counts the locks.
+// pushWorld serves a range whose locks are asked for by p. Of the functions that it returns one
+// prepares a lock, one lets time pass, and one counts the locks.
 func pushWorld(t *testing.T, p TxnPusher) (w *fakeWorld, lock func(), pass func(time.Duration), left func() int) {
 	t.Helper()
 	w = newFakeWorld(t)
@@ -243,9 +243,9 @@ func (p *refusedPusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Deci
 	return false, nil
 }
 
-// Of few as of many, what was asked for in vain and has waited longest is next: a committed
-// transaction is forgotten beside more locks than are asked for at a time, which nobody can
-// decide.
+// The longest waiting item is the next to be asked for, with few items and with many. So a
+// committed transaction is forgotten though more locks than are asked for at a time stay
+// undecided.
 func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 	const stuck = maxRangePushes/2 + 2
 	synctest.Test(t, func(t *testing.T) {

@@ -101,8 +101,8 @@ type Replica struct {
 	// changes, for those who wait for one of them. nil until somebody does.
 	changed chan struct{}
 
-	// locks are those of transactions over several ranges, and the calls that wait for them.
-	// fence is the record's, or that of what is on its way.
+	// locks are the locks of transactions over several ranges, with the calls that wait for them.
+	// fence is the record's fence, or a higher one that an entry on its way brings.
 	locks locktable.Table
 	fence uint64
 	// leases are those that have keys here, or ask for it.
@@ -167,8 +167,8 @@ func (r *Replica) errorLocked(k kverror.Kind, detail string) *kverror.Error {
 	return e
 }
 
-// servesLocked says whether the request may be served here at all. wait is set
-// where that will be known soon: a leader that has not applied an entry of its term.
+// servesLocked reports whether the request may be served here at all. wait is set if that will
+// be known soon: the leader has not applied an entry of its term yet.
 func (r *Replica) servesLocked(req *rangeapi.Request) (wait <-chan struct{}, err error) {
 	if wait, err = r.leadsLocked(req.Generation); wait != nil || err != nil {
 		return wait, err

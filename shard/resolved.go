@@ -74,8 +74,8 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 }
 
 // AwaitResolved waits until every version at or below q.Revision that may ever appear in the
-// range is applied here. It returns the range's feed position at that time: Whoever has all
-// events up to that position has all up to q.Revision. The revision must have been allocated.
+// range is applied here. It returns the range's feed position at that time: all events up to
+// q.Revision are at or before that position. The revision must have been allocated.
 // Only the leader can answer, under a lease or a ReadIndex that began after the question;
 // other replicas refuse with NotLeader. It waits for a split that is under way.
 func (r *Replica) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (applied rangeapi.FeedPosition, err error) {

@@ -56,8 +56,8 @@ type rigSequencer struct {
 	// Guarded by mu.
 	last, compacted keyspace.Revision
 	ids             keyspace.RangeID
-	// failures is the part of the asks that get an error, half of them after numbers
-	// were handed out that nobody will use; slow the part that waits for a second.
+	// failures is the share of requests that fail, half of them after an allocation that
+	// nobody will use. slow is the share that waits for a second.
 	failures, slow float64
 	rng            *rand.Rand
 	wg             sync.WaitGroup
@@ -310,8 +310,8 @@ func (r *rig) route(key []byte) (keyspace.Descriptor, []*rigNode) {
 			}
 		}
 	}
-	// Of two that take themselves for the leader sometimes the one is asked first,
-	// sometimes the other.
+	// Two nodes may both believe that they lead. Ask sometimes the one first, sometimes the
+	// other.
 	if time.Now().UnixNano()/int64(time.Microsecond)%2 == 0 {
 		slices.Reverse(leaders)
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 )
 
-// A split waits this long at most for a live follower that lags, looking again
-// after splitLagPoll: a follower that applies the split late cannot vote for the
-// child, but a slow one must not hold up the split either.
+// A split waits up to splitLagWait for a live follower that lags, and looks every
+// splitLagPoll. A follower that applies the split late cannot vote for the child. But a
+// slow one must not hold up the split.
 const (
 	splitLagWait = 2 * time.Second
 	splitLagPoll = 20 * time.Millisecond

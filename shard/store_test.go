@@ -51,9 +51,9 @@ func TestPassStoreShowsWhatIsApplied(t *testing.T) {
 	})
 }
 
-// Trap 38: a read that was let in before a split does not answer for a key that has
-// left with it: the child may be written elsewhere by then, and the engine here still
-// shows the key.
+// Trap 38: a read was admitted before a split. It does not answer for a key that has left with
+// the child: another node may have written the child by then, and the engine here still shows
+// the key.
 func TestReadAcrossASplit(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newFakeWorld(t)

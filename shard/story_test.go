@@ -299,8 +299,8 @@ func (s *story) sequencer(d *datadriven.TestData) string {
 	case "no-leader":
 		err = kverror.NoLeader
 	}
-	// What the answer puts back to the queue is evaluated after the next batch has
-	// been asked for, not perhaps before.
+	// Calls that the answer puts back into the queue must be evaluated after the request for
+	// the next batch.
 	release := s.w.store.pipes.Pool.Hold()
 	s.w.seq.answer(arg(d, "n", 0), err)
 	release()

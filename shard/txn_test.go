@@ -131,9 +131,8 @@ func TestOldLocksArePushed(t *testing.T) {
 	})
 }
 
-// A transaction that is committed has its record in a range that holds other locks of it, as
-// one that sweeps or one that came of a merge. They are ended though the record's own end
-// hangs on a range that nobody reaches.
+// A committed transaction has its record in a range with other locks of it, because of a sweep or
+// a merge. These locks end although the record's own end needs a range that nobody reaches.
 func TestLocksBesideTheirRecordArePushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &fakePusher{stuck: true}

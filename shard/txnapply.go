@@ -24,7 +24,7 @@ type lockChange struct {
 	locktable.Change
 	// revision is the one at which Removed was committed, 0 where it was not.
 	revision keyspace.Revision
-	// attachment is that of a lease, which is new, or has gone where its incarnation is 0.
+	// attachment is a lease's new attachment. With incarnation 0 it has gone.
 	attachment rangeapi.Attachment
 }
 
@@ -145,17 +145,17 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 	s := &r.applying
 	l := s.txns.Locks[it.ID]
 	if l == nil || it.SpanIndex >= len(l.Spans) || l.Spans[it.SpanIndex].Mode != command.Sweep {
-		return fmt.Errorf("nothing to sweep in piece %d of lock %s", it.SpanIndex, it.ID)
+		return fmt.Errorf("nothing to sweep in span %d of lock %s", it.SpanIndex, it.ID)
 	}
 	if err := l.Above(it.Revision); err != nil {
 		return err
 	}
-	piece := &l.Spans[it.SpanIndex]
+	swept := &l.Spans[it.SpanIndex]
 	for i, k := range it.Keys {
-		if !piece.Span.Contains(k) {
-			return fmt.Errorf("key %q is outside of %s", k, piece.Span)
+		if !swept.Span.Contains(k) {
+			return fmt.Errorf("key %q is outside of %s", k, swept.Span)
 		}
-		v := command.SweepVersion(k, piece, it.Revision)
+		v := command.SweepVersion(k, swept, it.Revision)
 		if err := s.addVersion(&v, command.Prior{Lived: true, Lease: it.Leases[i]}, out); err != nil {
 			return err
 		}
@@ -165,8 +165,8 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 	smaller.Spans = slices.Clone(l.Spans)
 	if it.Next == nil {
 		smaller.Spans = slices.Delete(smaller.Spans, it.SpanIndex, it.SpanIndex+1)
-	} else if !piece.Span.Contains(it.Next) {
-		return fmt.Errorf("key %q is outside of %s", it.Next, piece.Span)
+	} else if !swept.Span.Contains(it.Next) {
+		return fmt.Errorf("key %q is outside of %s", it.Next, swept.Span)
 	} else {
 		smaller.Spans[it.SpanIndex].Span.Start = it.Next
 	}
@@ -203,9 +203,8 @@ func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outc
 	return nil
 }
 
-// splitTxns moves what the child of a split at key takes over of locks and records: a
-// lock that lies on both sides is cut, and both halves keep its id. moved is what the
-// child begins with.
+// splitTxns divides locks and commit records at key and returns those of the child. A lock
+// on both sides is cut, and both halves keep its id. The child gets all attachments.
 func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved command.TxnState, err error) {
 	s := &r.applying
 	moved.Attachments = maps.Clone(s.txns.Attachments)

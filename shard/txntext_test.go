@@ -16,7 +16,7 @@ import (
 //	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
 //	        [revoke=LEASE [as=INCARNATION]] [absent=LEASE]
 //	commit NAME ANCHOR REV LOCK ...   the first lock is the anchor's
-//	resolve NAME REV [LOCK] [unmark=LEASE [as=INCARNATION]]  REV 0 aborts
+//	resolve NAME REV [LOCK] [detach=LEASE [as=INCARNATION]]  REV 0 aborts
 //	decide NAME ANCHOR
 //	forget NAME ANCHOR
 //	revoke LEASE [as=INCARNATION]     in this range alone; as is 1 if it is not given
@@ -54,7 +54,7 @@ func parseCommand(line string) rangeapi.TxnCommand {
 		return c
 	case "resolve":
 		r := &rangeapi.Resolve{Name: name, Revision: keyspace.Revision(number("=" + p.next()))}
-		if p.peek() != "" && !strings.HasPrefix(p.peek(), "unmark=") {
+		if p.peek() != "" && !strings.HasPrefix(p.peek(), "detach=") {
 			r.Lock = parseLockID(p.next())
 		}
 		if p.peek() != "" {

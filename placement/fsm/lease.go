@@ -166,7 +166,7 @@ type RegisterLease struct {
 // incarnation, are left out.
 type RevokeLeases struct{ Leases []LeaseRef }
 
-// RemoveLeases forgets leases whose keys and marks are gone.
+// RemoveLeases forgets leases whose keys and attachments are gone.
 type RemoveLeases struct{ Leases []LeaseRef }
 
 func (GrantLease) kind() opKind    { return opGrantLease }

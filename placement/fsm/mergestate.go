@@ -200,7 +200,7 @@ func (s *State) applyCommitMerge(index uint64, o CommitMerge) Result {
 		old = old[:1]
 	}
 	s.replace(index, component{Old: old, New: []keyspace.Descriptor{d}})
-	// Marks of leases are about to be for the whole span. Whoever revokes one comes to all of it.
+	// Attachments of leases are about to be for the whole span. Whoever revokes one comes to all of it.
 	s.leases.widen(d.Span)
 	op.Phase = MergeCommitted
 	s.setOperation(op)

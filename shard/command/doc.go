@@ -1,7 +1,7 @@
-// Package command is what stands in the log of a range and in its applied state: the
-// commands, the items of transactions within them, locks and commit records, and the
-// range's record, each with its bytes. It decides nothing: package shard makes these
-// values on the leader and applies them on every replica.
+// Package command is the form of a range's log and of its applied state: commands, the
+// items of transactions within them, locks, commit records, and the range's record. It
+// decides nothing: package shard makes these values on the leader and applies them on
+// every replica.
 //
 //	entry   = Header { kind, term, generation } + body
 //	body    = Batch ─▶ versions of each transaction, then TxnItems

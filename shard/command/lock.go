@@ -23,7 +23,7 @@ const (
 	Sweep
 )
 
-// LockSpan is one piece of what a lock covers.
+// LockSpan is one of the spans that a lock covers.
 type LockSpan struct {
 	Span keyspace.Span
 	Mode LockMode
@@ -59,7 +59,7 @@ type Lock struct {
 	Floor  keyspace.Revision
 	Spans  []LockSpan
 	Writes []Intent
-	// Revoke is the lease all of whose keys the lock deletes, the zero mark for none.
+	// Revoke is the lease all of whose keys the lock deletes, the zero attachment for none.
 	Revoke rangeapi.Attachment
 	// Leases are those that the writes attach keys to.
 	Leases []keyspace.LeaseID
@@ -80,12 +80,12 @@ func (l *Lock) Bytes() int {
 // lockOverheadBytes is about what a lock has beside its keys.
 const lockOverheadBytes = 128
 
-// Sweep returns the first piece that is to be swept, -1 where there is none.
+// Sweep returns the index of the first span that is to be swept, -1 if there is none.
 func (l *Lock) Sweep() int {
 	return slices.IndexFunc(l.Spans, func(s LockSpan) bool { return s.Mode == Sweep })
 }
 
-// Covers says whether the key lies in a piece of the lock.
+// Covers says whether the key lies in a span of the lock.
 func (l *Lock) Covers(key []byte) bool {
 	return slices.ContainsFunc(l.Spans, func(s LockSpan) bool { return s.Span.Contains(key) })
 }
@@ -177,7 +177,7 @@ func (l *Lock) Cut(key []byte) (left, right *Lock) {
 	}
 	a.NoteLeases()
 	z.NoteLeases()
-	// Of a lease that is revoked both sides lock the mark.
+	// Of a lease that is revoked both sides lock the attachment.
 	if len(a.Spans) > 0 || l.Revoke.Lease != 0 {
 		left = &a
 	}

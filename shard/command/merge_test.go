@@ -40,8 +40,8 @@ func goldenMerge() map[string][]byte {
 	return all
 }
 
-// What binds a range to a merge survives the trip through its record and its log, and
-// nothing is taken for it that is not whole.
+// A merge's binding survives the way through the record and the log. Truncated forms are
+// refused.
 func TestMergeFormats(t *testing.T) {
 	for _, m := range sampleMerges() {
 		rec := sampleRecord()

@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// AttachmentKey is where a mark is kept.
+// AttachmentKey is where an attachment is kept.
 func AttachmentKey(r keyspace.RangeID, lease keyspace.LeaseID) []byte {
 	return engine.GroupLocalKey(r.Group(), binary.BigEndian.AppendUint64([]byte{SuffixAttachment}, uint64(lease)))
 }

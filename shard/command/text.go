@@ -106,7 +106,7 @@ func describeItem(it *TxnItem) string {
 	case ItemForget:
 		s += " " + it.Name.String()
 	case ItemSweep:
-		s += fmt.Sprintf(" %s@%d piece %d: %q to %q", it.ID, it.Revision, it.SpanIndex, it.Keys, it.Next)
+		s += fmt.Sprintf(" %s@%d span %d: %q to %q", it.ID, it.Revision, it.SpanIndex, it.Keys, it.Next)
 	}
 	return s
 }

@@ -34,13 +34,13 @@ const (
 	ItemAttach
 	// ItemDetach ends that: nobody may be attached to the lease any more.
 	ItemDetach
-	// ItemRelease ends a lock on a lease that has no key anywhere, and takes the mark away.
+	// ItemRelease ends a lock on a lease that has no key anywhere, and takes the attachment away.
 	ItemRelease
 )
 
 // String returns the kind as logs and stories print it.
 func (k itemKind) String() string {
-	return [...]string{"?", "lock", "resolve", "commit", "fence", "forget", "sweep", "mark", "unmark", "release"}[min(k, ItemRelease)]
+	return [...]string{"?", "lock", "resolve", "commit", "fence", "forget", "sweep", "attach", "detach", "release"}[min(k, ItemRelease)]
 }
 
 // TxnItem is one step of a transaction in an entry.
@@ -59,8 +59,8 @@ type TxnItem struct {
 	// Name is the attempt to be forgotten, fence the highest attempt that is aborted.
 	Name  rangeapi.TxnName
 	Fence uint64
-	// Of a sweep: which piece of the lock, the keys that are deleted, and where what is
-	// left of the piece begins; nil says that nothing is.
+	// A sweep has these three: the index of the lock's span, the keys that it deletes, and
+	// Next, where the rest of the span begins. Next is nil if nothing is left.
 	SpanIndex int
 	Keys      [][]byte
 	// Leases are those that the keys are attached to, 0 for none.

@@ -58,7 +58,7 @@ func goldenTxn() map[string][]byte {
 		"lock.v3":   AppendLock([]byte{txnVersion}, sampleLock()),
 		"record.v3": AppendCommitRecord([]byte{txnVersion}, sampleTxnRecord()),
 		"lock-key":  LockKey(7, sampleLock().ID), "record-key": RecordKey(7, sampleName),
-		"mark-key": AttachmentKey(7, 9), "mark.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
+		"attachment-key": AttachmentKey(7, 9), "attachment.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
 		all["item-"+it.Kind.String()+".v6"] = AppendItem(nil, &it)

@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// What an earlier build wrote is refused by its version, and the error says what to do.
+// Forms of an earlier build are refused by their version, and the error says what to do.
 func TestAnotherVersionIsNamed(t *testing.T) {
 	for what, c := range map[string]struct {
 		reads uint64

@@ -72,9 +72,8 @@
 //     requests that span everything. After 30 s of divisible load the range is split.
 //  4. Split. It is the same as by command. At most two splits run on a node. A range waits
 //     if its members are changing, if one of its nodes is silent, or if it was split in the
-//     last 10 s. After a split each half is measured by the tables of its own span. What is
-//     not flushed counts for neither half, so that nothing is split for bytes that have
-//     left.
+//     last 10 s. After a split each half is measured by the tables of its own span. Data in
+//     memtables count for neither half, so that nothing is split for bytes that it lost.
 //  5. If not. skein range show, the log (once) and skein_shard_splits_left_total say why a
 //     range is not split.
 //

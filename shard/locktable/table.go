@@ -128,9 +128,9 @@ func (t *Table) Reader(s keyspace.Span, at keyspace.Revision, self rangeapi.TxnN
 	return t.set.reader(s, at, self)
 }
 
-// Meets returns a lock in the way of a Prepare in a range with the span. dies says that the
-// transaction must give way to the lock rather than wait (L2). outside says whether a key of
-// the Prepare lies outside of the span.
+// Meets returns a lock in the way of a Prepare in a range with the span. If dies is true, the
+// transaction must give way to the lock and not wait (L2). outside reports whether a key of the
+// Prepare lies outside of the span.
 func (t *Table) Meets(op *rangeapi.Prepare, span keyspace.Span) (m Meeting, dies, outside bool) {
 	meet := func(o *Held, key []byte, writes bool) {
 		older := o.Name.Compare(op.Name.TxnID) < 0 && !op.WaitForOlder

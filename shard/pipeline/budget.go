@@ -11,8 +11,8 @@ import (
 const endingBytes = 16 << 20
 
 // Budget bounds the bytes of all calls of a node between admission and answer. Commands that end
-// locks have a budget of their own: the node may be full of those who wait for that. It guards
-// itself.
+// locks have a budget of their own, because calls that wait for those locks may fill the other
+// one. It guards itself.
 type Budget struct {
 	node keyspace.NodeID
 	// bytes is the bound. overloaded says that the node's log has more to write than its own.

@@ -1,8 +1,9 @@
-// Package pipeline takes the operations of one range from admission to answer: it queues them,
-// evaluates them one after another, asks for their revisions in batches, proposes each batch as
-// one entry, and answers once the entry is applied. It works while the range's replica leads.
-// It knows no replica and no other node: what it needs of them is [Env]. Package shard/eval says
-// what a request does, shard/locktable who waits for locks, shard/command what stands in an entry.
+// Package pipeline takes the operations of one range from admission to answer. It queues them,
+// evaluates them one after another, and asks for their revisions in batches. It proposes each
+// batch as one entry and answers once the entry is applied. It works while the range's replica
+// leads. It knows no replica and no other node; [Env] is its view of them. Package shard/eval
+// evaluates a request, shard/locktable decides who waits for locks, and shard/command has the
+// form of an entry.
 //
 //	callers              the pool               the sequencer          the log
 //	───────              ────────               ─────────────          ───────
@@ -54,8 +55,9 @@
 // own entry. A request that changes nothing waits for every pending version that it saw, and then
 // for a confirmation of the leadership.
 //
-// S6. A call that fails says whether it may have been applied. "Not applied" is said only of what
-// was never proposed, was certainly dropped, or is behind an entry of a newer term in the log.
+// S6. A call that fails says whether it may have been applied. "Not applied" is certain: the call
+// was never proposed, its proposal was dropped, or an entry of a newer term precedes it in the
+// log.
 //
 // A call that was admitted is answered exactly once, whatever its caller does. Its bytes are given
 // back then. Calls are evaluated in the order in which they came, but for those that wait for a

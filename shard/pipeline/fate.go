@@ -196,10 +196,10 @@ func (p *Pipeline) Passed(term uint64, out *Answers) {
 	p.lost = kept
 }
 
-// Replaced answers what a former leadership left behind, now that a snapshot whose last entry is
-// of the term has replaced the state. The snapshot has the batches of a term
-// up to the last applied one; with a newer term none beyond comes. Nothing is known of older terms
-// any more.
+// Replaced answers the calls of a former leadership after a snapshot has replaced the state. term
+// is that of the snapshot's last entry. The snapshot has the batches of that term up to the last
+// applied one, and with a newer term no others come. The fate of batches of older terms is
+// unknown.
 func (p *Pipeline) Replaced(term uint64, out *Answers) {
 	for _, b := range p.lost {
 		switch last := p.rec.Last; {

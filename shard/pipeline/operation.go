@@ -38,8 +38,8 @@ type Effect interface {
 	AppendItem(dst []byte, id rangeapi.LockID) ([]byte, uint64)
 	// Settle gives an operation with writes its revision.
 	Settle(c *Call, rev keyspace.Revision)
-	// Undo takes back what Gate and Place have left outside of the pipeline. err says why the
-	// call is discarded; it is nil if the call is evaluated again or was never evaluated.
+	// Undo takes back the effects of Gate and Place outside of the pipeline. err is the reason to
+	// discard the call, nil if the call is evaluated again or was never evaluated.
 	Undo(c *Call, err error, out *Answers)
 	// Answered is told before the caller has its answer. It is called without mu.
 	Answered()

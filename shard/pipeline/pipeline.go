@@ -146,9 +146,9 @@ type Pipeline struct {
 	evaluating bool
 	overlay    *eval.Overlay
 
-	// filling collects what is evaluated. sequencing is the one batch that awaits revisions or
-	// is being proposed. proposed are the batches that raft has, oldest first. lost are those of
-	// a former leadership: the log decides their fate. batches counts all.
+	// filling collects evaluated calls. sequencing is the one batch that awaits revisions or is
+	// being proposed. Raft has the proposed ones, oldest first. lost are batches of a former
+	// leadership: the log decides their fate. batches counts all.
 	batches    uint64
 	filling    *batch
 	sequencing *batch

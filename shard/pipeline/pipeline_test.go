@@ -258,8 +258,8 @@ func TestLeadershipEnds(t *testing.T) {
 	}
 }
 
-// What a leadership has left in the log is answered by the entry, by an entry of a newer term, by
-// a snapshot, or by nobody in time.
+// A lost batch of a former leadership is answered by its entry, by an entry of a newer term, by a
+// snapshot, or by the timeout.
 func TestFateOfLostBatches(t *testing.T) {
 	for name, s := range map[string]struct {
 		end  func(w *world)
@@ -441,8 +441,8 @@ func TestClose(t *testing.T) {
 	w.empty()
 }
 
-// What waits for evaluation is bounded for one range, what is under way for the node. A request
-// alone always has room.
+// Calls that wait for evaluation are bounded for each range, all calls for the node. A single
+// request always has room.
 func TestBounds(t *testing.T) {
 	w := newWorld(t, func(l *Limits) { l.RangePendingBytes = 250 })
 	w.shared.Budget = NewBudget(1, 350, nil, w.shared.Metrics)

@@ -49,8 +49,8 @@ func (p *Pipeline) ask(b *batch) {
 	})
 }
 
-// settled goes on with a batch for which the sequencer has answered: it fills in the revisions,
-// proposes what changes something and asks for the batch that filled meanwhile.
+// settled goes on with a batch for which the sequencer has answered. It fills in the revisions,
+// proposes the batch if it changes anything, and asks for the batch that filled meanwhile.
 func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 	var out Answers
 	p.mu.Lock()
