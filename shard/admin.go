@@ -239,7 +239,7 @@ const (
 	summaryBytes = 512
 )
 
-// list returns summaries of this node's replicas in the order of their spans, listBytes at most.
+// list returns summaries of this node's replicas in the order of their spans, about listBytes.
 // It begins behind the replica with that start and id. more says that others follow.
 func (s *Store) list(start []byte, id keyspace.RangeID) (l []Summary, more bool) {
 	l, more = listPage(s.summaries(), start, id, listBytes)

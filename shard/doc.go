@@ -46,9 +46,9 @@
 //
 // S10. A range's resolved revision is a fact that any replica knows from what it has
 // applied: Every version at or below it that there will ever be is applied here. If a range
-// has fallen silent, its leader answers for it (AwaitResolved). It waits for all batches that
-// are sequenced or proposed, and for those behind a split whose fate is open. Feeds stand on
-// it, see package rangefeed.
+// has fallen silent, its leader answers for it (AwaitResolved). It waits for all that may still
+// bring a version at or below the revision: batches that are sequenced or proposed, locks, and
+// a split whose fate is open. Feeds stand on it, see package rangefeed.
 //
 // S11 is package eval's: what the version cache knows is true. Here each version is replaced
 // when a batch of the leader's own is applied; whatever else changes the replica's state
@@ -75,8 +75,8 @@
 //
 // A read of any size is made of pages (rangeapi.Page) of bounded size, each complete in itself.
 // The next one begins where this one ended, at the same revision. Another range or leader may
-// answer it by then. Keys leave a range in the form of the client's wire. The range remembers
-// how many keys follow behind the end of a page.
+// answer it by then. Keys leave a range in the form of the client's wire. The leader's node
+// remembers, by the place where a page ended, how many keys follow.
 //
 // # Leases
 //

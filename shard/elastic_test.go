@@ -91,8 +91,8 @@ func traitsOf(seed uint64) traits {
 	return t
 }
 
-// elasticAction is something that happens. Its share of all weights is its probability. It has
-// one weight for runs without merges and one for runs with them.
+// elasticAction is something that happens. Its share of all weights is its probability.
+// merging is its weight in runs with the trait merging, usual in all others.
 type elasticAction struct {
 	usual, merging int
 	do             func(*elastic)

@@ -50,9 +50,9 @@ func TestReadHere(t *testing.T) {
 			if h := got.(*pb.RangeResponse).Header.Revision; found != keys || h != int64(at) {
 				t.Errorf("at %d: %q, header %d", at, found, h)
 			}
-			piece, err := read(5, &rangeapi.Page{RangeRequest: &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: int64(at)}, MaxBytes: 1 << 10, WithCount: true})
-			if err != nil || piece.(*rangeapi.PageAnswer).N != int64(len(keys)) || piece.(*rangeapi.PageAnswer).Header.Revision != 5 {
-				t.Errorf("a piece at %d: %v, %v", at, piece, err)
+			page, err := read(5, &rangeapi.Page{RangeRequest: &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: int64(at)}, MaxBytes: 1 << 10, WithCount: true})
+			if err != nil || page.(*rangeapi.PageAnswer).N != int64(len(keys)) || page.(*rangeapi.PageAnswer).Header.Revision != 5 {
+				t.Errorf("a page at %d: %v, %v", at, page, err)
 			}
 		}
 		for name, c := range map[string]struct {

@@ -55,7 +55,8 @@ type indexChange struct {
 
 // noteLeases notes what a version changes in the index of leases. A lease gets no key without an
 // attachment: nobody would come to delete the key. If the key had the same lease before, the
-// index has it already, so repeated puts pay for the index once.
+// index has it already, so repeated puts pay for the index once. An attachment that goes takes no
+// key out of the index.
 func (s *applyState) noteLeases(v *mvcc.Version, was keyspace.LeaseID) error {
 	if _, ok := s.txns.Attachments[v.Lease]; v.Lease != 0 && !ok {
 		return fmt.Errorf("key %q is attached to lease %d at revision %d, of which the range has no attachment", v.Key, v.Lease, v.Mod)

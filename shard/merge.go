@@ -213,7 +213,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	}
 	r.pipe.Rebase()
 	r.fence = max(r.fence, r.rec.Fence)
-	// This node does not know what the source has pinned, so it pins everything that is left.
+	// This replica does not know what the source has pinned, so it pins everything that is left.
 	r.pins.add(r.store.cfg.Clock.Now(), r.rec.Compacted)
 }
 
@@ -263,8 +263,9 @@ func (s *Store) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applie
 	}
 }
 
-// waysMade follows the install of the target's snapshot: its merged sources on this node are
-// absorbed, and the lifecycle checks them.
+// waysMade follows the install of the target's snapshot. The lifecycle checks, and removes if it
+// may, each replica that is frozen for a merge which the snapshot is past. Those that the
+// snapshot covers are noted as absorbed.
 func (s *Store) waysMade(target *command.Record) {
 	for _, o := range s.Replicas() {
 		o.mu.Lock()

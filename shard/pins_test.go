@@ -79,8 +79,8 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 	}
 }
 
-// A range is not frozen while a compaction is on its way. The range that absorbs it may hold an
-// older lock, whose versions would come below the compacted revision.
+// A range is not frozen while a compaction is on its way beyond the floor of a lock of the range
+// that absorbs it: the lock's versions would come below the compacted revision.
 func TestFreezeMeetsACompaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)

@@ -243,9 +243,9 @@ func (p *refusedPusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Deci
 	return false, nil
 }
 
-// The longest waiting item is the next to be asked for, with few items and with many. So a
-// committed transaction is forgotten though more locks than are asked for at a time stay
-// undecided.
+// Of the items that were asked for in vain, the one that has waited longest is next, among few
+// and among many. So a committed transaction is forgotten though more locks than are asked for
+// at a time stay undecided.
 func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 	const stuck = maxRangePushes/2 + 2
 	synctest.Test(t, func(t *testing.T) {

@@ -19,6 +19,13 @@ func FuzzBatch(f *testing.F) {
 	}
 	f.Add(body)
 	f.Add(AppendBatchHeader(nil, &Batch{Number: 1, First: 2}))
+	// Refused: a transaction at revision 0, and a version without a key.
+	tombstone := func(first keyspace.Revision, key string) []byte {
+		b := append(AppendBatchHeader(nil, &Batch{Number: 1, Txns: 1, First: first}), 1)
+		return AppendVersion(b, &mvcc.Version{Key: []byte(key), Mod: first, Tombstone: true}, Prior{})
+	}
+	f.Add(tombstone(0, "k"))
+	f.Add(tombstone(1, ""))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var again []byte
 		var c Batch

@@ -197,9 +197,9 @@ func (p *Pipeline) Passed(term uint64, out *Answers) {
 }
 
 // Replaced answers the calls of a former leadership after a snapshot has replaced the state. term
-// is that of the snapshot's last entry. The snapshot has the batches of that term up to the last
-// applied one, and with a newer term no others come. The fate of batches of older terms is
-// unknown.
+// is that of the snapshot's last entry. The state has the batches of the last applied batch's term
+// up to that batch. If `term` is newer, no others of that term come. The fate of all other batches
+// is unknown.
 func (p *Pipeline) Replaced(term uint64, out *Answers) {
 	for _, b := range p.lost {
 		switch last := p.rec.Last; {

@@ -88,9 +88,9 @@ func (m *Manager) openRecord(id keyspace.RangeID, a *engine.Applied, txns comman
 	return m.cfg.Owner.Open(&Start{Range: id, Replica: self, Applied: a, Record: rec, Txns: txns})
 }
 
-// goneStored reports whether a stored replica is to be removed and not opened. Its record is
-// without this node, or it has a tombstone, or the target of its merge has absorbed it by a
-// snapshot.
+// goneStored reports whether a stored replica is to be removed and not opened. It is if its
+// record is without this node, or it has a tombstone, or the target of its merge has absorbed it
+// by a snapshot.
 func (m *Manager) goneStored(rec *command.Record, self keyspace.ReplicaID) (bool, error) {
 	left, err := m.Tombstones.Left(rec.RangeID.Group())
 	if err != nil || self <= left {
