@@ -312,3 +312,18 @@ func asRefusal(ep endpoint, err error) error {
 	}
 	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next, Later: passes(s.Code())}
 }
+
+// passes says whether what a call ended with may pass by itself.
+func passes(code codes.Code) bool {
+	switch code {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
+		return true
+	default:
+		return false
+	}
+}
+
+// PlacementShow returns who holds the placement group and who leads it.
+func (c *Client) PlacementShow(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
+	return call(ctx, c, &adminpb.PlacementShowRequest{}, adminpb.AdminClient.PlacementShow)
+}

@@ -3,8 +3,6 @@ package adminapi
 import (
 	"context"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/skeindb/skein/api/adminpb"
 )
 
@@ -27,14 +25,4 @@ func (s *server) NodeJoin(ctx context.Context, q *adminpb.NodeJoinRequest) (*adm
 // answered alike.
 func (c *Client) NodeJoin(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error) {
 	return call(ctx, c, q, adminpb.AdminClient.NodeJoin)
-}
-
-// passes says whether what a call ended with may pass by itself.
-func passes(code codes.Code) bool {
-	switch code {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
-		return true
-	default:
-		return false
-	}
 }

@@ -359,3 +359,11 @@ func writeTable(w io.Writer, rows [][]string) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// operationOn says for a table what an operation is on.
+func operationOn(o *adminpb.Operation) string {
+	if o.GetRange() == 0 {
+		return "placement"
+	}
+	return fmt.Sprint(o.GetRange())
+}

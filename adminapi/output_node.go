@@ -228,3 +228,15 @@ func NodeProgress(n *adminpb.Node) string {
 	}
 	return text
 }
+
+// heldUp returns why a change of a node does not progress, nil where nothing is
+// known of that.
+func heldUp(s *adminpb.NodeShowResponse, change NodeChange) *adminpb.Refusal {
+	switch {
+	case len(s.GetOperations()) > 0:
+		return nil
+	case change == Drain:
+		return s.GetDrain()
+	}
+	return s.GetDecommission()
+}

@@ -55,11 +55,6 @@ func (s *server) PlacementTransferLeader(ctx context.Context, r *adminpb.Placeme
 	return &adminpb.PlacementTransferLeaderResponse{}, nil
 }
 
-// PlacementShow returns who holds the placement group and who leads it.
-func (c *Client) PlacementShow(ctx context.Context) (*adminpb.PlacementShowResponse, error) {
-	return call(ctx, c, &adminpb.PlacementShowRequest{}, adminpb.AdminClient.PlacementShow)
-}
-
 // PlacementMoved returns who holds the placement group once a move of it is over, or a
 // *Refusal where its replica has not moved, or nobody knows.
 func (c *Client) PlacementMoved(ctx context.Context, move *adminpb.Operation) (*adminpb.PlacementShowResponse, error) {
@@ -126,14 +121,6 @@ func mergeAfterText(p *adminpb.PlacementShowResponse) string {
 		return "off"
 	}
 	return (time.Duration(p.GetMergeAfterMs()) * time.Millisecond).String()
-}
-
-// operationOn says for a table what an operation is on.
-func operationOn(o *adminpb.Operation) string {
-	if o.GetRange() == 0 {
-		return "placement"
-	}
-	return fmt.Sprint(o.GetRange())
 }
 
 // stalePlacementNote goes beside what may be old of placement; JSON says it in a field.

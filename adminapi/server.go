@@ -1,11 +1,3 @@
-// Package adminapi is Skein's admin service, which every node offers beside etcd's
-// services on its client port, its client, and the output of the commands skein
-// range, skein node and skein placement.
-//
-// It checks requests, words refusals, each with the next step, and prints. It asks a
-// [Backend], which package node implements, for ranges and nodes. It never touches etcd's
-// API and holds no state. Authorization comes with users and roles; until then every
-// client of the client port may use this service.
 package adminapi
 
 import (

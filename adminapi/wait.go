@@ -98,18 +98,6 @@ func (c *Client) lookAtNode(ctx context.Context, w Wait, change NodeChange, node
 	return s, false, nil
 }
 
-// heldUp returns why a change of a node does not progress, nil where nothing is
-// known of that.
-func heldUp(s *adminpb.NodeShowResponse, change NodeChange) *adminpb.Refusal {
-	switch {
-	case len(s.GetOperations()) > 0:
-		return nil
-	case change == Drain:
-		return s.GetDrain()
-	}
-	return s.GetDecommission()
-}
-
 func waitedLongEnough(change NodeChange, node, told string) error {
 	reason := cmp.Or(told, node+" could not be looked at")
 	back := Undrain

@@ -95,4 +95,14 @@
 //
 // It knows no keys and no ranges: the Revoker does. It does not write records: the
 // placement group does. It makes no decision on a node that does not lead.
+//
+// # Files
+//
+//	gateway.go       etcd's Lease service on any node
+//	timer.go         the Timer: grants, keepalives, revokes, terms
+//	drive.go         the goroutine that ends leases
+//	deadlines.go     which lease ends when
+//	metrics.go       metrics
+//	mutation_off.go  no mutations
+//	mutation_on.go   mutations, with the build tag planted
 package lease

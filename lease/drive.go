@@ -103,7 +103,7 @@ func (tm *Timer) attempt(t *term, e *entry) {
 	if again {
 		t.retrying--
 	}
-	t.signal()
+	t.wake.Set()
 	if err == nil {
 		e.revision = rev
 		t.ended = append(t.ended, e.ref)
@@ -165,7 +165,7 @@ func (tm *Timer) startRemoval(t *term) {
 		if err != nil {
 			t.ended = append(refs, t.ended...)
 		}
-		t.signal()
+		t.wake.Set()
 	})
 }
 
@@ -197,7 +197,7 @@ func (tm *Timer) startDecision(t *term, now clock.Time) {
 		if err != nil {
 			t.undecide(refs)
 		}
-		t.signal()
+		t.wake.Set()
 	})
 }
 

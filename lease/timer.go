@@ -233,7 +233,7 @@ func (tm *Timer) Changed(number uint64, changes []fsm.LeaseChange) {
 			t.end(e, at)
 		}
 	}
-	t.signal()
+	t.wake.Set()
 }
 
 // renew begins the TTL anew.
@@ -272,8 +272,6 @@ func (tm *Timer) forget(t *term, e *entry) {
 		close(e.gone)
 	}
 }
-
-func (t *term) signal() { t.wake.Set() }
 
 // inTerm returns the term with the number, if the node is in it.
 func (tm *Timer) inTerm(number uint64) (*term, error) {

@@ -29,4 +29,20 @@
 //
 // Of Skein the package uses only its clock; it observes servers from outside. Package
 // cmd/loadtest is its command line; `skein demo --load` calls Run.
+//
+// # Files
+//
+//	run.go       the phases of a run
+//	verify.go    the keys at the end, against the ledger
+//	client.go    the clients, closed and open loop
+//	config.go    what a run is told
+//	servers.go   processor time and versions of the servers
+//	recorder.go  latencies of a phase
+//	report.go    the report
+//	machine.go   the machine on which a run took place
+//	schedule.go  when the requests of an open loop are due
+//	errors.go    errors by kind
+//	ledger.go    what was acknowledged
+//	value.go     values that name their writer
+//	keys.go      keys
 package loadtest

@@ -18,7 +18,8 @@ import (
 // B if A uses a function, a method or a package-level variable that B declares.
 // Types, constants, fields and methods of interfaces make no arrow: they are words,
 // and a call through an interface does not say whose code it reaches. An upward
-// arrow needs an exception in upward.
+// arrow needs an exception in upward. Arrows are those of the build that ships: mutations,
+// which need a build tag, may call anything.
 
 // An Arrow says that one file uses what another file of its package declares.
 type Arrow struct {
@@ -30,6 +31,14 @@ type Arrow struct {
 type call struct {
 	from, to string
 	why      string
+}
+
+// minListed is how many files, tests not counted, a package has that must list them.
+const minListed = 8
+
+// unlisted are the packages that do not list their files.
+var unlisted = map[string]string{
+	"sim": "the simulator is test code: its faults, its history and its judges know each other",
 }
 
 // maxUpward bounds the exceptions of all packages together.
@@ -51,14 +60,26 @@ var upward = map[string][]call{
 // listedFile finds the name at the start of a line of the list "# Files".
 var listedFile = regexp.MustCompile(`^(?:- )?([a-z0-9_]+\.go)\b`)
 
+// MissingList says what is wrong with a package of so many files that lists none, or nothing.
+func MissingList(name string, files int) string {
+	switch _, allowed := unlisted[name]; {
+	case files >= minListed && !allowed:
+		return fmt.Sprintf("%s has %d files, and its doc.go has no list \"# Files\"", name, files)
+	case files < minListed && allowed:
+		return fmt.Sprintf("the exception for %s is no longer needed: it has %d files", name, files)
+	}
+	return ""
+}
+
 // FileOrder returns the files that a package comment lists under "# Files", in the
-// order of the list, and nil for a comment without that heading.
+// order of the list, and nil for a comment without that heading. The heading may go on.
 func FileOrder(comment string) []string {
-	_, rest, ok := strings.Cut("\n"+comment, "\n# Files\n")
+	_, rest, ok := strings.Cut("\n"+comment, "\n# Files")
 	if !ok {
 		return nil
 	}
-	rest, _, _ = strings.Cut(rest, "\n# ")
+	_, rest, _ = strings.Cut(rest, "\n")
+	rest, _, _ = strings.Cut("\n"+rest, "\n# ")
 	order := []string{}
 	for l := range strings.Lines(rest) {
 		if m := listedFile.FindStringSubmatch(strings.TrimSpace(l)); m != nil {

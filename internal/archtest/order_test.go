@@ -61,14 +61,18 @@ func orderedPackages(t *testing.T) []orderedPackage {
 	t.Helper()
 	var ordered []orderedPackage
 	for _, p := range tree(t) {
+		var order []string
 		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, "doc.go"), nil, parser.ParseComments|parser.PackageClauseOnly)
-		if os.IsNotExist(err) {
-			continue
-		} else if err != nil {
+		switch {
+		case err == nil:
+			order = FileOrder(f.Doc.Text())
+		case !os.IsNotExist(err):
 			t.Fatal(err)
 		}
-		if order := FileOrder(f.Doc.Text()); order != nil {
+		if order != nil {
 			ordered = append(ordered, orderedPackage{p, order})
+		} else if wrong := MissingList(strings.TrimPrefix(p.ImportPath, Module+"/"), len(p.GoFiles)); wrong != "" {
+			t.Error(wrong)
 		}
 	}
 	return ordered
@@ -148,9 +152,23 @@ func TestArrows(t *testing.T) {
 	if want := "[{bottom.go top.go [Top]} {middle.go bottom.go [count]} {top.go middle.go [step]}]"; got != want {
 		t.Fatalf("arrows\n%s, want\n%s", got, want)
 	}
-	order := FileOrder("Package p.\n\n# Files\n\n\ttop.go     calls\n\tmiddle.go  steps\n\tgone.go    is gone\n\tmiddle.go  again\n\n# Locks\n\n\tno.go\n")
+	order := FileOrder("Package p.\n\n# Files, callers first\n\n\ttop.go     calls\n\tmiddle.go  steps\n\tgone.go    is gone\n\tmiddle.go  again\n\n# Locks\n\n\tno.go\n")
 	if want := "[top.go middle.go gone.go middle.go]"; fmt.Sprint(order) != want {
 		t.Fatalf("order %v, want %s", order, want)
+	}
+	if order := FileOrder("Package p.\n\n# Locks\n\n\ttop.go calls\n"); order != nil {
+		t.Errorf("a list without its heading: %v", order)
+	}
+	for _, c := range []struct {
+		name   string
+		files  int
+		allows bool
+	}{
+		{"p", minListed - 1, true}, {"p", minListed, false}, {"sim", minListed, true}, {"sim", minListed - 1, false},
+	} {
+		if wrong := MissingList(c.name, c.files); (wrong == "") != c.allows {
+			t.Errorf("%s with %d files and no list: %q", c.name, c.files, wrong)
+		}
 	}
 	names := []string{"bottom.go", "doc.go", "middle.go", "top.go"}
 	wrong := strings.Join(CheckOrder(order, names, nil, nil), "\n")

@@ -23,7 +23,7 @@
 // revisions it calls [PendingTxn.SetRevision] and [Draft.Settle]. It takes the versions out of
 // the overlay when the batch is applied or discarded.
 //
-// # Files, from the top down
+// # Files
 //
 //	prepare.go       a range's share of a transaction over several ranges
 //	revoke.go        the keys of a lease that is revoked

@@ -14,7 +14,7 @@
 // every replica of the range has. Only a leader has pending locks and waiters; [Table.DropPending]
 // forgets the former when its leadership ends.
 //
-// # Files, from the top down
+// # Files
 //
 //	table.go      the interface: conflicts, changes, what there is
 //	wait.go       who waits for whom

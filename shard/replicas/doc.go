@@ -61,14 +61,15 @@
 // children; it is a leaf. The owner is called with neither but for Owner.Open, which may be called
 // under making.
 //
-// # Files, from the top down
+// # Files
 //
-//	manager.go  the Manager, what it needs, and the start
+//	manager.go  the start, and what the owner calls
 //	create.go   ranges that are created by order
 //	child.go    children of splits, and first campaigns
-//	stored.go   replicas that are opened from their records
 //	unknown.go  replicas that peers speak to
+//	stored.go   replicas that are opened from their records
 //	remove.go   replicas that are no members any more
 //	claim.go    who is about to hold which span
 //	data.go     the deletion of what a removed replica leaves
+//	state.go    the Manager and what it needs; the state of a replica
 package replicas

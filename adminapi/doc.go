@@ -1,0 +1,20 @@
+// Package adminapi is Skein's admin service, which every node offers beside etcd's
+// services on its client port, its client, and the output of the commands skein
+// range, skein node and skein placement.
+//
+// It checks requests, words refusals, each with the next step, and prints. It asks a
+// [Backend], which package node implements, for ranges and nodes. It never touches etcd's
+// API and holds no state. Authorization comes with users and roles; until then every
+// client of the client port may use this service.
+//
+// # Files
+//
+//	wait.go         commands that wait for what they have begun
+//	placement.go    the placement group: service, client, output
+//	replication.go  the replication factor, and merges by themselves
+//	join.go         a node that joins
+//	output_node.go  nodes as tables and JSON
+//	output.go       ranges and operations as tables and JSON
+//	client.go       the client
+//	server.go       the service, and what it asks of the node
+package adminapi
