@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
 )
@@ -141,20 +140,9 @@ func readLeaseResponse(r *fsm.Reader) leaseResponse {
 		if l.Phase = LeasePhase(r.Byte()); l.Phase > LeaseEnding {
 			r.Failf("phase %d of a lease", l.Phase)
 		}
-		l.TTL, l.Remaining = r.LeaseTTL(), time.Duration(readVarint(r))
+		l.TTL, l.Remaining = r.LeaseTTL(), time.Duration(r.Varint())
 		a.Leases = append(a.Leases, l)
 	}
 	a.Spans = r.Spans()
 	return a
-}
-
-func readVarint(r *fsm.Reader) int64 {
-	b := r.Peek()
-	v, n := binary.Varint(b)
-	if n <= 0 {
-		r.Fail(wire.ErrTruncated)
-		return 0
-	}
-	r.Take(b[n:], nil)
-	return v
 }

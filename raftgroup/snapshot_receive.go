@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/background"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -217,7 +218,7 @@ func (r *incomingSnapshot) fetchTables(w *watchdog, s transport.Stream) error {
 				return err
 			}
 		case len(m) > 1 && m[0] == snapEnd:
-			if n, w := binary.Uvarint(m[1:]); w != len(m)-1 || n != uint64(len(r.paths)) {
+			if n, rest, err := wire.Uvarint(m[1:]); err != nil || len(rest) > 0 || n != uint64(len(r.paths)) {
 				return fmt.Errorf("%w: end after %d tables", errSnapshotFormat, len(r.paths))
 			}
 			return nil
@@ -273,8 +274,8 @@ func (r *incomingSnapshot) fetchTable(w *watchdog, s transport.Stream, m []byte)
 		switch {
 		case len(m) > 1 && m[0] == snapChunk:
 		case len(m) > 5 && m[0] == snapTable:
-			n, w := binary.Uvarint(m[1:])
-			if w <= 0 || len(m) != 1+w+4 || n != size || binary.LittleEndian.Uint32(m[1+w:]) != sum {
+			n, rest, err := wire.Uvarint(m[1:])
+			if err != nil || len(rest) != 4 || n != size || binary.LittleEndian.Uint32(rest) != sum {
 				return fmt.Errorf("%w: table %d: %d bytes, checksum %08x", errSnapshotFormat, len(r.paths), size, sum)
 			}
 			return nil

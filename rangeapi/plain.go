@@ -73,7 +73,7 @@ func decodePlain(k opKind, b []byte) (proto.Message, error) {
 	if k == opPlainGet {
 		return &pb.RangeRequest{Key: b, Serializable: flags&plainSerializable != 0}, nil
 	}
-	lease, b, err := varint(b)
+	lease, b, err := wire.Varint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func appendPlainResponse(dst []byte, op proto.Message) []byte {
 
 // decodePlainResponse decodes what appendPlainResponse wrote.
 func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
-	rev, b, err := varint(b)
+	rev, b, err := wire.Varint(b)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func decodePlainResponse(k opKind, b []byte) (proto.Message, error) {
 	}
 	kv := &get.kv
 	for _, field := range [...]*int64{&kv.CreateRevision, &kv.ModRevision, &kv.Version, &kv.Lease} {
-		if *field, b, err = varint(b); err != nil {
+		if *field, b, err = wire.Varint(b); err != nil {
 			return nil, err
 		}
 	}
@@ -197,13 +197,4 @@ func orNil(b []byte) []byte {
 		return nil
 	}
 	return b
-}
-
-// varint reads a zigzag varint.
-func varint(b []byte) (int64, []byte, error) {
-	v, n := binary.Varint(b)
-	if n <= 0 {
-		return 0, nil, wire.ErrTruncated
-	}
-	return v, b[n:], nil
 }

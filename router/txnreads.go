@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -116,8 +117,8 @@ func decodeReads(payload []byte) (keyspace.Revision, error) {
 	if len(payload) == 0 || payload[0] != readsWireVersion {
 		return 0, fmt.Errorf("router: question of %d bytes about reads", len(payload))
 	}
-	rev, n := binary.Uvarint(payload[1:])
-	if n != len(payload)-1 || rev > uint64(keyspace.MaxRevision) {
+	rev, rest, err := wire.Uvarint(payload[1:])
+	if err != nil || len(rest) > 0 || rev > uint64(keyspace.MaxRevision) {
 		return 0, fmt.Errorf("router: question %x about reads", payload)
 	}
 	return keyspace.Revision(rev), nil

@@ -4,8 +4,12 @@
 // allocating memory for mere claims.
 //
 // A [Reader] remembers the first error and returns zero values from then on, so a decoder
-// checks once, at its end. The functions [Uvarint] and [Bytes] do the same without a
-// Reader, for decoders on the path of every entry.
+// checks once, at its end. The functions [Uvarint], [Varint] and [Bytes] do the same without
+// a Reader, for decoders on the path of every entry.
+//
+// Three decoders do without this package. A segment of wal and a frame of transport have
+// fixed layouts, without varints. mvcc decodes a version for each key that is read, and its
+// checks are of meaning and not of length. keyspace imports nothing of Skein.
 package wire
 
 import (
@@ -21,6 +25,15 @@ var ErrTruncated = errors.New("truncated")
 // Uvarint reads an unsigned varint and returns the rest.
 func Uvarint(b []byte) (v uint64, rest []byte, err error) {
 	v, n := binary.Uvarint(b)
+	if n <= 0 {
+		return 0, nil, ErrTruncated
+	}
+	return v, b[n:], nil
+}
+
+// Varint reads a signed varint (zigzag) and returns the rest.
+func Varint(b []byte) (v int64, rest []byte, err error) {
+	v, n := binary.Varint(b)
 	if n <= 0 {
 		return 0, nil, ErrTruncated
 	}
@@ -145,6 +158,17 @@ func (r *Reader) Flags(known byte) byte {
 // Uvarint reads an unsigned varint.
 func (r *Reader) Uvarint() uint64 {
 	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.Fail(ErrTruncated)
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+// Varint reads a signed varint (zigzag).
+func (r *Reader) Varint() int64 {
+	v, n := binary.Varint(r.b)
 	if n <= 0 {
 		r.Fail(ErrTruncated)
 		return 0

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -25,8 +26,8 @@ func (t Tombstones) Left(g keyspace.GroupID) (keyspace.ReplicaID, error) {
 	if err != nil || !ok {
 		return 0, err
 	}
-	id, w := binary.Uvarint(v)
-	if w <= 0 || w != len(v) {
+	id, rest, err := wire.Uvarint(v)
+	if err != nil || len(rest) > 0 {
 		return 0, fmt.Errorf("lifecycle: group %s: %d bytes for the replica that has left", g, len(v))
 	}
 	return keyspace.ReplicaID(id), nil

@@ -334,8 +334,8 @@ func DecodeSplit(b []byte) (c Split, err error) {
 
 // DecodeNumber reads the body of a compact or count command: one number.
 func DecodeNumber(b []byte) (int64, error) {
-	n, w := binary.Varint(b)
-	if w <= 0 || w != len(b) {
+	n, rest, err := wire.Varint(b)
+	if err != nil || len(rest) > 0 {
 		return 0, fmt.Errorf("command: %d bytes for one number", len(b))
 	}
 	return n, nil

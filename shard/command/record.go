@@ -123,11 +123,10 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	if b, err = decodeMerge(b, &r.Merge); err != nil {
 		return r, err
 	}
-	live, n := binary.Varint(b)
-	if n <= 0 || len(b) != n+8 {
+	if r.Live, b, err = wire.Varint(b); err != nil || len(b) != 8 {
 		return r, wire.ErrTruncated
 	}
-	r.Live, r.Hash = live, binary.BigEndian.Uint64(b[n:])
+	r.Hash = binary.BigEndian.Uint64(b)
 	return r, nil
 }
 
