@@ -195,7 +195,7 @@ func (r *Replica) show(st *Status) {
 	}
 	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.pipe.Leads()
 	st.LastBatchTerm, st.LastBatchNumber = r.rec.Last.Term, r.rec.Last.Number
-	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.removedTo
+	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.upkeep.removedTo
 	st.Hash = fmt.Sprintf("%016x", r.rec.Hash)
 	st.Keys, st.Counted = r.rec.Live, r.rec.Counted
 	p := r.pipe.Status()

@@ -302,9 +302,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 				r.publishTxnsLocked(o.locks)
 			}
 		case command.KindCount:
-			r.counting = false
+			r.upkeep.counting = false
 		case command.KindCompact:
-			r.compacting = 0
+			r.upkeep.compacting = 0
 		case command.KindSplit, command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 			if r.publishChangeLocked(o, &feeds); o.ok && (o.split != nil || o.source != 0) {
 				heirs = append(heirs, o)
@@ -464,7 +464,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.position = raftgroup.Position{Index: applied.Index, Term: applied.Term}
 	r.live.Reset(rec.LastRevision)
 	r.loadTableLocked(&txns)
-	r.removedTo, r.removeFrom = 0, nil
+	r.upkeep.replaced()
 	r.installs++
 	r.load.Replaced()
 	r.epochs.End(r.store.cache)

@@ -171,7 +171,7 @@ func TestRemovalStandsStillForASnapshot(t *testing.T) {
 		time.Sleep(time.Second) // maintenance has nothing more to do
 		running := make(chan struct{})
 		r.mu.Lock()
-		r.rec.Compacted, r.removing = 5, running
+		r.rec.Compacted, r.upkeep.removing = 5, running
 		r.mu.Unlock()
 		snap, accepted := snapshotOf(1, 1, ""), make(chan error, 1)
 		go func() { accepted <- r.AcceptSnapshot(snap) }()

@@ -109,7 +109,7 @@ func (s feedSource) StillShows(g keyspace.Generation, from keyspace.Revision) er
 	r := s.r
 	r.mu.Lock()
 	_, err := s.View(g, from)
-	receiving := r.receiving
+	receiving := r.upkeep.receiving
 	r.mu.Unlock()
 	if err != nil || !receiving {
 		return err

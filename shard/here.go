@@ -20,7 +20,7 @@ const emptyRevision keyspace.Revision = 1
 // read of all that is applied misses none.
 func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) error {
 	switch {
-	case r.receiving || r.stopped:
+	case r.upkeep.receiving || r.stopped:
 		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
 	case req.Generation != r.rec.Generation || !rangeapi.HoldsOp(r.rec.Span, req.Op):
 		return r.errorLocked(kverror.WrongRange, "the range is another one here")
@@ -43,7 +43,7 @@ func (s *Store) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.receiving || r.stopped || r.rec.Generation != g {
+	if r.upkeep.receiving || r.stopped || r.rec.Generation != g {
 		return 0, 0, false
 	}
 	return min(r.rec.Compacted, r.rec.LastRevision), r.resolvedLocked(), true

@@ -81,7 +81,7 @@ func (r *Replica) loseLocked(out *pipeline.Answers) {
 	r.wokenLocked(r.locks.DropPending())
 	r.dropRegistrationsLocked()
 	r.pipe.Lose(out)
-	r.compacting, r.counting = 0, false
+	r.upkeep.lose()
 	r.altering = 0
 	// Whether the change happened, the log says; this replica answers nothing for
 	// anybody until it leads again, by when it has applied it.

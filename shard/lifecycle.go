@@ -129,7 +129,7 @@ func (r *Replica) loadStored(s *replicas.Start) (err error) {
 	r.position = raftgroup.Position{Index: a.Index, Term: a.Term}
 	r.live.Reset(s.Record.LastRevision)
 	r.loadTableLocked(&s.Txns)
-	if r.removedTo, err = r.store.loadRemoval(&s.Record); err != nil {
+	if r.upkeep.removedTo, err = r.store.loadRemoval(&s.Record); err != nil {
 		return err
 	}
 	r.store.heard(s.Record.LastRevision)
@@ -194,8 +194,7 @@ func (r *Replica) expel() {
 // standStillForGood stops the removal of old versions and returns when no step is under way.
 func (r *Replica) standStillForGood() {
 	r.mu.Lock()
-	r.receiving = true
-	running := r.removing
+	running := r.upkeep.stop()
 	r.mu.Unlock()
 	if running != nil {
 		<-running

@@ -154,7 +154,8 @@ func (m *maintenance) rest(took time.Duration) {
 	}
 }
 
-// upkeep is the part of a Replica that maintenance works on. The replica's mu guards it.
+// upkeep is a replica's maintenance: what is under way, and how far old versions are removed here.
+// Guarded by the replica's mu; it calls nobody.
 type upkeep struct {
 	// compacting is the compacted revision that is on its way through the log, and
 	// counting says that a scan for the live-key count is.
@@ -172,25 +173,61 @@ type upkeep struct {
 	receiving bool
 }
 
+// lose ends what only a leader has under way.
+func (u *upkeep) lose() { u.compacting, u.counting = 0, false }
+
+// replaced notes that the replica has other data, of which nothing is removed yet.
+func (u *upkeep) replaced() { u.removedTo, u.removeFrom = 0, nil }
+
+// beginStep begins a step of removal, and endStep ends it for those who wait for it.
+func (u *upkeep) beginStep() { u.removing = make(chan struct{}) }
+
+func (u *upkeep) endStep() {
+	close(u.removing)
+	u.removing = nil
+}
+
+// stop lets no step begin until resume. running is closed at the end of the step under way, nil if
+// there is none.
+func (u *upkeep) stop() (running <-chan struct{}) {
+	u.receiving = true
+	return u.removing
+}
+
+func (u *upkeep) resume() { u.receiving = false }
+
+// stepped notes what a step has done: it began at since and has come as far as the cursor, or to
+// the end of the span if that is nil. If other data have come meanwhile, the pass begins anew.
+func (u *upkeep) stepped(sameData bool, since, to keyspace.Revision, cursor []byte) (ended bool) {
+	if !sameData || u.removedTo != since {
+		u.removeFrom = nil
+		return false
+	}
+	if u.removeFrom = cursor; cursor == nil {
+		u.removedTo = to
+	}
+	return cursor == nil
+}
+
 // needsCareLocked says whether a leader has something to propose or a replica
 // something to remove.
 func (r *Replica) needsCareLocked() bool {
-	return r.raiseLocked() != 0 || r.rec.Compacted > r.removedTo || r.countsLocked()
+	return r.raiseLocked() != 0 || r.rec.Compacted > r.upkeep.removedTo || r.countsLocked()
 }
 
 // countsLocked says whether a leader is to count its keys.
 func (r *Replica) countsLocked() bool {
-	return r.pipe.Leads() && !r.rec.Counted && !r.counting && !r.rec.Merge.StandsStill()
+	return r.pipe.Leads() && !r.rec.Counted && !r.upkeep.counting && !r.rec.Merge.StandsStill()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.store.Compacted()
-	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.compacting || r.rec.LastRevision < r.rec.Compacted {
+	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.upkeep.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
-	if c = r.keepLocked(c); c <= r.rec.Compacted || c <= r.compacting {
+	if c = r.keepLocked(c); c <= r.rec.Compacted || c <= r.upkeep.compacting {
 		return 0
 	}
 	return c
@@ -205,13 +242,13 @@ func (r *Replica) heldBackLocked() bool {
 
 // lookAgainLocked notes the replica again after a pause, when it may not be held back any more.
 func (r *Replica) lookAgainLocked() {
-	if r.lookingAgain {
+	if r.upkeep.lookingAgain {
 		return
 	}
-	r.lookingAgain = true
+	r.upkeep.lookingAgain = true
 	r.store.after(maintenanceRetry, func() {
 		r.mu.Lock()
-		r.lookingAgain = false
+		r.upkeep.lookingAgain = false
 		r.mu.Unlock()
 		r.store.maintenance.note(r)
 	})
@@ -232,12 +269,12 @@ func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
 	}
 	if c := r.raiseLocked(); c != 0 {
 		term, gen := r.pipe.Term(), r.rec.Generation
-		r.compacting = c
+		r.upkeep.compacting = c
 		r.mu.Unlock()
 		entry := binary.AppendVarint(command.AppendHeader(nil, command.Header{Kind: command.KindCompact, Term: term, Generation: gen}), int64(c))
 		failed := func(error) {
 			r.mu.Lock()
-			r.compacting = 0
+			r.upkeep.compacting = 0
 			r.mu.Unlock()
 		}
 		if err := r.group.Propose(term, entry, failed); err != nil {
@@ -246,14 +283,14 @@ func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
 		}
 		return r.needsCare(), nil
 	}
-	if r.rec.Compacted > r.removedTo && !r.receiving {
-		r.removing = make(chan struct{})
+	if r.rec.Compacted > r.upkeep.removedTo && !r.upkeep.receiving {
+		r.upkeep.beginStep()
 		r.mu.Unlock()
 		defer r.removed()
 		return r.removeStep()
 	}
 	if r.countsLocked() {
-		r.counting = true
+		r.upkeep.counting = true
 		r.mu.Unlock()
 		return false, r.countAll(ctx)
 	}
@@ -327,8 +364,7 @@ func (s *Store) forgetRemoval(id keyspace.RangeID) error {
 // removed ends a step of removal for those who wait for it.
 func (r *Replica) removed() {
 	r.mu.Lock()
-	close(r.removing)
-	r.removing = nil
+	r.upkeep.endStep()
 	r.mu.Unlock()
 }
 
@@ -341,8 +377,7 @@ func (r *Replica) removed() {
 // durable: after a crash it would be wrong about them. A replica without data has no note.
 func (r *Replica) standStill() error {
 	r.mu.Lock()
-	r.receiving = true
-	running, empty := r.removing, r.rec.Generation == 0
+	running, empty := r.upkeep.stop(), r.rec.Generation == 0
 	r.mu.Unlock()
 	if running != nil {
 		<-running
@@ -356,7 +391,7 @@ func (r *Replica) standStill() error {
 // standEasy ends standStill.
 func (r *Replica) standEasy() {
 	r.mu.Lock()
-	r.receiving = false
+	r.upkeep.resume()
 	r.mu.Unlock()
 	r.store.maintenance.note(r)
 }
@@ -368,7 +403,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 	batch := r.store.cfg.Limits.RemoveBatch
 	r.mu.Lock()
 	o := mvcc.RemoveOptions{
-		Span: r.rec.Span, Compacted: r.rec.Compacted, Since: r.removedTo, Cursor: r.removeFrom,
+		Span: r.rec.Span, Compacted: r.rec.Compacted, Since: r.upkeep.removedTo, Cursor: r.upkeep.removeFrom,
 		MaxVisits: batch, MaxDeletes: batch,
 	}
 	generation := r.rec.Generation
@@ -400,14 +435,8 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.store.metrics.removed.Add(float64(res.Removed))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.rec.Generation != generation || r.removedTo != o.Since {
-		// A split or a snapshot came between: the pass begins anew.
-		r.removeFrom = nil
-		return true, nil
-	}
-	r.removeFrom = res.Cursor
-	if done {
-		r.removedTo = o.Compacted
+	sameData := r.rec.Generation == generation // no split and no merge came between
+	if r.upkeep.stepped(sameData, o.Since, o.Compacted, res.Cursor) {
 		r.store.metrics.removedLast.Set(float64(r.store.cfg.Clock.Wall().Unix()))
 	}
 	return r.needsCareLocked(), nil // keys may have to be counted yet
@@ -418,7 +447,7 @@ func (r *Replica) removeStep() (again bool, err error) {
 func (r *Replica) countAll(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.pipe.Leads() {
-		r.counting = false
+		r.upkeep.counting = false
 		r.mu.Unlock()
 		return nil
 	}
@@ -429,7 +458,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 		known := false
 		at = r.locks.LowestFloor(at)
 		if since, known = r.live.At(at, since); !known {
-			r.counting = false
+			r.upkeep.counting = false
 			r.lookAgainLocked()
 			r.mu.Unlock()
 			return nil
@@ -438,7 +467,7 @@ func (r *Replica) countAll(ctx context.Context) error {
 	r.mu.Unlock()
 	failed := func(error) {
 		r.mu.Lock()
-		r.counting = false
+		r.upkeep.counting = false
 		r.mu.Unlock()
 	}
 	n, err := r.countPaced(ctx, span, at)

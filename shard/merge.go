@@ -207,7 +207,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.publishTxnsLocked(o.locks)
 	r.epochs.Absorb(r.store.cache, o.border, o.epochs)
 	r.live.Reset(r.rec.LastRevision)
-	r.removedTo, r.removeFrom = 0, nil
+	r.upkeep.replaced()
 	if !r.pipe.Leads() {
 		return
 	}

@@ -168,7 +168,7 @@ func (r *Replica) checkFloors(other keyspace.RangeID) error {
 		x.mu.Lock()
 		low = x.locks.LowestFloor(low)
 		// What is on its way may yet come before the freeze.
-		compacted = max(compacted, x.rec.Compacted, x.compacting)
+		compacted = max(compacted, x.rec.Compacted, x.upkeep.compacting)
 		leads := x.pipe.Leads()
 		x.mu.Unlock()
 		if !leads {

@@ -17,7 +17,8 @@ const pinFor = 10 * time.Second
 
 // pins are revisions that a leader keeps readable for transactions that have locked
 // nothing here. They are coarse: two windows with the lowest revision of each. They are
-// lost with the leadership; whoever reads what is gone by then is told so.
+// lost with the leadership; whoever reads what is gone by then is told so. Guarded by the replica's
+// mu; they call nobody.
 //
 // No transaction says when it has read: that would be a message to each range, for the
 // sake of a compaction every few minutes. Only where pins hold a compaction back the

@@ -61,7 +61,7 @@ func (s *Store) removed(marks []removal.Mark) (left []keyspace.RangeID, changed 
 		switch {
 		case r.rec.Generation > m.Descriptor.Generation:
 			changed = true
-		case r.position.Index < m.Index, r.rec.Compacted > r.removedTo:
+		case r.position.Index < m.Index, r.rec.Compacted > r.upkeep.removedTo:
 			left = append(left, r.id)
 		}
 		r.mu.Unlock()

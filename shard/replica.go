@@ -120,7 +120,7 @@ type Replica struct {
 	// an older descriptor; at most maxChildren.
 	children []keyspace.Descriptor
 	// upkeep is what maintenance has under way and has done.
-	upkeep
+	upkeep upkeep
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
 	// stopped says that the replica has ended, and ended why.
