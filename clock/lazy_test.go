@@ -215,7 +215,7 @@ func BenchmarkAwait(b *testing.B) {
 	}()
 	defer close(kick)
 	var timers Timers
-	b.Run("patience", func(b *testing.B) {
+	b.Run("lazy", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			l := timers.LazyDeadline(parent, time.Minute)

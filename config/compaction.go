@@ -103,7 +103,7 @@ func compactionFlags() []Flag {
 		{
 			Name: "auto-compaction-retention", kind: kindString, Default: "0", File: "auto-compaction-retention", Section: sectionClustering,
 			Usage: "What automatic compaction keeps: hours or a duration, or revisions. 0 switches it off.",
-			Note:  "The node that hands out revisions compacts. Negative, or less than 10ms, is refused.",
+			Note:  "The node that allocates revisions compacts. Negative, or less than 10ms, is refused.",
 			set:   setString(func(c *Config) *string { return &c.Compaction.Retention }),
 		},
 		{

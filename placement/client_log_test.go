@@ -64,8 +64,8 @@ func (f *follower) reached(t *testing.T, rev keyspace.Revision) {
 	t.Fatalf("the log did not reach %d within 20 s, but %d", rev, f.last)
 }
 
-// handOut asks for count revisions for the range and notes who got them.
-func (n *rigNode) handOut(t *testing.T, id keyspace.RangeID, count int, owner map[keyspace.Revision]keyspace.RangeID) keyspace.Revision {
+// allocate asks for count revisions for the range and notes who got them.
+func (n *rigNode) allocate(t *testing.T, id keyspace.RangeID, count int, owner map[keyspace.Revision]keyspace.RangeID) keyspace.Revision {
 	t.Helper()
 	ch := make(chan keyspace.SequenceAnswer, 1)
 	n.client.Sequence(keyspace.SequenceRequest{Range: id, Generation: 1, Count: count}, func(a keyspace.SequenceAnswer) { ch <- a })
@@ -89,7 +89,7 @@ func TestFollowLog(t *testing.T) {
 		r.leader()
 		ctx, cancel := context.WithCancel(t.Context())
 		owner := map[keyspace.Revision]keyspace.RangeID{}
-		last := r.nodes[0].handOut(t, 5, 2, owner)
+		last := r.nodes[0].allocate(t, 5, 2, owner)
 		clear(owner) // nobody followed then
 		var wg sync.WaitGroup
 		followers := make([]*follower, 3)
@@ -103,7 +103,7 @@ func TestFollowLog(t *testing.T) {
 		all := func() {
 			t.Helper()
 			for i := range 30 {
-				last = r.nodes[i%3].handOut(t, keyspace.RangeID(1+i%4), 1+i%3, owner)
+				last = r.nodes[i%3].allocate(t, keyspace.RangeID(1+i%4), 1+i%3, owner)
 			}
 			for _, f := range followers {
 				f.reached(t, last)

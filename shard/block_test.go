@@ -436,7 +436,7 @@ func TestStepsThatEndLocksComeApart(t *testing.T) {
 	})
 }
 
-// A revision that nobody was handed out is not believed, whoever names it: it would be the
+// A revision that was not allocated is not believed, whoever names it: it would be the
 // node's floor, or the range's last revision, for ever. One that is only new here is.
 func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -493,7 +493,7 @@ func TestRevisionsAreNotBelievedFarAhead(t *testing.T) {
 	})
 }
 
-// farRevision is a revision that a decoder takes and no test hands out.
+// farRevision is a revision that a decoder takes and no test allocates.
 const farRevision = keyspace.MaxRevision - 2
 
 // The end of a lock wakes only the calls that can go on, so it costs no more than those. They go

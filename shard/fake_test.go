@@ -205,7 +205,7 @@ func (f *fakeGroups) group(id keyspace.RangeID) *fakeGroup {
 	return f.groups[id.Group()]
 }
 
-// fakeSequencer hands out revisions when the test says so.
+// fakeSequencer allocates revisions when the test says so.
 type fakeSequencer struct {
 	mu sync.Mutex
 	// Guarded by mu.
@@ -227,12 +227,12 @@ func (s *fakeSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspac
 		s.mu.Unlock()
 		return
 	}
-	a := s.handOutLocked(req)
+	a := s.allocateLocked(req)
 	s.mu.Unlock()
 	done(a)
 }
 
-func (s *fakeSequencer) handOutLocked(req keyspace.SequenceRequest) keyspace.SequenceAnswer {
+func (s *fakeSequencer) allocateLocked(req keyspace.SequenceRequest) keyspace.SequenceAnswer {
 	a := keyspace.SequenceAnswer{Compacted: s.compacted}
 	if req.Count > 0 {
 		a.First = s.last + 1
@@ -249,7 +249,7 @@ func (s *fakeSequencer) answer(i int, err error) {
 	s.asks = append(s.asks[:i:i], s.asks[i+1:]...)
 	a := keyspace.SequenceAnswer{Err: err}
 	if err == nil {
-		a = s.handOutLocked(k.req)
+		a = s.allocateLocked(k.req)
 	}
 	s.mu.Unlock()
 	k.done(a)

@@ -75,7 +75,7 @@ func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer,
 // another node names, without the sequencer being asked about it.
 const maxAhead = 1 << 20
 
-// believe refuses a revision that nobody can have been handed out. Taken for known it
+// believe refuses a revision that cannot have been allocated. Taken for known it
 // would stay the node's floor, and what it is given to the range's last one: nothing
 // could be compared, locked or written under it any more.
 func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {

@@ -29,8 +29,8 @@ import (
 )
 
 // rig is three nodes in virtual time: real raft groups, wals and engines on
-// crashable memory disks over a simulated network. Only the sequencer is a counter
-// of the test, with a delay.
+// crashable memory disks over a simulated network. Only the sequencer is
+// the test's own, with a delay.
 type rig struct {
 	t     *testing.T
 	rng   *rand.Rand
@@ -50,7 +50,7 @@ type rig struct {
 	desc        keyspace.Descriptor
 }
 
-// rigSequencer hands out revisions to everybody, each answer after a delay.
+// rigSequencer allocates revisions to everybody, each answer after a delay.
 type rigSequencer struct {
 	mu sync.Mutex
 	// Guarded by mu.

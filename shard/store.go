@@ -24,11 +24,11 @@ import (
 	"github.com/skeindb/skein/shard/replicas"
 )
 
-// Sequencer hands out revisions; placement's client is one.
+// Sequencer allocates revisions; placement's client is one.
 type Sequencer interface {
 	// Sequence asks for req.Count consecutive revisions, or with Count 0 for the
 	// current one. done is called exactly once, from any goroutine or within the call.
-	// With an error nothing that may have been handed out is ever used.
+	// With an error nothing that may have been allocated is ever used.
 	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
 }
 
@@ -178,7 +178,7 @@ func (s *Store) Floor() keyspace.Revision { return keyspace.Revision(s.floor.Loa
 // heard of, -1 if none.
 func (s *Store) Compacted() keyspace.Revision { return keyspace.Revision(s.compacted.Load()) }
 
-// heard notes that a revision was handed out.
+// heard notes that a revision was allocated.
 func (s *Store) heard(rev keyspace.Revision) { raise(&s.floor, int64(rev)) }
 
 // observe takes what every answer of the sequencer tells.

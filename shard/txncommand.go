@@ -86,7 +86,7 @@ func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeap
 	return s.answer, nil
 }
 
-// revisionOf returns the highest revision that a command names as one that was handed out.
+// revisionOf returns the highest revision that a command names as an allocated one.
 func revisionOf(op rangeapi.TxnCommand) keyspace.Revision {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:

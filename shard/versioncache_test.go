@@ -59,7 +59,7 @@ func TestVersionCacheEndsWithTheLeadership(t *testing.T) {
 		}
 
 		g.lead(raftgroup.LeaderState{Term: 6, Leader: 2, LeaderNode: 2})
-		rev := w.seq.handOutLocked(keyspace.SequenceRequest{Count: 1}).First
+		rev := w.seq.allocateLocked(keyspace.SequenceRequest{Count: 1}).First
 		entry := command.AppendHeader(nil, command.Header{Kind: command.KindBatch, Term: 6, Generation: r.rec.Generation})
 		entry = command.AppendBatchHeader(entry, &command.Batch{Prev: r.rec.Last, Number: 1, Hash: r.rec.Hash, First: rev, Txns: 1})
 		entry = command.AppendVersion(append(entry, 1), &mvcc.Version{Key: []byte("k"), Mod: rev, Tombstone: true}, command.Prior{Lived: true})

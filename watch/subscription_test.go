@@ -64,7 +64,7 @@ func TestASubscriptionGrowsOverALock(t *testing.T) {
 		w.mu.Lock()
 		rs := []*worldRange{w.of("ba"), w.of("ca")}
 		rs[1].locks[name] = w.rev
-		rev := w.handOutLocked(rs...)
+		rev := w.allocateLocked(rs...)
 		rs[0].applied = rev
 		w.appendLocked(rs[0], worldEntry{events: []rangeapi.Event{w.eventLocked("ba", rev, 0)}})
 		w.mu.Unlock()

@@ -199,7 +199,7 @@ func (r *worldRange) resolved() keyspace.Revision {
 	return r.told
 }
 
-func (w *world) handOutLocked(rs ...*worldRange) keyspace.Revision {
+func (w *world) allocateLocked(rs ...*worldRange) keyspace.Revision {
 	w.rev++
 	for _, r := range rs {
 		w.log = append(w.log, sequencer.Allocation{First: w.rev, Count: 1, Range: r.desc.Range, Generation: r.desc.Generation})
@@ -242,7 +242,7 @@ func (w *world) write(keys ...string) {
 		w.mu.Unlock()
 		return
 	}
-	rev := w.handOutLocked(r)
+	rev := w.allocateLocked(r)
 	r.pipeline = append(r.pipeline, rev)
 	lost := w.failsNext(0.1)
 	w.mu.Unlock()
@@ -291,7 +291,7 @@ func (w *world) txn(name int, keys ...string) {
 	w.wg.Go(func() {
 		w.pause()
 		w.mu.Lock()
-		rev := w.handOutLocked(rs...) // as they were when they locked
+		rev := w.allocateLocked(rs...) // as they were when they locked
 		aborted, piecemeal, done := w.failsNext(0.2), w.chance(0.3), map[string]bool{}
 		held := time.Duration(0)
 		if w.hold > 0 && w.chance(0.5) {

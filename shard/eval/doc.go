@@ -81,7 +81,7 @@
 // sees that the leadership or the chain has changed, and evaluates again or refuses.
 //
 // … a transaction reads at a revision that the range has not heard of? FutureError: the owner
-// asks the sequencer what was handed out, and evaluates again or refuses.
+// asks the sequencer what was allocated, and evaluates again or refuses.
 //
 // … a put names a lease without an attachment here? NeedsLease: the owner has the range
 // registered with the lease, and evaluates again.

@@ -32,7 +32,7 @@ type Input struct {
 	Absent []keyspace.LeaseID
 	// Floor is the highest revision that the node has heard of: the request's own is above.
 	Floor keyspace.Revision
-	// Current is the highest revision that was handed out, as far as the range knows, and
+	// Current is the highest revision that was allocated, as far as the range knows, and
 	// Compacted the cluster's compacted revision, -1 before the first compaction. Both are
 	// for explicit revisions inside a transaction.
 	Current, Compacted keyspace.Revision
@@ -142,7 +142,7 @@ func (e *Evaluation) newPut() (*PendingVersion, *pb.PutResponse) {
 }
 
 // FutureError says that a transaction reads at a revision that the range has not
-// heard of. The sequencer must say whether it was handed out.
+// heard of. The sequencer must say whether it was allocated.
 type FutureError struct{ Revision keyspace.Revision }
 
 // Error implements error.

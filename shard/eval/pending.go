@@ -88,7 +88,7 @@ func (f Ref) known() (keyspace.Revision, bool) {
 func (f Ref) must() keyspace.Revision {
 	rev, ok := f.known()
 	if !ok {
-		panic(fmt.Sprintf("eval: a revision above %d is needed before it was handed out", f.txn.Floor))
+		panic(fmt.Sprintf("eval: a revision above %d is needed before it was allocated", f.txn.Floor))
 	}
 	return rev
 }

@@ -60,7 +60,7 @@
 //     plus what was applied since. The estimate is renewed when the store has written
 //     tables, for 100 ranges a second at most. Store.Measures returns it all.
 //  2. Too large (--range-max-bytes, 256 MiB). The leader looks for the key in the middle: it
-//     asks the store some dozens of times how much lies below a key (mvcc.Middle), which
+//     asks the store some dozens of times how much lies below a key (mvcc.FindSplitKey), which
 //     reads no data. If much is only in memtables, they are flushed before. If one key with
 //     all its versions has more than seven eighths, nothing is split. The next look is a
 //     minute later, then ever later, up to an hour.

@@ -58,7 +58,7 @@ type leadership struct {
 	hash uint64
 	// number is the last one that was used in the term.
 	number uint64
-	// revision is the last one that was handed out to this range.
+	// revision is the last one that was allocated to this range.
 	revision keyspace.Revision
 }
 

@@ -37,7 +37,7 @@ type world struct {
 	epochs eval.KeyEpochs
 	store  memStore
 
-	// last is the last revision that was handed out, asks are the questions for revisions.
+	// last is the last revision that was allocated, asks are the questions for revisions.
 	last keyspace.Revision
 	asks []ask
 	// log has what is proposed and not applied. full says that the group has no room.

@@ -51,7 +51,7 @@ type Evaluator interface {
 	AwaitLease(c *Call, lease keyspace.LeaseID, out *Answers)
 }
 
-// Sequencer hands out revisions. Its methods are called without mu.
+// Sequencer allocates revisions. Its methods are called without mu.
 type Sequencer interface {
 	// Sequence asks for req.Count consecutive revisions, or with Count 0 for the current one.
 	// done is called exactly once, from any goroutine or within the call.
