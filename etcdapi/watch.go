@@ -323,7 +323,7 @@ func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
 	return st.sent(err)
 }
 
-// sendFragments sends a response in parts below the bound of a message, or of one larger event.
+// sendFragments sends a response in fragments below the bound of a message, or of one larger event.
 func (st *watchStream) sendFragments(resp *pb.WatchResponse) error {
 	limit := st.s.opts.MaxRequestBytes + grpcOverheadBytes
 	if proto.Size(resp) < limit || len(resp.Events) < 2 {
@@ -332,8 +332,8 @@ func (st *watchStream) sendFragments(resp *pb.WatchResponse) error {
 	empty := proto.Size(&pb.WatchResponse{Header: resp.Header, WatchId: resp.WatchId, Fragment: true})
 	for events := resp.Events; len(events) > 0; {
 		n := fitting(events, empty, limit)
-		piece := &pb.WatchResponse{Header: resp.Header, WatchId: resp.WatchId, Events: events[:n:n], Fragment: n < len(events)}
-		if err := st.sendResponse(piece); err != nil {
+		fragment := &pb.WatchResponse{Header: resp.Header, WatchId: resp.WatchId, Events: events[:n:n], Fragment: n < len(events)}
+		if err := st.sendResponse(fragment); err != nil {
 			return err
 		}
 		events = events[n:]

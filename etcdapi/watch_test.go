@@ -247,14 +247,14 @@ func TestWatchFragments(t *testing.T) {
 	}
 	o.put(keys...)
 	var got []string
-	for pieces := 1; ; pieces++ {
+	for fragments := 1; ; fragments++ {
 		resp := recv(t, st)
 		for _, e := range resp.Events {
 			got = append(got, string(e.Kv.Key))
 		}
 		if !resp.Fragment {
-			if pieces < 3 {
-				t.Errorf("%d pieces", pieces)
+			if fragments < 3 {
+				t.Errorf("%d fragments", fragments)
 			}
 			break
 		}

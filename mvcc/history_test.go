@@ -71,16 +71,16 @@ func TestHistoryOfLargeRevision(t *testing.T) {
 	if most := bits.Len64(uint64(h.bytes/maxBytes)) + 2; h.trims > most {
 		t.Errorf("sorted %d times, want at most %d", h.trims, most)
 	}
-	pieces, got := 0, 0
+	pages, got := 0, 0
 	o, key := HistoryOptions{From: 2, To: 2, MaxBytes: 1 << 20}, []byte(nil)
-	for ; o.From <= o.To; pieces++ {
+	for ; o.From <= o.To; pages++ {
 		var err error
 		if o.From, key, err = HistoryPages(e, o, key, func(*Version) error { got++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if size := h.bytes / o.MaxBytes; got != events || pieces > int(2*size)+3 {
-		t.Errorf("%d events in %d pieces, want %d of %d bytes", got, pieces, events, h.bytes)
+	if size := h.bytes / o.MaxBytes; got != events || pages > int(2*size)+3 {
+		t.Errorf("%d events in %d pages, want %d of %d bytes", got, pages, events, h.bytes)
 	}
 }
 

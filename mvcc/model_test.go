@@ -258,11 +258,11 @@ func (w *workload) checkPages(s keyspace.Span, from keyspace.Revision, maxBytes 
 		case err != nil:
 			w.t.Fatal(err)
 		case size > maxBytes && string(all[n].Key) != string(all[len(all)-1].Key):
-			w.t.Fatalf("a piece of %d events has %d bytes, allowed are %d", len(all)-n, size, maxBytes)
+			w.t.Fatalf("a page of %d events has %d bytes, allowed are %d", len(all)-n, size, maxBytes)
 		case nextKey != nil && (len(all) == n || all[n].Mod != next || all[len(all)-1].Mod != next):
-			w.t.Fatalf("a piece ends within revision %d, which is not alone in it", next)
+			w.t.Fatalf("a page ends within revision %d, which is not alone in it", next)
 		case next < o.From || next == o.From && bytes.Compare(nextKey, key) <= 0:
-			w.t.Fatalf("pieces from %d, %q go on at %d, %q", o.From, key, next, nextKey)
+			w.t.Fatalf("pages from %d, %q go on at %d, %q", o.From, key, next, nextKey)
 		}
 		o.From, key = next, nextKey
 	}
@@ -273,7 +273,7 @@ func (w *workload) checkPages(s keyspace.Span, from keyspace.Revision, maxBytes 
 	for i := range all {
 		got = append(got, line(&all[i]))
 	}
-	equal(w.t, fmt.Sprintf("pieces of history of %s from %d", s, from), got, want)
+	equal(w.t, fmt.Sprintf("pages of history of %s from %d", s, from), got, want)
 }
 
 // checkHash compares the hash with that of the kept versions, and with the sum over two

@@ -131,8 +131,8 @@ func (t *txn) divide(ctx context.Context, p *plan, name rangeapi.TxnName, anchor
 	t.mu.Lock()
 	absent := slices.Clone(t.absent)
 	t.mu.Unlock()
-	for _, piece := range ps.order {
-		piece.op.Absent = absent
+	for _, participant := range ps.order {
+		participant.op.Absent = absent
 	}
 	return ps, nil
 }

@@ -305,9 +305,9 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 		refused *kverror.Error
 		wait    bool
 	}{
-		"nothing is changed": {},
-		"a put is refused":   {refused: kverror.New(kverror.KeyNotFound, "")},
-		"the step is lost":   {wait: true},
+		"nothing is changed":  {},
+		"a put is refused":    {refused: kverror.New(kverror.KeyNotFound, "")},
+		"the command is lost": {wait: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -363,14 +363,14 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 // inOrder says whether the wanted commands are among those sent, each kind of an attempt after the
 // one before. Others may come between, and parallel ones in any order.
 func inOrder(asked, want string) bool {
-	kind := func(step string) string { k, _, _ := strings.Cut(step, " at "); return k }
+	kind := func(command string) string { k, _, _ := strings.Cut(command, " at "); return k }
 	all := strings.Split(asked, "; ")
 	last, behind, now := "", 0, 0
-	for _, step := range strings.Split(want, "; ") {
-		if kind(step) != last {
-			last, behind = kind(step), now
+	for _, command := range strings.Split(want, "; ") {
+		if kind(command) != last {
+			last, behind = kind(command), now
 		}
-		i := slices.IndexFunc(all[behind:], func(a string) bool { return strings.HasPrefix(a, step) })
+		i := slices.IndexFunc(all[behind:], func(a string) bool { return strings.HasPrefix(a, command) })
 		if i < 0 {
 			return false
 		}
@@ -809,7 +809,7 @@ func TestAbortsAreBounded(t *testing.T) {
 		afterwards()
 		f.mu.Lock()
 		if most == 0 || most > 2*maxAborts {
-			t.Errorf("%d steps run", most)
+			t.Errorf("%d commands run", most)
 		}
 		f.mu.Unlock()
 		time.Sleep(time.Minute)

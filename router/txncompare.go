@@ -31,13 +31,13 @@ func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keys
 			return nil, err
 		}
 		for _, rt := range over {
-			piece, ok := rt.desc.Span.Intersect(s)
+			overlap, ok := rt.desc.Span.Intersect(s)
 			if !ok {
 				continue
 			}
 			part := &pb.Compare{Key: c.GetKey(), Result: c.GetResult(), Target: c.GetTarget(), TargetUnion: c.GetTargetUnion()}
 			if len(c.GetRangeEnd()) > 0 {
-				part.Key, part.RangeEnd = spanPair(piece)
+				part.Key, part.RangeEnd = spanPair(overlap)
 			}
 			parts[rt.desc.Range] = append(parts[rt.desc.Range], asked{c, part})
 		}

@@ -158,7 +158,7 @@ func (e *elastic) judgeTxn(t *elasticTxn, values map[string]*mvcc.Version) {
 	if !t.committed {
 		return
 	}
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		for i, g := range p.op.Guards {
 			was := keyspace.Revision(0)
 			if v := e.model.at(string(g.Compare.Key), t.rev-1); v != nil {
@@ -173,7 +173,7 @@ func (e *elastic) judgeTxn(t *elasticTxn, values map[string]*mvcc.Version) {
 }
 
 // judgeResults holds what the writes of a committed transaction found against what there is.
-func (e *elastic) judgeResults(t *elasticTxn, p *elasticPiece) {
+func (e *elastic) judgeResults(t *elasticTxn, p *elasticParticipant) {
 	for i, w := range p.op.Writes {
 		got := p.answer.Results[i]
 		switch o := w.Op.(type) {

@@ -126,25 +126,25 @@ func (e *elastic) beginRevoke() {
 // planRevoke begins an attempt to revoke a lease in all ranges that its record lists.
 func (e *elastic) planRevoke(t *elasticTxn) {
 	r := e.leases.records[t.lease]
-	t.stage, t.pieces, t.rev, t.unsure, t.detaches, t.merges = elasticPrepares, nil, 0, false, false, r.merges
+	t.stage, t.participants, t.rev, t.unsure, t.detaches, t.merges = elasticPrepares, nil, 0, false, false, r.merges
 	for _, m := range e.over(keyspace.Span{}) {
 		d := m.Descriptor()
 		if !slices.ContainsFunc(r.spans, d.Span.Overlaps) {
 			continue
 		}
-		if len(t.pieces) == 0 {
+		if len(t.participants) == 0 {
 			t.anchor = eval.SpanFromFirst(d.Span).Start
 		}
-		t.pieces = append(t.pieces, &elasticPiece{at: d.Range, generation: d.Generation, span: d.Span, op: &rangeapi.Prepare{
+		t.participants = append(t.participants, &elasticParticipant{at: d.Range, generation: d.Generation, span: d.Span, op: &rangeapi.Prepare{
 			Name: t.name, Anchor: t.anchor, Revoke: t.lease, Incarnation: t.incarnation,
 		}})
 	}
-	e.say("%s revokes lease %d/%d in %d ranges: %s", t.name, t.lease, t.incarnation, len(t.pieces), r.spans)
-	if len(t.pieces) == 0 {
+	e.say("%s revokes lease %d/%d in %d ranges: %s", t.name, t.lease, t.incarnation, len(t.participants), r.spans)
+	if len(t.participants) == 0 {
 		t.stage = elasticForgets
 		return
 	}
-	if e.anyOrder(t); len(t.pieces) == 1 {
+	if e.anyOrder(t); len(t.participants) == 1 {
 		t.stage = elasticRevokes
 	}
 }
@@ -158,7 +158,7 @@ func (e *elastic) revokeAgain(t *elasticTxn) {
 
 // revokeAtOnce revokes a lease that has keys in one range alone.
 func (e *elastic) revokeAtOnce(t *elasticTxn) {
-	p := t.pieces[0]
+	p := t.participants[0]
 	a, err := do(e, func(ctx context.Context) (rangeapi.TxnAnswer, error) {
 		return e.leader.store.Txn(ctx, p.at, p.generation, &rangeapi.Revoke{Lease: t.lease, Incarnation: t.incarnation})
 	})

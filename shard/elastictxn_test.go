@@ -22,7 +22,7 @@ type elasticStage int
 const (
 	// elasticRevokes: a lease that has keys in one range is revoked there.
 	elasticRevokes elasticStage = iota
-	// elasticPrepares: the pieces are locked, one after the other.
+	// elasticPrepares: the participants are locked, one after the other.
 	elasticPrepares
 	elasticCommits
 	// elasticResolves: the locks end, at the revision or with the attachment of a lease without keys.
@@ -41,10 +41,10 @@ func (s elasticStage) String() string {
 // elasticTxn is a transaction over several ranges, or the revoke of a lease, and its
 // coordinator.
 type elasticTxn struct {
-	name   rangeapi.TxnName
-	anchor []byte
-	pieces []*elasticPiece
-	stage  elasticStage
+	name         rangeapi.TxnName
+	anchor       []byte
+	participants []*elasticParticipant
+	stage        elasticStage
 	// rev is its revision, 0 while it has none.
 	rev keyspace.Revision
 	// unsure says that the answer to a commit was lost, committed that one said yes.
@@ -60,9 +60,9 @@ type elasticTxn struct {
 	merges      int
 }
 
-// elasticPiece is what a transaction does in one range.
-type elasticPiece struct {
-	// at and generation are the range's as the coordinator knows it, span is what the piece
+// elasticParticipant is what a transaction does in one range.
+type elasticParticipant struct {
+	// at and generation are the range's as the coordinator knows it, span is what it
 	// touches.
 	at         keyspace.RangeID
 	generation keyspace.Generation
@@ -76,8 +76,8 @@ type elasticPiece struct {
 	over bool
 }
 
-// cover widens the piece.
-func (p *elasticPiece) cover(s keyspace.Span) {
+// cover widens the participant's span.
+func (p *elasticParticipant) cover(s keyspace.Span) {
 	if p.span.Start == nil || bytes.Compare(s.Start, p.span.Start) < 0 {
 		p.span.Start = s.Start
 	}
@@ -133,13 +133,13 @@ func (e *elastic) planTxn(name rangeapi.TxnName) {
 
 // anyOrder has the ranges asked in any order. Who holds nothing yet may wait for all.
 func (e *elastic) anyOrder(t *elasticTxn) {
-	e.rng.Shuffle(len(t.pieces), func(i, j int) { t.pieces[i], t.pieces[j] = t.pieces[j], t.pieces[i] })
-	t.pieces[0].op.WaitForOlder = true
+	e.rng.Shuffle(len(t.participants), func(i, j int) { t.participants[i], t.participants[j] = t.participants[j], t.participants[i] })
+	t.participants[0].op.WaitForOlder = true
 }
 
 // String returns what the transaction does as traces print it.
 func (t *elasticTxn) String() (s string) {
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		s += fmt.Sprintf("at range %s", p.at)
 		for _, g := range p.op.Guards {
 			s += fmt.Sprintf(" %s@%d?%d", g.Compare.GetKey(), g.Compare.GetModRevision(), g.Want)
@@ -157,22 +157,22 @@ func (t *elasticTxn) String() (s string) {
 	return s
 }
 
-// piece returns the transaction's piece in the range of a key.
-func (e *elastic) piece(t *elasticTxn, key []byte) *elasticPiece {
+// participant returns the transaction's participant in the range of a key.
+func (e *elastic) participant(t *elasticTxn, key []byte) *elasticParticipant {
 	d := e.at(key).Descriptor()
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		if p.at == d.Range {
 			return p
 		}
 	}
-	p := &elasticPiece{at: d.Range, generation: d.Generation, op: &rangeapi.Prepare{Name: t.name, Anchor: t.anchor}}
-	t.pieces = append(t.pieces, p)
+	p := &elasticParticipant{at: d.Range, generation: d.Generation, op: &rangeapi.Prepare{Name: t.name, Anchor: t.anchor}}
+	t.participants = append(t.participants, p)
 	return p
 }
 
 // addWrite adds a put, or a delete of the key and perhaps some behind it, up to end.
 func (e *elastic) addWrite(t *elasticTxn, key, end []byte) {
-	p := e.piece(t, key)
+	p := e.participant(t, key)
 	w := rangeapi.Write{Number: uint32(len(p.op.Writes) + 1)}
 	if e.one(5) {
 		o := &pb.DeleteRangeRequest{Key: key}
@@ -199,7 +199,7 @@ func (e *elastic) addWrite(t *elasticTxn, key, end []byte) {
 
 // addGuard compares the revision of a key with one that it has, or had.
 func (e *elastic) addGuard(t *elasticTxn, key []byte) {
-	p := e.piece(t, key)
+	p := e.participant(t, key)
 	p.op.Guards = append(p.op.Guards, rangeapi.Guard{
 		Want: rangeapi.Want(e.rng.IntN(3)),
 		Compare: &pb.Compare{
@@ -256,15 +256,15 @@ func (e *elastic) advance(t *elasticTxn) {
 }
 
 func (e *elastic) prepareNext(t *elasticTxn) {
-	i := slices.IndexFunc(t.pieces, func(p *elasticPiece) bool { return p.answer == nil })
+	i := slices.IndexFunc(t.participants, func(p *elasticParticipant) bool { return p.answer == nil })
 	if i < 0 {
 		t.stage = elasticCommits
-		if t.lease != 0 && !slices.ContainsFunc(t.pieces, func(p *elasticPiece) bool { return p.answer.Changes }) {
+		if t.lease != 0 && !slices.ContainsFunc(t.participants, func(p *elasticParticipant) bool { return p.answer.Changes }) {
 			t.stage, t.detaches = elasticResolves, true
 		}
 		return
 	}
-	p := t.pieces[i]
+	p := t.participants[i]
 	if p.waits {
 		return
 	}
@@ -290,7 +290,7 @@ func (e *elastic) commitTxn(t *elasticTxn) {
 		e.seq.mu.Unlock()
 	}
 	op := &rangeapi.Commit{Name: t.name, Anchor: t.anchor, Revision: t.rev}
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		op.Locks = append(op.Locks, rangeapi.LockRef{ID: p.answer.Lock, Span: p.span})
 		if p.span.Contains(t.anchor) {
 			op.AnchorLock = p.answer.Lock
@@ -312,7 +312,7 @@ func (e *elastic) commitTxn(t *elasticTxn) {
 }
 
 func (e *elastic) resolveNext(t *elasticTxn) {
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		if p.over {
 			continue
 		}
@@ -320,7 +320,7 @@ func (e *elastic) resolveNext(t *elasticTxn) {
 		if t.detaches {
 			op.Detach, op.Incarnation = t.lease, t.incarnation
 		}
-		if err := e.stepOver(p.span, op); err == nil {
+		if err := e.commandOver(p.span, op); err == nil {
 			p.over = true
 		} else if t.detaches {
 			t.stage = elasticAborts
@@ -337,7 +337,7 @@ func (e *elastic) resolveNext(t *elasticTxn) {
 }
 
 func (e *elastic) forget(t *elasticTxn) {
-	if t.lease != 0 && len(t.pieces) == 0 {
+	if t.lease != 0 && len(t.participants) == 0 {
 		if e.revoked(t) {
 			t.stage = elasticOver
 		}
@@ -349,11 +349,11 @@ func (e *elastic) forget(t *elasticTxn) {
 }
 
 func (e *elastic) abortNext(t *elasticTxn) {
-	for _, p := range t.pieces {
+	for _, p := range t.participants {
 		if p.over || !p.sent {
 			continue
 		}
-		p.over = e.stepOver(p.span, &rangeapi.Resolve{Name: t.name}) == nil
+		p.over = e.commandOver(p.span, &rangeapi.Resolve{Name: t.name}) == nil
 		return
 	}
 	if t.lease != 0 {
@@ -379,9 +379,9 @@ func (e *elastic) command(r *Replica, op rangeapi.TxnCommand) (rangeapi.TxnAnswe
 	return a, err
 }
 
-// prepare has a range prepare its piece, if it is the one that the coordinator knows, beside
+// prepare has a participant prepare, if its range is the one that the coordinator knows, beside
 // what else happens.
-func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error)) {
+func (e *elastic) prepare(p *elasticParticipant, take func(rangeapi.TxnAnswer, error)) {
 	store := e.leader.store
 	var a rangeapi.TxnAnswer
 	var err error
@@ -392,8 +392,8 @@ func (e *elastic) prepare(p *elasticPiece, take func(rangeapi.TxnAnswer, error))
 	})
 }
 
-// stepOver has every range over the span take a command, until nothing is left of it to do.
-func (e *elastic) stepOver(s keyspace.Span, op rangeapi.TxnCommand) error {
+// commandOver has every range over the span take a command, until nothing is left of it to do.
+func (e *elastic) commandOver(s keyspace.Span, op rangeapi.TxnCommand) error {
 	for {
 		r := e.over(s)[0]
 		end := r.Descriptor().Span.End
@@ -488,14 +488,14 @@ func (e *elastic) records(id keyspace.RangeID) (all []*command.CommitRecord) {
 
 func (e *elastic) finish(t *command.CommitRecord) {
 	for _, l := range t.Locks {
-		if e.stepOver(l.Span, &rangeapi.Resolve{Name: t.Name, Lock: l.ID, Revision: t.Revision}) != nil {
+		if e.commandOver(l.Span, &rangeapi.Resolve{Name: t.Name, Lock: l.ID, Revision: t.Revision}) != nil {
 			return
 		}
 	}
 	_, _ = e.command(e.at(t.Anchor), &rangeapi.Forget{Name: t.Name, Anchor: t.Anchor})
 }
 
-// opText prints a step as traces have it.
+// opText prints a command as traces have it.
 func opText(op rangeapi.TxnCommand) string {
 	switch o := op.(type) {
 	case *rangeapi.Prepare:
@@ -519,7 +519,7 @@ func opText(op rangeapi.TxnCommand) string {
 	return fmt.Sprintf("%+v", op)
 }
 
-// answerText prints a step's answer as traces have it.
+// answerText prints a command's answer as traces have it.
 func answerText(a rangeapi.TxnAnswer, err error) string {
 	if err != nil {
 		return formatAnswer(nil, err)

@@ -60,7 +60,7 @@ func (s *Store) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []b
 func (s *Store) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
 	id, g, op, err := rangeapi.DecodeTxnCommand(payload)
 	if err == nil && prepares == rangeapi.EndsLocks(op) {
-		err = fmt.Errorf("shard: %T by the method of other steps", op)
+		err = fmt.Errorf("shard: %T by the method of other commands", op)
 	}
 	if err != nil {
 		return rangeapi.AppendTxnAnswer(nil, nil, rangeapi.BadRequest("%v", err))

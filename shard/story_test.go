@@ -28,7 +28,7 @@ import (
 //	init [manual] [entry=BYTES] [inflight=N] [request=BYTES] [leases=auto|manual]   a node whose replica leads range 1 in term 5; with manual the
 //	                test answers the sequencer and commits the log, otherwise both go by themselves
 //	do [range=1] [gen=1] [at=R]   one request per line; numbered in order of their begin
-//	step [range=1] [gen=1]        steps of transactions over several ranges, see parseCommand
+//	command [range=1] [gen=1]     commands of transactions over several ranges, see parseCommand
 //	locks           what transactions over several ranges hold
 //	cancel N        the caller of request N gives up
 //	asks            what the sequencer was asked
@@ -219,7 +219,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 				s.settle()
 			}
 		}
-	case "step":
+	case "command":
 		for line := range strings.Lines(d.Input) {
 			op := parseCommand(line)
 			s.begin(func(ctx context.Context) string {

@@ -81,12 +81,12 @@ func TestEventListMovesFew(t *testing.T) {
 		e := newEvent(&rangeapi.Event{Version: mvcc.Version{Key: []byte("k"), Mod: 1_000_000 - rev}})
 		l.insert(e)
 	}
-	for _, p := range l.chunks {
-		if len(p) > maxChunk {
-			t.Fatalf("a piece of %d events", len(p))
+	for _, c := range l.chunks {
+		if len(c) > maxChunk {
+			t.Fatalf("a chunk of %d events", len(c))
 		}
 	}
 	if n := len(l.chunks); n > 3*20_000/maxChunk {
-		t.Errorf("%d pieces for 20000 events", n)
+		t.Errorf("%d chunks for 20000 events", n)
 	}
 }

@@ -170,7 +170,7 @@ func (h *allocatorStory) log(term uint64, after keyspace.Revision) string {
 	return b.String()
 }
 
-// TestAllocationLogBounds fills a log beyond its bound and reads it in pieces.
+// TestAllocationLogBounds fills a log beyond its bound and reads it in parts.
 func TestAllocationLogBounds(t *testing.T) {
 	l := newAllocationLog(3)
 	l.restart(7, 100)
@@ -221,7 +221,7 @@ func TestAllocationLogOfSeveralRanges(t *testing.T) {
 	}
 }
 
-// A reader of the log in pieces gets all ranges of a revision at a time, and continues behind
+// A reader of the log in parts gets all ranges of a revision at a time, and continues behind
 // the last revision that it has read.
 func TestAllocationLogIsReadByWholeRevisions(t *testing.T) {
 	l := newAllocationLog(16)
@@ -242,13 +242,13 @@ func TestAllocationLogIsReadByWholeRevisions(t *testing.T) {
 		for at := keyspace.Revision(10); at < 15; {
 			n, last, err := l.Read(5, at, dst)
 			if err != nil || n == 0 || last <= at || last != dst[n-1].Last() {
-				t.Fatalf("pieces of %d: %v up to %d behind %d, %v", size, dst[:n], last, at, err)
+				t.Fatalf("parts of %d: %v up to %d behind %d, %v", size, dst[:n], last, at, err)
 			}
 			got, at = append(got, dst[:n]...), last
 		}
 		want := []Allocation{{11, 2, 1, 1}, {13, 1, 2, 1}, {13, 1, 3, 1}, {13, 1, 4, 1}, {14, 1, 4, 1}, {14, 1, 5, 1}, {15, 1, 5, 1}}
 		if !slices.Equal(got, want) {
-			t.Fatalf("pieces of %d: %v, want %v", size, got, want)
+			t.Fatalf("parts of %d: %v, want %v", size, got, want)
 		}
 	}
 }

@@ -21,7 +21,7 @@ type LogPosition struct {
 	Last keyspace.Revision
 }
 
-// LogPart is a piece of the allocation log: Records say who got the revisions in
+// LogPart is one part of the allocation log: Records say who got the revisions in
 // (After, Last], each of them in order and without a hole. A revision that belongs
 // to several ranges has one record for each, with the same First.
 type LogPart struct {

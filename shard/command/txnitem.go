@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// itemKind is what one item of a batch does: a step of a transaction over several
-// ranges, which has no revision of its own. docs/format/shard.md has the bytes.
+// itemKind is the kind of one item of a batch: what a command of a transaction over several
+// ranges changes. An item has no revision of its own. docs/format/shard.md has the bytes.
 type itemKind uint8
 
 const (
@@ -43,7 +43,7 @@ func (k itemKind) String() string {
 	return [...]string{"?", "lock", "resolve", "commit", "fence", "forget", "sweep", "attach", "detach", "release"}[min(k, ItemRelease)]
 }
 
-// TxnItem is one step of a transaction in an entry.
+// TxnItem is one item of a batch: what a transaction's command changes.
 type TxnItem struct {
 	Kind itemKind
 	// Lock is what an ItemLock brings. Its id is not in the bytes: it is the entry's and

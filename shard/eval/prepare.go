@@ -79,7 +79,7 @@ func refuses(err error) bool {
 }
 
 // compareFact evaluates a guard. One on a single key has an outcome even where the key
-// is not there. One on a span is a piece of a compare that may lie in several ranges:
+// is not there. One on a span is a part of a compare that may lie in several ranges:
 // without a key it says nothing against it.
 func compareFact(w *view, c *pb.Compare) (f rangeapi.Fact, err error) {
 	f.Holds = true
