@@ -176,7 +176,7 @@ elastic:
 planted:
 	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestMutations$$' ./sim
 
-# Whether the planted bugs and those who look for them still compile.
+# Whether the mutations and the tests that look for them still compile.
 # go list compiles the tests for their export data, and links nothing.
 planted-compiles:
 	$(COMPILE) go list -export -test -tags 'invariants planted' ./sim ./chaos >/dev/null

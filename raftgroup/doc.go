@@ -204,6 +204,6 @@
 //	api.go               errors, Config, the interfaces around the package
 //	config.go            defaults, checks, bounds that are not configurable
 //	metrics.go           metrics
-//	mutation_on.go       bugs that tests plant
+//	mutation_on.go       mutations, with the build tag planted
 //	mutation_off.go      their absence in an ordinary build
 package raftgroup

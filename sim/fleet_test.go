@@ -118,14 +118,14 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 // without a mutation takes up to 6 s on slow processors, and a run that is cut off has
 // no finding. A run that stands still is ended by hangs, in real time.
 const (
-	childPatience   = 2 * time.Minute
-	plantedPatience = 15 * time.Second
-	hangs           = 5 * time.Minute
+	childPatience    = 2 * time.Minute
+	mutationPatience = 15 * time.Second
+	hangs            = 5 * time.Minute
 )
 
 func (j *job) patience() time.Duration {
 	if j.bug != mutation.None {
-		return plantedPatience
+		return mutationPatience
 	}
 	return childPatience
 }

@@ -12,6 +12,6 @@ import (
 func setMutation(t *testing.T, b mutation.Bug, _ *Config) {
 	t.Helper()
 	if b != mutation.None {
-		t.Fatalf("%q cannot be planted without the build tag", b)
+		t.Fatalf("%q needs the build tag planted", b)
 	}
 }

@@ -170,10 +170,10 @@ func TestMutations(t *testing.T) {
 	fleet(t, jobs, func(o *outcome) {
 		for _, v := range o.Violations {
 			wrong = wrong + 1
-			t.Errorf("nothing planted: story %s, seed %d (%s): %s", o.Story, o.Seed, o.kept, v)
+			t.Errorf("without a mutation: story %s, seed %d (%s): %s", o.Story, o.Seed, o.kept, v)
 		}
 	})
-	t.Logf("\n%s\nnothing planted: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
+	t.Logf("\n%s\nwithout a mutation: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
 }
 
 // findMutation searches for a mutation, two seeds at a time. It returns the first

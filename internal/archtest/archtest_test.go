@@ -112,30 +112,30 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestForbiddenImports proves that the check can fail. An overlay plants one forbidden
-// import for each kind of rule into the real tree; each must be found and explained.
+// TestForbiddenImports proves that the check can fail. An overlay adds one mutation to the real
+// tree for each kind of rule, a forbidden import. Each must be found and explained.
 func TestForbiddenImports(t *testing.T) {
-	plants := []struct{ file, imports, why string }{
-		{"keyspace/planted.go", Module + "/clock", "depend on nobody"},
-		{"clock/planted.go", Module + "/keyspace", "time depends on nobody"},
-		{"wal/planted.go", Module + "/shard", "stands above"},
-		{"wal/planted_too.go", Module + "/engine", "on one line"},
-		{"placement/planted.go", Module + "/shard", "on one line"},
-		{"mvcc/planted.go", "go.etcd.io/raft/v3", "no consensus"},
-		{"transport/planted.go", "google.golang.org/grpc", "speak QUIC"},
-		{"shard/load/planted.go", Module + "/shard", "without a replica"},
-		{"util/planted.go", "fmt", "stands on no line"},
+	mutations := []struct{ file, imports, why string }{
+		{"keyspace/mutation.go", Module + "/clock", "depend on nobody"},
+		{"clock/mutation.go", Module + "/keyspace", "time depends on nobody"},
+		{"wal/mutation.go", Module + "/shard", "stands above"},
+		{"wal/mutation_too.go", Module + "/engine", "on one line"},
+		{"placement/mutation.go", Module + "/shard", "on one line"},
+		{"mvcc/mutation.go", "go.etcd.io/raft/v3", "no consensus"},
+		{"transport/mutation.go", "google.golang.org/grpc", "speak QUIC"},
+		{"shard/load/mutation.go", Module + "/shard", "without a replica"},
+		{"util/mutation.go", "fmt", "stands on no line"},
 	}
 	overlay := map[string]string{}
-	for _, p := range plants {
-		overlay[p.file] = "package " + filepath.Base(filepath.Dir(p.file)) + "\n\nimport _ \"" + p.imports + "\"\n"
+	for _, m := range mutations {
+		overlay[m.file] = "package " + filepath.Base(filepath.Dir(m.file)) + "\n\nimport _ \"" + m.imports + "\"\n"
 	}
 	violations := Check(graph(list(t, overlay)))
-	for _, p := range plants {
+	for _, m := range mutations {
 		if !slices.ContainsFunc(violations, func(v Violation) bool {
-			return v.From == Module+"/"+filepath.Dir(p.file) && strings.Contains(v.String(), p.why)
+			return v.From == Module+"/"+filepath.Dir(m.file) && strings.Contains(v.String(), m.why)
 		}) {
-			t.Errorf("%s imports %s: not found", p.file, p.imports)
+			t.Errorf("%s imports %s: not found", m.file, m.imports)
 		}
 	}
 }

@@ -124,6 +124,6 @@
 //	call.go          calls and their places
 //	operation.go     Operation, Pass
 //	metrics.go       metrics
-//	mutation_off.go  no planted bugs
-//	mutation_on.go   planted bugs, with the build tag planted
+//	mutation_off.go  no mutations
+//	mutation_on.go   mutations, with the build tag planted
 package pipeline

@@ -299,10 +299,10 @@ func asRefusal(r *adminpb.Refusal) error {
 	return &adminapi.Refusal{Reason: r.GetReason(), NextStep: r.GetNextStep()}
 }
 
-// TestDrainBesideLonelyNodes: a node that hears hardly any other answers, and gets neither
+// TestDrainBesideIsolatedNodes: a node that hears hardly any other answers, and gets neither
 // leaders nor replicas. Replicas and leaderships without another target prevent a node
 // from being drained or emptied.
-func TestDrainBesideLonelyNodes(t *testing.T) {
+func TestDrainBesideIsolatedNodes(t *testing.T) {
 	const ranges = 5
 	bubble(t, 5, borders(ranges), nil, func(r *rig) {
 		r.spread(r.nodes[0], ranges, "v")
@@ -322,7 +322,7 @@ func TestDrainBesideLonelyNodes(t *testing.T) {
 		}
 		k.refused(adminapi.Drain, "n1", ": node n4, node n5 hears hardly any other node", "let node n4, node n5 hear the others first")
 		k.refused(adminapi.Decommission, "n1", "and 2 others take replicas", "add a node")
-		// A lonely leader hands over to a voter that hears more: to make it one is refused.
+		// An isolated leader hands over to a voter that hears more: to make it one is refused.
 		l, err := k.a.Ranges(r.t.Context(), &adminpb.RangeListRequest{Node: "n5"})
 		if err != nil || len(l.GetRanges()) == 0 {
 			r.t.Fatalf("ranges of n5: %v, %v", l, err)
