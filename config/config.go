@@ -46,7 +46,7 @@ const (
 
 // The states of initial-cluster-state.
 const (
-	// StateNew founds a cluster.
+	// StateNew bootstraps a cluster.
 	StateNew = "new"
 	// StateExisting joins one that runs, which was told of the node before.
 	StateExisting = "existing"
@@ -98,8 +98,8 @@ type Config struct {
 	// Join are client addresses of nodes of a running cluster, which this node joins: the
 	// first that answers lets it in. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
 	// 64. Read only where the data directory is empty; otherwise they are asked whether it is
-	// that cluster's. Excludes initial-cluster. Empty means that the node founds a cluster or
-	// has one.
+	// that cluster's. Excludes initial-cluster. Empty means that the node bootstraps a cluster
+	// or has one.
 	Join []string
 	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
 	// do not mix. Default "etcd-cluster". Must be the same on all founders.

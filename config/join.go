@@ -51,7 +51,7 @@ func (c *Config) validateJoin() error {
 	case len(c.InitialCluster) == 0 && len(c.Join) == 0:
 		return errors.New("--initial-cluster must not be empty")
 	case len(c.InitialCluster) > 0 && len(c.Join) > 0:
-		return errors.New("--initial-cluster and --join exclude each other: a node founds a cluster, or it joins one")
+		return errors.New("--initial-cluster and --join exclude each other: a node bootstraps a cluster, or it joins one")
 	case len(c.Join) > maxJoin:
 		return fmt.Errorf("--join has %d addresses, at most %d", len(c.Join), maxJoin)
 	}

@@ -131,7 +131,7 @@ func clusterFlags() []Flag {
 		{
 			Name: "initial-cluster", kind: kindString, Default: "default=http://localhost:2380", File: "initial-cluster", Section: sectionClustering,
 			Usage: "The founders of a new cluster: NAME=URL,NAME=URL,…",
-			Note:  "Without it this node founds the cluster alone, under its own name and peer URLs. Not read once the node has data.",
+			Note:  "Without it this node bootstraps the cluster alone, under its own name and peer URLs. Not read once the node has data.",
 			set: func(c *Config, v value) error {
 				m, err := types.NewURLsMap(v.text)
 				if err != nil {
@@ -143,7 +143,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "initial-cluster-state", kind: kindString, Default: "new", File: "initial-cluster-state", Section: sectionClustering,
-			Usage: "Whether a new cluster is founded (new), or this node was added to one that runs (existing).",
+			Usage: "Whether a new cluster is bootstrapped (new), or this node was added to one that runs (existing).",
 			Note:  "With existing, initial-cluster says whom to ask, and under which URLs this node was added. Not read once the node has data.",
 			set:   setString(func(c *Config) *string { return &c.InitialClusterState }),
 		},
@@ -341,7 +341,7 @@ func ownFlags() []Flag {
 			Name: "range-merge-after", kind: kindDuration, Default: "1h0m0s", File: "range-merge-after", Section: sectionSkein, Own: true,
 			Usage: "How long two neighbours are small and cold before they become one range.",
 			Note: "Together at most a quarter of range-max-bytes and of range-split-load, and for as long neither split nor merged. At least 5m; 0 merges none but by command. " +
-				"Borders that the founding or a command has made stay. The same on all nodes: that of placement's leader counts, where skein placement set-merge-after has set nothing.",
+				"A border that was set at bootstrap or by command stays. The same on all nodes: that of placement's leader counts, where skein placement set-merge-after has set nothing.",
 			set: setDuration(func(c *Config) *time.Duration { return &c.RangeMergeAfter }),
 		},
 		{

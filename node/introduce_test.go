@@ -82,8 +82,8 @@ func TestALateFounderIsLetIn(t *testing.T) {
 	})
 }
 
-// One founder alone founds nothing: it may have lost its disk, and the others may be out of
-// reach. A majority founds at once, and who comes later is let in.
+// One founder alone bootstraps nothing: it may have lost its disk, and the others may be out of
+// reach. A majority bootstraps at once, and who comes later is let in.
 func TestFoundersThatStartOneByOne(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
@@ -105,7 +105,7 @@ func TestFoundersThatStartOneByOne(t *testing.T) {
 		begun := time.Now()
 		r.start(r.nodes[0], r.nodes[1])
 		if took := time.Since(begun); took > 3*time.Second {
-			t.Errorf("a majority founds after %v", took)
+			t.Errorf("a majority bootstraps after %v", took)
 		}
 		r.mustPut(r.nodes[1], "k", "v")
 		r.start(r.nodes[2])
@@ -137,8 +137,8 @@ func (r *rig) waits(o Options, long time.Duration) error {
 	return nil
 }
 
-// trap 47: a founder that has lost its disk and hears nobody founds the cluster no second
-// time, and is refused when it hears them.
+// trap 47: a founder that has lost its disk and hears nobody does not bootstrap the cluster a
+// second time, and is refused when it hears the others.
 func TestAnIsolatedFounderWithoutItsDiskWaits(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
@@ -161,7 +161,7 @@ func TestAnIsolatedFounderWithoutItsDiskWaits(t *testing.T) {
 }
 
 // A node that has joined the cluster, and comes to founders that have lost their disks, keeps
-// them from founding it anew.
+// them from bootstrapping it anew.
 func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
@@ -188,7 +188,7 @@ func TestANodeThatHasJoinedTellsThatTheClusterHasRun(t *testing.T) {
 }
 
 // trap 47: the only founder has nobody to ask when it has lost its disk. Nodes that have
-// joined since tell it, so it does not found a second cluster beside the running one.
+// joined since tell it, so it does not bootstrap a second cluster beside the running one.
 func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		only := r.nodes[0]

@@ -22,8 +22,8 @@ func (c *Core) bootstrap(ctx context.Context) error {
 	if err != nil || admitted || len(c.o.Founders) == 0 {
 		return err
 	}
-	f := fsm.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
-	return placement.WriteBootstrap(ctx, c.engine, c.host, &f, c.o.Self)
+	b := fsm.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
+	return placement.WriteBootstrap(ctx, c.engine, c.host, &b, c.o.Self)
 }
 
 // takePart has the peers admit a new node and starts what takes part in the cluster. The bus

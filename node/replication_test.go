@@ -156,7 +156,7 @@ func TestReplicationRefused(t *testing.T) {
 	})
 }
 
-// A placement group that was founded with fewer voters than three, or than ranges are to
+// A placement group that was bootstrapped with fewer voters than three, or than ranges are to
 // have, gets more when nodes have come. It never gets fewer by the factor.
 func TestPlacementGroupGrows(t *testing.T) {
 	bubble(t, 5, borders(2), deadSoon, func(r *rig) {

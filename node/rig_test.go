@@ -41,10 +41,10 @@ type rig struct {
 	nodes []*rigNode
 	// options may change what a Core is made of.
 	options func(*Options)
-	// founded is how many of the nodes have founded the cluster; the others join it.
-	founded int
-	splits  [][]byte
-	rng     *rand.Rand
+	// founderCount is how many of the nodes are founders; the others join the cluster.
+	founderCount int
+	splits       [][]byte
+	rng          *rand.Rand
 }
 
 // rigNode is a machine and the Core that runs on it, nil while none does.
@@ -71,7 +71,7 @@ func (n *rigNode) set(c *Core) {
 func bubble(t *testing.T, n int, splits [][]byte, change func(*Options), test func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, founded: n, splits: splits, options: change, rng: rand.New(rand.NewPCG(1, uint64(n)))}
+		r := &rig{t: t, founderCount: n, splits: splits, options: change, rng: rand.New(rand.NewPCG(1, uint64(n)))}
 		r.net = simbus.New(1, simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}})
 		for i := range n {
 			r.nodes = append(r.nodes, &rigNode{id: keyspace.NodeID(i + 1), disk: newMemDisk(simdisk.New())})
@@ -121,7 +121,7 @@ func keyOf(i int) string { return fmt.Sprintf("k%04d/x", i) }
 
 func (r *rig) founders() []fsm.Node {
 	var all []fsm.Node
-	for _, n := range r.nodes[:r.founded] {
+	for _, n := range r.nodes[:r.founderCount] {
 		all = append(all, fsm.Node{ID: n.id, Name: fmt.Sprintf("n%d", n.id), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n.id)}})
 	}
 	return all

@@ -24,7 +24,7 @@ type merging struct {
 	refuses bool
 }
 
-// newMerging founds a cluster whose ranges are merged after so long, with a range more than
+// newMerging bootstraps a cluster whose ranges are merged after so long, with a range more than
 // borders.
 func newMerging(t *testing.T, seed uint64, after time.Duration, borders ...string) *merging {
 	t.Helper()
@@ -126,8 +126,8 @@ func (m *merging) want(when string, keys ...string) {
 }
 
 // Neighbours become one when they have been small and cold for as long as they have to be old,
-// and not before. Ranges stay that are large or warm, or whose border the founding or an
-// operator keeps. A merge that somebody asks for happens all the same.
+// and not before. Ranges stay that are large or warm, or whose border the bootstrap or
+// an operator keeps. A merge that somebody asks for happens all the same.
 func TestSmallColdNeighboursMerge(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		const after = time.Minute

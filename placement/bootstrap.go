@@ -11,14 +11,14 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 )
 
-// WriteBootstrap writes the founding state and makes it durable, if the node is a founder
+// WriteBootstrap writes the bootstrap state and makes it durable, if the node is a founder
 // of the placement group and its engine does not hold the group yet. All founders
 // write the same bytes. It comes before NewService.
-func WriteBootstrap(ctx context.Context, e *engine.Engine, h *raftgroup.Host, f *fsm.Bootstrap, self keyspace.NodeID) error {
-	if err := f.Validate(); err != nil {
+func WriteBootstrap(ctx context.Context, e *engine.Engine, h *raftgroup.Host, bootstrap *fsm.Bootstrap, self keyspace.NodeID) error {
+	if err := bootstrap.Validate(); err != nil {
 		return err
 	}
-	voters := f.PlacementVoters()
+	voters := bootstrap.PlacementVoters()
 	if !slices.ContainsFunc(voters, func(r keyspace.Replica) bool { return r.Node == self }) {
 		return nil
 	}
@@ -27,17 +27,17 @@ func WriteBootstrap(ctx context.Context, e *engine.Engine, h *raftgroup.Host, f 
 	}
 	b := e.NewBatch()
 	defer b.Close()
-	if err := f.FirstState(raftgroup.InitIndex).Flush(groupWriter{b}); err != nil {
-		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+	if err := bootstrap.FirstState(raftgroup.InitIndex).Flush(groupWriter{b}); err != nil {
+		return fmt.Errorf("bootstrap cluster %s: %w", bootstrap.Cluster, err)
 	}
 	if err := h.Bootstrap(b, keyspace.PlacementGroup, voters, nil); err != nil {
-		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+		return fmt.Errorf("bootstrap cluster %s: %w", bootstrap.Cluster, err)
 	}
 	if err := b.Commit(); err != nil {
-		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+		return fmt.Errorf("bootstrap cluster %s: %w", bootstrap.Cluster, err)
 	}
 	if err := e.Flush(ctx); err != nil {
-		return fmt.Errorf("found cluster %s: %w", f.Cluster, err)
+		return fmt.Errorf("bootstrap cluster %s: %w", bootstrap.Cluster, err)
 	}
 	return nil
 }

@@ -25,8 +25,8 @@ import (
 // succeeded, and all of the state is there, or it did not, and the next start
 // writes all of it: nothing between.
 func TestBootstrapSurvivesErrors(t *testing.T) {
-	f := &fsm.Bootstrap{Cluster: 0xc1, Nodes: []fsm.Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
-	want := shown(f.FirstState(raftgroup.InitIndex))
+	bootstrap := &fsm.Bootstrap{Cluster: 0xc1, Nodes: []fsm.Node{{ID: 1, Name: "n1"}, {ID: 2}, {ID: 3}}, SplitKeys: [][]byte{[]byte("m")}}
+	want := shown(bootstrap.FirstState(raftgroup.InitIndex))
 	for n := int32(0); ; n++ {
 		if n > 500 {
 			t.Fatal("500 operations, and none was the last one")
@@ -34,16 +34,16 @@ func TestBootstrapSurvivesErrors(t *testing.T) {
 		injected := false
 		virtually(t, func(t *testing.T) {
 			disk := simdisk.New()
-			err := foundOn(t, disk, n, &injected, f)
+			err := bootstrapOn(t, disk, n, &injected, bootstrap)
 			after := disk.Crash(0, nil)
 			e := openOn(t, after)
 			defer closeEngine(t, e)
 			_, there, aerr := e.Applied(keyspace.PlacementGroup)
 			if aerr != nil || err == nil && !there {
-				t.Fatalf("operation %d failed: founded %v, and after the crash %v, %v", n, err, there, aerr)
+				t.Fatalf("operation %d failed: the bootstrap returned %v, and after the crash %v, %v", n, err, there, aerr)
 			}
-			if err := WriteBootstrap(t.Context(), e, noHost, f, 2); err != nil {
-				t.Fatalf("operation %d failed: founding again: %v", n, err)
+			if err := WriteBootstrap(t.Context(), e, noHost, bootstrap, 2); err != nil {
+				t.Fatalf("operation %d failed: bootstrap again: %v", n, err)
 			}
 			m, merr := newMachine(e, 1, zap.NewNop())
 			if merr != nil {
@@ -60,7 +60,7 @@ func TestBootstrapSurvivesErrors(t *testing.T) {
 	}
 }
 
-// shown is all that a founding state holds.
+// shown is all that a bootstrap state holds.
 func shown(s *fsm.State) (all []any) {
 	v := s.View(0, 0, nil)
 	all = append(all, v.NodeTable(), v.Cluster, v.Ceiling, v.Compacted, v.SettingsRevision(), v.NextRange, v.NextReplica, v.Changed, v.NodesChanged)
@@ -74,9 +74,9 @@ func shown(s *fsm.State) (all []any) {
 // noHost is enough of a host for Bootstrap, which only writes.
 var noHost *raftgroup.Host
 
-// foundOn opens an engine, founds with the n-th operation failing, and ends it
-// without a flush. It returns what WriteBootstrap returned.
-func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *fsm.Bootstrap) error {
+// bootstrapOn opens an engine, bootstraps with the n-th operation failing, and ends the
+// engine without a flush. It returns what WriteBootstrap returned.
+func bootstrapOn(t *testing.T, disk vfs.FS, n int32, injected *bool, bootstrap *fsm.Bootstrap) error {
 	t.Helper()
 	var ops atomic.Int32
 	var armed, hit atomic.Bool
@@ -92,7 +92,7 @@ func foundOn(t *testing.T, disk vfs.FS, n int32, injected *bool, f *fsm.Bootstra
 	armed.Store(true)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	err := WriteBootstrap(ctx, e, noHost, f, 2)
+	err := WriteBootstrap(ctx, e, noHost, bootstrap, 2)
 	armed.Store(false)
 	*injected = hit.Load()
 	_ = e.Abort()

@@ -19,7 +19,7 @@ import (
 
 var quiet = simbus.Faults{Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 400 * time.Microsecond}}
 
-// TestClusterServes founds a cluster of three and uses every call once, from every
+// TestClusterServes bootstraps a cluster of three and uses every call once, from every
 // node.
 func TestClusterServes(t *testing.T) {
 	virtually(t, func(t *testing.T) {
@@ -134,7 +134,7 @@ func checkCompact(ctx context.Context, t *testing.T, r *rig, current keyspace.Re
 func TestMapFeed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 2, 5, quiet)
-		r.founding.PlacementReplicas = 3
+		r.bootstrap.PlacementReplicas = 3
 		r.startAll()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -142,7 +142,7 @@ func TestMapFeed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := r.founding.Ranges()[0]
+		whole := r.bootstrap.Ranges()[0]
 		for i, id := range ids {
 			// The right-most range is split again and again; the reports of child and
 			// parent come from different nodes, each half on its own.

@@ -22,9 +22,9 @@ const (
 	createNodesAtOne = 16
 )
 
-// createRanges has the founding ranges created on their nodes, until every node
-// has answered for all of its own, and then marks them created. It ends with the
-// term: the next leader goes on.
+// createRanges has the ranges of the bootstrap created on their nodes, until every node has
+// answered for all of its own, and then marks them created. It ends with the term: the next
+// leader goes on.
 func (s *Service) createRanges(ctx context.Context, term uint64) {
 	perNode := map[keyspace.NodeID][]keyspace.Descriptor{}
 	var ids []keyspace.RangeID
@@ -64,11 +64,11 @@ func (s *Service) createRanges(ctx context.Context, term uint64) {
 	}
 }
 
-// unchanged returns those of the founding ranges that the map still has as they were
-// founded, with the node's replica. The others were split since, by replicas that exist: to create
-// them as they were would lay them over their children. Where one is missing, its group's
-// leader sends it a snapshot. Or the node was lost before it had its replica, and others have
-// it now: nobody waits for that node, and when it comes it gets none.
+// unchanged returns the ranges that the map still has as the bootstrap wrote them, with the
+// node's replica. The others were split since, by replicas that exist: to create them as they
+// were would lay them over their children. Where one is missing, its group's leader sends it a
+// snapshot. Or the node was lost before it had its replica, and others have it now: nobody waits
+// for that node, and when it comes it gets none.
 func (s *Service) unchanged(node keyspace.NodeID, ds []keyspace.Descriptor) []keyspace.Descriptor {
 	v := s.View()
 	kept := make([]keyspace.Descriptor, 0, len(ds))

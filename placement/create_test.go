@@ -23,7 +23,7 @@ func TestRangeThatWasSplitIsNotCreatedAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		parent := r.founding.Ranges()[0]
+		parent := r.bootstrap.Ranges()[0]
 		child := parent
 		child.Range = ids[0]
 		parent.Generation++
@@ -65,7 +65,7 @@ func TestRangeThatWasMovedIsNotCreatedAnew(t *testing.T) {
 		late := r.nodes[2]
 		late.refuse = 1 << 30
 		r.startAll()
-		moved := r.founding.Ranges()[0]
+		moved := r.bootstrap.Ranges()[0]
 		moved.ConfIndex = 100
 		moved.Replicas = []keyspace.Replica{moved.Replicas[0], moved.Replicas[1], {ID: 1000, Node: 4}}
 		r.nodes[0].client.ReportDescriptors(moved)

@@ -30,7 +30,7 @@ type pretended struct {
 	bytes, load map[keyspace.RangeID]int64
 }
 
-// newPretended founds a cluster of so many nodes, with a range more than borders.
+// newPretended bootstraps a cluster of so many nodes, with a range more than borders.
 func newPretended(t *testing.T, seed uint64, nodes int, borders ...string) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, nodes, borders...)
@@ -48,7 +48,7 @@ func pretendedRig(t *testing.T, seed uint64, nodes int, borders ...string) *pret
 	// These tests wait for minutes of virtual time, in which a healthy cluster does little but
 	// tick.
 	w.tick = 500 * time.Millisecond
-	for i, d := range w.founding.Ranges() {
+	for i, d := range w.bootstrap.Ranges() {
 		p := newPretend(t, rand.New(rand.NewPCG(seed, uint64(i))), d)
 		p.report = w.report
 		w.all[d.Range], w.bytes[d.Range] = p, 64<<20
@@ -506,7 +506,7 @@ func TestPlacementLeaderIsDrainedBesideAnOperation(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 67, 4)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
 		w.nodes[3].closed.Store(true)
@@ -540,7 +540,7 @@ func TestPlacementIsNotHandedToWhoLeavesIt(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 70, 4)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
 		w.nodes[3].closed.Store(true)
@@ -573,7 +573,7 @@ func TestPlacementIsRepairedByADrainedLeader(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 71, 4)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.startAll()
 		time.Sleep(10 * time.Second)
 		w.leadBy(w.nodes[0])
@@ -596,7 +596,7 @@ func TestPlacementGroupIsNotKeptFromRepair(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 64, 5)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.patience = time.Hour
 		w.startAll()
 		w.nodes[3].closed.Store(true)
@@ -620,7 +620,7 @@ func TestPlacementGroupGoesElsewhere(t *testing.T) {
 			virtually(t, func(t *testing.T) {
 				w := pretendedRig(t, uint64(64+vain), 4+vain)
 				w.mover = func() driver.Mover { return w }
-				w.founding.PlacementReplicas = 3
+				w.bootstrap.PlacementReplicas = 3
 				w.startAll()
 				for i := range vain {
 					w.nodes[3+i].closed.Store(true)
@@ -647,7 +647,7 @@ func TestZones(t *testing.T) {
 		w := newPretended(t, 56, 6, fourBorders...)
 		zone := map[keyspace.NodeID]string{1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "c"}
 		for _, n := range w.nodes {
-			row := w.founding.Nodes[n.id-1]
+			row := w.bootstrap.Nodes[n.id-1]
 			row.Attributes = []fsm.Attribute{{Key: "zone", Value: zone[n.id]}}
 			if err := n.client.Publish(t.Context(), row); err != nil {
 				t.Fatal(err)
@@ -681,9 +681,9 @@ func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 69, 5)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		for i, zone := range []string{"a", "a", "b", "c", "a"} {
-			w.founding.Nodes[i].Attributes = []fsm.Attribute{{Key: "zone", Value: zone}}
+			w.bootstrap.Nodes[i].Attributes = []fsm.Attribute{{Key: "zone", Value: zone}}
 		}
 		w.startAll()
 		w.nodes[3].closed.Store(true)
@@ -735,7 +735,7 @@ func TestIsolatedNodeTakesWhatIsAtRisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 58, 4, fourBorders...)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.deafen(4)
 		w.startAll()
 		time.Sleep(10 * time.Second)
@@ -756,7 +756,7 @@ func towardsIsolated(t *testing.T, seed uint64) *pretended {
 	t.Helper()
 	w := pretendedRig(t, seed, 5, fourBorders...)
 	w.mover = func() driver.Mover { return w }
-	w.founding.PlacementReplicas = 3
+	w.bootstrap.PlacementReplicas = 3
 	w.patience = time.Hour
 	w.tick = 0 // a replica is promoted within the moment in which a better node comes
 	w.deafen(4)
@@ -823,7 +823,7 @@ func TestIsolatedNodesTakeTurns(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := pretendedRig(t, 61, 5, fourBorders...)
 		w.mover = func() driver.Mover { return w }
-		w.founding.PlacementReplicas = 3
+		w.bootstrap.PlacementReplicas = 3
 		w.startAll()
 		w.deafen(4, 5)
 		w.nodes[3].closed.Store(true)

@@ -73,8 +73,8 @@
 //	client_report.go      what this node says of itself and of the ranges that it leads
 //	service.go            Service: start and stop, the duties of a leader
 //	own.go                the placement group as the driver sees it
-//	create.go             the founding ranges are created on their nodes
-//	bootstrap.go          the founding state is written
+//	create.go             the ranges of the bootstrap are created on their nodes
+//	bootstrap.go          the bootstrap state is written
 //	client_setting.go     settings by which placement decides
 //	client_node.go        rows of nodes
 //	client_map.go         the map follows the leader, ranges' descriptors are reported

@@ -327,7 +327,7 @@ func moveToKill(toLeader bool) func(*testing.T, *killer) (*rig, *fsm.Operation, 
 		t.Helper()
 		r := newRig(t, 81, 5, quiet)
 		r.killer = k
-		d := r.founding.Ranges()[0]
+		d := r.bootstrap.Ranges()[0]
 		p := newPretend(t, rand.New(rand.NewPCG(81, 1)), d)
 		p.report = r.report
 		r.mover = func() driver.Mover { return p }
@@ -356,7 +356,7 @@ func mergeToKill(nodes int) func(*testing.T, *killer) (*rig, *fsm.Operation, fun
 		t.Helper()
 		r := newRig(t, 82, nodes, quiet, "m")
 		r.killer = k
-		ds := r.founding.Ranges()
+		ds := r.bootstrap.Ranges()
 		rng := rand.New(rand.NewPCG(82, 1))
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}}
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])

@@ -167,7 +167,7 @@ func TestMergeOutlivesItsLeader(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			virtually(t, func(t *testing.T) {
 				r := newRig(t, 60+seed, 5, quiet, "m")
-				ds := r.founding.Ranges()
+				ds := r.bootstrap.Ranges()
 				rng := rand.New(rand.NewPCG(seed, 17))
 				p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, deaf: map[keyspace.NodeID]bool{}}
 				p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
@@ -302,7 +302,7 @@ func TestMergeStandsStillForFewWays(t *testing.T) {
 func TestMergeThatFailsAtOncePauses(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 71, 3, quiet, "m")
-		ds := r.founding.Ranges()
+		ds := r.bootstrap.Ranges()
 		rng := rand.New(rand.NewPCG(71, 1))
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, deaf: map[keyspace.NodeID]bool{}}
 		p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
@@ -344,7 +344,7 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			virtually(t, func(t *testing.T) {
 				r := newRig(t, 73, 3, quiet, "m")
-				ds := r.founding.Ranges()
+				ds := r.bootstrap.Ranges()
 				rng := rand.New(rand.NewPCG(73, 1))
 				p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}, takes: c.takes}
 				p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])
@@ -377,7 +377,7 @@ func TestMergeStoresUntilLittleIsLeft(t *testing.T) {
 func TestMergeThatStoredLongStandsStillForShort(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 74, 3, quiet, "m")
-		ds := r.founding.Ranges()
+		ds := r.bootstrap.Ranges()
 		rng := rand.New(rand.NewPCG(74, 1))
 		p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}, stores: map[keyspace.NodeID]int{}}
 		// One node after the other, and all once more.
@@ -523,7 +523,7 @@ func (p *pretend) ledBy(n keyspace.NodeID) {
 func pairRig(t *testing.T, seed uint64, nodes int, merger func(*rig, *pretendPair) driver.Mover) (*rig, *pretendPair) {
 	t.Helper()
 	r := newRig(t, seed, nodes, quiet, "m")
-	ds := r.founding.Ranges()
+	ds := r.bootstrap.Ranges()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := &pretendPair{t: t, settled: map[keyspace.NodeID]bool{}}
 	p.left, p.right = newPretend(t, rng, ds[0]), newPretend(t, rng, ds[1])

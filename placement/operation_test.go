@@ -241,7 +241,7 @@ func TestOperationOutlivesItsLeader(t *testing.T) {
 		r := newRig(t, 31, 5, quiet)
 		var p *pretend
 		r.mover = func() driver.Mover { return p }
-		d := r.founding.Ranges()[0]
+		d := r.bootstrap.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(31, 1)), d)
 		p.failures = 0.8
 		p.report = r.report
@@ -299,7 +299,7 @@ func TestOperationIsGivenUp(t *testing.T) {
 		r := newRig(t, 32, 4, quiet)
 		var p *pretend
 		r.mover = func() driver.Mover { return stubborn{p} }
-		d := r.founding.Ranges()[0]
+		d := r.bootstrap.Ranges()[0]
 		p = newPretend(t, rand.New(rand.NewPCG(32, 1)), d)
 		p.report = r.report
 		r.startAll()

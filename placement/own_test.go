@@ -122,7 +122,7 @@ func (r *rig) unsettled(want []keyspace.NodeID) string {
 func TestPlacementGroupMoves(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 41, 6, quiet)
-		r.founding.PlacementReplicas = 3
+		r.bootstrap.PlacementReplicas = 3
 		r.startAll()
 		ctx := t.Context()
 		if err := r.nodes[5].client.PutSetting(ctx, "alarm", []byte("nospace")); err != nil {
@@ -180,7 +180,7 @@ func TestPlacementGroupMoves(t *testing.T) {
 func TestPlacementGroupGrowsAndShrinks(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 42, 3, quiet)
-		r.founding.PlacementReplicas = 1
+		r.bootstrap.PlacementReplicas = 1
 		r.startAll()
 		want := keyspace.Revision(2)
 		use := func() {
@@ -247,7 +247,7 @@ func ownUnderFaults(t *testing.T, seed uint64, moves int) {
 		Delay: simbus.Delay{Min: 100 * time.Microsecond, Max: 2 * time.Millisecond, Tail: 0.01, TailMean: 20 * time.Millisecond},
 		Loss:  0.02, Duplicate: 0.02, Reorder: 0.05, ReorderBy: 5 * time.Millisecond,
 	})
-	r.founding.PlacementReplicas = 3
+	r.bootstrap.PlacementReplicas = 3
 	if seed%2 == 1 {
 		r.maxLag = 1 << 10 // whoever lags needs a snapshot
 	}
@@ -361,12 +361,12 @@ func (r *rig) strike(from, to keyspace.NodeID) {
 	time.Sleep(time.Duration(r.rng.IntN(2000)) * time.Millisecond)
 }
 
-// A founder that comes for the first time when its replica was moved away takes its
-// founding state back: nobody whom the group has left behind finds a voter in it.
+// A founder that comes for the first time after its replica was moved away deletes its
+// bootstrap state: nobody whom the group has left behind finds a voter in it.
 func TestLateFounderStaysOut(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 45, 4, quiet)
-		r.founding.PlacementReplicas = 3
+		r.bootstrap.PlacementReplicas = 3
 		late := r.nodes[2]
 		for _, n := range r.nodes {
 			if n != late {
@@ -374,7 +374,7 @@ func TestLateFounderStaysOut(t *testing.T) {
 			}
 		}
 		r.moveOwn(r.nodes[0], 3, 4)
-		late.unfound = true
+		late.undoBootstrap = true
 		late.start()
 		if late.service.HasReplica() {
 			t.Error("it has opened a replica")
@@ -395,7 +395,7 @@ func TestLateFounderStaysOut(t *testing.T) {
 func TestPlacementGroupMovesAfterRestart(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 44, 4, quiet)
-		r.founding.PlacementReplicas = 3
+		r.bootstrap.PlacementReplicas = 3
 		r.startAll()
 		r.leadBy(r.nodes[0])
 		n := r.nodes[1]
@@ -415,7 +415,7 @@ func TestPlacementGroupMovesAfterRestart(t *testing.T) {
 func TestLeftReplicaStaysAway(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRig(t, 43, 4, quiet)
-		r.founding.PlacementReplicas = 3
+		r.bootstrap.PlacementReplicas = 3
 		r.startAll()
 		r.moveOwn(r.nodes[0], 1, 4)
 		r.settle(2, 3, 4)

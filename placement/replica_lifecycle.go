@@ -70,9 +70,9 @@ func (s *Service) openStored(h *raftgroup.Host) error {
 	return nil
 }
 
-// UndoBootstrap deletes the founding state that this node has written. Nothing has acted on it,
+// UndoBootstrap deletes the bootstrap state that this node has written. Nothing has acted on it,
 // and the group has had other members since. holds is the replica that the group has here, 0 for
-// none. UndoBootstrap comes before Open. A replica of the founding that began to vote now could
+// none. UndoBootstrap comes before Open. A replica of the bootstrap that began to vote now could
 // elect a leader that does not know the later configurations.
 func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds keyspace.ReplicaID) error {
 	own := s.View().PlacementGroup()
@@ -82,7 +82,7 @@ func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds ke
 	}
 	if r.ID != holds {
 		if err := tombstones(s.o.Engine).Store(ctx, keyspace.PlacementGroup, r.ID); err != nil {
-			return fmt.Errorf("take the founding state back: %w", err)
+			return fmt.Errorf("undo bootstrap: %w", err)
 		}
 	}
 	err := h.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
@@ -90,9 +90,9 @@ func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds ke
 		err = s.machine.reload()
 	}
 	if err != nil {
-		return fmt.Errorf("take the founding state back: %w", err)
+		return fmt.Errorf("undo bootstrap: %w", err)
 	}
-	s.o.Logger.Info("the placement group has other members than at the founding", zap.Uint64("replica", uint64(holds)))
+	s.o.Logger.Info("the placement group has other members than at bootstrap", zap.Uint64("replica", uint64(holds)))
 	return nil
 }
 

@@ -26,12 +26,12 @@ import (
 // rig is a cluster of whole placement nodes in virtual time: real raft groups, wals
 // and engines on crashable memory disks, over a simulated network.
 type rig struct {
-	t        *testing.T
-	rng      *rand.Rand
-	net      *simbus.Network
-	founding fsm.Bootstrap
-	nodes    []*rigNode
-	boots    uint64
+	t         *testing.T
+	rng       *rand.Rand
+	net       *simbus.Network
+	bootstrap fsm.Bootstrap
+	nodes     []*rigNode
+	boots     uint64
 	// noLease turns leader leases off.
 	noLease bool
 	// maxLag is the host's MaxLagBytes, 0 its default.
@@ -78,10 +78,10 @@ type rigNode struct {
 	deaf atomic.Uint64
 	// closed says that no replica of the placement group is opened here, whoever speaks to it.
 	closed atomic.Bool
-	// founded says that it has written the founding state once.
-	founded bool
-	// unfound has it take that back, since the cluster says that the group has moved.
-	unfound bool
+	// bootstrapped says that it has written the bootstrap state once.
+	bootstrapped bool
+	// undoBootstrap has it delete that state, since the cluster says that the group has moved.
+	undoBootstrap bool
 
 	mu sync.Mutex
 	// created, guarded by mu, are the ranges that were created here.
@@ -109,13 +109,13 @@ func (r *rig) deafen(ids ...keyspace.NodeID) {
 func newRig(t *testing.T, seed uint64, nodes int, faults simbus.Faults, splits ...string) *rig {
 	t.Helper()
 	r := &rig{t: t, rng: rand.New(rand.NewPCG(seed, 7)), net: simbus.New(seed, faults), patience: 30 * time.Second}
-	r.founding.Cluster = 0xc1
+	r.bootstrap.Cluster = 0xc1
 	for _, k := range splits {
-		r.founding.SplitKeys = append(r.founding.SplitKeys, []byte(k))
+		r.bootstrap.SplitKeys = append(r.bootstrap.SplitKeys, []byte(k))
 	}
 	for i := range nodes {
 		id := keyspace.NodeID(i + 1)
-		r.founding.Nodes = append(r.founding.Nodes, fsm.Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
+		r.bootstrap.Nodes = append(r.bootstrap.Nodes, fsm.Node{ID: id, Name: fmt.Sprintf("n%d", id), PeerURLs: []string{"http://n"}})
 		r.nodes = append(r.nodes, &rigNode{
 			r: r, id: id, fs: simdisk.New(), created: map[keyspace.RangeID]int{},
 			clock: simclock.New(time.Duration(i)*time.Hour, 1+float64(i)*0.002),
@@ -171,7 +171,7 @@ func (n *rigNode) start() {
 	n.must(err)
 	n.engine, err = engine.Open(engine.Options{FS: files, Dir: "data", Clock: n.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	n.must(err)
-	bus := transport.Config{Cluster: r.founding.Cluster, Node: n.id, Boot: boot, Clock: n.clock}
+	bus := transport.Config{Cluster: r.bootstrap.Cluster, Node: n.id, Boot: boot, Clock: n.clock}
 	if r.tick > 0 {
 		bus.PingInterval, bus.MaxMissedPings = 4*r.tick, 2
 	}
@@ -189,9 +189,9 @@ func (n *rigNode) start() {
 		Removed: func(keyspace.GroupID, keyspace.ReplicaID) { service.Removed() },
 	})
 	n.must(err)
-	if !n.founded {
-		n.must(WriteBootstrap(r.t.Context(), n.engine, n.host, &r.founding, n.id))
-		n.founded = true
+	if !n.bootstrapped {
+		n.must(WriteBootstrap(r.t.Context(), n.engine, n.host, &r.bootstrap, n.id))
+		n.bootstrapped = true
 	}
 	linger := time.Duration(0)
 	if n.leases != nil {
@@ -219,8 +219,8 @@ func (n *rigNode) start() {
 	}
 	n.host.RegisterHandlers(n.bus)
 	n.service.RegisterHandlers(r.killer.ears(n))
-	if n.unfound {
-		n.unfound = false
+	if n.undoBootstrap {
+		n.undoBootstrap = false
 		n.must(n.service.UndoBootstrap(r.t.Context(), n.host, 0))
 	}
 	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {

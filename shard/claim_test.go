@@ -42,7 +42,7 @@ func snapshotOf(id keyspace.RangeID, generation keyspace.Generation, start strin
 }
 
 // A founder that was down while range 1 was split hears of the child first, whose
-// snapshot comes. The order to create range 1 as it was founded, over everything,
+// snapshot comes. The order to create range 1 as it was at bootstrap, over everything,
 // comes last: its log from the beginning would write into the child's span.
 func TestCreateOverASnapshot(t *testing.T) {
 	virtually(t, func(t *testing.T) {

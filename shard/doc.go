@@ -172,7 +172,7 @@
 // sends to a group that is not here; this node asks it for the descriptor and opens
 // an empty replica, which a snapshot fills.
 //
-// … two ranges come to one span? The order to create a range as it was founded may
+// … two ranges come to one span? The order to create a range as it was at bootstrap may
 // arrive after a snapshot of its child. A replica claims its span before it holds it,
 // and a later one is refused: two logs over one span would undo each other.
 //

@@ -146,8 +146,8 @@ type rigNode struct {
 	// killer, if not nil, sees all that the node does to its disk and says to others.
 	killer *killer
 
-	// founded says that the node has had its first range created.
-	founded bool
+	// bootstrapped says that the node has had its first range created.
+	bootstrapped bool
 
 	bus    *simbus.Bus
 	log    *wal.Log
@@ -237,9 +237,9 @@ func (n *rigNode) start() {
 	n.must(n.bus.Start())
 	n.host.Start()
 	n.must(store.Open())
-	if n.founded = n.founded || store.Replica(1) != nil; !n.founded {
+	if n.bootstrapped = n.bootstrapped || store.Replica(1) != nil; !n.bootstrapped {
 		n.must(store.Create(context.Background(), []keyspace.Descriptor{r.desc}))
-		n.founded = true
+		n.bootstrapped = true
 	}
 	n.node.Store(store)
 }

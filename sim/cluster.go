@@ -125,7 +125,7 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 			m.zone = fmt.Sprintf("z%d", i%cfg.Zones+1)
 		}
 		if i < cfg.Nodes {
-			m.founds, m.state = true, stateMember
+			m.founder, m.state = true, stateMember
 			m.self.Store(uint64(i + 1))
 			c.founders = append(c.founders, m.row())
 		}

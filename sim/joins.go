@@ -343,7 +343,7 @@ func (n *nemesis) left(l *leaver) {
 	n.c.wipe(m, stateOut)
 	n.deaths.Add(1)
 	m.mu.Lock()
-	m.founds, m.added = false, false
+	m.founder, m.added = false, false
 	m.mu.Unlock()
 	m.wiped = false
 	n.told()

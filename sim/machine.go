@@ -53,9 +53,9 @@ type machine struct {
 	run      *run
 	starting *start
 	state    state
-	// founds says that it is one of the first nodes. Later nodes join, and an operator
+	// founder says that it is one of the first nodes. Later nodes join, and an operator
 	// may have added them before.
-	founds, added bool
+	founder, added bool
 	// lost says that the machine never returns. disks is how many of its disks are gone.
 	lost  bool
 	disks int
@@ -231,7 +231,7 @@ func (m *machine) options(s *start) *node.Options {
 		MergeHold: cfg.mergeHold(),
 		Logger:    m.logger(),
 	}
-	if m.founds {
+	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
 	}
 	if cfg.Lose > 0 || cfg.Joins > 0 {

@@ -73,13 +73,13 @@
 //
 // Founders know each other by their configuration. A founder with an empty directory cannot
 // tell a new cluster from one in which it has lost its disk. It asks the others, and a node
-// table that a quorum has decides. If nobody has one, it founds the cluster once a majority of
-// the founders runs, itself among them, and none of them objects. A founder objects if it knows
+// table that a quorum has decides. If nobody has one, it bootstraps the cluster once a majority
+// of the founders runs, itself among them, and none of them objects. A founder objects if it knows
 // the asker as a node that has served, or knows by its state, its table or its logs that the
 // cluster has run. A node that is no founder is a sign of that too. Otherwise the founder waits
 // and says for whom. So a founder without its disk does not come back while its peers are out
 // of reach, and a new cluster serves as soon as a majority is up, as with etcd. A single
-// founder has nobody to ask: it listens for a few seconds and founds nothing if a node comes
+// founder has nobody to ask: it listens for a few seconds and bootstraps nothing if a node comes
 // that has joined since.
 //
 // Two cases are open: docs/decisions/0017-what-founders-cannot-see.md has them.

@@ -21,12 +21,12 @@ type still struct {
 
 // fiveNodes is the state of a cluster of five nodes and as many ranges.
 func fiveNodes() *fsm.View {
-	f := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}, {ID: 5}}}
+	b := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}, {ID: 5}}}
 	for _, k := range []string{"e", "j", "o", "t"} {
-		f.SplitKeys = append(f.SplitKeys, []byte(k))
+		b.SplitKeys = append(b.SplitKeys, []byte(k))
 	}
-	s := f.FirstState(firstIndex)
-	for _, d := range f.Ranges() {
+	s := b.FirstState(firstIndex)
+	for _, d := range b.Ranges() {
 		s.Apply(firstIndex+1, fsm.MarkCreated{Ranges: []keyspace.RangeID{d.Range}})
 	}
 	return s.View(firstIndex+1, 1, nil)

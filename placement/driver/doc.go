@@ -148,7 +148,7 @@
 // the cluster, in the setting placement.merge-after (at least 5 minutes, or off). It counts from
 // the next round on, whoever leads. Without the setting the nodes' flag counts.
 //
-// Kept borders. Borders that somebody has set: those of the founding (--initial-ranges,
+// Kept borders. Borders that somebody has set: those of the bootstrap (--initial-ranges,
 // --initial-split-keys) and each of skein range split, until skein range merge removes it. The
 // row of the range that begins there says so (Kept, shown by skein range list and show),
 // whichever range that becomes. Borders that leaders have made by themselves do not stay. A

@@ -42,9 +42,9 @@ func TestPatienceGrowsWithTheCopy(t *testing.T) {
 // executed once more.
 func TestOperationThatHasEndedIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}}}
+		b := fsm.Bootstrap{Cluster: 1, Nodes: []fsm.Node{{ID: 1}, {ID: 2}, {ID: 3}, {ID: 4}}}
 		p := &idleMover{}
-		s := stillDriver(f.FirstState(firstIndex).View(firstIndex, 1, nil), p)
+		s := stillDriver(b.FirstState(firstIndex).View(firstIndex, 1, nil), p)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		o := newOperator(s, 1, newTracker())

@@ -28,42 +28,42 @@ type Bootstrap struct {
 // nodes.
 const rangeReplicasDefault = 3
 
-// Validate returns an error for a Bootstrap that founds nothing.
-func (f *Bootstrap) Validate() error {
-	if f.Cluster == 0 {
-		return errors.New("found cluster: the cluster id is 0")
+// Validate returns an error if b cannot bootstrap a cluster.
+func (b *Bootstrap) Validate() error {
+	if b.Cluster == 0 {
+		return errors.New("bootstrap cluster: the cluster id is 0")
 	}
-	if len(f.Nodes) == 0 {
-		return errors.New("found cluster: no node")
+	if len(b.Nodes) == 0 {
+		return errors.New("bootstrap cluster: no node")
 	}
 	seen := map[keyspace.NodeID]bool{}
-	for i := range f.Nodes {
-		n := &f.Nodes[i]
+	for i := range b.Nodes {
+		n := &b.Nodes[i]
 		if n.ID == 0 || seen[n.ID] {
-			return fmt.Errorf("found cluster: node id %s of %q is 0 or given twice", n.ID, n.Name)
+			return fmt.Errorf("bootstrap cluster: node id %s of %q is 0 or given twice", n.ID, n.Name)
 		}
 		seen[n.ID] = true
 		if err := n.Validate(); err != nil {
-			return fmt.Errorf("found cluster: %w", err)
+			return fmt.Errorf("bootstrap cluster: %w", err)
 		}
 	}
-	for _, k := range f.SplitKeys {
+	for _, k := range b.SplitKeys {
 		if len(k) == 0 {
-			return errors.New("found cluster: the empty key is no border between ranges")
+			return errors.New("bootstrap cluster: the empty key is no border between ranges")
 		}
 	}
-	if f.PlacementReplicas < 0 || f.RangeReplicas < 0 {
-		return fmt.Errorf("found cluster: %d and %d replicas", f.PlacementReplicas, f.RangeReplicas)
+	if b.PlacementReplicas < 0 || b.RangeReplicas < 0 {
+		return fmt.Errorf("bootstrap cluster: %d and %d replicas", b.PlacementReplicas, b.RangeReplicas)
 	}
 	return nil
 }
 
 // nodeIDs returns the founders' ids, ascending: the order of everything that the
-// founding spreads over the nodes.
-func (f *Bootstrap) nodeIDs() []keyspace.NodeID {
-	ids := make([]keyspace.NodeID, len(f.Nodes))
-	for i := range f.Nodes {
-		ids[i] = f.Nodes[i].ID
+// bootstrap spreads over the nodes.
+func (b *Bootstrap) nodeIDs() []keyspace.NodeID {
+	ids := make([]keyspace.NodeID, len(b.Nodes))
+	for i := range b.Nodes {
+		ids[i] = b.Nodes[i].ID
 	}
 	slices.Sort(ids)
 	return ids
@@ -72,9 +72,9 @@ func (f *Bootstrap) nodeIDs() []keyspace.NodeID {
 // PlacementVoters returns the placement group's first replicas. Its loss stops all writes. So
 // it has five replicas if there are five nodes, and otherwise three, or as many as there are
 // nodes. It takes the nodes with the lowest ids, which are as good as random.
-func (f *Bootstrap) PlacementVoters() []keyspace.Replica {
-	ids := f.nodeIDs()
-	n := f.PlacementReplicas
+func (b *Bootstrap) PlacementVoters() []keyspace.Replica {
+	ids := b.nodeIDs()
+	n := b.PlacementReplicas
 	if n == 0 {
 		n = 3
 		if len(ids) >= 5 {
@@ -91,12 +91,12 @@ func (f *Bootstrap) PlacementVoters() []keyspace.Replica {
 // Ranges returns the first ranges: ids from 1 in key order, generation 1. Range i has its
 // replicas on the nodes i, i+1, … in the order of the ids. So replicas and leaders are spread
 // evenly: a descriptor's first replica is on the node of its preferred leader.
-func (f *Bootstrap) Ranges() []keyspace.Descriptor {
-	keys := slices.Clone(f.SplitKeys)
+func (b *Bootstrap) Ranges() []keyspace.Descriptor {
+	keys := slices.Clone(b.SplitKeys)
 	slices.SortFunc(keys, bytes.Compare)
 	keys = slices.CompactFunc(keys, bytes.Equal)
-	ids := f.nodeIDs()
-	replicas := min(cmp.Or(f.RangeReplicas, rangeReplicasDefault), len(ids))
+	ids := b.nodeIDs()
+	replicas := min(cmp.Or(b.RangeReplicas, rangeReplicasDefault), len(ids))
 	ds := make([]keyspace.Descriptor, len(keys)+1)
 	for i := range ds {
 		d := &ds[i]
@@ -119,12 +119,12 @@ func (f *Bootstrap) Ranges() []keyspace.Descriptor {
 
 // FirstState returns the state that every founder writes: the same bytes from the same
 // Bootstrap, whatever the order of its lists. index is the first index of the group: the
-// founding stands for the entry there.
-func (f *Bootstrap) FirstState(index uint64) *State {
+// bootstrap stands for the entry there.
+func (b *Bootstrap) FirstState(index uint64) *State {
 	s := NewState()
-	ds := f.Ranges()
+	ds := b.Ranges()
 	s.meta = meta{
-		Cluster: f.Cluster,
+		Cluster: b.Cluster,
 		// The empty store is at revision 1: it counts as allocated.
 		Ceiling:     1,
 		Compacted:   -1,
@@ -133,7 +133,7 @@ func (f *Bootstrap) FirstState(index uint64) *State {
 		Changed:     index, NodesChanged: index,
 	}
 	s.dirty.meta = true
-	for _, r := range f.PlacementVoters() {
+	for _, r := range b.PlacementVoters() {
 		s.NextReplica = max(s.NextReplica, r.ID+1)
 	}
 	for _, d := range ds {
@@ -142,7 +142,7 @@ func (f *Bootstrap) FirstState(index uint64) *State {
 		}
 		s.insert(&Range{Descriptor: d, Preferred: d.Replicas[0].Node, Kept: len(d.Span.Start) > 0, Changed: index})
 	}
-	for _, n := range f.Nodes {
+	for _, n := range b.Nodes {
 		n.State, n.Since = NodeServing, 0 // ranges are theirs from the start
 		s.nodes[n.ID] = n
 		s.dirty.nodes[n.ID] = true

@@ -64,7 +64,7 @@
 //	decommissioned                                serving                       an operator
 //	unstarted, unstarted learner, decommissioned  removed                       an operator, where the node holds nothing
 //
-// Founders serve from the founding on. Draining is temporary: the node gives up its leaders.
+// Founders serve from the bootstrap on. Draining is temporary: the node gives up its leaders.
 // Decommissioned is permanent: it gives up its replicas too. Only a serving node gets replicas
 // by operations.
 //

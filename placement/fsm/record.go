@@ -13,7 +13,7 @@ type Range struct {
 	Descriptor keyspace.Descriptor
 	// Preferred is the node where placement would like the leader to be.
 	Preferred keyspace.NodeID
-	// Created says that all replicas exist. Only founding ranges are ever without.
+	// Created says that all replicas exist. Only ranges of the bootstrap begin without it.
 	Created bool
 	// Kept says that somebody wants the range to begin where it does: its neighbour absorbs
 	// it by command alone.

@@ -50,7 +50,7 @@ func (r records) reload(t *testing.T) *State {
 // TestState tells stories of the placement group's state. After each command the
 // state is written, loaded again and compared, and its invariants are checked.
 //
-//	found nodes=(1,2,3) splits=(g,p)   the founding state
+//	bootstrap nodes=(1,2,3) splits=(g,p)   the bootstrap state
 //	raise to=R / lower to=R / compact at=R / allocate count=N
 //	report                             each line: range generation start end nodes…; "-" is an open border
 //	created ranges=(1,2)
@@ -83,8 +83,8 @@ type stateStory struct {
 func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	switch d.Cmd {
-	case "found":
-		h.s = storyFounding(t, d).FirstState(firstIndex)
+	case "bootstrap":
+		h.s = storyBootstrap(t, d).FirstState(firstIndex)
 		h.settle(t)
 		return h.printMap() + h.printMeta()
 	case "map":
@@ -297,23 +297,23 @@ func printLeases(s *State) string {
 	return b.String()
 }
 
-func storyFounding(t *testing.T, d *datadriven.TestData) *Bootstrap {
+func storyBootstrap(t *testing.T, d *datadriven.TestData) *Bootstrap {
 	t.Helper()
-	f := &Bootstrap{Cluster: 0xc1}
+	b := &Bootstrap{Cluster: 0xc1}
 	for _, n := range testkit.Args(t, d, "nodes") {
-		f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
+		b.Nodes = append(b.Nodes, Node{ID: keyspace.NodeID(n), Name: fmt.Sprintf("n%d", n), PeerURLs: []string{fmt.Sprintf("http://n%d:2380", n)}})
 	}
 	for _, a := range d.CmdArgs {
 		if a.Key == "splits" {
 			for _, v := range a.Vals {
-				f.SplitKeys = append(f.SplitKeys, []byte(v))
+				b.SplitKeys = append(b.SplitKeys, []byte(v))
 			}
 		}
 	}
-	if err := f.Validate(); err != nil {
+	if err := b.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	return f
+	return b
 }
 
 func storyDescriptor(t *testing.T, line string) keyspace.Descriptor {
@@ -385,13 +385,13 @@ func TestBootstrapIsDeterministic(t *testing.T) {
 	slices.Reverse(b.SplitKeys)
 	ra, rb := records{}, records{}
 	for _, e := range []struct {
-		f *Bootstrap
+		b *Bootstrap
 		r records
 	}{{&a, ra}, {&b, rb}} {
-		if err := e.f.Validate(); err != nil {
+		if err := e.b.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		if err := e.f.FirstState(firstIndex).Flush(e.r); err != nil {
+		if err := e.b.FirstState(firstIndex).Flush(e.r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -406,15 +406,15 @@ func TestBootstrapIsDeterministic(t *testing.T) {
 // TestBootstrapSpread checks that replicas and leaders are spread evenly.
 func TestBootstrapSpread(t *testing.T) {
 	for nodes := 1; nodes <= 9; nodes++ {
-		f := Bootstrap{Cluster: 1}
+		b := Bootstrap{Cluster: 1}
 		for n := range nodes {
-			f.Nodes = append(f.Nodes, Node{ID: keyspace.NodeID(100 - n)})
+			b.Nodes = append(b.Nodes, Node{ID: keyspace.NodeID(100 - n)})
 		}
 		for k := range 8*nodes - 1 {
-			f.SplitKeys = append(f.SplitKeys, []byte{byte(k + 1)})
+			b.SplitKeys = append(b.SplitKeys, []byte{byte(k + 1)})
 		}
 		replicas, leaders := map[keyspace.NodeID]int{}, map[keyspace.NodeID]int{}
-		for _, d := range f.Ranges() {
+		for _, d := range b.Ranges() {
 			leaders[d.Replicas[0].Node]++
 			if len(d.Replicas) != min(3, nodes) {
 				t.Fatalf("%d nodes: range %s has %d replicas", nodes, d.Range, len(d.Replicas))
@@ -423,13 +423,13 @@ func TestBootstrapSpread(t *testing.T) {
 				replicas[r.Node]++
 			}
 		}
-		for _, n := range f.Nodes {
+		for _, n := range b.Nodes {
 			if leaders[n.ID] != 8 || replicas[n.ID] != 8*min(3, nodes) {
 				t.Errorf("%d nodes: node %s has %d leaders and %d replicas", nodes, n.ID, leaders[n.ID], replicas[n.ID])
 			}
 		}
 		want := map[bool]int{true: 5, false: min(3, nodes)}[nodes >= 5]
-		if got := len(f.PlacementVoters()); got != want {
+		if got := len(b.PlacementVoters()); got != want {
 			t.Errorf("%d nodes: %d placement replicas, want %d", nodes, got, want)
 		}
 	}
