@@ -9,7 +9,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// A node that asks to be let in is told who it is, or why not, and whether asking again may
+// A node that asks to be admitted is told who it is, or why not, and whether asking again may
 // help.
 func TestNodeJoin(t *testing.T) {
 	b := &fakeBackend{}
@@ -23,7 +23,7 @@ func TestNodeJoin(t *testing.T) {
 		says  string
 		later bool
 	}{
-		{&Refusal{Reason: "the name is taken", NextStep: "give another"}, "let node n4 in: the name is taken", false},
+		{&Refusal{Reason: "the name is taken", NextStep: "give another"}, "admit node n4: the name is taken", false},
 		{kverror.New(kverror.NodeRemoved, "node d"), "node removed", false},
 		{kverror.New(kverror.NoLeader, "no leader"), "no leader", true},
 		{kverror.New(kverror.Timeout, "placement"), "placement", true},

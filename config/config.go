@@ -96,7 +96,7 @@ type Config struct {
 	// is by its peer URLs. Read only where the data directory is empty.
 	InitialClusterState string
 	// Join are client addresses of nodes of a running cluster, which this node joins: the
-	// first that answers lets it in. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
+	// first that answers admits it. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
 	// 64. Read only where the data directory is empty; otherwise they are asked whether it is
 	// that cluster's. Excludes initial-cluster. Empty means that the node bootstraps a cluster
 	// or has one.

@@ -29,7 +29,7 @@ func joinFlags() []Flag {
 		},
 		{
 			Name: "join", kind: kindList, Default: "", File: "join", Section: sectionSkein, Own: true,
-			Usage: "Client addresses of nodes of a running cluster, which this node joins: the first that answers lets it in.",
+			Usage: "Client addresses of nodes of a running cluster, which this node joins: the first that answers admits it.",
 			Note:  "HOST:PORT or URL. Excludes initial-cluster. Not read once the node has data, but for a look whether that is of the same cluster.",
 			set:   setList(func(c *Config) *[]string { return &c.Join }),
 		},

@@ -356,7 +356,7 @@ func TestTheOnlyNodeStays(t *testing.T) {
 }
 
 // TestANodeIsRemoved: a node that holds nothing is decommissioned and removed. From then
-// on no node has it in its list, and it is let in no more: neither as it is nor with an
+// on no node has it in its list, and it is not admitted again, neither as it is nor with an
 // empty disk.
 func TestANodeIsRemoved(t *testing.T) {
 	bubble(t, 4, nil, nil, func(r *rig) {
@@ -388,7 +388,7 @@ func TestANodeIsRemoved(t *testing.T) {
 		r.publish(last)
 		select {
 		case <-last.core.Fatal():
-			if err := last.core.Err(); !strings.Contains(err.Error(), "never let in again") {
+			if err := last.core.Err(); !strings.Contains(err.Error(), "never admitted again") {
 				r.t.Errorf("it stopped, since %v", err)
 			}
 		case <-time.After(time.Minute):
@@ -401,7 +401,7 @@ func TestANodeIsRemoved(t *testing.T) {
 		if err == nil {
 			c.Crash()
 		}
-		if err == nil || !strings.Contains(err.Error(), "never let in again") {
+		if err == nil || !strings.Contains(err.Error(), "never admitted again") {
 			r.t.Errorf("with an empty disk: %v", err)
 		}
 	})

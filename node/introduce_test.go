@@ -57,13 +57,13 @@ func TestANodeWithoutItsDiskIsRefusedAmongStartingPeers(t *testing.T) {
 	})
 }
 
-// A founder that comes late is let in, and one that nobody can vouch for waits.
-func TestALateFounderIsLetIn(t *testing.T) {
+// A founder that comes late is admitted, and one that nobody can vouch for waits.
+func TestALateFounderIsAdmitted(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		late := r.nodes[2]
 		late.core.Crash()
 		late.core = nil
-		late.disk = newMemDisk(simdisk.New()) // it had not published: it was never let in
+		late.disk = newMemDisk(simdisk.New()) // it had not published: it was never admitted
 		r.publish(r.nodes[0], r.nodes[1])
 		// With only one other node left there is no quorum that could tell.
 		r.nodes[1].core.Crash()
@@ -83,7 +83,7 @@ func TestALateFounderIsLetIn(t *testing.T) {
 }
 
 // One founder alone bootstraps nothing: it may have lost its disk, and the others may be out of
-// reach. A majority bootstraps at once, and who comes later is let in.
+// reach. A majority bootstraps at once, and who comes later is admitted.
 func TestFoundersThatStartOneByOne(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
@@ -122,14 +122,14 @@ func (r *rig) watched(n *rigNode) (Options, *observer.ObservedLogs) {
 }
 
 // waits returns an error for a node that does anything else for that long than wait to be
-// let in.
+// admitted.
 func (r *rig) waits(o Options, long time.Duration) error {
 	ctx, cancel := context.WithTimeout(r.t.Context(), long)
 	defer cancel()
 	c, err := Open(ctx, o)
 	if err == nil {
 		c.Crash()
-		return fmt.Errorf("node %s was let in", o.Self)
+		return fmt.Errorf("node %s was admitted", o.Self)
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("node %s: %w", o.Self, err)

@@ -129,7 +129,7 @@ func TestJoinByCommand(t *testing.T) {
 	c.refusedToJoin(l.GetNodes(), n4)
 }
 
-// refusedToJoin: what cannot be let in ends with what to do instead.
+// refusedToJoin: what cannot be admitted ends with what to do instead.
 func (c *processes) refusedToJoin(nodes []*adminpb.Node, n4 *process) {
 	c.t.Helper()
 	id := nodes[slices.IndexFunc(nodes, func(n *adminpb.Node) bool { return n.GetName() == "n4" })].GetId()
@@ -266,7 +266,7 @@ func TestTwoMachinesUnderOneName(t *testing.T) {
 		}
 		said, err := os.ReadFile(out.logPath())
 		// Where the other one was quick it serves by now.
-		if err != nil || !strings.Contains(string(said), "another directory has been let in as node") && !strings.Contains(string(said), "has run before") {
+		if err != nil || !strings.Contains(string(said), "another directory has been admitted as node") && !strings.Contains(string(said), "has run before") {
 			t.Errorf("the one that ended: %v\n%s", err, tail(said, 2<<10))
 		}
 		putUntil(t, in, nil, 30*time.Second)

@@ -322,7 +322,7 @@ func TestJoiningIsFinishedAfterACrashAtAnyMoment(t *testing.T) {
 	}
 }
 
-// Who cannot be let in is told why and what to do.
+// Who cannot be admitted is told why and what to do.
 func TestJoinRefusals(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		for _, n := range r.nodes {
@@ -331,7 +331,7 @@ func TestJoinRefusals(t *testing.T) {
 		refused := func(what string, err error, says ...string) {
 			r.t.Helper()
 			if err == nil {
-				r.t.Errorf("%s: let in", what)
+				r.t.Errorf("%s: admitted", what)
 				return
 			}
 			for _, s := range says {
@@ -363,7 +363,7 @@ func TestJoinRefusals(t *testing.T) {
 		refused("a directory of another cluster", r.join(r.t.Context(), stranger, r.nodes[0]), "belongs to cluster c2", "another --data-dir")
 
 		// A node that has lost its directory before it started, or another one in its place, is
-		// let in when the first is removed; one that has started is not.
+		// admitted when the first is removed; one that has started is not.
 		n := r.joiner("n5")
 		if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
 			r.t.Fatal(err)
@@ -371,7 +371,7 @@ func TestJoinRefusals(t *testing.T) {
 		first := n.id
 		r.crash(n)
 		n.disk = newMemDisk(simdisk.New())
-		refused("another directory", r.join(r.t.Context(), n, r.nodes[0]), "another directory has been let in as node "+first.String(), "etcdctl member remove "+first.String(), "--name")
+		refused("another directory", r.join(r.t.Context(), n, r.nodes[0]), "another directory has been admitted as node "+first.String(), "etcdctl member remove "+first.String(), "--name")
 		if err := r.nodes[0].core.client.RemoveNode(r.t.Context(), first); err != nil {
 			r.t.Fatal(err)
 		}
@@ -410,8 +410,8 @@ func TestANodeWithoutAQuorumSendsAJoinerOn(t *testing.T) {
 	})
 }
 
-// A node that was removed ends, is not let in again, and comes back as another one.
-func TestARemovedNodeIsNeverLetInAgain(t *testing.T) {
+// A node that was removed ends, is not admitted again, and comes back as another one.
+func TestARemovedNodeIsNeverAdmittedAgain(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		n := r.joiner("n4")

@@ -398,7 +398,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 }
 
 // trap 47: a node that lost its disk has forgotten its votes; with its old id it is
-// not let in again.
+// not admitted again.
 func TestANodeWithoutItsDiskIsRefused(t *testing.T) {
 	c := serving(t)
 	p := c.nodes[1]

@@ -42,16 +42,16 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 		if errs[0] != nil {
 			in = 1
 		}
-		if !strings.Contains(errs[1-in].Error(), "another directory has been let in as node") {
+		if !strings.Contains(errs[1-in].Error(), "another directory has been admitted as node") {
 			t.Errorf("the other one: %v", errs[1-in])
 		}
 		for range 2 {
 			time.Sleep(2 * time.Second)
 			twins[in].disk = twins[in].disk.crash(0, r.rng)
 			if seat, err := find(twins[in], r.nodes[2]); err != nil || seat.Self != ids[in] {
-				t.Fatalf("who was let in asks again: %+v, %v", seat, err)
+				t.Fatalf("the admitted one asks again: %+v, %v", seat, err)
 			}
-			if _, err := find(twins[1-in], r.nodes[2]); err == nil || !strings.Contains(err.Error(), "another directory has been let in as node "+ids[in].String()) {
+			if _, err := find(twins[1-in], r.nodes[2]); err == nil || !strings.Contains(err.Error(), "another directory has been admitted as node "+ids[in].String()) {
 				t.Fatalf("the other one asks again: %v", err)
 			}
 		}
@@ -82,7 +82,7 @@ func TestTwoMachinesThatStartAsOneMember(t *testing.T) {
 		}
 		refused := func(what string, err error) {
 			t.Helper()
-			if err == nil || !strings.Contains(err.Error(), "another directory has been let in as node "+first.id.String()) {
+			if err == nil || !strings.Contains(err.Error(), "another directory has been admitted as node "+first.id.String()) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}

@@ -86,7 +86,7 @@ func (c *Client) LeaveNode(ctx context.Context, node keyspace.NodeID, from fsm.N
 
 // RemoveNode removes the row of a node that is decommissioned or was never started. The node
 // must hold no replica of a range or of the placement group, and none may be on its way there.
-// Its id is never let in again. BadRequest says what it holds.
+// Its id is never admitted again. BadRequest says what it holds.
 func (c *Client) RemoveNode(ctx context.Context, node keyspace.NodeID) error {
 	_, err := c.ask(ctx, &request{Kind: requestRemoveNode, To: node}, true)
 	return err

@@ -44,9 +44,9 @@ func TestNodeStatesOverTheBus(t *testing.T) {
 		must(r.nodes[5].client.Publish(ctx, fsm.Node{Name: "n6", ClientURLs: []string{"http://c"}, Attributes: []fsm.Attribute{{Key: "zone", Value: "a"}}}))
 		must(at.RemoveNode(ctx, 6))
 		must(at.RemoveNode(ctx, 6)) // asked again
-		refused(r.nodes[5].client.Publish(ctx, fsm.Node{Name: "n6"}), kverror.NodeRemoved, "never let in again")
-		refused(at.AddNode(ctx, fsm.Node{ID: 6, PeerURLs: []string{"http://six"}}), kverror.NodeRemoved, "never let in again")
-		refused(at.SetNodeState(ctx, 6, fsm.NodeDecommissioned, fsm.NodeServing), kverror.NodeRemoved, "never let in again")
+		refused(r.nodes[5].client.Publish(ctx, fsm.Node{Name: "n6"}), kverror.NodeRemoved, "never admitted again")
+		refused(at.AddNode(ctx, fsm.Node{ID: 6, PeerURLs: []string{"http://six"}}), kverror.NodeRemoved, "never admitted again")
+		refused(at.SetNodeState(ctx, 6, fsm.NodeDecommissioned, fsm.NodeServing), kverror.NodeRemoved, "never admitted again")
 		must(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://eight"}}))
 		must(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://eight"}})) // asked again
 		refused(at.AddNode(ctx, fsm.Node{ID: 8, PeerURLs: []string{"http://other"}}), kverror.NodeExists, "node 8 is there already")

@@ -265,7 +265,7 @@ var ErrRemoved = errors.New("the node was removed from its cluster")
 
 // RemovedError is ErrRemoved with what the operator can do.
 func (a *Admission) RemovedError() error {
-	return fmt.Errorf("%w: node %s of cluster %s is never let in again: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
+	return fmt.Errorf("%w: node %s of cluster %s is never admitted again: empty %s and %s, and let it join anew (--join, or etcdctl member add)",
 		ErrRemoved, a.o.Self, a.o.Cluster, a.o.DataDir, a.o.WALDir)
 }
 

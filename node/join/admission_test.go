@@ -100,8 +100,8 @@ func TestRequest(t *testing.T) {
 		{"a founder beside one that knows that the cluster has run", 3, map[keyspace.NodeID][]*Check{2: {nothing, nothing, nothing}, 3: {unsure}}, "deadline"},
 		{"two of five founders", 5, map[keyspace.NodeID][]*Check{2: {nothing}, 3: nil, 4: nil, 5: nil}, "deadline"},
 		{"its row has served", 3, map[keyspace.NodeID][]*Check{2: {nothing}, 3: {{Known: true}}}, "has run before"},
-		{"it was removed", 0, map[keyspace.NodeID][]*Check{2: {{Removed: true}}}, "never let in again"},
-		{"another directory came first", 0, map[keyspace.NodeID][]*Check{2: {{Other: true}}}, "another directory has been let in as node 1"},
+		{"it was removed", 0, map[keyspace.NodeID][]*Check{2: {{Removed: true}}}, "never admitted again"},
+		{"another directory came first", 0, map[keyspace.NodeID][]*Check{2: {{Other: true}}}, "another directory has been admitted as node 1"},
 		{"nobody knows it", 0, map[keyspace.NodeID][]*Check{2: {{Absent: true}}}, "has no node 1"},
 		{"it joins, and one has no quorum at first", 0, map[keyspace.NodeID][]*Check{2: {unsure, unsure, {Member: true}}}, ""},
 		{"it joins, and nobody settles it", 0, map[keyspace.NodeID][]*Check{2: {nothing}}, "deadline"},
@@ -184,7 +184,7 @@ func TestAnnounce(t *testing.T) {
 		want string
 	}{
 		{[]error{kverror.NoLeader, kverror.NoLeader, nil}, ""},
-		{[]error{kverror.NoLeader, kverror.NodeRemoved}, "never let in again"},
+		{[]error{kverror.NoLeader, kverror.NodeRemoved}, "never admitted again"},
 		{[]error{kverror.NodeExists}, "another directory"},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -100,7 +100,7 @@ func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []fsm.Node) (ke
 		}
 	}
 	return 0, &adminapi.Refusal{
-		Reason:   fmt.Sprintf("the data directory is that of node %s, which was removed from cluster %s and is never let in again", q.GetNode(), q.GetCluster()),
+		Reason:   fmt.Sprintf("the data directory is that of node %s, which was removed from cluster %s and is never admitted again", q.GetNode(), q.GetCluster()),
 		NextStep: "empty the directory and let the node join anew",
 	}
 }
@@ -108,7 +108,7 @@ func (a *Admitter) memberAgain(q *adminpb.NodeJoinRequest, table []fsm.Node) (ke
 // otherDirectory refuses who comes as a node that another directory is.
 func otherDirectory(n *fsm.Node) error {
 	return &adminapi.Refusal{
-		Reason: fmt.Sprintf("another directory has been let in as node %s: a machine with the same name and the same peer URLs has joined, or this one has lost its directory", n.ID),
+		Reason: fmt.Sprintf("another directory has been admitted as node %s: a machine with the same name and the same peer URLs has joined, or this one has lost its directory", n.ID),
 		NextStep: fmt.Sprintf("give this node a --name and --initial-advertise-peer-urls of its own; where there is no other machine, have the node removed (skein node decommission %s once it has started, then etcdctl member remove %s) and let it join anew",
 			n.ID, n.ID),
 	}
@@ -141,7 +141,7 @@ func (a *Admitter) admit(ctx context.Context, asker fsm.Node, table []fsm.Node) 
 }
 
 // rowFor returns the id of the row that the asker may have, 0 where there is none for it, or
-// why it is not let in.
+// why it is not admitted.
 func rowFor(asker *fsm.Node, table []fsm.Node) (keyspace.NodeID, error) {
 	name, urls := asker.Name, asker.PeerURLs
 	for i := range table {

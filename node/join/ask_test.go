@@ -29,7 +29,7 @@ func (s joinService) JoinNode(context.Context, *adminpb.NodeJoinRequest) (*admin
 	return s.answer()
 }
 
-// Of the nodes of --join one that hears no quorum keeps nobody from being let in by the next.
+// A node of --join that hears no quorum does not keep the next one from admitting the joiner.
 func TestJoinByTheNextNode(t *testing.T) {
 	cfg := config.Default()
 	for _, answer := range []func() (*adminpb.NodeJoinResponse, error){

@@ -25,7 +25,7 @@ func (v *clusterView) find(name string) (fsm.Node, error) {
 	if id, gerr := nodeNamed(v.gone, name); gerr == nil {
 		i := slices.IndexFunc(v.gone, func(n fsm.Node) bool { return n.ID == id })
 		return fsm.Node{}, &adminapi.Refusal{
-			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never let in again",
+			Reason: fmt.Sprintf("node %s was removed from the cluster%s, and its id %s is never admitted again",
 				name, at(v.gone[i].Since), id),
 			NextStep: "add a new node in its place, with an empty data directory (--join, or etcdctl member add)",
 			Removed:  true,

@@ -20,7 +20,7 @@ type NodeState byte
 
 // The states of a node.
 const (
-	// NodeUnstarted: it was let in and has not served yet. It gets nothing.
+	// NodeUnstarted: it was admitted and has not served yet. It gets nothing.
 	NodeUnstarted NodeState = iota
 	// NodeServing is the ordinary state.
 	NodeServing
@@ -30,7 +30,7 @@ const (
 	// NodeDecommissioned gives up its replicas too: it is about to go for good. As long as
 	// its row is there it can be taken back.
 	NodeDecommissioned
-	// NodeRemoved is gone for good. Its row is left so that its id is never let in again.
+	// NodeRemoved is gone for good. Its row is left so that its id is never admitted again.
 	NodeRemoved
 	// NodeUnstartedLearner is NodeUnstarted of a node that etcd's clients have added as a
 	// learner.
@@ -356,7 +356,7 @@ type SetNodeState struct {
 	Now      UnixMillis
 }
 
-// RemoveNode leaves of a node's row only what keeps its id from being let in again.
+// RemoveNode leaves of a node's row only what keeps its id from being admitted again.
 type RemoveNode struct {
 	Node keyspace.NodeID
 	Now  UnixMillis
@@ -392,7 +392,7 @@ func (s *State) applyPutNode(index uint64, o PutNode) Result {
 	case !known && (o.Change == NodeHasMoved || o.Change == NodeIsClaimed):
 		return Result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
 	case !known && len(s.nodes) >= maxNodes:
-		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are let in", len(s.nodes))}
+		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are admitted", len(s.nodes))}
 	case old.OtherThan(n.Instance) && (o.Change == NodeIsClaimed || o.Change == NodePublishes):
 		return Result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
 	case o.Change != NodePublishes && s.peerURLTaken(&n):
@@ -462,7 +462,7 @@ func (s *State) peerURLTaken(n *Node) bool {
 }
 
 func errNodeRemoved(n *Node) error {
-	return kverror.New(kverror.NodeRemoved, "node %s (%s) was removed from the cluster; its id is never let in again", n.ID, n.Name)
+	return kverror.New(kverror.NodeRemoved, "node %s (%s) was removed from the cluster; its id is never admitted again", n.ID, n.Name)
 }
 
 func (s *State) putNodeRow(index uint64, n Node) {
