@@ -460,6 +460,9 @@ func (d *decider) measure() {
 	m.OperationsUnderWay.Set(float64(len(d.under)))
 	pending := d.c.Pending()
 	for need := decide.QuorumRisk; need <= decide.Cold; need++ {
+		if !need.Known() {
+			continue
+		}
 		m.Pending.WithLabelValues(need.String()).Set(float64(pending[need]))
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
@@ -214,6 +216,21 @@ func TestIsolatedFromWhenItIsSeen(t *testing.T) {
 		}
 		if time.Sleep(time.Second); !stranded() {
 			t.Error("it does not count as isolated for long")
+		}
+	})
+}
+
+// The numbers of reasons that are gone make no series without a name.
+func TestMeasureNamesEachNeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := stillDecider(t)
+		st.measure()
+		m := st.s.o.Metrics.Pending
+		if n := testutil.CollectAndCount(m); n != 8 {
+			t.Errorf("%d needs are counted", n)
+		}
+		if m.DeleteLabelValues("") {
+			t.Error("a need without a name is counted")
 		}
 	})
 }
