@@ -51,7 +51,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		readRestarts:      counter("skein_shard_read_restarts_total", "Reads that started over."),
 		splits:            counter("skein_shard_splits_total", "Splits that were applied here."),
 		merges:            counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
-		maintenanceErrors: counter("skein_shard_upkeep_errors_total", "Steps of upkeep that failed."),
+		maintenanceErrors: counter("skein_shard_maintenance_errors_total", "Steps of maintenance that failed."),
 		pushes:            counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
 		applied:           counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		resolvedQuestions: counter("skein_shard_resolved_questions_total",

@@ -107,7 +107,7 @@ func (c *cluster) countMerges() int {
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
-	splitsItself      = "skein_shard_splits_by_itself_total"
+	splitsItself      = "skein_shard_automatic_splits_total"
 	absorbed          = "skein_shard_merges_total"
 )
 

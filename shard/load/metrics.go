@@ -14,7 +14,7 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Splits: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "skein_shard_splits_by_itself_total",
+			Name: "skein_shard_automatic_splits_total",
 			Help: "Splits that this node's leaders have made automatically, by their cause.",
 		}, []string{"cause"}),
 		Unsplit: prometheus.NewCounterVec(prometheus.CounterOpts{
