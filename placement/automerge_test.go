@@ -45,7 +45,7 @@ func mergingRig(t *testing.T, seed uint64, after time.Duration, borders ...strin
 	return m
 }
 
-// Merge implements Merger.
+// Merge implements driver.Merger.
 func (m *merging) Merge(_ context.Context, _ keyspace.NodeID, o keyspace.MergeOrder) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -91,7 +91,7 @@ func (c *Client) Settings(ctx context.Context) ([]fsm.Setting, keyspace.Revision
 	return a.Settings, a.Revision, err
 }
 
-// BeginOperation has placement change the replicas of a range, or with OwnGroup for the
+// BeginOperation has placement change the replicas of a range, or with fsm.OwnGroup for the
 // range those of the placement group itself, and returns the operation once it has begun; Operations says when it is over. Only Range, Kind, From, To and Why
 // of what is given count. BadRequest says why it cannot be done, as where the range
 // has another one under way; Timeout leaves the outcome open.

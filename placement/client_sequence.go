@@ -52,7 +52,7 @@ func (q *sequenceQueue) init() {
 }
 
 // Sequence asks the sequencer for req.Count consecutive revisions (at most
-// MaxBatchRevisions), or with Count 0 for the current one. It returns at once; done
+// sequencer.MaxBatchRevisions), or with Count 0 for the current one. It returns at once; done
 // is called exactly once, from a goroutine of the Client's, and must not block. Only
 // after Stop it is called, with Stopped, before Sequence returns.
 //

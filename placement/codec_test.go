@@ -108,7 +108,7 @@ var (
 
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
 // them again. A change there is a change of the format: docs/format/placement.md
-// and formatVersion change with it.
+// and the message's version change with it.
 func TestFormats(t *testing.T) {
 	var f testkit.File
 	line := f.Add

@@ -66,7 +66,7 @@ func (w *pretended) of(id keyspace.RangeID) (*pretend, error) {
 	return nil, kverror.RangeNotHere
 }
 
-// Look implements Mover.
+// Look implements driver.Mover.
 func (w *pretended) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
 	p, err := w.of(id)
 	if err != nil {
@@ -75,7 +75,7 @@ func (w *pretended) Look(ctx context.Context, node keyspace.NodeID, id keyspace.
 	return p.Look(ctx, node, id)
 }
 
-// ChangeMembers implements Mover.
+// ChangeMembers implements driver.Mover.
 func (w *pretended) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
 	p, err := w.of(id)
 	if err != nil {
@@ -84,7 +84,7 @@ func (w *pretended) ChangeMembers(ctx context.Context, node keyspace.NodeID, id 
 	return p.ChangeMembers(ctx, node, id, confIndex, changes)
 }
 
-// TransferTo implements Mover.
+// TransferTo implements driver.Mover.
 func (w *pretended) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
 	p, err := w.of(id)
 	if err != nil {
@@ -99,7 +99,7 @@ type seat struct {
 	node keyspace.NodeID
 }
 
-// Led implements Measurer.
+// Led implements driver.Measurer.
 func (s seat) Led() (l []driver.Measure) {
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
@@ -113,7 +113,7 @@ func (s seat) Led() (l []driver.Measure) {
 	return l
 }
 
-// Disk implements Measurer.
+// Disk implements driver.Measurer.
 func (s seat) Disk() (capacity, used int64) { return 1 << 40, 0 }
 
 // kill takes a node from the rig and from the ranges, whose other voters lead then.

@@ -42,7 +42,7 @@
 // … the leader dies? Clients find the next one by the hints of refusals, by raft, or by asking
 // all nodes in turn. They repeat unanswered batches with the same content.
 //
-// … a member of the group must go, perhaps the leader itself? An operation on OwnGroup executes
+// … a member of the group must go, perhaps the leader itself? An operation on fsm.OwnGroup executes
 // like one on a range: learner first, then one joint configuration. A leader that must go ends its
 // allocations, lowers the ceiling and hands over before. The next leader starts from the ceiling
 // in its applied state, also where a snapshot brought it.

@@ -94,7 +94,8 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	return p, nil
 }
 
-// feedRequest opens a feed: the version of the map that the asker has, 0 for none.
+// encodeFeedRequest encodes the request that opens a feed: the version of the map that the
+// asker has, 0 for none.
 func encodeFeedRequest(since uint64) []byte {
 	return binary.AppendUvarint([]byte{fsm.FormatVersion}, since)
 }

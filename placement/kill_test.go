@@ -177,17 +177,17 @@ func (h hands) do(what string, f func() error) error {
 	return err
 }
 
-// ChangeMembers implements Mover.
+// ChangeMembers implements driver.Mover.
 func (h hands) ChangeMembers(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
 	return h.do(fmt.Sprintf("%v of range %s", changes, id), func() error { return h.Mover.ChangeMembers(ctx, node, id, confIndex, changes) })
 }
 
-// TransferTo implements Mover.
+// TransferTo implements driver.Mover.
 func (h hands) TransferTo(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, to keyspace.NodeID) error {
 	return h.do(fmt.Sprintf("range %s to be led by node %s", id, to), func() error { return h.Mover.TransferTo(ctx, node, id, to) })
 }
 
-// Merge implements Merger.
+// Merge implements driver.Merger.
 func (h hands) Merge(ctx context.Context, node keyspace.NodeID, o keyspace.MergeOrder) error {
 	return h.do(fmt.Sprintf("%s of range %s on node %s", o.Step, o.Range, node), func() error { return h.Mover.(driver.Merger).Merge(ctx, node, o) })
 }

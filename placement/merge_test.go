@@ -76,7 +76,7 @@ func (p *pretendPair) TransferTo(ctx context.Context, n keyspace.NodeID, id keys
 	return p.of(id).TransferTo(ctx, n, id, to)
 }
 
-// Merge implements Merger.
+// Merge implements driver.Merger.
 func (p *pretendPair) Merge(ctx context.Context, n keyspace.NodeID, o keyspace.MergeOrder) error {
 	switch o.Step { //nolint:exhaustive // the others do not take their time
 	case keyspace.MergeStore:

@@ -48,12 +48,12 @@ type ownMover struct {
 	term uint64
 }
 
-// Look implements Mover.
+// Look implements driver.Mover.
 func (m ownMover) Look(context.Context, keyspace.NodeID, keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
 	return m.s.View().PlacementGroup(), m.s.o.Self, nil
 }
 
-// ChangeMembers implements Mover. Nobody else changes this configuration in this term, and
+// ChangeMembers implements driver.Mover. Nobody else changes this configuration in this term, and
 // raft refuses a change on top of one that is not applied: what was decided by is there yet.
 func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspace.RangeID, confIndex uint64, changes []raftgroup.ConfChange) error {
 	g := m.s.replica()
@@ -69,7 +69,7 @@ func (m ownMover) ChangeMembers(ctx context.Context, _ keyspace.NodeID, _ keyspa
 	return nil
 }
 
-// TransferTo implements Mover: the allocations end first, and the ceiling is lowered, so
+// TransferTo implements driver.Mover: the allocations end first, and the ceiling is lowered, so
 // that no revision is left out.
 func (m ownMover) TransferTo(ctx context.Context, _ keyspace.NodeID, _ keyspace.RangeID, to keyspace.NodeID) error {
 	g := m.s.replica()

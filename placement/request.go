@@ -29,10 +29,10 @@ const (
 	requestKeepBorder
 )
 
-// requestVersion leads every request of method 33. The versions added: 2 requestStanding, 3
-// requestLease, 4 requestBegin and requestOperations, 5 states and removal of nodes, 6 merges,
-// 7 the directories of nodes, 8 requestKeepBorder. Versions 9 and 10 know leaving nodes, and
-// others beside them. Version 11 knows no stopping nodes.
+// requestVersion leads every request of method 33. The versions added: 2 a question about
+// stopping nodes, 3 requestLease, 4 requestBegin and requestOperations, 5 states and removal
+// of nodes, 6 merges, 7 the directories of nodes, 8 requestKeepBorder. Versions 9 and 10 know
+// leaving nodes, and others beside them. Version 11 knows no stopping nodes.
 const requestVersion = 11
 
 // request is what a Client asks a Service beside revisions and the feed. Which

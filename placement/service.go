@@ -124,7 +124,7 @@ type Service struct {
 	// Guarded by mu. group is nil on a node without a replica; leader is what this
 	// node last heard about the leader, from raft or from a Client.
 	group Group
-	// detached is closed when the replica goes, stirred when it comes, goes, gets other
+	// detached is closed when the replica goes, changed when it comes, goes, gets other
 	// members, or its leader changes; both are made anew.
 	detached, changed chan struct{}
 	// listener is told of each change of the leader that raft tells this node.
@@ -134,7 +134,7 @@ type Service struct {
 	leadTerm   uint64
 	leadCtx    context.Context
 	leadCancel context.CancelFunc
-	// Tracker is what nodes say of themselves to the leadership; nil while there is none.
+	// tracker is what nodes say of themselves to the leadership; nil while there is none.
 	tracker *driver.Tracker
 	// held are reported descriptors that did not fit into the map, by range.
 	held map[keyspace.RangeID]keyspace.Descriptor

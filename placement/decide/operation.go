@@ -86,11 +86,11 @@ type Operation struct {
 	Kind   Kind
 	Range  keyspace.RangeID
 	Other  keyspace.RangeID // Merge: the right neighbour
-	From   keyspace.NodeID  // Move, Remove, Transfer
-	To     keyspace.NodeID  // Add, Move
-	Source keyspace.NodeID  // Add, Move: the leader, which sends the copy
-	Lead   keyspace.NodeID  // who leads then: Transfer; Move and Remove where the lead changes; 0 else
-	Bytes  int64            // Add, Move: what is to be copied
+	From   keyspace.NodeID  // MoveReplica, RemoveReplica, TransferLeader
+	To     keyspace.NodeID  // AddReplica, MoveReplica
+	Source keyspace.NodeID  // AddReplica, MoveReplica: the leader, which sends the copy
+	Lead   keyspace.NodeID  // who leads then: TransferLeader; MoveReplica and RemoveReplica where the lead changes; 0 else
+	Bytes  int64            // AddReplica, MoveReplica: what is to be copied
 	Reason Reason
 	// Why says it in words, for the operator.
 	Why string
@@ -137,7 +137,7 @@ type Requirement struct {
 	Leaving []keyspace.NodeID
 }
 
-// RangeIs pins a range: the replica set is the one of Conf.
+// RangeIs pins a range: Replicas are those of the configuration ConfIndex.
 type RangeIs struct {
 	Range      keyspace.RangeID
 	Generation keyspace.Generation

@@ -126,7 +126,7 @@ func (c *Cluster) worker(r *rng) (*node, hold) {
 	return n, h
 }
 
-// in says in which zone a node is, where there are zones.
+// where says in which zone a node is, where there are zones.
 func (c *Cluster) where(n *node) string {
 	if len(c.zones) < 2 {
 		return fmt.Sprintf("node %s", n.ID)

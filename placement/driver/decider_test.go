@@ -61,7 +61,7 @@ func (st *still) feed() {
 	st.view = &v
 }
 
-// under says what the view has under way from now on.
+// viewHas says what the view has under way from now on.
 func (st *still) viewHas(ops ...fsm.Operation) {
 	st.v = *st.v.WithOperations(ops)
 }

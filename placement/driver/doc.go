@@ -190,7 +190,7 @@
 // … a node is silent? Its replicas are rebuilt after NodeDeadAfter. Operations that wait for it
 // are given up sooner.
 //
-// … the placement group itself must change? It has operations like a range, with OwnGroup as
+// … the placement group itself must change? It has operations like a range, with fsm.OwnGroup as
 // their range. decide_own.go decides them, one at a time, and never for balance.
 //
 // # Locks

@@ -32,7 +32,7 @@ const reportVersion = 1
 
 // Bounds of a part of a node's report.
 const (
-	// ReportRanges bounds the ranges in a part, reportBytes about its size.
+	// ReportRanges bounds the ranges in a part, ReportBytes about its size.
 	ReportRanges = 4096
 	ReportBytes  = 128 << 10
 )

@@ -69,7 +69,7 @@ func NextStep(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, 
 	return Step{Change: []raftgroup.ConfChange{remove}}
 }
 
-// nextTransfer is nextStep for a transfer: it is over as soon as somebody else leads.
+// nextTransfer is NextStep for a transfer: it is over as soon as somebody else leads.
 func nextTransfer(o *fsm.Operation, d *keyspace.Descriptor, leader keyspace.NodeID, alive func(keyspace.NodeID) bool) Step {
 	to, ok := d.ReplicaOn(o.To)
 	switch {

@@ -38,7 +38,7 @@ func (o EndOperation) append(dst []byte) []byte {
 }
 
 // applyBeginOperation takes an operation in if the range still is what it was decided
-// for. What cannot be executed at all was refused before: see checkOperation.
+// for. CheckOperation refuses what cannot be executed at all.
 func (s *State) applyBeginOperation(index uint64, o BeginOperation) Result {
 	op := o.Operation
 	d, ok := s.descriptor(op.Range)

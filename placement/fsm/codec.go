@@ -183,7 +183,7 @@ func AppendDescriptors(dst []byte, ds []keyspace.Descriptor) []byte {
 	return dst
 }
 
-// maxNodes and maxSettings bound what an answer holds.
+// maxNodes and MaxSettings bound what an answer holds.
 const (
 	maxNodes    = 1 << 14
 	MaxSettings = 1 << 14

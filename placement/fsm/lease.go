@@ -185,7 +185,7 @@ func (o RegisterLease) append(dst []byte) []byte {
 func (o RevokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 func (o RemoveLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 
-// grant applies grantLease. The incarnation is the entry's index: no two entries of
+// grant applies a GrantLease. The incarnation is the entry's index: no two entries of
 // the group have the same.
 func (s *leases) grant(index uint64, o GrantLease) Result {
 	if l, ok := s.get(o.ID); ok && mutation.Is(mutation.LeaseGrantedTwice) {
@@ -202,7 +202,7 @@ func (s *leases) grant(index uint64, o GrantLease) Result {
 	return Result{Lease: l}
 }
 
-// register applies registerLease. A lease whose end is decided stays as it is: the
+// register applies a RegisterLease. A lease whose end is decided stays as it is: the
 // result says so.
 func (s *leases) register(o RegisterLease) Result {
 	l, ok := s.get(o.ID)
@@ -226,7 +226,7 @@ func (s *leases) register(o RegisterLease) Result {
 // Closed says whether nothing is registered with the lease any more.
 func (l *Lease) Closed() bool { return l.Revoking && !mutation.Is(mutation.AttachedWhileEnding) }
 
-// revoke applies revokeLeases. Where it names one lease the result is about that one:
+// revoke applies a RevokeLeases. Where it names one lease the result is about that one:
 // Lease is the record as it was before.
 func (s *leases) revoke(o RevokeLeases) Result {
 	var res Result

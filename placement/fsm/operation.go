@@ -82,7 +82,7 @@ type Operation struct {
 	Leaving keyspace.ReplicaID
 	// Reason is why placement has decided it, None where somebody has asked for it.
 	Reason decide.Reason
-	// Why says for the operator what it is for, in at most maxNameBytes bytes.
+	// Why says for the operator what it is for, in at most MaxNameBytes bytes.
 	Why string
 	// Right is the range that a merge ends, and Phase how far the merge is. Its From, To,
 	// Replica and Leaving are those of the move of Right that is under way, if one is.

@@ -32,7 +32,7 @@
 // S3. Without failures every revision is used. A planned end of the allocations (a transfer of
 // leadership, a stop of the leader) lowers the ceiling to the last revision before anybody else
 // can start from it. A lost leader leaves a gap of at most CeilingBlock, and so may a stop of all
-// nodes at once (docs/decisions/0023).
+// nodes at once (docs/decisions/0023-stop-of-all-nodes.md).
 //
 // S4. A batch that is repeated with its number gets the same answer again, as long as it is the
 // last one of its process.
