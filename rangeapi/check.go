@@ -9,9 +9,9 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// MaxRequestBytes bounds Limits.MaxRequestBytes. One entry has room for a put of that size, or for
-// such a transaction with the operations that etcd allows by default. A transaction with thousands
-// of small operations may exceed an entry and is refused by itself.
+// MaxRequestBytes bounds shard.Limits.MaxRequestBytes. One entry has room for a put of that size,
+// or for such a transaction with the operations that etcd allows by default. A transaction with
+// thousands of small operations may exceed an entry and is refused by itself.
 const MaxRequestBytes = 4 << 20
 
 // MaxReadOnlyCompares bounds the compares that a gateway evaluates by one read-only transaction,

@@ -158,7 +158,7 @@ func (c *Client) AwaitResolved(ctx context.Context, node keyspace.NodeID, q *Res
 	return decodeResolved(b)
 }
 
-// History asks the node's replica of a range, see shard's Replica.History.
+// History asks the node's replica of a range, see rangefeed's Feeds.History.
 func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRequest) (*HistoryPage, error) {
 	if node == c.self {
 		return c.local.History(q)

@@ -103,7 +103,7 @@ type Status struct {
 	Applied    raftgroup.Position  `json:"applied"`
 	// Serving says that this replica leads and takes requests.
 	Serving bool `json:"serving"`
-	// LastBatch is the last applied batch as term and number.
+	// LastBatchTerm and LastBatchNumber name the last applied batch.
 	LastBatchTerm   uint64            `json:"last_batch_term"`
 	LastBatchNumber uint64            `json:"last_batch_number"`
 	LastRevision    keyspace.Revision `json:"last_revision"`

@@ -115,7 +115,7 @@ func (r *rig) command(ctx context.Context, key string, op rangeapi.TxnCommand) (
 	return nil, keyspace.Descriptor{}, ctx.Err()
 }
 
-// each calls f with the first key of every range.
+// eachRange calls f with the first key of every range.
 func (r *rig) eachRange(f func(key string) (keyspace.Descriptor, error)) error {
 	for key := "\x00"; ; {
 		d, err := f(key)

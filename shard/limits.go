@@ -10,7 +10,7 @@ import (
 // default in the comment.
 type Limits struct {
 	// MaxRequestBytes bounds one request in its encoded form (etcd's
-	// max-request-bytes). Default 1.5 MiB, at most [MaxRequestBytes] by the default of
+	// max-request-bytes). Default 1.5 MiB, at most [rangeapi.MaxRequestBytes] by the default of
 	// MaxEntryBytes. RequestTooLarge beyond it.
 	MaxRequestBytes int
 	// MaxTxnOps bounds compares and operations of a transaction (etcd's

@@ -116,7 +116,7 @@ func (s *rigSequencer) ReportDescriptors(ds ...keyspace.Descriptor) {
 	}
 }
 
-// Descriptor implements Placed.
+// Descriptor implements replicas.Placed.
 func (s *rigSequencer) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,7 @@ func (s *rigSequencer) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descr
 	return d, ok
 }
 
-// At implements Placed.
+// At implements replicas.Placed.
 func (s *rigSequencer) At(key []byte) (best keyspace.Descriptor, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

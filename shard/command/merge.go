@@ -99,7 +99,7 @@ func AppendMergeCommand(dst []byte, k Kind, c *MergeCommand) []byte {
 	return dst
 }
 
-// DecodeMergeCommand reads what appendMergeCommand wrote and keeps nothing of b.
+// DecodeMergeCommand reads what AppendMergeCommand wrote and keeps nothing of b.
 func DecodeMergeCommand(k Kind, b []byte) (c MergeCommand, err error) {
 	if c.ID, b, err = wire.Uvarint(b); err != nil {
 		return c, err

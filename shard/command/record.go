@@ -87,7 +87,7 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	return binary.BigEndian.AppendUint64(dst, r.Hash)
 }
 
-// DecodeRecord reads what appendRecord wrote and keeps nothing of b.
+// DecodeRecord reads what AppendRecord wrote and keeps nothing of b.
 func DecodeRecord(b []byte) (r Record, err error) {
 	if len(b) < 2 {
 		return r, wire.ErrTruncated

@@ -121,8 +121,8 @@ func (s *TxnState) decodeStored(suffix, value []byte) error {
 	return c.End()
 }
 
-// TxnState is the replicated state of transactions over several ranges as Apply
-// leaves it.
+// TxnState is the replicated state of transactions over several ranges as the applied
+// entries leave it.
 type TxnState struct {
 	Locks   map[rangeapi.LockID]*Lock
 	Records map[rangeapi.TxnName]*CommitRecord
@@ -152,7 +152,7 @@ func LoadTxns(e engine.Reader, r keyspace.RangeID) (TxnState, error) {
 	return all[r], err
 }
 
-// LoadAllTxns is loadTxns of all ranges that have any, in one pass.
+// LoadAllTxns is LoadTxns of all ranges that have any, in one pass.
 func LoadAllTxns(e engine.Reader) (map[keyspace.RangeID]TxnState, error) {
 	first, last := engine.GroupLocalSpan(0), engine.GroupLocalSpan(keyspace.PlacementGroup-1)
 	return loadTxnsOf(e, engine.KeySpan{Lower: first.Lower, Upper: last.Upper})

@@ -95,7 +95,7 @@ func AppendLock(dst []byte, l *Lock) []byte {
 	return rangeapi.AppendAttachment(dst, l.Revoke)
 }
 
-// Lock reads what appendLock wrote. Keys and values stay parts of what is read.
+// lock reads what AppendLock wrote. Keys and values stay parts of what is read.
 func (c *Cursor) lock() *Lock {
 	l := &Lock{Name: c.Name(), Anchor: c.Bytes(), Floor: c.Revision()}
 	n := c.Count(2)

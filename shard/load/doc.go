@@ -58,7 +58,7 @@
 //     counts into decaying means, for active replicas alone. A replica at rest is on no
 //     list; its first request puts it there. A range's size on disk is the store's estimate
 //     plus what was applied since. The estimate is renewed when the store has written
-//     tables, for 100 ranges a second at most. Store.Measures returns it all.
+//     tables, for 100 ranges a second at most. Measures of shard's Store returns it all.
 //  2. Too large (--range-max-bytes, 256 MiB). The leader looks for the key in the middle: it
 //     asks the store some dozens of times how much lies below a key (mvcc.FindSplitKey), which
 //     reads no data. If much is only in memtables, they are flushed before. If one key with

@@ -125,7 +125,8 @@ func TestPagesOfFeedsHaveABound(t *testing.T) {
 type teller struct {
 	t    *testing.T
 	seen map[string]bool
-	// claims are resolved revisions and positions, each with the number of events seen by then.
+	// order has the events. resolved and position are what the feed has claimed, each with the
+	// number of events seen by then.
 	order    []string
 	resolved []claim
 	position []claim
