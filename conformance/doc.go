@@ -11,8 +11,8 @@
 //
 // The calls come from a table of generators (kinds). Among them are those of locks
 // and elections, and some by HTTP and JSON. With one call at a time, any difference
-// is one of semantics (Lockstep). With several at a time through all gateways
-// (Waves), Skein's own revisions say in which order they took effect. etcd then
+// is one of semantics (TestLockstep). With several at a time through all gateways
+// (TestWaves), Skein's own revisions say in which order they took effect. etcd then
 // executes them in that order and must give the same answers.
 //
 // Other tests run clientv3's mutex, election and STM: many clients through all nodes,

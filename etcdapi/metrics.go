@@ -162,7 +162,7 @@ type methodMetrics struct {
 	started, ok           prometheus.Counter
 	received, sent        prometheus.Counter
 	handled               *prometheus.CounterVec
-	// seconds, by success, is nil for methods without a histogram.
+	// succeeded and failed are nil for methods without a histogram.
 	succeeded, failed prometheus.Observer
 }
 

@@ -80,7 +80,7 @@ type Options struct {
 	// RequestTimeout bounds a request.
 	RequestTimeout time.Duration
 	// MaxRequestBytes and MaxTxnOps are etcd's limits. MaxRequestBytes is at most
-	// shard.MaxRequestBytes, and what an entry of the wal holds.
+	// rangeapi.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
 	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
 	RemoveBatch int64

@@ -228,7 +228,7 @@ type lateBus struct {
 	late *atomic.Bool
 }
 
-// Call implements transport's bus.
+// Call implements Bus.
 func (b lateBus) Call(ctx context.Context, to keyspace.NodeID, m transport.Method, payload []byte) ([]byte, error) {
 	if to == b.of && m == transport.MethodShardAdmin && b.late.Load() && bytes.Contains(payload, []byte(`"list"`)) {
 		<-ctx.Done()

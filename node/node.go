@@ -31,7 +31,7 @@ type Node struct {
 	core *Core
 	api  *etcdapi.Server
 	log  *zap.Logger
-	// registered ends the background work of announcing the node.
+	// cancel ends the background work of announcing the node; done is closed at its end.
 	cancel context.CancelFunc
 	done   chan struct{}
 }

@@ -57,7 +57,7 @@ type process struct {
 	binary, dir string
 }
 
-// cluster is three of them.
+// processes are the nodes of one cluster.
 type processes struct {
 	t     *testing.T
 	nodes []*process

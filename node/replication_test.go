@@ -17,7 +17,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// replicated sets the factor and waits until all ranges have it.
+// replicate sets the factor and waits until all ranges have it.
 func (k *operator) replicate(factor int) *adminpb.PlacementSetReplicationResponse {
 	k.r.t.Helper()
 	plan, err := k.a.SetReplication(k.r.t.Context(), factor, false)

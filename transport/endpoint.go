@@ -131,7 +131,7 @@ type Endpoint struct {
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
 	timers clock.Timers
-	// pendings are pendingCalls for reuse.
+	// pendings keeps each pendingCall for reuse.
 	pendings sync.Pool
 	ctx      context.Context
 	cancel   context.CancelCauseFunc

@@ -188,8 +188,8 @@ func TestUnknownNodeIsReported(t *testing.T) {
 	}
 }
 
-// TestWildcardAndExtraSockets: a node that listens on loopback alone still reaches
-// others, by an extra socket.
+// TestListenAddresses: a node may listen on several addresses, of which one may be the
+// wildcard. It does not start on a malformed one.
 func TestListenAddresses(t *testing.T) {
 	wild := selfMade(1)
 	wild.Clock, wild.Boot, wild.Logger = wallClock{}, 1, zap.NewNop()

@@ -69,7 +69,7 @@
 // every pending completion gets the error, Fatal is closed.
 //
 // I4: the disk is full. The next segment is always prepared in advance. The log goes
-// on in it, and Space reports Full until the one after it is prepared. A file system
+// on in it, and Space reports SpaceFull until the one after it is prepared. A file system
 // that writes in place has room for every write within a segment; on one that copies
 // on write or compresses, such a write can fail and then ends the log as in I3.
 //

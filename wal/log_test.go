@@ -207,8 +207,9 @@ func TestFsyncErrorPoisons(t *testing.T) {
 }
 
 // TestDiskFull fills the disk, or the quota. The log continues in the reserve and reports
-// Full. It is OK again once a segment becomes free, even with no space on the disk, or
-// once there is space. The same happens if the owner does not allow the log more space.
+// SpaceFull. It reports SpaceOK again once a segment becomes free, even with no space on
+// the disk, or once there is space. The same happens if the owner does not allow the log
+// more space.
 func TestDiskFull(t *testing.T) {
 	for name, refusal := range map[string]error{"disk": syscall.ENOSPC, "quota": syscall.EDQUOT, "owner": nil} {
 		t.Run(name, func(t *testing.T) {

@@ -780,7 +780,7 @@ type worldStream struct {
 	w    *world
 	node keyspace.NodeID
 	dead bool
-	// at is how far each feed is in its range's log, or -1 before its first part.
+	// The at of a feed is how far it is in its range's log, or -1 before its first part.
 	feeds map[rangeapi.FeedID]*worldFeed
 	order []rangeapi.FeedID
 }
