@@ -23,9 +23,10 @@ BENCH        ?= .
 SEEDS        ?= 100
 SIM_SEEDS    ?= $(SEEDS)
 CALLS        ?= 1000
-# For flakes: how often, and what.
+# For flakes: how often, what, and how many cores a load takes beside it.
 RUNS         ?= 20
 PACKAGES     ?= ./...
+LOAD         ?= 1
 PARALLEL     ?= 4
 # For chaos, chaos-local and lockstep; without it each run chooses a seed and prints it.
 SEED         ?=
@@ -99,9 +100,11 @@ modules: conformance $(LINT)
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
 # A failure prints its seed and does not end the rest.
 flakes:
-	@found=''; for run in $$(seq $(RUNS)); do \
-	  echo "== run $$run of $(RUNS)"; \
-	  $(GO_TEST) -race -short -count=1 $(PACKAGES) || found="$$found $$run"; \
+	@found=''; load=''; trap 'kill $$load 2>/dev/null' EXIT; trap 'exit 1' INT TERM; \
+	for core in $$(seq $(LOAD)); do timeout 1d sh -c 'while :; do :; done' & load="$$load $$!"; done; \
+	for run in $$(seq $(RUNS)); do \
+	  seed=$$(date +%s%N); echo "== run $$run of $(RUNS): -shuffle=$$seed"; \
+	  $(GO_TEST) -race -short -count=1 -shuffle=$$seed $(PACKAGES) || found="$$found $$run"; \
 	done; \
 	if [ -n "$$found" ]; then echo "failed in the runs:$$found" >&2; exit 1; fi
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 )
 
 // Attach installs a session for its peer and ends the session that it replaces. It
@@ -67,7 +68,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		for slot := range e.cfg.Lanes[c] {
 			s.lanes[c] = append(s.lanes[c], &Lane{
 				class: c, slot: slot, budget: b, metrics: m, sent: sent,
-				wake: make(chan struct{}, 1), ended: s.ctx.Done(),
+				wake: wake.New(), ended: s.ctx.Done(),
 			})
 		}
 	}

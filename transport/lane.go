@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/internal/wake"
 )
 
 // forcedBytes plus half of the limit is the room behind a full queue for small frames
@@ -79,7 +81,7 @@ type Lane struct {
 	budget  *budget
 	metrics *classMetrics
 	sent    prometheus.Counter // bytes to the peer, over all classes
-	wake    chan struct{}      // capacity 1: frames came, or the lane was closed
+	wake    wake.Signal        // frames came, or the lane was closed
 	ended   <-chan struct{}    // closed at the session's end
 
 	mu     sync.Mutex
@@ -148,7 +150,7 @@ func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error
 	l.idle = false
 	l.mu.Unlock()
 	if idle {
-		l.wake <- struct{}{}
+		l.wake.Set()
 	}
 	return nil
 }
@@ -294,7 +296,7 @@ func (l *Lane) close() (taken uint64) {
 	l.queue, l.head = nil, 0
 	if l.idle {
 		l.idle = false
-		l.wake <- struct{}{}
+		l.wake.Set()
 	}
 	return l.taken
 }
