@@ -11,18 +11,18 @@ import (
 
 // Faults between machines, beside those inside them.
 const (
-	cutOff   breakage = "cut off from all"
-	bothWays breakage = "partition both ways"
-	deaf     breakage = "partition one way, deaf"
-	mute     breakage = "partition one way, mute"
-	ring     breakage = "ring: neighbours alone hear each other"
-	lossy    breakage = "link loses 30 of 100"
-	slow     breakage = "link of 1 Mbit/s"
-	lonely   breakage = "no clients"
+	cutOff     breakage = "cut off from all"
+	bothWays   breakage = "partition both ways"
+	deaf       breakage = "partition one way, deaf"
+	mute       breakage = "partition one way, mute"
+	ring       breakage = "ring: neighbours alone hear each other"
+	lossy      breakage = "link loses 30 of 100"
+	slow       breakage = "link of 1 Mbit/s"
+	clientless breakage = "no clients"
 )
 
 // ofNetwork are all of them.
-var ofNetwork = []breakage{cutOff, bothWays, deaf, mute, ring, lossy, slow, lonely}
+var ofNetwork = []breakage{cutOff, bothWays, deaf, mute, ring, lossy, slow, clientless}
 
 // trouble is one fault of a round. It begins at an offset in the round, and has a least
 // length.
@@ -297,7 +297,7 @@ func TestWhoMustServe(t *testing.T) {
 		troubles []trouble
 		want     []int
 	}{
-		{[]trouble{at(kill, 4), at(lonely, 4)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(kill, 4), at(clientless, 4)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(kill, 4), at(kill, 3)}, nil},
 		{[]trouble{at(kill, 4), at(ring, leading, 0, 1, 2, 3, 4)}, nil},
 		{[]trouble{at(full, 4), at(mute, 4, 0, 2, 3)}, []int{1}},

@@ -397,7 +397,7 @@ func (s *storm) inject(t trouble) (heal healing, err error) {
 	switch t.breakage {
 	case cutOff:
 		return s.net.drop(t.victim, anythingIn, anythingOut)
-	case lonely:
+	case clientless:
 		return s.net.drop(t.victim, clientsIn, clientsOut)
 	case lossy:
 		return s.net.drop(t.victim, lossyIn, lossyOut)

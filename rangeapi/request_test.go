@@ -242,7 +242,7 @@ func TestGolden(t *testing.T) {
 		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
 		"request.v2": req, "answer-ok.v2": ok, "answer-error.v2": failed,
 		"feed-orders.v2": EncodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
-		"watch-complete.v2": sampleResolved.encode(), "watch-history.v2": sampleHistory.encode(),
+		"watch-resolved.v2": sampleResolved.encode(), "watch-history.v2": sampleHistory.encode(),
 		"watch-answer.v2": EncodeResolved(FeedPosition{Term: 6, Number: 300}), "watch-page.v2": sampleHistoryPage().Encode(),
 		"watch-error.v2": EncodeWatchError(&kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
 	}
