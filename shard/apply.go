@@ -287,20 +287,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		o := &s.done[i]
 		switch o.kind {
 		case command.KindBatch:
-			r.live.Apply(o.deltas)
-			if o.ok {
-				feeds.Add(o.events, o.resolved, rangeapi.FeedPosition(o.link))
-			}
-			switch own := r.pipe.Applied(o.link, o.ok, &out); {
-			case own && o.ok:
-				r.cacheResolvedLocked(o.locks)
-			case o.ok:
-				// Not from this leadership's pipeline.
-				r.epochs.End(r.store.cache)
-			}
-			if len(o.locks) > 0 {
-				r.publishTxnsLocked(o.locks)
-			}
+			r.publishBatchLocked(o, &feeds, &out)
 		case command.KindCount:
 			r.upkeep.counting = false
 		case command.KindCompact:
@@ -341,6 +328,24 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 	if changed {
 		r.membersChanged(leads)
+	}
+}
+
+// publishBatchLocked takes over a batch, if it took effect, and answers its calls.
+func (r *Replica) publishBatchLocked(o *outcome, feeds *rangefeed.Publication, out *pipeline.Answers) {
+	r.live.Apply(o.deltas)
+	if o.ok {
+		feeds.Add(o.events, o.resolved, rangeapi.FeedPosition(o.link))
+	}
+	switch own := r.pipe.Applied(o.link, o.ok, out); {
+	case own && o.ok:
+		r.cacheResolvedLocked(o.locks)
+	case o.ok:
+		// Not from this leadership's pipeline.
+		r.epochs.End(r.store.cache)
+	}
+	if len(o.locks) > 0 {
+		r.publishTxnsLocked(o.locks)
 	}
 }
 
