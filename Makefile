@@ -100,7 +100,7 @@ modules: conformance $(LINT)
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
 # A failure prints its seed and does not end the rest.
 flakes:
-	@found=''; load=''; trap 'kill $$load 2>/dev/null' EXIT; trap 'exit 1' INT TERM; \
+	@found=''; load=''; trap 'kill $$load 2>/dev/null' EXIT; trap 'exit 1' HUP INT TERM; \
 	for core in $$(seq $(LOAD)); do timeout 1d sh -c 'while :; do :; done' & load="$$load $$!"; done; \
 	for run in $$(seq $(RUNS)); do \
 	  seed=$$(date +%s%N); echo "== run $$run of $(RUNS): -shuffle=$$seed"; \

@@ -7,10 +7,10 @@ import (
 )
 
 // LazyDeadline is a context that ends at a deadline of its own, with its parent, or by
-// End. Unlike the contexts of package context it registers nowhere and starts no timer
-// while only [Await] waits for it. The path of a request only uses Await; two contexts of
-// package context took a tenth of a node's CPU there. A call of Done, or a context derived
-// from it, turns it into an ordinary context.
+// End. Unlike the contexts of package context it registers nowhere, and starts no timer
+// before somebody has to wait. [Await] takes a timer that others have used. The path of a
+// request only uses Await; two contexts of package context took a tenth of a node's CPU there.
+// A call of Done, or a context derived from it, turns it into an ordinary context.
 //
 // Its deadline is a reading of package time's clock, as for every context.
 type LazyDeadline struct {

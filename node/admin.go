@@ -15,7 +15,7 @@ type admin struct {
 
 var _ adminapi.Backend = (*admin)(nil)
 
-// Admin answers operators' questions about the whole cluster, carries out their commands, and
+// Admin answers operators' questions about the whole cluster, executes their commands, and
 // admits nodes.
 func (c *Core) Admin() adminapi.Backend {
 	return &admin{c.admin, join.Admitter{Cluster: c.o.Cluster, Self: c.o.Self, Clock: c.o.Clock, Table: c.client}}

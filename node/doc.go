@@ -81,7 +81,7 @@
 //
 //   - The bus reaches nobody: the node waits. It serves once there is a quorum.
 //
-// It decides nothing: no request, no placement. Package operate carries out operators' commands,
+// It decides nothing: no request, no placement. Package operate executes operators' commands,
 // and package join brings nodes in. cmd calls Run; the simulator opens Cores.
 //
 // # Files

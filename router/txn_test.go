@@ -825,6 +825,9 @@ func FuzzReadsQuestion(f *testing.F) {
 	f.Add([]byte{readsWireVersion, 9})
 	f.Add([]byte{readsWireVersion})
 	_, r := newRanges()
+	if a, err := r.handleReads(f.Context(), 1, []byte{readsWireVersion}); err == nil {
+		f.Fatalf("a question without a revision is answered with %x", a)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, err := r.handleReads(t.Context(), 1, b)
 		if (err == nil) != (len(a) == 2 && a[0] == readsWireVersion && a[1] == 0) {

@@ -331,7 +331,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	}
 }
 
-// publishBatchLocked takes over a batch, if it took effect, and answers its calls.
+// publishBatchLocked publishes a batch. out gets the answers of its calls.
 func (r *Replica) publishBatchLocked(o *outcome, feeds *rangefeed.Publication, out *pipeline.Answers) {
 	r.live.Apply(o.deltas)
 	if o.ok {

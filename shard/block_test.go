@@ -344,7 +344,7 @@ func TestNewLeaderCompactsBehindAnOldLock(t *testing.T) {
 
 // A command with an impossible revision is refused before it is in the log, where it would stop
 // every replica.
-func TestStepsAtWrongRevisionsAreRefused(t *testing.T) {
+func TestCommandsAtWrongRevisionsAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		w.seq.auto, w.seq.last = true, 200
@@ -395,7 +395,7 @@ func (b busBetween) Call(ctx context.Context, _ keyspace.NodeID, m transport.Met
 
 // Commands that end locks have their own method on the bus. The bus bounds the calls of each
 // method, and calls that wait for locks may reach the bound.
-func TestStepsThatEndLocksComeApart(t *testing.T) {
+func TestCommandsThatEndLocksComeApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeWorld(t)
 		w.seq.auto = true

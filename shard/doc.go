@@ -159,7 +159,7 @@
 // Snapshots past the absorb. A snapshot may bring a slow replica of the left range past the
 // absorb. It may overlap a frozen replica of the right range, which ends first and is
 // removed then. The left range's resolved revision says nothing about keys that it has got
-// in this way. The sweep of package shard/replicas removes a frozen replica that nobody here
+// in this way. Package shard/replicas removes a frozen replica that nobody here
 // needs, once the map gives its first key to another range with a higher generation. The
 // generation of a key only grows.
 //

@@ -168,7 +168,7 @@ type upkeep struct {
 	// removeFrom is where the removal goes on, nil at its beginning.
 	removeFrom []byte
 	// removing is closed at the end of the step of removal under way, nil if there is none.
-	// receiving says that a snapshot comes in, so that no step may begin.
+	// receiving says that a snapshot comes in, or that the replica ends: no step may begin.
 	removing  chan struct{}
 	receiving bool
 }
@@ -197,9 +197,9 @@ func (u *upkeep) stop() (running <-chan struct{}) {
 func (u *upkeep) resume() { u.receiving = false }
 
 // stepped notes what a step has done: it began at since and has come as far as the cursor, or to
-// the end of the span if that is nil. If other data have come meanwhile, the pass begins anew.
-func (u *upkeep) stepped(sameData bool, since, to keyspace.Revision, cursor []byte) (ended bool) {
-	if !sameData || u.removedTo != since {
+// the end of the span if that is nil. If the range has changed meanwhile, the pass begins anew.
+func (u *upkeep) stepped(same bool, since, to keyspace.Revision, cursor []byte) (ended bool) {
+	if !same || u.removedTo != since {
 		u.removeFrom = nil
 		return false
 	}
@@ -435,8 +435,8 @@ func (r *Replica) removeStep() (again bool, err error) {
 	r.store.metrics.removed.Add(float64(res.Removed))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	sameData := r.rec.Generation == generation // no split and no merge came between
-	if r.upkeep.stepped(sameData, o.Since, o.Compacted, res.Cursor) {
+	same := r.rec.Generation == generation // no split and no merge came between
+	if r.upkeep.stepped(same, o.Since, o.Compacted, res.Cursor) {
 		r.store.metrics.removedLast.Set(float64(r.store.cfg.Clock.Wall().Unix()))
 	}
 	return r.needsCareLocked(), nil // keys may have to be counted yet

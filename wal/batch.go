@@ -111,12 +111,12 @@ func (b *Batch) Append(g keyspace.GroupID, hs *raftpb.HardState, ents []*raftpb.
 	// A record is never larger than a unit; the last one carries the hard state.
 	for {
 		n := b.entriesThatFit(g, ents)
-		piece := op{kind: kindAppend, group: g, ents: slices.Clone(ents[:n])}
+		part := op{kind: kindAppend, group: g, ents: slices.Clone(ents[:n])}
 		ents = ents[n:]
 		if len(ents) == 0 && hs != nil {
-			piece.hard, piece.hasHard = hardStateOf(hs), true
+			part.hard, part.hasHard = hardStateOf(hs), true
 		}
-		b.add(piece)
+		b.add(part)
 		if len(ents) == 0 {
 			return
 		}

@@ -33,7 +33,8 @@ type call struct {
 	why      string
 }
 
-// minListed is how many files, tests not counted, a package has that must list them.
+// minListed is how many files, tests not counted, a package of this module has that must list
+// them.
 const minListed = 8
 
 // unlisted are the packages that do not list their files.
@@ -60,6 +61,9 @@ var upward = map[string][]call{
 // listedFile finds the name at the start of a line of the list "# Files".
 var listedFile = regexp.MustCompile(`^(?:- )?([a-z0-9_]+\.go)\b`)
 
+// filesHeading finds the heading of the list.
+var filesHeading = regexp.MustCompile(`(?m)^# Files(,.*)?$`)
+
 // MissingList says what is wrong with a package of so many files that lists none, or nothing.
 func MissingList(name string, files int) string {
 	switch _, allowed := unlisted[name]; {
@@ -72,14 +76,14 @@ func MissingList(name string, files int) string {
 }
 
 // FileOrder returns the files that a package comment lists under "# Files", in the
-// order of the list, and nil for a comment without that heading. The heading may go on.
+// order of the list, and nil for a comment without that heading. The heading may go on
+// behind a comma.
 func FileOrder(comment string) []string {
-	_, rest, ok := strings.Cut("\n"+comment, "\n# Files")
-	if !ok {
+	at := filesHeading.FindStringIndex(comment)
+	if at == nil {
 		return nil
 	}
-	_, rest, _ = strings.Cut(rest, "\n")
-	rest, _, _ = strings.Cut("\n"+rest, "\n# ")
+	rest, _, _ := strings.Cut(comment[at[1]:], "\n# ")
 	order := []string{}
 	for l := range strings.Lines(rest) {
 		if m := listedFile.FindStringSubmatch(strings.TrimSpace(l)); m != nil {

@@ -7,9 +7,9 @@
 // checks once, at its end. The functions [Uvarint], [Varint] and [Bytes] do the same without
 // a Reader, for decoders on the path of every entry.
 //
-// Three decoders do without this package. A segment of wal and a frame of transport have
-// fixed layouts, without varints. mvcc decodes a version for each key that is read, and its
-// checks are of meaning and not of length. keyspace imports nothing of Skein.
+// Four decoders do without this package. A segment of wal and a frame of transport have
+// fixed layouts, without varints. mvcc decodes a version for each key that is read, and checks
+// length and meaning in one step. keyspace imports nothing of Skein.
 package wire
 
 import (

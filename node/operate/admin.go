@@ -14,7 +14,7 @@ import (
 	"github.com/skeindb/skein/shard"
 )
 
-// Admin answers operators' questions about the whole cluster, and carries out their commands.
+// Admin answers operators' questions about the whole cluster, and executes their commands.
 // With the join of nodes, which package join serves, it implements adminapi.Backend.
 type Admin struct{ o Options }
 

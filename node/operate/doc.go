@@ -1,4 +1,4 @@
-// Package operate answers operators' questions about the whole cluster and carries out their
+// Package operate answers operators' questions about the whole cluster and executes their
 // commands. It lists nodes and ranges; it splits, moves and merges ranges; it drains,
 // decommissions and removes nodes, and changes etcd's members. Each node has an [Admin], and any
 // of them serves any command.

@@ -107,7 +107,7 @@ type event struct {
 	lead bool
 }
 
-// task is an operation that is carried out.
+// task is an operation that is executed.
 type task struct {
 	op   decide.Operation
 	g    *span
