@@ -194,7 +194,8 @@ func (d *disk) hang(t *testing.T) (thaw func() error, err error) {
 	return thaw, nil
 }
 
-// fill takes all room of the disk, and returns the function that frees it.
+// fill takes all room of the disk, and returns the function that frees it for good, also beyond a
+// power cut.
 func (d *disk) fill() (free func() error, err error) {
 	path := filepath.Join(d.dir, somebodyElseFile)
 	f, err := os.Create(path)
@@ -216,7 +217,7 @@ func (d *disk) fill() (free func() error, err error) {
 	if !errors.Is(err, unix.ENOSPC) {
 		return nil, fmt.Errorf("fill %s: %w", d.dir, err)
 	}
-	return func() error { return os.Remove(path) }, nil
+	return func() error { return errors.Join(os.Remove(path), syncPath(d.dir)) }, nil
 }
 
 // zeros has no end.
@@ -301,6 +302,38 @@ func TestFullDiskHasNoRoom(t *testing.T) {
 	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
 		t.Error(err)
 	}
+}
+
+// A disk that was freed stays free after a power cut. Else the node is full for as long as the run
+// lasts, and the ranges that it leads refuse puts.
+func TestFreedDiskStaysFree(t *testing.T) {
+	d := diskOrSkip(t)
+	free, err := d.fill()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(d.dir, somebodyElseFile)
+	if err := syncPath(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := free(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(d.cutPower(), d.unmount(), d.mount()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what filled the disk, after the power cut: %v", err)
+	}
+}
+
+// syncPath makes a file durable, or the entries of a directory.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 func diskOrSkip(t *testing.T) *disk {
