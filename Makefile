@@ -103,7 +103,7 @@ flakes:
 	@found=''; load=''; trap 'kill $$load 2>/dev/null' EXIT; trap 'exit 1' HUP INT TERM; \
 	for core in $$(seq $(LOAD)); do timeout 1d sh -c 'while :; do :; done' & load="$$load $$!"; done; \
 	for run in $$(seq $(RUNS)); do \
-	  seed=$$(date +%s%N); echo "== run $$run of $(RUNS): -shuffle=$$seed"; \
+	  seed=$$(date +%s)$$run; echo "== run $$run of $(RUNS): -shuffle=$$seed"; \
 	  $(GO_TEST) -race -short -count=1 -shuffle=$$seed $(PACKAGES) || found="$$found $$run"; \
 	done; \
 	if [ -n "$$found" ]; then echo "failed in the runs:$$found" >&2; exit 1; fi

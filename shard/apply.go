@@ -421,8 +421,8 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 	if why := r.store.lifecycle.Claim([]replicas.Claim{c}); why[r.id] != nil {
 		return fmt.Errorf("shard: snapshot at index %d: %w", applied.Index, why[r.id])
 	}
-	if err := r.standStill(); err != nil {
-		r.standEasy()
+	if err := r.clearRemoval(); err != nil {
+		r.resumeRemoval()
 		r.store.lifecycle.Unclaim(r.id)
 		return err
 	}
@@ -433,7 +433,7 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 // SnapshotDone implements raftgroup.Snapshotter.
 func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	defer r.store.lifecycle.Unclaim(r.id)
-	defer r.standEasy()
+	defer r.resumeRemoval()
 	if err != nil {
 		return
 	}

@@ -188,15 +188,5 @@ func (s *Store) open(r *Replica, self keyspace.ReplicaID) error {
 // removal of old versions is under way any more.
 func (r *Replica) expel() {
 	r.end(kverror.New(kverror.RangeNotHere, "range %s was moved away from node %s", r.id, r.store.cfg.Self))
-	r.standStillForGood()
-}
-
-// standStillForGood stops the removal of old versions and returns when no step is under way.
-func (r *Replica) standStillForGood() {
-	r.mu.Lock()
-	running := r.upkeep.stop()
-	r.mu.Unlock()
-	if running != nil {
-		<-running
-	}
+	r.stopRemoval()
 }

@@ -368,28 +368,36 @@ func (r *Replica) removed() {
 	r.mu.Unlock()
 }
 
-// standStill stops the removal of old versions until standEasy, and returns when no step is under
-// way. A step that read before a snapshot is installed must not commit after it: it would delete a
-// tombstone and leave the older put that the snapshot has brought back. A step is bounded, and so
-// is the wait.
-//
-// The note of how far old versions are removed is deleted too, before the install makes other data
-// durable: after a crash it would be wrong about them. A replica without data has no note.
-func (r *Replica) standStill() error {
+// stopRemoval stops the removal of old versions until resumeRemoval, and returns when no step is
+// under way. A step is bounded, and so is the wait.
+func (r *Replica) stopRemoval() {
 	r.mu.Lock()
-	running, empty := r.upkeep.stop(), r.rec.Generation == 0
+	running := r.upkeep.stop()
 	r.mu.Unlock()
 	if running != nil {
 		<-running
 	}
+}
+
+// clearRemoval is stopRemoval before a snapshot is installed. A step that read before the install
+// must not commit after it: it would delete a tombstone and leave the older put that the snapshot
+// has brought back.
+//
+// The note of how far old versions are removed is deleted too, before the install makes other data
+// durable: after a crash it would be wrong about them. A replica without data has no note.
+func (r *Replica) clearRemoval() error {
+	r.stopRemoval()
+	r.mu.Lock()
+	empty := r.rec.Generation == 0
+	r.mu.Unlock()
 	if empty {
 		return nil
 	}
 	return r.store.forgetRemoval(r.id)
 }
 
-// standEasy ends standStill.
-func (r *Replica) standEasy() {
+// resumeRemoval ends stopRemoval.
+func (r *Replica) resumeRemoval() {
 	r.mu.Lock()
 	r.upkeep.resume()
 	r.mu.Unlock()

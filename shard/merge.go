@@ -258,7 +258,7 @@ func (s *Store) makeWay(c *replicas.Claim, rec *command.Record, a *engine.Applie
 		o.mu.Unlock()
 		if yields {
 			o.endMerged(rec.Descriptor(a.ConfIndex, a.Replicas), 0)
-			o.standStillForGood()
+			o.stopRemoval()
 		}
 	}
 }

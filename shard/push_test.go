@@ -243,8 +243,8 @@ func (p *refusedPusher) Finish(context.Context, rangeapi.TxnName, *rangeapi.Deci
 	return false, nil
 }
 
-// Of the items that were asked for in vain, the one that has waited longest is next, among few
-// and among many. So a committed transaction is forgotten though more locks than are asked for
+// Items that were asked for in vain have their turn in the order of their waiting, be they few or
+// many. So a committed transaction is forgotten though more locks than are asked for
 // at a time stay undecided.
 func TestRecordHasItsTurnBesideLocks(t *testing.T) {
 	const stuck = maxRangePushes/2 + 2

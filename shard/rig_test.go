@@ -56,7 +56,7 @@ type rigSequencer struct {
 	// Guarded by mu.
 	last, compacted keyspace.Revision
 	ids             keyspace.RangeID
-	// failures is the share of requests that fail, half of them after an allocation that
+	// failures is the share of requests that fail. Half of them fail behind an allocation, which
 	// nobody will use. slow is the share that waits for a second.
 	failures, slow float64
 	rng            *rand.Rand

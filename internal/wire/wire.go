@@ -168,12 +168,8 @@ func (r *Reader) Uvarint() uint64 {
 
 // Varint reads a signed varint (zigzag).
 func (r *Reader) Varint() int64 {
-	v, n := binary.Varint(r.b)
-	if n <= 0 {
-		r.Fail(ErrTruncated)
-		return 0
-	}
-	r.b = r.b[n:]
+	v, rest, err := Varint(r.b)
+	r.Take(rest, err)
 	return v
 }
 

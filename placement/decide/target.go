@@ -126,7 +126,7 @@ func (c *Cluster) worker(r *rng) (*node, hold) {
 	return n, h
 }
 
-// where says in which zone a node is, where there are zones.
+// where names a node, and its zone if there are several.
 func (c *Cluster) where(n *node) string {
 	if len(c.zones) < 2 {
 		return fmt.Sprintf("node %s", n.ID)
