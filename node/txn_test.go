@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -382,5 +383,35 @@ func TestTransfersThroughPartitions(t *testing.T) {
 			time.Sleep(fewer(3*time.Second, time.Second))
 		})
 		b.check(int64(fewer(50, 20)))
+	})
+}
+
+// The record of a transaction lists the spans of its locks. If it is larger than an entry, its range
+// refuses the commit for good. The client learns that nothing has happened, and the keys are free
+// again without a restart.
+func TestARecordThatNoEntryHolds(t *testing.T) {
+	long(t, "moves a hundred megabytes")
+	long := strings.Repeat("x", 900<<10)
+	var splits [][]byte
+	for i := range 5 {
+		splits = append(splits, fmt.Appendf(nil, "k%d%s", i, long))
+	}
+	bubble(t, 3, splits, func(o *Options) { o.MaxRequestBytes, o.WALSegmentBytes = 3<<19, 24<<20 }, func(r *rig) {
+		n := r.nodes[0]
+		keys := []string{"k0", "k1", "k2", "k3", "k4", "k5"}
+		for _, k := range keys {
+			r.mustPut(n, k, "old")
+		}
+		begin := time.Now()
+		_, err := n.core.KV().DeleteRange(r.t.Context(), &pb.DeleteRangeRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+		r.wantKind("a delete over long borders", err, kverror.RequestTooLarge)
+		for _, k := range keys {
+			r.mustGet(n, k, "old")
+			r.mustPut(n, k, "new")
+		}
+		if took := time.Since(begin); took > time.Second {
+			r.t.Errorf("the keys were locked for %v", took)
+		}
+		(&bank{r: r}).unlocked()
 	})
 }

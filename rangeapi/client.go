@@ -89,6 +89,9 @@ func badAnswer(node keyspace.NodeID, err error) error {
 func CallError(err error, write bool) error {
 	var remote *transport.RemoteError
 	switch {
+	case transport.NotDelivered(err) && errors.Is(err, transport.ErrTooLarge):
+		// No other node takes it either.
+		return &kverror.Error{Kind: kverror.RequestTooLarge, Detail: err.Error()}
 	case transport.NotDelivered(err), !write && errors.Is(err, transport.ErrUnreachable):
 		// A lost read has no effect.
 		return &kverror.Error{Kind: kverror.Unreachable, Detail: err.Error()}

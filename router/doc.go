@@ -120,6 +120,8 @@
 //     half of a range's and of a node's questions at a time, so other locks do not wait for them.
 //  4. The answer to a commit is lost: the gateway sends the commit again with the same revision. If
 //     others have decided by then, the client learns that the fate is unknown.
+//     The same holds for a commit that is refused. If no repetition can change the refusal, the
+//     attempt ends: it is aborted, or the anchor decides if an earlier commit may have been executed.
 //  5. A range splits under an attempt: the attempt starts over, or its locks are resolved in all
 //     heirs.
 //  6. A read's revision is compacted before it is read: a read that named no revision starts over.

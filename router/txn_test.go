@@ -293,6 +293,55 @@ func TestCourseOfATransaction(t *testing.T) {
 	}
 }
 
+// An anchor that refuses a commit for good ends the attempt. If no commit can have been executed, the
+// coordinator aborts and says so. Otherwise the fate is unknown: it ends no lock, claims the attempt no
+// more, and leaves the decision to the anchor.
+func TestCommitIsRefusedForGood(t *testing.T) {
+	for name, c := range map[string]struct {
+		// refusals are the answers to the commits, in order; the last one is repeated.
+		refusals []kverror.Kind
+		error    kverror.Kind
+		aborts   bool
+	}{
+		"too large":                     {refusals: []kverror.Kind{kverror.RequestTooLarge}, error: kverror.RequestTooLarge, aborts: true},
+		"not understood":                {refusals: []kverror.Kind{kverror.BadRequest}, error: kverror.BadRequest, aborts: true},
+		"of a kind added later":         {refusals: []kverror.Kind{kverror.PeerURLExists}, error: kverror.PeerURLExists, aborts: true},
+		"passes, then is too large":     {refusals: []kverror.Kind{kverror.Busy, kverror.TooManyRequests, kverror.RequestTooLarge}, error: kverror.RequestTooLarge, aborts: true},
+		"may be done, then too large":   {refusals: []kverror.Kind{kverror.TimeoutConnectionLost, kverror.RequestTooLarge}, error: kverror.LeaderChanged},
+		"internal":                      {refusals: []kverror.Kind{kverror.Internal}, error: kverror.Internal},
+		"corrupt":                       {refusals: []kverror.Kind{kverror.Corrupt}, error: kverror.Corrupt},
+		"may be done, then is internal": {refusals: []kverror.Kind{kverror.LeaderChanged, kverror.Internal}, error: kverror.Internal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, r := newRanges()
+				defer r.Stop()
+				commits := 0
+				f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
+					if _, ok := op.(*rangeapi.Commit); !ok {
+						return nil, nil
+					}
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					commits++
+					return nil, kverror.New(c.refusals[min(commits, len(c.refusals))-1], "refused")
+				}
+				_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+				afterwards()
+				if !errors.Is(err, c.error) || commits != len(c.refusals) {
+					t.Errorf("%d commits, and the client learns %v; want %d and %v", commits, err, len(c.refusals), c.error)
+				}
+				if n := len(r.coordinator.active); n > 0 {
+					t.Errorf("the coordinator claims %d attempts", n)
+				}
+				if got, want := f.commands(), "resolve 1@0 at 1; resolve 1@0 at 3"; strings.Contains(got, "resolve") != c.aborts || c.aborts && !inOrder(got, want) {
+					t.Errorf("asked %s\naborts: %v", got, c.aborts)
+				}
+			})
+		})
+	}
+}
+
 // An attempt that changes nothing, or is refused, has facts of one moment only if its locks were
 // there all the time. Otherwise its coordinator stood still and was taken for dead, and others have
 // ended the locks and written (trap 78).

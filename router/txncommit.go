@@ -77,6 +77,9 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 	}
 	r.coordinator.observe(rev)
 	switch committed, err := a.commit(ctx, rev); {
+	case err != nil && kverror.Of(err).Fate() == kverror.NotApplied:
+		ch <- decision{err: err}
+		a.abort()
 	case err != nil:
 		// This node no longer claims the attempt: whoever meets its locks decides.
 		r.coordinator.end(a.name)
@@ -138,7 +141,8 @@ func (a *txnAttempt) locks() (anchor rangeapi.LockID, all []rangeapi.LockRef) {
 }
 
 // commit has the anchor decide. It repeats the command with the same revision until there is an
-// answer. An error says that the node stops, or that the fate will stay unknown.
+// answer that no repetition changes. After an error without an effect the attempt was not committed
+// and will not be. After any other error its fate stays unknown here.
 func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committed bool, err error) {
 	r := a.t.r
 	anchor, locks := a.locks()
@@ -154,11 +158,27 @@ func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committ
 			}
 			return d.Revision != 0, nil
 		}
-		unsure = unsure || kverror.Of(err).Fate() == kverror.Unknown
+		e := kverror.Of(err)
+		if !mayPass(e) && e.Fate() == kverror.NotApplied && unsure {
+			return false, kverror.New(kverror.LeaderChanged, "transaction %s may be committed, and its commit is refused now: %v", a.name, e)
+		}
+		if !mayPass(e) {
+			return false, e
+		}
+		unsure = unsure || e.Fate() == kverror.Unknown
 		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {
 			return false, kverror.New(kverror.LeaderChanged, "transaction %s: %v", a.name, err)
 		}
 	}
+}
+
+// mayPass says whether a repeated commit may get another answer. While a commit is repeated, the
+// attempt's locks stand.
+func mayPass(e *kverror.Error) bool {
+	if e.Fate() == kverror.Unknown {
+		return e.Kind != kverror.Corrupt && e.Kind != kverror.Internal
+	}
+	return e.Retry() != kverror.RetryNever
 }
 
 // resolveTimeout bounds how long a coordinator ends the locks of a committed attempt. Ranges leave
