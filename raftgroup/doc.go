@@ -80,8 +80,9 @@
 // has promised and subtracts a tick and the clock drift: that is when the lease ends.
 //
 // A restarted host observes an embargo, because it has forgotten its promises. For the
-// longest promise that it was ever configured for it neither votes nor campaigns. That
-// length is durable before the first promise is made.
+// longest promise that an earlier run may have made it neither votes nor campaigns. That
+// length is durable before the first promise is made. It becomes shorter when a run with a
+// shorter promise has outlasted its embargo: no promise of an earlier run stands then.
 //
 // A transfer gives the lease up for the rest of the term before raft may send
 // MsgTimeoutNow, because the votes for its target are exempt from promises.

@@ -25,6 +25,8 @@ type Host struct {
 	// embargo is the time before which no replica here votes or campaigns: a previous run
 	// of this node may have promised that long. 0 on the node's first run.
 	embargo clock.Time
+	// promiseShrinks says that an earlier run may have promised for longer than this one does.
+	promiseShrinks bool
 
 	workers  []*worker // 0 serves the system groups
 	appliers []*applier
@@ -74,7 +76,7 @@ type Host struct {
 	started     bool
 }
 
-// promiseKey stores the longest election timeout ever configured.
+// promiseKey stores the longest election timeout with which a promise may still stand.
 var promiseKey = engine.NodeLocalKey([]byte("raftgroup/promise"))
 
 // NewHost makes a host. It starts no goroutine. It writes to the engine if the election
@@ -114,8 +116,8 @@ func NewHost(cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// loadPromise reads the longest promise ever configured, begins the embargo that follows
-// from it, and stores the current one if it is longer.
+// loadPromise reads the longest promise that may stand, begins the embargo that follows from
+// it, and stores the current one if it is longer.
 func (h *Host) loadPromise() error {
 	v, ok, err := h.cfg.Engine.Get(promiseKey)
 	if err != nil {
@@ -129,12 +131,18 @@ func (h *Host) loadPromise() error {
 		longest = time.Duration(binary.BigEndian.Uint64(v))
 		h.embargo = h.cfg.Clock.Now().Add(longest)
 	}
+	h.promiseShrinks = h.cfg.ElectionTimeout < longest
 	if h.cfg.ElectionTimeout <= longest {
 		return nil
 	}
+	return h.storePromise()
+}
+
+// storePromise makes this run's promise durable as the longest one.
+func (h *Host) storePromise() error {
 	b := h.cfg.Engine.NewBatch()
 	defer b.Close()
-	v = binary.BigEndian.AppendUint64(nil, uint64(h.cfg.ElectionTimeout))
+	v := binary.BigEndian.AppendUint64(nil, uint64(h.cfg.ElectionTimeout))
 	if err := b.Set(promiseKey, v); err != nil {
 		return fmt.Errorf("raftgroup: store promise: %w", err)
 	}
@@ -145,6 +153,20 @@ func (h *Host) loadPromise() error {
 		return fmt.Errorf("raftgroup: store promise: %w", err)
 	}
 	return nil
+}
+
+// shrinkPromise stores this run's promise in place of a longer one of an earlier run when the
+// embargo has ended: no promise of an earlier run stands then. A crash before the store leaves the
+// longer one, and the next embargo is longer than it need be.
+func (h *Host) shrinkPromise() {
+	for now := h.cfg.Clock.Now(); now < h.embargo; now = h.cfg.Clock.Now() {
+		if clock.Sleep(h.ctx, h.cfg.Clock, h.embargo.Sub(now)) != nil {
+			return
+		}
+	}
+	if err := h.storePromise(); err != nil && h.ctx.Err() == nil {
+		h.log.Warn("the next start waits longer than necessary before it votes", zap.Error(err))
+	}
 }
 
 // RegisterHandlers registers the host's methods with a bus that is not started yet.
@@ -171,6 +193,9 @@ func (h *Host) Start() {
 	h.wg.Go(h.tickLoop)
 	h.wg.Go(h.peers.probeLoop)
 	h.wg.Go(h.trunc.loop)
+	if h.promiseShrinks {
+		h.wg.Go(h.shrinkPromise)
+	}
 	h.snaps.start()
 	h.removeOn = h.cfg.Engine.OnDurable(h.trunc.wakeUp)
 }

@@ -455,6 +455,48 @@ func TestShorterPromise(t *testing.T) {
 	})
 }
 
+// A host that has run with a shorter election timeout for as long as the longest promise has no
+// promise left that is longer. From then on the next start's embargo is the shorter one.
+func TestEmbargoShrinks(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		election := 5 * time.Second
+		r := newRig(t, 1, func(c *Config) {
+			c.ElectionTimeout, c.LivenessTimeout = election, time.Second
+		})
+		n := r.nodes[1]
+		embargo := func() time.Duration { return n.host.embargo.Sub(n.host.cfg.Clock.Now()) }
+		restart := func(timeout, want time.Duration) {
+			t.Helper()
+			election = timeout
+			n.crash(0)
+			n.start()
+			if got := embargo(); got != want {
+				t.Fatalf("embargo of %v, want %v", got, want)
+			}
+		}
+		r.startAll()
+		defer r.close()
+		restart(time.Second, 5*time.Second)
+		time.Sleep(4900 * time.Millisecond)
+		synctest.Wait()
+		restart(time.Second, 5*time.Second) // a promise of 5 s may have been made just before the first restart
+		time.Sleep(5100 * time.Millisecond)
+		synctest.Wait()
+		restart(time.Second, time.Second)
+		// A longer one is stored before it is promised, and shrinks again.
+		restart(3*time.Second, time.Second)
+		restart(2*time.Second, 3*time.Second)
+		time.Sleep(3100 * time.Millisecond)
+		synctest.Wait()
+		restart(time.Second, 2*time.Second)
+		// Nothing is taken back from a run that promises as long as any before.
+		restart(2*time.Second, 2*time.Second)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		restart(time.Second, 2*time.Second)
+	})
+}
+
 // TestForbiddenMessages: MsgTransferLeader and MsgProp from the bus are malformed frames.
 func TestForbiddenMessages(t *testing.T) {
 	for _, typ := range []pb.MessageType{
