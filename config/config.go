@@ -117,7 +117,7 @@ type Config struct {
 	// Too low makes elections of hiccups, too high makes outages long. All nodes must
 	// have the same, or the longest one decides how long a restarted node stays quiet.
 	ElectionTimeout time.Duration
-	// StrictReconfigCheck refuses changes of membership that would lose the quorum.
+	// StrictReconfigCheck refuses removals of members for which a quorum is missing.
 	// Default true.
 	StrictReconfigCheck bool
 	// MaxLearners bounds the learners among the members. Positive. Default 1.

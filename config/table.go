@@ -158,7 +158,7 @@ func clusterFlags() []Flag {
 		},
 		{
 			Name: "strict-reconfig-check", kind: kindBool, Default: "true", File: "strict-reconfig-check", Section: sectionClustering,
-			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Nothing to refuse: a new member is in no quorum, and a removed one leaves none without its own.",
+			Usage: "Refuse changes of membership that would lose the quorum.", Note: "Removals alone: a new member is in no quorum. Without the check a removal for which a quorum is missing begins, and waits for it.",
 			set: setBool(func(c *Config) *bool { return &c.StrictReconfigCheck }),
 		},
 		{

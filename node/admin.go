@@ -21,5 +21,8 @@ func (c *Core) Admin() adminapi.Backend {
 	return &admin{c.admin, join.Admitter{Cluster: c.o.Cluster, Self: c.o.Self, Clock: c.o.Clock, Table: c.client}}
 }
 
-// Members gives etcd's clients access to the members. There are at most maxLearners learners.
-func (c *Core) Members(maxLearners int) etcdapi.Cluster { return c.admin.Members(maxLearners) }
+// Members gives etcd's clients access to the members, with etcd's flags --max-learners and
+// --strict-reconfig-check.
+func (c *Core) Members(maxLearners int, strict bool) etcdapi.Cluster {
+	return c.admin.Members(maxLearners, strict)
+}

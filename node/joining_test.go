@@ -123,7 +123,7 @@ func TestAnAddedMemberFindsItself(t *testing.T) {
 			r.t.Errorf("one that was not added: %v", err)
 		}
 		// What the one that answers knows may be older than the answer to MemberAdd.
-		added, _, err := r.nodes[0].core.Members(1).MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
+		added, _, err := r.nodes[0].core.Members(1, true).MemberAdd(r.t.Context(), []string{peerURL("n4")}, false)
 		if err != nil {
 			r.t.Fatal(err)
 		}

@@ -43,7 +43,7 @@ func memberWith(ms []*pb.Member, id uint64) *pb.Member {
 func TestMembers(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
-		ctx, m := r.t.Context(), r.nodes[1].core.Members(1)
+		ctx, m := r.t.Context(), r.nodes[1].core.Members(1, true)
 		added, all, err := m.MemberAdd(ctx, []string{peerURL("n4")}, false)
 		if err != nil || len(all) != 4 || added.GetName() != "" || added.GetIsLearner() || memberWith(all, added.GetID()).GetName() != "" {
 			r.t.Fatalf("added %v of %v, %v", added, all, err)
@@ -105,7 +105,7 @@ func TestLearners(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
 		r.pause()
-		ctx, m := r.t.Context(), r.nodes[0].core.Members(1)
+		ctx, m := r.t.Context(), r.nodes[0].core.Members(1, true)
 		added, _, err := m.MemberAdd(ctx, []string{peerURL("n4")}, true)
 		if err != nil || !added.GetIsLearner() {
 			r.t.Fatalf("added %v, %v", added, err)
@@ -145,7 +145,7 @@ func TestLearners(t *testing.T) {
 // request timeout, and wants it gone within limit.
 func (r *rig) removed(limit time.Duration, via *rigNode, id keyspace.NodeID) {
 	r.t.Helper()
-	m := via.core.Members(1)
+	m := via.core.Members(1, true)
 	r.wait(limit, "the member is removed", func() bool {
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
@@ -173,7 +173,7 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		// A request that ends before the node is empty says what goes on, in etcd's form.
 		// It looks once: in a little more time the node may well be empty.
 		soon, cancel := context.WithTimeout(r.t.Context(), 49*time.Millisecond)
-		_, err := r.nodes[1].core.Members(1).MemberRemove(soon, gone.id)
+		_, err := r.nodes[1].core.Members(1, true).MemberRemove(soon, gone.id)
 		cancel()
 		if s := status.Convert(kverror.GRPC(err)); s.Code() != codes.Unavailable || !strings.HasPrefix(s.Message(), "etcdserver: request timed out, ") || !strings.Contains(s.Message(), "again") {
 			r.t.Errorf("removed in no time: %v", err)
@@ -202,7 +202,7 @@ func TestAMemberThatHoldsReplicasIsRemoved(t *testing.T) {
 		r.crash(r.nodes[1])
 		r.mustGet(r.nodes[2], keyOf(1), "v")
 
-		m := r.nodes[2].core.Members(1)
+		m := r.nodes[2].core.Members(1, true)
 		_, err = m.MemberRemove(r.t.Context(), gone.id)
 		r.wantEtcd("a member that is removed already", err, rpctypes.ErrGRPCMemberNotFound)
 
@@ -288,11 +288,71 @@ func TestAMemberIsNotRemovedBesideOneThatIsDown(t *testing.T) {
 		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(r.nodes[2].id) })
 		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 		defer cancel()
-		_, err := r.nodes[0].core.Members(1).MemberRemove(ctx, r.nodes[1].id)
+		_, err := r.nodes[0].core.Members(1, true).MemberRemove(ctx, r.nodes[1].id)
 		r.wantEtcd("one of the two that are left", err, rpctypes.ErrGRPCUnhealthy)
 		m, _ := r.nodes[0].core.client.WatchMap()
 		if row, _ := m.Node(r.nodes[1].id); row.State != fsm.NodeServing {
 			r.t.Errorf("after that it is %s", row.State)
+		}
+	})
+}
+
+// Without the strict check etcd removes it, and the rest stands still. Here the removal begins, and
+// waits until the rest has a quorum without the member.
+func TestAMemberIsRemovedOnlyWithAQuorumOfTheRest(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.mustPut(r.nodes[0], "k", "before")
+		r.crash(r.nodes[2])
+		r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(r.nodes[2].id) })
+		remove := func() error {
+			ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+			defer cancel()
+			_, err := r.nodes[0].core.Members(1, false).MemberRemove(ctx, r.nodes[1].id)
+			return err
+		}
+		if err := remove(); !errors.Is(err, operate.ErrStillRemoving) {
+			r.t.Errorf("one of the two that are left: %v", err)
+		}
+		for range 60 {
+			r.mustPut(r.nodes[0], "k", "after")
+			time.Sleep(time.Second)
+		}
+		for _, d := range r.groups(r.nodes[0]) {
+			if len(d.Replicas) != 3 {
+				r.t.Errorf("group %d has %v", d.Range, d.Replicas)
+			}
+		}
+		r.start(r.nodes[2])
+		r.wait(5*time.Minute, "it is removed", func() bool { return remove() == nil })
+		r.crash(r.nodes[1])
+		r.mustGet(r.nodes[0], "k", "after")
+		r.mustPut(r.nodes[2], "k", "later")
+	})
+}
+
+// Right after the start no member has heard the others. With the strict check nothing is removed then,
+// as in etcd. Without it the member goes at once, and the others have its replicas.
+func TestAMemberIsRemovedRightAfterTheStart(t *testing.T) {
+	const ranges = 4
+	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
+		ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
+		defer cancel()
+		_, err := r.nodes[0].core.Members(1, true).MemberRemove(ctx, r.nodes[1].id)
+		r.wantEtcd("with the strict check", err, rpctypes.ErrGRPCUnhealthy)
+		if r.nodes[0].core.alive(r.nodes[2].id) {
+			r.t.Error("the others are heard already")
+		}
+		all, err := r.nodes[0].core.Members(1, false).MemberRemove(ctx, r.nodes[1].id)
+		if err != nil || len(all) != 3 {
+			r.t.Fatalf("without it: %v, %v", all, err)
+		}
+		r.crash(r.nodes[1])
+		r.spread(r.nodes[2], ranges, "v")
+		for _, d := range r.groups(r.nodes[2]) {
+			if _, has := d.ReplicaOn(r.nodes[1].id); has || len(d.Replicas) != 3 {
+				r.t.Errorf("group %d has %v", d.Range, d.Replicas)
+			}
 		}
 	})
 }
@@ -311,7 +371,7 @@ func TestAllMembersAreRemovedAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		errs := make([]error, len(r.nodes))
 		for i, n := range r.nodes {
-			wg.Go(func() { _, errs[i] = n.core.Members(1).MemberRemove(ctx, n.id) })
+			wg.Go(func() { _, errs[i] = n.core.Members(1, true).MemberRemove(ctx, n.id) })
 		}
 		wg.Wait()
 		stays := slices.IndexFunc(errs, func(err error) bool { return err != nil })
@@ -337,7 +397,7 @@ func TestAMemberIsRemovedBesideOneThatComesBack(t *testing.T) {
 	bubble(t, 4, borders(ranges), shortLog, func(r *rig) {
 		r.publish(r.nodes...)
 		r.spread(r.nodes[1], ranges, "v")
-		m, gone, away := r.nodes[1].core.Members(1), r.nodes[0], r.nodes[3]
+		m, gone, away := r.nodes[1].core.Members(1, true), r.nodes[0], r.nodes[3]
 		remove := func() error {
 			ctx, cancel := context.WithTimeout(r.t.Context(), rigTimeout)
 			defer cancel()

@@ -104,7 +104,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
-	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners), etcdNode{core}, o.Clock
+	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
 	face.Watches = core.watches
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls

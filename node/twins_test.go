@@ -63,7 +63,7 @@ func TestTwoMachinesThatJoinAsOneNode(t *testing.T) {
 func TestTwoMachinesThatStartAsOneMember(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		r.publish(r.nodes...)
-		if _, _, err := r.nodes[0].core.Members(1).MemberAdd(r.t.Context(), []string{peerURL("n4")}, false); err != nil {
+		if _, _, err := r.nodes[0].core.Members(1, true).MemberAdd(r.t.Context(), []string{peerURL("n4")}, false); err != nil {
 			t.Fatal(err)
 		}
 		others := map[string]*rigNode{"a": r.nodes[0], "b": r.nodes[1]}

@@ -104,7 +104,7 @@ func (n *nemesis) join(m *machine, rng *rand.Rand, stop <-chan struct{}) {
 func (n *nemesis) add(m *machine, rng *rand.Rand) {
 	n.operate(m, rng, func(ctx context.Context, r *run) {
 		u := m.peerURL()
-		_, _, err := r.core.Members(1).MemberAdd(ctx, []string{u.String()}, false)
+		_, _, err := r.core.Members(1, true).MemberAdd(ctx, []string{u.String()}, false)
 		m.mu.Lock()
 		m.added = err == nil
 		m.mu.Unlock()
@@ -318,7 +318,7 @@ func (n *nemesis) remove(ctx context.Context, r *run, l *leaver, rng *rand.Rand)
 	}
 	refused := (*adminapi.Refusal)(nil)
 	if rng.IntN(3) == 0 {
-		_, err = r.core.Members(1).MemberRemove(ctx, row.ID)
+		_, err = r.core.Members(1, true).MemberRemove(ctx, row.ID)
 	} else {
 		_, err = r.core.Admin().ChangeNode(ctx, change, row.ID.String())
 	}

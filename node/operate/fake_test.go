@@ -196,7 +196,7 @@ func TestTimeOfABusyNode(t *testing.T) {
 // TestAMemberThatIsTakenBackStays: whoever waits for its removal is told that it serves.
 func TestAMemberThatIsTakenBackStays(t *testing.T) {
 	f := newFake(3)
-	m := f.admin().Members(1)
+	m := f.admin().Members(1, true)
 	if err := m.stays(t.Context(), 2); kverror.Of(err).Kind != kverror.BadRequest {
 		t.Errorf("a member that serves: %v", err)
 	}

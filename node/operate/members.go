@@ -24,13 +24,16 @@ import (
 // clients: a member is a row of the node table.
 type Members struct {
 	o Options
-	// maxLearners is etcd's flag.
+	// maxLearners and strict are etcd's flags --max-learners and --strict-reconfig-check.
 	maxLearners int
+	strict      bool
 }
 
 // Members returns the access of etcd's clients to the members. There are at most maxLearners
-// learners.
-func (a *Admin) Members(maxLearners int) *Members { return &Members{o: a.o, maxLearners: maxLearners} }
+// learners. strict refuses a removal without a living quorum that could carry it out.
+func (a *Admin) Members(maxLearners int, strict bool) *Members {
+	return &Members{o: a.o, maxLearners: maxLearners, strict: strict}
+}
 
 // MemberList implements etcdapi.Cluster.
 func (m *Members) MemberList(ctx context.Context, linearizable bool) ([]*pb.Member, error) {
@@ -193,7 +196,15 @@ var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoug
 
 // mayRemove refuses as etcd does. The last serving node stays. Each group of the node needs a
 // living quorum to change its members. The rest of the group must have one too, unless another
-// node can take the place.
+// node can take the place. This node may not have heard the others yet, as right after its start:
+// then it takes them for dead, as etcd does.
+//
+// Without the strict check, etcd removes the member at once, even if the rest has no quorum and stands
+// still from then on. Here the check is only a forecast. Data are protected in any case: each group
+// gives the replica up by a change of its own members, which needs its quorum, and placement begins
+// none that would leave too few. So without the check a removal that cannot be carried out yet begins
+// all the same, and waits. Two refusals stay, because such a removal would never end: that of the last
+// serving node, which has all the data, and that of any node while placement is paused.
 func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []fsm.Node) error {
 	if !slices.ContainsFunc(others, func(o fsm.Node) bool { return o.State == fsm.NodeServing }) {
 		return errNotEnoughStarted
@@ -209,6 +220,9 @@ func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []fs
 			continue
 		}
 		holdsAny = true
+		if !m.strict {
+			break
+		}
 		left := slices.DeleteFunc(slices.Clone(d.Replicas), func(r keyspace.Replica) bool { return r.Node == id })
 		if !m.quorumLives(d.Replicas) || !m.quorumLives(left) && !m.another(d, others) {
 			return rpctypes.ErrGRPCUnhealthy
