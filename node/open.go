@@ -239,7 +239,7 @@ func (c *Core) openAdmin() {
 	})
 }
 
-// registerHandlers connects the bus to its receivers, and names the peers.
+// registerHandlers connects the bus to its receivers, and names the peers and members.
 func (c *Core) registerHandlers() {
 	c.host.RegisterHandlers(c.bus)
 	c.router.RegisterHandlers(c.bus)
@@ -249,6 +249,7 @@ func (c *Core) registerHandlers() {
 	for i := range c.nodes {
 		c.setPeer(&c.nodes[i])
 	}
+	c.setMembers(c.nodes)
 }
 
 // groupConfig is what the raft groups are made of.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -39,7 +40,10 @@ func (c *Core) loadTable(ctx context.Context) error {
 		return err
 	case ok:
 	case len(c.o.Founders) > 0:
-		nodes = c.o.Founders
+		nodes = slices.Clone(c.o.Founders)
+		for i := range nodes {
+			nodes[i].State = fsm.NodeServing // as the bootstrap has it
+		}
 	case c.o.Peers == nil:
 		return fmt.Errorf("node %s is no founder of cluster %s, and %s does not say who its other nodes are: start it with --join of a running one",
 			c.o.Self, c.o.Cluster, c.o.DataDir)
@@ -76,6 +80,17 @@ func (c *Core) setPeer(n *fsm.Node) {
 		}
 	}
 	c.bus.SetPeer(n.ID, addrs)
+}
+
+// setMembers tells the raft groups which nodes are the cluster's.
+func (c *Core) setMembers(nodes []fsm.Node) {
+	var ids []keyspace.NodeID
+	for i := range nodes {
+		if nodes[i].State.Started() {
+			ids = append(ids, nodes[i].ID)
+		}
+	}
+	c.host.SetMembers(ids)
 }
 
 // others are the nodes that this one knew at its start, without itself and those that were

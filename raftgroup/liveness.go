@@ -22,12 +22,14 @@ type peers struct {
 	mu struct {
 		sync.RWMutex
 		nodes map[keyspace.NodeID]*peer
+		// members are those that SetMembers has named; nil before.
+		members []keyspace.NodeID
 	}
 	// The rest is owned by the ticker.
 	sequence   uint64
 	wal, store diskProgress
 	probe      wake.Signal
-	// connectedAt is when this node last heard at least half of the others. isolated says
+	// connectedAt is when this node last heard at least half of the other members. isolated says
 	// that this is longer ago than the liveness timeout; workers read it.
 	connectedAt clock.Time
 	isolated    atomic.Bool
@@ -105,7 +107,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
-		p.tell(p.updateConnectivity(now, alive))
+		p.tell(p.updateConnectivity(now))
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -113,18 +115,50 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	}
 }
 
-// updateConnectivity reports whether this node hears at least half of the others, of
-// which alive live. A node that has not for a liveness timeout is isolated. It hands each
-// of its leaderships over if a connected voter can take over. It may be the only leader
-// that can reach this node, while all other nodes wait for a leader that they cannot
-// reach.
-func (p *peers) updateConnectivity(now clock.Time, alive int) (connected bool) {
-	if connected = 2*alive >= len(p.h.cfg.Bus.Peers()); connected {
+// SetMembers names the cluster's nodes that have started and were not removed. They alone count
+// for whether this node hears half of the others. The bus also knows nodes that were removed or
+// have not started. With those counted, every node would be isolated once enough others had been
+// replaced. Before the first call all peers of the bus count.
+func (h *Host) SetMembers(nodes []keyspace.NodeID) {
+	h.peers.mu.Lock()
+	defer h.peers.mu.Unlock()
+	h.peers.mu.members = append([]keyspace.NodeID{}, nodes...)
+}
+
+// countMembers counts the other members, and those of them that live.
+func (p *peers) countMembers() (others, heard int) {
+	p.mu.RLock()
+	members := p.mu.members
+	p.mu.RUnlock()
+	if members == nil {
+		members = p.h.cfg.Bus.Peers()
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, id := range members {
+		if id == p.h.cfg.Node {
+			continue
+		}
+		others++
+		if q := p.mu.nodes[id]; q != nil && q.alive {
+			heard++
+		}
+	}
+	return others, heard
+}
+
+// updateConnectivity reports whether this node hears at least half of the others. A node
+// that has not for a liveness timeout is isolated. It hands each of its leaderships over if
+// a connected voter can take over. It may be the only leader that can reach this node, while
+// all other nodes wait for a leader that they cannot reach.
+func (p *peers) updateConnectivity(now clock.Time) (connected bool) {
+	others, heard := p.countMembers()
+	if connected = 2*heard >= others; connected {
 		p.connectedAt = now
 	}
 	isolated := now.Sub(p.connectedAt) > p.h.cfg.LivenessTimeout
 	if p.isolated.Swap(isolated) != isolated {
-		p.h.log.Warn("connectivity to peers changed", zap.Bool("isolated", isolated), zap.Int("heard", alive))
+		p.h.log.Warn("connectivity to peers changed", zap.Bool("isolated", isolated), zap.Int("heard", heard), zap.Int("others", others))
 	}
 	if isolated {
 		p.h.pacer.add(p.affected(func(g *Group) bool {
