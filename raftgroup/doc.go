@@ -121,7 +121,7 @@
 //     them again.
 //   - a node with thousands of leaders dies: the others wake those groups at WakesPerSecond,
 //     in the order of their ids. In each group all choose the same candidate.
-//   - a node hears less than half of the others for a liveness timeout: it is isolated and
+//   - a node hears less than half of the other members for a liveness timeout: it is isolated and
 //     hands over what it leads. It may be the only leader that can reach this node.
 //   - a leader steps down while the others sleep: any vote, client or message wakes them. A
 //     woken replica that hears no heartbeat for an election timeout forgets the leader.

@@ -56,7 +56,7 @@
 //
 //	from                                          to                            by
 //	(no row)                                      unstarted, unstarted learner  an operator, who adds a node that is to come
-//	(no row), unstarted                           serving                       the node, which publishes itself
+//	unstarted                                     serving                       the node, which publishes itself
 //	unstarted learner                             learner                       the node, which publishes itself
 //	learner                                       serving, decommissioned       an operator, who promotes or removes it
 //	serving                                       draining, decommissioned      an operator
@@ -77,7 +77,8 @@
 // group, that one goes on with one replica less. A skein node decommission that waits meanwhile
 // succeeds: the node has left. Id and name stay in the row of a removed node. Its id is never
 // admitted again, neither with an empty directory nor with its old one: such a node stops when it
-// publishes itself.
+// publishes itself. The rows of the last maxRemovedRows removed nodes are kept. A node without a row
+// is refused in the same way, because each node has a row before it has a directory.
 //
 // # What a command may do
 //

@@ -30,7 +30,7 @@ const (
 	// NodeDecommissioned gives up its replicas too: it is about to go for good. As long as
 	// its row is there it can be taken back.
 	NodeDecommissioned
-	// NodeRemoved is gone for good. Its row is left so that its id is never admitted again.
+	// NodeRemoved is gone for good. Its row is left for a while, so that it can be told.
 	NodeRemoved
 	// NodeUnstartedLearner is NodeUnstarted of a node that etcd's clients have added as a
 	// learner.
@@ -317,7 +317,7 @@ func decodeNode(b []byte) (Node, error) {
 type NodeChange byte
 
 const (
-	// NodePublishes is put by the node itself. An unstarted node serves from then on.
+	// NodePublishes is put by the node itself, which has a row. An unstarted node serves from then on.
 	NodePublishes NodeChange = iota
 	// NodeIsAdded is put for a node that the table does not have yet.
 	NodeIsAdded
@@ -356,7 +356,7 @@ type SetNodeState struct {
 	Now      UnixMillis
 }
 
-// RemoveNode leaves of a node's row only what keeps its id from being admitted again.
+// RemoveNode leaves of a node's row only what says that it was removed.
 type RemoveNode struct {
 	Node keyspace.NodeID
 	Now  UnixMillis
@@ -389,6 +389,9 @@ func (s *State) applyPutNode(index uint64, o PutNode) Result {
 	switch {
 	case known && old.State == NodeRemoved:
 		return Result{Err: errNodeRemoved(&old)}
+	case !known && o.Change == NodePublishes:
+		// A node has a row before it has a directory.
+		return Result{Err: errNodeRemoved(&n)}
 	case !known && (o.Change == NodeHasMoved || o.Change == NodeIsClaimed):
 		return Result{Err: kverror.New(kverror.NodeNotFound, "there is no node %s", n.ID)}
 	case !known && len(s.nodes) >= maxNodes:
@@ -518,7 +521,31 @@ func (s *State) applyRemoveNode(index uint64, o RemoveNode) Result {
 		return Result{Err: kverror.New(kverror.BadRequest, "node %s is not removed: %v", o.Node, err)}
 	}
 	s.putNodeRow(index, Node{ID: n.ID, Name: n.Name, State: NodeRemoved, Since: o.Now})
+	s.forgetRemoved(n.ID)
 	return Result{}
+}
+
+// maxRemovedRows bounds the rows of removed nodes. They are for people, and for a removed node that
+// comes back: it reaches its former peers only while they know its row, and is told there.
+const maxRemovedRows = 1 << 10
+
+// forgetRemoved forgets the nodes that were removed longest ago, but not the one just removed,
+// however the proposers' clocks differ.
+func (s *State) forgetRemoved(just keyspace.NodeID) {
+	var removed []Node
+	for _, n := range s.nodes {
+		if n.State == NodeRemoved && n.ID != just {
+			removed = append(removed, n)
+		}
+	}
+	if len(removed) < maxRemovedRows {
+		return
+	}
+	slices.SortFunc(removed, func(a, b Node) int { return cmp.Or(cmp.Compare(b.Since, a.Since), cmp.Compare(b.ID, a.ID)) })
+	for _, n := range removed[maxRemovedRows-1:] {
+		delete(s.nodes, n.ID)
+		s.dirty.nodes[n.ID] = true
+	}
 }
 
 // holds returns an error that says what the node holds, or is to hold, of the cluster.

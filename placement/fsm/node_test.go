@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/internal/testkit"
 )
 
@@ -118,4 +120,46 @@ func TestParseAttributes(t *testing.T) {
 	if err := (&Node{Attributes: []Attribute{{"b", "1"}, {"a", "1"}}}).Validate(); err == nil || !strings.Contains(err.Error(), "a comes after b") {
 		t.Errorf("in disorder: %v", err)
 	}
+}
+
+// A cluster may replace its nodes for ever: the rows of the nodes that were removed longest ago are
+// forgotten. A node whose row is gone is admitted no more than one whose row is there.
+func TestRemovedRowsAreForgotten(t *testing.T) {
+	b := Bootstrap{Cluster: 0xc1, Nodes: []Node{{ID: 1, Name: "n1"}}, PlacementReplicas: 1}
+	s := b.FirstState(firstIndex)
+	index := uint64(firstIndex)
+	apply := func(e Effect) error {
+		index++
+		return s.Apply(index, e).Err
+	}
+	must := func(e Effect) {
+		t.Helper()
+		if err := apply(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const first, last = 2, 2 + 2*maxRemovedRows
+	for id := keyspace.NodeID(first); id <= last; id++ {
+		must(PutNode{Change: NodeIsAdded, Node: Node{ID: id}})
+		// The clock of whoever removes the last ones is behind.
+		must(RemoveNode{Node: id, Now: UnixMillis(min(id, last-10))})
+	}
+	removed := 0
+	for _, n := range s.View(0, 0, nil).NodeTable() {
+		if n.State == NodeRemoved {
+			removed++
+		}
+	}
+	if removed != maxRemovedRows {
+		t.Errorf("%d rows of removed nodes, want %d", removed, maxRemovedRows)
+	}
+	for _, id := range []keyspace.NodeID{first, first + 1, last - 1, last} {
+		if err := apply(PutNode{Change: NodePublishes, Node: Node{ID: id, ClientURLs: []string{"http://x"}}}); !errors.Is(err, kverror.NodeRemoved) {
+			t.Errorf("node %s publishes itself after it was removed: %v", id, err)
+		}
+		if err := apply(PutNode{Change: NodeIsClaimed, Node: Node{ID: id, Instance: 7}}); err == nil {
+			t.Errorf("node %s is claimed after it was removed", id)
+		}
+	}
+	must(PutNode{Change: NodePublishes, Node: Node{ID: 1, Name: "n1", ClientURLs: []string{"http://x"}}})
 }
