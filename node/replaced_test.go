@@ -8,8 +8,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Nodes that were removed, and members that have not started, are no others that a node should hear.
-// Otherwise every node would be isolated for ever once enough of them had been replaced.
+// A node need not hear nodes that were removed, or members that have not started. Otherwise every node
+// would be isolated for ever once enough of them had been replaced.
 func TestReplacedNodesDoNotIsolateTheOthers(t *testing.T) {
 	bubble(t, 3, borders(2), shortLog, func(r *rig) {
 		r.publish(r.nodes...)

@@ -203,8 +203,8 @@ var errNotEnoughStarted = status.Error(codes.Unknown, rpctypes.ErrMemberNotEnoug
 // still from then on. Here the check is only a forecast. Data are protected in any case: each group
 // gives the replica up by a change of its own members, which needs its quorum, and placement begins
 // none that would leave too few. So without the check a removal that cannot be carried out yet begins
-// all the same, and waits. Two refusals stay, because such a removal would never end: that of the last
-// serving node, which has all the data, and that of any node while placement is paused.
+// all the same, and waits. Two refusals stay, because such a removal would never end. The last serving
+// node has all the data. While placement is paused, nothing leaves a node.
 func (m *Members) mayRemove(ctx context.Context, id keyspace.NodeID, others []fsm.Node) error {
 	if !slices.ContainsFunc(others, func(o fsm.Node) bool { return o.State == fsm.NodeServing }) {
 		return errNotEnoughStarted
