@@ -2,8 +2,10 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/skeindb/skein/clock"
@@ -41,10 +43,14 @@ func (e *Endpoint) Call(ctx context.Context, to keyspace.NodeID, m Method, paylo
 		r = e.loop.call(ctx, m, c, payload)
 	} else {
 		s, err := e.route(to, c, len(payload))
-		if err != nil {
+		switch {
+		case err == nil:
+			r = s.call(ctx, c, payload, func(id uint64) header { return callFrame(id, m, timeout) })
+		case errors.Is(err, ErrNoRoute):
+			r = e.callAround(ctx, to, m, c, timeout, payload)
+		default:
 			return nil, refused(err)
 		}
-		r = s.call(ctx, m, c, timeout, payload)
 	}
 	if r.err == nil {
 		return r.payload, nil
@@ -53,6 +59,19 @@ func (e *Endpoint) Call(ctx context.Context, to keyspace.NodeID, m Method, paylo
 		return nil, re
 	}
 	return nil, &CallError{Peer: to, Method: m, NotDelivered: r.notDelivered, Err: r.err}
+}
+
+// callAround calls a node without a session by way of one that reaches it. A node may have
+// lost its session since it said so: then it refuses, and the next one is asked.
+func (e *Endpoint) callAround(ctx context.Context, to keyspace.NodeID, m Method, c Class, timeout time.Duration, payload []byte) callResult {
+	r := callResult{err: ErrNoRoute, notDelivered: true}
+	for _, s := range e.around(to, c, len(payload)) {
+		r = s.call(ctx, c, payload, func(id uint64) header { return passCallFrame(framePassCall, id, m, timeout, to) })
+		if !r.notDelivered || !errors.Is(r.err, ErrNoRoute) {
+			break
+		}
+	}
+	return r
 }
 
 // timeLeft returns the time to the context's deadline, 0 if it has none. Context
@@ -72,7 +91,7 @@ func timeLeft(ctx context.Context) (time.Duration, error) {
 	return max(left, time.Microsecond), nil
 }
 
-func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Duration, payload []byte) callResult {
+func (s *Session) call(ctx context.Context, c Class, payload []byte, frame func(id uint64) header) callResult {
 	id := s.ep.nextID.Add(1)
 	pc := s.ep.newPending(s.laneForCall(c, id, len(payload)))
 	s.mu.Lock()
@@ -86,7 +105,7 @@ func (s *Session) call(ctx context.Context, m Method, c Class, timeout time.Dura
 	}
 	s.calls[id] = pc
 	s.mu.Unlock()
-	h := callFrame(id, m, timeout)
+	h := frame(id)
 	if err := pc.lane.enqueue(&h, payload, false, &pc.pos); err != nil {
 		s.forgetCall(id)
 		return callResult{err: err, notDelivered: true}
@@ -139,9 +158,18 @@ func (s *Session) receiveReply(f *frame) error {
 	return nil
 }
 
-// serveCall starts the handler of a call, or refuses it.
+// serveCall starts the handler of a call, or passes the call on, or refuses it. Calls that
+// are passed on count as the caller's here and in the end, so that a relay's other calls
+// have room beside them.
 func (s *Session) serveCall(c Class, f *frame) error {
 	e := s.ep
+	from := s.peer
+	if f.kind == framePassedCall {
+		if from = e.peer(f.node); from == nil {
+			s.refuse(c, f.id, statusNoRoute)
+			return nil
+		}
+	}
 	entry, ok := e.calls[f.method]
 	if !ok {
 		s.refuse(c, f.id, statusNoMethod)
@@ -150,7 +178,7 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	if entry.class != c {
 		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
 	}
-	running := &s.peer.handlers[entry.index]
+	running := &from.handlers[entry.index]
 	if int(running.Add(1)) > e.cfg.MaxHandlers {
 		running.Add(-1)
 		e.metrics.class[c].busy.Inc()
@@ -159,8 +187,13 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	}
 	ctx := e.timers.Endable(f.timeout)
 	id, payload := f.id, f.payload
+	serve := func() (status, []byte) { return s.handleCall(ctx, from.id, entry, payload) }
+	if f.kind == framePassCall {
+		to, m, timeout := f.node, f.method, f.timeout
+		serve = func() (status, []byte) { return s.passCall(ctx, to, m, c, timeout, payload) }
+	}
 	err := s.registerCall(id, ctx)
-	if err == nil && !e.Go(func() { s.runCall(ctx, c, id, entry, payload) }) {
+	if err == nil && !e.Go(func() { s.runCall(c, id, running, serve) }) {
 		s.refuse(c, id, statusClosing)
 		err = ErrClosed
 	}
@@ -186,29 +219,45 @@ func (s *Session) registerCall(id uint64, ctx *clock.LazyDeadline) error {
 	return nil
 }
 
-// runCall runs a handler and sends its answer. While the answer waits for room it
-// counts as running, so the number of unread answers is bounded.
-func (s *Session) runCall(ctx context.Context, c Class, id uint64, entry callEntry, payload []byte) {
+// runCall runs a handler, or passes a call on, and sends the answer. While the answer waits
+// for room it counts as running, so the number of unread answers is bounded.
+func (s *Session) runCall(c Class, id uint64, running *atomic.Int32, serve func() (status, []byte)) {
 	gauge := s.ep.metrics.class[c].handlers
 	gauge.Inc()
 	defer gauge.Dec()
-	defer s.peer.handlers[entry.index].Add(-1)
-	answer, err := entry.fn(ctx, s.cfg.Peer, payload)
-	st := statusOK
-	switch {
-	case expired(ctx, err):
-		st, answer = statusExpired, nil
-	case err != nil:
-		st, answer = statusError, errorBody(err)
-	case len(answer) > s.maxMessage:
-		st, answer = statusTooLarge, nil
-	}
+	defer running.Add(-1)
+	st, answer := serve()
 	if !s.cancelCall(id) {
 		return // the caller has given up, or the session ended
 	}
 	h := replyFrame(id, st)
 	// This fails only if the session ends, which fails the call at the other side too.
 	_ = s.laneForCall(c, id, len(answer)).enqueueWait(s.ctx, &h, answer)
+}
+
+// handleCall runs a handler.
+func (s *Session) handleCall(ctx context.Context, from keyspace.NodeID, entry callEntry, payload []byte) (status, []byte) {
+	answer, err := entry.fn(ctx, from, payload)
+	switch {
+	case expired(ctx, err):
+		return statusExpired, nil
+	case err != nil:
+		return statusError, errorBody(err)
+	case len(answer) > s.maxMessage:
+		return statusTooLarge, nil
+	}
+	return statusOK, answer
+}
+
+// passCall passes a call on to a node with which a session stands, and to no other relay.
+func (s *Session) passCall(ctx context.Context, to keyspace.NodeID, m Method, c Class, timeout time.Duration, payload []byte) (status, []byte) {
+	next, err := s.ep.route(to, c, len(payload))
+	if err != nil {
+		return statusOf(callResult{err: err, notDelivered: true})
+	}
+	s.ep.metrics.passed.Inc()
+	from := s.cfg.Peer
+	return statusOf(next.call(ctx, c, payload, func(id uint64) header { return passCallFrame(framePassedCall, id, m, timeout, from) }))
 }
 
 // cancelCall ends the context of a running handler. It says whether it was known.

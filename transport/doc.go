@@ -23,8 +23,8 @@
 //
 // It repeats nothing. A broken connection loses messages, and the users (raft, the
 // router, the feeds) repeat what may be repeated. It does not know what a payload
-// means, who leads a range or who is a member: node tells it the peers. It does
-// not forward.
+// means, who leads a range or who is a member: node tells it the peers. A relay
+// never passes on to another relay.
 //
 // # How it works
 //
@@ -70,6 +70,9 @@
 //   - a connection breaks: calls whose frame was never handed to the carrier fail
 //     as NotDelivered, all others with unknown fate. Streams end with
 //     ErrUnreachable. The dialler tries again within about 70 ms.
+//   - the link with a peer is broken: calls and streams of ClassRequest go by way of
+//     a node that hears the peer (Config.Relays). Raft and copies do not. When the
+//     session stands again, such streams end with ErrUnreachable.
 //   - a peer restarts: its first answer is a stateless reset, which ends the old
 //     session at once, and the dialler tries again without delay. PeerState.Boot
 //     changes.
@@ -123,11 +126,12 @@
 //	session_stream.go  streams over a session: open, serve, receive
 //	ping.go            probes of a session
 //	call.go            calls over a session: ask, serve, answer
-//	send.go            one-way messages, and the session that they take
+//	send.go            one-way messages, and the session that a message takes
 //	wire.go            connections of both carriers behind one interface
 //	endpoint.go        Endpoint: configuration, handlers, peers, lifetime
 //	loopback.go        messages of a node to itself
 //	result.go          how a call or stream ended
+//	detour.go          streams that go around a broken link
 //	session.go         one connection with a peer: state, end, choice of lanes
 //	socket.go          UDP and TCP sockets, and the choice of one for a target
 //	security.go        TLS configurations and identities

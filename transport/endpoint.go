@@ -31,6 +31,11 @@ type Config struct {
 	// peers; the node is refused. It must not block. It may be nil.
 	Unknown func(keyspace.NodeID)
 
+	// Relays returns nodes that hear a node, as far as this one knows. They pass on calls
+	// and streams of ClassRequest to a peer without a session. It must not block. It may be
+	// nil: then nothing is passed on for this node.
+	Relays func(to keyspace.NodeID) []keyspace.NodeID
+
 	// QueueBytes bounds, per peer and class, the bytes that wait to be sent. Too little
 	// drops messages in bursts; each peer may use this much memory. SetQueueBytes
 	// changes it. Default 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
@@ -175,6 +180,7 @@ type peer struct {
 	sessions [numKinds]atomic.Pointer[Session]
 	handlers [maxCallMethods]atomic.Int32 // of calls, by callEntry.index
 	streams  atomic.Int32
+	detours  detours
 	state    PeerState // guarded by Endpoint.mu
 
 	attach  sync.Mutex                  // one Attach at a time

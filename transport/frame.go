@@ -8,6 +8,8 @@ import (
 	"io"
 	"iter"
 	"time"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // frameKind is the first byte of a frame's body. docs/format/transport.md has the
@@ -25,6 +27,12 @@ const (
 	frameEnd     frameKind = 8
 	framePing    frameKind = 9
 	framePong    frameKind = 10
+	// A call or a stream that the receiver is to pass on to another node, and one that was
+	// passed on.
+	framePassCall   frameKind = 11
+	framePassedCall frameKind = 12
+	framePassOpen   frameKind = 13
+	framePassedOpen frameKind = 14
 )
 
 // status tells how a call or a stream ended.
@@ -38,8 +46,10 @@ const (
 	statusClosing  status = 4 // the bus is closing; it did not run
 	statusTooLarge status = 5 // the handler ran, but its answer is too large
 	statusExpired  status = 6 // the handler gave up at the caller's deadline
+	statusNoRoute  status = 7 // whoever was to pass it on has no session for it; it did not run
+	statusLost     status = 8 // whoever has passed it on lost its session; it may have run
 
-	numStatuses = 7
+	numStatuses = 9
 )
 
 // The sender of a frame of a stream: its opener or its handler.
@@ -59,7 +69,9 @@ const (
 	creditBody      = 1 + 8 + 1 + 4
 	endHeader       = 1 + 8 + 1 + 1
 	pingBody        = 1 + 8 + 24 // padded: a reset answers only packets above 42 bytes
-	maxHeaderBytes  = lengthBytes + callHeader
+	passCallHeader  = callHeader + 8
+	passOpenHeader  = openHeader + 8
+	maxHeaderBytes  = lengthBytes + passCallHeader
 	errorBodyHeader = 4 + 4
 )
 
@@ -79,6 +91,7 @@ type frame struct {
 	side    uint8
 	status  status
 	method  Method
+	node    keyspace.NodeID // to which it is to be passed on, or from which it came
 	id      uint64
 	timeout time.Duration // of a call; 0 is none
 	credit  uint32
@@ -118,6 +131,15 @@ func callFrame(id uint64, m Method, timeout time.Duration) (h header) {
 	return h
 }
 
+// passCallFrame also makes the frame of a call that was passed on: kind is framePassCall
+// and node the receiver in the end, or framePassedCall and the caller.
+func passCallFrame(kind frameKind, id uint64, m Method, timeout time.Duration, node keyspace.NodeID) (h header) {
+	h = callFrame(id, m, timeout)
+	h.b[lengthBytes] = byte(kind)
+	h.u64(uint64(node))
+	return h
+}
+
 func replyFrame(id uint64, st status) (h header) {
 	h.start(frameReply)
 	h.u64(id)
@@ -135,6 +157,14 @@ func openFrame(id uint64, m Method) (h header) {
 	h.start(frameOpen)
 	h.u64(id)
 	h.u16(uint16(m))
+	return h
+}
+
+// passOpenFrame is to openFrame what passCallFrame is to callFrame.
+func passOpenFrame(kind frameKind, id uint64, m Method, node keyspace.NodeID) (h header) {
+	h = openFrame(id, m)
+	h.b[lengthBytes] = byte(kind)
+	h.u64(uint64(node))
 	return h
 }
 
@@ -194,14 +224,20 @@ func parseFrame(b []byte) (frame, error) {
 	f.id = be.Uint64(b[1:])
 	rest := b[9:]
 	switch f.kind {
-	case frameCall:
+	case frameCall, framePassCall, framePassedCall:
 		f.method = Method(be.Uint16(rest))
 		micros := be.Uint64(rest[2:])
 		f.timeout = time.Duration(min(micros, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
+		if f.kind != frameCall {
+			f.node = keyspace.NodeID(be.Uint64(rest[10:]))
+		}
 	case frameReply:
 		f.status = status(rest[0])
 	case frameOpen:
 		f.method = Method(be.Uint16(rest))
+	case framePassOpen, framePassedOpen:
+		f.method = Method(be.Uint16(rest))
+		f.node = keyspace.NodeID(be.Uint64(rest[2:]))
 	case frameData:
 		f.side = rest[0]
 	case frameCredit:
@@ -235,6 +271,10 @@ func frameShape(k frameKind) (fixed int, exact bool) {
 		return cancelBody, true
 	case frameOpen:
 		return openHeader, false
+	case framePassCall, framePassedCall:
+		return passCallHeader, false
+	case framePassOpen, framePassedOpen:
+		return passOpenHeader, false
 	case frameData:
 		return dataHeader, false
 	case frameCredit:

@@ -30,6 +30,10 @@ func encodeFrame(f *frame) []byte {
 		h = cancelFrame(f.id)
 	case frameOpen:
 		h = openFrame(f.id, f.method)
+	case framePassCall, framePassedCall:
+		h = passCallFrame(f.kind, f.id, f.method, f.timeout, f.node)
+	case framePassOpen, framePassedOpen:
+		h = passOpenFrame(f.kind, f.id, f.method, f.node)
 	case frameData:
 		h = dataFrame(f.id, f.side)
 	case frameCredit:
@@ -53,7 +57,7 @@ func TestFormat(t *testing.T) {
 		var kind, class, slot int
 		args := map[string]any{
 			"id": &f.id, "side": &f.side, "status": &f.status, "method": &f.method, "credit": &f.credit, "timeout": &f.timeout,
-			"kind": &kind, "class": &class, "slot": &slot, "verdict": &h.verdict, "features": &h.features,
+			"kind": &kind, "class": &class, "slot": &slot, "by": &f.node, "verdict": &h.verdict, "features": &h.features,
 			"cluster": &h.cluster, "node": &h.node, "to": &h.to, "boot": &h.boot, "max": &h.maxMessage, "window": &h.window,
 		}
 		for _, a := range d.CmdArgs {
@@ -64,6 +68,7 @@ func TestFormat(t *testing.T) {
 		h.kind = Kind(kind)
 		kinds := map[string]frameKind{
 			"message": frameMessage, "call": frameCall, "reply": frameReply, "cancel": frameCancel, "open": frameOpen,
+			"pass-call": framePassCall, "passed-call": framePassedCall, "pass-open": framePassOpen, "passed-open": framePassedOpen,
 			"data": frameData, "credit": frameCredit, "end": frameEnd, "ping": framePing, "pong": framePong,
 		}
 		var b []byte
@@ -90,7 +95,7 @@ func TestFormat(t *testing.T) {
 		default:
 			f.kind = kinds[d.Cmd]
 			b = encodeFrame(&f)
-			if got, err := parseFrame(b[lengthBytes:]); err != nil || got.kind != f.kind || got.id != f.id {
+			if got, err := parseFrame(b[lengthBytes:]); err != nil || got.kind != f.kind || got.id != f.id || got.node != f.node || got.method != f.method || got.timeout != f.timeout {
 				d.Fatalf(t, "parse: %+v, %v", got, err)
 			}
 		}
@@ -132,7 +137,7 @@ func decodeHex(input string) string {
 // FuzzFrame: no body makes the decoder panic, and an accepted one encodes to the same
 // bytes.
 func FuzzFrame(f *testing.F) {
-	for kind := frameMessage; kind <= framePong; kind++ {
+	for kind := frameMessage; kind <= framePassedOpen; kind++ {
 		f.Add(encodeFrame(&frame{kind: kind, id: 7, method: 3, payload: nil})[lengthBytes:])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

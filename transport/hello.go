@@ -21,7 +21,7 @@ const (
 
 // ALPN is the protocol's name in the TLS handshake: the version of the frames.
 // Peers of another major version do not get past the handshake.
-const ALPN = "skein-bus/2"
+const ALPN = "skein-bus/3"
 
 // verdict is the answer to a Hello.
 type verdict uint8

@@ -19,6 +19,8 @@ type Metrics struct {
 	dialFailures *prometheus.CounterVec
 	refusals     *prometheus.CounterVec
 	sessionEnds  prometheus.Counter
+	// detours and passed count calls and streams.
+	detours, passed prometheus.Counter
 }
 
 // classMetrics are the metrics of one class. They are updated per batch, not per frame.
@@ -76,7 +78,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "skein_transport_session_ends_total", Help: "Sessions that ended, for whatever reason.",
 		}),
 	}
-	all = append(all, batchFrames, handlers, m.roundTrip, m.sessions, m.sessionEnds)
+	m.detours = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "skein_transport_detours_total", Help: "Calls and streams to a peer without a session that went by way of another node.",
+	})
+	m.passed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "skein_transport_passed_on_total", Help: "Calls and streams that this node has passed on between two others.",
+	})
+	all = append(all, batchFrames, handlers, m.roundTrip, m.sessions, m.sessionEnds, m.detours, m.passed)
 	for c := range Class(numClasses) {
 		label := c.String()
 		queued := new(atomic.Int64)

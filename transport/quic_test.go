@@ -85,7 +85,12 @@ func TestConformance(t *testing.T) {
 			return h.new(t, opts)
 		},
 		Connect: func(buses ...transporttest.Bus) { connect(buses...) },
-		Crash:   func(b transporttest.Bus) { b.(*transport.QUIC).Crash() },
+		Break: func(a, b transporttest.Bus) { // nobody knows where the other one is
+			a.(*transport.QUIC).SetPeer(b.Self(), nil)
+			b.(*transport.QUIC).SetPeer(a.Self(), nil)
+		},
+		Mend:  func(a, b transporttest.Bus) { connect(a, b) },
+		Crash: func(b transporttest.Bus) { b.(*transport.QUIC).Crash() },
 	})
 }
 

@@ -30,13 +30,13 @@ func (s *Session) receive(c Class, f *frame) error {
 	switch f.kind {
 	case frameMessage:
 		return s.receiveMessage(c, f)
-	case frameCall:
+	case frameCall, framePassCall, framePassedCall:
 		return s.serveCall(c, f)
 	case frameReply:
 		return s.receiveReply(f)
 	case frameCancel:
 		s.cancelCall(f.id)
-	case frameOpen:
+	case frameOpen, framePassOpen, framePassedOpen:
 		return s.serveStream(c, f)
 	case frameData, frameCredit, frameEnd:
 		return s.receiveStream(f)

@@ -36,8 +36,35 @@ func resultOf(st status, payload []byte) (callResult, error) {
 		return callResult{err: ErrTooLarge}, nil
 	case statusExpired:
 		return callResult{err: context.DeadlineExceeded}, nil
+	case statusNoRoute:
+		return callResult{err: ErrNoRoute, notDelivered: true}, nil
+	case statusLost:
+		return callResult{err: ErrUnreachable}, nil
 	}
 	return callResult{}, fmt.Errorf("%w: status %d", errMalformed, st)
+}
+
+// statusOf turns a result that was got for another node into the status that gives it the
+// same result, and the payload of its frame.
+func statusOf(r callResult) (status, []byte) {
+	if re, ok := r.err.(*RemoteError); ok { //nolint:errorlint // the bus made it, unwrapped
+		return statusError, errorBody(re)
+	}
+	switch {
+	case r.err == nil:
+		return statusOK, r.payload
+	case errors.Is(r.err, ErrNoMethod):
+		return statusNoMethod, nil
+	case r.notDelivered && (errors.Is(r.err, ErrPeerBusy) || errors.Is(r.err, ErrQueueFull)):
+		return statusBusy, nil
+	case r.notDelivered:
+		return statusNoRoute, nil
+	case errors.Is(r.err, ErrTooLarge):
+		return statusTooLarge, nil
+	case errors.Is(r.err, context.DeadlineExceeded):
+		return statusExpired, nil
+	}
+	return statusLost, nil
 }
 
 // endOf returns what Recv returns at the end of a stream.

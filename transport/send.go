@@ -18,6 +18,7 @@ func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []by
 	}
 	s, err := e.route(to, c, len(payload))
 	if err != nil {
+		e.metrics.class[c].dropped.Inc()
 		return err
 	}
 	h := messageFrame(m)
@@ -35,11 +36,41 @@ func (e *Endpoint) route(to keyspace.NodeID, c Class, payloadBytes int) (*Sessio
 	}
 	s := p.sessions[kindOf(c)].Load()
 	if s == nil {
-		e.metrics.class[c].dropped.Inc()
 		return nil, ErrNoRoute
 	}
 	if payloadBytes > s.maxMessage {
 		return nil, ErrTooLarge
 	}
 	return s, nil
+}
+
+// maxRelays is how many nodes are asked to pass on one call. Each of them has said lately
+// that it hears the receiver, so the first one mostly does it.
+const maxRelays = 3
+
+// around returns sessions with nodes that hear a node with which no session stands. Only
+// what clients wait for goes around a broken link: raft bears it, and copies would load
+// the relay.
+func (e *Endpoint) around(to keyspace.NodeID, c Class, payloadBytes int) (sessions []*Session) {
+	var relays []keyspace.NodeID
+	if c == ClassRequest && e.cfg.Relays != nil && e.peer(to) != nil {
+		relays = e.cfg.Relays(to)
+	}
+	for i := range relays {
+		// By turns: otherwise one node would carry what all others send around.
+		id := relays[(int(e.nextID.Load()%uint64(len(relays)))+i)%len(relays)]
+		s, err := e.route(id, c, payloadBytes)
+		if err == nil && id != to {
+			sessions = append(sessions, s)
+		}
+		if len(sessions) == maxRelays {
+			break
+		}
+	}
+	if len(sessions) > 0 {
+		e.metrics.detours.Inc()
+	} else {
+		e.metrics.class[c].dropped.Inc()
+	}
+	return sessions
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -42,7 +43,9 @@ func (o *sessionOut) end(err error) {
 	delete(o.s.streams, o.key)
 	o.s.mu.Unlock()
 	st, body := statusOK, []byte(nil)
-	if err != nil {
+	if r, ok := err.(*passedResult); ok { //nolint:errorlint // passStream made it, unwrapped
+		st, body = statusOf(r.callResult)
+	} else if err != nil {
 		st, body = statusError, errorBody(err)
 	}
 	h := endFrame(o.key.id, o.side(), st)
@@ -72,25 +75,51 @@ func (e *Endpoint) OpenStream(ctx context.Context, to keyspace.NodeID, m Method,
 		return st, nil
 	}
 	s, err := e.route(to, c, len(first))
+	if errors.Is(err, ErrNoRoute) {
+		return e.openAround(ctx, to, m, c, first)
+	}
 	if err != nil {
 		return nil, refused(err)
 	}
-	st, err := s.open(ctx, m, c, first)
+	st, err := s.open(ctx, c, first, func() {}, func(id uint64) header { return openFrame(id, m) })
 	if err != nil {
 		return nil, refused(err)
 	}
 	return st, nil
 }
 
-func (s *Session) open(ctx context.Context, m Method, c Class, first []byte) (*stream, error) {
+// openAround opens a stream to a node without a session by way of one that reaches it.
+// When the session with the node itself stands again, the stream ends as if its session
+// were lost, and the opener opens the next one directly.
+func (e *Endpoint) openAround(ctx context.Context, to keyspace.NodeID, m Method, c Class, first []byte) (Stream, error) {
+	refused := func(err error) (Stream, error) {
+		return nil, &CallError{Peer: to, Method: m, NotDelivered: true, Err: err}
+	}
+	p, relays := e.peer(to), e.around(to, c, len(first))
+	if p == nil || len(relays) == 0 {
+		return refused(ErrNoRoute)
+	}
+	d := new(detour)
+	st, err := relays[0].open(ctx, c, first, func() { p.detours.remove(d) }, func(id uint64) header { return passOpenFrame(framePassOpen, id, m, to) })
+	if err != nil {
+		return refused(err)
+	}
+	p.detours.add(d, st)
+	if p.sessions[KindMain].Load() != nil {
+		p.detours.end() // Attach may have come before add
+	}
+	return st, nil
+}
+
+func (s *Session) open(ctx context.Context, c Class, first []byte, drained func(), frame func(id uint64) header) (*stream, error) {
 	key := streamKey{id: s.ep.nextID.Add(1), opened: true}
 	out := &sessionOut{s: s, key: key, lane: s.laneFor(c, key.id)}
-	st := newStream(s.ep.cfg.StreamWindowBytes, s.cfg.StreamWindowBytes, s.maxMessage, func() {})
+	st := newStream(s.ep.cfg.StreamWindowBytes, s.cfg.StreamWindowBytes, s.maxMessage, drained)
 	st.out = out
 	if err := s.addStream(key, st); err != nil {
 		return nil, err
 	}
-	h := openFrame(key.id, m)
+	h := frame(key.id)
 	if err := out.lane.enqueueWait(ctx, &h, first); err != nil {
 		s.mu.Lock()
 		delete(s.streams, key)
@@ -113,7 +142,7 @@ func (s *Session) addStream(key streamKey, st *stream) error {
 	return nil
 }
 
-// serveStream starts the handler of a stream, or refuses it.
+// serveStream starts the handler of a stream, or passes the stream on, or refuses it.
 func (s *Session) serveStream(c Class, f *frame) error {
 	e := s.ep
 	key := streamKey{id: f.id}
@@ -125,6 +154,16 @@ func (s *Session) serveStream(c Class, f *frame) error {
 	if !ok {
 		refuse(statusNoMethod)
 		return nil
+	}
+	from, fn := s.cfg.Peer, entry.fn
+	switch to := f.node; f.kind {
+	case framePassedOpen:
+		from = f.node
+	case framePassOpen:
+		m := f.method
+		fn = func(ctx context.Context, from keyspace.NodeID, first []byte, st Stream) error {
+			return e.passStream(ctx, from, to, m, c, first, st)
+		}
 	}
 	if entry.class != c {
 		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
@@ -142,7 +181,7 @@ func (s *Session) serveStream(c Class, f *frame) error {
 	err := s.addStream(key, st)
 	if err == nil && !e.Go(func() {
 		defer s.peer.streams.Add(-1)
-		e.runStream(ctx, c, s.cfg.Peer, entry.fn, first, st)
+		e.runStream(ctx, c, from, fn, first, st)
 	}) {
 		err = ErrClosed
 	}
@@ -151,6 +190,50 @@ func (s *Session) serveStream(c Class, f *frame) error {
 		s.peer.streams.Add(-1)
 	}
 	return err
+}
+
+// passStream passes a stream on to a node with which a session stands, and to no other
+// relay. The credit of either side bounds what it holds of the other's messages.
+func (e *Endpoint) passStream(ctx context.Context, from, to keyspace.NodeID, m Method, c Class, first []byte, back Stream) error {
+	s, err := e.route(to, c, len(first))
+	if err != nil {
+		return &passedResult{callResult{err: err, notDelivered: true}}
+	}
+	ahead, err := s.open(ctx, c, first, func() {}, func(id uint64) header { return passOpenFrame(framePassedOpen, id, m, from) })
+	if err != nil {
+		return &passedResult{callResult{err: err, notDelivered: true}}
+	}
+	e.metrics.passed.Inc()
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		defer cancel() // the opener has closed: nobody waits for the other side any more
+		ahead.Close(passedEnd(pump(ctx, back, ahead)))
+	}()
+	err = pump(ctx, ahead, back)
+	cancel()
+	<-over
+	ahead.Close(nil)
+	return passedEnd(err)
+}
+
+// pump moves messages from one stream to the other, and returns why from has ended; nil if
+// it was closed without error.
+func pump(ctx context.Context, from, to Stream) error {
+	for {
+		payload, err := from.Recv(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = to.Send(ctx, payload)
+		}
+		if err != nil {
+			return err
+		}
+		Recycle(payload)
+	}
 }
 
 // receiveStream passes a frame to its stream. It ignores late frames of streams that

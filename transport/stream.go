@@ -207,6 +207,21 @@ func (st *stream) finish(err error) {
 	}
 }
 
+// abandon ends the stream on both sides as if its session were lost.
+func (st *stream) abandon(err error) {
+	st.mu.Lock()
+	if st.ending != nil || st.closed {
+		st.mu.Unlock()
+		return
+	}
+	st.ending = err
+	st.mu.Unlock()
+	st.recvWake.Set()
+	st.sendWake.Set()
+	st.drained()
+	st.out.end(nil)
+}
+
 func (e *Endpoint) runStream(ctx context.Context, c Class, from keyspace.NodeID, fn StreamHandler, first []byte, st *stream) {
 	gauge := e.metrics.class[c].handlers
 	gauge.Inc()

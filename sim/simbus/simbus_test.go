@@ -61,6 +61,8 @@ func TestConformance(t *testing.T) {
 						}
 					}
 				},
+				Break: func(a, b transporttest.Bus) { n.Cut(a.Self(), b.Self()) },
+				Mend:  func(a, b transporttest.Bus) { n.Heal(a.Self(), b.Self()) },
 				Crash: func(b transporttest.Bus) {
 					n.Crash(b.Self())
 					_ = b.Close()

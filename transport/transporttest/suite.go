@@ -38,6 +38,9 @@ type Harness struct {
 	// Connect makes the buses peers of each other. It is called before Start and may
 	// be called again after New.
 	Connect func(buses ...Bus)
+	// Break makes the sessions between two buses impossible, before they are started. Mend
+	// makes them possible again.
+	Break, Mend func(a, b Bus)
 	// Crash stops a bus as a power cut does: no farewell is sent.
 	Crash func(Bus)
 }
@@ -92,6 +95,8 @@ func Run(t *testing.T, h Harness) {
 		{"crash", testCrash},
 		{"close", testClose},
 		{"remove", testRemove},
+		{"detour of calls", testDetourCall},
+		{"detour of streams", testDetourStream},
 	}
 	for _, test := range tests {
 		h.Test(t, test.name, func(t *testing.T) { test.fn(t, h) })

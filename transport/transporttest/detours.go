@@ -1,0 +1,215 @@
+package transporttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// triangle is three buses, of which a and b have no session with each other: b refuses a.
+// Each of them knows that r hears the other.
+type triangle struct {
+	h       Harness
+	a, b, r Bus
+}
+
+func newTriangle(t *testing.T, h Harness, register func(Bus)) *triangle {
+	t.Helper()
+	tune := func(c *transport.Config) {
+		c.Relays = func(keyspace.NodeID) []keyspace.NodeID { return []keyspace.NodeID{3} }
+	}
+	g := &triangle{h: h, a: newBus(t, h, 1, tune), b: newBus(t, h, 2, tune), r: newBus(t, h, 3, tune)}
+	h.Connect(g.a, g.b, g.r)
+	h.Break(g.a, g.b)
+	var up []*peerWatch
+	for _, bus := range []Bus{g.a, g.b} {
+		register(bus)
+		up = append(up, watchPeer(bus, 3))
+	}
+	register(g.r)
+	up = append(up, watchPeer(g.r, 1), watchPeer(g.r, 2))
+	for _, bus := range []Bus{g.a, g.b, g.r} {
+		if err := bus.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = bus.Close() })
+	}
+	for _, w := range up {
+		w.await(t, func(s transport.PeerState) bool { return s.Up })
+	}
+	return g
+}
+
+// testDetourCall: a call goes around a broken link. Handler and caller notice nothing: who
+// asks, the answer, the handler's error and the end of the caller's patience pass. What the
+// relay cannot deliver certainly did not run.
+func testDetourCall(t *testing.T, h Harness) {
+	ended := make(chan error, 1)
+	g := newTriangle(t, h, func(b Bus) {
+		b.HandleSend(methodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) {})
+		b.HandleCall(methodRequest, transport.ClassRequest, func(ctx context.Context, from keyspace.NodeID, payload []byte) ([]byte, error) {
+			switch string(payload) {
+			case "fail":
+				return nil, &transport.RemoteError{Code: 7, Message: "no", Detail: []byte("because")}
+			case "wait":
+				<-ctx.Done()
+				ended <- ctx.Err()
+				return nil, ctx.Err()
+			}
+			return fmt.Appendf(nil, "%s to %s from %s", payload, b.Self(), from), nil
+		})
+		if b.Self() == 3 {
+			b.HandleCall(methodOther, transport.ClassRequest, echo)
+		}
+	})
+	answer, err := g.a.Call(within(t), 2, methodRequest, []byte("hello"))
+	if err != nil || string(answer) != "hello to 2 from 1" {
+		t.Fatalf("%q, %v", answer, err)
+	}
+	var re *transport.RemoteError
+	if _, err := g.a.Call(within(t), 2, methodRequest, []byte("fail")); !errors.As(err, &re) || re.Code != 7 || string(re.Detail) != "because" {
+		t.Errorf("a handler's error: %v", err)
+	}
+	ctx, cancel := context.WithCancel(within(t))
+	go func() {
+		pause(ctx)
+		cancel()
+	}()
+	if _, err := g.a.Call(ctx, 2, methodRequest, []byte("wait")); !errors.Is(err, context.Canceled) || transport.NotDelivered(err) {
+		t.Errorf("a caller that gives up: %v", err)
+	}
+	if err := receive(t, ended); err == nil {
+		t.Error("its handler goes on")
+	}
+	if _, err := g.a.Call(within(t), 2, methodOther, nil); !errors.Is(err, transport.ErrNoMethod) || !transport.NotDelivered(err) {
+		t.Errorf("a method that only the relay has: %v", err)
+	}
+	if err := g.a.Send(2, methodRaft, 0, nil); !errors.Is(err, transport.ErrNoRoute) {
+		t.Errorf("raft does not go around: %v", err)
+	}
+	if _, err := g.a.Call(within(t), 4, methodRequest, nil); !errors.Is(err, transport.ErrNoRoute) {
+		t.Errorf("a node that is no peer: %v", err)
+	}
+	// The receiver is gone, and the relay loses its session too.
+	lost := make(chan error, 1)
+	go func() {
+		_, err := g.a.Call(within(t), 2, methodRequest, []byte("wait"))
+		lost <- err
+	}()
+	for ctx := within(t); ctx.Err() == nil && len(lost) == 0; pause(ctx) {
+		_ = g.b.Close()
+	}
+	if err := receive(t, lost); err == nil || !errors.Is(err, transport.ErrUnreachable) && !errors.Is(err, transport.ErrNoRoute) && !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("the receiver is gone: %v", err)
+	}
+	down := func() bool { return !g.r.Peer(2).Up }
+	for ctx := within(t); ctx.Err() == nil && !down(); pause(ctx) {
+	}
+	if _, err := g.a.Call(within(t), 2, methodRequest, nil); !errors.Is(err, transport.ErrNoRoute) || !transport.NotDelivered(err) {
+		t.Errorf("nobody reaches it: %v", err)
+	}
+}
+
+// testDetourStream: a stream goes around a broken link, with its credit, its order and its
+// ends. When the link is mended the stream ends as if its session were lost, and the next
+// one needs no relay.
+func testDetourStream(t *testing.T, h Harness) {
+	const messages, bytes = 200, 32 << 10
+	handlers := make(chan error, 4)
+	g := newTriangle(t, h, func(b Bus) {
+		b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) (err error) {
+			defer func() { handlers <- err }()
+			if b.Self() != 2 || from != 1 {
+				return fmt.Errorf("at %s from %s", b.Self(), from)
+			}
+			switch string(first) {
+			case "fail":
+				return &transport.RemoteError{Code: 9, Message: "no"}
+			case "fill":
+				for i := range messages {
+					p := make([]byte, bytes)
+					p[0] = byte(i)
+					if err := s.Send(ctx, p); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			for {
+				p, err := s.Recv(ctx)
+				if errors.Is(err, io.EOF) {
+					return nil
+				}
+				if err == nil {
+					err = s.Send(ctx, p)
+				}
+				if err != nil {
+					return err
+				}
+			}
+		})
+	})
+	ctx := within(t)
+	open := func(first string) transport.Stream {
+		t.Helper()
+		s, err := g.a.OpenStream(ctx, 2, methodRequest, []byte(first))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := open("fill")
+	for i := range messages {
+		p, err := s.Recv(ctx)
+		if err != nil || len(p) != bytes || p[0] != byte(i) {
+			t.Fatalf("message %d: %d bytes, %v", i, len(p), err)
+		}
+	}
+	if _, err := s.Recv(ctx); !errors.Is(err, io.EOF) {
+		t.Errorf("the end: %v", err)
+	}
+	s.Close(nil)
+	if err := receive(t, handlers); err != nil {
+		t.Error(err)
+	}
+	var re *transport.RemoteError
+	s = open("fail")
+	if _, err := s.Recv(ctx); !errors.As(err, &re) || re.Code != 9 {
+		t.Errorf("the handler's error: %v", err)
+	}
+	s.Close(nil)
+	receive(t, handlers)
+	s = open("echo")
+	if err := s.Send(ctx, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.Recv(ctx); err != nil || string(p) != "x" {
+		t.Errorf("%q, %v", p, err)
+	}
+	s.Close(nil)
+	if err := receive(t, handlers); err != nil {
+		t.Errorf("the opener has closed: %v", err)
+	}
+	s = open("echo")
+	g.h.Mend(g.a, g.b)
+	if _, err := s.Recv(ctx); !errors.Is(err, transport.ErrUnreachable) {
+		t.Errorf("the direct way is open again: %v", err)
+	}
+	s.Close(nil)
+	receive(t, handlers)
+	_ = g.r.Close()
+	s = open("echo")
+	if err := s.Send(ctx, []byte("y")); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.Recv(ctx); err != nil || string(p) != "y" {
+		t.Errorf("directly: %q, %v", p, err)
+	}
+	s.Close(nil)
+	receive(t, handlers)
+}
