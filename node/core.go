@@ -175,8 +175,8 @@ func (c *Core) full() bool {
 	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
 }
 
-// alive reports whether a node lives as far as this one knows.
-func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Liveness(n) }
+// alive reports whether a node lives as far as this one knows, perhaps from others.
+func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Heard(n) }
 
 // KV is the node's gateway.
 func (c *Core) KV() *router.Router { return c.router }

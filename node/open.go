@@ -162,6 +162,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,
+		Relays: func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
 	}); err != nil {
 		return err
 	}
@@ -259,6 +260,7 @@ func (c *Core) groupConfig() raftgroup.Config {
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
+		Needed: func() keyspace.NodeID { return c.client.Leader() },
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if g == keyspace.PlacementGroup {
 				c.service.Unknown(from, to)

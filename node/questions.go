@@ -67,7 +67,7 @@ func (c *Core) report() operate.Report {
 	}
 	if m, _ := c.client.WatchMap(); m != nil {
 		for _, n := range m.NodeTable() {
-			if n.ID != c.o.Self && c.alive(n.ID) {
+			if n.ID != c.o.Self && c.host.Liveness(n.ID) {
 				r.Hears = append(r.Hears, n.ID)
 			}
 		}

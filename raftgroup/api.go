@@ -113,6 +113,10 @@ type Config struct {
 	// MaxClockDrift bounds how much faster one node's monotonic clock may run than
 	// another's, as a fraction. Default 0.01. Leases are only as safe as this.
 	MaxClockDrift float64
+	// Needed returns the node that leaders on this one have to hear in order to serve, 0 if
+	// none is known. A host that does not hear it, while other nodes do, counts as isolated.
+	// It must not block. It may be nil.
+	Needed func() keyspace.NodeID
 	// LivenessTimeout is the silence after which a node counts as dead. Default
 	// ElectionTimeout.
 	LivenessTimeout time.Duration

@@ -14,7 +14,7 @@ import (
 
 // docs/format/raftgroup.md describes the bytes of frames.
 const (
-	frameVersion      = 4
+	frameVersion      = 5
 	frameMessages     = 1
 	frameLiveness     = 2
 	frameHeaderBytes  = 2
@@ -386,8 +386,10 @@ func decodeEntries(r *wire.Reader, m *message, s *messageSlot) {
 type liveness struct {
 	boot      keyspace.BootID
 	healthy   bool
-	connected bool // the sender hears at least half of the other nodes
+	connected bool // the sender is not isolated, or will not be if nothing changes
 	sequence  uint64
+	// heard are the nodes that the sender hears, in ascending order.
+	heard []keyspace.NodeID
 }
 
 func encodeLiveness(l liveness) []byte {
@@ -401,7 +403,12 @@ func encodeLiveness(l liveness) []byte {
 		flags |= livenessConnected
 	}
 	dst = append(dst, flags)
-	return binary.AppendUvarint(dst, l.sequence)
+	dst = binary.AppendUvarint(dst, l.sequence)
+	dst = binary.AppendUvarint(dst, uint64(len(l.heard)))
+	for _, id := range l.heard {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(id))
+	}
+	return dst
 }
 
 func decodeLiveness(rest []byte) (liveness, error) {
@@ -410,6 +417,9 @@ func decodeLiveness(rest []byte) (liveness, error) {
 	flags := r.Flags(livenessHealthy | livenessConnected)
 	l.healthy, l.connected = flags&livenessHealthy != 0, flags&livenessConnected != 0
 	l.sequence = r.Uvarint()
+	for n := r.Count(8); n > 0; n-- {
+		l.heard = append(l.heard, keyspace.NodeID(r.Uint64LE()))
+	}
 	if err := r.End(); err != nil {
 		return liveness{}, fmt.Errorf("%w: liveness of %d bytes: %w", errFrame, len(rest), err)
 	}

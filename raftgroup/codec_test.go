@@ -120,7 +120,7 @@ func TestGoldenFormats(t *testing.T) {
 	put("frame with a commit notice", appendHostMessage(appendFrameHeader(nil, time.Second),
 		&message{group: 1, kind: kindCommitNotice, to: 1, from: 2, term: 6, commit: 300}))
 	put("liveness", encodeLiveness(liveness{boot: 0x0102030405060708, healthy: true, sequence: 300}))
-	put("liveness of a node that hears most others", encodeLiveness(liveness{boot: 2, healthy: true, connected: true, sequence: 7}))
+	put("liveness of a node that hears two others", encodeLiveness(liveness{boot: 2, healthy: true, connected: true, sequence: 7, heard: []keyspace.NodeID{3, 0x0102030405060708}}))
 	put("liveness of a node whose disk stands still", encodeLiveness(liveness{boot: 1, sequence: 1}))
 	put("snapshot header", encodeSnapshotHeader(&snapshotHeader{
 		group: 1, from: 2, to: 3, term: 7, applied: engine.Applied{Index: 20, Term: 6, ConfIndex: 10, Replicas: voters(2), Payload: []byte("p")},

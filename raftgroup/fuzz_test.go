@@ -48,7 +48,7 @@ func FuzzLiveness(f *testing.F) {
 			}
 			return
 		}
-		if again, err := decodeLiveness(encodeLiveness(l)[frameHeaderBytes:]); err != nil || again != l {
+		if again, err := decodeLiveness(encodeLiveness(l)[frameHeaderBytes:]); err != nil || !reflect.DeepEqual(again, l) {
 			t.Fatalf("%+v became %+v, %v", l, again, err)
 		}
 	})

@@ -42,7 +42,8 @@ type peer struct {
 	sequence  uint64
 	healthy   clock.Time // when it last reported healthy disks
 	alive     bool
-	connected bool // it reported that it hears at least half of the others
+	connected bool // it reported that it is connected, see updateConnectivity
+	hears     []keyspace.NodeID
 }
 
 func (p *peers) init(h *Host) {
@@ -91,7 +92,7 @@ func (c *Config) livenessEvery() uint64 {
 // tick checks this node's disks, tells the peers, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now)
-	var died []keyspace.NodeID
+	var died, heard []keyspace.NodeID
 	alive := 0
 	p.mu.Lock()
 	for id, q := range p.mu.nodes {
@@ -103,11 +104,15 @@ func (p *peers) tick(now clock.Time, n uint64) {
 			delete(p.mu.nodes, id)
 		}
 		alive += boolInt(q.alive)
+		if q.alive {
+			heard = append(heard, id)
+		}
 	}
 	p.mu.Unlock()
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
-		p.tell(p.updateConnectivity(now))
+		slices.Sort(heard)
+		p.tell(p.updateConnectivity(now), heard)
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -147,13 +152,14 @@ func (p *peers) countMembers() (others, heard int) {
 	return others, heard
 }
 
-// updateConnectivity reports whether this node hears at least half of the others. A node
-// that has not for a liveness timeout is isolated. It hands each of its leaderships over if
-// a connected voter can take over. It may be the only leader that can reach this node, while
-// all other nodes wait for a leader that they cannot reach.
+// updateConnectivity reports whether this node is connected: it hears at least half of the
+// others, and what leaders need (hearsNeeded). A node that has not been for a liveness timeout
+// is isolated. It hands each of its leaderships over if a connected voter can take over. It
+// may be the only leader that can reach this node, while all other nodes wait for a leader
+// that they cannot reach.
 func (p *peers) updateConnectivity(now clock.Time) (connected bool) {
 	others, heard := p.countMembers()
-	if connected = 2*heard >= others; connected {
+	if connected = 2*heard >= others && p.hearsNeeded(); connected {
 		p.connectedAt = now
 	}
 	isolated := now.Sub(p.connectedAt) > p.h.cfg.LivenessTimeout
@@ -166,6 +172,16 @@ func (p *peers) updateConnectivity(now clock.Time) (connected bool) {
 		}))
 	}
 	return connected
+}
+
+// hearsNeeded reports whether this node hears the node that leaders need. If no other node
+// hears it either, nobody could lead better than this one.
+func (p *peers) hearsNeeded() bool {
+	if p.h.cfg.Needed == nil {
+		return true
+	}
+	needed := p.h.cfg.Needed()
+	return needed == 0 || p.h.Liveness(needed) || len(p.h.Relays(needed)) == 0
 }
 
 // hasTransferTarget reports whether one of the replicas is a voter on a live node that
@@ -181,9 +197,9 @@ func (p *peers) hasTransferTarget(replicas ...keyspace.Replica) bool {
 
 // tell sends one liveness message to each node. A message that cannot be sent counts as
 // lost.
-func (p *peers) tell(connected bool) {
+func (p *peers) tell(connected bool, heard []keyspace.NodeID) {
 	p.sequence++
-	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: connected, sequence: p.sequence})
+	msg := encodeLiveness(liveness{boot: p.h.cfg.Boot, healthy: !p.h.diskStalled.Load(), connected: connected, sequence: p.sequence, heard: heard})
 	for _, id := range p.h.cfg.Bus.Peers() {
 		_ = p.h.cfg.Bus.Send(id, transport.MethodRaftControl, 0, slices.Clone(msg))
 	}
@@ -202,7 +218,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 	if restarted {
 		q.before = q.boot
 	}
-	q.boot, q.sequence, q.connected = l.boot, l.sequence, l.connected
+	q.boot, q.sequence, q.connected, q.hears = l.boot, l.sequence, l.connected, l.heard
 	was := q.alive
 	if q.alive = l.healthy; l.healthy {
 		q.healthy = now
@@ -286,10 +302,40 @@ func (h *Host) Liveness(node keyspace.NodeID) bool {
 	return q != nil && q.alive
 }
 
-// Connected reports whether the node hears at least half of the other nodes. For a peer
-// its last liveness message decides, and a peer that is not alive is not connected. This
-// node stays connected until it has heard fewer for a liveness timeout. A node that is
-// not connected hands over its leaderships.
+// Relays returns the live nodes that hear a node, as far as this one knows, in ascending
+// order.
+func (h *Host) Relays(node keyspace.NodeID) (relays []keyspace.NodeID) {
+	h.peers.mu.RLock()
+	defer h.peers.mu.RUnlock()
+	for id, q := range h.peers.mu.nodes {
+		if _, hears := slices.BinarySearch(q.hears, node); q.alive && hears {
+			relays = append(relays, id)
+		}
+	}
+	slices.Sort(relays)
+	return relays
+}
+
+// Heard reports whether the node is alive as far as this node or a live node that it hears
+// knows. A node that only others hear lives behind a broken link.
+func (h *Host) Heard(node keyspace.NodeID) bool {
+	if h.Liveness(node) {
+		return true
+	}
+	h.peers.mu.RLock()
+	defer h.peers.mu.RUnlock()
+	for _, q := range h.peers.mu.nodes {
+		if _, hears := slices.BinarySearch(q.hears, node); q.alive && hears {
+			return true
+		}
+	}
+	return false
+}
+
+// Connected reports whether the node hears at least half of the other nodes, and the node
+// that leaders need (Config.Needed). For a peer its last liveness message decides, and a
+// peer that is not alive is not connected. This node stays connected until it has heard
+// fewer for a liveness timeout. A node that is not connected hands over its leaderships.
 func (h *Host) Connected(node keyspace.NodeID) bool {
 	if node == h.cfg.Node {
 		return !h.peers.isolated.Load()

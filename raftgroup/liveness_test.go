@@ -586,3 +586,54 @@ func TestNodesWithoutACommonGroupKnowOfEachOther(t *testing.T) {
 		r.eventually("and that it is back", 3*time.Second, func() bool { return know(3) })
 	})
 }
+
+// TestLeaderWithoutTheNeededNodeHandsOver: leaders need a node (Config.Needed). A leader
+// that does not hear it hands leadership over to a replica that does, and no node takes it
+// back. If nobody hears the needed node, nobody hands over.
+func TestLeaderWithoutTheNeededNodeHandsOver(t *testing.T) {
+	for _, heard := range []bool{true, false} {
+		t.Run(fmt.Sprintf("heard by others=%t", heard), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				const needed = keyspace.NodeID(4)
+				r := newRig(t, 5, func(c *Config) { c.Needed = func() keyspace.NodeID { return needed } })
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "first")
+				l := r.leader(1)
+				time.Sleep(2 * time.Second)
+				r.bus.set(func(b *testBus) {
+					for o := range b.nodes {
+						if o == l.id || !heard && o != needed {
+							b.cut[[2]keyspace.NodeID{needed, o}], b.cut[[2]keyspace.NodeID{o, needed}] = true, true
+						}
+					}
+				})
+				if !heard {
+					time.Sleep(10 * time.Second)
+					if now := r.leader(1); now != l || len(l.host.Relays(needed)) != 0 || l.host.Heard(needed) {
+						t.Errorf("nobody hears node %s: node %s leads, and node %s led before", needed, now.id, l.id)
+					}
+					return
+				}
+				r.eventually("another node leads", 4*l.host.ElectionTimeout(), func() bool { return !l.host.Group(1).Status().IsLeader })
+				var relays []keyspace.NodeID
+				for o := range keyspace.NodeID(5) {
+					if o+1 != l.id && o+1 != needed {
+						relays = append(relays, o+1)
+					}
+				}
+				if got := l.host.Relays(needed); !slices.Equal(got, relays) || l.host.Liveness(needed) || !l.host.Heard(needed) {
+					t.Errorf("node %s knows %v as relays to node %s, want %v; heard directly: %t, at all: %t",
+						l.id, got, needed, relays, l.host.Liveness(needed), l.host.Heard(needed))
+				}
+				r.write(1, "meanwhile")
+				led := r.leader(1)
+				time.Sleep(10 * time.Second)
+				if now := r.leader(1); now != led || !led.host.Connected(led.id) || led.host.Connected(l.id) {
+					t.Errorf("node %s leads after node %s; connected: %t, and node %s: %t", now.id, led.id, led.host.Connected(led.id), l.id, led.host.Connected(l.id))
+				}
+			})
+		})
+	}
+}
