@@ -305,6 +305,9 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 	if r.pipe.Closed() || r.pipe.Draining() || r.rec.Generation != oldGeneration || bound {
 		r.notifyLocked()
 	}
+	if bound {
+		r.awaitCommitLocked()
+	}
 	care := r.rec.Compacted != oldCompacted || r.rec.Generation != oldGeneration
 	revision, watched := r.rec.LastRevision, !r.locks.Empty()
 	r.mu.Unlock()

@@ -48,6 +48,7 @@ func (r *Replica) becomeLocked(term uint64) {
 func (r *Replica) leads() {
 	r.mu.Lock()
 	care, watched := r.needsCareLocked() || r.heldBackLocked(), !r.locks.Empty()
+	r.awaitCommitLocked()
 	d := r.descriptorLocked()
 	r.load.Measure() // it may have been too large under another leader
 	r.mu.Unlock()

@@ -161,6 +161,9 @@ type upkeep struct {
 	// counting says that a scan for the live-key count is.
 	compacting keyspace.Revision
 	counting   bool
+	// awaiting says that the leader looks at the map for the commit of the merge in which its
+	// range is to absorb another one.
+	awaiting bool
 	// lookingAgain says that the replica will be noted again for what could not be done.
 	lookingAgain bool
 	// removedTo is the compacted revision up to which old versions are gone here.

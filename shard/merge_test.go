@@ -608,3 +608,53 @@ func TestAbsorbKnowsTheKeysOfBoth(t *testing.T) {
 		r.stopAll()
 	})
 }
+
+// TestAbsorbWithoutAnOrder: placement commits a merge and is lost. The left range absorbs by
+// what the map says, also if its leader is another one than at the commit. As long as the map
+// does not say so, it does not.
+func TestAbsorbWithoutAnOrder(t *testing.T) {
+	for _, moved := range []bool{false, true} {
+		t.Run(fmt.Sprintf("leader moved=%t", moved), func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newShardRig(t, 7, lan)
+				r.startAll()
+				defer r.stopAll()
+				r.leader(1)
+				right := r.split("k1")
+				r.leader(right)
+				d := &mergeDriver{r: r, id: 100, left: 1, right: right, phase: "preparing"}
+				until := "commit"
+				d.before = func(step string) error {
+					if step == until {
+						return errDriverLost
+					}
+					return nil
+				}
+				lost := func(phase string) {
+					t.Helper()
+					if err := d.drive(); !errors.Is(err, errDriverLost) || d.phase != phase {
+						t.Fatalf("%s: %v", d.phase, err)
+					}
+				}
+				lost("preparing")
+				time.Sleep(5 * mergeLook)
+				if st, _ := d.show(1); st == nil || len(st.Descriptor.Span.End) == 0 || st.Merge != 100 {
+					t.Fatalf("the map does not say that the merge is committed: %+v", st)
+				}
+				until = "absorb"
+				lost("committed")
+				if moved {
+					l := r.leader(1)
+					to := r.nodes[int(l.id)%len(r.nodes)]
+					if err := l.node.Load().Admin().TransferTo(t.Context(), l.id, 1, to.id); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * mergeLook)
+				if !d.outcome() {
+					t.Error("the merge was not executed")
+				}
+			})
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -97,6 +98,51 @@ func (r *Replica) beginMergeStep(ctx context.Context, term uint64, o *keyspace.M
 		}
 	}
 	return r.proposeMerge(term, o)
+}
+
+// mergeLook is how often the leader of a range that is to absorb another one looks at the map,
+// and absorbTimeout how long it then tries.
+const (
+	mergeLook     = time.Second
+	absorbTimeout = 5 * time.Second
+)
+
+// awaitCommitLocked has a leader whose range is to absorb another one look at the map until the
+// merge is over. Behind the commit nothing can be refused any more, and the merge must not wait
+// for placement's next leader if the one that committed it is lost.
+func (r *Replica) awaitCommitLocked() {
+	if r.rec.Merge.Role != command.MergeTarget || !r.pipe.Leads() || r.upkeep.awaiting || r.store.cfg.Placed == nil {
+		return
+	}
+	r.upkeep.awaiting = true
+	r.store.after(mergeLook, r.absorbIfCommitted)
+}
+
+func (r *Replica) absorbIfCommitted() {
+	r.mu.Lock()
+	d, id := r.descriptorLocked(), r.rec.Merge.ID
+	target := r.rec.Merge.Role == command.MergeTarget && r.pipe.Leads()
+	r.mu.Unlock()
+	if target && r.store.mergedInMap(&d) {
+		ctx, cancel := clock.WithTimeout(r.store.ctx, r.store.cfg.Clock, absorbTimeout)
+		defer cancel()
+		err := r.mergeStep(ctx, &keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: id, Range: d.Range})
+		r.log.Info("absorb by the map: nobody has ordered it", zap.Uint64("merge", id), zap.Error(err))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.upkeep.awaiting = false
+	r.awaitCommitLocked()
+}
+
+// mergedInMap says whether the map gives the range the span of its right neighbour too: the
+// merge for which it is bound is committed. A bound range changes its span in no other way.
+func (s *Store) mergedInMap(d *keyspace.Descriptor) bool {
+	now, ok := s.cfg.Placed.Descriptor(d.Range, d.Span.Start)
+	if !ok || now.Generation <= d.Generation || len(d.Span.End) == 0 {
+		return false
+	}
+	return len(now.Span.End) == 0 || bytes.Compare(now.Span.End, d.Span.End) > 0
 }
 
 // checkMerge says whether the step can be taken, and in which term; done that it was.
