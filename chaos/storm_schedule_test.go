@@ -178,29 +178,37 @@ func (r round) victims() (out []int) {
 }
 
 // mustServe are the machines that must serve everything during a round, none if more
-// than one machine has faults. A machine that is separated from only some others may go
-// on leading with the rest. Then those that it is separated from cannot reach it, and
-// there is no way round.
+// than one machine has faults. Whatever is separated from the one machine alone goes around
+// it. The machine itself must serve too if nothing but a minority of the others is separated
+// from it. In a ring every machine reaches a majority, and every other one by its neighbours.
 func (r round) mustServe(machines int) (through []int) {
 	v := r.victims()
+	if v == nil { // there is a ring
+		for _, t := range r.troubles {
+			if t.breakage == clientless {
+				v = append(v, t.victim)
+			} else if t.breakage != ring {
+				return nil
+			}
+		}
+		return slices.DeleteFunc(rangeOf(machines), func(m int) bool { return slices.Contains(v, m) })
+	}
 	if len(v) != 1 {
 		return nil
 	}
 	var parted []int
-	gone := false // it leads nothing any more
+	whole := true // it has all but some links
 	for _, t := range r.troubles {
-		parted = append(parted, t.peers...)
-		gone = gone || slices.Contains([]breakage{kill, stop, power, hang, cutOff}, t.breakage)
-	}
-	for m := range machines {
-		if m != v[0] && !slices.Contains(parted, m) {
-			through = append(through, m)
+		whole = whole && slices.Contains([]breakage{bothWays, deaf, mute}, t.breakage)
+		for _, p := range t.peers {
+			if !slices.Contains(parted, p) {
+				parted = append(parted, p)
+			}
 		}
 	}
-	if gone || len(through) == 0 {
-		through = slices.DeleteFunc(rangeOf(machines), func(m int) bool { return m == v[0] })
-	}
-	return through
+	return slices.DeleteFunc(rangeOf(machines), func(m int) bool {
+		return m == v[0] && (!whole || 2*(machines-len(parted)) <= machines)
+	})
 }
 
 // rangeOf are the machines from the first one on.
@@ -287,8 +295,8 @@ func TestScheduleIsBounded(t *testing.T) {
 	}
 }
 
-// While only one machine has faults the others must serve, except those that cannot
-// reach it while it may go on leading.
+// While only one machine has faults the others must serve, and it too if it lacks some links
+// alone.
 func TestWhoMustServe(t *testing.T) {
 	at := func(b breakage, victim int, peers ...int) trouble {
 		return trouble{breakage: b, victim: victim, peers: peers}
@@ -300,11 +308,14 @@ func TestWhoMustServe(t *testing.T) {
 		{[]trouble{at(kill, 4), at(clientless, 4)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(kill, 4), at(kill, 3)}, nil},
 		{[]trouble{at(kill, 4), at(ring, leading, 0, 1, 2, 3, 4)}, nil},
-		{[]trouble{at(full, 4), at(mute, 4, 0, 2, 3)}, []int{1}},
+		{[]trouble{at(full, 4), at(mute, 4, 0, 2, 3)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(stop, 4), at(mute, 4, 0, 2, 3)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(full, 4), at(bothWays, 4, 0, 1, 2, 3)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 2, 3)}, []int{0, 1, 2, 3}},
-		{[]trouble{at(deaf, 4, 0, 1), at(lossy, 4)}, []int{2, 3}},
+		{[]trouble{at(deaf, 4, 0, 1), at(lossy, 4)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 1)}, []int{0, 1, 2, 3, 4}},
+		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 2)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(ring, leading, 0, 1, 2, 3, 4), at(clientless, 3)}, []int{0, 1, 2, 4}},
 	} {
 		if got := (round{troubles: c.troubles}).mustServe(stormMachines); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", round{troubles: c.troubles}, ones(got), ones(c.want))
