@@ -86,6 +86,9 @@ type published struct {
 	// leaseTerm and leaseUntil are described at Lease.
 	leaseTerm  atomic.Uint64
 	leaseUntil atomic.Int64
+	// leaseFrom is Host.leasesFrom as the worker knew it when it published leaseUntil. With
+	// another one the lease was dropped since.
+	leaseFrom atomic.Int64
 
 	term, leader, leaderNode, commit, last, applied, durable atomic.Uint64
 	// readers counts the ReadIndex waiters that were not called yet.
@@ -151,7 +154,11 @@ func (g *Group) Lease() (term uint64, until clock.Time, ok bool) {
 	// A lease is revoked before the term changes and granted after. So if the term is the
 	// same before and after, what was read between belongs to it.
 	term = g.public.leaseTerm.Load()
+	from := g.public.leaseFrom.Load()
 	until = clock.Time(g.public.leaseUntil.Load())
+	if from != g.h.leasesFrom.Load() {
+		until = 0
+	}
 	if until == 0 || g.public.leaseTerm.Load() != term {
 		return 0, 0, false
 	}

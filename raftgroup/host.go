@@ -62,10 +62,14 @@ type Host struct {
 	diskStalled                 atomic.Bool
 	mutated                     mutationState
 	stopping                    atomic.Bool
-	failed                      atomic.Bool
-	failMu                      sync.Mutex
-	failErr                     error
-	failCh                      chan struct{}
+	// leasesFrom is when leases were dropped last, see DropLeases; 0 is never.
+	leasesFrom atomic.Int64
+	// suspects notices that the machine was paused. The ticker owns it.
+	suspects suspects
+	failed   atomic.Bool
+	failMu   sync.Mutex
+	failErr  error
+	failCh   chan struct{}
 
 	ctx         context.Context // ends when Stop begins
 	cancel      context.CancelFunc
@@ -268,6 +272,9 @@ func (h *Host) tickLoop() {
 func (h *Host) tick(n uint64) {
 	now := h.cfg.Clock.Now()
 	h.mutated.tick(now)
+	if ahead := h.suspects.tick(now, h.cfg.Clock.Wall(), h.cfg.ElectionTimeout); ahead != 0 {
+		h.dropLeases(now, fmt.Sprintf("the wall clock is %v ahead of the monotonic one: this machine may have been paused", ahead))
+	}
 	h.peers.tick(now, n)
 	awake, f := 0, flagTick
 	if h.diskStalled.Load() {

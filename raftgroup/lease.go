@@ -8,6 +8,7 @@ import (
 
 	"go.etcd.io/raft/v3/quorum"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -24,6 +25,8 @@ type leaseState struct {
 	answers map[uint64]clock.Time
 	// dirty says that the lease must be recomputed.
 	dirty bool
+	// from is Host.leasesFrom as the worker knows it: older heartbeats do not count.
+	from int64
 }
 
 // AckedIndex implements quorum.AckedIndexer: the lease is the "index" that a quorum has
@@ -70,6 +73,9 @@ func (g *Group) onHeartbeatResp(m *message) {
 		g.h.m.malformed.Inc()
 		return
 	}
+	if g.noteDrop(); int64(sent) <= g.lease.from {
+		return
+	}
 	// The voter may be configured with another election timeout.
 	promise := min(m.promise, g.h.cfg.ElectionTimeout)
 	until := sent.Add(promise - g.h.cfg.margin(promise))
@@ -86,7 +92,7 @@ func (g *Group) onHeartbeatResp(m *message) {
 // sleeping leader has none. It drops its followers' responses when it falls asleep; a
 // sole voter needs no responses and is covered by the check here.
 func (g *Group) publishLease() {
-	if !g.lease.dirty {
+	if g.noteDrop(); !g.lease.dirty {
 		return
 	}
 	g.lease.dirty = false
@@ -110,6 +116,18 @@ func (g *Group) publishLease() {
 	g.public.leaseUntil.Store(int64(until))
 }
 
+// noteDrop forgets what followers promised before leases were dropped.
+func (g *Group) noteDrop() {
+	from := g.h.leasesFrom.Load()
+	if g.lease.from == from {
+		return
+	}
+	g.revokeLease()
+	g.public.leaseFrom.Store(from) // only now: what was published before belongs to the old one
+	clear(g.lease.answers)
+	g.lease.from, g.lease.dirty = from, true
+}
+
 // revokeLease takes the lease from readers at once.
 func (g *Group) revokeLease() {
 	if g.public.leaseUntil.Swap(0) != 0 && g.isLeader && !g.sleep.asleep {
@@ -120,7 +138,7 @@ func (g *Group) revokeLease() {
 // resetLease forgets everything when the term or the leader changes.
 func (g *Group) resetLease() {
 	g.public.leaseUntil.Store(0)
-	g.lease = leaseState{dirty: true}
+	g.lease = leaseState{dirty: true, from: g.lease.from}
 }
 
 // giveUpLease revokes the lease for the rest of the term.
@@ -198,6 +216,45 @@ func (g *Group) mayTick() bool {
 	}
 	start := g.promise.until.Add(headStartTicks * g.h.cfg.TickInterval)
 	return !g.promised() && !(g.sleep.yields && g.w.now < start)
+}
+
+// suspects notices that the monotonic clock stood still while the world's time went on: the
+// virtual machine was paused, or runs on from a snapshot. Something sets the wall clock then,
+// sooner or later. So this detects late, and proves nothing where it detects nothing.
+type suspects struct {
+	// ahead is by how much the wall clock was ahead of the monotonic one at the last tick.
+	ahead time.Duration
+	known bool
+	// dropped is when leases were dropped last, 0 for never.
+	dropped clock.Time
+}
+
+// leaseDropPause is the least time between two drops of leases for a wall clock that runs ahead.
+// A clock that somebody sets again and again must not take the leases for good.
+const leaseDropPause = time.Minute
+
+// tick returns by how much the wall clock has run ahead since the last tick, if that is more
+// than the length of a lease. A wall clock that is set back says nothing.
+func (s *suspects) tick(now clock.Time, wall time.Time, lease time.Duration) time.Duration {
+	before, first := s.ahead, !s.known
+	s.ahead, s.known = time.Duration(wall.UnixNano()-int64(now)), true
+	by := s.ahead - before
+	if first || by <= lease || s.dropped != 0 && now.Sub(s.dropped) < leaseDropPause {
+		return 0
+	}
+	s.dropped = now
+	return by
+}
+
+// DropLeases ends all leases of this host: its clock may have stood still while the world's
+// time went on. Each leader has a lease again as soon as a quorum has answered heartbeats that
+// it sends from now on. Until then readers use ReadIndex.
+func (h *Host) DropLeases(why string) { h.dropLeases(h.cfg.Clock.Now(), why) }
+
+func (h *Host) dropLeases(now clock.Time, why string) {
+	h.log.Warn("leases are dropped until followers confirm them again", zap.String("why", why))
+	h.m.leasesDropped.Inc()
+	h.leasesFrom.Store(int64(now))
 }
 
 // rememberPromise keeps the promise of a closed group.

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -671,4 +673,106 @@ func TestMarginAndStamp(t *testing.T) {
 	if &a.Context[0] == &b.Context[0] || !bytes.Equal(a.Context[8:], shared) || !bytes.Equal(shared, []byte("raftctx8")) {
 		t.Fatal("heartbeats share a context")
 	}
+}
+
+// steppedClock is a clock whose wall clock somebody sets.
+type steppedClock struct {
+	clock.Clock
+	ahead *atomic.Int64
+}
+
+func (c steppedClock) Wall() time.Time { return c.Clock.Wall().Add(time.Duration(c.ahead.Load())) }
+
+// TestLeasesAreDroppedAfterAPause: a wall clock that jumps ahead says that the machine was
+// paused while its monotonic clock stood still. Leases are dropped, and are back once followers
+// have answered new heartbeats. A clock that is set back, by little, or again within a minute
+// drops nothing.
+func TestLeasesAreDroppedAfterAPause(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var ahead atomic.Int64
+		r := newRig(t, 3, func(c *Config) {
+			noSleep(c)
+			c.Clock = steppedClock{c.Clock, &ahead}
+		})
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		g := l.host.Group(1)
+		// held says whether the lease holds all the time in the ticks that follow.
+		held := func(ticks int) bool {
+			for range 20 * ticks {
+				time.Sleep(l.host.cfg.TickInterval / 20)
+				synctest.Wait()
+				if !g.LeaseHeld(term) {
+					return false
+				}
+			}
+			return true
+		}
+		election := l.host.ElectionTimeout()
+		step := func(by time.Duration) { ahead.Add(int64(by)) }
+		if !held(5) {
+			t.Fatal("the lease does not hold at first")
+		}
+		for _, c := range []struct {
+			what  string
+			by    time.Duration
+			drops bool
+		}{
+			{"by less than a lease", election - time.Millisecond, false},
+			{"back", -time.Hour, false},
+			{"ahead", 2 * election, true},
+			{"ahead again", time.Hour, false},
+		} {
+			// No heartbeat is answered meanwhile: what is not dropped holds by the old answers.
+			r.bus.isolate(l.id, true)
+			step(c.by)
+			if got := !held(2); got != c.drops {
+				t.Errorf("the wall clock steps %s: leases are dropped: %t", c.what, got)
+			}
+			r.bus.isolate(l.id, false)
+			r.eventually("the lease again", election, func() bool { return g.LeaseHeld(term) })
+			if !held(10) {
+				t.Errorf("the wall clock steps %s: the lease does not hold afterwards", c.what)
+			}
+		}
+		time.Sleep(leaseDropPause)
+		r.bus.isolate(l.id, true)
+		step(2 * election)
+		if held(2) {
+			t.Error("a minute later the wall clock steps ahead, and no lease is dropped")
+		}
+		r.bus.isolate(l.id, false)
+		r.eventually("the lease again", election, func() bool { return g.LeaseHeld(term) })
+		l.host.DropLeases("a test")
+		if g.LeaseHeld(term) {
+			t.Error("a dropped lease holds")
+		}
+		r.eventually("the lease again", election, func() bool { return g.LeaseHeld(term) })
+	})
+}
+
+// TestHeartbeatsFromBeforeADropDoNotCount: answers that were under way while leases were
+// dropped bring none back.
+func TestHeartbeatsFromBeforeADropDoNotCount(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(1, 1, voters(3))
+		l, term := r.leased(1)
+		g := l.host.Group(1)
+		r.bus.set(func(b *testBus) { b.slow = 45 * time.Millisecond })
+		time.Sleep(l.host.cfg.TickInterval + 60*time.Millisecond) // a heartbeat has come, its answer is under way
+		l.host.DropLeases("a test")
+		dropped := l.host.cfg.Clock.Now()
+		for !g.LeaseHeld(term) {
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		if after := l.host.cfg.Clock.Now().Sub(dropped); after < 90*time.Millisecond {
+			t.Errorf("the lease is back after %v, and a round trip takes 90 ms", after)
+		}
+	})
 }

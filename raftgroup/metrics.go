@@ -11,6 +11,7 @@ type Metrics struct {
 	committed, applied, pending                                                    prometheus.Gauge
 	overloadDropped                                                                prometheus.Counter
 	leaderChanges, elections, wakes, sleeps, leaseLost                             prometheus.Counter
+	leasesDropped                                                                  prometheus.Counter
 	voteRefused, votesBuffered, logReads, logReadsDeferred, readIndexes, malformed prometheus.Counter
 	snapshotsSent, snapshotsReceived, snapshotsFailed                              prometheus.Counter
 	snapshotBytes, truncations, cutOffs, forcedFlushes                             prometheus.Counter
@@ -65,6 +66,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		elections:        counter("skein_raftgroup_elections_total", "Elections begun here."),
 		wakes:            counter("skein_raftgroup_wakes_total", "Groups woken."),
 		sleeps:           counter("skein_raftgroup_sleeps_total", "Groups put to sleep."),
+		leasesDropped:    counter("skein_raftgroup_leases_dropped_total", "How often all leases were dropped because the machine may have been paused."),
 		leaseLost:        counter("skein_raftgroup_lease_lost_total", "Leases that ended while the group kept leading."),
 		voteRefused:      counter("skein_raftgroup_votes_refused_total", "Votes and pre-votes dropped because of a promise."),
 		votesBuffered:    counter("skein_raftgroup_votes_buffered_total", "Votes buffered for replicas that were not open."),
