@@ -26,6 +26,8 @@ type SequenceAnswer struct {
 	// First is the first of Count consecutive revisions that now belong to the requester,
 	// or 0 if none were requested.
 	First Revision
+	// Term is the sequencer's. The next sequencer has a higher one.
+	Term uint64
 	// Current is the last revision allocated up to and including this answer.
 	Current Revision
 	// Compacted is the cluster's compacted revision. It is -1 before the first

@@ -12,7 +12,7 @@ import (
 )
 
 // wireVersion is the first byte of bus method 16's messages; docs/format/rangeapi.md has the bytes.
-const wireVersion = 2
+const wireVersion = 3
 
 // requestOverheadBytes and AnswerOverheadBytes bound the bytes of a request and an answer beside
 // their operation.
@@ -46,6 +46,7 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 	dst = append(dst, wireVersion, byte(kind))
 	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
+	dst = binary.AppendUvarint(dst, q.ReadTerm)
 	if plain != 0 {
 		return appendPlain(dst, q.Op), nil
 	}
@@ -65,7 +66,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 		return nil, fmt.Errorf("rangeapi: request version %d, want %d", b[0], wireVersion)
 	}
 	kind := opKind(b[1])
-	var ints [3]uint64
+	var ints [4]uint64
 	rest := b[2:]
 	var err error
 	for i := range ints {
@@ -84,6 +85,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 		Range:        keyspace.RangeID(ints[0]),
 		Generation:   keyspace.Generation(ints[1]),
 		ReadRevision: keyspace.Revision(ints[2]),
+		ReadTerm:     ints[3],
 		Op:           op,
 	}, nil
 }

@@ -14,7 +14,7 @@ import (
 
 // pageWireVersion is the first byte of bus method 24's messages; docs/format/rangeapi.md has the
 // bytes.
-const pageWireVersion = 1
+const pageWireVersion = 2
 
 // Flags of a page and of its answer.
 const (
@@ -29,6 +29,7 @@ func AppendPageRequest(dst []byte, q *Request, p *Page) ([]byte, error) {
 	dst = append(dst, pageWireVersion, wire.Flag(p.WithCount, pageWithCount)|wire.Flag(q.Txn != nil, pageForTxn))
 	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
+	dst = binary.AppendUvarint(dst, q.ReadTerm)
 	if q.Txn != nil {
 		dst = AppendName(dst, *q.Txn)
 	}
@@ -47,7 +48,7 @@ func DecodePageRequest(b []byte) (*Request, error) {
 		return nil, fmt.Errorf("rangeapi: version %d of a page, want %d", v, pageWireVersion)
 	}
 	f := c.Flags(pageWithCount | pageForTxn)
-	q := &Request{Range: keyspace.RangeID(c.Uvarint()), Generation: keyspace.Generation(c.Uvarint()), ReadRevision: c.Revision()}
+	q := &Request{Range: keyspace.RangeID(c.Uvarint()), Generation: keyspace.Generation(c.Uvarint()), ReadRevision: c.Revision(), ReadTerm: c.Uvarint()}
 	if f&pageForTxn != 0 {
 		name := c.Name()
 		q.Txn = &name

@@ -39,8 +39,8 @@ func TestGoldenPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Formats(t, map[string][]byte{
-		"page.v1": request, "page-answer.v1": AppendPageAnswer(nil, samplePageAnswer(), nil),
-		"page-answer-error.v1": AppendPageAnswer(nil, nil, &kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
+		"page.v2": request, "page-answer.v2": AppendPageAnswer(nil, samplePageAnswer(), nil),
+		"page-answer-error.v2": AppendPageAnswer(nil, nil, &kverror.Error{Kind: kverror.NotLeader, Leader: 2}),
 	})
 }
 

@@ -20,6 +20,9 @@ type Request struct {
 	// request arrived. It counts for a RangeRequest and for a TxnRequest without writes in any
 	// branch; 0 lets the range ask for it.
 	ReadRevision keyspace.Revision
+	// ReadTerm is the term of the sequencer that named ReadRevision; 0 is unknown. A range that
+	// knows of a later sequencer refuses with ReadAgain.
+	ReadTerm uint64
 	// Txn, if not nil, is the committed transaction that a RangeRequest reads for. Its own locks do
 	// not block the read. It may read what the cluster has compacted since, but not the range.
 	Txn *TxnName

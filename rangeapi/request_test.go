@@ -239,8 +239,8 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	formats := map[string][]byte{
-		"request-get.v2": get, "request-txn.v2": txn, "answer-get.v2": got,
-		"request.v2": req, "answer-ok.v2": ok, "answer-error.v2": failed,
+		"request-get.v3": get, "request-txn.v3": txn, "answer-get.v3": got,
+		"request.v3": req, "answer-ok.v3": ok, "answer-error.v3": failed,
 		"feed-orders.v2": EncodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
 		"watch-resolved.v2": sampleResolved.encode(), "watch-history.v2": sampleHistory.encode(),
 		"watch-answer.v2": EncodeResolved(FeedPosition{Term: 6, Number: 300}), "watch-page.v2": sampleHistoryPage().Encode(),
@@ -251,14 +251,14 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		formats[fmt.Sprintf("txn-command-%d.v3", op.Kind())] = b
+		formats[fmt.Sprintf("txn-command-%d.v4", op.Kind())] = b
 	}
 	for i, a := range sampleTxnAnswers() {
 		b, err := AppendTxnAnswer(nil, a, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		formats[fmt.Sprintf("txn-command-answer-%d.v3", i+1)] = b
+		formats[fmt.Sprintf("txn-command-answer-%d.v4", i+1)] = b
 	}
 	golden.Formats(t, formats)
 }

@@ -152,6 +152,8 @@ type Prepared struct {
 	// attempt is behind Fence, or there was nothing to lock.
 	Held bool
 	Lock LockID
+	// Floor, of a lock that is held, is a revision above which the transaction's own lies.
+	Floor keyspace.Revision
 	// Fence, if not 0, says that attempts up to it are aborted at this anchor.
 	Fence uint64
 	Facts []Fact
@@ -189,6 +191,8 @@ type Commit struct {
 	AnchorLock LockID
 	Anchor     []byte
 	Revision   keyspace.Revision
+	// Term is that of the sequencer that allocated Revision, 0 is unknown.
+	Term uint64
 	// Locks are all locks of the attempt. Any other one is aborted.
 	Locks []LockRef
 }
@@ -212,8 +216,10 @@ type Resolve struct {
 	Name TxnName
 	// Lock is the lock; the zero LockID means any of the attempt.
 	Lock LockID
-	// Revision is the transaction's; 0 says that the attempt is aborted.
+	// Revision is the transaction's; 0 says that the attempt is aborted. Term is that of the
+	// sequencer that allocated it, 0 is unknown.
 	Revision keyspace.Revision
+	Term     uint64
 	// Detach, if not 0, is a lease of that incarnation without a key in any range. Its attachment
 	// goes with the lock, at no revision. If the lock is gone and the attachment is not, others
 	// have aborted the attempt, and keys may have been attached since. Then the answer is a

@@ -15,7 +15,7 @@ import (
 
 // txnWireVersion is the first byte of the messages of bus methods 18 and 23;
 // docs/format/rangeapi.md has the bytes.
-const txnWireVersion = 3
+const txnWireVersion = 4
 
 // Flags of a Prepare, of its answer and of one result.
 const (
@@ -70,10 +70,10 @@ func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op
 		return appendPrepare(dst, o)
 	case *Commit:
 		dst = AppendLockID(wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), o.AnchorLock)
-		return AppendLocks(binary.AppendUvarint(dst, uint64(o.Revision)), o.Locks), nil
+		return AppendLocks(binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Revision)), o.Term), o.Locks), nil
 	case *Resolve:
 		dst = binary.AppendUvarint(AppendLockID(AppendName(dst, o.Name), o.Lock), uint64(o.Revision))
-		return AppendAttachment(dst, Attachment{o.Detach, o.Incarnation}), nil
+		return AppendAttachment(binary.AppendUvarint(dst, o.Term), Attachment{o.Detach, o.Incarnation}), nil
 	case *Decide:
 		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Forget:
@@ -154,11 +154,11 @@ func DecodeTxnCommand(b []byte) (id keyspace.RangeID, g keyspace.Generation, op 
 	case TxnPrepare:
 		op = c.prepare()
 	case TxnCommit:
-		o := &Commit{Name: c.Name(), Anchor: c.Bytes(), AnchorLock: c.LockID(), Revision: c.Revision()}
+		o := &Commit{Name: c.Name(), Anchor: c.Bytes(), AnchorLock: c.LockID(), Revision: c.Revision(), Term: c.Uvarint()}
 		o.Locks = c.Locks()
 		op = o
 	case TxnResolve:
-		o := &Resolve{Name: c.Name(), Lock: c.LockID(), Revision: c.Revision()}
+		o := &Resolve{Name: c.Name(), Lock: c.LockID(), Revision: c.Revision(), Term: c.Uvarint()}
 		m := c.Attachment()
 		o.Detach, o.Incarnation = m.Lease, m.Incarnation
 		op = o
@@ -226,6 +226,7 @@ func AppendTxnAnswer(dst []byte, a TxnAnswer, failed error) ([]byte, error) {
 func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 	dst = append(dst, wire.Flag(p.Held, preparedHeld)|wire.Flag(p.Changes, preparedChanges)|wire.Flag(p.Refused != nil, preparedRefused))
 	dst = binary.AppendUvarint(AppendLockID(dst, p.Lock), p.Fence)
+	dst = binary.AppendUvarint(dst, uint64(p.Floor))
 	dst = binary.AppendUvarint(dst, uint64(len(p.Facts)))
 	for _, f := range p.Facts {
 		dst = append(dst, wire.Flag(f.Found, factFound)|wire.Flag(f.Holds, factHolds))
@@ -255,7 +256,7 @@ func appendPrepared(dst []byte, p *Prepared) ([]byte, error) {
 
 func (c *Reader) prepared() *Prepared {
 	f := c.Flags(preparedHeld | preparedChanges | preparedRefused)
-	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.LockID(), Fence: c.attempt()}
+	p := &Prepared{Held: f&preparedHeld != 0, Changes: f&preparedChanges != 0, Lock: c.LockID(), Fence: c.attempt(), Floor: c.Revision()}
 	for range c.Count(1) {
 		f := c.Flags(factFound | factHolds)
 		p.Facts = append(p.Facts, Fact{Found: f&factFound != 0, Holds: f&factHolds != 0})

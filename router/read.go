@@ -58,11 +58,11 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reser
 		}
 		span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 		if !ok {
-			return &pb.RangeResponse{Header: header(now)}, nil
+			return &pb.RangeResponse{Header: header(now.Current)}, nil
 		}
-		resp, err := r.readAt(ctx, span, req, readPoint{rev: now, reserved: reserved})
+		resp, err := r.readAt(ctx, span, req, readPoint{rev: now.Current, term: now.Term, reserved: reserved})
 		if err == nil {
-			resp.Header = header(now)
+			resp.Header = header(now.Current)
 			return resp, nil
 		}
 		if !overtaken(req, err) || ctx.Err() != nil {
@@ -75,7 +75,7 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reser
 }
 
 // presentOf is present, optionally within the router's own timeout.
-func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently bool) (keyspace.Revision, error) {
+func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently bool) (keyspace.SequenceAnswer, error) {
 	if !patiently {
 		return r.present(ctx, req)
 	}
@@ -86,18 +86,18 @@ func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently 
 }
 
 // present returns the current revision, after it has checked the one that the request names.
-func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.Revision, error) {
+func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.SequenceAnswer, error) {
 	now, err := r.currentOrWait(ctx)
 	if err != nil {
-		return 0, err
+		return now, err
 	}
 	switch explicit := keyspace.Revision(req.GetRevision()); {
 	case explicit > now.Current:
-		return 0, &kverror.Error{Kind: kverror.FutureRevision}
+		return now, &kverror.Error{Kind: kverror.FutureRevision}
 	case explicit > 0 && explicit < now.Compacted:
-		return 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: now.Compacted}
+		return now, &kverror.Error{Kind: kverror.Compacted, CompactRevision: now.Compacted}
 	}
-	return now.Current, nil
+	return now, nil
 }
 
 // overtaken says whether a read has to be repeated at another revision.

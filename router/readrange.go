@@ -41,6 +41,8 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 type readPoint struct {
 	// rev is the current revision. The read may not exceed it, and reads there if it names none.
 	rev keyspace.Revision
+	// term is that of the sequencer that named it, 0 if it is no present revision.
+	term uint64
 	// txn is the committed transaction that reads, or nil.
 	txn *rangeapi.TxnName
 	// reserved counts the bytes of the answer; nil if they are few.
@@ -63,7 +65,7 @@ const maxParallelParts = 8
 // readFrom has the range that holds a span answer a read of it.
 func (r *Router) readFrom(ctx context.Context, span keyspace.Span, at readPoint, op proto.Message) (proto.Message, error) {
 	build := func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, Txn: at.txn, Op: op}
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at.rev, ReadTerm: at.term, Txn: at.txn, Op: op}
 	}
 	if at.where != leaders {
 		rt, err := r.cover(ctx, span)

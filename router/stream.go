@@ -56,12 +56,12 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 		if err != nil {
 			return false, err
 		}
-		s := &stream{r: r, req: req, at: readPoint{rev: now}, head: now, send: send}
+		s := &stream{r: r, req: req, at: readPoint{rev: now.Current, term: now.Term}, head: now.Current, send: send}
 		err = s.run(ctx)
 		switch {
 		case err == nil:
 			if req.GetSerializable() {
-				r.noteServed(req, now)
+				r.noteServed(req, now.Current)
 			}
 			return true, nil
 		case ctx.Err() != nil:

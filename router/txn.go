@@ -62,7 +62,7 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen, err := t.r.evaluateCompares(ctx, t.req, now.Current)
+	seen, err := t.r.evaluateCompares(ctx, t.req, now)
 	if needsNewRevision(err) {
 		return nil, errStartOver
 	}
@@ -78,12 +78,12 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 	if _, err := p.badRevision(now); err != nil {
 		return nil, err
 	}
-	return t.answerAt(ctx, p, now.Current)
+	return t.answerAt(ctx, p, now)
 }
 
-// answerAt answers a path without changes by the state at the revision.
-func (t *txn) answerAt(ctx context.Context, p *plan, at keyspace.Revision) (*pb.TxnResponse, error) {
-	a := &assembly{r: t.r, plan: p, rev: at, base: readPoint{rev: at, reserved: &t.reserved}}
+// answerAt answers a path without changes by the state at the present revision.
+func (t *txn) answerAt(ctx context.Context, p *plan, now keyspace.SequenceAnswer) (*pb.TxnResponse, error) {
+	a := &assembly{r: t.r, plan: p, rev: now.Current, base: readPoint{rev: now.Current, term: now.Term, reserved: &t.reserved}}
 	resp, err := a.run(ctx, t.req)
 	if needsNewRevision(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
 		return nil, errStartOver
@@ -197,7 +197,7 @@ func (a *txnAttempt) answerUnchanged(ctx context.Context) (*pb.TxnResponse, erro
 	if err != nil {
 		return nil, err
 	}
-	return a.t.answerAt(ctx, a.plan, now.Current)
+	return a.t.answerAt(ctx, a.plan, now)
 }
 
 // stillHeld ends the anchor's lock of an attempt that will not be committed, and returns an error

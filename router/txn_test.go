@@ -239,6 +239,13 @@ func TestCourseOfATransaction(t *testing.T) {
 			set:  func(f *ranges) { f.refuse = 1 },
 			want: again(2),
 		},
+		"the sequencer has a successor": {
+			set: once("prepare 1 at 3", &rangeapi.Prepared{
+				Held: true, Floor: 8, Lock: rangeapi.LockID{Range: 3}, Facts: []rangeapi.Fact{{Found: true, Holds: true}}, Changes: true,
+				Results: []rangeapi.WriteResult{{Number: 2, Version: 1}},
+			}, nil),
+			want: "resolve 1@0 at 1; prepare 2 at 1; prepare 2 at 3; commit 2@9 of 2 at 1",
+		},
 		"the fate of the commit is not known at first": {
 			set:  once("commit", nil, kverror.New(kverror.LeaderChanged, "")),
 			want: "commit 1@8 of 2 at 1; commit 1@8 of 2 at 1; resolve 1@8 at 1",

@@ -83,6 +83,8 @@ type txnAttempt struct {
 	earlier []*participant
 	// awaitResolve says that the decision is told only after all locks have ended.
 	awaitResolve bool
+	// term is that of the sequencer that allocated the attempt's revision, 0 before.
+	term uint64
 }
 
 // all returns all participants of the attempt.

@@ -70,6 +70,10 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved bool) {
 	r := a.t.r
 	rev, err := a.sequence()
+	if err == nil && a.floor() >= rev {
+		// It comes from a sequencer that has a successor: a range has served a revision above it.
+		err = errStartOver
+	}
 	if err != nil {
 		ch <- decision{err: err}
 		a.abort()
@@ -117,6 +121,7 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 	a.t.r.cfg.Sequencer.Sequence(req, func(n keyspace.SequenceAnswer) { got <- n })
 	n := <-got
 	if n.Err == nil {
+		a.term = n.Term
 		return n.First, nil
 	}
 	// Nobody uses a revision that may have been allocated.
@@ -124,6 +129,16 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 		return 0, e
 	}
 	return 0, errStartOver
+}
+
+// floor is the highest floor of the attempt's locks.
+func (a *txnAttempt) floor() (floor keyspace.Revision) {
+	for _, p := range a.all() {
+		if p.answer != nil {
+			floor = max(floor, p.answer.Floor)
+		}
+	}
+	return floor
 }
 
 // locks returns all locks of the attempt, and the one at its anchor.
@@ -146,7 +161,7 @@ func (a *txnAttempt) locks() (anchor rangeapi.LockID, all []rangeapi.LockRef) {
 func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committed bool, err error) {
 	r := a.t.r
 	anchor, locks := a.locks()
-	op := &rangeapi.Commit{Name: a.name, AnchorLock: anchor, Anchor: a.ps.anchor, Revision: rev, Locks: locks}
+	op := &rangeapi.Commit{Name: a.name, AnchorLock: anchor, Anchor: a.ps.anchor, Revision: rev, Term: a.term, Locks: locks}
 	unsure := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		got, err := r.commandForKey(ctx, a.ps.anchor, op)
@@ -193,7 +208,7 @@ func (a *txnAttempt) resolveAll(ctx context.Context, rev keyspace.Revision) bool
 	defer cancel()
 	held := slices.DeleteFunc(slices.Clone(a.all()), func(p *participant) bool { return p.answer == nil || !p.answer.Held })
 	err := each(resolving, held, func(ctx context.Context, p *participant) error {
-		return r.commandForSpan(ctx, p.span, &rangeapi.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev})
+		return r.commandForSpan(ctx, p.span, &rangeapi.Resolve{Name: a.name, Lock: p.answer.Lock, Revision: rev, Term: a.term})
 	})
 	if err != nil {
 		r.logLeftover(ctx, a.name, err)

@@ -13,7 +13,7 @@ import (
 )
 
 // evaluateCompares evaluates all compares of a transaction at one revision, in parallel.
-func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keyspace.Revision) (outcomes, error) {
+func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, now keyspace.SequenceAnswer) (outcomes, error) {
 	out := outcomes{}
 	type asked struct {
 		c    *pb.Compare
@@ -56,7 +56,7 @@ func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keys
 				ask[i] = chunk[i].part
 			}
 			g.Go(func() error {
-				got, err := r.comparesAt(gctx, ask, at)
+				got, err := r.comparesAt(gctx, ask, now)
 				if err != nil {
 					return err
 				}
@@ -80,7 +80,7 @@ func (r *Router) evaluateCompares(ctx context.Context, t *pb.TxnRequest, at keys
 
 // comparesAt evaluates compares at one range by a transaction that only reads. Each compare is a
 // nested transaction, which also counts the keys of its span to tell whether there is one.
-func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.Revision) ([]rangeapi.Fact, error) {
+func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, now keyspace.SequenceAnswer) ([]rangeapi.Fact, error) {
 	t := &pb.TxnRequest{}
 	for _, c := range cs {
 		count := []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{
@@ -92,7 +92,7 @@ func (r *Router) comparesAt(ctx context.Context, cs []*pb.Compare, at keyspace.R
 	}
 	span, _ := rangeapi.Bounds(t)
 	got, err := r.single(ctx, span, func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: at, Op: t}
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, ReadRevision: now.Current, ReadTerm: now.Term, Op: t}
 	}, true)
 	if err != nil {
 		return nil, err

@@ -148,6 +148,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 	if stands, err := r.stands(&c); !stands && !(mutation.Is(mutation.AppliedTwice) && out.link == s.rec.Last) {
 		return err
 	}
+	s.rec.SequencerTerm = max(s.rec.SequencerTerm, c.SequencerTerm)
 	items, err := command.VisitBatch(&c, versions, func(_ int, v *mvcc.Version, before command.Prior) error {
 		if !s.rec.Span.Contains(v.Key) {
 			return fmt.Errorf("key %q is outside of %s", v.Key, s.rec.Span)

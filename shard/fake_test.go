@@ -210,6 +210,7 @@ type fakeSequencer struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	last, compacted keyspace.Revision
+	term            uint64
 	auto            bool
 	ids             keyspace.RangeID
 	asks            []fakeAsk
@@ -233,7 +234,7 @@ func (s *fakeSequencer) Sequence(req keyspace.SequenceRequest, done func(keyspac
 }
 
 func (s *fakeSequencer) allocateLocked(req keyspace.SequenceRequest) keyspace.SequenceAnswer {
-	a := keyspace.SequenceAnswer{Compacted: s.compacted}
+	a := keyspace.SequenceAnswer{Term: s.term, Compacted: s.compacted}
 	if req.Count > 0 {
 		a.First = s.last + 1
 		s.last += keyspace.Revision(req.Count)

@@ -139,7 +139,7 @@ func joinRecords(left, right *command.Record, last keyspace.Revision) command.Re
 	// For each key a generation is higher than all that came before, at whatever range.
 	rec.Generation = max(left.Generation, right.Generation) + 1
 	rec.Absorbed = rec.Generation
-	rec.LastRevision = last
+	rec.LastRevision, rec.SequencerTerm = last, max(left.SequencerTerm, right.SequencerTerm)
 	rec.Compacted = max(left.Compacted, right.Compacted)
 	rec.Hash += right.Hash
 	rec.Fence = max(left.Fence, right.Fence)

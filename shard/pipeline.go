@@ -77,6 +77,8 @@ func (e *pipelineEnv) Sequence(req keyspace.SequenceRequest, done func(keyspace.
 // Observe implements pipeline.Sequencer.
 func (e *pipelineEnv) Observe(a keyspace.SequenceAnswer) { e.store.observe(a) }
 
+func (e *pipelineEnv) SequencerTerm() uint64 { return uint64(e.store.sequencerTerm.Load()) }
+
 // Propose implements pipeline.Log.
 func (e *pipelineEnv) Propose(term uint64, entry []byte, dropped func(error)) error {
 	return e.group.Propose(term, entry, dropped)

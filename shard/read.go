@@ -28,6 +28,8 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 			return nil, err
 		}
 		rev = a.Current
+	} else if err := r.sameSequencer(req); err != nil {
+		return nil, err
 	}
 	if err := r.believe(ctx, rev); err != nil {
 		return nil, err
@@ -56,6 +58,24 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 		return &rangeapi.Response{Op: resp}, nil
 	}
 	return nil, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
+}
+
+// sameSequencer refuses a read at a revision of a sequencer that has a successor. A sequencer whose
+// machine was paused, and whose clock stood still meanwhile, believes in a lease that is over. A
+// write of its successor's may be older than the read and have a higher revision.
+func (r *Replica) sameSequencer(req *rangeapi.Request) error {
+	if req.ReadTerm == 0 || req.Txn != nil {
+		return nil // nobody knows whose revision it is, or it is that of a decided transaction
+	}
+	r.mu.Lock()
+	term := max(r.rec.SequencerTerm, uint64(r.store.sequencerTerm.Load()))
+	r.mu.Unlock()
+	if req.ReadTerm < term && !mutation.Is(mutation.OldSequencerBelieved) {
+		r.store.metrics.pipeline.OldSequencer.Inc()
+		return kverror.New(kverror.ReadAgain, "revision %d comes from the sequencer of term %d, and there is one of term %d", req.ReadRevision, req.ReadTerm, term)
+	}
+	r.store.heardTerm(req.ReadTerm)
+	return nil
 }
 
 // currentRevision asks the sequencer for the current revision.

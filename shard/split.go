@@ -215,11 +215,12 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 	}
 	key := bytes.Clone(c.Key)
 	child := command.Record{
-		RangeID:      c.Child,
-		Generation:   s.rec.Generation + 1,
-		Span:         keyspace.Span{Start: key, End: s.rec.Span.End},
-		LastRevision: s.rec.LastRevision,
-		Compacted:    s.rec.Compacted,
+		RangeID:       c.Child,
+		Generation:    s.rec.Generation + 1,
+		Span:          keyspace.Span{Start: key, End: s.rec.Span.End},
+		LastRevision:  s.rec.LastRevision,
+		SequencerTerm: s.rec.SequencerTerm,
+		Compacted:     s.rec.Compacted,
 		// Where nothing lives, nothing has to be counted.
 		Counted: s.rec.Counted && s.rec.Live == 0,
 		Fence:   s.rec.Fence,

@@ -113,6 +113,8 @@ type Store struct {
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
 	floor, compacted atomic.Int64
+	// sequencerTerm is the highest term of a sequencer that the node has heard of.
+	sequencerTerm atomic.Int64
 	// removal waits for the removal of old versions on all nodes.
 	removal removal.Waiter
 	// pipes is what the pipelines of all replicas share.
@@ -187,7 +189,16 @@ func (s *Store) observe(a keyspace.SequenceAnswer) {
 		return
 	}
 	s.heard(a.Current)
+	raise(&s.sequencerTerm, int64(a.Term))
 	s.heardCompacted(a.Compacted)
+}
+
+// heardTerm notes the term of a sequencer that another node has named. One that is far above what
+// this node knows cannot be real, and no read would be answered any more.
+func (s *Store) heardTerm(term uint64) {
+	if term <= uint64(s.sequencerTerm.Load())+maxAhead {
+		raise(&s.sequencerTerm, int64(term))
+	}
 }
 
 // heardCompacted notes the cluster's compacted revision and has all replicas looked

@@ -79,6 +79,7 @@ func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeap
 	if err := r.believe(ctx, revisionOf(op)); err != nil {
 		return nil, err
 	}
+	r.store.heardTerm(termOf(op))
 	s := &txnCommand{r: r, op: op}
 	if _, err := r.pipe.Run(pipeline.NewCall(ctx, req, s, commandBytes(op))); err != nil {
 		return nil, err
@@ -97,6 +98,18 @@ func revisionOf(op rangeapi.TxnCommand) keyspace.Revision {
 		return max(o.Name.Start, o.Revision)
 	case *rangeapi.Decide:
 		return o.Name.Start
+	}
+	return 0
+}
+
+// termOf returns the term of the sequencer that has allocated a command's revision, 0 if none is
+// known.
+func termOf(op rangeapi.TxnCommand) uint64 {
+	switch o := op.(type) {
+	case *rangeapi.Commit:
+		return o.Term
+	case *rangeapi.Resolve:
+		return o.Term
 	}
 	return 0
 }
@@ -282,6 +295,7 @@ func (s *txnCommand) placePrepare(c *pipeline.Call, op *rangeapi.Prepare, e *eva
 		}
 	}
 	l := &command.Lock{ID: rangeapi.LockID{Range: r.id}, Name: op.Name, Anchor: op.Anchor, Floor: s.own.Floor, Spans: prepareSpans(op, a)}
+	a.Floor = l.Floor
 	if op.Revoke != 0 {
 		l.Spans = revokeSpans(s, writes)
 		l.Revoke = rangeapi.Attachment{Lease: op.Revoke, Incarnation: op.Incarnation}

@@ -101,6 +101,8 @@ const (
 	RowGivenTwice
 	// ZonesIgnored: the moves before a merge do not respect zones.
 	ZonesIgnored
+	// OldSequencerBelieved: ranges take revisions of a sequencer that has a successor.
+	OldSequencerBelieved
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -127,7 +129,7 @@ var names = [end]string{
 	"lost node counted as alive", "operation of the last leader forgotten",
 	"frozen range goes on", "locks lost at a merge", "resolved by one half of a merge",
 	"absorbed range left in the map", "version lost in a copy", "node admitted with an empty disk", "joining node not spoken to", "row of a node given to another directory",
-	"replicas gathered into one zone",
+	"replicas gathered into one zone", "old sequencer believed",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

@@ -70,7 +70,7 @@ type Grant struct {
 func (g *Grant) Answers(items []Item, f func(i int, a keyspace.SequenceAnswer)) {
 	at := g.Before
 	for i := range items {
-		a := keyspace.SequenceAnswer{Compacted: g.Compacted, Settings: g.Settings}
+		a := keyspace.SequenceAnswer{Term: g.Term, Compacted: g.Compacted, Settings: g.Settings}
 		if items[i].Count > 0 {
 			a.First = at + 1
 			at += keyspace.Revision(items[i].Count)

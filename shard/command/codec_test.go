@@ -44,9 +44,9 @@ func sampleSplit() []byte {
 func TestGolden(t *testing.T) {
 	rec := sampleRecord()
 	formats := map[string][]byte{
-		"record.v3": AppendRecord(nil, &rec), "batch.v6": sampleBatch(), "split.v6": sampleSplit(),
-		"compact.v6": binary.AppendVarint(AppendHeader(nil, Header{KindCompact, 5, 3}), 200),
-		"count.v6":   binary.AppendVarint(AppendHeader(nil, Header{KindCount, 5, 3}), -4),
+		"record.v4": AppendRecord(nil, &rec), "batch.v7": sampleBatch(), "split.v7": sampleSplit(),
+		"compact.v7": binary.AppendVarint(AppendHeader(nil, Header{KindCompact, 5, 3}), 200),
+		"count.v7":   binary.AppendVarint(AppendHeader(nil, Header{KindCount, 5, 3}), -4),
 	}
 	maps.Copy(formats, goldenTxn())
 	maps.Copy(formats, goldenMerge())

@@ -12,7 +12,7 @@ import (
 )
 
 // Version leads every entry of a range; docs/format/shard.md has the bytes.
-const Version = 6
+const Version = 7
 
 // Kind is what an entry does.
 type Kind uint8
@@ -100,6 +100,8 @@ type Batch struct {
 	First keyspace.Revision
 	// Txns is how many transactions follow.
 	Txns int
+	// SequencerTerm is the highest term of a sequencer that the leader knew.
+	SequencerTerm uint64
 }
 
 // AppendBatchHeader appends what the body of a batch begins with.
@@ -109,6 +111,7 @@ func AppendBatchHeader(dst []byte, c *Batch) []byte {
 	dst = binary.AppendUvarint(dst, c.Number)
 	dst = binary.BigEndian.AppendUint64(dst, c.Hash)
 	dst = binary.AppendUvarint(dst, uint64(c.First))
+	dst = binary.AppendUvarint(dst, c.SequencerTerm)
 	return binary.AppendUvarint(dst, uint64(c.Txns))
 }
 
@@ -128,6 +131,9 @@ func DecodeBatchHeader(b []byte) (c Batch, rest []byte, err error) {
 	c.Hash = binary.BigEndian.Uint64(rest)
 	first, rest, err := wire.Uvarint(rest[8:])
 	if err != nil {
+		return c, nil, err
+	}
+	if c.SequencerTerm, rest, err = wire.Uvarint(rest); err != nil {
 		return c, nil, err
 	}
 	txns, rest, err := wire.Uvarint(rest)

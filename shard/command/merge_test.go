@@ -30,9 +30,9 @@ func mergeEntry(term uint64, g keyspace.Generation, k Kind, c *MergeCommand) []b
 func goldenMerge() map[string][]byte {
 	all := map[string][]byte{}
 	for k, c := range sampleMergeCommands() {
-		all[k.String()+".v6"] = mergeEntry(5, 3, k, c)
+		all[k.String()+".v7"] = mergeEntry(5, 3, k, c)
 	}
-	for i, name := range []string{"record-target.v3", "record-target-all.v3", "record-source.v3"} {
+	for i, name := range []string{"record-target.v4", "record-target-all.v4", "record-source.v4"} {
 		rec := sampleRecord()
 		rec.Merge, rec.Merged, rec.Absorbed = sampleMerges()[i], 60, 2
 		all[name] = AppendRecord(nil, &rec)

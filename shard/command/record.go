@@ -13,7 +13,7 @@ import (
 
 // recordVersion leads the payload of a range's applied record; docs/format/shard.md
 // has the bytes.
-const recordVersion = 3
+const recordVersion = 4
 
 // Record is what a range's applied record says beside raft's position and
 // configuration: the replicated state that is no user data. All replicas have the
@@ -26,6 +26,9 @@ type Record struct {
 	Last Link
 	// LastRevision is the highest revision applied here.
 	LastRevision keyspace.Revision
+	// SequencerTerm is the highest term of a sequencer that a leader of the range knew when it
+	// proposed something. No revision of an earlier sequencer is read at or taken any more.
+	SequencerTerm uint64
 	// Compacted is the range's own compacted revision: no read below it is answered,
 	// and what it lets go may be gone. 0 is none.
 	Compacted keyspace.Revision
@@ -78,6 +81,7 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	dst = binary.AppendUvarint(dst, r.Last.Term)
 	dst = binary.AppendUvarint(dst, r.Last.Number)
 	dst = binary.AppendUvarint(dst, uint64(r.LastRevision))
+	dst = binary.AppendUvarint(dst, r.SequencerTerm)
 	dst = binary.AppendUvarint(dst, uint64(r.Compacted))
 	dst = binary.AppendUvarint(dst, r.Fence)
 	dst = binary.AppendUvarint(dst, r.Merged)
@@ -111,15 +115,15 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	if b, err = decodeBorders(b, &r.Span); err != nil {
 		return r, err
 	}
-	var ints [7]uint64
+	var ints [8]uint64
 	for i := range ints {
 		if ints[i], b, err = wire.Uvarint(b); err != nil {
 			return r, err
 		}
 	}
 	r.Last = Link{ints[0], ints[1]}
-	r.LastRevision, r.Compacted = keyspace.Revision(ints[2]), keyspace.Revision(ints[3])
-	r.Fence, r.Merged, r.Absorbed = ints[4], ints[5], keyspace.Generation(ints[6])
+	r.LastRevision, r.SequencerTerm, r.Compacted = keyspace.Revision(ints[2]), ints[3], keyspace.Revision(ints[4])
+	r.Fence, r.Merged, r.Absorbed = ints[5], ints[6], keyspace.Generation(ints[7])
 	if b, err = decodeMerge(b, &r.Merge); err != nil {
 		return r, err
 	}

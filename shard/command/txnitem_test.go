@@ -61,7 +61,7 @@ func goldenTxn() map[string][]byte {
 		"attachment-key": AttachmentKey(7, 9), "attachment.v3": binary.AppendUvarint([]byte{txnVersion}, 2),
 	}
 	for _, it := range sampleItems() {
-		all["item-"+it.Kind.String()+".v6"] = AppendItem(nil, &it)
+		all["item-"+it.Kind.String()+".v7"] = AppendItem(nil, &it)
 	}
 	out := map[string][]byte{}
 	for name, b := range all {

@@ -129,14 +129,14 @@ func (b *batch) end(applied bool) {
 }
 
 // encode numbers the batch and returns its entry. The revisions are known.
-func (b *batch) encode(id keyspace.RangeID, generation keyspace.Generation, first keyspace.Revision) []byte {
+func (b *batch) encode(id keyspace.RangeID, generation keyspace.Generation, first keyspace.Revision, sequencerTerm uint64) []byte {
 	l := b.lead
 	l.number++
 	b.link = command.Link{Term: l.term, Number: l.number}
 	hash := l.hash
 	dst := make([]byte, 0, b.bytes+len(b.calls)*binary.MaxVarintLen32+128)
 	dst = command.AppendHeader(dst, command.Header{Kind: command.KindBatch, Term: l.term, Generation: generation})
-	dst = command.AppendBatchHeader(dst, &command.Batch{Prev: l.last, Number: l.number, Hash: hash, First: first, Txns: b.txns})
+	dst = command.AppendBatchHeader(dst, &command.Batch{Prev: l.last, Number: l.number, Hash: hash, First: first, Txns: b.txns, SequencerTerm: sequencerTerm})
 	for _, c := range b.calls {
 		c.isAt(placeBatch, b)
 		if len(c.writes) == 0 {

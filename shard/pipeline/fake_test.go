@@ -122,6 +122,8 @@ func (w *world) AwaitLease(c *Call, _ keyspace.LeaseID, out *Answers) {
 func (w *world) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	w.asks = append(w.asks, ask{req, done})
 }
+func (w *world) SequencerTerm() uint64 { return 0 }
+
 func (w *world) Observe(keyspace.SequenceAnswer) {}
 
 func (w *world) Propose(term uint64, entry []byte, dropped func(error)) error {

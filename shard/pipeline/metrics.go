@@ -6,6 +6,9 @@ import "github.com/prometheus/client_golang/prometheus"
 type Metrics struct {
 	// LockWaits counts requests, reads included, that waited for a lock.
 	LockWaits prometheus.Counter
+	// OldSequencer counts reads and batches whose revision came from a sequencer that has a
+	// successor.
+	OldSequencer prometheus.Counter
 
 	pendingBytes                     prometheus.Gauge
 	evaluateSeconds, sequenceSeconds prometheus.Histogram
@@ -33,12 +36,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "skein_shard_batch_transactions", Help: "Transactions of one proposed entry.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 13),
 		}),
-		refused:   counter("skein_shard_proposals_refused_total", "Proposals for which the group had no room and which were offered again."),
-		cuts:      counter("skein_shard_pipeline_cuts_total", "Pipelines that were discarded within a term."),
-		LockWaits: counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
+		refused:      counter("skein_shard_proposals_refused_total", "Proposals for which the group had no room and which were offered again."),
+		cuts:         counter("skein_shard_pipeline_cuts_total", "Pipelines that were discarded within a term."),
+		OldSequencer: counter("skein_shard_old_sequencer_total", "Reads and batches refused because their revision came from a sequencer that has a successor."),
+		LockWaits:    counter("skein_shard_lock_waits_total", "Requests that waited for the lock of a transaction over several ranges."),
 	}
 	if reg != nil {
-		reg.MustRegister(m.pendingBytes, m.evaluateSeconds, m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.LockWaits)
+		reg.MustRegister(m.pendingBytes, m.evaluateSeconds, m.sequenceSeconds, m.batchRequests, m.refused, m.cuts, m.LockWaits, m.OldSequencer)
 	}
 	return m
 }

@@ -58,6 +58,8 @@ type Sequencer interface {
 	Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer))
 	// Observe hears each answer first.
 	Observe(a keyspace.SequenceAnswer)
+	// SequencerTerm returns the highest term of a sequencer that the node has heard of.
+	SequencerTerm() uint64
 }
 
 // Log is the range's raft group. Its methods are called without mu.

@@ -60,6 +60,9 @@ func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 		p.mu.Unlock()
 		return
 	}
+	if a.Err == nil && b.txns > 0 {
+		a.Err = p.checkOld(b, &a)
+	}
 	if a.Err != nil {
 		p.cut(b, NotProposed(a.Err), &out)
 		ask := p.start()
@@ -73,7 +76,7 @@ func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 	p.settle(b, &a, &out)
 	var entry []byte
 	if b.txns > 0 || b.items > 0 {
-		entry = b.encode(p.id, p.rec.Generation, a.First)
+		entry = b.encode(p.id, p.rec.Generation, a.First, p.env.SequencerTerm())
 		p.proposed = append(p.proposed, b)
 		b.mutateAnswers(&out)
 	}
@@ -87,6 +90,24 @@ func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 		return
 	}
 	p.proceed(b)
+}
+
+// checkOld refuses revisions of a sequencer that has a successor: its machine was paused, and its
+// clock stood still meanwhile. They are not above all that the batch was evaluated on, or come from
+// a term below the highest that the range knows.
+func (p *Pipeline) checkOld(b *batch, a *keyspace.SequenceAnswer) error {
+	known := max(b.lead.revision, p.rec.LastRevision)
+	for _, c := range b.calls {
+		if c.Changes() {
+			known = max(known, c.txn.Floor)
+		}
+	}
+	if a.First > known && a.Term >= p.rec.SequencerTerm {
+		return nil
+	}
+	p.shared.Metrics.OldSequencer.Inc()
+	return kverror.New(kverror.NoLeader, "range %s: revision %d of the sequencer of term %d, where revision %d is known, and a sequencer of term %d",
+		p.id, a.First, a.Term, known, p.rec.SequencerTerm)
 }
 
 // NotProposed makes of an error of the sequencer, or of a lease's record, one of calls that were
@@ -107,9 +128,6 @@ func (p *Pipeline) settle(b *batch, a *keyspace.SequenceAnswer, out *Answers) {
 	at := a.Current
 	if b.txns > 0 {
 		at = a.First - 1
-		if a.First <= b.lead.revision || a.First <= p.rec.LastRevision {
-			panic(fmt.Sprintf("pipeline: range %s was given revision %d after %d", p.id, a.First, max(b.lead.revision, p.rec.LastRevision)))
-		}
 		b.lead.revision = a.First + keyspace.Revision(b.txns) - 1
 	}
 	for _, c := range b.take(&b.calls, placeBatch) {
