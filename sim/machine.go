@@ -228,8 +228,8 @@ func (m *machine) options(s *start) *node.Options {
 		Heartbeat: election / 10, Election: election, RequestTimeout: requestTimeout,
 		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
-		MergeHold: cfg.mergeHold(),
-		Logger:    m.logger(),
+		MergeHold: cfg.mergeHold(), NoLeaseReads: cfg.NoLeaseReads,
+		Logger: m.logger(),
 	}
 	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
@@ -372,7 +372,9 @@ type run struct {
 	// begun. idle is closed when the last call ends.
 	calls    int
 	stopping bool
-	idle     chan struct{}
+	// suspended says that the machine does not run: no call can begin.
+	suspended bool
+	idle      chan struct{}
 }
 
 // count returns the value of one of the node's counters.
@@ -401,11 +403,18 @@ func (r *run) countOf(name, value string) (n int) {
 func (r *run) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stopping {
+	if r.stopping || r.suspended {
 		return false
 	}
 	r.calls++
 	return true
+}
+
+// suspend says whether the machine is suspended.
+func (r *run) suspend(now bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.suspended = now
 }
 
 // leave ends it.

@@ -88,6 +88,7 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.JoinerUnknown:            "joins",
 	mutation.RowGivenTwice:            "joins",
 	mutation.ZonesIgnored:             "zones",
+	mutation.OldSequencerBelieved:     "sequencers",
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",
 	mutation.ClockFreezes:             "alone",

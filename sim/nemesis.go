@@ -45,6 +45,15 @@ const (
 	// so to a leader.
 	Pause       Fault = "pause"
 	PauseLeader Fault = "pause leader"
+	// Suspend pauses a leader's machine as a host pauses a virtual machine: its clock stands
+	// still too, and nobody sets its wall clock afterwards. It is for runs with NoLeaseReads.
+	// SuspendSeen is the same with a wall clock that is right when the machine goes on, and is
+	// looked at before anybody asks the node.
+	Suspend     Fault = "suspend"
+	SuspendSeen Fault = "suspend, seen"
+	// SuspendSequencer suspends the sequencer's machine, with a wall clock that nobody sets. It
+	// leads no range then: what an old leader of a range answers is another fault.
+	SuspendSequencer Fault = "suspend sequencer"
 	// Drift changes the rates of the clocks. ClockStep moves wall clocks by up to an
 	// hour.
 	Drift     Fault = "drift"
@@ -90,7 +99,7 @@ const (
 // AllFaults are all of them.
 var AllFaults = []Fault{
 	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart,
-	Pause, PauseLeader, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer, Overtake,
+	Pause, PauseLeader, SuspendSeen, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer, Overtake,
 }
 
 // flaky is the network of Flaky.
@@ -214,7 +223,7 @@ func (n *nemesis) aboutLease() time.Duration {
 // is not.
 func excludes(a, b Fault) bool {
 	weather := []Fault{Flaky, Slow}
-	still := []Fault{Pause, PauseLeader, Stall, SickLeader}
+	still := []Fault{Pause, PauseLeader, Suspend, SuspendSeen, SuspendSequencer, Stall, SickLeader}
 	moves := []Fault{Restart, SyncError}
 	return slices.Contains(weather, a) && slices.Contains(weather, b) ||
 		slices.Contains(moves, a) && slices.Contains(still, b) ||
@@ -278,6 +287,13 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		return n.pause(f, n.pick())
 	case PauseLeader:
 		return n.pause(f, n.leader())
+	case Suspend, SuspendSeen:
+		return n.suspend(f, n.leader())
+	case SuspendSequencer:
+		if m := n.sequencerAlone(); m != nil {
+			return n.suspend(f, m)
+		}
+		return func() error { return nil }
 	case Stall:
 		return n.stall(f, n.pick())
 	case SickLeader:
@@ -453,6 +469,62 @@ func (n *nemesis) pause(f Fault, m *machine) func() error {
 		n.c.logf("nemesis: resume node %s", m.id())
 		m.clock.Resume()
 		n.c.net.Resume(m.id())
+		return nil
+	}
+}
+
+// sequencerAlone returns the machine of the sequencer's node once the node leads no range, nil
+// if that does not come.
+func (n *nemesis) sequencerAlone() *machine {
+	for range 10 {
+		m := n.sequencerMachine()
+		if m == nil {
+			break
+		}
+		r := m.current()
+		if r == nil {
+			break
+		}
+		led := false
+		held, err := r.core.Ranges().List(r.ctx, m.id())
+		for i := range held {
+			if held[i].IsLeader {
+				led = true
+				_ = r.core.Ranges().TransferTo(r.ctx, m.id(), held[i].Descriptor.Range, 0)
+			}
+		}
+		if err == nil && !led {
+			return m
+		}
+		n.c.sleep(election / 5)
+	}
+	return nil
+}
+
+// suspend pauses a machine while its clock stands still. Nothing in a paused machine runs, so
+// clients cannot ask its node meanwhile.
+func (n *nemesis) suspend(f Fault, m *machine) func() error {
+	r := m.current()
+	if r == nil {
+		return func() error { return nil }
+	}
+	n.happened[f]++
+	n.c.logf("nemesis: suspend node %s", m.id())
+	r.suspend(true)
+	m.clock.Suspend()
+	n.c.net.Pause(m.id())
+	began := n.c.elapsed()
+	return func() error {
+		n.c.logf("nemesis: node %s goes on", m.id())
+		if f != SuspendSeen {
+			m.clock.StepWall(began - n.c.elapsed())
+		}
+		m.clock.Resume()
+		if f == SuspendSeen {
+			n.c.sleep(election / 5)
+		}
+		n.c.net.Resume(m.id())
+		r.suspend(false)
 		return nil
 	}
 }

@@ -78,6 +78,8 @@ type Config struct {
 	// snapshot. The one node has much in memory that is not durable.
 	Compactions int
 	ShortLogs   bool
+	// NoLeaseReads is the nodes' --lease-reads=false.
+	NoLeaseReads bool
 	// Quiet is how long the clients run if there are no faults.
 	Quiet time.Duration
 	// LogLevel is the level of the nodes' logs in the trace; 0 is info.

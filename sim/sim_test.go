@@ -63,6 +63,22 @@ var stories = []story{
 			Faults: []Fault{PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader, IsolateLeader, PauseLeader, SickLeader},
 		}
 	}},
+	// Leaders whose machines are suspended and whose clocks stand still meanwhile. Leases prove
+	// nothing then, and nobody uses them.
+	{name: "suspended", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 8, BurstOps: 6, Txns: 20, Impatient: 3, Borders: []string{"j", "s"}, NoLeaseReads: true, Together: seed%2 == 0,
+			Faults: []Fault{Suspend, Suspend, SuspendSeen, Suspend, IsolateLeader, Suspend, CrashOne, Suspend, Transfer, Suspend},
+		}
+	}},
+	// A sequencer whose machine is suspended believes in its lease when it goes on. Ranges and
+	// gateways know of its successor.
+	{name: "sequencers", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 10, BurstOps: 8, Txns: 20, Impatient: 4, Borders: []string{"f", "j", "s"},
+			Faults: []Fault{SuspendSequencer, SuspendSequencer, SuspendSequencer, SuspendSequencer, SuspendSequencer, SuspendSequencer},
+		}
+	}},
 	// One range, led by the sequencer's node. A failing node could do alone all that it
 	// must not do, and impatient clients make it try.
 	{name: "alone", long: true, cfg: func(uint64) Config {

@@ -1,6 +1,7 @@
 // Package simclock gives each node of a simulation its own clock, made from the fake
 // time of a testing/synctest bubble. A clock has an offset and a drifting rate. A pause
-// holds back its timers while the clock runs on, as in a stopped process.
+// holds back its timers while the clock runs on, as in a stopped process. In a suspension
+// the clock stands still too, as in a virtual machine that is paused.
 package simclock
 
 import (
@@ -23,6 +24,8 @@ type Clock struct {
 	// there is a pause.
 	held   []func()
 	paused bool
+	// still says that the clock stands still, at base.
+	still bool
 }
 
 // New returns a clock that now shows offset and runs at rate (1 is the bubble's own;
@@ -31,7 +34,7 @@ func New(offset time.Duration, rate float64) *Clock {
 	return &Clock{base: clock.Time(offset) + 1, at: time.Now(), rate: rate}
 }
 
-// Now reads the clock. It runs on during a pause.
+// Now reads the clock. It runs on during a pause, and not during a suspension.
 func (c *Clock) Now() clock.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -39,6 +42,9 @@ func (c *Clock) Now() clock.Time {
 }
 
 func (c *Clock) nowLocked() clock.Time {
+	if c.still {
+		return c.base
+	}
 	return c.base.Add(time.Duration(float64(time.Since(c.at)) * c.rate))
 }
 
@@ -72,9 +78,21 @@ func (c *Clock) Pause() {
 	c.paused = true
 }
 
-// Resume fires the timers that a pause held back, in the order of their moments.
+// Suspend is Pause with the clock standing still. The wall clock runs on: somebody has set it
+// by the time that the machine goes on. StepWall undoes that.
+func (c *Clock) Suspend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.base, c.at, c.still, c.paused = c.nowLocked(), time.Now(), true, true
+}
+
+// Resume ends a pause or a suspension. It fires the timers that were held back, in the order of
+// their moments.
 func (c *Clock) Resume() {
 	c.mu.Lock()
+	if c.still {
+		c.at, c.still = time.Now(), false
+	}
 	held := c.held
 	c.held, c.paused = nil, false
 	c.mu.Unlock()
