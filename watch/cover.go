@@ -110,7 +110,7 @@ func (h *Hub) inheritLocked(sub *subscription, old []*subscription) {
 	}
 	for _, o := range old {
 		if sub.prev && !o.prev {
-			sub.prevFrom = max(sub.prevFrom, o.fed) // these events came without it
+			sub.prevFrom = max(sub.prevFrom, h.mayLackPrevLocked(o))
 		}
 	}
 	if again || !covered || !(keyspace.Span{Start: sub.span.Start, End: end}).Covers(sub.span) {

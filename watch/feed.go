@@ -147,17 +147,27 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 		if sub.prev {
 			continue
 		}
-		// Events above fed come once more, now with the version before.
-		if sub.prev, sub.prevFrom, sub.again = true, sub.fed, sub.position != (rangeapi.FeedPosition{}); !sub.again {
-			// Events of earlier subscriptions came without it, and no position tells when they have
-			// come again.
-			sub.prevFrom = max(sub.fed, h.logEnd)
-		}
+		sub.prev, sub.prevFrom, sub.again = true, h.mayLackPrevLocked(sub), sub.position != (rangeapi.FeedPosition{})
 		if sub.feed != 0 {
 			h.closeFeedLocked(sub)
 			h.openFeedLocked(sub)
 		}
 	}
+}
+
+// mayLackPrevLocked returns a revision of a subscription whose feeds have not brought the version
+// before each event. If its feeds bring that from now on, an event above the revision is released
+// only with it:
+//
+//   - The next feed begins behind fed. So it brings the event, perhaps once more.
+//   - Until then the event's allocation is pending here. It would not be if it were at or below
+//     resolved. It would not be either if the log had told it and an earlier subscription had
+//     resolved it: a range may absorb a neighbour that is resolved further, and such allocations
+//     do not become pending again.
+//   - A leader's answer for a position where the feed was before does not count until the feed
+//     has come there again (again).
+func (h *Hub) mayLackPrevLocked(sub *subscription) keyspace.Revision {
+	return max(sub.fed, sub.resolved, h.logEnd)
 }
 
 // arriveLocked takes in an event of a feed.

@@ -225,6 +225,124 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 	})
 }
 
+// Two ranges merge while one of them has a lock that has no revision yet. The other one's events
+// above the lock's floor were released before: nothing holds them back any more. But the merged
+// range is resolved only up to the floor, and so is its feed. The events came without the version
+// before. A watcher that wants it must not get them from memory: not before the new feed has a
+// position, nor behind it, nor when a further merge brings a neighbour whose feed has the versions.
+func TestPrevIsWantedBesideALockAfterAMerge(t *testing.T) {
+	for _, when := range []string{"before the feed", "behind the feed", "after a further merge"} {
+		quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			w.puts = true
+			all := watchAll(ctx, h, &wg, &observer{name: "all", req: Request{Span: keyspace.Span{Start: []byte("b")}}})
+			watchAll(ctx, h, &wg, &observer{name: "neighbour", req: Request{Span: keyspace.Single([]byte("aa")), Prev: true}})
+			w.write("ba")
+			w.write("ca")
+			w.wg.Wait()
+			w.mu.Lock()
+			floor := w.rev
+			w.of("ba").locks[99] = floor
+			w.mu.Unlock()
+			for range 5 {
+				w.write("ca")
+				w.wg.Wait()
+			}
+			time.Sleep(time.Second)
+			// merge lets a range absorb its right neighbour, and waits until the hub knows.
+			merge := func(key string, fed bool) {
+				w.merge(key)
+				for merged := false; !merged; time.Sleep(time.Millisecond) {
+					h.mu.Lock()
+					for _, l := range h.subs {
+						merged = merged || l.id != 0 && l.span.Contains([]byte(key)) && l.span.Contains([]byte("ca")) && fed == (l.position != rangeapi.FeedPosition{})
+					}
+					h.mu.Unlock()
+				}
+			}
+			slow := func() {
+				w.mu.Lock()
+				w.slowest = 300 * time.Millisecond
+				w.mu.Unlock()
+			}
+			switch when {
+			case "before the feed":
+				slow()
+				merge("ba", false)
+			case "behind the feed":
+				merge("ba", true)
+			default:
+				merge("ba", true)
+				slow()
+				merge("aa", false)
+			}
+			h.mu.Lock()
+			lo, _ := h.window(keyspace.Single([]byte("ca")))
+			if l := h.subs[lo]; l.fed > floor || l.resolved > floor || h.frontierLocked(keyspace.Single([]byte("ca"))) < floor+5 {
+				t.Errorf("%s: fed up to %d, resolved up to %d; the lock's floor is %d", when, l.fed, l.resolved, floor)
+			}
+			h.mu.Unlock()
+			var observers []*observer
+			for start := floor + 1; start <= floor+5; start++ {
+				o := &observer{name: "prev " + when, req: Request{Span: keyspace.Single([]byte("ca")), Start: start, Prev: true}}
+				observers = append(observers, o)
+				wg.Go(func() { observe(ctx, h, o) })
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2 * time.Second)
+			w.mu.Lock()
+			delete(w.of("ba").locks, 99)
+			w.mu.Unlock()
+			w.write("ba", "ca")
+			w.wg.Wait()
+			time.Sleep(5 * time.Second)
+			all.judge(t, 1, w)
+			for _, o := range observers {
+				o.judge(t, 1, w)
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+// A feed is ahead of the allocation log. It has brought an event without the version before, and
+// does not bring it again. A watcher that wants the version waits for the log, and reads history.
+func TestPrevIsWantedWhileTheLogIsBehind(t *testing.T) {
+	quiet(t, nil, func(t *testing.T, w *world, h *Hub) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		w.puts = true
+		span := keyspace.Single([]byte("ca"))
+		watchAll(ctx, h, &wg, &observer{name: "all"})
+		w.write("ca")
+		w.wg.Wait()
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		start := w.rev + 1
+		w.logDown = true
+		w.mu.Unlock()
+		w.write("ca")
+		w.wg.Wait()
+		time.Sleep(time.Second)
+		h.mu.Lock()
+		if lo, _ := h.window(span); h.subs[lo].fed < start || h.logEnd >= start {
+			t.Errorf("fed up to %d, the log tells up to %d, want the former at %d", h.subs[lo].fed, h.logEnd, start)
+		}
+		h.mu.Unlock()
+		prev := watchAll(ctx, h, &wg, &observer{name: "prev", req: Request{Span: span, Start: start, Prev: true}})
+		w.mu.Lock()
+		w.logDown = false
+		w.changedLocked()
+		w.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		prev.judge(t, 1, w)
+		cancel()
+		wg.Wait()
+	})
+}
+
 // A part of a feed without a position lets nobody read history: the next node that feeds may not
 // have applied as much.
 func TestAFeedResolvesWithAPosition(t *testing.T) {

@@ -291,6 +291,12 @@ func (w *world) txn(name int, keys ...string) {
 	w.wg.Go(func() {
 		w.pause()
 		w.mu.Lock()
+		if w.hold > 0 && w.chance(0.3) { // the locks stand for a while before there is a revision
+			stand := time.Duration(w.rng.Int64N(int64(w.hold)))
+			w.mu.Unlock()
+			time.Sleep(stand)
+			w.mu.Lock()
+		}
 		rev := w.allocateLocked(rs...) // as they were when they locked
 		aborted, piecemeal, done := w.failsNext(0.2), w.chance(0.3), map[string]bool{}
 		held := time.Duration(0)
