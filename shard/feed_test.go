@@ -205,6 +205,63 @@ func TestHistoryBesideASnapshot(t *testing.T) {
 	})
 }
 
+// Events that a slow gateway has not taken before a split lose their versions before with the
+// child's replica. The feed ends in front of them, and the heirs bring them.
+func TestVersionBeforeIsNotLostAtASplit(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		w.write(t, 5, "x", "1")
+		g := w.gateway(t)
+		defer g.Close()
+		g.Order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3, Prev: true}, rangeapi.FeedOrder{ID: 2, Range: 1, Generation: 2, From: 3})
+		g.Want("openings", "1: |2; 2 ends: busy 1.1")
+		w.write(t, 5, "x", "2")
+		synctest.Wait()         // it is being sent
+		w.write(t, 5, "x", "3") // waits for that
+		if err := w.groups.group(1).apply(splitAt(5, 1, "m", 2)); err != nil {
+			t.Fatal(err)
+		}
+		b, right := w.engine.NewBatch(), engine.VersionedSpan(keyspace.Span{Start: []byte("m")})
+		if err := errors.Join(b.DeleteRange(right.Lower, right.Upper), b.Commit()); err != nil {
+			t.Fatal(err) // as when the child's replica is removed
+		}
+		g.Want("two puts and a split", "1: x@3=2(1@2) |3; 1 ends: wrong range 1.2 2.2")
+		g.Order(rangeapi.FeedOrder{ID: 3, Range: 1, Generation: 2, From: 5, Prev: true})
+		g.Want("the same stream", "3: |4")
+	})
+}
+
+// The tables of a snapshot may lack the version before an event, and have an older one: its
+// sender was removing what is compacted. The older one is not told as the version before.
+func TestVersionBeforeBesideASnapshot(t *testing.T) {
+	fed(t, func(t *testing.T, w *fakeWorld) {
+		w.write(t, 5, "k", "1")
+		g, r := w.gateway(t), w.store.Replica(1)
+		defer g.Close()
+		g.Order(rangeapi.FeedOrder{ID: 1, Range: 1, Generation: 1, From: 3, Prev: true})
+		g.Want("an opening", "1: |2")
+		w.write(t, 5, "k", "2")
+		synctest.Wait()         // it is being sent
+		w.write(t, 5, "k", "3") // waits for that
+		w.groups.group(1).lead(raftgroup.LeaderState{Term: 6})
+		snap := snapshotOf(1, 1, "")
+		rec := command.Record{RangeID: 1, Generation: 1, LastRevision: 9, Compacted: 4, Counted: true}
+		snap.Payload = command.AppendRecord(nil, &rec)
+		if err := r.AcceptSnapshot(snap); err != nil {
+			t.Fatal(err)
+		}
+		b := w.engine.NewBatch()
+		if err := errors.Join(b.Delete(engine.AppendVersionedKey(nil, []byte("k"), 3)), b.SetApplied(r.id.Group(), snap), b.Commit()); err != nil {
+			t.Fatal(err)
+		}
+		g.Want("beside a snapshot", "1: k@3=2(1@2) |3; 1: k@4=3 |4")
+		p, err := r.feeds.History(&rangeapi.HistoryRequest{Range: 1, Generation: 1, From: 4, To: 4, MaxBytes: 1 << 20, Prev: true})
+		if err != nil || len(p.Events) != 1 || p.Events[0].Prev != nil {
+			t.Errorf("history: %+v, %v", p, err)
+		}
+		r.SnapshotDone(snap, nil)
+	})
+}
+
 func TestHistoryWaitsForNobodyButWhoHasSeen(t *testing.T) {
 	fed(t, func(t *testing.T, w *fakeWorld) {
 		for i := range 4 {

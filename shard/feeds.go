@@ -103,36 +103,44 @@ func (s feedSource) View(g keyspace.Generation, from keyspace.Revision) (rangefe
 	return rangefeed.View{Last: r.rec.LastRevision, Resolved: r.resolved, Position: r.positionLocked(), Span: r.rec.Span}, nil
 }
 
-// StillShows implements rangefeed.Source. The tables of a snapshot are in the store before
-// the replica learns of it, so the snapshot's record says what it has compacted.
+// StillShows implements rangefeed.Source.
 func (s feedSource) StillShows(g keyspace.Generation, from keyspace.Revision) error {
-	r := s.r
-	r.mu.Lock()
-	_, err := s.View(g, from)
-	receiving := r.upkeep.receiving
-	r.mu.Unlock()
-	if err != nil || !receiving {
+	rec, err := s.shown(g)
+	if err != nil {
 		return err
-	}
-	rec, _, err := r.store.lifecycle.Record(r.id)
-	switch {
-	case err != nil:
-		return fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
-	case rec.Generation != g:
-		return kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.Generation)
 	}
 	return kept(&rec, from)
 }
 
 // Compacted implements rangefeed.Source.
-func (s feedSource) Compacted() (keyspace.Revision, error) {
+func (s feedSource) Compacted(g keyspace.Generation) (keyspace.Revision, error) {
+	rec, err := s.shown(g)
+	if err != nil {
+		return 0, err
+	}
+	return rec.CompactedIn(s.r.store.Compacted()), nil
+}
+
+// shown returns the record of what the store shows, if that is the range at the generation. The
+// tables of a snapshot are in the store before the replica learns of it, so the snapshot's record
+// says what it has compacted.
+func (s feedSource) shown(g keyspace.Generation) (command.Record, error) {
 	r := s.r
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped {
-		return 0, r.ended
+	_, err := s.View(g, keyspace.MaxRevision)
+	rec, receiving := r.rec, r.upkeep.receiving
+	r.mu.Unlock()
+	if err != nil || !receiving {
+		return rec, err
 	}
-	return r.rec.CompactedIn(r.store.Compacted()), nil
+	rec, _, err = r.store.lifecycle.Record(r.id)
+	switch {
+	case err != nil:
+		return rec, fmt.Errorf("shard: range %s: the record that a snapshot may have replaced: %w", r.id, err)
+	case rec.Generation != g:
+		return rec, kverror.New(kverror.Busy, "range %s: a snapshot brings generation %d", r.id, rec.Generation)
+	}
+	return rec, nil
 }
 
 // kept says whether the store still has all events from the revision on. If any are below

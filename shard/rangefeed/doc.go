@@ -72,12 +72,18 @@
 //   - The range is split or absorbs a neighbour: The owner publishes what came before, then
 //     calls End with the descriptors of the heirs. Their feeds begin where this one ended.
 //
+//   - An event waits with a slow gateway, and the range is split, or its replica ends, before the
+//     version before is looked for: That version may be gone with the child's replica. The feed
+//     ends in front of the event. Other feeds of the gateway go on.
+//
 //   - A snapshot replaces the replica's state: The owner calls Restart, and each feed reads
 //     the store again from behind its resolved revision. If the snapshot brings another
 //     generation, the feeds end.
 //
 //   - A snapshot is being installed while a page is read: Its tables are in the store before
-//     the replica learns of it. StillShows compares the snapshot's record.
+//     the replica learns of it. StillShows and Compacted look at the snapshot's record. Its sender
+//     may have been removing what is compacted, so it may have an older version than the one
+//     before an event.
 //
 //   - Compaction removes versions that a page wants: View and StillShows refuse, and the feed
 //     ends with Compacted.

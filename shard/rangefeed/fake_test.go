@@ -92,10 +92,11 @@ func (w *fakeRange) StillShows(g keyspace.Generation, from keyspace.Revision) er
 }
 
 // Compacted implements Source.
-func (w *fakeRange) Compacted() (keyspace.Revision, error) {
+func (w *fakeRange) Compacted(g keyspace.Generation) (keyspace.Revision, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.compacted, nil
+	_, err := w.View(g, keyspace.MaxRevision)
+	return w.compacted, err
 }
 
 func (w *fakeRange) gateway() *feedtest.Gateway {

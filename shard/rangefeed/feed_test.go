@@ -235,3 +235,31 @@ func TestFeedOfAFakeRange(t *testing.T) {
 		})
 	}
 }
+
+// A feed that cannot look for the versions before its events ends in front of them, also if the
+// range's end is not known yet. The gateway's other feeds go on.
+func TestFeedEndsInFrontOfAnUnknownVersionBefore(t *testing.T) {
+	onRange(t, func(t *testing.T, w *fakeRange) {
+		w.put("k", "1")
+		g := w.gateway()
+		defer g.Close()
+		withPrev := order(1, 3)
+		withPrev.Prev = true
+		g.Order(withPrev, order(2, 3))
+		g.Want("openings", "1: |2; 2: |2")
+		w.put("k", "2")
+		synctest.Wait() // it is being sent
+		w.put("k", "3") // waits for that
+		w.mu.Lock()
+		w.why = kverror.New(kverror.WrongRange, "it was split")
+		w.mu.Unlock()
+		got := g.Take()
+		if want := "1: k@3=2(1@2) |3; 1 ends: wrong range; 2: k@3=2 |3; 2: k@4=3 |4"; got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		w.mu.Lock()
+		w.feeds.End(w.why)
+		w.mu.Unlock()
+		g.Want("the end", "2 ends: wrong range")
+	})
+}

@@ -18,9 +18,10 @@ type Source interface {
 	// StillShows returns nil if whoever has just read the store from the revision on has seen
 	// every event of the generation there, else why not. The replica's lock is not held.
 	StillShows(g keyspace.Generation, from keyspace.Revision) error
-	// Compacted returns the highest compacted revision that is known here, or why the replica
-	// has ended: its data may be going. The replica's lock is not held.
-	Compacted() (keyspace.Revision, error)
+	// Compacted returns the highest compacted revision that is known here, also of a snapshot
+	// whose tables may be in the store. It fails if the range is not of the generation any more,
+	// or if the replica has ended: data may be going. The replica's lock is not held.
+	Compacted(g keyspace.Generation) (keyspace.Revision, error)
 }
 
 // View is the applied state of a range.

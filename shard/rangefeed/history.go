@@ -58,7 +58,7 @@ func (fs *Feeds) history(g keyspace.Generation, o mvcc.HistoryOptions, p pageOpt
 		return nil
 	})
 	if err == nil && p.prev {
-		events, next, err = fs.withBefore(events, next, o.MaxBytes, p.compacted)
+		events, next, err = fs.withBefore(g, events, next, o.MaxBytes, p.compacted)
 	}
 	if err != nil {
 		return nil, place{}, fmt.Errorf("rangefeed: range %s: %w", fs.id, err)
@@ -69,13 +69,13 @@ func (fs *Feeds) history(g keyspace.Generation, o mvcc.HistoryOptions, p pageOpt
 
 // withBefore finds the versions before the events of a page. If these make it too large,
 // the page ends earlier.
-func (fs *Feeds) withBefore(events []rangeapi.Event, next place, maxBytes int64, compacted keyspace.Revision) ([]rangeapi.Event, place, error) {
+func (fs *Feeds) withBefore(g keyspace.Generation, events []rangeapi.Event, next place, maxBytes int64, compacted keyspace.Revision) ([]rangeapi.Event, place, error) {
 	slices.SortFunc(events, func(a, b rangeapi.Event) int {
 		return cmp.Or(cmp.Compare(a.Mod, b.Mod), bytes.Compare(a.Key, b.Key))
 	})
-	n, err := fs.lookBefore(events, compacted, maxBytes)
+	n, err := fs.lookBefore(g, events, compacted, maxBytes)
 	if err == nil && n < len(events) {
-		n, err = fs.wholeKey(events, n, compacted)
+		n, err = fs.wholeKey(g, events, n, compacted)
 	}
 	if err != nil || n == len(events) {
 		return events, next, err
@@ -91,7 +91,7 @@ func (fs *Feeds) withBefore(events []rangeapi.Event, next place, maxBytes int64,
 // wholeKey moves the end of a page away from between events of one key and revision, since
 // pages go on at a key. n is the number of events on the page. The page ends before those
 // events, or behind them if they are its first.
-func (fs *Feeds) wholeKey(events []rangeapi.Event, n int, compacted keyspace.Revision) (int, error) {
+func (fs *Feeds) wholeKey(g keyspace.Generation, events []rangeapi.Event, n int, compacted keyspace.Revision) (int, error) {
 	one := func(a, b *rangeapi.Event) bool { return a.Mod == b.Mod && bytes.Equal(a.Key, b.Key) }
 	start := n
 	for start > 0 && one(&events[start-1], &events[n]) {
@@ -104,16 +104,17 @@ func (fs *Feeds) wholeKey(events []rangeapi.Event, n int, compacted keyspace.Rev
 	for end < len(events) && one(&events[0], &events[end]) {
 		end++
 	}
-	_, err := fs.lookBefore(events[n:end], compacted, math.MaxInt64)
+	_, err := fs.lookBefore(g, events[n:end], compacted, math.MaxInt64)
 	return end, err
 }
 
-// lookBefore finds the version before each of the first n events, as etcd does. An event
-// that creates its key has none. An event whose revision before is below the compacted
+// lookBefore finds the version before each of the first n events, as etcd does. It fails if the
+// range is not of the generation any more: a child that was split off, or a compaction of its
+// own, may have taken the versions from the store. An event that creates its key has none. An event whose revision before is below the compacted
 // revision gets none; that is the higher of the given one and the one known here. The n
 // events take at most maxBytes with those versions, or n is 1.
-func (fs *Feeds) lookBefore(events []rangeapi.Event, known keyspace.Revision, maxBytes int64) (n int, err error) {
-	compacted, err := fs.src.Compacted()
+func (fs *Feeds) lookBefore(gen keyspace.Generation, events []rangeapi.Event, known keyspace.Revision, maxBytes int64) (n int, err error) {
+	compacted, err := fs.src.Compacted(gen)
 	if err != nil {
 		return 0, err
 	}
@@ -135,7 +136,7 @@ func (fs *Feeds) lookBefore(events []rangeapi.Event, known keyspace.Revision, ma
 	}
 	// If a compaction came meanwhile, an older version may have been found instead of one
 	// that it removed.
-	if compacted, err = fs.src.Compacted(); err != nil {
+	if compacted, err = fs.src.Compacted(gen); err != nil {
 		_ = g.Close() // the first error says more
 		return 0, err
 	}

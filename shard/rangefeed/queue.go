@@ -118,6 +118,15 @@ func (c *conn) endLocked(f *feed, err *kverror.Error) {
 	c.readyLocked(f)
 }
 
+// cut ends a feed in front of what it holds, unless it has ended.
+func (c *conn) cut(f *feed, err *kverror.Error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.emptyLocked(f)
+	c.setPageLocked(f, nil)
+	c.endLocked(f, err)
+}
+
 // drop takes a feed off the connection and returns it, or nil if there is none.
 func (c *conn) drop(id rangeapi.FeedID) *feed {
 	c.mu.Lock()

@@ -2,11 +2,17 @@ package rangefeed
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
+
+// errNoBefore says that the versions before a feed's events cannot be found. It concerns that feed
+// alone.
+var errNoBefore = errors.New("rangefeed: look for the versions before events")
 
 // writer makes messages of what the feeds of a connection have.
 type writer struct {
@@ -42,7 +48,10 @@ func (c *conn) send(ctx context.Context) error {
 // write adds a feed's blocks to the message, and its end, if it has one.
 func (w *writer) write(ctx context.Context, f *feed, blocks []*block, end *kverror.Error) error {
 	for _, b := range blocks {
-		if err := w.block(ctx, f, b); err != nil {
+		if err := w.block(ctx, f, b); errors.Is(err, errNoBefore) {
+			w.cut(f, err, end)
+			return nil
+		} else if err != nil {
 			return err
 		}
 	}
@@ -54,6 +63,20 @@ func (w *writer) write(ctx context.Context, f *feed, blocks []*block, end *kverr
 		return w.flush(ctx)
 	}
 	return nil
+}
+
+// cut ends a feed in front of an event whose version before cannot be found. The gateway opens
+// another feed behind what is resolved. end is the feed's end if it has been taken already.
+func (w *writer) cut(f *feed, err error, end *kverror.Error) {
+	if w.count > 0 {
+		w.part(f, f.told, rangeapi.FeedPosition{})
+	}
+	f.src.remove(f)
+	w.c.cut(f, kverror.Of(err))
+	if end != nil {
+		w.beginMessage()
+		w.msg = rangeapi.AppendPart(w.msg, &rangeapi.FeedPart{ID: f.id, Err: end})
+	}
 }
 
 func (w *writer) beginMessage() {
@@ -121,8 +144,8 @@ func (w *writer) oneByOne(ctx context.Context, f *feed, e *Events) error {
 	for len(events) > 0 {
 		n := len(events)
 		if f.prev {
-			if n, err = f.src.lookBefore(events, 0, w.c.s.bounds.message); err != nil {
-				return err
+			if n, err = f.src.lookBefore(f.generation, events, 0, w.c.s.bounds.message); err != nil {
+				return fmt.Errorf("%w: %w", errNoBefore, err)
 			}
 		}
 		for i := range events[:n] {
