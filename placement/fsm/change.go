@@ -9,9 +9,7 @@ import (
 // replace puts a component's descriptors in the place of its rows.
 func (s *State) replace(index uint64, c component) {
 	for _, g := range c.Old {
-		s.tree.Delete(g)
-		s.recent.Delete(g)
-		delete(s.ranges, g.Descriptor.Range)
+		s.remove(g)
 		s.dirty.ranges[g.Descriptor.Range] = true
 	}
 	for _, d := range c.New {
@@ -38,14 +36,10 @@ func preferredFor(d *keyspace.Descriptor, want keyspace.NodeID) keyspace.NodeID 
 	return d.Replicas[0].Node
 }
 
-// insert puts a row into all indexes, in the place of the one with its start key
-// and id if there is one.
+// insert puts a row into the map, in the place of the one with its start key and id if there is
+// one.
 func (s *State) insert(g *Range) {
-	if old, ok := s.tree.ReplaceOrInsert(g); ok {
-		s.recent.Delete(old)
-	}
-	s.recent.ReplaceOrInsert(g)
-	s.ranges[g.Descriptor.Range] = g
+	s.put(g)
 	s.dirty.ranges[g.Descriptor.Range] = true
 }
 

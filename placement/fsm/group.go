@@ -48,8 +48,8 @@ func (s *State) descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	if id == OwnGroup {
 		return s.own(), s.membersIndex > 0
 	}
-	row, ok := s.ranges[id]
-	if !ok {
+	row := s.row(id)
+	if row == nil {
 		return keyspace.Descriptor{}, false
 	}
 	return row.Descriptor, true

@@ -16,10 +16,9 @@ type Map struct {
 	// Version is the placement group's index at which the map last changed. Of two
 	// maps the one with the higher Version is newer.
 	Version uint64
-	tree    *rangeTree
-	recent  *rangeTree
-	nodes   map[keyspace.NodeID]Node
-	own     keyspace.Descriptor
+	rows
+	nodes map[keyspace.NodeID]Node
+	own   keyspace.Descriptor
 }
 
 // Len returns the number of ranges.
@@ -104,9 +103,9 @@ func (m *Map) RowsSince(version uint64) []*Range {
 func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
 	next := &Map{Version: version, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
-		next.tree, next.recent = newRangeTree(), newRecentTree()
+		next.rows = newRows()
 	} else {
-		next.tree, next.recent = m.tree.Clone(), m.recent.Clone()
+		next.rows = m.clone()
 	}
 	if len(nodes) > 0 {
 		next.nodes = make(map[keyspace.NodeID]Node, len(nodes))
@@ -124,12 +123,10 @@ func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Des
 		}
 	}
 	for _, g := range gone {
-		next.tree.Delete(g)
-		next.recent.Delete(g)
+		next.remove(g)
 	}
 	for _, g := range rows {
-		next.tree.ReplaceOrInsert(g)
-		next.recent.ReplaceOrInsert(g)
+		next.put(g)
 	}
 	return next
 }
@@ -170,18 +167,10 @@ func (m *Map) CheckAround(rows []*Range) error {
 	return nil
 }
 
-// ByID returns the row of a range, by a search through all rows: it is for rare
-// questions.
+// ByID returns the row of a range.
 func (m *Map) ByID(id keyspace.RangeID) (Range, bool) {
-	var found *Range
-	m.tree.Ascend(func(g *Range) bool {
-		if g.Descriptor.Range == id {
-			found = g
-		}
-		return found == nil
-	})
-	if found == nil {
-		return Range{}, false
+	if g := m.row(id); g != nil {
+		return *g, true
 	}
-	return *found, true
+	return Range{}, false
 }

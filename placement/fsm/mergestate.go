@@ -112,10 +112,10 @@ func (s *State) beginMerge(index uint64, o BeginOperation, left *keyspace.Descri
 	if is := VersionOf(right); o.Right != (RangeVersion{}) && is != o.Right {
 		return Result{Err: kverror.New(kverror.Busy, "range %s has changed meanwhile", right.Range)}
 	}
-	if err := decidedMerge(&op, s.ranges[op.Range], s.ranges[right.Range]); err != nil {
+	if err := decidedMerge(&op, s.row(op.Range), s.row(right.Range)); err != nil {
 		return Result{Err: err}
 	}
-	if !s.ranges[op.Range].Created || !s.ranges[right.Range].Created {
+	if !s.row(op.Range).Created || !s.row(right.Range).Created {
 		return Result{Err: kverror.New(kverror.Busy, "range %s or range %s is not on all of its nodes yet", op.Range, right.Range)}
 	}
 	if have, busy := s.operationOn(right.Range); busy {
@@ -139,7 +139,7 @@ func (s *State) merging(m MergeRef) (Operation, error) {
 // replica.
 func (s *State) applyAlignMerge(o AlignMerge) Result {
 	op, err := s.merging(o.Merge)
-	right := s.ranges[op.Right]
+	right := s.row(op.Right)
 	if err != nil || !op.Phase.Undecided() || right == nil {
 		return Result{Err: err, Operation: op}
 	}
@@ -184,7 +184,7 @@ func (s *State) applyCommitMerge(index uint64, o CommitMerge) Result {
 	case op.Phase != MergeBinding:
 		return Result{Err: kverror.New(kverror.BadRequest, "merge %d is %s", op.ID, op.Phase)}
 	}
-	left, right := s.ranges[op.Range], s.ranges[op.Right]
+	left, right := s.row(op.Range), s.row(op.Right)
 	if left == nil || right == nil || VersionOf(&left.Descriptor) != o.Left || VersionOf(&right.Descriptor) != o.Right ||
 		!Mergeable(&left.Descriptor, &right.Descriptor) {
 		return Result{Err: kverror.New(kverror.Busy, "range %s or range %s has changed meanwhile", op.Range, op.Right)}

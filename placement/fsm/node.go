@@ -554,11 +554,12 @@ func (s *State) holds(id keyspace.NodeID) error {
 		return errors.New("it has a replica of the placement group")
 	}
 	held := 0
-	for _, g := range s.ranges {
+	s.tree.Ascend(func(g *Range) bool {
 		if _, ok := g.Descriptor.ReplicaOn(id); ok {
 			held++
 		}
-	}
+		return true
+	})
 	if held > 0 {
 		return fmt.Errorf("it has replicas of %d ranges", held)
 	}

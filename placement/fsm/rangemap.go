@@ -24,14 +24,53 @@ func newRangeTree() *rangeTree {
 	})
 }
 
-// newRecentTree returns the index of rows by when they last changed.
-func newRecentTree() *rangeTree {
-	return btree.NewG(mapDegree, func(a, b *Range) bool {
-		if a.Changed != b.Changed {
-			return a.Changed < b.Changed
-		}
-		return a.Descriptor.Range < b.Descriptor.Range
-	})
+// rows are the rows of the range map, in three orders. Each change goes to all of them. Copies of
+// the struct share the rows; a clone goes its own way.
+type rows struct {
+	tree *rangeTree
+	// ids are by range, recent by when they last changed.
+	ids, recent *rangeTree
+}
+
+func newRows() rows {
+	return rows{
+		tree: newRangeTree(),
+		ids:  btree.NewG(mapDegree, func(a, b *Range) bool { return a.Descriptor.Range < b.Descriptor.Range }),
+		recent: btree.NewG(mapDegree, func(a, b *Range) bool {
+			if a.Changed != b.Changed {
+				return a.Changed < b.Changed
+			}
+			return a.Descriptor.Range < b.Descriptor.Range
+		}),
+	}
+}
+
+// clone costs O(1).
+func (r rows) clone() rows {
+	return rows{tree: r.tree.Clone(), ids: r.ids.Clone(), recent: r.recent.Clone()}
+}
+
+// row returns the row of a range, nil if there is none.
+func (r rows) row(id keyspace.RangeID) *Range {
+	g, _ := r.ids.Get(&Range{Descriptor: keyspace.Descriptor{Range: id}})
+	return g
+}
+
+// put adds a row, in the place of the one with its start key and id if there is one. If only one
+// of the two is the same, check finds it.
+func (r rows) put(g *Range) {
+	if old, ok := r.tree.ReplaceOrInsert(g); ok {
+		r.recent.Delete(old)
+	}
+	r.ids.ReplaceOrInsert(g)
+	r.recent.ReplaceOrInsert(g)
+}
+
+// remove removes a row if it is there.
+func (r rows) remove(g *Range) {
+	r.tree.Delete(g)
+	r.ids.Delete(g)
+	r.recent.Delete(g)
 }
 
 // rowOf returns the row of a tree that covers the keyspace in whose span key lies.
@@ -88,12 +127,12 @@ type fitting struct {
 //
 // next bounds the range ids that exist. fit changes nothing; its answer depends
 // on its arguments alone.
-func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor) fitting {
+func fit(r rows, next keyspace.RangeID, reported []keyspace.Descriptor) fitting {
 	var f fitting
-	fresh := newest(t, byID, next, reported, &f)
+	fresh := newest(r, next, reported, &f)
 	for len(fresh) > 0 {
-		n, span := group(t, fresh)
-		f.place(t, byID, fresh[:n], span)
+		n, span := group(r.tree, fresh)
+		f.place(r, fresh[:n], span)
 		fresh = fresh[n:]
 	}
 	return f
@@ -101,11 +140,11 @@ func fit(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, 
 
 // newest returns the newest copy of each range in the report that is newer than
 // the map's row, sorted by start; the others it adds to f.Stale.
-func newest(t *rangeTree, byID map[keyspace.RangeID]*Range, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
+func newest(r rows, next keyspace.RangeID, reported []keyspace.Descriptor, f *fitting) []keyspace.Descriptor {
 	best := make(map[keyspace.RangeID]keyspace.Descriptor, len(reported))
 	for _, d := range reported {
-		row, known := byID[d.Range]
-		if validDescriptor(&d, next) != nil || known && !d.Newer(&row.Descriptor) || outrun(t, &d) {
+		known := r.row(d.Range)
+		if validDescriptor(&d, next) != nil || known != nil && !d.Newer(&known.Descriptor) || outrun(r.tree, &d) {
 			f.Stale = append(f.Stale, d)
 			continue
 		}
@@ -161,8 +200,8 @@ func group(t *rangeTree, fresh []keyspace.Descriptor) (int, keyspace.Span) {
 
 // place takes one group of descriptors that the rows of span connect. It puts the group into
 // Apply if it fits, and into Held if it does not fit yet.
-func (f *fitting) place(t *rangeTree, byID map[keyspace.RangeID]*Range, ds []keyspace.Descriptor, span keyspace.Span) {
-	old := overlapping(t, span)
+func (f *fitting) place(r rows, ds []keyspace.Descriptor, span keyspace.Span) {
+	old := overlapping(r.tree, span)
 	in := make(map[keyspace.RangeID]bool, len(ds))
 	for i := range ds {
 		in[ds[i].Range] = true
@@ -174,8 +213,7 @@ func (f *fitting) place(t *rangeTree, byID map[keyspace.RangeID]*Range, ds []key
 		fits = fits && in[g.Descriptor.Range]
 	}
 	for id := range in {
-		_, known := byID[id]
-		fits = fits && (goes[id] || !known)
+		fits = fits && (goes[id] || r.row(id) == nil)
 	}
 	if !fits {
 		f.Held = append(f.Held, ds...)
@@ -218,17 +256,19 @@ func validDescriptor(d *keyspace.Descriptor, next keyspace.RangeID) error {
 	return nil
 }
 
-// checkMap returns an error where the tree does not cover the keyspace exactly
-// once, or differs from the index by id.
-func checkMap(t *rangeTree, byID map[keyspace.RangeID]*Range) error {
-	if t.Len() != len(byID) {
-		return fmt.Errorf("placement: %d rows by key, %d by id", t.Len(), len(byID))
+// check returns an error where the rows do not cover the keyspace exactly once, or differ in the
+// three orders.
+func (r rows) check() error {
+	if r.tree.Len() != r.ids.Len() || r.tree.Len() != r.recent.Len() {
+		return fmt.Errorf("placement: %d rows by key, %d by range, %d by their last change", r.tree.Len(), r.ids.Len(), r.recent.Len())
 	}
-	ds := make([]keyspace.Descriptor, 0, t.Len())
+	ds := make([]keyspace.Descriptor, 0, r.tree.Len())
 	var err error
-	t.Ascend(func(g *Range) bool {
-		if byID[g.Descriptor.Range] != g {
-			err = fmt.Errorf("placement: range %s has another row by id", g.Descriptor.Range)
+	r.tree.Ascend(func(g *Range) bool {
+		if o := r.row(g.Descriptor.Range); o != g {
+			err = fmt.Errorf("placement: range %s has row %+v by key and %+v by range", g.Descriptor.Range, g, o)
+		} else if o, _ := r.recent.Get(g); o != g {
+			err = fmt.Errorf("placement: range %s has row %+v by key and %+v by its last change", g.Descriptor.Range, g, o)
 		}
 		ds = append(ds, g.Descriptor)
 		return err == nil

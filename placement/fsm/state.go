@@ -18,9 +18,7 @@ import (
 // a View.
 type State struct {
 	meta
-	tree     *rangeTree
-	recent   *rangeTree // the same rows, by (Changed, range id)
-	ranges   map[keyspace.RangeID]*Range
+	rows
 	nodes    map[keyspace.NodeID]Node
 	settings map[string][]byte
 	leases   leases
@@ -51,9 +49,7 @@ type dirty struct {
 // NewState returns the state of a cluster that does not exist yet.
 func NewState() *State {
 	return &State{
-		tree:       newRangeTree(),
-		recent:     newRecentTree(),
-		ranges:     map[keyspace.RangeID]*Range{},
+		rows:       newRows(),
 		nodes:      map[keyspace.NodeID]Node{},
 		settings:   map[string][]byte{},
 		operations: map[keyspace.RangeID]Operation{},
@@ -167,7 +163,7 @@ func (s *State) applyAllocate(o AllocateRanges) Result {
 }
 
 func (s *State) applyReport(index uint64, o Report) Result {
-	f := fit(s.tree, s.ranges, s.NextRange, o.Descriptors)
+	f := fit(s.rows, s.NextRange, o.Descriptors)
 	for _, c := range f.Apply {
 		s.replace(index, c)
 	}
@@ -196,8 +192,8 @@ func (s *State) applyKeepBorder(index uint64, o KeepBorder) Result {
 
 func (s *State) applyMarkCreated(index uint64, o MarkCreated) {
 	for _, id := range o.Ranges {
-		old, ok := s.ranges[id]
-		if !ok || old.Created {
+		old := s.row(id)
+		if old == nil || old.Created {
 			continue
 		}
 		g := *old
@@ -230,8 +226,8 @@ func (s *State) Flush(w recordWriter) error {
 		s.dirty.meta = false
 	}
 	for id := range s.dirty.ranges {
-		g, ok := s.ranges[id]
-		if err := put(w, rangeKey(id), ok, func(b []byte) []byte { return AppendRange(b, g) }); err != nil {
+		g := s.row(id)
+		if err := put(w, rangeKey(id), g != nil, func(b []byte) []byte { return AppendRange(b, g) }); err != nil {
 			return err
 		}
 	}
@@ -312,17 +308,15 @@ func (s *State) Check() error {
 	if s.Compacted > s.Ceiling {
 		return fmt.Errorf("placement: compacted revision %d above the ceiling %d", s.Compacted, s.Ceiling)
 	}
-	for id := range s.ranges {
-		if id >= s.NextRange {
-			return fmt.Errorf("placement: range %s exists, and the next id is %s", id, s.NextRange)
-		}
+	if last, ok := s.ids.Max(); ok && last.Descriptor.Range >= s.NextRange {
+		return fmt.Errorf("placement: range %s exists, and the next id is %s", last.Descriptor.Range, s.NextRange)
 	}
 	for _, o := range s.operations {
 		if o.Replica >= s.NextReplica {
 			return fmt.Errorf("placement: operation %d has replica %d, and the next id is %d", o.ID, o.Replica, s.NextReplica)
 		}
 	}
-	return checkMap(s.tree, s.ranges)
+	return s.check()
 }
 
 // View is an unchanging copy of the state at one applied index. It may be read by
@@ -348,7 +342,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, tree: s.tree.Clone(), recent: s.recent.Clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

@@ -149,11 +149,20 @@ func (h *stateStory) settle(t *testing.T) {
 	again := h.records.reload(t)
 	if again.meta != h.s.meta || !reflect.DeepEqual(again.nodes, h.s.nodes) ||
 		!maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
-		!reflect.DeepEqual(again.ranges, h.s.ranges) ||
+		!reflect.DeepEqual(again.all(), h.s.all()) ||
 		!reflect.DeepEqual(again.operations, h.s.operations) || !reflect.DeepEqual(again.absorbing, h.s.absorbing) ||
 		printLeases(again) != printLeases(h.s) || again.leases.bytes != h.s.leases.bytes {
 		t.Fatalf("loaded again:\n%+v\nwritten:\n%+v", again, h.s)
 	}
+}
+
+// all returns the rows in key order.
+func (r rows) all() (all []*Range) {
+	r.tree.Ascend(func(g *Range) bool {
+		all = append(all, g)
+		return true
+	})
+	return all
 }
 
 // checkDelta checks that what changed, put over the old map, gives the new one.
@@ -222,7 +231,7 @@ func (h *stateStory) mergeEffect(t *testing.T, d *datadriven.TestData) Effect {
 	}
 	left := keyspace.RangeID(testkit.Arg(t, d, "left"))
 	if d.Cmd == "merge" {
-		row := h.s.ranges[left].Descriptor
+		row := h.s.row(left).Descriptor
 		o := BeginOperation{Generation: row.Generation, ConfIndex: row.ConfIndex, Operation: Operation{Range: left, Kind: OperationMerge, Why: "story"}}
 		if d.HasArg("decided") {
 			o.Operation.Reason = decide.Cold
@@ -438,7 +447,7 @@ func TestBootstrapSpread(t *testing.T) {
 // TestReportsInAnyOrder splits a keyspace at random and reports the descriptors of
 // every moment in random order, some lost, as they come from nodes that know
 // nothing of each other. The map covers the keyspace exactly once after each
-// report (checkMap), and once the newest of all are reported it is the truth. An old
+// report (check), and once the newest of all are reported it is the truth. An old
 // word never wins over a newer one (trap 11, as far as there are no orders to move).
 func TestReportsInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
@@ -473,7 +482,7 @@ func TestReportsInAnyOrder(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		for id, d := range truth {
-			if got := s.ranges[id]; got == nil || !reflect.DeepEqual(got.Descriptor, d) {
+			if got := s.row(id); got == nil || !reflect.DeepEqual(got.Descriptor, d) {
 				t.Fatalf("seed %d: range %s is %+v, in truth %+v", seed, id, got, d)
 			}
 		}
