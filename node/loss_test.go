@@ -91,38 +91,45 @@ func TestCrashInFirstStart(t *testing.T) {
 // A crash within the removal of a replica does not keep the node from starting: the
 // removal is repeated, and nothing of the replica is left.
 func TestCrashInRemoval(t *testing.T) {
-	bubble(t, 1, borders(2), nil, func(r *rig) {
+	bubble(t, 1, borders(3), nil, func(r *rig) {
 		n := r.nodes[0]
-		r.mustPut(n, keyOf(0), "gone")
-		r.mustPut(n, keyOf(1), "stays")
-		var id keyspace.RangeID
-		for _, s := range n.summaries() {
-			if s.Descriptor.Span.Contains([]byte(keyOf(0))) {
-				id = s.Descriptor.Range
+		var ids []keyspace.RangeID
+		var gs []keyspace.GroupID
+		for i, what := range []string{"gone", "gone", "stays"} {
+			r.mustPut(n, keyOf(i), what)
+			for _, s := range n.summaries() {
+				if what == "gone" && s.Descriptor.Span.Contains([]byte(keyOf(i))) {
+					ids, gs = append(ids, s.Descriptor.Range), append(gs, s.Descriptor.Range.Group())
+				}
 			}
 		}
 		if err := n.core.engine.Flush(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
 		cut := errors.New("cut off")
-		if err := n.core.host.Remove(r.t.Context(), id.Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
-			r.t.Fatal(err)
+		failed := n.core.host.Remove(r.t.Context(), gs, func(*engine.Batch, keyspace.GroupID) error { return cut })
+		for _, g := range gs {
+			if !errors.Is(failed[g], cut) {
+				r.t.Fatal(failed)
+			}
 		}
 		r.crash(n)
 		r.start(n)
-		if n.core.shards.Replica(id) != nil || len(n.core.host.Removed()) != 0 {
-			r.t.Errorf("replica %v, removed %v", n.core.shards.Replica(id), n.core.host.Removed())
+		for i, id := range ids {
+			if n.core.shards.Replica(id) != nil || len(n.core.host.Removed()) != 0 {
+				r.t.Errorf("replica %v, removed %v", n.core.shards.Replica(id), n.core.host.Removed())
+			}
+			if _, ok, err := n.core.engine.Applied(id.Group()); ok || err != nil {
+				r.t.Errorf("applied record: %v %v", ok, err)
+			}
+			if _, ok, err := mvcc.Get(n.core.engine, []byte(keyOf(i)), 1<<40); ok || err != nil {
+				r.t.Errorf("a key of the replica: %v %v", ok, err)
+			}
 		}
-		if _, ok, err := n.core.engine.Applied(id.Group()); ok || err != nil {
-			r.t.Errorf("applied record: %v %v", ok, err)
-		}
-		if _, ok, err := mvcc.Get(n.core.engine, []byte(keyOf(0)), 1<<40); ok || err != nil {
-			r.t.Errorf("a key of the replica: %v %v", ok, err)
-		}
-		r.mustGet(n, keyOf(1), "stays")
+		r.mustGet(n, keyOf(2), "stays")
 		// What the log has forgotten need not be repeated.
 		r.crash(n)
 		r.start(n)
-		r.mustGet(n, keyOf(1), "stays")
+		r.mustGet(n, keyOf(2), "stays")
 	})
 }

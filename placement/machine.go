@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -309,4 +310,9 @@ func (m *machine) dropped(number uint64, err error) {
 func tombstones(e *engine.Engine) lifecycle.Tombstones {
 	key := engine.NodeLocalKey([]byte("placement/left"))
 	return lifecycle.Tombstones{Engine: e, Key: func(keyspace.GroupID) []byte { return key }}
+}
+
+// storeLeft makes it durable that a replica of the placement group has left this node.
+func storeLeft(ctx context.Context, e *engine.Engine, id keyspace.ReplicaID) error {
+	return tombstones(e).Store(ctx, map[keyspace.GroupID]keyspace.ReplicaID{keyspace.PlacementGroup: id})
 }

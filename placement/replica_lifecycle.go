@@ -81,11 +81,11 @@ func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds ke
 		return nil
 	}
 	if r.ID != holds {
-		if err := tombstones(s.o.Engine).Store(ctx, keyspace.PlacementGroup, r.ID); err != nil {
+		if err := storeLeft(ctx, s.o.Engine, r.ID); err != nil {
 			return fmt.Errorf("undo bootstrap: %w", err)
 		}
 	}
-	err := h.Remove(ctx, keyspace.PlacementGroup, deleteOwn)
+	err := h.Remove(ctx, []keyspace.GroupID{keyspace.PlacementGroup}, deleteOwn)[keyspace.PlacementGroup]
 	if err == nil {
 		err = s.machine.reload()
 	}
@@ -97,8 +97,8 @@ func (s *Service) UndoBootstrap(ctx context.Context, h *raftgroup.Host, holds ke
 }
 
 // deleteOwn writes the deletion of the group's state.
-func deleteOwn(b *engine.Batch) error {
-	span := engine.GroupLocalSpan(keyspace.PlacementGroup)
+func deleteOwn(b *engine.Batch, g keyspace.GroupID) error {
+	span := engine.GroupLocalSpan(g)
 	return b.DeleteRange(span.Lower, span.Upper)
 }
 
@@ -181,21 +181,21 @@ func (o *ownReplica) Verdict(keyspace.GroupID) (lifecycle.Verdict, error) {
 
 // End implements lifecycle.Remover. The tombstone comes before the log goes, which knows what the
 // replica has promised. Of a replica that is not open the tombstone is stored.
-func (o *ownReplica) End(ctx context.Context, g keyspace.GroupID) error {
+func (o *ownReplica) End(ctx context.Context, _ []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
 	open := o.s.replica()
 	if open == nil {
 		return nil
 	}
-	if err := tombstones(o.s.o.Engine).Store(ctx, g, open.Status().Replica); err != nil {
-		return err
+	if err := storeLeft(ctx, o.s.o.Engine, open.Status().Replica); err != nil {
+		return map[keyspace.GroupID]error{keyspace.PlacementGroup: err}
 	}
 	o.s.detach()
 	return nil
 }
 
 // Destroy implements lifecycle.Remover.
-func (o *ownReplica) Destroy(ctx context.Context, g keyspace.GroupID) error {
-	return o.host.Remove(ctx, g, deleteOwn)
+func (o *ownReplica) Destroy(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
+	return o.host.Remove(ctx, gs, deleteOwn)
 }
 
 // Gone implements lifecycle.Remover.

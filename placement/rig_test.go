@@ -223,7 +223,7 @@ func (n *rigNode) start() {
 		n.undoBootstrap = false
 		n.must(n.service.UndoBootstrap(r.t.Context(), n.host, 0))
 	}
-	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID, _ *engine.Applied) error {
+	n.must(n.host.FinishRemovals(r.t.Context(), func(b *engine.Batch, g keyspace.GroupID) error {
 		span := engine.GroupLocalSpan(g)
 		return b.DeleteRange(span.Lower, span.Upper)
 	}))

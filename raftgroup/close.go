@@ -3,6 +3,7 @@ package raftgroup
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"go.uber.org/zap"
 
@@ -68,63 +69,124 @@ func (h *Host) endClose(id keyspace.GroupID, c *closing, err error) {
 	close(c.done)
 }
 
-// Remove closes a group and removes its log for good. del, which may be nil, writes the
-// deletion of the state machine's data into a batch; the applied record is deleted with
-// it. Remove returns when the removal survives a crash. A crash before that leaves the
-// tombstone in the wal, and Removed lists the group.
-func (h *Host) Remove(ctx context.Context, id keyspace.GroupID, del func(b *engine.Batch) error) error {
-	if err := h.Close(ctx, id); err != nil {
-		return err
+// Deleter writes the deletion of a group's data into a batch. Removed lists the group by then, and
+// all that are removed with it: they certainly never come back.
+type Deleter func(b *engine.Batch, g keyspace.GroupID) error
+
+// Remove closes groups and removes their logs for good. del, which may be nil, deletes the state
+// machine's data; the applied record is deleted with it. The groups share each sync of the wal and
+// each flush. The removal of a group survives a crash, unless it is in failed. A crash before
+// that leaves its tombstone in the wal, and Removed lists the group.
+func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) (failed map[keyspace.GroupID]error) {
+	failed = make(map[keyspace.GroupID]error)
+	fail := func(err error, ids ...keyspace.GroupID) {
+		for _, id := range ids {
+			failed[id] = fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+		}
 	}
-	if err := h.reserve(id); err != nil {
-		return err
+	for _, id := range ids {
+		h.beginClose(id) // all at once: Close waits for each
 	}
-	defer h.unreserve(id)
-	if err := h.storeApplied(ctx, id); err != nil {
-		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+	var closed []keyspace.GroupID
+	for _, id := range ids {
+		err := h.Close(ctx, id)
+		if err == nil {
+			err = h.reserve(id)
+		}
+		if err != nil {
+			fail(err, id)
+			continue
+		}
+		defer h.unreserve(id)
+		closed = append(closed, id)
 	}
-	// The tombstone first: if a crash loses the deletion in the engine, the replica must
-	// not come back without its votes.
+	if len(closed) == 0 {
+		return failed
+	}
+	if err := h.storeApplied(ctx, closed); err != nil {
+		fail(err, closed...)
+		return failed
+	}
+	// The tombstones first: if a crash loses a deletion in the engine, the replica must not come
+	// back without its votes.
 	wb := h.cfg.WAL.NewBatch()
-	wb.Remove(id)
+	for _, id := range closed {
+		wb.Remove(id)
+	}
 	if err := h.submitAndWait(ctx, wb.SetSync, func(done func(error)) { h.cfg.WAL.Submit(wb, done) }); err != nil {
-		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
+		fail(err, closed...)
+		return failed
 	}
-	b := h.cfg.Engine.NewBatch()
-	defer b.Close()
-	err := b.DeleteApplied(id)
-	if err == nil && del != nil {
-		err = del(b)
+	var deleted []keyspace.GroupID
+	for id, err := range h.deleteStates(closed, del) {
+		if err != nil {
+			fail(err, id)
+			continue
+		}
+		deleted = append(deleted, id)
 	}
-	if err == nil {
-		err = b.Commit()
+	if err := h.cfg.Engine.Flush(ctx); err != nil {
+		fail(err, deleted...)
+		return failed
 	}
-	if err == nil {
-		err = h.cfg.Engine.Flush(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("raftgroup: remove group %s: %w", id, err)
-	}
+	// A tombstone goes only now: the deletion of the state is durable (trap 30).
 	fb := h.cfg.WAL.NewBatch()
-	fb.Forget(id)
+	for _, id := range deleted {
+		fb.Forget(id)
+	}
 	fb.SetSync(false)
 	h.cfg.WAL.Submit(fb, nil)
-	return nil
+	return failed
 }
 
-// storeApplied makes a group's applied state durable before its log goes. An entry may
+// deleteStates deletes the groups' applied records and data, and yields what became of each. Each
+// has a batch of its own, because one that cannot be deleted must not keep the others. All batches are
+// written before the first is committed: the engine sorts its range deletions anew for the first read
+// behind each.
+func (h *Host) deleteStates(ids []keyspace.GroupID, del Deleter) iter.Seq2[keyspace.GroupID, error] {
+	return func(yield func(keyspace.GroupID, error) bool) {
+		batches, errs := make([]*engine.Batch, len(ids)), make([]error, len(ids))
+		for i, id := range ids {
+			b := h.cfg.Engine.NewBatch()
+			defer b.Close()
+			batches[i], errs[i] = b, b.DeleteApplied(id)
+			if errs[i] == nil && del != nil {
+				errs[i] = del(b, id)
+			}
+		}
+		for i, id := range ids {
+			if errs[i] == nil {
+				errs[i] = batches[i].Commit()
+			}
+			if !yield(id, errs[i]) {
+				return
+			}
+		}
+	}
+}
+
+// storeApplied makes the groups' applied state durable before their logs go. An entry may
 // have made another group's first record, as a split does. Nothing would make that record
 // again after a crash, and that group's log may hold acknowledged entries.
-func (h *Host) storeApplied(ctx context.Context, id keyspace.GroupID) error {
-	a, ok, err := h.cfg.Engine.Applied(id)
-	if err != nil || !ok {
+func (h *Host) storeApplied(ctx context.Context, ids []keyspace.GroupID) error {
+	durable := make(map[keyspace.GroupID]uint64, len(ids))
+	err := h.cfg.Engine.VisitDurableApplied(ids, func(id keyspace.GroupID, d engine.Applied) error {
+		durable[id] = d.Index
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	d, durable, err := h.cfg.Engine.DurableApplied(id)
-	if err != nil || durable && d.Index >= a.Index {
-		return err
+	for _, id := range ids {
+		a, ok, err := h.cfg.Engine.Applied(id)
+		if err != nil {
+			return err
+		}
+		if d, stored := durable[id]; ok && (!stored || d < a.Index) {
+			return h.cfg.Engine.Flush(ctx)
+		}
 	}
-	return h.cfg.Engine.Flush(ctx)
+	return nil
 }
 
 func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit func(func(error))) error {
@@ -144,20 +206,14 @@ func (h *Host) submitAndWait(ctx context.Context, setSync func(bool), submit fun
 func (h *Host) Removed() []keyspace.GroupID { return h.cfg.WAL.Removed() }
 
 // FinishRemovals repeats the removals that a crash interrupted, so that their groups may
-// be opened again. Call it before the first Open. del writes the deletion of a group's
-// data; a is nil if the applied record is gone already.
-func (h *Host) FinishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error {
-	for _, id := range h.Removed() {
-		var at *engine.Applied
-		a, ok, err := h.cfg.Engine.Applied(id)
-		if err != nil {
-			return fmt.Errorf("raftgroup: remove group %s again: %w", id, err)
-		}
-		if ok {
-			at = &a
-		}
-		if err := h.Remove(ctx, id, func(b *engine.Batch) error { return del(b, id, at) }); err != nil {
-			return fmt.Errorf("after a crash: %w", err)
+// be opened again. Call it before the first Open. del is Remove's; the applied record of a group
+// may be gone already.
+func (h *Host) FinishRemovals(ctx context.Context, del Deleter) error {
+	ids := h.Removed()
+	failed := h.Remove(ctx, ids, del)
+	for _, id := range ids {
+		if failed[id] != nil {
+			return fmt.Errorf("after a crash: %w", failed[id])
 		}
 		h.log.Info("completed a removal that a crash had interrupted", zap.Stringer("group", id))
 	}

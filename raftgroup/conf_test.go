@@ -78,7 +78,7 @@ func TestReplaceReplica(t *testing.T) {
 		if !slices.Equal(a.Replicas, st.Replicas) || a.ConfIndex == InitIndex {
 			t.Fatalf("applied record: %+v", a)
 		}
-		r.must(r.nodes[keyspace.NodeID(victim)].host.Remove(context.Background(), 1, nil))
+		r.must(r.nodes[keyspace.NodeID(victim)].host.Remove(context.Background(), []keyspace.GroupID{1}, nil)[1])
 		delete(r.nodes[keyspace.NodeID(victim)].sms, 1)
 		r.write(1, "after")
 		r.equal(1)
@@ -387,7 +387,7 @@ func TestReplicaComesBackAsAnother(t *testing.T) {
 		f := r.nodes[1+l.id%3]
 		old := keyspace.ReplicaID(f.id)
 		r.must(r.change(1, ConfChange{Type: RemoveReplica, Replica: old}))
-		r.must(f.host.Remove(context.Background(), 1, nil))
+		r.must(f.host.Remove(context.Background(), []keyspace.GroupID{1}, nil)[1])
 		r.must(r.change(1, ConfChange{AddLearner, 9, f.id}))
 		f.addReplica(1, 9)
 		r.equal(1)
@@ -443,7 +443,7 @@ func TestGrowAndShrink(t *testing.T) {
 				return err == nil
 			})
 			n := r.nodes[id]
-			r.must(n.host.Remove(context.Background(), 1, nil))
+			r.must(n.host.Remove(context.Background(), []keyspace.GroupID{1}, nil)[1])
 			delete(n.replicas, 1)
 			delete(n.sms, 1)
 			r.write(1, fmt.Sprint("without ", id))

@@ -319,7 +319,7 @@ func TestRemovedStaysRemoved(t *testing.T) {
 		// The tombstone exists, but not the deletion.
 		ctx, cancel := context.WithCancel(context.Background())
 		stop := errors.New("stopped here")
-		err := n.host.Remove(ctx, 1, func(*engine.Batch) error { return stop })
+		err := n.host.Remove(ctx, []keyspace.GroupID{1}, func(*engine.Batch, keyspace.GroupID) error { return stop })[1]
 		cancel()
 		if !errors.Is(err, stop) {
 			t.Fatal(err)
@@ -333,13 +333,87 @@ func TestRemovedStaysRemoved(t *testing.T) {
 		if _, err := n.host.Open(1, 3, n.position(1), &testSM{n: n, group: 1}); !errors.Is(err, ErrClosed) {
 			t.Fatalf("open: %v", err)
 		}
-		r.must(n.host.Remove(context.Background(), 1, nil))
+		r.must(n.host.Remove(context.Background(), []keyspace.GroupID{1}, nil)[1])
 		if _, ok, _ := n.eng.Applied(1); ok {
 			t.Fatal("applied record is still there")
 		}
 		synctest.Wait()
 		if got := n.host.Removed(); len(got) != 0 {
 			t.Fatalf("removed: %v", got)
+		}
+	})
+}
+
+// trap 30: groups that are removed together share each flush. One whose data cannot be deleted keeps
+// its tombstone, and does not keep the others. A crash behind the tombstones loses none of them.
+func TestRemoveTogether(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 1, nil)
+		r.startAll()
+		defer r.close()
+		n, ids := r.nodes[1], []keyspace.GroupID{1, 2, 3, 4}
+		for _, g := range ids {
+			r.bootstrap(g, 1, voters(1))
+			r.write(g, "x")
+		}
+		r.must(n.eng.Flush(context.Background()))
+		removed := func(want ...keyspace.GroupID) {
+			t.Helper()
+			synctest.Wait()
+			if got := n.host.Removed(); !slices.Equal(got, want) {
+				t.Fatalf("removed are %v, want %v", got, want)
+			}
+		}
+		synctest.Wait()
+		var flushes atomic.Int64
+		defer n.eng.OnDurable(func() { flushes.Add(1) })()
+		stop := errors.New("stopped here")
+		failed := n.host.Remove(context.Background(), ids[:3], func(_ *engine.Batch, g keyspace.GroupID) error {
+			if got := n.host.Removed(); !slices.Equal(got, ids[:3]) {
+				t.Errorf("%v certainly never come back while %s is deleted", got, g)
+			}
+			if g == 2 {
+				return stop
+			}
+			return nil
+		})
+		if len(failed) != 1 || !errors.Is(failed[2], stop) {
+			t.Errorf("failed are %v", failed)
+		}
+		removed(2)
+		if got := flushes.Load(); got != 1 {
+			t.Errorf("%d flushes for 3 groups", got)
+		}
+		for _, g := range ids {
+			delete(n.replicas, g)
+			if _, ok, err := n.eng.Applied(g); ok != (g == 2 || g == 4) || err != nil {
+				t.Errorf("the record of group %d is there: %t, %v", g, ok, err)
+			}
+		}
+		failed = n.host.Remove(context.Background(), []keyspace.GroupID{2, 4}, func(*engine.Batch, keyspace.GroupID) error { return stop })
+		if len(failed) != 2 {
+			t.Errorf("failed are %v", failed)
+		}
+		n.crash(0)
+		n.start()
+		removed(2, 4)
+		var again []keyspace.GroupID
+		r.must(n.host.FinishRemovals(context.Background(), func(_ *engine.Batch, g keyspace.GroupID) error {
+			again = append(again, g)
+			return nil
+		}))
+		removed()
+		if !slices.Equal(again, []keyspace.GroupID{2, 4}) {
+			t.Errorf("deleted again: %v", again)
+		}
+		n.crash(0) // it may lose that the tombstones went
+		n.start()
+		r.must(n.host.FinishRemovals(context.Background(), nil))
+		removed()
+		for _, g := range ids {
+			if _, ok, err := n.eng.Applied(g); ok || err != nil {
+				t.Errorf("the record of group %d is there: %t, %v", g, ok, err)
+			}
 		}
 	})
 }

@@ -43,7 +43,7 @@ func TestReopenUnderAppend(t *testing.T) {
 					t.Fatalf("close before the fsync: %v", err)
 				}
 			}
-			if err := f.host.Remove(ctx, 1, nil); !errors.Is(err, context.DeadlineExceeded) {
+			if err := f.host.Remove(ctx, []keyspace.GroupID{1}, nil)[1]; !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("remove before the fsync: %v", err)
 			}
 			cancel()
@@ -86,7 +86,7 @@ func TestOpenAtTheSameTime(t *testing.T) {
 		if n.wal.Group(1).Exists() {
 			t.Fatal("it has begun the log")
 		}
-		if err := n.host.Remove(context.Background(), 1, nil); !errors.Is(err, ErrExists) {
+		if err := n.host.Remove(context.Background(), []keyspace.GroupID{1}, nil)[1]; !errors.Is(err, ErrExists) {
 			t.Fatalf("remove: %v", err)
 		}
 		n.host.unreserve(1)

@@ -164,21 +164,26 @@ func (f *fakeGroups) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []k
 	})
 }
 
-func (f *fakeGroups) FinishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
-	return nil
-}
+func (f *fakeGroups) FinishRemovals(context.Context, raftgroup.Deleter) error { return nil }
 
-func (f *fakeGroups) Remove(_ context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
-	b := f.e.NewBatch()
-	defer b.Close()
-	err := b.DeleteApplied(id)
-	if err == nil {
-		err = del(b)
+func (f *fakeGroups) Removed() []keyspace.GroupID { return nil }
+
+func (f *fakeGroups) Remove(_ context.Context, ids []keyspace.GroupID, del raftgroup.Deleter) map[keyspace.GroupID]error {
+	failed := map[keyspace.GroupID]error{}
+	for _, id := range ids {
+		b := f.e.NewBatch()
+		err := b.DeleteApplied(id)
+		if err == nil {
+			err = del(b, id)
+		}
+		if err == nil {
+			err = b.Commit()
+		}
+		if err = errors.Join(err, b.Close()); err != nil {
+			failed[id] = err
+		}
 	}
-	if err == nil {
-		err = b.Commit()
-	}
-	return err
+	return failed
 }
 
 func (f *fakeGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error) {

@@ -483,11 +483,7 @@ func TestChildThatHasLeftIsNotMadeAgain(t *testing.T) {
 		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
 			t.Fatalf("the child is durable, which proves nothing: %v", err)
 		}
-		n.must(n.node.Load().lifecycle.End(t.Context(), child.Group()))
-		cut := errors.New("cut off")
-		if err := n.host.Remove(t.Context(), child.Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
-			t.Fatal(err)
-		}
+		cutOff(t, n, child)
 		n.crash()
 		n.start()
 		for range 100 {
@@ -501,6 +497,19 @@ func TestChildThatHasLeftIsNotMadeAgain(t *testing.T) {
 		}
 		r.stopAll()
 	})
+}
+
+// cutOff begins to remove the node's replica of a range. The tombstone is in the log, and nothing else.
+func cutOff(t *testing.T, n *rigNode, id keyspace.RangeID) {
+	t.Helper()
+	cut, gs := errors.New("cut off"), []keyspace.GroupID{id.Group()}
+	if failed := n.node.Load().lifecycle.End(t.Context(), gs); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	failed := n.host.Remove(t.Context(), gs, func(*engine.Batch, keyspace.GroupID) error { return cut })
+	if !errors.Is(failed[id.Group()], cut) {
+		t.Fatal(failed)
+	}
 }
 
 // A parent whose split no flush has reached is removed, and its node dies when the tombstone
@@ -518,11 +527,7 @@ func TestChildOutlivesTheRemovalOfItsParent(t *testing.T) {
 		if _, durable, err := n.engine.DurableApplied(child.Group()); durable || err != nil {
 			t.Fatalf("the child is durable, which proves nothing: %v", err)
 		}
-		n.must(n.node.Load().lifecycle.End(t.Context(), keyspace.RangeID(1).Group()))
-		cut := errors.New("cut off")
-		if err := n.host.Remove(t.Context(), keyspace.RangeID(1).Group(), func(*engine.Batch) error { return cut }); !errors.Is(err, cut) {
-			t.Fatal(err)
-		}
+		cutOff(t, n, 1)
 		n.crash()
 		n.start()
 		if n.node.Load().Replica(1) != nil {

@@ -17,7 +17,7 @@
 //	                                                             again in RetryAfter
 //
 // A Lifecycle has two goroutines. RunOpener asks peers, which may take AskTimeout each. RunGC
-// removes replicas, one at a time, because each removal ends with a flush.
+// removes replicas, up to MaxTogether step by step together, because each step ends with a flush.
 //
 // # What it guarantees
 //
@@ -41,6 +41,9 @@
 //   - A node was down, or its replica slept, while the replica was removed: Nobody tells it.
 //     Every SweepEvery the owner names the replicas to look at.
 //
+//   - One of the replicas that are removed together fails at a step: It is tried again with the
+//     next ones. The others go on without it.
+//
 //   - A newer replica of the same group is spoken to before the old one is removed: Its owner
 //     removes the old one first ([Lifecycle.Remove]), or waits until the peer speaks again.
 //
@@ -51,7 +54,7 @@
 //
 // # Locks
 //
-// removing is held during a whole removal. mu guards the queues and is a leaf: it is never held
+// removing is held while replicas are removed together. mu guards the queues and is a leaf: it is never held
 // while the owner is called.
 //
 // # Files

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"go.uber.org/zap"
@@ -12,11 +13,16 @@ import (
 // Check has RunGC look whether the group's replica here still is a member. It does not block.
 func (l *Lifecycle) Check(g keyspace.GroupID) {
 	l.mu.Lock()
-	if !slices.Contains(l.todo, g) {
-		l.todo = append(l.todo, g)
-	}
+	l.listLocked(g)
 	l.mu.Unlock()
 	l.check.Set()
+}
+
+func (l *Lifecycle) listLocked(g keyspace.GroupID) {
+	if !l.listed[g] {
+		l.listed[g] = true
+		l.todo = append(l.todo, g)
+	}
 }
 
 // Continue has a removal completed that began before a crash. No verdict is asked for.
@@ -53,9 +59,12 @@ func (l *Lifecycle) RunGC(ctx context.Context) {
 			l.checkLater()
 		case <-l.check:
 		}
-		for g, ok := l.next(); ok && ctx.Err() == nil; g, ok = l.next() {
-			if err := l.Remove(ctx, g); err != nil && ctx.Err() == nil {
-				l.cfg.Logger.Warn("remove a replica", zap.Stringer("group", g), zap.Error(err))
+		for gs := l.next(); len(gs) > 0 && ctx.Err() == nil; gs = l.next() {
+			failed := l.removeAll(ctx, gs)
+			for _, g := range gs {
+				if failed[g] != nil && ctx.Err() == nil {
+					l.cfg.Logger.Warn("remove a replica", zap.Stringer("group", g), zap.Error(failed[g]))
+				}
 			}
 		}
 		if !waits && l.hasLater() {
@@ -65,15 +74,19 @@ func (l *Lifecycle) RunGC(ctx context.Context) {
 	}
 }
 
-func (l *Lifecycle) next() (g keyspace.GroupID, ok bool) {
+// next takes the next groups to look at from todo.
+func (l *Lifecycle) next() []keyspace.GroupID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.todo) == 0 {
-		return 0, false
+	n := min(len(l.todo), MaxTogether)
+	gs := l.todo[:n:n]
+	if l.todo = l.todo[n:]; len(l.todo) == 0 {
+		l.todo = nil
 	}
-	g = l.todo[0]
-	l.todo = slices.Delete(l.todo, 0, 1)
-	return g, true
+	for _, g := range gs {
+		delete(l.listed, g)
+	}
+	return gs
 }
 
 func (l *Lifecycle) hasLater() bool {
@@ -87,9 +100,7 @@ func (l *Lifecycle) checkLater() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for g := range l.later {
-		if !slices.Contains(l.todo, g) {
-			l.todo = append(l.todo, g)
-		}
+		l.listLocked(g)
 	}
 	slices.Sort(l.todo)
 	clear(l.later)
@@ -97,39 +108,65 @@ func (l *Lifecycle) checkLater() {
 
 // Remove removes the group's replica here, unless it stays. After an error RunGC tries again.
 func (l *Lifecycle) Remove(ctx context.Context, g keyspace.GroupID) error {
-	l.removing.Lock()
-	defer l.removing.Unlock()
-	again, err := l.remove(ctx, g)
-	if again || err != nil {
-		l.mu.Lock()
-		l.later[g] = true
-		l.mu.Unlock()
-		l.check.Set() // for the pause to begin
-	}
-	return err
+	return l.removeAll(ctx, []keyspace.GroupID{g})[g]
 }
 
-func (l *Lifecycle) remove(ctx context.Context, g keyspace.GroupID) (again bool, err error) {
-	if !l.Removing(g) {
-		v, err := l.cfg.Owner.Verdict(g)
-		if v != Remove || err != nil {
-			return v == Wait, err
+// removeAll is Remove for groups that share each flush. One that fails does not keep the others.
+func (l *Lifecycle) removeAll(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
+	l.removing.Lock()
+	defer l.removing.Unlock()
+	failed = map[keyspace.GroupID]error{}
+	var again, going []keyspace.GroupID
+	for _, g := range gs {
+		switch v, err := l.verdict(g); {
+		case err != nil:
+			failed[g] = err
+		case v == Wait:
+			again = append(again, g)
+		case v == Remove:
+			l.begin(g)
+			going = append(going, g)
 		}
-		l.begin(g)
 	}
-	if err := l.cfg.Owner.End(ctx, g); err != nil {
-		return true, err
+	gone := func(_ context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
+		failed := map[keyspace.GroupID]error{}
+		for _, g := range gs {
+			if err := l.cfg.Owner.Gone(g); err != nil {
+				failed[g] = err
+			}
+		}
+		return failed
 	}
-	if err := l.cfg.Owner.Destroy(ctx, g); err != nil {
-		return true, err
-	}
-	if err := l.cfg.Owner.Gone(g); err != nil {
-		return true, err
+	for _, step := range []func(context.Context, []keyspace.GroupID) map[keyspace.GroupID]error{l.cfg.Owner.End, l.cfg.Owner.Destroy, gone} {
+		if len(going) == 0 {
+			break
+		}
+		maps.Copy(failed, step(ctx, going))
+		going = slices.DeleteFunc(going, func(g keyspace.GroupID) bool { return failed[g] != nil })
 	}
 	l.mu.Lock()
-	delete(l.underRemoval, g)
-	l.mu.Unlock()
-	return false, nil
+	defer l.mu.Unlock()
+	for _, g := range going {
+		delete(l.underRemoval, g)
+	}
+	for g := range failed {
+		again = append(again, g)
+	}
+	for _, g := range again {
+		l.later[g] = true
+	}
+	if len(again) > 0 {
+		l.check.Set() // for the pause to begin
+	}
+	return failed
+}
+
+// verdict is the owner's, unless the removal has begun.
+func (l *Lifecycle) verdict(g keyspace.GroupID) (Verdict, error) {
+	if l.Removing(g) {
+		return Remove, nil
+	}
+	return l.cfg.Owner.Verdict(g)
 }
 
 func (l *Lifecycle) begin(g keyspace.GroupID) {

@@ -12,12 +12,16 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Times of a Lifecycle.
+// Times and bounds of a Lifecycle.
 const (
 	// SweepEvery is how often Owner.Suspects is called.
 	SweepEvery = 10 * time.Second
 	// RetryAfter is the pause after a removal that failed or has to wait.
 	RetryAfter = time.Second
+	// MaxTogether is how many replicas are removed together: they share each flush. One flush and
+	// one look at all the node's records take longer than the rest of so many removals, and
+	// the batch still ends within a second.
+	MaxTogether = 512
 	// AskTimeout is how long a peer may take to answer Owner.Ask.
 	AskTimeout = time.Second
 )
@@ -59,11 +63,12 @@ type Remover interface {
 	Suspects() []keyspace.GroupID
 	// Verdict judges the node's replica of the group.
 	Verdict(g keyspace.GroupID) (Verdict, error)
-	// End ends the replica for those who use it, and makes its tombstone durable unless Destroy
-	// does. It is called again after a failure of any step.
-	End(ctx context.Context, g keyspace.GroupID) error
-	// Destroy deletes the replica's log and data for good, as raftgroup.Host.Remove does.
-	Destroy(ctx context.Context, g keyspace.GroupID) error
+	// End ends the replicas for those who use them, and makes their tombstones durable unless
+	// Destroy does. It returns those for which it failed. It is called again for a replica after
+	// a failure of any step.
+	End(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error)
+	// Destroy deletes the replicas' logs and data for good, as raftgroup.Host.Remove does.
+	Destroy(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error)
 	// Gone is called when nothing of the replica is left.
 	Gone(g keyspace.GroupID) error
 }
@@ -93,6 +98,7 @@ type Lifecycle struct {
 	mu           sync.Mutex
 	unknown      []Unknown                 // guarded by mu: questions that wait
 	todo         []keyspace.GroupID        // guarded by mu: groups to look at, each once
+	listed       map[keyspace.GroupID]bool // guarded by mu: those in todo
 	later        map[keyspace.GroupID]bool // guarded by mu: groups to look at after a pause
 	underRemoval map[keyspace.GroupID]bool // guarded by mu: removals that began
 }
@@ -101,6 +107,6 @@ type Lifecycle struct {
 func New(cfg Config) *Lifecycle {
 	return &Lifecycle{
 		cfg: cfg, ask: wake.New(), check: wake.New(),
-		later: map[keyspace.GroupID]bool{}, underRemoval: map[keyspace.GroupID]bool{},
+		listed: map[keyspace.GroupID]bool{}, later: map[keyspace.GroupID]bool{}, underRemoval: map[keyspace.GroupID]bool{},
 	}
 }

@@ -149,21 +149,37 @@ func (w *world) Verdict(g keyspace.GroupID) (Verdict, error) {
 	return w.verdicts[g], err
 }
 
-func (w *world) End(ctx context.Context, g keyspace.GroupID) error {
-	if err := w.did(fmt.Sprintf("end %d", g)); err != nil {
-		return err
+// each notes a step for all groups and returns those for which it fails.
+func (w *world) each(step string, gs []keyspace.GroupID, do func(g keyspace.GroupID) error) map[keyspace.GroupID]error {
+	failed := map[keyspace.GroupID]error{}
+	for _, g := range gs {
+		err := w.did(fmt.Sprintf("%s %d", step, g))
+		if err == nil {
+			err = do(g)
+		}
+		if err != nil {
+			failed[g] = err
+		}
 	}
-	w.mu.Lock()
-	id := w.open[g]
-	w.mu.Unlock()
-	return w.l.cfg.Tombstones.Store(ctx, g, id)
+	return failed
 }
 
-func (w *world) Destroy(_ context.Context, g keyspace.GroupID) error {
-	if left, err := w.l.cfg.Tombstones.Left(g); err != nil || left < w.open[g] {
-		w.t.Errorf("group %d is destroyed without a tombstone: %d, %v", g, left, err)
-	}
-	return w.did(fmt.Sprintf("destroy %d", g))
+func (w *world) End(ctx context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
+	return w.each("end", gs, func(g keyspace.GroupID) error {
+		w.mu.Lock()
+		id := w.open[g]
+		w.mu.Unlock()
+		return w.l.cfg.Tombstones.Store(ctx, map[keyspace.GroupID]keyspace.ReplicaID{g: id})
+	})
+}
+
+func (w *world) Destroy(_ context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
+	return w.each("destroy", gs, func(g keyspace.GroupID) error {
+		if left, err := w.l.cfg.Tombstones.Left(g); err != nil || left < w.open[g] {
+			w.t.Errorf("group %d is destroyed without a tombstone: %d, %v", g, left, err)
+		}
+		return nil
+	})
 }
 
 func (w *world) Gone(g keyspace.GroupID) error {
@@ -306,6 +322,40 @@ func TestFailedRemovalIsRepeated(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Replicas that leave at once are removed step by step together, and share each flush. One that
+// fails is repeated alone, and does not keep the others. No batch is larger than MaxTogether.
+func TestRemovedTogether(t *testing.T) {
+	in(t, func(w *world) {
+		for g := range keyspace.GroupID(3) {
+			w.open[7+g] = 5
+			w.judge(7+g, Remove)
+		}
+		w.fails["end 8"] = 1
+		time.Sleep(SweepEvery + RetryAfter/2)
+		w.saw("10s verdict on 7", "10s verdict on 8", "10s verdict on 9", "10s end 7", "10s end 8", "10s end 9",
+			"10s destroy 7", "10s destroy 9", "10s gone 7", "10s gone 9")
+		time.Sleep(RetryAfter)
+		w.saw("11s end 8", "11s destroy 8", "11s gone 8")
+		for g := range keyspace.GroupID(2*MaxTogether + 1) {
+			w.open[100+g] = 5
+			w.judge(100+g, Remove)
+		}
+		time.Sleep(SweepEvery)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		var last string
+		steps := 0
+		for _, s := range w.trace {
+			if step := strings.Fields(s)[1]; step != last {
+				last, steps = step, steps+1
+			}
+		}
+		if len(w.trace) != 4*(2*MaxTogether+1) || steps != 3*4 {
+			w.t.Errorf("%d calls in %d steps", len(w.trace), steps)
+		}
+	})
 }
 
 // A replica that cannot be removed yet is looked at again, and others are not delayed by it.

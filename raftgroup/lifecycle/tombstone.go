@@ -38,21 +38,31 @@ func (t Tombstones) Set(b *engine.Batch, g keyspace.GroupID, id keyspace.Replica
 	return b.Set(t.Key(g), binary.AppendUvarint(nil, uint64(id)))
 }
 
-// Store makes it durable that a replica has left.
-func (t Tombstones) Store(ctx context.Context, g keyspace.GroupID, id keyspace.ReplicaID) error {
-	have, err := t.Left(g)
-	if err != nil {
-		return err
-	}
+// Store makes it durable that replicas have left.
+func (t Tombstones) Store(ctx context.Context, left map[keyspace.GroupID]keyspace.ReplicaID) error {
 	b := t.Engine.NewBatch()
-	if err = t.Set(b, g, max(id, have)); err == nil {
+	err := t.setAll(b, left)
+	if err == nil {
 		err = b.Commit()
 	}
 	if err == nil {
 		err = t.Engine.Flush(ctx)
 	}
 	if err = errors.Join(err, b.Close()); err != nil {
-		return fmt.Errorf("lifecycle: group %s: store that replica %d has left: %w", g, id, err)
+		return fmt.Errorf("lifecycle: store that replicas of %d groups have left: %w", len(left), err)
+	}
+	return nil
+}
+
+func (t Tombstones) setAll(b *engine.Batch, left map[keyspace.GroupID]keyspace.ReplicaID) error {
+	for g, id := range left {
+		have, err := t.Left(g)
+		if err == nil {
+			err = t.Set(b, g, max(id, have))
+		}
+		if err != nil {
+			return fmt.Errorf("group %s: %w", g, err)
+		}
 	}
 	return nil
 }

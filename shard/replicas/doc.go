@@ -30,7 +30,8 @@
 //     child's own log may be in the wal since before a crash.
 //  4. A replica that was merged away is removed only when a crash cannot take the target back to
 //     where it needs the replica again.
-//  5. A removal deletes no key that another replica here holds by now.
+//  5. A removal deletes no key that another replica here holds by now. Replicas that are removed
+//     hold nothing any more.
 //  6. What package raftgroup/lifecycle guarantees.
 //
 // # What if …

@@ -43,7 +43,7 @@ func (m *Manager) Start(ctx context.Context, run func(f func())) {
 // Open opens every replica that the engine holds. It is called once, before messages of peers
 // come.
 func (m *Manager) Open(ctx context.Context) error {
-	if err := m.cfg.Groups.FinishRemovals(ctx, m.deleteData); err != nil {
+	if err := m.cfg.Groups.FinishRemovals(ctx, m.deleter()); err != nil {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
 	type stored struct {

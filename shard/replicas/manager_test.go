@@ -1,10 +1,12 @@
 package replicas
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -47,7 +49,7 @@ func (r *replica) Expel()                  { r.w.mu.Lock(); defer r.w.mu.Unlock(
 
 // world is a node without raft and pipelines: the owner, the groups and the map.
 type world struct {
-	t *testing.T
+	t testing.TB
 	e *engine.Engine
 	m *Manager
 
@@ -58,6 +60,8 @@ type world struct {
 	mapped  []keyspace.Descriptor
 	peers   map[keyspace.RangeID]keyspace.Descriptor
 	durable map[keyspace.RangeID]bool
+	// removed are the groups with a tombstone in the wal. Guarded by mu.
+	removed []keyspace.GroupID
 	// asked is called before a peer answers.
 	asked func()
 }
@@ -65,31 +69,37 @@ type world struct {
 func in(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{
-			t: t, open: map[keyspace.RangeID]*replica{}, peers: map[keyspace.RangeID]keyspace.Descriptor{}, durable: map[keyspace.RangeID]bool{},
-			asked: func() {},
-		}
-		e, err := engine.Open(engine.Options{FS: simdisk.New(), Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
-		w.must(err)
-		w.e = e
-		w.m = New(Config{
-			Self: self, Clock: clock.Virtual(), Engine: e, Groups: groups{w}, Owner: owner{w}, Placed: placed{w}, Logger: zap.NewNop(),
-			Look: func(_ context.Context, _ keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, error) {
-				w.asked()
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				return w.peers[id], nil
-			},
-			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		})
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		w.m.Start(ctx, wg.Go)
-		test(w)
-		cancel()
-		wg.Wait()
-		w.must(e.Close())
+		onEngine(t, engine.Options{FS: simdisk.New(), Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1}, test)
 	})
+}
+
+// onEngine runs a test on an engine.
+func onEngine(t testing.TB, o engine.Options, test func(w *world)) {
+	t.Helper()
+	w := &world{
+		t: t, open: map[keyspace.RangeID]*replica{}, peers: map[keyspace.RangeID]keyspace.Descriptor{}, durable: map[keyspace.RangeID]bool{},
+		asked: func() {},
+	}
+	e, err := engine.Open(o)
+	w.must(err)
+	w.e = e
+	w.m = New(Config{
+		Self: self, Clock: o.Clock, Engine: e, Groups: groups{w}, Owner: owner{w}, Placed: placed{w}, Logger: zap.NewNop(),
+		Look: func(_ context.Context, _ keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, error) {
+			w.asked()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.peers[id], nil
+		},
+		After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	w.m.Start(ctx, wg.Go)
+	test(w)
+	cancel()
+	wg.Wait()
+	w.must(e.Close())
 }
 
 func (w *world) must(err error) {
@@ -200,16 +210,30 @@ func (g groups) Bootstrap(b *engine.Batch, id keyspace.GroupID, replicas []keysp
 	return b.SetApplied(id, engine.Applied{Index: raftgroup.InitIndex, ConfIndex: raftgroup.InitIndex, Term: raftgroup.InitTerm, Replicas: replicas, Payload: payload})
 }
 
-func (g groups) FinishRemovals(context.Context, func(*engine.Batch, keyspace.GroupID, *engine.Applied) error) error {
+func (g groups) FinishRemovals(context.Context, raftgroup.Deleter) error { return nil }
+
+func (g groups) Remove(ctx context.Context, ids []keyspace.GroupID, del raftgroup.Deleter) map[keyspace.GroupID]error {
+	g.w.locked(func() { g.w.removed = ids })
+	var batches []*engine.Batch
+	for _, id := range ids {
+		b := g.w.e.NewBatch()
+		batches = append(batches, b)
+		g.w.must(errors.Join(b.DeleteApplied(id), del(b, id)))
+	}
+	for _, b := range batches {
+		g.w.must(b.Commit())
+	}
+	if err := g.w.e.Flush(ctx); err != nil {
+		g.w.t.Error(err)
+	}
+	g.w.locked(func() { g.w.removed = nil })
 	return nil
 }
 
-func (g groups) Remove(ctx context.Context, id keyspace.GroupID, del func(*engine.Batch) error) error {
-	b := g.w.e.NewBatch()
-	if err := errors.Join(b.DeleteApplied(id), del(b), b.Commit()); err != nil {
-		return err
-	}
-	return g.w.e.Flush(ctx)
+func (g groups) Removed() []keyspace.GroupID {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	return g.w.removed
 }
 
 type placed struct{ w *world }
@@ -383,6 +407,111 @@ func TestRemovalLeavesWhatOthersHold(t *testing.T) {
 		w.here(2)
 		if _, have, err := w.e.Get(key); !have || err != nil {
 			t.Errorf("the child has its key: %t, %v", have, err)
+		}
+	})
+}
+
+// Two replicas that leave together hold nothing for each other: nothing of either is left.
+func TestRemovedTogetherLeaveNothing(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "")}))
+		w.split(1, 2, "m", "")
+		w.m.OpenChild(2, false)
+		w.here(1, 2)
+		b := w.e.NewBatch()
+		keys := [][]byte{engine.VersionedSpan(span("b", "")).Lower, engine.VersionedSpan(span("x", "")).Lower}
+		w.must(errors.Join(b.Set(keys[0], nil), b.Set(keys[1], nil), b.Commit(), w.e.Flush(w.t.Context())))
+		// The parent's record is of before the split, and overlaps the child's.
+		w.locked(func() {
+			w.open[1].state.Descriptor.Replicas = members[1:]
+			w.open[2].state.Descriptor.Replicas = members[1:]
+		})
+		time.Sleep(lifecycle.SweepEvery)
+		w.here()
+		for _, key := range keys {
+			if _, have, err := w.e.Get(key); have || err != nil {
+				t.Errorf("key %q is left: %t, %v", key, have, err)
+			}
+		}
+	})
+}
+
+// The target of a merge may come by a snapshot while the frozen source is removed together with
+// others, whose records were read before. The source's keys are the target's by then.
+func TestMergeTargetComesDuringARemoval(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(3, "x", "")}))
+		record := func(id keyspace.RangeID, rec command.Record) {
+			rec.RangeID = id
+			b := w.e.NewBatch()
+			w.must(errors.Join(b.SetApplied(id.Group(), engine.Applied{
+				Index: 40, Term: 6, ConfIndex: 30, Replicas: members, Payload: command.AppendRecord(nil, &rec),
+			}), b.Commit()))
+		}
+		record(2, command.Record{Generation: 3, Span: span("m", "x"), Merge: command.MergeState{Role: command.MergeSource, ID: 7, Other: 1}})
+		key := engine.VersionedSpan(span("n", "")).Lower
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.Set(key, nil), b.Commit()))
+		w.locked(func() { w.removed = []keyspace.GroupID{keyspace.RangeID(2).Group(), keyspace.RangeID(3).Group()} })
+		del := w.m.deleter()
+		remove := func(id keyspace.RangeID) {
+			b := w.e.NewBatch()
+			w.must(errors.Join(b.DeleteApplied(id.Group()), del(b, id.Group()), b.Commit()))
+		}
+		remove(3)
+		record(1, command.Record{Generation: 4, Span: span("", "x")})
+		remove(2)
+		if _, have, err := w.e.Get(key); !have || err != nil {
+			t.Errorf("the target has the key: %t, %v", have, err)
+		}
+	})
+}
+
+// The index of spans finds what a scan finds, also if spans overlap.
+func TestHolders(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	in(t, func(w *world) {
+		for range 200 {
+			all := map[keyspace.GroupID]keyspace.Span{}
+			b := w.e.NewBatch()
+			random := func() keyspace.Span {
+				s := span(fmt.Sprintf("%02d", rng.IntN(30)), "")
+				if s.Start[0] == '0' && rng.IntN(3) == 0 {
+					s.Start = nil
+				}
+				if rng.IntN(10) > 0 {
+					s.End = fmt.Appendf(nil, "%02d", 30+rng.IntN(30))
+				}
+				if rng.IntN(2) == 0 {
+					s.End = append(bytes.Clone(s.Start), 'x')
+				}
+				return s
+			}
+			for id := range keyspace.RangeID(20) {
+				w.must(b.DeleteApplied((id + 1).Group()))
+				if rng.IntN(3) > 0 {
+					rec := command.Record{RangeID: id + 1, Generation: 1, Span: random()}
+					all[(id + 1).Group()] = rec.Span
+					w.must(b.SetApplied((id + 1).Group(), engine.Applied{Index: 9, Term: 6, Payload: command.AppendRecord(nil, &rec)}))
+				}
+			}
+			w.must(b.Commit())
+			gone := keyspace.RangeID(7).Group()
+			hs, err := w.m.holders([]keyspace.GroupID{gone})
+			w.must(err)
+			for range 20 {
+				s := random()
+				var want []keyspace.GroupID
+				for g, o := range all {
+					if g != gone && o.Overlaps(s) {
+						want = append(want, g)
+					}
+				}
+				slices.Sort(want)
+				if got := slices.Sorted(hs.overlapping(s)); !slices.Equal(got, want) {
+					t.Fatalf("%v overlap %s, want %v of %v", got, s, want, all)
+				}
+			}
 		}
 	})
 }

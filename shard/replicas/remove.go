@@ -98,71 +98,96 @@ func (m *Manager) mergedAway(s *State) bool {
 	return s.Absorbed || m.cfg.Placed != nil && m.overtaken(&s.Descriptor)
 }
 
-// End implements lifecycle.Remover. The replica keeps its span from others until Gone.
-func (m *Manager) End(ctx context.Context, g keyspace.GroupID) error {
-	r := m.cfg.Owner.Replica(g.Range())
-	if m.ending = r; r == nil {
-		return nil
-	}
-	s := r.State()
-	if m.mergedAway(&s) {
-		if err := m.absorbDurably(ctx, &s); err != nil {
-			return err
+// End implements lifecycle.Remover. The replicas keep their spans from others until Gone.
+func (m *Manager) End(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
+	m.ending = make(map[keyspace.GroupID]Replica, len(gs))
+	open := make(map[keyspace.GroupID]State, len(gs))
+	for _, g := range gs {
+		if r := m.cfg.Owner.Replica(g.Range()); r != nil {
+			m.ending[g], open[g] = r, r.State()
 		}
 	}
-	r.Expel()
+	failed = m.absorbDurably(ctx, open)
+	var ended []keyspace.GroupID
+	for _, g := range gs {
+		if r := m.ending[g]; r != nil && failed[g] == nil {
+			r.Expel()
+			ended = append(ended, g)
+		}
+	}
 	// The deletion writes the tombstone itself if a durable applied record names the replica. A
 	// replica without data has none, nor has a child whose first record is not flushed. After a
 	// crash behind the wal's tombstone the deletion would not know their ids, and a replayed
 	// split would make such a child anew.
-	_, durable, err := m.cfg.Engine.DurableApplied(g)
-	if err != nil || durable {
-		return err
+	left := make(map[keyspace.GroupID]keyspace.ReplicaID)
+	for _, g := range ended {
+		left[g] = open[g].Replica
 	}
-	return m.Tombstones.Store(ctx, g, s.Replica)
-}
-
-// absorbDurably returns once a crash cannot take the target of a merge back to where it
-// needs the frozen replica again.
-func (m *Manager) absorbDurably(ctx context.Context, s *State) error {
-	target, ok, err := m.DurableRecord(s.Merge.Other)
-	if err == nil && (!ok || target.Merged < s.Merge.ID) {
-		err = m.cfg.Engine.Flush(ctx)
+	err := m.cfg.Engine.VisitDurableApplied(ended, func(g keyspace.GroupID, _ engine.Applied) error {
+		delete(left, g)
+		return nil
+	})
+	if err == nil && len(left) > 0 {
+		err = m.Tombstones.Store(ctx, left)
 	}
 	if err != nil {
-		return fmt.Errorf("shard: range %s: that range %s has absorbed it: %w", s.Descriptor.Range, s.Merge.Other, err)
+		for _, g := range ended {
+			failed[g] = err
+		}
 	}
-	return nil
+	return failed
+}
+
+// absorbDurably returns once a crash cannot take the targets of merges back to where they need the
+// replicas again that were merged away. failed are those for which that is not so.
+func (m *Manager) absorbDurably(ctx context.Context, open map[keyspace.GroupID]State) (failed map[keyspace.GroupID]error) {
+	failed = make(map[keyspace.GroupID]error)
+	var flush []keyspace.GroupID
+	for g, s := range open {
+		if !m.mergedAway(&s) {
+			continue
+		}
+		target, ok, err := m.DurableRecord(s.Merge.Other)
+		if err != nil {
+			failed[g] = err
+		} else if !ok || target.Merged < s.Merge.ID {
+			flush = append(flush, g)
+		}
+	}
+	if len(flush) > 0 {
+		if err := m.cfg.Engine.Flush(ctx); err != nil {
+			for _, g := range flush {
+				failed[g] = err
+			}
+		}
+	}
+	for g, err := range failed {
+		s := open[g]
+		failed[g] = fmt.Errorf("shard: range %s: that range %s has absorbed it: %w", g.Range(), s.Merge.Other, err)
+	}
+	return failed
 }
 
 // Destroy implements lifecycle.Remover.
-func (m *Manager) Destroy(ctx context.Context, g keyspace.GroupID) error {
-	err := m.cfg.Groups.Remove(ctx, g, func(b *engine.Batch) error {
-		a, ok, err := m.cfg.Engine.Applied(g)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return m.deleteData(b, g, nil)
-		}
-		return m.deleteData(b, g, &a)
-	})
-	if err != nil {
-		return fmt.Errorf("shard: remove the replica of range %s: %w", g.Range(), err)
+func (m *Manager) Destroy(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
+	failed = m.cfg.Groups.Remove(ctx, gs, m.deleter())
+	for g, err := range failed {
+		failed[g] = fmt.Errorf("shard: remove the replica of range %s: %w", g.Range(), err)
 	}
-	return nil
+	return failed
 }
 
 // Gone implements lifecycle.Remover.
 func (m *Manager) Gone(g keyspace.GroupID) error {
 	id := g.Range()
+	open := m.ending[g] != nil
 	switch {
-	case m.ending != nil:
+	case open:
 		m.cfg.Owner.Drop(id)
 	case m.cfg.Owner.Replica(id) == nil:
 		m.Unclaim(id)
 	}
-	m.log.Info("removed a replica that is no member any more", zap.Stringer("range", id), zap.Bool("open", m.ending != nil))
-	m.ending = nil
+	m.log.Info("removed a replica that is no member any more", zap.Stringer("range", id), zap.Bool("open", open))
+	delete(m.ending, g)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/shard/command"
 )
@@ -21,9 +22,11 @@ type Groups interface {
 	// Bootstrap is raftgroup.Host's.
 	Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []keyspace.Replica, payload []byte) error
 	// FinishRemovals is raftgroup.Host's.
-	FinishRemovals(ctx context.Context, del func(b *engine.Batch, g keyspace.GroupID, a *engine.Applied) error) error
+	FinishRemovals(ctx context.Context, del raftgroup.Deleter) error
 	// Remove is raftgroup.Host's.
-	Remove(ctx context.Context, g keyspace.GroupID, del func(b *engine.Batch) error) error
+	Remove(ctx context.Context, gs []keyspace.GroupID, del raftgroup.Deleter) (failed map[keyspace.GroupID]error)
+	// Removed is raftgroup.Host's.
+	Removed() []keyspace.GroupID
 }
 
 // Placed knows the range map; placement's client does.
@@ -130,9 +133,9 @@ type Manager struct {
 	// making is held while a replica is opened from its record, so that the campaign of a child
 	// does not miss the replica that somebody else is about to open.
 	making sync.Mutex
-	// ending is the replica whose removal is under way, nil if it is not open. Only the calls of
+	// ending are the open replicas among those whose removal is under way. Only the calls of
 	// lifecycle.Remover touch it, which come one at a time.
-	ending Replica
+	ending map[keyspace.GroupID]Replica
 
 	kickChildren wake.Signal
 	mu           sync.Mutex
