@@ -40,16 +40,11 @@ func (c *Client) Map(ctx context.Context) (*fsm.Map, error) {
 // that is closed when there is a newer one.
 func (c *Client) WatchMap() (*fsm.Map, <-chan struct{}) { return c.maps.current() }
 
-// Descriptor returns the row of a range in the node's newest copy of the map. key is one of
-// the range's keys as far as the caller knows; the lookup starts there. A range that is gone
-// costs a look at every row.
-func (c *Client) Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descriptor, bool) {
+// Descriptor returns the row of a range in the node's newest copy of the map.
+func (c *Client) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	m, _ := c.maps.current()
 	if m == nil {
 		return keyspace.Descriptor{}, false
-	}
-	if g := m.Lookup(key); g.Descriptor.Range == id {
-		return g.Descriptor, true
 	}
 	g, ok := m.ByID(id)
 	return g.Descriptor, ok

@@ -427,7 +427,7 @@ func (m *elasticMap) find(is func(d *keyspace.Descriptor) bool) (keyspace.Descri
 	return keyspace.Descriptor{}, false
 }
 
-func (m *elasticMap) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
+func (m *elasticMap) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	return m.find(func(d *keyspace.Descriptor) bool { return d.Range == id })
 }
 

@@ -140,7 +140,7 @@ func (r *rig) settle() {
 	}
 	for _, n := range r.nodes {
 		for _, s := range n.node.Load().List() {
-			d, ok := r.seq.Descriptor(s.Descriptor.Range, nil)
+			d, ok := r.seq.Descriptor(s.Descriptor.Range)
 			r.t.Logf("node %s: %v leader %s; reported %t %v", n.id, s.Descriptor, s.LeaderNode, ok, d)
 		}
 	}

@@ -138,7 +138,7 @@ func (r *Replica) absorbIfCommitted() {
 // mergedInMap says whether the map gives the range the span of its right neighbour too: the
 // merge for which it is bound is committed. A bound range changes its span in no other way.
 func (s *Store) mergedInMap(d *keyspace.Descriptor) bool {
-	now, ok := s.cfg.Placed.Descriptor(d.Range, d.Span.Start)
+	now, ok := s.cfg.Placed.Descriptor(d.Range)
 	if !ok || now.Generation <= d.Generation || len(d.Span.End) == 0 {
 		return false
 	}

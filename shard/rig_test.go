@@ -117,7 +117,7 @@ func (s *rigSequencer) ReportDescriptors(ds ...keyspace.Descriptor) {
 }
 
 // Descriptor implements replicas.Placed.
-func (s *rigSequencer) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
+func (s *rigSequencer) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d, ok := s.reported[id]

@@ -238,7 +238,7 @@ func (g groups) Removed() []keyspace.GroupID {
 
 type placed struct{ w *world }
 
-func (p placed) Descriptor(id keyspace.RangeID, _ []byte) (keyspace.Descriptor, bool) {
+func (p placed) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
 	for _, d := range p.w.mapped {

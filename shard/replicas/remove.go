@@ -70,7 +70,7 @@ func (m *Manager) expelled(s *State) bool {
 	if m.cfg.Placed == nil {
 		return false
 	}
-	now, ok := m.cfg.Placed.Descriptor(d.Range, d.Span.Start)
+	now, ok := m.cfg.Placed.Descriptor(d.Range)
 	if !ok {
 		return !s.Merge.Frozen() && m.overtaken(d)
 	}

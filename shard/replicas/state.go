@@ -31,9 +31,8 @@ type Groups interface {
 
 // Placed knows the range map; placement's client does.
 type Placed interface {
-	// Descriptor returns the range's newest descriptor in this node's copy of the map. key is one
-	// of the range's keys, at which the search begins.
-	Descriptor(id keyspace.RangeID, key []byte) (keyspace.Descriptor, bool)
+	// Descriptor returns the range's newest descriptor in this node's copy of the map.
+	Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool)
 	// At returns the newest descriptor of the range that holds the key, by the same copy.
 	At(key []byte) (keyspace.Descriptor, bool)
 }
