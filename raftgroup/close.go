@@ -2,8 +2,8 @@ package raftgroup
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"iter"
 
 	"go.uber.org/zap"
 
@@ -88,6 +88,11 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		h.beginClose(id) // all at once: Close waits for each
 	}
 	var closed []keyspace.GroupID
+	defer func() {
+		for _, id := range closed {
+			h.unreserve(id)
+		}
+	}()
 	for _, id := range ids {
 		err := h.Close(ctx, id)
 		if err == nil {
@@ -97,7 +102,6 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 			fail(err, id)
 			continue
 		}
-		defer h.unreserve(id)
 		closed = append(closed, id)
 	}
 	if len(closed) == 0 {
@@ -118,12 +122,12 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		return failed
 	}
 	var deleted []keyspace.GroupID
-	for id, err := range h.deleteStates(closed, del) {
+	for i, err := range h.deleteStates(closed, del) {
 		if err != nil {
-			fail(err, id)
+			fail(err, closed[i])
 			continue
 		}
-		deleted = append(deleted, id)
+		deleted = append(deleted, closed[i])
 	}
 	if err := h.cfg.Engine.Flush(ctx); err != nil {
 		fail(err, deleted...)
@@ -139,30 +143,26 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 	return failed
 }
 
-// deleteStates deletes the groups' applied records and data, and yields what became of each. Each
-// has a batch of its own, because one that cannot be deleted must not keep the others. All batches are
-// written before the first is committed: the engine sorts its range deletions anew for the first read
-// behind each.
-func (h *Host) deleteStates(ids []keyspace.GroupID, del Deleter) iter.Seq2[keyspace.GroupID, error] {
-	return func(yield func(keyspace.GroupID, error) bool) {
-		batches, errs := make([]*engine.Batch, len(ids)), make([]error, len(ids))
-		for i, id := range ids {
-			b := h.cfg.Engine.NewBatch()
-			defer b.Close()
-			batches[i], errs[i] = b, b.DeleteApplied(id)
-			if errs[i] == nil && del != nil {
-				errs[i] = del(b, id)
-			}
-		}
-		for i, id := range ids {
-			if errs[i] == nil {
-				errs[i] = batches[i].Commit()
-			}
-			if !yield(id, errs[i]) {
-				return
-			}
+// deleteStates deletes the groups' applied records and data, and returns an error or nil for each.
+// Each has a batch of its own, because one that cannot be deleted must not keep the others. All batches
+// are written before the first is committed: the engine sorts its range deletions anew for the first
+// read behind each.
+func (h *Host) deleteStates(ids []keyspace.GroupID, del Deleter) []error {
+	batches, errs := make([]*engine.Batch, len(ids)), make([]error, len(ids))
+	for i, id := range ids {
+		batches[i] = h.cfg.Engine.NewBatch()
+		errs[i] = batches[i].DeleteApplied(id)
+		if errs[i] == nil && del != nil {
+			errs[i] = del(batches[i], id)
 		}
 	}
+	for i, b := range batches {
+		if errs[i] == nil {
+			errs[i] = b.Commit()
+		}
+		errs[i] = errors.Join(errs[i], b.Close())
+	}
+	return errs
 }
 
 // storeApplied makes the groups' applied state durable before their logs go. An entry may

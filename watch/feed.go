@@ -160,10 +160,9 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 // only with it:
 //
 //   - The next feed begins behind fed. So it brings the event, perhaps once more.
-//   - Until then the event's allocation is pending here. It would not be if it were at or below
-//     resolved. It would not be either if the log had told it and an earlier subscription had
-//     resolved it: a range may absorb a neighbour that is resolved further, and such allocations
-//     do not become pending again.
+//   - Until then the event's allocation is pending here, because it is above resolved. An earlier
+//     subscription may have resolved further: a range has absorbed a neighbour. What that one had
+//     resolved does not become pending again, if the log had told it by then.
 //   - A leader's answer for a position where the feed was before does not count until the feed
 //     has come there again (again).
 func (h *Hub) mayLackPrevLocked(sub *subscription) keyspace.Revision {

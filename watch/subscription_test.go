@@ -228,8 +228,8 @@ func TestPrevIsWantedRightAfterAMerge(t *testing.T) {
 // Two ranges merge while one of them has a lock that has no revision yet. The other one's events
 // above the lock's floor were released before: nothing holds them back any more. But the merged
 // range is resolved only up to the floor, and so is its feed. The events came without the version
-// before. A watcher that wants it must not get them from memory: not before the new feed has a
-// position, nor behind it, nor when a further merge brings a neighbour whose feed has the versions.
+// before. A watcher that wants it must not get them from memory. That is so before the new feed has a
+// position, and behind it. It is so after a further merge with a range whose feed has the versions.
 func TestPrevIsWantedBesideALockAfterAMerge(t *testing.T) {
 	for _, when := range []string{"before the feed", "behind the feed", "after a further merge"} {
 		quiet(t, nil, func(t *testing.T, w *world, h *Hub) {

@@ -113,6 +113,7 @@
 //	group.go       the placement group as a range
 //	map.go         Map: an unchanging copy
 //	codec.go       the elements of all forms
-//	rangemap.go    rows by key, how reports fit in
+//	rangemap.go    how reports fit in
 //	change.go      changes of rows, noted for Flush
+//	rows.go        rows by key, by range, and by their last change
 package fsm

@@ -34,8 +34,8 @@ func checkIDs(m *Map, next keyspace.RangeID) error {
 	return errors.Join(errs...)
 }
 
-// Whatever is done to the range map, its index by range has the rows that a scan finds: in the state,
-// in the state loaded again, in each view, and in maps made of deltas. Old views stay as they were.
+// The index by range has the rows that a scan finds, whatever is done to the map. That holds for each
+// view, for the state loaded again, and for maps made of deltas. Old views stay as they were.
 func TestByIDIsWhatAScanFinds(t *testing.T) {
 	merges := 0
 	for seed := range uint64(60) {
@@ -102,7 +102,7 @@ func mergeTruth(s *State, index uint64, d keyspace.Descriptor, truth map[keyspac
 	left, right := s.row(d.Range), s.row(res.Operation.Right)
 	bound := s.Apply(index, BindMerge{Merge: ref})
 	res = s.Apply(index, CommitMerge{Merge: ref, Left: VersionOf(&left.Descriptor), Right: VersionOf(&right.Descriptor)})
-	s.Apply(index, EndOperation{Range: ref.Range, ID: ref.ID})
+	s.Apply(index, EndOperation(ref))
 	if bound.Err != nil || res.Err != nil {
 		return false
 	}

@@ -138,8 +138,8 @@ func (m *Manager) End(ctx context.Context, gs []keyspace.GroupID) (failed map[ke
 	return failed
 }
 
-// absorbDurably returns once a crash cannot take the targets of merges back to where they need the
-// replicas again that were merged away. failed are those for which that is not so.
+// absorbDurably makes it durable that the targets of merges have absorbed the replicas that were
+// merged away. After that a crash cannot take a target back to where it needs its source again.
 func (m *Manager) absorbDurably(ctx context.Context, open map[keyspace.GroupID]State) (failed map[keyspace.GroupID]error) {
 	failed = make(map[keyspace.GroupID]error)
 	var flush []keyspace.GroupID
