@@ -165,17 +165,25 @@ func (w *world) each(step string, gs []keyspace.GroupID, do func(g keyspace.Grou
 }
 
 func (w *world) End(ctx context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
-	return w.each("end", gs, func(g keyspace.GroupID) error {
+	left := map[keyspace.GroupID]keyspace.ReplicaID{}
+	failed := w.each("end", gs, func(g keyspace.GroupID) error {
 		w.mu.Lock()
-		id := w.open[g]
-		w.mu.Unlock()
-		return w.l.cfg.Tombstones.Store(ctx, map[keyspace.GroupID]keyspace.ReplicaID{g: id})
+		defer w.mu.Unlock()
+		left[g] = w.open[g]
+		return nil
 	})
+	if err := w.l.cfg.Tombstones.Store(ctx, left); err != nil {
+		w.t.Error(err)
+	}
+	return failed
 }
 
 func (w *world) Destroy(_ context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
 	return w.each("destroy", gs, func(g keyspace.GroupID) error {
-		if left, err := w.l.cfg.Tombstones.Left(g); err != nil || left < w.open[g] {
+		left, err := w.l.cfg.Tombstones.Left(g)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err != nil || left < w.open[g] {
 			w.t.Errorf("group %d is destroyed without a tombstone: %d, %v", g, left, err)
 		}
 		return nil
@@ -328,20 +336,23 @@ func TestFailedRemovalIsRepeated(t *testing.T) {
 // fails is repeated alone, and does not keep the others. No batch is larger than MaxTogether.
 func TestRemovedTogether(t *testing.T) {
 	in(t, func(w *world) {
-		for g := range keyspace.GroupID(3) {
-			w.open[7+g] = 5
-			w.judge(7+g, Remove)
+		leave := func(first, n keyspace.GroupID) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for g := range n {
+				w.open[first+g], w.verdicts[first+g] = 5, Remove
+			}
 		}
+		leave(7, 3)
+		w.mu.Lock()
 		w.fails["end 8"] = 1
+		w.mu.Unlock()
 		time.Sleep(SweepEvery + RetryAfter/2)
 		w.saw("10s verdict on 7", "10s verdict on 8", "10s verdict on 9", "10s end 7", "10s end 8", "10s end 9",
 			"10s destroy 7", "10s destroy 9", "10s gone 7", "10s gone 9")
 		time.Sleep(RetryAfter)
 		w.saw("11s end 8", "11s destroy 8", "11s gone 8")
-		for g := range keyspace.GroupID(2*MaxTogether + 1) {
-			w.open[100+g] = 5
-			w.judge(100+g, Remove)
-		}
+		leave(100, 2*MaxTogether+1)
 		time.Sleep(SweepEvery)
 		w.mu.Lock()
 		defer w.mu.Unlock()
