@@ -57,9 +57,6 @@ type Options struct {
 	// Founders and the directory does not hold the table yet; nil means that nobody can
 	// be asked.
 	Peers func(ctx context.Context) ([]fsm.Node, error)
-	// PlacementReplicas is how many replicas the placement group has at first; 0 is the
-	// default, see fsm.Bootstrap.
-	PlacementReplicas int
 
 	// FS holds DataDir and WALDir.
 	FS              vfs.FS

@@ -2,10 +2,12 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -59,6 +61,58 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 				if o != n && !n.core.bus.Peer(o.id).Up {
 					t.Errorf("node %s does not reach node %s", n.id, o.id)
 				}
+			}
+		}
+	})
+}
+
+// A cluster of three that grows to five gets five voters of the placement group, as one that five
+// nodes found. Then it goes on without any two nodes, here the leader of placement and another
+// voter of the first three.
+func TestAGrownClusterOutlivesTwoNodes(t *testing.T) {
+	bubble(t, 3, nil, shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		five := func(d keyspace.Descriptor) bool {
+			other := func(m keyspace.Replica) bool { return m.Role != keyspace.RoleVoter }
+			return len(d.Replicas) == 5 && !slices.ContainsFunc(d.Replicas, other)
+		}
+		for i := 4; i <= 5; i++ {
+			n := r.joiner(fmt.Sprintf("n%d", i))
+			if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
+				r.t.Fatal(err)
+			}
+			r.announced(n)
+		}
+		r.wait(3*time.Minute, "five voters of the placement group", func() bool {
+			m, _ := r.nodes[4].core.Placement().WatchMap()
+			return five(m.PlacementGroup())
+		})
+		// The ranges have three voters: here they are to outlive the two nodes too.
+		if err := r.nodes[4].core.Placement().SetReplication(r.t.Context(), 5); err != nil {
+			r.t.Fatal(err)
+		}
+		r.wait(3*time.Minute, "five voters of each range", func() bool {
+			ds, err := r.nodes[4].core.Placement().RangeMap(r.t.Context())
+			return err == nil && len(ds) == 1 && five(ds[0])
+		})
+		r.mustPut(r.nodes[3], "k", "before")
+		lead := r.nodes[0]
+		for _, n := range r.nodes {
+			if n.id == lead.core.Placement().Leader() {
+				lead = n
+			}
+		}
+		other := r.nodes[0]
+		if other == lead {
+			other = r.nodes[1]
+		}
+		r.crash(lead, other)
+		for _, n := range r.nodes {
+			if n.core != nil {
+				r.wait(20*time.Second, "puts again", func() bool {
+					_, err := n.put(r.t.Context(), "k", n.name)
+					return err == nil
+				})
 			}
 		}
 	})

@@ -22,7 +22,7 @@ func (c *Core) bootstrap(ctx context.Context) error {
 	if err != nil || admitted || len(c.o.Founders) == 0 {
 		return err
 	}
-	b := fsm.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys, PlacementReplicas: c.o.PlacementReplicas}
+	b := fsm.Bootstrap{Cluster: c.o.Cluster, Nodes: c.o.Founders, SplitKeys: c.o.SplitKeys}
 	return placement.WriteBootstrap(ctx, c.engine, c.host, &b, c.o.Self)
 }
 

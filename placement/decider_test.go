@@ -679,21 +679,40 @@ func TestZones(t *testing.T) {
 // a voter that is lost then is repaired with another node at once.
 func TestSpreadOfThePlacementGroupIsGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		w := pretendedRig(t, 69, 5)
+		w := pretendedRig(t, 69, 7)
 		w.mover = func() driver.Mover { return w }
-		w.bootstrap.PlacementReplicas = 3
-		for i, zone := range []string{"a", "a", "b", "c", "a"} {
+		for i, zone := range []string{"a", "a", "a", "b", "b", "c", "a"} {
 			w.bootstrap.Nodes[i].Attributes = []fsm.Attribute{{Key: "zone", Value: zone}}
 		}
 		w.startAll()
-		w.nodes[3].closed.Store(true)
+		w.nodes[5].closed.Store(true)
 		w.leadBy(w.nodes[0])
 		time.Sleep(5 * time.Minute)
 		if n := testutil.ToFloat64(w.leader().service.o.Metrics.Driver.OperationsEnded.WithLabelValues("move", "given-up")); n != 1 {
 			t.Errorf("%.0f moves were given up, want 1", n)
 		}
-		w.kill(3)
-		w.await(w.deadAfter+20*time.Second, "repair", func() error { return w.group(1, 2, 5) })
+		w.kill(4)
+		w.await(w.deadAfter+20*time.Second, "repair", func() error { return w.group(1, 2, 3, 5, 7) })
+	})
+}
+
+// A placement group of three in a cluster of six gets five voters. A copy that never comes is given
+// up soon, since it would hold up a repair, and another node gets the voter.
+func TestPlacementGroupGrows(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 70, 6)
+		w.mover, w.patience = func() driver.Mover { return w }, 10*time.Minute
+		w.bootstrap.PlacementReplicas = 3
+		w.startAll()
+		w.nodes[4].closed.Store(true)
+		w.leadBy(w.nodes[0])
+		w.await(3*time.Minute, "five voters", func() error { return w.group(1, 2, 3, 4, 6) })
+		w.kill(1)
+		w.kill(2)
+		w.await(time.Minute, "the group goes on without two", func() error {
+			_, err := w.leader().client.PlacementGroup(t.Context())
+			return err
+		})
 	})
 }
 

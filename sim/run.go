@@ -46,9 +46,8 @@ type Config struct {
 	// zones. Then moves stay within a zone, and replicas in different zones stay so.
 	Zones int
 	// SystemMoves is how many moves of the placement group's replicas are tried
-	// meanwhile. Nodes is 5 then, and PlacementReplicas too unless it is 0 for the
-	// nodes' default, 3.
-	SystemMoves, PlacementReplicas int
+	// meanwhile. Nodes is even then: there must be a node without a replica.
+	SystemMoves int
 	// Lose is how many machines are lost for good meanwhile.
 	Lose int
 	// Joins is how many times meanwhile a node joins, or leaves for good and another one

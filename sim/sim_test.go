@@ -156,19 +156,19 @@ var stories = []story{
 			Borders: []string{"f", "j", "o", "s"}, Quiet: 15 * time.Second,
 		}
 	}},
-	// A placement group that moves over five nodes, its leader with it, under all
+	// A placement group of five that moves over six nodes, its leader with it, under all
 	// faults.
 	{name: "placementmoves", long: true, cfg: func(seed uint64) Config {
 		return Config{
-			Nodes: 5, PlacementReplicas: 3, Clients: 6, BurstOps: 4, Leases: 2, SystemMoves: 40, Splits: 6, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Nodes: 6, Clients: 6, BurstOps: 4, Leases: 2, SystemMoves: 40, Splits: 6, Compactions: 6, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, CrashTwo, OneWay, PauseLeader, CrashLoop, Restart, Apart, Flaky, Transfer, CrashAll},
 		}
 	}},
-	// The same without failures: every revision is used. It has no leases: those restart
-	// with each leader, and without failures they are expected to end in time.
+	// One of three over four nodes, without failures: every revision is used. It has no leases:
+	// those restart with each leader, and without failures they are expected to end in time.
 	{name: "placementquiet", long: true, cfg: func(uint64) Config {
 		return Config{
-			Nodes: 5, PlacementReplicas: 3, Clients: 8, BurstOps: 6, SystemMoves: 20, Splits: 4, Compactions: 2, Quiet: 16 * time.Second, Borders: []string{"j"},
+			Nodes: 4, Clients: 8, BurstOps: 6, SystemMoves: 20, Splits: 4, Compactions: 2, Quiet: 16 * time.Second, Borders: []string{"j"},
 		}
 	}},
 	// A machine of five is lost for good, under all other faults.

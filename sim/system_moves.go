@@ -80,7 +80,7 @@ func samePlacement(ctx context.Context, c *cluster) error {
 		if i == 0 {
 			want = own
 		}
-		if own.ConfIndex != want.ConfIndex || len(own.Replicas) != c.cfg.PlacementReplicas {
+		if own.ConfIndex != want.ConfIndex || len(own.Replicas) != fsm.PlacementVotersFor(c.cfg.Nodes) {
 			return fmt.Errorf("node %s has the placement group as %+v, and node %s as %+v", m.id(), own, c.standing()[0].id(), want)
 		}
 	}

@@ -20,8 +20,8 @@ import (
 const OwnLeast = 3
 
 // decideOwn decides about the placement group itself. Its replicas leave lost and
-// decommissioned nodes, and its leader leaves a drained one. It gets voters if it has too few,
-// and spreads them over zones. It is one step at a time, and nothing for balance: who leads it
+// decommissioned nodes, and its leader leaves a drained one. It has as many voters as the number
+// of nodes asks for, and spreads them over zones. It is one step at a time, and nothing for balance: who leads it
 // costs more than what it holds.
 func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	own := v.PlacementGroup()
@@ -114,8 +114,8 @@ func (d *decider) ownOperation(own *keyspace.Descriptor, now clock.Time) (fsm.Op
 	}
 	o.To = d.ownTarget(own, o.From, false)
 	if o.From == 0 {
-		if add, ok := d.ownGrowth(o, voters); ok {
-			return add, true
+		if other, ok := d.ownNumber(o, own, now); ok {
+			return other, true
 		}
 		return d.ownSpread(own, now)
 	}
@@ -150,23 +150,71 @@ func (d *decider) everywhere(own *keyspace.Descriptor) bool {
 	return votes
 }
 
-// ownGrowth adds a voter if the group has fewer than a range is to have, or fewer than three.
-// Else a cluster bootstrapped by one node would always stop with that node. As with ranges it
-// begins only where there are nodes for all of them. Fewer are not made of many: each founder
-// has one, whatever ranges have.
-func (d *decider) ownGrowth(o fsm.Operation, voters int) (fsm.Operation, bool) {
-	want, take := max(OwnLeast, d.settings.ReplicationFactor), 0
-	for _, n := range d.nodes {
-		if n.Takes() {
-			take++
+// ownNumber brings the group to the number of voters that a bootstrap with these nodes would have
+// given it, and to no fewer than a range is to have. Else a cluster bootstrapped by one node
+// would always stop with that node, and one bootstrapped by three with any two of its voters. It
+// begins only if there are nodes for an odd number. More voters stay, since an operator has asked
+// for them. But an even number on all nodes, as a node leaves that goes, loses one more.
+func (d *decider) ownNumber(o fsm.Operation, own *keyspace.Descriptor, now clock.Time) (fsm.Operation, bool) {
+	voters, reach, silent := len(own.Replicas), len(own.Replicas), false
+	for id, n := range d.nodes {
+		_, has := own.ReplicaOn(id)
+		silent = silent || has && n.Silent
+		if !has && n.Takes() {
+			reach++
 		}
 	}
-	if voters >= want || take < want || o.To == 0 {
+	want := max(fsm.PlacementVotersFor(d.members), d.settings.ReplicationFactor)
+	o.Reason = decide.Factor
+	switch {
+	case voters < odd(min(want, reach)) && !silent: // a repair may be due first
+		o.Kind = fsm.OperationAdd
+		o.Why = fmt.Sprintf("the placement group has %d voters, and in a cluster of %d nodes it has %d", voters, d.members, want)
+	case voters > want && voters%2 == 0 && voters >= d.members:
+		o.Kind, o.From, o.To = fsm.OperationRemove, d.ownSpare(own), 0
+		o.Why = fmt.Sprintf("the placement group has a voter on each of %d nodes, and an even number survives no more losses than one less", voters)
+	default:
+		d.ownNumberAt = 0
 		return o, false
 	}
-	o.Kind, o.Reason = fsm.OperationAdd, decide.Factor
-	o.Why = fmt.Sprintf("the placement group has %d voters, and %d nodes can have one", voters, take)
-	return o, true
+	if d.ownNumberAt == 0 {
+		d.ownNumberAt = now
+	}
+	// Nodes come and go. But fewer voters than these are a risk that every moment prolongs.
+	hurry := voters < max(OwnLeast, d.settings.ReplicationFactor)
+	return o, hurry || now.Sub(d.ownNumberAt) >= d.settings.Patience
+}
+
+// odd returns the largest odd number up to n.
+func odd(n int) int { return n - (n+1)%2 }
+
+// ownSpare returns whose voter is missed least, and not this node's: who cannot be counted on now,
+// or is in the zone with most of them.
+func (d *decider) ownSpare(own *keyspace.Descriptor) keyspace.NodeID {
+	zones := map[string]int{}
+	for _, m := range own.Replicas {
+		zones[d.nodes[m.Node].Zone]++
+	}
+	missed := func(id keyspace.NodeID) int {
+		n := d.nodes[id]
+		switch {
+		case n.Silent:
+			return 0
+		case !n.Takes():
+			return 1
+		}
+		return 2
+	}
+	var best keyspace.NodeID
+	for _, m := range own.Replicas {
+		if m.Node == d.s.o.Self {
+			continue
+		}
+		if best == 0 || cmp.Or(cmp.Compare(missed(m.Node), missed(best)), cmp.Compare(zones[d.nodes[best].Zone], zones[d.nodes[m.Node].Zone]), cmp.Compare(best, m.Node)) < 0 {
+			best = m.Node
+		}
+	}
+	return best
 }
 
 // ownSpread moves a voter out of the zone that has most of them: with that zone the group might

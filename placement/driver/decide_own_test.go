@@ -137,3 +137,107 @@ func TestOwnSpread(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnNumber: the placement group has as many voters as it would have at the bootstrap of a
+// cluster with the nodes that there are now: five from five nodes on, else three. It gets
+// another number only after a while, and no even one for long.
+func TestOwnNumber(t *testing.T) {
+	draining, leaving := decide.Node{State: decide.Draining}, decide.Node{State: decide.Decommissioning}
+	silent, isolated := decide.Node{Silent: true, SilentSince: 1}, decide.Node{Isolated: true}
+	for _, tc := range []struct {
+		what                  string
+		voters, nodes, factor int
+		zones                 []string
+		are                   map[keyspace.NodeID]decide.Node
+		add, remove           keyspace.NodeID
+		atOnce                bool
+	}{
+		{what: "three of five nodes", voters: 3, nodes: 5, add: 4},
+		{what: "the second step", voters: 4, nodes: 5, add: 5},
+		{what: "three of four nodes", voters: 3, nodes: 4},
+		{what: "five of nine nodes", voters: 5, nodes: 9},
+		{what: "in zones", voters: 3, nodes: 5, zones: []string{"a", "b", "a", "b", "c"}, add: 5},
+		{what: "five voters for a range, in a cluster of six", voters: 5, nodes: 6, factor: 5},
+		{what: "seven voters for a range", voters: 5, nodes: 7, factor: 7, add: 6, atOnce: true},
+		{what: "one of three nodes", voters: 1, nodes: 3, add: 2, atOnce: true},
+		{what: "one of two nodes", voters: 1, nodes: 2},
+		{what: "one of five nodes, one of them drained", voters: 1, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: draining}, add: 2, atOnce: true},
+
+		{what: "the fifth is silent: there would be four", voters: 3, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: silent}},
+		{what: "the fifth is isolated", voters: 3, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: isolated}},
+		{what: "the fifth is drained", voters: 3, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: draining}},
+		{what: "the fifth is decommissioned", voters: 3, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: leaving}},
+		{what: "a voter is silent: a repair may be due", voters: 3, nodes: 6, are: map[keyspace.NodeID]decide.Node{2: silent}},
+		{what: "a voter is drained, and comes back", voters: 3, nodes: 5, are: map[keyspace.NodeID]decide.Node{2: draining}, add: 4},
+
+		{what: "four of four nodes", voters: 4, nodes: 4, remove: 4},
+		{what: "four of four nodes, one of them drained", voters: 4, nodes: 4, are: map[keyspace.NodeID]decide.Node{3: draining}, remove: 3},
+		{what: "four of four nodes, one of them silent", voters: 4, nodes: 4, are: map[keyspace.NodeID]decide.Node{2: silent}, remove: 2},
+		{what: "four of four nodes in zones", voters: 4, nodes: 4, zones: []string{"a", "b", "b", "c"}, remove: 3},
+		{what: "four of five nodes, one of them silent", voters: 4, nodes: 5, are: map[keyspace.NodeID]decide.Node{5: silent}},
+		{what: "two of two nodes", voters: 2, nodes: 2},
+		{what: "six of six nodes", voters: 6, nodes: 6, remove: 6},
+		{what: "six of seven nodes, which somebody has asked for", voters: 6, nodes: 7},
+		{what: "seven of seven nodes, which somebody has asked for", voters: 7, nodes: 7},
+	} {
+		zones := make([]string, tc.nodes)
+		copy(zones, tc.zones)
+		d, own := ownOf(tc.voters, zones...)
+		if tc.factor > 0 {
+			d.settings.ReplicationFactor = tc.factor
+		}
+		for id, n := range tc.are {
+			n.ID, n.Zone = id, d.nodes[id].Zone
+			d.nodes[id] = n
+		}
+		d.members = tc.nodes
+		for _, n := range d.nodes {
+			if n.State == decide.Decommissioning {
+				d.members--
+			}
+		}
+		o, ok := d.ownOperation(own, 1)
+		if ok != tc.atOnce {
+			t.Errorf("%s: at once: %s, %t", tc.what, &o, ok)
+		}
+		o, ok = d.ownOperation(own, clock.Time(1).Add(d.settings.Patience-1))
+		if ok != tc.atOnce {
+			t.Errorf("%s: a moment too early: %s, %t", tc.what, &o, ok)
+		}
+		o, ok = d.ownOperation(own, clock.Time(1).Add(d.settings.Patience))
+		want := fsm.Operation{Kind: fsm.OperationAdd, To: tc.add}
+		if tc.remove != 0 {
+			want = fsm.Operation{Kind: fsm.OperationRemove, From: tc.remove}
+		}
+		if ok != (tc.add+tc.remove != 0) || ok && (o.Kind != want.Kind || o.From != want.From || o.To != want.To || o.Reason != decide.Factor) {
+			t.Errorf("%s: %s, %t; want %s", tc.what, &o, ok, &want)
+		}
+	}
+}
+
+// TestOwnNumberWaits: a node that comes and goes does not get a voter of the placement group.
+func TestOwnNumberWaits(t *testing.T) {
+	d, own := ownOf(3, "", "", "", "", "")
+	d.members = 5
+	now := clock.Time(1)
+	for range 10 {
+		for _, silent := range []bool{false, true} {
+			n := d.nodes[5]
+			n.Silent = silent
+			d.nodes[5] = n
+			if o, ok := d.ownOperation(own, now); ok {
+				t.Fatalf("at %v: %s", now, &o)
+			}
+			now = now.Add(d.settings.Patience / 2)
+		}
+	}
+	n := d.nodes[5]
+	n.Silent = false
+	d.nodes[5] = n
+	for i := range 2 {
+		if o, ok := d.ownOperation(own, now); ok != (i == 1) {
+			t.Errorf("it has come to stay: %s, %t", &o, ok)
+		}
+		now = now.Add(d.settings.Patience)
+	}
+}

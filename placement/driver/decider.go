@@ -74,6 +74,8 @@ type decider struct {
 	view  *fsm.View
 	nodes map[keyspace.NodeID]decide.Node
 	lost  map[keyspace.NodeID]bool
+	// members counts the nodes by which the placement group has its number of voters.
+	members int
 	// central says that a node that lives hears half of the others or more.
 	central bool
 	ranges  map[keyspace.RangeID]known
@@ -84,6 +86,8 @@ type decider struct {
 	// group there since the last one came.
 	ownTried    map[keyspace.NodeID]int
 	ownFallback keyspace.NodeID
+	// ownNumberAt is since when the group could have a better number of voters, 0 if it cannot.
+	ownNumberAt clock.Time
 	// ownCrowdedAt is since when voters of the group share a zone without need, 0 if none do.
 	ownCrowdedAt clock.Time
 	// handOverAt is when the group's leadership may be handed over next, and handOverPause
@@ -209,8 +213,11 @@ func (d *decider) feedSettings(v *fsm.View) {
 // feedNodes takes over the node table, who is heard and hears others, and what nodes say of
 // their disks.
 func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
-	d.central = false
+	d.central, d.members = false, 0
 	for id, row := range v.NodeRows() {
+		if row.State.Member() {
+			d.members++
+		}
 		d.central = d.central || counts(&row) && d.s.o.Central(id)
 	}
 	for id, row := range v.NodeRows() {

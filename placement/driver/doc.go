@@ -74,9 +74,13 @@
 // without a quorum. It says how many replicas are copied and removed. Decisions then execute it, and
 // skein placement show counts the ranges with too few or too many voters.
 //
-// The placement group starts with a voter on each founder. It gets more voters if it has fewer than
-// ranges are to have, or fewer than three, and enough nodes serve. It gets fewer only by nodes that
-// leave. If some of its voters share a zone and another zone has fewer, they move there one by one,
+// The placement group has five voters in a cluster of five or more nodes that serve or are drained,
+// else three, and no fewer than ranges are to have. So a cluster that grows gets as many as one that
+// was bootstrapped as large (fsm.PlacementVotersFor). A voter is added only if all are heard and
+// there are nodes for an odd number. For fewer than three it is added at once, else after this has
+// been so for 30 s. Voters go with nodes that leave. If that leaves an even number, with a voter on
+// each node, one more goes: of four voters as of three, one may be lost. More voters than these stay
+// if an operator has added them. If some of its voters share a zone and another zone has fewer, they move there one by one,
 // except the leader's. They do so once all have been heard and this has been so for 30 s. If three
 // nodes hold three replicas each, are heard and lead about as many ranges each, there is nothing to
 // decide.

@@ -50,8 +50,8 @@ const (
 	copySlack = 2 * nodeCopies
 	// TransferPatience is what there is for a change of the leader that is for balance alone.
 	TransferPatience = 20 * time.Second
-	// ownSpreadPatience is what there is for a move of the placement group for zones alone.
-	ownSpreadPatience = time.Minute
+	// ownPatience is what there is for a change of the placement group that is no repair.
+	ownPatience = time.Minute
 	// operationSweep is how often the leader looks for operations that nobody works on.
 	operationSweep = 5 * time.Second
 )
@@ -225,14 +225,14 @@ func (o *operator) carryOut(ctx context.Context, op fsm.Operation) {
 
 // patience returns how long an operation may take no step. A transfer for balance may not block
 // the range for long, since each attempt stops the range for a moment and nothing else is done
-// for it. A move of the placement group for its zones may not block its repair for long, and
-// its copy is a small one.
+// for it. A change of the placement group for its zones or its number of voters may not block
+// its repair for long, and its copy is a small one.
 func (o *operator) patience(op *fsm.Operation) time.Duration {
 	switch most := o.s.o.OperationPatience; {
 	case op.Kind == fsm.OperationTransfer && op.Reason != decide.Drain:
 		return min(most, TransferPatience)
-	case op.Range == fsm.OwnGroup && op.Reason == decide.Zones:
-		return min(most, ownSpreadPatience)
+	case op.Range == fsm.OwnGroup && (op.Reason == decide.Zones || op.Reason == decide.Factor):
+		return min(most, ownPatience)
 	case op.Kind.Adds():
 		return most + o.copyTime(op.Range)
 	default:

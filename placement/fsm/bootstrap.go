@@ -69,18 +69,20 @@ func (b *Bootstrap) nodeIDs() []keyspace.NodeID {
 	return ids
 }
 
-// PlacementVoters returns the placement group's first replicas. Its loss stops all writes. So
-// it has five replicas if there are five nodes, and otherwise three, or as many as there are
-// nodes. It takes the nodes with the lowest ids, which are as good as random.
+// PlacementVotersFor returns how many voters the placement group is to have in a cluster of so
+// many nodes. Its loss stops all writes. So it has five from five nodes on, and otherwise three.
+func PlacementVotersFor(nodes int) int {
+	if nodes >= 5 {
+		return 5
+	}
+	return 3
+}
+
+// PlacementVoters returns the placement group's first replicas, on as many nodes as there are. It
+// takes the nodes with the lowest ids, which are as good as random.
 func (b *Bootstrap) PlacementVoters() []keyspace.Replica {
 	ids := b.nodeIDs()
-	n := b.PlacementReplicas
-	if n == 0 {
-		n = 3
-		if len(ids) >= 5 {
-			n = 5
-		}
-	}
+	n := cmp.Or(b.PlacementReplicas, PlacementVotersFor(len(ids)))
 	var rs []keyspace.Replica
 	for i, id := range ids[:min(n, len(ids))] {
 		rs = append(rs, keyspace.Replica{ID: keyspace.ReplicaID(i + 1), Node: id})

@@ -54,6 +54,10 @@ func (s NodeState) Started() bool {
 // without.
 func (s NodeState) Leaving() bool { return s == NodeDraining || s == NodeDecommissioned }
 
+// Member says whether the node counts where the number of voters depends on how many nodes there
+// are: it serves, or is to serve again.
+func (s NodeState) Member() bool { return s == NodeServing || s == NodeDraining }
+
 // String returns the state in one word.
 func (s NodeState) String() string {
 	if !s.known() {
