@@ -733,6 +733,23 @@ func TestWhatHasComeOfAMove(t *testing.T) {
 	}
 }
 
+// TestWhatHasComeOfAnAddition: one half of a move is all that an addition or a removal comes to.
+func TestWhatHasComeOfAnAddition(t *testing.T) {
+	group := []*adminpb.PlacementReplica{{Node: "n1", Role: "voter"}, {Node: "n2", Role: "voter"}, {Node: "n3", Role: "learner"}}
+	for _, tc := range []struct{ from, to, refuse string }{
+		{to: "n2"},
+		{to: "n3", refuse: "n3 has no voter now"},
+		{to: "n4", refuse: "n4 has no voter now"},
+		{from: "n4"},
+		{from: "n1", refuse: "n1 still has its replica now"},
+	} {
+		err := Moved(&adminpb.Operation{Id: 7, From: tc.from, To: tc.to}, group)
+		if (err != nil) != (tc.refuse != "") || err != nil && !strings.Contains(err.Error(), tc.refuse) {
+			t.Errorf("from %q to %q: %v, want %q", tc.from, tc.to, err, tc.refuse)
+		}
+	}
+}
+
 // TestAnOldListEndsNoOperation: what a replica knew of it before the quorum was lost is no word
 // that it is over.
 func TestAnOldListEndsNoOperation(t *testing.T) {

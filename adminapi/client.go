@@ -196,28 +196,44 @@ func (c *Client) RangesMerged(ctx context.Context, merge *adminpb.Operation) (*a
 
 // notKnownYet says of a move that is over that nobody could say how it has ended.
 func notKnownYet(move *adminpb.Operation, why, look string) error {
+	hoped, _ := outcomes(move)
 	return &Refusal{
-		Reason:   fmt.Sprintf("operation %d has ended, and whether the replica on %s is on %s now is not known yet: %s", move.GetId(), move.GetFrom(), move.GetTo(), why),
+		Reason:   fmt.Sprintf("operation %d has ended, and whether %s now is not known yet: %s", move.GetId(), hoped, why),
 		NextStep: "look with " + look + " what has come of it, and with skein node list which nodes are down",
 		Later:    true,
 	}
 }
 
+// outcomes says in words what a move, the addition or the removal of a replica is to come to, and
+// the contrary.
+func outcomes(move *adminpb.Operation) (hoped, failed string) {
+	switch from, to := move.GetFrom(), move.GetTo(); {
+	case from == "":
+		return to + " has a voter", to + " has no voter"
+	case to == "":
+		return from + " has no replica", from + " still has its replica"
+	default:
+		return fmt.Sprintf("the replica on %s is on %s", from, to), fmt.Sprintf("the replica on %s is not on %s", from, to)
+	}
+}
+
 // Moved returns a *Refusal if a finished move has not replaced the old replica by a voter on its
-// target: placement gives a move up when a node falls silent.
+// target: placement gives a move up when a node falls silent. Of a replica that was only added or
+// removed it asks for one half of that.
 func Moved[R interface {
 	GetNode() string
 	GetRole() string
 }](move *adminpb.Operation, now []R) error {
-	come := slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetTo() && r.GetRole() == "voter" })
-	gone := !slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetFrom() })
+	come := move.GetTo() == "" || slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetTo() && r.GetRole() == "voter" })
+	gone := move.GetFrom() == "" || !slices.ContainsFunc(now, func(r R) bool { return r.GetNode() == move.GetFrom() })
 	if come && gone {
 		return nil
 	}
+	_, failed := outcomes(move)
 	return &Refusal{
-		Reason: fmt.Sprintf("operation %d has ended, and the replica on %s is not on %s now: the move was given up, as where one of the two does not answer, or another change has followed",
-			move.GetId(), move.GetFrom(), move.GetTo()),
-		NextStep: "look with skein node list whether both answer, and with skein range list and skein placement show who holds what; then try again",
+		Reason: fmt.Sprintf("operation %d has ended, and %s now: it was given up, as where a node does not answer, or another change has followed",
+			move.GetId(), failed),
+		NextStep: "look with skein node list whether all answer, and with skein range list and skein placement show who holds what; then try again",
 	}
 }
 

@@ -17,7 +17,8 @@ type PlacementBackend interface {
 	// PlacementGroup returns the members of the placement group and its leader. Without a quorum
 	// it returns the last known state, marked as stale.
 	PlacementGroup(ctx context.Context) (*adminpb.PlacementShowResponse, error)
-	// MovePlacement begins to put its replica on one node in the place of that on another.
+	// MovePlacement begins to put its replica on one node in the place of that on another. Without
+	// from it adds a voter, and without to it removes one.
 	MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error)
 	// TransferPlacement has the node lead it.
 	TransferPlacement(ctx context.Context, to string) error
@@ -43,7 +44,14 @@ func (s *server) PlacementShow(ctx context.Context, _ *adminpb.PlacementShowRequ
 func (s *server) PlacementMove(ctx context.Context, r *adminpb.PlacementMoveRequest) (*adminpb.PlacementMoveResponse, error) {
 	o, err := s.backend.MovePlacement(ctx, r.From, r.To)
 	if err != nil {
-		return nil, grpcError(fmt.Sprintf("move the placement group from %s to %s", r.From, r.To), err, lookForOperations)
+		what := fmt.Sprintf("move the placement group from %s to %s", r.From, r.To)
+		switch {
+		case r.From == "":
+			what = fmt.Sprintf("add a voter of the placement group on %s", r.To)
+		case r.To == "":
+			what = fmt.Sprintf("remove the voter of the placement group on %s", r.From)
+		}
+		return nil, grpcError(what, err, lookForOperations)
 	}
 	return &adminpb.PlacementMoveResponse{Operation: o}, nil
 }
@@ -73,7 +81,8 @@ func (c *Client) PlacementMoved(ctx context.Context, move *adminpb.Operation) (*
 }
 
 // PlacementMove begins to put the placement group's replica on one node in the place of
-// that on another. Asking twice is harmless: the second time is refused.
+// that on another. Without from it adds a voter, and without to it removes one. Asking twice is
+// harmless: the second time is refused.
 func (c *Client) PlacementMove(ctx context.Context, from, to string) (*adminpb.PlacementMoveResponse, error) {
 	return call(ctx, c, &adminpb.PlacementMoveRequest{From: from, To: to}, adminpb.AdminClient.PlacementMove)
 }
@@ -153,13 +162,21 @@ func WritePlacement(w, notes io.Writer, f Format, p *adminpb.PlacementShowRespon
 			return err
 		}
 	}
-	rows := [][]string{{"NODE", "REPLICA", "ROLE", "LEADS"}}
+	rows, voters := [][]string{{"NODE", "REPLICA", "ROLE", "LEADS"}}, 0
 	for _, r := range p.GetReplicas() {
+		if r.GetRole() == "voter" {
+			voters++
+		}
 		leads := ""
 		if r.GetNode() == p.GetLeader() {
 			leads = fmt.Sprintf("in term %d", p.GetTerm())
 		}
 		rows = append(rows, []string{r.GetNode(), fmt.Sprint(r.GetReplicaId()), r.GetRole(), leads})
+	}
+	if voters > 0 && voters%2 == 0 {
+		if _, err := fmt.Fprintf(notes, "note: %d voters survive no more losses than %d\n", voters, voters-1); err != nil {
+			return err
+		}
 	}
 	if err := writeTable(w, rows); err != nil {
 		return err

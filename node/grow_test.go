@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -66,16 +65,33 @@ func TestAClusterGrowsThreefold(t *testing.T) {
 	})
 }
 
+// voters counts the voters of a group.
+func voters(d *keyspace.Descriptor) (n int) {
+	for _, m := range d.Replicas {
+		if m.Role == keyspace.RoleVoter {
+			n++
+		}
+	}
+	return n
+}
+
+// placementVoters counts the voters of the placement group by the node's map.
+func (r *rig) placementVoters(n *rigNode) int {
+	r.t.Helper()
+	m, err := n.core.Placement().Map(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	own := m.PlacementGroup()
+	return voters(&own)
+}
+
 // A cluster of three that grows to five gets five voters of the placement group, as one that five
 // nodes found. Then it goes on without any two nodes, here the leader of placement and another
 // voter of the first three.
 func TestAGrownClusterOutlivesTwoNodes(t *testing.T) {
 	bubble(t, 3, nil, shortLog, func(r *rig) {
 		r.publish(r.nodes...)
-		five := func(d keyspace.Descriptor) bool {
-			other := func(m keyspace.Replica) bool { return m.Role != keyspace.RoleVoter }
-			return len(d.Replicas) == 5 && !slices.ContainsFunc(d.Replicas, other)
-		}
 		for i := 4; i <= 5; i++ {
 			n := r.joiner(fmt.Sprintf("n%d", i))
 			if err := r.join(r.t.Context(), n, r.nodes[0]); err != nil {
@@ -83,17 +99,14 @@ func TestAGrownClusterOutlivesTwoNodes(t *testing.T) {
 			}
 			r.announced(n)
 		}
-		r.wait(3*time.Minute, "five voters of the placement group", func() bool {
-			m, _ := r.nodes[4].core.Placement().WatchMap()
-			return five(m.PlacementGroup())
-		})
+		r.wait(3*time.Minute, "five voters of the placement group", func() bool { return r.placementVoters(r.nodes[4]) == 5 })
 		// The ranges have three voters: here they are to outlive the two nodes too.
 		if err := r.nodes[4].core.Placement().SetReplication(r.t.Context(), 5); err != nil {
 			r.t.Fatal(err)
 		}
 		r.wait(3*time.Minute, "five voters of each range", func() bool {
 			ds, err := r.nodes[4].core.Placement().RangeMap(r.t.Context())
-			return err == nil && len(ds) == 1 && five(ds[0])
+			return err == nil && len(ds) == 1 && voters(&ds[0]) == 5
 		})
 		r.mustPut(r.nodes[3], "k", "before")
 		lead := r.nodes[0]
@@ -114,6 +127,41 @@ func TestAGrownClusterOutlivesTwoNodes(t *testing.T) {
 					return err == nil
 				})
 			}
+		}
+	})
+}
+
+// An operator of seven nodes gives the placement group seven voters, and takes two away again. What
+// was asked for stays, and what would be undone is refused.
+func TestVotersOfPlacementByHand(t *testing.T) {
+	bubble(t, 7, nil, shortLog, func(r *rig) {
+		r.publish(r.nodes...)
+		admin := r.nodes[6].core.Admin()
+		change := func(from, to string, want int) {
+			r.t.Helper()
+			if _, err := admin.MovePlacement(r.t.Context(), from, to); err != nil {
+				r.t.Fatal(err)
+			}
+			held := func() int { return r.placementVoters(r.nodes[0]) }
+			idle := func() bool {
+				ops, err := r.nodes[0].core.Placement().Operations(r.t.Context())
+				return err == nil && len(ops) == 0
+			}
+			r.wait(time.Minute, fmt.Sprintf("%d voters", want), func() bool { return idle() && held() == want })
+			time.Sleep(40 * time.Second)
+			if n := held(); n != want {
+				r.t.Fatalf("from %q to %q: later there are %d voters, want %d", from, to, n, want)
+			}
+			r.mustPut(r.nodes[6], "k", "v")
+		}
+		time.Sleep(5 * time.Second) // all hear each other
+		lead := r.nodes[0].core.Placement().Leader().String()
+		change("", "6", 6)
+		change("", "7", 7)
+		change(lead, "", 6)
+		change("6", "", 5)
+		if _, err := admin.MovePlacement(r.t.Context(), "7", ""); err == nil {
+			r.t.Error("one more than is to be was removed")
 		}
 	})
 }

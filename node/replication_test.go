@@ -12,9 +12,7 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
-	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
-	"github.com/skeindb/skein/placement/fsm"
 )
 
 // replicate sets the factor and waits until all ranges have it.
@@ -156,44 +154,20 @@ func TestReplicationRefused(t *testing.T) {
 	})
 }
 
-// A placement group that was bootstrapped with fewer voters than three, or than ranges are to
-// have, gets more when nodes have come. It never gets fewer by the factor.
-func TestPlacementGroupGrows(t *testing.T) {
-	bubble(t, 5, borders(2), deadSoon, func(r *rig) {
-		k, ctx := r.operator(r.nodes[0]), r.t.Context()
+// A placement group gets as many voters as ranges are to have. It never gets fewer by that number.
+func TestPlacementGroupFollowsReplication(t *testing.T) {
+	bubble(t, 7, borders(2), deadSoon, func(r *rig) {
+		k := r.operator(r.nodes[0])
 		r.spread(r.nodes[0], 2, "1")
-		voters := func() (n int) {
-			for _, m := range r.nodes[0].core.service.View().PlacementGroup().Replicas {
-				if m.Role == keyspace.RoleVoter {
-					n++
-				}
-			}
-			return n
+		if n := r.placementVoters(r.nodes[0]); n != 5 {
+			r.t.Fatalf("of a replication of three the placement group has %d voters", n)
 		}
-		// As if two of five had come later.
-		for i := 0; voters() > 3; i++ {
-			n := r.nodes[4-i%2].id
-			if r.nodes[0].core.client.Leader() == n {
-				if err := r.nodes[0].core.client.TransferLeader(ctx, r.nodes[0].id); err != nil {
-					t.Fatal(err)
-				}
-			}
-			_, err := r.nodes[0].core.client.BeginOperation(ctx, fsm.Operation{Range: fsm.OwnGroup, Kind: fsm.OperationRemove, From: n, Why: "a test"})
-			if err != nil {
-				t.Logf("remove: %v", err)
-			}
-			time.Sleep(5 * time.Second)
-		}
-		time.Sleep(fewer(time.Minute, 20*time.Second))
-		if n := voters(); n != 3 {
-			t.Fatalf("of a replication of three the placement group got %d voters", n)
-		}
-		k.replicate(5)
-		r.wait(time.Minute, "five voters of the placement group", func() bool { return voters() == 5 })
+		k.replicate(7)
+		r.wait(time.Minute, "seven voters of the placement group", func() bool { return r.placementVoters(r.nodes[0]) == 7 })
 		k.replicate(3)
-		time.Sleep(fewer(time.Minute, 20*time.Second))
-		if n := voters(); n != 5 {
-			t.Errorf("back at a replication of three the placement group has %d voters", n)
+		time.Sleep(fewer(time.Minute, 40*time.Second))
+		if n := r.placementVoters(r.nodes[0]); n != 7 {
+			r.t.Errorf("back at a replication of three the placement group has %d voters", n)
 		}
 		r.mustPut(r.nodes[3], keyOf(0), "2")
 		r.mustGet(r.nodes[4], keyOf(0), "2")

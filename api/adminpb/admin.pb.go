@@ -764,7 +764,8 @@ func (x *PlacementReplica) GetRole() string {
 
 type PlacementMoveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Nodes, by name or by id in etcd's form.
+	// Nodes, by name or by id in etcd's form. Without from a voter is added, and without to one is
+	// removed.
 	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,10 +81,11 @@ func (fakeBackend) PlacementGroup(context.Context) (*adminpb.PlacementShowRespon
 	return &adminpb.PlacementShowResponse{Leader: "n1", Term: 3, Replicas: []*adminpb.PlacementReplica{{Node: "n1", ReplicaId: 1, Role: "voter"}}, Replication: &adminpb.Replication{Factor: 3, Ranges: 2}}, nil
 }
 
-// MovePlacement succeeds to n1, which has the replica, and is given up to n4.
+// MovePlacement succeeds to n1, which has the replica, and is given up to n4. So does a removal
+// from n3, and is given up from n1.
 func (fakeBackend) MovePlacement(_ context.Context, from, to string) (*adminpb.Operation, error) {
-	if to != "n4" && to != "n1" {
-		return nil, &adminapi.Refusal{Reason: "there is no node " + to, NextStep: "see skein node list"}
+	if to != "n4" && to != "n1" && (to != "" || from == "n9") {
+		return nil, &adminapi.Refusal{Reason: "there is no node " + cmp.Or(to, from), NextStep: "see skein node list"}
 	}
 	return &adminpb.Operation{Id: 8, Kind: "move", From: from, To: to, Why: "asked for"}, nil
 }

@@ -16,7 +16,7 @@ import (
 
 // addPlacementGroup adds the commands about the placement group's own members.
 func addPlacementGroup(c *cobra.Command, f *adminFlags) {
-	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementTransfer(f), newSetReplication(f), newSetMergeAfter(f))
+	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementAdd(f), newPlacementRemove(f), newPlacementTransfer(f), newSetReplication(f), newSetMergeAfter(f))
 }
 
 func newPlacementShow(f *adminFlags) *cobra.Command {
@@ -96,15 +96,39 @@ func newSetMergeAfter(f *adminFlags) *cobra.Command {
 
 func newPlacementMove(f *adminFlags) *cobra.Command {
 	var from, to string
-	var noWait bool
 	move := &cobra.Command{Use: "move --from NODE --to NODE", Short: "Put the placement group's replica on one node in the place of that on another", Args: cobra.NoArgs}
 	move.Flags().StringVar(&from, "from", "", "name or id of the node that gives its replica up")
 	move.Flags().StringVar(&to, "to", "", "name or id of the node that gets one")
-	move.Flags().BoolVar(&noWait, "no-wait", false, "return when the move has begun")
+	change := changesPlacement(f, move)
 	move.RunE = failing(func(c *cobra.Command, _ []string) error {
 		if from == "" || to == "" {
 			return &config.UsageError{Err: errors.New("give --from and --to")}
 		}
+		return change(c, from, to)
+	})
+	return move
+}
+
+func newPlacementAdd(f *adminFlags) *cobra.Command {
+	add := &cobra.Command{Use: "add NODE", Short: "Add a voter of the placement group on a node", Args: cobra.ExactArgs(1)}
+	change := changesPlacement(f, add)
+	add.RunE = failing(func(c *cobra.Command, args []string) error { return change(c, "", args[0]) })
+	return add
+}
+
+func newPlacementRemove(f *adminFlags) *cobra.Command {
+	remove := &cobra.Command{Use: "remove NODE", Short: "Remove the voter of the placement group on a node", Args: cobra.ExactArgs(1)}
+	change := changesPlacement(f, remove)
+	remove.RunE = failing(func(c *cobra.Command, args []string) error { return change(c, args[0], "") })
+	return remove
+}
+
+// changesPlacement adds --no-wait to a command, and returns what changes the replicas of the
+// placement group and waits for that.
+func changesPlacement(f *adminFlags, c *cobra.Command) (change func(c *cobra.Command, from, to string) error) {
+	var noWait bool
+	c.Flags().BoolVar(&noWait, "no-wait", false, "return when the change has begun")
+	return func(c *cobra.Command, from, to string) error {
 		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 			m, err := client.PlacementMove(ctx, from, to)
 			if err != nil {
@@ -122,8 +146,7 @@ func newPlacementMove(f *adminFlags) *cobra.Command {
 			}
 			return adminapi.WritePlacement(c.OutOrStdout(), c.ErrOrStderr(), format, p)
 		})
-	})
-	return move
+	}
 }
 
 func newPlacementTransfer(f *adminFlags) *cobra.Command {

@@ -35,6 +35,11 @@ type fake struct {
 	dead map[keyspace.NodeID]bool
 	// states are the changes of nodes that were made.
 	states []fsm.NodeState
+	// begun are the operations that were begun; begin is the error of whoever begins one.
+	begun []fsm.Operation
+	begin error
+	// settings are the cluster's.
+	settings []fsm.Setting
 	// before is called before a change of a node is made, and may refuse it.
 	before func() error
 }
@@ -79,7 +84,16 @@ func (f *fake) Status(context.Context) (placement.Status, error)        { return
 
 func (f *fake) Operations(context.Context) ([]fsm.Operation, error) { return nil, f.quorum }
 func (f *fake) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, error) {
-	return nil, 0, f.quorum
+	return f.settings, 0, f.quorum
+}
+
+func (f *fake) PlacementGroup(context.Context) (placement.Status, error) { return f.group, f.quorum }
+
+func (f *fake) BeginOperation(_ context.Context, o fsm.Operation) (fsm.Operation, error) {
+	if f.begin == nil {
+		f.begun = append(f.begun, o)
+	}
+	return o, f.begin
 }
 
 func (f *fake) SetNodeState(_ context.Context, _ keyspace.NodeID, _, to fsm.NodeState, _ ...keyspace.NodeID) error {

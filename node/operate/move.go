@@ -35,6 +35,11 @@ func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look st
 	if err := a.takes(nodes, o.To, to); err != nil {
 		return nil, err
 	}
+	return a.begin(ctx, nodes, o, look)
+}
+
+// begin begins an operation; look says where to look if that is refused.
+func (a *Admin) begin(ctx context.Context, nodes []fsm.Node, o fsm.Operation, look string) (*adminpb.Operation, error) {
 	begun, err := a.o.Placement.BeginOperation(ctx, o)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
 		return nil, notBegun(e, nodes, look)
@@ -76,7 +81,7 @@ func (a *Admin) takes(nodes []fsm.Node, node keyspace.NodeID, name string) error
 // asked for is in front of it anyway.
 func notBegun(e *kverror.Error, nodes []fsm.Node, look string) error {
 	reason := nodeWords(nodes).Replace(e.Detail)
-	for _, kind := range []fsm.OperationKind{fsm.OperationMove, fsm.OperationMerge} {
+	for _, kind := range []fsm.OperationKind{fsm.OperationMove, fsm.OperationAdd, fsm.OperationRemove, fsm.OperationMerge} {
 		if rest, ok := strings.CutPrefix(reason, kind.String()+" "); ok {
 			_, reason, _ = strings.Cut(rest, ": ")
 		}
@@ -90,14 +95,8 @@ func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb
 	if err != nil {
 		return nil, err
 	}
-	begun, err := a.o.Placement.BeginOperation(ctx, fsm.Operation{Range: left, Kind: fsm.OperationMerge, Why: "asked for"})
-	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
-		return nil, notBegun(e, nodes, "skein range list shows the ranges in their order and who holds them, skein placement operations what is under way")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return operationRow(&begun, names(nodes)), nil
+	return a.begin(ctx, nodes, fsm.Operation{Range: left, Kind: fsm.OperationMerge, Why: "asked for"},
+		"skein range list shows the ranges in their order and who holds them, skein placement operations what is under way")
 }
 
 // Operations implements adminapi.Backend.

@@ -170,7 +170,7 @@ func (d *decider) ownNumber(o fsm.Operation, own *keyspace.Descriptor, now clock
 	case voters < odd(min(want, reach)) && !silent: // a repair may be due first
 		o.Kind = fsm.OperationAdd
 		o.Why = fmt.Sprintf("the placement group has %d voters, and in a cluster of %d nodes it has %d", voters, d.members, want)
-	case voters > want && voters%2 == 0 && voters >= d.members:
+	case EvenOnAll(voters, d.members, d.settings.ReplicationFactor):
 		o.Kind, o.From, o.To = fsm.OperationRemove, d.ownSpare(own), 0
 		o.Why = fmt.Sprintf("the placement group has a voter on each of %d nodes, and an even number survives no more losses than one less", voters)
 	default:
@@ -183,6 +183,12 @@ func (d *decider) ownNumber(o fsm.Operation, own *keyspace.Descriptor, now clock
 	// Nodes come and go. But fewer voters than these are a risk that every moment prolongs.
 	hurry := voters < max(OwnLeast, d.settings.ReplicationFactor)
 	return o, hurry || now.Sub(d.ownNumberAt) >= d.settings.Patience
+}
+
+// EvenOnAll says whether the placement group has an even number of voters, more than it is to have,
+// and a voter on each node. Then one is taken away.
+func EvenOnAll(voters, members, replication int) bool {
+	return voters%2 == 0 && voters >= members && voters > max(fsm.PlacementVotersFor(members), replication)
 }
 
 // odd returns the largest odd number up to n.
