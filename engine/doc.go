@@ -42,6 +42,8 @@
 //   - a flush or compaction finds no space: the ballast file is deleted and Space reports
 //     Full. The flush is retried once a second and compactions pause. The last reserve is
 //     kept for the manifest, whose failed write would end the process.
+//   - the process can open no more files: the same, with a reserve of open files in the place of
+//     the ballast. What cannot fail, as a read of a table while an entry is applied, waits.
 //   - an fsync fails: Fatal. The page cache proves nothing afterwards.
 //   - the machine flushes slowly: commits stall once MemTableStops memtables are full, and
 //     Metrics count it. The wal's bounds refuse proposals before that.
@@ -61,6 +63,7 @@
 //	events.go    what Pebble reports: errors, flushes, its log
 //	durable.go   listeners to durability, Flush
 //	space.go     a full disk: the state, the ballast, Pebble's file system
+//	files.go     no more files can be opened: the reserve of open ones
 //	pace.go      the rate of compactions
 //	options.go   Options, Pebble's table settings
 //	comparer.go  the order of keys, filters by revision

@@ -79,6 +79,7 @@ func Open(o Options) (*Engine, error) {
 		e.stop()
 		return nil, fmt.Errorf("engine: open %s: %w", o.Dir, err)
 	}
+	e.space.opened.Store(true)
 	e.space.pace.db.Store(e.db)
 	e.metrics.attach(e)
 	e.space.poll()
@@ -149,6 +150,7 @@ func (e *Engine) Abort() error {
 	err := within(e.clock, closeTimeout, func() error {
 		// No goroutine may call Pebble after it is closed.
 		e.tasks.Wait()
+		e.space.closeReserve()
 		return e.db.Close()
 	})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // backgroundError classifies the errors of flushes and compactions. Pebble retries both,
-// which is right for a full disk and wrong for everything else. After a failed fsync the
+// which is right for a full disk or without a free file and wrong for everything else. After a failed fsync the
 // kernel treats the lost pages as clean, and the retry would report data as durable that
 // are not.
 func (e *Engine) backgroundError(err error) {
@@ -18,7 +18,9 @@ func (e *Engine) backgroundError(err error) {
 		return
 	case isNoSpace(err):
 		e.metrics.noSpace.Inc()
-		e.space.noteFull()
+		e.space.noteFull(writeFoundNone)
+	case isNoFiles(err):
+		e.space.noteFull(noFreeFile)
 	default:
 		e.fail(fmt.Errorf("engine: flush or compaction: %w", err))
 	}

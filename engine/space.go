@@ -55,6 +55,9 @@ const (
 // whose failed write would be fatal. In addition there is the ballast, a file that is
 // deleted at the first ENOSPC before the failed write is retried. The state ends when low
 // and a quarter of it is free again and the ballast exists again.
+//
+// A process that may open no more files is in the same state, with a reserve of open files in the
+// place of the ballast. See files.go.
 type space struct {
 	ctx     context.Context
 	failed  func() error // the engine's fatal error
@@ -67,13 +70,16 @@ type space struct {
 	ballastMax, lowMax int64
 
 	state  atomic.Uint32
+	opened atomic.Bool  // Pebble has been opened
 	fullAt atomic.Int64 // clock.Time of the last failed write
 	writes atomic.Uint64
 	pace   *pace
 
 	// mu keeps the ballast from being made and deleted at once. It is held over file
-	// operations; only the poller and writes that met a full disk take it.
+	// operations; only the poller and who met a full disk, or no free file, take it.
 	mu sync.Mutex
+	// reserve is guarded by mu: open files to be given up when no more can be opened.
+	reserve []vfs.File
 }
 
 func newSpace(ctx context.Context, failed func() error, o *Options) *space {
@@ -102,15 +108,17 @@ func (s *space) set(to SpaceState, why string) {
 	s.logger.Warn("disk space: "+to.String(), zap.String("why", why), zap.String("dir", s.dir))
 }
 
-// noteFull records a write that failed for lack of space.
-func (s *space) noteFull() {
+// noteFull records what failed for lack of space, or of files.
+func (s *space) noteFull(why string) {
 	s.fullAt.Store(int64(s.clock.Now()))
-	s.set(SpaceFull, "a write found no space")
+	s.set(SpaceFull, why)
 }
+
+const writeFoundNone = "a write found no space"
 
 // giveUpBallast frees space for the write that just failed.
 func (s *space) giveUpBallast() {
-	s.noteFull()
+	s.noteFull(writeFoundNone)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.fs.Remove(s.ballastPath()); err != nil && !isNotExist(err) {
@@ -197,6 +205,10 @@ func (s *space) poll() {
 	}
 	rested := s.clock.Now().Sub(clock.Time(s.fullAt.Load())) >= retryPause
 	if s.get() == SpaceFull && !rested {
+		return
+	}
+	if !s.fillReserve() {
+		s.noteFull(noFreeFile)
 		return
 	}
 	standing := s.ballastExists()
@@ -300,7 +312,7 @@ func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, 
 		return nil, err
 	}
 	if category != flushCategory && category != compactionCategory {
-		return g.FS.Create(name, category)
+		return g.space.open(func() (vfs.File, error) { return g.FS.Create(name, category) })
 	}
 	if err := g.space.admit(category); err != nil {
 		return nil, err

@@ -71,7 +71,8 @@
 // I4: the disk is full. The next segment is always prepared in advance. The log goes
 // on in it, and Space reports SpaceFull until the one after it is prepared. A file system
 // that writes in place has room for every write within a segment; on one that copies
-// on write or compresses, such a write can fail and then ends the log as in I3.
+// on write or compresses, such a write can fail and then ends the log as in I3. The same
+// holds if the process can open no more files.
 //
 // I5: a rewrite is interrupted. The rewritten record exists as a whole or not at all,
 // and the old records stay until it is durable.

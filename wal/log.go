@@ -334,6 +334,9 @@ func (l *Log) closeFiles() error {
 	defer l.files.Unlock()
 	l.filesClosed = true
 	var errs []error
+	if l.dir.held != nil {
+		errs = append(errs, l.dir.held.Close())
+	}
 	for _, s := range slices.Concat(l.segs, l.ready, l.dead) {
 		if s.file == nil {
 			continue

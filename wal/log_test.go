@@ -209,9 +209,9 @@ func TestFsyncErrorPoisons(t *testing.T) {
 // TestDiskFull fills the disk, or the quota. The log continues in the reserve and reports
 // SpaceFull. It reports SpaceOK again once a segment becomes free, even with no space on
 // the disk, or once there is space. The same happens if the owner does not allow the log
-// more space.
+// more space, and if the process or the machine can open no more files.
 func TestDiskFull(t *testing.T) {
-	for name, refusal := range map[string]error{"disk": syscall.ENOSPC, "quota": syscall.EDQUOT, "owner": nil} {
+	for name, refusal := range map[string]error{"disk": syscall.ENOSPC, "quota": syscall.EDQUOT, "owner": nil, "files": syscall.EMFILE, "files of the machine": syscall.ENFILE} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { testDiskFull(t, refusal) })
 		})
@@ -225,6 +225,9 @@ func testDiskFull(t *testing.T, refusal error) {
 			if refusal == nil {
 				t.Error("the log takes room that its owner refused")
 			}
+			return refusal
+		}
+		if full.Load() && isNoFiles(refusal) && op.Kind == errorfs.OpOpenDir {
 			return refusal
 		}
 		return nil

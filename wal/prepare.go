@@ -21,6 +21,12 @@ func isNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, errRefused)
 }
 
+// isNoFiles reports whether the error means that the process, or the machine, has as many files
+// open as it may. It passes like a full disk.
+func isNoFiles(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
 // prepareLoop keeps the reserve of prepared segments filled and deletes excess dead
 // files.
 func (l *Log) prepareLoop() {
@@ -56,7 +62,7 @@ func (l *Log) prepareOne() bool {
 	old := l.takeDeadLocked()
 	l.mu.Unlock()
 	s, err := l.prepare(old)
-	if isNoSpace(err) {
+	if isNoSpace(err) || isNoFiles(err) {
 		if l.space.Swap(uint32(SpaceFull)) != uint32(SpaceFull) {
 			l.logger.Warn("no space for the wal's next segment", zap.Error(err))
 		}

@@ -106,6 +106,10 @@ func (l *Log) list() ([]*segment, error) {
 	if err := parent.sync(); err != nil {
 		return nil, err
 	}
+	var err error
+	if l.dir.held, err = l.opts.FS.OpenDir(l.opts.Dir); err != nil {
+		return nil, fmt.Errorf("wal: open directory %s: %w", l.opts.Dir, err)
+	}
 	names, err := l.opts.FS.List(l.opts.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("wal: list directory %s: %w", l.opts.Dir, err)

@@ -68,6 +68,9 @@ type directory struct {
 	dir string
 	// salt is newSalt, except in tests that compare bytes.
 	salt func() (uint64, error)
+	// held is the directory, kept open: a segment that is used again takes no new file. It is nil
+	// where nothing keeps it open.
+	held vfs.File
 }
 
 func (d *directory) path(seq uint64, suffix string) string {
@@ -75,6 +78,12 @@ func (d *directory) path(seq uint64, suffix string) string {
 }
 
 func (d *directory) sync() error {
+	if d.held != nil {
+		if err := d.held.Sync(); err != nil {
+			return fmt.Errorf("wal: sync directory %s: %w", d.dir, err)
+		}
+		return nil
+	}
 	f, err := d.fs.OpenDir(d.dir)
 	if err != nil {
 		return fmt.Errorf("wal: open directory %s: %w", d.dir, err)
