@@ -461,3 +461,46 @@ func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
 	return count.Load() <= n
 }
+
+// TestNoFilesAtEachOpen lets each attempt of Pebble to open a file find that the process can open no
+// more. Only the ingest notices, as on a full disk.
+func TestNoFilesAtEachOpen(t *testing.T) {
+	tables := groupTables(t)
+	for n, done := int32(0), false; !done; n++ {
+		synctest.Test(t, func(t *testing.T) { done = noFilesAt(t, n, tables) })
+		if done && n < 8 {
+			t.Errorf("only %d files are opened", n)
+		}
+	}
+}
+
+// noFilesAt fails the n-th attempt; done says that there are fewer.
+func noFilesAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
+	t.Helper()
+	mem := simdisk.New()
+	var count atomic.Int32
+	var on atomic.Bool
+	var failing errorfs.Op
+	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(o errorfs.Op) error {
+		if strings.Contains(o.Path, ballastName) && o.Kind == errorfs.OpRename {
+			on.Store(true) // the store is open and has its ballast
+		}
+		switch o.Kind {
+		case errorfs.OpCreate, errorfs.OpOpen, errorfs.OpOpenDir, errorfs.OpReuseForWrite:
+		default:
+			return nil
+		}
+		if on.Load() && !strings.Contains(o.Path, stagingName) && count.Add(1) == n+1 {
+			failing = o
+			return fmt.Errorf("injected: %w", syscall.EMFILE)
+		}
+		return nil
+	}))
+	o, w := testOptions(fs), newGroups(nil)
+	o.Clock = clock.Virtual()
+	if err := w.script(t, o, tables); err != nil && !errors.Is(err, ErrNoSpace) {
+		t.Errorf("file %d (%v %s): %v", n, failing.Kind, failing.Path, err)
+	}
+	checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
+	return count.Load() <= n
+}

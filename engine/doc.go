@@ -63,7 +63,7 @@
 //	events.go    what Pebble reports: errors, flushes, its log
 //	durable.go   listeners to durability, Flush
 //	space.go     a full disk: the state, the ballast, Pebble's file system
-//	files.go     no more files can be opened: the reserve of open ones
+//	files.go     open files in reserve, for when no more can be opened
 //	pace.go      the rate of compactions
 //	options.go   Options, Pebble's table settings
 //	comparer.go  the order of keys, filters by revision

@@ -150,7 +150,7 @@ func (e *Engine) Abort() error {
 	err := within(e.clock, closeTimeout, func() error {
 		// No goroutine may call Pebble after it is closed.
 		e.tasks.Wait()
-		e.space.closeReserve()
+		e.space.reserve.close()
 		return e.db.Close()
 	})
 	if err != nil {

@@ -2,19 +2,16 @@ package engine
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/zap"
-
-	"github.com/skeindb/skein/clock"
 )
 
 // reserveFiles is how many files the store keeps open for what it cannot do without when the
 // process may open no more: reads, and a new manifest, without which Pebble gives up.
 const reserveFiles = 16
-
-const noFreeFile = "the process can open no more files"
 
 // isNoFiles reports whether the error means that the process, or the machine, has as many files
 // open as it may.
@@ -22,85 +19,53 @@ func isNoFiles(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// open opens a file that Pebble cannot do without, and so does not fail for want of file
-// descriptors: an entry that reads while it is applied cannot be given up. It takes a file of the
-// reserve. Beyond that it waits. But a store that is being opened fails.
-func (s *space) open(do func() (vfs.File, error)) (vfs.File, error) {
-	for {
-		f, err := do()
-		if !isNoFiles(err) || !s.opened.Load() || s.failed() != nil {
-			return f, err
-		}
-		s.noteFull(noFreeFile)
-		if s.giveUpFile() {
-			continue
-		}
-		if clock.Sleep(s.ctx, s.clock, retryPause) != nil {
-			return nil, err
-		}
-	}
+// fileReserve are open files, to be given up when the process can open no more.
+type fileReserve struct {
+	fs     vfs.FS
+	dir    string
+	logger *zap.Logger
+
+	// mu is held over file operations, and nothing else is taken under it.
+	mu    sync.Mutex
+	files []vfs.File
 }
 
-// giveUpFile closes a file of the reserve, if one is left.
-func (s *space) giveUpFile() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.reserve)
+// giveUp closes a file, if one is left.
+func (r *fileReserve) giveUp() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := len(r.files)
 	if n == 0 {
 		return false
 	}
-	s.closeFile(s.reserve[n-1])
-	s.reserve = s.reserve[:n-1]
+	r.closeOne(r.files[n-1])
+	r.files = r.files[:n-1]
 	return true
 }
 
-// fillReserve opens what the reserve lacks, and reports whether there are files for it. Any other
-// error is for the store itself to meet.
-func (s *space) fillReserve() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for len(s.reserve) < reserveFiles {
-		f, err := s.fs.OpenDir(s.dir)
+// fill opens what is lacking, and reports whether there are files for it. Any other error is for
+// the store itself to meet.
+func (r *fileReserve) fill() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.files) < reserveFiles {
+		f, err := r.fs.OpenDir(r.dir)
 		if err != nil {
 			return !isNoFiles(err)
 		}
-		s.reserve = append(s.reserve, f)
+		r.files = append(r.files, f)
 	}
 	return true
 }
 
-// closeReserve closes the whole reserve, at the end.
-func (s *space) closeReserve() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.reserve {
-		s.closeFile(f)
+// close gives up all of them, at the end.
+func (r *fileReserve) close() {
+	for r.giveUp() {
 	}
-	s.reserve = nil
 }
 
-func (s *space) closeFile(f vfs.File) {
+func (r *fileReserve) closeOne(f vfs.File) {
 	if err := f.Close(); err != nil {
-		s.logger.Warn("close a file of the reserve", zap.Error(err))
+		r.logger.Warn("close a file of the reserve", zap.Error(err))
 	}
-}
-
-// Open implements vfs.FS.
-func (g *gateFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
-	return g.space.open(func() (vfs.File, error) { return g.FS.Open(name, opts...) })
-}
-
-// OpenReadWrite implements vfs.FS.
-func (g *gateFS) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	return g.space.open(func() (vfs.File, error) { return g.FS.OpenReadWrite(name, category, opts...) })
-}
-
-// OpenDir implements vfs.FS.
-func (g *gateFS) OpenDir(name string) (vfs.File, error) {
-	return g.space.open(func() (vfs.File, error) { return g.FS.OpenDir(name) })
-}
-
-// ReuseForWrite implements vfs.FS.
-func (g *gateFS) ReuseForWrite(from, to string, category vfs.DiskWriteCategory) (vfs.File, error) {
-	return g.space.open(func() (vfs.File, error) { return g.FS.ReuseForWrite(from, to, category) })
 }

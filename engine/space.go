@@ -57,7 +57,7 @@ const (
 // and a quarter of it is free again and the ballast exists again.
 //
 // A process that may open no more files is in the same state, with a reserve of open files in the
-// place of the ballast. See files.go.
+// place of the ballast.
 type space struct {
 	ctx     context.Context
 	failed  func() error // the engine's fatal error
@@ -76,16 +76,17 @@ type space struct {
 	pace   *pace
 
 	// mu keeps the ballast from being made and deleted at once. It is held over file
-	// operations; only the poller and who met a full disk, or no free file, take it.
+	// operations; only the poller and writes that met a full disk take it.
 	mu sync.Mutex
-	// reserve is guarded by mu: open files to be given up when no more can be opened.
-	reserve []vfs.File
+
+	reserve fileReserve
 }
 
 func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	return &space{
 		ctx: ctx, failed: failed, fs: o.FS, dir: o.Dir, clock: o.Clock, logger: o.Logger, metrics: o.Metrics,
-		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes), pace: newPace(ctx, o.Clock, o.MemTableBytes),
+		ballastMax: max(0, o.BallastBytes), lowMax: max(0, o.LowSpaceBytes),
+		reserve: fileReserve{fs: o.FS, dir: o.Dir, logger: o.Logger}, pace: newPace(ctx, o.Clock, o.MemTableBytes),
 	}
 }
 
@@ -114,7 +115,30 @@ func (s *space) noteFull(why string) {
 	s.set(SpaceFull, why)
 }
 
-const writeFoundNone = "a write found no space"
+// Why the state is full.
+const (
+	writeFoundNone = "a write found no space"
+	noFreeFile     = "the process can open no more files"
+)
+
+// open opens a file that Pebble cannot do without, and so does not fail for want of file
+// descriptors: an entry that reads while it is applied cannot be given up. It takes a file of the
+// reserve. Beyond that it waits. But a store that is being opened fails.
+func (s *space) open(do func() (vfs.File, error)) (vfs.File, error) {
+	for {
+		f, err := do()
+		if !isNoFiles(err) || !s.opened.Load() || s.failed() != nil {
+			return f, err
+		}
+		s.noteFull(noFreeFile)
+		if s.reserve.giveUp() {
+			continue
+		}
+		if clock.Sleep(s.ctx, s.clock, retryPause) != nil {
+			return nil, err
+		}
+	}
+}
 
 // giveUpBallast frees space for the write that just failed.
 func (s *space) giveUpBallast() {
@@ -207,7 +231,7 @@ func (s *space) poll() {
 	if s.get() == SpaceFull && !rested {
 		return
 	}
-	if !s.fillReserve() {
+	if !s.reserve.fill() {
 		s.noteFull(noFreeFile)
 		return
 	}
@@ -326,6 +350,26 @@ func (g *gateFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, 
 		t.pace = g.space.pace
 	}
 	return t, nil
+}
+
+// Open implements vfs.FS.
+func (g *gateFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	return g.space.open(func() (vfs.File, error) { return g.FS.Open(name, opts...) })
+}
+
+// OpenReadWrite implements vfs.FS.
+func (g *gateFS) OpenReadWrite(name string, category vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	return g.space.open(func() (vfs.File, error) { return g.FS.OpenReadWrite(name, category, opts...) })
+}
+
+// OpenDir implements vfs.FS.
+func (g *gateFS) OpenDir(name string) (vfs.File, error) {
+	return g.space.open(func() (vfs.File, error) { return g.FS.OpenDir(name) })
+}
+
+// ReuseForWrite implements vfs.FS.
+func (g *gateFS) ReuseForWrite(from, to string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	return g.space.open(func() (vfs.File, error) { return g.FS.ReuseForWrite(from, to, category) })
 }
 
 // tableProgress counts the operations on a table being written, and paces it if pace is

@@ -53,7 +53,8 @@
 //  1. A client demands a leader (metadata hasleader) and there is none: unary calls and new streams
 //     fail at once with NoLeader. Running streams end after three election timeouts without one.
 //  2. A client opens a connection and sends nothing: it is closed after ten seconds.
-//  3. There are too many connections: the listener stops accepting until one closes.
+//  3. There are too many connections ([Options.MaxConnections]): further ones are refused, which
+//     the log and a metric say. The metrics URLs have a bound of their own.
 //  4. A client takes its watch events too slowly: its watchers go on from history, in bounded
 //     memory, see package watch.
 //  5. The node stops: [Server.Stop] accepts nothing more and ends watch and keepalive streams with

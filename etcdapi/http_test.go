@@ -28,6 +28,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
@@ -319,21 +321,50 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// TestMaxConnections: beyond the bound a connection waits until another one ends.
+// TestMaxConnections: beyond the bound, which is one for all client URLs, a connection is refused
+// where that can be seen, until another one ends. The metrics have a bound of their own.
 func TestMaxConnections(t *testing.T) {
-	r := newRig(t, "http", func(o *Options) { o.MaxConnections = 1 })
-	first := dial(t, r.addr())
+	core, logs := observer.New(zap.WarnLevel)
+	r := newRig(t, "http", func(o *Options) { o.MaxConnections, o.Logger = 2, zap.New(core) })
+	first, second := dial(t, r.addr()), dial(t, r.addr())
 	expectHTTP2(t, first)
-	second := dial(t, r.addr())
-	_, _ = io.WriteString(second, "GET /version HTTP/1.0\r\n\r\n")
-	_ = second.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-	if n, err := second.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("%d, %v: the second connection was served", n, err)
+	expectHTTP2(t, second)
+	for range 20 {
+		refused := dial(t, r.addr())
+		_ = refused.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, err := refused.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("%d, %v: a third connection was served", n, err)
+		}
 	}
+	if n := testutil.ToFloat64(r.metrics.RejectedConnections.WithLabelValues("limit")); n != 20 {
+		t.Errorf("%v connections were counted as refused", n)
+	}
+	if n := testutil.ToFloat64(r.metrics.OpenConnections); n != 2 {
+		t.Errorf("%v connections are open", n)
+	}
+	if all := logs.FilterMessageSnippet("refused client connections").All(); len(all) != 1 || all[0].ContextMap()["limit"] != int64(2) {
+		t.Errorf("the log has %v", all)
+	}
+	metrics, err := http.Get("http://" + r.MetricsAddrs()[0].String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(metrics.Body); err != nil || !bytes.Contains(b, []byte(`skein_etcdapi_rejected_connections_total{cause="limit"} 20`)) {
+		t.Errorf("the metrics do not say it: %v", err)
+	}
+	metrics.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
 	first.Close()
-	_ = second.SetReadDeadline(time.Time{})
-	if b, err := io.ReadAll(second); err != nil || !bytes.Contains(b, []byte("etcdserver")) {
-		t.Errorf("%s, %v", b, err)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		third := dial(t, r.addr())
+		_, _ = io.WriteString(third, "GET /version HTTP/1.0\r\n\r\n")
+		b, err := io.ReadAll(third)
+		if err == nil && bytes.Contains(b, []byte("etcdserver")) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after one has ended: %s, %v", b, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -27,6 +28,7 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 // stream starves the others on its connection.
 type sniffer struct {
 	inner      net.Listener
+	limit      *connLimit
 	tls        *tls.Config // nil for a plain port
 	grpc, http *connQueue
 	clock      clock.Clock
@@ -63,14 +65,67 @@ func (s *sniffer) run(ctx context.Context) {
 			continue
 		}
 		pause = 0
+		if !s.limit.take() {
+			s.refuse(conn)
+			continue
+		}
 		wg.Go(func() { s.route(ctx, conn) })
 	}
+}
+
+// refuse closes a connection beyond the limit. A client of several endpoints then turns to another
+// one, which it would not do while its connection waits.
+func (s *sniffer) refuse(conn net.Conn) {
+	s.metrics.RejectedConnections.WithLabelValues("limit").Inc()
+	conn.Close()
+	if n := s.limit.untold(s.clock.Now()); n > 0 {
+		s.log.Warn("refused client connections: as many are open as the process has files for; raise its limit of open files (ulimit -n), or let clients share connections",
+			zap.Int64("limit", s.limit.most), zap.Int64("refused", n), zap.Stringer("remote-addr", conn.RemoteAddr()))
+	}
+}
+
+// connLimit bounds the open connections of clients.
+type connLimit struct {
+	most int64 // 0 is no bound
+	open atomic.Int64
+
+	mu sync.Mutex
+	// Guarded by mu: how many were refused since that was told, and when that was.
+	refused int64
+	told    clock.Time
+}
+
+// take counts a connection, unless there are as many as there may be.
+func (l *connLimit) take() bool {
+	if n := l.open.Add(1); l.most == 0 || n <= l.most {
+		return true
+	}
+	l.open.Add(-1)
+	return false
+}
+
+// refusedEvery is how often it is told that connections are refused.
+const refusedEvery = 10 * time.Second
+
+// untold counts a refused connection, and returns how many are to be told of now.
+func (l *connLimit) untold(now clock.Time) (n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused++
+	if l.told != 0 && now.Sub(l.told) < refusedEvery {
+		return 0
+	}
+	n, l.refused, l.told = l.refused, 0, now
+	return n
 }
 
 // route finds out what a connection speaks and hands it on.
 func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 	s.metrics.OpenConnections.Inc()
-	conn = &countedConn{Conn: conn, closed: s.metrics.OpenConnections.Dec}
+	conn = &countedConn{Conn: conn, closed: func() {
+		s.metrics.OpenConnections.Dec()
+		s.limit.open.Add(-1)
+	}}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	_ = conn.SetDeadline(s.clock.Wall().Add(sniffTimeout)) // a closed connection fails below
 	sniffed, queue, cause, err := s.sniff(ctx, conn)

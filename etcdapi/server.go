@@ -19,7 +19,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 	"golang.org/x/net/netutil"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -78,8 +77,7 @@ type Options struct {
 	// KeepAliveMinTime, KeepAliveInterval and KeepAliveTimeout are the three grpc-keepalive
 	// settings; 0 means gRPC's own.
 	KeepAliveMinTime, KeepAliveInterval, KeepAliveTimeout time.Duration
-	// MaxConnections bounds the open connections of each listener. 0 means half of the files that
-	// the process may open; the data need the other half.
+	// MaxConnections bounds the open connections of clients, over all client URLs. 0 means no bound.
 	MaxConnections int
 	// EnablePprof serves Go's profiles under /debug/pprof/.
 	EnablePprof bool
@@ -102,9 +100,6 @@ func (o *Options) fill() {
 	setDefault(&o.WarnUnaryRequest, 300*time.Millisecond)
 	setDefault(&o.WatchProgressInterval, 10*time.Minute)
 	o.WatchProgressInterval = max(o.WatchProgressInterval, minProgressInterval)
-	if o.MaxConnections == 0 {
-		o.MaxConnections = maxConnections()
-	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
@@ -126,14 +121,9 @@ func setDefault[T comparable](v *T, d T) {
 	}
 }
 
-// maxConnections is half of the process's limit of open files.
-func maxConnections() int {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 512
-	}
-	return int(min(max(limit.Cur/2, 1), 1<<20))
-}
+// metricsConnections bounds the connections of each metrics URL. They are beside those of clients:
+// who looks why clients are refused must be let in.
+const metricsConnections = 32
 
 // Server serves etcd's clients. Its life is New, Bind, Start, Stop.
 type Server struct {
@@ -152,6 +142,7 @@ type Server struct {
 	// told is the highest revision of any header.
 	told atomic.Int64
 
+	connections          *connLimit
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
 
@@ -178,7 +169,7 @@ type boundListener struct {
 // New makes a server. It opens nothing. What it starts ends in Stop, or in a Bind that failed.
 func New(o Options) *Server {
 	o.fill()
-	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
+	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections)}, grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
 	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
 	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
@@ -289,6 +280,7 @@ func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
 		if err != nil {
 			return fmt.Errorf("listen for metrics at %s: %w", u.String(), err)
 		}
+		l.Listener = netutil.LimitListener(l.Listener, metricsConnections)
 		s.extra = append(s.extra, l)
 	}
 	return nil
@@ -310,7 +302,7 @@ func (s *Server) listen(u *url.URL) (boundListener, error) {
 	if err != nil {
 		return boundListener{}, err
 	}
-	return boundListener{netutil.LimitListener(l, s.opts.MaxConnections), secure}, nil
+	return boundListener{l, secure}, nil
 }
 
 // removeStaleSocket removes a socket that a crash has left behind. It belongs to nobody, because no
@@ -357,7 +349,7 @@ func (s *Server) Start() {
 		s.wg.Go(func() { s.ended("gateway", s.grpc.Serve(s.gateway.listener)) })
 	}
 	for _, l := range s.clients {
-		sn := &sniffer{inner: l, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
+		sn := &sniffer{inner: l, limit: s.connections, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
 		if l.secure {
 			sn.tls = serverTLS(s.opts.TLS)
 		}

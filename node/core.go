@@ -88,6 +88,8 @@ type Options struct {
 	KeepRevisions int64
 	// MemoryBytes is the node's memory budget.
 	MemoryBytes int64
+	// MaxOpenTables is how many tables the engine keeps open; 0 is its default.
+	MaxOpenTables int
 	// RangeMaxBytes and RangeSplitLoad are what a range may have before its leader splits it;
 	// 0 are the defaults, below 0 is no bound.
 	RangeMaxBytes, RangeSplitLoad int64

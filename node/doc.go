@@ -70,6 +70,9 @@
 //     reserve, and no snapshot is received. If even the wal's reserve is used up, the disk counts
 //     as hanging.
 //
+//   - The process can open no more files: the same as a full disk. It should not come to that: the
+//     limit is divided at the start, and clients beyond their part are refused.
+//
 //   - A disk hangs, the wal's or the engine's: the node falls silent, and others lead its ranges
 //     within two or three election timeouts. When the disk comes back the node takes part again.
 //
@@ -101,6 +104,7 @@
 //	core.go        Core, Options, Stop, Crash
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided
+//	files.go       how the files that the process may open are divided
 //	memory.go      the process's memory limit
 //	stages.go      what a start or stop is at, for who waits for it
 package node

@@ -80,7 +80,11 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o := options(cfg, logger)
 	o.Registry, o.stages = reg, s
-	var err error
+	files, err := fileBudget(logger)
+	if err != nil {
+		return nil, err
+	}
+	o.MaxOpenTables = files.Tables
 	if o.KeepPeriod, o.KeepRevisions, err = cfg.Compaction.Keep(); err != nil {
 		return nil, err
 	}
@@ -105,6 +109,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
+	face.MaxConnections = files.Connections
 	face.Watches = core.watches
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls

@@ -94,7 +94,7 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, func() { c.dirs.Close() })
 	store := engine.Options{
 		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
-		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(),
+		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(), MaxOpenFiles: o.MaxOpenTables,
 		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
 	}
 	if c.wal, err = wal.Open(wal.Options{

@@ -1,0 +1,60 @@
+package node
+
+import (
+	"fmt"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeindb/skein/engine"
+)
+
+// FileBudget divides the files that the process may open (RLIMIT_NOFILE, which Go raises to the hard
+// limit). What takes no part has the rest: the wal's segments, files being copied, flushed and
+// compacted, connections of peers and of the metrics, and the reserves.
+type FileBudget struct {
+	// Tables are those that the engine keeps open, Connections those of clients.
+	Tables, Connections int
+}
+
+const (
+	// leastFiles is the limit below which a node does not start: the engine keeps 64 tables open in
+	// any case.
+	leastFiles = 512
+	// fewFiles is the limit below which a node says that it is low.
+	fewFiles = 4096
+	// otherFiles, and a sixteenth of the limit for peers, are for what takes no part.
+	otherFiles = 256
+	// mostConnections bounds the connections where the limit hardly does.
+	mostConnections = 1 << 20
+)
+
+// NewFileBudget divides a limit of open files. It refuses one with which a node cannot work.
+func NewFileBudget(limit uint64) (FileBudget, error) {
+	if limit < leastFiles {
+		return FileBudget{}, fmt.Errorf("the process may open %d files, and a node needs at least %d: raise the limit (ulimit -n, or LimitNOFILE= of systemd)", limit, leastFiles)
+	}
+	rest := int(min(limit, 1<<30))
+	rest -= otherFiles + rest/16
+	b := FileBudget{Tables: min(rest/2, engine.DefaultMaxOpenFiles)}
+	b.Connections = min(rest-b.Tables, mostConnections)
+	return b, nil
+}
+
+// fileBudget divides the process's limit and says so.
+func fileBudget(log *zap.Logger) (FileBudget, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return FileBudget{}, fmt.Errorf("limit of open files: %w", err)
+	}
+	b, err := NewFileBudget(limit.Cur)
+	if err != nil {
+		return b, err
+	}
+	say, what := log.Info, "open files"
+	if limit.Cur < fewFiles {
+		say, what = log.Warn, "the process may open few files: fewer clients connect, and tables are opened anew more often"
+	}
+	say(what, zap.Uint64("limit", limit.Cur), zap.Int("tables", b.Tables), zap.Int("client-connections", b.Connections))
+	return b, nil
+}
