@@ -218,8 +218,8 @@ func outcomes(move *adminpb.Operation) (hoped, failed string) {
 }
 
 // Moved returns a *Refusal if a finished move has not replaced the old replica by a voter on its
-// target: placement gives a move up when a node falls silent. Of a replica that was only added or
-// removed it asks for one half of that.
+// target: placement gives a move up when a node falls silent. A replica that was only added
+// need only be there, and one that was removed only be gone.
 func Moved[R interface {
 	GetNode() string
 	GetRole() string

@@ -43,7 +43,7 @@
 //     Full. The flush is retried once a second and compactions pause. The last reserve is
 //     kept for the manifest, whose failed write would end the process.
 //   - the process can open no more files: the same, with a reserve of open files in the place of
-//     the ballast. What cannot fail, as a read of a table while an entry is applied, waits.
+//     the ballast. A read waits for a file: one while an entry is applied cannot fail.
 //   - an fsync fails: Fatal. The page cache proves nothing afterwards.
 //   - the machine flushes slowly: commits stall once MemTableStops memtables are full, and
 //     Metrics count it. The wal's bounds refuse proposals before that.

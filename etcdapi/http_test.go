@@ -321,8 +321,8 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// TestMaxConnections: beyond the bound, which is one for all client URLs, a connection is refused
-// where that can be seen, until another one ends. The metrics have a bound of their own.
+// TestMaxConnections: a connection beyond the bound is refused, and log and metrics say so. Once
+// another one has ended, the next is served. The metrics have a bound of their own.
 func TestMaxConnections(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	r := newRig(t, "http", func(o *Options) { o.MaxConnections, o.Logger = 2, zap.New(core) })

@@ -10,8 +10,8 @@ import (
 )
 
 // FileBudget divides the files that the process may open (RLIMIT_NOFILE, which Go raises to the hard
-// limit). What takes no part has the rest: the wal's segments, files being copied, flushed and
-// compacted, connections of peers and of the metrics, and the reserves.
+// limit). The rest is for the wal's segments, for files being copied, flushed and compacted, and for
+// connections of peers and of the metrics.
 type FileBudget struct {
 	// Tables are those that the engine keeps open, Connections those of clients.
 	Tables, Connections int
@@ -23,7 +23,7 @@ const (
 	leastFiles = 512
 	// fewFiles is the limit below which a node says that it is low.
 	fewFiles = 4096
-	// otherFiles, and a sixteenth of the limit for peers, are for what takes no part.
+	// otherFiles, and a sixteenth of the limit for peers, are the rest.
 	otherFiles = 256
 	// mostConnections bounds the connections where the limit hardly does.
 	mostConnections = 1 << 20

@@ -65,7 +65,7 @@ func connections(t *testing.T, addr string, n int) (served int, closeAll func())
 }
 
 // More clients come than the node has files for. Those beyond its limit are refused, and that can be
-// seen. Who is connected goes on, and when the others have left, all are served again.
+// seen. Connected clients go on. When the others have left, new ones are served again.
 func TestMoreConnectionsThanFiles(t *testing.T) {
 	c := newProcessesOf(t, 1)
 	p := c.nodes[0]

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What files the process may open is divided, so that clients leave the engine its tables, and both
+// The files that the process may open are divided. Clients leave the engine its tables, and both
 // leave something for the rest. Too low a limit is refused with what to do.
 func TestFileBudget(t *testing.T) {
 	for _, limit := range []uint64{512, 1024, 4096, 65536, 1 << 20, 1 << 40, 1<<64 - 1} {

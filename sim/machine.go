@@ -213,7 +213,7 @@ func (m *machine) options(s *start) *node.Options {
 	cfg := &m.c.cfg
 	o := &node.Options{
 		SplitKeys: cfg.splitKeys(),
-		FS: m.disk, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
+		FS:        m.disk, DataDir: dataDir, WALDir: walDir, Clock: m.clock,
 		NewBus: func(c transport.Config) (node.Bus, error) {
 			b, err := m.c.net.NewBus(c)
 			if err != nil {

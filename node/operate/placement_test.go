@@ -12,9 +12,9 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// TestVotersOfPlacementByHand: an operator adds and removes voters of the placement group as long
-// as that stays so. What placement would undo, or what would put the group at risk, is refused
-// with a way out.
+// TestVotersOfPlacementByHand: an operator adds and removes voters of the placement group. A change
+// that placement would undo, or that puts the group at risk, is refused. The refusal says what to
+// do instead.
 func TestVotersOfPlacementByHand(t *testing.T) {
 	const none = ""
 	drained := func(f *fake, ids ...keyspace.NodeID) {
