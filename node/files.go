@@ -41,20 +41,20 @@ func NewFileBudget(limit uint64) (FileBudget, error) {
 	return b, nil
 }
 
-// fileBudget divides the process's limit and says so.
-func fileBudget(log *zap.Logger) (FileBudget, error) {
+// filesLimit returns the process's limit of open files.
+func filesLimit() (uint64, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return FileBudget{}, fmt.Errorf("limit of open files: %w", err)
+		return 0, fmt.Errorf("limit of open files: %w", err)
 	}
-	b, err := NewFileBudget(limit.Cur)
-	if err != nil {
-		return b, err
-	}
+	return limit.Cur, nil
+}
+
+// tell logs the parts of the limit.
+func (b FileBudget) tell(log *zap.Logger, limit uint64) {
 	say, what := log.Info, "open files"
-	if limit.Cur < fewFiles {
+	if limit < fewFiles {
 		say, what = log.Warn, "the process may open few files: fewer clients connect, and tables are opened anew more often"
 	}
-	say(what, zap.Uint64("limit", limit.Cur), zap.Int("tables", b.Tables), zap.Int("client-connections", b.Connections))
-	return b, nil
+	say(what, zap.Uint64("limit", limit), zap.Int("tables", b.Tables), zap.Int("client-connections", b.Connections))
 }

@@ -80,7 +80,11 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o := options(cfg, logger)
 	o.Registry, o.stages = reg, s
-	files, err := fileBudget(logger)
+	limit, err := filesLimit()
+	if err != nil {
+		return nil, err
+	}
+	files, err := NewFileBudget(limit)
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +105,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err != nil {
 		return nil, err
 	}
+	files.tell(core.log, limit)
 	// After the directory is known to be this node's: auto-tls writes certificates there.
 	tls, err := cfg.ClientServerTLS(logger)
 	if err != nil {
