@@ -105,7 +105,8 @@ type Options struct {
 	// of one at most.
 	WALSegmentBytes int64
 	// MaxWALBytes is how long the wal may become before the store is flushed and
-	// followers that lag are cut off from it; 0 is the default.
+	// followers that lag are cut off from it; 0 is the default. The wal's own target is two
+	// thirds of it, but at least four segments.
 	MaxWALBytes int64
 
 	// stages, if set, is told how far the node is in its start and stop.

@@ -97,8 +97,12 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(), MaxOpenFiles: o.MaxOpenTables,
 		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
 	}
+	var target int64
+	if o.MaxWALBytes > 0 {
+		target = max(o.MaxWALBytes*2/3, 4*o.WALSegmentBytes)
+	}
 	if c.wal, err = wal.Open(wal.Options{
-		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes,
+		FS: o.FS, Dir: o.WALDir, Clock: o.Clock, SegmentBytes: o.WALSegmentBytes, TargetBytes: target,
 		QueueBytes: atLeast(c.budget.WALQueue, o.MaxRequestBytes), EntryCacheBytes: c.budget.WALCache,
 		MayAllocate: func(bytes int64) bool { return store.LeavesRoom(o.WALDir, bytes) },
 		Logger:      c.log, Metrics: wal.NewMetrics(o.Registry),

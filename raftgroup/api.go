@@ -146,9 +146,10 @@ type Config struct {
 	// MaxLagBytes is how much log a leader keeps for a lagging follower. Beyond it the
 	// follower is cut off and gets a snapshot. Default 64 MiB per group.
 	MaxLagBytes int64
-	// MaxWALBytes bounds the live wal. Beyond it the host flushes the engine, then cuts
-	// lagging followers off. The wal's own TargetBytes, at which it starts to rewrite
-	// small tails, should not be larger. Default 2 GiB.
+	// MaxWALBytes is the length of the live wal beyond which the host flushes the engine,
+	// then cuts lagging followers off, then lets the wal move what remains. It should lie
+	// between the wal's own TargetBytes, at which that starts to rewrite small tails, and
+	// twice as much: the steps take seconds, and the log grows meanwhile. Default 1.5 GiB.
 	MaxWALBytes int64
 	// MaxReads bounds the ReadIndex waiters of one group. Default 65536.
 	MaxReads int

@@ -72,7 +72,7 @@ func (c *Config) fill() error {
 	orDefault(&c.MaxInboundBytes, 128<<20)
 	orDefault(&c.MaxPeerInflightBytes, 4<<20)
 	orDefault(&c.MaxLagBytes, 64<<20)
-	orDefault(&c.MaxWALBytes, 2<<30)
+	orDefault(&c.MaxWALBytes, 3<<29)
 	orDefault(&c.MaxReads, 1<<16)
 	orDefault(&c.passReadBytes, passReadMax)
 	orDefault(&c.SnapshotBytesPerSecond, 64<<20)

@@ -70,6 +70,7 @@ var (
 	errNoSnapshotSlot  = errors.New("raftgroup: no free slot for a snapshot")
 	errSnapshotFormat  = errors.New("raftgroup: malformed snapshot stream")
 	errSnapshotStalled = errors.New("raftgroup: snapshot made no progress")
+	errSnapshotYields  = errors.New("raftgroup: the log is too long to be kept for a snapshot that waits for its turn")
 )
 
 // snapshotHeader is the first message of a snapshot's stream.
@@ -223,6 +224,20 @@ func (s *snapshots) cancel(g *Group) {
 	}
 }
 
+// yield ends the group's sends that wait for their turn, because the wal is too long to be
+// kept for them. They begin anew. It returns their receivers.
+func (s *snapshots) yield(g *Group) (to []keyspace.ReplicaID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for x := range s.mu.sends {
+		if x.g == g && x.waits.Load() {
+			x.ctx.cancel(errSnapshotYields)
+			to = append(to, x.to)
+		}
+	}
+	return to
+}
+
 // drop ends everything of a closed group.
 func (s *snapshots) drop(g *Group) {
 	s.cancel(g)
@@ -258,12 +273,16 @@ func newWatchdog(parent context.Context, c clock.Clock) *watchdog {
 
 func (w *watchdog) progress() { w.timer.Reset(stallTimeout) }
 
-// end ends the context if it has not ended, and names a stall as the cause of an error
-// that follows from one.
+// end ends the context if it has not ended, and names the cause of an error that follows
+// from its end.
 func (w *watchdog) end(err error) error {
 	w.timer.Stop()
-	if err != nil && errors.Is(context.Cause(w), errSnapshotStalled) {
-		err = fmt.Errorf("%w for %v: %w", errSnapshotStalled, stallTimeout, err)
+	switch cause := context.Cause(w); {
+	case err == nil:
+	case errors.Is(cause, errSnapshotStalled):
+		err = fmt.Errorf("%w for %v: %w", cause, stallTimeout, err)
+	case errors.Is(cause, errSnapshotYields):
+		err = cause
 	}
 	w.cancel(nil)
 	return err

@@ -210,6 +210,52 @@ func TestCopyWaitsForItsTurn(t *testing.T) {
 	})
 }
 
+// TestWaitingCopyYields: a wal that is too long is not kept for a snapshot that waits for
+// its turn. The snapshot begins anew, from a newer state.
+func TestWaitingCopyYields(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		f := lagging(r)
+		f.start()
+		snaps := &f.host.snaps
+		var turns []chan struct{}
+		for range fetchesAtOnce {
+			turns = append(turns, snaps.queue())
+		}
+		waiting := func() int {
+			snaps.mu.Lock()
+			defer snaps.mu.Unlock()
+			return len(snaps.mu.fetches) - fetchesAtOnce
+		}
+		r.eventually("copies wait", 10*time.Second, func() bool { return waiting() == 2 })
+		l := r.leader(1)
+		g := l.host.Group(1)
+		at, _ := g.log.Base()
+		r.write(1, "while it waits")
+		r.must(l.eng.Flush(context.Background()))
+		r.eventually("durable", time.Second, func() bool { return g.Status().DurableApplied == g.Status().Applied })
+		g.w.flag(g, flagTruncate)
+		synctest.Wait()
+		if base, _ := g.log.Base(); base != at {
+			t.Fatalf("truncated from %d to %d although the log is not too long", at, base)
+		}
+		before := r.snapshotsFailed()
+		g.w.flag(g, flagCutOff)
+		synctest.Wait()
+		if base, _ := g.log.Base(); base != g.Status().Applied {
+			t.Errorf("truncated to %d of %d", base, g.Status().Applied)
+		}
+		r.eventually("both wait again, after one failed at both its ends", 10*time.Second, func() bool { return waiting() == 2 && r.snapshotsFailed() == before+2 })
+		for _, turn := range turns {
+			snaps.leave(turn)
+		}
+		r.equal(1)
+		r.equal(2)
+	})
+}
+
 // TestWaitForTheTurnIsBounded: a receiver that sends keepalives for ever does not hold
 // the sender's slot for ever.
 func TestWaitForTheTurnIsBounded(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"io"
 	"slices"
+	"sync/atomic"
 
 	"go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -36,6 +37,7 @@ type outgoingSnapshot struct {
 	chunk   []byte
 	renewed clock.Time
 	tables  int
+	waits   atomic.Bool // for its turn
 }
 
 // maySendSnapshot reports whether raft may be given a snapshot to send.
@@ -170,7 +172,10 @@ func (x *outgoingSnapshot) export() (err error) {
 		}
 		spans = append(spans, leased...)
 	}
-	if err := x.await(snapTurn); err != nil {
+	x.waits.Store(true)
+	err = x.await(snapTurn)
+	x.waits.Store(false)
+	if err != nil {
 		return err
 	}
 	background.Run(func() {

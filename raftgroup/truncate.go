@@ -2,6 +2,7 @@ package raftgroup
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,8 +108,15 @@ func (g *Group) followerNeed() uint64 {
 
 // truncate cuts off the part of the log that nobody needs. It never cuts past the durably
 // applied index, or past a snapshot being sent. It cuts past a follower only if that lags
-// by more than the bound, or if cutOff says that the whole wal is too long.
+// by more than the bound, or if cutOff says that the whole wal is too long. Then snapshots
+// that wait for their turn yield, and what must stay may be moved.
 func (g *Group) truncate(cutOff bool) {
+	if cutOff {
+		for _, to := range g.h.snaps.yield(g) {
+			g.trunc.pins = slices.DeleteFunc(g.trunc.pins, func(p pin) bool { return p.to == to })
+		}
+		defer g.log.Move()
+	}
 	base, _ := g.log.Base()
 	durable := g.public.durable.Load()
 	if g.isLeader {
@@ -258,16 +266,22 @@ func (t *truncator) flushNow(why string) bool {
 	return err == nil
 }
 
+// pinningMax is how many groups are cut off at a time.
+const pinningMax = 4096
+
 // shorten takes the next step against a wal that is too long: first a flush, after which
-// all groups can truncate, then cutting off lagging followers. The wal itself rewrites
-// small tails.
+// all groups can truncate, then cutting off lagging followers. The wal moves what remains
+// then: entries that are not committed because their group has lost its quorum, not
+// applied, or behind a snapshot that is being sent.
 func (t *truncator) shorten(flushed bool) bool {
 	if !flushed {
 		return t.flushNow("flush for a long wal failed")
 	}
-	for _, p := range t.h.cfg.WAL.Pinning(passGroupsMax) {
+	for _, p := range t.h.cfg.WAL.Pinning(pinningMax) {
 		if g := t.h.Group(p.Group); g != nil {
 			g.w.flag(g, flagCutOff)
+		} else {
+			t.h.cfg.WAL.Group(p.Group).Move() // a replica that could not be opened
 		}
 	}
 	return false

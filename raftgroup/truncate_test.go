@@ -180,3 +180,81 @@ func TestFlushBeforeEachCutOff(t *testing.T) {
 		}
 	})
 }
+
+// TestLostQuorumsDoNotHoldTheLog: two of five nodes are lost for good under load. The
+// groups that have lost their quorum keep entries that nobody can ever commit. The others
+// go on for an hour. Their leaders stay, and every log stays within twice its target.
+func TestLostQuorumsDoNotHoldTheLog(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const target, lost, alive, inflight = 256 << 10, 5, 5, 24 << 10
+		r := newRig(t, 5, func(c *Config) { c.MaxGroupInflightBytes, c.MaxWALBytes = inflight, target*3/2 })
+		r.walopt = func(o *wal.Options) { o.SegmentBytes, o.TargetBytes = 32<<10, target }
+		r.startAll()
+		defer r.close()
+		on := func(nodes ...keyspace.NodeID) (rs []keyspace.Replica) {
+			for i, n := range nodes {
+				rs = append(rs, keyspace.Replica{ID: keyspace.ReplicaID(i + 1), Node: n})
+			}
+			return rs
+		}
+		r.bootstrap(1, lost, on(1, 2, 3))
+		r.bootstrap(lost+1, 2, on(3, 4, 5))
+		r.bootstrap(lost+3, 2, on(1, 4, 3))
+		r.bootstrap(lost+5, 1, on(1, 2, 3, 4, 5))
+		pad := strings.Repeat("p", 4<<10)
+		for g := keyspace.GroupID(1); g <= lost+alive; g++ {
+			r.write(g, "before")
+			if l := r.leader(g); g <= lost && l.id != 3 {
+				r.must(l.host.Group(g).Transfer(t.Context(), 3))
+				r.eventually("node 3 leads", 5*time.Second, func() bool { return r.leader(g).id == 3 })
+			}
+			r.write(g, "still")
+		}
+		r.nodes[1].crash(0)
+		r.nodes[2].crash(0)
+		survivors := []*testNode{r.nodes[3], r.nodes[4], r.nodes[5]}
+		for g := keyspace.GroupID(1); g <= lost; g++ {
+			for range inflight / len(pad) {
+				_ = r.nodes[3].propose(g, pad)
+			}
+		}
+		time.Sleep(30 * time.Second) // the others elect leaders
+		terms := map[keyspace.GroupID]uint64{}
+		for g := keyspace.GroupID(1); g <= lost+alive; g++ {
+			s := r.nodes[3].host.Group(g).Status()
+			if terms[g] = s.Term; g <= lost && (s.Last-s.Commit)*uint64(len(pad)) < inflight/2 {
+				t.Fatalf("group %s has only %d entries that are not committed", g, s.Last-s.Commit)
+			}
+		}
+		longest := int64(0)
+		for i := range 3600 {
+			g := keyspace.GroupID(lost + 1 + i%alive)
+			l := r.leader(g)
+			if err := l.propose(g, fmt.Sprint(i, pad)); err != nil {
+				t.Fatalf("second %d, group %s: %v\n%s", i, g, err, r.dump())
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if s := l.host.Group(g).Status(); s.Term != terms[g] || s.Applied != s.Last {
+				t.Fatalf("second %d: %+v, elected in term %d", i, s, terms[g])
+			}
+			for _, n := range survivors {
+				longest = max(longest, n.wal.LiveBytes())
+				if n.wal.LiveBytes() > 2*target || n.host.DiskStalled() {
+					t.Fatalf("second %d, node %d: a log of %d bytes, target %d", i, n.id, n.wal.LiveBytes(), target)
+				}
+			}
+		}
+		t.Logf("the longest log had %d bytes", longest)
+		r.nodes[3].crash(0)
+		r.nodes[3].start()
+		for g := keyspace.GroupID(1); g <= lost; g++ {
+			if s := r.nodes[3].host.Group(g).Status(); (s.Last-s.Commit)*uint64(len(pad)) < inflight/2 {
+				t.Errorf("after a crash group %s has %d entries that are not committed", g, s.Last-s.Commit)
+			}
+		}
+		for g := keyspace.GroupID(lost + 1); g <= lost+alive; g++ {
+			r.equal(g)
+		}
+	})
+}

@@ -48,9 +48,8 @@ type op struct {
 	// Set by Submit: the record's group and its number in the order of submission.
 	g  *GroupLog
 	no uint64
-	// version and last are the state from which a rewrite was made.
+	// version is that of the log from which a rewrite was read.
 	version uint32
-	last    uint64
 	// off is where the writer puts the record; prevOff and prevLen name the record to
 	// which it is chained.
 	off     int64

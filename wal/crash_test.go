@@ -133,7 +133,7 @@ func TestCrash(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			d := newDriver(seed, 6)
 			d.maxData = 600
-			testCrash(t, seed, d, 32<<10)
+			testCrash(t, seed, d, 32<<10, false)
 		})
 	}
 }
@@ -147,10 +147,26 @@ func TestCrashInRewrite(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			d := newDriver(seed, 40)
 			d.hot, d.maxData = 2, 60
-			rewritten += testCrash(t, seed, d, 16<<10)
+			rewritten += testCrash(t, seed, d, 16<<10, false)
 		})
 	}
 	if t.Logf("%.0f bytes rewritten", rewritten); rewritten < 2000 {
+		t.Errorf("only %.0f bytes were rewritten", rewritten)
+	}
+}
+
+// TestCrashInMove does the same to tails of several segments, which are rewritten in steps,
+// while their groups go on to append, overwrite and compact.
+func TestCrashInMove(t *testing.T) {
+	rewritten := 0.0
+	for seed := range *seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			d := newDriver(seed, 4)
+			d.maxData, d.keep = 600, 200
+			rewritten += testCrash(t, seed, d, 16<<10, true)
+		})
+	}
+	if t.Logf("%.0f bytes rewritten", rewritten); rewritten < 60_000 {
 		t.Errorf("only %.0f bytes were rewritten", rewritten)
 	}
 }
@@ -210,8 +226,9 @@ func endsSealed(t *testing.T, fs *simdisk.Disk) bool {
 	return false
 }
 
-// testCrash returns the number of rewritten bytes.
-func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewritten float64) {
+// testCrash returns the number of rewritten bytes. move lets the log rewrite tails of any
+// size.
+func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64, move bool) (rewritten float64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	mem := simdisk.New()
 	h := newHistory(d.state)
@@ -225,6 +242,11 @@ func testCrash(t *testing.T, seed uint64, d *driver, segmentBytes int64) (rewrit
 		l := mustOpen(t, o)
 		for range 200 {
 			h.submit(t, l, d, rng.IntN(3) > 0)
+			for _, id := range l.Groups() {
+				if move {
+					l.Group(id).Move()
+				}
+			}
 			if rng.IntN(10) == 0 {
 				if err := l.Sync(t.Context()); err != nil {
 					t.Fatal(err)

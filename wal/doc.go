@@ -41,18 +41,24 @@
 //	 oldest                                            active     prepared
 //	[ 7: g1 g9 ][ 8: g1 ][ 9: - ][ 10: g2 g3 ... ] --> [ 11 ]  -> [ 12 ]
 //	      |                                               ^
-//	      '----- small tails are written again -----------'
+//	      '-------- tails are written again --------------'
 //
 // A group is listed at the oldest segment that it needs. The oldest segment is
 // recycled when its list is empty, everything submitted up to then is durable, and a
 // durable mark says that the log begins later.
 //
-// A group that holds an old segment with a small tail is rewritten at the head, as one
-// record with its whole state. The rewrite takes its place in the order of submission,
-// so no rewritten entry can win over a later one. The layer above handles groups with
-// large tails, and small ones that are too many: see Pinning. The rewriter goes through
-// the log once and then waits until enough has changed; otherwise it would move a log
-// of nothing but small tails for ever.
+// A group that holds an old segment with a small tail is rewritten at the head. A rewrite
+// takes its place in the order of submission, so no rewritten entry can win over a later
+// one. It is made in steps of at most 256 KiB, each of them complete in itself: the
+// entries of a record take the place of those with the same indexes, and all others stay.
+// The layer above handles groups with large tails: see Pinning. It compacts them, and
+// calls Move for those that it cannot compact, which are then rewritten like small ones.
+//
+// The rewriter goes through the log once and then waits until a quarter of the log has
+// changed; otherwise it would move a log of nothing but tails for ever. So it writes at
+// most four times what others write, and the log stays within five quarters of all tails,
+// or within its target if that is longer. If the tails alone exceed the target, a warning
+// names the groups with the largest ones.
 //
 // # What if ...
 //
@@ -74,8 +80,8 @@
 // on write or compresses, such a write can fail and then ends the log as in I3. The same
 // holds if the process can open no more files.
 //
-// I5: a rewrite is interrupted. The rewritten record exists as a whole or not at all,
-// and the old records stay until it is durable.
+// I5: a rewrite is interrupted. Each rewritten record exists as a whole or not at all,
+// and the old records stay until it is durable. What no step has moved is where it was.
 //
 // I6: a group was removed, and the engine lost the deletion in a crash. The
 // tombstone is kept, and carried along at the head, until Batch.Forget.

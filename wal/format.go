@@ -12,7 +12,7 @@ import (
 
 // docs/format/wal.md has the byte tables.
 const (
-	formatVersion = 2
+	formatVersion = 3
 
 	// headerLen is one block. No later write touches the header's block, so a torn write
 	// cannot damage it.
@@ -48,7 +48,7 @@ const (
 	kindCompact
 	// kindReset empties the log behind the base.
 	kindReset
-	// kindRewrite contains everything known of the group: its older records are void.
+	// kindRewrite repeats entries, each in place of the one with its index.
 	kindRewrite
 	// kindRemove is the tombstone of the group.
 	kindRemove

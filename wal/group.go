@@ -50,8 +50,15 @@ type GroupLog struct {
 	base    position
 	last    uint64
 	hard    hardState
-	runs    []run
-	chunks  []*chunk
+	// runs are in the order of index. They are in the order of the log too, except that
+	// rewritten ones lie behind those that are not yet rewritten.
+	runs   []run
+	chunks []*chunk
+	// oldest is the oldest segment with a run; nil if that is to be computed again.
+	oldest *segment
+	// moveBelow is the segment below which the group's entries may be rewritten whatever
+	// their size. See Move.
+	moveBelow uint64
 	// newest is the segment with the group's newest written record, which holds the
 	// group's small state.
 	newest *segment
@@ -301,10 +308,10 @@ func (g *GroupLog) submitHardLocked(o *op) {
 	}
 }
 
-// submitRewriteLocked skips a rewrite unless it still contains everything known of the
-// group. Entries compacted meanwhile do no harm: the record's base is the current one.
+// submitRewriteLocked skips a rewrite if its entries may have been overwritten since they
+// were read. Entries compacted meanwhile do no harm: the record's base is the current one.
 func (g *GroupLog) submitRewriteLocked(o *op) {
-	if o.version != g.version || o.last != g.last || !(g.exists || g.removed) {
+	if o.version != g.version || !(g.exists || g.removed) {
 		o.skip = true
 		return
 	}
@@ -353,8 +360,10 @@ func (g *GroupLog) cutRunsLocked(first uint64) {
 		n--
 		g.log.churn.Add(int64(g.runs[n].bytes))
 	}
-	clear(g.runs[n:])
-	g.runs = g.runs[:n]
+	if n < len(g.runs) {
+		clear(g.runs[n:])
+		g.runs, g.oldest = g.runs[:n], nil
+	}
 	if n > 0 && g.runs[n-1].last >= first {
 		g.runs[n-1].last = first - 1
 	}
@@ -378,7 +387,9 @@ func (g *GroupLog) dropFrontRunsLocked() {
 		g.log.churn.Add(int64(g.runs[n].bytes))
 		n++
 	}
-	g.runs = slices.Delete(g.runs, 0, n)
+	if n > 0 {
+		g.runs, g.oldest = slices.Delete(g.runs, 0, n), nil
+	}
 }
 
 // tidyLocked frees memory that an idle group does not need.
@@ -460,14 +471,16 @@ func (g *GroupLog) locate(o *op, seg *segment, off, length int64, prevOff, prevL
 	switch {
 	case len(o.ents) == 0:
 	case o.kind == kindRewrite:
-		// It replaces the remaining runs, all of which are older.
+		// A later submission has overwritten, compacted or removed the entries that are in
+		// no run any more.
 		if n := len(g.runs); n > 0 {
-			from, to := max(g.runs[0].first, o.ents[0].GetIndex()), g.runs[n-1].last
-			spans := spansOf(few[:0], o.ents[from-o.ents[0].GetIndex():to+1-o.ents[0].GetIndex()])
-			clear(g.runs)
-			g.runs = g.runs[:0]
-			g.addRunsLocked(seg, off, length, spans)
-			g.tidyLocked()
+			begin := o.ents[0].GetIndex()
+			from, to := max(g.runs[0].first, begin), min(g.runs[n-1].last, o.ents[len(o.ents)-1].GetIndex())
+			if from <= to {
+				g.replaceRunsLocked(seg, off, length, spansOf(few[:0], o.ents[from-begin:to+1-begin]))
+				g.dropFrontRunsLocked()
+				g.tidyLocked()
+			}
 		}
 	default:
 		// A later submission has overwritten, compacted or removed the entries that the
@@ -504,6 +517,35 @@ func (g *GroupLog) addRunsLocked(seg *segment, off, length int64, spans []termSp
 	}
 }
 
+// replaceRunsLocked says that the entries of the spans are in another record from now on.
+func (g *GroupLog) replaceRunsLocked(seg *segment, off, length int64, spans []termSpan) {
+	first, last := spans[0].first, spans[len(spans)-1].last
+	from, _ := slices.BinarySearchFunc(g.runs, first, func(r run, i uint64) int { return cmp.Compare(r.last, i) })
+	to := from
+	for to < len(g.runs) && g.runs[to].first <= last {
+		to++
+	}
+	var runs []run
+	if from < to && g.runs[from].first < first {
+		runs = append(runs, g.runs[from].part(g.runs[from].first, first-1))
+	}
+	for _, s := range spans {
+		runs = append(runs, newRun(seg, off, length, s))
+	}
+	if from < to && g.runs[to-1].last > last {
+		runs = append(runs, g.runs[to-1].part(last+1, g.runs[to-1].last))
+	}
+	g.runs, g.oldest = slices.Replace(g.runs, from, to, runs...), nil
+}
+
+// part returns the run with a part of its entries. The reader finds them by the same
+// records.
+func (r run) part(first, last uint64) run {
+	r.bytes = uint32(uint64(r.bytes) * (last + 1 - first) / (r.last + 1 - r.first))
+	r.first, r.last = first, last
+	return r
+}
+
 func newRun(seg *segment, off, length int64, s termSpan) run {
 	return run{
 		first: s.first, last: s.last, term: s.term, seg: seg,
@@ -523,11 +565,37 @@ func (g *GroupLog) repinLocked() {
 	switch {
 	case !g.exists && !g.removed:
 	case len(g.runs) > 0:
-		to = g.runs[0].seg
+		if g.oldest == nil {
+			g.oldest = slices.MinFunc(g.runs, func(a, b run) int { return cmp.Compare(a.seg.seq, b.seg.seq) }).seg
+		}
+		to = g.oldest
 	default:
 		to = g.newest
 	}
 	g.log.pins.move(g, to)
+}
+
+// runsInLocked returns the entries [first, end) of the first runs in the segment that lie
+// together, without those that are compacted.
+func (g *GroupLog) runsInLocked(s *segment) (first, end uint64, ok bool) {
+	at := slices.IndexFunc(g.runs, func(r run) bool { return r.seg == s })
+	if at < 0 {
+		return 0, 0, false
+	}
+	first = max(g.runs[at].first, g.base.index+1)
+	for ; at < len(g.runs) && g.runs[at].seg == s; at++ {
+		end = g.runs[at].last + 1
+	}
+	return first, end, true
+}
+
+// Move says that the layer above cannot compact the entries that the log now has of the
+// group. So they may be rewritten when the log exceeds its target, whatever their size.
+func (g *GroupLog) Move() {
+	head := g.log.head()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.moveBelow = head
 }
 
 // tailBytesLocked returns the size of the records with the group's written entries.
@@ -547,7 +615,7 @@ func (g *GroupLog) replay(r *record, seg *segment) error {
 		g.removed = r.kind == kindRemove
 		g.newest = seg
 		return nil
-	case kindReset, kindRewrite:
+	case kindReset:
 		g.reviveLocked()
 		g.cutLocked(0)
 		g.last = r.base.index
@@ -567,17 +635,22 @@ func (g *GroupLog) replay(r *record, seg *segment) error {
 }
 
 func (g *GroupLog) replayEntries(r *record, seg *segment) error {
-	g.cutRunsLocked(r.first)
-	g.last = r.last()
 	var few [2]termSpan
 	spans, rest := few[:0], r.entries
-	for i := r.first; i <= g.last; i++ {
+	for i := r.first; i <= r.last(); i++ {
 		e, tail, err := cutEntry(rest)
 		if err != nil {
 			return err
 		}
 		spans, rest = appendTerm(spans, i, e.term), tail
 	}
+	if r.kind == kindRewrite {
+		g.last = max(g.last, r.last())
+		g.replaceRunsLocked(seg, r.off, r.len, spans)
+		return nil
+	}
+	g.cutRunsLocked(r.first)
+	g.last = r.last()
 	if g.extendLocked(seg, r.off, r.len, r.prevOff, r.prevLen, spans[0]) {
 		spans = spans[1:]
 	}

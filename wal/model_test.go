@@ -266,6 +266,7 @@ func TestModel(t *testing.T) {
 		"no cache":       func(o *Options) { o.EntryCacheBytes = 1 },
 		"big":            func(o *Options) { o.SegmentBytes, o.TargetBytes = 256<<10, 1<<20 },
 		"rewrites":       func(o *Options) { o.TargetBytes = 4 * o.SegmentBytes },
+		"moves":          func(o *Options) { o.TargetBytes = 4 * o.SegmentBytes },
 		"one write each": func(o *Options) { o.MaxBatchBytes = 1; o.SpareSegments = 3 },
 	}
 	for name, shape := range shapes {
@@ -281,7 +282,10 @@ func testModel(t *testing.T, seed uint64, shape func(*Options)) {
 	o := testOptions(vfs.NewMem())
 	shape(&o)
 	d := newDriver(seed, 12)
-	if o.TargetBytes == 4*o.SegmentBytes {
+	moves := strings.HasSuffix(t.Name(), "/moves")
+	if moves {
+		d.groups, d.keep = 4, 300
+	} else if o.TargetBytes == 4*o.SegmentBytes {
 		d.groups, d.hot, d.maxData = 40, 2, 60
 	}
 	l := mustOpen(t, o)
@@ -293,6 +297,11 @@ func testModel(t *testing.T, seed uint64, shape func(*Options)) {
 		switch {
 		case i%40 == 7:
 			checkModel(t, l, d.state)
+			for _, id := range l.Groups() {
+				if moves {
+					l.Group(id).Move()
+				}
+			}
 		case i%300 == 299:
 			mustClose(t, l)
 			l = mustOpen(t, o)

@@ -35,12 +35,12 @@ type Options struct {
 	// TargetBytes is the length beyond which the log is shortened; 1 GiB by default, at
 	// least 4 segments. From half of it on, the log rewrites groups without entries at
 	// the head, so that they do not hold old segments. Beyond all of it, it rewrites
-	// small tails too; Pinning names the groups that remain. Each tail is rewritten once.
-	// It is rewritten again only after a quarter of the log, or a segment, has become new
-	// or unneeded.
+	// small tails too, and those for which Move was called; Pinning names the groups that
+	// remain. Each tail is rewritten once. It is rewritten again only after a quarter of
+	// the log, or a segment, has become new or unneeded.
 	TargetBytes int64
-	// SmallTailBytes is the size up to which a group's tail is rewritten instead of being
-	// left to Pinning; 64 KiB by default.
+	// SmallTailBytes is the size up to which a group's tail is rewritten without a Move;
+	// 64 KiB by default.
 	SmallTailBytes int64
 	// LazySync is how long an unsynced batch waits for an fsync that another batch needs
 	// before it gets its own; 1 s by default.

@@ -1,11 +1,13 @@
 package wal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 
 	"go.etcd.io/raft/v3"
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -103,7 +105,7 @@ type GroupPin struct {
 // at the oldest segment first. It returns groups with tails of any size when all small
 // ones have been rewritten and the log still exceeds its target. To shorten the log,
 // flush the engine and compact these groups; if a group stays, cut its followers off
-// from the log.
+// from the log; if it still stays, Move it.
 func (l *Log) Pinning(n int) []GroupPin {
 	l.mu.Lock()
 	segs := slices.Clone(l.segs[l.oldestNeededLocked():])
@@ -118,8 +120,8 @@ func (l *Log) Pinning(n int) []GroupPin {
 	}
 	var out []GroupPin
 	for i, s := range segs[:len(segs)-1] {
-		l.eachPinned(s, func(g *GroupLog, bytes int64) bool {
-			if bytes > small {
+		l.eachPinned(s, small, func(g *GroupLog, bytes int64, fixed bool) bool {
+			if fixed {
 				out = append(out, GroupPin{g.id, len(segs) - 1 - i, logBytes, bytes})
 			}
 			return len(out) < n
@@ -133,15 +135,16 @@ func (l *Log) Pinning(n int) []GroupPin {
 }
 
 // eachPinned calls f for the groups listed at the segment, with their tail sizes, until f
-// returns false.
-func (l *Log) eachPinned(s *segment, f func(g *GroupLog, bytes int64) bool) {
+// returns false. fixed says that a tail of more than small bytes is not rewritten.
+func (l *Log) eachPinned(s *segment, small int64, f func(g *GroupLog, bytes int64, fixed bool) bool) {
 	const atOnce = 256
 	for left := l.pins.count(s); left > 0; left -= atOnce {
 		for _, g := range l.pins.some(s, min(left, atOnce)) {
 			g.mu.Lock()
 			bytes := g.tailBytesLocked()
+			fixed := bytes > small && (small == 0 || g.moveBelow <= s.seq)
 			g.mu.Unlock()
-			if !f(g, bytes) {
+			if !f(g, bytes, fixed) {
 				return
 			}
 		}
@@ -154,7 +157,7 @@ const (
 	rewriteGroups = 2048
 )
 
-// rewriteLoop rewrites small tails in cycles while the log is too long.
+// rewriteLoop rewrites tails in cycles while the log is too long.
 func (l *Log) rewriteLoop() {
 	for {
 		select {
@@ -169,10 +172,13 @@ func (l *Log) rewriteLoop() {
 	}
 }
 
-func (l *Log) newCycle() cycle {
+func (l *Log) newCycle() cycle { return cycle{l.head(), l.churn.Load()} }
+
+// head returns the segment that is being written.
+func (l *Log) head() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return cycle{l.segs[len(l.segs)-1].seq, l.churn.Load()}
+	return l.segs[len(l.segs)-1].seq
 }
 
 // rewriteSome rewrites one batch of tails that hold the oldest segment and waits until it
@@ -180,12 +186,14 @@ func (l *Log) newCycle() cycle {
 func (l *Log) rewriteSome(c cycle) bool {
 	b := l.NewBatch()
 	b.sync, b.rewrite = false, true
-	for _, g := range l.tailsToRewrite(c) {
-		if err := l.rewriteInto(b, g); err != nil {
+	groups, s := l.tailsToRewrite(c)
+	for _, g := range groups {
+		if err := l.rewriteInto(b, g, s); err != nil {
 			l.fail(fmt.Errorf("wal: rewrite group %s: %w", g.id, err))
 			return false
 		}
-		if b.Bytes() >= rewriteBytes {
+		// The next fsync of others has no more than a step to write.
+		if b.sync = b.Bytes() >= rewriteBytes/2; b.sync {
 			break
 		}
 	}
@@ -204,48 +212,84 @@ func (l *Log) rewriteSome(c cycle) bool {
 	return moved
 }
 
-// tailsToRewrite returns the groups at the oldest needed segment to rewrite at the log's
-// current length, or none when the cycle ends.
-func (l *Log) tailsToRewrite(c cycle) []*GroupLog {
+// tailsToRewrite returns the oldest needed segment and the groups there to rewrite at the
+// log's current length, or none when the cycle ends.
+func (l *Log) tailsToRewrite(c cycle) (out []*GroupLog, oldest *segment) {
 	l.mu.Lock()
 	live := l.liveBytesLocked()
-	oldest := l.segs[l.oldestNeededLocked()]
+	oldest = l.segs[l.oldestNeededLocked()]
 	if live <= l.opts.TargetBytes {
 		l.lastCycle.over = false
 	}
 	idle := live <= l.opts.TargetBytes/2 || c.churn < l.lastCycle.until || l.err != nil || l.closing
-	if !idle && oldest.seq >= c.until {
+	ends := !idle && oldest.seq >= c.until
+	if ends {
 		// A quarter bounds the rewritten bytes to four times their cause, whatever the
 		// log's length.
-		idle, l.lastCycle = true, cycleResult{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
+		l.lastCycle = cycleResult{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
 	}
 	l.mu.Unlock()
-	if idle {
-		return nil
+	if ends && live > l.opts.TargetBytes {
+		l.nameTails(live)
+	}
+	if idle || ends {
+		return nil, nil
 	}
 	small := int64(0)
 	if live > l.opts.TargetBytes {
 		small = l.opts.SmallTailBytes
 	}
-	var out []*GroupLog
-	l.eachPinned(oldest, func(g *GroupLog, bytes int64) bool {
-		if bytes <= small {
+	l.eachPinned(oldest, small, func(g *GroupLog, _ int64, fixed bool) bool {
+		if !fixed {
 			out = append(out, g)
 		}
 		return len(out) < rewriteGroups
 	})
-	return out
+	return out, oldest
 }
 
-// rewriteInto adds a record with everything known of the group. Submit checks whether
-// that is still true.
-func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
+// namedTails is how many groups a warning names.
+const namedTails = 8
+
+// nameTails warns that rewriting has not shortened the log below its target.
+func (l *Log) nameTails(live int64) {
+	l.mu.Lock()
+	segs := slices.Clone(l.segs)
+	l.mu.Unlock()
+	var tails []GroupPin
+	var bytes int64
+	for _, s := range segs {
+		l.eachPinned(s, 0, func(g *GroupLog, n int64, _ bool) bool {
+			tails = append(tails, GroupPin{Group: g.id, Bytes: n})
+			bytes += n
+			return true
+		})
+	}
+	slices.SortFunc(tails, func(a, b GroupPin) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	var names []string
+	for _, p := range tails[:min(namedTails, len(tails))] {
+		names = append(names, fmt.Sprintf("%s (%d bytes)", p.Group, p.Bytes))
+	}
+	l.logger.Warn("the log exceeds its target, and nearly all of it is needed: repair or remove the groups with the most entries",
+		zap.Int64("bytes", live), zap.Int64("target", l.opts.TargetBytes), zap.Int64("needed", bytes),
+		zap.Int("groups", len(tails)), zap.Strings("largest", names))
+}
+
+// rewriteInto adds a record with the group's small state and with its oldest entries in the
+// segment: a step's worth of them, since nobody's fsync may wait for all. Submit checks
+// whether they have been overwritten.
+func (l *Log) rewriteInto(b *Batch, g *GroupLog, s *segment) error {
 	g.mu.Lock()
-	o := op{kind: kindRewrite, group: g.id, g: g, version: g.version, last: g.last}
-	first := g.base.index + 1
+	o := op{kind: kindRewrite, group: g.id, g: g, version: g.version}
+	first, end, ok := g.runsInLocked(s)
+	ok = ok || len(g.runs) == 0
 	g.mu.Unlock()
-	if first <= o.last {
-		ents, err := g.Entries(first, o.last+1, ^uint64(0))
+	if !ok {
+		return nil // a later submission has overwritten or compacted them
+	}
+	if first < end {
+		step := min(rewriteBytes, l.opts.unitBytes())
+		ents, err := g.Entries(first, end, uint64(step))
 		if logChanged(err) {
 			return nil
 		}
@@ -253,11 +297,14 @@ func (l *Log) rewriteInto(b *Batch, g *GroupLog) error {
 			return err
 		}
 		size := int64(recordLen)
-		for _, e := range ents {
-			size += entryLen + int64(len(e.GetData()))
+		for i, e := range ents {
+			if size += entryLen + int64(len(e.GetData())); size > step && i > 0 {
+				ents = ents[:i]
+				break
+			}
 		}
-		if size > l.opts.unitBytes() {
-			return nil
+		if len(ents) == 1 && size > l.opts.unitBytes() {
+			return nil // written when segments were larger
 		}
 		o.ents = ents
 	}

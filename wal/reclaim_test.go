@@ -2,6 +2,7 @@ package wal
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -88,5 +89,81 @@ func testRewritesEnd(t *testing.T) {
 	}
 	if pins := l.Pinning(groups); len(pins) > 0 {
 		t.Errorf("small tails are named in a log within its target: %v", pins)
+	}
+}
+
+// TestMove: a tail that is larger than the small ones, than a unit and than a segment
+// holds the log while other groups write. Once Move is called, it is rewritten in steps,
+// and the log stays within twice its target for as long as the others write. It costs no
+// more than the log's bound of four times what the others write.
+func TestMove(t *testing.T) { synctest.Test(t, testMove) }
+
+func testMove(t *testing.T) {
+	o := testOptions(vfs.NewMem())
+	o.SegmentBytes, o.TargetBytes, o.SmallTailBytes = 64<<10, 512<<10, 1<<10
+	reg := prometheus.NewRegistry()
+	o.Metrics = NewMetrics(reg)
+	l := mustOpen(t, o)
+	const stuck, tail = 1, 300
+	var want []string
+	for i := range tail {
+		want = append(want, fmt.Sprint(i, strings.Repeat("s", 900)))
+	}
+	b := l.NewBatch()
+	b.Append(stuck, testHard(hardState{1, 1, 0}), testEntries(1, 1, want...))
+	l.Submit(b, nil)
+	next := uint64(1)
+	written := int64(0)
+	write := func(bytes int64) {
+		for end := written + bytes; written < end; next++ {
+			b := l.NewBatch()
+			b.Append(2, testHard(hardState{1, 1, next}), testEntries(next, 1, strings.Repeat("w", 2000)))
+			b.Compact(2, next)
+			written += b.Bytes()
+			l.Submit(b, nil)
+			if err := l.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+	}
+	write(2 * o.TargetBytes)
+	if p := l.Pinning(10); len(p) != 1 || p[0].Group != stuck {
+		t.Fatalf("named: %v", p)
+	}
+	if live := l.LiveBytes(); live < 2*o.TargetBytes {
+		t.Fatalf("a log of %d bytes proves nothing", live)
+	}
+	l.Group(stuck).Move()
+	before := counter(t, reg, "skein_wal_rewritten_bytes_total")
+	write(o.TargetBytes / 8)
+	if live := l.LiveBytes(); live > o.TargetBytes {
+		t.Errorf("%d bytes after the move, target %d", live, o.TargetBytes)
+	}
+	first := counter(t, reg, "skein_wal_rewritten_bytes_total") - before
+	if bytes := float64(tail * 915); first < bytes || first > 1.2*bytes {
+		t.Errorf("%.0f bytes rewritten for a tail of %.0f", first, bytes)
+	}
+	for range 20 {
+		write(o.TargetBytes / 4)
+		l.Group(stuck).Move()
+		if live := l.LiveBytes(); live > 2*o.TargetBytes {
+			t.Fatalf("%d bytes, target %d", live, o.TargetBytes)
+		}
+	}
+	if cost := counter(t, reg, "skein_wal_rewritten_bytes_total"); cost > 4*float64(written) {
+		t.Errorf("%.0f bytes rewritten while %d were written", cost, written)
+	}
+	mustClose(t, l)
+	l = mustOpen(t, o)
+	defer mustClose(t, l)
+	ents, err := l.Group(stuck).Entries(1, tail+1, 1<<40)
+	if err != nil || len(ents) != tail {
+		t.Fatalf("%d entries, %v", len(ents), err)
+	}
+	for i, e := range ents {
+		if string(e.GetData()) != want[i] {
+			t.Fatalf("entry %d is %.20q", i+1, e.GetData())
+		}
 	}
 }

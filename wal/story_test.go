@@ -25,6 +25,7 @@ import (
 //	batch [nosync]                         submits one batch and waits until the log is idle.
 //	                                       Lines: append G first=I term=T [n=N] [size=BYTES] [hs=T/V/C],
 //	                                       hs G T/V/C, compact G I, reset G I T [hs=T/V/C], remove G, forget G
+//	move G                                 lets a tail of any size be rewritten
 //	state [G]                              the views
 //	dump [SEQ]                             every segment, record by record
 //	files                                  names in the directory
@@ -71,6 +72,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		s.l.Submit(b, nil)
 		synctest.Wait()
+		return ""
+	case "move":
+		s.l.Group(keyspace.GroupID(s.number(d))).Move()
 		return ""
 	case "state":
 		return s.state(d)
@@ -195,13 +199,19 @@ func (s *story) state(d *datadriven.TestData) string {
 		return err.Error()
 	}
 	if len(d.CmdArgs) > 0 {
-		id, err := strconv.ParseUint(d.CmdArgs[0].Key, 10, 64)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		m = model{keyspace.GroupID(id): m[keyspace.GroupID(id)]}
+		id := keyspace.GroupID(s.number(d))
+		m = model{id: m[id]}
 	}
 	return m.String()
+}
+
+// number is the number behind the command.
+func (s *story) number(d *datadriven.TestData) uint64 {
+	n, err := strconv.ParseUint(d.CmdArgs[0].Key, 10, 64)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
 }
 
 func (s *story) flip(d *datadriven.TestData) string {
