@@ -74,7 +74,7 @@ func (s *Store) newPipes() pipeline.Shared {
 			RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
 			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
 		},
-		Pool: pipeline.NewPool(), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),
+		Pool: pipeline.NewPool(s.cfg.Clock), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),
 		Reads: &s.reads, Cache: s.cache, Metrics: s.metrics.pipeline, After: s.after,
 	}
 }

@@ -87,7 +87,8 @@ type Config struct {
 	// Disk is nil where the disk is never full.
 	Disk   Disk
 	Limits Limits
-	// Workers is how many goroutines evaluate. Default GOMAXPROCS.
+	// Workers is how many evaluations use the processor at a time. Default GOMAXPROCS. Others
+	// may wait for the disk.
 	Workers int
 	Logger  *zap.Logger
 	Metrics *Metrics

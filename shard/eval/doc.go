@@ -40,13 +40,14 @@
 //	versioncache.go  newest applied versions, and the epochs in which they are true
 //	pending.go       batches, transactions and versions that are not applied
 //	store.go         the applied state in the engine
+//	spancount.go     living applied keys of spans that transactions count
 //	budget.go        what requests may hold of what they read
 //	count.go         live keys at a revision, and counts behind pages
 //
 // # Locks
 //
-// An Evaluation is for one goroutine. Input.Guard, the replica's mu, guards the overlay and
-// the epochs; the view takes it for each look and holds it over no read of the store. The
+// An Evaluation is for one goroutine. Input.Guard, the replica's mu, guards the overlay, the
+// epochs, the record and the counts; the view takes it for each look and holds it over no read of the store. The
 // VersionCache, ReadLimit and PageCounts guard themselves. Lock order: Guard, then a part of
 // the VersionCache.
 //
@@ -94,6 +95,9 @@
 //
 // … a range absorbs its neighbour? It takes over the neighbour's epochs ([KeyEpochs.Absorb]).
 // Nobody puts anything under them for the neighbour any more.
+//
+// … a transaction that writes asks for a count? The record knows that of the whole range,
+// [SpanCounts] those of spans that were counted before. What is pending is added.
 //
 // … a count is asked for at an old revision? [LiveCounts] knows the changes since then, up to a
 // bound, [PageCounts] what was counted before. Otherwise the store is scanned.

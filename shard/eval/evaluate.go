@@ -25,6 +25,13 @@ type Input struct {
 	// Cache and Epochs know the newest applied versions; nil if Base is not Newest.
 	Cache  *VersionCache
 	Epochs *KeyEpochs
+	// Record is the range's applied record, and Counts what was counted of its spans. Guard
+	// guards both; they are nil if Base is not Newest.
+	Record *command.Record
+	Counts *SpanCounts
+	// KnownCount returns the number of living keys of the span at the revision, if it can be
+	// had without a scan; nil if Base is Newest.
+	KnownCount func(s keyspace.Span, at keyspace.Revision) (n int64, ok bool)
 	// Leases says to which leases keys may be attached, nil to none. Lacks and Absent are
 	// leases that are known not to exist.
 	Leases Leases

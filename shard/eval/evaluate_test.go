@@ -15,13 +15,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/shard/command"
 )
 
 // memStore is an applied state in which each key has its newest version only. It counts
-// the lookups.
+// the lookups, and the keys that scans visit.
 type memStore struct {
 	versions []mvcc.Version
 	gets     int
+	visited  int // by scans
 }
 
 func (s *memStore) Get(key []byte, _ keyspace.Revision) (mvcc.Version, bool, error) {
@@ -37,6 +39,7 @@ func (s *memStore) Get(key []byte, _ keyspace.Revision) (mvcc.Version, bool, err
 func (s *memStore) Scan(span keyspace.Span, _ keyspace.Revision, _ bool, fn func(v *mvcc.Version) error) error {
 	for _, v := range s.versions {
 		if span.Contains(v.Key) {
+			s.visited++
 			if err := fn(&v); err != nil {
 				return err
 			}
@@ -224,5 +227,81 @@ func TestSettle(t *testing.T) {
 	}
 	if s := e.Writes()[0].Stored(0); s.Mod != 10 || s.Create != 9 || s.Version != 2 {
 		t.Errorf("stored %+v", s)
+	}
+}
+
+// TestCountInTxn: a range operation of a transaction knows how many keys the whole range has. It
+// looks at no more of them than it returns, whatever is pending or was done by the operations
+// before it.
+func TestCountInTxn(t *testing.T) {
+	get := func(limit int64, more ...func(*pb.RangeRequest)) *pb.RequestOp {
+		r := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Limit: limit}
+		for _, f := range more {
+			f(r)
+		}
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: r}}
+	}
+	countOnly := func(r *pb.RangeRequest) { r.CountOnly = true }
+	puts := func(key string) *pb.RequestOp {
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: put(key)}}
+	}
+	del := func(key, end string) *pb.RequestOp {
+		return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte(key), RangeEnd: []byte(end)}}}
+	}
+	for _, c := range []struct {
+		name    string
+		ops     []*pb.RequestOp
+		counted bool
+		visited int
+	}{
+		{"a page", []*pb.RequestOp{get(1)}, true, 3},
+		{"a page of a range that is not counted", []*pb.RequestOp{get(1)}, false, 1000},
+		{"the count alone", []*pb.RequestOp{get(0, countOnly)}, true, 0},
+		{"all keys", []*pb.RequestOp{get(0)}, true, 1000},
+		{"behind a put of a new key", []*pb.RequestOp{puts("k0500x"), get(1)}, true, 3},
+		{"behind a put of a key that is there", []*pb.RequestOp{puts("k0500"), get(2)}, true, 4},
+		{"behind two puts", []*pb.RequestOp{puts("x1"), puts("x2"), get(1)}, true, 3},
+		{"behind a delete", []*pb.RequestOp{del("k0000", ""), get(1)}, true, 4},
+		{"behind a delete of what was put", []*pb.RequestOp{puts("x"), del("x", ""), get(1)}, true, 3},
+		{"behind a delete of what is pending", []*pb.RequestOp{del("new", ""), get(1)}, true, 3},
+		{"behind a put of what is about to go", []*pb.RequestOp{puts("k0007"), get(1)}, true, 3},
+	} {
+		run := func(counted bool) (*pb.RangeResponse, int) {
+			w := newWorld()
+			w.store.versions = nil
+			for i := range 1000 {
+				w.store.versions = append(w.store.versions, mvcc.Version{Key: fmt.Appendf(nil, "k%04d", i), Mod: 3, Create: 3, Version: 1, Value: []byte("v")})
+			}
+			w.in.MaxWriteBytes = 1 << 20
+			w.in.Record = &command.Record{Counted: counted, Live: 1000}
+			for _, v := range []*PendingVersion{
+				{Key: []byte("new"), version: 1},
+				{Key: []byte("k0003"), version: 2, Lived: true},
+				{Key: []byte("k0007"), Tombstone: true, Lived: true},
+				{Key: []byte("k0009"), Tombstone: true, Lived: true},
+				{Key: []byte("k0009"), version: 1},
+			} {
+				w.pend(v)
+				v.Txn.SetRevision(8)
+			}
+			var e Evaluation
+			e.Reset(w.in)
+			if err := e.Run(&pb.TxnRequest{Success: append(c.ops, puts("last"))}); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			e.Txn().SetRevision(10)
+			d := e.Draft()
+			d.Settle(10, true)
+			resp := d.Op.(*pb.TxnResponse).Responses //nolint:forcetypeassert // it is one
+			return resp[len(c.ops)-1].GetResponseRange(), w.store.visited
+		}
+		got, visited := run(c.counted)
+		want, _ := run(false)
+		if !proto.Equal(got, want) {
+			t.Errorf("%s: count %d, more %t; a scan says %d, %t", c.name, got.GetCount(), got.GetMore(), want.GetCount(), want.GetMore())
+		}
+		if visited > c.visited+1 || visited < c.visited {
+			t.Errorf("%s: %d keys were visited, want %d", c.name, visited, c.visited)
+		}
 	}
 }

@@ -15,6 +15,8 @@ type Overlay struct {
 	// free holds removed nodes for reuse, so that a steady load allocates none.
 	free  *btree.FreeListG[*overlayKey]
 	probe overlayKey
+	// discarded counts the versions that were taken out without being applied.
+	discarded uint64
 }
 
 // overlayKey is one key with its pending versions, the oldest first. Their
@@ -102,6 +104,7 @@ func (o *Overlay) Discard(v *PendingVersion) {
 	if k == nil || k.versions[len(k.versions)-1] != v {
 		panic(fmt.Sprintf("eval: discarded version of %q is not the newest of the overlay", v.Key))
 	}
+	o.discarded++
 	if len(k.versions) == 1 {
 		o.keys.Delete(k)
 		return
@@ -118,6 +121,19 @@ func (o *Overlay) visit(s keyspace.Span, fn func(*overlayKey) bool) {
 		return
 	}
 	o.keys.AscendRange(from, &overlayKey{key: s.End}, fn)
+}
+
+// liveChange is the change of the number of living keys of the span by all pending versions.
+func (o *Overlay) liveChange(s keyspace.Span) (n int64) {
+	o.visit(s, func(k *overlayKey) bool {
+		n += k.liveChange()
+		return true
+	})
+	return n
+}
+
+func (k *overlayKey) liveChange() int64 {
+	return liveChange(k.versions[0].Lived, k.versions[len(k.versions)-1])
 }
 
 // NewestBatch returns the newest batch with a version of the span that is, or may

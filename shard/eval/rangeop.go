@@ -65,18 +65,36 @@ func collectRange(w *view, r *pb.RangeRequest, at keyspace.Revision) (*rangeDraf
 	if !ok {
 		return d, nil
 	}
+	l, err := w.layer(s, at)
+	if err != nil {
+		return nil, err
+	}
+	if r.GetCountOnly() && l.counted {
+		d.resp.Count = l.count
+		return d, nil
+	}
 	limit := rangeapi.ScanLimit(r)
 	needValues := !r.GetCountOnly() && (!r.GetKeysOnly() || r.GetSortTarget() == pb.RangeRequest_VALUE)
-	err := w.scan(s, at, !needValues, func(it *item) error {
-		d.resp.Count++
+	counted := false
+	err = w.scanUnder(l.versions, s, at, !needValues, func(it *item) error {
 		if r.GetCountOnly() || limit > 0 && int64(len(d.kvs)) >= limit {
+			counted = true
+			if l.counted {
+				d.resp.Count = l.count
+				return ErrStop
+			}
+			d.resp.Count++
 			return nil
 		}
+		d.resp.Count++
 		if err := w.retain(it); err != nil {
 			return err
 		}
 		d.kvs = append(d.kvs, found{kv: it.kv(), mod: it.mod, create: it.create})
 		return nil
 	})
+	if err == nil && counted && !l.counted {
+		w.counted(&l, s, d.resp.Count)
+	}
 	return d, err
 }

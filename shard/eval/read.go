@@ -140,7 +140,7 @@ func (r *Reader) readTxn(
 	var e Evaluation
 	e.Reset(Input{
 		Store: r.store, Base: rev, Overlay: NewOverlay(), Guard: &none,
-		Current: rev, Compacted: compacted, Budget: budget,
+		Current: rev, Compacted: compacted, Budget: budget, KnownCount: r.knownCount,
 	})
 	err = e.Run(t)
 	var future FutureError

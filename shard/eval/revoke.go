@@ -56,11 +56,11 @@ func (e *Evaluation) detachAll(lease keyspace.LeaseID, keys [][]byte) error {
 // attached returns the keys of the span that are attached to the lease, in their order, as
 // far as they take limit bytes at most; whole says that these are all.
 func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (keys [][]byte, whole bool, err error) {
-	layer, err := w.layer(s, Newest)
+	l, err := w.layer(s, Newest)
 	if err != nil {
 		return nil, false, err
 	}
-	layer = slices.DeleteFunc(layer, func(v *PendingVersion) bool { return v.Lease() != lease })
+	layer := slices.DeleteFunc(l.versions, func(v *PendingVersion) bool { return v.Lease() != lease })
 	whole = true
 	add := func(key []byte) error {
 		// The index says what was, a moment ago or before a crash; the version decides.

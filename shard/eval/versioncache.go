@@ -63,6 +63,9 @@ func (r KeyEpochs) Of(key []byte) KeyEpoch {
 	return r[i].epoch
 }
 
+// only returns the epoch if all keys have the same.
+func (r KeyEpochs) only() (KeyEpoch, bool) { return r[0].epoch, len(r) == 1 }
+
 // End ends all of them: the one that begins is without entries.
 func (r *KeyEpochs) End(c *VersionCache) { *r = append((*r)[:0], epochFrom{epoch: c.begin()}) }
 

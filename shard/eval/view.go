@@ -174,15 +174,52 @@ func (w *view) retain(it *item) error {
 // charge takes bytes from the request's budget.
 func (w *view) charge(n int) error { return w.in.Budget.Take(int64(n)) }
 
-// layer returns the pending versions of the span, tombstones too, in order of
-// their keys, the newest of each. With at below Newest they are those at that
+// layer is what lies over the store in a span.
+type layer struct {
+	// versions are the newest pending ones of each key, tombstones too, in order of their keys.
+	versions []*PendingVersion
+	// count is how many living keys the view shows in the span, counted says that it is known.
+	// own is the part of it that comes from the request's own changes.
+	count, own int64
+	counted    bool
+	// since tells whether the overlay has only lost what was applied since, and nothing else
+	// was applied; nil if nobody asks.
+	since *since
+}
+
+// since is from when on something is true.
+type since struct {
+	epoch                KeyEpoch
+	discarded, forgotten uint64
+}
+
+// since returns what must not change for as long as counts are true. Guard is held.
+func (w *view) since() *since {
+	epoch, ok := w.in.Epochs.only()
+	if w.in.Counts == nil || !ok {
+		return nil
+	}
+	return &since{epoch, w.in.Overlay.discarded, w.in.Counts.forgotten}
+}
+
+// layer returns what is pending in the span. With at below Newest it is what was so at that
 // revision, without the request's own.
-func (w *view) layer(s keyspace.Span, at keyspace.Revision) ([]*PendingVersion, error) {
-	var l []*PendingVersion
+func (w *view) layer(s keyspace.Span, at keyspace.Revision) (l layer, err error) {
 	var wait *PendingTxn
+	if w.in.KnownCount != nil {
+		l.count, l.counted = w.in.KnownCount(s, min(at, w.in.Base))
+	}
 	w.in.Guard.Lock()
+	if rec := w.in.Record; rec != nil && at == Newest && rec.Counted && s.Covers(SpanFromFirst(rec.Span)) {
+		// What is applied leaves the overlay when the record gets to count it.
+		l.count, l.counted = rec.Live, true
+	} else if w.in.Counts != nil && at == Newest {
+		l.count, l.counted = w.in.Counts.get(*w.in.Epochs, s)
+		l.since = w.since()
+	}
 	w.in.Overlay.visit(s, func(k *overlayKey) bool {
 		v := k.versions[len(k.versions)-1]
+		l.count += k.liveChange()
 		if at != Newest {
 			found, unknown := k.at(at)
 			if unknown != nil {
@@ -193,28 +230,59 @@ func (w *view) layer(s keyspace.Span, at keyspace.Revision) ([]*PendingVersion, 
 		}
 		if v != nil {
 			w.seen = newerBatch(w.seen, v.Txn.Batch)
-			l = append(l, v)
+			l.versions = append(l.versions, v)
 		}
 		return true
 	})
 	w.in.Guard.Unlock()
 	if wait != nil {
-		return nil, WaitError{wait}
+		return layer{}, WaitError{wait}
 	}
-	if w.own == nil || at != Newest {
-		return l, nil
+	if w.own != nil && at == Newest {
+		w.own.over(&l, s)
 	}
-	return w.own.over(l, s), nil
+	return l, nil
+}
+
+// counted remembers that a scan under the layer found n living keys in the span. No evaluation
+// has added to the overlay meanwhile, since this one is the range's only one. So it is the number of
+// those applied, but for what is still pending.
+func (w *view) counted(l *layer, s keyspace.Span, n int64) {
+	if l.since == nil {
+		return
+	}
+	w.in.Guard.Lock()
+	defer w.in.Guard.Unlock()
+	if now := w.since(); now != nil && *now == *l.since {
+		w.in.Counts.put(*w.in.Epochs, s, n-l.own-w.in.Overlay.liveChange(s))
+	}
+}
+
+// liveChange is the change of the number of living keys by a version of a key that lived
+// before, or did not.
+func liveChange(lived bool, v *PendingVersion) (n int64) {
+	if !v.Tombstone {
+		n++
+	}
+	if lived {
+		n--
+	}
+	return n
 }
 
 // scan calls fn with the living keys of the span in order. With at below Newest
 // it shows the state at that revision, without the request's own changes. What it
 // points to is valid during the call only, see retain.
 func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(it *item) error) error {
-	layer, err := w.layer(s, at)
+	l, err := w.layer(s, at)
 	if err != nil {
 		return err
 	}
+	return w.scanUnder(l.versions, s, at, keysOnly, fn)
+}
+
+// scanUnder is scan under pending versions that were looked up before.
+func (w *view) scanUnder(layer []*PendingVersion, s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(it *item) error) error {
 	emit := func(v *PendingVersion) error {
 		if v.Tombstone {
 			return nil
@@ -222,7 +290,7 @@ func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn fun
 		it := pendingItem(v)
 		return fn(&it)
 	}
-	err = w.in.Store.Scan(s, min(at, w.in.Base), keysOnly, func(v *mvcc.Version) error {
+	err := w.in.Store.Scan(s, min(at, w.in.Base), keysOnly, func(v *mvcc.Version) error {
 		for len(layer) > 0 {
 			c := bytes.Compare(layer[0].Key, v.Key)
 			if c > 0 {
@@ -292,24 +360,26 @@ func (c *changes) add(v *PendingVersion) {
 	c.writes = append(c.writes, v)
 }
 
-// over returns the layer with the request's own versions of the span on top.
-func (c *changes) over(l []*PendingVersion, s keyspace.Span) []*PendingVersion {
+// over puts the request's own versions of the span on top of the layer.
+func (c *changes) over(l *layer, s keyspace.Span) {
 	var own []*PendingVersion
 	for _, v := range c.writes {
 		if !v.replaced && s.Contains(v.Key) {
 			own = append(own, v)
+			l.own += liveChange(v.Lived, v)
 		}
 	}
+	l.count += l.own
 	if len(own) == 0 {
-		return l
+		return
 	}
-	out := make([]*PendingVersion, 0, len(l)+len(own))
-	for _, v := range l {
+	out := make([]*PendingVersion, 0, len(l.versions)+len(own))
+	for _, v := range l.versions {
 		if c.get(v.Key) == nil {
 			out = append(out, v)
 		}
 	}
 	out = append(out, own...)
 	slices.SortFunc(out, func(a, b *PendingVersion) int { return bytes.Compare(a.Key, b.Key) })
-	return out
+	l.versions = out
 }

@@ -67,7 +67,9 @@
 // # Bounds
 //
 // [Budget] bounds the bytes of a node's calls, [Limits] the queue of a range, the calls and bytes
-// of a batch, the batches with the log, and the time of a pass. A call beyond the budgets is
+// of a batch, the batches with the log, and the time of a pass. A pass looks at its time after
+// each few calls, and after fewer if they visit many keys. [Pool] bounds the passes: those that use
+// the processor, and those that wait for the disk. A call beyond the budgets is
 // refused with TooManyRequests; at the other bounds it waits. Commands that end locks have a
 // budget of their own, since others wait for them.
 //
@@ -84,6 +86,10 @@
 // … the sequencer refuses, or a proposal is dropped in a term that goes on (a transfer that
 // failed)? The chain is cut there. The batches behind the cut are discarded, and those of
 // them that are in the log apply nowhere. The next batch is evaluated on the last entry before the cut.
+//
+// … a pass waits for the disk, or scans for long? After a millisecond or two it counts as
+// reading: another pipeline gets its slot for the processor. It ends its turn after that call. Its
+// own range waits; the others wait only if all workers read.
 //
 // … the group has no room? The entry is offered again every 2 ms, and the next batch waits.
 //
@@ -119,7 +125,7 @@
 //	batch.go         batches, their entries, the leadership
 //	answers.go       answers, the confirmation of the leadership
 //	pipeline.go      Pipeline and its Env, its state
-//	schedule.go      which pipelines wait for the pool
+//	schedule.go      which pipelines wait for the pool, which passes for the disk
 //	budget.go        bytes of a node's calls
 //	call.go          calls and their places
 //	operation.go     Operation, Pass

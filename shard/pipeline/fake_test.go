@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -36,6 +38,10 @@ type world struct {
 	shared Shared
 	epochs eval.KeyEpochs
 	store  memStore
+	// visit, if set, is called for each key that scans visit.
+	visit func()
+	// disk, if set, is what each lookup waits for.
+	disk chan struct{}
 
 	// last is the last revision that was allocated, asks are the questions for revisions.
 	last keyspace.Revision
@@ -79,7 +85,7 @@ func newWorld(t testing.TB, change ...func(*Limits)) *world {
 			RangePendingBytes: 1 << 20, BatchRequests: 100, MaxEntryBytes: 1 << 20,
 			InflightBatches: 8, EvaluateTurn: time.Hour, FateTimeout: 7 * time.Second,
 		},
-		Pool: NewPool(), Reads: &eval.ReadLimit{OneBytes: 1 << 20, AllBytes: 1 << 20}, Cache: eval.NewVersionCache(1 << 20), Metrics: m,
+		Pool: NewPool(clock.System()), Reads: &eval.ReadLimit{OneBytes: 1 << 20, AllBytes: 1 << 20}, Cache: eval.NewVersionCache(1 << 20), Metrics: m,
 		After: func(d time.Duration, f func()) { w.timers = append(w.timers, timer{d, f}) },
 	}
 	for _, f := range change {
@@ -112,7 +118,38 @@ func (w *world) NoSpace() error  { return nil }
 
 // Input implements Evaluator: no key may be attached to a lease.
 func (w *world) Input(*Pass) eval.Input {
-	return eval.Input{Store: w.store, Floor: w.last, Leases: noLeases{}}
+	in := eval.Input{Store: w.store, Floor: w.last, Leases: noLeases{}}
+	if w.visit != nil {
+		in.Store = visitedStore{w.store, w.visit}
+	}
+	if w.disk != nil {
+		in.Store = slowStore{w.store, w.disk}
+	}
+	return in
+}
+
+// visitedStore tells of the keys that scans visit.
+type visitedStore struct {
+	memStore
+	visit func()
+}
+
+func (s visitedStore) Scan(span keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(v *mvcc.Version) error) error {
+	return s.memStore.Scan(span, at, keysOnly, func(v *mvcc.Version) error {
+		s.visit()
+		return fn(v)
+	})
+}
+
+// slowStore is a store whose lookups wait for the disk.
+type slowStore struct {
+	memStore
+	disk chan struct{}
+}
+
+func (s slowStore) Get(key []byte, at keyspace.Revision) (mvcc.Version, bool, error) {
+	<-s.disk
+	return s.memStore.Get(key, at)
 }
 
 func (w *world) AwaitLease(c *Call, _ keyspace.LeaseID, out *Answers) {
@@ -188,12 +225,23 @@ func see(key string) *pb.TxnRequest {
 
 // pass evaluates what waits.
 func (w *world) pass() {
-	for w.p.evaluatePass() {
+	if w.p.evaluating {
+		return // something happens during an evaluation
+	}
+	var reads atomic.Uint32
+	for w.p.evaluatePass(&reads) {
 	}
 }
 
 // settle has the sequencer answer its oldest question, and evaluates what waits then.
 func (w *world) settle(err error) {
+	w.t.Helper()
+	w.sequence(err)
+	w.pass()
+}
+
+// sequence has the sequencer answer its oldest question.
+func (w *world) sequence(err error) {
 	w.t.Helper()
 	if len(w.asks) == 0 {
 		w.t.Fatal("nobody asks for revisions")
@@ -207,7 +255,6 @@ func (w *world) settle(err error) {
 	}
 	answer.Current = w.last
 	a.done(answer)
-	w.pass()
 }
 
 // apply applies the oldest entry of the log, or makes a no-op of it.
@@ -227,16 +274,29 @@ func (w *world) apply(ok bool) {
 	w.under(func(out *Answers) {
 		if ok = ok && b.Prev == w.rec.Last && b.Hash == w.rec.Hash; ok {
 			var items []byte
-			items, err = command.VisitBatch(&b, versions, func(_ int, v *mvcc.Version, _ command.Prior) error {
-				w.store[string(v.Key)] = mvcc.Version{Key: slices.Clone(v.Key), Mod: v.Mod, Create: v.Create, Version: v.Version, Value: slices.Clone(v.Value)}
+			items, err = command.VisitBatch(&b, versions, func(_ int, v *mvcc.Version, before command.Prior) error {
+				switch {
+				case before.Replaced:
+				case v.Tombstone && before.Lived:
+					w.rec.Live--
+				case !v.Tombstone && !before.Lived:
+					w.rec.Live++
+				}
 				w.rec.Hash += command.HashVersion(v)
 				w.rec.LastRevision = v.Mod
+				if v.Tombstone {
+					delete(w.store, string(v.Key))
+					return nil
+				}
+				w.store[string(v.Key)] = mvcc.Version{Key: slices.Clone(v.Key), Mod: v.Mod, Create: v.Create, Version: v.Version, Value: slices.Clone(v.Value)}
 				return nil
 			})
 			w.rec.Hash += markHash * uint64(len(items)/len(markItem))
 			w.rec.Last = link
 		}
-		w.p.Applied(link, ok, out)
+		if own := w.p.Applied(link, ok, out); ok && !own {
+			w.epochs.End(w.shared.Cache)
+		}
 		w.p.Passed(e.term, out)
 	})
 	if err != nil {
@@ -321,6 +381,7 @@ func (s memStore) Get(key []byte, _ keyspace.Revision) (mvcc.Version, bool, erro
 }
 
 func (s memStore) Scan(span keyspace.Span, _ keyspace.Revision, _ bool, fn func(v *mvcc.Version) error) error {
+	s = maps.Clone(s) // fn may apply something
 	for _, k := range slices.Sorted(maps.Keys(s)) {
 		if v := s[k]; span.Contains([]byte(k)) {
 			if err := fn(&v); err != nil {

@@ -135,8 +135,13 @@ func (p *Pipeline) Applied(link command.Link, ok bool, out *Answers) (own bool) 
 		c.isAt(placeBatch, b)
 		for _, v := range c.writes {
 			p.overlay.Remove(v)
+			p.counts.Applied(v)
 			p.shared.Cache.Put(p.epochs.Of(v.Key), v.Key, v.Cached())
 		}
+	}
+	if b.items > 0 {
+		// A command may have applied what a lock held.
+		p.counts.Forget()
 	}
 	b.end(true)
 	b.answer(out, nil)

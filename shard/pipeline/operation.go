@@ -52,6 +52,8 @@ type Pass struct {
 	// Evaluation and Budget are those of the call at hand.
 	Evaluation eval.Evaluation
 	Budget     eval.Budget
+	// watched is Store, or what the replica took instead, as the pool watches it.
+	watched watchedStore
 	// out has the answers that the pass leaves.
 	out Answers
 }

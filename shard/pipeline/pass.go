@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -11,12 +12,14 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 )
 
-// evaluateLook is after how many calls a pass looks whether its turn is over.
+// evaluateLook is after how many calls, and keys that they visit in the store, a pass looks
+// whether its turn is over.
 const evaluateLook = 8
 
-// evaluatePass evaluates what waits, in the pool. again says that there is more.
-func (p *Pipeline) evaluatePass() (again bool) {
-	pass := &Pass{}
+// evaluatePass evaluates what waits, in the pool. again says that there is more. reads is odd
+// while it reads the store.
+func (p *Pipeline) evaluatePass(reads *atomic.Uint32) (again bool) {
+	pass := &Pass{watched: watchedStore{reads: reads}}
 	out := &pass.out
 	p.mu.Lock()
 	if p.evaluating {
@@ -26,10 +29,14 @@ func (p *Pipeline) evaluatePass() (again bool) {
 	watch := clock.StartStopwatch()
 	p.env.BeginPass(pass)
 	l := &p.shared.Limits
-	for n := 0; ; n++ {
-		if n >= l.BatchRequests || n > 0 && n%evaluateLook == 0 && watch.Elapsed() > l.EvaluateTurn {
+	for n, looked := 0, 0; ; n++ {
+		work := n + pass.watched.visited
+		if n >= l.BatchRequests || work-looked >= evaluateLook && watch.Elapsed() > l.EvaluateTurn {
 			again = true
 			break
+		}
+		if work-looked >= evaluateLook {
+			looked = work
 		}
 		c := p.next()
 		if c == nil {
@@ -123,10 +130,11 @@ func (p *Pipeline) confirmNow(out *Answers) {
 func (p *Pipeline) Evaluation(c *Call, pass *Pass) *eval.Evaluation {
 	pass.Budget = p.shared.Reads.Budget()
 	in := p.env.Input(pass)
+	pass.watched.Store, in.Store = in.Store, &pass.watched
 	p.mu.Lock()
 	in.Overlay = p.overlay
 	p.mu.Unlock()
-	in.Base, in.Guard = eval.Newest, p.mu
+	in.Base, in.Guard, in.Record, in.Counts = eval.Newest, p.mu, p.rec, &p.counts
 	in.Cache, in.Epochs, in.Lacks = p.shared.Cache, p.epochs, c.Lacks
 	in.Current, in.Compacted = c.current, c.compacted
 	in.MaxWriteBytes, in.Budget = p.shared.Limits.MaxEntryBytes, &pass.Budget

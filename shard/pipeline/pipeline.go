@@ -147,6 +147,8 @@ type Pipeline struct {
 	barrier    *Call
 	evaluating bool
 	overlay    *eval.Overlay
+	// counts are true together with what the version cache has under the epochs.
+	counts eval.SpanCounts
 
 	// filling collects evaluated calls. sequencing is the one batch that awaits revisions or is
 	// being proposed. Raft has the proposed ones, oldest first. lost are batches of a former

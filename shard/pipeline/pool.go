@@ -1,24 +1,45 @@
 package pipeline
 
+import (
+	"time"
+
+	"github.com/skeindb/skein/clock"
+)
+
+const (
+	// diskWorkers is how many workers there are beside those that have the processor's slots:
+	// so many passes may wait for the disk, and all others go on.
+	diskWorkers = 64
+	// lendAfter is after how long a read counts as one that waits for the disk; it takes up to
+	// twice as long to be found. Most reads are answered from memory within microseconds. To
+	// wake another worker for each would cost more than the reads do.
+	lendAfter = time.Millisecond
+)
+
 // NewPool returns a pool without workers.
-func NewPool() *Pool {
-	p := &Pool{state: make(map[*Pipeline]poolState)}
+func NewPool(c clock.Clock) *Pool {
+	p := &Pool{clock: c, state: make(map[*Pipeline]poolState)}
 	p.cond.L = &p.mu
 	return p
 }
 
-// Start starts the workers.
-func (p *Pool) Start(workers int) {
-	for range workers {
-		p.wg.Go(p.work)
+// Start starts the workers. That many passes may use the processor at a time.
+func (p *Pool) Start(slots int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.slots = slots
+	for range slots + diskWorkers {
+		w := &worker{}
+		p.workers = append(p.workers, w)
+		p.wg.Go(func() { p.work(w) })
 	}
 }
 
-func (p *Pool) work() {
+func (p *Pool) work(w *worker) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		for (len(p.queue) == 0 || p.held) && !p.closed {
+		for (len(p.queue) == 0 || p.held || p.busy >= p.slots) && !p.closed {
 			p.cond.Wait()
 		}
 		if p.closed {
@@ -28,13 +49,21 @@ func (p *Pool) work() {
 		p.queue[0] = nil
 		p.queue = p.queue[1:]
 		p.state[r] = poolRunning
+		p.busy++
+		w.running = true
+		p.watch()
 		p.mu.Unlock()
-		again := r.evaluatePass()
+		again := r.evaluatePass(&w.reads)
 		p.mu.Lock()
+		w.running = false
+		if w.lent {
+			w.lent = false
+		} else {
+			p.busy--
+		}
 		if again || p.state[r] == poolAgain {
 			p.state[r] = poolQueued
-			p.queue = append(p.queue, r)
-			p.cond.Signal()
+			p.add(r)
 		} else {
 			delete(p.state, r)
 		}
@@ -60,6 +89,9 @@ func (p *Pool) Stop() {
 	p.mu.Lock()
 	p.closed = true
 	p.cond.Broadcast()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
 	p.mu.Unlock()
 	p.wg.Wait()
 }
