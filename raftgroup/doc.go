@@ -118,11 +118,11 @@
 //   - a disk is full: the engine is flushed at once, while it still can be, and the host
 //     receives no snapshots.
 //   - the wal is too long: the host flushes the engine, and a second later cuts off
-//     followers that lag, also living ones, and snapshots that wait for their turn. What a
-//     group still needs moves to the head of the wal: entries that a lost quorum cannot
-//     commit, entries that are not applied, the log behind a snapshot being transferred or
-//     installed, the log of a replica that could not be opened. Hard states and tombstones
-//     move earlier, at half of the wal's target. So no group holds the others' log.
+//     followers that lag, also living ones, and snapshots that wait for their turn. What
+//     stays moves to the head of the wal. It may be uncommitted because a quorum is lost, or
+//     not applied, or behind a snapshot that is transferred or installed. It may also belong
+//     to a replica that could not be opened. Hard states and tombstones move earlier, at
+//     half of the wal's target. So no group holds the others' log.
 //   - the wal cannot keep up: the host drops entries from leaders until it can. Raft sends
 //     them again.
 //   - a node with thousands of leaders dies: the others wake those groups at WakesPerSecond,

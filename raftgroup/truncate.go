@@ -271,8 +271,7 @@ const pinningMax = 4096
 
 // shorten takes the next step against a wal that is too long: first a flush, after which
 // all groups can truncate, then cutting off lagging followers. The wal moves what remains
-// then: entries that are not committed because their group has lost its quorum, not
-// applied, or behind a snapshot that is being sent.
+// then. A group that has lost its quorum keeps entries that nobody can commit.
 func (t *truncator) shorten(flushed bool) bool {
 	if !flushed {
 		return t.flushNow("flush for a long wal failed")

@@ -211,7 +211,7 @@ func (w *view) layer(s keyspace.Span, at keyspace.Revision) (l layer, err error)
 	}
 	w.in.Guard.Lock()
 	if rec := w.in.Record; rec != nil && at == Newest && rec.Counted && s.Covers(SpanFromFirst(rec.Span)) {
-		// What is applied leaves the overlay when the record gets to count it.
+		// The record changes in the same moment in which applied versions leave the overlay.
 		l.count, l.counted = rec.Live, true
 	} else if w.in.Counts != nil && at == Newest {
 		l.count, l.counted = w.in.Counts.get(*w.in.Epochs, s)

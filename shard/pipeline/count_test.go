@@ -16,8 +16,8 @@ import (
 )
 
 // TestCountsOfSpans: transactions look again and again at the first key of a span and at how many
-// follow. Whatever is pending, applied, discarded or lost, the count is that of a scan. Only what
-// follows a loss scans.
+// follow. The count is that of a scan, also when writes are pending, applied, discarded or lost
+// meanwhile. Most looks do not scan.
 func TestCountsOfSpans(t *testing.T) {
 	// What may happen during a scan.
 	meanwhile := []func(*world){

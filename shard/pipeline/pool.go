@@ -11,8 +11,8 @@ const (
 	// so many passes may wait for the disk, and all others go on.
 	diskWorkers = 64
 	// lendAfter is after how long a read counts as one that waits for the disk; it takes up to
-	// twice as long to be found. Most reads are answered from memory within microseconds. To
-	// wake another worker for each would cost more than the reads do.
+	// twice as long to be found. Most reads are answered from memory within microseconds.
+	// Waking another worker costs more than such a read.
 	lendAfter = time.Millisecond
 )
 

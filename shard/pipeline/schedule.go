@@ -77,8 +77,7 @@ func (p *Pool) add(r *Pipeline) {
 	p.watch()
 }
 
-// watch sees to it that a pipeline which waits for a slot gets that of a pass which waits for
-// the disk. mu is held.
+// watch starts the timer for look if a pipeline waits for a slot. mu is held.
 func (p *Pool) watch() {
 	if len(p.queue) == 0 || p.busy < p.slots || p.watched || p.closed || p.slots == 0 {
 		return
