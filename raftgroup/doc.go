@@ -192,9 +192,9 @@
 //	confchange.go        changes of the members, transfers of leadership
 //	proposals.go         proposals and the budgets that bound them
 //	readindex.go         ReadIndex: rounds, waiters, expiry
+//	truncate.go          what the log may lose, the bound on the wal
 //	snapshot.go          slots, rates, turns and the header of snapshots
 //	wake.go              waking a group, who campaigns when its leader is lost
-//	truncate.go          what the log may lose, the bound on the wal
 //	lease.go             the leader lease and the promises behind it
 //	liveness.go          which nodes live, which of them are isolated
 //	disk.go              whether this node's disks make progress

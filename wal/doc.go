@@ -49,8 +49,8 @@
 //
 // A group that holds an old segment with a small tail is rewritten at the head. A rewrite
 // takes its place in the order of submission, so no rewritten entry can win over a later
-// one. It is made in steps of at most 256 KiB, each of them complete in itself: the
-// entries of a record take the place of those with the same indexes, and all others stay.
+// one. It is made in steps of at most 256 KiB, so that nobody's fsync waits for a whole
+// tail. The entries of each record take the place of those with the same indexes.
 // The layer above handles groups with large tails: see Pinning. It compacts them, and
 // calls Move for those that it cannot compact, which are then rewritten like small ones.
 //

@@ -67,3 +67,10 @@ func (p *pins) none(s *segment) bool {
 	defer p.mu.Unlock()
 	return s.pinned.n == 0
 }
+
+// head returns the segment that is being written.
+func (l *Log) head() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.segs[len(l.segs)-1].seq
+}

@@ -174,13 +174,6 @@ func (l *Log) rewriteLoop() {
 
 func (l *Log) newCycle() cycle { return cycle{l.head(), l.churn.Load()} }
 
-// head returns the segment that is being written.
-func (l *Log) head() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.segs[len(l.segs)-1].seq
-}
-
 // rewriteSome rewrites one batch of tails that hold the oldest segment and waits until it
 // is written. It returns false when nothing is left to do now.
 func (l *Log) rewriteSome(c cycle) bool {

@@ -67,7 +67,7 @@ func compareAll(w *view, c *pb.Compare) (bool, error) {
 		return rangeapi.CompareAbsent(c), nil
 	}
 	found, holds := false, true
-	err := w.scan(s, Newest, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
+	err := w.scan(s, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
 		found = true
 		var err error
 		if holds, err = compareItem(c, it); err == nil && !holds {

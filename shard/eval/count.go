@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // CountChange is a change of the number of live keys at a revision.
@@ -167,4 +168,12 @@ func (p *PageCounts) Get(k PageKey) (int64, bool) {
 	defer p.mu.Unlock()
 	n, ok := p.counts[k]
 	return n, ok
+}
+
+// SpanFromFirst returns the span without the empty key, which does not exist.
+func SpanFromFirst(s keyspace.Span) keyspace.Span {
+	if len(s.Start) == 0 {
+		s.Start = rangeapi.FirstKey
+	}
+	return s
 }

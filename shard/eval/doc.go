@@ -36,11 +36,11 @@
 //	rangeop.go       reads inside a transaction
 //	sweep.go         the next keys that a committed lock deletes
 //	view.go          the state that one request sees
+//	spancount.go     living applied keys of spans that transactions count
 //	overlay.go       pending versions by key
 //	versioncache.go  newest applied versions, and the epochs in which they are true
 //	pending.go       batches, transactions and versions that are not applied
 //	store.go         the applied state in the engine
-//	spancount.go     living applied keys of spans that transactions count
 //	budget.go        what requests may hold of what they read
 //	count.go         live keys at a revision, and counts behind pages
 //

@@ -355,7 +355,7 @@ func (e *Evaluation) deleteRange(r *pb.DeleteRangeRequest) (*pb.DeleteRangeRespo
 	// The keys are removed after the scan: the view must not change under it.
 	var items []item
 	size := 0
-	err := e.view.scan(s, Newest, !r.GetPrevKv(), func(it *item) error {
+	err := e.view.scan(s, !r.GetPrevKv(), func(it *item) error {
 		if size += len(it.key) + command.VersionOverheadBytes; size > e.view.in.MaxWriteBytes {
 			return tooLarge(e.view.in.MaxWriteBytes)
 		}

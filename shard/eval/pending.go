@@ -220,3 +220,15 @@ func (v *PendingVersion) Intent() command.Intent {
 	}
 	return i
 }
+
+// liveChange is the change of the number of living keys by a version of a key that lived
+// before, or did not.
+func liveChange(lived bool, v *PendingVersion) (n int64) {
+	if !v.Tombstone {
+		n++
+	}
+	if lived {
+		n--
+	}
+	return n
+}

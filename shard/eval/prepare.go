@@ -99,7 +99,7 @@ func compareFact(w *view, c *pb.Compare) (f rangeapi.Fact, err error) {
 	if !ok {
 		return f, nil
 	}
-	err = w.scan(s, Newest, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
+	err = w.scan(s, c.GetTarget() != pb.Compare_VALUE, func(it *item) error {
 		f.Found = true
 		var err error
 		if f.Holds, err = compareItem(c, it); err == nil && !f.Holds {
@@ -206,7 +206,7 @@ func (w *txnWriter) remove(o *pb.DeleteRangeRequest, res *rangeapi.WriteResult) 
 	}
 	var items []item
 	size := e.changes.bytes
-	err := e.view.scan(s, Newest, !o.GetPrevKv(), func(it *item) error {
+	err := e.view.scan(s, !o.GetPrevKv(), func(it *item) error {
 		if w.gone(it.key) != nil {
 			return nil
 		}

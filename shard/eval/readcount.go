@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/rangeapi"
 )
 
 // knownCount returns the number of living keys of the span at the revision where
@@ -46,12 +45,4 @@ func (r *Reader) rememberCount(s keyspace.Span, at keyspace.Revision, n int64) {
 	generation := r.rec.Generation
 	r.guard.Unlock()
 	r.shared.Pages.Put(PageOf(r.id, generation, at, s), n)
-}
-
-// SpanFromFirst returns the span without the empty key, which does not exist.
-func SpanFromFirst(s keyspace.Span) keyspace.Span {
-	if len(s.Start) == 0 {
-		s.Start = rangeapi.FirstKey
-	}
-	return s
 }

@@ -258,30 +258,18 @@ func (w *view) counted(l *layer, s keyspace.Span, n int64) {
 	}
 }
 
-// liveChange is the change of the number of living keys by a version of a key that lived
-// before, or did not.
-func liveChange(lived bool, v *PendingVersion) (n int64) {
-	if !v.Tombstone {
-		n++
-	}
-	if lived {
-		n--
-	}
-	return n
-}
-
-// scan calls fn with the living keys of the span in order. With at below Newest
-// it shows the state at that revision, without the request's own changes. What it
-// points to is valid during the call only, see retain.
-func (w *view) scan(s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(it *item) error) error {
-	l, err := w.layer(s, at)
+// scan calls fn with the living keys of the span in order. What it points to is valid during
+// the call only, see retain.
+func (w *view) scan(s keyspace.Span, keysOnly bool, fn func(it *item) error) error {
+	l, err := w.layer(s, Newest)
 	if err != nil {
 		return err
 	}
-	return w.scanUnder(l.versions, s, at, keysOnly, fn)
+	return w.scanUnder(l.versions, s, Newest, keysOnly, fn)
 }
 
-// scanUnder is scan under pending versions that were looked up before.
+// scanUnder is scan under pending versions that were looked up before. With at below Newest it
+// shows the state at that revision, without the request's own changes.
 func (w *view) scanUnder(layer []*PendingVersion, s keyspace.Span, at keyspace.Revision, keysOnly bool, fn func(it *item) error) error {
 	emit := func(v *PendingVersion) error {
 		if v.Tombstone {

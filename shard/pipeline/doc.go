@@ -68,8 +68,8 @@
 //
 // [Budget] bounds the bytes of a node's calls, [Limits] the queue of a range, the calls and bytes
 // of a batch, the batches with the log, and the time of a pass. A pass looks at its time after
-// each few calls, and after fewer if they visit many keys. [Pool] bounds the passes: those that use
-// the processor, and those that wait for the disk. A call beyond the budgets is
+// each few calls or keys. [Pool] bounds the passes that use the processor, and those that wait for
+// the disk. A call beyond the budgets is
 // refused with TooManyRequests; at the other bounds it waits. Commands that end locks have a
 // budget of their own, since others wait for them.
 //
