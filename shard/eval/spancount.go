@@ -16,8 +16,8 @@ const (
 
 // SpanCounts knows how many living applied keys some spans of a range have: those that
 // transactions have counted. A queue of jobs looks at its first key and at how many follow, again
-// and again. What is applied is counted on, so that only the first look scans. As with the version
-// cache, a count is true during a [KeyEpoch]. The replica's mu guards it.
+// and again. Only the first look scans; later each applied version changes the count. As with the
+// version cache, a count is true during a [KeyEpoch]. The replica's mu guards it.
 type SpanCounts struct {
 	// spans are in the order of their last use.
 	spans []spanCount
