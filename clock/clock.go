@@ -12,7 +12,7 @@ import (
 // Time is a reading of a node's monotonic clock: nanoseconds since a moment that
 // means nothing. Readings of two nodes, or of two boots of a machine, cannot be
 // compared. The clock runs on while the process is stopped or the machine
-// suspended. 0 stands for "never": no clock returns it.
+// suspended, but not while a hypervisor has paused a virtual machine. 0 stands for "never": no clock returns it.
 type Time int64
 
 // Add returns t+d.
@@ -26,7 +26,8 @@ type Clock interface {
 	// Now reads the monotonic clock.
 	Now() Time
 	// Wall reads the wall clock. It is for people (logs, certificates, load
-	// reports); nothing that must be right depends on it.
+	// reports); nothing that must be right depends on it. A jump ahead is a hint that
+	// the machine was paused.
 	Wall() time.Time
 	// AfterFunc calls f in a goroutine of its own once d has passed.
 	AfterFunc(d time.Duration, f func()) Timer

@@ -7,8 +7,9 @@ import (
 )
 
 // System returns the clock of the machine. Now reads CLOCK_BOOTTIME, which unlike
-// CLOCK_MONOTONIC also counts the time that the machine was suspended: a lease
-// must not outlive a suspended laptop or a paused virtual machine.
+// CLOCK_MONOTONIC also counts the time that the machine was suspended: a lease must not outlive
+// a suspended laptop. It does not count the time for which a hypervisor paused a virtual
+// machine: no clock of the guest can. Restored and a jump of the wall clock may tell of it.
 func System() Clock { return system{} }
 
 type system struct{}

@@ -353,7 +353,7 @@ func ownFlags() []Flag {
 		{
 			Name: "lease-reads", kind: kindBool, Default: "true", File: "lease-reads", Section: sectionSkein, Own: true,
 			Usage: "Answer linearizable reads under the leader's lease, without a round trip to a quorum.",
-			Note:  "A lease trusts that no node's clock runs 1 % faster than another's; false trusts no clock. Each node decides for what it leads.",
+			Note:  "A lease trusts that no node's clock runs 1 % faster than another's, and that none stands still, as in a virtual machine that is paused or restored from a snapshot (docs/OPERATIONS.md); false trusts no clock. Each node decides for what it leads.",
 			set:   setBool(func(c *Config) *bool { return &c.LeaseReads }),
 		},
 		{

@@ -131,6 +131,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		defer close(n.done)
 		core.Announce(announce, row)
 	}()
+	core.wait.Go(core.watchRestores)
 	return n, nil
 }
 
