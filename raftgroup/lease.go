@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -252,6 +253,9 @@ func (s *suspects) tick(now clock.Time, wall time.Time, lease time.Duration) tim
 func (h *Host) DropLeases(why string) { h.dropLeases(h.cfg.Clock.Now(), why) }
 
 func (h *Host) dropLeases(now clock.Time, why string) {
+	if mutation.Is(mutation.LeasesKept) {
+		return
+	}
 	h.log.Warn("leases are dropped until followers confirm them again", zap.String("why", why))
 	h.m.leasesDropped.Inc()
 	h.leasesFrom.Store(int64(now))

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
@@ -319,8 +320,8 @@ func (h *Host) Relays(node keyspace.NodeID) (relays []keyspace.NodeID) {
 // Heard reports whether the node is alive as far as this node or a live node that it hears
 // knows. A node that only others hear lives behind a broken link.
 func (h *Host) Heard(node keyspace.NodeID) bool {
-	if h.Liveness(node) {
-		return true
+	if h.Liveness(node) || mutation.Is(mutation.UnheardCountsDead) {
+		return h.Liveness(node)
 	}
 	h.peers.mu.RLock()
 	defer h.peers.mu.RUnlock()

@@ -45,12 +45,12 @@ func TestBrokenLinks(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%d nodes, placement at n%d", nodes, placement+1), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { brokenLinks(t, nodes, placement, singleLinks(nodes)) })
+				synctest.Test(t, func(t *testing.T) { report(t, brokenLinks(t, nodes, placement, singleLinks(nodes))) })
 			})
 		}
 		t.Run(fmt.Sprintf("%d nodes, two links", nodes), func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { brokenLinks(t, nodes, 0, twoLinks(nodes)) })
+			synctest.Test(t, func(t *testing.T) { report(t, brokenLinks(t, nodes, 0, twoLinks(nodes))) })
 		})
 	}
 	// Any two nodes are two links apart, and any three have a link among them.
@@ -61,7 +61,7 @@ func TestBrokenLinks(t *testing.T) {
 			for a := range 5 {
 				set = append(set, link{a, (a + 2) % 5}, link{a, (a + 3) % 5})
 			}
-			brokenLinks(t, 5, 0, [][]link{set, set, set})
+			report(t, brokenLinks(t, 5, 0, [][]link{set, set, set}))
 		})
 	})
 }
@@ -101,8 +101,17 @@ func twoLinks(nodes int) (all [][]link) {
 	return all
 }
 
-// brokenLinks breaks sets of links, one set after the other.
-func brokenLinks(t *testing.T, nodes, placement int, sets [][]link) {
+// report complains of what was wrong.
+func report(t *testing.T, wrong []string) {
+	t.Helper()
+	if len(wrong) > 0 {
+		t.Errorf("%d complaints; the first: %s", len(wrong), strings.Join(wrong[:min(8, len(wrong))], "\n\t"))
+	}
+}
+
+// brokenLinks breaks sets of links, one set after the other, until something is wrong, and
+// returns that.
+func brokenLinks(t *testing.T, nodes, placement int, sets [][]link) (wrong []string) {
 	t.Helper()
 	var said bytes.Buffer
 	trace := NewTrace(&said)
@@ -126,14 +135,13 @@ func brokenLinks(t *testing.T, nodes, placement int, sets [][]link) {
 		r.run()
 		if len(r.wrong) > 0 {
 			t.Logf("seed %d, broken: %v", seed, set)
-			t.Errorf("%d complaints; the first: %s", len(r.wrong), strings.Join(r.wrong[:min(8, len(r.wrong))], "\n\t"))
-			name := fmt.Sprintf("links-%d-%d-%d.log", nodes, placement, i)
 			if dir := os.Getenv("SKEIN_LINKS_LOGS"); dir != "" {
-				_ = os.WriteFile(filepath.Join(dir, name), said.Bytes(), 0o644)
+				_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("links-%d-%d-%d.log", nodes, placement, i)), said.Bytes(), 0o644)
 			}
-			return
+			return r.wrong
 		}
 	}
+	return nil
 }
 
 // linkRound is one set of broken links.

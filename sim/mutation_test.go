@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/skeindb/skein/internal/mutation"
@@ -89,6 +90,9 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.RowGivenTwice:            "joins",
 	mutation.ZonesIgnored:             "zones",
 	mutation.OldSequencerBelieved:     "sequencers",
+	mutation.LeasesKept:               "seen",
+	mutation.NoWayAround:              storyOfLinks,
+	mutation.UnheardCountsDead:        storyOfLinks,
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",
 	mutation.ClockFreezes:             "alone",
@@ -148,6 +152,12 @@ func TestMutations(t *testing.T) {
 			continue
 		}
 		began := time.Now()
+		if mutationStories[bug] == storyOfLinks {
+			line := fmt.Sprintf("%-44s %-10s %34.1fs  %.160s", bug, storyOfLinks, time.Since(began).Seconds(), findInLinks(t, bug))
+			t.Log(line)
+			table += "\n" + line
+			continue
+		}
 		by, clean := findMutation(t, bug)
 		for _, j := range clean {
 			used[j] = true
@@ -175,6 +185,26 @@ func TestMutations(t *testing.T) {
 		}
 	})
 	t.Logf("\n%s\nwithout a mutation: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
+}
+
+// storyOfLinks is TestBrokenLinks, which looks for the mutations that cost availability alone.
+const storyOfLinks = "links"
+
+// findInLinks breaks the links of three nodes with a mutation, in this process, and returns what
+// is wrong then. TestBrokenLinks itself is the run without one.
+func findInLinks(t *testing.T, bug mutation.Bug) (found string) {
+	t.Helper()
+	mutation.Set(bug)
+	defer mutation.Set(mutation.None)
+	synctest.Test(t, func(t *testing.T) {
+		if wrong := brokenLinks(t, 3, 0, singleLinks(3)); len(wrong) > 0 {
+			found = wrong[0]
+		}
+	})
+	if found == "" {
+		t.Errorf("%q was not found", bug)
+	}
+	return found
 }
 
 // findMutation searches for a mutation, two seeds at a time. It returns the first

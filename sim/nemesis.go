@@ -523,6 +523,10 @@ func (n *nemesis) suspend(f Fault, m *machine) func() error {
 		if f == SuspendSeen {
 			n.c.sleep(election / 5)
 		}
+		if f != SuspendSequencer { // clients come before the network tells the node what has happened
+			r.suspend(false)
+			n.c.sleep(n.between(0, election/2))
+		}
 		n.c.net.Resume(m.id())
 		r.suspend(false)
 		return nil

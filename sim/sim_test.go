@@ -71,6 +71,13 @@ var stories = []story{
 			Faults: []Fault{Suspend, Suspend, SuspendSeen, Suspend, IsolateLeader, Suspend, CrashOne, Suspend, Transfer, Suspend},
 		}
 	}},
+	// Leaders whose machines are suspended, and which notice it by their wall clocks.
+	{name: "seen", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 8, BurstOps: 6, Txns: 20, Impatient: 3, Borders: []string{"j"}, Together: true,
+			Faults: []Fault{SuspendSeen, SuspendSeen, SuspendSeen, SuspendSeen, SuspendSeen, SuspendSeen},
+		}
+	}},
 	// A sequencer whose machine is suspended believes in its lease when it goes on. Ranges and
 	// gateways know of its successor.
 	{name: "sequencers", long: true, cfg: func(uint64) Config {

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -53,7 +54,7 @@ const maxRelays = 3
 // the relay.
 func (e *Endpoint) around(to keyspace.NodeID, c Class, payloadBytes int) (sessions []*Session) {
 	var relays []keyspace.NodeID
-	if c == ClassRequest && e.cfg.Relays != nil && e.peer(to) != nil {
+	if c == ClassRequest && !mutation.Is(mutation.NoWayAround) && e.cfg.Relays != nil && e.peer(to) != nil {
 		relays = e.cfg.Relays(to)
 	}
 	for i := range relays {

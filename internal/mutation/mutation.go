@@ -103,6 +103,12 @@ const (
 	ZonesIgnored
 	// OldSequencerBelieved: ranges take revisions of a sequencer that has a successor.
 	OldSequencerBelieved
+	// LeasesKept: a host keeps its leases although its machine may have been paused.
+	LeasesKept
+	// NoWayAround: the bus asks no relay.
+	NoWayAround
+	// UnheardCountsDead: a node that only others hear counts as dead.
+	UnheardCountsDead
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -130,6 +136,7 @@ var names = [end]string{
 	"frozen range goes on", "locks lost at a merge", "resolved by one half of a merge",
 	"absorbed range left in the map", "version lost in a copy", "node admitted with an empty disk", "joining node not spoken to", "row of a node given to another directory",
 	"replicas gathered into one zone", "old sequencer believed",
+	"leases kept after a pause", "no way around a broken link", "unheard node counted as dead",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
