@@ -32,9 +32,9 @@ func Restored(ctx context.Context, f func()) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && !errors.Is(err, unix.ENOBUFS):
+		case err != nil && !errors.Is(err, unix.ENOBUFS): // events that are lost are mostly others
 			return fmt.Errorf("clock: uevents of the kernel: %w", err)
-		case err != nil || isRestore(buf[:n]): // events were lost: it may have been among them
+		case err == nil && isRestore(buf[:n]):
 			f()
 		}
 	}

@@ -178,6 +178,9 @@ func (c *Core) full() bool {
 // alive reports whether a node lives as far as this one knows, perhaps from others.
 func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Heard(n) }
 
+// reached reports whether placement counts on a node.
+func (c *Core) reached(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Reached(n) }
+
 // KV is the node's gateway.
 func (c *Core) KV() *router.Router { return c.router }
 

@@ -226,24 +226,29 @@ type suspects struct {
 	// ahead is by how much the wall clock was ahead of the monotonic one at the last tick.
 	ahead time.Duration
 	known bool
-	// dropped is when leases were dropped last, 0 for never.
+	// dropped is when leases were dropped last, 0 for never, and large says that it was for more
+	// than the length of a lease.
 	dropped clock.Time
+	large   bool
 }
 
 // leaseDropPause is the least time between two drops of leases for a wall clock that runs ahead.
 // A clock that somebody sets again and again must not take the leases for good.
 const leaseDropPause = time.Minute
 
-// tick returns by how much the wall clock has run ahead since the last tick, if that is more
-// than the length of a lease. A wall clock that is set back says nothing.
-func (s *suspects) tick(now clock.Time, wall time.Time, lease time.Duration) time.Duration {
+// tick returns by how much the wall clock has run ahead since the last tick, if leases must be
+// dropped for that: a lease outlives the promises behind it once the clock has stood still for
+// longer than its margin. A wall clock that is set back says nothing. A small step must not
+// keep a large one behind it from being heeded.
+func (s *suspects) tick(now clock.Time, wall time.Time, margin, lease time.Duration) time.Duration {
 	before, first := s.ahead, !s.known
 	s.ahead, s.known = time.Duration(wall.UnixNano()-int64(now)), true
 	by := s.ahead - before
-	if first || by <= lease || s.dropped != 0 && now.Sub(s.dropped) < leaseDropPause {
+	large := by > lease
+	if recent := s.dropped != 0 && now.Sub(s.dropped) < leaseDropPause; first || by <= margin || recent && (s.large || !large) {
 		return 0
 	}
-	s.dropped = now
+	s.dropped, s.large = now, large
 	return by
 }
 
@@ -258,7 +263,12 @@ func (h *Host) dropLeases(now clock.Time, why string) {
 	}
 	h.log.Warn("leases are dropped until followers confirm them again", zap.String("why", why))
 	h.m.leasesDropped.Inc()
-	h.leasesFrom.Store(int64(now))
+	for {
+		from := h.leasesFrom.Load()
+		if int64(now) <= from || h.leasesFrom.CompareAndSwap(from, int64(now)) {
+			return
+		}
+	}
 }
 
 // rememberPromise keeps the promise of a closed group.

@@ -720,8 +720,10 @@ func TestLeasesAreDroppedAfterAPause(t *testing.T) {
 			by    time.Duration
 			drops bool
 		}{
-			{"by less than a lease", election - time.Millisecond, false},
+			{"by less than the margin", l.host.cfg.margin(election) - time.Millisecond, false},
 			{"back", -time.Hour, false},
+			{"ahead by less than a lease", election - time.Millisecond, true},
+			{"ahead by little again", election - time.Millisecond, false},
 			{"ahead", 2 * election, true},
 			{"ahead again", time.Hour, false},
 		} {

@@ -333,6 +333,16 @@ func (h *Host) Heard(node keyspace.NodeID) bool {
 	return false
 }
 
+// Reached reports whether the node is alive as far as this node knows, or at least half of the
+// other members of the cluster hear it. What only few nodes hear takes no part in most groups.
+func (h *Host) Reached(node keyspace.NodeID) bool {
+	if h.Liveness(node) {
+		return true
+	}
+	others, _ := h.peers.countMembers()
+	return 2*len(h.Relays(node)) >= others-1
+}
+
 // Connected reports whether the node hears at least half of the other nodes, and the node
 // that leaders need (Config.Needed). For a peer its last liveness message decides, and a
 // peer that is not alive is not connected. This node stays connected until it has heard

@@ -6,6 +6,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -70,6 +71,10 @@ func (r *Router) read(ctx context.Context, req *pb.RangeRequest, reserved *reser
 		}
 		if reserved != nil {
 			r.releaseAll(reserved)
+		}
+		if errors.Is(err, kverror.ReadAgain) {
+			// An old sequencer may go on answering for as long as it believes in its lease.
+			_ = clock.Sleep(ctx, r.cfg.Clock, firstPause)
 		}
 	}
 }

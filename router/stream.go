@@ -114,8 +114,10 @@ func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keysp
 
 // stream is one RangeStream at a revision.
 type stream struct {
-	r     *Router
-	req   *pb.RangeRequest
+	r   *Router
+	req *pb.RangeRequest
+	// at has the sequencer's term for the first page alone. A stream that has begun goes on at its
+	// revision when there is another sequencer.
 	at    readPoint
 	head  keyspace.Revision // the answer's
 	send  func(keys []byte, last *pb.RangeResponse) error
@@ -177,7 +179,11 @@ func (s *stream) run(ctx context.Context) error {
 	for i := range spans {
 		for len(queues) < min(i+2, len(spans)) {
 			queue := make(chan fetched, 1)
-			l := s.r.newSpanReader(spans[len(queues)], s.req, s.at, s.req.GetLimit())
+			at := s.at
+			if len(queues) > 0 {
+				at.term = 0
+			}
+			l := s.r.newSpanReader(spans[len(queues)], s.req, at, s.req.GetLimit())
 			queues = append(queues, queue)
 			wg.Go(func() { s.fetch(ctx, l, queue) })
 		}
@@ -198,7 +204,9 @@ func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched)
 			f.large = s.r.tryReserve(largePageBytes)
 			l.pageBytes = max(smallPageBytes, int(f.large))
 		}
-		if f.page, f.err = l.next(ctx); f.err == nil {
+		f.page, f.err = l.next(ctx)
+		l.at.term = 0
+		if f.err == nil {
 			s.reserveExcess(&f, l.pageBytes)
 		}
 		if f.err == nil && l.enough() {
@@ -321,7 +329,7 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 			return err
 		}
 		count += int64(len(resp.GetKvs()))
-		s.begun = true
+		s.begun, s.at.term, at.term = true, 0, 0
 		if !resp.GetMore() || count == wanted {
 			return s.endSorted(ctx, span, resp, encoded, count)
 		}

@@ -310,10 +310,11 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 		r.awaitCommitLocked()
 	}
 	care := r.rec.Compacted != oldCompacted || r.rec.Generation != oldGeneration
-	revision, watched := r.rec.LastRevision, !r.locks.Empty()
+	revision, term, watched := r.rec.LastRevision, r.rec.SequencerTerm, !r.locks.Empty()
 	r.mu.Unlock()
 
 	r.store.heard(revision)
+	raise(&r.store.sequencerTerm, int64(term))
 	if watched {
 		r.store.pushes.note(r)
 	}
@@ -483,6 +484,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.notifyLocked()
 	r.mu.Unlock()
 	r.store.heard(rec.LastRevision)
+	raise(&r.store.sequencerTerm, int64(rec.SequencerTerm))
 	r.pipe.Send(&out)
 	r.store.waysMade(&rec)
 	r.deleteLeft(left)

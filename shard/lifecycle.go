@@ -133,6 +133,7 @@ func (r *Replica) loadStored(s *replicas.Start) (err error) {
 		return err
 	}
 	r.store.heard(s.Record.LastRevision)
+	raise(&r.store.sequencerTerm, int64(s.Record.SequencerTerm))
 	return nil
 }
 

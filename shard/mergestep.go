@@ -127,7 +127,7 @@ func (r *Replica) absorbIfCommitted() {
 		ctx, cancel := clock.WithTimeout(r.store.ctx, r.store.cfg.Clock, absorbTimeout)
 		defer cancel()
 		err := r.mergeStep(ctx, &keyspace.MergeOrder{Step: keyspace.MergeAbsorb, ID: id, Range: d.Range})
-		r.log.Info("absorb by the map: nobody has ordered it", zap.Uint64("merge", id), zap.Error(err))
+		r.log.Info("absorb, as the map says that the merge is committed", zap.Uint64("merge", id), zap.Error(err))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

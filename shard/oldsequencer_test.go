@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -114,6 +115,76 @@ func TestAllocationOfAnOldSequencer(t *testing.T) {
 		w.applyNext(t, 5)
 		if err := <-next; err != nil {
 			t.Errorf("the successor's: %v", err)
+		}
+	})
+}
+
+// A read that waits learns of the successor while it waits: its leader applies the log that it
+// has inherited, or the lock ends that the read waited for.
+func TestReadOfAnOldSequencerThatWaits(t *testing.T) {
+	read := func(t *testing.T, w *fakeWorld, rev keyspace.Revision) (done chan error) {
+		done = make(chan error, 1)
+		go func() {
+			_, err := w.store.Do(t.Context(), &rangeapi.Request{
+				Range: 1, Generation: 1, ReadRevision: rev, ReadTerm: 7, Op: &pb.RangeRequest{Key: []byte("k")},
+			})
+			done <- err
+		}()
+		synctest.Wait()
+		if len(done) > 0 {
+			t.Fatalf("it does not wait: %v", <-done)
+		}
+		return done
+	}
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		w.seq.mu.Lock()
+		w.seq.auto, w.seq.term = true, 7
+		w.seq.mu.Unlock()
+		w.write(t, 5, "k", "old")
+		w.seq.mu.Lock()
+		w.seq.term, w.seq.last = 8, 10000
+		w.seq.mu.Unlock()
+		begun := w.begin(t, "k", "new")
+		g := w.groups.group(1)
+		entry := g.take(0).data
+		w.store.sequencerTerm.Store(7) // as a node that has not heard of the successor
+		g.lead(raftgroup.LeaderState{Term: 5, Leader: 2, LeaderNode: 2})
+		<-begun
+		g.lead(raftgroup.LeaderState{Term: 6, Leader: 1, LeaderNode: 1, IsLeader: true})
+		done := read(t, w, 2)
+		if err := g.apply(raftgroup.Entry{Term: 5, Data: entry}, raftgroup.Entry{Term: 6}); err != nil {
+			t.Fatal(err)
+		}
+		g.lead(raftgroup.LeaderState{Term: 6, Leader: 1, LeaderNode: 1, IsLeader: true, Ready: true})
+		if err := <-done; !errors.Is(err, kverror.ReadAgain) {
+			t.Errorf("the inherited log names the successor: %v", err)
+		}
+	})
+	virtually(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.serve(1, 5)
+		w.seq.mu.Lock()
+		w.seq.auto, w.seq.term, w.seq.last = true, 7, 99
+		w.seq.mu.Unlock()
+		w.write(t, 5, "k", "old") // revision 100
+		run := func(op rangeapi.TxnCommand) rangeapi.TxnAnswer {
+			c := w.command(t.Context(), op)
+			for !c.done {
+				synctest.Wait()
+				w.applyNext(t, 5)
+			}
+			return c.answer
+		}
+		name := nameAged(1)
+		held := run(&rangeapi.Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("k")}).(*rangeapi.Prepared)
+		done := read(t, w, 101)
+		run(&rangeapi.Resolve{Name: name, Lock: held.Lock, Revision: 10001, Term: 8})
+		if err := <-done; !errors.Is(err, kverror.ReadAgain) {
+			t.Errorf("the end of the lock names the successor: %v", err)
 		}
 	})
 }

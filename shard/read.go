@@ -64,12 +64,16 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 // machine was paused, and whose clock stood still meanwhile, believes in a lease that is over. A
 // write of its successor's may be older than the read and have a higher revision.
 func (r *Replica) sameSequencer(req *rangeapi.Request) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sameSequencerLocked(req)
+}
+
+func (r *Replica) sameSequencerLocked(req *rangeapi.Request) error {
 	if req.ReadTerm == 0 || req.Txn != nil {
 		return nil // nobody knows whose revision it is, or it is that of a decided transaction
 	}
-	r.mu.Lock()
 	term := max(r.rec.SequencerTerm, uint64(r.store.sequencerTerm.Load()))
-	r.mu.Unlock()
 	if req.ReadTerm < term && !mutation.Is(mutation.OldSequencerBelieved) {
 		r.store.metrics.pipeline.OldSequencer.Inc()
 		return kverror.New(kverror.ReadAgain, "revision %d comes from the sequencer of term %d, and there is one of term %d", req.ReadRevision, req.ReadTerm, term)
@@ -236,7 +240,8 @@ func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, term u
 	if !r.standsLocked(term, bounds) {
 		return errAgain
 	}
-	return nil
+	// What the read waited for, the log or the end of a lock, may have told of a later sequencer.
+	return r.sameSequencerLocked(req)
 }
 
 // checkRead says whether what was read at the revision was all there and this

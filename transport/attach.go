@@ -31,7 +31,7 @@ func (e *Endpoint) Attach(cfg SessionConfig) (*Session, error) {
 	slot.Store(s)
 	e.metrics.sessions.Inc()
 	if cfg.Kind == KindMain {
-		p.detours.end()
+		p.detours.end(errDirect)
 		if bulk := p.sessions[KindBulk].Load(); bulk != nil && bulk.cfg.Boot != cfg.Boot {
 			bulk.End(errReplaced)
 		}

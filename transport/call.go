@@ -67,7 +67,7 @@ func (e *Endpoint) callAround(ctx context.Context, to keyspace.NodeID, m Method,
 	r := callResult{err: ErrNoRoute, notDelivered: true}
 	for _, s := range e.around(to, c, len(payload)) {
 		r = s.call(ctx, c, payload, func(id uint64) header { return passCallFrame(framePassCall, id, m, timeout, to) })
-		if !r.notDelivered || !errors.Is(r.err, ErrNoRoute) {
+		if !r.notDelivered || !errors.Is(r.err, ErrNoRoute) && !errors.Is(r.err, ErrClosed) {
 			break
 		}
 	}

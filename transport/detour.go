@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"context"
 	"errors"
 	"sync"
 )
@@ -34,14 +33,14 @@ func (ds *detours) remove(d *detour) {
 	delete(ds.streams, d)
 }
 
-// end ends the streams: the direct way is open again.
-func (ds *detours) end() {
+// end ends the streams: the direct way is open again, or the peer is no peer any more.
+func (ds *detours) end(why error) {
 	ds.mu.Lock()
 	streams := ds.streams
 	ds.streams = nil
 	ds.mu.Unlock()
 	for _, st := range streams {
-		st.abandon(errDirect)
+		st.abandon(why)
 	}
 }
 
@@ -55,10 +54,9 @@ type passedResult struct{ callResult }
 func (r *passedResult) Error() string { return r.err.Error() }
 
 // passedEnd returns the error with which a relay closes one side of a stream when the
-// other one has ended with err. A context ends with one of the sides, which nobody can be
-// told.
+// other one has ended with err.
 func passedEnd(err error) error {
-	if err == nil || errors.Is(err, context.Canceled) {
+	if err == nil {
 		return nil
 	}
 	r := &passedResult{callResult{err: err}}

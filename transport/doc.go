@@ -107,8 +107,9 @@
 //
 // QUIC.mu is taken before Endpoint.mu, Endpoint.life and link.mu. peer.attach is
 // taken before Endpoint.mu, Endpoint.life, Session.mu, Lane.mu and link.mu, because
-// Attach ends the session that it replaces. Lane.mu is taken before budget.mu. All
-// other locks are leaves. None is held over a handler, a listener or the network.
+// Attach ends the session that it replaces. Lane.mu is taken before budget.mu,
+// and stream.mu before detours.mu. All other locks are leaves. None is held over a
+// handler, a listener or the network.
 //
 // # Files
 //

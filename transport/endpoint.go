@@ -356,6 +356,7 @@ func (e *Endpoint) DropPeer(id keyspace.NodeID) {
 	e.table.Store(&table)
 	e.mu.Unlock()
 	p.end(ErrNoRoute)
+	p.detours.end(ErrNoRoute)
 	e.metrics.forget(id)
 }
 

@@ -106,7 +106,7 @@ func (e *Endpoint) openAround(ctx context.Context, to keyspace.NodeID, m Method,
 	}
 	p.detours.add(d, st)
 	if p.sessions[KindMain].Load() != nil {
-		p.detours.end() // Attach may have come before add
+		p.detours.end(errDirect) // Attach may have come before add
 	}
 	return st, nil
 }
@@ -158,11 +158,14 @@ func (s *Session) serveStream(c Class, f *frame) error {
 	from, fn := s.cfg.Peer, entry.fn
 	switch to := f.node; f.kind {
 	case framePassedOpen:
-		from = f.node
+		if from = f.node; e.peer(from) == nil {
+			refuse(statusNoRoute)
+			return nil
+		}
 	case framePassOpen:
 		m := f.method
-		fn = func(ctx context.Context, from keyspace.NodeID, first []byte, st Stream) error {
-			return e.passStream(ctx, from, to, m, c, first, st)
+		fn = func(_ context.Context, _ keyspace.NodeID, first []byte, st Stream) error {
+			return s.passStream(to, m, c, first, st)
 		}
 	}
 	if entry.class != c {
@@ -193,44 +196,52 @@ func (s *Session) serveStream(c Class, f *frame) error {
 }
 
 // passStream passes a stream on to a node with which a session stands, and to no other
-// relay. The credit of either side bounds what it holds of the other's messages.
-func (e *Endpoint) passStream(ctx context.Context, from, to keyspace.NodeID, m Method, c Class, first []byte, back Stream) error {
-	s, err := e.route(to, c, len(first))
+// relay. The credit of either side bounds what it holds of the other's messages. Each side
+// gets all that the other one has sent before its end, and then that end. So the contexts
+// that end with a side are not used here: a side says itself how it has ended.
+func (s *Session) passStream(to keyspace.NodeID, m Method, c Class, first []byte, back Stream) error {
+	e := s.ep
+	next, err := e.route(to, c, len(first))
 	if err != nil {
 		return &passedResult{callResult{err: err, notDelivered: true}}
 	}
-	ahead, err := s.open(ctx, c, first, func() {}, func(id uint64) header { return passOpenFrame(framePassedOpen, id, m, from) })
+	ahead, err := next.open(e.ctx, c, first, func() {}, func(id uint64) header { return passOpenFrame(framePassedOpen, id, m, s.cfg.Peer) })
 	if err != nil {
 		return &passedResult{callResult{err: err, notDelivered: true}}
 	}
 	e.metrics.passed.Inc()
-	ctx, cancel := context.WithCancel(ctx)
+	// A receiver that reads nothing must not keep the loss of the opener from its handler.
+	lost := context.AfterFunc(s.ctx, func() { ahead.Close(&passedResult{callResult{err: ErrUnreachable}}) })
+	defer lost()
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		defer cancel() // the opener has closed: nobody waits for the other side any more
-		ahead.Close(passedEnd(pump(ctx, back, ahead)))
+		if err, ended := pump(e.ctx, back, ahead); ended {
+			ahead.Close(passedEnd(err))
+		}
 	}()
-	err = pump(ctx, ahead, back)
-	cancel()
+	err, ended := pump(e.ctx, ahead, back)
+	if ended {
+		back.Close(passedEnd(err)) // and so ends the other pump
+	}
 	<-over
 	ahead.Close(nil)
-	return passedEnd(err)
+	return nil
 }
 
-// pump moves messages from one stream to the other, and returns why from has ended; nil if
-// it was closed without error.
-func pump(ctx context.Context, from, to Stream) error {
+// pump moves messages from one stream to the other until one of them ends. ended says that it
+// was from, and err is how: nil if it was closed without error.
+func pump(ctx context.Context, from, to Stream) (err error, ended bool) {
 	for {
 		payload, err := from.Recv(ctx)
-		if errors.Is(err, io.EOF) {
-			return nil
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, true
+		case err != nil:
+			return err, true
 		}
-		if err == nil {
-			err = to.Send(ctx, payload)
-		}
-		if err != nil {
-			return err
+		if err := to.Send(ctx, payload); err != nil {
+			return err, false
 		}
 		Recycle(payload)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
@@ -212,4 +213,118 @@ func testDetourStream(t *testing.T, h Harness) {
 	}
 	s.Close(nil)
 	receive(t, handlers)
+}
+
+// testDetourEnds: whatever ends a stream that goes around, each side gets all that the other one
+// has sent before its end, and how it has ended. A lost side or relay is no clean end.
+func testDetourEnds(t *testing.T, h Harness) {
+	const messages, bytes = 55, 32 << 10 // more than the relay and one window hold together
+	type end struct {
+		got int
+		err error
+	}
+	sent, ends := make(chan int, 1), make(chan end, 1)
+	// patient sends until nothing moves any more.
+	patient := func(ctx context.Context, s transport.Stream) (n int) {
+		for ; n < messages; n++ {
+			c, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			err := s.Send(c, make([]byte, bytes))
+			cancel()
+			if err != nil {
+				break
+			}
+		}
+		return n
+	}
+	drain := func(s transport.Stream) (e end) {
+		for {
+			if _, e.err = s.Recv(within(t)); e.err != nil {
+				return e
+			}
+			e.got++
+		}
+	}
+	register := func(b Bus) {
+		b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, _ keyspace.NodeID, first []byte, s transport.Stream) error {
+			switch string(first) {
+			case "send", "fail":
+				sent <- patient(ctx, s)
+				if string(first) == "fail" {
+					return &transport.RemoteError{Code: 9, Message: "no"}
+				}
+			case "late":
+				for c, i := within(t), 0; i < 100; i++ {
+					pause(c)
+				}
+				ends <- drain(s)
+			case "wait":
+				sent <- 0
+				ends <- drain(s)
+			}
+			return nil
+		})
+	}
+	g := newTriangle(t, h, register)
+	open := func(first string) transport.Stream {
+		t.Helper()
+		s, err := g.a.OpenStream(within(t), 2, methodRequest, []byte(first))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for _, first := range []string{"send", "fail"} {
+		s := open(first)
+		n := receive(t, sent)
+		_ = s.Send(within(t), []byte("nobody reads it"))
+		for c, i := within(t), 0; i < 20; i++ {
+			pause(c)
+		}
+		var re *transport.RemoteError
+		if e := drain(s); e.got != n || errors.Is(e.err, io.EOF) != (first == "send") || errors.As(e.err, &re) != (first == "fail") {
+			t.Errorf("%s: the handler sent %d messages, %d came, then %v", first, n, e.got, e.err)
+		}
+		s.Close(nil)
+	}
+	s := open("late")
+	n := patient(within(t), s)
+	s.Close(nil)
+	if e := receive(t, ends); e.got != n || !errors.Is(e.err, io.EOF) {
+		t.Errorf("the opener sent %d messages and closed; the handler got %d, then %v", n, e.got, e.err)
+	}
+	s = open("wait")
+	receive(t, sent)
+	g.a.RemovePeer(2)
+	if _, err := s.Recv(within(t)); !errors.Is(err, transport.ErrNoRoute) {
+		t.Errorf("the receiver is removed: %v", err)
+	}
+	s.Close(nil)
+	receive(t, ends)
+
+	g.close()
+	g = newTriangle(t, h, register)
+	open("wait")
+	receive(t, sent)
+	_ = g.a.Close()
+	if e := receive(t, ends); e.err == nil || errors.Is(e.err, io.EOF) {
+		t.Errorf("the opener's session is lost, and the handler sees %v", e.err)
+	}
+	g.close()
+	g = newTriangle(t, h, register)
+	s = open("wait")
+	receive(t, sent)
+	_ = g.r.Close()
+	if _, err := s.Recv(within(t)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("the relay is closed, and the opener sees %v", err)
+	}
+	if e := receive(t, ends); e.err == nil || errors.Is(e.err, io.EOF) {
+		t.Errorf("the relay is closed, and the handler sees %v", e.err)
+	}
+}
+
+// close closes the buses, so that the nodes can be made again.
+func (g *triangle) close() {
+	for _, b := range []Bus{g.a, g.b, g.r} {
+		_ = b.Close()
+	}
 }

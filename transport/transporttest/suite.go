@@ -97,6 +97,7 @@ func Run(t *testing.T, h Harness) {
 		{"remove", testRemove},
 		{"detour of calls", testDetourCall},
 		{"detour of streams", testDetourStream},
+		{"ends of detours", testDetourEnds},
 	}
 	for _, test := range tests {
 		h.Test(t, test.name, func(t *testing.T) { test.fn(t, h) })

@@ -1,0 +1,79 @@
+package router
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// ofTerm are a cluster's sequencer and ranges, which know each other's term.
+type ofTerm struct {
+	*cluster
+	term    uint64
+	refused int
+}
+
+func (s *ofTerm) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
+	s.cluster.Sequence(req, func(a keyspace.SequenceAnswer) { a.Term = s.term; done(a) })
+}
+
+func (s *ofTerm) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
+	if req.ReadTerm != 0 && req.ReadTerm < s.term {
+		s.refused++
+		return nil, kverror.New(kverror.ReadAgain, "term %d, and there is one of term %d", req.ReadTerm, s.term)
+	}
+	return s.cluster.Do(ctx, node, req)
+}
+
+// A read whose revision comes from a sequencer that has a successor asks for another one. A
+// stream that has begun goes on: its revision was the present one when it began.
+func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
+	for _, req := range []*pb.RangeRequest{
+		{Key: []byte{0}, RangeEnd: []byte{0}},
+		{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 1000},
+		{Key: []byte{0}, RangeEnd: []byte{0}, SortTarget: pb.RangeRequest_MOD},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(1)
+			r := newRouter(c)
+			fill(t, c, r, 1)
+			s := &ofTerm{cluster: c, term: 7}
+			r.cfg.Sequencer, r.cfg.Ranges = s, s
+			var m merged
+			err := r.RangeStream(t.Context(), req, func(keys []byte, last *pb.RangeResponse) error {
+				s.term++ // placement is handed over, in order, again and again
+				return m.send(keys, last)
+			})
+			if err != nil || !m.ended || m.parts < 2 || s.refused > 0 {
+				t.Errorf("%v: %d parts, ended %t, %d refused: %v", req, m.parts, m.ended, s.refused, err)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		r := newRouter(c)
+		fill(t, c, r, 1)
+		s := &ofTerm{cluster: c, term: 8}
+		old := &ofTerm{cluster: c, term: 7}
+		r.cfg.Sequencer, r.cfg.Ranges = old, s
+		done := make(chan error, 1)
+		go func() {
+			_, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
+			done <- err
+		}()
+		synctest.Wait()
+		if len(done) > 0 || s.refused == 0 {
+			t.Fatalf("refused %d times", s.refused)
+		}
+		old.term = 8
+		if err := <-done; err != nil || s.refused > 100 {
+			t.Errorf("refused %d times: %v", s.refused, err)
+		}
+	})
+}
