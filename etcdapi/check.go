@@ -203,6 +203,19 @@ func readOnly(r *pb.TxnRequest) bool {
 	return true
 }
 
+// readsSpan says whether a transaction may read many keys.
+func readsSpan(r *pb.TxnRequest) bool {
+	for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
+		for _, op := range branch {
+			q, d, n := op.GetRequestRange(), op.GetRequestDeleteRange(), op.GetRequestTxn()
+			if len(q.GetRangeEnd()) > 0 && !q.GetCountOnly() || len(d.GetRangeEnd()) > 0 && d.GetPrevKv() || n != nil && readsSpan(n) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // proposalOverheadBytes is what etcd wraps around a change before it measures it: a
 // header with a request id, which is ten bytes nearly always, and a tag of one byte.
 // The length before the change comes on top.

@@ -2,7 +2,6 @@ package etcdapi
 
 import (
 	"errors"
-	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -11,6 +10,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/internal/budget"
 )
 
 // countingCodec is gRPC's codec. Like etcd's metrics it counts the bytes of messages without their
@@ -19,11 +20,11 @@ import (
 type countingCodec struct {
 	encoding.CodecV2
 	sent, received prometheus.Counter
-	unsent         *atomic.Int64
+	answers        *budget.Bytes
 }
 
-func newCountingCodec(m *Metrics, unsent *atomic.Int64) countingCodec {
-	return countingCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name), sent: m.SentBytes, received: m.ReceivedBytes, unsent: unsent}
+func newCountingCodec(m *Metrics, answers *budget.Bytes) countingCodec {
+	return countingCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name), sent: m.SentBytes, received: m.ReceivedBytes, answers: answers}
 }
 
 // Marshal implements encoding.CodecV2.
@@ -33,6 +34,8 @@ func (c countingCodec) Marshal(v any) (b mem.BufferSlice, err error) {
 		b, err = m.encode()
 	case *sharedResponse:
 		b = m.encode()
+	case *spanAnswer:
+		b, err = m.encode()
 	case *pb.RangeResponse:
 		b, err = c.marshalAnswer(m)
 	case *pb.TxnResponse:
@@ -53,34 +56,97 @@ func (c countingCodec) Unmarshal(b mem.BufferSlice, v any) error {
 // largeAnswerBytes is the size from which an answer counts until it is sent.
 const largeAnswerBytes = 64 << 10
 
-// marshalAnswer encodes an answer. A large one counts as long as gRPC has it, because the handler
-// returns long before a slow client has taken it.
+// marshalAnswer encodes an answer that holds nothing of the budget. A large one counts as long as
+// gRPC has it, because the handler returns long before a slow client has taken it.
 func (c countingCodec) marshalAnswer(m proto.Message) (mem.BufferSlice, error) {
 	size := proto.Size(m)
 	if size < largeAnswerBytes {
 		return c.CodecV2.Marshal(m)
 	}
+	return marshalHeld(m, size, hold(c.answers, int64(size)))
+}
+
+// hold counts bytes that are in memory already, but no more of them than one answer may have.
+func hold(answers *budget.Bytes, bytes int64) *budget.Share {
+	held := answers.Share()
+	if err := held.Add(min(bytes, answers.Reserve())); err != nil {
+		panic(err) // it holds nothing before
+	}
+	return &held
+}
+
+// marshalHeld encodes an answer of a size. All that it holds is given back when it is sent.
+func marshalHeld(m proto.Message, size int, held *budget.Share) (mem.BufferSlice, error) {
 	pool := mem.DefaultBufferPool()
 	buf := pool.Get(size)
 	if _, err := (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend((*buf)[:0], m); err != nil {
 		pool.Put(buf)
+		held.Release()
 		return nil, err
 	}
-	c.unsent.Add(int64(size))
-	return mem.BufferSlice{mem.NewBuffer(buf, &unsentPool{BufferPool: pool, unsent: c.unsent, bytes: int64(size)})}, nil
+	return mem.BufferSlice{mem.NewBuffer(buf, &heldBuffer{BufferPool: pool, sent: held.Release})}, nil
 }
 
-// unsentPool takes back the buffer of one answer when it is sent.
-type unsentPool struct {
+// heldBuffer takes back the buffer of an answer when gRPC has sent it.
+type heldBuffer struct {
 	mem.BufferPool
-	unsent *atomic.Int64
-	bytes  int64
+	sent func()
 }
 
 // Put implements mem.BufferPool.
-func (p *unsentPool) Put(b *[]byte) {
-	p.unsent.Add(-p.bytes)
-	p.BufferPool.Put(b)
+func (p *heldBuffer) Put(b *[]byte) {
+	p.sent()
+	if p.BufferPool != nil {
+		p.BufferPool.Put(b)
+	}
+}
+
+// spanAnswerKey is the context's key of the spanAnswer in which a handler of Range leaves its
+// answer.
+type spanAnswerKey struct{}
+
+// spanAnswer is the answer of a Range of a span, see [KV.RangeSpan].
+type spanAnswer struct {
+	keys  [][]byte
+	rest  *pb.RangeResponse
+	share *budget.Share
+}
+
+func (a *spanAnswer) size() int {
+	size := proto.Size(a.rest)
+	for _, k := range a.keys {
+		size += len(k)
+	}
+	return size
+}
+
+// encode returns the answer as a RangeResponse. Large keys are not copied, and are given back piece
+// by piece as gRPC has sent them.
+func (a *spanAnswer) encode() (mem.BufferSlice, error) {
+	size := a.size()
+	if size >= largeAnswerBytes && a.keys == nil {
+		return marshalHeld(a.rest, proto.Size(a.rest), a.share)
+	}
+	head, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 0, min(size, largeAnswerBytes)), a.rest)
+	if err != nil || size < largeAnswerBytes {
+		for _, k := range a.keys {
+			head = append(head, k...)
+		}
+		a.share.Release()
+		return mem.BufferSlice{mem.SliceBuffer(head)}, err
+	}
+	out := make(mem.BufferSlice, 1, 1+len(a.keys))
+	out[0] = mem.SliceBuffer(head)
+	for _, k := range a.keys {
+		bytes := int64(len(k))
+		if mem.IsBelowBufferPoolingThreshold(len(k)) {
+			a.share.Give(bytes)
+			out = append(out, mem.SliceBuffer(k))
+			continue
+		}
+		out = append(out, mem.NewBuffer(&k, &heldBuffer{sent: func() { a.share.Give(bytes) }}))
+	}
+	return out, nil
 }
 
 // streamedKeys is a part of a RangeStream.

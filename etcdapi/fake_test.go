@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -33,6 +34,8 @@ type fakeKV struct {
 	// value, if any, is what reads find; RangeStream sends it parts times.
 	value []byte
 	parts int
+	// answers is the server's.
+	answers *budget.Bytes
 	// entered gets a value for each blocked call.
 	entered chan struct{}
 }
@@ -69,6 +72,26 @@ func (f *fakeKV) Range(ctx context.Context, _ *pb.RangeRequest) (*pb.RangeRespon
 		resp.Kvs, resp.Count = []*mvccpb.KeyValue{{Key: []byte("k"), Value: f.value}}, 1
 	}
 	return resp, err
+}
+
+// RangeSpan implements KV. The value comes encoded, if there is one.
+func (f *fakeKV) RangeSpan(ctx context.Context, req *pb.RangeRequest) ([][]byte, *pb.RangeResponse, *budget.Share, error) {
+	share := f.answers.Share()
+	resp, err := f.Range(ctx, req)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var keys [][]byte
+	if len(resp.Kvs) > 0 {
+		k, _ := proto.Marshal(&pb.RangeResponse{Kvs: resp.Kvs})
+		if err := share.Take(ctx, int64(len(k))); err != nil {
+			share.Release()
+			return nil, nil, nil, err
+		}
+		keys, resp.Kvs = [][]byte{k}, nil
+	}
+	share.Complete()
+	return keys, resp, &share, nil
 }
 
 func (f *fakeKV) RangeStream(ctx context.Context, _ *pb.RangeRequest, send func([]byte, *pb.RangeResponse) error) error {
@@ -183,6 +206,7 @@ func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 		change(&o)
 	}
 	r.Server = New(o)
+	r.kv.answers = r.opts.Answers
 	u := url.URL{Scheme: scheme, Host: "127.0.0.1:0"}
 	if err := r.Bind([]url.URL{u}, []url.URL{u}); err != nil {
 		t.Fatal(err)

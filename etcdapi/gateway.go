@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 )
 
 const (
@@ -42,16 +43,16 @@ type gateway struct {
 	// large says that a larger body is being read.
 	large atomic.Bool
 	clock clock.Clock
-	// unsent counts the bytes of answers that clients have not taken yet.
-	unsent  *atomic.Int64
+	// answers counts the bytes of answers that clients have not taken yet.
+	answers *budget.Bytes
 	sockets *sockets
 }
 
 // newGateway makes the gateway; its listener has to be served.
-func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
+func newGateway(o *Options) (*gateway, error) {
 	g := &gateway{
 		clock:        o.Clock,
-		unsent:       unsent,
+		answers:      o.Answers,
 		listener:     bufconn.Listen(gatewayWindowBytes),
 		maxBodyBytes: gatewayBodyFactor * int64(o.MaxRequestBytes+grpcOverheadBytes),
 		mux: runtime.NewServeMux(runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.HTTPBodyMarshaler{
@@ -69,7 +70,7 @@ func newGateway(o *Options, unsent *atomic.Int64) (*gateway, error) {
 		return nil, fmt.Errorf("JSON gateway: %w", err)
 	}
 	g.conn = conn
-	g.sockets = newSockets(g.mux, o, unsent, g.maxBodyBytes)
+	g.sockets = newSockets(g.mux, o, g.maxBodyBytes)
 	for _, register := range []func(context.Context, *runtime.ServeMux, *grpc.ClientConn) error{
 		etcdservergw.RegisterKVHandler, etcdservergw.RegisterWatchHandler, etcdservergw.RegisterLeaseHandler,
 		etcdservergw.RegisterClusterHandler, etcdservergw.RegisterMaintenanceHandler, etcdservergw.RegisterAuthHandler,
@@ -95,7 +96,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body := newGatewayBody(w, r, g.maxBodyBytes, &g.large)
 	r.Body = body
-	g.mux.ServeHTTP(&gatewayWriter{ResponseWriter: w, clock: g.clock, unsent: g.unsent}, r)
+	g.mux.ServeHTTP(&gatewayWriter{ResponseWriter: w, clock: g.clock, answers: g.answers}, r)
 	body.end(g.clock.Wall().Add(sniffTimeout))
 }
 

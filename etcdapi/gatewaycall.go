@@ -11,6 +11,7 @@ import (
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 )
 
 const (
@@ -26,15 +27,13 @@ const (
 // gatewayWriter writes the answer of one HTTP call. For gRPC the gateway is a client that takes the answer at once. So bytes that a slow HTTP client has not taken count here.
 type gatewayWriter struct {
 	http.ResponseWriter
-	clock  clock.Clock
-	unsent *atomic.Int64
+	clock   clock.Clock
+	answers *budget.Bytes
 }
 
 // Write implements io.Writer. It writes in chunks, each with its own deadline.
 func (w *gatewayWriter) Write(p []byte) (n int, err error) {
-	held := int64(len(p)) * gatewayUnsentFactor
-	w.unsent.Add(held)
-	defer w.unsent.Add(-held)
+	defer hold(w.answers, int64(len(p))*gatewayUnsentFactor).Release()
 	for {
 		w.moveDeadline()
 		m, err := w.ResponseWriter.Write(p[n:min(n+gatewayChunkBytes, len(p))])

@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -29,7 +30,7 @@ var errNoLeader = errors.New("etcdapi: no leader for three election timeouts")
 
 // admit checks a call's metadata as etcd does, and returns whether the call demands a leader.
 func (s *Server) admit(ctx context.Context, kind string) (demandsLeader bool, err error) {
-	// gRPC would answer compressed requests with compressed answers, copies that unsent does not
+	// gRPC would answer compressed requests with compressed answers, copies that Answers does not
 	// count. Other answers do not mention it, as in etcd.
 	if c, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string }); ok && c.RecvCompress() != "" {
 		_ = grpc.SetSendCompressor(ctx, encoding.Identity)
@@ -57,8 +58,16 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
 	m.received.Inc()
+	var span *spanAnswer
+	if r, ok := req.(*pb.RangeRequest); ok && len(r.GetRangeEnd()) > 0 {
+		span = &spanAnswer{}
+		ctx = context.WithValue(ctx, spanAnswerKey{}, span)
+	}
 	if _, err = s.admit(ctx, "unary"); err == nil {
 		resp, err = handler(ctx, req)
+	}
+	if span != nil && err == nil {
+		resp = span
 	}
 	if err == nil {
 		m.sent.Inc()
@@ -83,8 +92,11 @@ func (s *Server) logSlow(ctx context.Context, method string, took time.Duration,
 }
 
 func sizeOf(m any) int {
-	if p, ok := m.(proto.Message); ok {
-		return proto.Size(p)
+	switch m := m.(type) {
+	case proto.Message:
+		return proto.Size(m)
+	case *spanAnswer:
+		return m.size()
 	}
 	return 0
 }

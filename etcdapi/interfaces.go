@@ -5,6 +5,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -14,6 +15,10 @@ import (
 // their own bound: etcd's request timeout, for each request to a range that a large read makes.
 type KV interface {
 	Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error)
+	// RangeSpan is Range of a span of keys, which waits until the answer has memory. share is what
+	// the answer holds of Options.Answers until the caller gives it back. If keys is not nil, it has
+	// the keys as a RangeResponse encodes them, resp has none, and share holds exactly their bytes.
+	RangeSpan(ctx context.Context, r *pb.RangeRequest) (keys [][]byte, resp *pb.RangeResponse, share *budget.Share, err error)
 	// RangeStream is Range without order and filters. It calls send with keys as a RangeResponse
 	// encodes them, one call at a time. The last call has the rest of the response. It ends with
 	// the first error of send. Its memory is bounded, and so is the time between two calls of send.

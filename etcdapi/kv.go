@@ -23,18 +23,29 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	if err := rangeapi.CheckRange(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if len(r.GetRangeEnd()) > 0 {
-		if err := k.s.checkUnsent(); err != nil {
-			return nil, kverror.GRPC(err)
-		}
+	if a, ok := ctx.Value(spanAnswerKey{}).(*spanAnswer); ok {
+		return k.rangeSpan(ctx, r, a)
 	}
 	return serve(ctx, k.s, r, k.s.opts.KV.Range)
 }
 
-// checkUnsent refuses a read of many keys while too much waits for slow clients.
-func (s *Server) checkUnsent() error {
-	if n := s.unsent.Load(); n > s.opts.UnsentBytes {
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes wait to be sent, at most %d", n, s.opts.UnsentBytes)
+// rangeSpan reads a span for gRPC, which sends a instead of the response.
+func (k *kvServer) rangeSpan(ctx context.Context, r *pb.RangeRequest, a *spanAnswer) (*pb.RangeResponse, error) {
+	var err error
+	if a.keys, a.rest, a.share, err = k.s.opts.KV.RangeSpan(ctx, r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	k.s.fill(checkedHeader(a.rest))
+	return a.rest, nil
+}
+
+// awaitRoom waits until those that read before have memory. A transaction waits before it begins: later,
+// others may wait for its locks.
+func (s *Server) awaitRoom(ctx context.Context) error {
+	turn := s.opts.Answers.Share()
+	defer turn.Release()
+	if err := turn.Take(ctx, 0); err != nil {
+		return kverror.Of(err)
 	}
 	return nil
 }
@@ -82,6 +93,11 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 	}
 	if !readOnly(r) {
 		if err := k.s.checkSize(r); err != nil {
+			return nil, kverror.GRPC(err)
+		}
+	}
+	if readsSpan(r) {
+		if err := k.s.awaitRoom(ctx); err != nil {
 			return nil, kverror.GRPC(err)
 		}
 	}

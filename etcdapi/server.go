@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/watch"
 )
@@ -56,9 +57,9 @@ type Options struct {
 
 	// MaxRequestBytes bounds changes. 0 means 1.5 MiB.
 	MaxRequestBytes int
-	// UnsentBytes bounds the large answers that wait for slow clients; beyond it reads of many keys
-	// are refused. 0 means 64 MiB.
-	UnsentBytes int64
+	// Answers bounds the answers to reads of many keys, and counts all large ones until clients have
+	// taken them. KV takes from it. Nil means one of 64 MiB, and 512 MiB for one answer.
+	Answers *budget.Bytes
 	// MaxTxnOps bounds transactions. 0 means 128.
 	MaxTxnOps int
 	// MaxConcurrentStreams bounds the concurrent calls of a connection. 0 means no bound.
@@ -92,7 +93,6 @@ type Options struct {
 // fill sets the defaults.
 func (o *Options) fill() {
 	setDefault(&o.MaxRequestBytes, 3<<19)
-	setDefault(&o.UnsentBytes, 64<<20)
 	setDefault(&o.MaxTxnOps, 128)
 	setDefault(&o.MaxConcurrentStreams, math.MaxUint32)
 	setDefault(&o.RequestTimeout, 7*time.Second)
@@ -100,6 +100,9 @@ func (o *Options) fill() {
 	setDefault(&o.WarnUnaryRequest, 300*time.Millisecond)
 	setDefault(&o.WatchProgressInterval, 10*time.Minute)
 	o.WatchProgressInterval = max(o.WatchProgressInterval, minProgressInterval)
+	if o.Answers == nil {
+		o.Answers = budget.New(64<<20, 512<<20)
+	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
@@ -136,9 +139,6 @@ type Server struct {
 	// it.
 	methods    map[string]*methodMetrics
 	leaderless leaderWatch
-	// unsent counts the bytes of large answers that gRPC has not sent yet, and of those that the
-	// gateway is writing.
-	unsent atomic.Int64
 	// told is the highest revision of any header.
 	told atomic.Int64
 
@@ -194,7 +194,7 @@ func New(o Options) *Server {
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
 	if !o.NoGateway {
 		var err error
-		if s.gateway, err = newGateway(&s.opts, &s.unsent); err != nil {
+		if s.gateway, err = newGateway(&s.opts); err != nil {
 			panic(err) // it depends on nothing outside
 		}
 	}
@@ -217,7 +217,7 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 	o := &s.opts
 	opts := []grpc.ServerOption{
 		grpc.Creds(sniffedCreds{}),
-		grpc.ForceServerCodecV2(newCountingCodec(o.Metrics, &s.unsent)),
+		grpc.ForceServerCodecV2(newCountingCodec(o.Metrics, o.Answers)),
 		grpc.MaxRecvMsgSize(o.MaxRequestBytes + grpcOverheadBytes),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(o.MaxConcurrentStreams),

@@ -10,12 +10,12 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 )
 
 // sockets serves the gateway's streams to websocket clients, as etcd does. Each message of the
@@ -25,7 +25,7 @@ import (
 type sockets struct {
 	next         http.Handler
 	clock        clock.Clock
-	unsent       *atomic.Int64
+	answers      *budget.Bytes
 	maxBodyBytes int64
 
 	// ctx ends the remaining calls when the server stops.
@@ -40,8 +40,8 @@ type sockets struct {
 	idle   chan struct{}
 }
 
-func newSockets(next http.Handler, o *Options, unsent *atomic.Int64, maxBodyBytes int64) *sockets {
-	s := &sockets{next: next, clock: o.Clock, unsent: unsent, maxBodyBytes: maxBodyBytes, idle: make(chan struct{})}
+func newSockets(next http.Handler, o *Options, maxBodyBytes int64) *sockets {
+	s := &sockets{next: next, clock: o.Clock, answers: o.Answers, maxBodyBytes: maxBodyBytes, idle: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -214,9 +214,9 @@ type socketWriter struct {
 	ctx    context.Context
 	conn   *websocket.Conn
 	header http.Header
-	// line is the beginning of a line, and held counts it as unsent.
+	// line is the beginning of a line, and held counts its parts.
 	line []byte
-	held int64
+	held []*budget.Share
 	err  error
 }
 
@@ -251,16 +251,16 @@ func (w *socketWriter) Write(p []byte) (int, error) {
 
 // keep adds to the line.
 func (w *socketWriter) keep(part []byte) {
-	bytes := int64(len(part)) * gatewayUnsentFactor
-	w.held += bytes
-	w.s.unsent.Add(bytes)
+	w.held = append(w.held, hold(w.s.answers, int64(len(part))*gatewayUnsentFactor))
 	w.line = append(w.line, part...)
 }
 
 // letGo drops the line.
 func (w *socketWriter) letGo() {
-	w.s.unsent.Add(-w.held)
-	w.line, w.held = nil, 0
+	for _, h := range w.held {
+		h.Release()
+	}
+	w.line, w.held = nil, nil
 }
 
 // send sends the line. The client has as much time as an HTTP client for as many bytes.

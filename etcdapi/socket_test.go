@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 )
 
 // socket opens a websocket to a path of the gateway.
@@ -132,7 +132,7 @@ func TestSocketsOfOtherOrigins(t *testing.T) {
 		if r.Method != http.MethodPost {
 			t.Errorf("method %s", r.Method)
 		}
-	}), &Options{Clock: clock.System()}, nil, 100)
+	}), &Options{Clock: clock.System()}, 100)
 	r := newRig(t, "http", nil)
 	r.gateway.sockets.next = s.next
 	for _, c := range []struct {
@@ -210,10 +210,9 @@ func virtualSocket(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWri
 func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWriter, *http.Request) error, f func(t *testing.T, s *sockets, conn *websocket.Conn, ended <-chan error)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		o := Options{Clock: clock.Virtual()}
-		var unsent atomic.Int64
+		o := Options{Clock: clock.Virtual(), Answers: budget.New(1<<20, 64<<20)}
 		ended := make(chan error, 1)
-		s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- serve(w, r) }), &o, &unsent, maxBodyBytes)
+		s := newSockets(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ended <- serve(w, r) }), &o, maxBodyBytes)
 		l := pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 		server := &http.Server{Handler: s}
 		go func() { _ = server.Serve(l) }()
@@ -222,7 +221,7 @@ func virtualSockets(t *testing.T, maxBodyBytes int64, serve func(http.ResponseWr
 		must(t, err)
 		f(t, s, conn, ended)
 		server.Close()
-		if n := unsent.Load(); n != 0 {
+		if n := o.Answers.Held(); n != 0 {
 			t.Errorf("%d bytes count in the end", n)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -86,17 +88,17 @@ func (r *rig) awaitUnsent(t *testing.T, want func(int64) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	for !want(r.unsent.Load()) {
+	for !want(r.opts.Answers.Held()) {
 		if clock.Sleep(ctx, clock.System(), time.Millisecond) != nil {
-			t.Fatalf("%d bytes are unsent", r.unsent.Load())
+			t.Fatalf("%d bytes are unsent", r.opts.Answers.Held())
 		}
 	}
 }
 
 // TestUnsentAnswersAreBounded: bytes that clients have not taken count until they do or are gone.
-// Reads of many keys are refused meanwhile.
+// Reads of many keys wait meanwhile if they find no room, within their deadlines.
 func TestUnsentAnswersAreBounded(t *testing.T) {
-	r := newRig(t, "http", func(o *Options) { o.UnsentBytes = 3 << 20 })
+	r := newRig(t, "http", func(o *Options) { o.Answers = budget.New(3<<20, 5<<20) })
 	r.kv.value = make([]byte, 4<<20)
 	lazy := r.client(t, clientv3.Config{})
 	span := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("b")}
@@ -116,18 +118,75 @@ func TestUnsentAnswersAreBounded(t *testing.T) {
 	r.awaitUnsent(t, func(n int64) bool { return n > 4<<20 })
 	other := r.client(t, clientv3.Config{})
 	kv := pb.NewKVClient(other.ActiveConnection())
-	if _, err := kv.Range(t.Context(), span); status.Convert(err).Message() != rpctypes.ErrorDesc(rpctypes.ErrGRPCRequestTooManyRequests) || status.Code(err) != codes.ResourceExhausted {
+	soon, done := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer done()
+	if _, err := kv.Range(soon, span); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("a read of many keys: %v", err)
 	}
+	patient := make(chan error, 1)
+	go func() {
+		_, err := other.Get(t.Context(), "a", clientv3.WithRange("b"))
+		patient <- err
+	}()
 	if _, err := other.Put(t.Context(), "k", "v"); err != nil {
 		t.Error(err)
 	}
 	cancel()
 	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
-	if _, err := other.Get(t.Context(), "a", clientv3.WithRange("b")); err != nil {
+	if err := <-patient; err != nil {
 		t.Error(err)
 	}
 	r.awaitUnsent(t, func(n int64) bool { return n == 0 })
+}
+
+// TestSpanAnswers: an answer is a RangeResponse, of whatever size, and gives back what it holds
+// piece by piece.
+func TestSpanAnswers(t *testing.T) {
+	answers := budget.New(1<<30, 1<<30)
+	for _, c := range []struct {
+		values []int   // the sizes of encoded values
+		whole  int     // of one that is not encoded
+		held   []int64 // after each piece
+	}{
+		{values: []int{10, 20}, held: []int64{0, 0}},
+		{held: []int64{0}},
+		{values: []int{1 << 20, 100, 1 << 20}, held: []int64{2 << 20, 1 << 20, 1 << 20, 0}},
+		{whole: 10, held: []int64{0}},
+		{whole: 1 << 20, held: []int64{0}},
+	} {
+		share := answers.Share()
+		a := &spanAnswer{rest: &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 9}, Count: 77, More: true}, share: &share}
+		want := proto.CloneOf(a.rest)
+		for i, n := range c.values {
+			kv := &mvccpb.KeyValue{Key: fmt.Append(nil, i), Value: make([]byte, n)}
+			want.Kvs = append(want.Kvs, kv)
+			k, err := proto.Marshal(&pb.RangeResponse{Kvs: []*mvccpb.KeyValue{kv}})
+			must(t, err)
+			a.keys = append(a.keys, k)
+			must(t, share.Add(int64(len(k))))
+		}
+		if c.whole > 0 {
+			kv := &mvccpb.KeyValue{Key: []byte("k"), Value: make([]byte, c.whole)}
+			want.Kvs, a.rest.Kvs = append(want.Kvs, kv), []*mvccpb.KeyValue{kv}
+			must(t, share.Add(int64(c.whole)+200))
+		}
+		b, err := newCountingCodec(NewMetrics(nil), answers).Marshal(a)
+		must(t, err)
+		got := &pb.RangeResponse{}
+		must(t, proto.Unmarshal(b.Materialize(), got))
+		if !proto.Equal(got, want) {
+			t.Errorf("%v: not the answer", c.values)
+		}
+		for i, part := range b {
+			part.Free()
+			if held := answers.Held(); held < c.held[i] || held > c.held[i]+c.held[i]/100 {
+				t.Errorf("%v: %d bytes are held after piece %d, want %d", c.values, held, i, c.held[i])
+			}
+		}
+		if held := answers.Held(); held != 0 {
+			t.Errorf("%v: %d bytes are held in the end", c.values, held)
+		}
+	}
 }
 
 // TestStreamedKeys: every part is a RangeStreamResponse.

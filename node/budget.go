@@ -22,9 +22,9 @@ type Budget struct {
 	BusQueues int64
 	// Requests are client requests being evaluated, overlays included. Scans is what
 	// requests to its replicas hold of what they have read. Reads are the answers to reads
-	// of spans that this gateway puts together or streams, Unsent large answers that wait
-	// for slow clients. Each of the last three lets one request at a time exceed it.
-	Requests, Scans, Reads, Unsent int64
+	// of spans at this gateway, until clients have taken them. Requests wait for room in the
+	// last two, and one at a time exceeds it.
+	Requests, Scans, Reads int64
 	// Watch is what this gateway holds of events for its watchers.
 	Watch int64
 	// Txns are the transactions over several ranges that this gateway coordinates, Locks
@@ -41,11 +41,11 @@ func NewBudget(total int64) Budget {
 		Memtables: min(part(20), memTablesMax),
 		WALQueue:  part(6), WALCache: part(6),
 		Proposals: part(10), Inbound: part(8),
-		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(3), Unsent: part(1),
+		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(4),
 		Txns: part(2), Locks: part(2),
 		Watch: part(6), VersionCache: part(8),
 	}
-	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Unsent - b.Txns - b.Locks - b.Watch - b.VersionCache
+	b.BlockCache = total - b.Memtables - b.WALQueue - b.WALCache - b.Proposals - b.Inbound - b.BusQueues - b.Requests - b.Scans - b.Reads - b.Txns - b.Locks - b.Watch - b.VersionCache
 	return b
 }
 

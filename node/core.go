@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/node/join"
@@ -137,6 +138,8 @@ type Core struct {
 	boot   keyspace.BootID
 	log    *zap.Logger
 	budget Budget
+	// answers has what router and etcdapi hold of answers.
+	answers *budget.Bytes
 
 	dirs    *engine.DirLock
 	wal     *wal.Log

@@ -36,8 +36,7 @@
 //	transactions   2 %, at least four of the largest     transactions over several ranges, at their gateway
 //	locks          2 %, at least four of the largest     keys and writes locked by such transactions
 //	scans          3 %                                   what requests to a node's replicas hold of their reads
-//	reads          3 %                                   answers to reads of spans that a gateway builds or streams
-//	unsent         1 %                                   large answers that wait for slow clients
+//	reads          4 %                                   answers to reads of spans, until clients have taken them
 //	watchers       6 %                                   events: held back, recent, or pages of history
 //	version cache  8 %                                   the newest versions of keys written or read lately
 //	inbound        8 %                                   received entries that no worker has taken in
@@ -46,13 +45,20 @@
 //
 // One request at a time may exceed scans, up to a quarter of the whole budget, and one answer
 // reads, up to half of it. So what etcd answers in one message is answered here up to 512 MiB
-// by default, with 160 bytes counted for each key. A larger answer is refused with
-// ResourceExhausted and a text that names the ways out: a limit, or RangeStream. Answers that
-// are filtered, or sorted by anything but the key, are put together at the gateway whatever
-// their limit, within the same bound.
+// by default. A larger answer is refused with ResourceExhausted and a text that names the ways
+// out: a limit, or RangeStream. Answers that are filtered, or sorted by anything but the key, are
+// put together at the gateway whatever their limit, within the same bound. There each key counts
+// 160 bytes more.
 //
-// Full means ResourceExhausted for a client's request and a dropped and reported message on the
-// bus, never an endless wait. The process sets Go's memory limit to a quarter above the budget.
+// Reads, and transactions over several ranges, wait for room in scans, reads and transactions
+// until their deadline, in the order in which they began (package internal/budget). A client
+// without a deadline waits until it goes away. An answer gives its bytes back as they are sent.
+// Watchers have their own share, and wait for none of these. A transaction that reads spans waits
+// before it begins. Later it counts what it reads and does not wait, because others may wait for
+// its locks.
+//
+// All else that is full means ResourceExhausted for a client's request and a dropped and reported
+// message on the bus, never an endless wait. The process sets Go's memory limit to a quarter above the budget.
 // It paces the collector so that about a quarter of the budget is garbage, however large the
 // heap. A node that has not collected for a minute collects then and returns the memory. Tables
 // have 16 MiB at most (Pebble's default is 128), and those of copies have older versions beside

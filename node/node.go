@@ -115,7 +115,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face := faceOptions(cfg, membership)
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
 	face.MaxConnections = files.Connections
-	face.Watches = core.watches
+	face.Watches, face.Answers = core.watches, core.answers
 	face.Leases = core.grants
 	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
@@ -206,7 +206,6 @@ func faceOptions(cfg *config.Config, m *join.Membership) etcdapi.Options {
 	return etcdapi.Options{
 		Cluster: m.Cluster, Self: m.Self,
 		MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps, MaxConcurrentStreams: cfg.MaxConcurrentStreams,
-		UnsentBytes:    NewBudget(cfg.MemoryBytes).Unsent,
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
 		WatchProgressInterval: cfg.WatchProgressInterval,
 		KeepAliveMinTime:      cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,

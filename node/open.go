@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/node/join"
@@ -33,6 +34,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 		return nil, err
 	}
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
+	c.answers = budget.New(c.budget.Reads, answer(o.MemoryBytes))
 	c.log = o.Logger.With(zap.Stringer("node", o.Self))
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.boot, err = newBoot(); err != nil {
@@ -207,7 +209,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.router = router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
 		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c},
-		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, ReadBytes: c.budget.Reads, AnswerBytes: answer(o.MemoryBytes), TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)
 	watches := watch.Config{

@@ -90,7 +90,6 @@ func TestSettingsArrive(t *testing.T) {
 		{"copy-bytes-per-second", "4194304", map[string]any{"Node.CopyBytesPerSecond": int64(4 << 20), "Groups.SnapshotBytesPerSecond": int64(4 << 20)}},
 		{"memory-budget-bytes", fmt.Sprint(megabytes << 20), map[string]any{
 			"Node.MemoryBytes": int64(megabytes << 20), "Groups.MaxProposalBytes": budget.Proposals, "Groups.MaxInboundBytes": budget.Inbound,
-			"Face.UnsentBytes": budget.Unsent,
 		}},
 	} {
 		t.Run(c.flag, func(t *testing.T) {

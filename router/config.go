@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -62,14 +63,12 @@ type Config struct {
 	AttemptTimeout time.Duration
 	// Alive says whether this node considers a node alive. Required.
 	Alive func(keyspace.NodeID) bool
-	// ReadBytes bounds all answers of spans that are put together or streamed, also those of
-	// transactions over several ranges. One at a time may exceed half of it; more are refused with
-	// TooManyRequests. Default 256 MiB.
-	ReadBytes int64
-	// AnswerBytes bounds that one answer; a larger one gets AnswerTooLarge. Default 512 MiB.
-	AnswerBytes int64
-	// TxnBytes bounds the transactions over several ranges that are under way. More are refused
-	// with TooManyRequests, but one always fits. Default 64 MiB.
+	// Answers bounds all answers of spans that are put together or streamed, also those of
+	// transactions over several ranges. An answer waits for memory; one that is larger than the
+	// budget's reserve gets AnswerTooLarge. Default 256 MiB, and 512 MiB for one.
+	Answers *budget.Bytes
+	// TxnBytes bounds the transactions over several ranges that are under way. More wait. Default
+	// 64 MiB.
 	TxnBytes int64
 	Logger   *zap.Logger
 	Metrics  *Metrics

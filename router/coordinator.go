@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -36,9 +37,10 @@ type Registrar interface {
 
 // coordinator has the transactions over several ranges that a gateway coordinates.
 type coordinator struct {
-	node     keyspace.NodeID
-	boot     keyspace.BootID
-	maxBytes int64
+	node keyspace.NodeID
+	boot keyspace.BootID
+	// bytes bounds the transactions under way.
+	bytes *budget.Bytes
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -54,7 +56,6 @@ type coordinator struct {
 	// reading are the transactions whose clients wait for an answer, with the lowest revision that
 	// each may read.
 	reading map[*txn]keyspace.Revision
-	bytes   int64
 	// aborts counts the attempts whose locks are being ended.
 	aborts int
 	// counter numbers transactions. attempt numbers their attempts, above every fence that this
@@ -67,29 +68,30 @@ type coordinator struct {
 }
 
 func newCoordinator(cfg *Config) *coordinator {
-	t := &coordinator{node: cfg.Self, boot: cfg.Boot, maxBytes: cfg.TxnBytes, active: map[rangeapi.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
+	t := &coordinator{node: cfg.Self, boot: cfg.Boot, bytes: budget.New(cfg.TxnBytes/2, cfg.TxnBytes/2), active: map[rangeapi.TxnName]struct{}{}, reading: map[*txn]keyspace.Revision{}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
 
-// enter reserves the bytes of a transaction from the gateway's budget.
-func (t *coordinator) enter(bytes int64) error {
+// enter takes the bytes of a transaction from the gateway's budget, and waits for them. A
+// transaction takes all of them at once and does not grow, so the next one may lead.
+func (t *coordinator) enter(ctx context.Context, share *budget.Share, bytes int64) error {
+	switch err := share.Take(ctx, bytes); {
+	case errors.Is(err, budget.ErrTooLarge):
+		return kverror.New(kverror.RequestTooLarge, "a transaction over several ranges of %d bytes, at most %d", bytes, t.bytes.Reserve())
+	case err != nil:
+		return kverror.Of(err)
+	}
+	share.Complete()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
 	case t.draining || t.stopped:
 		return kverror.New(kverror.Stopped, "node %s stops", t.node)
-	case t.bytes+bytes > t.maxBytes && t.bytes > 0, len(t.active) >= maxTxns:
-		return kverror.New(kverror.TooManyRequests, "%d transactions over several ranges are under way, of %d bytes", len(t.active), t.bytes)
+	case len(t.active) >= maxTxns:
+		return kverror.New(kverror.TooManyRequests, "%d transactions over several ranges are under way", len(t.active))
 	}
-	t.bytes += bytes
 	return nil
-}
-
-func (t *coordinator) leave(bytes int64) {
-	t.mu.Lock()
-	t.bytes -= bytes
-	t.mu.Unlock()
 }
 
 // newID returns the id of a new transaction, which is younger than all before it.

@@ -10,8 +10,10 @@
 //     kverror's table.
 //  2. A linearizable read is answered at one revision, asked for after the request came. A
 //     serializable read is answered at one revision that replicas of this node have resolved.
-//  3. A read of any size takes a bounded part of the node's memory.
-//  4. A request ends at its deadline, or after Config.Timeout with etcd's timeout error.
+//  3. A read of any size takes a bounded part of the node's memory. It waits for that part in the
+//     order in which reads began, until its client's deadline.
+//  4. A request ends at its deadline. Its work ends after Config.Timeout with etcd's timeout error;
+//     a large read is many pieces of work.
 //  5. A transaction over several ranges happens at one revision or not at all.
 //
 // # How it works
@@ -134,12 +136,13 @@
 //  2. A revision that the sequencer gave to an attempt is used by that attempt or by nobody.
 //  3. An attempt is active at its coordinator as long as the coordinator may commit it or resolves
 //     its locks.
-//  4. Bytes that are returned to a budget were taken from it. [unreserve]
+//  4. Bytes that are returned to a budget were taken from it. (package internal/budget)
 //  5. The revision of serializable reads of a range never goes back on this node.
+//  6. What waits for the memory of an answer holds no lock that another reader waits for. [newTxn]
 //
 // # Locks
 //
-// coordinator.mu, txn.mu, rangeCache.mu, counts.mu and reservation.mu are leaves: none is taken
+// coordinator.mu, txn.mu, rangeCache.mu and counts.mu are leaves: none is taken
 // under another, and none is held over a call of another package. Lookups of a
 // key take no lock, because each change of the cache makes a new slice.
 //

@@ -90,13 +90,13 @@ type revoke struct {
 }
 
 // begin takes the revoke into the budget of transactions.
-func (v *revoke) begin() (*txn, error) {
+func (v *revoke) begin(ctx context.Context) (*txn, error) {
 	if v.txn == nil {
-		if err := v.r.coordinator.enter(revokeBytes); err != nil {
+		t, err := v.r.newTxn(ctx, nil, revokeBytes)
+		if err != nil {
 			return nil, err
 		}
-		v.txn = &txn{r: v.r, id: v.r.coordinator.newID(), bytes: revokeBytes}
-		v.txn.retain()
+		v.txn = t
 		v.r.cfg.Metrics.Txns.Inc()
 	}
 	return v.txn, nil
@@ -155,7 +155,7 @@ func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, er
 			return one.Revision, nil
 		}
 	}
-	t, err := v.begin()
+	t, err := v.begin(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -245,8 +245,8 @@ func (r *Router) LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []
 	if err != nil {
 		return nil, 0, limit.outcome(err)
 	}
-	var reserved reservation
-	defer r.releaseAll(&reserved)
+	reserved := r.reservation()
+	defer reserved.Release()
 	var keys [][]byte
 	for _, s := range disjoint(spans) {
 		if keys, err = r.leaseKeys(limit.LazyDeadline, lease, s, now.Current, &reserved, keys); err != nil {
@@ -286,7 +286,7 @@ func (r *Router) leaseKeys(
 		for _, k := range page.Keys {
 			size += int64(len(k))
 		}
-		if err := r.reserve(reserved, size); err != nil {
+		if err := r.reserve(ctx, reserved, size); err != nil {
 			return nil, err
 		}
 		keys = append(keys, page.Keys...)

@@ -116,8 +116,8 @@ func TestCourseOfARevoke(t *testing.T) {
 				if named != c.named {
 					t.Errorf("the revision names %d ranges, want %d", named, c.named)
 				}
-				if r.coordinator.bytes != 0 || len(r.coordinator.active) != 0 || r.coordinator.aborts != 0 {
-					t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.coordinator.bytes, len(r.coordinator.active), r.coordinator.aborts)
+				if r.coordinator.bytes.Held() != 0 || len(r.coordinator.active) != 0 || r.coordinator.aborts != 0 {
+					t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.coordinator.bytes.Held(), len(r.coordinator.active), r.coordinator.aborts)
 				}
 			})
 		})
@@ -218,8 +218,8 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 			if len(f.sequenced) != c.revisions || named != c.keys {
 				t.Errorf("%d keys in %d ranges: %d revisions name %d", c.keys, c.ranges, len(f.sequenced), named)
 			}
-			if r.coordinator.bytes != 0 || len(r.coordinator.active) != 0 || r.coordinator.aborts != 0 {
-				t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.coordinator.bytes, len(r.coordinator.active), r.coordinator.aborts)
+			if r.coordinator.bytes.Held() != 0 || len(r.coordinator.active) != 0 || r.coordinator.aborts != 0 {
+				t.Errorf("left over: %d bytes, %d attempts, %d aborts", r.coordinator.bytes.Held(), len(r.coordinator.active), r.coordinator.aborts)
 			}
 		})
 	}
@@ -287,7 +287,7 @@ func TestLeaseKeys(t *testing.T) {
 		if got := fmt.Sprintf("%s", keys); got != "[b c d j k l m n o p q r s t u v w x]" || rev != 7 || err != nil {
 			t.Errorf("keys %s at %d, %v", got, rev, err)
 		}
-		if n := r.reserved.Load(); n != 0 {
+		if n := r.cfg.Answers.Held(); n != 0 {
 			t.Errorf("%d bytes are left", n)
 		}
 	})

@@ -17,15 +17,27 @@ import (
 func (r *Router) whole(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	limit := r.limited(ctx)
 	defer limit.End()
-	resp, err := r.part(limit.LazyDeadline, span, req, at)
+	resp, err := r.answerOf(limit.LazyDeadline, span, req, at)
 	if errors.Is(err, errMultiRange) {
 		return nil, err
 	}
-	return resp, limit.outcome(err)
+	if err != nil {
+		return nil, limit.outcome(err)
+	}
+	return resp, r.reserve(ctx, at.reserved, keysBytes(resp))
 }
 
 // part is whole without the router's timeout.
 func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
+	resp, err := r.answerOf(ctx, span, req, at)
+	if err != nil {
+		return nil, err
+	}
+	return resp, r.reserve(ctx, at.reserved, keysBytes(resp))
+}
+
+// answerOf has the range answer. The answer is not reserved yet.
+func (r *Router) answerOf(ctx context.Context, span keyspace.Span, req *pb.RangeRequest, at readPoint) (*pb.RangeResponse, error) {
 	got, err := r.readFrom(ctx, span, at, req)
 	if err != nil {
 		return nil, err
@@ -34,7 +46,7 @@ func (r *Router) part(ctx context.Context, span keyspace.Span, req *pb.RangeRequ
 	if !ok {
 		return nil, kverror.New(kverror.Internal, "a range answered a read with %T", got)
 	}
-	return resp, r.reserve(at.reserved, keysBytes(resp))
+	return resp, nil
 }
 
 // readPoint is the revision of a read, its transaction, its reservation and its replicas.
@@ -47,6 +59,9 @@ type readPoint struct {
 	txn *rangeapi.TxnName
 	// reserved counts the bytes of the answer; nil if they are few.
 	reserved *reservation
+	// encoded, if not nil, is where the keys of the answer go as a RangeResponse encodes them. Then
+	// the answer itself has none.
+	encoded *[][]byte
 	// where says which replicas may answer.
 	where replicaChoice
 }

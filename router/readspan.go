@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/keyspace"
@@ -18,8 +17,11 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	limit := req.GetLimit()
 	if limit > 0 && !filtered(req) {
 		l := r.newSpanReader(span, req, at, limit)
-		kvs, count, err := l.all(ctx)
-		return &pb.RangeResponse{Kvs: kvs, Count: count, More: count > l.found}, err
+		found, err := l.all(ctx)
+		if at.encoded != nil {
+			*at.encoded = found.encoded
+		}
+		return &pb.RangeResponse{Kvs: found.kvs, Count: found.count, More: found.count > l.found}, err
 	}
 	spans, err := r.divide(ctx, span)
 	if err != nil {
@@ -31,15 +33,12 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 	if limit > 0 && limit < maxLimit {
 		limit++ // one more key shows that there are more
 	}
-	found := make([]struct {
-		kvs   []*mvccpb.KeyValue
-		count int64
-	}, len(spans))
+	found := make([]foundKeys, len(spans))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxParallelParts)
 	for i, s := range spans {
 		g.Go(func() (err error) {
-			found[i].kvs, found[i].count, err = r.newSpanReader(s, req, at, limit).all(ctx)
+			found[i], err = r.newSpanReader(s, req, at, limit).all(ctx)
 			return err
 		})
 	}
@@ -47,6 +46,11 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		return nil, err
 	}
 	out := &pb.RangeResponse{Kvs: found[0].kvs, Count: found[0].count}
+	if at.encoded != nil {
+		for i := range found {
+			*at.encoded = append(*at.encoded, found[i].encoded...)
+		}
+	}
 	for i := 1; i < len(found); i++ {
 		out.Kvs = append(out.Kvs, found[i].kvs...)
 		out.Count += found[i].count
@@ -57,6 +61,11 @@ func (r *Router) gather(ctx context.Context, span keyspace.Span, req *pb.RangeRe
 		out.Kvs, out.More = out.Kvs[:wanted], true
 	}
 	return out, nil
+}
+
+// comesEncoded says whether an answer to a read of a span consists of the ranges' keys as they are.
+func comesEncoded(req *pb.RangeRequest) bool {
+	return byKeyUp(req) && !req.GetCountOnly() && (req.GetLimit() <= 0 || !filtered(req))
 }
 
 // lastKeys reads the last keys of a span, up to the limit, from its ranges in reverse order. It

@@ -1,71 +1,55 @@
 package router
 
 import (
-	"fmt"
-	"sync"
+	"context"
+	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/kverror"
 )
 
-// reservation is the memory that one answer under construction holds of the node's budget. The zero
-// value holds nothing.
+// reservation is the memory that one answer under construction holds of the budget of answers.
 type reservation struct {
-	mu sync.Mutex
-	// Guarded by mu. shared is the part of bytes in the shared budget. It is 0 once the answer has
-	// the one place for a large one.
-	bytes, shared int64
-	large         bool
+	budget.Share
+	// atOnce says that the answer does not wait for memory: others may wait for the locks of its
+	// transaction, or it has happened and must get its answer.
+	atOnce bool
 }
 
-// reserve reserves bytes for an answer; a nil h is not counted.
-func (r *Router) reserve(h *reservation, bytes int64) error {
-	if bytes == 0 || h == nil {
+// reservation returns one that holds nothing.
+func (r *Router) reservation() reservation { return reservation{Share: r.cfg.Answers.Share()} }
+
+// reserve reserves bytes for an answer and waits for them; a nil h is not counted.
+func (r *Router) reserve(ctx context.Context, h *reservation, bytes int64) error {
+	if h == nil || bytes == 0 {
 		return nil
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	// Refused bytes do not count. The parts of an answer are read in parallel, and parts that come
-	// after a refusal are held until the read ends.
-	if h.bytes+bytes > r.cfg.AnswerBytes {
-		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.AnswerBytes)
+	if h.atOnce {
+		return r.tooLarge(h.Add(bytes))
 	}
-	if h.large {
-		h.bytes += bytes
-		return nil
-	}
-	all := r.reserved.Add(bytes)
-	if all <= r.cfg.ReadBytes && h.bytes+bytes <= r.cfg.ReadBytes/2 {
-		h.bytes += bytes
-		h.shared += bytes
-		return nil
-	}
-	r.unreserve(bytes)
-	if !r.large.CompareAndSwap(false, true) {
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d, and a large one", all, r.cfg.ReadBytes)
-	}
-	r.unreserve(h.shared)
-	h.bytes += bytes
-	h.large, h.shared = true, 0
-	return nil
+	return r.tooLarge(h.Take(ctx, bytes))
 }
 
-// releaseAll returns all that an answer holds.
-func (r *Router) releaseAll(h *reservation) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	r.unreserve(h.shared)
-	if h.large {
-		r.large.Store(false)
+// tooLarge returns the client's error for one of the budget.
+func (r *Router) tooLarge(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, budget.ErrTooLarge):
+		return kverror.New(kverror.AnswerTooLarge, "more than %d bytes", r.cfg.Answers.Reserve())
 	}
-	h.bytes, h.shared, h.large = 0, 0, false
+	return kverror.Of(err)
 }
 
-// unreserve returns bytes to the shared budget.
-func (r *Router) unreserve(bytes int64) {
-	if left := r.reserved.Add(-bytes); left < 0 {
-		panic(fmt.Sprintf("router: %d bytes of answers are returned, but only %d were reserved", bytes, left+bytes))
+// beginAnew forgets what an earlier attempt has read.
+func beginAnew(reserved *reservation, encoded *[][]byte) {
+	if reserved != nil {
+		reserved.Release()
+	}
+	if encoded != nil {
+		*encoded = nil
 	}
 }
 

@@ -2,24 +2,20 @@ package router
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
 
 // Router is one node's gateway. Its methods may be called from many goroutines.
 type Router struct {
-	cfg   Config
-	cache *rangeCache
-	// reserved are the bytes of answers under construction.
-	reserved atomic.Int64
-	// large says that one answer exceeds its share of them; that answer counts alone.
-	large       atomic.Bool
+	cfg         Config
+	cache       *rangeCache
 	counts      *counts
 	coordinator *coordinator
 	// refreshing holds a token while the range map is reloaded.
@@ -35,11 +31,8 @@ func New(cfg Config) *Router {
 	if cfg.AttemptTimeout <= 0 {
 		cfg.AttemptTimeout = time.Second
 	}
-	if cfg.ReadBytes <= 0 {
-		cfg.ReadBytes = 256 << 20
-	}
-	if cfg.AnswerBytes <= 0 {
-		cfg.AnswerBytes = 512 << 20
+	if cfg.Answers == nil {
+		cfg.Answers = budget.New(256<<20, 512<<20)
 	}
 	if cfg.TxnBytes <= 0 {
 		cfg.TxnBytes = 64 << 20

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -372,13 +373,30 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 	})
 }
 
-// Answers that are put together share one budget; one at a time may be larger.
+// full has two other answers take the budget: the first one bytes of what all share, the leader what
+// one may have beside that.
+func full(t *testing.T, r *Router, bytes int64) (first, leader *budget.Share) {
+	t.Helper()
+	f, l := r.cfg.Answers.Share(), r.cfg.Answers.Share()
+	if err := f.Take(t.Context(), bytes); err != nil {
+		t.Fatal(err)
+	}
+	for l.Bytes() < r.cfg.Answers.Reserve() {
+		if err := l.Take(t.Context(), r.cfg.Answers.Reserve()-l.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &f, &l
+}
+
+// Answers that are put together share one budget; one at a time may be larger. Others wait until
+// they have room, or their clients go away.
 func TestJoinedAnswersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
 		c.split("m")
 		s := &slow{cluster: c}
-		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive, ReadBytes: 100})
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 10000)})
 		for _, k := range []string{"a", "z"} {
 			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 200)}); err != nil {
 				t.Fatal(err)
@@ -388,21 +406,40 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		if _, err := r.Range(t.Context(), all); err != nil {
 			t.Errorf("alone: %v", err)
 		}
-		r.large.Store(true) // another one is under way
-		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) {
+		first, leader := full(t, r, 0)
+		before := r.cfg.Answers.Held()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := r.Range(ctx, all); !errors.Is(err, kverror.DeadlineExceeded) {
 			t.Errorf("beside another one: %v", err)
 		}
-		if got := r.reserved.Load(); got != 0 || !r.large.Load() {
-			t.Errorf("%d bytes were not given back, or what is another's was", got)
+		if got := r.cfg.Answers.Held(); got != before {
+			t.Errorf("%d bytes are held, before %d", got, before)
 		}
-		// A small one has its place beside it.
-		r.cfg.ReadBytes = 2000
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.Range(t.Context(), all)
+			ended <- err
+		}()
+		time.Sleep(time.Hour) // a client without deadline waits for longer than the router's timeout
+		if len(ended) > 0 {
+			t.Errorf("it did not wait: %v", <-ended)
+		}
+		leader.Release()
+		if err := <-ended; err != nil {
+			t.Errorf("once there was room: %v", err)
+		}
+		first.Release()
+		// A small one has its place beside a large one.
+		r.cfg.Answers = budget.New(2000, 10000)
+		first, leader = full(t, r, 0)
 		if _, err := r.Range(t.Context(), all); err != nil {
 			t.Errorf("a small one beside a large one: %v", err)
 		}
-		r.reserved.Add(1900)
-		if _, err := r.Range(t.Context(), all); !errors.Is(err, kverror.TooManyRequests) || r.reserved.Load() != 1900 {
-			t.Errorf("a small one without room: %v, %d bytes", err, r.reserved.Load())
+		leader.Release()
+		first.Release()
+		if got := r.cfg.Answers.Held(); got != 0 {
+			t.Errorf("%d bytes are held in the end", got)
 		}
 	})
 }

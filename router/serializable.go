@@ -137,15 +137,14 @@ func (r *Router) resolvedHere(req *pb.RangeRequest) (h localRanges, ok bool) {
 }
 
 // rangeHere is Range of a serializable request.
-func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest) (resp *pb.RangeResponse, done bool, err error) {
+func (r *Router) rangeHere(ctx context.Context, req *pb.RangeRequest, reserved *reservation, encoded *[][]byte) (resp *pb.RangeResponse, done bool, err error) {
 	span, ok := keyspace.FromEtcd(req.GetKey(), req.GetRangeEnd())
 	if !ok {
 		return nil, false, nil
 	}
 	done, err = r.serializable(ctx, req, func(ctx context.Context, at readPoint) (err error) {
-		var reserved reservation
-		defer r.releaseAll(&reserved)
-		at.reserved = &reserved
+		beginAnew(reserved, encoded)
+		at.reserved, at.encoded = reserved, encoded
 		if resp, err = r.readAt(ctx, span, req, at); err == nil {
 			rev := r.headerRevision(req, at.rev)
 			resp.Header = header(rev)

@@ -34,12 +34,15 @@ type spanReader struct {
 	pageBytes int
 }
 
-// readPageBytes bounds a page of an answer that is put together.
-const readPageBytes = 1 << 20
+// readPageBytes bounds a page of an answer that is put together, and firstPageBytes the first one.
+const (
+	firstPageBytes = 256 << 10
+	readPageBytes  = 1 << 20
+)
 
 // newSpanReader returns a reader of the span. A limit of 0 is none.
 func (r *Router) newSpanReader(span keyspace.Span, req *pb.RangeRequest, at readPoint, limit int64) *spanReader {
-	return &spanReader{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0, pageBytes: readPageBytes}
+	return &spanReader{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0}
 }
 
 // enough says whether nothing more is wanted.
@@ -113,26 +116,72 @@ func (l *spanReader) behind(ctx context.Context) (int64, error) {
 	return n + rest, err
 }
 
-// all reads until there is enough. It returns the keys and how many keys the span has.
-func (l *spanReader) all(ctx context.Context) (kvs []*mvccpb.KeyValue, count int64, err error) {
+// foundKeys are the keys of a span: encoded if the read point wants that, else as kvs. count is how
+// many the span has.
+type foundKeys struct {
+	encoded [][]byte
+	kvs     []*mvccpb.KeyValue
+	count   int64
+}
+
+// all reads until there is enough.
+func (l *spanReader) all(ctx context.Context) (found foundKeys, err error) {
 	for !l.enough() {
-		p, err := l.next(ctx)
+		p, err := l.nextReserved(ctx)
 		if err != nil {
-			return nil, 0, err
+			return found, err
 		}
-		if err := l.r.reserve(l.at.reserved, int64(len(p.Keys))+p.N*keyOverheadBytes); err != nil {
-			return nil, 0, err
+		if l.at.encoded != nil {
+			if len(p.Keys) > 0 {
+				found.encoded = append(found.encoded, p.Keys)
+			}
+			continue
 		}
 		more, err := rangeapi.DecodeKeys(p.Keys, p.N)
 		if err != nil {
-			return nil, 0, kverror.New(kverror.Internal, "%v", err)
+			return found, kverror.New(kverror.Internal, "%v", err)
 		}
-		if kvs == nil {
-			kvs = more
+		if found.kvs == nil {
+			found.kvs = more
 		} else {
-			kvs = append(kvs, more...)
+			found.kvs = append(found.kvs, more...)
 		}
 	}
 	n, err := l.behind(ctx)
-	return kvs, l.seen + n, err
+	found.count = l.seen + n
+	return found, err
+}
+
+// nextReserved reads a page and reserves its memory. The first page is small, and is reserved once
+// it is there: many reads that wait for a range without a leader must not hold up the others. Later
+// pages are reserved before they are read. What a page has beyond that, because one value is large,
+// is in memory already and does not wait.
+func (l *spanReader) nextReserved(ctx context.Context) (*rangeapi.PageAnswer, error) {
+	h := l.at.reserved
+	reserved := int64(0)
+	if l.pageBytes = firstPageBytes; l.last != nil {
+		l.pageBytes = readPageBytes
+	}
+	if l.last != nil && h != nil {
+		reserved = min(readPageBytes, max(l.r.cfg.Answers.Reserve()-h.Bytes(), 0))
+		if err := l.r.reserve(ctx, h, reserved); err != nil {
+			return nil, err
+		}
+	}
+	p, err := l.next(ctx)
+	if err != nil || h == nil {
+		return p, err
+	}
+	size := int64(len(p.Keys))
+	if l.at.encoded == nil {
+		size += p.N * keyOverheadBytes
+	}
+	switch {
+	case size <= reserved:
+		h.Give(reserved - size)
+		return p, nil
+	case reserved == 0:
+		return p, l.r.reserve(ctx, h, size)
+	}
+	return p, l.r.tooLarge(h.Add(size - reserved))
 }

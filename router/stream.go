@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -28,12 +29,12 @@ const (
 // with only the revision, more and count. The request has no order and no filter. The node holds a
 // bounded part of the answer, however slow send is.
 func (r *Router) RangeStream(ctx context.Context, req *pb.RangeRequest, send func(keys []byte, last *pb.RangeResponse) error) error {
-	const least = streamPages * smallPageBytes
-	if all := r.reserved.Add(least); all > r.cfg.ReadBytes && all > least {
-		r.unreserve(least)
-		return kverror.New(kverror.TooManyRequests, "answers of %d bytes are under way, at most %d", all, r.cfg.ReadBytes)
+	least := r.cfg.Answers.Share()
+	defer least.Release()
+	if err := r.tooLarge(least.Take(ctx, min(streamPages*smallPageBytes, r.cfg.Answers.Reserve()))); err != nil {
+		return err
 	}
-	defer r.unreserve(least)
+	least.Complete() // it waits for its client, and nobody has to wait for that
 	if !req.GetSerializable() || r.cfg.Local == nil {
 		_, err := r.streamNow(ctx, req, send)
 		return err
@@ -56,7 +57,7 @@ func (r *Router) streamNow(ctx context.Context, req *pb.RangeRequest, send func(
 		if err != nil {
 			return false, err
 		}
-		s := &stream{r: r, req: req, at: readPoint{rev: now.Current, term: now.Term}, head: now.Current, send: send}
+		s := r.newStream(req, readPoint{rev: now.Current, term: now.Term}, now.Current, send)
 		err = s.run(ctx)
 		switch {
 		case err == nil:
@@ -99,7 +100,7 @@ func (r *Router) streamHere(ctx context.Context, req *pb.RangeRequest, send func
 
 // streamLocal is streamHere at a revision.
 func (r *Router) streamLocal(ctx context.Context, req *pb.RangeRequest, at keyspace.Revision, send func(keys []byte, last *pb.RangeResponse) error) (done bool, err error) {
-	s := &stream{r: r, req: req, at: readPoint{rev: at, where: nearest}, head: r.headerRevision(req, at), send: send}
+	s := r.newStream(req, readPoint{rev: at, where: nearest}, r.headerRevision(req, at), send)
 	switch err = s.run(ctx); {
 	case err == nil:
 		r.noteServed(req, s.head)
@@ -124,6 +125,12 @@ type stream struct {
 	begun bool
 	// seen counts the keys of the finished ranges.
 	seen int64
+	// large is what its pages hold beside the stream's own reservation. It never waits.
+	large budget.Share
+}
+
+func (r *Router) newStream(req *pb.RangeRequest, at readPoint, head keyspace.Revision, send func(keys []byte, last *pb.RangeResponse) error) *stream {
+	return &stream{r: r, req: req, at: at, head: head, send: send, large: r.cfg.Answers.Share()}
 }
 
 // fetched is a page on its way to the client.
@@ -170,11 +177,7 @@ func (s *stream) run(ctx context.Context) error {
 	defer func() {
 		cancel()
 		wg.Wait()
-		for _, q := range queues {
-			for f := range q {
-				s.r.unreserve(f.large)
-			}
-		}
+		s.large.Release()
 	}()
 	for i := range spans {
 		for len(queues) < min(i+2, len(spans)) {
@@ -201,8 +204,10 @@ func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched)
 	for !l.enough() {
 		f := fetched{}
 		if l.last != nil {
-			f.large = s.r.tryReserve(largePageBytes)
-			l.pageBytes = max(smallPageBytes, int(f.large))
+			l.pageBytes = smallPageBytes
+			if s.large.Try(largePageBytes) {
+				f.large, l.pageBytes = largePageBytes, largePageBytes
+			}
 		}
 		f.page, f.err = l.next(ctx)
 		l.at.term = 0
@@ -217,7 +222,6 @@ func (s *stream) fetch(ctx context.Context, l *spanReader, queue chan<- fetched)
 		select {
 		case queue <- f:
 		case <-ctx.Done():
-			s.r.unreserve(f.large)
 			return
 		}
 		if f.err != nil {
@@ -241,19 +245,13 @@ func (s *stream) reserveExcess(f *fetched, asked int) {
 	if more <= 0 {
 		return
 	}
-	f.large += more
-	if s.r.reserved.Add(more) > s.r.cfg.ReadBytes {
+	if !s.large.Try(more) {
 		f.sent = make(chan struct{})
+		if f.err = s.r.tooLarge(s.large.Add(more)); f.err != nil {
+			return
+		}
 	}
-}
-
-// tryReserve reserves bytes of the budget of answers if there is room.
-func (r *Router) tryReserve(bytes int64) int64 {
-	if r.reserved.Add(bytes) <= r.cfg.ReadBytes {
-		return bytes
-	}
-	r.unreserve(bytes)
-	return 0
+	f.large += more
 }
 
 // forward sends the pages of a span reader to the client.
@@ -263,7 +261,7 @@ func (s *stream) forward(queue <-chan fetched, lastSpan bool) error {
 		if err == nil {
 			err = s.pass(&f, lastSpan)
 		}
-		s.r.unreserve(f.large)
+		s.large.Give(f.large)
 		if err != nil {
 			return err
 		}
@@ -303,8 +301,8 @@ const (
 // each chunk and continues behind that chunk's last key, so keys may come twice. So this uses
 // etcd's chunks.
 func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
-	var reserved reservation
-	defer s.r.releaseAll(&reserved)
+	reserved := s.r.reservation()
+	defer reserved.Release()
 	at := s.at
 	at.reserved = &reserved
 	wanted, keys := s.req.GetLimit(), int64(firstChunkKeys)
@@ -325,9 +323,10 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 		if err != nil {
 			return kverror.New(kverror.Internal, "encode %d keys: %v", len(resp.GetKvs()), err)
 		}
-		if err := s.r.reserve(&reserved, int64(len(encoded))); err != nil {
+		if err := s.r.tooLarge(reserved.Add(int64(len(encoded)))); err != nil {
 			return err
 		}
+		reserved.Complete()
 		count += int64(len(resp.GetKvs()))
 		s.begun, s.at.term, at.term = true, 0, 0
 		if !resp.GetMore() || count == wanted {
@@ -336,7 +335,7 @@ func (s *stream) sorted(ctx context.Context, span keyspace.Span) error {
 		if err := s.send(encoded, nil); err != nil {
 			return err
 		}
-		s.r.releaseAll(&reserved)
+		reserved.Release()
 		span.Start = keyspace.Next(lastKey(resp))
 		switch {
 		case len(encoded) < chunkTargetBytes/2:

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -68,7 +69,7 @@ func TestAStreamIsTheRead(t *testing.T) {
 				if !m.ended || !proto.Equal(&m.resp, want) {
 					t.Fatalf("seed %d: %v\n got %v\nwant %v", seed, req, &m.resp, want)
 				}
-				if got := r.reserved.Load(); got != 0 {
+				if got := r.cfg.Answers.Held(); got != 0 {
 					t.Fatalf("seed %d: %v: %d bytes are held", seed, req, got)
 				}
 			}
@@ -164,8 +165,8 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 			c.mu.Lock()
 			ahead := c.pages - m.parts
 			c.mu.Unlock()
-			if most := int64(streamPages * (smallPageBytes + largePageBytes)); ahead > streamPages || r.reserved.Load() > most {
-				return fmt.Errorf("%d pages and %d bytes are ahead", ahead, r.reserved.Load())
+			if most := int64(streamPages * (smallPageBytes + largePageBytes)); ahead > streamPages || r.cfg.Answers.Held() > most {
+				return fmt.Errorf("%d pages and %d bytes are ahead", ahead, r.cfg.Answers.Held())
 			}
 			return m.send(keys, last)
 		})
@@ -176,13 +177,13 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func([]byte, *pb.RangeResponse) error { return gone }); !errors.Is(err, gone) {
 			t.Error(err)
 		}
-		if got := r.reserved.Load(); got != 0 {
+		if got := r.cfg.Answers.Held(); got != 0 {
 			t.Errorf("%d bytes are held", got)
 		}
 	})
 }
 
-// Streams without room are refused; with little room the pages are small.
+// Streams without room wait; with little room the pages are small.
 func TestStreamsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
@@ -204,14 +205,22 @@ func TestStreamsAreBounded(t *testing.T) {
 		if err := stream(); err != nil || sizes[smallPageBytes] != 3 || sizes[largePageBytes] == 0 || len(sizes) != 2 {
 			t.Errorf("with room: %v, pages %v", err, sizes)
 		}
-		r.cfg.ReadBytes = streamPages*smallPageBytes + 1
+		r.cfg.Answers = budget.New(streamPages*smallPageBytes+1, streamPages*smallPageBytes)
 		if err := stream(); err != nil || len(sizes) != 1 || sizes[smallPageBytes] == 0 {
 			t.Errorf("with little room: %v, pages %v", err, sizes)
 		}
-		r.reserved.Add(2)
-		if err := stream(); !errors.Is(err, kverror.TooManyRequests) || len(sizes) != 0 {
-			t.Errorf("without room: %v, pages %v", err, sizes)
+		first, leader := full(t, r, 2)
+		ended := make(chan error, 1)
+		go func() { ended <- stream() }()
+		synctest.Wait()
+		if len(sizes) != 0 || r.cfg.Answers.Waiting() != 1 {
+			t.Errorf("without room: pages %v", sizes)
 		}
+		first.Release()
+		if err := <-ended; err != nil || len(sizes) != 1 || sizes[smallPageBytes] == 0 {
+			t.Errorf("when room came: %v, pages %v", err, sizes)
+		}
+		leader.Release()
 	})
 }
 
@@ -283,7 +292,7 @@ func TestLastKeys(t *testing.T) {
 func TestALargeReadIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)
-		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Alive: alive, AnswerBytes: 4000})
+		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: c, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(1<<20, 4000)})
 		fill(t, c, r, 1)
 		for _, req := range []*pb.RangeRequest{
 			{Key: []byte{0}, RangeEnd: []byte{0}},
@@ -293,7 +302,7 @@ func TestALargeReadIsRefused(t *testing.T) {
 			if _, err := r.Range(t.Context(), req); !errors.Is(err, kverror.AnswerTooLarge) {
 				t.Errorf("%v: %v", req, err)
 			}
-			if got := r.reserved.Load(); got != 0 {
+			if got := r.cfg.Answers.Held(); got != 0 {
 				t.Errorf("%v: %d bytes are held", req, got)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -52,7 +53,7 @@ func TestAStreamOfLargeValues(t *testing.T) {
 				}
 			}
 			came := &pageBytes{Ranges: &oneByOne{c}}
-			r.cfg.Ranges, r.cfg.ReadBytes = came, s.budget
+			r.cfg.Ranges, r.cfg.Answers = came, budget.New(s.budget, 512<<20)
 			take, done := make(chan struct{}), make(chan error)
 			var m merged
 			go func() {
@@ -65,14 +66,14 @@ func TestAStreamOfLargeValues(t *testing.T) {
 			if got := came.bytes.Load(); got < s.holds*value || got >= (s.holds+1)*value {
 				t.Errorf("%s: a stalled stream holds %d bytes, want %d values", s.name, got, s.holds)
 			}
-			if got, held := r.reserved.Load(), came.bytes.Load(); got < held {
+			if got, held := r.cfg.Answers.Held(), came.bytes.Load(); got < held {
 				t.Errorf("%s: %d bytes are counted, %d are held", s.name, got, held)
 			}
 			close(take)
 			if err := <-done; err != nil || len(m.resp.Kvs) != keys {
 				t.Errorf("%s: %d keys, %v", s.name, len(m.resp.Kvs), err)
 			}
-			if got := r.reserved.Load(); got != 0 {
+			if got := r.cfg.Answers.Held(); got != 0 {
 				t.Errorf("%s: %d bytes are held in the end", s.name, got)
 			}
 		})
@@ -101,12 +102,12 @@ func TestASortedStreamCountsWhatItSends(t *testing.T) {
 		}
 		req := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, SortTarget: pb.RangeRequest_MOD}
 		err := r.RangeStream(t.Context(), req, func([]byte, *pb.RangeResponse) error {
-			if got := r.reserved.Load(); got < 2*value {
+			if got := r.cfg.Answers.Held(); got < 2*value {
 				t.Errorf("%d bytes count", got)
 			}
 			return nil
 		})
-		if got := r.reserved.Load(); err != nil || got != 0 {
+		if got := r.cfg.Answers.Held(); err != nil || got != 0 {
 			t.Errorf("%v, %d bytes count in the end", err, got)
 		}
 	})

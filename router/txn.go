@@ -21,13 +21,11 @@ const maxMisses = 3
 // runTxn runs a transaction over several ranges, or one that changes more than fits into one entry.
 // ctx ends with the router's timeout.
 func (r *Router) runTxn(ctx context.Context, req *pb.TxnRequest) (*pb.TxnResponse, error) {
-	bytes := int64(proto.Size(req))
-	if err := r.coordinator.enter(bytes); err != nil {
+	t, err := r.newTxn(ctx, req, int64(proto.Size(req)))
+	if err != nil {
 		return nil, err
 	}
 	r.cfg.Metrics.Txns.Inc()
-	t := &txn{r: r, req: req, id: r.coordinator.newID(), bytes: bytes}
-	t.retain()
 	defer t.release()
 	r.coordinator.addReader(t)
 	defer r.coordinator.removeReader(t)
@@ -83,7 +81,7 @@ func (t *txn) try(ctx context.Context) (*pb.TxnResponse, error) {
 
 // answerAt answers a path without changes by the state at the present revision.
 func (t *txn) answerAt(ctx context.Context, p *plan, now keyspace.SequenceAnswer) (*pb.TxnResponse, error) {
-	a := &assembly{r: t.r, plan: p, rev: now.Current, base: readPoint{rev: now.Current, term: now.Term, reserved: &t.reserved}}
+	a := &assembly{r: t.r, plan: p, rev: now.Current, base: readPoint{rev: now.Current, term: now.Term, reserved: &t.answer}}
 	resp, err := a.run(ctx, t.req)
 	if needsNewRevision(err) || errors.Is(err, kverror.Compacted) && !p.explicit() {
 		return nil, errStartOver

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -287,8 +288,8 @@ func TestCourseOfATransaction(t *testing.T) {
 				if got := f.commands(); !inOrder(got, c.want) {
 					t.Errorf("asked %s\nwant  %s", got, c.want)
 				}
-				if r.coordinator.bytes != 0 || len(r.coordinator.active) != 0 {
-					t.Errorf("%d bytes, %v left", r.coordinator.bytes, r.coordinator.active)
+				if r.coordinator.bytes.Held() != 0 || len(r.coordinator.active) != 0 {
+					t.Errorf("%d bytes, %v left", r.coordinator.bytes.Held(), r.coordinator.active)
 				}
 				for _, q := range f.sequenced {
 					if q.Count != 1 || len(q.Also) != 1 || q.Range+q.Also[0].Range != 4 {
@@ -663,7 +664,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				c.split(string(rune('a' + rng.IntN(26))))
 			}
 			kvs := slices.Clone(c.kvs)
-			a := &assembly{r: r, rev: c.rev, base: readPoint{rev: c.rev, reserved: &reservation{}}}
+			a := &assembly{r: r, rev: c.rev, base: readPoint{rev: c.rev, reserved: new(r.reservation())}}
 			for step := range 60 {
 				req := randomRange(rng, int64(c.rev)+2)
 				switch rng.IntN(3) {
@@ -720,7 +721,7 @@ func ownPut(a *assembly, kvs []*mvccpb.KeyValue, key []byte, rev int64, value st
 func TestTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, r := newRanges()
-		r.coordinator.maxBytes = 50
+		r.coordinator.bytes = budget.New(50, 100)
 		f.answer = func(keyspace.RangeID, rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 			time.Sleep(300 * time.Millisecond)
 			return nil, nil
@@ -733,9 +734,28 @@ func TestTransactionsAreBounded(t *testing.T) {
 			}
 		})
 		afterwards()
-		if _, err := r.Txn(t.Context(), txn); !errors.Is(err, kverror.TooManyRequests) {
-			t.Errorf("beside another one: %v", err)
+		wg.Go(func() {
+			if _, err := r.Txn(t.Context(), txn); err != nil {
+				t.Errorf("beside another one: %v", err)
+			}
+		})
+		afterwards()
+		if r.coordinator.bytes.Waiting() != 1 {
+			t.Error("beside another one it does not wait")
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := r.Txn(ctx, txn); !errors.Is(err, kverror.DeadlineExceeded) {
+			t.Errorf("beside two, until its deadline: %v", err)
+		}
+		wg.Wait()
+		time.Sleep(time.Second) // their locks are ended
+		wg.Go(func() {
+			if _, err := r.Txn(t.Context(), txn); err != nil {
+				t.Errorf("before a drain: %v", err)
+			}
+		})
+		afterwards()
 		r.Drain(t.Context())
 		if len(r.coordinator.active) != 0 {
 			t.Error("a drain does not wait")
@@ -767,38 +787,38 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 			r.coordinator.mu.Lock()
-			bytes := r.coordinator.bytes
+			bytes := r.coordinator.bytes.Held()
 			r.coordinator.mu.Unlock()
 			if bytes == 0 {
 				t.Errorf("a transaction at its %s is not counted", slow)
 			}
 			time.Sleep(5 * time.Second)
 			r.Stop()
-			if r.coordinator.bytes != 0 || r.coordinator.aborts != 0 {
-				t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes, r.coordinator.aborts)
+			if r.coordinator.bytes.Held() != 0 || r.coordinator.aborts != 0 {
+				t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes.Held(), r.coordinator.aborts)
 			}
 		})
 	}
 }
 
-// The previous keys of a transaction count in the budget of answers. Before the commit it is
-// refused for that; afterwards its answer is lost.
+// The answer of a transaction counts in the budget of answers, but does not wait: others may wait
+// for its locks, and a transaction that has happened gets its answer.
 func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 	large := &mvccpb.KeyValue{Key: []byte("k"), Value: []byte(strings.Repeat("v", 200))}
 	for name, c := range map[string]struct {
-		others bool
-		reads  bool
-		want   error
+		most  int64
+		reads bool
+		want  error
 	}{
-		"previous values":        {others: true, want: kverror.TooManyRequests},
-		"previous values, alone": {},
-		"reads":                  {others: true, reads: true, want: kverror.Timeout},
-		"reads, alone":           {reads: true},
+		"previous values":            {most: 10000},
+		"previous values, too large": {most: 100, want: kverror.AnswerTooLarge},
+		"reads":                      {most: 10000, reads: true},
+		"reads, too large":           {most: 100, reads: true, want: kverror.Timeout},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
-			r.cfg.ReadBytes = 100
-			r.large.Store(c.others)
+			r.cfg.Answers = budget.New(100, c.most)
+			first, leader := full(t, r, 100)
 			f.answer = func(_ keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				p, ok := op.(*rangeapi.Prepare)
 				if !ok || c.reads {
@@ -823,10 +843,12 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			}
 			afterwards()
 			r.Stop()
-			if got := r.reserved.Load(); got != 0 || r.large.Load() != c.others {
-				t.Errorf("%s: %d bytes are held, a large answer %v, want %v", name, got, r.large.Load(), c.others)
+			first.Release()
+			leader.Release()
+			if got := r.cfg.Answers.Held(); got != 0 {
+				t.Errorf("%s: %d bytes are held", name, got)
 			}
-			if committed := strings.Contains(f.commands(), "commit"); committed == errors.Is(c.want, kverror.TooManyRequests) {
+			if committed := strings.Contains(f.commands(), "commit"); committed == errors.Is(c.want, kverror.AnswerTooLarge) {
 				t.Errorf("%s: %s", name, f.commands())
 			}
 		})
@@ -870,8 +892,8 @@ func TestAbortsAreBounded(t *testing.T) {
 		f.mu.Unlock()
 		time.Sleep(time.Minute)
 		r.Stop()
-		if r.coordinator.bytes != 0 || r.coordinator.aborts != 0 {
-			t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes, r.coordinator.aborts)
+		if r.coordinator.bytes.Held() != 0 || r.coordinator.aborts != 0 {
+			t.Errorf("%d bytes, %d aborts left", r.coordinator.bytes.Held(), r.coordinator.aborts)
 		}
 	})
 }
@@ -938,8 +960,8 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 			defer f.mu.Unlock()
 			r.coordinator.mu.Lock()
 			defer r.coordinator.mu.Unlock()
-			if len(when) != forgotten || len(r.coordinator.active) != attempts || r.coordinator.bytes != 0 {
-				t.Errorf("records were forgotten at %v, %d attempts are left, %d bytes held", when, len(r.coordinator.active), r.coordinator.bytes)
+			if len(when) != forgotten || len(r.coordinator.active) != attempts || r.coordinator.bytes.Held() != 0 {
+				t.Errorf("records were forgotten at %v, %d attempts are left, %d bytes held", when, len(r.coordinator.active), r.coordinator.bytes.Held())
 			}
 			for _, at := range when {
 				if !at.Equal(when[0]) {

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -19,12 +21,12 @@ type txn struct {
 	r   *Router
 	req *pb.TxnRequest
 	id  rangeapi.TxnID
-	// bytes are reserved of the gateway's budget until refs is 0. The client's call and the
-	// goroutines that go on without it each hold a reference.
-	bytes int64
+	// bytes are what it holds of the gateway's budget of transactions until refs is 0. The client's
+	// call and the goroutines that go on without it each hold a reference.
+	bytes budget.Share
 	refs  atomic.Int32
-	// reserved are the bytes of the present attempt's answer so far, in the budget of answers.
-	reserved reservation
+	// answer is what the present attempt's answer holds so far of the budget of answers.
+	answer reservation
 	// seen are the outcomes of the compares at the last evaluation; nil assumes that all hold.
 	// wrong says that this is known to be false.
 	seen  outcomes
@@ -51,17 +53,30 @@ var (
 	errMissed = errors.New("router: the compares lead to another path")
 )
 
+// newTxn returns a transaction, for which it has waited until its bytes have room. Its answer does not wait for memory: others may wait for its locks.
+func (r *Router) newTxn(ctx context.Context, req *pb.TxnRequest, bytes int64) (*txn, error) {
+	t := &txn{r: r, req: req, bytes: r.coordinator.bytes.Share(), answer: r.reservation()}
+	t.answer.atOnce = true
+	if err := r.coordinator.enter(ctx, &t.bytes, bytes); err != nil {
+		t.bytes.Release()
+		return nil, err
+	}
+	t.id = r.coordinator.newID()
+	t.retain()
+	return t, nil
+}
+
 func (t *txn) retain() { t.refs.Add(1) }
 
 func (t *txn) release() {
 	if t.refs.Add(-1) == 0 {
-		t.r.coordinator.leave(t.bytes)
+		t.bytes.Release()
 		t.forgetAnswer()
 	}
 }
 
 // forgetAnswer releases what the attempt was told.
-func (t *txn) forgetAnswer() { t.r.releaseAll(&t.reserved) }
+func (t *txn) forgetAnswer() { t.answer.Release() }
 
 // pause returns the pause of a transaction that gave way.
 func (t *txn) pause() time.Duration {

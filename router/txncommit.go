@@ -53,7 +53,7 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 	}
 	as := &assembly{
 		r: a.t.r, plan: a.plan, participants: a.ps.order, rev: d.revision, changed: true,
-		base: readPoint{rev: d.revision, txn: &a.name, reserved: &a.t.reserved},
+		base: readPoint{rev: d.revision, txn: &a.name, reserved: &a.t.answer},
 	}
 	resp, err := as.run(ctx, a.t.req)
 	if err != nil {

@@ -49,7 +49,7 @@ func (a *txnAttempt) prepare(ctx context.Context, p *participant) error {
 		return err
 	}
 	p.answer = got.(*rangeapi.Prepared)
-	if err := a.t.r.reserve(&a.t.reserved, answerBytes(p.answer)); err != nil {
+	if err := a.t.r.reserve(ctx, &a.t.answer, answerBytes(p.answer)); err != nil {
 		return err
 	}
 	a.t.noteAbsent(p)

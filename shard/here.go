@@ -54,7 +54,7 @@ func (s *Store) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, 
 // ReadRevision, which must be set and becomes the header's. It fails with ReadAgain above the
 // replica's resolved revision, and with Compacted if the node has heard of a compaction above
 // the revision that the request names.
-func (s *Store) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
+func (s *Store) ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	r := s.Replica(req.Range)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
@@ -81,7 +81,7 @@ func (s *Store) ReadHere(_ context.Context, req *rangeapi.Request) (*rangeapi.Re
 	if err != nil {
 		return nil, err
 	}
-	budget := s.reads.Budget()
+	budget := s.reads.Budget(ctx)
 	defer budget.Release()
 	resp, _, err := r.reader.Read(req.Op, req.ReadRevision, at, &budget)
 	if err != nil {

@@ -33,10 +33,10 @@ type Limits struct {
 	// Default 64.
 	InflightBatches int
 	// ScanBytes bounds what one request may read into memory: compares, previous
-	// values and answers. Default 256 MiB. TooManyRequests beyond it.
+	// values and answers. Default 256 MiB. AnswerTooLarge beyond it.
 	ScanBytes int64
 	// ReadBytes bounds what all requests of the node have read into memory and not
-	// answered. Default 512 MiB. TooManyRequests beyond it, but for one alone.
+	// answered. Default 512 MiB. More wait, but for one alone.
 	ReadBytes int64
 	// AnswerBytes bounds the keys of one answer to a RangeRequest of a span. Default
 	// 8 MiB, well below what a message of the bus may have. ReadByPages beyond it: the

@@ -148,7 +148,7 @@ func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds ke
 	if err := r.stillLeads(req, bounds, term); err != nil {
 		return nil, err
 	}
-	budget := r.store.reads.Budget()
+	budget := r.store.reads.Budget(ctx)
 	defer budget.Release()
 	resp, oldest, err := r.reader.Read(req.Op, rev, at, &budget)
 	if err != nil {

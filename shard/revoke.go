@@ -202,7 +202,7 @@ func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *
 	if !ok {
 		return a, nil
 	}
-	budget := r.store.reads.Budget()
+	budget := r.store.reads.Budget(ctx)
 	defer budget.Release()
 	size := 0
 	err = r.data.Attached(op.Lease, span, func(key []byte) error {

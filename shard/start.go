@@ -33,7 +33,7 @@ func NewStore(cfg Config) *Store {
 		replicas: make(map[keyspace.RangeID]*Replica),
 		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
-	s.reads.Node, s.reads.OneBytes, s.reads.AllBytes = cfg.Self, cfg.Limits.ScanBytes, cfg.Limits.ReadBytes
+	s.reads = eval.NewReadLimit(cfg.Limits.ScanBytes, cfg.Limits.ReadBytes)
 	s.compacted.Store(-1)
 	s.metrics.compacted.Set(-1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -75,7 +75,7 @@ func (s *Store) newPipes() pipeline.Shared {
 			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
 		},
 		Pool: pipeline.NewPool(s.cfg.Clock), Budget: pipeline.NewBudget(s.cfg.Self, l.PendingBytes, overloaded, s.metrics.pipeline),
-		Reads: &s.reads, Cache: s.cache, Metrics: s.metrics.pipeline, After: s.after,
+		Reads: s.reads, Cache: s.cache, Metrics: s.metrics.pipeline, After: s.after,
 	}
 }
 

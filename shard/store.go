@@ -123,7 +123,7 @@ type Store struct {
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
 	// reads bounds what requests hold of what they have read.
-	reads eval.ReadLimit
+	reads *eval.ReadLimit
 
 	ctx    context.Context
 	cancel context.CancelFunc

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -44,7 +45,7 @@ type txnCommand struct {
 	// hull is what a revoke sweeps.
 	hull keyspace.Span
 	// reading is what the answer holds of the node's budget of reads, until it is given.
-	reading int64
+	reading budget.Share
 }
 
 var _ pipeline.Operation = (*txnCommand)(nil)
@@ -55,8 +56,8 @@ func (s *txnCommand) Command() rangeapi.TxnCommand { return s.op }
 // Answered implements pipeline.Effect: it gives back what the answer holds of the node's budget
 // of reads.
 func (s *txnCommand) Answered() {
-	s.r.store.reads.GiveBack(s.reading)
-	s.reading = 0
+	s.reading.Release()
+	s.reading = budget.Share{}
 }
 
 // Txn serves one command of a transaction over several ranges at a replica of this node.
@@ -216,7 +217,7 @@ func (s *txnCommand) evaluatePrepare(c *pipeline.Call, op *rangeapi.Prepare, pas
 	s.Answered()
 	p, err := e.Prepare(op, r.store.cfg.Limits.MaxEntryBytes/4, r.store.cfg.Limits.PrevBytes)
 	if p.HoldsRead {
-		s.reading = pass.Budget.Taken()
+		s.reading = pass.Budget.Keep()
 	} else {
 		pass.Budget.Release()
 	}

@@ -67,18 +67,18 @@ func (a attachable) Attachable(lease keyspace.LeaseID) bool { return slices.Cont
 type world struct {
 	store  memStore
 	guard  sync.Mutex
-	limit  ReadLimit
+	limit  *ReadLimit
 	budget Budget
 	in     Input
 }
 
 func newWorld() *world {
-	w := &world{limit: ReadLimit{OneBytes: 1 << 20, AllBytes: 1 << 20}}
+	w := &world{limit: NewReadLimit(1<<20, 1<<20)}
 	w.store.versions = []mvcc.Version{
 		{Key: []byte("a"), Mod: 5, Create: 5, Version: 1, Value: []byte("va")},
 		{Key: []byte("b"), Mod: 6, Create: 4, Version: 2, Lease: 7, Value: []byte("vb")},
 	}
-	w.budget = w.limit.Budget()
+	w.budget = w.limit.AtOnce()
 	cache := NewVersionCache(1 << 20)
 	epochs := NewKeyEpochs(cache)
 	w.in = Input{

@@ -132,7 +132,7 @@ func (w *world) scanned(txn *pb.TxnRequest) int64 {
 	w.t.Helper()
 	pass := &Pass{}
 	in := w.Input(pass)
-	pass.Budget = w.shared.Reads.Budget()
+	pass.Budget = w.shared.Reads.AtOnce()
 	defer pass.Budget.Release()
 	in.Base, in.Guard, in.Overlay, in.Epochs = eval.Newest, &w.mu, w.p.overlay, &w.epochs
 	in.MaxWriteBytes, in.Budget = 1<<20, &pass.Budget

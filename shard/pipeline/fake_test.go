@@ -85,7 +85,7 @@ func newWorld(t testing.TB, change ...func(*Limits)) *world {
 			RangePendingBytes: 1 << 20, BatchRequests: 100, MaxEntryBytes: 1 << 20,
 			InflightBatches: 8, EvaluateTurn: time.Hour, FateTimeout: 7 * time.Second,
 		},
-		Pool: NewPool(clock.System()), Reads: &eval.ReadLimit{OneBytes: 1 << 20, AllBytes: 1 << 20}, Cache: eval.NewVersionCache(1 << 20), Metrics: m,
+		Pool: NewPool(clock.System()), Reads: eval.NewReadLimit(1<<20, 1<<20), Cache: eval.NewVersionCache(1 << 20), Metrics: m,
 		After: func(d time.Duration, f func()) { w.timers = append(w.timers, timer{d, f}) },
 	}
 	for _, f := range change {

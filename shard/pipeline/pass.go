@@ -128,7 +128,7 @@ func (p *Pipeline) confirmNow(out *Answers) {
 
 // Evaluation returns the pass's evaluation, made anew for the call.
 func (p *Pipeline) Evaluation(c *Call, pass *Pass) *eval.Evaluation {
-	pass.Budget = p.shared.Reads.Budget()
+	pass.Budget = p.shared.Reads.AtOnce()
 	in := p.env.Input(pass)
 	pass.watched.Store, in.Store = in.Store, &pass.watched
 	p.mu.Lock()
