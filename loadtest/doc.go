@@ -33,6 +33,7 @@
 // # Files
 //
 //	run.go       the phases of a run
+//	reads.go     many clients that read large answers, and a watcher beside them
 //	verify.go    the keys at the end, against the ledger
 //	client.go    the clients, closed and open loop
 //	config.go    what a run is told

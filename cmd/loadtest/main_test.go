@@ -44,6 +44,11 @@ func TestUsageErrors(t *testing.T) {
 		{"run --cert c.pem", "--cert and --key go together"},
 		{"run --cacert no-such-file", "no-such-file"},
 		{"run --data-dir no-such-dir", "data-dir: stat no-such-dir"},
+		{"reads --clients 0", "clients: 0"},
+		{"reads --answer-size 10 --value-size 20", "answer-size: 10 bytes"},
+		{"reads --duration 0", "duration: 0s"},
+		{"reads --value-size 0", "value-size: 0"},
+		{"reads positional", "positional"},
 		{"empty --value-size -1", "value-size: -1"},
 		{"empty positional", "positional"},
 	} {
@@ -55,7 +60,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}, {"reads", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
