@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -8,6 +9,11 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/internal/budget"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/watch"
 )
 
 // More is read at a time than the memory budget holds: spans, spans that a node sorts, streams, and
@@ -85,4 +91,68 @@ func testReadLoad(r *rig) {
 		})
 	}
 	wg.Wait()
+}
+
+// While reads wait, and none gets on, watchers get their events as soon as otherwise: those of now
+// and those of the past. Puts, and gets of single keys, do not wait either.
+func TestOnlyReadsWaitForReads(t *testing.T) {
+	bubble(t, 1, borders(4), func(o *Options) { o.MemoryBytes, o.WALSegmentBytes = 16<<20, 4<<20 }, func(r *rig) {
+		n := r.nodes[0]
+		r.spread(n, 4, "small")
+		answers := n.core.answers
+		ctx, cancel := context.WithCancel(r.t.Context())
+		var held [2]budget.Share
+		for i := range held { // the second one leads
+			held[i] = answers.Share()
+			bytes := n.core.budget.Reads
+			if i == 1 {
+				bytes = answers.Reserve()
+			}
+			if err := held[i].Take(ctx, bytes); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		var waiting sync.WaitGroup
+		for range 10 {
+			waiting.Go(func() {
+				_, err := n.core.router.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+				r.wantKind("a read that finds no memory, and whose client goes away", err, kverror.Canceled)
+			})
+		}
+		time.Sleep(time.Minute)
+		if got := answers.Waiting(); got < 10 {
+			r.t.Errorf("%d reads wait", got)
+		}
+		for _, start := range []keyspace.Revision{0, 1} {
+			s := n.core.Watches().NewStream()
+			if _, _, err := s.Watch(ctx, 1, watch.Request{Start: start}); err != nil {
+				r.t.Fatal(err)
+			}
+			value := fmt.Sprint("from ", start)
+			began := time.Now()
+			r.mustPut(n, keyOf(1), value)
+			r.mustGet(n, keyOf(1), value)
+			for told := false; !told; {
+				d, err := s.Next(ctx)
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				for _, e := range d.Events {
+					told = told || string(e.Kv.Value) == value
+				}
+			}
+			if late := time.Since(began); late > 150*time.Millisecond {
+				r.t.Errorf("a watcher from %d: its event came after %v", start, late)
+			}
+			s.Close()
+		}
+		cancel()
+		waiting.Wait()
+		for i := range held {
+			held[i].Release()
+		}
+		if got := answers.Held(); got != 0 {
+			r.t.Errorf("%d bytes are held in the end", got)
+		}
+	})
 }

@@ -18,6 +18,9 @@ type reservation struct {
 	atOnce bool
 }
 
+// errMemoryNotSoon says that a serializable read has waited for memory, and not for leaders.
+var errMemoryNotSoon = errors.New("router: there is no memory soon")
+
 // reservation returns one that holds nothing.
 func (r *Router) reservation() reservation { return reservation{Share: r.cfg.Answers.Share()} }
 
@@ -29,7 +32,11 @@ func (r *Router) reserve(ctx context.Context, h *reservation, bytes int64) error
 	if h.atOnce {
 		return r.tooLarge(h.Add(bytes))
 	}
-	return r.tooLarge(h.Take(ctx, bytes))
+	err := h.Take(ctx, bytes)
+	if err != nil && errors.Is(context.Cause(ctx), errNotSoon) {
+		return errMemoryNotSoon
+	}
+	return r.tooLarge(err)
 }
 
 // tooLarge returns the client's error for one of the budget.

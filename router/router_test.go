@@ -373,8 +373,8 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 	})
 }
 
-// full has two other answers take the budget: the first one bytes of what all share, the leader what
-// one may have beside that.
+// full has two other answers take the budget. The first one takes bytes of the shared area. The
+// leader takes the whole reserve.
 func full(t *testing.T, r *Router, bytes int64) (first, leader *budget.Share) {
 	t.Helper()
 	f, l := r.cfg.Answers.Share(), r.cfg.Answers.Share()

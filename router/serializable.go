@@ -30,6 +30,10 @@ func (r *Router) serializable(ctx context.Context, req *pb.RangeRequest, read fu
 		err := read(soon, readPoint{rev: highest, where: nearest})
 		late := errors.Is(context.Cause(soon), errNotSoon)
 		cancel()
+		if errors.Is(err, errMemoryNotSoon) {
+			// It says nothing about the leaders.
+			err, late = read(ctx, readPoint{rev: highest, where: nearest}), false
+		}
 		if err == nil || ctx.Err() != nil || isFinal(req, err) {
 			return true, err
 		}

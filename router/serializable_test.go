@@ -14,6 +14,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -407,5 +408,36 @@ func TestSerializableRefusals(t *testing.T) {
 		if l.asked > 0 || c.sequenced > before {
 			t.Errorf("leaders were asked %d times, the sequencer %d times", l.asked, c.sequenced-before)
 		}
+	})
+}
+
+// A serializable read that waits for memory is not taken for one whose leaders are silent: it reads
+// at the same revision as otherwise.
+func TestASerializableReadWaitsForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		l := &locals{cluster: c, resolved: map[string]keyspace.Revision{"": 4, "m": 7}}
+		r := newRouter(c)
+		c.split("m")
+		r.Learn(c.descs...)
+		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.cfg.Ranges, r.cfg.Local, r.cfg.Answers = l, l, budget.New(100, 10000)
+		first, leader := full(t, r, 100)
+		// The turn comes after a moment, and the memory after longer than leaders are waited for.
+		time.AfterFunc(time.Second, func() { first.Give(1) })
+		time.AfterFunc(time.Minute, leader.Release)
+		began := time.Now()
+		resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, Serializable: true})
+		if err != nil || resp.Header.Revision != 7 || len(resp.Kvs) != 6 {
+			t.Errorf("%v, %v", resp, err)
+		}
+		if took := time.Since(began); took != time.Minute {
+			t.Errorf("it took %v", took)
+		}
+		first.Release()
 	})
 }

@@ -34,15 +34,12 @@ type spanReader struct {
 	pageBytes int
 }
 
-// readPageBytes bounds a page of an answer that is put together, and firstPageBytes the first one.
-const (
-	firstPageBytes = 256 << 10
-	readPageBytes  = 1 << 20
-)
+// readPageBytes bounds a page of an answer that is put together.
+const readPageBytes = 1 << 20
 
 // newSpanReader returns a reader of the span. A limit of 0 is none.
 func (r *Router) newSpanReader(span keyspace.Span, req *pb.RangeRequest, at readPoint, limit int64) *spanReader {
-	return &spanReader{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0}
+	return &spanReader{r: r, req: req, at: at, rest: span, left: limit, unlimited: limit <= 0, pageBytes: readPageBytes}
 }
 
 // enough says whether nothing more is wanted.
@@ -152,16 +149,13 @@ func (l *spanReader) all(ctx context.Context) (found foundKeys, err error) {
 	return found, err
 }
 
-// nextReserved reads a page and reserves its memory. The first page is small, and is reserved once
-// it is there: many reads that wait for a range without a leader must not hold up the others. Later
-// pages are reserved before they are read. What a page has beyond that, because one value is large,
-// is in memory already and does not wait.
+// nextReserved reads a page and reserves its memory. The first page is reserved once it is there:
+// most answers are smaller than a page, and many reads that wait for a range without a leader must
+// not hold up the others. Later pages are reserved before they are read. A page may be larger because
+// of one value. The excess is in memory already, so it does not wait.
 func (l *spanReader) nextReserved(ctx context.Context) (*rangeapi.PageAnswer, error) {
 	h := l.at.reserved
 	reserved := int64(0)
-	if l.pageBytes = firstPageBytes; l.last != nil {
-		l.pageBytes = readPageBytes
-	}
 	if l.last != nil && h != nil {
 		reserved = min(readPageBytes, max(l.r.cfg.Answers.Reserve()-h.Bytes(), 0))
 		if err := l.r.reserve(ctx, h, reserved); err != nil {
