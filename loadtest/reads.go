@@ -123,12 +123,13 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 	tally := errorTally{}
 	began := c.Clock.Now()
 	for range c.Clients {
-		own, err := connect()
-		if err != nil {
-			return nil, fmt.Errorf("reads: connect to %s: %w", c.Endpoint, err)
-		}
-		defer own.Close()
 		reading.Go(func() {
+			own, err := connect()
+			if err != nil {
+				tally.add(errorKind(err), 1)
+				return
+			}
+			defer own.Close()
 			for ctx.Err() == nil && c.Clock.Now().Sub(began) < c.Duration {
 				resp, err := own.Get(ctx, readsPrefix, clientv3.WithPrefix())
 				switch {

@@ -18,8 +18,12 @@ type reservation struct {
 	atOnce bool
 }
 
-// errMemoryNotSoon says that a serializable read has waited for memory, and not for leaders.
-var errMemoryNotSoon = errors.New("router: there is no memory soon")
+var (
+	// errNotSoon ends a serializable read's wait for leaders.
+	errNotSoon = errors.New("router: no leader answers soon")
+	// errMemoryNotSoon says that the read has waited for memory, and not for leaders.
+	errMemoryNotSoon = errors.New("router: there is no memory soon")
+)
 
 // reservation returns one that holds nothing.
 func (r *Router) reservation() reservation { return reservation{Share: r.cfg.Answers.Share()} }

@@ -106,9 +106,6 @@ func (r *route) quorum(lives func(keyspace.NodeID) bool) bool {
 	return 2*living[0] > all[0] && 2*living[1] > all[1]
 }
 
-// errNotSoon ends a serializable read's wait for leaders.
-var errNotSoon = errors.New("router: no leader answers soon")
-
 // localRanges is what this node's replicas know of the ranges of a read: their highest and lowest
 // resolved revision. All of them can be read from revision from on, which may be above those.
 // served is the highest revision at which one of them was read.

@@ -149,9 +149,9 @@ func (l *spanReader) all(ctx context.Context) (found foundKeys, err error) {
 	return found, err
 }
 
-// nextReserved reads a page and reserves its memory. The first page is reserved once it is there:
-// most answers are smaller than a page, and many reads that wait for a range without a leader must
-// not hold up the others. Later pages are reserved before they are read. A page may be larger because
+// nextReserved reads a page and reserves its memory. The first page is reserved once it is there.
+// Most answers are smaller than a page, and reads that wait for a range without a leader must not
+// hold up the others. Later pages are reserved before they are read. A page may be larger because
 // of one value. The excess is in memory already, so it does not wait.
 func (l *spanReader) nextReserved(ctx context.Context) (*rangeapi.PageAnswer, error) {
 	h := l.at.reserved

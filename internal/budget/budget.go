@@ -234,11 +234,17 @@ func (s *Share) Bytes() int64 {
 	return s.bytes
 }
 
-// grantLocked gives those that wait what is there.
+// grantLocked gives those that wait what is there. A leader that moves to the reserve makes room for
+// those before it.
 func (b *Bytes) grantLocked() {
-	if len(b.waiting) == 0 {
-		return
+	for len(b.waiting) > 0 {
+		if moved := b.grantOnceLocked(); !moved {
+			return
+		}
 	}
+}
+
+func (b *Bytes) grantOnceLocked() (moved bool) {
 	kept := b.waiting[:0]
 	full := false // somebody in front waits for the shared area
 	for _, w := range b.waiting {
@@ -254,15 +260,20 @@ func (b *Bytes) grantLocked() {
 			full = true
 			kept = append(kept, w)
 			continue
-		case !b.leadLocked(s, w.bytes):
-			kept = append(kept, w)
-			continue
+		default:
+			before := s.inReserve
+			if !b.leadLocked(s, w.bytes) {
+				kept = append(kept, w)
+				continue
+			}
+			moved = moved || !before
 		}
 		s.bytes += w.bytes
 		close(w.granted)
 	}
 	clear(b.waiting[len(kept):])
 	b.waiting = kept
+	return moved
 }
 
 // leadLocked gives the leader bytes of the reserve, if they are there.

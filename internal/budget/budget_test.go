@@ -17,7 +17,7 @@ import (
 
 // TestStories: see testdata. Each command runs until everybody waits.
 func TestStories(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/order", func(t *testing.T, path string) {
 		var b *Bytes
 		var shares map[string]*Share
 		var cancels map[string]context.CancelFunc
@@ -106,6 +106,7 @@ func TestNobodyWaitsForEver(t *testing.T) {
 }
 
 func randomLoad(t *testing.T, seed uint64) {
+	t.Helper()
 	const shareable, reserve, most = 100, 400, 20
 	b := New(shareable, reserve)
 	var wg sync.WaitGroup
