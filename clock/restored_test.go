@@ -30,7 +30,7 @@ func TestRestoredEnds(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Skipf("no events of the kernel here: %v", err)
-	case <-time.After(50 * time.Millisecond): //nolint:forbidigo // the listener begins in real time
+	case <-time.After(50 * time.Millisecond): // the listener begins in real time
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -182,7 +182,7 @@ func TestReadOfAnOldSequencerThatWaits(t *testing.T) {
 		name := nameAged(1)
 		held := run(&rangeapi.Prepare{Name: name, Anchor: []byte("z"), Writes: writeAt("k")}).(*rangeapi.Prepared)
 		done := read(t, w, 101)
-		run(&rangeapi.Resolve{Name: name, Lock: held.Lock, Revision: 10001, Term: 8})
+		_ = run(&rangeapi.Resolve{Name: name, Lock: held.Lock, Revision: 10001, Term: 8})
 		if err := <-done; !errors.Is(err, kverror.ReadAgain) {
 			t.Errorf("the end of the lock names the successor: %v", err)
 		}

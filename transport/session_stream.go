@@ -156,14 +156,14 @@ func (s *Session) serveStream(c Class, f *frame) error {
 		return nil
 	}
 	from, fn := s.cfg.Peer, entry.fn
-	switch to := f.node; f.kind {
-	case framePassedOpen:
+	if f.kind == framePassedOpen {
 		if from = f.node; e.peer(from) == nil {
 			refuse(statusNoRoute)
 			return nil
 		}
-	case framePassOpen:
-		m := f.method
+	}
+	if f.kind == framePassOpen {
+		to, m := f.node, f.method
 		fn = func(_ context.Context, _ keyspace.NodeID, first []byte, st Stream) error {
 			return s.passStream(to, m, c, first, st)
 		}
@@ -216,11 +216,11 @@ func (s *Session) passStream(to keyspace.NodeID, m Method, c Class, first []byte
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		if err, ended := pump(e.ctx, back, ahead); ended {
+		if ended, err := pump(e.ctx, back, ahead); ended {
 			ahead.Close(passedEnd(err))
 		}
 	}()
-	err, ended := pump(e.ctx, ahead, back)
+	ended, err := pump(e.ctx, ahead, back)
 	if ended {
 		back.Close(passedEnd(err)) // and so ends the other pump
 	}
@@ -231,17 +231,17 @@ func (s *Session) passStream(to keyspace.NodeID, m Method, c Class, first []byte
 
 // pump moves messages from one stream to the other until one of them ends. ended says that it
 // was from, and err is how: nil if it was closed without error.
-func pump(ctx context.Context, from, to Stream) (err error, ended bool) {
+func pump(ctx context.Context, from, to Stream) (ended bool, err error) {
 	for {
 		payload, err := from.Recv(ctx)
 		switch {
 		case errors.Is(err, io.EOF):
-			return nil, true
+			return true, nil
 		case err != nil:
-			return err, true
+			return true, err
 		}
 		if err := to.Send(ctx, payload); err != nil {
-			return err, false
+			return false, err
 		}
 		Recycle(payload)
 	}

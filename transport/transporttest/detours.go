@@ -122,39 +122,7 @@ func testDetourCall(t *testing.T, h Harness) {
 func testDetourStream(t *testing.T, h Harness) {
 	const messages, bytes = 200, 32 << 10
 	handlers := make(chan error, 4)
-	g := newTriangle(t, h, func(b Bus) {
-		b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) (err error) {
-			defer func() { handlers <- err }()
-			if b.Self() != 2 || from != 1 {
-				return fmt.Errorf("at %s from %s", b.Self(), from)
-			}
-			switch string(first) {
-			case "fail":
-				return &transport.RemoteError{Code: 9, Message: "no"}
-			case "fill":
-				for i := range messages {
-					p := make([]byte, bytes)
-					p[0] = byte(i)
-					if err := s.Send(ctx, p); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			for {
-				p, err := s.Recv(ctx)
-				if errors.Is(err, io.EOF) {
-					return nil
-				}
-				if err == nil {
-					err = s.Send(ctx, p)
-				}
-				if err != nil {
-					return err
-				}
-			}
-		})
-	})
+	g := newTriangle(t, h, func(b Bus) { handleDetours(b, handlers, messages, bytes) })
 	ctx := within(t)
 	open := func(first string) transport.Stream {
 		t.Helper()
@@ -184,7 +152,7 @@ func testDetourStream(t *testing.T, h Harness) {
 		t.Errorf("the handler's error: %v", err)
 	}
 	s.Close(nil)
-	receive(t, handlers)
+	_ = receive(t, handlers)
 	s = open("echo")
 	if err := s.Send(ctx, []byte("x")); err != nil {
 		t.Fatal(err)
@@ -196,13 +164,20 @@ func testDetourStream(t *testing.T, h Harness) {
 	if err := receive(t, handlers); err != nil {
 		t.Errorf("the opener has closed: %v", err)
 	}
-	s = open("echo")
+	testDetourMended(t, g, open, handlers)
+}
+
+// testDetourMended mends the link of a triangle.
+func testDetourMended(t *testing.T, g *triangle, open func(string) transport.Stream, handlers <-chan error) {
+	t.Helper()
+	ctx := within(t)
+	s := open("echo")
 	g.h.Mend(g.a, g.b)
 	if _, err := s.Recv(ctx); !errors.Is(err, transport.ErrUnreachable) {
 		t.Errorf("the direct way is open again: %v", err)
 	}
 	s.Close(nil)
-	receive(t, handlers)
+	_ = receive(t, handlers)
 	_ = g.r.Close()
 	s = open("echo")
 	if err := s.Send(ctx, []byte("y")); err != nil {
@@ -212,112 +187,167 @@ func testDetourStream(t *testing.T, h Harness) {
 		t.Errorf("directly: %q, %v", p, err)
 	}
 	s.Close(nil)
-	receive(t, handlers)
+	_ = receive(t, handlers)
+}
+
+// handleDetours serves the streams of testDetourStream.
+func handleDetours(b Bus, handlers chan<- error, messages, bytes int) {
+	b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, from keyspace.NodeID, first []byte, s transport.Stream) (err error) {
+		defer func() { handlers <- err }()
+		if b.Self() != 2 || from != 1 {
+			return fmt.Errorf("at %s from %s", b.Self(), from)
+		}
+		switch string(first) {
+		case "fail":
+			return &transport.RemoteError{Code: 9, Message: "no"}
+		case "fill":
+			for i := range messages {
+				p := make([]byte, bytes)
+				p[0] = byte(i)
+				if err := s.Send(ctx, p); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		for {
+			p, err := s.Recv(ctx)
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err == nil {
+				err = s.Send(ctx, p)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// endings are what the handlers of streams that end have to say.
+type endings struct {
+	t *testing.T
+	// sent is how many messages a handler has sent, ends what it got and then saw.
+	sent chan int
+	ends chan ending
+}
+
+type ending struct {
+	got int
+	err error
+}
+
+const (
+	endMessages = 55 // of endBytes: more than the relay and one window hold together
+	endBytes    = 32 << 10
+)
+
+// patient sends until nothing moves any more.
+func patient(ctx context.Context, s transport.Stream) (n int) {
+	for ; n < endMessages; n++ {
+		c, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		err := s.Send(c, make([]byte, endBytes))
+		cancel()
+		if err != nil {
+			break
+		}
+	}
+	return n
+}
+
+func (o *endings) drain(s transport.Stream) (e ending) {
+	for {
+		if _, e.err = s.Recv(within(o.t)); e.err != nil {
+			return e
+		}
+		e.got++
+	}
+}
+
+func (o *endings) register(b Bus) {
+	b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, _ keyspace.NodeID, first []byte, s transport.Stream) error {
+		switch string(first) {
+		case "send", "fail":
+			o.sent <- patient(ctx, s)
+			if string(first) == "fail" {
+				return &transport.RemoteError{Code: 9, Message: "no"}
+			}
+		case "late":
+			for c, i := within(o.t), 0; i < 100; i++ {
+				pause(c)
+			}
+			o.ends <- o.drain(s)
+		case "wait":
+			o.sent <- 0
+			o.ends <- o.drain(s)
+		}
+		return nil
+	})
+}
+
+func (o *endings) open(g *triangle, first string) transport.Stream {
+	o.t.Helper()
+	s, err := g.a.OpenStream(within(o.t), 2, methodRequest, []byte(first))
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return s
 }
 
 // testDetourEnds: whatever ends a stream that goes around, each side gets all that the other one
-// has sent before its end, and how it has ended. A lost side or relay is no clean end.
+// has sent before its end, and how it has ended.
 func testDetourEnds(t *testing.T, h Harness) {
-	const messages, bytes = 55, 32 << 10 // more than the relay and one window hold together
-	type end struct {
-		got int
-		err error
-	}
-	sent, ends := make(chan int, 1), make(chan end, 1)
-	// patient sends until nothing moves any more.
-	patient := func(ctx context.Context, s transport.Stream) (n int) {
-		for ; n < messages; n++ {
-			c, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-			err := s.Send(c, make([]byte, bytes))
-			cancel()
-			if err != nil {
-				break
-			}
-		}
-		return n
-	}
-	drain := func(s transport.Stream) (e end) {
-		for {
-			if _, e.err = s.Recv(within(t)); e.err != nil {
-				return e
-			}
-			e.got++
-		}
-	}
-	register := func(b Bus) {
-		b.HandleStream(methodRequest, transport.ClassRequest, func(ctx context.Context, _ keyspace.NodeID, first []byte, s transport.Stream) error {
-			switch string(first) {
-			case "send", "fail":
-				sent <- patient(ctx, s)
-				if string(first) == "fail" {
-					return &transport.RemoteError{Code: 9, Message: "no"}
-				}
-			case "late":
-				for c, i := within(t), 0; i < 100; i++ {
-					pause(c)
-				}
-				ends <- drain(s)
-			case "wait":
-				sent <- 0
-				ends <- drain(s)
-			}
-			return nil
-		})
-	}
-	g := newTriangle(t, h, register)
-	open := func(first string) transport.Stream {
-		t.Helper()
-		s, err := g.a.OpenStream(within(t), 2, methodRequest, []byte(first))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
+	o := &endings{t: t, sent: make(chan int, 1), ends: make(chan ending, 1)}
+	g := newTriangle(t, h, o.register)
 	for _, first := range []string{"send", "fail"} {
-		s := open(first)
-		n := receive(t, sent)
+		s := o.open(g, first)
+		n := receive(t, o.sent)
 		_ = s.Send(within(t), []byte("nobody reads it"))
 		for c, i := within(t), 0; i < 20; i++ {
 			pause(c)
 		}
 		var re *transport.RemoteError
-		if e := drain(s); e.got != n || errors.Is(e.err, io.EOF) != (first == "send") || errors.As(e.err, &re) != (first == "fail") {
+		if e := o.drain(s); e.got != n || errors.Is(e.err, io.EOF) != (first == "send") || errors.As(e.err, &re) != (first == "fail") {
 			t.Errorf("%s: the handler sent %d messages, %d came, then %v", first, n, e.got, e.err)
 		}
 		s.Close(nil)
 	}
-	s := open("late")
+	s := o.open(g, "late")
 	n := patient(within(t), s)
 	s.Close(nil)
-	if e := receive(t, ends); e.got != n || !errors.Is(e.err, io.EOF) {
+	if e := receive(t, o.ends); e.got != n || !errors.Is(e.err, io.EOF) {
 		t.Errorf("the opener sent %d messages and closed; the handler got %d, then %v", n, e.got, e.err)
 	}
-	s = open("wait")
-	receive(t, sent)
+	s = o.open(g, "wait")
+	receive(t, o.sent)
 	g.a.RemovePeer(2)
 	if _, err := s.Recv(within(t)); !errors.Is(err, transport.ErrNoRoute) {
 		t.Errorf("the receiver is removed: %v", err)
 	}
 	s.Close(nil)
-	receive(t, ends)
+	receive(t, o.ends)
+}
 
-	g.close()
-	g = newTriangle(t, h, register)
-	open("wait")
-	receive(t, sent)
+// testDetourLost: a lost side, or a lost relay, is no clean end of a stream.
+func testDetourLost(t *testing.T, h Harness) {
+	o := &endings{t: t, sent: make(chan int, 1), ends: make(chan ending, 1)}
+	g := newTriangle(t, h, o.register)
+	o.open(g, "wait")
+	receive(t, o.sent)
 	_ = g.a.Close()
-	if e := receive(t, ends); e.err == nil || errors.Is(e.err, io.EOF) {
+	if e := receive(t, o.ends); e.err == nil || errors.Is(e.err, io.EOF) {
 		t.Errorf("the opener's session is lost, and the handler sees %v", e.err)
 	}
 	g.close()
-	g = newTriangle(t, h, register)
-	s = open("wait")
-	receive(t, sent)
+	g = newTriangle(t, h, o.register)
+	s := o.open(g, "wait")
+	receive(t, o.sent)
 	_ = g.r.Close()
 	if _, err := s.Recv(within(t)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("the relay is closed, and the opener sees %v", err)
 	}
-	if e := receive(t, ends); e.err == nil || errors.Is(e.err, io.EOF) {
+	if e := receive(t, o.ends); e.err == nil || errors.Is(e.err, io.EOF) {
 		t.Errorf("the relay is closed, and the handler sees %v", e.err)
 	}
 }

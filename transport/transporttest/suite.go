@@ -98,6 +98,7 @@ func Run(t *testing.T, h Harness) {
 		{"detour of calls", testDetourCall},
 		{"detour of streams", testDetourStream},
 		{"ends of detours", testDetourEnds},
+		{"lost detours", testDetourLost},
 	}
 	for _, test := range tests {
 		h.Test(t, test.name, func(t *testing.T) { test.fn(t, h) })
