@@ -70,7 +70,8 @@ func (h *Host) endClose(id keyspace.GroupID, c *closing, err error) {
 }
 
 // Deleter writes the deletion of a group's data into a batch. Removed lists the group by then, and
-// all that are removed with it: they certainly never come back.
+// all that are removed with it: they certainly never come back. The batches are committed after the
+// last one is written: until Remove returns, nobody else may come to hold what they delete.
 type Deleter func(b *engine.Batch, g keyspace.GroupID) error
 
 // Remove closes groups and removes their logs for good. del, which may be nil, deletes the state

@@ -18,11 +18,13 @@ type Claim struct {
 }
 
 // Claim keeps the spans for their ranges and returns why it refuses some of them: they overlap
-// what another range holds or claims, or an earlier claim of the call.
+// what another range holds or claims, or an earlier claim of the call. A replica whose data is being
+// deleted makes way for nobody: its deletion may be written and not visible yet.
 func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 	refused = make(map[keyspace.RangeID]error)
 	kept := make([]Claim, 0, len(want))
 	m.mu.Lock()
+	deleting := m.deleting
 	for _, c := range want {
 		if err := m.claimedLocked(c); err != nil {
 			refused[c.Range] = err
@@ -34,8 +36,8 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 	m.mu.Unlock()
 	slices.SortFunc(kept, func(a, b Claim) int { return bytes.Compare(a.Span.Start, b.Span.Start) })
 	for _, r := range m.cfg.Owner.Replicas() {
-		s := r.State()
-		if !s.Holds() {
+		s, deleted := r.State(), deleting[r.Range().Group()]
+		if !s.Holds() && !(deleted && s.Absorbed) {
 			continue
 		}
 		span := s.Descriptor.Span
@@ -44,7 +46,7 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 			return len(kept[i].Span.End) == 0 || bytes.Compare(kept[i].Span.End, span.Start) > 0
 		})
 		for ; i < len(kept) && kept[i].Span.Overlaps(span); i++ {
-			if c := kept[i]; c.Range != r.Range() && refused[c.Range] == nil && !s.Yields(&c) {
+			if c := kept[i]; c.Range != r.Range() && refused[c.Range] == nil && (deleted || !s.Yields(&c)) {
 				refused[c.Range] = fmt.Errorf("shard: %s for range %s overlaps %s of range %s", c.Span, c.Range, span, r.Range())
 				m.Unclaim(c.Range)
 			}
@@ -60,6 +62,33 @@ func (m *Manager) claimedLocked(c Claim) error {
 		}
 	}
 	return nil
+}
+
+// beginDeletions keeps the spans of open replicas from all others until endDeletions, and returns why
+// it cannot: another range claims a part of the span. Its snapshot may be written already.
+func (m *Manager) beginDeletions(open map[keyspace.GroupID]State) (refused map[keyspace.GroupID]error) {
+	refused = make(map[keyspace.GroupID]error)
+	deleting := make(map[keyspace.GroupID]bool, len(open))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for g, s := range open {
+		c := Claim{Range: g.Range(), Span: s.Descriptor.Span}
+		if s.Descriptor.Generation != 0 {
+			if err := m.claimedLocked(c); err != nil {
+				refused[g] = err
+				continue
+			}
+		}
+		deleting[g] = true
+	}
+	m.deleting = deleting
+	return refused
+}
+
+func (m *Manager) endDeletions() {
+	m.mu.Lock()
+	m.deleting = nil
+	m.mu.Unlock()
 }
 
 // ClaimHeld keeps a span that a replica here holds: a split's parent for the child, or a replica

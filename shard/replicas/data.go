@@ -28,8 +28,8 @@ func (m *Manager) deleter() raftgroup.Deleter {
 }
 
 // deleteData writes the deletion of what the node has of a removed replica, and its tombstone. Its
-// user keys stay where another replica holds a part of its span by now: a snapshot for the rest
-// clears it.
+// user keys stay where another replica holds a part of its span when the batch is written: a snapshot
+// for the rest clears it. Until the batch is committed, Destroy keeps the span from snapshots.
 func (m *Manager) deleteData(b *engine.Batch, g keyspace.GroupID, hs *holders) error {
 	local := engine.GroupLocalSpan(g)
 	if err := b.DeleteRange(local.Lower, local.Upper); err != nil || g.IsSystem() {
@@ -53,8 +53,8 @@ func (m *Manager) deleteData(b *engine.Batch, g keyspace.GroupID, hs *holders) e
 	}
 	others := slices.Collect(hs.overlapping(rec.Span))
 	if rec.Merge.Frozen() {
-		// Its span is kept from all others, but for the target of its merge. That may have come
-		// since the records were read.
+		// The target of its merge claims nothing when it applies the merge. It may have done so since
+		// the records were read.
 		others = append(others, rec.Merge.Other.Group())
 	}
 	held, err := m.heldByOthers(g, rec.Span, others, hs.gone)

@@ -18,7 +18,9 @@
 // are being created, and children of applied splits until they are open. The claim keeps all others
 // out until a replica of the range is open and holds the span itself. Two logs over one span would
 // undo each other's deletes. A claim is set before the replicas are looked at, and given up after
-// its replica holds the span: of two claims that overlap, one sees the other.
+// its replica holds the span: of two claims that overlap, one sees the other. While the data of a
+// replica is being deleted, its span is refused to all others. A deletion that finds a claim in its
+// way is put off instead. Both are tried again.
 //
 // # What it guarantees
 //

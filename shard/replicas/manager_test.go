@@ -62,8 +62,8 @@ type world struct {
 	durable map[keyspace.RangeID]bool
 	// removed are the groups with a tombstone in the wal. Guarded by mu.
 	removed []keyspace.GroupID
-	// asked is called before a peer answers.
-	asked func()
+	// asked is called before a peer answers, written between the deletions of a removal and their commit.
+	asked, written func()
 }
 
 func in(t *testing.T, test func(w *world)) {
@@ -78,7 +78,7 @@ func onEngine(t testing.TB, o engine.Options, test func(w *world)) {
 	t.Helper()
 	w := &world{
 		t: t, open: map[keyspace.RangeID]*replica{}, peers: map[keyspace.RangeID]keyspace.Descriptor{}, durable: map[keyspace.RangeID]bool{},
-		asked: func() {},
+		asked: func() {}, written: func() {},
 	}
 	e, err := engine.Open(o)
 	w.must(err)
@@ -220,6 +220,7 @@ func (g groups) Remove(ctx context.Context, ids []keyspace.GroupID, del raftgrou
 		batches = append(batches, b)
 		g.w.must(errors.Join(b.DeleteApplied(id), del(b, id)))
 	}
+	g.w.written()
 	for _, b := range batches {
 		g.w.must(b.Commit())
 	}
@@ -465,6 +466,96 @@ func TestMergeTargetComesDuringARemoval(t *testing.T) {
 			t.Errorf("the target has the key: %t, %v", have, err)
 		}
 	})
+}
+
+// A replica that was merged away leaves together with another one. The snapshot of a range that holds
+// its span by now comes at any moment of the removal: before it, and between the deletions and their
+// commit. None of the snapshot's keys is deleted, and both the snapshot and the removal succeed in the end.
+func TestSnapshotDuringARemoval(t *testing.T) {
+	for _, absorbed := range []bool{false, true} {
+		for _, early := range []bool{false, true} {
+			t.Run(fmt.Sprintf("absorbed %t, early %t", absorbed, early), func(t *testing.T) {
+				in(t, func(w *world) { testSnapshotDuringARemoval(w, absorbed, early) })
+			})
+		}
+	}
+}
+
+func testSnapshotDuringARemoval(w *world, absorbed, early bool) {
+	w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(2, "m", "x"), describe(3, "x", "")}))
+	record := func(id keyspace.RangeID, rec command.Record) {
+		rec.RangeID = id
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.SetApplied(id.Group(), engine.Applied{
+			Index: 40, Term: 6, ConfIndex: 30, Replicas: members, Payload: command.AppendRecord(nil, &rec),
+		}), b.Commit()))
+	}
+	merge := command.MergeState{Role: command.MergeSource, ID: 7, Other: 1}
+	record(2, command.Record{Generation: 3, Span: span("m", "x"), Merge: merge})
+	w.locked(func() {
+		s := &w.open[2].state
+		s.Merge, s.Descriptor.Generation, s.Absorbed = merge, 3, absorbed
+	})
+	snapshot := Claim{Range: 1, Span: span("", "x"), Generation: 4}
+	if absorbed {
+		// The target has left again, and the range that was split off it comes.
+		snapshot = Claim{Range: 4, Span: span("m", "x"), Generation: 5}
+	}
+	claim := func() error { return w.m.Claim([]Claim{snapshot})[snapshot.Range] }
+	key := engine.VersionedSpan(span("n", "")).Lower
+	install := func() {
+		b := w.e.NewBatch()
+		w.must(errors.Join(b.Set(key, nil), b.Commit()))
+		record(snapshot.Range, command.Record{Generation: snapshot.Generation, Span: snapshot.Span})
+		w.m.Unclaim(snapshot.Range)
+	}
+	installed := false
+	w.written = func() {
+		if early || claim() == nil {
+			install()
+			installed = true
+		}
+	}
+	if early {
+		w.must(claim())
+	}
+	// remove is one attempt. It returns what has failed.
+	remove := func(ids ...keyspace.RangeID) map[keyspace.GroupID]error {
+		var gs []keyspace.GroupID
+		for _, id := range ids {
+			gs = append(gs, id.Group())
+		}
+		failed := w.m.End(w.t.Context(), gs)
+		if len(failed) > 0 {
+			w.t.Fatal(failed)
+		}
+		failed = w.m.Destroy(w.t.Context(), gs)
+		for _, g := range gs {
+			if failed[g] == nil {
+				w.must(w.m.Gone(g))
+			}
+		}
+		return failed
+	}
+	failed := remove(2, 3)
+	w.written = func() {}
+	if !installed {
+		w.must(claim())
+		install()
+	}
+	if len(failed) > 0 {
+		if !early || failed[keyspace.RangeID(3).Group()] != nil {
+			w.t.Errorf("the removal fails: %v", failed)
+		}
+		if failed = remove(2); len(failed) > 0 {
+			w.t.Errorf("the removal fails after the snapshot: %v", failed)
+		}
+	}
+	w.here()
+	w.claimed()
+	if _, have, err := w.e.Get(key); !have || err != nil {
+		w.t.Errorf("the snapshot's key is there: %t, %v", have, err)
+	}
 }
 
 // The index of spans finds what a scan finds, also if spans overlap.

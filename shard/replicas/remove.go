@@ -3,6 +3,8 @@ package replicas
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -168,9 +170,19 @@ func (m *Manager) absorbDurably(ctx context.Context, open map[keyspace.GroupID]S
 	return failed
 }
 
-// Destroy implements lifecycle.Remover.
+// Destroy implements lifecycle.Remover. All deletions are written before the first is committed.
+// Meanwhile nobody else may come to hold a part of what they delete.
 func (m *Manager) Destroy(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
-	failed = m.cfg.Groups.Remove(ctx, gs, m.deleter())
+	open := make(map[keyspace.GroupID]State, len(gs))
+	for _, g := range gs {
+		if r := m.ending[g]; r != nil {
+			open[g] = r.State()
+		}
+	}
+	failed = m.beginDeletions(open)
+	defer m.endDeletions()
+	free := slices.DeleteFunc(slices.Clone(gs), func(g keyspace.GroupID) bool { return failed[g] != nil })
+	maps.Copy(failed, m.cfg.Groups.Remove(ctx, free, m.deleter()))
 	for g, err := range failed {
 		failed[g] = fmt.Errorf("shard: remove the replica of range %s: %w", g.Range(), err)
 	}

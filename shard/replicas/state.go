@@ -139,9 +139,11 @@ type Manager struct {
 	kickChildren wake.Signal
 	mu           sync.Mutex
 	// Guarded by mu: claims are spans by the range that is about to hold them, children the
-	// children of splits that wait to be opened.
+	// children of splits that wait to be opened. deleting are the open replicas whose data is being
+	// deleted; each map is written once, before it is set here.
 	claims   map[keyspace.RangeID]keyspace.Span
 	children []child
+	deleting map[keyspace.GroupID]bool
 }
 
 // Check has a goroutine look whether the range's replica here still is a member. It does not
