@@ -54,6 +54,10 @@
 // The layer above handles groups with large tails: see Pinning. It compacts them, and
 // calls Move for those that it cannot compact, which are then rewritten like small ones.
 //
+// The rewriter needs a ready segment. Without one, the rest of the active segment is for hard
+// states and commits, and the rewriter waits. But it goes on where what it rewrites fits there
+// with room to spare, and so frees a segment.
+//
 // The rewriter goes through the log once and then waits until a quarter of the log has
 // changed; otherwise it would move a log of nothing but tails for ever. So it writes at
 // most four times what others write, and the log stays within five quarters of all tails,

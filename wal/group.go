@@ -607,6 +607,17 @@ func (g *GroupLog) tailBytesLocked() int64 {
 	return n
 }
 
+// bytesInLocked returns the size of the records with the group's entries in the segment.
+func (g *GroupLog) bytesInLocked(s *segment) int64 {
+	var n int64
+	for i := range g.runs {
+		if g.runs[i].seg == s {
+			n += int64(g.runs[i].bytes)
+		}
+	}
+	return n
+}
+
 // replay applies a record found on disk, in the order of the log.
 func (g *GroupLog) replay(r *record, seg *segment) error {
 	switch r.kind {

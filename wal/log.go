@@ -84,7 +84,9 @@ type Log struct {
 	nextSeq           uint64
 	reclaim           reclaim
 	lastCycle         cycleResult
-	lazyDue           bool
+	// rewriteHeld says that the rewriter waits for a ready segment.
+	rewriteHeld bool
+	lazyDue     bool
 	// closing is set by Close, stopped when the writer has finished.
 	closing, stopped bool
 	err              error

@@ -80,7 +80,11 @@ func (l *Log) prepareOne() bool {
 	l.ready = append(l.ready, s)
 	enough := len(l.ready) >= l.opts.SpareSegments
 	l.work.Signal()
+	held := l.rewriteHeld
 	l.mu.Unlock()
+	if held {
+		l.rewriteSignal.Set()
+	}
 	if enough && l.space.Swap(uint32(SpaceOK)) == uint32(SpaceFull) {
 		l.logger.Info("the wal has space again")
 	}

@@ -157,9 +157,11 @@ const (
 	rewriteGroups = 2048
 )
 
-// rewriteLoop rewrites tails in cycles while the log is too long.
+// rewriteLoop rewrites tails in cycles while the log is too long. A cycle that was held for want of
+// room goes on where it was.
 func (l *Log) rewriteLoop() {
-	for {
+	var c cycle
+	for held := false; ; held = l.rewriteIsHeld() {
 		select {
 		case <-l.rewriteSignal:
 		case <-l.stop:
@@ -167,9 +169,18 @@ func (l *Log) rewriteLoop() {
 		case <-l.fatal:
 			return
 		}
-		for c := l.newCycle(); l.rewriteSome(c); {
+		if !held {
+			c = l.newCycle()
+		}
+		for l.rewriteSome(c) {
 		}
 	}
+}
+
+func (l *Log) rewriteIsHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rewriteHeld
 }
 
 func (l *Log) newCycle() cycle { return cycle{l.head(), l.churn.Load()} }
@@ -186,7 +197,8 @@ func (l *Log) rewriteSome(c cycle) bool {
 			return false
 		}
 		// The next fsync of others has no more than a step to write.
-		if b.sync = b.Bytes() >= rewriteBytes/2; b.sync {
+		b.sync = b.Bytes() >= rewriteBytes/2
+		if b.Bytes() >= l.rewriteStep()/2 {
 			break
 		}
 	}
@@ -205,8 +217,12 @@ func (l *Log) rewriteSome(c cycle) bool {
 	return moved
 }
 
+// rewriteStep bounds a rewrite of one group. A batch of rewrites is at most half as long again, so
+// that it fits into half of a segment.
+func (l *Log) rewriteStep() int64 { return min(rewriteBytes, l.opts.unitBytes()) }
+
 // tailsToRewrite returns the oldest needed segment and the groups there to rewrite at the
-// log's current length, or none when the cycle ends.
+// log's current length, or none when the cycle ends or is held.
 func (l *Log) tailsToRewrite(c cycle) (out []*GroupLog, oldest *segment) {
 	l.mu.Lock()
 	live := l.liveBytesLocked()
@@ -221,16 +237,22 @@ func (l *Log) tailsToRewrite(c cycle) (out []*GroupLog, oldest *segment) {
 		// log's length.
 		l.lastCycle = cycleResult{c.churn + max(l.opts.SegmentBytes, live/4), live > l.opts.TargetBytes}
 	}
+	small := int64(0)
+	if live > l.opts.TargetBytes {
+		small = l.opts.SmallTailBytes
+	}
+	// Without a further segment, the rest of this one is for hard states and commits. A rewrite that
+	// no longer fits would keep all of them waiting behind it.
+	l.rewriteHeld = !idle && !ends && len(l.ready) == 0
+	active := l.segs[len(l.segs)-1]
+	room := active.size - active.end.Load() - l.queued - l.opts.unitBytes()
+	held := l.rewriteHeld
 	l.mu.Unlock()
 	if ends && live > l.opts.TargetBytes {
 		l.nameTails(live)
 	}
-	if idle || ends {
+	if idle || ends || held && !l.freedWithin(oldest, small, room) {
 		return nil, nil
-	}
-	small := int64(0)
-	if live > l.opts.TargetBytes {
-		small = l.opts.SmallTailBytes
 	}
 	l.eachPinned(oldest, small, func(g *GroupLog, _ int64, fixed bool) bool {
 		if !fixed {
@@ -239,6 +261,19 @@ func (l *Log) tailsToRewrite(c cycle) (out []*GroupLog, oldest *segment) {
 		return len(out) < rewriteGroups
 	})
 	return out, oldest
+}
+
+// freedWithin says whether rewrites of at most that many bytes free the segment.
+func (l *Log) freedWithin(s *segment, small, room int64) bool {
+	frees := true
+	l.eachPinned(s, small, func(g *GroupLog, _ int64, fixed bool) bool {
+		g.mu.Lock()
+		room -= recordLen + g.bytesInLocked(s)
+		g.mu.Unlock()
+		frees = !fixed && room >= 0
+		return frees
+	})
+	return frees
 }
 
 // namedTails is how many groups a warning names.
@@ -281,7 +316,7 @@ func (l *Log) rewriteInto(b *Batch, g *GroupLog, s *segment) error {
 		return nil // a later submission has overwritten or compacted them
 	}
 	if first < end {
-		step := min(rewriteBytes, l.opts.unitBytes())
+		step := l.rewriteStep()
 		ents, err := g.Entries(first, end, uint64(step))
 		if logChanged(err) {
 			return nil

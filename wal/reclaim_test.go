@@ -167,3 +167,136 @@ func testMove(t *testing.T) {
 		}
 	}
 }
+
+// TestMoveOnFullDisk: without a further segment, the rest of the active one is for hard states and
+// commits. A tail that fills whole segments stays where it is until there is room again.
+func TestMoveOnFullDisk(t *testing.T) {
+	for _, move := range []bool{false, true} {
+		t.Run(fmt.Sprint("move ", move), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFullDisk(t)
+				const tail = 150
+				var want []string
+				for i := range tail {
+					want = append(want, fmt.Sprint(i, strings.Repeat("s", 900)))
+				}
+				f.append(1, want...)
+				f.fill()
+				if move {
+					f.l.Group(1).Move()
+				}
+				f.hardStates(100)
+				if !move {
+					return
+				}
+				f.full.Store(false)
+				// Nobody writes: the move goes on by itself.
+				time.Sleep(2 * spaceRetry)
+				synctest.Wait()
+				if n := counter(t, f.reg, "skein_wal_rewritten_bytes_total"); n < tail*900 {
+					t.Errorf("%.0f bytes of the tail are rewritten once there is room", n)
+				}
+				mustClose(t, f.l)
+				f.l = mustOpen(t, f.l.opts)
+				ents, err := f.l.Group(1).Entries(1, tail+1, 1<<40)
+				if err != nil || len(ents) != tail {
+					t.Fatalf("%d entries, %v", len(ents), err)
+				}
+				for i, e := range ents {
+					if string(e.GetData()) != want[i] {
+						t.Fatalf("entry %d is %.20q", i+1, e.GetData())
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestSmallTailOnFullDisk: a tail that fits into the active segment, and leaves room there, is
+// rewritten also on a full disk. The segments that it held serve again.
+func TestSmallTailOnFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFullDisk(t)
+		f.append(1, strings.Repeat("s", 3000))
+		f.fill()
+		f.l.Group(1).Move()
+		f.hardStates(10)
+		if f.l.Space() != SpaceOK || f.l.LiveBytes() > f.l.opts.TargetBytes {
+			t.Errorf("the log has %d bytes, target %d; room: %d", f.l.LiveBytes(), f.l.opts.TargetBytes, f.l.Space())
+		}
+	})
+}
+
+// fullDisk is a log whose disk takes no further segment once full is set.
+type fullDisk struct {
+	t    *testing.T
+	l    *Log
+	reg  *prometheus.Registry
+	full atomic.Bool
+	next uint64
+}
+
+func newFullDisk(t *testing.T) *fullDisk {
+	f := &fullDisk{t: t, reg: prometheus.NewRegistry(), next: 1}
+	o := testOptions(vfs.NewMem())
+	o.SegmentBytes, o.TargetBytes, o.SmallTailBytes = 64<<10, 256<<10, 1<<10
+	o.Metrics = NewMetrics(f.reg)
+	o.MayAllocate = func(int64) bool { return !f.full.Load() }
+	f.l = mustOpen(t, o)
+	t.Cleanup(func() {
+		f.full.Store(false)
+		mustClose(t, f.l)
+	})
+	return f
+}
+
+func (f *fullDisk) append(g keyspace.GroupID, data ...string) {
+	b := f.l.NewBatch()
+	b.Append(g, testHard(hardState{1, 1, 0}), testEntries(1, 1, data...))
+	f.submit(b)
+}
+
+// submit waits until the log is idle, for no more than a minute.
+func (f *fullDisk) submit(b *Batch) {
+	f.t.Helper()
+	done := make(chan error, 1)
+	f.l.Submit(b, func(err error) { done <- err })
+	synctest.Wait()
+	select {
+	case err := <-done:
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	default:
+		f.t.Fatalf("the log stands still with %d bytes in the queue", f.l.queued)
+	}
+}
+
+// fill makes the log longer than its target with what nobody needs, then takes the disk's room, and
+// goes on until only 30 KiB of the last segment are left.
+func (f *fullDisk) fill() {
+	f.t.Helper()
+	for {
+		f.full.Store(f.l.LiveBytes() > 2*f.l.opts.TargetBytes)
+		f.l.mu.Lock()
+		s, ready := f.l.segs[len(f.l.segs)-1], len(f.l.ready)
+		f.l.mu.Unlock()
+		if ready == 0 && s.size-s.end.Load() < 32<<10 {
+			return
+		}
+		b := f.l.NewBatch()
+		b.Append(2, testHard(hardState{1, 1, f.next}), testEntries(f.next, 1, strings.Repeat("w", 2000)))
+		b.Compact(2, f.next)
+		f.next++
+		f.submit(b)
+	}
+}
+
+func (f *fullDisk) hardStates(n int) {
+	f.t.Helper()
+	for i := range n {
+		b := f.l.NewBatch()
+		b.Append(3, testHard(hardState{uint64(i + 1), 1, 0}), nil)
+		f.submit(b)
+	}
+}
