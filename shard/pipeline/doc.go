@@ -68,7 +68,7 @@
 //
 // [Budget] bounds the bytes of a node's calls, [Limits] the queue of a range, the calls and bytes
 // of a batch, the batches with the log, and the time of a pass. A pass looks at its time after
-// each few calls or keys. [Pool] bounds the passes that use the processor, and those that wait for
+// each few calls or keys, and after each call once its slot is lent. [Pool] bounds the passes that use the processor, and those that wait for
 // the disk. A call beyond the budgets is
 // refused with TooManyRequests; at the other bounds it waits. Commands that end locks have a
 // budget of their own, since others wait for them.
@@ -88,8 +88,9 @@
 // them that are in the log apply nowhere. The next batch is evaluated on the last entry before the cut.
 //
 // … a pass waits for the disk, or scans for long? After a millisecond or two it counts as
-// reading: another pipeline gets its slot for the processor. It ends its turn after that call. Its
-// own range waits; the others wait only if all workers read.
+// reading: another pipeline that waits gets its slot for the processor. From then on the pass ends
+// after the call in which its time is over. Its own range waits for that call; the others wait only
+// if all workers read.
 //
 // … the group has no room? The entry is offered again every 2 ms, and the next batch waits.
 //

@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,8 +227,7 @@ func (w *world) pass() {
 	if w.p.evaluating {
 		return // something happens during an evaluation
 	}
-	var reads atomic.Uint32
-	for w.p.evaluatePass(&reads) {
+	for w.p.evaluatePass(&worker{}) {
 	}
 }
 

@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"fmt"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -13,13 +12,13 @@ import (
 )
 
 // evaluateLook is after how many calls, and keys that they visit in the store, a pass looks
-// whether its turn is over.
+// whether its turn is over. One whose slot is lent looks after each call: a few reads of a slow disk
+// would take many turns.
 const evaluateLook = 8
 
-// evaluatePass evaluates what waits, in the pool. again says that there is more. reads is odd
-// while it reads the store.
-func (p *Pipeline) evaluatePass(reads *atomic.Uint32) (again bool) {
-	pass := &Pass{watched: watchedStore{reads: reads}}
+// evaluatePass evaluates what waits, in the pool. again says that there is more.
+func (p *Pipeline) evaluatePass(w *worker) (again bool) {
+	pass := &Pass{watched: watchedStore{reads: &w.reads}}
 	out := &pass.out
 	p.mu.Lock()
 	if p.evaluating {
@@ -31,11 +30,12 @@ func (p *Pipeline) evaluatePass(reads *atomic.Uint32) (again bool) {
 	l := &p.shared.Limits
 	for n, looked := 0, 0; ; n++ {
 		work := n + pass.watched.visited
-		if n >= l.BatchRequests || work-looked >= evaluateLook && watch.Elapsed() > l.EvaluateTurn {
+		look := work-looked >= evaluateLook || w.lent.Load()
+		if n >= l.BatchRequests || look && watch.Elapsed() > l.EvaluateTurn {
 			again = true
 			break
 		}
-		if work-looked >= evaluateLook {
+		if look {
 			looked = work
 		}
 		c := p.next()

@@ -53,12 +53,10 @@ func (p *Pool) work(w *worker) {
 		w.running = true
 		p.watch()
 		p.mu.Unlock()
-		again := r.evaluatePass(&w.reads)
+		again := r.evaluatePass(w)
 		p.mu.Lock()
 		w.running = false
-		if w.lent {
-			w.lent = false
-		} else {
+		if !w.lent.Swap(false) {
 			p.busy--
 		}
 		if again || p.state[r] == poolAgain {

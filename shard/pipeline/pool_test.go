@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,13 +174,47 @@ func TestScanEndsTheTurn(t *testing.T) {
 	for range 3 {
 		w.send(scan)
 	}
-	var reads atomic.Uint32
 	for i := range 3 {
-		if again := w.p.evaluatePass(&reads); !again {
+		if again := w.p.evaluatePass(&worker{}); !again {
 			t.Fatalf("pass %d ends by itself", i)
 		}
 		if w.p.sequencing == nil || w.counted != i+1 {
 			t.Fatalf("%d calls are evaluated in %d passes", w.counted, i+1)
 		}
 	}
+}
+
+// TestSlowReadEndsTheTurn: a pass whose slot was lent does not begin another read behind the one that
+// took its whole turn. What it has evaluated goes on.
+func TestSlowReadEndsTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, disk, slows, fasts := onPool(t, 2, 1)
+		w := slows[0]
+		w.shared.Limits.EvaluateTurn = 5 * time.Millisecond
+		w.disk = make(chan struct{})
+		var calls []*Call
+		for i := range 4 {
+			calls = append(calls, w.sendPut(fmt.Sprint("cold", i)))
+		}
+		other := slows[1].sendPut("cold")
+		warm := fasts[0].sendPut("warm")
+		for i := range calls {
+			time.Sleep(10 * time.Millisecond)
+			w.disk <- struct{}{}
+			synctest.Wait()
+			if i == 0 {
+				fasts[0].finish(warm)
+				if len(w.asks) != 1 {
+					t.Error("a pass goes on after a read of 10 ms, with a turn of 5 ms")
+				}
+			}
+		}
+		close(disk)
+		synctest.Wait()
+		w.finish(calls...)
+		slows[1].finish(other)
+		if p.busy != 0 {
+			t.Errorf("%d slots are taken and nothing runs", p.busy)
+		}
+	})
 }

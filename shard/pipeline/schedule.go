@@ -32,14 +32,17 @@ type Pool struct {
 	wg      sync.WaitGroup
 }
 
-// worker is one goroutine of the pool. All but reads is guarded by the pool's mu.
+// worker is one goroutine of the pool. Its pass writes reads and reads lent; all else is guarded by the
+// pool's mu.
 type worker struct {
 	// reads is odd while the worker's pass reads the store.
 	reads atomic.Uint32
 	// seen is what reads was at the last look.
 	seen uint32
-	// running says that it has a pass, lent that another has its slot until the pass ends.
-	running, lent bool
+	// running says that it has a pass.
+	running bool
+	// lent says that another has its slot until the pass ends.
+	lent atomic.Bool
 }
 
 type poolState uint8
@@ -96,12 +99,12 @@ func (p *Pool) look() {
 	defer p.mu.Unlock()
 	p.watched = false
 	for _, w := range p.workers {
-		if !w.running || w.lent {
+		if !w.running || w.lent.Load() {
 			continue
 		}
 		n := w.reads.Load()
 		if n%2 == 1 && n == w.seen {
-			w.lent = true
+			w.lent.Store(true)
 			p.busy--
 			p.cond.Signal()
 		}
