@@ -217,8 +217,8 @@ func (l *Log) rewriteSome(c cycle) bool {
 	return moved
 }
 
-// rewriteStep bounds a rewrite of one group. A batch of rewrites is at most half as long again, so
-// that it fits into half of a segment.
+// rewriteStep bounds a rewrite of one group, but for a single entry that is larger. A batch of rewrites
+// is at most half a step longer, so that it fits into half of a segment.
 func (l *Log) rewriteStep() int64 { return min(rewriteBytes, l.opts.unitBytes()) }
 
 // tailsToRewrite returns the oldest needed segment and the groups there to rewrite at the
