@@ -158,10 +158,10 @@ const (
 )
 
 // rewriteLoop rewrites tails in cycles while the log is too long. A cycle that was held for want of
-// room goes on where it was.
+// room goes on where it was. Behind it comes a new one, for what has changed meanwhile.
 func (l *Log) rewriteLoop() {
 	var c cycle
-	for held := false; ; held = l.rewriteIsHeld() {
+	for held := false; ; {
 		select {
 		case <-l.rewriteSignal:
 		case <-l.stop:
@@ -169,11 +169,16 @@ func (l *Log) rewriteLoop() {
 		case <-l.fatal:
 			return
 		}
-		if !held {
-			c = l.newCycle()
+		if held {
+			for l.rewriteSome(c) {
+			}
+			if l.rewriteIsHeld() {
+				continue
+			}
 		}
-		for l.rewriteSome(c) {
+		for c = l.newCycle(); l.rewriteSome(c); {
 		}
+		held = l.rewriteIsHeld()
 	}
 }
 
