@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/batchrepr"
 )
 
 // Iterator is Pebble's iterator. It shows one state of the store for its whole life and
@@ -122,6 +123,25 @@ func (b *Batch) Delete(key []byte) error {
 func (b *Batch) DeleteRange(lower, upper []byte) error {
 	if err := b.b.DeleteRange(lower, upper, nil); err != nil {
 		return fmt.Errorf("engine: batch: delete %s: %w", KeySpan{lower, upper}, err)
+	}
+	return nil
+}
+
+// Savepoint is a point in a batch.
+type Savepoint struct {
+	bytes  int
+	writes uint32
+}
+
+// Savepoint returns the point behind all writes so far.
+func (b *Batch) Savepoint() Savepoint { return Savepoint{b.b.Len(), b.b.Count()} }
+
+// RollBack takes back all writes behind the point. It reads the whole rest of the batch.
+func (b *Batch) RollBack(to Savepoint) error {
+	rest := b.b.Repr()[:to.bytes]
+	batchrepr.SetCount(rest, to.writes)
+	if err := b.b.SetRepr(rest); err != nil {
+		return fmt.Errorf("engine: batch: roll back to %d bytes: %w", to.bytes, err)
 	}
 	return nil
 }

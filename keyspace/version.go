@@ -1,6 +1,9 @@
 package keyspace
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // VersionError says that bytes have another format version than this build reads. A build
 // reads one version only: formats may change until the first release.
@@ -15,6 +18,13 @@ type VersionError struct {
 func (e *VersionError) Error() string {
 	return fmt.Sprintf("%s has format version %d, and this build reads version %d: a directory is opened by the build that wrote it, or emptied so that its node joins anew; nodes that speak to each other run the same build",
 		e.What, e.Found, e.Reads)
+}
+
+// IsVersionError says whether err is about a format version that this build does not read.
+// Another build may read it: such an entry of a log must not be taken for one without effect.
+func IsVersionError(err error) bool {
+	var v *VersionError
+	return errors.As(err, &v)
 }
 
 // CheckVersion returns a *VersionError if found differs from reads.

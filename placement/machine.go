@@ -151,8 +151,12 @@ func (m *machine) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 			continue
 		}
 		c, err := fsm.DecodeCommand(e.Data)
-		if err != nil {
+		if keyspace.IsVersionError(err) {
 			return fmt.Errorf("apply placement entry %d of term %d: %w", e.Index, e.Term, err)
+		}
+		if err != nil {
+			e.Refused = err
+			continue
 		}
 		var res fsm.Result
 		if c.Term == e.Term {

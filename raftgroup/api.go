@@ -196,6 +196,10 @@ type Entry struct {
 	// Replicas is set for an entry that changed the configuration: the members from this
 	// entry on. Data is then the payload that was given to ChangeConf.
 	Replicas []keyspace.Replica
+	// Refused is set by Apply for an entry that breaks a rule, whatever replica looks at it:
+	// it does nothing. It is set before that for a change of the configuration that cannot be
+	// decoded, which comes with neither data nor replicas.
+	Refused error
 }
 
 // LeaderState tells a state machine about its group's leader.
@@ -216,7 +220,8 @@ type LeaderState struct {
 // the disk or another group.
 type StateMachine interface {
 	// Apply writes the effect of the entries into b, which other groups share. It must
-	// depend on state and entries alone. An error is fatal.
+	// depend on state and entries alone. An entry that these alone refuse gets Refused and
+	// has no effect. An error is one of this node, and fatal.
 	Apply(b *engine.Batch, ents []Entry) error
 	// Applied says that the entries up to the position are committed to the engine:
 	// visible, not yet durable. Publish results and answer clients here.

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	pb "go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -243,19 +244,18 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 	for t.next < len(t.tasks) && t.tasks[t.next].kind == taskEntries {
 		m := t.tasks[t.next].msg
 		for _, e := range m.GetEntries() {
-			x, err := g.entry(e, &t.done)
-			if err != nil {
-				g.h.fail(fmt.Errorf("raftgroup: group %s: entry %d: %w", g.id, e.GetIndex(), err))
-				t.next++ // callbacks behind it must still run
-				return
-			}
-			ents = append(ents, x)
+			ents = append(ents, g.entry(e, &t.done))
 		}
 		t.done.resp = mergeApplyResp(t.done.resp, m)
 		t.next++
 	}
 	if err := g.sm.Apply(b, ents); err != nil {
 		g.h.fail(fmt.Errorf("raftgroup: group %s: apply up to %d: %w", g.id, s.at.Index, err))
+	}
+	for i := range ents {
+		if ents[i].Refused != nil {
+			g.refused(&ents[i])
+		}
 	}
 	if p, ok := g.sm.(Payloader); ok {
 		s.payload = p.Payload()
@@ -282,8 +282,15 @@ func mergeApplyResp(resp, m *pb.Message) *pb.Message {
 	return r
 }
 
+// refused reports an entry that did nothing on any replica.
+func (g *Group) refused(e *Entry) {
+	g.h.m.refused.Inc()
+	g.zap.Error("an entry of the log is refused: it does nothing on any replica",
+		zap.Uint64("index", e.Index), zap.Uint64("term", e.Term), zap.Error(e.Refused))
+}
+
 // entry turns one of raft's entries into one of the state machine's.
-func (g *Group) entry(e *pb.Entry, done *applyDone) (Entry, error) {
+func (g *Group) entry(e *pb.Entry, done *applyDone) Entry {
 	s := &g.apply
 	if e.GetIndex() != s.at.Index+1 {
 		panic(fmt.Sprintf("raftgroup: group %s: entry %d to apply after %d", g.id, e.GetIndex(), s.at.Index))
@@ -295,17 +302,22 @@ func (g *Group) entry(e *pb.Entry, done *applyDone) (Entry, error) {
 	x := Entry{Index: e.GetIndex(), Term: e.GetTerm(), Data: e.GetData()}
 	done.bytes += int64(len(x.Data))
 	if e.GetType() == pb.EntryNormal {
-		return x, nil
+		return x
 	}
 	c, err := decodeConfEntry(e)
 	if err != nil {
-		return Entry{}, err
+		// Raft takes a change that it is never told of for one that its user refuses.
+		x.Data = nil
+		if x.Refused = err; keyspace.IsVersionError(err) {
+			g.h.fail(fmt.Errorf("raftgroup: group %s: entry %d: %w", g.id, x.Index, err))
+		}
+		return x
 	}
 	s.replicas, s.confIndex = c.apply(s.replicas), x.Index
 	c.after, c.index = s.replicas, x.Index
 	done.confs = append(done.confs, c)
 	x.Data, x.Replicas = c.payload, s.replicas
-	return x, nil
+	return x
 }
 
 // appliedEntries publishes the group's part of the committed batch.

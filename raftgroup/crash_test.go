@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -482,8 +483,7 @@ func TestPassReadsItsShare(t *testing.T) {
 	})
 }
 
-// TestBadEntryStillRunsCallbacks: an entry that cannot be applied ends the host's
-// progress. Callbacks behind it still run, because callers wait for them.
+// TestBadEntryStillRunsCallbacks: an entry of a later format ends the host's progress. Callbacks behind it still run, because callers wait for them.
 func TestBadEntryStillRunsCallbacks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newRig(t, 1, noSleep)
@@ -495,14 +495,57 @@ func TestBadEntryStillRunsCallbacks(t *testing.T) {
 		g := n.host.Group(1)
 		var called atomic.Bool
 		inWorker(g, func() {
-			bad := &pb.Entry{Index: ptr(g.applied + 1), Term: ptr(g.term), Type: pb.EntryConfChange.Enum()}
-			g.w.schedule(g, applyTask{kind: taskEntries, msg: &pb.Message{Entries: []*pb.Entry{bad}}})
+			data, err := proto.Marshal(&pb.ConfChangeV2{Context: []byte{confContextVersion + 1}})
+			r.must(err)
+			bad := &pb.Entry{Index: ptr(g.applied + 1), Term: ptr(g.term), Type: pb.EntryConfChangeV2.Enum(), Data: data}
+			g.w.schedule(g, applyTask{kind: taskEntries, msg: &pb.Message{Entries: []*pb.Entry{bad}, Responses: []*pb.Message{{}}}})
 			g.w.schedule(g, applyTask{kind: taskCall, call: func() { called.Store(true) }})
 		})
 		<-n.host.Fatal()
 		synctest.Wait()
 		if !called.Load() {
 			t.Error("a callback behind the bad entry was never called")
+		}
+	})
+}
+
+// TestMalformedConfChangeDoesNothing: a change of the configuration that cannot be decoded does
+// nothing on any replica, also behind a crash, and the group and its members can be changed on.
+func TestMalformedConfChangeDoesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		defer r.close()
+		r.startAll()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "before")
+		g := r.leader(1).host.Group(1)
+		inWorker(g, func() {
+			four := uint64(4)
+			data, err := proto.Marshal(&pb.ConfChangeV2{
+				Changes: []*pb.ConfChangeSingle{{Type: pb.ConfChangeAddLearnerNode.Enum(), NodeId: &four}},
+				Context: []byte{confContextVersion, 1, 2},
+			})
+			r.must(err)
+			r.must(g.rn.Step(&pb.Message{Type: pb.MsgProp.Enum(), Entries: []*pb.Entry{{Type: pb.EntryConfChangeV2.Enum(), Data: data}}}))
+		})
+		r.write(1, "behind")
+		r.equal(1)
+		for _, n := range r.nodes {
+			if got := testutil.ToFloat64(n.host.m.refused); got != 1 {
+				t.Errorf("node %s has refused %v entries", n.id, got)
+			}
+			if got := n.host.Group(1).Status().Replicas; !slices.Equal(got, voters(3)) {
+				t.Errorf("node %s has the members %v", n.id, got)
+			}
+		}
+		n := r.leader(1)
+		n.crash(0)
+		n.start()
+		r.write(1, "again")
+		r.equal(1)
+		lead := r.leader(1).host.Group(1)
+		if err := lead.ChangeConf(t.Context(), lead.Status().Term, []ConfChange{{AddLearner, 9, 9}}, nil); err != nil {
+			t.Errorf("a change behind it: %v", err)
 		}
 	})
 }

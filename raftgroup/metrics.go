@@ -9,7 +9,7 @@ type Metrics struct {
 	groups, awake, leaders, proposalBytes, inboundBytes                            prometheus.Gauge
 	proposals, dropped, failed, full, inboundDropped, sendFailed                   prometheus.Counter
 	committed, applied, pending                                                    prometheus.Gauge
-	overloadDropped                                                                prometheus.Counter
+	overloadDropped, refused                                                       prometheus.Counter
 	leaderChanges, elections, wakes, sleeps, leaseLost                             prometheus.Counter
 	leasesDropped                                                                  prometheus.Counter
 	voteRefused, votesBuffered, logReads, logReadsDeferred, readIndexes, malformed prometheus.Counter
@@ -59,6 +59,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		proposals:        counter("skein_raftgroup_proposals_total", "Proposals that raft accepted."),
 		dropped:          counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),
 		full:             counter("skein_raftgroup_proposals_refused_total", "Proposals refused because a bound was reached."),
+		refused:          counter("skein_raftgroup_refused_entries_total", "Committed entries that broke a rule and did nothing. The log has a line for each."),
 		inboundDropped:   counter("skein_raftgroup_inbound_dropped_total", "Received messages dropped because their worker lags, mostly MsgApps over the bound in bytes."),
 		overloadDropped:  counter("skein_raftgroup_overload_dropped_total", "Received MsgApps dropped because the wal's queue was over its bound."),
 		sendFailed:       counter("skein_raftgroup_frames_dropped_total", "Frames that the bus rejected."),

@@ -45,6 +45,8 @@ type applyState struct {
 	// attached are the changes of the index of leases in the batch at hand, in their order.
 	attached []indexChange
 	index    mvcc.LeaseIndex
+	// undo takes back, from its end on, what the entry at hand has changed in txns.
+	undo []txnUndo
 }
 
 // outcome is what one entry did, for Applied to publish.
@@ -53,6 +55,8 @@ type outcome struct {
 	// link names a batch; ok says that the command took effect.
 	link command.Link
 	ok   bool
+	// refused says that the entry broke a rule.
+	refused bool
 	// deltas are the changes of the live-key count, and locks those of what transactions
 	// over several ranges hold, for a batch.
 	deltas []eval.CountChange
@@ -87,20 +91,48 @@ func (r *Replica) Apply(b *engine.Batch, ents []raftgroup.Entry) error {
 		if len(e.Data) == 0 {
 			continue
 		}
-		if err := r.applyEntry(b, e); err != nil {
+		if err := r.applyOrRefuse(b, e); err != nil {
 			return fmt.Errorf("shard: range %s: apply entry %d of term %d: %w", r.id, e.Index, e.Term, err)
 		}
 	}
 	return nil
 }
 
-func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
+// applyOrRefuse applies an entry, or leaves everything as it was if the entry is refused. So
+// no entry ends a replica: every one of them would refuse it again after each start.
+func (r *Replica) applyOrRefuse(b *engine.Batch, e *raftgroup.Entry) error {
 	s := &r.applying
-	h, body, err := command.DecodeHeader(e.Data)
+	from, rec := b.Savepoint(), s.rec
+	out, err := r.applyEntry(b, e)
+	if e.Refused = asRefusal(err); e.Refused != nil {
+		s.rec = rec
+		s.undoTxns()
+		err = b.RollBack(from)
+		out = outcome{kind: out.kind, link: out.link, refused: true}
+	}
+	clear(s.undo) // it must not keep what has ended
+	s.undo = s.undo[:0]
 	if err != nil {
 		return err
 	}
-	out := outcome{kind: h.Kind}
+	if !out.ok {
+		r.store.metrics.noops.Inc()
+	}
+	s.advance(len(out.locks) > 0)
+	out.resolved = s.resolved
+	s.done = append(s.done, out)
+	return nil
+}
+
+// applyEntry applies an entry. If it refuses the entry, it may have changed batch, record and
+// locks.
+func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) (out outcome, err error) {
+	s := &r.applying
+	h, body, err := command.DecodeHeader(e.Data)
+	if err != nil {
+		return out, refuse(err)
+	}
+	out.kind = h.Kind
 	if h.Term == e.Term && h.Generation == s.rec.Generation && (h.Kind == command.KindRelease || !s.rec.Merge.StandsStill()) {
 		switch h.Kind {
 		case command.KindBatch:
@@ -112,11 +144,13 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 			if n, err = command.DecodeNumber(body); err == nil && keyspace.Revision(n) > s.rec.Compacted {
 				s.rec.Compacted, out.ok = keyspace.Revision(n), true
 			}
+			err = refuse(err)
 		case command.KindCount:
 			var n int64
 			if n, err = command.DecodeNumber(body); err == nil && !s.rec.Counted {
 				s.rec.Live, s.rec.Counted, out.ok = s.rec.Live+n, true, true
 			}
+			err = refuse(err)
 		case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 			err = r.applyMerge(b, h.Kind, body, &out)
 		}
@@ -126,15 +160,9 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", h.Kind, err)
+		return out, fmt.Errorf("%s: %w", h.Kind, err)
 	}
-	if !out.ok {
-		r.store.metrics.noops.Inc()
-	}
-	s.advance(len(out.locks) > 0)
-	out.resolved = s.resolved
-	s.done = append(s.done, out)
-	return nil
+	return out, nil
 }
 
 // applyBatch writes a batch's versions if it stands on the last applied one.
@@ -142,7 +170,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 	s := &r.applying
 	c, versions, err := command.DecodeBatchHeader(body)
 	if err != nil {
-		return err
+		return refuse(err)
 	}
 	out.link = command.Link{Term: h.Term, Number: c.Number}
 	if stands, err := r.stands(&c); !stands && !(mutation.Is(mutation.AppliedTwice) && out.link == s.rec.Last) {
@@ -155,6 +183,7 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 		}
 		return s.addVersion(v, before, out)
 	})
+	err = refuse(err)
 	if c.Txns > 0 {
 		s.rec.LastRevision = c.First + keyspace.Revision(c.Txns) - 1
 	}
@@ -186,7 +215,7 @@ func (r *Replica) stands(c *command.Batch) (bool, error) {
 	case c.Hash != s.rec.Hash && !mutation.Is(mutation.AppliedTwice):
 		return false, r.hashMismatch(c)
 	case c.Txns > 0 && c.First <= s.rec.LastRevision:
-		return false, fmt.Errorf("revision %d after revision %d", c.First, s.rec.LastRevision)
+		return false, refuse(fmt.Errorf("revision %d after revision %d", c.First, s.rec.LastRevision))
 	}
 	return true, nil
 }
@@ -235,7 +264,7 @@ func (s *applyState) joinReplaced() error {
 	for i := range s.versions {
 		v := s.versions[i]
 		if before != nil && v.Sub <= before.Sub {
-			return fmt.Errorf("key %q is written at revision %d by operation %d and by operation %d", v.Key, v.Mod, before.Sub, v.Sub)
+			return refuse(fmt.Errorf("key %q is written at revision %d by operation %d and by operation %d", v.Key, v.Mod, before.Sub, v.Sub))
 		}
 		v.Earlier, before = before, nil
 		if next := i + 1; next < len(s.versions) && s.versions[next].Mod == v.Mod && bytes.Equal(s.versions[next].Key, v.Key) {
@@ -247,7 +276,7 @@ func (s *applyState) joinReplaced() error {
 	}
 	clear(s.versions[len(left):])
 	if s.versions = left; s.replaced != 0 {
-		return fmt.Errorf("%d versions are replaced by none", s.replaced)
+		return refuse(fmt.Errorf("%d versions are replaced by none", s.replaced))
 	}
 	return nil
 }
@@ -347,6 +376,9 @@ func (r *Replica) publishBatchLocked(o *outcome, feeds *rangefeed.Publication, o
 		r.cacheResolvedLocked(o.locks)
 	case o.ok:
 		// Not from this leadership's pipeline.
+		r.epochs.End(r.store.cache)
+	case own && o.refused:
+		// What the leader knew when it evaluated the batch may be wrong.
 		r.epochs.End(r.store.cache)
 	}
 	if len(o.locks) > 0 {

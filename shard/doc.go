@@ -179,6 +179,9 @@
 // … placement has no leader when a range is to be split? The child's id comes from a
 // block that was fetched before.
 //
+// … an entry breaks a rule, whatever replica looks at it? It does nothing, on every replica alike
+// (refuse.go). The log has a line for it, and a metric counts it.
+//
 // … a replica disagrees? The node stops: see S8.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
@@ -242,6 +245,7 @@
 //	pipeline.go     a replica as its pipeline sees it
 //	txnapply.go     items of transactions on every replica
 //	lease.go        attachments of leases and their registrations
+//	refuse.go       entries that break a rule, and what they have changed until then
 //	txnseal.go      what a command adds to an entry
 //	removal.go      whether old versions are removed
 //	adminclient.go  the client for admin.go

@@ -26,7 +26,7 @@ type Leases interface {
 }
 
 func (r *Replica) applyAttachment(b *engine.Batch, m rangeapi.Attachment, out *outcome) error {
-	r.applying.txns.PutAttachment(m)
+	r.applying.setAttachment(m)
 	out.locks = append(out.locks, lockChange{attachment: m})
 	return command.PutAttachment(b, r.id, m)
 }
@@ -42,7 +42,7 @@ func (r *Replica) applyDetachment(b *engine.Batch, m rangeapi.Attachment, out *o
 		out.locks = append(out.locks, lockChange{attachment: rangeapi.Attachment{Lease: m.Lease, Incarnation: here}})
 		return nil
 	}
-	delete(s.txns.Attachments, m.Lease)
+	s.setAttachment(rangeapi.Attachment{Lease: m.Lease})
 	out.locks = append(out.locks, lockChange{attachment: rangeapi.Attachment{Lease: m.Lease}})
 	return b.Delete(command.AttachmentKey(r.id, m.Lease))
 }

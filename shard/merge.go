@@ -27,7 +27,7 @@ import (
 func (r *Replica) applyMerge(b *engine.Batch, kind command.Kind, body []byte, out *outcome) error {
 	c, err := command.DecodeMergeCommand(kind, body)
 	if err != nil {
-		return err
+		return refuse(err)
 	}
 	s := &r.applying
 	switch {

@@ -207,9 +207,12 @@ func (r *Replica) proposeChange(term uint64, entry []byte, p *pendingChange) err
 func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 	c, err := command.DecodeSplit(body)
 	if err != nil {
-		return err
+		return refuse(err)
 	}
 	s := &r.applying
+	if g := c.Child.Group(); c.Child == r.id || g.IsSystem() {
+		return refuse(fmt.Errorf("range %s cannot be the child of range %s", c.Child, r.id))
+	}
 	if c.ConfIndex != s.confIndex || s.rec.Merge.Role != command.MergeNone || !s.rec.Span.Contains(c.Key) || bytes.Equal(s.rec.Span.Start, c.Key) {
 		return nil
 	}

@@ -36,7 +36,7 @@ func (r *Replica) applyItems(b *engine.Batch, h command.Header, c *command.Batch
 		from := in.Peek()
 		it := in.Item()
 		if in.Err() != nil {
-			return in.Err()
+			return refuse(in.Err())
 		}
 		own := from[:len(from)-in.Len()]
 		s.rec.Hash += xxhash.Sum64(own)
@@ -69,7 +69,7 @@ func (r *Replica) applyItem(b *engine.Batch, it *command.TxnItem, out *outcome) 
 	case command.ItemDetach:
 		return r.applyDetachment(b, it.Attachment, out)
 	case command.ItemCommit:
-		s.txns.PutRecord(it.Record)
+		s.setRecord(it.Record.Name, it.Record)
 		out.locks = append(out.locks, lockChange{Change: locktable.Change{Record: it.Record}})
 		if l := s.txns.Locks[it.ID]; l != nil && l.Sweep() >= 0 {
 			out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l, Added: l}})
@@ -86,7 +86,7 @@ func (r *Replica) applyItem(b *engine.Batch, it *command.TxnItem, out *outcome) 
 		}
 		return nil
 	case command.ItemForget:
-		delete(s.txns.Records, it.Name)
+		s.setRecord(it.Name, nil)
 		out.locks = append(out.locks, lockChange{Change: locktable.Change{Forgotten: it.Name}})
 		return b.Delete(command.RecordKey(r.id, it.Name))
 	case command.ItemSweep:
@@ -99,15 +99,15 @@ func (r *Replica) applyLock(b *engine.Batch, l *command.Lock, out *outcome) erro
 	s := &r.applying
 	for i := range l.Spans {
 		if !s.rec.Span.Covers(l.Spans[i].Span) {
-			return fmt.Errorf("lock of %s is outside of %s", l.Spans[i].Span, s.rec.Span)
+			return refuse(fmt.Errorf("lock of %s is outside of %s", l.Spans[i].Span, s.rec.Span))
 		}
 	}
 	for i := range l.Writes {
 		if !s.rec.Span.Contains(l.Writes[i].V.Key) {
-			return fmt.Errorf("intent of %q is outside of %s", l.Writes[i].V.Key, s.rec.Span)
+			return refuse(fmt.Errorf("intent of %q is outside of %s", l.Writes[i].V.Key, s.rec.Span))
 		}
 	}
-	s.txns.PutLock(l)
+	s.setLock(l.ID, l)
 	out.locks = append(out.locks, lockChange{Change: locktable.Change{Added: l}})
 	return command.PutLock(b, r.id, l)
 }
@@ -117,21 +117,21 @@ func (r *Replica) endLock(b *engine.Batch, id rangeapi.LockID, rev keyspace.Revi
 	s := &r.applying
 	l := s.txns.Locks[id]
 	if l == nil {
-		return fmt.Errorf("lock %s is not here", id)
+		return refuse(fmt.Errorf("lock %s is not here", id))
 	}
 	if rev != 0 {
 		if err := l.Above(rev); err != nil {
-			return err
+			return refuse(err)
 		}
 		for i := range l.Writes {
 			v := l.Writes[i].At(rev)
 			if err := s.addVersion(&v, l.Writes[i].Before, out); err != nil {
-				return err
+				return refuse(err)
 			}
 		}
 		s.rec.LastRevision = max(s.rec.LastRevision, rev)
 	}
-	delete(s.txns.Locks, id)
+	s.setLock(id, nil)
 	out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l}, revision: rev})
 	if rev != 0 && l.Revoke.Lease != 0 {
 		if err := r.applyDetachment(b, l.Revoke, out); err != nil {
@@ -145,19 +145,19 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 	s := &r.applying
 	l := s.txns.Locks[it.ID]
 	if l == nil || it.SpanIndex >= len(l.Spans) || l.Spans[it.SpanIndex].Mode != command.Sweep {
-		return fmt.Errorf("nothing to sweep in span %d of lock %s", it.SpanIndex, it.ID)
+		return refuse(fmt.Errorf("nothing to sweep in span %d of lock %s", it.SpanIndex, it.ID))
 	}
 	if err := l.Above(it.Revision); err != nil {
-		return err
+		return refuse(err)
 	}
 	swept := &l.Spans[it.SpanIndex]
 	for i, k := range it.Keys {
 		if !swept.Span.Contains(k) {
-			return fmt.Errorf("key %q is outside of %s", k, swept.Span)
+			return refuse(fmt.Errorf("key %q is outside of %s", k, swept.Span))
 		}
 		v := command.SweepVersion(k, swept, it.Revision)
 		if err := s.addVersion(&v, command.Prior{Lived: true, Lease: it.Leases[i]}, out); err != nil {
-			return err
+			return refuse(err)
 		}
 	}
 	s.rec.LastRevision = max(s.rec.LastRevision, it.Revision)
@@ -166,11 +166,11 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 	if it.Next == nil {
 		smaller.Spans = slices.Delete(smaller.Spans, it.SpanIndex, it.SpanIndex+1)
 	} else if !swept.Span.Contains(it.Next) {
-		return fmt.Errorf("key %q is outside of %s", it.Next, swept.Span)
+		return refuse(fmt.Errorf("key %q is outside of %s", it.Next, swept.Span))
 	} else {
 		smaller.Spans[it.SpanIndex].Span.Start = it.Next
 	}
-	s.txns.Locks[l.ID] = &smaller
+	s.setLock(l.ID, &smaller)
 	out.locks = append(out.locks, lockChange{Change: locktable.Change{Removed: l, Added: &smaller}, revision: it.Revision})
 	return command.PutLock(b, r.id, &smaller)
 }
@@ -246,7 +246,7 @@ func (r *Replica) splitTxns(b *engine.Batch, key []byte, out *outcome) (moved co
 func (r *Replica) releaseLock(b *engine.Batch, id rangeapi.LockID, out *outcome) error {
 	l := r.applying.txns.Locks[id]
 	if l == nil || !l.Keyless() {
-		return fmt.Errorf("lock %s is not that of a lease without keys", id)
+		return refuse(fmt.Errorf("lock %s is not that of a lease without keys", id))
 	}
 	if err := r.endLock(b, id, 0, out); err != nil {
 		return err
