@@ -16,8 +16,10 @@
 //   - IngestTables returns only when the ingested data survive a crash.
 //   - A full disk is a state (Space), not a failure: reads and deletes continue, and the
 //     state ends by itself when there is space again.
-//   - After an error that makes the store untrustworthy (a failed fsync, corruption) Fatal
-//     is closed, and nothing is reported durable from then on. The node must stop. No
+//   - A bad table with data of ranges alone is reported (OnCorruption), and reads of it fail. No
+//     table has records of the node itself beside such data.
+//   - After an error that makes the store untrustworthy (a failed fsync, corruption of the node's
+//     own records) Fatal is closed, and nothing is reported durable from then on. The node must stop. No
 //     acknowledged write is lost, because the wal has it. If a write of the manifest fails,
 //     Pebble cannot continue and the process panics.
 //
@@ -61,6 +63,7 @@
 //	instance.go  the instance of a node that has no identity yet
 //	identity.go  identity files
 //	events.go    what Pebble reports: errors, flushes, its log
+//	corruption.go  bad tables: what they hold, and who is told
 //	durable.go   listeners to durability, Flush
 //	space.go     a full disk: the state, the ballast, Pebble's file system
 //	files.go     open files in reserve, for when no more can be opened

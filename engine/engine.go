@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -32,6 +33,7 @@ type Engine struct {
 	space   *space
 	flusher flusher
 	durable durability
+	corrupt corruptions
 	// excising keeps snapshots from being made or closed during an excising ingest. When such
 	// an ingest begins, Pebble collects the snapshots that it must flush, and at its end it
 	// panics if there is another one. A snapshot takes one share, an ingest all. It is a
@@ -63,6 +65,7 @@ func Open(o Options) (*Engine, error) {
 	e.fatal.once = make(chan struct{})
 	e.durable.init()
 	e.flusher.init()
+	e.corrupt.wake = wake.New()
 	if err := makeDir(o.FS, o.Dir); err != nil {
 		return nil, err
 	}
@@ -115,6 +118,7 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	// The range delete of a removed replica soon frees its tables, without waiting for a
 	// compaction that happens to touch them.
 	po.FlushDelayDeleteRange = 10 * time.Second
+	po.Experimental.SpanPolicyFunc = bordered
 	setTableOptions(po)
 	po.EnsureDefaults()
 	return po

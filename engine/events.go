@@ -21,6 +21,7 @@ func (e *Engine) backgroundError(err error) {
 		e.space.noteFull(writeFoundNone)
 	case isNoFiles(err):
 		e.space.noteFull(noFreeFile)
+	case reported(err):
 	default:
 		e.fail(fmt.Errorf("engine: flush or compaction: %w", err))
 	}
@@ -31,10 +32,7 @@ func (e *Engine) backgroundError(err error) {
 func (e *Engine) listener() *pebble.EventListener {
 	return &pebble.EventListener{
 		BackgroundError: e.backgroundError,
-		DataCorruption: func(i pebble.DataCorruptionInfo) {
-			e.fail(fmt.Errorf("engine: corruption in %s, keys %s: %w; restore the node from its peers",
-				i.Path, i.Bounds.String(), i.Details))
-		},
+		DataCorruption:  e.dataCorruption,
 		FlushEnd: func(i pebble.FlushInfo) {
 			e.metrics.flush(&i)
 			e.durable.wake.Set()

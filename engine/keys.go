@@ -236,6 +236,11 @@ func LeaseSpan(lease keyspace.LeaseID, s keyspace.Span) KeySpan {
 	return r
 }
 
+// LeaseIndexSpan returns the span of the whole lease index.
+func LeaseIndexSpan() KeySpan {
+	return KeySpan{Lower: []byte{prefixLease}, Upper: []byte{prefixLease + 1}}
+}
+
 // FormatKey returns a physical key in readable form. It never fails.
 func FormatKey(key []byte) string {
 	if len(key) == 0 {

@@ -67,8 +67,11 @@
 //
 // # What if
 //
-//   - The disk lies, fails an fsync or rots: the node stops with the error of wal or engine,
-//     since the state of the disk is unknown.
+//   - The disk lies or fails an fsync, or the log or the node's own records rot: the node stops
+//     with the error of wal or engine, since the state of the disk is unknown.
+//
+//   - A table with user data rots: the replicas whose keys it may hold go into quarantine, and the
+//     node goes on.
 //
 //   - The disk is full: the node refuses puts to the ranges that it leads, with etcd's error, and
 //     raises an alarm for itself. Reads and deletes go on, and the alarm ends once there is room.

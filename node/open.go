@@ -67,6 +67,8 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.shards.Open(); err != nil {
 		return nil, err
 	}
+	// From here on bad tables are a matter of their replicas, which are open now.
+	c.engine.OnCorruption(c.shards.BadTable)
 	if err := c.bus.Start(); err != nil {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}

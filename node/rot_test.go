@@ -57,9 +57,9 @@ func (d *memDisk) rot(t *testing.T, dir string, mark []byte) (places int) {
 	return places
 }
 
-// A node whose store turns out to be rotten when it is read ends, says why, and answers
-// nothing from it; the others serve what it had.
-func TestRotInTheStoreEndsTheNode(t *testing.T) {
+// A replica whose table turns out to be rotten when it is read goes into quarantine, says why, and
+// answers nothing more, also after a restart. Its node and the range go on.
+func TestRotInTheStoreEndsTheReplica(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
 		n, others := r.nodes[0], r.nodes[1:]
 		// Random, so that they lie on the disk as they are here, and large: the block that rots
@@ -91,17 +91,30 @@ func TestRotInTheStoreEndsTheNode(t *testing.T) {
 		if err == nil {
 			t.Fatalf("the rotten range has the hash %#x", hash)
 		}
-		r.wait(time.Second, "the node has given up", func() bool { return n.core.Err() != nil })
-		if err := n.core.Err(); !strings.Contains(err.Error(), "engine: corruption in ") {
-			t.Errorf("it gave up with: %v", err)
+		quarantined := func() bool {
+			q, ok := n.core.host.Quarantined()[id.Group()]
+			return ok && strings.Contains(q.Reason, "corruption in ") && n.core.host.Group(id.Group()) == nil
 		}
-		r.crash(n)
-		r.wait(10*time.Second, "the others serve", func() bool {
-			_, err := others[0].put(r.t.Context(), "after", "it")
-			return err == nil
-		})
-		for _, o := range others {
-			r.mustGet(o, keyOf(4), string(value))
+		r.wait(time.Second*5, "the replica is in quarantine", quarantined)
+		for _, again := range []bool{false, true} {
+			if again {
+				time.Sleep(time.Second) // the note is durable
+				r.crash(n)
+				r.start(n)
+				if !quarantined() {
+					t.Errorf("after a crash: %v", n.core.host.Quarantined())
+				}
+			}
+			r.wait(10*time.Second, "the range serves", func() bool {
+				_, err := n.put(r.t.Context(), "after", "it")
+				return err == nil
+			})
+			for _, o := range append(others, n) {
+				r.mustGet(o, keyOf(4), string(value))
+			}
+			if err := n.core.Err(); err != nil {
+				t.Errorf("the node has given up: %v", err)
+			}
 		}
 	})
 }

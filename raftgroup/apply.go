@@ -70,7 +70,9 @@ type applyTurn struct {
 	tasks []applyTask
 	next  int // the first task not yet done
 	first int // the first of the entry tasks in this batch
-	done  applyDone
+	// failed says that the batch has nothing of the group's entries.
+	failed bool
+	done   applyDone
 }
 
 func newApplier(h *Host) *applier {
@@ -153,7 +155,7 @@ func (a *applier) apply() {
 		a.h.m.applyGroups.Observe(float64(groups))
 		a.h.m.applySeconds.Observe(a.h.cfg.Clock.Now().Sub(start).Seconds())
 		for _, t := range a.round {
-			if t.next > t.first {
+			if t.next > t.first && !t.failed {
 				t.g.appliedEntries(t)
 			}
 		}
@@ -216,7 +218,7 @@ func (g *Group) runTasks(t *applyTurn) {
 		task := &t.tasks[t.next]
 		switch task.kind {
 		case taskEntries:
-			if !g.h.failed.Load() {
+			if !g.h.failed.Load() && !g.broken.Load() {
 				return
 			}
 		case taskLeader:
@@ -240,6 +242,7 @@ func (g *Group) runTasks(t *applyTurn) {
 // belongs to them, into the batch.
 func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 	s := &g.apply
+	from := b.Savepoint()
 	ents := s.entries[:0]
 	for t.next < len(t.tasks) && t.tasks[t.next].kind == taskEntries {
 		m := t.tasks[t.next].msg
@@ -250,7 +253,9 @@ func (g *Group) applyEntries(b *engine.Batch, t *applyTurn) {
 		t.next++
 	}
 	if err := g.sm.Apply(b, ents); err != nil {
-		g.h.fail(fmt.Errorf("raftgroup: group %s: apply up to %d: %w", g.id, s.at.Index, err))
+		g.cannotApply(b, from, fmt.Errorf("raftgroup: group %s: apply up to %d: %w", g.id, s.at.Index, err))
+		t.failed = true
+		return
 	}
 	for i := range ents {
 		if ents[i].Refused != nil {
@@ -280,6 +285,22 @@ func mergeApplyResp(resp, m *pb.Message) *pb.Message {
 		r.Entries = append(resp.Entries[:len(resp.Entries):len(resp.Entries)], r.Entries...)
 	}
 	return r
+}
+
+// cannotApply takes the group's part out of the batch, which the other groups need, and puts the
+// replica in quarantine. An entry of a later format is no fault of the replica, and no snapshot
+// would help: this build is the wrong one.
+func (g *Group) cannotApply(b *engine.Batch, from engine.Savepoint, err error) {
+	if keyspace.IsVersionError(err) {
+		g.h.fail(err)
+		return
+	}
+	if rerr := b.RollBack(from); rerr != nil {
+		g.h.fail(rerr)
+		return
+	}
+	g.broken.Store(true) // the state machine has seen what the engine will not have
+	g.h.Quarantine(g.id, err.Error())
 }
 
 // refused reports an entry that did nothing on any replica.

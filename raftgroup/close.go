@@ -134,6 +134,7 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		fail(err, deleted...)
 		return failed
 	}
+	h.forgetQuarantine(deleted)
 	// A tombstone goes only now: the deletion of the state is durable (trap 30).
 	fb := h.cfg.WAL.NewBatch()
 	for _, id := range deleted {
@@ -153,6 +154,9 @@ func (h *Host) deleteStates(ids []keyspace.GroupID, del Deleter) []error {
 	for i, id := range ids {
 		batches[i] = h.cfg.Engine.NewBatch()
 		errs[i] = batches[i].DeleteApplied(id)
+		if errs[i] == nil {
+			errs[i] = batches[i].Delete(quarantineKey(id))
+		}
 		if errs[i] == nil && del != nil {
 			errs[i] = del(batches[i], id)
 		}

@@ -136,6 +136,9 @@
 //   - Open finds a log in the wal whose applied record a crash has taken: it refuses. A
 //     split that is replayed makes the record again, and no snapshot skips a split that is
 //     committed here (beginReceive).
+//   - an entry breaks a rule: it does nothing, on every replica alike ([Entry]).
+//   - a replica cannot apply an entry, because a read fails or its state has gone astray: the
+//     replica goes into quarantine ([Host.Quarantine]). The host goes on with all others.
 //   - a message arrives for a replica that is not here: its votes are kept for Open, Unknown
 //     is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and stays asleep.
@@ -176,7 +179,6 @@
 //
 //	host.go              the host: making, starting and stopping it, its tick
 //	open.go              opening a group: log and applied record are reconciled
-//	close.go             closing a group, removing it for good
 //	group.go             a group's exported methods, what others may read of it
 //	inbound.go           frames from the bus, votes for replicas that are not open
 //	snapshot_receive.go  a snapshot that arrives, until raft gets it
@@ -187,6 +189,9 @@
 //	commit_notice.go     commit indexes that wait for the next entry
 //	snapshot_send.go     a snapshot on its way to a follower
 //	apply.go             the loop of an applier: entries into the engine
+//	quarantine.go        a replica that is closed until it is replaced
+//	close.go             closing a group, removing it for good
+//	quarantine_note.go   which replicas are in quarantine, and the notes that outlive a restart
 //	snapshot_install.go  a verified snapshot into the engine
 //	append.go            raft's appends into the wal, and a snapshot in their order
 //	confchange.go        changes of the members, transfers of leadership

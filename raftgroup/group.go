@@ -34,6 +34,7 @@ type Group struct {
 	apply    applyState   // its fields say who guards and owns them
 	public   published    // atomics, for readers without a lock
 	inflight atomic.Int64 // bytes of proposals not yet applied
+	broken   atomic.Bool  // nothing may be applied any more, see Host.Quarantine
 
 	// Everything below is owned by the worker's goroutine.
 	closed bool

@@ -46,6 +46,8 @@ type Host struct {
 		// promises are those of closed groups: a group that is opened again in this run
 		// must keep them.
 		promises map[keyspace.GroupID]clock.Time
+		// quarantined are the replicas that are kept closed, see Quarantine.
+		quarantined map[keyspace.GroupID]Quarantine
 	}
 
 	// maxEntry bounds the data of one proposal: the smaller of raftgroup's and the wal's
@@ -104,6 +106,9 @@ func NewHost(cfg Config) (*Host, error) {
 	}
 	h.readNonce = binary.LittleEndian.Uint64(nonce[:])
 	if err := h.loadPromise(); err != nil {
+		return nil, err
+	}
+	if err := h.loadQuarantine(); err != nil {
 		return nil, err
 	}
 	for i := range cfg.Workers + 1 {

@@ -55,6 +55,9 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 	for i := range msgs {
 		m := &msgs[i]
 		g := h.mu.groups[m.group]
+		if q, ok := h.mu.quarantined[m.group]; ok && q.Replica == m.to && g == nil {
+			continue
+		}
 		if g == nil || g.self != m.to {
 			unknown = append(unknown, m)
 			continue

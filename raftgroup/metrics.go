@@ -10,6 +10,7 @@ type Metrics struct {
 	proposals, dropped, failed, full, inboundDropped, sendFailed                   prometheus.Counter
 	committed, applied, pending                                                    prometheus.Gauge
 	overloadDropped, refused                                                       prometheus.Counter
+	quarantined                                                                    prometheus.Gauge
 	leaderChanges, elections, wakes, sleeps, leaseLost                             prometheus.Counter
 	leasesDropped                                                                  prometheus.Counter
 	voteRefused, votesBuffered, logReads, logReadsDeferred, readIndexes, malformed prometheus.Counter
@@ -45,6 +46,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		leaders:       gauge("skein_raftgroup_leaders", "Groups that lead here."),
 		proposalBytes: gauge("skein_raftgroup_proposal_bytes", "Bytes of proposals that are not applied yet."),
 		inboundBytes:  gauge("skein_raftgroup_inbound_bytes", "Bytes of received entries that wait for a worker."),
+		quarantined:   gauge("skein_raftgroup_quarantined_replicas", "Replicas of this node that are closed until they are replaced: their state cannot be trusted or read."),
 		peersAlive:    gauge("skein_raftgroup_peers_alive", "Peers that send liveness messages and report healthy disks."),
 		walStalled:    gauge("skein_raftgroup_wal_stalled", "1 while this node's wal makes no progress."),
 		applyStalled:  gauge("skein_raftgroup_apply_stalled", "1 while this node's store makes no progress on entries to apply."),

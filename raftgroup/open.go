@@ -18,7 +18,7 @@ import (
 // record, because its methods may be called from now on. at is the position of the record
 // that it was loaded from, zero if there was none. Open fails if the engine's record is
 // at another position by now. A group that was removed here must be removed again first
-// (see Removed).
+// (see Removed). A replica in quarantine gets a group that refuses everything.
 func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, sm StateMachine) (*Group, error) {
 	if h.stopping.Load() {
 		return nil, ErrStopped
@@ -30,6 +30,14 @@ func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	// one would reset it under the other's open group.
 	if err := h.reserve(id); err != nil {
 		return nil, err
+	}
+	if q, ok := h.inQuarantine(id, self); ok {
+		h.unreserve(id)
+		g := h.shut(id, self, sm)
+		if m, ok := sm.(Quarantiner); ok {
+			m.Quarantined(q.Reason)
+		}
+		return g, nil
 	}
 	g, err := h.load(id, self, at, sm)
 	if err != nil {

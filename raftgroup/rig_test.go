@@ -339,7 +339,9 @@ type testSM struct {
 	applied Position
 	changes []LeaderState
 	refuse  error
-	done    []error // outcomes of SnapshotDone
+	broken  error    // of the next Apply
+	closed  []string // reasons of Quarantined
+	done    []error  // outcomes of SnapshotDone
 	slow    func()
 	check   func()        // called before a snapshot's tables are checked, and before they are ingested
 	disk    *simdisk.Disk // what a power failure would leave after a snapshot was installed
@@ -363,6 +365,9 @@ func (s *testSM) Apply(b *engine.Batch, ents []Entry) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.broken != nil {
+		return s.broken
+	}
 	for _, e := range ents {
 		if len(e.Data) == 0 {
 			continue
@@ -391,6 +396,12 @@ func (s *testSM) LeaderChanged(l LeaderState) {
 	defer s.mu.Unlock()
 	s.leader = l
 	s.changes = append(s.changes, l)
+}
+
+func (s *testSM) Quarantined(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed, s.leader = append(s.closed, reason), LeaderState{}
 }
 
 func (s *testSM) Payload() []byte { return []byte("payload") }

@@ -39,7 +39,7 @@
 // the span that leaves.
 //
 // S8. Every entry carries the hash of all versions before it, as its leader counted
-// them; a replica that counted otherwise stops the node with both values.
+// them; a replica that counted otherwise goes into quarantine, and the log has both values.
 //
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
 // range, an entry, the count of batches in flight, remembered pages and versions.
@@ -182,7 +182,8 @@
 // … an entry breaks a rule, whatever replica looks at it? It does nothing, on every replica alike
 // (refuse.go). The log has a line for it, and a metric counts it.
 //
-// … a replica disagrees? The node stops: see S8.
+// … a replica disagrees, or its node cannot read its keys? It goes into quarantine: it votes,
+// leads, applies and answers nothing any more. The others serve on.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
@@ -228,6 +229,7 @@
 //	feeds.go        feeds and history of applied events
 //	admin.go        what changes, moves or describes replicas: the server
 //	merge.go        a merge on every replica
+//	quarantine.go   replicas that are closed until they are replaced
 //	lifecycle.go    a replica as package replicas sees it
 //	leadership.go   leaderships that begin and end
 //	here.go         reads of this replica without its leader

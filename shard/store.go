@@ -49,6 +49,8 @@ type Disk interface {
 // Groups opens raft groups; HostGroups makes one of a raftgroup.Host.
 type Groups interface {
 	replicas.Groups
+	// Quarantine is as raftgroup.Host.Quarantine.
+	Quarantine(g keyspace.GroupID, reason string)
 	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
 }
 

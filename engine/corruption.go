@@ -1,0 +1,128 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Corruption is a table that cannot be read as it was written.
+type Corruption struct {
+	Path string
+	// Bounds hold every key that the table may hold: which of them are lost is not known.
+	Bounds KeySpan
+	Err    error
+}
+
+func (c *Corruption) String() string {
+	return fmt.Sprintf("corruption in %s, keys %s: %v", c.Path, c.Bounds, c.Err)
+}
+
+// corruptions are tables on their way to the listener.
+type corruptions struct {
+	mu     sync.Mutex
+	listen func(Corruption) // guarded by mu
+	queue  []Corruption     // guarded by mu: one for each path
+	path   string           // guarded by mu: the table met last
+	met    clock.Time       // guarded by mu: when that was
+	wake   wake.Signal
+}
+
+// OnCorruption has f called, from one goroutine, when a read or a compaction meets a bad table
+// which holds data of ranges alone. Such a table no longer ends the store. It is reported
+// again whenever it is met. There is one listener.
+func (e *Engine) OnCorruption(f func(Corruption)) {
+	e.corrupt.mu.Lock()
+	e.corrupt.listen = f
+	e.corrupt.mu.Unlock()
+	e.tasks.Go(func() {
+		for {
+			select {
+			case <-e.corrupt.wake:
+			case <-e.ctx.Done():
+				return
+			}
+			e.corrupt.mu.Lock()
+			queue := e.corrupt.queue
+			e.corrupt.queue = nil
+			e.corrupt.mu.Unlock()
+			for i := range queue {
+				f(queue[i])
+			}
+		}
+	})
+}
+
+// dataCorruption decides what a bad table ends. The node's own records, those of applied indexes and
+// those of the system groups cannot be given to one replica of a range: without them the node does
+// not know what it has voted and applied.
+func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
+	// The upper bound may be one of the keys.
+	upper := append(bytes.Clone(i.Bounds.End.Key), 0)
+	c := Corruption{Path: i.Path, Bounds: KeySpan{Lower: bytes.Clone(i.Bounds.Start), Upper: upper}, Err: i.Details}
+	if e.noteCorruption(&c) {
+		// Pebble begins a compaction of level 0 that has failed anew at once. It holds no lock
+		// here, and who reads a bad table has time.
+		_ = clock.Sleep(e.ctx, e.clock, retryPause)
+	}
+}
+
+// noteCorruption notes a bad table, and says whether the same one was met just before.
+func (e *Engine) noteCorruption(c *Corruption) (again bool) {
+	e.corrupt.mu.Lock()
+	defer e.corrupt.mu.Unlock()
+	if e.corrupt.listen == nil || c.Bounds.ownRecords() {
+		e.fail(fmt.Errorf("engine: %s; rebuild the node as a new one from its peers", c))
+		return false
+	}
+	now := e.clock.Now()
+	again = e.corrupt.path == c.Path && now.Sub(e.corrupt.met) < retryPause
+	e.corrupt.path, e.corrupt.met = c.Path, now
+	for j := range e.corrupt.queue {
+		if e.corrupt.queue[j].Path == c.Path {
+			return again
+		}
+	}
+	e.corrupt.queue = append(e.corrupt.queue, *c)
+	e.corrupt.wake.Set()
+	return again
+}
+
+// reported says whether the error of a compaction is that of a table which dataCorruption has
+// given to the listener. Below level 0 Pebble leaves such a table alone for 5 minutes.
+func reported(err error) bool {
+	return pebble.IsCorruptionError(err) && pebble.ExtractDataCorruptionInfo(err) != nil
+}
+
+// ownRecords says whether the span touches what belongs to the node rather than to a range.
+func (s KeySpan) ownRecords() bool {
+	system := GroupLocalSpan(keyspace.PlacementGroup)
+	return len(s.Lower) == 0 || s.Lower[0] < prefixGroupLocal || s.Overlaps(system)
+}
+
+// Overlaps says whether the spans have a key in common.
+func (s KeySpan) Overlaps(o KeySpan) bool {
+	return bytes.Compare(s.Lower, o.Upper) < 0 && bytes.Compare(o.Lower, s.Upper) < 0
+}
+
+// tableBorders are keys that no table has on both sides. So a bad table of user data is never
+// one of the node's own records too.
+var tableBorders = [][]byte{
+	{prefixGroupLocal}, GroupLocalKey(keyspace.PlacementGroup, nil), {prefixVersioned}, {prefixLease},
+}
+
+// bordered ends each table at the next border.
+func bordered(start []byte) (pebble.SpanPolicy, []byte, error) {
+	for _, b := range tableBorders {
+		if bytes.Compare(start, b) < 0 {
+			return pebble.SpanPolicy{}, b, nil
+		}
+	}
+	return pebble.SpanPolicy{}, nil, nil
+}

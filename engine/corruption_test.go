@@ -1,0 +1,160 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// rotAt changes the byte behind the first place of the mark in each of the store's tables.
+func rotAt(t *testing.T, fs vfs.FS, mark []byte) {
+	t.Helper()
+	found := false
+	names, err := fs.List("data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
+		f, err := fs.OpenReadWrite("data/"+name, vfs.WriteCategoryUnspecified)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := io.ReadAll(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := bytes.Index(whole, mark)
+		if at >= 0 {
+			at += len(mark)
+			if _, err := f.WriteAt([]byte{whole[at] ^ 1}, int64(at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		found = found || at >= 0
+	}
+	if !found {
+		t.Fatal("the mark is in no table")
+	}
+}
+
+// A bad table with user data alone is reported, with bounds that lie within user data, whether a
+// read or a compaction meets it, and the store goes on. One with the node's own records ends it.
+func TestBadTablesAreReported(t *testing.T) {
+	mark := make([]byte, 4<<10) // random, so that it lies in the file as it is here
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range mark {
+		mark[i] = byte(rng.Uint32())
+	}
+	for _, c := range []struct {
+		name     string
+		key      []byte
+		by       string
+		reported bool
+	}{
+		{"user data, read", AppendVersionedKey(nil, []byte("k5"), 7), "read", true},
+		{"user data, compaction", AppendVersionedKey(nil, []byte("k5"), 7), "compaction", true},
+		{"a group's records", GroupLocalKey(5, []byte("x")), "read", true},
+		{"lease index", AppendLeaseKey(nil, 3, []byte("k5")), "read", true},
+		{"placement's records", GroupLocalKey(keyspace.PlacementGroup, []byte("x")), "read", false},
+		{"the node's records", NodeLocalKey([]byte("x")), "read", false},
+		{"an applied record", appliedKey(5), "read", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fs := simdisk.New()
+				open := func() *Engine {
+					e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return e
+				}
+				e := open()
+				write := func() {
+					b := e.NewBatch()
+					for i := range 9 {
+						for _, k := range [][]byte{
+							NodeLocalKey(fmt.Append(nil, "x", i)), appliedKey(keyspace.GroupID(i + 20)), GroupLocalKey(keyspace.GroupID(i), nil),
+							GroupLocalKey(keyspace.PlacementGroup, fmt.Append(nil, i)),
+							AppendVersionedKey(nil, fmt.Append(nil, "k", i), 5), AppendLeaseKey(nil, keyspace.LeaseID(i), []byte("k")),
+						} {
+							if err := b.Set(k, nil); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					if err := b.Set(c.key, mark); err != nil {
+						t.Fatal(err)
+					}
+					if err := b.Commit(); err != nil {
+						t.Fatal(err)
+					}
+					if err := e.Flush(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				write()
+				if err := e.Close(); err != nil {
+					t.Fatal(err)
+				}
+				rotAt(t, fs, mark[:64])
+				e = open()
+				var met []Corruption
+				e.OnCorruption(func(c Corruption) { met = append(met, c) })
+				if c.by == "read" {
+					if _, _, err := e.Get(c.key); err == nil {
+						t.Error("the bad block was read")
+					}
+				} else {
+					for range 3 * l0Compaction {
+						write()
+					}
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if !c.reported {
+					if err := e.Err(); err == nil || !strings.Contains(err.Error(), "as a new one") || len(met) > 0 {
+						t.Errorf("the store goes on: %v, reported %v", err, met)
+					}
+					_ = e.Abort()
+					return
+				}
+				if err := e.Err(); err != nil {
+					t.Errorf("the store has ended: %v", err)
+				}
+				if len(met) == 0 {
+					t.Fatal("nobody was told")
+				}
+				if b := met[0].Bounds; bytes.Compare(c.key, b.Lower) < 0 || bytes.Compare(c.key, b.Upper) >= 0 || b.Lower[0] != c.key[0] || b.Upper[0] != c.key[0] {
+					t.Errorf("key %s, bounds %s", FormatKey(c.key), b)
+				}
+				if len(met) > 130 {
+					t.Errorf("%d reports in a minute", len(met))
+				}
+				if err := e.Flush(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,42 @@
+package shard
+
+import (
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Quarantined implements raftgroup.Quarantiner: the replica answers nobody any more, and whoever
+// asks it is sent to the others.
+func (r *Replica) Quarantined(reason string) {
+	r.end(kverror.New(kverror.RangeNotHere, "range %s is in quarantine on node %s: %s", r.id, r.store.cfg.Self, reason))
+	r.stopRemoval()
+}
+
+// BadTable puts every replica in quarantine whose keys a bad table may hold. Which of the keys are
+// lost is not known, so the replica's state is not either.
+func (s *Store) BadTable(c engine.Corruption) {
+	for _, r := range s.Replicas() {
+		if r.mayBeIn(c.Bounds) {
+			s.cfg.Groups.Quarantine(r.id.Group(), c.String())
+		}
+	}
+}
+
+// mayBeIn says whether a table with the bounds may hold keys of the replica.
+func (r *Replica) mayBeIn(bounds engine.KeySpan) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.rec.Generation == 0 || r.absorbed:
+		return false // it has no data
+	case bounds.Overlaps(engine.VersionedSpan(r.rec.Span)), bounds.Overlaps(engine.GroupLocalSpan(r.id.Group())):
+		return true
+	}
+	// The index of leases is the node's and divided by leases, not by ranges.
+	first, _, err1 := engine.DecodeLeaseKey(bounds.Lower)
+	last, _, err2 := engine.DecodeLeaseKey(bounds.Upper)
+	if err1 != nil || err2 != nil {
+		return bounds.Overlaps(engine.LeaseIndexSpan())
+	}
+	return first != last || bounds.Overlaps(engine.LeaseSpan(first, r.rec.Span))
+}
