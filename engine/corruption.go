@@ -59,9 +59,9 @@ func (e *Engine) OnCorruption(f func(Corruption)) {
 	})
 }
 
-// dataCorruption decides what a bad table ends. The node's own records, those of applied indexes and
-// those of the system groups cannot be given to one replica of a range: without them the node does
-// not know what it has voted and applied.
+// dataCorruption decides what a bad table ends. The node's own records, the applied records and those
+// of system groups cannot be given to one replica of a range. Without them the node does not know
+// what it has applied.
 func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
 	// The upper bound may be one of the keys.
 	upper := append(bytes.Clone(i.Bounds.End.Key), 0)

@@ -67,8 +67,8 @@
 //
 // # What if
 //
-//   - The disk lies or fails an fsync, or the log or the node's own records rot: the node stops
-//     with the error of wal or engine, since the state of the disk is unknown.
+//   - The disk lies or fails an fsync, or the log or the node's own records rot: the node stops.
+//     The state of the disk is unknown. The error is that of wal or engine.
 //
 //   - A table with user data rots: the replicas whose keys it may hold go into quarantine, and the
 //     node goes on.

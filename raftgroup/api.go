@@ -197,8 +197,8 @@ type Entry struct {
 	// entry on. Data is then the payload that was given to ChangeConf.
 	Replicas []keyspace.Replica
 	// Refused is set by Apply for an entry that breaks a rule, whatever replica looks at it:
-	// it does nothing. It is set before that for a change of the configuration that cannot be
-	// decoded, which comes with neither data nor replicas.
+	// it does nothing. The host sets it for a change of the configuration that cannot be
+	// decoded. Such an entry comes with neither data nor replicas.
 	Refused error
 }
 

@@ -137,8 +137,8 @@
 //     split that is replayed makes the record again, and no snapshot skips a split that is
 //     committed here (beginReceive).
 //   - an entry breaks a rule: it does nothing, on every replica alike ([Entry]).
-//   - a replica cannot apply an entry, because a read fails or its state has gone astray: the
-//     replica goes into quarantine ([Host.Quarantine]). The host goes on with all others.
+//   - a replica cannot apply an entry, because a read fails or its state has gone astray: it
+//     goes into quarantine ([Host.Quarantine]). The host goes on with all others.
 //   - a message arrives for a replica that is not here: its votes are kept for Open, Unknown
 //     is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and stays asleep.

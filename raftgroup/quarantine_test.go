@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// A leader that cannot apply an entry goes into quarantine: it hands over and is closed, the group
-// and all other groups of the node go on, and neither a restart nor anybody's message opens it.
+// A leader that cannot apply an entry goes into quarantine: it hands over and is closed. The group
+// goes on, and so do the node's other groups. Neither a restart nor anybody's message opens it.
 // It gives no vote. When its replica is removed, the group can come back with another one.
 func TestQuarantine(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

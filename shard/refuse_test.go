@@ -106,7 +106,7 @@ func badEntries(l *logWriter, held rangeapi.LockID) map[string]raftgroup.Entry {
 }
 
 // An entry that breaks a rule does nothing on any replica, also where a crash has it applied
-// again: neither the range nor the node ends with it, and the log goes on behind it.
+// again. Neither the range nor the node ends with it, and the log goes on behind it.
 func TestBadEntriesDoNothing(t *testing.T) {
 	var names []string
 	for name := range badEntries(new(logWriter), rangeapi.LockID{}) {
