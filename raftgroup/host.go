@@ -277,7 +277,7 @@ func (h *Host) tickLoop() {
 func (h *Host) tick(n uint64) {
 	now := h.cfg.Clock.Now()
 	h.mutated.tick(now)
-	if ahead := h.suspects.tick(now, h.cfg.Clock.Wall(), h.cfg.margin(h.cfg.ElectionTimeout), h.cfg.ElectionTimeout); ahead != 0 {
+	if ahead := h.suspects.tick(h.cfg.Clock, h.cfg.margin(h.cfg.ElectionTimeout)); ahead != 0 {
 		h.dropLeases(h.cfg.Clock.Now(), fmt.Sprintf("the wall clock is %v ahead of the monotonic one: this machine may have been paused", ahead))
 	}
 	h.peers.tick(now, n)

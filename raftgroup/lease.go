@@ -226,30 +226,23 @@ type suspects struct {
 	// ahead is by how much the wall clock was ahead of the monotonic one at the last tick.
 	ahead time.Duration
 	known bool
-	// dropped is when leases were dropped last, 0 for never, and large says that it was for more
-	// than the length of a lease.
-	dropped clock.Time
-	large   bool
 }
 
-// leaseDropPause is the least time between two drops of leases for a wall clock that runs ahead.
-// A clock that somebody sets again and again must not take the leases for good.
-const leaseDropPause = time.Minute
-
-// tick returns by how much the wall clock has run ahead since the last tick, if leases must be
-// dropped for that: a lease outlives the promises behind it once the clock has stood still for
-// longer than its margin. A wall clock that is set back says nothing. A small step must not
-// keep a large one behind it from being heeded.
-func (s *suspects) tick(now clock.Time, wall time.Time, margin, lease time.Duration) time.Duration {
+// tick returns by how much the wall clock has run ahead since the last tick, if that is more than
+// the margin of a lease: a lease outlives the promises behind it then. A wall clock that is set
+// back says nothing. One that is set ahead again and again costs a round trip each time.
+func (s *suspects) tick(c clock.Clock, margin time.Duration) time.Duration {
+	now := c.Now()
+	wall := c.Wall()
+	if c.Now().Sub(now) > margin/2 {
+		return 0 // this goroutine did not run between the two: they cannot be compared
+	}
 	before, first := s.ahead, !s.known
 	s.ahead, s.known = time.Duration(wall.UnixNano()-int64(now)), true
-	by := s.ahead - before
-	large := by > lease
-	if recent := s.dropped != 0 && now.Sub(s.dropped) < leaseDropPause; first || by <= margin || recent && (s.large || !large) {
-		return 0
+	if by := s.ahead - before; !first && by > margin {
+		return by
 	}
-	s.dropped, s.large = now, large
-	return by
+	return 0
 }
 
 // DropLeases ends all leases of this host: its clock may have stood still while the world's

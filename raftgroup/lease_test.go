@@ -685,8 +685,8 @@ func (c steppedClock) Wall() time.Time { return c.Clock.Wall().Add(time.Duration
 
 // TestLeasesAreDroppedAfterAPause: a wall clock that jumps ahead says that the machine was
 // paused while its monotonic clock stood still. Leases are dropped, and are back once followers
-// have answered new heartbeats. A clock that is set back, by little, or again within a minute
-// drops nothing.
+// have answered new heartbeats. A clock that is set back, or by little, drops
+// nothing.
 func TestLeasesAreDroppedAfterAPause(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var ahead atomic.Int64
@@ -723,9 +723,8 @@ func TestLeasesAreDroppedAfterAPause(t *testing.T) {
 			{"by less than the margin", l.host.cfg.margin(election) - time.Millisecond, false},
 			{"back", -time.Hour, false},
 			{"ahead by less than a lease", election - time.Millisecond, true},
-			{"ahead by little again", election - time.Millisecond, false},
 			{"ahead", 2 * election, true},
-			{"ahead again", time.Hour, false},
+			{"ahead again", time.Hour, true},
 		} {
 			// No heartbeat is answered meanwhile: what is not dropped holds by the old answers.
 			r.bus.isolate(l.id, true)
@@ -739,14 +738,6 @@ func TestLeasesAreDroppedAfterAPause(t *testing.T) {
 				t.Errorf("the wall clock steps %s: the lease does not hold afterwards", c.what)
 			}
 		}
-		time.Sleep(leaseDropPause)
-		r.bus.isolate(l.id, true)
-		step(2 * election)
-		if held(2) {
-			t.Error("a minute later the wall clock steps ahead, and no lease is dropped")
-		}
-		r.bus.isolate(l.id, false)
-		r.eventually("the lease again", election, func() bool { return g.LeaseHeld(term) })
 		l.host.DropLeases("a test")
 		if g.LeaseHeld(term) {
 			t.Error("a dropped lease holds")
