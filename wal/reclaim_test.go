@@ -237,6 +237,7 @@ type fullDisk struct {
 }
 
 func newFullDisk(t *testing.T) *fullDisk {
+	t.Helper()
 	f := &fullDisk{t: t, reg: prometheus.NewRegistry(), next: 1}
 	o := testOptions(vfs.NewMem())
 	o.SegmentBytes, o.TargetBytes, o.SmallTailBytes = 64<<10, 256<<10, 1<<10
