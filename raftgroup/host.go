@@ -302,5 +302,8 @@ func (h *Host) tick(n uint64) {
 	h.m.committed.Set(float64(h.committed.Load()))
 }
 
+// MaxEntryBytes returns how much data one proposal may have.
+func (h *Host) MaxEntryBytes() int64 { return h.maxEntry }
+
 // ElectionTimeout returns the configured election timeout.
 func (h *Host) ElectionTimeout() time.Duration { return h.cfg.ElectionTimeout }

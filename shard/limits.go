@@ -19,6 +19,9 @@ type Limits struct {
 	// MaxEntryBytes bounds what one request may write, and what the requests of one
 	// entry write together. Default 4 MiB and 64 KiB. A DeleteRange beyond it is refused.
 	MaxEntryBytes int
+	// MaxRecordBytes bounds the commit record of a transaction. RequestTooLarge beyond it: no
+	// entry could hold it. One that only has too little room beside others is tried again.
+	MaxRecordBytes int
 	// PendingBytes bounds all requests of the node that wait for evaluation, a
 	// revision or their entry. Default 128 MiB. TooManyRequests beyond it.
 	PendingBytes int64
@@ -92,6 +95,7 @@ func (l *Limits) fill() {
 	setDefault(&l.MaxRequestBytes, 3<<19)
 	setDefault(&l.MaxTxnOps, 128)
 	setDefault(&l.MaxEntryBytes, rangeapi.MaxRequestBytes+entrySlackBytes)
+	setDefault(&l.MaxRecordBytes, 2*l.MaxEntryBytes)
 	setDefault(&l.PendingBytes, 128<<20)
 	setDefault(&l.RangePendingBytes, 32<<20)
 	setDefault(&l.BatchRequests, 2048)

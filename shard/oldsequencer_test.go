@@ -152,7 +152,9 @@ func TestReadOfAnOldSequencerThatWaits(t *testing.T) {
 		entry := g.take(0).data
 		w.store.sequencerTerm.Store(7) // as a node that has not heard of the successor
 		g.lead(raftgroup.LeaderState{Term: 5, Leader: 2, LeaderNode: 2})
-		_ = <-begun
+		if err := <-begun; err == nil {
+			t.Error("the write of a leader that lost its lead is answered")
+		}
 		g.lead(raftgroup.LeaderState{Term: 6, Leader: 1, LeaderNode: 1, IsLeader: true})
 		done := read(t, w, 2)
 		if err := g.apply(raftgroup.Entry{Term: 5, Data: entry}, raftgroup.Entry{Term: 6}); err != nil {

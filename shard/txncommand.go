@@ -341,7 +341,7 @@ func (s *txnCommand) commit(c *pipeline.Call, op *rangeapi.Commit, out *pipeline
 	case !r.intactLocked(h):
 		s.say(c, &rangeapi.Decided{}, out)
 	case !r.mayBeAtLocked(c, h, op.Revision, out):
-	case rec.Bytes() > maxRecordBytes(&r.store.cfg.Limits):
+	case rec.Bytes() > r.store.cfg.Limits.MaxRecordBytes:
 		out.Add(c, kverror.New(kverror.RequestTooLarge, "the %d locks of transaction %s have spans of %d bytes, more than an entry may have: divide the transaction, or use shorter keys",
 			len(op.Locks), op.Name, rec.Bytes()))
 	default:
@@ -349,10 +349,6 @@ func (s *txnCommand) commit(c *pipeline.Call, op *rangeapi.Commit, out *pipeline
 		s.add(c, &command.TxnItem{Kind: command.ItemCommit, ID: op.AnchorLock, Record: rec}, h)
 	}
 }
-
-// maxRecordBytes bounds a commit record. Requests fill an entry up to MaxEntryBytes, and the entry
-// still has room for one such record.
-func maxRecordBytes(l *Limits) int { return 2 * l.MaxEntryBytes }
 
 // intactLocked says whether a lock that its attempt took at its anchor is the one that was made
 // there. A split may have cut the lock, the anchor's half may have been aborted, and a merge
