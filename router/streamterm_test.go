@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -15,18 +16,23 @@ import (
 // ofTerm are a cluster's sequencer and ranges, which know each other's term.
 type ofTerm struct {
 	*cluster
-	term    uint64
-	refused int
+	term, refused atomic.Uint64
+}
+
+func newOfTerm(c *cluster, term uint64) *ofTerm {
+	s := &ofTerm{cluster: c}
+	s.term.Store(term)
+	return s
 }
 
 func (s *ofTerm) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
-	s.cluster.Sequence(req, func(a keyspace.SequenceAnswer) { a.Term = s.term; done(a) })
+	s.cluster.Sequence(req, func(a keyspace.SequenceAnswer) { a.Term = s.term.Load(); done(a) })
 }
 
 func (s *ofTerm) Do(ctx context.Context, node keyspace.NodeID, req *rangeapi.Request) (*rangeapi.Response, error) {
-	if req.ReadTerm != 0 && req.ReadTerm < s.term {
-		s.refused++
-		return nil, kverror.New(kverror.ReadAgain, "term %d, and there is one of term %d", req.ReadTerm, s.term)
+	if term := s.term.Load(); req.ReadTerm != 0 && req.ReadTerm < term {
+		s.refused.Add(1)
+		return nil, kverror.New(kverror.ReadAgain, "term %d, and there is one of term %d", req.ReadTerm, term)
 	}
 	return s.cluster.Do(ctx, node, req)
 }
@@ -43,15 +49,15 @@ func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
 			c := newCluster(1)
 			r := newRouter(c)
 			fill(t, c, r, 1)
-			s := &ofTerm{cluster: c, term: 7}
+			s := newOfTerm(c, 7)
 			r.cfg.Sequencer, r.cfg.Ranges = s, s
 			var m merged
 			err := r.RangeStream(t.Context(), req, func(keys []byte, last *pb.RangeResponse) error {
-				s.term++ // placement is handed over, in order, again and again
+				s.term.Add(1) // placement is handed over, in order, again and again
 				return m.send(keys, last)
 			})
-			if err != nil || !m.ended || m.parts < 2 || s.refused > 0 {
-				t.Errorf("%v: %d parts, ended %t, %d refused: %v", req, m.parts, m.ended, s.refused, err)
+			if err != nil || !m.ended || m.parts < 2 || s.refused.Load() > 0 {
+				t.Errorf("%v: %d parts, ended %t, %d refused: %v", req, m.parts, m.ended, s.refused.Load(), err)
 			}
 		})
 	}
@@ -59,8 +65,7 @@ func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
 		c := newCluster(1)
 		r := newRouter(c)
 		fill(t, c, r, 1)
-		s := &ofTerm{cluster: c, term: 8}
-		old := &ofTerm{cluster: c, term: 7}
+		s, old := newOfTerm(c, 8), newOfTerm(c, 7)
 		r.cfg.Sequencer, r.cfg.Ranges = old, s
 		done := make(chan error, 1)
 		go func() {
@@ -68,12 +73,12 @@ func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
 			done <- err
 		}()
 		synctest.Wait()
-		if len(done) > 0 || s.refused == 0 {
-			t.Fatalf("refused %d times", s.refused)
+		if len(done) > 0 || s.refused.Load() == 0 {
+			t.Fatalf("refused %d times", s.refused.Load())
 		}
-		old.term = 8
-		if err := <-done; err != nil || s.refused > 100 {
-			t.Errorf("refused %d times: %v", s.refused, err)
+		old.term.Store(8)
+		if err := <-done; err != nil || s.refused.Load() > 100 {
+			t.Errorf("refused %d times: %v", s.refused.Load(), err)
 		}
 	})
 }
