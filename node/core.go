@@ -182,7 +182,7 @@ func (c *Core) full() bool {
 func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Heard(n) }
 
 // recordSlackBytes is what an entry with nothing but a commit record holds beside it, at most.
-const recordSlackBytes = 4 << 10
+const recordSlackBytes = 256
 
 // reached reports whether placement counts on a node.
 func (c *Core) reached(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Reached(n) }
