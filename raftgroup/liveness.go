@@ -320,17 +320,7 @@ func (h *Host) Relays(node keyspace.NodeID) (relays []keyspace.NodeID) {
 // Heard reports whether the node is alive as far as this node or a live node that it hears
 // knows. A node that only others hear lives behind a broken link.
 func (h *Host) Heard(node keyspace.NodeID) bool {
-	if h.Liveness(node) || mutation.Is(mutation.UnheardCountsDead) {
-		return h.Liveness(node)
-	}
-	h.peers.mu.RLock()
-	defer h.peers.mu.RUnlock()
-	for _, q := range h.peers.mu.nodes {
-		if _, hears := slices.BinarySearch(q.hears, node); q.alive && hears {
-			return true
-		}
-	}
-	return false
+	return h.Liveness(node) || len(h.Relays(node)) > 0 && !mutation.Is(mutation.UnheardCountsDead)
 }
 
 // Reached reports whether the node is alive as far as this node knows, or at least half of the
@@ -339,8 +329,9 @@ func (h *Host) Reached(node keyspace.NodeID) bool {
 	if h.Liveness(node) {
 		return true
 	}
-	others, _ := h.peers.countMembers()
-	return 2*len(h.Relays(node)) >= others-1
+	others, _ := h.peers.countMembers() // the node is one of them
+	relays := len(h.Relays(node))
+	return relays > 0 && 2*relays >= others-1
 }
 
 // Connected reports whether the node hears at least half of the other nodes, and the node

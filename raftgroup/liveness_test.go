@@ -637,3 +637,36 @@ func TestLeaderWithoutTheNeededNodeHandsOver(t *testing.T) {
 		})
 	}
 }
+
+// TestDeadNodeIsNotReached: whom nobody hears is not reached, also in a cluster of two nodes,
+// where nobody else could hear it. Whom at least half of the others hear is.
+func TestDeadNodeIsNotReached(t *testing.T) {
+	for _, nodes := range []int{2, 3, 5} {
+		inBubble(t, func(t *testing.T) {
+			r := newRig(t, nodes, nil)
+			r.startAll()
+			defer r.close()
+			n, far := r.nodes[1].host, keyspace.NodeID(nodes)
+			r.eventually("all live", 5*time.Second, func() bool { return n.Liveness(far) && n.Reached(far) })
+			time.Sleep(2 * n.ElectionTimeout())
+			reached := func(deaf int) bool {
+				r.bus.set(func(b *testBus) {
+					clear(b.cut)
+					for o := keyspace.NodeID(1); int(o) <= deaf; o++ {
+						b.cut[[2]keyspace.NodeID{far, o}], b.cut[[2]keyspace.NodeID{o, far}] = true, true
+					}
+				})
+				time.Sleep(3 * n.ElectionTimeout())
+				return n.Reached(far)
+			}
+			if others := nodes - 1; reached(others) || n.Heard(far) {
+				t.Errorf("%d nodes: one that nobody hears counts as reached", nodes)
+			}
+			for deaf := 1; deaf < nodes-1; deaf++ {
+				if want := 2*(nodes-1-deaf) >= nodes-2; reached(deaf) != want || !n.Heard(far) {
+					t.Errorf("%d nodes: one that %d do not hear is reached: %t", nodes, deaf, !want)
+				}
+			}
+		})
+	}
+}
