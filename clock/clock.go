@@ -12,7 +12,8 @@ import (
 // Time is a reading of a node's monotonic clock: nanoseconds since a moment that
 // means nothing. Readings of two nodes, or of two boots of a machine, cannot be
 // compared. The clock runs on while the process is stopped or the machine
-// suspended, but not while a hypervisor has paused a virtual machine. 0 stands for "never": no clock returns it.
+// suspended, but not while a hypervisor has paused a virtual machine. 0 stands for
+// "never": no clock returns it.
 type Time int64
 
 // Add returns t+d.

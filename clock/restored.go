@@ -12,8 +12,8 @@ import (
 
 // Restored calls f each time the kernel reports that this virtual machine runs on from a
 // snapshot, until ctx ends. Its clocks stood still then, as far as they know. The report is the
-// uevent of the virtual machine generation id, which Linux has sent since 6.9, where the
-// hypervisor has that device. A machine that is only paused gets none.
+// uevent of the virtual machine generation id. Not all kernels and hypervisors have it. A
+// machine that is only paused gets none.
 func Restored(ctx context.Context, f func()) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {

@@ -434,32 +434,48 @@ func TestNoSpaceAtEachOperation(t *testing.T) {
 	}
 }
 
+// nthFailure fails one operation of a file system once.
+type nthFailure struct {
+	n     int32
+	count atomic.Int32
+	op    errorfs.Op // the one that failed
+}
+
+// failNth fails the n-th (from 0) of the operations that count, from when the store is open and
+// has its ballast.
+func failNth(fs vfs.FS, n int32, counts func(errorfs.Op) bool, err error) (vfs.FS, *nthFailure) {
+	f, on := &nthFailure{n: n}, new(atomic.Bool)
+	return errorfs.Wrap(fs, errorfs.InjectorFunc(func(o errorfs.Op) error {
+		if strings.Contains(o.Path, ballastName) && o.Kind == errorfs.OpRename {
+			on.Store(true)
+		}
+		if on.Load() && counts(o) && f.count.Add(1) == n+1 {
+			f.op = o
+			return fmt.Errorf("injected: %w", err)
+		}
+		return nil
+	})), f
+}
+
+// beyond says that there were no more than n such operations.
+func (f *nthFailure) beyond() bool { return f.count.Load() <= f.n }
+
 // noSpaceAt fails the n-th write; done says that there are fewer.
 func noSpaceAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	t.Helper()
 	mem := simdisk.New()
-	var count atomic.Int32
-	var on atomic.Bool
-	var failing errorfs.Op
-	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(o errorfs.Op) error {
-		if strings.Contains(o.Path, ballastName) && o.Kind == errorfs.OpRename {
-			on.Store(true) // the store is open and has its ballast
-		}
-		if on.Load() && strings.Contains(o.Path, "db/0") && o.Kind.ReadOrWrite() == errorfs.OpIsWrite && count.Add(1) == n+1 {
-			failing = o
-			return fmt.Errorf("injected: %w", syscall.ENOSPC)
-		}
-		return nil
-	}))
+	fs, failed := failNth(mem, n, func(o errorfs.Op) bool {
+		return strings.Contains(o.Path, "db/0") && o.Kind.ReadOrWrite() == errorfs.OpIsWrite
+	}, syscall.ENOSPC)
 	o, w := testOptions(fs), newGroups(nil)
 	o.Clock = clock.Virtual()
 	err := w.script(t, o, tables)
 	// Pebble creates a log file although its WAL is off, and syncs the file on close.
-	if err != nil && !errors.Is(err, ErrNoSpace) && !strings.HasSuffix(failing.Path, ".log") {
-		t.Errorf("operation %d (%v %s): %v", n, failing.Kind, failing.Path, err)
+	if err != nil && !errors.Is(err, ErrNoSpace) && !strings.HasSuffix(failed.op.Path, ".log") {
+		t.Errorf("operation %d (%v %s): %v", n, failed.op.Kind, failed.op.Path, err)
 	}
 	checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
-	return count.Load() <= n
+	return failed.beyond()
 }
 
 // TestNoFilesAtEachOpen lets each attempt of Pebble to open a file find that the process can open no
@@ -478,29 +494,15 @@ func TestNoFilesAtEachOpen(t *testing.T) {
 func noFilesAt(t *testing.T, n int32, tables map[string][]byte) (done bool) {
 	t.Helper()
 	mem := simdisk.New()
-	var count atomic.Int32
-	var on atomic.Bool
-	var failing errorfs.Op
-	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(o errorfs.Op) error {
-		if strings.Contains(o.Path, ballastName) && o.Kind == errorfs.OpRename {
-			on.Store(true) // the store is open and has its ballast
-		}
-		switch o.Kind {
-		case errorfs.OpCreate, errorfs.OpOpen, errorfs.OpOpenDir, errorfs.OpReuseForWrite:
-		default:
-			return nil
-		}
-		if on.Load() && !strings.Contains(o.Path, stagingName) && count.Add(1) == n+1 {
-			failing = o
-			return fmt.Errorf("injected: %w", syscall.EMFILE)
-		}
-		return nil
-	}))
+	fs, failed := failNth(mem, n, func(o errorfs.Op) bool {
+		opens := []errorfs.OpKind{errorfs.OpCreate, errorfs.OpOpen, errorfs.OpOpenDir, errorfs.OpReuseForWrite}
+		return slices.Contains(opens, o.Kind) && !strings.Contains(o.Path, stagingName)
+	}, syscall.EMFILE)
 	o, w := testOptions(fs), newGroups(nil)
 	o.Clock = clock.Virtual()
 	if err := w.script(t, o, tables); err != nil && !errors.Is(err, ErrNoSpace) {
-		t.Errorf("file %d (%v %s): %v", n, failing.Kind, failing.Path, err)
+		t.Errorf("file %d (%v %s): %v", n, failed.op.Kind, failed.op.Path, err)
 	}
 	checkRecovered(t, mem.Crash(0, nil), w.applied, w.durable)
-	return count.Load() <= n
+	return failed.beyond()
 }

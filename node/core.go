@@ -181,9 +181,6 @@ func (c *Core) full() bool {
 // alive reports whether a node lives as far as this one knows, perhaps from others.
 func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Heard(n) }
 
-// recordSlackBytes is what an entry with nothing but a commit record holds beside it, at most.
-const recordSlackBytes = 256
-
 // reached reports whether placement counts on a node.
 func (c *Core) reached(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Reached(n) }
 
@@ -246,6 +243,9 @@ func (c *Core) watchRestores() {
 		c.log.Info("the kernel does not tell whether this machine is restored from a snapshot", zap.Error(err))
 	}
 }
+
+// recordSlackBytes is what an entry with nothing but a commit record holds beside it, at most.
+const recordSlackBytes = 256
 
 // Bounds of a clean stop.
 const (

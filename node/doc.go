@@ -58,7 +58,8 @@
 // its locks.
 //
 // All else that is full means ResourceExhausted for a client's request and a dropped and reported
-// message on the bus, never an endless wait. The process sets Go's memory limit to a quarter above the budget.
+// message on the bus, never an endless wait. The process sets Go's memory limit to a quarter above
+// the budget.
 // It paces the collector so that about a quarter of the budget is garbage, however large the
 // heap. A node that has not collected for a minute collects then and returns the memory. Tables
 // have 16 MiB at most (Pebble's default is 128), and those of copies have older versions beside

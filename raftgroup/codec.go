@@ -386,7 +386,7 @@ func decodeEntries(r *wire.Reader, m *message, s *messageSlot) {
 type liveness struct {
 	boot      keyspace.BootID
 	healthy   bool
-	connected bool // the sender is not isolated, or will not be if nothing changes
+	connected bool // the sender hears half of the others, and the node that leaders need
 	sequence  uint64
 	// heard are the nodes that the sender hears, in ascending order.
 	heard []keyspace.NodeID

@@ -278,7 +278,7 @@ func (h *Host) tick(n uint64) {
 	now := h.cfg.Clock.Now()
 	h.mutated.tick(now)
 	if ahead := h.suspects.tick(h.cfg.Clock, h.cfg.margin(h.cfg.ElectionTimeout)); ahead != 0 {
-		h.dropLeases(h.cfg.Clock.Now(), fmt.Sprintf("the wall clock is %v ahead of the monotonic one: this machine may have been paused", ahead))
+		h.DropLeases(fmt.Sprintf("the wall clock is %v ahead of the monotonic one: this machine may have been paused", ahead))
 	}
 	h.peers.tick(now, n)
 	awake, f := 0, flagTick

@@ -248,12 +248,11 @@ func (s *suspects) tick(c clock.Clock, margin time.Duration) time.Duration {
 // DropLeases ends all leases of this host: its clock may have stood still while the world's
 // time went on. Each leader has a lease again as soon as a quorum has answered heartbeats that
 // it sends from now on. Until then readers use ReadIndex.
-func (h *Host) DropLeases(why string) { h.dropLeases(h.cfg.Clock.Now(), why) }
-
-func (h *Host) dropLeases(now clock.Time, why string) {
+func (h *Host) DropLeases(why string) {
 	if mutation.Is(mutation.LeasesKept) {
 		return
 	}
+	now := h.cfg.Clock.Now()
 	h.log.Warn("leases are dropped until followers confirm them again", zap.String("why", why))
 	h.m.leasesDropped.Inc()
 	for {

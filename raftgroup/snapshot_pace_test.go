@@ -174,6 +174,24 @@ func TestFetchesTakeTurns(t *testing.T) {
 	check("one comes behind all", 1)
 }
 
+// copiesThatWait starts a node whose two copies wait because all turns are taken. waiting says how
+// many do.
+func copiesThatWait(r *rig) (snaps *snapshots, turns []chan struct{}, waiting func() int) {
+	f := lagging(r)
+	f.start()
+	snaps = &f.host.snaps
+	for range fetchesAtOnce {
+		turns = append(turns, snaps.queue())
+	}
+	waiting = func() int {
+		snaps.mu.Lock()
+		defer snaps.mu.Unlock()
+		return len(snaps.mu.fetches) - fetchesAtOnce
+	}
+	r.eventually("copies wait", 10*time.Second, func() bool { return waiting() == 2 })
+	return snaps, turns, waiting
+}
+
 // TestCopyWaitsForItsTurn: a snapshot may wait for its turn longer than the stall
 // timeout, and does not fail.
 func TestCopyWaitsForItsTurn(t *testing.T) {
@@ -181,19 +199,7 @@ func TestCopyWaitsForItsTurn(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
 		defer r.close()
-		f := lagging(r)
-		f.start()
-		snaps := &f.host.snaps
-		var turns []chan struct{}
-		for range fetchesAtOnce {
-			turns = append(turns, snaps.queue())
-		}
-		waiting := func() int {
-			snaps.mu.Lock()
-			defer snaps.mu.Unlock()
-			return len(snaps.mu.fetches) - fetchesAtOnce
-		}
-		r.eventually("copies wait", 10*time.Second, func() bool { return waiting() == 2 })
+		snaps, turns, waiting := copiesThatWait(r)
 		before := r.snapshotsFailed()
 		time.Sleep(3 * stallTimeout)
 		if n := waiting(); n != 2 {
@@ -217,19 +223,7 @@ func TestWaitingCopyYields(t *testing.T) {
 		r := newRig(t, 3, nil)
 		r.startAll()
 		defer r.close()
-		f := lagging(r)
-		f.start()
-		snaps := &f.host.snaps
-		var turns []chan struct{}
-		for range fetchesAtOnce {
-			turns = append(turns, snaps.queue())
-		}
-		waiting := func() int {
-			snaps.mu.Lock()
-			defer snaps.mu.Unlock()
-			return len(snaps.mu.fetches) - fetchesAtOnce
-		}
-		r.eventually("copies wait", 10*time.Second, func() bool { return waiting() == 2 })
+		snaps, turns, waiting := copiesThatWait(r)
 		l := r.leader(1)
 		g := l.host.Group(1)
 		at, _ := g.log.Base()

@@ -41,7 +41,8 @@ func (r *Router) RangeSpan(ctx context.Context, req *pb.RangeRequest) (keys [][]
 	return keys, resp, &reserved.Share, nil
 }
 
-// rangeSpan is Range of a span. First it waits for its turn, so that few hold what they have read while they wait for its memory.
+// rangeSpan is Range of a span. First it waits for its turn, so that few hold what they have
+// read while they wait for more memory.
 func (r *Router) rangeSpan(ctx context.Context, req *pb.RangeRequest, reserved *reservation, encoded *[][]byte) (*pb.RangeResponse, error) {
 	if err := r.tooLarge(reserved.Take(ctx, 0)); err != nil {
 		return nil, err

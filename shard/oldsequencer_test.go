@@ -119,8 +119,8 @@ func TestAllocationOfAnOldSequencer(t *testing.T) {
 	})
 }
 
-// A read that waits learns of the successor while it waits: its leader applies the log that it
-// has inherited, or the lock ends that the read waited for.
+// A read learns of the successor while it waits. Its leader applies the log of the last one, or a
+// lock ends.
 func TestReadOfAnOldSequencerThatWaits(t *testing.T) {
 	read := func(t *testing.T, w *fakeWorld, rev keyspace.Revision) (done chan error) {
 		done = make(chan error, 1)

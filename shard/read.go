@@ -60,9 +60,9 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 	return nil, kverror.New(kverror.Busy, "range %s: the pipeline is cut again and again", r.id)
 }
 
-// sameSequencer refuses a read at a revision of a sequencer that has a successor. A sequencer whose
-// machine was paused, and whose clock stood still meanwhile, believes in a lease that is over. A
-// write of its successor's may be older than the read and have a higher revision.
+// sameSequencer refuses a read at a revision of a sequencer that has a successor. A paused machine's
+// clock stands still, so its sequencer may believe in a lease that is over. A write of its
+// successor's may be older than the read and have a higher revision.
 func (r *Replica) sameSequencer(req *rangeapi.Request) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,7 +240,7 @@ func (r *Replica) stillLeads(req *rangeapi.Request, bounds keyspace.Span, term u
 	if !r.standsLocked(term, bounds) {
 		return errAgain
 	}
-	// What the read waited for, the log or the end of a lock, may have told of a later sequencer.
+	// The read may have waited for the log or a lock. Either may tell of a later sequencer.
 	return r.sameSequencerLocked(req)
 }
 

@@ -24,6 +24,9 @@ func (s *Session) receive(c Class, f *frame) error {
 	if kindOf(c) != s.cfg.Kind || len(f.payload) > s.ep.cfg.MaxMessageBytes+maxErrorBytes {
 		return fmt.Errorf("%w: class %s, %d bytes on the %s session", errProtocol, c, len(f.payload), s.cfg.Kind)
 	}
+	if c != ClassRequest && f.kind >= framePassCall {
+		return fmt.Errorf("%w: kind %d by class %s", errProtocol, f.kind, c)
+	}
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
