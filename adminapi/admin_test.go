@@ -30,6 +30,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeBackend answers from what a story set up.
 type fakeBackend struct {
+	// held is what HoldUpgrade was told.
+	held  bool
 	err   error
 	empty bool
 	stale bool
@@ -203,6 +205,19 @@ func (f *fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*ad
 	return &adminpb.PlacementSetReplicationResponse{
 		Before: 3, After: f.factor, Ranges: 12, Added: 24, Bytes: 7 << 30, Notes: []string{"some share a zone"},
 	}, f.err
+}
+
+func (f *fakeBackend) ClusterVersion(context.Context) (*adminpb.ClusterShowResponse, error) {
+	return &adminpb.ClusterShowResponse{Version: 3, Next: 4, Held: f.held, Stale: f.stale, Nodes: []*adminpb.NodeVersions{
+		{Name: "n1", Build: "0.2.0", Oldest: 3, Newest: 4, SinceUnixMs: 1_800_000_000_000}, {Name: "n2"},
+	}}, f.err
+}
+
+func (f *fakeBackend) Upgrade(context.Context) (uint32, error) { return 4, f.err }
+
+func (f *fakeBackend) HoldUpgrade(_ context.Context, hold bool) error {
+	f.held = hold
+	return f.err
 }
 
 func (f *fakeBackend) SetMergeAfter(_ context.Context, after *time.Duration) error {

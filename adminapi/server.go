@@ -37,6 +37,7 @@ type Backend interface {
 	Mover
 	Joiner
 	PlacementBackend
+	ClusterBackend
 	NodeBackend
 }
 

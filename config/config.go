@@ -220,6 +220,11 @@ type Config struct {
 	// copies what is there again a moment later; too long and a second loss finds ranges
 	// that have not got over the first.
 	NodeDeadAfter time.Duration
+	// UpgradeAfter is after how long the cluster version is raised by itself, once all nodes
+	// run a build that reads the next one; 0 is by command alone. Default a day. Until then
+	// every node can go back to the release before. Too short and nobody has seen yet whether
+	// the new release does; too long and what only the new version can is missing.
+	UpgradeAfter time.Duration
 }
 
 // Default returns etcd's defaults, as they are where nothing is configured.
@@ -259,6 +264,7 @@ func Default() *Config {
 		CopyBytesPerSecond:   64 << 20,
 		LeaseReads:           true,
 		NodeDeadAfter:        5 * time.Minute,
+		UpgradeAfter:         24 * time.Hour,
 	}
 }
 
@@ -433,7 +439,7 @@ func (c *Config) validateTiming() error {
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,
 		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
-		"warning-unary-request-duration": c.WarnUnaryRequest, "watch-progress-notify-interval": c.WatchProgressInterval,
+		"warning-unary-request-duration": c.WarnUnaryRequest, "upgrade-after": c.UpgradeAfter, "watch-progress-notify-interval": c.WatchProgressInterval,
 	} {
 		if d < 0 {
 			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)

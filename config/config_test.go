@@ -132,6 +132,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"range-merge-after":              {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.RangeMergeAfter }, want: 20 * time.Minute},
 		"copy-bytes-per-second":          {value: "4194304", get: func(c *Config) any { return c.CopyBytesPerSecond }, want: int64(4 << 20)},
 		"node-dead-after":                {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
+		"upgrade-after":                  {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.UpgradeAfter }, want: 20 * time.Minute},
 		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
 	}
 }

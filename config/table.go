@@ -362,5 +362,11 @@ func ownFlags() []Flag {
 			Note:  "At least two election timeouts. The same on all nodes: that of placement's leader counts.",
 			set:   setDuration(func(c *Config) *time.Duration { return &c.NodeDeadAfter }),
 		},
+		{
+			Name: "upgrade-after", kind: kindDuration, Default: "24h0m0s", File: "upgrade-after", Section: sectionSkein, Own: true,
+			Usage: "How long all nodes run a new release before the cluster version is raised and none can go back.",
+			Note:  "0 raises it by command alone (skein cluster upgrade). The same on all nodes: that of placement's leader counts.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.UpgradeAfter }),
+		},
 	}
 }

@@ -22,7 +22,24 @@ type DirLock struct {
 	// Fresh says that OpenDir found the directories empty and assigned them to this node.
 	Fresh bool
 
+	fs    vfs.FS
+	dirs  []string
 	locks []io.Closer
+}
+
+// Raise notes in both directories that the node writes in another version from now on. It returns
+// once that is durable. A build that does not read the version refuses the directories from then
+// on.
+func (l *DirLock) Raise(to keyspace.Version) error {
+	id := l.Identity
+	id.Version = to
+	for _, dir := range l.dirs {
+		if err := writeIdentity(l.fs, dir, id); err != nil {
+			return err
+		}
+	}
+	l.Identity.Version = to
+	return nil
 }
 
 // Close releases the locks.
@@ -39,11 +56,9 @@ func (l *DirLock) Close() error {
 // named by want. It assigns empty ones to that node. The two must differ, but the wal
 // directory may lie within the data directory. Nothing of the store or the wal may be
 // opened before. The texts of its errors, including ErrLocked and ErrIdentity, say what
-// to do.
-func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err error) {
-	if want.FormatVersion == 0 {
-		want.FormatVersion = FormatVersion
-	}
+// to do. New directories begin with the oldest version of those that the build reads: the cluster
+// may write in that one still.
+func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity, reads keyspace.Versions) (_ *DirLock, err error) {
 	data, wal, err := absolute(dataDir, walDir)
 	if err != nil {
 		return nil, err
@@ -51,7 +66,7 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 	if data == wal {
 		return nil, fmt.Errorf("engine: data and wal directory are both %s; give the wal one of its own", dataDir)
 	}
-	l := &DirLock{}
+	l := &DirLock{fs: fs, dirs: []string{walDir, dataDir}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -62,16 +77,18 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 			return nil, err
 		}
 	}
-	dataID, err := readIdentity(fs, dataDir)
+	dataID, err := readIdentity(fs, dataDir, reads)
 	if err != nil {
 		return nil, err
 	}
-	walID, err := readIdentity(fs, walDir)
+	walID, err := readIdentity(fs, walDir, reads)
 	if err != nil {
 		return nil, err
 	}
 	if dataID != nil && walID != nil {
+		// After a crash within Raise the versions differ.
 		l.Identity = *dataID
+		l.Identity.Version = max(dataID.Version, walID.Version)
 		return l, errors.Join(compareIdentities(dataDir, dataID, walDir, walID, want), forgetInstance(fs, dataDir))
 	}
 	// Either both are new, or a crash came between the two identity files.
@@ -80,10 +97,11 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity) (_ *DirLock, err 
 			return nil, err
 		}
 	}
-	if want.Instance, err = instanceOf(fs, dataDir); err != nil {
+	if want.Instance, err = instanceOf(fs, dataDir, reads); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{walDir, dataDir} {
+	want.Version = reads.Oldest
+	for _, dir := range l.dirs {
 		if err := writeIdentity(fs, dir, want); err != nil {
 			return nil, err
 		}
@@ -106,10 +124,9 @@ func (l *DirLock) lock(fs vfs.FS, dir string) error {
 
 // compareIdentities checks that both directories belong to want.
 func compareIdentities(dataDir string, data *Identity, walDir string, wal *Identity, want Identity) error {
-	if err := keyspace.CheckVersion(dataDir, uint64(data.FormatVersion), uint64(want.FormatVersion)); err != nil {
-		return fmt.Errorf("%w: %w", ErrIdentity, err)
-	}
-	if *data != *wal {
+	same := *wal
+	same.Version = data.Version
+	if *data != same {
 		return fmt.Errorf("%w: %s belongs to node %s of cluster %s (instance %x), but %s to node %s of cluster %s (instance %x); give the wal directory that was used with the data directory",
 			ErrIdentity, dataDir, data.Node, data.Cluster, data.Instance, walDir, wal.Node, wal.Cluster, wal.Instance)
 	}
@@ -194,5 +211,5 @@ func EnsureInstance(fs vfs.FS, dataDir string) (_ uint64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	return instanceOf(fs, dataDir)
+	return instanceOf(fs, dataDir, keyspace.OwnVersions())
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
 )
 
 var me = Identity{Cluster: 1, Node: 2}
 
 // openDirs opens the directories and closes them at once.
 func openDirs(fs vfs.FS, want Identity) (*DirLock, error) {
-	l, err := OpenDir(fs, "data", "data/wal", want)
+	l, err := OpenDir(fs, "data", "data/wal", want, keyspace.OwnVersions())
 	if err != nil {
 		return nil, err
 	}
@@ -49,10 +50,10 @@ func TestOpenDir(t *testing.T) {
 	expect("another cluster", err, ErrIdentity, "cluster 1", "cluster 9", "token")
 	_, err = openDirs(fs, Identity{Cluster: 1, Node: 3})
 	expect("another node", err, ErrIdentity, "node 2", "node is 3")
-	_, err = openDirs(fs, Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion + 1})
-	expect("a later program", err, ErrIdentity, "data has format version 2", "this build reads version 3", "the build that wrote it", "joins anew")
+	_, err = OpenDir(fs, "data", "data/wal", me, keyspace.Versions{Oldest: keyspace.NewestVersion + 1, Newest: keyspace.NewestVersion + 2})
+	expect("a much later build", err, ErrIdentity, "data has format version 3", "this build reads versions 4 to 5", "the release between first")
 
-	held, err := OpenDir(fs, "data", "data/wal", me)
+	held, err := OpenDir(fs, "data", "data/wal", me, keyspace.OwnVersions())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,23 +72,23 @@ func TestOpenDir(t *testing.T) {
 	_, err = openDirs(fs, me)
 	expect("half lost", err, ErrIdentity, "000001.wal", "restore")
 
-	if err := writeIdentity(fs, "data", Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion, Instance: 77}); err != nil {
+	if err := writeIdentity(fs, "data", Identity{Cluster: 1, Node: 2, Version: keyspace.NewestVersion, Instance: 77}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = openDirs(fs, me)
 	expect("another life", err, ErrIdentity, "instance 4d", "wal directory")
 
-	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 2\ncluster")); err != nil {
+	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 3\ncluster")); err != nil {
 		t.Fatal(err)
 	}
 	_, err = openDirs(fs, me)
 	expect("damaged", err, ErrIdentity, "damaged")
-	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 1\ncluster")); err != nil {
+	if err := vfsWrite(fs, "data/"+identityName, []byte(identityHead+"\nformat 2\ncluster")); err != nil {
 		t.Fatal(err)
 	}
 	_, err = ReadIdentity(fs, "data")
-	expect("of an earlier build", err, ErrIdentity, "data has format version 1", "this build reads version 2")
-	if _, err := OpenDir(fs, "data", "data", me); err == nil {
+	expect("of an earlier build", err, ErrIdentity, "data has format version 2", "this build reads version 3")
+	if _, err := OpenDir(fs, "data", "data", me, keyspace.OwnVersions()); err == nil {
 		t.Error("one directory for both was accepted")
 	}
 }
@@ -111,7 +112,7 @@ func TestEnsureInstance(t *testing.T) {
 	if again, err := EnsureInstance(fs, "data"); err != nil || again != drawn {
 		t.Fatalf("with an identity %x, was %x: %v", again, drawn, err)
 	}
-	held, err := OpenDir(fs, "data", "data/wal", me)
+	held, err := OpenDir(fs, "data", "data/wal", me, keyspace.OwnVersions())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +176,7 @@ func TestOpenDirNested(t *testing.T) {
 		{"6/wal/data", abs("6/wal")},
 		{"7/data", "7/data-wal"},
 	} {
-		l, err := OpenDir(vfs.Default, c.data, c.wal, me)
+		l, err := OpenDir(vfs.Default, c.data, c.wal, me, keyspace.OwnVersions())
 		if err != nil || !l.Fresh {
 			t.Fatalf("data %s, wal %s: %v", c.data, c.wal, err)
 		}
@@ -188,11 +189,55 @@ func TestOpenDirNested(t *testing.T) {
 		if err := vfs.Default.Remove(filepath.Join(c.wal, identityName)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := OpenDir(vfs.Default, c.data, c.wal, me); !errors.Is(err, ErrIdentity) {
+		if _, err := OpenDir(vfs.Default, c.data, c.wal, me, keyspace.OwnVersions()); !errors.Is(err, ErrIdentity) {
 			t.Errorf("%d: files and no identity: %v", i+1, err)
 		}
 	}
-	if _, err := OpenDir(vfs.Default, "8", abs("8"), me); err == nil || errors.Is(err, ErrLocked) {
+	if _, err := OpenDir(vfs.Default, "8", abs("8"), me, keyspace.OwnVersions()); err == nil || errors.Is(err, ErrLocked) {
 		t.Errorf("one directory for both: %v", err)
+	}
+}
+
+// TestRaise: the version in which a node writes is raised in both directories, whenever a crash
+// comes, and a build that does not read it refuses them.
+func TestRaise(t *testing.T) {
+	older, newer := keyspace.Versions{Oldest: 3, Newest: 4}, keyspace.Versions{Oldest: 4, Newest: 5}
+	for n := int32(0); ; n++ {
+		mem := simdisk.New()
+		l, err := OpenDir(mem, "data", "data/wal", me, older)
+		if err != nil || l.Identity.Version != 3 {
+			t.Fatalf("%+v %v", l, err)
+		}
+		inj := errorfs.OnIndex(n)
+		l.fs = errorfs.Wrap(mem, inj)
+		done := l.Raise(4) == nil
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		after := mem.Crash(0, nil)
+		again, err := OpenDir(after, "data", "data/wal", me, older)
+		if err != nil || again.Fresh || done && again.Identity.Version != 4 {
+			t.Fatalf("after error %d: %+v %v", n, again, err)
+		}
+		if err := errors.Join(again.Raise(4), again.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			reads keyspace.Versions
+			says  string
+		}{{keyspace.Versions{Oldest: 2, Newest: 3}, "start a newer build"}, {newer, ""}} {
+			l, err := OpenDir(after, "data", "data/wal", me, c.reads)
+			if (c.says == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("a build of %v: %v", c.reads, err)
+			}
+			if err == nil {
+				if err := l.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if done {
+			return
+		}
 	}
 }

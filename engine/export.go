@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/objstorage"
 	"github.com/cockroachdb/pebble/v2/sstable"
 
@@ -322,7 +321,7 @@ func (f *tableFile) Abort() {
 // their keys. Stored apart they would be kept in memory until the table is complete, each
 // 4 KiB block in 32 KiB.
 func writerOptions() sstable.WriterOptions {
-	o := tableOptions.MakeWriterOptions(exportLevel, pebble.FormatNewest.MaxTableFormat())
+	o := tableOptions.MakeWriterOptions(exportLevel, storeFormat.MaxTableFormat())
 	o.DisableValueBlocks = true
 	return o
 }

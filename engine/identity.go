@@ -14,11 +14,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// FormatVersion is the version of all formats on a node's disk together. It changes with
-// each of them. OpenDir refuses directories of another version before anything in them is
-// read.
-const FormatVersion = 2
-
 const (
 	lockName     = "skein.lock"
 	identityName = "skein.identity"
@@ -35,8 +30,9 @@ var ErrIdentity = errors.New("engine: wrong directory")
 type Identity struct {
 	Cluster keyspace.ClusterID
 	Node    keyspace.NodeID
-	// FormatVersion is the version of the files; 0 means this program's.
-	FormatVersion uint32
+	// Version is the one in which the node writes: the cluster version as far as it knows. OpenDir
+	// sets it, DirLock.Raise raises it.
+	Version keyspace.Version
 	// Instance is drawn at random before the directories are made (see EnsureInstance)
 	// and is the same in both. So a wal directory is never used with the data directory
 	// of an earlier incarnation of the node. OpenDir sets it.
@@ -46,12 +42,13 @@ type Identity struct {
 // encodeIdentity returns the text of an identity file (docs/format/engine.md).
 func encodeIdentity(id Identity) []byte {
 	b := fmt.Appendf(nil, "%s\nformat %d\ncluster %016x\nnode %016x\ninstance %016x\n",
-		identityHead, id.FormatVersion, uint64(id.Cluster), uint64(id.Node), id.Instance)
+		identityHead, id.Version, uint64(id.Cluster), uint64(id.Node), id.Instance)
 	return fmt.Appendf(b, "crc32c %08x\n", crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// decodeIdentity decodes an identity file.
-func decodeIdentity(b []byte) (Identity, error) {
+// decodeIdentity decodes an identity file. Of a version that is not read it returns the version
+// alone.
+func decodeIdentity(b []byte, reads keyspace.Versions) (Identity, error) {
 	var id Identity
 	lines := strings.Split(string(b), "\n")
 	if len(lines) < 3 || lines[0] != identityHead {
@@ -63,8 +60,8 @@ func decodeIdentity(b []byte) (Identity, error) {
 	if !ok || err != nil {
 		return id, fmt.Errorf("line %q: no format version", lines[1])
 	}
-	id.FormatVersion = uint32(v)
-	if id.FormatVersion != FormatVersion {
+	id.Version = keyspace.Version(v)
+	if !reads.Has(id.Version) {
 		return id, nil
 	}
 	if len(lines) != 7 {
@@ -91,25 +88,21 @@ func decodeIdentity(b []byte) (Identity, error) {
 // a crash came before the identity was written. It takes no lock; OpenDir checks again.
 // ErrIdentity says that another build wrote it.
 func ReadIdentity(fs vfs.FS, dir string) (*Identity, error) {
-	id, err := readIdentity(fs, dir)
-	if err != nil || id == nil {
-		return nil, err
-	}
-	if err := keyspace.CheckVersion(dir, uint64(id.FormatVersion), FormatVersion); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrIdentity, err)
-	}
-	return id, nil
+	return readIdentity(fs, dir, keyspace.OwnVersions())
 }
 
 // readIdentity reads the identity file of dir; nil if there is none.
-func readIdentity(fs vfs.FS, dir string) (*Identity, error) {
+func readIdentity(fs vfs.FS, dir string, reads keyspace.Versions) (*Identity, error) {
 	b, err := readSmall(fs, dir, identityName)
 	if err != nil || b == nil {
 		return nil, err
 	}
-	id, err := decodeIdentity(b)
+	id, err := decodeIdentity(b, reads)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s is damaged: %w; restore it from the other directory of this node", ErrIdentity, fs.PathJoin(dir, identityName), err)
+	}
+	if err := keyspace.CheckVersions(dir, uint64(id.Version), uint64(reads.Oldest), uint64(reads.Newest)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrIdentity, err)
 	}
 	return &id, nil
 }

@@ -25,13 +25,13 @@ const (
 )
 
 // instanceOf is EnsureInstance in a locked directory.
-func instanceOf(fs vfs.FS, dataDir string) (uint64, error) {
-	id, err := readIdentity(fs, dataDir)
-	if err != nil || id != nil && id.FormatVersion == FormatVersion {
-		if id == nil {
-			id = &Identity{}
-		}
-		return id.Instance, err
+func instanceOf(fs vfs.FS, dataDir string, reads keyspace.Versions) (uint64, error) {
+	id, err := readIdentity(fs, dataDir, reads)
+	if err != nil {
+		return 0, err
+	}
+	if id != nil {
+		return id.Instance, nil
 	}
 	b, err := readSmall(fs, dataDir, instanceName)
 	if err != nil {

@@ -47,7 +47,7 @@ func TestFormat(t *testing.T) {
 			})
 			return fmt.Sprintf("%x\n%s\n%x\n", k, FormatKey(k), v)
 		case "identity":
-			return string(encodeIdentity(Identity{Cluster: 0xc1, Node: 0x1a, FormatVersion: FormatVersion, Instance: 0xabc}))
+			return string(encodeIdentity(Identity{Cluster: 0xc1, Node: 0x1a, Version: keyspace.NewestVersion, Instance: 0xabc}))
 		case "instance":
 			return string(encodeInstance(0xabc))
 		}
@@ -183,10 +183,10 @@ func FuzzDecodeInstance(f *testing.F) {
 }
 
 func FuzzDecodeIdentity(f *testing.F) {
-	f.Add(encodeIdentity(Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion, Instance: 3}))
+	f.Add(encodeIdentity(Identity{Cluster: 1, Node: 2, Version: keyspace.NewestVersion, Instance: 3}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := decodeIdentity(b)
-		if err == nil && id.FormatVersion == FormatVersion && !bytes.Equal(encodeIdentity(id), b) {
+		id, err := decodeIdentity(b, keyspace.OwnVersions())
+		if err == nil && keyspace.OwnVersions().Has(id.Version) && !bytes.Equal(encodeIdentity(id), b) {
 			t.Fatalf("%q decodes to %+v", b, id)
 		}
 	})

@@ -109,6 +109,10 @@ const (
 	maxTableBytes    int64 = 16 << 20
 )
 
+// storeFormat is Pebble's format of the store. Pebble never goes back to an earlier one. So a later
+// one belongs to a later cluster version (keyspace.Version), and is taken once that counts.
+const storeFormat = pebble.FormatValueSeparation
+
 // compression spends little CPU, which is the main cost of a put. Tables of the upper
 // levels live briefly and stay uncompressed. The last two levels, with nearly all the
 // data, use the fastest algorithm.
@@ -124,7 +128,7 @@ var compression = func() pebble.DBCompressionSettings {
 // setTableOptions sets the options that the store's tables share with exported ones.
 func setTableOptions(po *pebble.Options) {
 	po.Comparer = comparer
-	po.FormatMajorVersion = pebble.FormatNewest
+	po.FormatMajorVersion = storeFormat
 	po.BlockPropertyCollectors = []func() pebble.BlockPropertyCollector{newRevisionCollector}
 	for i := range po.Levels {
 		// With ten bits per user key, one lookup of an absent key in a hundred reads a

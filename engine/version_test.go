@@ -17,11 +17,11 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 		err   error
 	}{
 		"applied record": {appliedVersion, second(DecodeApplied([]byte{appliedVersion - 1, 1, 1, 1, 0}))},
-		"identity":       {FormatVersion, earlierIdentity(t)},
+		"identity":       {uint64(keyspace.OldestVersion), earlierIdentity(t)},
 		"instance":       {instanceFormat, second(decodeInstance([]byte(instanceHead + "\nformat 0\ninstance 1\n")))},
 	} {
 		var v *keyspace.VersionError
-		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Reads != c.reads {
+		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Oldest != c.reads {
 			t.Errorf("%s: %v", what, c.err)
 		}
 	}
@@ -32,7 +32,7 @@ func second[T any](_ T, err error) error { return err }
 func earlierIdentity(t *testing.T) error {
 	t.Helper()
 	fs := vfs.NewMem()
-	if err := errors.Join(fs.MkdirAll("data", 0o700), writeIdentity(fs, "data", Identity{Cluster: 1, Node: 2, FormatVersion: FormatVersion - 1, Instance: 3})); err != nil {
+	if err := errors.Join(fs.MkdirAll("data", 0o700), writeIdentity(fs, "data", Identity{Cluster: 1, Node: 2, Version: keyspace.OldestVersion - 1, Instance: 3})); err != nil {
 		t.Fatal(err)
 	}
 	return second(ReadIdentity(fs, "data"))

@@ -11,10 +11,10 @@ import (
 func TestAnotherVersionIsNamed(t *testing.T) {
 	_, _, err := DecodeDescriptor([]byte{descriptorVersion - 1, 1, 1})
 	var v *VersionError
-	if !errors.As(err, &v) || v.Found != descriptorVersion-1 || v.Reads != descriptorVersion {
+	if !errors.As(err, &v) || v.Found != descriptorVersion-1 || v.Newest != descriptorVersion {
 		t.Fatal(err)
 	}
-	for _, says := range []string{"descriptor has format version 0", "this build reads version 1", "the build that wrote it", "joins anew"} {
+	for _, says := range []string{"descriptor has format version 0", "this build reads version 1", "the release between", "joins anew"} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("%q does not say %q", err, says)
 		}

@@ -110,6 +110,12 @@ type Options struct {
 	// thirds of it, but at least four segments.
 	MaxWALBytes int64
 
+	// Versions are those that the node reads and writes. The zero value is the build's own.
+	Versions keyspace.Versions
+	// UpgradeAfter is after how long the cluster version is raised by itself, once all nodes read
+	// the next; 0 is the default, below 0 it is raised by command alone.
+	UpgradeAfter time.Duration
+
 	// stages, if set, is told how far the node is in its start and stop.
 	stages *stages
 
@@ -142,6 +148,7 @@ type Core struct {
 	answers *budget.Bytes
 
 	dirs    *engine.DirLock
+	version *writtenVersion
 	wal     *wal.Log
 	engine  *engine.Engine
 	bus     Bus
@@ -279,7 +286,7 @@ func (c *Core) Stop(ctx context.Context) error {
 	for _, part := range []struct {
 		name  string
 		close func() error
-	}{{"close the bus", c.bus.Close}, {"close the store", c.engine.Close}, {"close the wal", c.wal.Close}, {"unlock the directories", c.dirs.Close}} {
+	}{{"close the bus", c.bus.Close}, {"close the store", c.engine.Close}, {"close the wal", c.wal.Close}, {"unlock the directories", c.closeDirs}} {
 		enter(part.name)
 		errs = append(errs, part.close())
 	}
@@ -325,5 +332,5 @@ func (c *Core) Crash() {
 	c.stopServing()
 	_ = c.engine.Abort() // a crash has nobody to tell
 	c.wal.Close()
-	c.dirs.Close()
+	_ = c.closeDirs()
 }

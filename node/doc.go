@@ -112,6 +112,7 @@
 //	lease.go       the time of leases, for placement
 //	measure.go     the measures of this node, for placement
 //	core.go        Core, Options, Stop, Crash
+//	version.go     the version in which the node writes
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided
 //	files.go       how the files that the process may open are divided

@@ -355,7 +355,7 @@ func TestJoinRefusals(t *testing.T) {
 
 		// A directory of another cluster.
 		stranger := r.joiner("n4")
-		dirs, err := engine.OpenDir(stranger.disk, "data", "wal", engine.Identity{Cluster: 0xc2, Node: 9})
+		dirs, err := engine.OpenDir(stranger.disk, "data", "wal", engine.Identity{Cluster: 0xc2, Node: 9}, keyspace.OwnVersions())
 		if err != nil {
 			r.t.Fatal(err)
 		}

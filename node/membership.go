@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/join"
@@ -95,6 +96,10 @@ func (c *Core) followMap() {
 	for {
 		m, changed := c.client.WatchMap()
 		if m != nil {
+			// Before anything else: what is sent and stored from here on may be in it.
+			if err := c.version.Raise(m.ClusterVersion); err != nil && c.ctx.Err() == nil {
+				c.fail(err)
+			}
 			if nodes := m.NodeTable(); !sameTable(known, nodes) {
 				known = nodes
 				c.learnNodes(nodes)
@@ -140,6 +145,7 @@ func (c *Core) learnNodes(nodes []fsm.Node) {
 // whose row is another directory's.
 func (c *Core) Announce(ctx context.Context, row fsm.Node) {
 	row.Instance = c.dirs.Identity.Instance
+	row.Build, row.Reads = etcdapi.SkeinVersion, c.o.versions()
 	if err := c.admission.Announce(ctx, row); err != nil {
 		c.fail(err)
 	}

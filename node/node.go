@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,6 +182,7 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
 		NodeDeadAfter:  cfg.NodeDeadAfter,
+		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad), RangeMergeAfter: unbounded(cfg.RangeMergeAfter),

@@ -92,10 +92,11 @@ func newBoot() (keyspace.BootID, error) {
 // openStorage opens directories, wal and engine.
 func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	o := &c.o
-	if c.dirs, err = engine.OpenDir(o.FS, o.DataDir, o.WALDir, engine.Identity{Cluster: o.Cluster, Node: o.Self}); err != nil {
+	if c.dirs, err = engine.OpenDir(o.FS, o.DataDir, o.WALDir, engine.Identity{Cluster: o.Cluster, Node: o.Self}, o.versions()); err != nil {
 		return err
 	}
-	*undo = append(*undo, func() { c.dirs.Close() })
+	c.version = newWrittenVersion(c.dirs, o.versions(), c.log)
+	*undo = append(*undo, func() { _ = c.closeDirs() })
 	store := engine.Options{
 		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
 		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(), MaxOpenFiles: o.MaxOpenTables,
@@ -170,7 +171,8 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,
-		Relays: func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
+		Version: c.version,
+		Relays:  func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
 	}); err != nil {
 		return err
 	}
@@ -186,7 +188,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	if c.service, err = placement.NewService(placement.ServiceOptions{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.reached, Central: c.host.Connected, Bus: c.bus,
 		LeaseObserver: leaseTimer{c}, LeaseTimes: leaseTimer{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
-		NodeDeadAfter: o.NodeDeadAfter, Logger: c.log, Metrics: metrics,
+		NodeDeadAfter: o.NodeDeadAfter, UpgradeAfter: o.UpgradeAfter, Logger: c.log, Metrics: metrics,
 		CopyBytesPerSecond: o.CopyBytesPerSecond,
 		RangeMaxBytes:      o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
 	}); err != nil {

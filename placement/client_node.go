@@ -91,3 +91,10 @@ func (c *Client) RemoveNode(ctx context.Context, node keyspace.NodeID) error {
 	_, err := c.ask(ctx, &request{Kind: requestRemoveNode, To: node}, true)
 	return err
 }
+
+// RaiseVersion raises the cluster version. It may be repeated. BadRequest names the nodes that do
+// not read it.
+func (c *Client) RaiseVersion(ctx context.Context, to keyspace.Version) error {
+	_, err := c.ask(ctx, &request{Kind: requestRaiseVersion, Version: to}, true)
+	return err
+}

@@ -67,3 +67,12 @@ func (c *Client) SetPaused(ctx context.Context, paused bool) error {
 	}
 	return c.PutSetting(ctx, fsm.SettingPaused, value)
 }
+
+// SetUpgradeHeld has the cluster version be raised by command alone, or by itself again.
+func (c *Client) SetUpgradeHeld(ctx context.Context, held bool) error {
+	var value []byte
+	if held {
+		value = []byte("true")
+	}
+	return c.PutSetting(ctx, fsm.SettingUpgradeHeld, value)
+}

@@ -44,6 +44,7 @@ func sampleRequests() []request {
 		{Kind: requestSetNodeState, To: 0xa1, From: fsm.NodeDecommissioned, Becomes: fsm.NodeDecommissioned, Leave: true},
 		{Kind: requestRemoveNode, To: 0xa1},
 		{Kind: requestKeepBorder, Key: []byte("m")},
+		{Kind: requestRaiseVersion, Version: 4},
 	}
 }
 
@@ -63,7 +64,7 @@ func sampleResponse(k requestKind) response {
 		return response{Nodes: []fsm.Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -180,7 +181,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestKeepBorder {
+		if err != nil || k == 0 || k > requestRaiseVersion {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))
@@ -236,7 +237,7 @@ func FuzzPartAnswer(f *testing.F) {
 func TestAnotherVersionOfTheTableIsNamed(t *testing.T) {
 	_, err := DecodeNodeTable([]byte{fsm.FormatVersion - 1, 0})
 	var v *keyspace.VersionError
-	if !errors.As(err, &v) || v.Found != fsm.FormatVersion-1 || v.Reads != fsm.FormatVersion {
+	if !errors.As(err, &v) || v.Found != fsm.FormatVersion-1 || v.Newest != fsm.FormatVersion {
 		t.Error(err)
 	}
 }

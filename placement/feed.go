@@ -28,13 +28,15 @@ type feedPart struct {
 	Rows       []*fsm.Range
 	// Nodes replace the node table where there are any.
 	Nodes []fsm.Node
+	// ClusterVersion is the map's, 0 for none.
+	ClusterVersion keyspace.Version
 	// Own is who holds the placement group; ConfIndex 0 is as before.
 	Own keyspace.Descriptor
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
-// the directories of nodes, version 5 kept borders, and version 6 leaving nodes.
-const feedVersion = 6
+// the directories of nodes, version 5 kept borders, version 6 leaving nodes, and version 7 the cluster version.
+const feedVersion = 7
 
 const (
 	feedFull = 1 << 0
@@ -54,7 +56,7 @@ func (p *feedPart) encode() []byte {
 		flags |= feedOwn
 	}
 	dst := []byte{feedVersion, flags}
-	dst = binary.AppendUvarint(dst, p.Version)
+	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
 		dst = keyspace.AppendDescriptor(dst, &p.Own)
 	}
@@ -73,7 +75,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	if flags&^(feedFull|feedLast|feedOwn) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
-	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint()}
+	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
 	if flags&feedOwn != 0 {
 		if p.Own = r.Descriptor(); p.Own.ConfIndex == 0 {
 			r.Fail(errors.New("a feed with members of no index"))
@@ -144,7 +146,7 @@ func (s *Service) serveFeed(ctx context.Context, gone <-chan struct{}, since uin
 // sendMap sends what brings a map of version since to m, whose node table has last
 // changed at nodesChanged.
 func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s transport.Stream) error {
-	part := feedPart{Version: m.Version, Full: since == 0}
+	part := feedPart{Version: m.Version, ClusterVersion: m.ClusterVersion, Full: since == 0}
 	if since == 0 || nodesChanged > since {
 		part.Nodes = m.NodeTable()
 	}
@@ -157,7 +159,7 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 			if err := s.Send(ctx, part.encode()); err != nil {
 				return err
 			}
-			part = feedPart{Version: m.Version}
+			part = feedPart{Version: m.Version, ClusterVersion: m.ClusterVersion}
 			bytes = 0
 		}
 		part.Rows = append(part.Rows, g)
@@ -202,6 +204,7 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 		return nil, fmt.Errorf("placement: feed brings version %d over a map that it never sent", p.Version)
 	}
 	next := base.With(p.Version, f.rows, f.nodes, f.own)
+	next.ClusterVersion = p.ClusterVersion
 	if f.full {
 		err = next.Check()
 	} else {

@@ -145,6 +145,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{}, s.propose(ctx, term, fsm.RemoveNode{Node: q.To, Now: s.wall()}).Err
 	case requestKeepBorder:
 		return response{}, s.propose(ctx, term, fsm.KeepBorder{Key: q.Key}).Err
+	case requestRaiseVersion:
+		return response{}, s.propose(ctx, term, fsm.RaiseVersion{To: q.Version}).Err
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:

@@ -18,7 +18,7 @@ func (s *Service) driverOptions() driver.Options {
 		Mover: s.o.Mover, OwnMover: func(term uint64) driver.Mover { return ownMover{s, term} }, Merger: s.o.Merger,
 		Alive: s.o.Alive, Central: s.o.Central, NodeDeadAfter: s.o.NodeDeadAfter,
 		RangeMaxBytes: s.o.RangeMaxBytes, RangeSplitLoad: s.o.RangeSplitLoad, RangeMergeAfter: s.o.RangeMergeAfter,
-		OperationPatience: s.o.OperationPatience, CopyBytesPerSecond: s.o.CopyBytesPerSecond,
+		OperationPatience: s.o.OperationPatience, CopyBytesPerSecond: s.o.CopyBytesPerSecond, UpgradeAfter: s.o.UpgradeAfter,
 	}
 }
 

@@ -27,13 +27,15 @@ const (
 	requestSetNodeState
 	requestRemoveNode
 	requestKeepBorder
+	requestRaiseVersion
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
 // stopping nodes, 3 requestLease, 4 requestBegin and requestOperations, 5 states and removal
 // of nodes, 6 merges, 7 the directories of nodes, 8 requestKeepBorder. Versions 9 and 10 know
-// leaving nodes, and others beside them. Version 11 knows no stopping nodes.
-const requestVersion = 11
+// leaving nodes, and others beside them. Version 11 knows no stopping nodes, version 12 the
+// cluster version.
+const requestVersion = 12
 
 // request is what a Client asks a Service beside revisions and the feed. Which
 // fields count depends on Kind.
@@ -68,6 +70,8 @@ type request struct {
 	Operation fsm.Operation
 	// Key is for requestKeepBorder.
 	Key []byte
+	// Version is for requestRaiseVersion.
+	Version keyspace.Version
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -101,6 +105,8 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendOperation(dst, &q.Operation)
 	case requestKeepBorder:
 		dst = fsm.AppendBytes(dst, q.Key)
+	case requestRaiseVersion:
+		dst = binary.AppendUvarint(dst, uint64(q.Version))
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -135,6 +141,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.Operation = r.Operation()
 	case requestKeepBorder:
 		q.Key = r.CopyUpTo(fsm.MaxLeaseSpanBytes)
+	case requestRaiseVersion:
+		q.Version = r.ClusterVersion()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -208,7 +216,7 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Operations {
 			dst = fsm.AppendOperation(dst, &a.Operations[i])
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -245,7 +253,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Operations = append(a.Operations, r.Operation())
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
 	}
 	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

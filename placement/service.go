@@ -83,6 +83,9 @@ type ServiceOptions struct {
 	OperationPatience time.Duration
 	// CopyBytesPerSecond bounds what copies bring to a node. Default 64 MiB.
 	CopyBytesPerSecond int64
+	// UpgradeAfter is after how long the cluster version is raised by itself, once all nodes
+	// read the next. Default a day; below 0 it is raised by command alone.
+	UpgradeAfter time.Duration
 	// Alive says whether a node lives, as far as this one knows.
 	Alive func(keyspace.NodeID) bool
 	// Central says whether a node that lives hears half of the others or more.

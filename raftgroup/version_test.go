@@ -21,7 +21,7 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 		"configuration change": {confContextVersion, earlierConf(t)},
 	} {
 		var v *keyspace.VersionError
-		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Reads != c.reads {
+		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Newest != c.reads {
 			t.Errorf("%s: %v", what, c.err)
 		}
 	}

@@ -183,7 +183,7 @@ func (q *QUIC) judge(conn wire, h *hello) (*link, verdict) {
 		}
 		return nil, verdictUnknown
 	}
-	return l, verdictWelcome
+	return l, q.meet(h)
 }
 
 // refuse answers a Hello with the reason, and closes.

@@ -329,5 +329,11 @@ func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error
 	if answer.cluster != q.cfg.Cluster || answer.node != want {
 		return fmt.Errorf("%w: node %s of cluster %s answers, wanted %s of %s", errIdentity, answer.node, answer.cluster, want, q.cfg.Cluster)
 	}
-	return q.checkCertificate(conn, answer)
+	if err := q.checkCertificate(conn, answer); err != nil {
+		return err
+	}
+	if v := q.meet(answer); v != verdictWelcome {
+		return &refusalError{v}
+	}
+	return nil
 }

@@ -24,6 +24,9 @@ type Config struct {
 	Clock   clock.Clock
 	Logger  *zap.Logger
 	Metrics *Metrics // nil: unregistered ones
+	// Version is the version in which this node writes; nil writes in none. There is no session
+	// with a peer that does not read it.
+	Version Version
 	// Tell returns the answer to a node that asks without knowing its own identity (see
 	// Ask), less than 32 MiB. An empty answer, or no Tell, refuses.
 	Tell func() []byte
@@ -66,6 +69,15 @@ type Config struct {
 	// MaxMissedPings is how many probes in a row may stay unanswered before the session
 	// ends. Default 6.
 	MaxMissedPings int
+}
+
+// Version is the version in which a node writes. It only grows.
+type Version interface {
+	// Now returns the version, and those that the node reads.
+	Now() (keyspace.Version, keyspace.Versions)
+	// Raise makes a version that the node reads the one in which it writes, and returns when
+	// that is durable.
+	Raise(keyspace.Version) error
 }
 
 func (c *Config) setDefaults() {

@@ -19,9 +19,10 @@ const (
 	frameTold    = 21
 )
 
-// ALPN is the protocol's name in the TLS handshake: the version of the frames.
-// Peers of another major version do not get past the handshake.
-const ALPN = "skein-bus/3"
+// ALPN is the protocol's name in the TLS handshake: the version of what comes before a session
+// stands. What a session carries goes by the cluster version. Peers of another ALPN name do not
+// get past the handshake.
+const ALPN = "skein-bus/4"
 
 // verdict is the answer to a Hello.
 type verdict uint8
@@ -35,15 +36,16 @@ const (
 	verdictIdentity  verdict = 5 // the certificate names another cluster or node
 	verdictMalformed verdict = 6
 	verdictClosing   verdict = 7
+	verdictVersion   verdict = 8 // one of the two does not read what the other writes
 
-	numVerdicts = 8
+	numVerdicts = 9
 )
 
 // String returns the reason for logs and metrics.
 func (v verdict) String() string {
 	names := [numVerdicts]string{
 		"welcome", "wrong cluster", "wrong node", "unknown peer", "duplicate",
-		"certificate names another node", "malformed", "closing",
+		"certificate names another node", "malformed", "closing", "the builds are too far apart",
 	}
 	if v < numVerdicts {
 		return names[v]
@@ -54,7 +56,7 @@ func (v verdict) String() string {
 // lasting says that a refusal will not pass by itself: somebody must change a
 // configuration.
 func (v verdict) lasting() bool {
-	return v == verdictCluster || v == verdictNode || v == verdictIdentity || v == verdictMalformed
+	return v == verdictCluster || v == verdictNode || v == verdictIdentity || v == verdictMalformed || v == verdictVersion
 }
 
 // hello is what each side first tells the other: the dialler in the Hello, the accepter
@@ -70,12 +72,15 @@ type hello struct {
 	// maxMessage and window are what the speaker accepts: bytes of a payload, bytes
 	// of an unread stream.
 	maxMessage, window uint32
+	// reads are the versions that the speaker reads; it writes in version.
+	reads   keyspace.Versions
+	version keyspace.Version
 }
 
 // errTooLate says that a Hello or its answer took too long.
 var errTooLate = errors.New("no hello in time")
 
-const helloBody = 1 + 1 + 1 + 5*8 + 2*4
+const helloBody = 1 + 1 + 1 + 5*8 + 5*4
 
 // maxHelloBytes bounds the bytes read before the peer is known. A later minor version
 // may append fields, which this one ignores.
@@ -91,7 +96,10 @@ func helloFrame(frameKind uint8, h *hello) []byte {
 	dst = be.AppendUint64(dst, uint64(h.to))
 	dst = be.AppendUint64(dst, uint64(h.boot))
 	dst = be.AppendUint32(dst, h.maxMessage)
-	return be.AppendUint32(dst, h.window)
+	dst = be.AppendUint32(dst, h.window)
+	dst = be.AppendUint32(dst, uint32(h.reads.Oldest))
+	dst = be.AppendUint32(dst, uint32(h.reads.Newest))
+	return be.AppendUint32(dst, uint32(h.version))
 }
 
 // parseHello decodes the body of a Hello or an answer.
@@ -105,6 +113,8 @@ func parseHello(b []byte, frameKind uint8) (hello, error) {
 		cluster: keyspace.ClusterID(be.Uint64(b[11:])), node: keyspace.NodeID(be.Uint64(b[19:])),
 		to: keyspace.NodeID(be.Uint64(b[27:])), boot: keyspace.BootID(be.Uint64(b[35:])),
 		maxMessage: be.Uint32(b[43:]), window: be.Uint32(b[47:]),
+		reads:   keyspace.Versions{Oldest: keyspace.Version(be.Uint32(b[51:])), Newest: keyspace.Version(be.Uint32(b[55:]))},
+		version: keyspace.Version(be.Uint32(b[59:])),
 	}
 	if h.verdict >= numVerdicts || h.kind >= numKinds {
 		return hello{}, fmt.Errorf("%w: hello with verdict %d, kind %d", errMalformed, b[1], b[2])

@@ -84,10 +84,37 @@ func (l *link) addrsMoved() uint64 {
 }
 
 func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
-	return &hello{
+	h := &hello{
 		verdict: v, kind: k, cluster: q.cfg.Cluster, node: q.cfg.Node, to: to, boot: q.cfg.Boot,
 		maxMessage: uint32(q.cfg.MaxMessageBytes), window: uint32(q.cfg.StreamWindowBytes),
 	}
+	if q.cfg.Version != nil {
+		h.version, h.reads = q.cfg.Version.Now()
+	}
+	return h
+}
+
+// meet compares a peer's version with this node's, before there is a session. A node that was away
+// while the cluster was upgraded learns here in which version its peers write: it sends nothing
+// that they do not read any more, and keeps nothing of theirs before its directory says so.
+func (q *QUIC) meet(h *hello) verdict {
+	if q.cfg.Version == nil {
+		return verdictWelcome
+	}
+	own, reads := q.cfg.Version.Now()
+	if h.version > reads.Newest || own > h.reads.Newest {
+		q.log.Warn("a peer's build is too old or too new for this one; start builds that both read the cluster's version",
+			zap.Stringer("peer", h.node), zap.Uint32("peer-writes", uint32(h.version)), zap.Stringer("peer-reads", h.reads),
+			zap.Uint32("writes", uint32(own)), zap.Stringer("reads", reads))
+		return verdictVersion
+	}
+	if h.version > own {
+		if err := q.cfg.Version.Raise(h.version); err != nil {
+			q.log.Error("the cluster's version cannot be noted", zap.Error(err))
+			return verdictClosing
+		}
+	}
+	return verdictWelcome
 }
 
 // limitTime closes the connection unless the returned timer is stopped in time.

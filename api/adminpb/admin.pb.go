@@ -24,6 +24,292 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ClusterShowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterShowRequest) Reset() {
+	*x = ClusterShowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterShowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterShowRequest) ProtoMessage() {}
+
+func (x *ClusterShowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterShowRequest.ProtoReflect.Descriptor instead.
+func (*ClusterShowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type ClusterShowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version in which all nodes write; 0 in a new cluster that has none yet.
+	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The version that it can be raised to next; 0 if no node reads a later one.
+	Next uint32 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
+	// It is raised by command alone.
+	Held  bool            `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"`
+	Nodes []*NodeVersions `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The answer is what one node knew last.
+	Stale         bool `protobuf:"varint,5,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterShowResponse) Reset() {
+	*x = ClusterShowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterShowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterShowResponse) ProtoMessage() {}
+
+func (x *ClusterShowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterShowResponse.ProtoReflect.Descriptor instead.
+func (*ClusterShowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ClusterShowResponse) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ClusterShowResponse) GetNext() uint32 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *ClusterShowResponse) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *ClusterShowResponse) GetNodes() []*NodeVersions {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *ClusterShowResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
+}
+
+// NodeVersions says what a node's build reads.
+type NodeVersions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The build, as 0.2.0, and the versions that it reads; "" and 0 if it has not said yet.
+	Build  string `protobuf:"bytes,2,opt,name=build,proto3" json:"build,omitempty"`
+	Oldest uint32 `protobuf:"varint,3,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	Newest uint32 `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"`
+	// Since when, in milliseconds since 1970; 0 if unknown.
+	SinceUnixMs   int64 `protobuf:"varint,5,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeVersions) Reset() {
+	*x = NodeVersions{}
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeVersions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeVersions) ProtoMessage() {}
+
+func (x *NodeVersions) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeVersions.ProtoReflect.Descriptor instead.
+func (*NodeVersions) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeVersions) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodeVersions) GetBuild() string {
+	if x != nil {
+		return x.Build
+	}
+	return ""
+}
+
+func (x *NodeVersions) GetOldest() uint32 {
+	if x != nil {
+		return x.Oldest
+	}
+	return 0
+}
+
+func (x *NodeVersions) GetNewest() uint32 {
+	if x != nil {
+		return x.Newest
+	}
+	return 0
+}
+
+func (x *NodeVersions) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+type ClusterUpgradeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without a hold the version is raised. With one it is only set whether it is raised by command
+	// alone.
+	Hold          *bool `protobuf:"varint,1,opt,name=hold,proto3,oneof" json:"hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterUpgradeRequest) Reset() {
+	*x = ClusterUpgradeRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterUpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterUpgradeRequest) ProtoMessage() {}
+
+func (x *ClusterUpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterUpgradeRequest.ProtoReflect.Descriptor instead.
+func (*ClusterUpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ClusterUpgradeRequest) GetHold() bool {
+	if x != nil && x.Hold != nil {
+		return *x.Hold
+	}
+	return false
+}
+
+type ClusterUpgradeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version after it.
+	Version       uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterUpgradeResponse) Reset() {
+	*x = ClusterUpgradeResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterUpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterUpgradeResponse) ProtoMessage() {}
+
+func (x *ClusterUpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterUpgradeResponse.ProtoReflect.Descriptor instead.
+func (*ClusterUpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ClusterUpgradeResponse) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 // Operation is a change of a range's replicas that placement executes.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -50,7 +336,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -62,7 +348,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -75,7 +361,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -157,7 +443,7 @@ type NodeJoinRequest struct {
 
 func (x *NodeJoinRequest) Reset() {
 	*x = NodeJoinRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -169,7 +455,7 @@ func (x *NodeJoinRequest) String() string {
 func (*NodeJoinRequest) ProtoMessage() {}
 
 func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -182,7 +468,7 @@ func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeJoinRequest.ProtoReflect.Descriptor instead.
 func (*NodeJoinRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodeJoinRequest) GetName() string {
@@ -233,7 +519,7 @@ type NodeJoinResponse struct {
 
 func (x *NodeJoinResponse) Reset() {
 	*x = NodeJoinResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -245,7 +531,7 @@ func (x *NodeJoinResponse) String() string {
 func (*NodeJoinResponse) ProtoMessage() {}
 
 func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -258,7 +544,7 @@ func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeJoinResponse.ProtoReflect.Descriptor instead.
 func (*NodeJoinResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeJoinResponse) GetCluster() string {
@@ -294,7 +580,7 @@ type RangeMoveRequest struct {
 
 func (x *RangeMoveRequest) Reset() {
 	*x = RangeMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +592,7 @@ func (x *RangeMoveRequest) String() string {
 func (*RangeMoveRequest) ProtoMessage() {}
 
 func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +605,7 @@ func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveRequest.ProtoReflect.Descriptor instead.
 func (*RangeMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RangeMoveRequest) GetId() uint64 {
@@ -352,7 +638,7 @@ type RangeMoveResponse struct {
 
 func (x *RangeMoveResponse) Reset() {
 	*x = RangeMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -364,7 +650,7 @@ func (x *RangeMoveResponse) String() string {
 func (*RangeMoveResponse) ProtoMessage() {}
 
 func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -377,7 +663,7 @@ func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveResponse.ProtoReflect.Descriptor instead.
 func (*RangeMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RangeMoveResponse) GetOperation() *Operation {
@@ -398,7 +684,7 @@ type RangeTransferLeaderRequest struct {
 
 func (x *RangeTransferLeaderRequest) Reset() {
 	*x = RangeTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +696,7 @@ func (x *RangeTransferLeaderRequest) String() string {
 func (*RangeTransferLeaderRequest) ProtoMessage() {}
 
 func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +709,7 @@ func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RangeTransferLeaderRequest) GetId() uint64 {
@@ -448,7 +734,7 @@ type RangeTransferLeaderResponse struct {
 
 func (x *RangeTransferLeaderResponse) Reset() {
 	*x = RangeTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +746,7 @@ func (x *RangeTransferLeaderResponse) String() string {
 func (*RangeTransferLeaderResponse) ProtoMessage() {}
 
 func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +759,7 @@ func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 type PlacementShowRequest struct {
@@ -484,7 +770,7 @@ type PlacementShowRequest struct {
 
 func (x *PlacementShowRequest) Reset() {
 	*x = PlacementShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +782,7 @@ func (x *PlacementShowRequest) String() string {
 func (*PlacementShowRequest) ProtoMessage() {}
 
 func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +795,7 @@ func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementShowRequest.ProtoReflect.Descriptor instead.
 func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type PlacementShowResponse struct {
@@ -533,7 +819,7 @@ type PlacementShowResponse struct {
 
 func (x *PlacementShowResponse) Reset() {
 	*x = PlacementShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +831,7 @@ func (x *PlacementShowResponse) String() string {
 func (*PlacementShowResponse) ProtoMessage() {}
 
 func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +844,7 @@ func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementShowResponse.ProtoReflect.Descriptor instead.
 func (*PlacementShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PlacementShowResponse) GetLeader() string {
@@ -623,7 +909,7 @@ type Replication struct {
 
 func (x *Replication) Reset() {
 	*x = Replication{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +921,7 @@ func (x *Replication) String() string {
 func (*Replication) ProtoMessage() {}
 
 func (x *Replication) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +934,7 @@ func (x *Replication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replication.ProtoReflect.Descriptor instead.
 func (*Replication) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Replication) GetFactor() int64 {
@@ -713,7 +999,7 @@ type PlacementReplica struct {
 
 func (x *PlacementReplica) Reset() {
 	*x = PlacementReplica{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +1011,7 @@ func (x *PlacementReplica) String() string {
 func (*PlacementReplica) ProtoMessage() {}
 
 func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +1024,7 @@ func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
 func (*PlacementReplica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PlacementReplica) GetNode() string {
@@ -774,7 +1060,7 @@ type PlacementMoveRequest struct {
 
 func (x *PlacementMoveRequest) Reset() {
 	*x = PlacementMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +1072,7 @@ func (x *PlacementMoveRequest) String() string {
 func (*PlacementMoveRequest) ProtoMessage() {}
 
 func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +1085,7 @@ func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
 func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PlacementMoveRequest) GetFrom() string {
@@ -825,7 +1111,7 @@ type PlacementMoveResponse struct {
 
 func (x *PlacementMoveResponse) Reset() {
 	*x = PlacementMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1123,7 @@ func (x *PlacementMoveResponse) String() string {
 func (*PlacementMoveResponse) ProtoMessage() {}
 
 func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1136,7 @@ func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
 func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PlacementMoveResponse) GetOperation() *Operation {
@@ -870,7 +1156,7 @@ type PlacementTransferLeaderRequest struct {
 
 func (x *PlacementTransferLeaderRequest) Reset() {
 	*x = PlacementTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1168,7 @@ func (x *PlacementTransferLeaderRequest) String() string {
 func (*PlacementTransferLeaderRequest) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1181,7 @@ func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PlacementTransferLeaderRequest) GetTo() string {
@@ -913,7 +1199,7 @@ type PlacementTransferLeaderResponse struct {
 
 func (x *PlacementTransferLeaderResponse) Reset() {
 	*x = PlacementTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1211,7 @@ func (x *PlacementTransferLeaderResponse) String() string {
 func (*PlacementTransferLeaderResponse) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1224,7 @@ func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 type OperationListRequest struct {
@@ -949,7 +1235,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1247,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1260,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type OperationListResponse struct {
@@ -991,7 +1277,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1289,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1302,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -1050,7 +1336,7 @@ type PlacementPauseRequest struct {
 
 func (x *PlacementPauseRequest) Reset() {
 	*x = PlacementPauseRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1348,7 @@ func (x *PlacementPauseRequest) String() string {
 func (*PlacementPauseRequest) ProtoMessage() {}
 
 func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1361,7 @@ func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseRequest.ProtoReflect.Descriptor instead.
 func (*PlacementPauseRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PlacementPauseRequest) GetPaused() bool {
@@ -1093,7 +1379,7 @@ type PlacementPauseResponse struct {
 
 func (x *PlacementPauseResponse) Reset() {
 	*x = PlacementPauseResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1391,7 @@ func (x *PlacementPauseResponse) String() string {
 func (*PlacementPauseResponse) ProtoMessage() {}
 
 func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1404,7 @@ func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseResponse.ProtoReflect.Descriptor instead.
 func (*PlacementPauseResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 // Range is one range as the cluster sees it.
@@ -1155,7 +1441,7 @@ type Range struct {
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1453,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1466,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Range) GetId() uint64 {
@@ -1288,7 +1574,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1586,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1599,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Replica) GetNode() string {
@@ -1349,7 +1635,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1647,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1660,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RangeListRequest) GetNode() string {
@@ -1405,7 +1691,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1703,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1716,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -1465,7 +1751,7 @@ type KeySpan struct {
 
 func (x *KeySpan) Reset() {
 	*x = KeySpan{}
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1763,7 @@ func (x *KeySpan) String() string {
 func (*KeySpan) ProtoMessage() {}
 
 func (x *KeySpan) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1776,7 @@ func (x *KeySpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeySpan.ProtoReflect.Descriptor instead.
 func (*KeySpan) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *KeySpan) GetStart() []byte {
@@ -1517,7 +1803,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1815,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1828,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -1562,7 +1848,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1860,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1873,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -1613,7 +1899,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1911,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1924,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -1659,7 +1945,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1957,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1970,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -1718,7 +2004,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +2016,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +2029,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -1789,7 +2075,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +2087,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +2100,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 type NodeListResponse struct {
@@ -1828,7 +2114,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2126,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2139,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -1903,7 +2189,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2201,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2214,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Node) GetId() string {
@@ -2040,7 +2326,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2338,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2351,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Attribute) GetKey() string {
@@ -2092,7 +2378,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2390,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2403,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -2146,7 +2432,7 @@ type NodeShowResponse struct {
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2444,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2457,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -2233,7 +2519,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2531,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2544,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -2314,7 +2600,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2612,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2625,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -2359,7 +2645,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2657,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2670,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -2408,7 +2694,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2706,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2719,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Refusal) GetReason() string {
@@ -2467,7 +2753,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2765,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2778,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -2511,7 +2797,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2809,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2822,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -2558,7 +2844,7 @@ type PlacementSetReplicationRequest struct {
 
 func (x *PlacementSetReplicationRequest) Reset() {
 	*x = PlacementSetReplicationRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2856,7 @@ func (x *PlacementSetReplicationRequest) String() string {
 func (*PlacementSetReplicationRequest) ProtoMessage() {}
 
 func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2869,7 @@ func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PlacementSetReplicationRequest) GetFactor() int64 {
@@ -2617,7 +2903,7 @@ type PlacementSetReplicationResponse struct {
 
 func (x *PlacementSetReplicationResponse) Reset() {
 	*x = PlacementSetReplicationResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2915,7 @@ func (x *PlacementSetReplicationResponse) String() string {
 func (*PlacementSetReplicationResponse) ProtoMessage() {}
 
 func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2928,7 @@ func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PlacementSetReplicationResponse) GetBefore() int64 {
@@ -2704,7 +2990,7 @@ type PlacementSetMergeAfterRequest struct {
 
 func (x *PlacementSetMergeAfterRequest) Reset() {
 	*x = PlacementSetMergeAfterRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +3002,7 @@ func (x *PlacementSetMergeAfterRequest) String() string {
 func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +3015,7 @@ func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
@@ -2747,7 +3033,7 @@ type PlacementSetMergeAfterResponse struct {
 
 func (x *PlacementSetMergeAfterResponse) Reset() {
 	*x = PlacementSetMergeAfterResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +3045,7 @@ func (x *PlacementSetMergeAfterResponse) String() string {
 func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,14 +3058,32 @@ func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
 }
 
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\xbf\x01\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\x14\n" +
+	"\x12ClusterShowRequest\"\xa1\x01\n" +
+	"\x13ClusterShowResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\rR\x04next\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\bR\x04held\x122\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x1c.skein.admin.v1.NodeVersionsR\x05nodes\x12\x14\n" +
+	"\x05stale\x18\x05 \x01(\bR\x05stale\"\x8c\x01\n" +
+	"\fNodeVersions\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05build\x18\x02 \x01(\tR\x05build\x12\x16\n" +
+	"\x06oldest\x18\x03 \x01(\rR\x06oldest\x12\x16\n" +
+	"\x06newest\x18\x04 \x01(\rR\x06newest\x12\"\n" +
+	"\rsince_unix_ms\x18\x05 \x01(\x03R\vsinceUnixMs\"9\n" +
+	"\x15ClusterUpgradeRequest\x12\x17\n" +
+	"\x04hold\x18\x01 \x01(\bH\x00R\x04hold\x88\x01\x01B\a\n" +
+	"\x05_hold\"2\n" +
+	"\x16ClusterUpgradeResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\xbf\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05range\x18\x02 \x01(\x04R\x05range\x12\x12\n" +
@@ -2975,7 +3279,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x1dPlacementSetMergeAfterRequest\x12)\n" +
 	"\x0emerge_after_ms\x18\x01 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
 	"\x0f_merge_after_ms\" \n" +
-	"\x1ePlacementSetMergeAfterResponse2\xcf\x0f\n" +
+	"\x1ePlacementSetMergeAfterResponse2\x8c\x11\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -3000,7 +3304,9 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"RangeMerge\x12!.skein.admin.v1.RangeMergeRequest\x1a\".skein.admin.v1.RangeMergeResponse\"\x00\x12|\n" +
 	"\x17PlacementSetReplication\x12..skein.admin.v1.PlacementSetReplicationRequest\x1a/.skein.admin.v1.PlacementSetReplicationResponse\"\x00\x12y\n" +
-	"\x16PlacementSetMergeAfter\x12-.skein.admin.v1.PlacementSetMergeAfterRequest\x1a..skein.admin.v1.PlacementSetMergeAfterResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x16PlacementSetMergeAfter\x12-.skein.admin.v1.PlacementSetMergeAfterRequest\x1a..skein.admin.v1.PlacementSetMergeAfterResponse\"\x00\x12X\n" +
+	"\vClusterShow\x12\".skein.admin.v1.ClusterShowRequest\x1a#.skein.admin.v1.ClusterShowResponse\"\x00\x12a\n" +
+	"\x0eClusterUpgrade\x12%.skein.admin.v1.ClusterUpgradeRequest\x1a&.skein.admin.v1.ClusterUpgradeResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -3014,124 +3320,134 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*Operation)(nil),                       // 0: skein.admin.v1.Operation
-	(*NodeJoinRequest)(nil),                 // 1: skein.admin.v1.NodeJoinRequest
-	(*NodeJoinResponse)(nil),                // 2: skein.admin.v1.NodeJoinResponse
-	(*RangeMoveRequest)(nil),                // 3: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),               // 4: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),      // 5: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil),     // 6: skein.admin.v1.RangeTransferLeaderResponse
-	(*PlacementShowRequest)(nil),            // 7: skein.admin.v1.PlacementShowRequest
-	(*PlacementShowResponse)(nil),           // 8: skein.admin.v1.PlacementShowResponse
-	(*Replication)(nil),                     // 9: skein.admin.v1.Replication
-	(*PlacementReplica)(nil),                // 10: skein.admin.v1.PlacementReplica
-	(*PlacementMoveRequest)(nil),            // 11: skein.admin.v1.PlacementMoveRequest
-	(*PlacementMoveResponse)(nil),           // 12: skein.admin.v1.PlacementMoveResponse
-	(*PlacementTransferLeaderRequest)(nil),  // 13: skein.admin.v1.PlacementTransferLeaderRequest
-	(*PlacementTransferLeaderResponse)(nil), // 14: skein.admin.v1.PlacementTransferLeaderResponse
-	(*OperationListRequest)(nil),            // 15: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),           // 16: skein.admin.v1.OperationListResponse
-	(*PlacementPauseRequest)(nil),           // 17: skein.admin.v1.PlacementPauseRequest
-	(*PlacementPauseResponse)(nil),          // 18: skein.admin.v1.PlacementPauseResponse
-	(*Range)(nil),                           // 19: skein.admin.v1.Range
-	(*Replica)(nil),                         // 20: skein.admin.v1.Replica
-	(*RangeListRequest)(nil),                // 21: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),               // 22: skein.admin.v1.RangeListResponse
-	(*KeySpan)(nil),                         // 23: skein.admin.v1.KeySpan
-	(*RangeSplitRequest)(nil),               // 24: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 25: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 26: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 27: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 28: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 29: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 30: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 31: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 32: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 33: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 34: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 35: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 36: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 37: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 38: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 39: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 40: skein.admin.v1.RangeMergeResponse
-	(*PlacementSetReplicationRequest)(nil),  // 41: skein.admin.v1.PlacementSetReplicationRequest
-	(*PlacementSetReplicationResponse)(nil), // 42: skein.admin.v1.PlacementSetReplicationResponse
-	(*PlacementSetMergeAfterRequest)(nil),   // 43: skein.admin.v1.PlacementSetMergeAfterRequest
-	(*PlacementSetMergeAfterResponse)(nil),  // 44: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*ClusterShowRequest)(nil),              // 0: skein.admin.v1.ClusterShowRequest
+	(*ClusterShowResponse)(nil),             // 1: skein.admin.v1.ClusterShowResponse
+	(*NodeVersions)(nil),                    // 2: skein.admin.v1.NodeVersions
+	(*ClusterUpgradeRequest)(nil),           // 3: skein.admin.v1.ClusterUpgradeRequest
+	(*ClusterUpgradeResponse)(nil),          // 4: skein.admin.v1.ClusterUpgradeResponse
+	(*Operation)(nil),                       // 5: skein.admin.v1.Operation
+	(*NodeJoinRequest)(nil),                 // 6: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),                // 7: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),                // 8: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 9: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 10: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 11: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 12: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 13: skein.admin.v1.PlacementShowResponse
+	(*Replication)(nil),                     // 14: skein.admin.v1.Replication
+	(*PlacementReplica)(nil),                // 15: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 16: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 17: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 18: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 19: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 20: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 21: skein.admin.v1.OperationListResponse
+	(*PlacementPauseRequest)(nil),           // 22: skein.admin.v1.PlacementPauseRequest
+	(*PlacementPauseResponse)(nil),          // 23: skein.admin.v1.PlacementPauseResponse
+	(*Range)(nil),                           // 24: skein.admin.v1.Range
+	(*Replica)(nil),                         // 25: skein.admin.v1.Replica
+	(*RangeListRequest)(nil),                // 26: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 27: skein.admin.v1.RangeListResponse
+	(*KeySpan)(nil),                         // 28: skein.admin.v1.KeySpan
+	(*RangeSplitRequest)(nil),               // 29: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 30: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 31: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 32: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 33: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 34: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 35: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 36: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 37: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 38: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 39: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 40: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 41: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 42: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 43: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 44: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 45: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 46: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 47: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 48: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 49: skein.admin.v1.PlacementSetMergeAfterResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	0,  // 0: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	10, // 1: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
-	9,  // 2: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
-	0,  // 3: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	0,  // 4: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	20, // 5: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
-	0,  // 6: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
-	19, // 7: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	23, // 8: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
-	19, // 9: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	19, // 10: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	19, // 11: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	28, // 12: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	31, // 13: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	32, // 14: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	31, // 15: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	35, // 16: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
-	0,  // 17: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	38, // 18: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	38, // 19: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	31, // 20: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	0,  // 21: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	21, // 22: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	24, // 23: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	26, // 24: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	3,  // 25: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	5,  // 26: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	15, // 27: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	7,  // 28: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	11, // 29: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	13, // 30: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	29, // 31: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	33, // 32: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	36, // 33: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	36, // 34: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	36, // 35: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	36, // 36: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	36, // 37: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	17, // 38: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	1,  // 39: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	39, // 40: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	41, // 41: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	43, // 42: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	22, // 43: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	25, // 44: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	27, // 45: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	4,  // 46: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	6,  // 47: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	16, // 48: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	8,  // 49: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	12, // 50: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	14, // 51: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	30, // 52: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	34, // 53: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	37, // 54: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	37, // 55: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	37, // 56: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	37, // 57: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	37, // 58: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	18, // 59: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	2,  // 60: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	40, // 61: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	42, // 62: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	44, // 63: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	43, // [43:64] is the sub-list for method output_type
-	22, // [22:43] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	2,  // 0: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
+	5,  // 1: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	15, // 2: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	14, // 3: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
+	5,  // 4: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	5,  // 5: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	25, // 6: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
+	5,  // 7: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
+	24, // 8: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	28, // 9: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
+	24, // 10: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	24, // 11: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	24, // 12: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	33, // 13: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	36, // 14: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	37, // 15: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	36, // 16: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	40, // 17: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	5,  // 18: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	43, // 19: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	43, // 20: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	36, // 21: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	5,  // 22: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	26, // 23: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	29, // 24: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	31, // 25: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	8,  // 26: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	10, // 27: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	20, // 28: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	12, // 29: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	16, // 30: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	18, // 31: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	34, // 32: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	38, // 33: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	41, // 34: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	41, // 35: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	41, // 36: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	41, // 37: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	41, // 38: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	22, // 39: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	6,  // 40: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	44, // 41: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	46, // 42: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	48, // 43: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	0,  // 44: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	3,  // 45: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	27, // 46: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	30, // 47: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	32, // 48: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	9,  // 49: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	11, // 50: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	21, // 51: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	13, // 52: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	17, // 53: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	19, // 54: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	35, // 55: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	39, // 56: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	42, // 57: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	42, // 58: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	42, // 59: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	42, // 60: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	42, // 61: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	23, // 62: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	7,  // 63: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	45, // 64: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	47, // 65: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	49, // 66: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	1,  // 67: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	4,  // 68: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	46, // [46:69] is the sub-list for method output_type
+	23, // [23:46] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -3139,16 +3455,17 @@ func file_adminpb_admin_proto_init() {
 	if File_adminpb_admin_proto != nil {
 		return
 	}
-	file_adminpb_admin_proto_msgTypes[8].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[43].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[3].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[13].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[26].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,8 @@ const (
 	Admin_RangeMerge_FullMethodName              = "/skein.admin.v1.Admin/RangeMerge"
 	Admin_PlacementSetReplication_FullMethodName = "/skein.admin.v1.Admin/PlacementSetReplication"
 	Admin_PlacementSetMergeAfter_FullMethodName  = "/skein.admin.v1.Admin/PlacementSetMergeAfter"
+	Admin_ClusterShow_FullMethodName             = "/skein.admin.v1.Admin/ClusterShow"
+	Admin_ClusterUpgrade_FullMethodName          = "/skein.admin.v1.Admin/ClusterUpgrade"
 )
 
 // AdminClient is the client API for Admin service.
@@ -103,6 +105,11 @@ type AdminClient interface {
 	// PlacementSetMergeAfter sets how long neighbours must be small and cold before they merge
 	// by themselves, or returns to each node's own flag.
 	PlacementSetMergeAfter(ctx context.Context, in *PlacementSetMergeAfterRequest, opts ...grpc.CallOption) (*PlacementSetMergeAfterResponse, error)
+	// ClusterShow returns the cluster version, and which version each node reads.
+	ClusterShow(ctx context.Context, in *ClusterShowRequest, opts ...grpc.CallOption) (*ClusterShowResponse, error)
+	// ClusterUpgrade raises the cluster version by one, or has it not be raised by itself. A cluster
+	// never goes back to an earlier version.
+	ClusterUpgrade(ctx context.Context, in *ClusterUpgradeRequest, opts ...grpc.CallOption) (*ClusterUpgradeResponse, error)
 }
 
 type adminClient struct {
@@ -323,6 +330,26 @@ func (c *adminClient) PlacementSetMergeAfter(ctx context.Context, in *PlacementS
 	return out, nil
 }
 
+func (c *adminClient) ClusterShow(ctx context.Context, in *ClusterShowRequest, opts ...grpc.CallOption) (*ClusterShowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClusterShowResponse)
+	err := c.cc.Invoke(ctx, Admin_ClusterShow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ClusterUpgrade(ctx context.Context, in *ClusterUpgradeRequest, opts ...grpc.CallOption) (*ClusterUpgradeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClusterUpgradeResponse)
+	err := c.cc.Invoke(ctx, Admin_ClusterUpgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -381,6 +408,11 @@ type AdminServer interface {
 	// PlacementSetMergeAfter sets how long neighbours must be small and cold before they merge
 	// by themselves, or returns to each node's own flag.
 	PlacementSetMergeAfter(context.Context, *PlacementSetMergeAfterRequest) (*PlacementSetMergeAfterResponse, error)
+	// ClusterShow returns the cluster version, and which version each node reads.
+	ClusterShow(context.Context, *ClusterShowRequest) (*ClusterShowResponse, error)
+	// ClusterUpgrade raises the cluster version by one, or has it not be raised by itself. A cluster
+	// never goes back to an earlier version.
+	ClusterUpgrade(context.Context, *ClusterUpgradeRequest) (*ClusterUpgradeResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -453,6 +485,12 @@ func (UnimplementedAdminServer) PlacementSetReplication(context.Context, *Placem
 }
 func (UnimplementedAdminServer) PlacementSetMergeAfter(context.Context, *PlacementSetMergeAfterRequest) (*PlacementSetMergeAfterResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PlacementSetMergeAfter not implemented")
+}
+func (UnimplementedAdminServer) ClusterShow(context.Context, *ClusterShowRequest) (*ClusterShowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClusterShow not implemented")
+}
+func (UnimplementedAdminServer) ClusterUpgrade(context.Context, *ClusterUpgradeRequest) (*ClusterUpgradeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClusterUpgrade not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -853,6 +891,42 @@ func _Admin_PlacementSetMergeAfter_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ClusterShow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClusterShowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ClusterShow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ClusterShow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ClusterShow(ctx, req.(*ClusterShowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ClusterUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClusterUpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ClusterUpgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ClusterUpgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ClusterUpgrade(ctx, req.(*ClusterUpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -943,6 +1017,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PlacementSetMergeAfter",
 			Handler:    _Admin_PlacementSetMergeAfter_Handler,
+		},
+		{
+			MethodName: "ClusterShow",
+			Handler:    _Admin_ClusterShow_Handler,
+		},
+		{
+			MethodName: "ClusterUpgrade",
+			Handler:    _Admin_ClusterUpgrade_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -101,6 +101,16 @@ func (fakeBackend) SetReplication(_ context.Context, factor int, _ bool) (*admin
 }
 
 // SetMergeAfter takes what is at least five minutes.
+func (fakeBackend) ClusterVersion(context.Context) (*adminpb.ClusterShowResponse, error) {
+	return &adminpb.ClusterShowResponse{Version: 3, Next: 4, Nodes: []*adminpb.NodeVersions{{Name: "n1", Build: "0.2.0", Oldest: 3, Newest: 4}}}, nil
+}
+
+func (fakeBackend) Upgrade(context.Context) (uint32, error) {
+	return 0, &adminapi.Refusal{Reason: "the cluster is not raised to version 4", NextStep: "skein cluster show says what each node reads"}
+}
+
+func (fakeBackend) HoldUpgrade(context.Context, bool) error { return nil }
+
 func (fakeBackend) SetMergeAfter(_ context.Context, after *time.Duration) error {
 	if after != nil && *after != 0 && *after < 5*time.Minute {
 		return &adminapi.Refusal{Reason: "ranges cannot be merged after " + after.String(), NextStep: "give more"}

@@ -75,3 +75,45 @@ func newNodeChange(f *adminFlags, change adminapi.NodeChange, short, until strin
 	})
 	return cmd
 }
+
+func newCluster(environ []string) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{Use: "cluster", Short: "Look at the cluster version, and raise it after an upgrade", Args: cobra.NoArgs, RunE: needsCommand}
+	f.add(c.PersistentFlags())
+	c.AddCommand(&cobra.Command{
+		Use: "show", Short: "Show the cluster version, and which versions the nodes read", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				r, err := client.ClusterShow(ctx)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteCluster(c.OutOrStdout(), c.ErrOrStderr(), format, r)
+			})
+		}),
+	}, &cobra.Command{
+		Use: "upgrade", Short: "Raise the cluster version by one, once all nodes run a build that reads it; there is no way back", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+				v, err := client.ClusterUpgrade(ctx)
+				if err == nil {
+					fmt.Fprintf(c.ErrOrStderr(), "cluster version %d\n", v)
+				}
+				return err
+			})
+		}),
+	}, newHold(f, "hold", "Have the cluster version be raised by command alone", true),
+		newHold(f, "unhold", "Have the cluster version be raised by itself, after --upgrade-after", false))
+	return c
+}
+
+func newHold(f *adminFlags, name, short string, hold bool) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+				return client.ClusterHold(ctx, hold)
+			})
+		}),
+	}
+}

@@ -42,6 +42,7 @@ type Placement interface {
 	Operations
 	Settings
 	Group
+	Upgrades
 }
 
 // NodeTable reads the node table. With linearizable a quorum answers, else the newest copy

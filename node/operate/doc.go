@@ -102,6 +102,8 @@
 //
 //   - replication.go: the number of voters
 //
+//   - cluster.go: the cluster version
+//
 //   - drain.go: what a node may become
 //
 //   - decider.go: a view as package decide has it

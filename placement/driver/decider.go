@@ -168,6 +168,7 @@ func (d *decider) round(ctx context.Context) {
 	d.feedOperations(v, now)
 	d.view = v
 	d.removeEmptied(ctx, v)
+	d.upgrade(ctx, v)
 	if now.Sub(d.surveyed) >= SurveyEvery {
 		d.surveyed = now
 		d.survey(ctx)

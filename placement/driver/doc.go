@@ -215,6 +215,7 @@
 //	steps.go       the next step of an operation
 //	begin.go       a decision begins as an operation
 //	leaving.go     nodes that leave are removed once they are empty
+//	upgrade.go     the cluster version is raised by itself
 //	look.go        what a range's leader says of it
 //	tracker.go     Tracker: reports of nodes
 //	report.go      parts of a report, and their form

@@ -47,6 +47,9 @@ type Options struct {
 	OperationPatience time.Duration
 	// CopyBytesPerSecond bounds what copies bring to a node. Default 64 MiB.
 	CopyBytesPerSecond int64
+	// UpgradeAfter is after how long the cluster version is raised by itself, once all nodes
+	// read the next. Default a day; below 0 it is raised by command alone.
+	UpgradeAfter time.Duration
 }
 
 // Group is what a Driver needs of the placement group.
@@ -75,6 +78,7 @@ type Driver struct {
 func New(o Options) *Driver {
 	o.OperationPatience = cmp.Or(o.OperationPatience, operationPatience)
 	o.CopyBytesPerSecond = cmp.Or(o.CopyBytesPerSecond, copyBytesPerSecond)
+	o.UpgradeAfter = cmp.Or(o.UpgradeAfter, upgradeAfter)
 	o.NodeDeadAfter = cmp.Or(o.NodeDeadAfter, nodeDeadAfter)
 	if o.RangeMaxBytes <= 0 {
 		o.RangeMaxBytes = rangeMaxBytes

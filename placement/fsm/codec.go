@@ -3,14 +3,15 @@ package fsm
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
 
 // FormatVersion leads every command, record and message of this package.
-// docs/format/placement.md describes version 8 byte by byte.
-const FormatVersion = 8
+// docs/format/placement.md describes version 9 byte by byte.
+const FormatVersion = 9
 
 // Bounds of what a decoder accepts, and of what may therefore be written.
 const (
@@ -155,6 +156,13 @@ func AppendBool(dst []byte, v bool) []byte {
 func AppendRevision(dst []byte, rev keyspace.Revision) []byte {
 	return binary.AppendUvarint(dst, uint64(rev+1))
 }
+
+func appendVersion(dst []byte, v keyspace.Version) []byte {
+	return binary.AppendUvarint(dst, uint64(v))
+}
+
+// ClusterVersion reads a version, 0 for none.
+func (r *Reader) ClusterVersion() keyspace.Version { return keyspace.Version(r.Bounded(math.MaxInt32)) }
 
 // AppendBytes appends a length and the bytes to dst.
 func AppendBytes(dst, v []byte) []byte {

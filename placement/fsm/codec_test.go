@@ -18,14 +18,14 @@ var goldenDescriptor = keyspace.Descriptor{
 }
 
 var (
-	goldenNode      = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}, Instance: 0xabc}
+	goldenNode      = Node{ID: 0xa1, Name: "n1", PeerURLs: []string{"http://h1:2380"}, ClientURLs: []string{"http://h1:2379", "http://h2:2379"}, State: NodeDraining, Since: 1_800_000_000_000, Attributes: []Attribute{{"rack", "r1"}, {"zone", "a"}}, Instance: 0xabc, Build: "0.2.0", Reads: keyspace.Versions{Oldest: 3, Newest: 4}, ReadsSince: 1_800_000_000_000}
 	goldenOperation = Operation{ID: 300, Range: 7, Kind: OperationMove, From: 0xa1, To: 0xa2, Lead: 0xa3, Replica: 9, Leaving: 4, Reason: decide.Repair, Why: "asked for"}
 	goldenMerge     = Operation{ID: 302, Range: 9, Kind: OperationMerge, Right: 10, Phase: MergeCommitted, From: 0xa1, To: 0xa2, Replica: 11, Leaving: 5, Why: "asked for"}
 	goldenLease     = Lease{
 		ID: 0x7b, Incarnation: 44, TTL: 60, Revoking: true,
 		Spans: []keyspace.Span{{End: []byte("b")}, {Start: []byte("d"), End: []byte("f")}, {Start: []byte("x")}},
 	}
-	goldenMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30}
+	goldenMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30, ClusterVersion: 3}
 	goldenRange = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
@@ -53,6 +53,7 @@ func sampleCommands() []Command {
 		AbortMerge{MergeRef{7, 300}},
 		KeepBorder{Key: []byte("m")},
 		BindMerge{MergeRef{7, 300}},
+		RaiseVersion{To: 4},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {

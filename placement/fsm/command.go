@@ -32,6 +32,7 @@ const (
 	opAbortMerge
 	opKeepBorder
 	opBindMerge
+	opRaiseVersion
 )
 
 // Command is one raft entry of the placement group.
@@ -180,6 +181,8 @@ func (r *Reader) effect(kind opKind) Effect {
 		return KeepBorder{Key: r.CopyUpTo(MaxLeaseSpanBytes)}
 	case opBindMerge:
 		return BindMerge{Merge: r.mergeRef()}
+	case opRaiseVersion:
+		return RaiseVersion{To: r.ClusterVersion()}
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil

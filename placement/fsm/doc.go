@@ -106,6 +106,7 @@
 //	mergestate.go  the phases of a merge
 //	lease.go       leases: records, commands, their spans
 //	operation.go   Operation: what is under way on a range
+//	version.go     the cluster version
 //	node.go        nodes: rows, commands, states
 //	setting.go     settings by which placement decides
 //	answer.go      the head of an answer on the bus

@@ -16,6 +16,8 @@ type Map struct {
 	// Version is the placement group's index at which the map last changed. Of two
 	// maps the one with the higher Version is newer.
 	Version uint64
+	// ClusterVersion is the one in which all nodes write, 0 while that is not known.
+	ClusterVersion keyspace.Version
 	rows
 	nodes map[keyspace.NodeID]Node
 	own   keyspace.Descriptor
@@ -101,7 +103,7 @@ func (m *Map) RowsSince(version uint64) []*Range {
 // where there are any, replace the node table, and own the placement group's descriptor
 // unless its ConfIndex is 0.
 func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
-	next := &Map{Version: version, nodes: m.nodes, own: m.own}
+	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.rows = newRows()
 	} else {

@@ -172,6 +172,11 @@ type Node struct {
 	// Instance is that of the directory whose node this is (engine.Identity); 0 is not known
 	// yet. Once it is, no other directory is this node's.
 	Instance uint64
+	// Build names the build that the node runs, for people. Reads are the versions that this
+	// build reads, and ReadsSince is when the node first said so.
+	Build      string
+	Reads      keyspace.Versions
+	ReadsSince UnixMillis
 }
 
 // Attribute returns the value of one of the node's attributes, "" where it has none.
@@ -193,18 +198,22 @@ func (n *Node) OtherThan(instance uint64) bool {
 // Says whether both rows say the same of the node itself, whatever its state.
 func (n *Node) Says(o *Node) bool {
 	return n.ID == o.ID && n.Name == o.Name && slices.Equal(n.PeerURLs, o.PeerURLs) &&
-		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes) && n.Instance == o.Instance
+		slices.Equal(n.ClientURLs, o.ClientURLs) && slices.Equal(n.Attributes, o.Attributes) && n.Instance == o.Instance &&
+		n.Build == o.Build && n.Reads == o.Reads
 }
 
 // Equal says whether both rows are the same.
 func (n *Node) Equal(o *Node) bool {
-	return n.Says(o) && n.State == o.State && n.Since == o.Since && n.Leaves == o.Leaves
+	return n.Says(o) && n.State == o.State && n.Since == o.Since && n.Leaves == o.Leaves && n.ReadsSince == o.ReadsSince
 }
 
 // Validate returns an error for a row that a decoder would not accept.
 func (n *Node) Validate() error {
 	if len(n.Name) > MaxNameBytes {
 		return fmt.Errorf("node %s: the name has %d bytes, at most %d", n.ID, len(n.Name), MaxNameBytes)
+	}
+	if len(n.Build) > MaxNameBytes {
+		return fmt.Errorf("node %s: the build's name has %d bytes, at most %d", n.ID, len(n.Build), MaxNameBytes)
 	}
 	for _, urls := range [][]string{n.PeerURLs, n.ClientURLs} {
 		if len(urls) > maxURLs {
@@ -235,11 +244,14 @@ func AppendNode(dst []byte, n *Node) []byte {
 	for _, a := range n.Attributes {
 		dst = AppendString(AppendString(dst, a.Key), a.Value)
 	}
-	return binary.BigEndian.AppendUint64(dst, n.Instance)
+	dst = binary.BigEndian.AppendUint64(dst, n.Instance)
+	dst = AppendString(dst, n.Build)
+	dst = appendVersion(appendVersion(dst, n.Reads.Oldest), n.Reads.Newest)
+	return binary.AppendUvarint(dst, uint64(n.ReadsSince))
 }
 
 // minNodeBytes is the size of the smallest row.
-const minNodeBytes = 16
+const minNodeBytes = 20
 
 // Node reads a row of the node table.
 func (r *Reader) Node() Node {
@@ -259,6 +271,12 @@ func (r *Reader) Node() Node {
 		n.Attributes = append(n.Attributes, Attribute{r.StringUpTo(maxAttributeKey), r.StringUpTo(maxAttributeValue)})
 	}
 	n.Instance = r.Uint64BE()
+	n.Build = r.StringUpTo(MaxNameBytes)
+	n.Reads = keyspace.Versions{Oldest: r.ClusterVersion(), Newest: r.ClusterVersion()}
+	n.ReadsSince = r.millis()
+	if n.Reads.Oldest > n.Reads.Newest {
+		r.Failf("node %s reads versions %d to %d", n.ID, n.Reads.Oldest, n.Reads.Newest)
+	}
 	if err := checkAttributes(n.Attributes); err != nil {
 		r.Failf("node %s: %w", n.ID, err)
 	}
@@ -340,8 +358,8 @@ func (r *Reader) NodeChange() NodeChange {
 	return c
 }
 
-// PutNode writes one row of the node table. State, Since and Leaves of what is given do not
-// count; Now is the proposer's time.
+// PutNode writes one row of the node table. State, Since, Leaves and ReadsSince of what is given
+// do not count; Now is the proposer's time.
 type PutNode struct {
 	Change NodeChange
 	Now    UnixMillis
@@ -389,7 +407,7 @@ func (o RemoveNode) append(dst []byte) []byte {
 func (s *State) applyPutNode(index uint64, o PutNode) Result {
 	n := o.Node
 	old, known := s.nodes[n.ID]
-	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
+	n.State, n.Since, n.Leaves, n.ReadsSince = old.State, old.Since, old.Leaves, old.ReadsSince
 	switch {
 	case known && old.State == NodeRemoved:
 		return Result{Err: errNodeRemoved(&old)}
@@ -402,6 +420,8 @@ func (s *State) applyPutNode(index uint64, o PutNode) Result {
 		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d nodes, those that were removed among them, and no more are admitted", len(s.nodes))}
 	case old.OtherThan(n.Instance) && (o.Change == NodeIsClaimed || o.Change == NodePublishes):
 		return Result{Err: kverror.New(kverror.NodeExists, "node %s (%s) is that of another directory", n.ID, old.Name)}
+	case o.Change == NodePublishes && n.Reads.Newest < s.ClusterVersion:
+		return Result{Err: errOlderBuild(&n, s.ClusterVersion)}
 	case o.Change != NodePublishes && s.peerURLTaken(&n):
 		return Result{Err: kverror.New(kverror.PeerURLExists, "another node has one of the peer URLs %v", n.PeerURLs)}
 	case o.Change == NodeIsAdded && s.nameTaken(&n):
@@ -433,7 +453,10 @@ func (s *State) applyPutNode(index uint64, o PutNode) Result {
 // advance, and no two nodes have the same address.
 func (o *PutNode) published(old *Node) Node {
 	n := o.Node
-	n.State, n.Since, n.Leaves = old.State, old.Since, old.Leaves
+	n.State, n.Since, n.Leaves, n.ReadsSince = old.State, old.Since, old.Leaves, old.ReadsSince
+	if n.Reads != old.Reads {
+		n.ReadsSince = o.Now
+	}
 	if len(old.PeerURLs) > 0 {
 		n.PeerURLs = old.PeerURLs
 	}
@@ -466,6 +489,12 @@ func (s *State) peerURLTaken(n *Node) bool {
 		}
 	}
 	return false
+}
+
+// errOlderBuild refuses a node whose build does not read what the others write.
+func errOlderBuild(n *Node, v keyspace.Version) error {
+	return kverror.New(kverror.BadRequest, "the cluster has version %d, and build %s of node %s reads %s: start a newer build",
+		v, cmp.Or(n.Build, "unknown"), cmp.Or(n.Name, n.ID.String()), n.Reads)
 }
 
 func errNodeRemoved(n *Node) error {

@@ -34,9 +34,12 @@ type meta struct {
 	// NextRange and NextReplica are ids never given to anybody yet.
 	NextRange   keyspace.RangeID
 	NextReplica keyspace.ReplicaID
-	// Changed is the raft index of the last change of the range map or the node
-	// table: their version. NodesChanged is that of the node table alone.
+	// Changed is the raft index of the last change of the range map, the node table or the
+	// cluster version: their version. NodesChanged is that of the node table alone.
 	Changed, NodesChanged uint64
+	// ClusterVersion is the one in which all nodes write; 0 in a new cluster whose nodes have not
+	// all said yet what they read.
+	ClusterVersion keyspace.Version
 }
 
 // Records live in the group's own space of the engine, under these first bytes.
@@ -73,7 +76,7 @@ func appendMeta(dst []byte, m *meta) []byte {
 	dst = binary.AppendUvarint(dst, uint64(m.NextRange))
 	dst = binary.AppendUvarint(dst, uint64(m.NextReplica))
 	dst = binary.AppendUvarint(dst, m.Changed)
-	return binary.AppendUvarint(dst, m.NodesChanged)
+	return appendVersion(binary.AppendUvarint(dst, m.NodesChanged), m.ClusterVersion)
 }
 
 func decodeMeta(b []byte) (meta, error) {
@@ -85,6 +88,7 @@ func decodeMeta(b []byte) (meta, error) {
 		NextRange:   keyspace.RangeID(r.Uvarint()),
 		NextReplica: keyspace.ReplicaID(r.Uvarint()),
 		Changed:     r.Uvarint(), NodesChanged: r.Uvarint(),
+		ClusterVersion: r.ClusterVersion(),
 	}
 	if err := r.Finish(); err != nil {
 		return meta{}, fmt.Errorf("decode placement meta record: %w", err)

@@ -19,6 +19,9 @@ const (
 	// themselves, as a duration, or MergeOff. Without it RangeMergeAfter of the leading node
 	// counts.
 	SettingMergeAfter = "placement.merge-after"
+	// SettingUpgradeHeld keeps the cluster version from being raised by itself while its value is
+	// not empty.
+	SettingUpgradeHeld = "placement.upgrade-held"
 )
 
 // MergeOff is SettingMergeAfter's value that has ranges merged by command alone.
@@ -86,6 +89,9 @@ func (v *View) taking() (n int) {
 
 // Paused says whether placement is to decide nothing by itself.
 func (v *View) Paused() bool { return len(v.settings[SettingPaused]) > 0 }
+
+// UpgradeHeld says whether the cluster version is raised by command alone.
+func (v *View) UpgradeHeld() bool { return len(v.settings[SettingUpgradeHeld]) > 0 }
 
 // Setting is one of the cluster's settings.
 type Setting struct {

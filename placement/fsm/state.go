@@ -130,6 +130,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyCommitMerge(index, o)
 	case AbortMerge:
 		return s.applyAbortMerge(o)
+	case RaiseVersion:
+		return s.applyRaiseVersion(index, o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -342,7 +344,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

@@ -18,7 +18,7 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 		"transaction": {txnVersion, (&TxnState{}).decodeStored([]byte{suffixRecord}, []byte{txnVersion - 1})},
 	} {
 		var v *keyspace.VersionError
-		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Reads != c.reads {
+		if !errors.As(c.err, &v) || v.Found != c.reads-1 || v.Newest != c.reads {
 			t.Errorf("%s: %v", what, c.err)
 		}
 	}

@@ -1,0 +1,100 @@
+package node
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// TestUpgrade: three nodes change from a build of versions 5 and 6 to one of 6 and 7, one after the
+// other, and go back until the cluster version is raised.
+func TestUpgrade(t *testing.T) {
+	older, newer := keyspace.Versions{Oldest: 5, Newest: 6}, keyspace.Versions{Oldest: 6, Newest: 7}
+	runs := map[keyspace.NodeID]keyspace.Versions{}
+	bubble(t, 3, nil, func(o *Options) {
+		o.Versions, o.UpgradeAfter = older, 5*time.Minute
+		if v, ok := runs[o.Self]; ok {
+			o.Versions = v
+		}
+	}, func(r *rig) {
+		t := r.t
+		writes := func(want keyspace.Version) {
+			t.Helper()
+			time.Sleep(5 * time.Second)
+			for _, n := range r.nodes {
+				if n.core == nil {
+					continue // it is away
+				}
+				m, _ := n.core.client.WatchMap()
+				if v, _ := n.core.version.Now(); v != want || m.ClusterVersion != want {
+					t.Errorf("node %s writes in version %d, and its map says %d; want %d", n.id, v, m.ClusterVersion, want)
+				}
+			}
+		}
+		change := func(n *rigNode, to keyspace.Versions) {
+			t.Helper()
+			r.stop(n)
+			runs[n.id] = to
+			r.start(n)
+			r.announce(n)
+		}
+		r.announce(r.nodes...)
+		writes(6) // a new cluster: the newest version that all read
+		r.mustPut(r.nodes[0], "a", "1")
+
+		admin := r.nodes[0].core.Admin()
+		var refusal *adminapi.Refusal
+		if _, err := admin.Upgrade(t.Context()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "not raised to version 7") {
+			t.Fatal(err)
+		}
+		change(r.nodes[1], newer)
+		change(r.nodes[2], newer)
+		if _, err := r.nodes[1].core.Admin().Upgrade(t.Context()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "n1") || strings.Contains(refusal.Reason, "n2") {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		writes(6)
+		change(r.nodes[2], older) // back
+		r.mustPut(r.nodes[2], "b", "2")
+		change(r.nodes[2], newer)
+		change(r.nodes[0], newer)
+		if err := r.nodes[0].core.Admin().HoldUpgrade(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		writes(6) // held
+		if err := r.nodes[0].core.Admin().HoldUpgrade(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		r.stop(r.nodes[2])
+		writes(7) // by itself: all have read it for long enough, node 3 too, which is away
+		show, err := r.nodes[0].core.Admin().ClusterVersion(t.Context())
+		if err != nil || show.GetVersion() != 7 || show.GetNext() != 0 || len(show.GetNodes()) != 3 {
+			t.Fatal(show, err)
+		}
+		r.start(r.nodes[2])
+		r.announce(r.nodes[2])
+		writes(7)
+		r.mustGet(r.nodes[2], "a", "1")
+
+		// There is no way back.
+		r.stop(r.nodes[2])
+		runs[3] = older
+		if _, err := Open(t.Context(), r.optionsOf(r.nodes[2])); !errors.Is(err, engine.ErrIdentity) || !strings.Contains(err.Error(), "start a newer build") {
+			t.Fatal(err)
+		}
+	})
+}
+
+// announce has nodes publish their rows.
+func (r *rig) announce(nodes ...*rigNode) {
+	rows := r.founders()
+	for _, n := range nodes {
+		n.core.Announce(r.t.Context(), rows[n.id-1])
+	}
+}
