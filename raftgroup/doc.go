@@ -129,6 +129,8 @@
 //     in the order of their ids. In each group all choose the same candidate.
 //   - a node hears less than half of the other members for a liveness timeout: it is isolated and
 //     hands over what it leads. It may be the only leader that can reach this node.
+//   - a leader loses the links to its followers while its group sleeps: they elect another leader.
+//     The old one gives the lead up as soon as other nodes say that they hear the followers.
 //   - a leader steps down while the others sleep: any vote, client or message wakes them. A
 //     woken replica that hears no heartbeat for an election timeout forgets the leader.
 //   - a follower's node dies and the group falls asleep without it: the leader's host sees

@@ -1,10 +1,13 @@
 package raftgroup
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"go.etcd.io/raft/v3/quorum"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
@@ -34,6 +37,8 @@ type peers struct {
 	// that this is longer ago than the liveness timeout; workers read it.
 	connectedAt clock.Time
 	isolated    atomic.Bool
+	// lastLost is what lostNodes returned last.
+	lastLost map[keyspace.NodeID]bool
 }
 
 type peer struct {
@@ -90,6 +95,10 @@ func (c *Config) livenessEvery() uint64 {
 	return uint64(max(1, c.LivenessTimeout/5/c.TickInterval))
 }
 
+func (c *Config) livenessInterval() time.Duration {
+	return time.Duration(c.livenessEvery()) * c.TickInterval
+}
+
 // tick checks this node's disks, tells the peers, and notices peers that fell silent.
 func (p *peers) tick(now clock.Time, n uint64) {
 	p.checkDisks(now)
@@ -114,6 +123,7 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
 		slices.Sort(heard)
 		p.tell(p.updateConnectivity(now), heard)
+		p.updateLost(now)
 	}
 	slices.Sort(died)
 	for _, id := range died {
@@ -240,6 +250,55 @@ func (p *peers) died(node keyspace.NodeID) {
 	p.h.pacer.add(p.affected(func(g *Group) bool {
 		return keyspace.NodeID(g.public.leaderNode.Load()) == node
 	}))
+}
+
+// lostNodes returns the nodes that this one no longer hears, and whether others hear them. A node
+// counts only two liveness messages after it lost liveness: others that miss it as well have
+// said so by then.
+func (p *peers) lostNodes(now clock.Time) map[keyspace.NodeID]bool {
+	patience := p.h.cfg.LivenessTimeout + 2*p.h.cfg.livenessInterval()
+	lost := make(map[keyspace.NodeID]bool)
+	p.mu.RLock()
+	for id, q := range p.mu.nodes {
+		if q.boot != 0 && !q.alive && now.Sub(q.healthy) > patience {
+			lost[id] = false
+		}
+	}
+	p.mu.RUnlock()
+	for id := range lost {
+		lost[id] = len(p.h.Relays(id)) > 0
+	}
+	return lost
+}
+
+// updateLost queues the groups that this host leads and that others can lead now for a paced
+// wake-up. They give the lead up.
+func (p *peers) updateLost(now clock.Time) {
+	lost := p.lostNodes(now)
+	if maps.Equal(lost, p.lastLost) {
+		return
+	}
+	p.lastLost = lost
+	p.h.pacer.add(p.affected(func(g *Group) bool {
+		return g.public.leading.Load() != 0 && othersCanLead(*g.public.replicas.Load(), lost)
+	}))
+}
+
+// othersCanLead reports whether this node does not hear a quorum of the replicas, while a quorum
+// lives. Where nobody else can lead, as after the deaths of nodes, a leader that gave the lead up
+// would only add to the groups that campaign in vain.
+func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) bool {
+	behind := func(r keyspace.Replica) bool { return lost[r.Node] }
+	if !slices.ContainsFunc(replicas, behind) {
+		return false
+	}
+	hears, lives := make(map[uint64]bool, len(replicas)), make(map[uint64]bool, len(replicas))
+	for _, r := range replicas {
+		heard, gone := lost[r.Node]
+		hears[uint64(r.ID)], lives[uint64(r.ID)] = !gone, !gone || heard
+	}
+	voters := configurationOf(replicas, 0).voters
+	return voters.VoteResult(hears) != quorum.VoteWon && voters.VoteResult(lives) == quorum.VoteWon
 }
 
 // returned queues groups for a paced wake-up: those that this host leads and that have a

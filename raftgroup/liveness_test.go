@@ -670,3 +670,80 @@ func TestDeadNodeIsNotReached(t *testing.T) {
 		})
 	}
 }
+
+// TestLeaderWithoutQuorumGivesUp: the links from a leader to both followers break while its
+// group sleeps. The followers elect another leader as soon as they miss the leader's node, and
+// the old one does not wait for a client to learn of it. The leader keeps the lead where nobody
+// could take it over, or where a quorum answers its heartbeats. So the death of nodes wakes no
+// groups that cannot go on.
+func TestLeaderWithoutQuorumGivesUp(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		config func(*Config)
+		happen func(r *rig, l, f1, f2 *testNode)
+		lost   bool
+	}{
+		{"asleep, links broken", nil, func(r *rig, l, f1, f2 *testNode) { r.cutLinks(l, f1, f2) }, true},
+		{"woken, links broken", nil, func(r *rig, l, f1, f2 *testNode) {
+			r.cutLinks(l, f1, f2)
+			time.Sleep(l.host.cfg.LivenessTimeout * 3 / 4)
+			l.host.Group(1).Wake()
+		}, true},
+		{"asleep, one link broken", nil, func(r *rig, l, f1, _ *testNode) { r.cutLinks(l, f1) }, false},
+		{"asleep, nodes dead", nil, func(_ *rig, _, f1, f2 *testNode) { f1.crash(0); f2.crash(0) }, false},
+		{"awake, liveness messages lost", func(c *Config) { c.SleepAfter = -1 }, func(r *rig, l, f1, f2 *testNode) {
+			r.bus.set(func(b *testBus) {
+				b.filter = func(from, to keyspace.NodeID, m *message) bool {
+					return to != l.id || from != f1.id && from != f2.id || m.raft != nil || m.kind != 0
+				}
+			})
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 5, c.config)
+				r.startAll()
+				defer r.close()
+				r.bootstrap(1, 1, voters(3))
+				r.write(1, "first")
+				l, term := r.leased(1)
+				time.Sleep(10 * time.Second)
+				g := l.host.Group(1)
+				asleep := g.Status().Asleep
+				if asleep != (l.host.cfg.SleepAfter > 0) {
+					t.Fatalf("%+v", g.Status())
+				}
+				f1, f2 := r.nodes[1+l.id%3], r.nodes[1+(l.id+1)%3]
+				begin := time.Now()
+				c.happen(r, l, f1, f2)
+				if c.lost {
+					timeout := l.host.cfg.LivenessTimeout + 4*l.host.cfg.livenessInterval()
+					r.eventually("it gives the lead up", timeout-time.Since(begin), func() bool { return !g.Status().IsLeader })
+					if _, leads := l.sms[1].leads(); leads {
+						t.Error("the state machine is not told")
+					}
+					r.eventually("another leads", 2*l.host.ElectionTimeout(), func() bool {
+						return f1.host.Group(1).Status().IsLeader || f2.host.Group(1).Status().IsLeader
+					})
+					r.write(1, "meanwhile")
+					r.bus.set(func(b *testBus) { clear(b.cut) })
+					r.equal(1)
+					return
+				}
+				time.Sleep(5 * l.host.cfg.LivenessTimeout)
+				if s := g.Status(); !s.IsLeader || s.Term != term || s.Asleep != asleep && !f1.up {
+					t.Errorf("led in term %d, asleep %t; then %+v", term, asleep, s)
+				}
+			})
+		})
+	}
+}
+
+// cutLinks breaks the links between the node and others, in both directions.
+func (r *rig) cutLinks(n *testNode, others ...*testNode) {
+	r.bus.set(func(b *testBus) {
+		for _, o := range others {
+			b.cut[[2]keyspace.NodeID{n.id, o.id}], b.cut[[2]keyspace.NodeID{o.id, n.id}] = true, true
+		}
+	})
+}

@@ -1,11 +1,15 @@
 package raftgroup
 
 import (
+	"fmt"
+
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/quorum"
+	pb "go.etcd.io/raft/v3/raftpb"
 	"go.etcd.io/raft/v3/tracker"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -38,12 +42,32 @@ func (g *Group) wakePaced() {
 	}
 	g.wake()
 	if g.isLeader {
-		g.handOver()
+		if !g.giveUpLead() {
+			g.handOver()
+		}
 		return
 	}
 	if g.forgetLostLeader(); g.lead == 0 && g.sleep.silent == 0 {
 		g.chooseCandidate(0)
 	}
+}
+
+// giveUpLead ends a leadership that others take over, because this node has lost its links to
+// them. Raft ends it only one to two election timeouts after a client has woken the group, and
+// until then its requests come here. A quorum that has answered heartbeats proves that the
+// links carry them.
+func (g *Group) giveUpLead() bool {
+	if clock.Time(g.conf.voters.CommittedIndex(g)) > g.w.now || !othersCanLead(g.conf.replicas, g.h.peers.lostNodes(g.w.now)) {
+		return false
+	}
+	// Raft first asks whom it has heard since the last such check, which may be long ago.
+	for range 2 {
+		check := &pb.Message{Type: pb.MsgCheckQuorum.Enum(), From: ptr(raft.LocalAppendThread)}
+		if err := g.rn.Step(check); err != nil {
+			panic(fmt.Sprintf("raftgroup: group %s: own %s refused: %v", g.id, check.GetType(), err))
+		}
+	}
+	return true
 }
 
 // handOver transfers leadership to a replica that others can reach if this node is

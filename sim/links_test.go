@@ -27,10 +27,6 @@ const (
 	aroundWithin = 3 * time.Second
 	// brokenFor is how long links stay broken.
 	brokenFor = 8 * time.Second
-	// aroundTwoWithin is aroundWithin for two links of five nodes. A range's leader can lose both
-	// its followers then, while its group sleeps. It gives the lead up only after it was woken,
-	// and clients that know no other leader wait for that.
-	aroundTwoWithin = 5 * time.Second
 	// servedWithin is how long one request may take then, and how late an event may be.
 	servedWithin = 500 * time.Millisecond
 	// shortOf is how many sets of broken links of five nodes are tried with -short.
@@ -49,13 +45,13 @@ func TestBrokenLinks(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%d nodes, placement at n%d", nodes, placement+1), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { report(t, brokenLinks(t, nodes, placement, aroundWithin, singleLinks(nodes))) })
+				synctest.Test(t, func(t *testing.T) { report(t, brokenLinks(t, nodes, placement, singleLinks(nodes))) })
 			})
 		}
 		t.Run(fmt.Sprintf("%d nodes, two links", nodes), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				report(t, brokenLinks(t, nodes, 0, map[int]time.Duration{3: aroundWithin, 5: aroundTwoWithin}[nodes], twoLinks(nodes)))
+				report(t, brokenLinks(t, nodes, 0, twoLinks(nodes)))
 			})
 		})
 	}
@@ -67,7 +63,7 @@ func TestBrokenLinks(t *testing.T) {
 			for a := range 5 {
 				set = append(set, link{a, (a + 2) % 5}, link{a, (a + 3) % 5})
 			}
-			report(t, brokenLinks(t, 5, 0, aroundTwoWithin, [][]link{set, set, set}))
+			report(t, brokenLinks(t, 5, 0, [][]link{set, set, set}))
 		})
 	})
 }
@@ -117,7 +113,7 @@ func report(t *testing.T, wrong []string) {
 
 // brokenLinks breaks sets of links, one set after the other, until something is wrong, and
 // returns that.
-func brokenLinks(t *testing.T, nodes, placement int, within time.Duration, sets [][]link) (wrong []string) {
+func brokenLinks(t *testing.T, nodes, placement int, sets [][]link) (wrong []string) {
 	t.Helper()
 	var said bytes.Buffer
 	trace := NewTrace(&said)
@@ -137,7 +133,7 @@ func brokenLinks(t *testing.T, nodes, placement int, within time.Duration, sets 
 		t.Fatal(err)
 	}
 	for i, set := range sets {
-		r := &linkRound{t: t, c: c, number: i, set: set, within: within}
+		r := &linkRound{t: t, c: c, number: i, set: set}
 		if !r.layOut(placement) {
 			t.Fatalf("%v: the leaders are not where they should be", set)
 		}
@@ -160,7 +156,6 @@ type linkRound struct {
 	number int
 	set    []link
 	from   time.Duration // when the links broke
-	within time.Duration
 
 	mu sync.Mutex
 	// Guarded by mu. written is the revision of each key of the round.
@@ -294,7 +289,7 @@ func (r *linkRound) client(ctx context.Context, at, group int) {
 			}
 		}
 		cancel()
-		if err != nil && begin >= r.from+r.within {
+		if err != nil && begin >= r.from+aroundWithin {
 			r.complain("%s, key %s, begun at %v: %v", m.name, key, begin-r.from, err)
 		}
 		c.sleep(297 * time.Millisecond)
@@ -372,7 +367,7 @@ func (w *linkWatcher) judge() {
 		wrote := time.Duration(at)
 		told, ok := w.told[key]
 		end := r.from + brokenFor
-		due := max(wrote, r.from+r.within) + servedWithin
+		due := max(wrote, r.from+aroundWithin) + servedWithin
 		if ok && told > due || !ok && end > due {
 			r.complain("n%d was told of %s, written at %v, at %v (%t)", w.at+1, key, wrote-r.from, told-r.from, ok)
 		}
