@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"sync"
 
@@ -26,21 +27,16 @@ func (c *Corruption) String() string {
 
 // corruptions are tables on their way to the listener.
 type corruptions struct {
-	mu     sync.Mutex
-	listen func(Corruption) // guarded by mu
-	queue  []Corruption     // guarded by mu: one for each path
-	path   string           // guarded by mu: the table met last
-	met    clock.Time       // guarded by mu: when that was
-	wake   wake.Signal
+	mu    sync.Mutex
+	queue []Corruption          // guarded by mu: one for each table
+	met   map[string]clock.Time // guarded by mu: when each bad table was met last, by its path
+	wake  wake.Signal
 }
 
 // OnCorruption has f called, from one goroutine, when a read or a compaction meets a bad table
-// which holds data of ranges alone. Such a table no longer ends the store. It is reported
+// which holds data of ranges alone, and for those that were met before the call. It is reported
 // again whenever it is met. There is one listener.
 func (e *Engine) OnCorruption(f func(Corruption)) {
-	e.corrupt.mu.Lock()
-	e.corrupt.listen = f
-	e.corrupt.mu.Unlock()
 	e.tasks.Go(func() {
 		for {
 			select {
@@ -73,25 +69,63 @@ func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
 	}
 }
 
-// noteCorruption notes a bad table, and says whether the same one was met just before.
+// noteCorruption notes a bad table, and says whether it was met just before.
 func (e *Engine) noteCorruption(c *Corruption) (again bool) {
-	e.corrupt.mu.Lock()
-	defer e.corrupt.mu.Unlock()
-	if e.corrupt.listen == nil || c.Bounds.ownRecords() {
+	if c.Bounds.ownRecords() {
 		e.fail(fmt.Errorf("engine: %s; rebuild the node as a new one from its peers", c))
 		return false
 	}
+	e.corrupt.mu.Lock()
+	defer e.corrupt.mu.Unlock()
 	now := e.clock.Now()
-	again = e.corrupt.path == c.Path && now.Sub(e.corrupt.met) < retryPause
-	e.corrupt.path, e.corrupt.met = c.Path, now
+	last, known := e.corrupt.met[c.Path]
+	again = known && now.Sub(last) < retryPause
+	if e.corrupt.met == nil {
+		e.corrupt.met = make(map[string]clock.Time)
+	}
+	e.corrupt.met[c.Path] = now
 	for j := range e.corrupt.queue {
-		if e.corrupt.queue[j].Path == c.Path {
+		// Parts of one file are tables of their own.
+		if q := &e.corrupt.queue[j]; q.Path == c.Path && bytes.Equal(q.Bounds.Lower, c.Bounds.Lower) {
 			return again
 		}
 	}
 	e.corrupt.queue = append(e.corrupt.queue, *c)
 	e.corrupt.wake.Set()
 	return again
+}
+
+// UserSpan returns the span of the user keys of which the table may hold versions, and whether it
+// holds nothing else.
+func (c *Corruption) UserSpan() (span keyspace.Span, only bool) {
+	if !c.Bounds.Versioned() {
+		return span, false
+	}
+	first, _, err := DecodeVersionedKey(c.Bounds.Lower)
+	if err != nil {
+		first = nil
+	}
+	span.Start = first
+	// The upper bound is a key of the table, or the end of all versions, with a 0 behind it.
+	if last, _, err := DecodeVersionedKey(c.Bounds.Upper[:len(c.Bounds.Upper)-1]); err == nil {
+		span.End = append(last, 0)
+	}
+	return span, true
+}
+
+// DropVersions removes all versions of the span's keys without reading them, and with them the
+// tables that hold nothing else. Open snapshots lose them too, open iterators do not. The caller
+// makes sure that nothing needs them and that nobody writes there meanwhile.
+func (e *Engine) DropVersions(ctx context.Context, s keyspace.Span) error {
+	if err := e.excising.Acquire(ctx, excisingAll); err != nil {
+		return fmt.Errorf("engine: drop %s: %w", s, err)
+	}
+	defer e.excising.Release(excisingAll)
+	v := VersionedSpan(s)
+	if err := e.db.Excise(ctx, pebble.KeyRange{Start: v.Lower, End: v.Upper}); err != nil {
+		return fmt.Errorf("engine: drop %s: %w", s, err)
+	}
+	return nil
 }
 
 // reported says whether the error of a compaction is that of a table which dataCorruption has

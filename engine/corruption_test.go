@@ -158,3 +158,45 @@ func TestBadTablesAreReported(t *testing.T) {
 		})
 	}
 }
+
+// Compactions that meet two bad tables in turn pause for each, and both are reported. So are two
+// parts of one file, and what was met before there was a listener.
+func TestEachBadTablePauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, err := Open(Options{FS: simdisk.New(), Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		table := func(path, first, last string) *Corruption {
+			return &Corruption{Path: path, Bounds: KeySpan{AppendVersionedKey(nil, []byte(first), 7), append(AppendVersionedKey(nil, []byte(last), 7), 0)}}
+		}
+		one, other, part := table("1.sst", "a", "c"), table("2.sst", "k", "m"), table("1.sst", "x", "z")
+		for round := range 3 {
+			for _, c := range []*Corruption{one, other} {
+				if again := e.noteCorruption(c); again != (round > 0) {
+					t.Errorf("round %d: %s was met just before: %t", round, c, again)
+				}
+			}
+		}
+		e.noteCorruption(part)
+		time.Sleep(2 * retryPause)
+		if e.noteCorruption(other) {
+			t.Error("a table that was met long ago pauses")
+		}
+		if e.Err() != nil {
+			t.Error(e.Err())
+		}
+		var met []string
+		e.OnCorruption(func(c Corruption) {
+			span, only := c.UserSpan()
+			met = append(met, fmt.Sprint(c.Path, " ", span, " ", only))
+		})
+		synctest.Wait()
+		if got, want := strings.Join(met, "\n"), "1.sst [\"a\", \"c\\x00\") true\n2.sst [\"k\", \"m\\x00\") true\n1.sst [\"x\", \"z\\x00\") true"; got != want {
+			t.Errorf("reported\n%s\nwant\n%s", got, want)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}

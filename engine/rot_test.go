@@ -2,9 +2,11 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -13,7 +15,7 @@ import (
 
 // TestRotInATable flips single bits of a stored table and reads everything again. Either
 // the bit is unused and everything is as before, or the store reports it: it does not
-// open, or the read fails and Fatal is closed with the table's name. It never returns
+// open, or the read fails and the listener or Fatal gets the table's name. It never returns
 // less data or other data.
 func TestRotInATable(t *testing.T) {
 	const keys = 400
@@ -70,8 +72,8 @@ func TestRotInATable(t *testing.T) {
 	}
 }
 
-// readBack opens the store and reads each key and the applied record. fatal is the error
-// of Fatal. A failed read without one fails the test, and so does a wrong answer.
+// readBack opens the store and reads each key and the applied record. fatal is what was reported.
+// A failed read without a report fails the test, and so does a wrong answer.
 func readBack(t *testing.T, fs vfs.FS, keys int, key, value func(int) []byte) (outcome string, fatal error) {
 	t.Helper()
 	e, err := Open(testOptions(fs))
@@ -83,11 +85,18 @@ func readBack(t *testing.T, fs vfs.FS, keys int, key, value func(int) []byte) (o
 			t.Error(err)
 		}
 	}()
+	reported := make(chan error, 8)
+	e.OnCorruption(func(c Corruption) { reported <- errors.New(c.String()) })
 	failed := func(err error) (string, error) {
-		if e.Err() == nil {
-			t.Fatalf("a read failed (%v), and the store goes on", err)
+		select {
+		case c := <-reported:
+			return "opened", c
+		case <-e.Fatal():
+			return "opened", e.Err()
+		case <-time.After(10 * time.Second):
+			t.Fatalf("a read failed (%v), and nobody was told", err)
+			return "", nil
 		}
-		return "opened", e.Err()
 	}
 	for i := range keys {
 		switch v, ok, err := e.Get(key(i)); {
