@@ -122,6 +122,7 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		fail(err, closed...)
 		return failed
 	}
+	h.forgetQuarantine(closed) // before the notes are deleted, see tryNoteQuarantine
 	var deleted []keyspace.GroupID
 	for i, err := range h.deleteStates(closed, del) {
 		if err != nil {
@@ -134,7 +135,6 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		fail(err, deleted...)
 		return failed
 	}
-	h.forgetQuarantine(deleted)
 	// A tombstone goes only now: the deletion of the state is durable (trap 30).
 	fb := h.cfg.WAL.NewBatch()
 	for _, id := range deleted {

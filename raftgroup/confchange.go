@@ -83,9 +83,10 @@ func (g *Group) proposeConf(term uint64, changes []ConfChange, payload []byte, d
 // checkConf refuses changes that raft would turn into an empty entry or, worse, that
 // would make raft panic when they are applied.
 func (g *Group) checkConf(term uint64, changes []ConfChange) error {
-	switch st := g.rn.BasicStatus(); {
-	case g.closed:
+	if g.closed {
 		return ErrClosed
+	}
+	switch st := g.rn.BasicStatus(); {
 	case st.RaftState != raft.StateLeader || st.GetTerm() != term:
 		return ErrNotLeader
 	case !g.lease.ready || g.conf.joint || g.changes.pending > g.applied || len(g.changes.waiters) > 0:

@@ -118,3 +118,81 @@ func TestQuarantine(t *testing.T) {
 		r.equal(1)
 	})
 }
+
+// A replica is removed while it goes into quarantine. No note of that outlives the removal.
+func TestRemovedOnTheWayIntoQuarantine(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		defer r.close()
+		r.startAll()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		bad := r.nodes[1+r.leader(1).id%3]
+		removed := make(chan struct{})
+		bad.sms[1].closing = func() { <-removed }
+		bad.host.Quarantine(1, "a block is bad")
+		if failed := bad.host.Remove(context.Background(), []keyspace.GroupID{1}, nil); len(failed) > 0 {
+			t.Fatal(failed)
+		}
+		close(removed)
+		time.Sleep(time.Second)
+		delete(bad.replicas, 1)
+		delete(bad.sms, 1)
+		for _, when := range []string{"then", "after a restart"} {
+			if q := bad.host.Quarantined(); len(q) > 0 || testutil.ToFloat64(bad.host.m.quarantined) != 0 {
+				t.Errorf("%s: %v in quarantine", when, q)
+			}
+			bad.stop()
+			bad.start()
+		}
+	})
+}
+
+// A replica that cannot be read is kept closed from the start. It refuses everything that its owner
+// may ask, and a crash does not open it.
+func TestKeptClosed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, noSleep)
+		defer r.close()
+		r.startAll()
+		r.bootstrap(1, 1, voters(3))
+		r.write(1, "x")
+		bad := r.nodes[1+r.leader(1).id%3]
+		r.must(bad.host.Close(context.Background(), 1))
+		bad.host.KeepClosed(1, bad.replicas[1], "its records cannot be read")
+		g := bad.open(1)
+		if len(bad.sms[1].closed) != 1 || bad.host.Group(1) != nil {
+			t.Errorf("told %q, open %t", bad.sms[1].closed, bad.host.Group(1) != nil)
+		}
+		ctx := context.Background()
+		if err := g.ChangeConf(ctx, 1, []ConfChange{{AddLearner, 9, 9}}, nil); !errors.Is(err, ErrClosed) {
+			t.Errorf("a change of members: %v", err)
+		}
+		if err := g.Transfer(ctx, 0); !errors.Is(err, ErrClosed) {
+			t.Errorf("a transfer: %v", err)
+		}
+		if err := g.CanTransfer(ctx, 0); !errors.Is(err, ErrClosed) {
+			t.Errorf("whether a transfer can be: %v", err)
+		}
+		if _, err := g.Progress(ctx); !errors.Is(err, ErrClosed) {
+			t.Errorf("progress: %v", err)
+		}
+		if err := g.Propose(1, []byte("y"), nil); !errors.Is(err, ErrNotLeader) {
+			t.Errorf("a proposal: %v", err)
+		}
+		read := make(chan error, 1)
+		g.ReadIndex(func(_ uint64, err error) { read <- err })
+		if err := <-read; !errors.Is(err, ErrClosed) {
+			t.Errorf("a read index: %v", err)
+		}
+		g.Wake()
+		g.Campaign()
+		synctest.Wait()
+		bad.crash(0)
+		bad.start()
+		if q := bad.host.Quarantined()[1]; q.Replica != bad.replicas[1] || bad.host.Group(1) != nil {
+			t.Errorf("after a crash: %+v, open %t", q, bad.host.Group(1) != nil)
+		}
+		r.write(1, "without it")
+	})
+}

@@ -341,6 +341,7 @@ type testSM struct {
 	refuse  error
 	broken  error    // of the next Apply
 	closed  []string // reasons of Quarantined
+	closing func()   // called by Quarantined
 	done    []error  // outcomes of SnapshotDone
 	slow    func()
 	check   func()        // called before a snapshot's tables are checked, and before they are ingested
@@ -399,6 +400,9 @@ func (s *testSM) LeaderChanged(l LeaderState) {
 }
 
 func (s *testSM) Quarantined(reason string) {
+	if s.closing != nil {
+		s.closing()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed, s.leader = append(s.closed, reason), LeaderState{}
