@@ -183,7 +183,8 @@
 // (refuse.go). The log has a line for it, and a metric counts it.
 //
 // … a replica disagrees, or its node cannot read its keys? It goes into quarantine: it votes,
-// leads, applies and answers nothing any more. The others serve on.
+// leads, applies and answers nothing any more. The others serve on. Where its records cannot be
+// read at a start, it is opened into quarantine. A bad table goes once no replica has keys in it.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.

@@ -166,6 +166,8 @@ func (f *fakeGroups) Bootstrap(b *engine.Batch, g keyspace.GroupID, replicas []k
 
 func (f *fakeGroups) Quarantine(keyspace.GroupID, string) {}
 
+func (f *fakeGroups) KeepClosed(keyspace.GroupID, keyspace.ReplicaID, string) {}
+
 func (f *fakeGroups) FinishRemovals(context.Context, raftgroup.Deleter) error { return nil }
 
 func (f *fakeGroups) Removed() []keyspace.GroupID { return nil }

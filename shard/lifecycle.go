@@ -68,6 +68,9 @@ func (o lifecycleOwner) Replicas() []replicas.Replica {
 func (o lifecycleOwner) Open(s *replicas.Start) error {
 	r := o.store.newReplica(s.Range)
 	r.introduced = s.Introduced
+	if s.Unreadable != nil {
+		o.store.cfg.Groups.KeepClosed(s.Range.Group(), s.Replica, s.Unreadable.Error())
+	}
 	if s.Applied != nil {
 		if err := r.loadStored(s); err != nil {
 			return err

@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"go.uber.org/zap"
+
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/kverror"
 )
@@ -15,11 +17,32 @@ func (r *Replica) Quarantined(reason string) {
 // BadTable puts every replica in quarantine whose keys a bad table may hold. Which of the keys are
 // lost is not known, so the replica's state is not either.
 func (s *Store) BadTable(c engine.Corruption) {
+	held := false
 	for _, r := range s.Replicas() {
 		if r.mayBeIn(c.Bounds) {
+			held = true
 			s.cfg.Groups.Quarantine(r.id.Group(), c.String())
 		}
 	}
+	if !held {
+		s.dropTable(&c)
+	}
+}
+
+// dropTable drops a bad table that no replica has keys in any more. Otherwise each compaction would
+// meet it again, and so would the copy that brings a replica back.
+func (s *Store) dropTable(c *engine.Corruption) {
+	span, only := c.UserSpan()
+	if !only {
+		// Nothing keeps the records of ranges that are yet to come out of such a span.
+		s.log.Warn("a bad table stays, although no replica has keys in it", zap.Stringer("corruption", c))
+		return
+	}
+	if err := s.lifecycle.DropUnheld(s.ctx, span); err != nil {
+		s.log.Warn("a bad table is not dropped", zap.Stringer("corruption", c), zap.Error(err))
+		return
+	}
+	s.log.Info("dropped a bad table: no replica has keys in it", zap.Stringer("corruption", c))
 }
 
 // mayBeIn says whether a table with the bounds may hold keys of the replica.

@@ -237,6 +237,7 @@ func (n *rigNode) start() {
 	n.must(n.bus.Start())
 	n.host.Start()
 	n.must(store.Open())
+	n.engine.OnCorruption(store.BadTable)
 	if n.bootstrapped = n.bootstrapped || store.Replica(1) != nil; !n.bootstrapped {
 		n.must(store.Create(context.Background(), []keyspace.Descriptor{r.desc}))
 		n.bootstrapped = true

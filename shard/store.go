@@ -51,6 +51,8 @@ type Groups interface {
 	replicas.Groups
 	// Quarantine is as raftgroup.Host.Quarantine.
 	Quarantine(g keyspace.GroupID, reason string)
+	// KeepClosed is as raftgroup.Host.KeepClosed.
+	KeepClosed(g keyspace.GroupID, self keyspace.ReplicaID, reason string)
 	open(g keyspace.GroupID, self keyspace.ReplicaID, at raftgroup.Position, sm raftgroup.StateMachine) (group, error)
 }
 

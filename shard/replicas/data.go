@@ -2,6 +2,8 @@ package replicas
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 )
 
@@ -63,9 +66,30 @@ func (m *Manager) deleteData(b *engine.Batch, g keyspace.GroupID, hs *holders) e
 	}
 	txns, err := command.LoadTxns(m.cfg.Engine, g.Range())
 	if err != nil {
-		return err
+		// A bad table must not keep the replica, which is in quarantine for it.
+		if txns, err = m.attachedByIndex(rec.Span); err != nil {
+			return err
+		}
 	}
 	return deleteSpan(b, rec.Span, &txns)
+}
+
+// attachedByIndex returns the leases of the span's keys by the node's index of leases, all of which
+// it reads.
+func (m *Manager) attachedByIndex(span keyspace.Span) (txns command.TxnState, err error) {
+	all := engine.LeaseIndexSpan()
+	it, err := m.cfg.Engine.NewIter(engine.IterOptions{Lower: all.Lower, Upper: all.Upper})
+	if err != nil {
+		return txns, err
+	}
+	for ok := it.First(); ok && err == nil; ok = it.Next() {
+		var lease keyspace.LeaseID
+		var key []byte
+		if lease, key, err = engine.DecodeLeaseKey(it.Key()); err == nil && span.Contains(key) {
+			txns.PutAttachment(rangeapi.Attachment{Lease: lease, Incarnation: 1})
+		}
+	}
+	return txns, errors.Join(err, it.Error(), it.Close())
 }
 
 // DeleteUnheld deletes the keys of a span, unless another range's replica holds a part of it here.
@@ -80,6 +104,23 @@ func (m *Manager) DeleteUnheld(id keyspace.RangeID, span keyspace.Span) error {
 	}
 	data := engine.VersionedSpan(span)
 	return m.commit(func(b *engine.Batch) error { return b.DeleteRange(data.Lower, data.Upper) })
+}
+
+// DropUnheld drops the versions of a span that no replica holds or is about to hold.
+func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
+	const nobody keyspace.RangeID = 0
+	if refused := m.Claim([]Claim{{Range: nobody, Span: span}}); len(refused) > 0 {
+		return refused[nobody]
+	}
+	defer m.Unclaim(nobody)
+	hs, err := m.holders(nil)
+	if err != nil {
+		return err
+	}
+	for g := range hs.overlapping(span) {
+		return fmt.Errorf("shard: range %s has a record with a part of %s", g.Range(), span)
+	}
+	return m.cfg.Engine.DropVersions(ctx, span)
 }
 
 // heldByOthers says whether a part of the span is that of another group's replica here, of those in

@@ -61,11 +61,13 @@ func (m *Manager) Open(ctx context.Context) error {
 		return fmt.Errorf("shard: open the replicas: %w", err)
 	}
 	txns, err := command.LoadAllTxns(m.cfg.Engine)
-	if err != nil {
-		return fmt.Errorf("shard: open the replicas: %w", err)
-	}
 	for i := range all {
-		if err := m.openRecord(all[i].id, &all[i].a, txns[all[i].id]); err != nil {
+		id := all[i].id
+		s := Start{Range: id, Applied: &all[i].a, Txns: txns[id]}
+		if err != nil { // of some range
+			s.Txns, s.Unreadable = command.LoadTxns(m.cfg.Engine, id)
+		}
+		if err := m.openRecord(&s); err != nil {
 			return err
 		}
 	}

@@ -85,6 +85,8 @@ type Start struct {
 	Applied *engine.Applied
 	Record  command.Record
 	Txns    command.TxnState
+	// Unreadable says why Txns could not be read: the replica is opened into quarantine.
+	Unreadable error
 	// Introduced is the descriptor by which an empty replica is opened.
 	Introduced keyspace.Descriptor
 }

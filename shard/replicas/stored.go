@@ -54,11 +54,9 @@ func (m *Manager) openMade(id keyspace.RangeID) (opened bool, err error) {
 
 // openHeld opens the range's replica from its record and gives its claim up.
 func (m *Manager) openHeld(id keyspace.RangeID, a *engine.Applied) error {
-	txns, err := command.LoadTxns(m.cfg.Engine, id)
-	if err != nil {
-		return err
-	}
-	err = m.openRecord(id, a, txns)
+	s := Start{Range: id, Applied: a}
+	s.Txns, s.Unreadable = command.LoadTxns(m.cfg.Engine, id)
+	err := m.openRecord(&s)
 	if errors.Is(err, raftgroup.ErrExists) {
 		return nil // somebody else was faster, and gives the claim up
 	}
@@ -68,8 +66,12 @@ func (m *Manager) openHeld(id keyspace.RangeID, a *engine.Applied) error {
 	return err
 }
 
-// openRecord opens the replica of an applied record.
-func (m *Manager) openRecord(id keyspace.RangeID, a *engine.Applied, txns command.TxnState) error {
+// openRecord opens the replica of an applied record. s has neither replica nor record yet.
+func (m *Manager) openRecord(s *Start) error {
+	id, a := s.Range, s.Applied
+	if keyspace.IsVersionError(s.Unreadable) {
+		return s.Unreadable // no fault of the replica: this build is the wrong one
+	}
 	rec, err := command.DecodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("shard: range %s: applied record at index %d: %w", id, a.Index, err)
@@ -85,7 +87,8 @@ func (m *Manager) openRecord(id keyspace.RangeID, a *engine.Applied, txns comman
 		m.Check(id)
 		return nil
 	}
-	return m.cfg.Owner.Open(&Start{Range: id, Replica: self, Applied: a, Record: rec, Txns: txns})
+	s.Replica, s.Record = self, rec
+	return m.cfg.Owner.Open(s)
 }
 
 // goneStored reports whether a stored replica is to be removed and not opened. It is if its
