@@ -128,10 +128,13 @@ func (e *Engine) DropVersions(ctx context.Context, s keyspace.Span) error {
 	return nil
 }
 
+// IsCorruption says whether an error is that of a damaged file of the store.
+func IsCorruption(err error) bool { return pebble.IsCorruptionError(err) }
+
 // reported says whether the error of a compaction is that of a table which dataCorruption has
 // given to the listener. Below level 0 Pebble leaves such a table alone for 5 minutes.
 func reported(err error) bool {
-	return pebble.IsCorruptionError(err) && pebble.ExtractDataCorruptionInfo(err) != nil
+	return IsCorruption(err) && pebble.ExtractDataCorruptionInfo(err) != nil
 }
 
 // ownRecords says whether the span touches what belongs to the node rather than to a range.

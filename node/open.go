@@ -44,6 +44,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	var undo []func()
 	defer func() {
 		if err != nil {
+			err = c.adviseOnDamage(err)
 			c.cancel()
 			for i := len(undo) - 1; i >= 0; i-- {
 				undo[i]()
@@ -146,7 +147,7 @@ func (c *Core) refuseLoss(storeDir string) error {
 	if err != nil {
 		return err
 	}
-	const advice = "restore it if you can; otherwise remove this node from the cluster, empty both directories, and let it join anew (--join, or etcdctl member add)"
+	const advice = "restore it if you can; otherwise " + joinAnew
 	if c.wal.BeganEmpty() && !empty {
 		return fmt.Errorf("%w: the wal directory %s holds no log, but %s holds the store that was made with it: %s",
 			errLost, c.o.WALDir, storeDir, advice)
@@ -156,6 +157,18 @@ func (c *Core) refuseLoss(storeDir string) error {
 			errLost, storeDir, c.o.WALDir, groups, advice)
 	}
 	return nil
+}
+
+// joinAnew is what an operator does with a node that has lost a part of its state.
+const joinAnew = "remove this node from the cluster (etcdctl member remove), empty both directories, and let it join anew (--join, or etcdctl member add)"
+
+// adviseOnDamage says what to do where the node's log or its own records are damaged. No part of them
+// can be left out: the node would vote without knowing what it has promised and stored.
+func (c *Core) adviseOnDamage(err error) error {
+	if damage := (*wal.CorruptionError)(nil); !errors.As(err, &damage) && !engine.IsCorruption(err) {
+		return err
+	}
+	return fmt.Errorf("%w: its disk has changed what was stored in %s or %s; %s", err, c.o.WALDir, c.o.DataDir, joinAnew)
 }
 
 // openGroups makes the bus and what is driven by it, and wires it all. Nothing is
