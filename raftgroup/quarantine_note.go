@@ -23,7 +23,8 @@ type Quarantine struct {
 }
 
 // Quarantiner is an optional interface of a StateMachine. An error that would put a replica in
-// quarantine ends the host where the state machine lacks it.
+// quarantine ends the host where the state machine lacks it. Placement's does: placement replaces
+// replicas of ranges, and its own only together with the node.
 type Quarantiner interface {
 	// Quarantined is called from any goroutine, also by Open. The replica answers nobody any
 	// more.

@@ -185,6 +185,9 @@
 // … a replica disagrees, or its node cannot read its keys? It goes into quarantine: it votes,
 // leads, applies and answers nothing any more. The others serve on. Where its records cannot be
 // read at a start, it is opened into quarantine. A bad table goes once no replica has keys in it.
+// A follower whose hash differs cannot know whether it or the leader is wrong, and does not ask. If
+// the leader is, all its followers go, and the range stands still with all its data in place: no
+// wrong answer is better than one.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
