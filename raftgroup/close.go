@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/quarantine"
 )
 
 // closing is a group on its way out of memory. done is closed when nothing of it is left,
@@ -122,7 +123,7 @@ func (h *Host) Remove(ctx context.Context, ids []keyspace.GroupID, del Deleter) 
 		fail(err, closed...)
 		return failed
 	}
-	h.forgetQuarantine(closed) // before the notes are deleted, see tryNoteQuarantine
+	h.quarantine.Forget(closed) // before their notes are deleted
 	var deleted []keyspace.GroupID
 	for i, err := range h.deleteStates(closed, del) {
 		if err != nil {
@@ -155,7 +156,7 @@ func (h *Host) deleteStates(ids []keyspace.GroupID, del Deleter) []error {
 		batches[i] = h.cfg.Engine.NewBatch()
 		errs[i] = batches[i].DeleteApplied(id)
 		if errs[i] == nil {
-			errs[i] = batches[i].Delete(quarantineKey(id))
+			errs[i] = quarantine.DeleteNote(batches[i], id)
 		}
 		if errs[i] == nil && del != nil {
 			errs[i] = del(batches[i], id)

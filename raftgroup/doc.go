@@ -194,7 +194,6 @@
 //	apply.go             the loop of an applier: entries into the engine
 //	quarantine.go        a replica that is closed until it is replaced
 //	close.go             closing a group, removing it for good
-//	quarantine_note.go   which replicas are in quarantine, and the notes that outlive a restart
 //	snapshot_install.go  a verified snapshot into the engine
 //	append.go            raft's appends into the wal, and a snapshot in their order
 //	confchange.go        changes of the members, transfers of leadership

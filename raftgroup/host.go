@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/quarantine"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -35,6 +36,8 @@ type Host struct {
 	trunc    truncator
 	snaps    snapshots
 	votes    voteBuffer
+	// quarantine has the replicas that are kept closed.
+	quarantine *quarantine.List
 
 	mu struct {
 		sync.RWMutex
@@ -46,8 +49,6 @@ type Host struct {
 		// promises are those of closed groups: a group that is opened again in this run
 		// must keep them.
 		promises map[keyspace.GroupID]clock.Time
-		// quarantined are the replicas that are kept closed, see Quarantine.
-		quarantined map[keyspace.GroupID]Quarantine
 	}
 
 	// maxEntry bounds the data of one proposal: the smaller of raftgroup's and the wal's
@@ -108,8 +109,9 @@ func NewHost(cfg Config) (*Host, error) {
 	if err := h.loadPromise(); err != nil {
 		return nil, err
 	}
-	if err := h.loadQuarantine(); err != nil {
-		return nil, err
+	var err error
+	if h.quarantine, err = quarantine.Load(cfg.Engine, h.m.quarantined); err != nil {
+		return nil, fmt.Errorf("raftgroup: %w", err)
 	}
 	for i := range cfg.Workers + 1 {
 		h.workers = append(h.workers, newWorker(h, i))

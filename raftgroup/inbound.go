@@ -55,11 +55,10 @@ func (h *Host) handleMessages(from keyspace.NodeID, rest []byte) error {
 	for i := range msgs {
 		m := &msgs[i]
 		g := h.mu.groups[m.group]
-		if q, ok := h.mu.quarantined[m.group]; ok && q.Replica == m.to && g == nil {
-			continue
-		}
 		if g == nil || g.self != m.to {
-			unknown = append(unknown, m)
+			if _, closed := h.quarantine.Has(m.group, m.to); !closed {
+				unknown = append(unknown, m)
+			}
 			continue
 		}
 		if m.kind == pb.MsgApp && len(m.raft.GetEntries()) > 0 && overloaded {

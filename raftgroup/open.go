@@ -31,7 +31,7 @@ func (h *Host) Open(id keyspace.GroupID, self keyspace.ReplicaID, at Position, s
 	if err := h.reserve(id); err != nil {
 		return nil, err
 	}
-	if q, ok := h.inQuarantine(id, self); ok {
+	if q, ok := h.quarantine.Has(id, self); ok {
 		h.unreserve(id)
 		g := h.shut(id, self, sm)
 		if m, ok := sm.(Quarantiner); ok {

@@ -1,7 +1,6 @@
 package raftgroup
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -9,7 +8,23 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/quarantine"
 )
+
+// Quarantine says why a replica is kept closed.
+type Quarantine = quarantine.Entry
+
+// Quarantiner is an optional interface of a StateMachine. An error that would put a replica in
+// quarantine ends the host where the state machine lacks it. Placement's does: placement replaces
+// replicas of ranges, and its own only together with the node.
+type Quarantiner interface {
+	// Quarantined is called from any goroutine, also by Open. The replica answers nobody any
+	// more.
+	Quarantined(reason string)
+}
+
+// Quarantined returns the replicas in quarantine.
+func (h *Host) Quarantined() map[keyspace.GroupID]Quarantine { return h.quarantine.All() }
 
 // Quarantine closes the group's replica on this host, and keeps it closed until Remove, also over
 // restarts: no vote, no lead, no apply, no read. Its log is intact, so a leader hands over first,
@@ -27,39 +42,30 @@ func (h *Host) Quarantine(id keyspace.GroupID, reason string) {
 		h.fail(fmt.Errorf("raftgroup: group %s: %s", id, reason))
 		return
 	}
-	q, added := h.quarantineLocked(id, g.self, reason)
-	if !added {
-		return
+	if q, added := h.addQuarantine(id, g.self, reason); added {
+		g.broken.Store(true)
+		h.wg.Go(func() { h.isolate(g, sm, q) })
 	}
-	g.broken.Store(true)
-	h.wg.Go(func() { h.isolate(g, sm, q) })
 }
 
 // KeepClosed puts a replica in quarantine that is about to be opened: what the node has of it cannot
 // be read. Open keeps it closed then.
 func (h *Host) KeepClosed(id keyspace.GroupID, self keyspace.ReplicaID, reason string) {
-	h.mu.Lock()
-	q, added := h.quarantineLocked(id, self, reason)
-	h.mu.Unlock()
-	if added {
-		h.tryNoteQuarantine(id, q)
+	if q, added := h.addQuarantine(id, self, reason); added {
+		h.noteQuarantine(id, q)
 	}
 }
 
-func (h *Host) quarantineLocked(id keyspace.GroupID, self keyspace.ReplicaID, reason string) (q Quarantine, added bool) {
-	if q, ok := h.mu.quarantined[id]; ok && q.Replica == self {
-		return q, false
-	}
+func (h *Host) addQuarantine(id keyspace.GroupID, self keyspace.ReplicaID, reason string) (q Quarantine, added bool) {
 	q = Quarantine{Replica: self, Reason: reason, Since: h.cfg.Clock.Wall()}
-	h.mu.quarantined[id] = q
-	h.m.quarantined.Set(float64(len(h.mu.quarantined)))
-	h.log.Error("the replica is in quarantine until it is replaced",
-		zap.Stringer("group", id), zap.Uint64("replica", uint64(self)), zap.String("reason", reason))
-	return q, true
+	if added = h.quarantine.Add(id, q); added {
+		h.log.Error("the replica is in quarantine until it is replaced",
+			zap.Stringer("group", id), zap.Uint64("replica", uint64(self)), zap.String("reason", reason))
+	}
+	return q, added
 }
 
-// isolate ends a replica for its users, its leadership and the group here, and notes it. The note
-// comes last: what it keeps away until then is met again after a crash.
+// isolate ends a replica for its users, its leadership and the group here, and notes it.
 func (h *Host) isolate(g *Group, sm Quarantiner, q Quarantine) {
 	sm.Quarantined(q.Reason)
 	ctx, cancel := clock.WithTimeout(h.ctx, h.cfg.Clock, h.cfg.ElectionTimeout)
@@ -68,47 +74,24 @@ func (h *Host) isolate(g *Group, sm Quarantiner, q Quarantine) {
 		g.zap.Warn("a replica in quarantine could not hand its leadership over", zap.Error(err))
 	}
 	h.beginClose(g.id)
-	h.tryNoteQuarantine(g.id, q)
+	h.noteQuarantine(g.id, q)
 }
 
-// tryNoteQuarantine notes the quarantine, unless the replica is being removed: the removal, which
-// forgets the quarantine before it deletes the note, may be past that.
-func (h *Host) tryNoteQuarantine(id keyspace.GroupID, q Quarantine) {
-	err := h.noteQuarantine(id, q)
-	if _, stands := h.inQuarantine(id, q.Replica); !stands && err == nil {
-		err = h.deleteQuarantineNote(id)
-	}
-	if err != nil && h.ctx.Err() == nil {
+func (h *Host) noteQuarantine(id keyspace.GroupID, q Quarantine) {
+	if err := h.quarantine.Note(h.ctx, id, q); err != nil && h.ctx.Err() == nil {
 		h.log.Warn("a restart may open the replica in quarantine again", zap.Stringer("group", id), zap.Error(err))
 	}
 }
 
-func (h *Host) noteQuarantine(id keyspace.GroupID, q Quarantine) error {
-	v, err := json.Marshal(q)
-	if err != nil {
-		return fmt.Errorf("raftgroup: note the quarantine: %w", err)
+// shut returns the group of a replica in quarantine. It refuses everything, and no message
+// reaches it.
+func (h *Host) shut(id keyspace.GroupID, self keyspace.ReplicaID, sm StateMachine) *Group {
+	g := &Group{
+		h: h, id: id, self: self, sm: sm, log: h.cfg.WAL.Group(id), awakeAt: -1, closed: true,
+		zap: h.log.WithLazy(zap.Stringer("group", id), zap.Uint64("replica", uint64(self))),
 	}
-	b := h.cfg.Engine.NewBatch()
-	if err = b.Set(quarantineKey(id), v); err == nil {
-		err = b.Commit()
-	}
-	if err = errors.Join(err, b.Close()); err == nil {
-		err = h.cfg.Engine.Flush(h.ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("raftgroup: note the quarantine: %w", err)
-	}
-	return nil
-}
-
-func (h *Host) deleteQuarantineNote(id keyspace.GroupID) error {
-	b := h.cfg.Engine.NewBatch()
-	err := b.Delete(quarantineKey(id))
-	if err == nil {
-		err = b.Commit()
-	}
-	if err = errors.Join(err, b.Close()); err != nil {
-		return fmt.Errorf("raftgroup: delete the note of a quarantine: %w", err)
-	}
-	return nil
+	g.w, g.a = h.workerOf(id)
+	g.broken.Store(true)
+	g.public.asleep.Store(true)
+	return g
 }

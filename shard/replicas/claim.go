@@ -2,6 +2,7 @@ package replicas
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"sort"
@@ -53,6 +54,23 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 		}
 	}
 	return refused
+}
+
+// DropUnheld drops the versions of a span that no replica holds or is about to hold.
+func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
+	const nobody keyspace.RangeID = 0
+	if refused := m.Claim([]Claim{{Range: nobody, Span: span}}); len(refused) > 0 {
+		return refused[nobody]
+	}
+	defer m.Unclaim(nobody)
+	hs, err := m.holders(nil)
+	if err != nil {
+		return err
+	}
+	for g := range hs.overlapping(span) {
+		return fmt.Errorf("shard: range %s has a record with a part of %s", g.Range(), span)
+	}
+	return m.cfg.Engine.DropVersions(ctx, span)
 }
 
 func (m *Manager) claimedLocked(c Claim) error {

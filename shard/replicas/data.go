@@ -2,7 +2,6 @@ package replicas
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -104,23 +103,6 @@ func (m *Manager) DeleteUnheld(id keyspace.RangeID, span keyspace.Span) error {
 	}
 	data := engine.VersionedSpan(span)
 	return m.commit(func(b *engine.Batch) error { return b.DeleteRange(data.Lower, data.Upper) })
-}
-
-// DropUnheld drops the versions of a span that no replica holds or is about to hold.
-func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
-	const nobody keyspace.RangeID = 0
-	if refused := m.Claim([]Claim{{Range: nobody, Span: span}}); len(refused) > 0 {
-		return refused[nobody]
-	}
-	defer m.Unclaim(nobody)
-	hs, err := m.holders(nil)
-	if err != nil {
-		return err
-	}
-	for g := range hs.overlapping(span) {
-		return fmt.Errorf("shard: range %s has a record with a part of %s", g.Range(), span)
-	}
-	return m.cfg.Engine.DropVersions(ctx, span)
 }
 
 // heldByOthers says whether a part of the span is that of another group's replica here, of those in
