@@ -140,8 +140,8 @@
 //     committed here (beginReceive).
 //   - an entry breaks a rule: it does nothing, on every replica alike ([Entry]).
 //   - a replica cannot apply an entry, because a read fails or its state has gone astray: it
-//     goes into quarantine ([Host.Quarantine]). The host goes on with all others. Where the caller
-//     cannot even load a replica, it is kept closed from the start ([Host.KeepClosed]).
+//     goes into quarantine ([Host.Quarantine]). The host goes on with all others. A replica
+//     that its caller cannot load is kept closed from the start ([Host.KeepClosed]).
 //   - a message arrives for a replica that is not here: its votes are kept for Open, Unknown
 //     is told, entries are dropped.
 //   - a removed replica campaigns: the leader tells it so and stays asleep.

@@ -183,11 +183,11 @@
 // (refuse.go). The log has a line for it, and a metric counts it.
 //
 // … a replica disagrees, or its node cannot read its keys? It goes into quarantine: it votes,
-// leads, applies and answers nothing any more. The others serve on. Where its records cannot be
-// read at a start, it is opened into quarantine. A bad table goes once no replica has keys in it.
-// A follower whose hash differs cannot know whether it or the leader is wrong, and does not ask. If
-// the leader is, all its followers go, and the range stands still with all its data in place: no
-// wrong answer is better than one.
+// leads, applies and answers nothing any more. The others serve on. A start opens a replica into
+// quarantine if its records cannot be read. A bad table goes once no replica has keys in it.
+// A follower whose hash differs does not know whether it or the leader is wrong, and does not ask.
+// If the leader is wrong, all its followers go into quarantine, and the range stands still. Nothing
+// is deleted, and nobody gets a wrong answer.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
