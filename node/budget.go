@@ -2,7 +2,6 @@ package node
 
 import (
 	"github.com/skeindb/skein/engine"
-	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -18,7 +17,7 @@ type Budget struct {
 	// Proposals are entries of this node's leaders that are not applied yet, Inbound
 	// entries received and not taken in.
 	Proposals, Inbound int64
-	// BusQueues is what waits to be sent, over all peers and classes.
+	// BusQueues is what waits to be sent, and what calls of other nodes hold, over all peers.
 	BusQueues int64
 	// Requests are client requests being evaluated, overlays included. Scans is what
 	// requests to its replicas hold of what they have read. Reads are the answers to reads
@@ -79,18 +78,6 @@ func (b Budget) watchConfig(c *watch.Config) {
 // watchReaders is how many pages of history a node reads for watchers at a time.
 const watchReaders = 4
 
-// queues divides the bus's share among peers and classes, each at least the
-// smallest that a message of maxMessage bytes can pass.
-func (b Budget) queues(peers, maxMessage int) (q [4]int64) {
-	each := b.BusQueues / int64(max(peers, 1))
-	q[transport.ClassControl] = each / 20
-	q[transport.ClassRaft] = each * 7 / 20
-	q[transport.ClassRequest] = each * 8 / 20
-	q[transport.ClassBulk] = each * 4 / 20
-	for i := range q {
-		q[i] = max(q[i], 1<<20)
-	}
-	q[transport.ClassRaft] = max(q[transport.ClassRaft], 2*int64(maxMessage))
-	q[transport.ClassRequest] = max(q[transport.ClassRequest], 2*int64(maxMessage))
-	return q
-}
+// busBytes is what the bus may hold for all peers: its share, but room for some of the largest
+// messages. A transaction of maxRequest bytes may make a message of four times that.
+func (b Budget) busBytes(maxRequest int) int64 { return max(b.BusQueues, 4*4*int64(maxRequest)) }

@@ -37,7 +37,6 @@ type Bus interface {
 	HandleCall(m transport.Method, class transport.Class, h transport.CallHandler)
 	HandleStream(m transport.Method, class transport.Class, h transport.StreamHandler)
 	SetPeer(id keyspace.NodeID, addrs []string)
-	SetQueueBytes(q [4]int64)
 	Peer(id keyspace.NodeID) transport.PeerState
 	OnPeer(fn func(keyspace.NodeID, transport.PeerState))
 	Start() error

@@ -122,7 +122,6 @@ func sameTable(a, b []fsm.Node) bool {
 
 // learnNodes takes over another node table.
 func (c *Core) learnNodes(nodes []fsm.Node) {
-	c.bus.SetQueueBytes(c.queueBytes(nodes))
 	c.setMembers(nodes)
 	for i := range nodes {
 		n := &nodes[i]

@@ -180,7 +180,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	if c.bus, err = o.NewBus(transport.Config{
 		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.PeerTable, Unknown: func(id keyspace.NodeID) { c.admission.UnknownCame(id) },
-		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.queueBytes(c.nodes),
+		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.busBytes(o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,

@@ -97,11 +97,6 @@ func (c *Core) setMembers(nodes []fsm.Node) {
 // removed.
 func (c *Core) others() []keyspace.NodeID { return c.othersOf(c.nodes) }
 
-// queueBytes divides what the bus may hold among the other nodes of a table.
-func (c *Core) queueBytes(nodes []fsm.Node) [4]int64 {
-	return c.budget.queues(len(c.othersOf(nodes)), 4*c.o.MaxRequestBytes)
-}
-
 func (c *Core) othersOf(nodes []fsm.Node) []keyspace.NodeID {
 	var ids []keyspace.NodeID
 	for i := range nodes {

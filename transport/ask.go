@@ -98,7 +98,7 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	qc := quicConfig(&cfg, &Options{HandshakeTimeout: o.HandshakeTimeout, IdleTimeout: 3 * o.HandshakeTimeout})
+	qc := quicConfig(&cfg, &Options{HandshakeTimeout: o.HandshakeTimeout, IdleTimeout: 3 * o.HandshakeTimeout}, 1)
 	var errs []error
 	for _, target := range targets {
 		tc, err := creds.dialling(host, 0)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -358,4 +359,68 @@ func BenchmarkCall(b *testing.B) {
 			report(b, start)
 		})
 	}
+}
+
+// BenchmarkIdlePeers has a node with 48 peers to each of which it has sent a message by each lane, and
+// they to it. It reports the memory of one end of such a pair, all ends being in this process. Run it
+// with -benchtime 1x.
+func BenchmarkIdlePeers(b *testing.B) {
+	const peers = 48
+	for b.Loop() {
+		before := memory()
+		var got atomic.Int64
+		count := func(keyspace.NodeID, []byte) { got.Add(1) }
+		h := newQUICHarness()
+		var nodes []*transport.QUIC
+		for id := range keyspace.NodeID(peers + 1) {
+			q := h.new(b, transport.Options{
+				Config:   transport.Config{Cluster: 1, Node: id + 1, Logger: zap.NewNop(), QueueBytes: 200 << 20},
+				Security: transport.Security{SelfMade: true},
+			})
+			for c, m := range idleMethods {
+				q.HandleSend(m, transport.Class(c), count)
+			}
+			nodes = append(nodes, q)
+		}
+		alone := memory() - before
+		for _, q := range nodes[1:] {
+			nodes[0].SetPeer(q.Self(), q.Addrs())
+			q.SetPeer(1, nodes[0].Addrs())
+		}
+		for _, q := range nodes {
+			if err := q.Start(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, q := range nodes[1:] {
+			for _, pair := range [2][2]*transport.QUIC{{nodes[0], q}, {q, nodes[0]}} {
+				for c, m := range idleMethods {
+					for order := range uint64(32) {
+						for pair[0].Send(pair[1].Self(), m, order, []byte{byte(c)}) != nil {
+							time.Sleep(time.Millisecond)
+						}
+					}
+				}
+			}
+		}
+		for got.Load() < 2*peers*32*int64(len(idleMethods)) {
+			time.Sleep(time.Millisecond)
+		}
+		b.ReportMetric(float64(memory()-before-alone)/(2*peers), "B/peer")
+		for _, q := range nodes {
+			q.Close()
+		}
+	}
+}
+
+// idleMethods are methods of each class.
+var idleMethods = [4]transport.Method{0xfff0, 0xfff1, 0xfff2, 0xfff3}
+
+// memory returns the bytes of live heap and of stacks.
+func memory() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
 }

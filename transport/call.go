@@ -178,9 +178,8 @@ func (s *Session) serveCall(c Class, f *frame) error {
 	if entry.class != c {
 		return fmt.Errorf("%w: %s by class %s", errProtocol, f.method, c)
 	}
-	running := &from.handlers[entry.index]
-	if int(running.Add(1)) > e.cfg.MaxHandlers {
-		running.Add(-1)
+	run := running{&from.handlers[entry.index], &from.held, len(f.payload) + handlerBytes}
+	if !run.begin(e.cfg.MaxHandlers) {
 		e.metrics.class[c].busy.Inc()
 		s.refuse(c, f.id, statusBusy)
 		return nil
@@ -193,15 +192,32 @@ func (s *Session) serveCall(c Class, f *frame) error {
 		serve = func() (status, []byte) { return s.passCall(ctx, to, m, c, timeout, payload) }
 	}
 	err := s.registerCall(id, ctx)
-	if err == nil && !e.Go(func() { s.runCall(c, id, running, serve) }) {
+	if err == nil && !e.Go(func() { s.runCall(c, id, run, serve) }) {
 		s.refuse(c, id, statusClosing)
 		err = ErrClosed
 	}
 	if err != nil {
 		ctx.End()
-		running.Add(-1)
+		run.handlers.Add(-1)
+		run.held.release(run.bytes)
 	}
 	return err
+}
+
+// running is a handler of a call as its peer's bounds count it.
+type running struct {
+	handlers *atomic.Int32
+	held     *budget
+	bytes    int
+}
+
+// begin says whether there is room for it.
+func (r *running) begin(most int) bool {
+	if int(r.handlers.Add(1)) <= most && r.held.take(r.bytes, false) {
+		return true
+	}
+	r.handlers.Add(-1)
+	return false
 }
 
 // registerCall records a running handler's context, which the end of the session or a
@@ -221,12 +237,13 @@ func (s *Session) registerCall(id uint64, ctx *clock.LazyDeadline) error {
 
 // runCall runs a handler, or passes a call on, and sends the answer. While the answer waits
 // for room it counts as running, so the number of unread answers is bounded.
-func (s *Session) runCall(c Class, id uint64, running *atomic.Int32, serve func() (status, []byte)) {
+func (s *Session) runCall(c Class, id uint64, run running, serve func() (status, []byte)) {
 	gauge := s.ep.metrics.class[c].handlers
 	gauge.Inc()
 	defer gauge.Dec()
-	defer running.Add(-1)
+	defer run.handlers.Add(-1)
 	st, answer := serve()
+	run.held.release(run.bytes) // its bytes are not those that the answer may have to wait for
 	if !s.cancelCall(id) {
 		return // the caller has given up, or the session ended
 	}

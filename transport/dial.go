@@ -243,7 +243,7 @@ func (q *QUIC) connect(ctx context.Context, k Kind, target netip.AddrPort, tc *t
 	if err != nil {
 		return nil, err
 	}
-	conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, q.config)
+	conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, q.config())
 	if err != nil {
 		return nil, err
 	}

@@ -11,8 +11,9 @@
 //     were sent, or not at all. None arrives twice, also across a reconnection.
 //   - Classes do not wait for each other. Liveness and votes pass while raft data,
 //     requests or snapshots are stuck behind a slow receiver.
-//   - Send never blocks and every queue is bounded. A full queue answers
-//     ErrQueueFull at once, an unreachable peer ErrNoRoute.
+//   - Send never blocks, and the queues of all peers are bounded together. A full queue
+//     answers ErrQueueFull at once, an unreachable peer ErrNoRoute. A peer that is blocked
+//     leaves the others room.
 //   - A failed Call says whether the handler certainly never ran (NotDelivered)
 //     or whether its fate is unknown.
 //   - A peer counts as up only after it has answered a Hello that names its
@@ -82,8 +83,8 @@
 //   - a peer reads too slowly: its class's queue fills and Send answers
 //     ErrQueueFull. Small frames that must not be lost have room behind the full
 //     queue. When that is used up too, the session ends.
-//   - a handler is slow: it holds one place of MaxHandlers of its method; other
-//     methods and classes go on.
+//   - a handler is slow: it holds one place of MaxHandlers of its method, and the bytes of
+//     its call; other methods and classes, and other peers, go on.
 //   - UDP passes and TCP does not: the main session stands, copies fail, and the
 //     log says so after 12 attempts.
 //   - a certificate or cluster id is wrong: the Hello is refused with a reason,
@@ -107,8 +108,8 @@
 //
 // QUIC.mu is taken before Endpoint.mu, Endpoint.life and link.mu. peer.attach is
 // taken before Endpoint.mu, Endpoint.life, Session.mu, Lane.mu and link.mu, because
-// Attach ends the session that it replaces. Lane.mu is taken before budget.mu,
-// and stream.mu before detours.mu. All other locks are leaves. None is held over a
+// Attach ends the session that it replaces. Lane.mu is taken before budget.mu, loopQueue.mu
+// too, and stream.mu before detours.mu. All other locks are leaves. None is held over a
 // handler, a listener or the network.
 //
 // # Files
@@ -139,6 +140,7 @@
 //	hello.go           the frames before a session stands
 //	methods.go         the numbers, names and classes of methods
 //	lane.go            the outgoing queue of one class and slot
+//	pool.go            the memory that all queues and handlers share
 //	metrics.go         metrics
 //	stream.go          one end of a stream: credit, order, end
 //	frame.go           the frames of a session

@@ -39,10 +39,11 @@ type Config struct {
 	// nil: then nothing is passed on for this node.
 	Relays func(to keyspace.NodeID) []keyspace.NodeID
 
-	// QueueBytes bounds, per peer and class, the bytes that wait to be sent. Too little
-	// drops messages in bursts; each peer may use this much memory. SetQueueBytes
-	// changes it. Default 4 MiB control, 32 MiB raft, 64 MiB request, 16 MiB bulk.
-	QueueBytes [numClasses]int64
+	// QueueBytes bounds the bytes that wait to be sent to all peers, and those that the handlers
+	// of their calls hold, together (pool). Half as much again may wait, received and not read,
+	// in QUIC (streamWindow). It should hold some of the largest messages. Too little drops messages
+	// in bursts and answers calls with ErrPeerBusy. Default 256 MiB.
+	QueueBytes int64
 	// Lanes is the number of streams of each class. Order keys are spread over them, so
 	// that one lost packet delays only a part of them. More lanes mean smaller batches.
 	// Default 1, 4, 3, 1; the last of several request lanes carries large calls and
@@ -87,12 +88,11 @@ func (c *Config) setDefaults() {
 		}
 	}
 	lanes := [numClasses]int{1, 4, 3, 1}
-	queues := [numClasses]int64{4 << 20, 32 << 20, 64 << 20, 16 << 20}
 	for i := range numClasses {
 		def(&c.Lanes[i], lanes[i])
-		if c.QueueBytes[i] == 0 {
-			c.QueueBytes[i] = queues[i]
-		}
+	}
+	if c.QueueBytes == 0 {
+		c.QueueBytes = 256 << 20
 	}
 	def(&c.MaxMessageBytes, 32<<20)
 	def(&c.MaxHandlers, 4096)
@@ -123,6 +123,9 @@ func (c *Config) validate() error {
 			return fmt.Errorf("transport: %d lanes of class %s", n, Class(i))
 		}
 	}
+	if c.QueueBytes < 0 {
+		return fmt.Errorf("transport: queues of %d bytes", c.QueueBytes)
+	}
 	if c.MaxMessageBytes < 0 || c.MaxMessageBytes > 1<<30 {
 		return fmt.Errorf("transport: message limit of %d bytes", c.MaxMessageBytes)
 	}
@@ -142,8 +145,8 @@ type Endpoint struct {
 	calls   map[Method]callEntry
 	streams map[Method]streamEntry
 
-	// queueBytes are the bounds of SetQueueBytes, which all sessions share.
-	queueBytes [numClasses]atomic.Int64
+	// pool is what all queues and handlers share.
+	pool pool
 
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
@@ -191,6 +194,7 @@ type peer struct {
 	id       keyspace.NodeID
 	sessions [numKinds]atomic.Pointer[Session]
 	handlers [maxCallMethods]atomic.Int32 // of calls, by callEntry.index
+	held     budget                       // what the handlers of its calls hold
 	streams  atomic.Int32
 	detours  detours
 	state    PeerState // guarded by Endpoint.mu
@@ -211,22 +215,10 @@ func NewEndpoint(cfg Config) (*Endpoint, error) {
 		notify: wake.New(),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
-	e.SetQueueBytes(cfg.QueueBytes)
+	e.pool.divide(cfg.QueueBytes, 0)
 	e.table.Store(&map[keyspace.NodeID]*peer{})
 	e.loop.init(e)
 	return e, nil
-}
-
-// SetQueueBytes changes Config.QueueBytes for all peers at once, so that more peers can
-// get less each. Bytes that wait beyond a smaller bound are still sent. Each bound must
-// be above 0.
-func (e *Endpoint) SetQueueBytes(q [numClasses]int64) {
-	for c := range q {
-		if q[c] <= 0 {
-			panic(fmt.Sprintf("transport: queue of class %s is bounded to %d bytes", Class(c), q[c]))
-		}
-		e.queueBytes[c].Store(q[c])
-	}
 }
 
 // Self returns the node's own id.
@@ -349,8 +341,11 @@ func (e *Endpoint) AddPeer(id keyspace.NodeID) {
 		return
 	}
 	table := maps.Clone(old)
-	table[id] = &peer{id: id}
+	p := &peer{id: id}
+	p.held.pool, p.held.total = &e.pool, new(atomic.Int64)
+	table[id] = p
 	e.table.Store(&table)
+	e.pool.divide(e.cfg.QueueBytes, len(table))
 }
 
 // DropPeer ends the sessions with a node and forgets it. Carriers call it in their
@@ -366,6 +361,7 @@ func (e *Endpoint) DropPeer(id keyspace.NodeID) {
 	table := maps.Clone(old)
 	delete(table, id)
 	e.table.Store(&table)
+	e.pool.divide(e.cfg.QueueBytes, len(table))
 	e.mu.Unlock()
 	p.end(ErrNoRoute)
 	p.detours.end(ErrNoRoute)

@@ -4,74 +4,11 @@ import (
 	"context"
 	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/internal/wake"
 )
-
-// forcedBytes plus half of the limit is the room behind a full queue for small frames
-// that must not be lost: cancellations, credits, ends, refusals.
-const forcedBytes = 1 << 20
-
-// budget bounds the bytes that wait in the lanes of one class of one session.
-type budget struct {
-	limit *atomic.Int64 // the endpoint's, which changes
-	used  atomic.Int64
-	total *atomic.Int64 // over all peers; for the metric
-
-	waiting atomic.Int32 // how many wait for room; spares release the lock
-	mu      sync.Mutex
-	room    chan struct{} // closed at the next release; guarded by mu, nil if none waits
-}
-
-// take reserves n bytes. A message that alone exceeds the limit passes when nothing
-// else waits, so that a small budget cannot refuse it for ever.
-func (b *budget) take(n int, force bool) bool {
-	limit := b.limit.Load()
-	if force {
-		limit += limit/2 + forcedBytes
-	}
-	for {
-		used := b.used.Load()
-		if used > 0 && used+int64(n) > limit {
-			return false
-		}
-		// Not add-and-undo: a waiter would mistake the brief refusal for bytes whose
-		// release will wake it.
-		if b.used.CompareAndSwap(used, used+int64(n)) {
-			b.total.Add(int64(n))
-			return true
-		}
-	}
-}
-
-func (b *budget) release(n int) {
-	b.used.Add(-int64(n))
-	b.total.Add(-int64(n))
-	if b.waiting.Load() == 0 {
-		return
-	}
-	b.mu.Lock()
-	if b.room != nil {
-		close(b.room)
-		b.room = nil
-	}
-	b.mu.Unlock()
-}
-
-// await returns a channel that is closed when bytes are released after the call. The
-// caller makes sure that some bytes are still taken, and calls done afterwards.
-func (b *budget) await() (room <-chan struct{}, done func()) {
-	b.waiting.Add(1)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.room == nil {
-		b.room = make(chan struct{})
-	}
-	return b.room, func() { b.waiting.Add(-1) }
-}
 
 // Lane is the outgoing queue of one stream of a session: one class, one order
 // slot. Users append frames to it; the carrier's writer takes them in batches.
@@ -87,7 +24,7 @@ type Lane struct {
 	mu     sync.Mutex
 	queue  []chunk // what waits is queue[head:]
 	head   int
-	put    uint64 // bytes ever appended
+	added  uint64 // bytes ever appended
 	taken  uint64 // bytes ever handed to the writer
 	idle   bool   // the writer waits for wake
 	linger linger
@@ -127,10 +64,17 @@ func (l *Lane) Slot() int { return l.slot }
 // session's end. force is for small frames that must not be lost. If pos is not nil,
 // enqueue stores the frame's position in it before the frame can be taken.
 func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error {
+	err := l.put(h, payload, force, pos)
+	if err == ErrQueueFull { //nolint:errorlint // put returns it bare
+		l.metrics.dropped.Inc()
+	}
+	return err
+}
+
+func (l *Lane) put(h *header, payload []byte, force bool, pos *uint64) error {
 	h.finish(len(payload))
 	n := h.n + len(payload)
 	if !l.budget.take(n, force) {
-		l.metrics.dropped.Inc()
 		return ErrQueueFull
 	}
 	l.mu.Lock()
@@ -143,9 +87,9 @@ func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error
 	c.b = append(append(c.b, h.b[:h.n]...), payload...)
 	c.frames++
 	if pos != nil {
-		*pos = l.put
+		*pos = l.added
 	}
-	l.put += uint64(n)
+	l.added += uint64(n)
 	idle := l.idle
 	l.idle = false
 	l.mu.Unlock()
@@ -158,25 +102,38 @@ func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error
 // enqueueWait is enqueue that waits for room until ctx ends.
 func (l *Lane) enqueueWait(ctx context.Context, h *header, payload []byte) error {
 	for {
-		err := l.enqueue(h, payload, false, nil)
-		if err != ErrQueueFull { //nolint:errorlint // enqueue returns it bare
+		err := l.put(h, payload, false, nil)
+		if err != ErrQueueFull { //nolint:errorlint // put returns it bare
 			return err
 		}
-		room, done := l.budget.await()
-		if l.budget.used.Load() == 0 {
-			done() // all was released in between; nothing would wake this waiter
-			continue
+		if err := l.tryOrWait(ctx, h, payload); err != ErrQueueFull { //nolint:errorlint // it returns it bare
+			return err
 		}
-		select {
-		case <-room:
-			done()
-		case <-l.ended:
-			done()
-			return ErrNoRoute
-		case <-ctx.Done():
-			done()
-			return context.Cause(ctx)
-		}
+	}
+}
+
+// tryOrWait tries again, so that nothing that was released meanwhile is missed, and then waits
+// until some bytes are released. Then it returns ErrQueueFull.
+func (l *Lane) tryOrWait(ctx context.Context, h *header, payload []byte) error {
+	released, done := l.budget.freed.await()
+	defer done()
+	others, othersDone := l.budget.pool.freed.await()
+	defer othersDone()
+	if err := l.put(h, payload, false, nil); err != ErrQueueFull { //nolint:errorlint // put returns it bare
+		return err
+	}
+	if !l.budget.empty() {
+		others = nil // its own bytes will wake it; others' would wake all who wait, again and again
+	}
+	select {
+	case <-released:
+		return ErrQueueFull
+	case <-others:
+		return ErrQueueFull
+	case <-l.ended:
+		return ErrNoRoute
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -24,9 +24,10 @@ type loopback struct {
 type loopQueue struct {
 	wake wake.Signal
 
+	budget budget
+
 	mu     sync.Mutex // guards what follows
 	in     []loopMessage
-	bytes  int64
 	closed bool
 }
 
@@ -38,7 +39,9 @@ type loopMessage struct {
 func (l *loopback) init(e *Endpoint) {
 	l.e = e
 	for c := range l.queues {
-		l.queues[c].wake = wake.New()
+		q := &l.queues[c]
+		q.wake = wake.New()
+		q.budget.pool, q.budget.total = &e.pool, new(atomic.Int64)
 	}
 }
 
@@ -64,17 +67,15 @@ func (l *loopback) send(m Method, c Class, payload []byte) error {
 		return ErrTooLarge
 	}
 	q := &l.queues[c]
-	n := int64(len(payload) + messageHeader)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
 	case q.closed:
 		return ErrClosed
-	case q.bytes+n > l.e.queueBytes[c].Load() && q.bytes > 0:
+	case !q.budget.take(len(payload)+messageHeader, false):
 		l.e.metrics.class[c].dropped.Inc()
 		return ErrQueueFull
 	}
-	q.bytes += n
 	q.in = append(q.in, loopMessage{m, payload})
 	if len(q.in) == 1 {
 		q.wake.Set()
@@ -97,17 +98,15 @@ func (l *loopback) deliver(q *loopQueue) {
 			<-q.wake
 			continue
 		}
-		var n int64
+		n := 0
 		for i, m := range batch {
 			if h, ok := l.e.sends[m.method]; ok && l.e.ctx.Err() == nil {
 				h.fn(l.e.cfg.Node, m.payload)
 			}
-			n += int64(len(m.payload) + messageHeader)
+			n += len(m.payload) + messageHeader
 			batch[i] = loopMessage{}
 		}
-		q.mu.Lock()
-		q.bytes -= n
-		q.mu.Unlock()
+		q.budget.release(n)
 	}
 }
 

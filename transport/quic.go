@@ -32,7 +32,6 @@ type QUIC struct {
 	opts    Options
 	creds   *credentials
 	sockets *sockets
-	config  *quic.Config
 	// unidentified bounds the connections that have not sent a valid Hello. tlsPending
 	// bounds the TCP connections that have not finished the TLS handshake.
 	unidentified, tlsPending chan struct{}
@@ -67,7 +66,6 @@ func NewQUIC(opts Options) (*QUIC, error) {
 		links:        map[keyspace.NodeID]*link{},
 		warned:       map[string]bool{},
 	}
-	q.config = quicConfig(&q.cfg, &opts)
 	if q.creds, err = newCredentials(&q.cfg, opts.Security); err != nil {
 		return nil, err
 	}
@@ -85,6 +83,13 @@ func NewQUIC(opts Options) (*QUIC, error) {
 	return q, nil
 }
 
+// config returns the parameters of the connections of now.
+func (q *QUIC) config() *quic.Config {
+	c := quicConfig(&q.cfg, &q.opts, len(*q.table.Load()))
+	c.GetConfigForClient = func(*quic.ClientInfo) (*quic.Config, error) { return q.config(), nil }
+	return c
+}
+
 // Addrs returns the addresses that the bus listens on, in the order of Listen.
 func (q *QUIC) Addrs() []string { return q.sockets.addrs() }
 
@@ -94,7 +99,7 @@ func (q *QUIC) Start() error {
 		return err
 	}
 	for i := range q.sockets.listen {
-		ln, err := q.sockets.serve(i, q.creds, q.config)
+		ln, err := q.sockets.serve(i, q.creds, q.config())
 		if err != nil {
 			return fmt.Errorf("transport: listen on %s: %w", q.opts.Listen[i], err)
 		}

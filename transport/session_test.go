@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,7 +120,7 @@ func TestCallFate(t *testing.T) {
 // empty, and small forced frames beyond. A waiter gets room once it is free.
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1000 })
+		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes = 1000 })
 		s := attach(t, e, KindMain)
 		l := s.lanes[ClassRequest][0]
 		put := func(size int, force bool) error {
@@ -164,7 +163,7 @@ func TestBudget(t *testing.T) {
 		if err := <-waited; !errors.Is(err, ErrNoRoute) {
 			t.Errorf("waiting at the session's end: %v", err)
 		}
-		if used, total := l.budget.used.Load(), l.budget.total.Load(); used != 0 || total != 0 {
+		if used, total := l.budget.used, l.budget.total.Load(); used != 0 || total != 0 {
 			t.Errorf("%d bytes used, %d over all, after the end", used, total)
 		}
 	})
@@ -373,7 +372,7 @@ func TestLateFrames(t *testing.T) {
 // the node loses no memory.
 func TestUnreadAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1 << 10 })
+		e := newTestEndpoint(t, func(c *Config) { c.QueueBytes = 1 << 10 })
 		s := attach(t, e, KindMain)
 		for id := uint64(1); s.Receive(ClassRequest, encodeFrame(&frame{kind: frameCall, id: id, method: 0xeeee})) == nil; id++ {
 			if id > 1<<20 {
@@ -566,28 +565,4 @@ func ExampleNotDelivered() {
 	err := &CallError{Peer: 2, Method: MethodShardRequest, NotDelivered: true, Err: ErrQueueFull}
 	fmt.Println(err, NotDelivered(err))
 	// Output: call shard-request to node 2: transport: queue full (not delivered) true
-}
-
-// TestQueueBytesChange: a changed bound applies to established sessions.
-func TestQueueBytesChange(t *testing.T) {
-	e := newTestEndpoint(t, func(c *Config) { c.QueueBytes[ClassRequest] = 1000 })
-	b := &budget{limit: &e.queueBytes[ClassRequest], total: new(atomic.Int64)}
-	if !b.take(900, false) {
-		t.Fatal("900 of 1000 bytes do not fit")
-	}
-	q := e.cfg.QueueBytes
-	q[ClassRequest] = 500
-	e.SetQueueBytes(q)
-	if b.take(50, false) {
-		t.Error("950 of 500 bytes fit")
-	}
-	b.release(600)
-	if !b.take(50, false) || b.take(200, false) {
-		t.Error("350 of 500 bytes do not fit, or 550 do")
-	}
-	q[ClassRequest] = 2000
-	e.SetQueueBytes(q)
-	if !b.take(1600, false) {
-		t.Error("1950 of 2000 bytes do not fit")
-	}
 }

@@ -96,26 +96,38 @@ func (c tcpControl) Close() error { return c.CloseWrite() }
 
 func (w *tcpWire) certificates() []*x509.Certificate { return w.ConnectionState().PeerCertificates }
 
-// maxStreamWindow bounds what one unread stream occupies of its connection's window.
-const maxStreamWindow = 4 << 20
+// What one unread stream may occupy of its connection's window. Less than leastStreamWindow would make
+// each write wait for a round trip.
+const (
+	maxStreamWindow   = 4 << 20
+	leastStreamWindow = 64 << 10
+)
 
-// quicConfig returns the parameters of every connection. The connection's window
-// exceeds what all of its streams together may hold; otherwise unread data of one class
+// streamWindow returns the window of a stream of a new connection: the windows of all peers together
+// are half of QueueBytes. Connections that stand keep theirs, which are larger where there were fewer
+// peers.
+func streamWindow(c *Config, streams, peers int) int64 {
+	return min(max(c.QueueBytes/2/int64(max(peers, 1)*streams), leastStreamWindow), maxStreamWindow)
+}
+
+// quicConfig returns the parameters of a new connection where there are so many peers. The
+// connection's window is what all of its streams together may hold; otherwise unread data of one class
 // would stop the others.
-func quicConfig(c *Config, opts *Options) *quic.Config {
+func quicConfig(c *Config, opts *Options, peers int) *quic.Config {
 	streams := 2
 	for _, n := range c.Lanes {
 		streams += n
 	}
+	window := uint64(streamWindow(c, streams, peers))
 	return &quic.Config{
 		Versions:                       []quic.Version{quic.Version1},
 		HandshakeIdleTimeout:           opts.HandshakeTimeout,
 		MaxIdleTimeout:                 opts.IdleTimeout,
 		KeepAlivePeriod:                opts.IdleTimeout / 3,
-		InitialStreamReceiveWindow:     1 << 20,
-		MaxStreamReceiveWindow:         maxStreamWindow,
-		InitialConnectionReceiveWindow: uint64(streams) * maxStreamWindow,
-		MaxConnectionReceiveWindow:     uint64(streams) * maxStreamWindow,
+		InitialStreamReceiveWindow:     min(1<<20, window),
+		MaxStreamReceiveWindow:         window,
+		InitialConnectionReceiveWindow: uint64(streams) * window,
+		MaxConnectionReceiveWindow:     uint64(streams) * window,
 		MaxIncomingStreams:             1,
 		MaxIncomingUniStreams:          numClasses * maxLanes,
 	}

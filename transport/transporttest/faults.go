@@ -14,11 +14,7 @@ import (
 func testSlowReceiver(t *testing.T, h Harness) {
 	release := make(chan struct{})
 	control := make(chan struct{}, 1)
-	tune := func(c *transport.Config) {
-		for i := range c.QueueBytes {
-			c.QueueBytes[i] = 256 << 10
-		}
-	}
+	tune := func(c *transport.Config) { c.QueueBytes = 1 << 20 }
 	p := newPair(t, h, tune, func(b Bus) {
 		b.HandleSend(methodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) { <-release })
 		b.HandleSend(methodControl, transport.ClassControl, func(keyspace.NodeID, []byte) { control <- struct{}{} })
@@ -54,7 +50,7 @@ func testSlowReceiver(t *testing.T, h Harness) {
 // testQueueFull: a node's messages to itself have the same bound.
 func testQueueFull(t *testing.T, h Harness) {
 	release := make(chan struct{})
-	tune := func(c *transport.Config) { c.QueueBytes[transport.ClassRaft] = 64 << 10 }
+	tune := func(c *transport.Config) { c.QueueBytes = 64 << 10 }
 	p := newPair(t, h, tune, func(b Bus) {
 		b.HandleSend(methodRaft, transport.ClassRaft, func(keyspace.NodeID, []byte) { <-release })
 	})
