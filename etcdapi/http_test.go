@@ -325,7 +325,7 @@ func TestSilentConnection(t *testing.T) {
 // another one has ended, the next is served. The metrics have a bound of their own.
 func TestMaxConnections(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
-	r := newRig(t, "http", func(o *Options) { o.MaxConnections, o.Logger = 2, zap.New(core) })
+	r := newRig(t, "http", func(o *Options) { o.MaxConnections, o.ConnectionsWhy, o.Logger = 2, "raise it", zap.New(core) })
 	first, second := dial(t, r.addr()), dial(t, r.addr())
 	expectHTTP2(t, first)
 	expectHTTP2(t, second)
@@ -342,7 +342,7 @@ func TestMaxConnections(t *testing.T) {
 	if n := testutil.ToFloat64(r.metrics.OpenConnections); n != 2 {
 		t.Errorf("%v connections are open", n)
 	}
-	if all := logs.FilterMessageSnippet("refused client connections").All(); len(all) != 1 || all[0].ContextMap()["limit"] != int64(2) {
+	if all := logs.FilterMessageSnippet("refused client connections: raise it").All(); len(all) != 1 || all[0].ContextMap()["limit"] != int64(2) {
 		t.Errorf("the log has %v", all)
 	}
 	metrics, err := http.Get("http://" + r.MetricsAddrs()[0].String() + "/metrics")

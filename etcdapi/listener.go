@@ -74,12 +74,13 @@ func (s *sniffer) run(ctx context.Context) {
 }
 
 // refuse closes a connection beyond the limit. A client of several endpoints then turns to another
-// one, which it would not do while its connection waits.
+// one, which it would not do while its connection waits. gRPC waits longer after each such close. A
+// reason in HTTP/2 would make the connection count as good, and its client would come back at once.
 func (s *sniffer) refuse(conn net.Conn) {
 	s.metrics.RejectedConnections.WithLabelValues("limit").Inc()
 	conn.Close()
 	if n := s.limit.untold(s.clock.Now()); n > 0 {
-		s.log.Warn("refused client connections: as many are open as the process has files for; raise its limit of open files (ulimit -n), or let clients share connections",
+		s.log.Warn("refused client connections: "+s.limit.why,
 			zap.Int64("limit", s.limit.most), zap.Int64("refused", n), zap.Stringer("remote-addr", conn.RemoteAddr()))
 	}
 }
@@ -87,6 +88,7 @@ func (s *sniffer) refuse(conn net.Conn) {
 // connLimit bounds the open connections of clients.
 type connLimit struct {
 	most int64 // 0 is no bound
+	why  string
 	open atomic.Int64
 
 	mu sync.Mutex

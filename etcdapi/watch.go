@@ -27,6 +27,7 @@ import (
 // has no error values for them.
 const (
 	reasonTooLarge    = "skein: revision %d is too large for one watch response"
+	reasonTooMany     = "skein: this node has no memory for another watcher: watch at another node, end watchers, watch prefixes in place of keys, or raise --memory-budget-bytes"
 	reasonEmptyRange  = "mvcc: watcher range is empty"
 	reasonDuplicateID = "mvcc: duplicate watch ID provided on the WatchStream"
 )
@@ -480,7 +481,7 @@ func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (
 	defer cancel()
 	for {
 		w, current, err = st.hub.Watch(wctx, id, req)
-		if err == nil || errors.Is(err, watch.ErrStopped) || clock.Sleep(wctx, st.s.opts.Clock, retryPause) != nil {
+		if err == nil || errors.Is(err, watch.ErrStopped) || errors.Is(err, watch.ErrTooMany) || clock.Sleep(wctx, st.s.opts.Clock, retryPause) != nil {
 			return w, current, err
 		}
 	}
@@ -529,6 +530,9 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 	switch {
 	case errors.Is(err, watch.ErrStopped) || ctx.Err() != nil:
 		return control{}, err
+	case errors.Is(err, watch.ErrTooMany):
+		st.forget(w.id)
+		return st.refuse(reasonTooMany), nil
 	case err != nil:
 		st.forget(w.id)
 		return st.refuse(rpctypes.ErrorDesc(kverror.GRPC(err))), nil

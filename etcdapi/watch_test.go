@@ -169,8 +169,14 @@ func (f *oneFeed) Close() {}
 // watchRig is a server with watchers of one range, and a raw stream to it.
 func watchRig(t *testing.T, change func(*Options)) (*rig, *oneRange, pb.Watch_WatchClient) {
 	t.Helper()
+	return watchRigOf(t, change, 0)
+}
+
+// watchRigOf is watchRig with so many bytes for idle watchers.
+func watchRigOf(t *testing.T, change func(*Options), idleBytes int64) (*rig, *oneRange, pb.Watch_WatchClient) {
+	t.Helper()
 	o := newOneRange()
-	hub := watch.New(watch.Config{Self: 1, Clock: clock.System(), Log: o, Ranges: o, Feeds: o})
+	hub := watch.New(watch.Config{Self: 1, Clock: clock.System(), Log: o, Ranges: o, Feeds: o, IdleBytes: idleBytes})
 	t.Cleanup(hub.Stop)
 	r := newRig(t, "http", func(opts *Options) {
 		opts.Watches = hub
@@ -233,6 +239,43 @@ func TestWatchCreatedComesFirst(t *testing.T) {
 		if seen[resp.WatchId] = n + len(resp.Events); seen[resp.WatchId] == all {
 			done++
 		}
+	}
+}
+
+// A watcher for which there is no memory is refused with what to do. The stream and its other
+// watchers go on.
+func TestWatchersBeyondTheMemoryAreRefused(t *testing.T) {
+	_, o, st := watchRigOf(t, nil, 30<<10) // a stream and a few watchers
+	taken := 0
+	for ; ; taken++ {
+		must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a")})))
+		resp := recv(t, st)
+		if resp.Created && resp.Canceled {
+			if resp.WatchId != invalidWatchID || resp.CancelReason != reasonTooMany {
+				t.Errorf("refused by %v", resp)
+			}
+			break
+		}
+		if !resp.Created || taken > 5 {
+			t.Fatalf("after %d watchers: %v", taken, resp)
+		}
+	}
+	if taken == 0 {
+		t.Fatal("no watcher is taken")
+	}
+	o.put("a")
+	for range taken {
+		if resp := recv(t, st); len(resp.Events) != 1 {
+			t.Errorf("a watcher that was taken got %v", resp)
+		}
+	}
+	must(t, st.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: 0}}}))
+	if resp := recv(t, st); !resp.Canceled {
+		t.Errorf("cancelled: %v", resp)
+	}
+	must(t, st.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a")})))
+	if resp := recv(t, st); !resp.Created || resp.Canceled {
+		t.Errorf("when another has left: %v", resp)
 	}
 }
 

@@ -2,6 +2,7 @@ package node
 
 import (
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -31,6 +32,25 @@ type Budget struct {
 	Txns, Locks int64
 	// VersionCache is what is remembered of the newest versions of keys written or read lately.
 	VersionCache int64
+}
+
+// Standing is what may be taken by what is there without work, in bytes: connections of clients,
+// watchers, and replicas with the rows of the range map. Each is counted by a measured figure, and what
+// does not fit is refused. It stands beside Budget's shares, which only a busy node fills.
+type Standing struct{ Connections, Watchers, Replicas int64 }
+
+// NewStanding returns the standing parts of total bytes.
+func NewStanding(total int64) Standing {
+	return Standing{Connections: total / 20 * 3, Watchers: total / 16, Replicas: total * 7 / 16}
+}
+
+// connections returns how many connections of clients a node takes, and what bounds them.
+func (s Standing) connections(files FileBudget) (most int, why string) {
+	const share = ", or let clients share connections"
+	if n := int(s.Connections / etcdapi.ConnectionBytes); n < files.Connections {
+		return n, "as many are open as the memory budget has room for; raise --memory-budget-bytes" + share
+	}
+	return files.Connections, "as many are open as the process has files for; raise its limit of open files (ulimit -n, or LimitNOFILE= of systemd)" + share
 }
 
 // NewBudget divides total bytes.

@@ -234,6 +234,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
 	}
 	c.budget.watchConfig(&watches)
+	watches.IdleBytes = NewStanding(o.MemoryBytes).Watchers
 	c.watches = watch.New(watches)
 	*undo = append(*undo, c.watches.Stop)
 	c.leases = lease.New(lease.Options{

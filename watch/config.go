@@ -80,6 +80,9 @@ type Config struct {
 	Overdue time.Duration
 	// Linger is for how long ranges without watchers are still followed. Default 10 s.
 	Linger time.Duration
+	// IdleBytes bounds what watchers and their streams take without events. Those beyond it are
+	// refused. Default 64 MiB.
+	IdleBytes int64
 	// RecentBytes bounds the events that are kept for watchers that begin a little in the past.
 	// Default 16 MiB.
 	RecentBytes int64
@@ -105,6 +108,7 @@ type Config struct {
 func (c *Config) fill() {
 	setDefault(&c.Overdue, 100*time.Millisecond)
 	setDefault(&c.Linger, 10*time.Second)
+	setDefault(&c.IdleBytes, 64<<20)
 	setDefault(&c.RecentBytes, 16<<20)
 	setDefault(&c.PendingBytes, 64<<20)
 	setDefault(&c.WatcherBytes, 1<<20)

@@ -64,6 +64,8 @@ type Hub struct {
 	recent recentEvents
 	// pendingBytes are those of all groups; queuedBytes are those of all watchers.
 	pendingBytes, queuedBytes int64
+	// idleBytes are what watchers and streams count for without events.
+	idleBytes int64
 	// linkWarned is when a lost link was last logged as a warning.
 	linkWarned clock.Time
 	// reclaimed is when queued events were last taken back.
