@@ -34,6 +34,7 @@
 //
 //	run.go       the phases of a run
 //	reads.go     many clients that read large answers, and a watcher beside them
+//	idle.go      connections and watchers that rest, and the server's memory
 //	verify.go    the keys at the end, against the ledger
 //	client.go    the clients, closed and open loop
 //	config.go    what a run is told

@@ -49,6 +49,10 @@ func TestUsageErrors(t *testing.T) {
 		{"reads --duration 0", "duration: 0s"},
 		{"reads --value-size 0", "value-size: 0"},
 		{"reads positional", "positional"},
+		{"idle --connections -1", "connections and watchers: -1 and 0"},
+		{"idle --streams 0", "streams: 0"},
+		{"idle --pause -1s", "pause: -1s"},
+		{"idle positional", "positional"},
 		{"empty --value-size -1", "value-size: -1"},
 		{"empty positional", "positional"},
 	} {
@@ -60,7 +64,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}, {"reads", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
