@@ -50,6 +50,15 @@ func (c *Client) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	return g.Descriptor, ok
 }
 
+// Ranges returns how many ranges the node's newest copy of the map has.
+func (c *Client) Ranges() int {
+	m, _ := c.maps.current()
+	if m == nil {
+		return 0
+	}
+	return m.Len()
+}
+
 // At returns the row of the range that holds the key in the node's newest copy of the map.
 func (c *Client) At(key []byte) (keyspace.Descriptor, bool) {
 	m, _ := c.maps.current()

@@ -431,6 +431,8 @@ func (m *elasticMap) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool)
 	return m.find(func(d *keyspace.Descriptor) bool { return d.Range == id })
 }
 
+func (m *elasticMap) Ranges() int { return 0 }
+
 func (m *elasticMap) At(key []byte) (keyspace.Descriptor, bool) {
 	return m.find(func(d *keyspace.Descriptor) bool { return d.Span.Contains(key) })
 }

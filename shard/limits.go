@@ -13,6 +13,9 @@ type Limits struct {
 	// max-request-bytes). Default 1.5 MiB, at most [rangeapi.MaxRequestBytes] by the default of
 	// MaxEntryBytes. RequestTooLarge beyond it.
 	MaxRequestBytes int
+	// StandingBytes bounds what replicas and the rows of the range map take at rest. A node beyond
+	// it takes no more replicas, and splits no range. 0 is no bound.
+	StandingBytes int64
 	// MaxTxnOps bounds compares and operations of a transaction (etcd's
 	// max-txn-ops). Default 128. TooManyOps beyond it.
 	MaxTxnOps int

@@ -124,6 +124,9 @@ func (s *rigSequencer) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, boo
 	return d, ok
 }
 
+// Ranges implements replicas.Placed.
+func (s *rigSequencer) Ranges() int { return 0 }
+
 // At implements replicas.Placed.
 func (s *rigSequencer) At(key []byte) (best keyspace.Descriptor, ok bool) {
 	s.mu.Lock()

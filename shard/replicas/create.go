@@ -71,6 +71,11 @@ func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeI
 			made = append(made, d)
 		}
 	}
+	if len(made) > 0 && m.cfg.Room != nil {
+		if err := m.cfg.Room(len(made)); err != nil {
+			return nil, fmt.Errorf("shard: create %d ranges: %w", len(made), err)
+		}
+	}
 	refused := m.Claim(want)
 	for id, why := range refused {
 		m.log.Warn("not created: others hold the span", zap.Stringer("range", id), zap.Error(why))

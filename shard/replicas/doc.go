@@ -55,6 +55,10 @@
 //   - A node goes down between a change of the members and the removal: At the start the record is
 //     without this node. The replica is not opened, its span stays claimed, and it is removed.
 //
+//   - There is no memory for another replica: One that is new to the node is not taken. Those that
+//     are stored are opened all the same, and so are children of splits, which their leader does not
+//     begin without room on its own node.
+//
 //   - The first campaign of a new range is lost, or meets followers that do not have the range
 //     yet: It campaigns again after a pause while it knows no leader, a few times.
 //

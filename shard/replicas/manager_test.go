@@ -64,6 +64,8 @@ type world struct {
 	removed []keyspace.GroupID
 	// asked is called before a peer answers, written between the deletions of a removal and their commit.
 	asked, written func()
+	// room is how many replicas the node may have, 0 for any number.
+	room int
 }
 
 func in(t *testing.T, test func(w *world)) {
@@ -92,6 +94,12 @@ func onEngine(t testing.TB, o engine.Options, test func(w *world)) {
 			return w.peers[id], nil
 		},
 		After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		Room: func(more int) error {
+			if n := len(owner{w}.Replicas()); w.room > 0 && n+more > w.room {
+				return fmt.Errorf("%d replicas and %d more", n, more)
+			}
+			return nil
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -250,6 +258,8 @@ func (p placed) Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool) {
 	return keyspace.Descriptor{}, false
 }
 
+func (p placed) Ranges() int { return 0 }
+
 func (p placed) At(key []byte) (keyspace.Descriptor, bool) {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
@@ -274,6 +284,41 @@ func TestCreate(t *testing.T) {
 		if r := w.open[1]; !w.durable[1] || r.campaigns == 0 {
 			t.Errorf("durable %t, %d campaigns", w.durable[1], r.campaigns)
 		}
+	})
+}
+
+// A node without memory for another replica takes none that is new to it: an order is refused as a whole
+// and may be repeated, and a peer that speaks to one is not heard. What a split here makes, and what
+// is stored, is opened all the same.
+func TestNoRoom(t *testing.T) {
+	in(t, func(w *world) {
+		w.room = 2
+		ds := []keyspace.Descriptor{describe(1, "", "k"), describe(2, "k", "s"), describe(3, "s", "")}
+		if err := w.m.Create(w.t.Context(), ds); err == nil {
+			t.Error("three replicas are created where two fit")
+		}
+		w.here()
+		w.claimed()
+		w.must(w.m.Create(w.t.Context(), ds[:2]))
+		w.must(w.m.Create(w.t.Context(), ds[:2])) // nothing new
+		w.here(1, 2)
+		w.peers[3] = ds[2]
+		w.m.Unknown(peer, keyspace.RangeID(3).Group(), 1)
+		w.here(1, 2)
+		w.split(2, 4, "m", "s")
+		w.m.OpenChild(4, false)
+		w.here(1, 2, 4)
+		w.room = 4
+		w.m.Unknown(peer, keyspace.RangeID(3).Group(), 1)
+		w.here(1, 2, 3, 4)
+	})
+	in(t, func(w *world) {
+		if _, err := w.m.createRecords([]keyspace.Descriptor{describe(1, "", "k"), describe(2, "k", "")}); err != nil {
+			t.Fatal(err)
+		}
+		w.room = 1
+		w.must(w.m.Open(w.t.Context()))
+		w.here(1, 2)
 	})
 }
 

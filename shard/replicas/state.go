@@ -33,6 +33,8 @@ type Groups interface {
 type Placed interface {
 	// Descriptor returns the range's newest descriptor in this node's copy of the map.
 	Descriptor(id keyspace.RangeID) (keyspace.Descriptor, bool)
+	// Ranges returns how many ranges that copy has.
+	Ranges() int
 	// At returns the newest descriptor of the range that holds the key, by the same copy.
 	At(key []byte) (keyspace.Descriptor, bool)
 }
@@ -105,7 +107,7 @@ type Owner interface {
 	DeleteNotes(b *engine.Batch, id keyspace.RangeID) error
 }
 
-// Config is what a Manager is made of. All fields but Placed are required.
+// Config is what a Manager is made of. All fields but Placed and Room are required.
 type Config struct {
 	Self   keyspace.NodeID
 	Clock  clock.Clock
@@ -117,6 +119,8 @@ type Config struct {
 	Placed Placed
 	// Look asks a node for a range's descriptor.
 	Look func(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, error)
+	// Room says why there is no memory for so many more replicas. Nil means that there is.
+	Room func(more int) error
 	// After calls a function once a time has passed, unless the owner stops before.
 	After  func(d time.Duration, f func())
 	Logger *zap.Logger
@@ -137,6 +141,10 @@ type Manager struct {
 	// ending are the open replicas among those whose removal is under way. Only the calls of
 	// lifecycle.Remover touch it, which come one at a time.
 	ending map[keyspace.GroupID]Replica
+
+	// untaken paces the log of replicas for which there is no room. Only OpenEmpty uses it, which is
+	// called by one goroutine.
+	untaken clock.Time
 
 	kickChildren wake.Signal
 	mu           sync.Mutex

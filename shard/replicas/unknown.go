@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -16,6 +17,9 @@ import (
 func (m *Manager) Ask(ctx context.Context, u lifecycle.Unknown) (keyspace.Descriptor, error) {
 	return m.cfg.Look(ctx, u.From, u.Group.Range())
 }
+
+// untakenEvery is how often it is told that replicas are not taken.
+const untakenEvery = 10 * time.Second
 
 // OpenEmpty implements lifecycle.Opener: it opens an empty replica of a range whose span nobody
 // holds here. A snapshot of its leader fills it.
@@ -34,6 +38,16 @@ func (m *Manager) OpenEmpty(ctx context.Context, u lifecycle.Unknown, d *keyspac
 	id := u.Group.Range()
 	if opened, err := m.openDurable(ctx, id); opened || err != nil {
 		return err
+	}
+	if m.cfg.Room != nil {
+		if err := m.cfg.Room(1); err != nil {
+			// Placement gives an operation up whose replica does not come. Until then the peer speaks on.
+			if now := m.cfg.Clock.Now(); m.untaken == 0 || now.Sub(m.untaken) >= untakenEvery {
+				m.untaken = now
+				m.log.Warn("replicas are not taken", zap.Stringer("range", id), zap.Error(err))
+			}
+			return nil
+		}
 	}
 	err := m.cfg.Owner.Open(&Start{Range: id, Replica: u.To, Introduced: *d})
 	if errors.Is(err, raftgroup.ErrExists) {
