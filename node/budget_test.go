@@ -38,3 +38,28 @@ func TestStanding(t *testing.T) {
 		t.Errorf("a watcher has %d bytes", each)
 	}
 }
+
+// A node with more replicas than its budget has room for keeps them, splits none, and has placement give
+// it no more.
+func TestFullOfReplicas(t *testing.T) {
+	const ranges = 400
+	memory := int64(64 << 20)
+	bubble(t, 1, borders(ranges), func(o *Options) { o.MemoryBytes, o.WALSegmentBytes = memory, 4<<20 }, func(r *rig) {
+		n := r.nodes[0]
+		r.mustPut(n, keyOf(0), "x")
+		capacity, used := measurer{n.core}.Disk()
+		if capacity == 0 || used == capacity {
+			t.Fatalf("%d of %d bytes of the disk are used", used, capacity)
+		}
+		r.stop(n)
+		memory = 8 << 20
+		r.start(n)
+		r.mustPut(n, keyOf(0), "y")
+		if got := len(n.core.shards.Replicas()); got != ranges {
+			t.Errorf("%d replicas after the start", got)
+		}
+		if _, used := (measurer{n.core}).Disk(); used != capacity {
+			t.Errorf("placement hears of %d of %d bytes", used, capacity)
+		}
+	})
+}

@@ -17,12 +17,17 @@ func (m measurer) Led() []driver.Measure {
 	return out
 }
 
-// Disk implements driver.Measurer: the disk of the data directory.
+// Disk implements driver.Measurer: the disk of the data directory. A node without memory for another
+// replica says that its disk is full, so that it is given none.
 func (m measurer) Disk() (capacity, used int64) {
 	u, err := m.c.o.FS.GetDiskUsage(m.c.o.DataDir)
 	if err != nil {
 		return 0, 0 // a file system that does not tell, as one in memory
 	}
 	const most = 1 << 62
-	return int64(min(u.TotalBytes, most)), int64(min(u.TotalBytes-min(u.AvailBytes, u.TotalBytes), most))
+	capacity, used = int64(min(u.TotalBytes, most)), int64(min(u.TotalBytes-min(u.AvailBytes, u.TotalBytes), most))
+	if m.c.shards.Room(1) != nil {
+		used = capacity
+	}
+	return capacity, used
 }

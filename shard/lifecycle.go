@@ -23,7 +23,7 @@ func newLifecycle(s *Store) *replicas.Manager {
 			d, _, err := s.admins.Look(ctx, node, id)
 			return d, err
 		},
-		Room: s.room, After: s.after, Logger: s.log,
+		Room: s.Room, After: s.after, Logger: s.log,
 	})
 }
 
@@ -35,8 +35,8 @@ const (
 	rowBytes     = 1536
 )
 
-// room says why there is no memory for more replicas and for rows of their ranges.
-func (s *Store) room(more int) error {
+// Room says why there is no memory for so many more replicas and rows of their ranges.
+func (s *Store) Room(more int) error {
 	limit := s.cfg.Limits.StandingBytes
 	if limit == 0 {
 		return nil

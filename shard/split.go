@@ -77,7 +77,7 @@ func (r *Replica) Split(ctx context.Context, generation keyspace.Generation, key
 	if err != nil {
 		return nil, err
 	}
-	if err := r.store.room(1); err != nil {
+	if err := r.store.Room(1); err != nil {
 		return nil, fmt.Errorf("shard: split range %s: %w", r.id, err)
 	}
 	child, err := r.store.ids.Allocate(ctx)
