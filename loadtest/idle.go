@@ -3,6 +3,7 @@ package loadtest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,9 +25,9 @@ import (
 
 // IdleConfig describes connections and watchers that a server holds without work.
 type IdleConfig struct {
-	// Endpoint is the address of a client port. Its /metrics tells the server's memory. A server with
-	// --enable-pprof collects its garbage before.
-	Endpoint string
+	// Endpoint is the address of a client port. MetricsURL is where the server's /metrics tells its
+	// memory; empty means Endpoint. With --enable-pprof a server collects its garbage before.
+	Endpoint, MetricsURL string
 	// Connections each answer one read and then rest. Watchers are spread over Streams, on one
 	// connection; each watches a key of its own.
 	Connections, Watchers, Streams int
@@ -175,7 +176,7 @@ func eachOf(n int, f func(i int)) {
 // memory reads the server's memory.
 func (c *IdleConfig) memory(ctx context.Context) (m serverMemory, err error) {
 	s := &servers{http: &http.Client{Timeout: askTimeout, Transport: &http.Transport{DisableKeepAlives: true}}}
-	base := strings.TrimSuffix(c.Endpoint, "/")
+	base := strings.TrimSuffix(cmp.Or(c.MetricsURL, c.Endpoint), "/")
 	// A server without profiles says so; its figures then have garbage in them.
 	_ = s.page(ctx, base+"/debug/pprof/heap?gc=1", func(body io.Reader) error {
 		_, err := io.Copy(io.Discard, body)
@@ -203,7 +204,7 @@ func (c *IdleConfig) memory(ctx context.Context) (m serverMemory, err error) {
 		err = errors.New("no process_resident_memory_bytes")
 	}
 	if err != nil {
-		return m, fmt.Errorf("idle: memory of %s: %w", c.Endpoint, err)
+		return m, fmt.Errorf("idle: memory of %s: %w", base, err)
 	}
 	return m, nil
 }

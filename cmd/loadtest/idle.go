@@ -29,7 +29,8 @@ func newIdleCommand() *cobra.Command {
 			return report.Write(c.OutOrStdout())
 		},
 	}
-	c.Flags().StringVar(&cfg.Endpoint, "endpoint", "http://127.0.0.1:2379", "client port; its /metrics tells the server's memory")
+	c.Flags().StringVar(&cfg.Endpoint, "endpoint", "http://127.0.0.1:2379", "client port")
+	c.Flags().StringVar(&cfg.MetricsURL, "metrics-url", "", "where the server's /metrics tells its memory, if not at the client port, which may be full")
 	c.Flags().IntVar(&cfg.Connections, "connections", 0, "connections, each of which reads one key first")
 	c.Flags().IntVar(&cfg.Watchers, "watchers", 0, "watchers, each of a key of its own, on one connection more")
 	c.Flags().IntVar(&cfg.Streams, "streams", 100, "streams over which the watchers are spread")
