@@ -31,7 +31,7 @@
 //	block cache    9 %                                   the engine's blocks
 //	memtables      20 %, 4 GiB at most                   unflushed data of the engine, over four memtables
 //	proposals      10 %                                  entries of this node's leaders that are not applied yet
-//	bus queues     10 %                                  messages to be sent, over all peers and classes
+//	bus queues     10 %, at least 16 of the largest      messages to be sent, and calls being served, over all peers
 //	requests       6 %, at least four of the largest     client requests being evaluated, with their overlays
 //	transactions   2 %, at least four of the largest     transactions over several ranges, at their gateway
 //	locks          2 %, at least four of the largest     keys and writes locked by such transactions
@@ -42,6 +42,12 @@
 //	inbound        8 %                                   received entries that no worker has taken in
 //	wal cache      6 %                                   entries kept in memory for followers
 //	wal queue      6 %                                   entries to be written to the wal
+//
+// What rests has parts beside these ([Standing]), because a node rarely is full of both:
+//
+//	connections    15 %      of clients; a further one is closed
+//	watchers       6.25 %    a further one is refused
+//	replicas       43.75 %   with the rows of the range map; a node takes no further one and splits none
 //
 // One request at a time may exceed scans, up to a quarter of the whole budget, and one answer
 // reads, up to half of it. So what etcd answers in one message is answered here up to 512 MiB

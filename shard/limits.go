@@ -3,6 +3,7 @@ package shard
 import (
 	"time"
 
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -122,4 +123,31 @@ func setDefault[T int | int64 | time.Duration](v *T, d T) {
 	if *v == 0 {
 		*v = d
 	}
+}
+
+// What an idle replica takes, and what a row of the range map takes on the node that leads placement, in
+// all packages. A lone node has 9.0 kB of live heap for each of 10,000 ranges; a profile shows a sixth of
+// it in the map, the routers' cache and the reports to placement.
+const (
+	replicaBytes = 7680
+	rowBytes     = 1536
+)
+
+// Room says why there is no memory for so many more replicas and rows of their ranges.
+func (s *Store) Room(more int) error {
+	limit := s.cfg.Limits.StandingBytes
+	if limit == 0 {
+		return nil
+	}
+	s.mu.RLock()
+	have := len(s.replicas)
+	s.mu.RUnlock()
+	rows := have
+	if s.cfg.Placed != nil {
+		rows = max(rows, s.cfg.Placed.Ranges())
+	}
+	if int64(have+more)*replicaBytes+int64(rows+more)*rowBytes <= limit {
+		return nil
+	}
+	return kverror.New(kverror.TooManyRequests, "no memory on this node for %d replicas beside its %d and for a map of %d ranges: raise --memory-budget-bytes, add nodes or merge ranges", more, have, rows)
 }

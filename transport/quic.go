@@ -83,13 +83,6 @@ func NewQUIC(opts Options) (*QUIC, error) {
 	return q, nil
 }
 
-// config returns the parameters of the connections of now.
-func (q *QUIC) config() *quic.Config {
-	c := quicConfig(&q.cfg, &q.opts, len(*q.table.Load()))
-	c.GetConfigForClient = func(*quic.ClientInfo) (*quic.Config, error) { return q.config(), nil }
-	return c
-}
-
 // Addrs returns the addresses that the bus listens on, in the order of Listen.
 func (q *QUIC) Addrs() []string { return q.sockets.addrs() }
 

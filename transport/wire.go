@@ -133,6 +133,13 @@ func quicConfig(c *Config, opts *Options, peers int) *quic.Config {
 	}
 }
 
+// config returns the parameters of the connections of now.
+func (q *QUIC) config() *quic.Config {
+	c := quicConfig(&q.cfg, &q.opts, len(*q.table.Load()))
+	c.GetConfigForClient = func(*quic.ClientInfo) (*quic.Config, error) { return q.config(), nil }
+	return c
+}
+
 // isShutdown says that the peer closed its bus.
 func isShutdown(err error) bool {
 	ae, ok := errors.AsType[*quic.ApplicationError](err)
