@@ -18,7 +18,8 @@ type Budget struct {
 	// Proposals are entries of this node's leaders that are not applied yet, Inbound
 	// entries received and not taken in.
 	Proposals, Inbound int64
-	// BusQueues is what waits to be sent, and what calls of other nodes hold, over all peers.
+	// BusQueues is what waits to be sent, what calls of other nodes hold, and what is received and
+	// not read, over all peers.
 	BusQueues int64
 	// Requests are client requests being evaluated, overlays included. Scans is what
 	// requests to its replicas hold of what they have read. Reads are the answers to reads
@@ -98,6 +99,7 @@ func (b Budget) watchConfig(c *watch.Config) {
 // watchReaders is how many pages of history a node reads for watchers at a time.
 const watchReaders = 4
 
-// busBytes is what the bus may hold for all peers: its share, but room for some of the largest
-// messages. A transaction of maxRequest bytes may make a message of four times that.
-func (b Budget) busBytes(maxRequest int) int64 { return max(b.BusQueues, 4*4*int64(maxRequest)) }
+// busBytes is transport's QueueBytes: half of the share, since handlers and QUIC may hold as much again. But
+// there is room for some of the largest messages. A transaction of maxRequest bytes may make a message of
+// four times that.
+func (b Budget) busBytes(maxRequest int) int64 { return max(b.BusQueues/2, 4*4*int64(maxRequest)) }

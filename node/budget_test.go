@@ -24,8 +24,8 @@ func TestBudgetAddsUp(t *testing.T) {
 	}
 }
 
-// What stands is counted at what it was measured at: a node of 2 GiB takes 10,000 connections, 100,000
-// watchers of short keys and 100,000 replicas. Connections are bounded by files where those are fewer.
+// A node of 2 GiB takes 10,000 connections, 100,000 watchers of short keys and 100,000 replicas. Files
+// bound the connections where they allow fewer.
 func TestStanding(t *testing.T) {
 	s := NewStanding(2 << 30)
 	if n, why := s.connections(FileBudget{Connections: 1 << 20}); n < 10_000 || n > 20_000 || !strings.Contains(why, "--memory-budget-bytes") {
@@ -36,6 +36,17 @@ func TestStanding(t *testing.T) {
 	}
 	if each := s.Watchers / 100_000; each < 1200 {
 		t.Errorf("a watcher has %d bytes", each)
+	}
+}
+
+// What the bus may hold for all peers, with handlers and QUIC's windows, is within its share.
+func TestBusBytes(t *testing.T) {
+	b := NewBudget(2 << 30)
+	if got := b.busBytes(3 << 19); got*2 > b.BusQueues || got < b.BusQueues/3 {
+		t.Errorf("%d bytes of queues in a share of %d", got, b.BusQueues)
+	}
+	if got := NewBudget(64 << 20).busBytes(3 << 19); got != 24<<20 {
+		t.Errorf("%d bytes of queues with the smallest budget", got)
 	}
 }
 

@@ -43,7 +43,8 @@
 //	wal cache      6 %                                   entries kept in memory for followers
 //	wal queue      6 %                                   entries to be written to the wal
 //
-// What rests has parts beside these ([Standing]), because a node rarely is full of both:
+// Connections, watchers and replicas at rest have parts beside these ([Standing]). A node rarely has
+// both kinds full:
 //
 //	connections    15 %      of clients; a further one is closed
 //	watchers       6.25 %    a further one is refused

@@ -19,9 +19,9 @@ import (
 // standingMemory is the budget of BenchmarkIdleReplicas.
 const standingMemory = 2 << 30
 
-// BenchmarkIdleReplicas starts a node alone with so many ranges and reports what each of them takes at
-// rest: live heap, and stacks with them. rss-MiB is the most that the process had resident. Run one size
-// at a time, with -benchtime 1x.
+// BenchmarkIdleReplicas starts a lone node with so many ranges. It reports the live heap and the stacks of
+// each, at rest. rss-MiB is the most memory that the process had resident. Run one size at a time, with
+// -benchtime 1x.
 func BenchmarkIdleReplicas(b *testing.B) {
 	for _, ranges := range []int{1000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("ranges=%d", ranges), func(b *testing.B) {
@@ -33,6 +33,7 @@ func BenchmarkIdleReplicas(b *testing.B) {
 }
 
 func idleReplicas(b *testing.B, ranges int) {
+	b.Helper()
 	stop := useMemoryBudget(standingMemory)
 	defer stop()
 	before := liveBytes()

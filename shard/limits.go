@@ -125,9 +125,9 @@ func setDefault[T int | int64 | time.Duration](v *T, d T) {
 	}
 }
 
-// What an idle replica takes, and what a row of the range map takes on the node that leads placement, in
-// all packages. A lone node has 9.0 kB of live heap for each of 10,000 ranges; a profile shows a sixth of
-// it in the map, the routers' cache and the reports to placement.
+// What a replica takes at rest in all packages, and a row of the range map on placement's leader. With
+// 10,000 ranges a lone node has 9.2 kB for each (node's BenchmarkIdleReplicas). A profile shows a sixth of
+// it in the map, the router's cache and the reports to placement.
 const (
 	replicaBytes = 7680
 	rowBytes     = 1536

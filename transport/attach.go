@@ -65,7 +65,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 			continue
 		}
 		m := &e.metrics.class[c]
-		b := &budget{pool: &e.pool, total: m.queued}
+		b := &budget{pool: &e.queues, total: m.queued}
 		for slot := range e.cfg.Lanes[c] {
 			s.lanes[c] = append(s.lanes[c], &Lane{
 				class: c, slot: slot, budget: b, metrics: m, sent: sent,

@@ -140,7 +140,7 @@
 //	hello.go           the frames before a session stands
 //	methods.go         the numbers, names and classes of methods
 //	lane.go            the outgoing queue of one class and slot
-//	pool.go            the memory that all queues and handlers share
+//	pool.go            the memory that all queues share, and all handlers
 //	metrics.go         metrics
 //	stream.go          one end of a stream: credit, order, end
 //	frame.go           the frames of a session

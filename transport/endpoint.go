@@ -39,9 +39,9 @@ type Config struct {
 	// nil: then nothing is passed on for this node.
 	Relays func(to keyspace.NodeID) []keyspace.NodeID
 
-	// QueueBytes bounds the bytes that wait to be sent to all peers, and those that the handlers
-	// of their calls hold, together (pool). Half as much again may wait, received and not read,
-	// in QUIC (streamWindow). It should hold some of the largest messages. Too little drops messages
+	// QueueBytes bounds the bytes that wait to be sent to all peers together (pool). Half as much
+	// again is for what the handlers of their calls hold, and half as much for what is received
+	// and not read (streamWindow). It should hold some of the largest messages. Too little drops messages
 	// in bursts and answers calls with ErrPeerBusy. Default 256 MiB.
 	QueueBytes int64
 	// Lanes is the number of streams of each class. Order keys are spread over them, so
@@ -145,8 +145,8 @@ type Endpoint struct {
 	calls   map[Method]callEntry
 	streams map[Method]streamEntry
 
-	// pool is what all queues and handlers share.
-	pool pool
+	// queues is what the queues of all peers share, and handling what the handlers of their calls do.
+	queues, handling pool
 
 	loop   loopback
 	nextID atomic.Uint64 // of calls and streams
@@ -215,7 +215,7 @@ func NewEndpoint(cfg Config) (*Endpoint, error) {
 		notify: wake.New(),
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
-	e.pool.divide(cfg.QueueBytes, 0)
+	e.divide(0)
 	e.table.Store(&map[keyspace.NodeID]*peer{})
 	e.loop.init(e)
 	return e, nil
@@ -342,10 +342,10 @@ func (e *Endpoint) AddPeer(id keyspace.NodeID) {
 	}
 	table := maps.Clone(old)
 	p := &peer{id: id}
-	p.held.pool, p.held.total = &e.pool, new(atomic.Int64)
+	p.held.pool, p.held.total = &e.handling, new(atomic.Int64)
 	table[id] = p
 	e.table.Store(&table)
-	e.pool.divide(e.cfg.QueueBytes, len(table))
+	e.divide(len(table))
 }
 
 // DropPeer ends the sessions with a node and forgets it. Carriers call it in their
@@ -361,7 +361,7 @@ func (e *Endpoint) DropPeer(id keyspace.NodeID) {
 	table := maps.Clone(old)
 	delete(table, id)
 	e.table.Store(&table)
-	e.pool.divide(e.cfg.QueueBytes, len(table))
+	e.divide(len(table))
 	e.mu.Unlock()
 	p.end(ErrNoRoute)
 	p.detours.end(ErrNoRoute)

@@ -41,7 +41,7 @@ func (l *loopback) init(e *Endpoint) {
 	for c := range l.queues {
 		q := &l.queues[c]
 		q.wake = wake.New()
-		q.budget.pool, q.budget.total = &e.pool, new(atomic.Int64)
+		q.budget.pool, q.budget.total = &e.queues, new(atomic.Int64)
 	}
 }
 

@@ -17,7 +17,8 @@ const handlerBytes = 8 << 10
 // BenchmarkIdlePeers has 872 kB.
 const peerBytes = 900 << 10
 
-// pool is the memory that the queues and handlers of all peers share.
+// pool is memory that all peers share: one for their queues, one for the handlers of their calls. These are
+// apart, because handlers wait for what the queues carry.
 //
 // Half of it is floors: what a queue may hold whatever the others hold. All have the same size, and
 // more peers make it smaller. Beyond its floor a queue may take half as much as it leaves free of the
@@ -30,20 +31,21 @@ type pool struct {
 	freed         waiters
 }
 
-// perPeer is how many floors a peer has: one for each class, and one for the handlers of its calls.
-const perPeer = numClasses + 1
-
-// divide sets floor and shared by what all may hold and by how many peers there are.
-func (p *pool) divide(total int64, peers int) {
-	n := int64(max(peers, 1))
-	total = max(total-n*peerBytes, total/2)
-	p.floor.Store(total / 2 / (perPeer * n))
+// divide sets floor and shared by what all may hold and by how many floors there are.
+func (p *pool) divide(total int64, floors int) {
+	p.floor.Store(total / 2 / int64(floors))
 	p.shared.Store(total / 2)
 }
 
+// divide divides QueueBytes among so many peers.
+func (e *Endpoint) divide(peers int) {
+	total, n := e.cfg.QueueBytes, max(peers, 1)
+	e.queues.divide(max(total-int64(n)*peerBytes, total/2), numClasses*n)
+	e.handling.divide(total/2, n)
+}
+
 // take takes n of the shared bytes for a queue that has so many of them. empty says that the queue
-// is. What does not fit passes where nobody else has any, so that a small pool cannot refuse it for
-// ever.
+// is. If nobody has any, all passes: a small pool must not refuse a message for ever.
 func (p *pool) take(n, has int64, empty bool) bool {
 	shared := p.shared.Load()
 	for {

@@ -104,8 +104,7 @@ const (
 )
 
 // streamWindow returns the window of a stream of a new connection: the windows of all peers together
-// are half of QueueBytes. Connections that stand keep theirs, which are larger where there were fewer
-// peers.
+// are half of QueueBytes. A connection keeps the window that it began with, also when peers are added.
 func streamWindow(c *Config, streams, peers int) int64 {
 	return min(max(c.QueueBytes/2/int64(max(peers, 1)*streams), leastStreamWindow), maxStreamWindow)
 }

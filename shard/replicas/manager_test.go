@@ -287,9 +287,9 @@ func TestCreate(t *testing.T) {
 	})
 }
 
-// A node without memory for another replica takes none that is new to it: an order is refused as a whole
-// and may be repeated, and a peer that speaks to one is not heard. What a split here makes, and what
-// is stored, is opened all the same.
+// A node without memory for another replica takes none that is new to it. An order is refused as a whole
+// and may be repeated. A peer that speaks to a new replica is not heard. Children of splits and stored
+// replicas are opened all the same.
 func TestNoRoom(t *testing.T) {
 	in(t, func(w *world) {
 		w.room = 2
