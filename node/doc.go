@@ -31,7 +31,7 @@
 //	block cache    9 %                                   the engine's blocks
 //	memtables      20 %, 4 GiB at most                   unflushed data of the engine, over four memtables
 //	proposals      10 %                                  entries of this node's leaders that are not applied yet
-//	bus queues     10 %, at least 16 of the largest      messages to be sent, and calls being served, over all peers
+//	bus queues     10 %, at least 16 of the largest      over all peers: half to be sent, the rest for calls being served and QUIC
 //	requests       6 %, at least four of the largest     client requests being evaluated, with their overlays
 //	transactions   2 %, at least four of the largest     transactions over several ranges, at their gateway
 //	locks          2 %, at least four of the largest     keys and writes locked by such transactions
