@@ -26,7 +26,8 @@ import (
 // IdleConfig describes connections and watchers that a server holds without work.
 type IdleConfig struct {
 	// Endpoint is the address of a client port. MetricsURL is where the server's /metrics tells its
-	// memory; empty means Endpoint. With --enable-pprof a server collects its garbage before.
+	// memory; empty means Endpoint. A server with --enable-pprof collects its garbage before, but only
+	// if it is asked at its client port.
 	Endpoint, MetricsURL string
 	// Connections each answer one read and then rest. Watchers are spread over Streams, on one
 	// connection; each watches a key of its own.
