@@ -31,3 +31,14 @@ func (m measurer) Disk() (capacity, used int64) {
 	}
 	return capacity, used
 }
+
+// Quarantined implements driver.Measurer.
+func (m measurer) Quarantined() []driver.Quarantined {
+	var out []driver.Quarantined
+	for g, q := range m.c.host.Quarantined() {
+		if !g.IsSystem() {
+			out = append(out, driver.Quarantined{Range: g.Range(), Replica: q.Replica, Reason: q.Reason})
+		}
+	}
+	return out
+}

@@ -32,8 +32,9 @@ type nodeReporter struct {
 	// kick says that this node newly leads a range, or that one of its ranges has changed.
 	kick wake.Signal
 	// told is what the leader has taken in, up to the part with this number.
-	told   map[keyspace.RangeID]driver.Measure
-	number uint64
+	told        map[keyspace.RangeID]driver.Measure
+	quarantined map[keyspace.RangeID]driver.Quarantined
+	number      uint64
 	// whole says that everything is to be told: the leader knows nothing, or it is not
 	// known what it knows.
 	whole bool
@@ -89,9 +90,10 @@ func (c *Client) reportNode() error {
 		whole := r.whole
 		if whole {
 			r.told = make(map[keyspace.RangeID]driver.Measure, len(led))
+			r.quarantined = map[keyspace.RangeID]driver.Quarantined{}
 			r.number++ // the one before may have been taken, or not
 		}
-		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.driver.Steps()))
+		anew, err := c.sendParts(whole, r.changes(led, c.o.Service.driver.Steps()), r.quarantines(c.o.Measurer.Quarantined()))
 		// Unanswered parts may have arrived: nobody knows what the leader knows.
 		r.whole = anew || err != nil
 		if !anew {
@@ -121,20 +123,41 @@ func (r *nodeReporter) changes(led []driver.Measure, least driver.Steps) []drive
 	return out
 }
 
+// quarantines returns what differs from what was told.
+func (r *nodeReporter) quarantines(now []driver.Quarantined) []driver.Quarantined {
+	var out []driver.Quarantined
+	has := make(map[keyspace.RangeID]bool, len(now))
+	for _, q := range now {
+		q.Clamp()
+		has[q.Range] = true
+		if r.quarantined[q.Range] != q {
+			out = append(out, q)
+		}
+	}
+	for id := range r.quarantined {
+		if !has[id] {
+			out = append(out, driver.Quarantined{Range: id})
+		}
+	}
+	return out
+}
+
 // sendParts sends a report in parts, at least one, and takes over what was taken in.
-func (c *Client) sendParts(whole bool, ms []driver.Measure) (anew bool, err error) {
+func (c *Client) sendParts(whole bool, ms []driver.Measure, qs []driver.Quarantined) (anew bool, err error) {
 	r := &c.reporter
 	p := driver.Part{Boot: c.o.Boot, Whole: whole}
 	capacity, used := c.o.Measurer.Disk()
 	p.Capacity, p.Used = min(max(capacity, 0), driver.MaxAmount), min(max(used, 0), driver.MaxAmount)
 	for {
-		n, size := 0, 0
-		for n < len(ms) && n < driver.ReportRanges && size < driver.ReportBytes {
+		n, k, size := 0, 0, 0
+		for ; k < len(qs) && k < driver.ReportRanges && size < driver.ReportBytes; k++ {
+			size += 24 + len(qs[k].Reason)
+		}
+		for ; n < len(ms) && n < driver.ReportRanges && size < driver.ReportBytes; n++ {
 			size += 24
-			n++
 		}
 		r.number++
-		p.Number, p.Led, p.More = r.number, ms[:n], n < len(ms)
+		p.Number, p.Led, p.Quarantined, p.More = r.number, ms[:n], qs[:k], n < len(ms) || k < len(qs)
 		if anew, err = c.sendPart(&p); anew || err != nil {
 			return anew, err
 		}
@@ -143,7 +166,12 @@ func (c *Client) sendParts(whole bool, ms []driver.Measure) (anew bool, err erro
 				delete(r.told, m.Range)
 			}
 		}
-		if ms, p.Whole = ms[n:], false; len(ms) == 0 {
+		for _, q := range p.Quarantined {
+			if r.quarantined[q.Range] = q; q.Replica == 0 {
+				delete(r.quarantined, q.Range)
+			}
+		}
+		if ms, qs, p.Whole = ms[n:], qs[k:], false; !p.More {
 			return false, nil
 		}
 	}

@@ -102,7 +102,8 @@ var (
 	sampleRange    = fsm.Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleNodePart = driver.Part{
 		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
-		Led: []driver.Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
+		Led:         []driver.Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
+		Quarantined: []driver.Quarantined{{Range: 9, Replica: 21, Reason: "corruption in 000007.sst"}, {Range: 10}},
 	}
 	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*fsm.Range{&sampleRange}, Nodes: []fsm.Node{sampleNode}, Own: sampleOwn}
 )

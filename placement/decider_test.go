@@ -28,6 +28,8 @@ type pretended struct {
 	// all is guarded by mu, as are bytes and load.
 	all         map[keyspace.RangeID]*pretend
 	bytes, load map[keyspace.RangeID]int64
+	// quarantined are the replicas in quarantine, guarded by mu.
+	quarantined []driver.Quarantined
 }
 
 // newPretended bootstraps a cluster of so many nodes, with a range more than borders.
@@ -115,6 +117,21 @@ func (s seat) Led() (l []driver.Measure) {
 
 // Disk implements driver.Measurer.
 func (s seat) Disk() (capacity, used int64) { return 1 << 40, 0 }
+
+// Quarantined implements driver.Measurer: what is in quarantine and no member any more is removed.
+func (s seat) Quarantined() (qs []driver.Quarantined) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	for _, q := range s.w.quarantined {
+		p := s.w.all[q.Range]
+		p.mu.Lock()
+		if m, ok := p.d.ReplicaOn(s.node); ok && m.ID == q.Replica {
+			qs = append(qs, q)
+		}
+		p.mu.Unlock()
+	}
+	return qs
+}
 
 // kill takes a node from the rig and from the ranges, whose other voters lead then.
 func (w *pretended) kill(id keyspace.NodeID) {
@@ -856,3 +873,68 @@ func TestIsolatedNodesTakeTurns(t *testing.T) {
 		})
 	})
 }
+
+// Replicas in quarantine are replaced while their nodes live: on a node that has none of the range, or
+// in their place. The range never has fewer voters than a quorum outside of quarantine. One with two of
+// three in quarantine is left as it is.
+func TestQuarantinedReplicasAreReplaced(t *testing.T) {
+	for _, nodes := range []int{3, 4} {
+		virtually(t, func(t *testing.T) {
+			w := newPretended(t, 77, nodes, "h", "p")
+			lost := map[keyspace.RangeID]keyspace.Replica{}
+			ranges := w.ranges()
+			w.mu.Lock()
+			for i, d := range ranges {
+				bad := d.Replicas[i : i+1]
+				if i == 2 {
+					bad = d.Replicas[1:]
+				}
+				lost[d.Range] = bad[0]
+				for _, m := range bad {
+					w.quarantined = append(w.quarantined, driver.Quarantined{Range: d.Range, Replica: m.ID, Reason: "a bad table"})
+				}
+				if p := w.all[d.Range]; p.leader == bad[0].Node {
+					p.leader, p.term = d.Replicas[2].Node, p.term+1
+				}
+			}
+			w.mu.Unlock()
+			time.Sleep(40 * time.Second)
+			for i, was := range ranges {
+				now := w.rangeNow(was.Range)
+				_, still := now.ReplicaOn(lost[was.Range].Node)
+				switch voters := votersOf(&now); {
+				case i == 2 && !slices.Equal(now.Replicas, was.Replicas):
+					t.Errorf("%d nodes: a range without a quorum has changed: %v", nodes, now.Replicas)
+				case i == 2:
+				case len(voters) != 3 || slices.Contains(voters, lost[was.Range].ID):
+					t.Errorf("%d nodes: range %s has the voters %v, and was to lose %d", nodes, was.Range, voters, lost[was.Range].ID)
+				case still != (nodes == 3):
+					t.Errorf("%d nodes: range %s is on %v, and was on %v", nodes, was.Range, now.Replicas, was.Replicas)
+				}
+			}
+		})
+	}
+}
+
+func votersOf(d *keyspace.Descriptor) (ids []keyspace.ReplicaID) {
+	for _, m := range d.Replicas {
+		if m.Role == keyspace.RoleVoter {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
+}
+
+// rangeNow returns a range as it is.
+func (w *pretended) rangeNow(id keyspace.RangeID) keyspace.Descriptor {
+	p, err := w.of(id)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.d
+}
+
+// ranges returns the ranges of the bootstrap.
+func (w *pretended) ranges() []keyspace.Descriptor { return w.bootstrap.Ranges() }

@@ -2,11 +2,14 @@ package placement
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/sim/simbus"
 )
@@ -16,6 +19,8 @@ type gauge struct {
 	mu sync.Mutex
 	// led, guarded by mu, are the ranges that the node leads.
 	led map[keyspace.RangeID]driver.Measure
+	// quarantined, guarded by mu, are its replicas in quarantine.
+	quarantined []driver.Quarantined
 }
 
 func (g *gauge) Led() []driver.Measure {
@@ -29,6 +34,18 @@ func (g *gauge) Led() []driver.Measure {
 }
 
 func (g *gauge) Disk() (capacity, used int64) { return 1 << 40, 1 << 30 }
+
+func (g *gauge) Quarantined() []driver.Quarantined {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.quarantined)
+}
+
+func (g *gauge) quarantine(qs []driver.Quarantined) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.quarantined = qs
+}
 
 func (g *gauge) set(id keyspace.RangeID, m driver.Measure) {
 	g.mu.Lock()
@@ -67,6 +84,16 @@ func TestReportsReachEveryLeader(t *testing.T) {
 				gauges[to].set(id, driver.Measure{Term: term, Bytes: int64(rng.IntN(1 << 30)), Load: int64(rng.IntN(5000))})
 				leader[id] = to
 			}
+			closed := map[keyspace.RangeID][]decide.Quarantined{}
+			for _, n := range r.nodes {
+				var qs []driver.Quarantined
+				for i := range keyspace.RangeID(rng.IntN(3) * 3000) {
+					q := driver.Quarantined{Range: i + 1, Replica: keyspace.ReplicaID(1 + rng.IntN(9)), Reason: strings.Repeat("bad table ", 40)}
+					qs = append(qs, q)
+					closed[q.Range] = append(closed[q.Range], decide.Quarantined{Replica: q.Replica, Reason: q.Reason[:driver.MaxReasonBytes]})
+				}
+				gauges[n.id].quarantine(qs)
+			}
 			switch n := r.leader(); round % 5 {
 			case 1:
 				n.crash()
@@ -86,6 +113,11 @@ func TestReportsReachEveryLeader(t *testing.T) {
 				m := gauges[n].led[id]
 				if by != n || c.Term != m.Term || m.Differs(&c, r.leader().service.driver.Steps()) {
 					t.Fatalf("round %d: range %s, led by node %s with %+v: the leader knows %+v of node %s", round, id, n, m, c, by)
+				}
+			}
+			for id := range keyspace.RangeID(6001) {
+				if got := h.Quarantined(id); !slices.Equal(got, closed[id]) {
+					t.Fatalf("round %d: of range %s the leader knows in quarantine %v, want %v", round, id, got, closed[id])
 				}
 			}
 			for _, n := range r.nodes {

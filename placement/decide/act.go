@@ -8,8 +8,12 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// repair replaces a voter on a dead node, or ends it where there are more than wanted.
-// A joint configuration is left first: raft takes no other change before.
+// repair replaces a voter that is on a dead node or in quarantine, or ends it where there are more
+// than wanted. A joint configuration is left first: raft takes no other change before.
+//
+// If no other node can have it, or only one whose zone has more of the range, a replica in quarantine
+// is replaced on its own node: it ends, and then the range lacks a voter. That costs no quorum. It
+// counts as lost, and without it the range bears as many losses as before, or one more.
 func (c *Cluster) repair(r *rng) (Operation, hold) {
 	t := c.count(r)
 	if t.joint {
@@ -17,12 +21,19 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}
 	var lost *node
 	for _, is := range r.Descriptor.Replicas {
-		if n := c.nodes[is.Node]; is.Role == keyspace.RoleVoter && n.dead && (lost == nil || n.Leaves && !lost.Leaves) {
+		n := c.nodes[is.Node]
+		if is.Role == keyspace.RoleVoter && (n.dead || r.closed(is.ID)) && (lost == nil || n.Leaves && !lost.Leaves) {
 			lost = n
 		}
 	}
 	risk := fmt.Sprintf("node %s is lost, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
 	gone := Requirement{Silent: []keyspace.NodeID{lost.ID}}
+	_, closed := r.closedOn(lost)
+	if closed {
+		// It stays so until it is replaced, whatever becomes of its node.
+		risk = fmt.Sprintf("the replica on node %s is in quarantine, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
+		gone = Requirement{}
+	}
 	if t.voters > c.settings.ReplicationFactor {
 		n, h := c.worker(r)
 		return Operation{
@@ -35,6 +46,9 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 		return Operation{}, h
 	}
 	to, h := c.resume(r, lost)
+	if closed && (h == holdNodes || h == free && lost.takes() && r.inZone(to.zone, lost) > r.inZone(lost.zone, lost)) {
+		return c.remove(r, lost, risk+": it is rebuilt in its place", gone)
+	}
 	if h == holdNodes && lost.Leaves && c.everywhere(r) {
 		gone.Leaving = []keyspace.NodeID{lost.ID}
 		return c.remove(r, lost, risk+" and every node that serves has a replica", gone)
@@ -70,7 +84,7 @@ func (c *Cluster) fallback(r *rng, from *node) *node {
 	tried := false
 	for _, n := range c.alone {
 		is, has := r.Descriptor.ReplicaOn(n.ID)
-		if !n.live() || n.State != Serving || has && is.Role != keyspace.RoleLearner ||
+		if !n.live() || n.State != Serving || has && (is.Role != keyspace.RoleLearner || r.closed(is.ID)) ||
 			!c.settings.bears(n.receiving, n.receivingBytes) || !has && !c.fits(n, c.cost(r)) {
 			continue
 		}
@@ -137,7 +151,7 @@ func (c *Cluster) resume(r *rng, from *node) (*node, hold) {
 	var left *node
 	for _, is := range r.Descriptor.Replicas {
 		n := c.nodes[is.Node]
-		if is.Role != keyspace.RoleLearner || !n.takes() || !c.settings.bears(n.receiving, n.receivingBytes) {
+		if is.Role != keyspace.RoleLearner || r.closed(is.ID) || !n.takes() || !c.settings.bears(n.receiving, n.receivingBytes) {
 			continue
 		}
 		// The learner itself is in the count of its zone.
@@ -171,7 +185,8 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 	}
 	// A node that no copy reached is not taken again while another node can have the replica.
 	_, other := c.choose(r, nil)
-	if t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
+	_, closed := r.closedOn(left)
+	if !closed && t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
 		source, h := c.sender(r)
 		return Operation{
 			Kind: AddReplica, To: left.ID, Source: idOf(source),

@@ -25,6 +25,16 @@ type Range struct {
 	// Kept says that somebody wants it to begin where it does: it is not merged with its
 	// left neighbour.
 	Kept bool
+	// Quarantined are the replicas in quarantine, by their nodes' word. They stay in it until they
+	// are replaced.
+	Quarantined []Quarantined
+}
+
+// Quarantined is a replica that its node keeps closed, as package raftgroup does it: it neither votes
+// nor leads nor copies anything, though its node lives.
+type Quarantined struct {
+	Replica keyspace.ReplicaID
+	Reason  string
 }
 
 // node is a Node with what it carries by plan, which is with all operations under way

@@ -23,6 +23,8 @@
 //  6. balance of bytes, load and leaders;
 //  7. merges.
 //
+// A replica in quarantine counts as lost, and is repaired at once.
+//
 // Leaders split their ranges by themselves. A range has one operation at a time. Only a repair
 // touches a range with a silent voter. A range below its quorum is left alone: no change of its
 // configuration could be committed.

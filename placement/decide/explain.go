@@ -17,7 +17,14 @@ func (c *Cluster) Explain(id keyspace.RangeID) string {
 	}
 	c.reindex()
 	if t := c.count(r); t.spare < 0 {
-		return fmt.Sprintf("it has lost its quorum: %d of its replicas are silent; bring a node back", t.silent)
+		why := fmt.Sprintf("it has lost its quorum: %d of its replicas are silent", t.silent)
+		switch k := len(r.Quarantined); {
+		case k == t.silent:
+			return why + ", all of them in quarantine; only a backup brings its keys back"
+		case k > 0:
+			why += fmt.Sprintf(", %d of them in quarantine", k)
+		}
+		return why + "; bring a node back"
 	}
 	c.review(r)
 	if r.need == None {
@@ -62,7 +69,7 @@ func (c *Cluster) Health() (under, stopped int) {
 		}
 		live := 0
 		for _, is := range r.Descriptor.Replicas {
-			if n := c.nodes[is.Node]; staysVoter(is.Role) && n != nil && n.live() {
+			if n := c.nodes[is.Node]; n != nil && n.live() && r.votes(n) {
 				live++
 			}
 		}

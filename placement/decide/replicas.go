@@ -13,8 +13,8 @@ func staysVoter(role keyspace.Role) bool {
 // tally is what the replicas of a range come to.
 type tally struct {
 	voters   int // of the configuration that will be, when a joint one is left
-	dead     int // voters on nodes that count as lost
-	silent   int // replicas on nodes that are not heard, the dead ones included
+	dead     int // voters on nodes that count as lost, or in quarantine
+	silent   int // replicas on nodes that are not heard, the dead ones and those in quarantine included
 	learners int
 	joint    bool
 	// spare is how many more voters may be lost before the range stops; below 0 it has
@@ -28,7 +28,8 @@ func (c *Cluster) count(r *rng) tally {
 	var was, wasLive, is, isLive int // old and new half of a joint configuration
 	for _, rep := range r.Descriptor.Replicas {
 		n := c.nodes[rep.Node]
-		live := n != nil && n.live()
+		closed := r.closed(rep.ID)
+		live := n != nil && n.live() && !closed
 		if !live {
 			t.silent++
 		}
@@ -45,7 +46,7 @@ func (c *Cluster) count(r *rng) tally {
 		}
 		was, wasLive = tell(was, wasLive, old, live)
 		is, isLive = tell(is, isLive, voter, live)
-		if voter && (n == nil || n.dead) {
+		if voter && (n == nil || n.dead || closed) {
 			t.dead++
 		}
 	}
@@ -112,10 +113,25 @@ func (c *Cluster) heir(r *rng, from, to *node) *node {
 	return best
 }
 
-// votes says whether the range has a voter on the node that stays one.
+// votes says whether the range has a voter on the node that stays one, and is not in quarantine.
 func (r *rng) votes(n *node) bool {
 	is, ok := r.Descriptor.ReplicaOn(n.ID)
-	return ok && staysVoter(is.Role)
+	return ok && staysVoter(is.Role) && !r.closed(is.ID)
+}
+
+// closed says whether the replica is in quarantine.
+func (r *rng) closed(id keyspace.ReplicaID) bool {
+	return slices.ContainsFunc(r.Quarantined, func(q Quarantined) bool { return q.Replica == id })
+}
+
+// closedOn returns the range's replica on the node if that is in quarantine.
+func (r *rng) closedOn(n *node) (Quarantined, bool) {
+	is, ok := r.Descriptor.ReplicaOn(n.ID)
+	i := slices.IndexFunc(r.Quarantined, func(q Quarantined) bool { return q.Replica == is.ID })
+	if !ok || i < 0 {
+		return Quarantined{}, false
+	}
+	return r.Quarantined[i], true
 }
 
 func (r *rng) votesOn(id keyspace.NodeID) bool {

@@ -19,7 +19,7 @@ import (
 //	new [factor=3] [node-copies=2] [max-operations=8192] [min-ranges=1] [merge-age=1h]
 //	node id=1 [zone=a] [state=draining] [leaves] [silent=10s] [isolated] [capacity=100MiB] [used=1MiB]
 //	remove-node id=1
-//	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [leader=1] [bytes=1MiB]
+//	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [quarantined=3] [leader=1] [bytes=1MiB]
 //	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [kept]
 //	remove-range id=1
 //	begin range=1 other=2        a merge that somebody else has begun; without other one that is committed
@@ -153,6 +153,9 @@ func (s *story) rangeOf(a args) Range {
 				ID: keyspace.ReplicaID(id), Node: keyspace.NodeID(id), Role: role,
 			})
 		}
+	}
+	for _, id := range a.list("quarantined") {
+		r.Quarantined = append(r.Quarantined, Quarantined{Replica: keyspace.ReplicaID(id), Reason: "a bad table"})
 	}
 	slices.SortFunc(r.Descriptor.Replicas, func(x, y keyspace.Replica) int { return compare(x.Node, y.Node) })
 	if r.Leader == 0 {

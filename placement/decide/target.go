@@ -97,6 +97,11 @@ func (c *Cluster) emptiest(z *zone, r *rng, but []keyspace.NodeID) *node {
 // lead returns the node that leads the range, where it can be told to do something.
 func (c *Cluster) lead(r *rng) (*node, hold) {
 	n := c.nodes[r.Leader]
+	if n != nil {
+		if _, closed := r.closedOn(n); closed {
+			return nil, holdLeader // the report of its successor is on its way
+		}
+	}
 	switch {
 	case r.Leader == 0 || n == nil || !n.live():
 		return nil, holdLeader

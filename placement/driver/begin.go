@@ -134,9 +134,12 @@ func operationOf(op *decide.Operation) (fsm.Operation, error) {
 }
 
 // cutText keeps a text within what a record holds.
-func cutText(s string) string {
+func cutText(s string) string { return cutTo(s, fsm.MaxNameBytes) }
+
+// cutTo keeps whole characters, and at most so many bytes.
+func cutTo(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")
-	for len(s) > fsm.MaxNameBytes {
+	for len(s) > most {
 		_, n := utf8.DecodeLastRuneInString(s)
 		s = s[:len(s)-n]
 	}

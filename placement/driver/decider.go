@@ -285,8 +285,8 @@ func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 			d.ranges[id], news[id] = k, true
 		}
 	}
-	for _, c := range d.tracker.take() {
-		news[c.Range] = true
+	for _, id := range d.tracker.take() {
+		news[id] = true
 	}
 	// Absorbed ranges go first. One that was put once more would take its heir's place in the
 	// lookup of neighbours, and then leave nobody there.
@@ -296,7 +296,10 @@ func (d *decider) feedRanges(v *fsm.View, now clock.Time) {
 	for id := range news {
 		if k, ok := d.ranges[id]; ok {
 			c := d.tracker.of(id)
-			d.c.PutRange(decide.Range{Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept})
+			d.c.PutRange(decide.Range{
+				Descriptor: k.row.Descriptor, Leader: c.leader, Bytes: c.Bytes, Load: c.Load, Born: k.born, Kept: k.row.Kept,
+				Quarantined: d.tracker.Quarantined(id),
+			})
 		}
 	}
 }

@@ -15,7 +15,7 @@
 // # The life of a decision
 //
 // Reports. Each node tells placement's leader the ranges that it leads, with their terms, bytes and
-// load, and how full its disk is. It tells everything once, then every 10 s what has changed by
+// load, how full its disk is, and its replicas in quarantine. It tells everything once, then every 10 s what has changed by
 // much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10 requests a
 // second (or a 64th of what splits a range, if that is less) are not reported. A new leader of a
 // range is reported after a second. Reports are numbered. A leader that misses one, or is new, asks
@@ -64,6 +64,13 @@
 // node counts as lost at once. Its replicas are rebuilt on others, first those of ranges that
 // one more loss would stop. If it is back in time, nothing happens. If it is back later, it
 // finds that it holds nothing and gets its share by balance.
+//
+// Quarantine. A replica whose state its node cannot trust is closed for good (raftgroup.Host.Quarantine).
+// Its node reports it, and from then on it counts as a voter of a dead node, at once: nobody waits for
+// it, and no leader goes to it. It is replaced on another node if one is there that suits the range as
+// well. Otherwise, as with three nodes that hold three replicas each, it is removed, and the range gets
+// a new voter on the same node, with a new id. A range without a quorum outside of quarantine is left
+// alone.
 //
 // Settings. placement.paused stops all decisions, also repairs: whoever pauses works on the cluster
 // by hand and does not want a copy to begin there. Operations under way end, and those asked for

@@ -3,6 +3,7 @@ package driver
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -72,6 +73,8 @@ type Driver struct {
 	o Options
 	// kick says that an operation has begun.
 	kick wake.Signal
+	// tracker is that of the last leadership.
+	tracker atomic.Pointer[Tracker]
 }
 
 // New returns the node's Driver. It does nothing before Lead.
@@ -87,7 +90,9 @@ func New(o Options) *Driver {
 		o.RangeSplitLoad = rangeSplitLoad
 	}
 	o.RangeMergeAfter = cmp.Or(o.RangeMergeAfter, rangeMergeAfter)
-	return &Driver{o: o, kick: wake.New()}
+	s := &Driver{o: o, kick: wake.New()}
+	s.tracker.Store(newTracker())
+	return s
 }
 
 // Lead starts a leadership: operations are executed and decisions made until ctx ends with
@@ -95,6 +100,7 @@ func New(o Options) *Driver {
 // the tracker that Lead returns.
 func (s *Driver) Lead(ctx context.Context, term uint64, run func(func())) *Tracker {
 	t := newTracker()
+	s.tracker.Store(t)
 	d := newPair(s, term, t)
 	run(func() { d.operator.run(ctx) })
 	if s.o.Mover != nil {

@@ -63,6 +63,14 @@ func (s *Driver) mayMerge(v *fsm.View, op *fsm.Operation, left *keyspace.Descrip
 			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed: start it, or wait until its replicas are rebuilt elsewhere", op.Range, m.Node)
 		}
 	}
+	for _, d := range []*keyspace.Descriptor{left, right} {
+		votes := s.tracker.Load().votes(d, s.o.Alive)
+		for _, m := range d.Replicas {
+			if !votes(m.Node) {
+				return kverror.New(kverror.BadRequest, "merge range %s: the replica of range %s on node %s is in quarantine, and each replica of both ranges is needed: wait until it is rebuilt", op.Range, d.Range, m.Node)
+			}
+		}
+	}
 	return nil
 }
 
@@ -344,7 +352,7 @@ func (o *operator) align(ctx context.Context, op *fsm.Operation, left, right *ke
 		return res.Err == nil, res.Err
 	}
 	move := fsm.Operation{ID: op.ID, Range: op.Right, Kind: fsm.OperationMove, From: op.From, To: op.To, Replica: op.Replica, Leaving: op.Leaving}
-	switch st := NextStep(&move, right, leader, o.s.o.Alive); {
+	switch st := NextStep(&move, right, leader, o.tracker.votes(right, o.s.o.Alive)); {
 	case st.Done:
 		res := o.s.o.Group.Propose(ctx, o.term, fsm.AlignMerge{Merge: ref})
 		return res.Err == nil, res.Err

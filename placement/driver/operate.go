@@ -255,7 +255,7 @@ func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved boo
 	if err != nil {
 		return false, false, err
 	}
-	st, mover := NextStep(op, &d, leader, o.s.o.Alive), o.mover(op.Range)
+	st, mover := NextStep(op, &d, leader, o.tracker.votes(&d, o.s.o.Alive)), o.mover(op.Range)
 	switch {
 	case st.Done && op.Range == fsm.OwnGroup:
 		return true, true, nil
@@ -285,10 +285,10 @@ func (o *operator) leadElsewhere(ctx context.Context, op *fsm.Operation, d *keys
 	if op.Kind != fsm.OperationTransfer {
 		return mover.TransferTo(ctx, op.From, op.Range, 0)
 	}
-	v := o.s.o.Group.View()
+	v, votes := o.s.o.Group.View(), o.tracker.votes(d, o.s.o.Alive)
 	for _, m := range d.Replicas {
 		if m.Node == op.From || m.Node == failed || m.Role != keyspace.RoleVoter || !serves(v, m.Node) ||
-			!o.s.o.Alive(m.Node) || !o.s.o.Central(m.Node) {
+			!votes(m.Node) || !o.s.o.Central(m.Node) {
 			continue
 		}
 		if err = mover.TransferTo(ctx, op.From, op.Range, m.Node); err == nil {

@@ -25,10 +25,23 @@ type Measurer interface {
 	Led() []Measure
 	// Disk returns the size of the node's disk and the bytes in use. A size of 0 is not known.
 	Disk() (capacity, used int64)
+	// Quarantined returns the replicas that the node keeps closed until they are replaced.
+	Quarantined() []Quarantined
 }
 
+// Quarantined is a replica of the node that is in quarantine.
+type Quarantined struct {
+	Range   keyspace.RangeID
+	Replica keyspace.ReplicaID
+	// Reason says why, for people, in at most MaxReasonBytes.
+	Reason string
+}
+
+// MaxReasonBytes bounds the reason of a quarantine in a report. The node itself has all of it.
+const MaxReasonBytes = 256
+
 // reportVersion leads every message of method 36.
-const reportVersion = 1
+const reportVersion = 2
 
 // Bounds of a part of a node's report.
 const (
@@ -50,6 +63,9 @@ type Part struct {
 	// Led are ranges that the node leads, or has led and does not any more: those have
 	// the term 0.
 	Led []Measure
+	// Quarantined are replicas in quarantine, or that have been and are not any more: those have the
+	// replica id 0.
+	Quarantined []Quarantined
 }
 
 const (
@@ -74,6 +90,11 @@ func (p *Part) Encode() []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(p.Led)))
 	for i := range p.Led {
 		dst = appendMeasure(dst, &p.Led[i])
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(p.Quarantined)))
+	for _, q := range p.Quarantined {
+		dst = binary.AppendUvarint(binary.AppendUvarint(dst, uint64(q.Range)), uint64(q.Replica))
+		dst = fsm.AppendString(dst, q.Reason)
 	}
 	return dst
 }
@@ -109,10 +130,22 @@ func DecodePart(b []byte) (Part, error) {
 		}
 		p.Led = append(p.Led, m)
 	}
+	p.Quarantined = readQuarantined(&r)
 	if err := r.Finish(); err != nil {
 		return Part{}, fmt.Errorf("decode part of a node's report: %w", err)
 	}
 	return p, nil
+}
+
+func readQuarantined(r *fsm.Reader) (qs []Quarantined) {
+	for range r.CountUpTo(ReportRanges, 3) {
+		q := Quarantined{Range: keyspace.RangeID(r.Uvarint()), Replica: keyspace.ReplicaID(r.Uvarint()), Reason: r.StringUpTo(MaxReasonBytes)}
+		if r.OK() && q.Range == 0 {
+			r.Failf("a quarantine of range 0")
+		}
+		qs = append(qs, q)
+	}
+	return qs
 }
 
 // MaxAmount bounds bytes and load in a report, so that sums of them do not overflow.
@@ -151,6 +184,9 @@ func DecodePartAnswer(p []byte) (anew bool, err error) {
 func (m *Measure) Clamp() {
 	m.Bytes, m.Load = min(max(m.Bytes, 0), MaxAmount), min(max(m.Load, 0), MaxAmount)
 }
+
+// Clamp cuts the reason to what a report holds.
+func (q *Quarantined) Clamp() { q.Reason = cutTo(q.Reason, MaxReasonBytes) }
 
 // Steps are changes of bytes and load that are too small to be told.
 type Steps struct{ Bytes, Load int64 }

@@ -2,9 +2,12 @@ package driver
 
 import (
 	"iter"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 // maxClaims bounds the ranges that a leadership has heard of. It is twice the size of the
@@ -18,8 +21,17 @@ type Tracker struct {
 	// Guarded by mu.
 	nodes  map[keyspace.NodeID]*trackedNode
 	claims map[keyspace.RangeID]claim
-	// changed are the claims that have changed since take.
+	// changed are the ranges of which claims or quarantines have changed since take.
 	changed map[keyspace.RangeID]bool
+	// quarantined are the replicas in quarantine, by their nodes' word.
+	quarantined map[keyspace.RangeID]map[keyspace.NodeID]quarantine
+}
+
+// quarantine is what a node says of a replica of its own, in the report of everything with the number
+// whole.
+type quarantine struct {
+	decide.Quarantined
+	whole uint64
 }
 
 // trackedNode is how far a node's reports have come.
@@ -59,7 +71,7 @@ const claimSurveys = 60
 const BareSurveys = 3
 
 func newTracker() *Tracker {
-	return &Tracker{nodes: map[keyspace.NodeID]*trackedNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}}
+	return &Tracker{nodes: map[keyspace.NodeID]*trackedNode{}, claims: map[keyspace.RangeID]claim{}, changed: map[keyspace.RangeID]bool{}, quarantined: map[keyspace.RangeID]map[keyspace.NodeID]quarantine{}}
 }
 
 // Report takes one part of a node's report. anew says that one before it is missing. A
@@ -87,6 +99,9 @@ func (h *Tracker) Report(from keyspace.NodeID, p *Part) (anew bool) {
 	for i := range p.Led {
 		h.claim(from, n.whole, &p.Led[i])
 	}
+	for _, q := range p.Quarantined {
+		h.quarantine(from, n.whole, q)
+	}
 	if n.open && !p.More {
 		n.open, n.complete = false, true
 		h.forgetOlder(from, n.whole)
@@ -112,6 +127,49 @@ func (h *Tracker) claim(from keyspace.NodeID, whole uint64, m *Measure) {
 	h.put(claim{Measure: *m, leader: from, from: from, whole: whole, absent: old.absent})
 }
 
+// quarantine takes what a node says of a replica of its own.
+func (h *Tracker) quarantine(from keyspace.NodeID, whole uint64, q Quarantined) {
+	h.changed[q.Range] = true
+	on := h.quarantined[q.Range]
+	switch {
+	case q.Replica != 0 && on == nil:
+		if len(h.quarantined) >= maxClaims {
+			return
+		}
+		on = map[keyspace.NodeID]quarantine{}
+		h.quarantined[q.Range] = on
+		fallthrough
+	case q.Replica != 0:
+		on[from] = quarantine{decide.Quarantined{Replica: q.Replica, Reason: q.Reason}, whole}
+	case on != nil:
+		delete(on, from)
+	}
+	if len(on) == 0 {
+		delete(h.quarantined, q.Range)
+	}
+}
+
+// Quarantined returns the replicas of a range that are in quarantine, by their nodes' word.
+func (h *Tracker) Quarantined(id keyspace.RangeID) (qs []decide.Quarantined) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	on := h.quarantined[id]
+	for _, n := range slices.Sorted(maps.Keys(on)) {
+		qs = append(qs, on[n].Quarantined)
+	}
+	return qs
+}
+
+// votes returns whether the replica of a range on a node can vote, as far as is known: the node lives,
+// and does not keep the replica closed.
+func (h *Tracker) votes(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) func(keyspace.NodeID) bool {
+	closed := h.Quarantined(d.Range)
+	return func(n keyspace.NodeID) bool {
+		m, ok := d.ReplicaOn(n)
+		return alive(n) && !(ok && slices.ContainsFunc(closed, func(q decide.Quarantined) bool { return q.Replica == m.ID }))
+	}
+}
+
 func (h *Tracker) put(c claim) {
 	h.claims[c.Range] = c
 	h.changed[c.Range] = true
@@ -124,6 +182,11 @@ func (h *Tracker) forgetOlder(from keyspace.NodeID, whole uint64) {
 			c.leader = 0
 			h.claims[id] = c
 			h.changed[id] = true
+		}
+	}
+	for id, on := range h.quarantined {
+		if q, ok := on[from]; ok && q.whole < whole {
+			h.quarantine(from, whole, Quarantined{Range: id})
 		}
 	}
 }
@@ -144,13 +207,13 @@ func (h *Tracker) saw(id keyspace.RangeID, leader keyspace.NodeID) {
 	h.put(c)
 }
 
-// take returns the claims that have changed since the last time.
-func (h *Tracker) take() []claim {
+// take returns the ranges of which nodes have said something new since the last time.
+func (h *Tracker) take() []keyspace.RangeID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := make([]claim, 0, len(h.changed))
+	out := make([]keyspace.RangeID, 0, len(h.changed))
 	for id := range h.changed {
-		out = append(out, h.claims[id])
+		out = append(out, id)
 	}
 	clear(h.changed)
 	return out

@@ -66,3 +66,46 @@ func TestReportsHaveNoHoles(t *testing.T) {
 		t.Errorf("kept %v", h.claims)
 	}
 }
+
+// A replica in quarantine is known until its node says that it is not any more, or tells everything
+// and does not repeat it. A report of everything that is not complete forgets nothing.
+func TestQuarantinesAreTracked(t *testing.T) {
+	h := newTracker()
+	expect := func(what string, from keyspace.NodeID, p *Part, want string) {
+		t.Helper()
+		if h.Report(from, p) {
+			t.Errorf("%s: a part is missing", what)
+		}
+		got := ""
+		for id := range keyspace.RangeID(2) {
+			for _, q := range h.Quarantined(id + 1) {
+				got += fmt.Sprintf("%d:%d ", id+1, q.Replica)
+			}
+		}
+		if got != want {
+			t.Errorf("%s: in quarantine are %q, want %q", what, got, want)
+		}
+	}
+	in := func(id keyspace.RangeID, replica keyspace.ReplicaID) []Quarantined {
+		return []Quarantined{{Range: id, Replica: replica, Reason: "rot"}}
+	}
+	expect("everything", 1, &Part{Boot: 7, Number: 1, Whole: true, Quarantined: in(1, 11)}, "1:11 ")
+	expect("another node", 2, &Part{Boot: 8, Number: 1, Whole: true, Quarantined: in(1, 12)}, "1:11 1:12 ")
+	expect("one more", 1, &Part{Boot: 7, Number: 2, Quarantined: in(2, 21)}, "1:11 1:12 2:21 ")
+	expect("not any more", 1, &Part{Boot: 7, Number: 3, Quarantined: in(1, 0)}, "1:12 2:21 ")
+	expect("half of everything", 1, &Part{Boot: 9, Number: 1, Whole: true, More: true}, "1:12 2:21 ")
+	expect("the other half", 1, &Part{Boot: 9, Number: 2, Quarantined: in(1, 13)}, "1:13 1:12 ")
+	h.take()
+	expect("gone", 2, &Part{Boot: 8, Number: 2, Quarantined: in(1, 0)}, "1:13 ")
+	if got := h.take(); len(got) != 1 || got[0] != 1 {
+		t.Errorf("changed are %v", got)
+	}
+
+	d := keyspace.Descriptor{Range: 1, Replicas: []keyspace.Replica{{ID: 13, Node: 1}, {ID: 14, Node: 2}, {ID: 15, Node: 3}}}
+	votes := h.votes(&d, func(n keyspace.NodeID) bool { return n != 3 })
+	for n, want := range []bool{1: false, 2: true, 3: false} {
+		if n > 0 && votes(keyspace.NodeID(n)) != want {
+			t.Errorf("node %d votes: %t", n, !want)
+		}
+	}
+}

@@ -31,7 +31,7 @@ func randomWorld(random *rand.Rand) *World {
 func disturb(w *World, random *rand.Rand) {
 	id := keyspace.NodeID(1 + random.IntN(len(w.nodes)))
 	g := w.ranges[random.IntN(len(w.ranges))]
-	switch random.IntN(11) {
+	switch random.IntN(12) {
 	case 0, 1:
 		w.Fail(id)
 	case 2:
@@ -57,6 +57,10 @@ func disturb(w *World, random *rand.Rand) {
 	case 10:
 		if g != nil {
 			w.SetLoad(g.d.Range, random.Int64N(6000), divide.Shape(random.IntN(int(divide.Spans)+1)))
+		}
+	case 11:
+		if g != nil {
+			w.Quarantine(g.d.Range, g.d.Replicas[random.IntN(len(g.d.Replicas))].Node)
 		}
 	}
 }
@@ -116,6 +120,9 @@ func checkRest(t *testing.T, w *World) {
 			t.Errorf("range %s has %d voters among replicas %v, %d nodes serve", g.d.Range, k, g.d.Replicas, serving)
 		}
 		for _, r := range g.d.Replicas {
+			if w.closed[r.ID] {
+				t.Errorf("range %s has a replica in quarantine on node %s", g.d.Range, r.Node)
+			}
 			if n := w.node(r.Node); n.State == decide.Decommissioning && serving >= w.settings.ReplicationFactor {
 				t.Errorf("range %s has a replica on node %s, which is decommissioned", g.d.Range, n.ID)
 			}

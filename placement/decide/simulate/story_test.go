@@ -27,6 +27,7 @@ import (
 //	fail nodes=(1,2) | zone=a         heal nodes=(1,2) | zone=a
 //	isolated nodes=(1,2) | zone=a       heard nodes=(1,2) | zone=a
 //	deaf nodes=(1,2) | zone=a         isolated, and no copy gets there
+//	quarantine nodes=(1,2) every=3    their replicas of every third range, beginning with another one for each
 //	node id=1 state=draining
 //	grow range=1 bytes=300MiB         load range=1 rate=5000 shape=divides
 //	hot width=4 rate=2000 every=10m for=1h
@@ -99,6 +100,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.w.Isolate(d.Cmd == "isolated", s.nodes(t, d)...)
 	case "deaf":
 		s.w.Deafen(s.nodes(t, d)...)
+	case "quarantine":
+		return s.quarantine(t, d)
 	case "node":
 		states := map[string]decide.NodeState{}
 		for st := decide.Serving; st <= decide.Decommissioning; st++ {
@@ -163,6 +166,20 @@ func (s *story) set(t *testing.T, d *datadriven.TestData) {
 	t.Helper()
 	s.change(t, d)
 	s.w.SetSettings(s.settings)
+}
+
+// quarantine puts replicas of the nodes in quarantine, of different ranges for each node.
+func (s *story) quarantine(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
+	every, done := int(number(t, d, "every", 1)), 0
+	for at, on := range s.nodes(t, d) {
+		for i := range s.w.ranges {
+			if i%every == at && s.w.Quarantine(keyspace.RangeID(i+1), on) {
+				done++
+			}
+		}
+	}
+	return fmt.Sprintf("%d replicas are in quarantine\n", done)
 }
 
 // hot lets a hot spot move, and prints how far it was spread.

@@ -51,8 +51,7 @@ func (w *World) work() {
 }
 
 func (w *World) advance(t *task) {
-	leader := t.g.leader
-	if leader == 0 || !w.node(leader).up || !w.hasQuorum(t.g) {
+	if !w.leads(t.g) || !w.hasQuorum(t.g) {
 		return // nothing can be committed
 	}
 	if t.at == stageCopy {
@@ -92,7 +91,7 @@ func (w *World) join(t *task) {
 
 // lead makes another node the leader.
 func (w *World) lead(g *span, to keyspace.NodeID) {
-	if w.node(to).up {
+	if is, ok := g.d.ReplicaOn(to); ok && w.live(is) {
 		w.Report.left(g, g.leader, w.now, true)
 		w.Report.came(g, to, w.now, true)
 		g.leader, g.hot = to, hotRange{}
@@ -201,7 +200,7 @@ func (w *World) check(g *span, op *decide.Operation) {
 		w.violate(op, "the range has no quorum")
 	}
 	handsOver := op.Reason == decide.Drain && op.Kind == decide.TransferLeader // needs nobody but the two
-	if op.Reason >= decide.Drain && !handsOver && slices.ContainsFunc(g.d.Replicas, func(r keyspace.Replica) bool { return w.node(r.Node).Silent }) {
+	if op.Reason >= decide.Drain && !handsOver && slices.ContainsFunc(g.d.Replicas, func(r keyspace.Replica) bool { return w.node(r.Node).Silent || w.closed[r.ID] }) {
 		w.violate(op, "a replica is silent, and this is no repair")
 	}
 	if op.Kind != decide.AddReplica && op.Kind != decide.MoveReplica && op.Kind != decide.RemoveReplica {
@@ -265,7 +264,7 @@ func (w *World) betterPlace(g *span, op *decide.Operation, pairs int) bool {
 	for _, n := range w.nodes {
 		_, has := g.d.ReplicaOn(n.ID)
 		room := n.Capacity == 0 || w.bytesOn(n.ID)+g.bytes < n.Capacity*8/10
-		if !has && n.up && n.State == decide.Serving && room && w.sharing(g.d.Replicas, op.From, n.ID) < pairs {
+		if !has && n.up && !n.Isolated && n.State == decide.Serving && room && w.sharing(g.d.Replicas, op.From, n.ID) < pairs {
 			return true
 		}
 	}

@@ -66,6 +66,7 @@ type World struct {
 	ranges  []*span    // by id - 1; nil where merged away
 	living  int        // of ranges
 	nextRep keyspace.ReplicaID
+	closed  map[keyspace.ReplicaID]bool // in quarantine
 	tasks   []*task
 	elect   []clock.Time // when to elect leaders for ranges without
 	warm    []*span      // ranges whose reported load is not their load, and restless ones
@@ -131,6 +132,7 @@ func New(cfg Config) *World {
 		random:   rand.New(rand.NewPCG(cfg.Seed, 2)),
 		copyRate: cfg.CopyRate,
 		capacity: cfg.Capacity,
+		closed:   map[keyspace.ReplicaID]bool{},
 	}
 	for i := range cfg.Nodes {
 		w.Join(ZoneName(i%cfg.Zones), cfg.Capacity)
@@ -205,7 +207,13 @@ func spanOf(from, to uint64) keyspace.Span {
 
 // put reports the range as it is.
 func (w *World) put(g *span) {
-	w.cluster.PutRange(decide.Range{Descriptor: g.d, Leader: g.leader, Bytes: g.bytes, Load: g.reported, Born: g.born})
+	var closed []decide.Quarantined
+	for _, r := range g.d.Replicas {
+		if w.closed[r.ID] {
+			closed = append(closed, decide.Quarantined{Replica: r.ID, Reason: "rot"})
+		}
+	}
+	w.cluster.PutRange(decide.Range{Descriptor: g.d, Leader: g.leader, Bytes: g.bytes, Load: g.reported, Born: g.born, Quarantined: closed})
 }
 
 // Join adds a node.
@@ -256,6 +264,34 @@ func (w *World) Heal(ids ...keyspace.NodeID) {
 	w.elect = append(w.elect, w.now.Add(electionTime))
 }
 
+// Quarantine puts a range's voter on a node in quarantine, if the others outside of it are a quorum yet,
+// and the range is not being merged. It says whether it did.
+func (w *World) Quarantine(id keyspace.RangeID, on keyspace.NodeID) bool {
+	g := w.rangeOf(id)
+	if g == nil || g.task != nil && g.task.op.Kind == decide.Merge {
+		return false
+	}
+	is, ok := g.d.ReplicaOn(on)
+	voters := w.voters(g)
+	open := slices.DeleteFunc(slices.Clone(voters), func(r keyspace.Replica) bool { return w.closed[r.ID] })
+	if !ok || is.Role != keyspace.RoleVoter || w.closed[is.ID] || len(open)-1 <= len(voters)/2 {
+		return false
+	}
+	w.closed[is.ID] = true
+	w.put(g)
+	w.elect = append(w.elect, w.now.Add(electionTime))
+	return true
+}
+
+// live says whether the replica answers.
+func (w *World) live(r keyspace.Replica) bool { return w.node(r.Node).up && !w.closed[r.ID] }
+
+// leads says whether the range has a leader that answers.
+func (w *World) leads(g *span) bool {
+	is, ok := g.d.ReplicaOn(g.leader)
+	return ok && w.live(is)
+}
+
 // Isolate has nodes hear hardly any other, or with false hear all again. The decisions
 // still hear them.
 func (w *World) Isolate(isolated bool, ids ...keyspace.NodeID) {
@@ -283,7 +319,7 @@ func (w *World) handOver() {
 		return
 	}
 	for _, g := range w.ranges {
-		if g == nil || g.leader == 0 || !w.node(g.leader).up || !w.node(g.leader).Isolated {
+		if g == nil || !w.leads(g) || !w.node(g.leader).Isolated {
 			continue
 		}
 		heirs := slices.DeleteFunc(w.liveVoters(g), func(id keyspace.NodeID) bool { return w.node(id).Isolated })
@@ -356,7 +392,7 @@ func (w *World) reportLoads() {
 // electLeaders gives ranges whose leader is down another one, where there is a quorum.
 func (w *World) electLeaders() {
 	for _, g := range w.ranges {
-		if g == nil || g.leader != 0 && w.node(g.leader).up {
+		if g == nil || w.leads(g) {
 			continue
 		}
 		live := w.liveVoters(g)
@@ -379,7 +415,7 @@ func votes(role keyspace.Role) bool {
 func (w *World) liveVoters(g *span) []keyspace.NodeID {
 	var out []keyspace.NodeID
 	for _, r := range g.d.Replicas {
-		if votes(r.Role) && w.node(r.Node).up {
+		if votes(r.Role) && w.live(r) {
 			out = append(out, r.Node)
 		}
 	}
@@ -391,7 +427,7 @@ func (w *World) hasQuorum(g *span) bool {
 	var was, wasLive, is, isLive int
 	for _, r := range g.d.Replicas {
 		live := 0
-		if w.node(r.Node).up {
+		if w.live(r) {
 			live = 1
 		}
 		if votes(r.Role) {
