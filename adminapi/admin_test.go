@@ -37,6 +37,8 @@ type fakeBackend struct {
 	stale bool
 	// missing says that of the keys in the first range nobody knows who holds them.
 	missing bool
+	// rot has replicas in quarantine.
+	rot bool
 	// left is how many replicas a node holds at the next look, state what it is; back says
 	// that somebody takes it back when it holds none.
 	left  int64
@@ -76,6 +78,11 @@ func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*a
 			Missing: []*adminpb.KeySpan{{End: []byte("m")}, {Start: []byte{'z', 0, 0xff}}},
 		}, nil
 	}
+	if f.rot {
+		return &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Id: 2, Generation: 4, Leader: "n1", State: "awake", Members: []*adminpb.Replica{
+			{Node: "n1", ReplicaId: 1, Role: "voter"}, {Node: "n2", ReplicaId: 2, Role: "voter", Quarantine: "corruption in data/000007.sst"},
+		}}}}, nil
+	}
 	return &adminpb.RangeListResponse{Stale: f.stale, Ranges: []*adminpb.Range{
 		{Id: 2, Generation: 4, Start: []byte("m"), Replicas: []string{"n1", "n2", "n3"}, Keys: -1, State: "splitting", Kept: true},
 		{Id: 1, Generation: 1, End: []byte("m"), Leader: "n1", Replicas: []string{"n1", "n2", "n3"}, Keys: 7, Bytes: 512, State: "asleep"},
@@ -104,6 +111,9 @@ func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) 
 	if f.err != nil || f.empty {
 		return &adminpb.NodeListResponse{}, f.err
 	}
+	if f.rot {
+		return &adminpb.NodeListResponse{Nodes: []*adminpb.Node{{Id: "b", Name: "n2", Alive: true, State: "serving", Quarantined: 2}}}, nil
+	}
 	return &adminpb.NodeListResponse{Stale: f.stale, Nodes: []*adminpb.Node{
 		{Id: "b", Name: "n2", PeerUrls: []string{"http://h:2"}, State: "unstarted"},
 		{
@@ -131,6 +141,10 @@ func (f *fakeBackend) ShowNode(_ context.Context, node string) (*adminpb.NodeSho
 		n.State = "serving"
 	}
 	s := &adminpb.NodeShowResponse{Node: n, Stale: f.stale}
+	if f.rot {
+		n.Quarantined = 1
+		s.Quarantined = []*adminpb.Quarantine{{Range: 2, ReplicaId: 7, Reason: "corruption in data/000007.sst", SinceUnixMs: 1_800_000_000_000, Outlook: "under way: remove from n2"}}
+	}
 	f.late--
 	switch {
 	case f.late >= 0:
@@ -264,7 +278,7 @@ func TestStories(t *testing.T) {
 		if d.HasArg("empty") {
 			b.empty = true
 		}
-		b.missing = d.HasArg("missing")
+		b.missing, b.rot = d.HasArg("missing"), d.HasArg("rot")
 		b.stale, b.paused, b.back, b.leaves, b.still = d.HasArg("stale"), d.HasArg("paused"), d.HasArg("back"), d.HasArg("leaves"), d.HasArg("still")
 		d.MaybeScanArgs(t, "left", &b.left)
 		d.MaybeScanArgs(t, "late", &b.late)

@@ -49,6 +49,8 @@ type memberJSON struct {
 	Node      string `json:"node"`
 	ReplicaID uint64 `json:"replica_id"`
 	Role      string `json:"role"`
+	// Quarantine says why the replica is in quarantine.
+	Quarantine string `json:"quarantine,omitempty"`
 }
 
 func toJSON(r *adminpb.Range) rangeJSON {
@@ -60,7 +62,7 @@ func toJSON(r *adminpb.Range) rangeJSON {
 		ConfIndex: r.GetConfIndex(), Kept: r.GetKept(),
 	}
 	for _, m := range r.GetMembers() {
-		out.Members = append(out.Members, memberJSON{m.GetNode(), m.GetReplicaId(), m.GetRole()})
+		out.Members = append(out.Members, memberJSON{m.GetNode(), m.GetReplicaId(), m.GetRole(), m.GetQuarantine()})
 	}
 	if o := r.GetOperation(); o != nil {
 		j := operationToJSON(o)
@@ -79,6 +81,9 @@ func replicasText(r *adminpb.Range) string {
 		name := m.GetNode()
 		if m.GetRole() != "voter" {
 			name += " (" + m.GetRole() + ")"
+		}
+		if m.GetQuarantine() != "" {
+			name += " (quarantine)"
 		}
 		names = append(names, name)
 	}

@@ -28,6 +28,8 @@ type nodeJSON struct {
 	Leaders    int64             `json:"leaders"`
 	Bytes      int64             `json:"bytes"`
 	Placement  string            `json:"placement,omitempty"`
+	// Quarantined counts its replicas in quarantine.
+	Quarantined int64 `json:"quarantined,omitempty"`
 }
 
 func nodeToJSON(n *adminpb.Node) nodeJSON {
@@ -35,6 +37,7 @@ func nodeToJSON(n *adminpb.Node) nodeJSON {
 		ID: n.GetId(), Name: n.GetName(), PeerURLs: list(n.GetPeerUrls()), ClientURLs: list(n.GetClientUrls()),
 		State: n.GetState(), Since: since(n), Leaves: n.GetLeaves(), Attributes: map[string]string{}, Alive: n.GetAlive(),
 		Ranges: n.GetRanges(), Leaders: n.GetLeaders(), Bytes: n.GetBytes(), Placement: placementText(n),
+		Quarantined: n.GetQuarantined(),
 	}
 	for _, a := range n.GetAttributes() {
 		out.Attributes[a.GetKey()] = a.GetValue()
@@ -51,11 +54,13 @@ func stateText(n *adminpb.Node, and string) string {
 }
 
 // since says when a node became what it is, "" where nobody knows.
-func since(n *adminpb.Node) string {
-	if n.GetSinceUnixMs() == 0 {
+func since(n *adminpb.Node) string { return when(n.GetSinceUnixMs()) }
+
+func when(unixMillis int64) string {
+	if unixMillis == 0 {
 		return ""
 	}
-	return time.UnixMilli(n.GetSinceUnixMs()).UTC().Format(time.RFC3339)
+	return time.UnixMilli(unixMillis).UTC().Format(time.RFC3339)
 }
 
 // placementText says what the node is to the placement group.
@@ -104,6 +109,13 @@ func WriteNodes(w, notes io.Writer, f Format, l *adminpb.NodeListResponse) error
 	if err := noteStale(notes, l.GetStale()); err != nil {
 		return err
 	}
+	for _, n := range l.GetNodes() {
+		if k := n.GetQuarantined(); k > 0 {
+			if _, err := fmt.Fprintf(notes, "%s has replicas in quarantine (%d): skein node show %s says why\n", n.GetName(), k, n.GetName()); err != nil {
+				return err
+			}
+		}
+	}
 	return writeNodeTable(w, l.GetNodes())
 }
 
@@ -149,6 +161,15 @@ func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) er
 	if err := writeTable(w, rows); err != nil {
 		return err
 	}
+	if len(s.GetQuarantined()) > 0 {
+		rows := [][]string{{"IN QUARANTINE", "REPLICA", "SINCE", "WHY", "OUTLOOK"}}
+		for _, q := range s.GetQuarantined() {
+			rows = append(rows, []string{"range " + fmt.Sprint(q.GetRange()), fmt.Sprint(q.GetReplicaId()), when(q.GetSinceUnixMs()), q.GetReason(), q.GetOutlook()})
+		}
+		if err := writeTable(w, rows); err != nil {
+			return err
+		}
+	}
 	if len(s.GetOperations()) > 0 {
 		if err := writeOperationTable(w, s.GetOperations()); err != nil {
 			return err
@@ -193,19 +214,30 @@ func writeNodeShowJSON(w io.Writer, s *adminpb.NodeShowResponse) error {
 		Leads       bool   `json:"leads"`
 		DiskBytes   int64  `json:"bytes"`
 	}
+	type quarantine struct {
+		Range   uint64 `json:"range"`
+		Replica uint64 `json:"replica_id"`
+		Since   string `json:"since"`
+		Reason  string `json:"reason"`
+		Outlook string `json:"outlook"`
+	}
 	out := struct {
 		Node         nodeJSON        `json:"node"`
 		Ranges       []held          `json:"ranges"`
+		Quarantined  []quarantine    `json:"quarantined,omitempty"`
 		Operations   []operationJSON `json:"operations"`
 		Drain        *refusalJSON    `json:"drain_refused,omitempty"`
 		Decommission *refusalJSON    `json:"decommission_refused,omitempty"`
 		Stale        bool            `json:"stale,omitempty"`
-	}{nodeToJSON(s.GetNode()), []held{}, []operationJSON{}, refusalToJSON(s.GetDrain()), refusalToJSON(s.GetDecommission()), s.GetStale()}
+	}{nodeToJSON(s.GetNode()), []held{}, nil, []operationJSON{}, refusalToJSON(s.GetDrain()), refusalToJSON(s.GetDecommission()), s.GetStale()}
 	for _, r := range s.GetRanges() {
 		out.Ranges = append(out.Ranges, held{
 			r.GetId(), string(r.GetStart()), base64.StdEncoding.EncodeToString(r.GetStart()),
 			string(r.GetEnd()), base64.StdEncoding.EncodeToString(r.GetEnd()), r.GetRole(), r.GetLeads(), r.GetBytes(),
 		})
+	}
+	for _, q := range s.GetQuarantined() {
+		out.Quarantined = append(out.Quarantined, quarantine{q.GetRange(), q.GetReplicaId(), when(q.GetSinceUnixMs()), q.GetReason(), q.GetOutlook()})
 	}
 	for _, o := range s.GetOperations() {
 		out.Operations = append(out.Operations, operationToJSON(o))

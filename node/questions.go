@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -64,6 +65,13 @@ func (c *Core) report() operate.Report {
 	r := operate.Report{Bytes: total + c.wal.LiveBytes(), Isolated: !c.host.Connected(c.o.Self)}
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
+	}
+	for g, q := range c.host.Quarantined() {
+		if !g.IsSystem() {
+			r.Quarantined = append(r.Quarantined, operate.Quarantined{
+				Range: g.Range(), Replica: q.Replica, Reason: q.Reason, Since: fsm.UnixMillis(q.Since.UnixMilli()),
+			})
+		}
 	}
 	if m, _ := c.client.WatchMap(); m != nil {
 		for _, n := range m.NodeTable() {

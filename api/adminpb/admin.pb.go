@@ -1567,7 +1567,9 @@ type Replica struct {
 	Node      string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	ReplicaId uint64 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// voter, learner, and the roles of a joint configuration.
-	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	// Why the node keeps it in quarantine; empty if it does not.
+	Quarantine    string `protobuf:"bytes,4,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1623,6 +1625,92 @@ func (x *Replica) GetRole() string {
 	return ""
 }
 
+func (x *Replica) GetQuarantine() string {
+	if x != nil {
+		return x.Quarantine
+	}
+	return ""
+}
+
+// Quarantine is a replica that its node keeps closed until placement has replaced it: its state cannot
+// be trusted, or cannot be read.
+type Quarantine struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Range       uint64                 `protobuf:"varint,1,opt,name=range,proto3" json:"range,omitempty"`
+	ReplicaId   uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	Reason      string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	SinceUnixMs int64                  `protobuf:"varint,4,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	// What is done about it, or why nothing is.
+	Outlook       string `protobuf:"bytes,5,opt,name=outlook,proto3" json:"outlook,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quarantine) Reset() {
+	*x = Quarantine{}
+	mi := &file_adminpb_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quarantine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quarantine) ProtoMessage() {}
+
+func (x *Quarantine) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
+func (*Quarantine) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Quarantine) GetRange() uint64 {
+	if x != nil {
+		return x.Range
+	}
+	return 0
+}
+
+func (x *Quarantine) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *Quarantine) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Quarantine) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Quarantine) GetOutlook() string {
+	if x != nil {
+		return x.Outlook
+	}
+	return ""
+}
+
 type RangeListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only ranges with a replica on the node, by name or by id in etcd's form.
@@ -1635,7 +1723,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1735,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1748,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RangeListRequest) GetNode() string {
@@ -1691,7 +1779,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1791,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1804,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -1751,7 +1839,7 @@ type KeySpan struct {
 
 func (x *KeySpan) Reset() {
 	*x = KeySpan{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1851,7 @@ func (x *KeySpan) String() string {
 func (*KeySpan) ProtoMessage() {}
 
 func (x *KeySpan) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1864,7 @@ func (x *KeySpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeySpan.ProtoReflect.Descriptor instead.
 func (*KeySpan) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *KeySpan) GetStart() []byte {
@@ -1803,7 +1891,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1903,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1916,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -1848,7 +1936,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1948,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1961,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -1899,7 +1987,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +1999,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2012,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -1945,7 +2033,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2045,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2058,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -2004,7 +2092,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2104,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2117,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -2075,7 +2163,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2175,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2188,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 type NodeListResponse struct {
@@ -2114,7 +2202,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2214,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2227,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -2182,14 +2270,16 @@ type Node struct {
 	PlacementLeader bool `protobuf:"varint,13,opt,name=placement_leader,json=placementLeader,proto3" json:"placement_leader,omitempty"`
 	// It is decommissioned and leaves: it is removed as soon as it holds nothing, without
 	// another request.
-	Leaves        bool `protobuf:"varint,14,opt,name=leaves,proto3" json:"leaves,omitempty"`
+	Leaves bool `protobuf:"varint,14,opt,name=leaves,proto3" json:"leaves,omitempty"`
+	// How many of its replicas are in quarantine, by its own report; NodeShow names them.
+	Quarantined   int64 `protobuf:"varint,15,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2291,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2304,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Node) GetId() string {
@@ -2315,6 +2405,13 @@ func (x *Node) GetLeaves() bool {
 	return false
 }
 
+func (x *Node) GetQuarantined() int64 {
+	if x != nil {
+		return x.Quarantined
+	}
+	return 0
+}
+
 // Attribute is an attribute of a node from the operator, such as zone=a.
 type Attribute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2326,7 +2423,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2435,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2448,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Attribute) GetKey() string {
@@ -2378,7 +2475,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2487,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2500,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -2425,14 +2522,16 @@ type NodeShowResponse struct {
 	Drain        *Refusal `protobuf:"bytes,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	Decommission *Refusal `protobuf:"bytes,5,opt,name=decommission,proto3" json:"decommission,omitempty"`
 	// The answer is the last state known to the asked node: no quorum could be asked.
-	Stale         bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
+	Stale bool `protobuf:"varint,6,opt,name=stale,proto3" json:"stale,omitempty"`
+	// Its replicas in quarantine, by its own report, in the order of the range ids.
+	Quarantined   []*Quarantine `protobuf:"bytes,7,rep,name=quarantined,proto3" json:"quarantined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2543,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2556,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -2502,6 +2601,13 @@ func (x *NodeShowResponse) GetStale() bool {
 	return false
 }
 
+func (x *NodeShowResponse) GetQuarantined() []*Quarantine {
+	if x != nil {
+		return x.Quarantined
+	}
+	return nil
+}
+
 // NodeRange is a range of which a node holds a replica.
 type NodeRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2519,7 +2625,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2637,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2650,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -2600,7 +2706,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2718,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2731,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -2645,7 +2751,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +2763,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +2776,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -2694,7 +2800,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2812,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2825,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Refusal) GetReason() string {
@@ -2753,7 +2859,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2871,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2884,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -2797,7 +2903,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2915,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2928,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -2844,7 +2950,7 @@ type PlacementSetReplicationRequest struct {
 
 func (x *PlacementSetReplicationRequest) Reset() {
 	*x = PlacementSetReplicationRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +2962,7 @@ func (x *PlacementSetReplicationRequest) String() string {
 func (*PlacementSetReplicationRequest) ProtoMessage() {}
 
 func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +2975,7 @@ func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PlacementSetReplicationRequest) GetFactor() int64 {
@@ -2903,7 +3009,7 @@ type PlacementSetReplicationResponse struct {
 
 func (x *PlacementSetReplicationResponse) Reset() {
 	*x = PlacementSetReplicationResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3021,7 @@ func (x *PlacementSetReplicationResponse) String() string {
 func (*PlacementSetReplicationResponse) ProtoMessage() {}
 
 func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3034,7 @@ func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PlacementSetReplicationResponse) GetBefore() int64 {
@@ -2990,7 +3096,7 @@ type PlacementSetMergeAfterRequest struct {
 
 func (x *PlacementSetMergeAfterRequest) Reset() {
 	*x = PlacementSetMergeAfterRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3108,7 @@ func (x *PlacementSetMergeAfterRequest) String() string {
 func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3121,7 @@ func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
@@ -3033,7 +3139,7 @@ type PlacementSetMergeAfterResponse struct {
 
 func (x *PlacementSetMergeAfterResponse) Reset() {
 	*x = PlacementSetMergeAfterResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3151,7 @@ func (x *PlacementSetMergeAfterResponse) String() string {
 func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3164,7 @@ func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{50}
 }
 
 var File_adminpb_admin_proto protoreflect.FileDescriptor
@@ -3174,12 +3280,23 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"conf_index\x18\v \x01(\x04R\tconfIndex\x127\n" +
 	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\x12\x12\n" +
-	"\x04kept\x18\r \x01(\bR\x04kept\"P\n" +
+	"\x04kept\x18\r \x01(\bR\x04kept\"p\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x12\n" +
-	"\x04role\x18\x03 \x01(\tR\x04role\"E\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x1e\n" +
+	"\n" +
+	"quarantine\x18\x04 \x01(\tR\n" +
+	"quarantine\"\x97\x01\n" +
+	"\n" +
+	"Quarantine\x12\x14\n" +
+	"\x05range\x18\x01 \x01(\x04R\x05range\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\"\n" +
+	"\rsince_unix_ms\x18\x04 \x01(\x03R\vsinceUnixMs\x12\x18\n" +
+	"\aoutlook\x18\x05 \x01(\tR\aoutlook\"E\n" +
 	"\x10RangeListRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x15\n" +
 	"\x03key\x18\x02 \x01(\fH\x00R\x03key\x88\x01\x01B\x06\n" +
@@ -3212,7 +3329,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0fNodeListRequest\"T\n" +
 	"\x10NodeListResponse\x12*\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x14.skein.admin.v1.NodeR\x05nodes\x12\x14\n" +
-	"\x05stale\x18\x02 \x01(\bR\x05stale\"\x9c\x03\n" +
+	"\x05stale\x18\x02 \x01(\bR\x05stale\"\xbe\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -3231,12 +3348,13 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"attributes\x12\x1c\n" +
 	"\tplacement\x18\f \x01(\bR\tplacement\x12)\n" +
 	"\x10placement_leader\x18\r \x01(\bR\x0fplacementLeader\x12\x16\n" +
-	"\x06leaves\x18\x0e \x01(\bR\x06leaves\"3\n" +
+	"\x06leaves\x18\x0e \x01(\bR\x06leaves\x12 \n" +
+	"\vquarantined\x18\x0f \x01(\x03R\vquarantined\"3\n" +
 	"\tAttribute\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"%\n" +
 	"\x0fNodeShowRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\"\xac\x02\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\xea\x02\n" +
 	"\x10NodeShowResponse\x12(\n" +
 	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x121\n" +
 	"\x06ranges\x18\x02 \x03(\v2\x19.skein.admin.v1.NodeRangeR\x06ranges\x129\n" +
@@ -3245,7 +3363,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"operations\x12-\n" +
 	"\x05drain\x18\x04 \x01(\v2\x17.skein.admin.v1.RefusalR\x05drain\x12;\n" +
 	"\fdecommission\x18\x05 \x01(\v2\x17.skein.admin.v1.RefusalR\fdecommission\x12\x14\n" +
-	"\x05stale\x18\x06 \x01(\bR\x05stale\"\x83\x01\n" +
+	"\x05stale\x18\x06 \x01(\bR\x05stale\x12<\n" +
+	"\vquarantined\x18\a \x03(\v2\x1a.skein.admin.v1.QuarantineR\vquarantined\"\x83\x01\n" +
 	"\tNodeRange\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05start\x18\x02 \x01(\fR\x05start\x12\x10\n" +
@@ -3320,7 +3439,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*ClusterShowRequest)(nil),              // 0: skein.admin.v1.ClusterShowRequest
 	(*ClusterShowResponse)(nil),             // 1: skein.admin.v1.ClusterShowResponse
@@ -3348,30 +3467,31 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*PlacementPauseResponse)(nil),          // 23: skein.admin.v1.PlacementPauseResponse
 	(*Range)(nil),                           // 24: skein.admin.v1.Range
 	(*Replica)(nil),                         // 25: skein.admin.v1.Replica
-	(*RangeListRequest)(nil),                // 26: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),               // 27: skein.admin.v1.RangeListResponse
-	(*KeySpan)(nil),                         // 28: skein.admin.v1.KeySpan
-	(*RangeSplitRequest)(nil),               // 29: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 30: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 31: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 32: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 33: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 34: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 35: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 36: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 37: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 38: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 39: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 40: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 41: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 42: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 43: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 44: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 45: skein.admin.v1.RangeMergeResponse
-	(*PlacementSetReplicationRequest)(nil),  // 46: skein.admin.v1.PlacementSetReplicationRequest
-	(*PlacementSetReplicationResponse)(nil), // 47: skein.admin.v1.PlacementSetReplicationResponse
-	(*PlacementSetMergeAfterRequest)(nil),   // 48: skein.admin.v1.PlacementSetMergeAfterRequest
-	(*PlacementSetMergeAfterResponse)(nil),  // 49: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*Quarantine)(nil),                      // 26: skein.admin.v1.Quarantine
+	(*RangeListRequest)(nil),                // 27: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 28: skein.admin.v1.RangeListResponse
+	(*KeySpan)(nil),                         // 29: skein.admin.v1.KeySpan
+	(*RangeSplitRequest)(nil),               // 30: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 31: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 32: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 33: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 34: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 35: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 36: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 37: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 38: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 39: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 40: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 41: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 42: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 43: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 44: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 45: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 46: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 47: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 48: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 49: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 50: skein.admin.v1.PlacementSetMergeAfterResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
@@ -3383,71 +3503,72 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	25, // 6: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
 	5,  // 7: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
 	24, // 8: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	28, // 9: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
+	29, // 9: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
 	24, // 10: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
 	24, // 11: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
 	24, // 12: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	33, // 13: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	36, // 14: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	37, // 15: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	36, // 16: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	40, // 17: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	34, // 13: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	37, // 14: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	38, // 15: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	37, // 16: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	41, // 17: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
 	5,  // 18: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	43, // 19: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	43, // 20: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	36, // 21: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	5,  // 22: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	26, // 23: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	29, // 24: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	31, // 25: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	8,  // 26: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	10, // 27: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	20, // 28: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	12, // 29: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	16, // 30: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	18, // 31: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	34, // 32: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	38, // 33: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	41, // 34: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	41, // 35: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	41, // 36: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	41, // 37: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	41, // 38: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	22, // 39: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	6,  // 40: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	44, // 41: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	46, // 42: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	48, // 43: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	0,  // 44: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	3,  // 45: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	27, // 46: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	30, // 47: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	32, // 48: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	9,  // 49: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	11, // 50: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	21, // 51: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	13, // 52: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	17, // 53: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	19, // 54: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	35, // 55: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	39, // 56: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	42, // 57: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	42, // 58: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	42, // 59: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	42, // 60: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	42, // 61: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	23, // 62: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	7,  // 63: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	45, // 64: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	47, // 65: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	49, // 66: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	1,  // 67: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	4,  // 68: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	46, // [46:69] is the sub-list for method output_type
-	23, // [23:46] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	44, // 19: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	44, // 20: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	26, // 21: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
+	37, // 22: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	5,  // 23: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	27, // 24: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	30, // 25: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	32, // 26: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	8,  // 27: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	10, // 28: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	20, // 29: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	12, // 30: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	16, // 31: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	18, // 32: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	35, // 33: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	39, // 34: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	42, // 35: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	42, // 36: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	42, // 37: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	42, // 38: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	42, // 39: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	22, // 40: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	6,  // 41: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	45, // 42: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	47, // 43: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	49, // 44: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	0,  // 45: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	3,  // 46: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	28, // 47: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	31, // 48: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	33, // 49: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	9,  // 50: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	11, // 51: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	21, // 52: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	13, // 53: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	17, // 54: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	19, // 55: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	36, // 56: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	40, // 57: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	43, // 58: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	43, // 59: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	43, // 60: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	43, // 61: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	43, // 62: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	23, // 63: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	7,  // 64: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	46, // 65: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	48, // 66: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	50, // 67: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	1,  // 68: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	4,  // 69: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	47, // [47:70] is the sub-list for method output_type
+	24, // [24:47] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -3457,15 +3578,15 @@ func file_adminpb_admin_proto_init() {
 	}
 	file_adminpb_admin_proto_msgTypes[3].OneofWrappers = []any{}
 	file_adminpb_admin_proto_msgTypes[13].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[26].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[48].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[27].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

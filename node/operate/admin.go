@@ -155,4 +155,14 @@ type Report struct {
 	Isolated bool `json:"Lonely"`
 	// Hears are the other nodes that it hears.
 	Hears []keyspace.NodeID
+	// Quarantined are its replicas in quarantine.
+	Quarantined []Quarantined
+}
+
+// Quarantined is a replica that its node keeps closed until it is replaced.
+type Quarantined struct {
+	Range   keyspace.RangeID
+	Replica keyspace.ReplicaID
+	Reason  string
+	Since   fsm.UnixMillis
 }

@@ -1,11 +1,15 @@
 package operate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
@@ -34,7 +38,9 @@ func (v *clusterView) decider(now clock.Time) *decide.Cluster {
 	}
 	for i := range v.ranges {
 		d := v.ranges[i]
-		c.PutRange(decide.Range{Descriptor: d, Leader: v.leaders[d.Range], Bytes: v.led[d.Range].Bytes})
+		c.PutRange(decide.Range{
+			Descriptor: d, Leader: v.leaders[d.Range], Bytes: v.led[d.Range].Bytes, Quarantined: closedOf(&d, v.reports),
+		})
 	}
 	return c
 }
@@ -50,4 +56,54 @@ func (v *clusterView) refusal(n *fsm.Node, err error) error {
 	}
 	words := v.words()
 	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be %s: %s", n.Name, r.What, words.Replace(r.Why)), NextStep: words.Replace(r.Do)}
+}
+
+// closedOf returns the replicas of a range that are in quarantine, by their nodes' word.
+func closedOf(d *keyspace.Descriptor, reports map[keyspace.NodeID]Report) (closed []decide.Quarantined) {
+	for _, m := range d.Replicas {
+		for _, q := range reports[m.Node].Quarantined {
+			if q.Range == d.Range && q.Replica == m.ID {
+				closed = append(closed, decide.Quarantined{Replica: q.Replica, Reason: q.Reason})
+			}
+		}
+	}
+	return closed
+}
+
+// quarantined returns the node's replicas in quarantine, and what is done about them.
+func (v *clusterView) quarantined(n keyspace.NodeID, now clock.Time) (rows []*adminpb.Quarantine) {
+	all := v.reports[n].Quarantined
+	if len(all) == 0 {
+		return nil
+	}
+	c := v.decider(now)
+	for _, q := range all {
+		row := &adminpb.Quarantine{Range: uint64(q.Range), ReplicaId: uint64(q.Replica), Reason: q.Reason, SinceUnixMs: int64(q.Since)}
+		i := slices.IndexFunc(v.ranges, func(d keyspace.Descriptor) bool { return d.Range == q.Range })
+		o, busy := v.operations[q.Range]
+		switch {
+		case i < 0 || !slices.ContainsFunc(v.ranges[i].Replicas, func(m keyspace.Replica) bool { return m.ID == q.Replica }):
+			row.Outlook = "it is no member of the range any more, and is about to be removed"
+		case busy:
+			row.Outlook = "under way: " + v.words().Replace(o.String())
+		case placement.Paused(v.settings):
+			row.Outlook = "placement is paused: skein placement resume has it rebuilt"
+		default:
+			row.Outlook = v.words().Replace(c.Explain(q.Range))
+		}
+		rows = append(rows, row)
+	}
+	slices.SortFunc(rows, func(a, b *adminpb.Quarantine) int { return cmp.Compare(a.GetRange(), b.GetRange()) })
+	return rows
+}
+
+// markQuarantined says in a row of the range which of its replicas are in quarantine.
+func markQuarantined(row *adminpb.Range, closed []decide.Quarantined) {
+	for _, q := range closed {
+		for _, m := range row.GetMembers() {
+			if m.GetReplicaId() == uint64(q.Replica) {
+				m.Quarantine = q.Reason
+			}
+		}
+	}
 }

@@ -40,6 +40,8 @@ type fake struct {
 	begin error
 	// settings are the cluster's.
 	settings []fsm.Setting
+	// quarantined are replicas of the nodes.
+	quarantined map[keyspace.NodeID][]Quarantined
 	// before is called before a change of a node is made, and may refuse it.
 	before func() error
 }
@@ -72,7 +74,7 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 	if f.dead[n] {
 		return Report{}, kverror.Timeout
 	}
-	return Report{Bytes: 1}, nil
+	return Report{Bytes: 1, Quarantined: f.quarantined[n]}, nil
 }
 
 func (f *fake) Members(context.Context, bool) ([]fsm.Node, error) { return f.nodes, f.quorum }

@@ -58,6 +58,7 @@ func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 		Id: n.ID.String(), Name: n.Name, PeerUrls: n.PeerURLs, ClientUrls: n.ClientURLs,
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
 		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
+		Quarantined: int64(len(v.reports[n.ID].Quarantined)),
 	}
 	for _, a := range n.Attributes {
 		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})
@@ -79,6 +80,7 @@ func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 		}
 	}
 	r := rangeRow(d, v.byName, leader, keys, bytes, state)
+	markQuarantined(r, closedOf(d, v.reports))
 	if o, ok := v.operations[d.Range]; ok {
 		r.Operation = operationRow(&o, v.byName)
 	}

@@ -70,6 +70,7 @@ func (a *Admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowRes
 		}
 	}
 	slices.SortFunc(out.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	out.Quarantined = v.quarantined(n.ID, a.o.Clock.Now())
 	row := out.GetNode()
 	// A drain under way may be blocked by later events. The client takes a drained node for done if
 	// it leads nothing and there is no refusal, so an unknown state must give one.

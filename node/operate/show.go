@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/shard"
 )
@@ -36,8 +37,9 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 		}
 	}
 	resp := &adminpb.RangeShowResponse{}
-	for _, s := range saidBy(&d, all) {
-		resp.Replicas = append(resp.Replicas, replicaState(&s, byName))
+	said := saidBy(&d, all)
+	for i := range said {
+		resp.Replicas = append(resp.Replicas, replicaState(&said[i], byName))
 	}
 	leader, state, keys, size := "", "unreachable", int64(-1), int64(0)
 	if st := leading(&d, all); st != nil {
@@ -52,6 +54,9 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 		leader, state, size = byName[st.Node], StateMerging, st.Bytes
 	}
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
+	for i := range said {
+		markQuarantined(resp.Range, said[i].closed)
+	}
 	resp.Range.Kept = a.kept(d.Span.Start)
 	if ops, _ := a.operations(ctx, stale); len(ops) > 0 { // the replicas speak for themselves without it
 		if i := slices.IndexFunc(ops, func(o fsm.Operation) bool { return o.Range == id }); i >= 0 {
@@ -86,7 +91,10 @@ func (a *Admin) showAll(ctx context.Context, d *keyspace.Descriptor) []shown {
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
 			st, err := a.o.Replicas.Show(ctx, rep.Node, d.Range)
-			all[i] = shown{rep, st, err}
+			all[i] = shown{of: rep, state: st, err: err}
+			if r, rerr := a.report(ctx, rep.Node); rerr == nil {
+				all[i].closed = closedOf(&keyspace.Descriptor{Range: d.Range, Replicas: []keyspace.Replica{rep}}, map[keyspace.NodeID]Report{rep.Node: r})
+			}
 		})
 	}
 	wg.Wait()
@@ -98,6 +106,8 @@ type shown struct {
 	of    keyspace.Replica
 	state *shard.Status
 	err   error
+	// closed has the replica if it is in quarantine.
+	closed []decide.Quarantined
 }
 
 // newest returns the newest of the descriptor and what replicas have.
@@ -158,6 +168,9 @@ func replicaState(s *shown, byName map[keyspace.NodeID]string) *adminpb.ReplicaS
 	}
 	if row.StateJson = string(text); err != nil {
 		row.Error = err.Error()
+	}
+	if len(s.closed) > 0 {
+		row.Error = "in quarantine: " + s.closed[0].Reason
 	}
 	return row
 }

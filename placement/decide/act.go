@@ -11,9 +11,9 @@ import (
 // repair replaces a voter that is on a dead node or in quarantine, or ends it where there are more
 // than wanted. A joint configuration is left first: raft takes no other change before.
 //
-// If no other node can have it, or only one whose zone has more of the range, a replica in quarantine
-// is replaced on its own node: it ends, and then the range lacks a voter. That costs no quorum. It
-// counts as lost, and without it the range bears as many losses as before, or one more.
+// A replica in quarantine is replaced on its own node if no other one can have it, or only one whose
+// zone has more of the range. It ends, and then the range lacks a voter. That costs no quorum: the
+// replica counts as lost, and without it the range bears as many losses as before, or one more.
 func (c *Cluster) repair(r *rng) (Operation, hold) {
 	t := c.count(r)
 	if t.joint {

@@ -20,7 +20,7 @@ func (c *Cluster) Explain(id keyspace.RangeID) string {
 		why := fmt.Sprintf("it has lost its quorum: %d of its replicas are silent", t.silent)
 		switch k := len(r.Quarantined); {
 		case k == t.silent:
-			return why + ", all of them in quarantine; only a backup brings its keys back"
+			return why + ", all of them in quarantine; only serializable reads at the others are answered yet"
 		case k > 0:
 			why += fmt.Sprintf(", %d of them in quarantine", k)
 		}
