@@ -2,14 +2,20 @@ package node
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -64,6 +70,7 @@ func (d *memDisk) rot(t *testing.T, dir string, mark []byte) (places int) {
 // answers nothing more, also after a restart. Its node and the range go on.
 func TestRotInTheStoreEndsTheReplica(t *testing.T) {
 	bubble(t, 3, nil, nil, func(r *rig) {
+		r.pause() // nobody replaces it
 		n, others := r.nodes[0], r.nodes[1:]
 		// Random, so that they lie on the disk as they are here, and large: the block that rots
 		// holds nothing else, and is read by nobody before the range is.
@@ -167,5 +174,185 @@ func testRotKeepsTheNodeDown(t *testing.T, dir, says string) {
 			return err == nil
 		})
 		r.mustGet(other, keyOf(1), string(value))
+	})
+}
+
+// A bad table on each of two nodes of three costs one range each a replica. While clients write to every
+// range, both are rebuilt, with new ids, and nobody is restarted. Every range takes writes all the time.
+// The nodes say what they lack, and nothing any more once all replicas are equal again.
+func TestRotOnTwoNodesIsRebuilt(t *testing.T) {
+	bubble(t, 3, [][]byte{[]byte("k0010")}, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		keys := []string{keyOf(1), keyOf(11)}
+		marks := make([][]byte, len(keys))
+		// Random, as in TestRotInTheStoreEndsTheReplica, and so many that no table holds the first of one
+		// range or the last of the other and a key of both.
+		for i := range 2 * 40 {
+			v := make([]byte, 200<<10)
+			for at := 0; at < len(v); at += 8 {
+				binary.LittleEndian.PutUint64(v[at:], r.rng.Uint64())
+			}
+			r.mustPut(r.nodes[2], fmt.Sprintf("%s%02d", keys[i/40], i%40), string(v))
+			if i == 0 || i == 2*40-1 {
+				marks[i/40] = v[:64]
+			}
+		}
+		r.caughtUp(20 * time.Second)
+		for _, n := range r.nodes[:2] {
+			r.stop(n)
+			r.start(n)
+			r.caughtUp(20 * time.Second)
+		}
+		ctx, stop := context.WithCancel(r.t.Context())
+		longest := make([]time.Duration, len(keys))
+		wrote := make([]int, len(keys))
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer stop()
+		for i, key := range keys {
+			wg.Go(func() {
+				for last := time.Now(); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+					if _, err := r.nodes[2].put(ctx, key, fmt.Sprint(wrote[i])); err == nil {
+						wrote[i]++
+						longest[i], last = max(longest[i], time.Since(last)), time.Now()
+					}
+				}
+			})
+		}
+		time.Sleep(5 * time.Second)
+		was := make([]keyspace.Descriptor, len(keys))
+		for i := range keys {
+			n := r.nodes[i]
+			was[i] = rangeWith(n, keys[i])
+			if places := n.disk.rot(t, "data", marks[i]); places == 0 {
+				t.Fatalf("node %s has no table with the value", n.id)
+			}
+		}
+		for i := range keys {
+			n := r.nodes[i]
+			if hash, err := n.core.Ranges().HashAt(ctx, n.id, was[i].Range, keyspace.MaxRevision-1, 0); err == nil {
+				t.Fatalf("the rotten range has the hash %#x", hash)
+			}
+		}
+		said := map[keyspace.NodeID]string{}
+		shown := func() (rows int) {
+			for _, n := range r.nodes {
+				s, err := r.operator(r.nodes[2]).a.ShowNode(r.t.Context(), n.id.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				rows += len(s.GetQuarantined())
+				for _, q := range s.GetQuarantined() {
+					said[n.id] = fmt.Sprintf("range %d: %s", q.GetRange(), q.GetReason())
+				}
+			}
+			return rows
+		}
+		r.wait(5*time.Second, "both nodes say it", func() bool { return shown() == 2 })
+		for i, d := range was {
+			if want := fmt.Sprintf("range %s: corruption in ", d.Range); !strings.HasPrefix(said[r.nodes[i].id], want) {
+				t.Errorf("node %s says %q, want %q", r.nodes[i].id, said[r.nodes[i].id], want)
+			}
+		}
+		admin := r.operator(r.nodes[2]).a
+		for i, d := range was {
+			rs, err := admin.ShowRange(r.t.Context(), d.Range)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for j, m := range rs.GetRange().GetMembers() {
+				bad := d.Replicas[j].Node == r.nodes[i].id
+				if (m.GetQuarantine() != "") != bad || strings.HasPrefix(rs.GetReplicas()[j].GetError(), "in quarantine: corruption in ") != bad {
+					t.Errorf("range %s, %v: %v", d.Range, m, rs.GetReplicas()[j].GetError())
+				}
+			}
+		}
+		if l, err := admin.Nodes(r.t.Context()); err != nil || l.GetNodes()[0].GetQuarantined() != 1 || l.GetNodes()[2].GetQuarantined() != 0 {
+			t.Errorf("the list of nodes: %v, %v", l, err)
+		}
+		took := r.wait(2*time.Minute, "both replicas are rebuilt", func() bool {
+			for i, d := range was {
+				old, _ := d.ReplicaOn(r.nodes[i].id)
+				now := rangeWith(r.nodes[2], keys[i])
+				m, ok := now.ReplicaOn(r.nodes[i].id)
+				if !ok || m.ID == old.ID || m.Role != keyspace.RoleVoter || len(now.Replicas) != 3 {
+					return false
+				}
+			}
+			return shown() == 0
+		})
+		time.Sleep(5 * time.Second)
+		stop()
+		wg.Wait()
+		t.Logf("rebuilt within %v; the longest time without a write: %v", took, longest)
+		for i := range keys {
+			if longest[i] > 2*rigElection {
+				t.Errorf("%s: no write for %v", keys[i], longest[i])
+			}
+		}
+		r.caughtUp(20 * time.Second)
+		for i, d := range was {
+			var hashes []uint64
+			for _, n := range r.nodes {
+				h, err := n.core.Ranges().HashAt(r.t.Context(), n.id, d.Range, keyspace.MaxRevision-1, 0)
+				if err != nil {
+					t.Errorf("range %s on node %s: %v", d.Range, n.id, err)
+				}
+				hashes = append(hashes, h)
+				r.mustGet(n, keys[i], fmt.Sprint(wrote[i]-1))
+				if err := n.core.Err(); err != nil {
+					t.Errorf("node %s has given up: %v", n.id, err)
+				}
+			}
+			if hashes[0] != hashes[1] || hashes[0] != hashes[2] {
+				t.Errorf("range %s has the hashes %#x", d.Range, hashes)
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// rangeWith returns the range that holds the key, as the node's replica has it.
+func rangeWith(n *rigNode, key string) keyspace.Descriptor {
+	for _, s := range n.summaries() {
+		if s.Descriptor.Span.Contains([]byte(key)) {
+			return s.Descriptor
+		}
+	}
+	return keyspace.Descriptor{}
+}
+
+// A range with two of three replicas in quarantine is left alone, and named. Its third replica is read
+// serializably yet, and other ranges go on.
+func TestRangeWithoutQuorumInQuarantineIsLeftAlone(t *testing.T) {
+	bubble(t, 3, [][]byte{[]byte("k0010")}, nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[2], 12, "v")
+		r.caughtUp(10 * time.Second)
+		was := rangeWith(r.nodes[2], keyOf(1))
+		for _, n := range r.nodes[:2] {
+			n.core.host.Quarantine(was.Range.Group(), "its state cannot be trusted")
+		}
+		time.Sleep(time.Minute)
+		admin := r.operator(r.nodes[2]).a
+		for _, n := range r.nodes[:2] {
+			s, err := admin.ShowNode(r.t.Context(), n.id.String())
+			if q := s.GetQuarantined(); err != nil || len(q) != 1 || !strings.Contains(q[0].GetOutlook(), "lost its quorum") {
+				t.Errorf("node %s: %v, %v", n.id, q, err)
+			}
+		}
+		if now := rangeWith(r.nodes[2], keyOf(1)); !slices.Equal(now.Replicas, was.Replicas) {
+			t.Errorf("its replicas were %v and are %v", was.Replicas, now.Replicas)
+		}
+		resp, err := r.nodes[2].core.KV().Range(r.t.Context(), &pb.RangeRequest{Key: []byte(keyOf(1)), Serializable: true})
+		if err != nil || len(resp.GetKvs()) != 1 {
+			t.Errorf("a serializable read: %v, %v", resp, err)
+		}
+		r.mustPut(r.nodes[0], keyOf(11), "after")
+		r.mustGet(r.nodes[1], keyOf(11), "after")
+		for _, n := range r.nodes {
+			n.core.Crash()
+			n.core = nil
+		}
 	})
 }
