@@ -938,3 +938,35 @@ func (w *pretended) rangeNow(id keyspace.RangeID) keyspace.Descriptor {
 
 // ranges returns the ranges of the bootstrap.
 func (w *pretended) ranges() []keyspace.Descriptor { return w.bootstrap.Ranges() }
+
+// A node that crashes again and again, and is back each time long before NodeDeadAfter, loses its
+// replicas all the same. One that has been restarted twice keeps them.
+func TestCrashLoopIsReplaced(t *testing.T) {
+	for _, tc := range []struct {
+		crashes int
+		kept    bool
+	}{{2, true}, {16, false}} {
+		virtually(t, func(t *testing.T) {
+			w := newPretended(t, 78, 5, "h", "p")
+			time.Sleep(30 * time.Second)
+			id := keyspace.NodeID(5)
+			before, _ := w.on(id)
+			for range tc.crashes {
+				w.kill(id)
+				time.Sleep(4 * time.Second)
+				w.revive(id)
+				time.Sleep(6 * time.Second)
+			}
+			if now, _ := w.on(id); before == 0 || (now == before) != tc.kept || !tc.kept && now != 0 {
+				t.Errorf("after %d crashes the node has %d replicas, and had %d", tc.crashes, now, before)
+			}
+			// Once a boot has lasted, the node is given replicas again.
+			w.await(4*time.Minute, "the node has replicas", func() error {
+				if now, _ := w.on(id); now == 0 {
+					return fmt.Errorf("it has none")
+				}
+				return nil
+			})
+		})
+	}
+}

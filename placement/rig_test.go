@@ -206,7 +206,7 @@ func (n *rigNode) start() {
 	n.service, err = NewService(ServiceOptions{
 		Mover: mover, Merger: merger, OperationPatience: r.patience, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
 		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad,
-		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Central: n.central, Bus: n.bus,
+		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Central: n.central, BootOf: n.host.BootOf, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})
 	n.must(err)

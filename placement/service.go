@@ -90,6 +90,8 @@ type ServiceOptions struct {
 	Alive func(keyspace.NodeID) bool
 	// Central says whether a node that lives hears half of the others or more.
 	Central func(keyspace.NodeID) bool
+	// BootOf returns in which boot a node was last heard, 0 if that is not known.
+	BootOf func(keyspace.NodeID) keyspace.BootID
 	// Bus reaches the other nodes.
 	Bus Bus
 	// LeaseObserver and LeaseTimes are what counts the time of leases where this node

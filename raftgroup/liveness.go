@@ -350,6 +350,14 @@ func (p *peers) boot(node keyspace.NodeID) keyspace.BootID {
 	return 0
 }
 
+// BootOf returns the boot in which the node was last heard, 0 if it was not.
+func (h *Host) BootOf(node keyspace.NodeID) keyspace.BootID {
+	if node == h.cfg.Node {
+		return h.cfg.Boot
+	}
+	return h.peers.boot(node)
+}
+
 // Liveness reports whether the node is alive as far as this node knows: it was heard from
 // within the liveness timeout, and its disks make progress. This node itself always is.
 func (h *Host) Liveness(node keyspace.NodeID) bool {

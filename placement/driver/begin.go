@@ -38,7 +38,7 @@ func (f facts) Busy(id keyspace.RangeID) bool { _, ok := f.d.under[id]; return o
 func (f facts) Node(id keyspace.NodeID) (decide.Node, bool) {
 	row, _ := f.v.Node(id)
 	n := decidedNode(&row)
-	n.Silent, n.Isolated = !f.d.s.o.Alive(id), f.d.isolated(id)
+	n.Silent, n.Isolated = f.d.silent(id), f.d.isolated(id)
 	return n, counts(&row)
 }
 

@@ -74,6 +74,8 @@ type decider struct {
 	view  *fsm.View
 	nodes map[keyspace.NodeID]decide.Node
 	lost  map[keyspace.NodeID]bool
+	// boots say which nodes start again and again.
+	boots map[keyspace.NodeID]*boots
 	// members counts the nodes by which the placement group has its number of voters.
 	members int
 	// central says that a node that lives hears half of the others or more.
@@ -113,7 +115,7 @@ func newDecider(s *Driver, term uint64, h *Tracker, o *operator) *decider {
 		s: s, term: term, tracker: h, operator: o, kick: wake.New(),
 		ended: map[uint64]bool{}, tasks: map[keyspace.RangeID]bool{},
 		settings: s.deciding(), began: now, surveyed: now,
-		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{},
+		nodes: map[keyspace.NodeID]decide.Node{}, lost: map[keyspace.NodeID]bool{}, boots: map[keyspace.NodeID]*boots{},
 		ranges: map[keyspace.RangeID]known{}, under: map[keyspace.RangeID]fsm.Operation{},
 		giveUp: map[keyspace.RangeID]string{}, ownTried: map[keyspace.NodeID]int{},
 	}
@@ -229,12 +231,14 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 		var complete bool
 		n.Capacity, n.Used, complete = d.tracker.Node(id)
 		old, ok := d.nodes[id]
-		n.Silent, n.SilentSince = !d.s.o.Alive(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
+		d.seeBoot(id, &old, now)
+		n.Silent, n.SilentSince = d.silent(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
 		n.IsolatedSince = old.IsolatedSince
 		switch {
 		case n.Silent && !old.Silent:
 			n.SilentSince = now
-			d.s.o.Logger.Warn("node is not heard", zap.Stringer("peer", id), zap.Bool("told-all", complete))
+			d.s.o.Logger.Warn("node is not heard, or starts again and again", zap.Stringer("peer", id),
+				zap.Int("boots-in-a-row", d.boots[id].row), zap.Bool("told-all", complete))
 		case !n.Silent && old.Silent:
 			n.SilentSince = 0
 			delete(d.lost, id)
@@ -245,6 +249,9 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 			d.lost[id] = true
 			d.s.o.Logger.Warn("node counts as lost: its replicas are rebuilt elsewhere",
 				zap.Stringer("peer", id), zap.Duration("silent", now.Sub(n.SilentSince)))
+		}
+		if n.Silent && d.boots[id].flaps() {
+			n.SilentSince = d.boots[id].began
 		}
 		if n.Isolated = !n.Silent && d.isolated(id); n.Isolated != old.Isolated {
 			n.IsolatedSince = now
@@ -259,9 +266,29 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 	for id := range d.nodes {
 		if row, _ := v.Node(id); !counts(&row) {
 			delete(d.nodes, id)
+			delete(d.boots, id)
 			d.c.RemoveNode(id)
 		}
 	}
+}
+
+// seeBoot takes over whether a node has started anew. old is the node as it was.
+func (d *decider) seeBoot(id keyspace.NodeID, old *decide.Node, now clock.Time) {
+	b := d.boots[id]
+	if b == nil {
+		b = &boots{}
+		d.boots[id] = b
+	}
+	if d.s.o.Alive(id) {
+		b.see(d.s.o.BootOf(id), old.SilentSince, now, d.s.bootLasts())
+	}
+}
+
+// silent says whether a node is not heard, or starts again and again. The latter is never silent for
+// NodeDeadAfter, and would keep its replicas for ever while its ranges have a voter less each time.
+func (d *decider) silent(id keyspace.NodeID) bool {
+	b := d.boots[id]
+	return !d.s.o.Alive(id) || b != nil && b.flaps()
 }
 
 // attributeZone is the attribute of a node by whose value replicas are kept apart.

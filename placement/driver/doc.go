@@ -65,6 +65,11 @@
 // one more loss would stop. If it is back in time, nothing happens. If it is back later, it
 // finds that it holds nothing and gets its share by balance.
 //
+// Boots in a row. A node that starts again and again may never be silent for so long. A restart may
+// come before the boot before it has lasted. From the second such restart on, the node counts as silent
+// since the first one. A boot lasts if the node runs for a third of --node-dead-after. The node is
+// trusted again then.
+//
 // Quarantine. A replica whose state its node cannot trust is closed for good (raftgroup.Host.Quarantine).
 // Its node reports it, and from then on it counts as a voter of a dead node, at once: nobody waits for
 // it, and no leader goes to it. It is replaced on another node if one is there that suits the range as
@@ -224,6 +229,7 @@
 //	leaving.go     nodes that leave are removed once they are empty
 //	upgrade.go     the cluster version is raised by itself
 //	look.go        what a range's leader says of it
+//	boots.go       nodes that start again and again
 //	tracker.go     Tracker: reports of nodes
 //	report.go      parts of a report, and their form
 //	metrics.go     metrics

@@ -33,6 +33,8 @@ type Options struct {
 	// Alive says whether a node lives, as far as this one knows, Central whether a node that
 	// lives hears half of the others or more.
 	Alive, Central func(keyspace.NodeID) bool
+	// BootOf returns in which boot a node was last heard, 0 if that is not known.
+	BootOf func(keyspace.NodeID) keyspace.BootID
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt
 	// elsewhere. Default 5 minutes.
 	NodeDeadAfter time.Duration

@@ -100,6 +100,6 @@ func stillDriver(v *fsm.View, m Mover) *Driver {
 	all := func(keyspace.NodeID) bool { return true }
 	return New(Options{
 		Self: 1, Clock: clock.Virtual(), Logger: zap.NewNop(), Metrics: NewMetrics(nil), Group: stillGroup{view: v},
-		Mover: m, Alive: all, Central: all,
+		Mover: m, Alive: all, Central: all, BootOf: func(keyspace.NodeID) keyspace.BootID { return 1 },
 	})
 }

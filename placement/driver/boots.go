@@ -1,0 +1,47 @@
+package driver
+
+import (
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// boots are the boots of a node in a row: each came before the one before it had lasted.
+type boots struct {
+	boot keyspace.BootID
+	at   clock.Time // since when the node is known to run in this boot
+	row  int
+	// began is when the node first fell silent, or restarted, in this row.
+	began clock.Time
+}
+
+// see takes in which boot the node is heard. silentSince is 0 if it was heard just before. A boot that
+// has lasted ends the row.
+func (b *boots) see(boot keyspace.BootID, silentSince, now clock.Time, lasts time.Duration) {
+	switch {
+	case boot == 0:
+	case b.boot == 0:
+		b.boot = boot // how often it has started before is not known
+	case b.boot != boot:
+		if b.row == 0 {
+			b.began = now
+			if silentSince != 0 {
+				b.began = silentSince
+			}
+		}
+		b.boot, b.at = boot, now
+		b.row++
+	case b.row > 0 && now.Sub(b.at) >= lasts:
+		b.row = 0
+	}
+}
+
+// flaps says whether the node starts again and again. Every node starts once in a while.
+func (b *boots) flaps() bool { return b.row > 1 }
+
+// bootLasts is how long a node must have run to be trusted again after boots in a row. A longer time
+// finds nodes that crash more seldom. But two restarts by hand must not have a healthy node count as
+// lost: the second one comes within this time, the row ends within it again, and a third of
+// NodeDeadAfter is left for the pauses.
+func (s *Driver) bootLasts() time.Duration { return s.o.NodeDeadAfter / 3 }
