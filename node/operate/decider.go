@@ -58,18 +58,6 @@ func (v *clusterView) refusal(n *fsm.Node, err error) error {
 	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s cannot be %s: %s", n.Name, r.What, words.Replace(r.Why)), NextStep: words.Replace(r.Do)}
 }
 
-// closedOf returns the replicas of a range that are in quarantine, by their nodes' word.
-func closedOf(d *keyspace.Descriptor, reports map[keyspace.NodeID]Report) (closed []decide.Quarantined) {
-	for _, m := range d.Replicas {
-		for _, q := range reports[m.Node].Quarantined {
-			if q.Range == d.Range && q.Replica == m.ID {
-				closed = append(closed, decide.Quarantined{Replica: q.Replica, Reason: q.Reason})
-			}
-		}
-	}
-	return closed
-}
-
 // quarantined returns the node's replicas in quarantine, and what is done about them.
 func (v *clusterView) quarantined(n keyspace.NodeID, now clock.Time) (rows []*adminpb.Quarantine) {
 	all := v.reports[n].Quarantined
@@ -95,15 +83,4 @@ func (v *clusterView) quarantined(n keyspace.NodeID, now clock.Time) (rows []*ad
 	}
 	slices.SortFunc(rows, func(a, b *adminpb.Quarantine) int { return cmp.Compare(a.GetRange(), b.GetRange()) })
 	return rows
-}
-
-// markQuarantined says in a row of the range which of its replicas are in quarantine.
-func markQuarantined(row *adminpb.Range, closed []decide.Quarantined) {
-	for _, q := range closed {
-		for _, m := range row.GetMembers() {
-			if m.GetReplicaId() == uint64(q.Replica) {
-				m.Quarantine = q.Reason
-			}
-		}
-	}
 }

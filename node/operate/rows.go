@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -104,3 +105,26 @@ func half(d, has *keyspace.Descriptor, merge uint64) bool {
 // StateMerging is what a range is from the commit of its merge until it has absorbed the other
 // half: its leader serves its own half, and who wants the other one waits.
 const StateMerging = "merging"
+
+// closedOf returns the replicas of a range that are in quarantine, by their nodes' word.
+func closedOf(d *keyspace.Descriptor, reports map[keyspace.NodeID]Report) (closed []decide.Quarantined) {
+	for _, m := range d.Replicas {
+		for _, q := range reports[m.Node].Quarantined {
+			if q.Range == d.Range && q.Replica == m.ID {
+				closed = append(closed, decide.Quarantined{Replica: q.Replica, Reason: q.Reason})
+			}
+		}
+	}
+	return closed
+}
+
+// markQuarantined says in a row of the range which of its replicas are in quarantine.
+func markQuarantined(row *adminpb.Range, closed []decide.Quarantined) {
+	for _, q := range closed {
+		for _, m := range row.GetMembers() {
+			if m.GetReplicaId() == uint64(q.Replica) {
+				m.Quarantine = q.Reason
+			}
+		}
+	}
+}

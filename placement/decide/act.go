@@ -12,8 +12,8 @@ import (
 // than wanted. A joint configuration is left first: raft takes no other change before.
 //
 // A replica in quarantine is replaced on its own node if no other one can have it, or only one whose
-// zone has more of the range. It ends, and then the range lacks a voter. That costs no quorum: the
-// replica counts as lost, and without it the range bears as many losses as before, or one more.
+// zone has more of the range. It ends, and then the range lacks a voter. That costs no quorum. The replica
+// counts as lost: without it the range bears as many losses as before, or one more.
 func (c *Cluster) repair(r *rng) (Operation, hold) {
 	t := c.count(r)
 	if t.joint {
@@ -28,10 +28,10 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	}
 	risk := fmt.Sprintf("node %s is lost, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
 	gone := Requirement{Silent: []keyspace.NodeID{lost.ID}}
-	_, closed := r.closedOn(lost)
+	bad, closed := r.closedOn(lost)
 	if closed {
 		// It stays so until it is replaced, whatever becomes of its node.
-		risk = fmt.Sprintf("the replica on node %s is in quarantine, %d of %d voters live", lost.ID, t.voters-t.dead, t.voters)
+		risk = fmt.Sprintf("the replica on node %s is in quarantine (%s), %d of %d voters live", lost.ID, bad.Reason, t.voters-t.dead, t.voters)
 		gone = Requirement{}
 	}
 	if t.voters > c.settings.ReplicationFactor {

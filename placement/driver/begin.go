@@ -3,8 +3,6 @@ package driver
 import (
 	"context"
 	"fmt"
-	"strings"
-	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -135,16 +133,6 @@ func operationOf(op *decide.Operation) (fsm.Operation, error) {
 
 // cutText keeps a text within what a record holds.
 func cutText(s string) string { return cutTo(s, fsm.MaxNameBytes) }
-
-// cutTo keeps whole characters, and at most so many bytes.
-func cutTo(s string, most int) string {
-	s = strings.ToValidUTF8(s, "?")
-	for len(s) > most {
-		_, n := utf8.DecodeLastRuneInString(s)
-		s = s[:len(s)-n]
-	}
-	return s
-}
 
 // decisionOf returns the operation as decisions see it. Beside the record they need the sender
 // of a copy: the leader.

@@ -5,7 +5,27 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 )
+
+// seeBoot takes over whether a node has started anew. old is the node as it was.
+func (d *decider) seeBoot(id keyspace.NodeID, old *decide.Node, now clock.Time) {
+	b := d.boots[id]
+	if b == nil {
+		b = &boots{}
+		d.boots[id] = b
+	}
+	if d.s.o.Alive(id) {
+		b.see(d.s.o.BootOf(id), old.SilentSince, now, d.s.bootLasts())
+	}
+}
+
+// silent says whether a node is not heard, or starts again and again. The latter is never silent for
+// NodeDeadAfter, and would keep its replicas for ever while its ranges have a voter less each time.
+func (d *decider) silent(id keyspace.NodeID) bool {
+	b := d.boots[id]
+	return !d.s.o.Alive(id) || b != nil && b.flaps()
+}
 
 // boots are the boots of a node in a row: each came before the one before it had lasted.
 type boots struct {
@@ -42,6 +62,6 @@ func (b *boots) flaps() bool { return b.row > 1 }
 
 // bootLasts is how long a node must have run to be trusted again after boots in a row. A longer time
 // finds nodes that crash more seldom. But two restarts by hand must not have a healthy node count as
-// lost: the second one comes within this time, the row ends within it again, and a third of
-// NodeDeadAfter is left for the pauses.
+// lost. The second one comes within this time, and the row ends within it again. That leaves a third of
+// NodeDeadAfter for the pauses.
 func (s *Driver) bootLasts() time.Duration { return s.o.NodeDeadAfter / 3 }

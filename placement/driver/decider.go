@@ -272,25 +272,6 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 	}
 }
 
-// seeBoot takes over whether a node has started anew. old is the node as it was.
-func (d *decider) seeBoot(id keyspace.NodeID, old *decide.Node, now clock.Time) {
-	b := d.boots[id]
-	if b == nil {
-		b = &boots{}
-		d.boots[id] = b
-	}
-	if d.s.o.Alive(id) {
-		b.see(d.s.o.BootOf(id), old.SilentSince, now, d.s.bootLasts())
-	}
-}
-
-// silent says whether a node is not heard, or starts again and again. The latter is never silent for
-// NodeDeadAfter, and would keep its replicas for ever while its ranges have a voter less each time.
-func (d *decider) silent(id keyspace.NodeID) bool {
-	b := d.boots[id]
-	return !d.s.o.Alive(id) || b != nil && b.flaps()
-}
-
 // attributeZone is the attribute of a node by whose value replicas are kept apart.
 const attributeZone = "zone"
 

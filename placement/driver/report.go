@@ -3,6 +3,8 @@ package driver
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -207,4 +209,14 @@ func (m *Measure) Differs(old *Measure, least Steps) bool {
 	far := func(a, b, least, part int64) bool { return max(a-b, b-a) > max(least, b/part) }
 	return m.Term != old.Term ||
 		far(m.Bytes, old.Bytes, least.Bytes, 16) || far(m.Load, old.Load, least.Load, 8)
+}
+
+// cutTo keeps whole characters, and at most so many bytes.
+func cutTo(s string, most int) string {
+	s = strings.ToValidUTF8(s, "?")
+	for len(s) > most {
+		_, n := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-n]
+	}
+	return s
 }
