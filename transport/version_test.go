@@ -1,0 +1,103 @@
+package transport_test
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
+)
+
+// written is a version that a test gives a node.
+type written struct {
+	mu    sync.Mutex
+	now   keyspace.Version
+	reads keyspace.Versions
+	full  bool // it cannot be noted
+}
+
+func (w *written) Now() (keyspace.Version, keyspace.Versions) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now, w.reads
+}
+
+func (w *written) Raise(to keyspace.Version) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.full {
+		w.full = false // the next attempt succeeds
+		return errors.New("no room")
+	}
+	w.now = max(w.now, to)
+	return nil
+}
+
+// TestVersionsMeet: before there is a session the node of the lower version takes over the higher one,
+// and there is none between builds that do not read what the other writes.
+func TestVersionsMeet(t *testing.T) {
+	old, between, later := keyspace.Versions{Oldest: 3, Newest: 4}, keyspace.Versions{Oldest: 4, Newest: 5}, keyspace.Versions{Oldest: 5, Newest: 6}
+	for name, c := range map[string]struct {
+		a, b *written
+		want keyspace.Version // 0: no session
+	}{
+		"alike":                    {a: &written{now: 3, reads: old}, b: &written{now: 3, reads: old}, want: 3},
+		"one was away":             {a: &written{now: 3, reads: old}, b: &written{now: 4, reads: old}, want: 4},
+		"it cannot note it first":  {a: &written{now: 3, reads: old, full: true}, b: &written{now: 4, reads: between}, want: 4},
+		"builds of two releases":   {a: &written{now: 4, reads: old}, b: &written{now: 4, reads: between}, want: 4},
+		"an old build comes back":  {a: &written{now: 4, reads: old}, b: &written{now: 5, reads: between}},
+		"two releases lie between": {a: &written{now: 3, reads: old}, b: &written{now: 5, reads: later}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newQUICHarness()
+			refused := make(chan struct{}, 100)
+			node := func(id keyspace.NodeID, w *written) *transport.QUIC {
+				o := selfMade(id)
+				o.Version = w
+				core, _ := observer.New(zap.WarnLevel)
+				o.Logger = zap.New(zapcore.RegisterHooks(core, func(e zapcore.Entry) error {
+					if strings.Contains(e.Message, "too old or too new") {
+						select {
+						case refused <- struct{}{}:
+						default:
+						}
+					}
+					return nil
+				}))
+				return h.new(t, o)
+			}
+			a, b := node(1, c.a), node(2, c.b)
+			up := make(chan struct{}, 100)
+			for _, q := range []*transport.QUIC{a, b} {
+				q.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) {
+					if s.Up {
+						up <- struct{}{}
+					}
+				})
+			}
+			a.SetPeer(2, b.Addrs())
+			b.SetPeer(1, a.Addrs())
+			start(t, a, b)
+			if c.want == 0 {
+				select {
+				case <-refused:
+				case <-up:
+					t.Error("there is a session")
+				}
+				return
+			}
+			<-up
+			<-up
+			va, _ := c.a.Now()
+			if vb, _ := c.b.Now(); va != c.want || vb != c.want {
+				t.Errorf("versions %d and %d, want %d", va, vb, c.want)
+			}
+		})
+	}
+}
