@@ -970,3 +970,45 @@ func TestCrashLoopIsReplaced(t *testing.T) {
 		})
 	}
 }
+
+// A copy whose replica goes into quarantine is given up at once: nobody waits for it. The next one gets
+// another id.
+func TestQuarantinedCopyIsGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 79, 3)
+		was := w.ranges()[0]
+		p, err := w.of(was.Range)
+		if err != nil {
+			t.Fatal(err)
+		}
+		quarantine := func(m keyspace.Replica) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.quarantined = append(w.quarantined, driver.Quarantined{Range: was.Range, Replica: m.ID, Reason: "a bad table"})
+		}
+		last := was.Replicas[2]
+		p.mu.Lock()
+		p.leader, p.starved = was.Replicas[0].Node, map[keyspace.NodeID]bool{last.Node: true}
+		p.mu.Unlock()
+		for range 3 {
+			quarantine(last)
+			before := last
+			for end := time.Now().Add(40 * time.Second); last == before; time.Sleep(time.Second) {
+				now := w.rangeNow(was.Range)
+				if m, ok := now.ReplicaOn(before.Node); ok && m.Role == keyspace.RoleLearner {
+					last = m
+				}
+				if last == before && time.Now().After(end) {
+					t.Fatalf("no new learner after %v: %v", before, now.Replicas)
+				}
+			}
+		}
+		p.mu.Lock()
+		p.starved = nil
+		p.mu.Unlock()
+		w.await(40*time.Second, "the range has three voters", func() error { return w.whole(3) })
+		if now := w.rangeNow(was.Range); !slices.Contains(votersOf(&now), last.ID) {
+			t.Errorf("the voters are %v, and not %v", now.Replicas, last)
+		}
+	})
+}

@@ -19,6 +19,9 @@ func (c *Cluster) repair(r *rng) (Operation, hold) {
 	if t.joint {
 		return c.leaveJoint(r)
 	}
+	if left := c.closedLearner(r); left != nil {
+		return c.dropLearner(r, left) // it may have the only place
+	}
 	var lost *node
 	for _, is := range r.Descriptor.Replicas {
 		n := c.nodes[is.Node]
@@ -176,6 +179,9 @@ func (c *Cluster) leaveJoint(r *rng) (Operation, hold) {
 // learner ends a learner that nobody promotes, or makes it the voter that is missing.
 func (c *Cluster) learner(r *rng) (Operation, hold) {
 	t := c.count(r)
+	if left := c.closedLearner(r); left != nil {
+		return c.dropLearner(r, left)
+	}
 	var left *node
 	for _, is := range r.Descriptor.Replicas {
 		if is.Role == keyspace.RoleLearner {
@@ -185,19 +191,33 @@ func (c *Cluster) learner(r *rng) (Operation, hold) {
 	}
 	// A node that no copy reached is not taken again while another node can have the replica.
 	_, other := c.choose(r, nil)
-	_, closed := r.closedOn(left)
-	if !closed && t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
+	if t.voters < c.wanted(t.voters) && left.takes() && (!slices.Contains(r.vain, left.ID) || other == holdNodes) {
 		source, h := c.sender(r)
 		return Operation{
 			Kind: AddReplica, To: left.ID, Source: idOf(source),
 			Why: fmt.Sprintf("%s has a learner and the range %d of %d voters", c.where(left), t.voters, c.settings.ReplicationFactor),
 		}, h
 	}
+	return c.dropLearner(r, left)
+}
+
+// dropLearner ends a learner.
+func (c *Cluster) dropLearner(r *rng, left *node) (Operation, hold) {
 	n, h := c.worker(r)
 	return Operation{
-		Kind: RemoveReplica, From: left.ID, Source: idOf(n),
+		Kind: RemoveReplica, From: left.ID, Source: idOf(n), Reason: Learner,
 		Why: fmt.Sprintf("a copy to %s was given up", c.where(left)),
 	}, h
+}
+
+// closedLearner returns the node of a learner in quarantine, nil if there is none.
+func (c *Cluster) closedLearner(r *rng) *node {
+	for _, is := range r.Descriptor.Replicas {
+		if is.Role == keyspace.RoleLearner && r.closed(is.ID) {
+			return c.nodes[is.Node]
+		}
+	}
+	return nil
 }
 
 // drain moves the lead off a node that is drained, and replicas off one that is

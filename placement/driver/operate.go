@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -254,6 +255,10 @@ func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved boo
 	d, leader, err := o.look(ctx, op.Range)
 	if err != nil {
 		return false, false, err
+	}
+	if to, ok := d.ReplicaOn(op.To); ok && to.Role == keyspace.RoleLearner && o.tracker.closed(&d, op.To) {
+		o.abandon(op.Range, op.ID, fmt.Sprintf("its new replica %d is in quarantine", to.ID))
+		return false, false, errors.New("the copy never arrives")
 	}
 	st, mover := NextStep(op, &d, leader, o.tracker.votes(&d, o.s.o.Alive)), o.mover(op.Range)
 	switch {

@@ -163,11 +163,13 @@ func (h *Tracker) Quarantined(id keyspace.RangeID) (qs []decide.Quarantined) {
 // votes returns whether the replica of a range on a node can vote, as far as is known: the node lives,
 // and does not keep the replica closed.
 func (h *Tracker) votes(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) func(keyspace.NodeID) bool {
-	closed := h.Quarantined(d.Range)
-	return func(n keyspace.NodeID) bool {
-		m, ok := d.ReplicaOn(n)
-		return alive(n) && !(ok && slices.ContainsFunc(closed, func(q decide.Quarantined) bool { return q.Replica == m.ID }))
-	}
+	return func(n keyspace.NodeID) bool { return alive(n) && !h.closed(d, n) }
+}
+
+// closed says whether the range's replica on the node is in quarantine.
+func (h *Tracker) closed(d *keyspace.Descriptor, n keyspace.NodeID) bool {
+	m, ok := d.ReplicaOn(n)
+	return ok && slices.ContainsFunc(h.Quarantined(d.Range), func(q decide.Quarantined) bool { return q.Replica == m.ID })
 }
 
 func (h *Tracker) put(c claim) {
