@@ -378,6 +378,22 @@ func runNodeStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 			err = WriteNode(&out, f, n)
 		}
 		return out.String(), err
+	case "cluster":
+		r, err := c.ClusterShow(t.Context())
+		if err == nil {
+			err = WriteCluster(&out, &out, f, r)
+		}
+		return out.String(), err
+	case "cluster-upgrade":
+		v, err := c.ClusterUpgrade(t.Context())
+		return fmt.Sprintf("version %d\n", v), err
+	case "cluster-hold":
+		err := c.ClusterHold(t.Context(), !d.HasArg("off"))
+		if err == nil {
+			r, _ := c.ClusterShow(t.Context())
+			fmt.Fprintf(&out, "held: %v\n", r.GetHeld())
+		}
+		return out.String(), err
 	case "node-show":
 		s, err := c.NodeShow(t.Context(), node)
 		if err == nil {

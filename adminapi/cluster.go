@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
-	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
 )
@@ -88,7 +86,7 @@ func WriteCluster(out, notes io.Writer, format Format, r *adminpb.ClusterShowRes
 	if format == JSON {
 		j := clusterJSON{Version: r.GetVersion(), Next: r.GetNext(), Held: r.GetHeld(), Nodes: []nodeVersionsJSON{}, Stale: r.GetStale()}
 		for _, n := range r.GetNodes() {
-			j.Nodes = append(j.Nodes, nodeVersionsJSON{n.GetName(), n.GetBuild(), n.GetOldest(), n.GetNewest(), sinceText(n.GetSinceUnixMs())})
+			j.Nodes = append(j.Nodes, nodeVersionsJSON{n.GetName(), n.GetBuild(), n.GetOldest(), n.GetNewest(), when(n.GetSinceUnixMs())})
 		}
 		return writeJSON(out, j)
 	}
@@ -109,21 +107,7 @@ func WriteCluster(out, notes io.Writer, format Format, r *adminpb.ClusterShowRes
 		if n.GetNewest() != 0 {
 			reads = fmt.Sprintf("%d to %d", n.GetOldest(), n.GetNewest())
 		}
-		rows = append(rows, []string{n.GetName(), orDash(n.GetBuild()), reads, orDash(sinceText(n.GetSinceUnixMs()))})
+		rows = append(rows, []string{n.GetName(), n.GetBuild(), reads, when(n.GetSinceUnixMs())})
 	}
 	return writeTable(out, rows)
-}
-
-func sinceText(unixMillis int64) string {
-	if unixMillis == 0 {
-		return ""
-	}
-	return time.UnixMilli(unixMillis).UTC().Format(time.RFC3339)
-}
-
-func orDash(s string) string {
-	if strings.TrimSpace(s) == "" {
-		return "-"
-	}
-	return s
 }

@@ -184,8 +184,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,
-		Version: c.version,
-		Relays:  func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
+		Version: c.version, Relays: func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
 	}); err != nil {
 		return err
 	}
@@ -202,8 +201,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Engine: c.engine, Control: control{c}, Mover: control{c}, Merger: control{c}, Alive: c.reached, Central: c.host.Connected, BootOf: c.host.BootOf, Bus: c.bus,
 		LeaseObserver: leaseTimer{c}, LeaseTimes: leaseTimer{c}, MinLeaseTTL: minLeaseTTL(o.Heartbeat, o.Election), Full: c.full,
 		NodeDeadAfter: o.NodeDeadAfter, UpgradeAfter: o.UpgradeAfter, Logger: c.log, Metrics: metrics,
-		CopyBytesPerSecond: o.CopyBytesPerSecond,
-		RangeMaxBytes:      o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
+		CopyBytesPerSecond: o.CopyBytesPerSecond, RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: cmp.Or(o.RangeSplitLoad, shard.DefaultSplitLoad), RangeMergeAfter: o.RangeMergeAfter,
 	}); err != nil {
 		return err
 	}
@@ -231,10 +229,9 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.router.Stop)
 	watches := watch.Config{
 		Self: o.Self, Clock: o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.ClientFeeds(c.shards.Client()),
-		Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
+		IdleBytes: NewStanding(o.MemoryBytes).Watchers, Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
 	}
 	c.budget.watchConfig(&watches)
-	watches.IdleBytes = NewStanding(o.MemoryBytes).Watchers
 	c.watches = watch.New(watches)
 	*undo = append(*undo, c.watches.Stop)
 	c.leases = lease.New(lease.Options{

@@ -76,7 +76,7 @@ type Config struct {
 type Version interface {
 	// Now returns the version, and those that the node reads.
 	Now() (keyspace.Version, keyspace.Versions)
-	// Raise makes a version that the node reads the one in which it writes, and returns when
+	// Raise has the node write in a higher version, one of those that it reads. It returns when
 	// that is durable.
 	Raise(keyspace.Version) error
 }

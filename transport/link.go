@@ -95,8 +95,8 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 }
 
 // meet compares a peer's version with this node's, before there is a session. A node that was away
-// while the cluster was upgraded learns here in which version its peers write: it sends nothing
-// that they do not read any more, and keeps nothing of theirs before its directory says so.
+// while the cluster was upgraded learns the version here, before it sends or stores anything. Its
+// peers may not read the version before any more.
 func (q *QUIC) meet(h *hello) verdict {
 	if q.cfg.Version == nil {
 		return verdictWelcome

@@ -318,18 +318,19 @@ func newPlacement(environ []string) *cobra.Command {
 				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, l)
 			})
 		}),
-	}, newPause(f, "pause", "Have placement decide nothing by itself; what is under way goes on", true),
-		newPause(f, "resume", "Have placement decide by itself again", false))
+	}, newSwitch(f, "pause", "Have placement decide nothing by itself; what is under way goes on", (*adminapi.Client).PlacementPause, true),
+		newSwitch(f, "resume", "Have placement decide by itself again", (*adminapi.Client).PlacementPause, false))
 	addPlacementGroup(c, f)
 	return c
 }
 
-func newPause(f *adminFlags, name, short string, paused bool) *cobra.Command {
+// newSwitch is a command that turns something on or off.
+func newSwitch(f *adminFlags, name, short string, set func(*adminapi.Client, context.Context, bool) error, on bool) *cobra.Command {
 	return &cobra.Command{
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
 			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
-				return client.PlacementPause(ctx, paused)
+				return set(client, ctx, on)
 			})
 		}),
 	}

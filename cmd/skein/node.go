@@ -102,18 +102,7 @@ func newCluster(environ []string) *cobra.Command {
 				return err
 			})
 		}),
-	}, newHold(f, "hold", "Have the cluster version be raised by command alone", true),
-		newHold(f, "unhold", "Have the cluster version be raised by itself, after --upgrade-after", false))
+	}, newSwitch(f, "hold", "Have the cluster version be raised by command alone", (*adminapi.Client).ClusterHold, true),
+		newSwitch(f, "unhold", "Have the cluster version be raised by itself, after --upgrade-after", (*adminapi.Client).ClusterHold, false))
 	return c
-}
-
-func newHold(f *adminFlags, name, short string, hold bool) *cobra.Command {
-	return &cobra.Command{
-		Use: name, Short: short, Args: cobra.NoArgs,
-		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
-				return client.ClusterHold(ctx, hold)
-			})
-		}),
-	}
 }

@@ -37,8 +37,8 @@ type meta struct {
 	// Changed is the raft index of the last change of the range map, the node table or the
 	// cluster version: their version. NodesChanged is that of the node table alone.
 	Changed, NodesChanged uint64
-	// ClusterVersion is the one in which all nodes write; 0 in a new cluster whose nodes have not
-	// all said yet what they read.
+	// ClusterVersion is the one in which all nodes write. A new cluster has 0: not all of its nodes
+	// have said yet what they read.
 	ClusterVersion keyspace.Version
 }
 

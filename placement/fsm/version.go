@@ -27,13 +27,14 @@ func (m *Map) NextVersion() keyspace.Version {
 	if m.ClusterVersion != 0 {
 		return m.ClusterVersion + 1
 	}
-	next := keyspace.Version(math.MaxInt32)
+	next, nodes := keyspace.Version(math.MaxInt32), 0
 	for _, n := range m.nodes {
 		if n.State != NodeRemoved {
 			next = min(next, n.Reads.Newest)
+			nodes++
 		}
 	}
-	if len(m.CannotRead(next)) > 0 {
+	if nodes == 0 || len(m.CannotRead(next)) > 0 {
 		return 0
 	}
 	return next

@@ -26,8 +26,8 @@ func TestAnotherVersionIsNamed(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestRaiseVersion: the cluster version is raised when each node that has started reads the new
-// one, by one at a time, and a node of an older build serves no more from then on.
+// TestRaiseVersion: the cluster version goes up by one, and only if each node that has started reads
+// the new one. A node of an older build is refused from then on.
 func TestRaiseVersion(t *testing.T) {
 	s := NewState()
 	apply := func(op Effect) error { return s.Apply(1, op).Err }
@@ -52,6 +52,7 @@ func TestRaiseVersion(t *testing.T) {
 			t.Errorf("version %d, next %d; want %d and %d", m.Map.ClusterVersion, m.NextVersion(), want, next)
 		}
 	}
+	is(0, 0) // nobody reads anything
 	for id := keyspace.NodeID(1); id <= 3; id++ {
 		s.nodes[id] = Node{ID: id, Name: id.String(), State: NodeServing}
 	}
