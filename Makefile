@@ -79,7 +79,7 @@ soak:
 	$(MAKE) fuzz FUZZTIME=1m
 
 # lint vets too: go vet would compile and analyse everything once more.
-check: check-format lint check-generate check-tidy test
+check: check-format lint check-generate check-tidy planted-compiles test
 
 # The race detector takes three to ten times the processor's time. What -short leaves out
 # runs in long, and what lint vets is not vetted again. GORACE: a test process need not wait

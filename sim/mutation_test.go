@@ -197,7 +197,7 @@ func findInLinks(t *testing.T, bug mutation.Bug) (found string) {
 	mutation.Set(bug)
 	defer mutation.Set(mutation.None)
 	synctest.Test(t, func(t *testing.T) {
-		if wrong := brokenLinks(t, 3, 0, aroundWithin, singleLinks(3)); len(wrong) > 0 {
+		if wrong := brokenLinks(t, 3, 0, singleLinks(3)); len(wrong) > 0 {
 			found = wrong[0]
 		}
 	})
