@@ -62,6 +62,7 @@ func (s step) name() string {
 // over from a node that is still alive.
 var leastHold = map[breakage]time.Duration{
 	kill: 500 * time.Millisecond, stop: 2500 * time.Millisecond, power: 500 * time.Millisecond, hang: 3 * time.Second, full: time.Second,
+	paused: 2500 * time.Millisecond,
 }
 
 // schedule is one round of faults in a random order: each possible one on one node, one

@@ -56,7 +56,9 @@ type operator struct {
 	// calming says that the storm is over, and that changes must last.
 	calming bool
 	running sync.WaitGroup
-	stop    context.CancelFunc
+	// nodes is held while a node joins, leaves, is drained or is lost.
+	nodes sync.Mutex
+	stop  context.CancelFunc
 
 	mu    sync.Mutex
 	tries map[string]*tries // guarded by mu
@@ -144,7 +146,7 @@ func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (str
 // start begins to change the cluster: up to three operations at a time.
 func (o *operator) start(ctx context.Context) {
 	ctx, o.stop = context.WithCancel(ctx)
-	loop := func(rng *rand.Rand, most time.Duration, ops ...string) {
+	loop := func(rng *rand.Rand, most time.Duration, guard *sync.Mutex, ops ...string) {
 		ops = slices.DeleteFunc(ops, func(op string) bool { return !o.has[op] })
 		if len(ops) == 0 {
 			return
@@ -152,13 +154,19 @@ func (o *operator) start(ctx context.Context) {
 		o.running.Go(func() {
 			for ctx.Err() == nil {
 				wait(ctx, most/4+time.Duration(rng.Int64N(int64(most))))
+				if guard != nil {
+					guard.Lock()
+				}
 				o.do(ctx, rng, ops[rng.IntN(len(ops))])
+				if guard != nil {
+					guard.Unlock()
+				}
 			}
 		})
 	}
-	loop(o.rngs[0], operatorPause, opSplit, opMerge)
-	loop(o.rngs[1], operatorPause, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
-	loop(o.rngs[2], nodePauseMax, opJoin, opDrain, opReplace, opFactor)
+	loop(o.rngs[0], operatorPause, nil, opSplit, opMerge)
+	loop(o.rngs[1], operatorPause, nil, opMove, opMove, opTransfer, opTransfer, opGroupMove, opGroupLead)
+	loop(o.rngs[2], nodePauseMax, &o.nodes, opJoin, opDrain, opReplace, opFactor)
 }
 
 // end stops new operations and waits for those under way.

@@ -39,6 +39,8 @@ type node struct {
 	client                 *clientv3.Client
 	mount                  string // where data is mounted, or a plain directory
 	mutation               string // the number of its mutation
+	clock                  string // the file that says how far its clock lags; empty if it cannot
+	lag                    time.Duration
 	// busy is held by whoever breaks the machine inside or replaces the node on it. away
 	// says that the machine has no node of the cluster. leaves says that its node is
 	// being removed and may end by itself.
@@ -199,6 +201,7 @@ func (n *node) arguments(machine int) []string {
 		"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 		"--watch-progress-notify-interval", stormNotify.String(),
+		fmt.Sprintf("--lease-reads=%t", n.clock == ""),
 	}
 }
 
@@ -278,6 +281,9 @@ func (c *cluster) start(n *node) {
 	if cmd.Env = environment(); n.mutation != "" {
 		cmd.Env = append(cmd.Env, "SKEIN_MUTATION="+n.mutation)
 	}
+	if n.clock != "" {
+		cmd.Env = append(cmd.Env, "SKEIN_CLOCK_PAUSED="+n.clock)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	begin := cmd.Start
 	if n.space != nil {
@@ -319,6 +325,25 @@ func (n *node) expectEnd() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wanted = true
+}
+
+// unexpectEnd says that a node that runs is to run on.
+func (n *node) unexpectEnd() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wanted = false
+}
+
+// ended says whether a node's process has ended.
+func (n *node) ended() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	select {
+	case <-n.exited:
+		return true
+	default:
+		return false
+	}
 }
 
 // kill ends a node's process with -9 and waits until it has ended.

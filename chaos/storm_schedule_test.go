@@ -13,6 +13,8 @@ import (
 const (
 	cutOff     breakage = "cut off from all"
 	bothWays   breakage = "partition both ways"
+	oneLink    breakage = "one link, both ways"
+	oneWay     breakage = "one link, one way"
 	deaf       breakage = "partition one way, deaf"
 	mute       breakage = "partition one way, mute"
 	ring       breakage = "ring: neighbours alone hear each other"
@@ -22,7 +24,7 @@ const (
 )
 
 // ofNetwork are all of them.
-var ofNetwork = []breakage{cutOff, bothWays, deaf, mute, ring, lossy, slow, clientless}
+var ofNetwork = []breakage{cutOff, bothWays, oneLink, oneWay, deaf, mute, ring, lossy, slow, clientless}
 
 // trouble is one fault of a round. It begins at an offset in the round, and has a least
 // length.
@@ -34,7 +36,11 @@ type trouble struct {
 	// a ring.
 	peers       []int
 	after, hold time.Duration
+	// seed chooses what of the machine breaks.
+	seed uint64
 }
+
+func (t trouble) rng() *rand.Rand { return rand.New(rand.NewPCG(t.seed, 0)) }
 
 func (t trouble) String() string {
 	s := string(t.breakage)
@@ -139,6 +145,8 @@ func fits(hand []breakage, b breakage, alone bool) bool {
 	switch {
 	case slices.Contains(hand, b):
 		return false
+	case b == rotTable && slices.Contains(hand, rotLog), b == rotLog && slices.Contains(hand, rotTable):
+		return false // what both have held may have no majority left
 	case slices.Contains(ofNetwork, b):
 		return b != ring || !alone
 	}
@@ -152,6 +160,10 @@ func draw(rng *rand.Rand, b breakage, victim, machines int) trouble {
 	t.hold = least + time.Duration(rng.Int64N(int64(least)))
 	t.after = time.Duration(rng.Int64N(int64(stormStagger)))
 	switch b {
+	case rotTable, rotLog:
+		t.seed = rng.Uint64()
+	case oneLink, oneWay:
+		t.peers = rng.Perm(machines)[:2] // the victim may be one of them
 	case ring:
 		t.peers = rng.Perm(machines)
 	case bothWays, deaf, mute:
@@ -199,7 +211,7 @@ func (r round) mustServe(machines int) (through []int) {
 	var parted []int
 	whole := true // it has all but some links
 	for _, t := range r.troubles {
-		whole = whole && slices.Contains([]breakage{bothWays, deaf, mute}, t.breakage)
+		whole = whole && slices.Contains([]breakage{bothWays, oneLink, oneWay, deaf, mute}, t.breakage)
 		for _, p := range t.peers {
 			if !slices.Contains(parted, p) {
 				parted = append(parted, p)
@@ -217,6 +229,11 @@ func rangeOf(machines int) (all []int) {
 		all = append(all, m)
 	}
 	return all
+}
+
+// has says whether a fault is one of them.
+func (r round) has(b breakage) bool {
+	return slices.ContainsFunc(r.troubles, func(t trouble) bool { return t.breakage == b })
 }
 
 // settle puts a machine in the place of leading. If the round breaks that machine
@@ -243,6 +260,9 @@ func (r round) settle(leader, machines int) round {
 		}
 		if t.breakage != ring {
 			t.peers = slices.DeleteFunc(slices.Clone(t.peers), func(p int) bool { return p == t.victim })
+			if t.breakage == oneLink || t.breakage == oneWay {
+				t.peers = t.peers[:1]
+			}
 		}
 	}
 	return r
@@ -255,7 +275,7 @@ const stormMachines = 5
 // and no more than two machines broken inside, whoever leads. A seed always gives the
 // same schedule.
 func TestScheduleIsBounded(t *testing.T) {
-	can := append([]breakage{kill, stop, power, hang, full}, ofNetwork...)
+	can := append([]breakage{kill, stop, power, hang, full, rotTable, rotLog, paused}, ofNetwork...)
 	for seed := range uint64(500) {
 		rounds := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can, can)
 		if again := deal(rand.New(rand.NewPCG(seed, 0)), stormMachines, can, can); fmt.Sprint(again) != fmt.Sprint(rounds) {
@@ -273,7 +293,7 @@ func TestScheduleIsBounded(t *testing.T) {
 				if x.victim < 0 || x.victim >= stormMachines || x.hold < stormHold {
 					t.Errorf("seed %d: %s for %v", seed, x, x.hold)
 				}
-				if len(x.peers) == 0 && slices.Contains([]breakage{bothWays, deaf, mute, ring}, x.breakage) || x.breakage != ring && slices.Contains(x.peers, x.victim) {
+				if len(x.peers) == 0 && slices.Contains([]breakage{bothWays, oneLink, oneWay, deaf, mute, ring}, x.breakage) || x.breakage != ring && slices.Contains(x.peers, x.victim) {
 					t.Errorf("seed %d: from whom is %s?", seed, x)
 				}
 				if !slices.Contains(ofNetwork, x.breakage) {
@@ -315,6 +335,7 @@ func TestWhoMustServe(t *testing.T) {
 		{[]trouble{at(deaf, 4, 0, 1), at(lossy, 4)}, []int{0, 1, 2, 3}},
 		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 1)}, []int{0, 1, 2, 3, 4}},
 		{[]trouble{at(deaf, 4, 0, 1), at(mute, 4, 2)}, []int{0, 1, 2, 3}},
+		{[]trouble{at(oneLink, 4, 0), at(oneWay, 4, 1)}, []int{0, 1, 2, 3, 4}},
 		{[]trouble{at(ring, leading, 0, 1, 2, 3, 4), at(clientless, 3)}, []int{0, 1, 2, 4}},
 	} {
 		if got := (round{troubles: c.troubles}).mustServe(stormMachines); !slices.Equal(got, c.want) {

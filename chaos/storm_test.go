@@ -97,12 +97,18 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	t.Helper()
 	s := &storm{t: t, binary: binary, dir: evidenceDir(t), mutation: mutation, began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
-	missing, err := s.build()
+	missing, err := s.build(seed)
 	if err != nil {
 		leaveOut(t, err)
 	}
 	can, leftOut := possible(missing)
 	s.leftOut = leftOut
+	if missing == nil {
+		can = append(can, rotTable, rotLog)
+	}
+	if seed%2 == 1 {
+		can = append(can, paused)
+	}
 	say := t.Logf
 	if nothingLeftOut() {
 		say = t.Errorf
@@ -204,7 +210,7 @@ func (s *storm) well() bool { return len(s.c.blames()) == 0 && !s.t.Failed() }
 
 // build makes the machines and starts a node on each. missing says why they have no
 // disks of their own.
-func (s *storm) build() (missing, err error) {
+func (s *storm) build(seed uint64) (missing, err error) {
 	t := s.t
 	if s.net, err = newNetwork(t, stormMachines+1); err != nil {
 		return nil, err
@@ -231,6 +237,13 @@ func (s *storm) build() (missing, err error) {
 		n.mount = filepath.Join(dir, n.name)
 		if missing == nil {
 			n.data, missing = newDisk(t, n.mount, stormDiskBytes)
+		}
+		// Leases are not safe where machines are paused: that has a setting of its own.
+		if seed%2 == 1 {
+			n.clock = filepath.Join(dir, n.name+".clock")
+			if err := writeLag(n.clock, 0); err != nil {
+				t.Fatal(err)
+			}
 		}
 		n.args = append(n.arguments(i), "--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits)
 		n.away.Store(i == stormMachines)
@@ -322,6 +335,11 @@ func (s *storm) promised(can []breakage) {
 func (s *storm) weather(ctx context.Context, r round) {
 	wait(ctx, r.pause)
 	r = r.settle(s.c.leader(ctx)%stormMachines, stormMachines)
+	if r.has(rotLog) || r.has(rotTable) {
+		// Until it is mended no other node leaves or is drained: that would be a second loss.
+		s.op.nodes.Lock()
+		defer s.op.nodes.Unlock()
+	}
 	s.note("%s", r)
 	start := time.Now()
 	served := make(chan struct{})
@@ -331,7 +349,7 @@ func (s *storm) weather(ctx context.Context, r round) {
 	for i, t := range r.troubles {
 		wg.Go(func() {
 			wait(ctx, t.after)
-			heal, err := s.inject(t)
+			heal, err := s.inject(ctx, t)
 			begun <- struct{}{}
 			if err != nil {
 				s.t.Errorf("%s: %v", t, err)
@@ -393,7 +411,7 @@ func (s *storm) failures() (n int) {
 }
 
 // inject lets a trouble happen. heal ends it.
-func (s *storm) inject(t trouble) (heal healing, err error) {
+func (s *storm) inject(ctx context.Context, t trouble) (heal healing, err error) {
 	switch t.breakage {
 	case cutOff:
 		return s.net.drop(t.victim, anythingIn, anythingOut)
@@ -403,9 +421,9 @@ func (s *storm) inject(t trouble) (heal healing, err error) {
 		return s.net.drop(t.victim, lossyIn, lossyOut)
 	case slow:
 		return s.net.slow(t.victim)
-	case bothWays:
+	case bothWays, oneLink:
 		return s.net.drop(t.victim, from(t.peers), to(t.peers))
-	case deaf:
+	case deaf, oneWay:
 		return s.net.drop(t.victim, from(t.peers), nil)
 	case mute:
 		return s.net.drop(t.victim, nil, to(t.peers))
@@ -418,15 +436,14 @@ func (s *storm) inject(t trouble) (heal healing, err error) {
 		s.note("not: %s: it is being replaced", t)
 		return func() (bool, error) { return false, nil }, nil
 	}
-	mend, err := s.inside(n, t.breakage)
+	mend, err := s.inside(ctx, n, t)
 	if err != nil {
 		n.busy.Unlock()
 		return nil, err
 	}
-	return func() (took bool, err error) {
+	return func() (bool, error) {
 		defer n.busy.Unlock()
-		took = t.breakage != stop || n.stands()
-		return took, mend()
+		return mend()
 	}, nil
 }
 
@@ -457,23 +474,35 @@ func (s *storm) neighboursAlone(order []int) (heal healing, err error) {
 }
 
 // inside breaks something inside of a machine.
-func (s *storm) inside(n *node, b breakage) (heal func() error, err error) {
-	switch b {
+func (s *storm) inside(ctx context.Context, n *node, t trouble) (heal healing, err error) {
+	var mend func() error
+	switch t.breakage {
 	case kill:
 		n.kill()
-		return func() error { s.c.start(n); return nil }, nil
+		mend = func() error { s.c.start(n); return nil }
 	case stop:
 		n.signal(syscall.SIGSTOP)
-		return func() error { n.signal(syscall.SIGCONT); return nil }, nil
+		return func() (bool, error) {
+			took := n.stands()
+			n.signal(syscall.SIGCONT)
+			return took, nil
+		}, nil
+	case paused:
+		return s.pauses(ctx, n)
 	case power:
-		return n.losePower(s.c)
+		mend, err = n.losePower(s.c)
 	case hang:
-		return n.data.hang(s.t)
+		mend, err = n.data.hang(s.t)
 	case full:
-		return n.data.fill()
+		mend, err = n.data.fill()
+	case rotTable:
+		return s.rots(ctx, n, t.rng())
+	case rotLog:
+		return s.rotsLog(ctx, n, t.rng())
 	default: // it is not inside
+		err = fmt.Errorf("no fault is called %q", t.breakage)
 	}
-	return nil, fmt.Errorf("no fault is called %q", b)
+	return func() (bool, error) { return true, mend() }, err
 }
 
 // serves requires a write of every range, or a read of everything, through each of the

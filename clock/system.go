@@ -20,7 +20,7 @@ func (system) Now() Time {
 		// The clock exists since Linux 2.6.39; without a clock no lease is safe.
 		panic("clock: CLOCK_BOOTTIME: " + err.Error())
 	}
-	return Time(ts.Nano())
+	return Time(ts.Nano() - pausedFor())
 }
 
 func (system) Wall() time.Time { return time.Now() }
