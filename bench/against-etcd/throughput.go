@@ -51,7 +51,7 @@ func throughput(ctx context.Context, b *bench, o throughputOptions) error {
 	err := b.with(ctx, clusters, func() error {
 		for i := range o.runs {
 			for _, c := range clusters {
-				r, err := load(ctx, b, o, c, i)
+				r, err := loadOnce(ctx, b, c, i, o)
 				if err != nil {
 					return err
 				}
@@ -67,8 +67,8 @@ func throughput(ctx context.Context, b *bench, o throughputOptions) error {
 	return err
 }
 
-// load runs loadtest once against a cluster and returns its report.
-func load(ctx context.Context, b *bench, o throughputOptions, c *cluster, i int) (report, error) {
+// loadOnce runs loadtest once against a cluster and returns its report.
+func loadOnce(ctx context.Context, b *bench, c *cluster, i int, o throughputOptions) (report, error) {
 	file := filepath.Join(b.dir, fmt.Sprintf("%s-%02d.json", c.name, i+1))
 	args := []string{
 		"run", "--endpoints", all(c.clientURL, ""), "--server-metrics", all(c.webURL, "/metrics"),
