@@ -261,6 +261,7 @@ func (o *operator) lost(ctx context.Context, n *node) error {
 		if err == nil {
 			break
 		}
+		o.s.note("operator: %s, which is lost, is not removed yet: %v", old, err)
 		if term.over() {
 			o.s.c.late("operator: %s, which is lost, is not removed in %v: %v", old, term.took(), err)
 			return nil

@@ -63,7 +63,8 @@ func (c *Cluster) watchSilence() []Abandon {
 	var out []Abandon
 	for _, n := range slices.Clone(c.silent) {
 		age := c.now.Sub(n.SilentSince)
-		if !n.swept && age >= c.settings.AbandonAfter {
+		// A node that is to leave, and is silent, is mostly one that was lost.
+		if !n.swept && (age >= c.settings.AbandonAfter || n.State == Decommissioning) {
 			n.swept = true
 			out = append(out, n.needing()...)
 		}
