@@ -70,7 +70,10 @@
 // # Running it
 //
 // make sim SEEDS=n runs the seeds below n of every story, each in a process of its
-// own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_SEED=s
+// own, and ends with a table of operations, faults and verdicts. SKEIN_SIM_FROM=k
+// begins with seed k, and SKEIN_SIM_STORIES=pairs,five runs these alone. The story pairs
+// has each kind of fault beside each other kind within as many seeds as there are kinds;
+// a line says which have met. SKEIN_SIM_SEED=s
 // runs one seed of all stories, SKEIN_SIM_REPEAT=k times (go test -run
 // TestStories/five). SKEIN_SIM_DEBUG=1 writes the nodes' whole log into the trace. A
 // run that fails keeps trace.txt and history.txt in a directory that it names;

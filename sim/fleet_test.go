@@ -35,7 +35,9 @@ type outcome struct {
 	Operations [3]int // by Outcome
 	Versions   int
 	// Counts are the faults by kind, and the work of network and nodes.
-	Counts               map[string]int
+	Counts map[string]int
+	// Pairs are the pairs of faults that have met.
+	Pairs                map[string]int
 	Virtual, Ran, Judged time.Duration
 	// Violations begin with the name of the checker that found them.
 	Violations []string
@@ -56,6 +58,10 @@ func (o *outcome) take(rep *Report, bad []string) {
 		"(delivered)": int(n.Delivered), "(lost)": int(n.Lost), "(duplicated)": int(n.Duplicated), "(reordered)": int(n.Reordered),
 		"(met a cut)": int(n.CutOff), "(sessions broken)": int(n.Broken), "(power cuts)": int(n.Crashes),
 	}
+	o.Pairs = map[string]int{}
+	for p, k := range rep.Met {
+		o.Pairs[p.String()] += k
+	}
 	for f, k := range rep.Happened {
 		o.Counts[string(f)] += k
 	}
@@ -68,13 +74,23 @@ func (o *outcome) line() string {
 		o.Operations[Unknown], o.Versions, o.Virtual.Round(time.Millisecond), o.Ran.Round(time.Millisecond), o.Judged.Round(time.Millisecond), o.Counts)
 }
 
-// many runs the seeds below n of all stories, and prints the outcomes.
+// many runs n seeds of all stories, or of those that SKEIN_SIM_STORIES names, and prints the outcomes.
+// The first seed is 0, or SKEIN_SIM_FROM.
 func many(t *testing.T, n uint64) {
 	t.Helper()
+	from, _ := number(t, "SKEIN_SIM_FROM")
+	wanted := map[string]bool{}
+	for name := range strings.SplitSeq(os.Getenv("SKEIN_SIM_STORIES"), ",") {
+		if name != "" {
+			wanted[storyOf(t, name).name] = true
+		}
+	}
 	var jobs []job
 	for seed := range n {
 		for _, s := range stories {
-			jobs = append(jobs, job{story: s.name, seed: seed})
+			if len(wanted) == 0 || wanted[s.name] {
+				jobs = append(jobs, job{story: s.name, seed: from + seed})
+			}
 		}
 	}
 	began := time.Now()
@@ -83,7 +99,7 @@ func many(t *testing.T, n uint64) {
 			t.Errorf("story %s, seed %d (%s): %s", o.Story, o.Seed, o.kept, b)
 		}
 	})
-	t.Logf("%d runs in %v\n%s", len(all), time.Since(began).Round(time.Second), table(all))
+	t.Logf("%d runs in %v\n%s\n%s", len(all), time.Since(began).Round(time.Second), table(all), pairsMet(all))
 }
 
 // fleet runs jobs, as many at a time as there are processors, and returns their

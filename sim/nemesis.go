@@ -114,6 +114,8 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
+	// met counts the pairs of faults that took effect beside each other, with Config.Pairs.
+	met map[Pair]int
 	// splits, compactions, moves, merges and systemMoves count the successful ones.
 	// losses counts the machines that are lost for good.
 	splits, compactions, moves, merges, systemMoves, losses atomic.Int64
@@ -139,12 +141,15 @@ type nemesis struct {
 }
 
 func newNemesis(c *cluster) *nemesis {
-	return &nemesis{c: c, rng: rand.New(rand.NewPCG(c.cfg.Seed, 2)), happened: map[Fault]int{}}
+	return &nemesis{c: c, rng: rand.New(rand.NewPCG(c.cfg.Seed, 2)), happened: map[Fault]int{}, met: map[Pair]int{}}
 }
 
 // run injects the faults of the configuration in a random order, sometimes two at a time,
 // unless one node must fail alone with all that it leads.
 func (n *nemesis) run() error {
+	if n.c.cfg.Pairs {
+		return n.inPairs()
+	}
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for i := 0; i < len(faults) && !n.broken(); i++ {

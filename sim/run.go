@@ -37,6 +37,8 @@ type Config struct {
 	// splits are tried meanwhile.
 	Faults []Fault
 	Splits int
+	// Pairs has Faults injected two at a time, in their order.
+	Pairs bool
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5
 	// then.
 	Moves int
@@ -140,6 +142,7 @@ type Report struct {
 	Failures int
 	Rebooted int64
 	Happened map[Fault]int
+	Met      map[Pair]int
 	// Splits, Compactions, Snapshots and CutOffs count the nodes' work. The last two are
 	// snapshots that followers installed, and truncations past what a follower needed.
 	Splits, Compactions int64
@@ -293,6 +296,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	close(stop)
 	stopLoad()
 	wg.Wait()
+	rep.Met = n.met
 	rep.Happened, rep.Splits, rep.Compactions, rep.Failures = n.happened, n.splits.Load(), n.compactions.Load(), n.failures+int(n.losses.Load()+n.deaths.Load())
 	rep.Moves, rep.SystemMoves, rep.Merges = n.moves.Load(), n.systemMoves.Load(), n.merges.Load()
 	if err == nil {

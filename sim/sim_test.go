@@ -56,6 +56,16 @@ var stories = []story{
 			Borders: []string{"f", "j", "s", "x"},
 		}
 	}},
+	// Each kind of fault beside each other kind, within as many seeds as there are kinds. Then the
+	// same without leases, where machines are suspended unseen.
+	{name: "pairs", long: true, cfg: func(seed uint64) Config {
+		rounds := uint64(roundsOf(pairKinds(true)))
+		leases := seed/rounds%2 == 0
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0,
+			Borders: []string{"f", "j", "s"}, Pairs: true, NoLeaseReads: !leases, Faults: roundOf(pairKinds(leases), int(seed%rounds)),
+		}
+	}},
 	// Leaders that pause, hang and are cut off while they believe that they lead.
 	{name: "leaders", long: true, cfg: func(uint64) Config {
 		return Config{
