@@ -72,7 +72,7 @@ func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
 // noteCorruption notes a bad table, and says whether it was met just before.
 func (e *Engine) noteCorruption(c *Corruption) (again bool) {
 	if c.Bounds.ownRecords() {
-		e.fail(fmt.Errorf("engine: %s; rebuild the node as a new one from its peers", c))
+		e.fail(fmt.Errorf("engine: corruption in %s, keys %s: %w", c.Path, c.Bounds, c.Err))
 		return false
 	}
 	e.corrupt.mu.Lock()

@@ -130,7 +130,7 @@ func TestBadTablesAreReported(t *testing.T) {
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				if !c.reported {
-					if err := e.Err(); err == nil || !strings.Contains(err.Error(), "as a new one") || len(met) > 0 {
+					if err := e.Err(); err == nil || !IsCorruption(err) || !strings.Contains(err.Error(), "corruption in data/") || len(met) > 0 {
 						t.Errorf("the store goes on: %v, reported %v", err, met)
 					}
 					_ = e.Abort()

@@ -233,9 +233,9 @@ func (c *Core) fail(err error) {
 func (c *Core) watchFatal() {
 	select {
 	case <-c.wal.Fatal():
-		c.fail(fmt.Errorf("wal: %w", c.wal.Err()))
+		c.fail(c.adviseOnDamage(fmt.Errorf("wal: %w", c.wal.Err())))
 	case <-c.engine.Fatal():
-		c.fail(fmt.Errorf("engine: %w", c.engine.Err()))
+		c.fail(c.adviseOnDamage(c.engine.Err()))
 	case <-c.host.Fatal():
 		c.fail(fmt.Errorf("raft groups: %w", c.host.Err()))
 	case <-c.ctx.Done():

@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -174,6 +175,40 @@ func testRotKeepsTheNodeDown(t *testing.T, dir, says string) {
 			return err == nil
 		})
 		r.mustGet(other, keyOf(1), string(value))
+	})
+}
+
+// A node whose own records rot while it runs ends, and says the same.
+func TestRotInOwnRecordsEndsTheNode(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		n := r.nodes[0]
+		r.mustPut(n, keyOf(1), "before")
+		r.caughtUp(5 * time.Second)
+		// Random, and so large that the block of the second one holds nothing else: nobody reads it.
+		key, value := engine.NodeLocalKey([]byte("zz")), make([]byte, 128<<10)
+		for at := range value {
+			value[at] = byte(r.rng.Uint32())
+		}
+		b := n.core.engine.NewBatch()
+		if err := errors.Join(b.Set(engine.NodeLocalKey([]byte("zy")), value[1:]), b.Set(key, value), b.Commit(), n.core.engine.Flush(r.t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		r.stop(n)
+		r.start(n)
+		r.caughtUp(20 * time.Second)
+		if places := n.disk.rot(t, "data", value[:64]); places == 0 {
+			t.Fatal("the mark is in no file")
+		}
+		if _, _, err := n.core.engine.Get(key); err == nil {
+			t.Fatal("the bad block was read")
+		}
+		r.wait(time.Second, "the node ends", func() bool { return n.core.Err() != nil })
+		for _, want := range []string{"checksum mismatch", "member remove", "--join", "data", "wal"} {
+			if err := n.core.Err(); !strings.Contains(err.Error(), want) {
+				t.Errorf("%v does not say %q", err, want)
+			}
+		}
+		r.crash(n)
 	})
 }
 
