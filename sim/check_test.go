@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
@@ -291,7 +292,15 @@ func TestWindowsOrderInRealTime(t *testing.T) {
 	if len(bad) != 0 {
 		t.Fatalf("%v", bad)
 	}
-	if bad := checkWindows(p); len(bad) != 1 {
+	bad = checkWindows(p)
+	if len(bad) != 1 || !strings.Contains(bad[0], "are not linearizable") || !strings.Contains(bad[0], "had returned before") {
+		t.Fatalf("the windows found %v", bad)
+	}
+	// An answer that does not fit its place.
+	second.Call, second.Return = 3, 4
+	second.Response.(*pb.PutResponse).PrevKv = &mvccpb.KeyValue{}
+	bad = checkWindows(p)
+	if len(bad) != 1 || !strings.Contains(bad[0], "are not linearizable") || !strings.Contains(bad[0], "does not fit") {
 		t.Fatalf("the windows found %v", bad)
 	}
 }
