@@ -86,10 +86,17 @@ func OpenDir(fs vfs.FS, dataDir, walDir string, want Identity, reads keyspace.Ve
 		return nil, err
 	}
 	if dataID != nil && walID != nil {
-		// After a crash within Raise the versions differ.
+		if err := compareIdentities(dataDir, dataID, walDir, walID, want); err != nil {
+			return nil, err
+		}
 		l.Identity = *dataID
-		l.Identity.Version = max(dataID.Version, walID.Version)
-		return l, errors.Join(compareIdentities(dataDir, dataID, walDir, walID, want), forgetInstance(fs, dataDir))
+		if dataID.Version != walID.Version {
+			// A crash came within Raise. The next build may not read the lower version any more.
+			if err := l.Raise(max(dataID.Version, walID.Version)); err != nil {
+				return nil, err
+			}
+		}
+		return l, forgetInstance(fs, dataDir)
 	}
 	// Either both are new, or a crash came between the two identity files.
 	for _, d := range []struct{ dir, at, other string }{{dataDir, data, wal}, {walDir, wal, data}} {
