@@ -96,7 +96,7 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	if c.dirs, err = engine.OpenDir(o.FS, o.DataDir, o.WALDir, engine.Identity{Cluster: o.Cluster, Node: o.Self}, o.versions()); err != nil {
 		return err
 	}
-	c.version = newWrittenVersion(c.dirs, o.versions(), c.log)
+	c.version = newWrittenVersion(c.dirs, o.versions(), func() bool { return c.admission.Admitted() }, c.log)
 	*undo = append(*undo, func() { _ = c.closeDirs() })
 	store := engine.Options{
 		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,

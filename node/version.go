@@ -19,14 +19,16 @@ type writtenVersion struct {
 	reads keyspace.Versions
 	log   *zap.Logger
 	now   atomic.Uint32
+	// admitted says that the peers have admitted the node, and so compared their versions with its.
+	admitted func() bool
 
 	mu sync.Mutex // held while dirs are written
 	// dirs is guarded by mu; nil once the directories are closed.
 	dirs *engine.DirLock
 }
 
-func newWrittenVersion(dirs *engine.DirLock, reads keyspace.Versions, log *zap.Logger) *writtenVersion {
-	v := &writtenVersion{reads: reads, log: log, dirs: dirs}
+func newWrittenVersion(dirs *engine.DirLock, reads keyspace.Versions, admitted func() bool, log *zap.Logger) *writtenVersion {
+	v := &writtenVersion{reads: reads, admitted: admitted, log: log, dirs: dirs}
 	v.now.Store(uint32(dirs.Identity.Version))
 	return v
 }
@@ -35,6 +37,9 @@ func newWrittenVersion(dirs *engine.DirLock, reads keyspace.Versions, log *zap.L
 func (v *writtenVersion) Now() (keyspace.Version, keyspace.Versions) {
 	return keyspace.Version(v.now.Load()), v.reads
 }
+
+// Fresh implements transport.Version.
+func (v *writtenVersion) Fresh() bool { return !v.admitted() }
 
 // Raise implements transport.Version.
 func (v *writtenVersion) Raise(to keyspace.Version) error {

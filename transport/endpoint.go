@@ -79,6 +79,9 @@ type Version interface {
 	// Raise has the node write in a higher version, one of those that it reads. It returns when
 	// that is durable.
 	Raise(keyspace.Version) error
+	// Fresh says that Now is only what the node's build begins with: the node is new, and its peers
+	// have not admitted it yet.
+	Fresh() bool
 }
 
 func (c *Config) setDefaults() {

@@ -64,7 +64,7 @@ func (v verdict) lasting() bool {
 type hello struct {
 	verdict  verdict // of the answer
 	kind     Kind
-	features uint64 // bits of optional parts of the protocol; none yet
+	features uint64
 	cluster  keyspace.ClusterID
 	node     keyspace.NodeID // who speaks
 	to       keyspace.NodeID // the node that the sender means to reach
@@ -79,6 +79,9 @@ type hello struct {
 
 // errTooLate says that a Hello or its answer took too long.
 var errTooLate = errors.New("no hello in time")
+
+// featureFresh says that the speaker's version is only what its build begins with (Version.Fresh).
+const featureFresh = 1 << 0
 
 const helloBody = 1 + 1 + 1 + 5*8 + 5*4
 

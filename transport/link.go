@@ -90,19 +90,24 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 	}
 	if q.cfg.Version != nil {
 		h.version, h.reads = q.cfg.Version.Now()
+		if q.cfg.Version.Fresh() {
+			h.features |= featureFresh
+		}
 	}
 	return h
 }
 
 // meet compares a peer's version with this node's, before there is a session. A node that was away
 // while the cluster was upgraded learns the version here, before it sends or stores anything. Its
-// peers may not read the version before any more.
+// peers may not read the version before any more. A new node tells nobody a version: what its build
+// begins with may be above the cluster's.
 func (q *QUIC) meet(h *hello) verdict {
 	if q.cfg.Version == nil {
 		return verdictWelcome
 	}
 	own, reads := q.cfg.Version.Now()
-	if h.version > reads.Newest || own > h.reads.Newest {
+	fresh, peerFresh := q.cfg.Version.Fresh(), h.features&featureFresh != 0
+	if h.version > reads.Newest || own > h.reads.Newest || h.version > own && peerFresh && !fresh || own > h.version && fresh && !peerFresh {
 		q.log.Warn("a peer's build is too old or too new for this one; start builds that both read the cluster's version",
 			zap.Stringer("peer", h.node), zap.Uint32("peer-writes", uint32(h.version)), zap.Stringer("peer-reads", h.reads),
 			zap.Uint32("writes", uint32(own)), zap.Stringer("reads", reads))
@@ -138,7 +143,7 @@ func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
 	q, k := l.q, h.kind
 	s, err := q.Attach(SessionConfig{
 		Peer: l.id, Boot: h.boot, Kind: k,
-		MaxMessageBytes: int(h.maxMessage), StreamWindowBytes: int(h.window),
+		MaxMessageBytes: int(h.maxMessage), StreamWindowBytes: int(h.window), Reads: h.reads,
 		Ended: func(err error) {
 			l.mu.Lock()
 			l.slots[k].lastEnd = err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // probe is the state of a session's pings. Pings are sent as data: a restarted peer
@@ -31,6 +32,12 @@ func (s *Session) pingLoop() {
 		if missed := int(s.probe.missed.Add(1)) - 1; missed >= e.cfg.MaxMissedPings {
 			s.End(fmt.Errorf("%w: %d probes unanswered", ErrUnreachable, missed))
 			return
+		}
+		if v := e.cfg.Version; v != nil && s.cfg.Reads != (keyspace.Versions{}) {
+			if now, _ := v.Now(); now > s.cfg.Reads.Newest {
+				s.peer.end(errRaised)
+				return
+			}
 		}
 		p := &s.probe
 		p.mu.Lock()

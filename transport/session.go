@@ -18,6 +18,9 @@ import (
 // errReplaced ends a session that a newer one with the same peer replaces.
 var errReplaced = errors.New("transport: replaced by a newer session")
 
+// errRaised ends a session with a peer that does not read what this node writes by now.
+var errRaised = errors.New("transport: the cluster was upgraded, and the peer's build is too old")
+
 // SessionConfig names the peer of a session and holds the values agreed in the Hello.
 type SessionConfig struct {
 	Peer keyspace.NodeID
@@ -26,6 +29,9 @@ type SessionConfig struct {
 	// MaxMessageBytes and StreamWindowBytes are the peer's limits.
 	MaxMessageBytes   int
 	StreamWindowBytes int
+	// Reads are the versions that the peer reads, zero for a carrier without Hellos. The session ends
+	// when this node writes in a higher one.
+	Reads keyspace.Versions
 	// Ended is called once, with the reason, when the session ends. It must not
 	// block.
 	Ended func(error)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -20,7 +21,10 @@ type written struct {
 	now   keyspace.Version
 	reads keyspace.Versions
 	full  bool // it cannot be noted
+	fresh bool
 }
+
+func (w *written) Fresh() bool { return w.fresh }
 
 func (w *written) Now() (keyspace.Version, keyspace.Versions) {
 	w.mu.Lock()
@@ -47,14 +51,19 @@ func TestVersionsMeet(t *testing.T) {
 		a, b *written
 		want keyspace.Version // 0: no session
 	}{
-		"alike":                    {a: &written{now: 3, reads: old}, b: &written{now: 3, reads: old}, want: 3},
-		"one was away":             {a: &written{now: 3, reads: old}, b: &written{now: 4, reads: old}, want: 4},
-		"it cannot note it first":  {a: &written{now: 3, reads: old, full: true}, b: &written{now: 4, reads: between}, want: 4},
-		"builds of two releases":   {a: &written{now: 4, reads: old}, b: &written{now: 4, reads: between}, want: 4},
-		"an old build comes back":  {a: &written{now: 4, reads: old}, b: &written{now: 5, reads: between}},
-		"two releases lie between": {a: &written{now: 3, reads: old}, b: &written{now: 5, reads: later}},
+		"alike":                                          {a: &written{now: 3, reads: old}, b: &written{now: 3, reads: old}, want: 3},
+		"one was away":                                   {a: &written{now: 3, reads: old}, b: &written{now: 4, reads: old}, want: 4},
+		"it cannot note it first":                        {a: &written{now: 3, reads: old, full: true}, b: &written{now: 4, reads: between}, want: 4},
+		"builds of two releases":                         {a: &written{now: 4, reads: old}, b: &written{now: 4, reads: between}, want: 4},
+		"an old build comes back":                        {a: &written{now: 4, reads: old}, b: &written{now: 5, reads: between}},
+		"two releases lie between":                       {a: &written{now: 3, reads: old}, b: &written{now: 5, reads: later}},
+		"a new node":                                     {a: &written{now: 3, reads: old, fresh: true}, b: &written{now: 4, reads: between}, want: 4},
+		"a new node of a build that is too new":          {a: &written{now: 3, reads: old}, b: &written{now: 4, reads: between, fresh: true}},
+		"a new cluster of two builds":                    {a: &written{now: 3, reads: old, fresh: true}, b: &written{now: 4, reads: between, fresh: true}, want: 4},
+		"a new node of the older build before the raise": {a: &written{now: 3, reads: old, fresh: true}, b: &written{now: 3, reads: old}, want: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
+			was := [2]keyspace.Version{c.a.now, c.b.now}
 			h := newQUICHarness()
 			refused := make(chan struct{}, 100)
 			node := func(id keyspace.NodeID, w *written) *transport.QUIC {
@@ -90,6 +99,9 @@ func TestVersionsMeet(t *testing.T) {
 				case <-up:
 					t.Error("there is a session")
 				}
+				if c.a.now != was[0] || c.b.now != was[1] {
+					t.Errorf("versions %d and %d after the refusal, want %v", c.a.now, c.b.now, was)
+				}
 				return
 			}
 			<-up
@@ -99,5 +111,32 @@ func TestVersionsMeet(t *testing.T) {
 				t.Errorf("versions %d and %d, want %d", va, vb, c.want)
 			}
 		})
+	}
+}
+
+// TestRaiseEndsSessions: a session with a build that does not read the version any more ends soon after
+// the raise.
+func TestRaiseEndsSessions(t *testing.T) {
+	h := newQUICHarness()
+	v := &written{now: 4, reads: keyspace.Versions{Oldest: 4, Newest: 5}}
+	node := func(id keyspace.NodeID, w *written) *transport.QUIC {
+		o := selfMade(id)
+		o.Version, o.PingInterval = w, time.Millisecond
+		return h.new(t, o)
+	}
+	a, b := node(1, v), node(2, &written{now: 4, reads: keyspace.Versions{Oldest: 3, Newest: 4}})
+	up := make(chan bool, 100)
+	a.OnPeer(func(_ keyspace.NodeID, s transport.PeerState) { up <- s.Up })
+	a.SetPeer(2, b.Addrs())
+	b.SetPeer(1, a.Addrs())
+	start(t, a, b)
+	if !<-up {
+		t.Fatal("no session")
+	}
+	if err := v.Raise(5); err != nil {
+		t.Fatal(err)
+	}
+	if <-up {
+		t.Error("there is a session after the raise")
 	}
 }
