@@ -9,6 +9,13 @@ import (
 // is the one in which all nodes write. A build knows which formats each Version has.
 type Version uint32
 
+// The versions in which a form changed: written from that cluster version on. A form asks for the
+// one that brought it, and never for NewestVersion.
+const (
+	// VersionFullNodes: a node's report says that it is full of replicas (placement/driver).
+	VersionFullNodes Version = 4
+)
+
 // A build reads and writes these two versions, and no other. The cluster version is raised from
 // one to the next when each node runs a build that reads the next. Until then every node can go
 // back to the build before.
@@ -16,7 +23,7 @@ const (
 	// OldestVersion is the version of the release before.
 	OldestVersion Version = 3
 	// NewestVersion is this build's.
-	NewestVersion Version = 3
+	NewestVersion Version = 4
 )
 
 // Versions are those that a build reads and writes, both ends included. The zero value is not

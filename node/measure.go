@@ -17,8 +17,7 @@ func (m measurer) Led() []driver.Measure {
 	return out
 }
 
-// Disk implements driver.Measurer: the disk of the data directory. A node without memory for another
-// replica says that its disk is full, so that it is given none.
+// Disk implements driver.Measurer: the disk of the data directory.
 func (m measurer) Disk() (capacity, used int64) {
 	u, err := m.c.o.FS.GetDiskUsage(m.c.o.DataDir)
 	if err != nil {
@@ -26,11 +25,11 @@ func (m measurer) Disk() (capacity, used int64) {
 	}
 	const most = 1 << 62
 	capacity, used = int64(min(u.TotalBytes, most)), int64(min(u.TotalBytes-min(u.AvailBytes, u.TotalBytes), most))
-	if m.c.shards.Room(1) != nil {
-		used = capacity
-	}
 	return capacity, used
 }
+
+// Full implements driver.Measurer.
+func (m measurer) Full() bool { return m.c.shards.Room(1) != nil }
 
 // Quarantined implements driver.Measurer.
 func (m measurer) Quarantined() []driver.Quarantined {

@@ -208,7 +208,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.service.Stop)
 	c.client = placement.NewClient(placement.ClientOptions{
 		Self: o.Self, Boot: c.boot, Service: c.service, Clock: o.Clock, Bus: c.bus, Peers: c.others(),
-		Measurer: measurer{c}, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
+		Measurer: measurer{c}, Written: c.version.written, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
 	c.shards = shard.NewStore(shard.Config{

@@ -35,8 +35,11 @@ func newWrittenVersion(dirs *engine.DirLock, reads keyspace.Versions, admitted f
 
 // Now implements transport.Version.
 func (v *writtenVersion) Now() (keyspace.Version, keyspace.Versions) {
-	return keyspace.Version(v.now.Load()), v.reads
+	return v.written(), v.reads
 }
+
+// written is the version alone.
+func (v *writtenVersion) written() keyspace.Version { return keyspace.Version(v.now.Load()) }
 
 // Fresh implements transport.Version.
 func (v *writtenVersion) Fresh() bool { return !v.admitted() }

@@ -1,14 +1,17 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/transport"
 )
 
 // TestUpgrade: three nodes change from a build of versions 5 and 6 to one of 6 and 7, one after the
@@ -88,6 +91,67 @@ func TestUpgrade(t *testing.T) {
 		if _, err := Open(t.Context(), r.optionsOf(r.nodes[2])); !errors.Is(err, engine.ErrIdentity) || !strings.Contains(err.Error(), "start a newer build") {
 			t.Fatal(err)
 		}
+	})
+}
+
+// reportsTo notes the version of each report to placement.
+type reportsTo struct {
+	Bus
+	note func(version byte)
+}
+
+// Call implements Bus.
+func (b reportsTo) Call(ctx context.Context, to keyspace.NodeID, m transport.Method, p []byte) ([]byte, error) {
+	if m == transport.MethodPlacementReport {
+		b.note(p[0])
+	}
+	return b.Bus.Call(ctx, to, m, p)
+}
+
+// TestOldFormUntilTheRaise: while one node's build reads the older version alone, all nodes write the
+// older form. Once the cluster version is raised they write the newer one.
+func TestOldFormUntilTheRaise(t *testing.T) {
+	var mu sync.Mutex
+	sent := map[byte]int{}
+	older := keyspace.Versions{Oldest: keyspace.VersionFullNodes - 1, Newest: keyspace.VersionFullNodes - 1}
+	bubble(t, 3, nil, func(o *Options) {
+		if o.Versions = keyspace.OwnVersions(); o.Self == 1 && older != (keyspace.Versions{}) {
+			o.Versions = older
+		}
+		newBus := o.NewBus
+		o.NewBus = func(c transport.Config) (Bus, error) {
+			b, err := newBus(c)
+			return reportsTo{b, func(v byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				sent[v]++
+			}}, err
+		}
+	}, func(r *rig) {
+		only := func(want byte) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			mu.Lock()
+			clear(sent)
+			mu.Unlock()
+			time.Sleep(time.Minute)
+			mu.Lock()
+			defer mu.Unlock()
+			if sent[want] == 0 || len(sent) != 1 {
+				t.Errorf("reports by version: %v, want version %d alone", sent, want)
+			}
+		}
+		r.announce(r.nodes...)
+		only(2)
+		r.stop(r.nodes[0])
+		older = keyspace.Versions{}
+		r.start(r.nodes[0])
+		r.announce(r.nodes[0])
+		only(2)
+		if _, err := r.nodes[0].core.Admin().Upgrade(r.t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		only(3)
 	})
 }
 

@@ -29,6 +29,8 @@ type ClientOptions struct {
 	// Measurer tells what placement decides by of this node. Without one the node says
 	// nothing of itself, and nothing is decided for the ranges that it leads.
 	Measurer driver.Measurer
+	// Written returns the version in which the node writes. Default keyspace.OldestVersion.
+	Written func() keyspace.Version
 
 	// AttemptTimeout is how long one attempt at one node may take before the node
 	// counts as lost and others are asked. Default 1 s, an election timeout.
@@ -89,6 +91,9 @@ func NewClient(o ClientOptions) *Client {
 	}
 	if o.MaxQueued == 0 {
 		o.MaxQueued = 1 << 16
+	}
+	if o.Written == nil {
+		o.Written = func() keyspace.Version { return keyspace.OldestVersion }
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()

@@ -145,7 +145,7 @@ func (r *nodeReporter) quarantines(now []driver.Quarantined) []driver.Quarantine
 // sendParts sends a report in parts, at least one, and takes over what was taken in.
 func (c *Client) sendParts(whole bool, ms []driver.Measure, qs []driver.Quarantined) (anew bool, err error) {
 	r := &c.reporter
-	p := driver.Part{Boot: c.o.Boot, Whole: whole}
+	p := driver.Part{Boot: c.o.Boot, Whole: whole, Full: c.o.Measurer.Full()}
 	capacity, used := c.o.Measurer.Disk()
 	p.Capacity, p.Used = min(max(capacity, 0), driver.MaxAmount), min(max(used, 0), driver.MaxAmount)
 	for {
@@ -185,7 +185,7 @@ func (c *Client) sendPart(p *driver.Part) (anew bool, err error) {
 		var b []byte
 		if node == c.o.Self {
 			anew, err = c.o.Service.takeReport(c.o.Self, p)
-		} else if b, err = c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.Encode()); err == nil {
+		} else if b, err = c.o.Bus.Call(ctx, node, transport.MethodPlacementReport, p.Encode(c.o.Written())); err == nil {
 			anew, err = driver.DecodePartAnswer(b)
 		}
 		if err == nil {

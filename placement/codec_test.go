@@ -101,7 +101,7 @@ var sampleLease = fsm.Lease{
 var (
 	sampleRange    = fsm.Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleNodePart = driver.Part{
-		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30,
+		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30, Full: true,
 		Led:         []driver.Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 		Quarantined: []driver.Quarantined{{Range: 9, Replica: 21, Reason: "corruption in 000007.sst"}, {Range: 10}},
 	}
@@ -136,9 +136,21 @@ func TestFormats(t *testing.T) {
 	}
 	line("bus/feed-request", encodeFeedRequest(32))
 	line("bus/feed-part", samplePart.encode())
-	line("bus/report-part", sampleNodePart.Encode())
+	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
 	f.Compare(t)
+}
+
+// TestFullNodeInBothVersions: the older form of a report has no field for a node that is full of
+// replicas, and says that its disk is full.
+func TestFullNodeInBothVersions(t *testing.T) {
+	older, newer := sampleNodePart, sampleNodePart
+	older.Full, older.Used = false, older.Capacity
+	for v, want := range map[keyspace.Version]driver.Part{keyspace.VersionFullNodes - 1: older, keyspace.VersionFullNodes: newer} {
+		if got, err := driver.DecodePart(sampleNodePart.Encode(v)); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("version %d: %+v, %v, want %+v", v, got, err, want)
+		}
+	}
 }
 
 func TestDecodeEachPrefix(t *testing.T) { testkit.Prefixes(t, decoderOf) }
@@ -159,7 +171,8 @@ func decoderOf(name string) func([]byte) error {
 		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
 
-		"bus/report-part":   func(p []byte) error { _, err := driver.DecodePart(p); return err },
+		"bus/report-part@3": func(p []byte) error { _, err := driver.DecodePart(p); return err },
+		"bus/report-part@4": func(p []byte) error { _, err := driver.DecodePart(p); return err },
 		"bus/report-answer": func(p []byte) error { _, err := driver.DecodePartAnswer(p); return err },
 	}[name]
 }
@@ -227,7 +240,7 @@ func FuzzFeedRequest(f *testing.F) {
 // FuzzNodePart: a part of a node's report is the same after another trip, and so is the
 // answer.
 func FuzzNodePart(f *testing.F) {
-	testkit.Fuzz(f, "bus/report-part", driver.DecodePart, func(p driver.Part) []byte { return p.Encode() })
+	testkit.Fuzz(f, "bus/report-part", driver.DecodePart, func(p driver.Part) []byte { return p.Encode(keyspace.NewestVersion) })
 }
 
 func FuzzPartAnswer(f *testing.F) {

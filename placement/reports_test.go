@@ -35,6 +35,9 @@ func (g *gauge) Led() []driver.Measure {
 
 func (g *gauge) Disk() (capacity, used int64) { return 1 << 40, 1 << 30 }
 
+// Full implements driver.Measurer.
+func (g *gauge) Full() bool { return false }
+
 func (g *gauge) Quarantined() []driver.Quarantined {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -121,8 +124,9 @@ func TestReportsReachEveryLeader(t *testing.T) {
 				}
 			}
 			for _, n := range r.nodes {
-				if capacity, used, complete := h.Node(n.id); capacity != 1<<40 || used != 1<<30 || !complete {
-					t.Fatalf("round %d: of node %s the leader knows %d, %d, %t", round, n.id, capacity, used, complete)
+				got := decide.Node{ID: n.id}
+				if complete := h.Told(&got); got.Capacity != 1<<40 || got.Used != 1<<30 || !complete {
+					t.Fatalf("round %d: of node %s the leader knows %+v, %t", round, n.id, got, complete)
 				}
 			}
 		}
@@ -164,7 +168,7 @@ func TestNextLeaderHearsAllNodesSoon(t *testing.T) {
 			began := time.Now()
 			complete := func() (silent []keyspace.NodeID) {
 				for _, n := range r.nodes {
-					if _, _, complete := next.service.listening().Node(n.id); n.up() && !complete {
+					if n.up() && !next.service.listening().Told(&decide.Node{ID: n.id}) {
 						silent = append(silent, n.id)
 					}
 				}

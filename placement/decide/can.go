@@ -175,11 +175,11 @@ func (c *Cluster) CanDecommission(id keyspace.NodeID) error {
 	}
 	if room := c.roomWithout(n); room < n.bytes {
 		return refuse(fmt.Sprintf("it has %d MiB, and the others have room for %d MiB", n.bytes>>20, max(0, room)>>20),
-			"add a node, or delete data")
+			"%s", c.orMemory("add a node, or delete data", n))
 	}
 	if r := c.homeless(n); r != nil {
 		return refuse(fmt.Sprintf("no node without a replica of range %s has room for its %d MiB", r.Descriptor.Range, r.Bytes>>20),
-			"add a node, or free space")
+			"%s", c.orMemory("add a node, or free space", n))
 	}
 	if others, left := c.zonesWithout(n); left && others < need {
 		return refuse(fmt.Sprintf("it is the last node of zone %q, and in the %d others replicas would share a zone", n.zone.name, others),
@@ -202,7 +202,7 @@ func (c *Cluster) roomWithout(n *node) int64 {
 	var room int64
 	for _, z := range c.zones {
 		z.fill.Ascend(func(o *node) bool {
-			if o != n {
+			if o != n && !o.Full {
 				room += max(0, int64(c.settings.FullAt*float64(o.weight()))-max(o.bytes, o.Used))
 			}
 			return true
@@ -258,6 +258,21 @@ func named(ids []keyspace.RangeID) string {
 		b.WriteString(" …")
 	}
 	return b.String() + ")"
+}
+
+// orMemory adds to what makes room on disks what makes room in memory, where a node besides but is full
+// of replicas.
+func (c *Cluster) orMemory(disks string, but *node) string {
+	full := map[keyspace.NodeID]bool{}
+	for id, n := range c.nodes {
+		if n.takes() && n.Full && n != but {
+			full[id] = true
+		}
+	}
+	if len(full) == 0 {
+		return disks
+	}
+	return "raise --memory-budget-bytes on " + nodesNamed(full) + ", full of replicas, or " + disks
 }
 
 // nodesNamed names a few of the nodes.

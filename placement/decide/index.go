@@ -212,9 +212,10 @@ func (n *node) weight() int64 {
 	return unknownCapacity
 }
 
-// fits says whether so many more bytes leave the node below where it counts as full.
+// fits says whether the node has memory for another replica, and so many more bytes leave its disk below
+// where that counts as full.
 func (c *Cluster) fits(n *node, more int64) bool {
-	return n.Capacity == 0 || float64(max(n.bytes, n.Used)+more) <= c.settings.FullAt*float64(n.Capacity)
+	return !n.Full && (n.Capacity == 0 || float64(max(n.bytes, n.Used)+more) <= c.settings.FullAt*float64(n.Capacity))
 }
 
 // unindex takes the node out of the orders and sums.

@@ -46,6 +46,8 @@ type Node struct {
 	// Capacity and Used are the bytes of its disk; a capacity of 0 is not known and
 	// counts as that of an average disk of one TiB.
 	Capacity, Used int64
+	// Full says that it has no memory for another replica. What it has stays.
+	Full bool
 }
 
 func (n *Node) describe(known bool) string {

@@ -17,7 +17,7 @@ import (
 // TestDecisions tells for each decision when it is made, and when it is not.
 //
 //	new [factor=3] [node-copies=2] [max-operations=8192] [min-ranges=1] [merge-age=1h]
-//	node id=1 [zone=a] [state=draining] [leaves] [silent=10s] [isolated] [capacity=100MiB] [used=1MiB]
+//	node id=1 [zone=a] [state=draining] [leaves] [silent=10s] [isolated] [capacity=100MiB] [used=1MiB] [full]
 //	remove-node id=1
 //	range id=1 on=(1,2,3) [learner=4] [incoming=4] [outgoing=3] [quarantined=3] [leader=1] [bytes=1MiB]
 //	      [load=10] [born=1h] [start=a] [end=b] [generation=1] [kept]
@@ -120,7 +120,7 @@ func answer(err error) string {
 func (s *story) node(a args) {
 	n := Node{
 		ID: keyspace.NodeID(a.number("id", 0)), Zone: a.text("zone", ""),
-		Capacity: a.number("capacity", 0), Used: a.number("used", 0), Isolated: a.d.HasArg("isolated"), Leaves: a.d.HasArg("leaves"),
+		Capacity: a.number("capacity", 0), Used: a.number("used", 0), Isolated: a.d.HasArg("isolated"), Leaves: a.d.HasArg("leaves"), Full: a.d.HasArg("full"),
 	}
 	for st := Serving; st <= Decommissioning; st++ {
 		if a.text("state", "serving") == st.String() {

@@ -29,7 +29,7 @@ var holdNames = [...]string{
 	"nobody is known to lead the range",
 	"its leader's node has as much to do as it may",
 	"every node that may take a replica receives as many as it may",
-	"no live node with room is without a replica of it: add a node, or free space",
+	"no live node with room is without a replica of it: add a node, or free space on disks or memory for replicas",
 	"no live replica can take the lead: undrain a node that has one, or bring it back",
 	"every other way would put two replicas into one zone",
 }

@@ -228,8 +228,7 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 			continue
 		}
 		n := decidedNode(&row)
-		var complete bool
-		n.Capacity, n.Used, complete = d.tracker.Node(id)
+		complete := d.tracker.Told(&n)
 		old, ok := d.nodes[id]
 		d.seeBoot(id, &old, now)
 		n.Silent, n.SilentSince = d.silent(id) && !mutation.Is(mutation.DeadCountedAlive), old.SilentSince
@@ -252,6 +251,10 @@ func (d *decider) feedNodes(v *fsm.View, now clock.Time) {
 		}
 		if n.Silent && d.boots[id].flaps() {
 			n.SilentSince = d.boots[id].began
+		}
+		if n.Full != old.Full {
+			d.s.o.Logger.Warn("whether a node has memory for another replica has changed; without it the node is given none: raise --memory-budget-bytes there, add nodes or merge ranges",
+				zap.Stringer("peer", id), zap.Bool("full", n.Full))
 		}
 		if n.Isolated = !n.Silent && d.isolated(id); n.Isolated != old.Isolated {
 			n.IsolatedSince = now
@@ -428,7 +431,7 @@ func (d *decider) mayDecide(now clock.Time) bool {
 	}
 	var missing keyspace.NodeID
 	for id, n := range d.nodes {
-		if _, _, complete := d.tracker.Node(id); !complete && !n.Silent {
+		if told := (decide.Node{ID: id}); !d.tracker.Told(&told) && !n.Silent {
 			missing = id
 		}
 	}

@@ -27,6 +27,8 @@ type Measurer interface {
 	Led() []Measure
 	// Disk returns the size of the node's disk and the bytes in use. A size of 0 is not known.
 	Disk() (capacity, used int64)
+	// Full says that the node has no memory for another replica.
+	Full() bool
 	// Quarantined returns the replicas that the node keeps closed until they are replaced.
 	Quarantined() []Quarantined
 }
@@ -42,8 +44,13 @@ type Quarantined struct {
 // MaxReasonBytes bounds the reason of a quarantine in a report. The node itself has all of it.
 const MaxReasonBytes = 256
 
-// reportVersion leads every message of method 36.
-const reportVersion = 2
+// The versions of method 36's messages. This build reads both.
+const (
+	// reportOlder is written below keyspace.VersionFullNodes. It has no Full: the disk of a full node
+	// is said to be full.
+	reportOlder = 2
+	reportNewer = 3
+)
 
 // Bounds of a part of a node's report.
 const (
@@ -62,6 +69,8 @@ type Part struct {
 	// after this one belongs to it.
 	Whole, More    bool
 	Capacity, Used int64
+	// Full says that the node has no memory for another replica.
+	Full bool
 	// Led are ranges that the node leads, or has led and does not any more: those have
 	// the term 0.
 	Led []Measure
@@ -73,22 +82,32 @@ type Part struct {
 const (
 	partWhole = 1 << 0
 	partMore  = 1 << 1
+	partFull  = 1 << 2 // since reportNewer
 )
 
-// Encode returns the form of the part on the bus.
-func (p *Part) Encode() []byte {
-	flags := byte(0)
+// Encode returns the form of the part on the bus, as it is written in that version of the cluster.
+func (p *Part) Encode(written keyspace.Version) []byte {
+	version, flags, used := byte(reportNewer), byte(0), p.Used
+	if written < keyspace.VersionFullNodes {
+		version = reportOlder
+	}
 	if p.Whole {
 		flags |= partWhole
 	}
 	if p.More {
 		flags |= partMore
 	}
-	dst := []byte{reportVersion, flags}
+	switch {
+	case p.Full && version == reportOlder:
+		used = p.Capacity
+	case p.Full:
+		flags |= partFull
+	}
+	dst := []byte{version, flags}
 	dst = binary.BigEndian.AppendUint64(dst, uint64(p.Boot))
 	dst = binary.AppendUvarint(dst, p.Number)
 	dst = binary.AppendUvarint(dst, uint64(p.Capacity))
-	dst = binary.AppendUvarint(dst, uint64(p.Used))
+	dst = binary.AppendUvarint(dst, uint64(used))
 	dst = binary.AppendUvarint(dst, uint64(len(p.Led)))
 	for i := range p.Led {
 		dst = appendMeasure(dst, &p.Led[i])
@@ -111,13 +130,16 @@ func appendMeasure(dst []byte, m *Measure) []byte {
 // DecodePart reads what Part.Encode wrote.
 func DecodePart(b []byte) (Part, error) {
 	r := fsm.NewReader(b)
-	r.VersionIs(reportVersion)
+	known := byte(partWhole | partMore)
+	if r.VersionFrom(reportOlder, reportNewer) >= reportNewer {
+		known |= partFull
+	}
 	flags := r.Byte()
-	if flags&^(partWhole|partMore) != 0 {
+	if flags&^known != 0 {
 		r.Failf("report flags %x", flags)
 	}
 	p := Part{
-		Whole: flags&partWhole != 0, More: flags&partMore != 0,
+		Whole: flags&partWhole != 0, More: flags&partMore != 0, Full: flags&partFull != 0,
 		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: readAmount(&r), Used: readAmount(&r),
 	}
 	n := r.CountUpTo(ReportRanges, 4)

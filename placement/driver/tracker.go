@@ -43,6 +43,8 @@ type trackedNode struct {
 	whole          uint64
 	complete, open bool
 	capacity, used int64
+	// full says that the node has no memory for another replica.
+	full bool
 	// again asks it for everything once more.
 	again bool
 }
@@ -95,7 +97,7 @@ func (h *Tracker) Report(from keyspace.NodeID, p *Part) (anew bool) {
 	case p.Number != n.number+1 || n.again:
 		return true
 	}
-	n.number, n.capacity, n.used = p.Number, p.Capacity, p.Used
+	n.number, n.capacity, n.used, n.full = p.Number, p.Capacity, p.Used, p.Full
 	for i := range p.Led {
 		h.claim(from, n.whole, &p.Led[i])
 	}
@@ -243,14 +245,17 @@ func (h *Tracker) Leader(id keyspace.RangeID) (keyspace.NodeID, Measure) {
 	return c.leader, c.Measure
 }
 
-// Node returns what a node has said of its disk, and whether it has told everything once.
-func (h *Tracker) Node(id keyspace.NodeID) (capacity, used int64, complete bool) {
+// Told takes what a node has said of its disk and memory over into n. It says whether the node has told
+// everything once.
+func (h *Tracker) Told(n *decide.Node) (complete bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n := h.nodes[id]; n != nil {
-		return n.capacity, n.used, n.complete
+	t := h.nodes[n.ID]
+	if t == nil {
+		return false
 	}
-	return 0, 0, false
+	n.Capacity, n.Used, n.Full = t.capacity, t.used, t.full
+	return t.complete
 }
 
 // keep forgets the ranges that the map has not had for long, and has leaders tell everything that

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/decide"
 )
 
 // A lost part of a report is noticed, and the node is asked for everything. What comes twice or
@@ -28,7 +29,7 @@ func TestReportsHaveNoHoles(t *testing.T) {
 			t.Errorf("%s: the ranges 1 to 5 are led by %s, want %s", what, got, leaders)
 		}
 	}
-	complete := func(n keyspace.NodeID) bool { _, _, c := h.Node(n); return c }
+	complete := func(n keyspace.NodeID) bool { return h.Told(&decide.Node{ID: n}) }
 	expect("changes to who knows nothing", 1, part(7, 4, false, false, led(1, 5)), true, "00000")
 	expect("the beginning of everything", 1, part(7, 6, true, true, led(1, 5)), false, "10000")
 	if complete(1) {

@@ -135,6 +135,16 @@ func (r *Reader) VersionIs(want byte) {
 	}
 }
 
+// VersionFrom reads the version of a message that has one of its own, and of which this build reads
+// several.
+func (r *Reader) VersionFrom(oldest, newest byte) byte {
+	v := r.Byte()
+	if err := keyspace.CheckVersions("placement's data", uint64(v), uint64(oldest), uint64(newest)); r.OK() && err != nil {
+		r.Failf("%w", err)
+	}
+	return v
+}
+
 // Finish returns the first error, or one where bytes are left over.
 func (r *Reader) Finish() error {
 	if err := r.End(); err != nil {

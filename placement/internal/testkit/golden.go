@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/skeindb/skein/internal/measure"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // golden is the file with the forms, in the package under test.
@@ -24,6 +25,14 @@ type File struct{ b strings.Builder }
 
 // Add adds a form.
 func (f *File) Add(name string, p []byte) { fmt.Fprintf(&f.b, "%s %x\n", name, p) }
+
+// AddEach adds a form that differs by the cluster version in which it is written, as NAME@VERSION for each
+// version that this build writes.
+func (f *File) AddEach(name string, encode func(keyspace.Version) []byte) {
+	for v := keyspace.OldestVersion; v <= keyspace.NewestVersion; v++ {
+		f.Add(fmt.Sprintf("%s@%d", name, v), encode(v))
+	}
+}
 
 // Compare compares the forms with testdata/golden.txt. A difference is a change of the
 // format. SKEIN_REWRITE=1 in the environment writes the file anew.
