@@ -48,7 +48,7 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionFeatures, "warning-apply-duration", kindDuration, "100ms", "warning-apply-duration",
 			"Apply times are a histogram among the metrics."),
 		meaningless(sectionFeatures, "bootstrap-defrag-threshold-megabytes", kindUint, "0", "bootstrap-defrag-threshold-megabytes", "There is nothing to defragment."),
-		meaningless(sectionFeatures, "downgrade-check-time", kindDuration, "5s", "downgrade-check-time", "There is no older version to go back to."),
+		meaningless(sectionFeatures, "downgrade-check-time", kindDuration, "5s", "downgrade-check-time", "Nothing waits for the nodes to go back: each does when the build before is started. etcdctl downgrade enable keeps the cluster version where that can be."),
 		meaningless(sectionFeatures, "snapshot-catchup-entries", kindUint, "5000", "snapshot-catchup-entries", catchUp),
 		meaningless(sectionSecurity, "peer-skip-client-san-verification", kindBool, "false", "peer-transport-security.skip-client-san-verification",
 			"A peer proves which node it is by a skein:// name in its certificate, or by the authority alone; where it connects from is never compared."),

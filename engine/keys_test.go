@@ -47,7 +47,7 @@ func TestFormat(t *testing.T) {
 			})
 			return fmt.Sprintf("%x\n%s\n%x\n", k, FormatKey(k), v)
 		case "identity":
-			return string(encodeIdentity(Identity{Cluster: 0xc1, Node: 0x1a, Version: keyspace.NewestVersion, Instance: 0xabc}))
+			return string(encodeIdentity(Identity{Cluster: 0xc1, Node: 0x1a, Version: 3, Instance: 0xabc}))
 		case "instance":
 			return string(encodeInstance(0xabc))
 		}

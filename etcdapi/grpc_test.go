@@ -148,10 +148,6 @@ func TestNotYet(t *testing.T) {
 			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Hash(t.Context(), &pb.HashRequest{})
 			return err
 		},
-		"Downgrade": func() error {
-			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Downgrade(t.Context(), &pb.DowngradeRequest{})
-			return err
-		},
 		"Snapshot": func() error {
 			s, err := pb.NewMaintenanceClient(c.ActiveConnection()).Snapshot(t.Context(), &pb.SnapshotRequest{})
 			if err == nil {
@@ -165,6 +161,64 @@ func TestNotYet(t *testing.T) {
 		}
 	}
 	if _, err := c.Grant(t.Context(), 5); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "unknown service etcdserverpb.Lease") {
+		t.Error(err)
+	}
+}
+
+// fakeDowngrades may go back or not.
+type fakeDowngrades struct{ may, held, ready bool }
+
+func (f *fakeDowngrades) GoingBack(context.Context, bool) (may, held, ready bool, err error) {
+	return f.may, f.held, f.ready, nil
+}
+
+func (f *fakeDowngrades) Hold(_ context.Context, hold bool) error {
+	f.held = hold
+	return nil
+}
+
+// TestDowngrade: etcd's calls, as etcdctl downgrade makes them, hold the cluster version where the release
+// before reads it. That release is etcd's version one below the one that Skein reports.
+func TestDowngrade(t *testing.T) {
+	d := &fakeDowngrades{}
+	r := newRig(t, "http", func(o *Options) { o.Downgrades = d })
+	c := r.client(t, clientv3.Config{})
+	const validate, enable, cancel = clientv3.DowngradeValidate, clientv3.DowngradeEnable, clientv3.DowngradeCancel
+	for i, s := range []struct {
+		action         clientv3.DowngradeAction
+		version        string
+		ready, may     bool
+		held, holdsNow bool
+		err            error
+	}{
+		{action: validate, version: "3", ready: true, may: true, err: rpctypes.ErrWrongDowngradeVersionFormat},
+		{action: enable, version: "three.six", ready: true, may: true, err: rpctypes.ErrWrongDowngradeVersionFormat},
+		{action: validate, version: "3.6.0", err: rpctypes.ErrClusterVersionUnavailable},
+		{action: validate, version: "3.5.0", ready: true, may: true, err: rpctypes.ErrInvalidDowngradeTargetVersion},
+		{action: validate, version: "0.1.0", ready: true, may: true, err: rpctypes.ErrInvalidDowngradeTargetVersion},
+		{action: validate, version: "3.7.0", ready: true, may: true, err: rpctypes.ErrInvalidDowngradeTargetVersion},
+		{action: validate, version: "3.6.0", ready: true, err: rpctypes.ErrInvalidDowngradeTargetVersion},
+		{action: enable, version: "3.6.0", ready: true, err: rpctypes.ErrInvalidDowngradeTargetVersion},
+		{action: validate, version: "3.6.0", ready: true, may: true},
+		{action: validate, version: "3.6", ready: true, may: true},
+		{action: validate, version: "3.6.7-rc.1", ready: true, may: true},
+		{action: enable, version: "3.6.0", ready: true, may: true, holdsNow: true},
+		{action: validate, version: "3.6.0", ready: true, may: true, held: true, holdsNow: true, err: rpctypes.ErrDowngradeInProcess},
+		{action: enable, version: "3.6.0", ready: true, may: true, held: true, holdsNow: true, err: rpctypes.ErrDowngradeInProcess},
+		{action: cancel, ready: true, may: true, held: true},
+		{action: cancel, ready: true, may: true}, // as etcd
+	} {
+		*d = fakeDowngrades{may: s.may, held: s.held, ready: s.ready}
+		resp, err := c.Downgrade(t.Context(), s.action, s.version)
+		if !errors.Is(err, s.err) || err == nil && (resp.Version != "3.7" || resp.Header.GetMemberId() != 0xb) || d.held != s.holdsNow {
+			t.Errorf("%d: %d to %q: %v, %v, held %t", i, s.action, s.version, resp, err, d.held)
+		}
+		st, err := c.Status(t.Context(), r.addr())
+		if err != nil || st.DowngradeInfo.Enabled != s.holdsNow || st.DowngradeInfo.Enabled && st.DowngradeInfo.TargetVersion != "3.6.0" {
+			t.Errorf("%d: status %v, %v", i, st, err)
+		}
+	}
+	if _, err := pb.NewMaintenanceClient(c.ActiveConnection()).Downgrade(t.Context(), &pb.DowngradeRequest{Action: 9}); status.Code(err) != codes.Unknown {
 		t.Error(err)
 	}
 }

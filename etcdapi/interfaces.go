@@ -77,6 +77,17 @@ type Node interface {
 	MoveLeader(ctx context.Context, to keyspace.NodeID) error
 }
 
+// Downgrades lets all nodes go back to the release before, as long as that reads what they write.
+// Errors are kverrors or contexts' errors.
+type Downgrades interface {
+	// GoingBack says whether the release before may still be started, and whether somebody holds the
+	// cluster's version for it. With linearizable the second is not older than the call. ready is
+	// false while the cluster has no version.
+	GoingBack(ctx context.Context, linearizable bool) (may, held, ready bool, err error)
+	// Hold keeps the cluster's version from being raised by itself, or lets it.
+	Hold(ctx context.Context, hold bool) error
+}
+
 // Status is a node's state for Maintenance.Status.
 type Status struct {
 	// Revision is the last revision that this node has heard of.

@@ -2,9 +2,14 @@ package etcdapi
 
 import (
 	"context"
+	"fmt"
+	"strconv"
+	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/keyspace"
 )
@@ -17,7 +22,7 @@ type maintenanceServer struct {
 
 // Status reports on this node. Leader, term and indexes are the placement group's, and sizes are
 // the node's own. There is no quota, which is a quota of 0.
-func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+func (m *maintenanceServer) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
 	st := m.s.opts.Node.Status()
 	resp := &pb.StatusResponse{
 		Header:           m.s.own(st.Revision),
@@ -30,7 +35,7 @@ func (m *maintenanceServer) Status(context.Context, *pb.StatusRequest) (*pb.Stat
 		DbSize:           st.DBSizeBytes,
 		DbSizeInUse:      st.DBSizeInUseBytes,
 		IsLearner:        st.Learner,
-		DowngradeInfo:    &pb.DowngradeInfo{},
+		DowngradeInfo:    m.downgradeInfo(ctx),
 	}
 	if resp.Leader == 0 {
 		resp.Errors = append(resp.Errors, rpctypes.ErrNoLeader.Error())
@@ -89,7 +94,89 @@ func (m *maintenanceServer) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequ
 	return &pb.MoveLeaderResponse{}, nil
 }
 
-// Downgrade is not supported yet.
-func (m *maintenanceServer) Downgrade(context.Context, *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
-	return nil, notYet("Downgrade", ": there is no older version")
+// Downgrade says whether the release before may still be started (VALIDATE), and keeps it so (ENABLE)
+// until CANCEL. Nodes go back when an operator starts the older build; nothing else happens here. The
+// cluster version in the answer is etcd's, and stays.
+func (m *maintenanceServer) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
+	if m.s.opts.Downgrades == nil {
+		return nil, notYet("Downgrade", "")
+	}
+	ctx, cancel, wording := m.s.bounded(ctx)
+	defer cancel()
+	var err error
+	switch r.GetAction() {
+	case pb.DowngradeRequest_VALIDATE:
+		err = m.validateDowngrade(ctx, r.GetVersion(), wording)
+	case pb.DowngradeRequest_ENABLE:
+		if err = m.validateDowngrade(ctx, r.GetVersion(), wording); err == nil {
+			err = m.hold(ctx, true, wording)
+		}
+	case pb.DowngradeRequest_CANCEL:
+		// etcd answers the same where nothing was enabled.
+		err = m.hold(ctx, false, wording)
+	default:
+		err = status.Error(codes.Unknown, "etcdserver: unknown method")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &pb.DowngradeResponse{Header: m.s.own(m.s.opts.Node.Status().Revision), Version: strings.TrimSuffix(ClusterVersion, ".0")}, nil
+}
+
+// hold is Downgrades.Hold with etcd's errors.
+func (m *maintenanceServer) hold(ctx context.Context, hold bool, wording func(error) error) error {
+	if err := m.s.opts.Downgrades.Hold(ctx, hold); err != nil {
+		return wording(err)
+	}
+	return nil
+}
+
+// validateDowngrade refuses, in etcd's order and words.
+func (m *maintenanceServer) validateDowngrade(ctx context.Context, target string, wording func(error) error) error {
+	to, ok := minorVersion(target)
+	if !ok {
+		return rpctypes.ErrGRPCWrongDowngradeVersionFormat
+	}
+	may, held, ready, err := m.s.opts.Downgrades.GoingBack(ctx, true)
+	switch {
+	case err != nil:
+		return wording(err)
+	case !ready:
+		return rpctypes.ErrGRPCClusterVersionUnavailable
+	case to != PreviousVersion || !may:
+		return rpctypes.ErrGRPCInvalidDowngradeTargetVersion
+	case held:
+		return rpctypes.ErrGRPCDowngradeInProcess
+	}
+	return nil
+}
+
+// minorVersion returns a version with 0 for its patch level. As with etcd it may have none.
+func minorVersion(v string) (string, bool) {
+	var number [3]uint64
+	parts := strings.SplitN(v, ".", 3)
+	if len(parts) < 2 {
+		return "", false
+	}
+	for i, p := range parts {
+		if i == 2 {
+			p = strings.SplitN(strings.SplitN(p, "-", 2)[0], "+", 2)[0] // what follows names a build
+		}
+		n, err := strconv.ParseUint(p, 10, 32)
+		if err != nil {
+			return "", false
+		}
+		number[i] = n
+	}
+	return fmt.Sprintf("%d.%d.0", number[0], number[1]), true
+}
+
+// downgradeInfo is what Status says of a downgrade.
+func (m *maintenanceServer) downgradeInfo(ctx context.Context) *pb.DowngradeInfo {
+	if m.s.opts.Downgrades != nil {
+		if may, held, _, err := m.s.opts.Downgrades.GoingBack(ctx, false); err == nil && may && held {
+			return &pb.DowngradeInfo{Enabled: true, TargetVersion: PreviousVersion}
+		}
+	}
+	return &pb.DowngradeInfo{}
 }

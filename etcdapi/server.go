@@ -44,6 +44,8 @@ type Options struct {
 	Watches *watch.Hub
 	// Without Leases there is no Lease service.
 	Leases Leases
+	// Without Downgrades nobody goes back.
+	Downgrades Downgrades
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

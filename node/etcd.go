@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // etcdNode answers etcd's questions about this node.
@@ -45,6 +46,40 @@ func (s etcdNode) Alarms() []*pb.AlarmMember {
 		return []*pb.AlarmMember{{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE}}
 	}
 	return nil
+}
+
+// etcdDowngrades implements etcdapi.Downgrades.
+type etcdDowngrades struct{ c *Core }
+
+// GoingBack implements etcdapi.Downgrades. The release before reads this build's oldest version, and no
+// later one.
+func (d etcdDowngrades) GoingBack(ctx context.Context, linearizable bool) (may, held, ready bool, err error) {
+	var all []fsm.Setting
+	if linearizable {
+		all, _, err = d.c.client.Settings(ctx)
+	} else {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		all, err = d.c.client.LastSettings(ctx)
+	}
+	if err != nil {
+		return false, false, false, err
+	}
+	for _, s := range all {
+		held = held || s.Name == fsm.SettingUpgradeHeld && len(s.Value) > 0
+	}
+	m, err := d.c.client.Map(ctx)
+	if err != nil {
+		return false, false, false, err
+	}
+	reads := d.c.o.versions()
+	return m.ClusterVersion == reads.Oldest && d.c.version.written() == reads.Oldest && reads.Oldest < reads.Newest, held, m.ClusterVersion != 0, nil
+}
+
+// Hold implements etcdapi.Downgrades.
+func (d etcdDowngrades) Hold(ctx context.Context, hold bool) error {
+	return d.c.client.SetUpgradeHeld(ctx, hold)
 }
 
 // MoveLeader implements etcdapi.Node.

@@ -50,6 +50,15 @@ func TestUpgrade(t *testing.T) {
 		writes(6) // a new cluster: the newest version that all read
 		r.mustPut(r.nodes[0], "a", "1")
 
+		back := func(n *rigNode, wantMay, wantHeld bool) {
+			t.Helper()
+			for _, linearizable := range []bool{false, true} {
+				if may, held, ready, err := (etcdDowngrades{n.core}).GoingBack(t.Context(), linearizable); may != wantMay || held != wantHeld || !ready || err != nil {
+					t.Errorf("node %s may go back: %t, held %t, %t, %v", n.id, may, held, ready, err)
+				}
+			}
+		}
+		back(r.nodes[0], false, false) // not to the release before the older one
 		admin := r.nodes[0].core.Admin()
 		var refusal *adminapi.Refusal
 		if _, err := admin.Upgrade(t.Context()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "not raised to version 7") {
@@ -71,7 +80,8 @@ func TestUpgrade(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		writes(6) // held
-		if err := r.nodes[0].core.Admin().HoldUpgrade(t.Context(), false); err != nil {
+		back(r.nodes[0], true, true)
+		if err := (etcdDowngrades{r.nodes[0].core}).Hold(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		r.stop(r.nodes[2])
@@ -84,6 +94,7 @@ func TestUpgrade(t *testing.T) {
 		r.announce(r.nodes[2])
 		writes(7)
 		r.mustGet(r.nodes[2], "a", "1")
+		back(r.nodes[2], false, false)
 
 		// There is no way back.
 		r.stop(r.nodes[2])
