@@ -27,6 +27,8 @@ const (
 // Errors that callers tell apart. For all but ErrUnknownFate, the requested operation
 // certainly did not happen and never will.
 var (
+	// ErrNoRecord says that the wal has a log whose applied record the engine has not.
+	ErrNoRecord = errors.New("no applied record")
 	// ErrNotLeader says that the group does not lead here, or not in that term, or that a
 	// disk of this node is stalled, which ends its leaderships.
 	ErrNotLeader = errors.New("raftgroup: not the leader in this term")

@@ -137,7 +137,8 @@
 //     the node return and wakes the group.
 //   - Open finds a log in the wal whose applied record a crash has taken: it refuses. A
 //     split that is replayed makes the record again, and no snapshot skips a split that is
-//     committed here (beginReceive).
+//     committed here (beginReceive). A caller who knows that no split is to come keeps the
+//     replica closed.
 //   - an entry breaks a rule: it does nothing, on every replica alike ([Entry]).
 //   - a replica cannot apply an entry, because a read fails or its state has gone astray: it
 //     goes into quarantine ([Host.Quarantine]). The host goes on with all others. A replica

@@ -128,7 +128,7 @@ func (g *Group) reconcile(a engine.Applied, initialised bool) (*pb.HardState, er
 	case !initialised && !g.log.Exists():
 		return hs, nil
 	case !initialised && (base > 0 || last > 0):
-		return nil, fmt.Errorf("%w: no applied record, log from %d to %d", errCorrupt, base, last)
+		return nil, fmt.Errorf("%w: %w: log from %d to %d", errCorrupt, ErrNoRecord, base, last)
 	case fits:
 	case base > a.Index && initialised:
 		return nil, fmt.Errorf("%w: applied %d, log begins behind %d", errCorrupt, a.Index, base)

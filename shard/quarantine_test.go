@@ -207,3 +207,68 @@ func (r *rig) caughtUp(n *rigNode) {
 	}
 	r.t.Fatal("the node lags")
 }
+// A replica goes into quarantine behind a split that only its log has. Nothing makes the child there any
+// more. A child that was there before a crash left its log in the wal. It comes back like its parent.
+func TestChildOfAQuarantinedParent(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		before bool // the split is applied before the crash
+	}{{"new", false}, {"with a log", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			virtually(t, func(t *testing.T) {
+				r := newWideRig(t, 7, lan, 4)
+				r.startAll()
+				defer r.stopAll()
+				m := &walker{r: r, last: 100}
+				m.lead("k", 1)
+				r.put("k", "v")
+				bad := r.nodes[2]
+				r.caughtUp(bad)
+				b := bad.engine.NewBatch()
+				bad.must(command.PutAttachment(b, 1, rangeapi.Attachment{Lease: 7, Incarnation: 1}))
+				bad.must(b.Set(engine.AppendLeaseKey(nil, 7, []byte("k")), nil))
+				bad.must(b.Commit())
+				bad.must(bad.engine.Flush(t.Context()))
+				if c.before {
+					r.split("m")
+					m.lead("m", 1)
+					r.put("n", "v")
+					r.caughtUp(bad)
+				}
+				bad.crash()
+				bad.rot(command.AttachmentKey(1, 7)[:9])
+				bad.start()
+				if q, ok := bad.host.Quarantined()[keyspace.RangeID(1).Group()]; !ok {
+					t.Fatalf("quarantine %+v", q)
+				}
+				if !c.before {
+					r.split("m")
+				}
+				r.put("n", "w")
+				m.replaceOn("k", 3, 4)
+				d, _ := r.route([]byte("n"))
+				whole := func() bool {
+					p := bad.node.Load().Replica(d.Range)
+					_, closed := bad.host.Quarantined()[d.Range.Group()]
+					return p != nil && (closed || p.Descriptor().Generation != 0)
+				}
+				for range 600 {
+					if whole() {
+						break
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				if !whole() {
+					t.Fatalf("range %s is neither here nor in quarantine", d.Range)
+				}
+				if _, closed := bad.host.Quarantined()[d.Range.Group()]; closed {
+					m.replaceOn("n", 3, 4)
+					m.replaceOn("n", 4, 3)
+				}
+				m.replaceOn("k", 4, 3)
+				r.put("k", "back")
+				r.put("n", "back")
+			})
+		})
+	}
+}

@@ -58,7 +58,15 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 
 // DropUnheld drops the versions of a span that no replica holds or is about to hold.
 func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
+	return m.ifUnheld(span, func() error { return m.cfg.Engine.DropVersions(ctx, span) })
+}
+
+// ifUnheld calls f if no replica holds a part of the span, or is about to. None comes to hold it
+// meanwhile.
+func (m *Manager) ifUnheld(span keyspace.Span, f func() error) error {
 	const nobody keyspace.RangeID = 0
+	m.unheld.Lock()
+	defer m.unheld.Unlock()
 	if refused := m.Claim([]Claim{{Range: nobody, Span: span}}); len(refused) > 0 {
 		return refused[nobody]
 	}
@@ -70,7 +78,7 @@ func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
 	for g := range hs.overlapping(span) {
 		return fmt.Errorf("shard: range %s has a record with a part of %s", g.Range(), span)
 	}
-	return m.cfg.Engine.DropVersions(ctx, span)
+	return f()
 }
 
 func (m *Manager) claimedLocked(c Claim) error {

@@ -64,9 +64,9 @@
 //
 // # Locks
 //
-// making is held while a replica is opened from its record. mu guards claims and the queue of
-// children; it is a leaf. The owner is called with neither but for Owner.Open, which may be called
-// under making.
+// making is held while a replica is opened from its record, unheld while a span is kept from all
+// replicas. mu guards claims and the queue of children; it is a leaf. The owner is called with none of
+// them but for Owner.Open, which may be called under making or unheld, and Owner.Replicas under unheld.
 //
 // # Files
 //

@@ -138,6 +138,8 @@ type Manager struct {
 	// making is held while a replica is opened from its record, so that the campaign of a child
 	// does not miss the replica that somebody else is about to open.
 	making sync.Mutex
+	// unheld is held by ifUnheld: nobody has one claim.
+	unheld sync.Mutex
 	// ending are the open replicas among those whose removal is under way. Only the calls of
 	// lifecycle.Remover touch it, which come one at a time.
 	ending map[keyspace.GroupID]Replica

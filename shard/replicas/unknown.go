@@ -49,7 +49,14 @@ func (m *Manager) OpenEmpty(ctx context.Context, u lifecycle.Unknown, d *keyspac
 			return nil
 		}
 	}
-	err := m.cfg.Owner.Open(&Start{Range: id, Replica: u.To, Introduced: *d})
+	start := &Start{Range: id, Replica: u.To, Introduced: *d}
+	err := m.cfg.Owner.Open(start)
+	if errors.Is(err, raftgroup.ErrNoRecord) {
+		// The split whose replay makes its record may be still to come. If nobody here has its span, none
+		// will: the parent's replica went into quarantine before the split, and is removed.
+		start.Unreadable = err
+		err = m.ifUnheld(d.Span, func() error { return m.cfg.Owner.Open(start) })
+	}
 	if errors.Is(err, raftgroup.ErrExists) {
 		return nil
 	}
