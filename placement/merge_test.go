@@ -632,6 +632,45 @@ func TestMergeToANodeThatDiesIsOver(t *testing.T) {
 	})
 }
 
+// A merge that finds a replica of its ranges in quarantine ends at once: it keeps both ranges from being
+// repaired, and needs all replicas.
+func TestMergeWithAQuarantinedReplicaIsOver(t *testing.T) {
+	for _, right := range []bool{false, true} {
+		virtually(t, func(t *testing.T) {
+			r, p := pairRig(t, 78, 5, func(r *rig, p *pretendPair) driver.Mover {
+				r.patience = time.Hour
+				return p
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			p.right.starved = map[keyspace.NodeID]bool{1: true}
+			op := r.beginMergeAt(ctx, 4, p.left.d.Range)
+			for at, _ := r.operationAt(ctx, 4, op.ID); at.To != 1; at, _ = r.operationAt(ctx, 4, op.ID) {
+				time.Sleep(100 * time.Millisecond)
+			}
+			time.Sleep(3 * driver.MergePatience)
+			if _, under := r.operationAt(ctx, 4, op.ID); !under {
+				t.Fatal("a copy has an hour")
+			}
+			bad := p.left
+			if right {
+				bad = p.right // the copy
+			}
+			bad.mu.Lock()
+			m, ok := bad.d.ReplicaOn(1)
+			bad.mu.Unlock()
+			if !ok {
+				t.Fatalf("no replica on node 1 of %v", bad.d)
+			}
+			r.gaugeOf(1).quarantine([]driver.Quarantined{{Range: bad.d.Range, Replica: m.ID, Reason: "a bad table"}})
+			time.Sleep(30 * time.Second)
+			if at, under := r.operationAt(ctx, 4, op.ID); under {
+				t.Errorf("replica %v of range %s is in quarantine, and there is %s", m, bad.d.Range, at.String())
+			}
+		})
+	}
+}
+
 // losesAtFreeze is a pair of which the right one has no quorum from the moment on when it is
 // to be frozen, until it is led again.
 type losesAtFreeze struct {

@@ -23,6 +23,17 @@ type gauge struct {
 	quarantined []driver.Quarantined
 }
 
+// gaugeOf returns the node's gauge, which outlives its runs.
+func (r *rig) gaugeOf(n keyspace.NodeID) *gauge {
+	if r.gauges == nil {
+		r.gauges = map[keyspace.NodeID]*gauge{}
+	}
+	if r.gauges[n] == nil {
+		r.gauges[n] = &gauge{led: map[keyspace.RangeID]driver.Measure{}}
+	}
+	return r.gauges[n]
+}
+
 func (g *gauge) Led() []driver.Measure {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -48,8 +48,9 @@ type rig struct {
 	killer *killer
 	// rangeMaxBytes and rangeSplitLoad are the services', 0 their defaults.
 	rangeMaxBytes, rangeSplitLoad int64
-	// measurer returns what a node measures; nil is nothing.
+	// measurer returns what a node measures; where it is nil, gauges have it.
 	measurer func(keyspace.NodeID) driver.Measurer
+	gauges   map[keyspace.NodeID]*gauge
 	// tick is the hosts' TickInterval, 0 its default. Sessions are pinged every four ticks.
 	tick time.Duration
 }
@@ -231,7 +232,7 @@ func (n *rigNode) start() {
 	n.host.Start()
 	n.must(n.service.Open(n.host))
 	n.service.Start()
-	var measurer driver.Measurer
+	var measurer driver.Measurer = r.gaugeOf(n.id)
 	if r.measurer != nil {
 		measurer = r.measurer(n.id)
 	}

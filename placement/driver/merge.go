@@ -63,13 +63,8 @@ func (s *Driver) mayMerge(v *fsm.View, op *fsm.Operation, left *keyspace.Descrip
 			return kverror.New(kverror.BadRequest, "merge range %s: node %s does not live, and each replica of both ranges is needed: start it, or wait until its replicas are rebuilt elsewhere", op.Range, m.Node)
 		}
 	}
-	for _, d := range []*keyspace.Descriptor{left, right} {
-		votes := s.tracker.Load().votes(d, s.o.Alive)
-		for _, m := range d.Replicas {
-			if !votes(m.Node) {
-				return kverror.New(kverror.BadRequest, "merge range %s: the replica of range %s on node %s is in quarantine, and each replica of both ranges is needed: wait until it is rebuilt", op.Range, d.Range, m.Node)
-			}
-		}
+	if err := s.tracker.Load().closes(left, right); err != nil {
+		return kverror.New(kverror.BadRequest, "merge range %s: %v: wait until it is rebuilt", op.Range, err)
 	}
 	return nil
 }
@@ -193,6 +188,9 @@ func (o *operator) prepareMerge(ctx context.Context, op *fsm.Operation) (moved b
 	right, second, err := o.look(ctx, op.Right)
 	if err != nil {
 		return false, err
+	}
+	if err := o.tracker.closes(&left, &right); err != nil {
+		return false, abortion{err}
 	}
 	switch {
 	case !slices.Equal(left.Span.End, right.Span.Start) || len(left.Span.End) == 0:

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -163,9 +164,24 @@ func (h *Tracker) Quarantined(id keyspace.RangeID) (qs []decide.Quarantined) {
 }
 
 // votes returns whether the replica of a range on a node can vote, as far as is known: the node lives,
-// and does not keep the replica closed.
+// and has told everything, and does not keep the replica closed.
 func (h *Tracker) votes(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) func(keyspace.NodeID) bool {
-	return func(n keyspace.NodeID) bool { return alive(n) && !h.closed(d, n) }
+	return func(n keyspace.NodeID) bool {
+		_, _, told := h.Node(n)
+		return alive(n) && told && !h.closed(d, n)
+	}
+}
+
+// closes returns an error if a replica of the ranges is in quarantine: a merge needs each of them.
+func (h *Tracker) closes(ds ...*keyspace.Descriptor) error {
+	for _, d := range ds {
+		for _, m := range d.Replicas {
+			if h.closed(d, m.Node) {
+				return fmt.Errorf("the replica of range %s on node %s is in quarantine, and each replica of both ranges is needed", d.Range, m.Node)
+			}
+		}
+	}
+	return nil
 }
 
 // closed says whether the range's replica on the node is in quarantine.
