@@ -1015,3 +1015,43 @@ func TestQuarantinedCopyIsGivenUp(t *testing.T) {
 		}
 	})
 }
+
+// A drained node's range goes to nobody whose replica is in quarantine: a transfer to one that has just
+// gone there is given up, and does not keep the replica from being rebuilt.
+func TestTransferToAQuarantinedReplicaIsGivenUp(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 80, 4)
+		was := w.ranges()[0]
+		p, err := w.of(was.Range)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := was.Replicas[0].Node
+		p.mu.Lock()
+		p.leader, p.lagging = from, map[keyspace.NodeID]bool{}
+		for _, m := range was.Replicas[1:] {
+			p.lagging[m.Node] = true
+		}
+		p.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		w.setState(from, fsm.NodeServing, fsm.NodeDraining)
+		var to keyspace.NodeID
+		for end := time.Now().Add(20 * time.Second); to == 0 && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			for _, op := range w.leader().service.View().Operations() {
+				if op.Kind == fsm.OperationTransfer && op.Range == was.Range {
+					to = op.To
+				}
+			}
+		}
+		bad, _ := was.ReplicaOn(to)
+		w.mu.Lock()
+		w.quarantined = append(w.quarantined, driver.Quarantined{Range: was.Range, Replica: bad.ID, Reason: "a bad table"})
+		w.mu.Unlock()
+		w.await(40*time.Second, "the replica is replaced", func() error {
+			if now := w.rangeNow(was.Range); slices.Contains(votersOf(&now), bad.ID) {
+				return fmt.Errorf("the voters are %v", now.Replicas)
+			}
+			return nil
+		})
+	})
+}

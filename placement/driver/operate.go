@@ -256,9 +256,9 @@ func (o *operator) step(ctx context.Context, op *fsm.Operation) (over, moved boo
 	if err != nil {
 		return false, false, err
 	}
-	if to, ok := d.ReplicaOn(op.To); ok && to.Role == keyspace.RoleLearner && o.tracker.closed(&d, op.To) {
-		o.abandon(op.Range, op.ID, fmt.Sprintf("its new replica %d is in quarantine", to.ID))
-		return false, false, errors.New("the copy never arrives")
+	if to, ok := d.ReplicaOn(op.To); ok && (to.Role == keyspace.RoleLearner || op.Kind == fsm.OperationTransfer) && o.tracker.closed(&d, op.To) {
+		o.abandon(op.Range, op.ID, fmt.Sprintf("replica %d, for which it is, is in quarantine", to.ID))
+		return false, false, errors.New("a replica in quarantine neither takes a copy nor leads")
 	}
 	st, mover := NextStep(op, &d, leader, o.tracker.votes(&d, o.s.o.Alive)), o.mover(op.Range)
 	switch {
