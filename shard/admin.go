@@ -42,6 +42,8 @@ type adminRequest struct {
 	To        keyspace.NodeID        `json:"to,omitempty"`
 	// Merge is for merge.
 	Merge *keyspace.MergeOrder `json:"merge,omitempty"`
+	// Spread is for vouch.
+	Spread bool `json:"spread,omitempty"`
 }
 
 // The operations of method 17.
@@ -62,6 +64,8 @@ const (
 	adminTransfer = "transfer"
 	// adminMerge takes one step of a merge.
 	adminMerge = "merge"
+	// adminVouch asks for a replica's hash, and may have it doubt.
+	adminVouch = "vouch"
 )
 
 // adminAnswer is the answer of method 17.
@@ -108,8 +112,10 @@ type Status struct {
 	LastBatchNumber uint64            `json:"last_batch_number"`
 	LastRevision    keyspace.Revision `json:"last_revision"`
 	Hash            string            `json:"hash"`
-	Compacted       keyspace.Revision `json:"compacted"`
-	RemovedTo       keyspace.Revision `json:"removed_to"`
+	// Disagrees says that replicas have counted different hashes, and this one answers nothing.
+	Disagrees bool              `json:"disagrees,omitempty"`
+	Compacted keyspace.Revision `json:"compacted"`
+	RemovedTo keyspace.Revision `json:"removed_to"`
 	// Keys is the number of live keys if Counted, otherwise its change since the split.
 	Keys    int64 `json:"keys"`
 	Counted bool  `json:"counted"`
@@ -196,7 +202,7 @@ func (r *Replica) show(st *Status) {
 	st.Descriptor, st.Applied, st.Serving = r.descriptorLocked(), r.position, r.pipe.Leads()
 	st.LastBatchTerm, st.LastBatchNumber = r.rec.Last.Term, r.rec.Last.Number
 	st.LastRevision, st.Compacted, st.RemovedTo = r.rec.LastRevision, r.rec.Compacted, r.upkeep.removedTo
-	st.Hash = fmt.Sprintf("%016x", r.rec.Hash)
+	st.Hash, st.Disagrees = fmtHash(r.rec.Hash), r.doubt != nil
 	st.Keys, st.Counted = r.rec.Live, r.rec.Counted
 	p := r.pipe.Status()
 	st.Queued, st.QueuedBytes, st.OverlayKeys, st.FillingRequests = p.Queued, p.QueuedBytes, p.OverlayKeys, p.Filling
@@ -220,6 +226,23 @@ func (r *Replica) show(st *Status) {
 			SplitKey: m.SplitKey, Unsplit: m.Unsplit,
 		}
 	}
+}
+
+// vouch answers a replica in doubt that asks for this one's hash. The asked one comes into doubt too if
+// spread is set.
+func (r *Replica) vouch(spread bool) (*Status, error) {
+	r.mu.Lock()
+	if r.stopped {
+		defer r.mu.Unlock()
+		return nil, r.ended
+	}
+	if spread {
+		r.doubtLocked(false)
+	}
+	r.mu.Unlock()
+	st := &Status{Node: r.store.cfg.Self}
+	r.show(st)
+	return st, nil
 }
 
 // spanBytes returns the bytes of a span on the disk, 0 if the store cannot tell.
@@ -374,6 +397,9 @@ func (s *Store) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error
 		return &adminAnswer{}, r.TransferTo(ctx, q.To)
 	case adminShow:
 		return &adminAnswer{Status: r.Show()}, nil
+	case adminVouch:
+		st, err := r.vouch(q.Spread)
+		return &adminAnswer{Status: st}, err
 	case adminLook:
 		d, leader := r.Look()
 		return &adminAnswer{Descriptors: []keyspace.Descriptor{d}, Leader: leader}, nil

@@ -77,6 +77,18 @@ func (c *AdminClient) Show(ctx context.Context, node keyspace.NodeID, id keyspac
 	return a.Status, nil
 }
 
+// vouch asks a node for its replica's hash, as Replica.vouch.
+func (c *AdminClient) vouch(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID, spread bool) (*Status, error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminVouch, Range: id, Spread: spread}, false)
+	if err != nil {
+		return nil, err
+	}
+	if a.Status == nil {
+		return nil, fmt.Errorf("shard: node %s does not vouch for range %s", node, id)
+	}
+	return a.Status, nil
+}
+
 // Look returns what the node's replica says of the range, see Replica.Look.
 func (c *AdminClient) Look(ctx context.Context, node keyspace.NodeID, id keyspace.RangeID) (keyspace.Descriptor, keyspace.NodeID, error) {
 	a, err := c.ask(ctx, node, &adminRequest{Op: adminLook, Range: id}, false)

@@ -205,17 +205,18 @@ func (r *Replica) applyBatch(b *engine.Batch, h command.Header, body []byte, out
 	return nil
 }
 
-// stands says whether the batch stands on the last applied one, and then on its hash
-// and revision too.
+// stands says whether the batch stands on the last applied one, and then on its revision too.
 func (r *Replica) stands(c *command.Batch) (bool, error) {
 	s := &r.applying
 	switch {
 	case c.Prev != s.rec.Last:
 		return false, nil
-	case c.Hash != s.rec.Hash && !mutation.Is(mutation.AppliedTwice):
-		return false, r.hashMismatch(c)
 	case c.Txns > 0 && c.First <= s.rec.LastRevision:
 		return false, refuse(fmt.Errorf("revision %d after revision %d", c.First, s.rec.LastRevision))
+	case c.Hash != s.rec.Hash && !mutation.Is(mutation.AppliedTwice):
+		if err := r.differs(c); err != nil {
+			return false, err
+		}
 	}
 	return true, nil
 }
@@ -279,19 +280,6 @@ func (s *applyState) joinReplaced() error {
 		return refuse(fmt.Errorf("%d versions are replaced by none", s.replaced))
 	}
 	return nil
-}
-
-// hashMismatch says that this replica and the leader have applied different
-// versions. There is nothing to go on from: one of them is wrong.
-func (r *Replica) hashMismatch(c *command.Batch) error {
-	s := &r.applying
-	r.log.Error("REPLICAS DISAGREE: this replica's hash differs from its leader's",
-		zap.Uint64("hash", s.rec.Hash), zap.Uint64("leader_hash", c.Hash),
-		zap.Uint64("last_term", s.rec.Last.Term), zap.Uint64("last_number", s.rec.Last.Number),
-		zap.Int64("last_revision", int64(s.rec.LastRevision)))
-	return &kverror.Error{Kind: kverror.Corrupt, Detail: fmt.Sprintf(
-		"hash %#x here and %#x at the leader behind batch %d of term %d (revision %d)",
-		s.rec.Hash, c.Hash, s.rec.Last.Number, s.rec.Last.Term, s.rec.LastRevision)}
 }
 
 // Payload implements raftgroup.Payloader.

@@ -39,7 +39,8 @@
 // the span that leaves.
 //
 // S8. Every entry carries the hash of all versions before it, as its leader counted
-// them; a replica that counted otherwise goes into quarantine, and the log has both values.
+// them; a replica that counted otherwise answers nothing until a majority agrees with it, and
+// goes into quarantine if one does not. The log has both values.
 //
 // S9. Everything is bounded: bytes in all pipelines of the node, the queue of a
 // range, an entry, the count of batches in flight, remembered pages and versions.
@@ -182,12 +183,13 @@
 // … an entry breaks a rule, whatever replica looks at it? It does nothing, on every replica alike
 // (refuse.go). The log has a line for it, and a metric counts it.
 //
-// … a replica disagrees, or its node cannot read its keys? It goes into quarantine: it votes,
-// leads, applies and answers nothing any more. The others serve on. A start opens a replica into
-// quarantine if its records cannot be read. A bad table goes once no replica has keys in it.
-// A follower whose hash differs does not know whether it or the leader is wrong, and does not ask.
-// If the leader is wrong, all its followers go into quarantine, and the range stands still. Nothing
-// is deleted, and nobody gets a wrong answer.
+// … a node cannot read the keys of a replica? It goes into quarantine: it votes, leads, applies
+// and answers nothing any more. The others serve on. A start opens a replica into quarantine if
+// its records cannot be read. A bad table goes once no replica has keys in it.
+//
+// … a replica's hash differs from its leader's? Either of them may be wrong. The replica asks all
+// voters, and those look too (doubt.go). All answer nothing, and apply what is in the log. Who has
+// another hash than a majority goes into quarantine. Without a majority nobody answers on.
 //
 // … a range splits under a lock? The lock is cut, both halves keep its name, and the
 // record finds them by their keys. The record itself goes with the anchor key.
@@ -233,6 +235,7 @@
 //	feeds.go        feeds and history of applied events
 //	admin.go        what changes, moves or describes replicas: the server
 //	merge.go        a merge on every replica
+//	doubt.go        replicas that have counted different hashes
 //	quarantine.go   replicas that are closed until they are replaced
 //	lifecycle.go    a replica as package replicas sees it
 //	leadership.go   leaderships that begin and end

@@ -90,6 +90,8 @@ func (s feedSource) View(g keyspace.Generation, from keyspace.Revision) (rangefe
 	switch {
 	case r.stopped:
 		return rangefeed.View{}, r.ended
+	case r.doubt != nil:
+		return rangefeed.View{}, kverror.New(kverror.Busy, "range %s: its replicas have different hashes", r.id)
 	case r.rec.Generation == 0:
 		return rangefeed.View{}, kverror.New(kverror.RangeNotHere, "range %s is empty on node %s", r.id, r.store.cfg.Self)
 	case g > r.rec.Generation:

@@ -22,6 +22,8 @@ func (r *Replica) readableLocked(req *rangeapi.Request, at keyspace.Revision) er
 	switch {
 	case r.upkeep.receiving || r.stopped:
 		return kverror.New(kverror.Busy, "range %s: a snapshot comes in, or the node stops", r.id)
+	case r.doubt != nil:
+		return r.doubtedLocked()
 	case req.Generation != r.rec.Generation || !rangeapi.HoldsOp(r.rec.Span, req.Op):
 		return r.errorLocked(kverror.WrongRange, "the range is another one here")
 	case at > r.resolvedLocked():
@@ -43,7 +45,7 @@ func (s *Store) ResolvedHere(id keyspace.RangeID, g keyspace.Generation) (from, 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.upkeep.receiving || r.stopped || r.rec.Generation != g {
+	if r.upkeep.receiving || r.stopped || r.doubt != nil || r.rec.Generation != g {
 		return 0, 0, false
 	}
 	return min(r.rec.Compacted, r.rec.LastRevision), r.resolvedLocked(), true

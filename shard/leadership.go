@@ -100,6 +100,7 @@ func (r *Replica) end(why *kverror.Error) {
 		r.ended = why // else whoever comes learns where the keys are
 	}
 	r.stopped = true
+	r.endDoubtLocked()
 	if r.pipe.Leads() {
 		r.loseLocked(&out)
 	}

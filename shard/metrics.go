@@ -11,7 +11,7 @@ import (
 
 // Metrics are the package's metrics, summed over all replicas of the node.
 type Metrics struct {
-	leaders, replicas                 prometheus.Gauge
+	leaders, replicas, doubts         prometheus.Gauge
 	committed, failed                 prometheus.Counter
 	noops                             prometheus.Counter
 	readWaits, readRestarts           prometheus.Counter
@@ -44,6 +44,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		leaders:           gauge("skein_shard_leaders", "Ranges that this node leads."),
 		replicas:          gauge("skein_shard_replicas", "Replicas of ranges on this node."),
+		doubts:            gauge("skein_shard_replicas_in_doubt", "Replicas that answer nothing: replicas of their range have different hashes, and no majority agrees yet."),
 		committed:         counter("skein_shard_writes_answered_total", "Requests of the pipeline that were answered without an error."),
 		failed:            counter("skein_shard_writes_failed_total", "Requests of the pipeline that were answered with an error."),
 		noops:             counter("skein_shard_entries_without_effect_total", "Entries that were applied as no-ops."),
@@ -66,7 +67,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
-		reg.MustRegister(m.leaders, m.replicas, m.committed, m.failed,
+		reg.MustRegister(m.leaders, m.replicas, m.doubts, m.committed, m.failed,
 			m.noops, m.readWaits, m.readRestarts,
 			m.splits, m.merges, m.maintenanceErrors, m.applied, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)

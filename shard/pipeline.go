@@ -26,7 +26,9 @@ func (e *pipelineEnv) Takes(req *rangeapi.Request) (wait <-chan struct{}, err er
 }
 
 // MayEvaluate implements pipeline.Range.
-func (e *pipelineEnv) MayEvaluate() bool { return e.change == nil && !e.rec.Merge.StandsStill() }
+func (e *pipelineEnv) MayEvaluate() bool {
+	return e.change == nil && e.doubt == nil && !e.rec.Merge.StandsStill()
+}
 
 // Error implements pipeline.Range.
 func (e *pipelineEnv) Error(k kverror.Kind, detail string) *kverror.Error {

@@ -207,6 +207,7 @@ func (r *rig) caughtUp(n *rigNode) {
 	}
 	r.t.Fatal("the node lags")
 }
+
 // A replica goes into quarantine behind a split that only its log has. Nothing makes the child there any
 // more. A child that was there before a crash left its log in the wal. It comes back like its parent.
 func TestChildOfAQuarantinedParent(t *testing.T) {

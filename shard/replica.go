@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
@@ -126,6 +128,8 @@ type Replica struct {
 	// stopped says that the replica has ended, and ended why.
 	stopped bool
 	ended   *kverror.Error
+	// doubt is set while replicas have different hashes.
+	doubt *doubt
 	// absorbed says that another range has taken this one's place by a merge.
 	absorbed bool
 	// introduced is the descriptor by which a replica without data was opened.
@@ -186,8 +190,10 @@ func (r *Replica) leadsLocked(g keyspace.Generation) (wait <-chan struct{}, err 
 	switch {
 	case r.stopped:
 		return nil, r.ended
-	case r.awaitsLocked(g):
+	case r.awaitsLocked(g), r.doubt != nil && !r.doubt.loud:
 		return r.changedLocked(), nil
+	case r.doubt != nil:
+		return nil, r.doubtedLocked()
 	case g != r.rec.Generation:
 		detail := fmt.Sprintf("range %s has generation %d, the request %d", r.id, r.rec.Generation, g)
 		return nil, r.errorLocked(kverror.WrongRange, detail)
@@ -283,3 +289,34 @@ func (r *Replica) endChangeLocked(err error) {
 	close(r.change.done)
 	r.change = nil
 }
+
+// doubt is the state of a replica that knows that another one has counted another hash. One of the two is
+// wrong. A replica in doubt answers nothing, and votes, stores and applies on. It asks the other voters
+// for their hashes.
+type doubt struct {
+	// found says that this replica itself counted otherwise than its leader. Whom such a replica asks
+	// comes into doubt too. Nobody else spreads it, so it ends.
+	found bool
+	since clock.Time
+	pause time.Duration
+	// loud says that callers do not wait for the end any more.
+	loud bool
+}
+
+// endDoubtLocked ends a doubt, if there is one.
+func (r *Replica) endDoubtLocked() {
+	if r.doubt != nil {
+		r.doubt = nil
+		r.store.metrics.doubts.Dec()
+		r.notifyLocked()
+		r.pipe.Schedule()
+	}
+}
+
+// doubtedLocked is the answer of a replica in doubt.
+func (r *Replica) doubtedLocked() *kverror.Error {
+	return kverror.New(kverror.Corrupt, "range %s: its replicas have different hashes, and too few of them agree", r.id)
+}
+
+// fmtHash returns the form of a range's hash for people.
+func fmtHash(h uint64) string { return fmt.Sprintf("%016x", h) }
