@@ -451,6 +451,9 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 		r.store.lifecycle.Unclaim(r.id)
 		return err
 	}
+	r.mu.Lock()
+	r.filling = r.store.cfg.Clock.Now()
+	r.mu.Unlock()
 	r.store.makeWay(&c, &rec, &applied)
 	return nil
 }
@@ -473,7 +476,8 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 		derr = r.forgetAttached(&rec, &txns)
 	}
 	if derr != nil {
-		panic(derr.Error())
+		r.store.cfg.Groups.Quarantine(r.id.Group(), fmt.Sprintf("the records of a snapshot at index %d: %v", applied.Index, derr))
+		return
 	}
 	left := r.leftBehind(&rec)
 	if !s.rec.Span.Covers(rec.Span) {
@@ -496,6 +500,7 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.loadTableLocked(&txns)
 	r.upkeep.replaced()
 	r.installs++
+	r.filledAt = r.filling
 	r.load.Replaced()
 	r.epochs.End(r.store.cache)
 	r.pipe.Replaced(applied.Term, &out)

@@ -3,6 +3,7 @@ package shard
 import (
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/kverror"
 )
@@ -15,11 +16,17 @@ func (r *Replica) Quarantined(reason string) {
 }
 
 // BadTable puts every replica in quarantine whose keys a bad table may hold. Which of the keys are
-// lost is not known, so the replica's state is not either.
+// lost is not known, so the replica's state is not either. A replica that a snapshot has filled since
+// the table was first met is in other tables. One goroutine calls BadTable.
 func (s *Store) BadTable(c engine.Corruption) {
+	met, ok := s.rotten[c.Path]
+	if !ok {
+		met = s.cfg.Clock.Now()
+		s.rotten[c.Path] = met
+	}
 	held := false
 	for _, r := range s.Replicas() {
-		if r.mayBeIn(c.Bounds) {
+		if r.mayBeIn(c.Bounds, met) {
 			held = true
 			s.cfg.Groups.Quarantine(r.id.Group(), c.String())
 		}
@@ -45,13 +52,16 @@ func (s *Store) dropTable(c *engine.Corruption) {
 	s.log.Info("dropped a bad table: no replica has keys in it", zap.Stringer("corruption", c))
 }
 
-// mayBeIn says whether a table with the bounds may hold keys of the replica.
-func (r *Replica) mayBeIn(bounds engine.KeySpan) bool {
+// mayBeIn says whether a table with the bounds, which was first met at the time, may hold keys of the
+// replica.
+func (r *Replica) mayBeIn(bounds engine.KeySpan, met clock.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.rec.Generation == 0 || r.absorbed:
 		return false // it has no data
+	case r.filledAt > met:
+		return false
 	case bounds.Overlaps(engine.VersionedSpan(r.rec.Span)), bounds.Overlaps(engine.GroupLocalSpan(r.id.Group())):
 		return true
 	}

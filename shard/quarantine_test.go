@@ -192,6 +192,36 @@ func TestBadTableIsDropped(t *testing.T) {
 	})
 }
 
+// A replica that is rebuilt in its place has nothing in a table that was found to be bad before. It does
+// not go into quarantine when that table is met again, as it does for another one.
+func TestRebuiltReplicaIsInOtherTables(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newWideRig(t, 7, lan, 4)
+		r.startAll()
+		defer r.stopAll()
+		m := &walker{r: r, last: 100}
+		m.lead("k", 1)
+		r.put("k", "v")
+		bad := r.nodes[2]
+		meet := func(path string, quarantined int) {
+			t.Helper()
+			bad.node.Load().BadTable(engine.Corruption{Path: path, Bounds: engine.GroupLocalSpan(keyspace.RangeID(1).Group())})
+			time.Sleep(2 * time.Second)
+			if got := bad.host.Quarantined(); len(got) != quarantined {
+				t.Fatalf("%s: in quarantine are %v, want %d", path, got, quarantined)
+			}
+		}
+		meet("a", 1)
+		m.replaceOn("k", 3, 4)
+		m.replaceOn("k", 4, 3)
+		r.put("k", "back")
+		r.caughtUp(bad)
+		meet("a", 0)
+		meet("a", 0)
+		meet("b", 1)
+	})
+}
+
 // caughtUp waits until the node has applied what the leaders have.
 func (r *rig) caughtUp(n *rigNode) {
 	for range 100 {

@@ -30,8 +30,8 @@ func NewStore(cfg Config) *Store {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
-		replicas: make(map[keyspace.RangeID]*Replica),
-		timers:   make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
+		replicas: make(map[keyspace.RangeID]*Replica), rotten: make(map[string]clock.Time),
+		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
 	s.reads = eval.NewReadLimit(cfg.Limits.ScanBytes, cfg.Limits.ReadBytes)
 	s.compacted.Store(-1)

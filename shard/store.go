@@ -129,6 +129,9 @@ type Store struct {
 	// reads bounds what requests hold of what they have read.
 	reads *eval.ReadLimit
 
+	// rotten is when each bad table was first met, by its path. Only BadTable uses it.
+	rotten map[string]clock.Time
+
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
