@@ -78,10 +78,12 @@ type Share struct {
 	inReserve bool
 }
 
-// waiter is one Take that waits. granted is closed once it has its bytes.
+// waiter is one Take that waits. granted is closed once it has its bytes or never will.
 type waiter struct {
-	share   *Share
-	bytes   int64
+	share *Share
+	bytes int64
+	// err says that the bytes are refused after all. It is set before granted is closed.
+	err     error
 	granted chan struct{}
 }
 
@@ -95,13 +97,13 @@ func (s *Share) Take(ctx context.Context, bytes int64) error {
 	}
 	select {
 	case <-w.granted:
-		return nil
+		return w.err
 	case <-ctx.Done():
 	}
 	if s.of.giveUp(w) {
 		return ctx.Err()
 	}
-	return nil
+	return w.err
 }
 
 // take takes bytes, or returns who waits for them.
@@ -133,7 +135,7 @@ func (b *Bytes) take(s *Share, bytes int64) (*waiter, error) {
 	return w, nil
 }
 
-// giveUp ends a wait. It returns false if the bytes were granted before.
+// giveUp ends a wait. It returns false if the wait had ended before.
 func (b *Bytes) giveUp(w *waiter) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -254,6 +256,11 @@ func (b *Bytes) grantOnceLocked() (moved bool) {
 			b.leader = s
 		}
 		switch {
+		case s.bytes+w.bytes > b.reserve:
+			// Other parts of the answer have got bytes meanwhile. It would wait for itself.
+			w.err = ErrTooLarge
+			close(w.granted)
+			continue
 		case fits:
 			b.shared += w.bytes
 		case s != b.leader:
