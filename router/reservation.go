@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/kverror"
@@ -16,6 +17,10 @@ type reservation struct {
 	// atOnce says that the answer does not wait for memory: others may wait for the locks of its
 	// transaction, or it has happened and must get its answer.
 	atOnce bool
+	// parts has one unit for each part of the answer that may be read at a time. A part takes one from when
+	// it reserves a page until the page is there. Where the answer is near the most that it may have, it
+	// takes all of them: what others reserve too much would count against the answer.
+	parts *semaphore.Weighted
 }
 
 var (
@@ -26,7 +31,9 @@ var (
 )
 
 // reservation returns one that holds nothing.
-func (r *Router) reservation() reservation { return reservation{Share: r.cfg.Answers.Share()} }
+func (r *Router) reservation() reservation {
+	return reservation{Share: r.cfg.Answers.Share(), parts: semaphore.NewWeighted(maxParallelParts)}
+}
 
 // reserve reserves bytes for an answer and waits for them; a nil h is not counted.
 func (r *Router) reserve(ctx context.Context, h *reservation, bytes int64) error {

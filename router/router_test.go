@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -441,6 +442,84 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		if got := r.cfg.Answers.Held(); got != 0 {
 			t.Errorf("%d bytes are held in the end", got)
 		}
+	})
+}
+
+// The parts of one answer wait for memory at a time. What each of them asks for would be too much
+// together, but the answer itself fits: it waits neither for itself, nor is it refused.
+func TestPartsOfAnAnswerDoNotWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(1)
+		c.split("m")
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: &oneByOne{c}, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 5<<19)})
+		for _, k := range []string{"a", "b", "x", "y"} {
+			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 600<<10)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other := r.cfg.Answers.Share()
+		if err := other.Take(t.Context(), 1200<<10); err != nil {
+			t.Fatal(err)
+		}
+		other.Complete()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+			ended <- err
+		}()
+		synctest.Wait()
+		if n := r.cfg.Answers.Waiting(); n == 0 {
+			t.Fatal("no part waits")
+		}
+		other.Release()
+		if err := <-ended; err != nil {
+			t.Errorf("an answer that fits: %v", err)
+		}
+		if got := r.cfg.Answers.Held(); got != 0 {
+			t.Errorf("%d bytes are held in the end", got)
+		}
+	})
+}
+
+// asksPages notes how many bytes the first page of each read may have.
+type asksPages struct {
+	*cluster
+	first atomic.Int64
+}
+
+func (a *asksPages) Do(ctx context.Context, n keyspace.NodeID, q *rangeapi.Request) (*rangeapi.Response, error) {
+	if p, ok := q.Op.(*rangeapi.Page); ok && len(p.Key) == 1 {
+		a.first.Add(int64(p.MaxBytes))
+	}
+	return a.cluster.Do(ctx, n, q)
+}
+
+// Reads that begin at a time have a small page each before they wait for memory.
+func TestReadsThatWaitHoldLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const readers = 100
+		c := newCluster(1)
+		asks := &asksPages{cluster: c}
+		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: asks, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 2<<20)})
+		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 200)}); err != nil {
+			t.Fatal(err)
+		}
+		first, leader := full(t, r, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range readers {
+			wg.Go(func() { _, _ = r.Range(ctx, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}) })
+		}
+		synctest.Wait()
+		if got := asks.first.Load(); r.cfg.Answers.Waiting() != readers || got == 0 || got > readers*64<<10 {
+			t.Errorf("%d of %d reads wait, with pages of up to %d KiB", r.cfg.Answers.Waiting(), readers, got>>10)
+		}
+		cancel()
+		wg.Wait()
+		first.Release()
+		leader.Release()
 	})
 }
 

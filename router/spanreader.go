@@ -149,22 +149,53 @@ func (l *spanReader) all(ctx context.Context) (found foundKeys, err error) {
 	return found, err
 }
 
-// nextReserved reads a page and reserves its memory. The first page is reserved once it is there.
-// Most answers are smaller than a page, and reads that wait for a range without a leader must not
-// hold up the others. Later pages are reserved before they are read. A page may be larger because
-// of one value. The excess is in memory already, so it does not wait.
-func (l *spanReader) nextReserved(ctx context.Context) (*rangeapi.PageAnswer, error) {
+// nextReserved reads a page and reserves its memory. The first page is reserved once it is there,
+// because reads that wait for a range without a leader must not hold up the others. So it is small: any
+// number of reads may have one, and each of them one for every range. Later pages are reserved before
+// they are read.
+func (l *spanReader) nextReserved(ctx context.Context) (p *rangeapi.PageAnswer, err error) {
 	h := l.at.reserved
-	reserved := int64(0)
-	if l.last != nil && h != nil {
-		reserved = min(readPageBytes, max(l.r.cfg.Answers.Reserve()-h.Bytes(), 0))
-		if err := l.r.reserve(ctx, h, reserved); err != nil {
+	if h == nil {
+		return l.next(ctx)
+	}
+	if l.last == nil {
+		l.pageBytes = smallPageBytes
+		if p, err = l.next(ctx); err != nil {
 			return nil, err
 		}
+		l.pageBytes = readPageBytes
 	}
-	p, err := l.next(ctx)
-	if err != nil || h == nil {
-		return p, err
+	if l.r.cfg.Answers.Reserve()-h.Bytes() >= maxParallelParts*readPageBytes {
+		if err = h.parts.Acquire(ctx, 1); err != nil {
+			return nil, kverror.Of(err)
+		}
+		p, err = l.nextWithin(ctx, p)
+		h.parts.Release(1)
+		if !errors.Is(err, kverror.AnswerTooLarge) {
+			return p, err
+		}
+	}
+	if err = h.parts.Acquire(ctx, maxParallelParts); err != nil {
+		return nil, kverror.Of(err)
+	}
+	defer h.parts.Release(maxParallelParts)
+	return l.nextWithin(ctx, p)
+}
+
+// nextWithin reserves the memory of a page, and reads the page before if it is nil. A page may be larger
+// than asked for because of one value. The excess is in memory already, so it does not wait. The page
+// is returned also if there is no room for it.
+func (l *spanReader) nextWithin(ctx context.Context, p *rangeapi.PageAnswer) (*rangeapi.PageAnswer, error) {
+	h, reserved := l.at.reserved, int64(0)
+	if p == nil {
+		reserved = min(readPageBytes, max(l.r.cfg.Answers.Reserve()-h.Bytes(), 0))
+		err := l.r.reserve(ctx, h, reserved)
+		if err != nil {
+			return nil, err
+		}
+		if p, err = l.next(ctx); err != nil {
+			return nil, err
+		}
 	}
 	size := int64(len(p.Keys))
 	if l.at.encoded == nil {
@@ -177,5 +208,9 @@ func (l *spanReader) nextReserved(ctx context.Context) (*rangeapi.PageAnswer, er
 	case reserved == 0:
 		return p, l.r.reserve(ctx, h, size)
 	}
-	return p, l.r.tooLarge(h.Add(size - reserved))
+	err := l.r.tooLarge(h.Add(size - reserved))
+	if err != nil {
+		h.Give(reserved)
+	}
+	return p, err
 }
