@@ -167,8 +167,7 @@ func (h *Tracker) Quarantined(id keyspace.RangeID) (qs []decide.Quarantined) {
 // and has told everything, and does not keep the replica closed.
 func (h *Tracker) votes(d *keyspace.Descriptor, alive func(keyspace.NodeID) bool) func(keyspace.NodeID) bool {
 	return func(n keyspace.NodeID) bool {
-		_, _, told := h.Node(n)
-		return alive(n) && told && !h.closed(d, n)
+		return alive(n) && h.Told(&decide.Node{ID: n}) && !h.closed(d, n)
 	}
 }
 
