@@ -3,10 +3,14 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/engine"
@@ -19,8 +23,10 @@ import (
 func TestUpgrade(t *testing.T) {
 	older, newer := keyspace.Versions{Oldest: 5, Newest: 6}, keyspace.Versions{Oldest: 6, Newest: 7}
 	runs := map[keyspace.NodeID]keyspace.Versions{}
+	regs := map[keyspace.NodeID]*prometheus.Registry{}
 	bubble(t, 3, nil, func(o *Options) {
-		o.Versions, o.UpgradeAfter = older, 5*time.Minute
+		regs[o.Self] = prometheus.NewRegistry()
+		o.Versions, o.UpgradeAfter, o.Registry = older, 5*time.Minute, regs[o.Self]
 		if v, ok := runs[o.Self]; ok {
 			o.Versions = v
 		}
@@ -36,6 +42,11 @@ func TestUpgrade(t *testing.T) {
 				m, _ := n.core.client.WatchMap()
 				if v, _ := n.core.version.Now(); v != want || m.ClusterVersion != want {
 					t.Errorf("node %s writes in version %d, and its map says %d; want %d", n.id, v, m.ClusterVersion, want)
+				}
+				gauge := fmt.Sprintf("# HELP skein_placement_cluster_version Cluster version in this node's copy of the range map, 0 for none.\n"+
+					"# TYPE skein_placement_cluster_version gauge\nskein_placement_cluster_version %d\n", want)
+				if err := testutil.GatherAndCompare(regs[n.id], strings.NewReader(gauge), "skein_placement_cluster_version"); err != nil {
+					t.Error(err)
 				}
 			}
 		}

@@ -84,6 +84,7 @@ func (c *Client) storeMap(m *fsm.Map) {
 	}
 	c.o.Metrics.MapVersion.Set(float64(m.Version))
 	c.o.Metrics.Ranges.Set(float64(m.Len()))
+	c.o.Metrics.ClusterVersion.Set(float64(m.ClusterVersion))
 }
 
 // feedLoop keeps the copy of the map new by feeds from other nodes while this one's

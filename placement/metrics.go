@@ -30,6 +30,8 @@ type Metrics struct {
 	// number in it.
 	MapVersion prometheus.Gauge
 	Ranges     prometheus.Gauge
+	// ClusterVersion is the one in the node's copy of the map, 0 for none.
+	ClusterVersion prometheus.Gauge
 	// LeasesGranted, LeasesRevoked and LeaseTTLs are etcd's: applied here, by whichever node
 	// leads.
 	LeasesGranted prometheus.Counter
@@ -67,6 +69,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's allocation log."),
 		MapVersion:     gauge("skein_placement_map_version", "Version of this node's copy of the range map."),
 		Ranges:         gauge("skein_placement_ranges", "Ranges in this node's copy of the range map."),
+		ClusterVersion: gauge("skein_placement_cluster_version", "Cluster version in this node's copy of the range map, 0 for none."),
 		LeasesGranted:  counter("etcd_debugging_lease_granted_total", "The total number of granted leases."),
 		LeasesRevoked:  counter("etcd_debugging_lease_revoked_total", "The total number of revoked leases."),
 		LeaseTTLs: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -78,7 +81,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 	if r != nil {
 		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.BatchRequests, m.BatchRevisions,
-			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
+			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.ClusterVersion, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
 	}
 	return m
 }
