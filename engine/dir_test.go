@@ -1,8 +1,8 @@
 package engine
 
 import (
-	"fmt"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -220,8 +220,8 @@ func TestRaise(t *testing.T) {
 		if err != nil || again.Fresh || done && again.Identity.Version != 4 {
 			t.Fatalf("after error %d: %+v %v", n, again, err)
 		}
-		// What counts is in both: the node raises nothing that its identity says already, and the next
-		// build reads no version below.
+		// Both have the version that counts. The node writes neither again, and the next build reads
+		// no version below.
 		for _, dir := range []string{"data", "data/wal"} {
 			if id, err := readIdentity(after, dir, older); err != nil || id.Version != again.Identity.Version {
 				t.Fatalf("after error %d: %s has %+v, and the node writes in %d: %v", n, dir, id, again.Identity.Version, err)

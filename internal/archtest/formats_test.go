@@ -56,8 +56,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestReleasedFormsStand: what the golden files of the last release hold stands in those of today, as
-// long as this build reads what that release writes. So nobody changes the bytes of a released version.
+// TestReleasedFormsStand: the golden files of the last release stand in those of today, as long as this
+// build reads what that release writes. So nobody changes the bytes of a released version.
 func TestReleasedFormsStand(t *testing.T) {
 	git := func(args ...string) string {
 		out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", "../.."}, args...)...).CombinedOutput()
@@ -93,8 +93,8 @@ func TestReleasedFormsStand(t *testing.T) {
 	}
 }
 
-// TestDocumentsNameVersions: docs/FORMAT.md says of each version that this build reads what it brought,
-// and the document that the row names says it too.
+// TestDocumentsNameVersions: docs/FORMAT.md has a row for each version that this build reads. The document
+// that a row names says what changed.
 func TestDocumentsNameVersions(t *testing.T) {
 	read := func(name string) string {
 		b, err := os.ReadFile("../../docs/" + name)

@@ -260,8 +260,8 @@ func named(ids []keyspace.RangeID) string {
 	return b.String() + ")"
 }
 
-// orMemory adds to what makes room on disks what makes room in memory, where a node besides but is full
-// of replicas.
+// orMemory returns what makes room on disks. Where a node other than but is full of replicas, it adds what
+// makes room in memory.
 func (c *Cluster) orMemory(disks string, but *node) string {
 	full := map[keyspace.NodeID]bool{}
 	for id, n := range c.nodes {

@@ -26,8 +26,8 @@ type File struct{ b strings.Builder }
 // Add adds a form.
 func (f *File) Add(name string, p []byte) { fmt.Fprintf(&f.b, "%s %x\n", name, p) }
 
-// AddEach adds a form that differs by the cluster version in which it is written, as NAME@VERSION for each
-// version that this build writes.
+// AddEach adds a form that depends on the cluster version. It is named NAME@VERSION, once for each version
+// that this build writes.
 func (f *File) AddEach(name string, encode func(keyspace.Version) []byte) {
 	for v := keyspace.OldestVersion; v <= keyspace.NewestVersion; v++ {
 		f.Add(fmt.Sprintf("%s@%d", name, v), encode(v))
