@@ -61,6 +61,14 @@
 // replicas of each range are equal, and no node holds a replica that the map does not
 // give it. No operation is left.
 //
+// # From the last release to this build and back (TestUpgrade)
+//
+// The storm's machines and clients, without faults and without the operator. All nodes
+// run the last release at first. Before there is one, they run an earlier commit. One
+// after the other gets this build, goes back, and gets it again. While both builds run, a
+// raise of the cluster version is refused, and names the nodes of the older build. Once
+// it is raised, the older build refuses the directories. The storm's checkers judge.
+//
 // # Where the machine stands still
 //
 // Both rigs watch how late their own short sleeps end. The standstills
