@@ -23,7 +23,7 @@ import (
 func TestUpgrade(t *testing.T) {
 	older, newer := keyspace.Versions{Oldest: 5, Newest: 6}, keyspace.Versions{Oldest: 6, Newest: 7}
 	runs := map[keyspace.NodeID]keyspace.Versions{}
-	regs := map[keyspace.NodeID]*prometheus.Registry{}
+	var regs [4]*prometheus.Registry // by node
 	bubble(t, 3, nil, func(o *Options) {
 		regs[o.Self] = prometheus.NewRegistry()
 		o.Versions, o.UpgradeAfter, o.Registry = older, 5*time.Minute, regs[o.Self]
