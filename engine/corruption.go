@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -154,12 +155,48 @@ var tableBorders = [][]byte{
 	{prefixGroupLocal}, GroupLocalKey(keyspace.PlacementGroup, nil), {prefixVersioned}, {prefixLease},
 }
 
-// bordered ends each table at the next border.
-func bordered(start []byte) (pebble.SpanPolicy, []byte, error) {
-	for _, b := range tableBorders {
-		if bytes.Compare(start, b) < 0 {
-			return pebble.SpanPolicy{}, b, nil
-		}
+// maxParts bounds into how many parts CutTables cuts the tables of versions, and those of records. Each
+// flush may write a table for each part.
+const maxParts = 32
+
+// CutTables has tables end where ranges do, so that a bad table costs few ranges a replica. groups are the
+// node's ranges, by their starts. If there are more than maxParts, several of them share a part. Tables
+// that are there already stay as they are until a compaction writes them anew.
+func (e *Engine) CutTables(groups []keyspace.GroupID, starts [][]byte) {
+	borders := slices.Clone(tableBorders)
+	for _, i := range thinned(len(starts)) {
+		borders = append(borders, VersionedSpan(keyspace.Span{Start: starts[i]}).Lower)
 	}
-	return pebble.SpanPolicy{}, nil, nil
+	groups = slices.Sorted(slices.Values(groups))
+	for _, i := range thinned(len(groups)) {
+		borders = append(borders, GroupLocalSpan(groups[i]).Lower)
+	}
+	slices.SortFunc(borders, bytes.Compare)
+	borders = slices.CompactFunc(borders, bytes.Equal)
+	e.borders.Store(&borders)
+}
+
+// thinned returns at most maxParts-1 of the numbers below n, evenly spread.
+func thinned(n int) (some []int) {
+	parts := min(n, maxParts)
+	for p := 1; p < parts; p++ {
+		some = append(some, p*n/parts)
+	}
+	return some
+}
+
+// bordered ends each table at the next border.
+func (e *Engine) bordered(start []byte) (pebble.SpanPolicy, []byte, error) {
+	borders := tableBorders
+	if b := e.borders.Load(); b != nil {
+		borders = *b
+	}
+	i, at := slices.BinarySearchFunc(borders, start, bytes.Compare)
+	if at {
+		i++
+	}
+	if i == len(borders) {
+		return pebble.SpanPolicy{}, nil, nil
+	}
+	return pebble.SpanPolicy{}, borders[i], nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -34,6 +35,8 @@ type Engine struct {
 	flusher flusher
 	durable durability
 	corrupt corruptions
+	// borders are where tables end, in order; nil is tableBorders.
+	borders atomic.Pointer[[][]byte]
 	// excising keeps snapshots from being made or closed during an excising ingest. When such
 	// an ingest begins, Pebble collects the snapshots that it must flush, and at its end it
 	// panics if there is another one. A snapshot takes one share, an ingest all. It is a
@@ -118,7 +121,7 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	// The range delete of a removed replica soon frees its tables, without waiting for a
 	// compaction that happens to touch them.
 	po.FlushDelayDeleteRange = 10 * time.Second
-	po.Experimental.SpanPolicyFunc = bordered
+	po.Experimental.SpanPolicyFunc = e.bordered
 	setTableOptions(po)
 	po.EnsureDefaults()
 	return po

@@ -1,9 +1,13 @@
 package shard
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"slices"
+	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -109,6 +113,31 @@ func (s *Store) runMeter() {
 	forget := s.cfg.Engine.OnDurable(s.meter.Flushed)
 	defer forget()
 	s.meter.Run(s.ctx)
+}
+
+// cutEvery is how often the store is told where ranges begin. Flushes and compactions cut their tables
+// there, and a late border costs little.
+const cutEvery = time.Minute
+
+// cutTables has the tables of the store end where ranges do, until the node stops.
+func (s *Store) cutTables() {
+	for clock.Sleep(s.ctx, s.cfg.Clock, cutEvery) == nil {
+		s.cutTablesNow()
+	}
+}
+
+func (s *Store) cutTablesNow() {
+	var groups []keyspace.GroupID
+	var starts [][]byte
+	for _, r := range s.Replicas() {
+		r.mu.Lock()
+		if r.rec.Generation != 0 {
+			groups, starts = append(groups, r.id.Group()), append(starts, r.rec.Span.Start)
+		}
+		r.mu.Unlock()
+	}
+	slices.SortFunc(starts, bytes.Compare)
+	s.cfg.Engine.CutTables(groups, starts)
 }
 
 // loadStore implements load.Store.

@@ -58,6 +58,7 @@ func NewStore(cfg Config) *Store {
 	s.wg.Go(func() { s.maintenance.run(s.ctx) })
 	s.wg.Go(func() { s.ids.Run(s.ctx) })
 	s.wg.Go(s.runMeter)
+	s.wg.Go(s.cutTables)
 	s.lifecycle.Start(s.ctx, s.wg.Go)
 	return s
 }
@@ -81,7 +82,11 @@ func (s *Store) newPipes() pipeline.Shared {
 
 // Open opens every replica that the engine holds. It is called once, before
 // requests come.
-func (s *Store) Open() error { return s.lifecycle.Open(s.ctx) }
+func (s *Store) Open() error {
+	err := s.lifecycle.Open(s.ctx)
+	s.cutTablesNow()
+	return err
+}
 
 // Do serves one request to a replica of this node. It returns when the request is
 // answered or ctx has ended; a write that is under way then is still carried out.
