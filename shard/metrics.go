@@ -16,7 +16,7 @@ type Metrics struct {
 	noops                             prometheus.Counter
 	readWaits, readRestarts           prometheus.Counter
 	splits, merges, maintenanceErrors prometheus.Counter
-	pushes                            prometheus.Counter
+	pushes, tablesDropped             prometheus.Counter
 	applied                           prometheus.Counter
 	resolvedQuestions                 prometheus.Counter
 	requestSeconds                    *prometheus.HistogramVec
@@ -54,6 +54,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		merges:            counter("skein_shard_merges_total", "Ranges that were absorbed by a neighbour here."),
 		maintenanceErrors: counter("skein_shard_maintenance_errors_total", "Steps of maintenance that failed."),
 		pushes:            counter("skein_shard_pushes_total", "Locks about which their transaction's coordinator was asked."),
+		tablesDropped:     counter("skein_shard_bad_tables_dropped_total", "Bad tables, or parts of them, that were dropped from the store because no replica has keys in them."),
 		applied:           counter("skein_shard_applied_transactions_total", "Transactions that were applied."),
 		resolvedQuestions: counter("skein_shard_resolved_questions_total",
 			"Questions for a range's resolved revision."),
@@ -67,7 +68,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.addCompaction(reg)
 	m.readSeconds, m.writeSeconds = m.requestSeconds.WithLabelValues("read"), m.requestSeconds.WithLabelValues("write")
 	if reg != nil {
-		reg.MustRegister(m.leaders, m.replicas, m.doubts, m.committed, m.failed,
+		reg.MustRegister(m.leaders, m.replicas, m.doubts, m.tablesDropped, m.committed, m.failed,
 			m.noops, m.readWaits, m.readRestarts,
 			m.splits, m.merges, m.maintenanceErrors, m.applied, m.pushes,
 			m.requestSeconds, m.resolvedQuestions)

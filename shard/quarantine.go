@@ -49,6 +49,7 @@ func (s *Store) dropTable(c *engine.Corruption) {
 		s.log.Warn("a bad table is not dropped", zap.Stringer("corruption", c), zap.Error(err))
 		return
 	}
+	s.metrics.tablesDropped.Inc()
 	s.log.Info("dropped a bad table: no replica has keys in it", zap.Stringer("corruption", c))
 }
 

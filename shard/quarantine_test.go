@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/engine"
@@ -178,6 +179,10 @@ func TestBadTableIsDropped(t *testing.T) {
 			names, lerr := n.fs.List("data")
 			n.must(lerr)
 			in := func(table string) bool { return slices.Contains(names, table) }
+			dropped := testutil.ToFloat64(n.node.Load().metrics.tablesDropped)
+			if (dropped > 0) != (c.held == 0) {
+				t.Errorf("node %s: %g tables are dropped", n.id, dropped)
+			}
 			if there := slices.ContainsFunc(tables, in); there != (c.held > 0) || (err != nil) != there {
 				t.Errorf("node %s: the table is there: %t; read with %v", n.id, there, err)
 			}
