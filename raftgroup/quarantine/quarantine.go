@@ -30,6 +30,14 @@ type Entry struct {
 	Since   time.Time          `json:"since"`
 }
 
+// note is an Entry in the store.
+type note struct {
+	Version uint64 `json:"version"`
+	Entry
+}
+
+const noteVersion = 1
+
 // List has the replicas in quarantine, one for each group.
 type List struct {
 	engine  *engine.Engine
@@ -55,15 +63,17 @@ func Load(e *engine.Engine, count prometheus.Gauge) (_ *List, err error) {
 		return nil, fmt.Errorf("replicas in quarantine: %w", err)
 	}
 	for ok := it.First(); ok && err == nil; ok = it.Next() {
-		var q Entry
+		var q note
 		var v []byte
 		if v, err = it.ValueAndErr(); err == nil {
-			err = json.Unmarshal(v, &q)
+			if err = json.Unmarshal(v, &q); err == nil {
+				err = keyspace.CheckVersion("note of a replica in quarantine", q.Version, noteVersion)
+			}
 		}
 		if id := it.Key()[len(lower):]; err == nil && len(id) != 8 {
 			err = fmt.Errorf("note of %d bytes", len(id))
 		} else if err == nil {
-			l.entries[keyspace.GroupID(binary.BigEndian.Uint64(id))] = q
+			l.entries[keyspace.GroupID(binary.BigEndian.Uint64(id))] = q.Entry
 		}
 	}
 	if err = errors.Join(err, it.Error(), it.Close()); err != nil {
@@ -112,7 +122,7 @@ func (l *List) Forget(gs []keyspace.GroupID) {
 
 // Note makes the quarantine of a replica durable, unless that has been removed.
 func (l *List) Note(ctx context.Context, g keyspace.GroupID, q Entry) error {
-	v, err := json.Marshal(q)
+	v, err := json.Marshal(note{noteVersion, q})
 	if err == nil {
 		err = l.commit(func(b *engine.Batch) error { return b.Set(key(g), v) })
 	}
