@@ -64,6 +64,7 @@
 //	identity.go  identity files
 //	events.go    what Pebble reports: errors, flushes, its log
 //	corruption.go  bad tables: what they hold, and who is told
+//	manifest.go    whether the manifest is whole
 //	durable.go   listeners to durability, Flush
 //	space.go     a full disk: the state, the ballast, Pebble's file system
 //	files.go     open files in reserve, for when no more can be opened

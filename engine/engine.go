@@ -180,6 +180,9 @@ func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
 			panic(p)
 		}
 	}()
+	if err := checkManifest(po.FS, dir); err != nil {
+		return nil, err
+	}
 	return pebble.Open(dir, po)
 }
 
