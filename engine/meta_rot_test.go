@@ -9,8 +9,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// A flipped byte in a file by which Pebble finds its tables either keeps the store from opening, with an
-// error, or loses nothing that was durable: what is behind the applied record comes from the log.
+// Pebble finds its tables by some files of its own. If a byte of one is flipped, the store does not open,
+// or it has everything that was durable.
 func TestRotInPebblesOwnFiles(t *testing.T) {
 	const keys = 40
 	key := func(i int) []byte { return AppendVersionedKey(nil, fmt.Appendf(nil, "k%04d", i), 7) }

@@ -1016,8 +1016,8 @@ func TestQuarantinedCopyIsGivenUp(t *testing.T) {
 	})
 }
 
-// A drained node's range goes to nobody whose replica is in quarantine: a transfer to one that has just
-// gone there is given up, and does not keep the replica from being rebuilt.
+// A drained node's range goes to nobody whose replica is in quarantine. A transfer to one that has just
+// gone there is given up, so that the replica is rebuilt.
 func TestTransferToAQuarantinedReplicaIsGivenUp(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		w := newPretended(t, 80, 4)
