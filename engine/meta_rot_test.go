@@ -96,7 +96,7 @@ func openedWhole(fs vfs.FS, keys int, key, value func(int) []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	defer e.Abort()
+	defer func() { _ = e.Abort() }()
 	a, ok, err := e.Applied(1)
 	if err != nil {
 		return err
