@@ -1,6 +1,9 @@
 package node
 
-import "github.com/skeindb/skein/placement/driver"
+import (
+	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/placement/driver"
+)
 
 // measurer tells placement of this node.
 type measurer struct{ c *Core }
@@ -35,7 +38,7 @@ func (m measurer) Full() bool { return m.c.shards.Room(1) != nil }
 func (m measurer) Quarantined() []driver.Quarantined {
 	var out []driver.Quarantined
 	for g, q := range m.c.host.Quarantined() {
-		if !g.IsSystem() {
+		if !g.IsSystem() && !mutation.Is(mutation.QuarantineUntold) {
 			out = append(out, driver.Quarantined{Range: g.Range(), Replica: q.Replica, Reason: q.Reason})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -57,7 +58,7 @@ func (v *writtenVersion) Raise(to keyspace.Version) error {
 	case v.dirs == nil:
 		return errors.New("the node is closing")
 	}
-	if err := v.dirs.Raise(to); err != nil {
+	if err := v.dirs.Raise(to); err != nil && !mutation.Is(mutation.VersionUnnoted) {
 		return fmt.Errorf("note version %d of the cluster: %w", to, err)
 	}
 	v.now.Store(uint32(to))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup/quarantine"
 	"github.com/skeindb/skein/transport"
@@ -142,7 +143,7 @@ func (h *Host) loadPromise() error {
 		longest = time.Duration(binary.BigEndian.Uint64(v))
 		h.embargo = h.cfg.Clock.Now().Add(longest)
 	}
-	h.promiseShrinks = h.cfg.ElectionTimeout < longest
+	h.promiseShrinks = h.cfg.ElectionTimeout < longest && !mutation.Is(mutation.EmbargoKept)
 	if h.cfg.ElectionTimeout <= longest {
 		return nil
 	}

@@ -146,7 +146,7 @@ func (p *peers) countMembers() (others, heard int) {
 	p.mu.RLock()
 	members := p.mu.members
 	p.mu.RUnlock()
-	if members == nil {
+	if members == nil || mutation.Is(mutation.RemovedCounted) {
 		members = p.h.cfg.Bus.Peers()
 	}
 	p.mu.RLock()
@@ -289,7 +289,7 @@ func (p *peers) updateLost(now clock.Time) {
 // would only add to the groups that campaign in vain.
 func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) bool {
 	behind := func(r keyspace.Replica) bool { return lost[r.Node] }
-	if !slices.ContainsFunc(replicas, behind) {
+	if !slices.ContainsFunc(replicas, behind) || mutation.Is(mutation.LeadKeptUnheard) {
 		return false
 	}
 	hears, lives := make(map[uint64]bool, len(replicas)), make(map[uint64]bool, len(replicas))

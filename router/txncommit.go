@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -174,10 +175,10 @@ func (a *txnAttempt) commit(ctx context.Context, rev keyspace.Revision) (committ
 			return d.Revision != 0, nil
 		}
 		e := kverror.Of(err)
-		if !mayPass(e) && e.Fate() == kverror.NotApplied && unsure {
+		if !mayPass(e) && e.Fate() == kverror.NotApplied && unsure && !mutation.Is(mutation.CommitForEver) {
 			return false, kverror.New(kverror.LeaderChanged, "transaction %s may be committed, and its commit is refused now: %v", a.name, e)
 		}
-		if !mayPass(e) {
+		if !mayPass(e) && !mutation.Is(mutation.CommitForEver) {
 			return false, e
 		}
 		unsure = unsure || e.Fate() == kverror.Unknown

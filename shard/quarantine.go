@@ -5,6 +5,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -19,6 +20,9 @@ func (r *Replica) Quarantined(reason string) {
 // lost is not known, so the replica's state is not either. A replica that a snapshot has filled since
 // the table was first met is in other tables. One goroutine calls BadTable.
 func (s *Store) BadTable(c engine.Corruption) {
+	if mutation.Is(mutation.RotServed) {
+		return
+	}
 	met, ok := s.rotten[c.Path]
 	if !ok {
 		met = s.cfg.Clock.Now()

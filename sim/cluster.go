@@ -107,6 +107,7 @@ func (c *cluster) countMerges() int {
 const (
 	snapshotsReceived = "skein_raftgroup_snapshots_received_total"
 	followersCutOff   = "skein_raftgroup_cut_offs_total"
+	quarantined       = "skein_raftgroup_quarantined_replicas"
 	splitsItself      = "skein_shard_automatic_splits_total"
 	absorbed          = "skein_shard_merges_total"
 )

@@ -12,6 +12,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -74,6 +75,9 @@ func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 	}
 	for _, r := range runs {
 		vs, err := readStore(r.core.Store(), keyspace.Revision(to))
+		if engine.IsCorruption(err) {
+			return false // Rot
+		}
 		if err != nil {
 			panic(fmt.Sprintf("sim: read a store: %v", err))
 		}

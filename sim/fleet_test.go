@@ -131,11 +131,11 @@ func fleet(t *testing.T, jobs []job, each func(*outcome)) []*outcome {
 
 // Bounds of a run. A run that a mutation has broken may never end, so its history is
 // judged after this much processor time, which other processes do not shorten. A run
-// without a mutation takes up to 6 s on slow processors, and a run that is cut off has
+// without a mutation takes up to 10 s on slow processors, and a run that is cut off has
 // no finding. A run that stands still is ended by hangs, in real time.
 const (
 	childPatience    = 2 * time.Minute
-	mutationPatience = 15 * time.Second
+	mutationPatience = 25 * time.Second
 	hangs            = 5 * time.Minute
 )
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -234,7 +235,7 @@ func (m *machine) options(s *start) *node.Options {
 	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
 	}
-	if cfg.Lose > 0 || cfg.Joins > 0 {
+	if cfg.Lose > 0 || cfg.Joins > 0 || slices.Contains(cfg.Faults, BootLoop) {
 		o.NodeDeadAfter = deadAfter
 	}
 	if m.shortLog {
@@ -377,7 +378,7 @@ type run struct {
 	idle      chan struct{}
 }
 
-// count returns the value of one of the node's counters.
+// count returns the value of one of the node's counters or gauges.
 func (r *run) count(name string) (n int) { return r.countOf(name, "") }
 
 // countOf returns the counter's value for a label, or, without labels, the only one.
@@ -392,7 +393,7 @@ func (r *run) countOf(name, value string) (n int) {
 		}
 		for _, m := range f.GetMetric() {
 			if value == "" || m.GetLabel()[0].GetValue() == value {
-				n += int(m.GetCounter().GetValue())
+				n += int(m.GetCounter().GetValue() + m.GetGauge().GetValue())
 			}
 		}
 	}

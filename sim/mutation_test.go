@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -93,9 +94,25 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.LeasesKept:               "seen",
 	mutation.NoWayAround:              storyOfLinks,
 	mutation.UnheardCountsDead:        storyOfLinks,
+	mutation.RotServed:                "rot",
+	mutation.QuarantineUntold:         "rot",
+	mutation.QuarantinedCounts:        "rot",
+	mutation.BootsForgotten:           "flaps",
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",
 	mutation.ClockFreezes:             "alone",
+}
+
+// mutationTests say which test of a package looks for a mutation that no run shows, or hardly any.
+var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
+	mutation.LeadKeptUnheard: {"raftgroup", "TestLeaderWithoutQuorumGivesUp"},
+	mutation.PrevFromFed:     {"watch", "TestPrevIsWanted.*"},
+	mutation.RemovedCounted:  {"node", "TestReplacedNodesDoNotIsolateTheOthers"},
+	mutation.GrownKeepsThree: {"node", "TestAGrownClusterOutlivesTwoNodes"},
+	mutation.VersionUnnoted:  {"node", "TestUpgrade"},
+	mutation.TailsKept:       {"raftgroup", "TestLostQuorumsDoNotHoldTheLog"},
+	mutation.CommitForEver:   {"router", "TestCommitIsRefusedForGood"},
+	mutation.EmbargoKept:     {"raftgroup", "TestEmbargoShrinks"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and
@@ -152,8 +169,14 @@ func TestMutations(t *testing.T) {
 			continue
 		}
 		began := time.Now()
-		if mutationStories[bug] == storyOfLinks {
-			line := fmt.Sprintf("%-44s %-10s %34.1fs  %.160s", bug, storyOfLinks, time.Since(began).Seconds(), findInLinks(t, bug))
+		if test, ok := mutationTests[bug]; ok || mutationStories[bug] == storyOfLinks {
+			where, found := storyOfLinks, ""
+			if ok {
+				where, found = test.pkg, findInTest(t, bug, test.pkg, test.test)
+			} else {
+				found = findInLinks(t, bug)
+			}
+			line := fmt.Sprintf("%-44s %-10s %34.1fs  %.160s", bug, where, time.Since(began).Seconds(), found)
 			t.Log(line)
 			table += "\n" + line
 			continue
@@ -205,6 +228,30 @@ func findInLinks(t *testing.T, bug mutation.Bug) (found string) {
 		t.Errorf("%q was not found", bug)
 	}
 	return found
+}
+
+// findInTest runs a test of a package with a mutation, in a process of its own, and returns what
+// it says. Without one it must pass.
+func findInTest(t *testing.T, bug mutation.Bug, pkg, test string) (found string) {
+	t.Helper()
+	run := func(bug mutation.Bug) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "go", "test", "-tags", "invariants planted", "-short", "-count=1", "-timeout", hangs.String(), "-run", "^"+test+"$", "../"+pkg)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", mutation.Variable, bug))
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run(mutation.None); err != nil || !strings.HasPrefix(out, "ok") || strings.Contains(out, "no tests to run") {
+		t.Errorf("%s of %s without a mutation: %v\n%s", test, pkg, err, out)
+	}
+	out, err := run(bug)
+	at := strings.Index(out, "_test.go:")
+	if err == nil || !strings.Contains(out, "--- FAIL: Test") || at < 0 {
+		t.Errorf("%q was not found by %s of %s: %v\n%.2000s", bug, test, pkg, err, out)
+		return ""
+	}
+	_, found, _ = strings.Cut(out[at:], ": ")
+	found, _, _ = strings.Cut(found, "\n")
+	return strings.TrimSpace(found)
 }
 
 // findMutation searches for a mutation, two seeds at a time. It returns the first

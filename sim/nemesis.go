@@ -124,6 +124,8 @@ type nemesis struct {
 	kept *keptVersions
 	// home is the machine that leads everything, if one does.
 	home *machine
+	// unbuilt says that replicas in quarantine were not rebuilt in time.
+	unbuilt bool
 	// failures counts the injected faults: each may leave a gap in the revisions.
 	failures int
 	// These count the work of joinLoop. joins are nodes that joined, leaves those that left
@@ -152,7 +154,7 @@ func (n *nemesis) run() error {
 	}
 	faults := append([]Fault(nil), n.c.cfg.Faults...)
 	n.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-	for i := 0; i < len(faults) && !n.broken(); i++ {
+	for i := 0; i < len(faults) && !n.broken() && !n.unbuilt; i++ {
 		if n.c.cfg.Together {
 			n.gather()
 			n.c.sleep(n.between(300*time.Millisecond, 900*time.Millisecond)) // it must serve first
@@ -183,6 +185,7 @@ func (n *nemesis) heal(heal []func() error) error {
 		}
 	}
 	n.c.sleep(n.between(1500*time.Millisecond, 4*time.Second))
+	n.awaitRebuilt()
 	return nil
 }
 
@@ -191,7 +194,7 @@ func (n *nemesis) heal(heal []func() error) error {
 func (n *nemesis) again() error {
 	for range 3 {
 		for _, f := range n.c.cfg.Faults {
-			if n.took(f) || n.broken() {
+			if n.took(f) || n.broken() || n.unbuilt {
 				continue
 			}
 			h := n.inject(f)
@@ -225,15 +228,16 @@ func (n *nemesis) aboutLease() time.Duration {
 // excludes says whether two faults may not meet. A direction has only one kind of
 // network fault. A paused node, or one that waits for its disk, can neither stop in
 // order nor notice a failed sync. Two restarts of three nodes are a failure, while one
-// is not.
+// is not. A repair in time needs the other nodes.
 func excludes(a, b Fault) bool {
 	weather := []Fault{Flaky, Slow}
 	still := []Fault{Pause, PauseLeader, Suspend, SuspendSeen, SuspendSequencer, Stall, SickLeader}
-	moves := []Fault{Restart, SyncError}
+	moves := []Fault{Restart, SyncError, Rot}
 	return slices.Contains(weather, a) && slices.Contains(weather, b) ||
 		slices.Contains(moves, a) && slices.Contains(still, b) ||
 		slices.Contains(moves, b) && slices.Contains(still, a) ||
-		a == Restart && b == Restart
+		a == BootLoop || b == BootLoop ||
+		slices.Contains([]Fault{Restart, Rot}, a) && slices.Contains([]Fault{Restart, Rot}, b)
 }
 
 func (n *nemesis) between(from, to time.Duration) time.Duration {
@@ -305,6 +309,10 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 		return n.sickLeader()
 	case CutOff:
 		return n.cutOff()
+	case Rot:
+		return n.rot()
+	case BootLoop:
+		return n.bootLoop()
 	default:
 		n.happened[f]++
 		return n.world(f)

@@ -248,6 +248,20 @@ var stories = []story{
 			Faults: []Fault{CrashOne, IsolateLeader, Pause, OneWay, CrashLoop, Restart, Flaky, Transfer},
 		}
 	}},
+	// Nodes that start again and again, and lose their replicas to others, beside faults that end.
+	{name: "flaps", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 5, Clients: 4, BurstOps: 4, Splits: 4, ShortLogs: seed%2 == 0, Borders: []string{"j", "s"},
+			Faults: []Fault{BootLoop, CrashOne, BootLoop, Transfer},
+		}
+	}},
+	// Tables that rot, one node after the other: replicas are rebuilt in place or elsewhere.
+	{name: "rot", long: true, cfg: func(seed uint64) Config {
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Splits: 4, Padding: 256, Borders: []string{"j", "s"},
+			Faults: []Fault{Rot, CrashOne, Rot, IsolateLeader, Rot, Flaky},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

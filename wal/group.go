@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -592,6 +593,9 @@ func (g *GroupLog) runsInLocked(s *segment) (first, end uint64, ok bool) {
 // Move says that the layer above cannot compact the entries that the log now has of the
 // group. So they may be rewritten when the log exceeds its target, whatever their size.
 func (g *GroupLog) Move() {
+	if mutation.Is(mutation.TailsKept) {
+		return
+	}
 	head := g.log.head()
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -166,6 +167,9 @@ func (h *Hub) wantPrevLocked(span keyspace.Span) {
 //   - A leader's answer for a position where the feed was before does not count until the feed
 //     has come there again (again).
 func (h *Hub) mayLackPrevLocked(sub *subscription) keyspace.Revision {
+	if mutation.Is(mutation.PrevFromFed) {
+		return sub.fed
+	}
 	return max(sub.fed, sub.resolved, h.logEnd)
 }
 

@@ -109,6 +109,34 @@ const (
 	NoWayAround
 	// UnheardCountsDead: a node that only others hear counts as dead.
 	UnheardCountsDead
+	// RotServed: a replica with a bad table goes on, and is not put in quarantine.
+	RotServed
+	// QuarantineUntold: a node does not tell placement of its replicas in quarantine.
+	QuarantineUntold
+	// QuarantinedCounts: placement counts a replica in quarantine as a healthy one.
+	QuarantinedCounts
+	// LeadKeptUnheard: a leader that does not hear a quorum keeps the lead although others can
+	// lead.
+	LeadKeptUnheard
+	// BootsForgotten: a node that starts again and again never counts as silent.
+	BootsForgotten
+	// PrevFromFed: a gateway that asks a feed for the versions before events trusts that it has
+	// them from the feed's own place on.
+	PrevFromFed
+	// RemovedCounted: nodes that were removed count among those that a node must hear.
+	RemovedCounted
+	// GrownKeepsThree: the placement group of a cluster that grows keeps its number of voters.
+	GrownKeepsThree
+	// VersionUnnoted: a node writes in a raised version that its directories do not name.
+	VersionUnnoted
+	// TailsKept: the wal does not move the entries that a group cannot cut off.
+	TailsKept
+	// CommitForEver: a coordinator repeats a commit that is refused for good.
+	CommitForEver
+	// EmbargoKept: the embargo after a start stays as long as the longest election timeout ever.
+	EmbargoKept
+	// RelayRelays: a relay without a session with the receiver asks the next relay.
+	RelayRelays
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -137,6 +165,10 @@ var names = [end]string{
 	"absorbed range left in the map", "version lost in a copy", "node admitted with an empty disk", "joining node not spoken to", "row of a node given to another directory",
 	"replicas gathered into one zone", "old sequencer believed",
 	"leases kept after a pause", "no way around a broken link", "unheard node counted as dead",
+	"rotten replica goes on", "quarantine not told", "replica in quarantine counted",
+	"lead kept without hearing a quorum", "boots in a row forgotten", "version before an event missing",
+	"removed nodes counted", "grown cluster keeps three voters", "raised version not noted", "tails of the log stay",
+	"refused commit repeated for ever", "embargo never shrinks", "relay asks a relay",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

@@ -3,6 +3,7 @@ package decide
 import (
 	"slices"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -121,7 +122,7 @@ func (r *rng) votes(n *node) bool {
 
 // closed says whether the replica is in quarantine.
 func (r *rng) closed(id keyspace.ReplicaID) bool {
-	return slices.ContainsFunc(r.Quarantined, func(q Quarantined) bool { return q.Replica == id })
+	return slices.ContainsFunc(r.Quarantined, func(q Quarantined) bool { return q.Replica == id }) && !mutation.Is(mutation.QuarantinedCounts)
 }
 
 // closedOn returns the range's replica on the node if that is in quarantine.

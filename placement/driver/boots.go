@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 )
@@ -58,7 +59,7 @@ func (b *boots) see(boot keyspace.BootID, silentSince, now clock.Time, lasts tim
 }
 
 // flaps says whether the node starts again and again. Every node starts once in a while.
-func (b *boots) flaps() bool { return b.row > 1 }
+func (b *boots) flaps() bool { return b.row > 1 && !mutation.Is(mutation.BootsForgotten) }
 
 // bootLasts is how long a node must have run to be trusted again after boots in a row. A longer time
 // finds nodes that crash more seldom. But two restarts by hand must not have a healthy node count as

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/fsm"
@@ -167,7 +168,7 @@ func (d *decider) ownNumber(o fsm.Operation, own *keyspace.Descriptor, now clock
 	want := max(fsm.PlacementVotersFor(d.members), d.settings.ReplicationFactor)
 	o.Reason = decide.Factor
 	switch {
-	case voters < odd(min(want, reach)) && !silent: // a repair may be due first
+	case voters < odd(min(want, reach)) && !silent && !mutation.Is(mutation.GrownKeepsThree): // a repair may be due first
 		o.Kind = fsm.OperationAdd
 		o.Why = fmt.Sprintf("the placement group has %d voters, and in a cluster of %d nodes it has %d", voters, d.members, want)
 	case EvenOnAll(voters, d.members, d.settings.ReplicationFactor):
