@@ -113,6 +113,7 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.TailsKept:       {"raftgroup", "TestLostQuorumsDoNotHoldTheLog"},
 	mutation.CommitForEver:   {"router", "TestCommitIsRefusedForGood"},
 	mutation.EmbargoKept:     {"raftgroup", "TestEmbargoShrinks"},
+	mutation.RelayRelays:     {"sim/simbus", "TestARelayAsksNoRelay"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and

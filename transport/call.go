@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -269,6 +270,9 @@ func (s *Session) handleCall(ctx context.Context, from keyspace.NodeID, entry ca
 // passCall passes a call on to a node with which a session stands, and to no other relay.
 func (s *Session) passCall(ctx context.Context, to keyspace.NodeID, m Method, c Class, timeout time.Duration, payload []byte) (status, []byte) {
 	next, err := s.ep.route(to, c, len(payload))
+	if err != nil && mutation.Is(mutation.RelayRelays) {
+		return statusOf(s.ep.callAround(ctx, to, m, c, timeout, payload))
+	}
 	if err != nil {
 		return statusOf(callResult{err: err, notDelivered: true})
 	}

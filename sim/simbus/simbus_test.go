@@ -86,6 +86,8 @@ type world struct {
 	trace []string // only used by node 2's handlers: one class, one goroutine
 	boot  keyspace.BootID
 	start time.Time
+	// relays is that of the nodes to come; nil is none.
+	relays func(keyspace.NodeID) []keyspace.NodeID
 }
 
 func newWorld(t *testing.T, seed uint64, f Faults, nodes ...keyspace.NodeID) *world {
@@ -108,7 +110,7 @@ func (w *world) add(id keyspace.NodeID, peers ...keyspace.NodeID) {
 	w.boot++
 	b, err := w.net.NewBus(transport.Config{
 		Cluster: 1, Node: id, Boot: w.boot, Clock: clock.Virtual(),
-		Lanes: [4]int{1, 1, 2, 1},
+		Lanes: [4]int{1, 1, 2, 1}, Relays: w.relays,
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -367,6 +369,45 @@ func TestBreak(t *testing.T) {
 		}
 		if w.net.Stats().Broken == 0 {
 			t.Errorf("%+v", w.net.Stats())
+		}
+	})
+}
+
+// A relay that has lost its own session with the receiver asks no other relay, even if it knows one:
+// calls could go round for ever.
+func TestARelayAsksNoRelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, Faults{})
+		next := map[keyspace.NodeID]keyspace.NodeID{1: 3, 3: 4}
+		nodes := []keyspace.NodeID{1, 2, 3, 4}
+		for _, id := range nodes {
+			w.relays = func(keyspace.NodeID) []keyspace.NodeID {
+				if next[id] == 0 {
+					return nil
+				}
+				return []keyspace.NodeID{next[id]}
+			}
+			w.add(id, nodes...)
+		}
+		time.Sleep(time.Second)
+		call := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := w.buses[1].Call(ctx, 2, methodCall, []byte("x"))
+			return err
+		}
+		cut := func(a, b keyspace.NodeID) {
+			w.net.Cut(a, b)
+			w.net.Cut(b, a)
+			time.Sleep(5 * time.Second)
+		}
+		cut(1, 2)
+		if err := call(); err != nil {
+			t.Errorf("by way of node 3: %v", err)
+		}
+		cut(3, 2)
+		if err := call(); !errors.Is(err, transport.ErrNoRoute) {
+			t.Errorf("by way of nodes 3 and 4: %v, want %v", err, transport.ErrNoRoute)
 		}
 	})
 }
