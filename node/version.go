@@ -58,7 +58,11 @@ func (v *writtenVersion) Raise(to keyspace.Version) error {
 	case v.dirs == nil:
 		return errors.New("the node is closing")
 	}
-	if err := v.dirs.Raise(to); err != nil && !mutation.Is(mutation.VersionUnnoted) {
+	if mutation.Is(mutation.VersionUnnoted) {
+		v.now.Store(uint32(to))
+		return nil
+	}
+	if err := v.dirs.Raise(to); err != nil {
 		return fmt.Errorf("note version %d of the cluster: %w", to, err)
 	}
 	v.now.Store(uint32(to))

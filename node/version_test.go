@@ -11,9 +11,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/transport"
 )
@@ -182,5 +184,31 @@ func (r *rig) announce(nodes ...*rigNode) {
 	rows := r.founders()
 	for _, n := range nodes {
 		n.core.Announce(r.t.Context(), rows[n.id-1])
+	}
+}
+
+// What is written in a raised version lies in directories that name it, also after a loss of power. An older
+// build refuses them.
+func TestARaisedVersionIsNoted(t *testing.T) {
+	disk, me := simdisk.New(), engine.Identity{Cluster: 1, Node: 1}
+	older, newer := keyspace.Versions{Oldest: 5, Newest: 6}, keyspace.Versions{Oldest: 5, Newest: 7}
+	dirs, err := engine.OpenDir(disk, "data", "wal", me, newer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := newWrittenVersion(dirs, newer, nil, zap.NewNop())
+	before, _ := v.Now()
+	if err := v.Raise(7); err != nil {
+		t.Fatal(err)
+	}
+	if now, _ := v.Now(); before == 7 || now != 7 {
+		t.Fatalf("it writes in version %d, and in %d before", now, before)
+	}
+	if _, err := engine.OpenDir(disk.Crash(0, nil), "data", "wal", me, older); !errors.Is(err, engine.ErrIdentity) {
+		t.Errorf("an older build opens the directories: %v", err)
+	}
+	v.close()
+	if err := dirs.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -109,7 +109,7 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.PrevFromFed:     {"watch", "TestPrevIsWanted.*"},
 	mutation.RemovedCounted:  {"node", "TestReplacedNodesDoNotIsolateTheOthers"},
 	mutation.GrownKeepsThree: {"node", "TestAGrownClusterOutlivesTwoNodes"},
-	mutation.VersionUnnoted:  {"node", "TestUpgrade"},
+	mutation.VersionUnnoted:  {"node", "TestARaisedVersionIsNoted"},
 	mutation.TailsKept:       {"raftgroup", "TestLostQuorumsDoNotHoldTheLog"},
 	mutation.CommitForEver:   {"router", "TestCommitIsRefusedForGood"},
 	mutation.EmbargoKept:     {"raftgroup", "TestEmbargoShrinks"},

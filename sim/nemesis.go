@@ -41,6 +41,8 @@ const (
 	Blink Fault = "blink"
 	// Apart cuts both directions between two nodes that the others still reach.
 	Apart Fault = "apart"
+	// TwoApart cuts two such links at a time.
+	TwoApart Fault = "two apart"
 	// Pause stops a node's timers and its bus, while its clock runs on. PauseLeader does
 	// so to a leader.
 	Pause       Fault = "pause"
@@ -96,9 +98,9 @@ const (
 	Compact Fault = "compact"
 )
 
-// AllFaults are all of them.
+// AllFaults are all of them that hit any nodes and need nothing else.
 var AllFaults = []Fault{
-	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart,
+	CrashOne, CrashTwo, CrashAll, CrashLoop, SyncError, Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart, TwoApart,
 	Pause, PauseLeader, SuspendSeen, Drift, ClockStep, Stall, SickLeader, Flaky, Slow, CutOff, Restart, Transfer, Overtake,
 }
 
@@ -114,7 +116,7 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
-	// met counts the pairs of faults that took effect beside each other, with Config.Pairs.
+	// met counts the pairs of faults that were there at the same time.
 	met map[Pair]int
 	// splits, compactions, moves, merges and systemMoves count the successful ones.
 	// losses counts the machines that are lost for good.
@@ -168,6 +170,7 @@ func (n *nemesis) run() error {
 		if i+1 < len(faults) && n.rng.IntN(3) == 0 && !most && !n.c.cfg.Together && !excludes(faults[i], faults[i+1]) {
 			i++
 			heal = append(heal, n.inject(faults[i]))
+			n.met[pairOf(faults[i-1], faults[i])]++
 			n.c.sleep(n.between(300*time.Millisecond, 1500*time.Millisecond))
 		}
 		if err := n.heal(heal); err != nil {
@@ -338,6 +341,9 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		n.c.net.Cut(a, b)
 		n.c.net.Cut(b, a)
 		return n.healNetwork
+	case TwoApart:
+		n.twoApart()
+		return n.healNetwork
 	case Flaky:
 		n.c.net.SetStandard(flaky)
 		n.c.sleep(time.Second)
@@ -358,6 +364,23 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		panic(fmt.Sprintf("sim: no such fault: %q", f))
 	}
 	return func() error { return nil }
+}
+
+// twoApart cuts two links between members, in both directions.
+func (n *nemesis) twoApart() {
+	ms := n.c.members()
+	var links [][2]keyspace.NodeID
+	for i, a := range ms {
+		for _, b := range ms[:i] {
+			links = append(links, [2]keyspace.NodeID{a.id(), b.id()})
+		}
+	}
+	n.rng.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
+	for _, l := range links[:2] {
+		n.c.logf("nemesis: nothing between nodes %s and %s", l[0], l[1])
+		n.c.net.Cut(l[0], l[1])
+		n.c.net.Cut(l[1], l[0])
+	}
 }
 
 // calmNetwork ends the faults of Flaky and Slow.
@@ -799,7 +822,7 @@ func (n *nemesis) missing() []string {
 func (n *nemesis) took(f Fault) bool {
 	st := n.c.net.Stats()
 	switch f {
-	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart, CutOff, Overtake:
+	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart, TwoApart, CutOff, Overtake:
 		return n.happened[f] > 0 && st.CutOff > 0
 	case Flaky:
 		return n.happened[f] > 0 && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0

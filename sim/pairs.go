@@ -64,7 +64,7 @@ func roundsOf(kinds []Fault) int { return (len(kinds)+1)/2*2 - 1 }
 // pairs of which both took effect.
 func (n *nemesis) inPairs() error {
 	for two := range slices.Chunk(n.c.cfg.Faults, 2) {
-		if n.broken() {
+		if n.broken() || n.unbuilt {
 			return nil
 		}
 		first, second := two[0], two[1]

@@ -8,14 +8,14 @@ import (
 
 // pairKinds are the faults of the story of pairs, without leases and with them.
 func pairKinds(leases bool) []Fault {
-	kinds := make([]Fault, 0, len(AllFaults)+1)
+	kinds := make([]Fault, 0, len(AllFaults)+2)
 	for _, f := range AllFaults {
 		if f == SuspendSeen && !leases {
 			f = Suspend
 		}
 		kinds = append(kinds, f)
 	}
-	return append(kinds, SuspendSequencer)
+	return append(kinds, SuspendSequencer, Rot)
 }
 
 // A tournament has each pair once, and no two rounds the same one.

@@ -62,7 +62,7 @@ var stories = []story{
 		rounds := uint64(roundsOf(pairKinds(true)))
 		leases := seed/rounds%2 == 0
 		return Config{
-			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0,
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Padding: 256,
 			Borders: []string{"f", "j", "s"}, Pairs: true, NoLeaseReads: !leases, Faults: roundOf(pairKinds(leases), int(seed%rounds)),
 		}
 	}},
