@@ -187,8 +187,8 @@ func (r *rig) announce(nodes ...*rigNode) {
 	}
 }
 
-// What is written in a raised version lies in directories that name it, also after a loss of power. An older
-// build refuses them.
+// A node writes in a raised version once its directories name that. A loss of power does not undo it, and
+// an older build refuses them.
 func TestARaisedVersionIsNoted(t *testing.T) {
 	disk, me := simdisk.New(), engine.Identity{Cluster: 1, Node: 1}
 	older, newer := keyspace.Versions{Oldest: 5, Newest: 6}, keyspace.Versions{Oldest: 5, Newest: 7}

@@ -18,8 +18,8 @@ type reservation struct {
 	// transaction, or it has happened and must get its answer.
 	atOnce bool
 	// parts has one unit for each part of the answer that may be read at a time. A part takes one from when
-	// it reserves a page until the page is there. Where the answer is near the most that it may have, it
-	// takes all of them: what others reserve too much would count against the answer.
+	// it reserves a page until the page is there. Near the most that the
+	// answer may have it takes all of them. What others reserve too much would count there.
 	parts *semaphore.Weighted
 }
 

@@ -445,8 +445,8 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 	})
 }
 
-// The parts of one answer wait for memory at a time. What each of them asks for would be too much
-// together, but the answer itself fits: it waits neither for itself, nor is it refused.
+// The parts of one answer wait for memory at a time. Together they ask for too much, but the answer
+// fits. It is not refused, and does not wait for itself.
 func TestPartsOfAnAnswerDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(1)

@@ -54,6 +54,8 @@
 // stores are read. Versions that a compaction may have removed come from there, all
 // others from the disks.
 //
+// The result of many runs counts how often each fault happened, and how often each pair of faults met.
+//
 // The build tag planted adds mutations to the nodes (internal/mutation). The checkers
 // know none of them. make planted shows that they find each within a few seeds of
 // its story, and that the same seeds are clean without it.

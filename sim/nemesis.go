@@ -288,13 +288,7 @@ func (n *nemesis) inject(f Fault) (heal func() error) {
 	case Overtake:
 		return n.overtake()
 	case OneWay:
-		ms := n.c.members()
-		at := n.rng.Perm(len(ms))
-		from, to := ms[at[0]].id(), ms[at[1]].id()
-		n.happened[f]++
-		n.c.logf("nemesis: nothing from node %s to node %s", from, to)
-		n.c.net.Cut(from, to)
-		return n.healNetwork
+		return n.oneWay()
 	case Pause:
 		return n.pause(f, n.pick())
 	case PauseLeader:
@@ -364,6 +358,17 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 		panic(fmt.Sprintf("sim: no such fault: %q", f))
 	}
 	return func() error { return nil }
+}
+
+// oneWay cuts one direction between two members.
+func (n *nemesis) oneWay() func() error {
+	ms := n.c.members()
+	at := n.rng.Perm(len(ms))
+	from, to := ms[at[0]].id(), ms[at[1]].id()
+	n.happened[OneWay]++
+	n.c.logf("nemesis: nothing from node %s to node %s", from, to)
+	n.c.net.Cut(from, to)
+	return n.healNetwork
 }
 
 // twoApart cuts two links between members, in both directions.
