@@ -31,7 +31,7 @@ func TestUpgrade(t *testing.T) {
 	t.Logf("from %s to this build, seed %d", from, seed)
 	s := &storm{t: t, binary: older, dir: evidenceDir(t), began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
-	if _, err := s.build(); err != nil {
+	if _, err := s.build(0); err != nil {
 		leaveOut(t, err)
 	}
 	ctx := t.Context()
@@ -228,8 +228,7 @@ func buildEarlier(t *testing.T) (binary, from string) {
 	start := time.Now()
 	binary = filepath.Join(source, "skein")
 	if err := outside(func() error {
-		// -trimpath: the next run finds the packages in go's cache, wherever its directory is.
-		return command("", "go", "build", "-C", source, "-trimpath", "-tags", buildTags, "-o", binary, "./cmd/skein")
+		return command("", "go", "build", "-C", source, "-tags", buildTags, "-o", binary, "./cmd/skein")
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -229,6 +229,18 @@ func (c *Core) fail(err error) {
 	})
 }
 
+// joinAnew is what an operator does with a node that has lost a part of its state.
+const joinAnew = "remove this node from the cluster (etcdctl member remove), empty both directories, and let it join anew (--join, or etcdctl member add)"
+
+// adviseOnDamage says what to do where the node's log or its own records are damaged. No part of them
+// can be left out: the node would vote without knowing what it has promised and stored.
+func (c *Core) adviseOnDamage(err error) error {
+	if damage := (*wal.CorruptionError)(nil); !errors.As(err, &damage) && !engine.IsCorruption(err) {
+		return err
+	}
+	return fmt.Errorf("%w: its disk has changed what was stored in %s or %s; %s", err, c.o.WALDir, c.o.DataDir, joinAnew)
+}
+
 // watchFatal ends the node with the first part that cannot go on.
 func (c *Core) watchFatal() {
 	select {

@@ -159,18 +159,6 @@ func (c *Core) refuseLoss(storeDir string) error {
 	return nil
 }
 
-// joinAnew is what an operator does with a node that has lost a part of its state.
-const joinAnew = "remove this node from the cluster (etcdctl member remove), empty both directories, and let it join anew (--join, or etcdctl member add)"
-
-// adviseOnDamage says what to do where the node's log or its own records are damaged. No part of them
-// can be left out: the node would vote without knowing what it has promised and stored.
-func (c *Core) adviseOnDamage(err error) error {
-	if damage := (*wal.CorruptionError)(nil); !errors.As(err, &damage) && !engine.IsCorruption(err) {
-		return err
-	}
-	return fmt.Errorf("%w: its disk has changed what was stored in %s or %s; %s", err, c.o.WALDir, c.o.DataDir, joinAnew)
-}
-
 // openGroups makes the bus and what is driven by it, and wires it all. Nothing is
 // received before the bus starts.
 func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
