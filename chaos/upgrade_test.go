@@ -220,7 +220,12 @@ func buildEarlier(t *testing.T) (binary, from string) {
 	dir := t.TempDir()
 	archive, source := filepath.Join(dir, "source.tar"), filepath.Join(dir, "older")
 	if err := command("", "git", "-C", "..", "archive", "--prefix", "older/", "-o", archive, from); err != nil {
-		leaveOut(t, fmt.Errorf("this clone does not have %s (git fetch --unshallow --tags): %w", from, err))
+		err = fmt.Errorf("this clone does not have %s: %w", from, err)
+		if shallow, _ := exec.CommandContext(t.Context(), "git", "rev-parse", "--is-shallow-repository").Output(); strings.TrimSpace(string(shallow)) == "true" {
+			// It cannot have it, and says so. .ci/run fetches the rest where it can.
+			t.Skipf("left out: %v (git fetch --unshallow --tags)", err)
+		}
+		leaveOut(t, err)
 	}
 	if err := command("", "tar", "-C", dir, "-xf", archive); err != nil {
 		t.Fatal(err)
