@@ -35,12 +35,12 @@
 // from all others or from clients alone, or only one link is cut, in both directions or in one.
 // There may also be a link that loses 30 of 100 packets, or a slow link.
 //
-// A byte of a table flips while the node runs or before it starts: the replicas whose keys the
-// table may hold are rebuilt, or the node is replaced if the table holds its own records. A byte in
-// the middle of the log flips: the node must refuse to start, and is replaced by a new one. Only one
-// of these two happens at a time, and it is mended before the next. In storms with an odd seed
-// machines are paused and their clocks with them; their nodes run with --lease-reads=false, since no
-// lease is safe there.
+// A byte of a table flips, while the node runs or before it starts. The replicas whose keys the
+// table may hold are rebuilt. If it holds the node's own records, the node is replaced. A byte in the
+// middle of the log flips. Then the node must refuse to start, and a new one replaces it. Only one of
+// these two happens at a time, and it is mended before the next. In storms with an odd seed machines
+// are paused, and their clocks with them. No lease is safe there, so their nodes run with
+// --lease-reads=false.
 //
 // Meanwhile an operator changes the cluster with the skein command: splits, merges,
 // moves, transfers, another replication factor, a sixth node that joins, drains and

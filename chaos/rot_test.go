@@ -127,10 +127,10 @@ func filesBelow(dir, suffix string) (paths []string, err error) {
 	return paths, err
 }
 
-// rots lets a byte of a table flip: while the node runs, or before it starts again, when nothing of
-// it is in memory. heal waits until what the node has lost is rebuilt. Nobody may have read the
-// byte; then it is made right again, for a later fault on another machine would cost a range its
-// majority.
+// rots lets a byte of a table flip, while the node runs or before it starts again. After a start
+// nothing of the table is in memory. heal waits until what the node has lost is rebuilt. Perhaps nobody
+// has read the byte. Then it is made right again: a later fault on another machine would cost a range
+// its majority.
 func (s *storm) rots(ctx context.Context, n *node, rng *rand.Rand) (heal healing, err error) {
 	log := logSize(n)
 	restart := rng.IntN(2) == 0

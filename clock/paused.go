@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// paused is how many nanoseconds Now lags behind the machine's clock. Nodes that a test starts
-// share it with the test, which writes it before it lets a stopped process run on: to the process
-// that looks like a hypervisor that has paused its virtual machine.
+// paused is how many nanoseconds Now lags behind the machine's clock. A test shares it with the nodes
+// that it starts. It stops a process, and writes here before it lets the process run on. That looks
+// like a hypervisor that has paused its virtual machine.
 var paused = sharedPause()
 
 // pausedFor returns it.

@@ -68,7 +68,7 @@ func (n *nemesis) inPairs() error {
 			return nil
 		}
 		first, second := two[0], two[1]
-		// What is brief comes second, and so does what leaves no node to the other.
+		// A brief fault comes second. So does one that leaves no node to the other.
 		late := func(f Fault) bool { return brief(f) || f == CrashTwo || f == CrashAll }
 		if late(first) || !late(second) && n.rng.IntN(2) == 0 {
 			first, second = second, first
