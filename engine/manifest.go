@@ -7,19 +7,22 @@ import (
 	"io"
 	"strings"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // Pebble's manifest is a row of chunks in blocks. A chunk is a checksum (4 bytes), a length (2), a type
-// (1) and the payload, and does not cross a block.
+// (1) and the payload, and does not cross a block. A record is one chunk (type 1), or a first one (2),
+// others, and a last one.
 const (
 	manifestBlock  = 32 << 10
 	manifestHeader = 7
 )
 
-// checkManifest returns an error if a chunk of the store's manifest is damaged and others follow. Pebble
-// takes the first bad chunk for the end that a crash has torn. It would open an older state, and
-// delete the tables that came later.
+// checkManifest returns an error if a chunk of the store's manifest is damaged and another record
+// follows. Pebble takes the first bad chunk for the end that a crash has torn. It would open an older
+// state, and delete the tables that came later. Each record is durable before the next one is written.
+// So a crash tears the last record alone, though perhaps its first chunk and not its last.
 func checkManifest(fs vfs.FS, dir string) error {
 	names, err := fs.List(dir)
 	if err != nil {
@@ -61,8 +64,8 @@ func checkManifest(fs vfs.FS, dir string) error {
 		at += n
 	}
 	for next := at + 1; next < len(whole); next++ {
-		if manifestChunk(whole, next) > 0 {
-			return fmt.Errorf("engine: %s is damaged at offset %d, and goes on at %d; rebuild the node as a new one from its peers", path, at, next)
+		if manifestChunk(whole, next) > 0 && whole[next+6] <= 2 {
+			return fmt.Errorf("engine: %s is damaged at offset %d, and goes on at %d: %w", path, at, next, pebble.ErrCorruption)
 		}
 	}
 	return nil

@@ -2,10 +2,12 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/record"
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
@@ -71,6 +73,41 @@ func TestRotInPebblesOwnFiles(t *testing.T) {
 				t.Error("there is no such file")
 			}
 		})
+	}
+}
+
+// A crash may keep the last chunk of the last record and not its first one, for they lie in pages of
+// their own. That is a torn end.
+func TestLargeRecordsTearInTheMiddle(t *testing.T) {
+	var b bytes.Buffer
+	w := record.NewWriter(&b)
+	write := func(size int) {
+		t.Helper()
+		if _, err := w.WriteRecord(bytes.Repeat([]byte{7}, size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func() error {
+		t.Helper()
+		if err := w.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		whole := bytes.Clone(b.Bytes())
+		clear(whole[200:300])
+		mem := vfs.NewMem()
+		if err := errors.Join(mem.MkdirAll("db", 0o755), vfsWrite(mem, "db/MANIFEST-000001", whole), vfsWrite(mem, "db/marker.manifest.000001.MANIFEST-000001", nil)); err != nil {
+			t.Fatal(err)
+		}
+		return checkManifest(mem, "db")
+	}
+	write(100)
+	write(3 * manifestBlock)
+	if err := check(); err != nil {
+		t.Errorf("a torn end: %v", err)
+	}
+	write(1)
+	if err := check(); err == nil || !strings.Contains(err.Error(), "is damaged at offset 107") || !IsCorruption(err) {
+		t.Errorf("another record follows: %v", err)
 	}
 }
 
