@@ -63,9 +63,13 @@ func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
 	// The upper bound may be one of the keys.
 	upper := append(bytes.Clone(i.Bounds.End.Key), 0)
 	c := Corruption{Path: i.Path, Bounds: KeySpan{Lower: bytes.Clone(i.Bounds.Start), Upper: upper}, Err: i.Details}
-	if e.noteCorruption(&c) {
-		// Pebble begins a compaction of level 0 that has failed anew at once. It holds no lock
-		// here, and who reads a bad table has time.
+	if !e.noteCorruption(&c) {
+		return
+	}
+	// Pebble begins a compaction of level 0 that has failed anew at once. It holds no lock then,
+	// and who reads a bad table has time. But an excise reads with the lock of the whole store.
+	if e.excising.TryAcquire(1) {
+		e.excising.Release(1)
 		_ = clock.Sleep(e.ctx, e.clock, retryPause)
 	}
 }

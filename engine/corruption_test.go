@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -157,6 +158,54 @@ func TestBadTablesAreReported(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An excise reads the tables at its ends, and Pebble holds its lock then. A bad one there is met without
+// a pause: the whole store would stand still.
+func TestExciseDoesNotPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := simdisk.New()
+		open := func() *Engine {
+			e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		e := open()
+		value := make([]byte, 64<<10) // random, and a block of its own
+		rng := rand.New(rand.NewPCG(1, 1))
+		b := e.NewBatch()
+		for _, k := range []string{"k3", "k4", "k5", "k6", "k7"} {
+			for i := range value {
+				value[i] = byte(rng.Uint32())
+			}
+			if err := b.Set(AppendVersionedKey(nil, []byte(k), 7), value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(b.Commit(), e.Flush(t.Context()), e.Close()); err != nil {
+			t.Fatal(err)
+		}
+		rotAt(t, fs, value[:64])
+		e = open()
+		met := 0
+		e.OnCorruption(func(Corruption) { met++ })
+		if _, _, err := e.Get(AppendVersionedKey(nil, []byte("k7"), 7)); err == nil {
+			t.Error("the bad block was read")
+		}
+		synctest.Wait()
+		before, began := met, time.Now()
+		err := e.DropVersions(t.Context(), keyspace.Span{Start: []byte("k5"), End: []byte("k7")})
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it has paused for %v: %v", took, err)
+		}
+		synctest.Wait()
+		if met == before {
+			t.Error("it has not met the bad block")
+		}
+		_ = e.Abort()
+	})
 }
 
 // Compactions that meet two bad tables in turn pause for each, and both are reported. So are two
