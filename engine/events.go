@@ -16,7 +16,7 @@ func (e *Engine) backgroundError(err error) {
 	switch {
 	case errors.Is(err, pebble.ErrCancelledCompaction), errors.Is(err, pebble.ErrClosed), e.ctx.Err() != nil:
 		return
-	case isNoSpace(err):
+	case IsNoSpace(err):
 		e.metrics.noSpace.Inc()
 		e.space.noteFull(writeFoundNone)
 	case isNoFiles(err):

@@ -30,8 +30,8 @@ func (e *Engine) fail(err error) {
 	}
 }
 
-// isNoSpace reports whether the error means a full disk or an exhausted quota.
-func isNoSpace(err error) bool {
+// IsNoSpace reports whether the error means a full disk or an exhausted quota.
+func IsNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 

@@ -267,7 +267,7 @@ func (s *space) makeBallast(size int64) (err error) {
 	if err != nil {
 		return fmt.Errorf("engine: create %s: %w", tmp, err)
 	}
-	if err = f.Preallocate(0, size); err != nil && !isNoSpace(err) {
+	if err = f.Preallocate(0, size); err != nil && !IsNoSpace(err) {
 		// The file system cannot preallocate: written zeros take the space as well.
 		zeros := make([]byte, 1<<20)
 		for n := int64(0); n < size && (err == nil || n == 0); n += int64(len(zeros)) {

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/etcdapi"
@@ -89,15 +92,26 @@ func (c *Core) logsEmpty() bool {
 	return !slices.ContainsFunc(c.wal.Groups(), func(g keyspace.GroupID) bool { return c.wal.Group(g).LastIndex() > raftgroup.InitIndex })
 }
 
+// raiseAgain is how long a node without room waits before it notes the cluster version again.
+const raiseAgain = time.Second
+
 // followMap keeps bus, directory and router at what placement knows. The bus comes first:
 // it is to reach a node before anybody is sent there.
 func (c *Core) followMap() {
 	known, version := c.nodes, uint64(0)
 	for {
 		m, changed := c.client.WatchMap()
+		var again <-chan time.Time
 		if m != nil {
-			// Before anything else: what is sent and stored from here on may be in it.
-			if err := c.version.Raise(m.ClusterVersion); err != nil && c.ctx.Err() == nil {
+			// Before anything else: what is sent and stored from here on may be in it. A node without
+			// room on its disk is one that has not heard of it yet.
+			err := c.version.Raise(m.ClusterVersion)
+			switch {
+			case err == nil || c.ctx.Err() != nil:
+			case engine.IsNoSpace(err):
+				c.log.Warn("the node notes the cluster version once its disk has room", zap.Error(err))
+				again = c.o.Clock.NewTimer(raiseAgain).C()
+			default:
 				c.fail(err)
 			}
 			if nodes := m.NodeTable(); !sameTable(known, nodes) {
@@ -109,6 +123,7 @@ func (c *Core) followMap() {
 		}
 		select {
 		case <-changed:
+		case <-again:
 		case <-c.ctx.Done():
 			return
 		}
