@@ -260,8 +260,8 @@ func named(ids []keyspace.RangeID) string {
 	return b.String() + ")"
 }
 
-// orMemory returns what makes room on disks. Where a node other than but is full of replicas, it adds what
-// makes room in memory.
+// orMemory returns what makes room on disks. If a node is full of replicas, it adds what makes room in
+// memory. The node but does not count.
 func (c *Cluster) orMemory(disks string, but *node) string {
 	full := map[keyspace.NodeID]bool{}
 	for id, n := range c.nodes {
