@@ -43,11 +43,23 @@ func (r *Router) reserve(ctx context.Context, h *reservation, bytes int64) error
 	if h.atOnce {
 		return r.tooLarge(h.Add(bytes))
 	}
-	err := h.Take(ctx, bytes)
+	return waited(ctx, r.tooLarge(h.Take(ctx, bytes)))
+}
+
+// acquire waits until the answer may read so many parts more. Whom it waits for may wait for memory.
+func (h *reservation) acquire(ctx context.Context, parts int64) error {
+	if err := h.parts.Acquire(ctx, parts); err != nil {
+		return waited(ctx, kverror.Of(err))
+	}
+	return nil
+}
+
+// waited returns the error of a read that has waited for memory.
+func waited(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errNotSoon) {
 		return errMemoryNotSoon
 	}
-	return r.tooLarge(err)
+	return err
 }
 
 // tooLarge returns the client's error for one of the budget.

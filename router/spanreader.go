@@ -166,8 +166,8 @@ func (l *spanReader) nextReserved(ctx context.Context) (p *rangeapi.PageAnswer, 
 		l.pageBytes = readPageBytes
 	}
 	if l.r.cfg.Answers.Reserve()-h.Bytes() >= maxParallelParts*readPageBytes {
-		if err = h.parts.Acquire(ctx, 1); err != nil {
-			return nil, kverror.Of(err)
+		if err = h.acquire(ctx, 1); err != nil {
+			return nil, err
 		}
 		p, err = l.nextWithin(ctx, p)
 		h.parts.Release(1)
@@ -175,8 +175,8 @@ func (l *spanReader) nextReserved(ctx context.Context) (p *rangeapi.PageAnswer, 
 			return p, err
 		}
 	}
-	if err = h.parts.Acquire(ctx, maxParallelParts); err != nil {
-		return nil, kverror.Of(err)
+	if err = h.acquire(ctx, maxParallelParts); err != nil {
+		return nil, err
 	}
 	defer h.parts.Release(maxParallelParts)
 	return l.nextWithin(ctx, p)
