@@ -99,7 +99,8 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 
 // meet compares a peer's version with this node's, before there is a session. A node that was away
 // while the cluster was upgraded learns the version here, before it sends or stores anything. Its
-// peers may not read the version before any more. A new node tells nobody a version: what its build
+// peers may not read the version before any more; those that do need not wait until it is noted, as with
+// a full disk. A new node tells nobody a version: what its build
 // begins with may be above the cluster's.
 func (q *QUIC) meet(h *hello) verdict {
 	if q.cfg.Version == nil {
@@ -115,8 +116,11 @@ func (q *QUIC) meet(h *hello) verdict {
 	}
 	if h.version > own {
 		if err := q.cfg.Version.Raise(h.version); err != nil {
-			q.log.Error("the cluster's version cannot be noted", zap.Error(err))
-			return verdictClosing
+			q.log.Warn("the cluster's version cannot be noted yet", zap.Stringer("peer", h.node), zap.Error(err))
+			if own < h.reads.Oldest {
+				return verdictClosing
+			}
+			// The node is one that has not heard of it yet. The map will tell it again.
 		}
 	}
 	return verdictWelcome

@@ -20,7 +20,7 @@ type written struct {
 	mu    sync.Mutex
 	now   keyspace.Version
 	reads keyspace.Versions
-	full  bool // it cannot be noted
+	full  int // so many times it cannot be noted
 	fresh bool
 }
 
@@ -35,8 +35,8 @@ func (w *written) Now() (keyspace.Version, keyspace.Versions) {
 func (w *written) Raise(to keyspace.Version) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.full {
-		w.full = false // the next attempt succeeds
+	if w.full > 0 {
+		w.full--
 		return errors.New("no room")
 	}
 	w.now = max(w.now, to)
@@ -44,16 +44,20 @@ func (w *written) Raise(to keyspace.Version) error {
 }
 
 // TestVersionsMeet: before there is a session the node of the lower version takes over the higher one,
-// and there is none between builds that do not read what the other writes.
+// and there is none between builds that do not read what the other writes. A node that cannot take
+// it over has a session as long as the other one reads what it goes on writing.
 func TestVersionsMeet(t *testing.T) {
 	old, between, later := keyspace.Versions{Oldest: 3, Newest: 4}, keyspace.Versions{Oldest: 4, Newest: 5}, keyspace.Versions{Oldest: 5, Newest: 6}
 	for name, c := range map[string]struct {
 		a, b *written
 		want keyspace.Version // 0: no session
+		// unnoted says that a keeps its version.
+		unnoted bool
 	}{
 		"alike":                                          {a: &written{now: 3, reads: old}, b: &written{now: 3, reads: old}, want: 3},
 		"one was away":                                   {a: &written{now: 3, reads: old}, b: &written{now: 4, reads: old}, want: 4},
-		"it cannot note it first":                        {a: &written{now: 3, reads: old, full: true}, b: &written{now: 4, reads: between}, want: 4},
+		"it cannot note it first":                        {a: &written{now: 3, reads: old, full: 1}, b: &written{now: 4, reads: between}, want: 4},
+		"it cannot note it for long":                     {a: &written{now: 3, reads: old, full: 1 << 30}, b: &written{now: 4, reads: old}, want: 4, unnoted: true},
 		"builds of two releases":                         {a: &written{now: 4, reads: old}, b: &written{now: 4, reads: between}, want: 4},
 		"an old build comes back":                        {a: &written{now: 4, reads: old}, b: &written{now: 5, reads: between}},
 		"two releases lie between":                       {a: &written{now: 3, reads: old}, b: &written{now: 5, reads: later}},
@@ -106,9 +110,13 @@ func TestVersionsMeet(t *testing.T) {
 			}
 			<-up
 			<-up
+			want := [2]keyspace.Version{c.want, c.want}
+			if c.unnoted {
+				want[0] = was[0]
+			}
 			va, _ := c.a.Now()
-			if vb, _ := c.b.Now(); va != c.want || vb != c.want {
-				t.Errorf("versions %d and %d, want %d", va, vb, c.want)
+			if vb, _ := c.b.Now(); va != want[0] || vb != want[1] {
+				t.Errorf("versions %d and %d, want %v", va, vb, want)
 			}
 		})
 	}
