@@ -47,6 +47,7 @@ type storm struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	timeline bytes.Buffer
+	report   bytes.Buffer // what is not printed at once
 	outages  map[breakage]*outage
 	measured []string
 }
@@ -188,15 +189,21 @@ func (s *storm) keep() {
 		s.t.Error(errs)
 	}
 	s.t.Logf("timeline, history, the messages to watchers and the nodes' logs are in %s", s.dir)
+	if !testing.Verbose() {
+		s.t.Logf("\n%s\n%s", s.report.Bytes(), s.timeline.Bytes())
+	}
 }
 
-// note writes a line of the timeline.
+// note writes a line of the timeline. With -v it is printed at once, otherwise behind what was wrong: who
+// reads the output of a failed run finds that first.
 func (s *storm) note(format string, args ...any) {
 	line := fmt.Sprintf("%8s %s", time.Since(s.began).Round(time.Millisecond), fmt.Sprintf(format, args...))
 	s.mu.Lock()
 	fmt.Fprintln(&s.timeline, line)
 	s.mu.Unlock()
-	s.t.Log(line)
+	if testing.Verbose() {
+		s.t.Log(line)
+	}
 }
 
 // measure records a time for the report.
@@ -689,7 +696,11 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 	bad, aside, unjudged := s.c.judged()
 	bad = append(bad, check(report)...)
 	s.measure("judged in", time.Since(start))
-	out := tabwriter.NewWriter(s.t.Output(), 0, 8, 2, ' ', 0)
+	var where io.Writer = &s.report
+	if testing.Verbose() {
+		where = s.t.Output()
+	}
+	out := tabwriter.NewWriter(where, 0, 8, 2, ' ', 0)
 	s.table(out, len(versions))
 	fmt.Fprintf(out, "%s\n\nVERDICT\t%d wrong\n", s.c.still, len(bad))
 	if unjudged != nil {
