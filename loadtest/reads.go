@@ -25,7 +25,8 @@ type ReadsConfig struct {
 	// Endpoint is the address of a client port.
 	Endpoint string
 	// Clients each read all keys again and again, with a connection of their own. An answer has
-	// about AnswerBytes, in values of ValueBytes.
+	// about AnswerBytes, in values of ValueBytes. Without clients there is only the watcher, and the keys
+	// are left alone: beside the clients of another process it does not wait for the work of these.
 	Clients, AnswerBytes, ValueBytes int
 	// Duration is how long reads are begun. One under way then is waited for, and counts.
 	Duration time.Duration
@@ -45,8 +46,8 @@ func (c *ReadsConfig) Validate() error {
 	switch {
 	case c.Endpoint == "":
 		return errors.New("endpoint: none is given")
-	case c.Clients < 1 || c.Clients > maxClients:
-		return fmt.Errorf("clients: %d is not between 1 and %d", c.Clients, maxClients)
+	case c.Clients < 0 || c.Clients > maxClients:
+		return fmt.Errorf("clients: %d is not between 0 and %d", c.Clients, maxClients)
 	case c.ValueBytes < 1 || c.ValueBytes > maxValueBytes:
 		return fmt.Errorf("value-size: %d is not between 1 and %d", c.ValueBytes, maxValueBytes)
 	case c.AnswerBytes < c.ValueBytes:
@@ -104,13 +105,9 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 	}
 	defer client.Close()
 	keys := c.AnswerBytes / c.ValueBytes
-	value := string(bytes.Repeat([]byte{'v'}, c.ValueBytes))
-	if _, err := client.Delete(ctx, readsPrefix, clientv3.WithPrefix()); err != nil {
-		return nil, fmt.Errorf("reads: empty the store: %w", err)
-	}
-	for i := range keys {
-		if _, err := client.Put(ctx, fmt.Sprintf("%s%08d", readsPrefix, i), value); err != nil {
-			return nil, fmt.Errorf("reads: put key %d: %w", i, err)
+	if c.Clients > 0 {
+		if err := c.fill(ctx, client, keys); err != nil {
+			return nil, err
 		}
 	}
 	loadCtx, cancel := context.WithCancel(ctx)
@@ -144,6 +141,9 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 			}
 		})
 	}
+	if c.Clients == 0 {
+		_ = clock.Sleep(ctx, c.Clock, c.Duration)
+	}
 	reading.Wait()
 	report.Took = c.Clock.Now().Sub(began)
 	cancel()
@@ -154,6 +154,20 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 	report.Answers, report.Bytes, report.Errors = answers.Load(), read.Load(), tally.kinds
 	slices.Sort(report.Late)
 	return report, nil
+}
+
+// fill puts the keys that are read, and no others with their prefix are left.
+func (c *ReadsConfig) fill(ctx context.Context, client *clientv3.Client, keys int) error {
+	value := string(bytes.Repeat([]byte{'v'}, c.ValueBytes))
+	if _, err := client.Delete(ctx, readsPrefix, clientv3.WithPrefix()); err != nil {
+		return fmt.Errorf("reads: empty the store: %w", err)
+	}
+	for i := range keys {
+		if _, err := client.Put(ctx, fmt.Sprintf("%s%08d", readsPrefix, i), value); err != nil {
+			return fmt.Errorf("reads: put key %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 // watch puts a key again and again until ctx ends, and returns how late a watcher gets each event.

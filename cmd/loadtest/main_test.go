@@ -44,7 +44,7 @@ func TestUsageErrors(t *testing.T) {
 		{"run --cert c.pem", "--cert and --key go together"},
 		{"run --cacert no-such-file", "no-such-file"},
 		{"run --data-dir no-such-dir", "data-dir: stat no-such-dir"},
-		{"reads --clients 0", "clients: 0"},
+		{"reads --clients -1", "clients: -1"},
 		{"reads --answer-size 10 --value-size 20", "answer-size: 10 bytes"},
 		{"reads --duration 0", "duration: 0s"},
 		{"reads --value-size 0", "value-size: 0"},
