@@ -96,6 +96,29 @@ const (
 	NodeRemoved
 	// PeerURLExists: another node has this peer URL.
 	PeerURLExists
+	// The errors of users and roles. Their names are etcd's. TooManyUsers: users, roles and
+	// permissions take all the room that they may have.
+	RootUserNotExist
+	RootRoleNotExist
+	UserExists
+	UserEmpty
+	UserNotFound
+	RoleExists
+	RoleNotFound
+	RoleEmpty
+	AuthFailed
+	PermissionNotGiven
+	PermissionDenied
+	RoleNotGranted
+	PermissionNotGranted
+	AuthNotEnabled
+	InvalidAuthToken
+	InvalidAuthManagement
+	AuthOldRevision
+	TooManyUsers
+	// AccessChanged: rights were taken away since the request was permitted. Its gateway checks
+	// it anew.
+	AccessChanged
 
 	numKinds
 )
@@ -182,6 +205,25 @@ var rows = [numKinds]Row{
 	NodeNotFound:          {Name: "node not found", GRPC: rpctypes.ErrGRPCMemberNotFound},
 	NodeRemoved:           {Name: "node removed", GRPC: rpctypes.ErrGRPCMemberNotFound},
 	PeerURLExists:         {Name: "peer URL exists", GRPC: rpctypes.ErrGRPCPeerURLExist},
+	RootUserNotExist:      {Name: "root user does not exist", GRPC: rpctypes.ErrGRPCRootUserNotExist},
+	RootRoleNotExist:      {Name: "root user has no root role", GRPC: rpctypes.ErrGRPCRootRoleNotExist},
+	UserExists:            {Name: "user exists", GRPC: rpctypes.ErrGRPCUserAlreadyExist},
+	UserEmpty:             {Name: "user name is empty", GRPC: rpctypes.ErrGRPCUserEmpty},
+	UserNotFound:          {Name: "user not found", GRPC: rpctypes.ErrGRPCUserNotFound},
+	RoleExists:            {Name: "role exists", GRPC: rpctypes.ErrGRPCRoleAlreadyExist},
+	RoleNotFound:          {Name: "role not found", GRPC: rpctypes.ErrGRPCRoleNotFound},
+	RoleEmpty:             {Name: "role name is empty", GRPC: rpctypes.ErrGRPCRoleEmpty},
+	AuthFailed:            {Name: "authentication failed", GRPC: rpctypes.ErrGRPCAuthFailed},
+	PermissionNotGiven:    {Name: "permission not given", GRPC: rpctypes.ErrGRPCPermissionNotGiven},
+	PermissionDenied:      {Name: "permission denied", GRPC: rpctypes.ErrGRPCPermissionDenied},
+	RoleNotGranted:        {Name: "role not granted", GRPC: rpctypes.ErrGRPCRoleNotGranted},
+	PermissionNotGranted:  {Name: "permission not granted", GRPC: rpctypes.ErrGRPCPermissionNotGranted},
+	AuthNotEnabled:        {Name: "authentication not enabled", GRPC: rpctypes.ErrGRPCAuthNotEnabled},
+	InvalidAuthToken:      {Name: "invalid auth token", GRPC: rpctypes.ErrGRPCInvalidAuthToken},
+	InvalidAuthManagement: {Name: "invalid auth management", GRPC: rpctypes.ErrGRPCInvalidAuthMgmt},
+	AuthOldRevision:       {Name: "auth revision is old", GRPC: rpctypes.ErrGRPCAuthOldRevision},
+	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
+	AccessChanged:         {Name: "access changed", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
 }
 
 // Table returns all rows in the order of their kinds.

@@ -100,6 +100,11 @@ var lines = []line{
 		"bytes to peers, bytes to the log, bytes to Pebble: none needs to know what they mean, or each other",
 	},
 	{
+		[]string{"rights"},
+		"users, roles, what they may do",
+		"what a right means is the same on every replica and every gateway, so its package knows neither",
+	},
+	{
 		[]string{"kverror"},
 		"the one table of errors",
 		"an error travels through every layer, so its package can sit on none of them",
