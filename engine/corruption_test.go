@@ -160,6 +160,34 @@ func TestBadTablesAreReported(t *testing.T) {
 	}
 }
 
+// A store whose first block cannot be read is not empty. It opens: the block may be one range's.
+func TestRotIsNotEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := simdisk.New()
+		open := func() *Engine {
+			e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		e := open()
+		mark := []byte("a value that does not compress")
+		b := e.NewBatch()
+		if err := errors.Join(b.Set(AppendVersionedKey(nil, []byte("k"), 7), mark), b.Commit(), e.Flush(t.Context()), e.Close()); err != nil {
+			t.Fatal(err)
+		}
+		rotAt(t, fs, mark[:20])
+		e = open()
+		if empty, err := e.Empty(); empty || err != nil {
+			t.Errorf("empty %t, %v", empty, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // An excise reads the tables at its ends, and Pebble holds its lock then. A bad one there is met without
 // a pause: the whole store would stand still.
 func TestExciseDoesNotPause(t *testing.T) {

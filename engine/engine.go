@@ -200,14 +200,19 @@ func within(c clock.Clock, limit time.Duration, f func() error) error {
 	}
 }
 
-// Empty reports whether the store contains no key at all.
+// Empty reports whether the store contains no key at all. A block that cannot be read is one of a store
+// that is not empty; whose it is comes out when somebody needs it.
 func (e *Engine) Empty() (empty bool, err error) {
 	it, err := e.NewIter(IterOptions{})
 	if err != nil {
 		return false, err
 	}
 	empty = !it.First()
-	if err := errors.Join(it.Error(), it.Close()); err != nil {
+	err = errors.Join(it.Error(), it.Close())
+	if IsCorruption(err) {
+		return false, nil
+	}
+	if err != nil {
 		return false, fmt.Errorf("engine: look for a first key: %w", err)
 	}
 	return empty, nil
