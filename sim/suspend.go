@@ -1,5 +1,7 @@
 package sim
 
+import "context"
+
 // sequencerAlone returns the machine of the sequencer's node once the node leads no range, nil
 // if that does not come.
 func (n *nemesis) sequencerAlone() *machine {
@@ -12,14 +14,17 @@ func (n *nemesis) sequencerAlone() *machine {
 		if r == nil {
 			break
 		}
+		// A node that is suspended already does not answer, and its own clock ends no wait.
 		led := false
-		held, err := r.core.Ranges().List(r.ctx, m.id())
+		ctx, cancel := context.WithTimeout(r.ctx, election)
+		held, err := r.core.Ranges().List(ctx, m.id())
 		for i := range held {
 			if held[i].IsLeader {
 				led = true
-				_ = r.core.Ranges().TransferTo(r.ctx, m.id(), held[i].Descriptor.Range, 0)
+				_ = r.core.Ranges().TransferTo(ctx, m.id(), held[i].Descriptor.Range, 0)
 			}
 		}
+		cancel()
 		if err == nil && !led {
 			return m
 		}
