@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
 	"github.com/skeindb/skein/placement/internal/testkit"
+	"github.com/skeindb/skein/rights"
 )
 
 var goldenDescriptor = keyspace.Descriptor{
@@ -25,8 +26,11 @@ var (
 		ID: 0x7b, Incarnation: 44, TTL: 60, Revoking: true,
 		Spans: []keyspace.Span{{End: []byte("b")}, {Start: []byte("d"), End: []byte("f")}, {Start: []byte("x")}},
 	}
-	goldenMeta  = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30, ClusterVersion: 3}
-	goldenRange = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
+	goldenMeta   = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30, ClusterVersion: 3}
+	goldenUser   = rights.User{Name: "alice", Roles: []string{"r", "root"}, Hash: []byte("$2a$10$hash"), Since: 300}
+	goldenRole   = rights.Role{Name: "r", Permissions: []rights.Permission{{Type: rights.Write, Key: []byte("a")}, {Type: rights.Type(-1), Key: []byte("a"), RangeEnd: []byte("b")}}}
+	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302}
+	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
 func sampleCommands() []Command {
@@ -54,6 +58,8 @@ func sampleCommands() []Command {
 		KeepBorder{Key: []byte("m")},
 		BindMerge{MergeRef{7, 300}},
 		RaiseVersion{To: 4},
+		ChangeAccess{Caller: "root", Change: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
+		ChangeAccess{Caller: "root", Change: rights.Change{Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.ReadWrite, Key: []byte("a"), RangeEnd: []byte("b")}}},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {
@@ -81,6 +87,9 @@ func TestFormats(t *testing.T) {
 	f.Add("record/lease", appendLease([]byte{FormatVersion}, &goldenLease))
 	f.Add("record/operation", AppendOperation([]byte{FormatVersion}, &goldenOperation))
 	f.Add("record/operation-merge", AppendOperation([]byte{FormatVersion}, &goldenMerge))
+	f.Add("record/user", appendUser([]byte{FormatVersion}, &goldenUser))
+	f.Add("record/role", appendRole([]byte{FormatVersion}, &goldenRole))
+	f.Add("record/access", appendAccessMeta([]byte{FormatVersion}, &goldenRights))
 	f.Compare(t)
 }
 
@@ -98,6 +107,9 @@ func decoderOf(name string) func([]byte) error {
 		"record/lease":           func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation":       func(p []byte) error { _, err := decodeOperation(p); return err },
 		"record/operation-merge": func(p []byte) error { _, err := decodeOperation(p); return err },
+		"record/user":            func(p []byte) error { _, err := decodeUser(p); return err },
+		"record/role":            func(p []byte) error { _, err := decodeRole(p); return err },
+		"record/access":          func(p []byte) error { _, err := decodeAccessMeta(p); return err },
 		"record/setting":         func(p []byte) error { _, err := decodeSetting(p); return err },
 	}[name]
 }
@@ -124,6 +136,18 @@ func FuzzSetting(f *testing.F) {
 
 func FuzzOperation(f *testing.F) {
 	testkit.Fuzz(f, "record/operation", decodeOperation, func(o Operation) []byte { return AppendOperation([]byte{FormatVersion}, &o) })
+}
+
+func FuzzUser(f *testing.F) {
+	testkit.Fuzz(f, "record/user", decodeUser, func(u rights.User) []byte { return appendUser([]byte{FormatVersion}, &u) })
+}
+
+func FuzzRole(f *testing.F) {
+	testkit.Fuzz(f, "record/role", decodeRole, func(r rights.Role) []byte { return appendRole([]byte{FormatVersion}, &r) })
+}
+
+func FuzzAccess(f *testing.F) {
+	testkit.Fuzz(f, "record/access", decodeAccessMeta, func(m accessMeta) []byte { return appendAccessMeta([]byte{FormatVersion}, &m) })
 }
 
 func FuzzLease(f *testing.F) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rights"
 )
 
 // opKind is the kind of a command's effect; the numbers are stored.
@@ -33,6 +34,7 @@ const (
 	opKeepBorder
 	opBindMerge
 	opRaiseVersion
+	opChangeAccess
 )
 
 // Command is one raft entry of the placement group.
@@ -183,6 +185,8 @@ func (r *Reader) effect(kind opKind) Effect {
 		return BindMerge{Merge: r.mergeRef()}
 	case opRaiseVersion:
 		return RaiseVersion{To: r.ClusterVersion()}
+	case opChangeAccess:
+		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change()}
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil

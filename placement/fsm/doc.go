@@ -19,6 +19,9 @@
 //	Setting  one setting of the cluster                                     s + name
 //	Lease    one lease: TTL, incarnation, spans of its keys                 l + lease id
 //	Operation  one change of a range's replicas that is under way           o + range id
+//	User     one user: roles, hash of the password                          u + name
+//	Role     one role: permissions                                          p + name
+//	access   whether rights are checked, and since when                     a
 //
 // The members of the placement group are raft's: the applied record has them, and the
 // state shows them without storing them.
@@ -107,6 +110,7 @@
 //	lease.go       leases: records, commands, their spans
 //	operation.go   Operation: what is under way on a range
 //	version.go     the cluster version
+//	access.go      users, roles and permissions: records and commands; what they mean is package rights'
 //	node.go        nodes: rows, commands, states
 //	setting.go     settings by which placement decides
 //	answer.go      the head of an answer on the bus

@@ -51,6 +51,10 @@ const (
 	recordLease   = 'l' // + lease id, 8 bytes, big endian
 
 	recordOperation = 'o' // + range id, 8 bytes, big endian
+
+	recordAccess = 'a'
+	recordUser   = 'u' // + name
+	recordRole   = 'p' // + name
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
 )
 
 // State is the placement group's state in memory: a pure function of the first
@@ -22,6 +23,9 @@ type State struct {
 	nodes    map[keyspace.NodeID]Node
 	settings map[string][]byte
 	leases   leases
+	// access has the users and roles, as of the entry at accessChanged.
+	access        *rights.State
+	accessChanged uint64
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -44,6 +48,10 @@ type dirty struct {
 	settings map[string]bool
 	// operations are by range.
 	operations map[keyspace.RangeID]bool
+	users      map[string]bool
+	roles      map[string]bool
+	// accessStored is the last change of users and roles whose records are written.
+	accessStored uint64
 }
 
 // NewState returns the state of a cluster that does not exist yet.
@@ -55,11 +63,14 @@ func NewState() *State {
 		operations: map[keyspace.RangeID]Operation{},
 		absorbing:  map[keyspace.RangeID]keyspace.RangeID{},
 		leases:     newLeases(),
+		access:     rights.New(),
 		dirty: dirty{
 			ranges:     map[keyspace.RangeID]bool{},
 			nodes:      map[keyspace.NodeID]bool{},
 			settings:   map[string]bool{},
 			operations: map[keyspace.RangeID]bool{},
+			users:      map[string]bool{},
+			roles:      map[string]bool{},
 		},
 	}
 }
@@ -132,6 +143,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyAbortMerge(o)
 	case RaiseVersion:
 		return s.applyRaiseVersion(index, o)
+	case ChangeAccess:
+		return s.applyChangeAccess(index, o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -255,6 +268,9 @@ func (s *State) Flush(w recordWriter) error {
 	clear(s.dirty.nodes)
 	clear(s.dirty.settings)
 	clear(s.dirty.operations)
+	if err := s.flushAccess(w); err != nil {
+		return err
+	}
 	return s.leases.flush(w)
 }
 
@@ -291,6 +307,8 @@ func (s *State) Load(key, value []byte) error {
 		return err
 	case recordLease:
 		return s.leases.load(key, value)
+	case recordUser, recordRole, recordAccess:
+		return s.loadAccess(key, value)
 	case recordOperation:
 		o, err := decodeOperation(value)
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
@@ -318,6 +336,9 @@ func (s *State) Check() error {
 			return fmt.Errorf("placement: operation %d has replica %d, and the next id is %d", o.ID, o.Replica, s.NextReplica)
 		}
 	}
+	if err := s.access.Check(); err != nil {
+		return err
+	}
 	return s.check()
 }
 
@@ -331,6 +352,8 @@ type View struct {
 	settings      map[string][]byte
 	leases        *leaseTree
 	leasesVersion uint64
+	access        *rights.State
+	accessChanged uint64
 	operations    []Operation
 	// operationsChanged is the state's.
 	operationsChanged uint64
@@ -355,6 +378,12 @@ func (s *State) View(index, term uint64, prev *View) *View {
 		v.leases = prev.leases
 	} else {
 		v.leases = s.leases.tree.Clone()
+	}
+	v.accessChanged = s.accessChanged
+	if prev != nil && prev.access != nil && prev.accessChanged == s.accessChanged {
+		v.access = prev.access
+	} else {
+		v.access = s.access.Clone()
 	}
 	if prev != nil && prev.operationsChanged == s.operationsChanged {
 		v.operations = prev.operations
