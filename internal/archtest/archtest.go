@@ -74,9 +74,9 @@ var lines = []line{
 		"a watcher sees what ranges have applied; nothing that serves a request may depend on who watches",
 	},
 	{
-		[]string{"router"},
-		"a request to the ranges it touches",
-		"the router serves every face alike and knows none",
+		[]string{"router", "auth"},
+		"a request to the ranges it touches | who sent it",
+		"the router serves every face alike and knows none; who a user is has nothing to do with ranges",
 	},
 	{
 		[]string{"placement", "shard"},
