@@ -3,6 +3,8 @@
 //
 // # Files
 //
+//	tokens.go  the options of --auth-token, and the tokens that they name
+//	jwt.go     JSON web tokens, as in etcd
 //	simple.go  simple tokens: a MAC instead of a table of logins
 //	uses.go    which tokens were used lately
 //	view.go    what a node knows of users and keys; the words of this package
@@ -30,7 +32,10 @@
 // The first is a matter of wall clocks: a token from further in the future than the TTL is refused as an
 // old one is. A node forgets uses when it restarts, and the oldest ones when it has too many.
 //
-// A4. Keys and tokens stand in no error, and the methods of formatted output hide a key.
+// A4. A JSON web token is verified by the one method of the options. Its header chooses nothing. It stands
+// for the auth revision of its login, and an identity of an older revision than the state's is refused.
+//
+// A5. Keys and tokens stand in no error, and the methods of formatted output hide a key.
 //
 // Indices belong to one log. Whoever starts a new log from the data of an old one must make new keys.
 package auth
