@@ -154,7 +154,7 @@ func replaceRun(t *testing.T, f func(context.Context, *config.Config, *zap.Logge
 
 // TestStories walks testdata/skein: the input's lines are the arguments of one
 // command, lines that begin with "env " its environment; ADDR stands for the address of
-// a node. The output is the exit code, standard output and standard error.
+// a node, DIR for a directory. The output is the exit code, standard output and standard error.
 func TestStories(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -171,10 +171,11 @@ func TestStories(t *testing.T) {
 		}
 		return nil
 	})
+	dir := t.TempDir()
 	datadriven.RunTest(t, "testdata/skein", func(t *testing.T, d *datadriven.TestData) string {
 		args, env := []string{}, []string{"ETCD_LOG_OUTPUTS=" + filepath.Join(t.TempDir(), "log")}
 		for line := range strings.Lines(d.Input) {
-			line = strings.ReplaceAll(strings.TrimRight(line, "\n"), "ADDR", l.Addr().String())
+			line = strings.NewReplacer("\n", "", "ADDR", l.Addr().String(), "DIR", dir).Replace(line)
 			if v, ok := strings.CutPrefix(line, "env "); ok {
 				env = append(env, v)
 			} else if line != "" {
@@ -187,7 +188,9 @@ func TestStories(t *testing.T) {
 		if stderr.Len() > 0 {
 			out += "stderr:\n" + stderr.String()
 		}
-		out = strings.ReplaceAll(out, l.Addr().String(), "ADDR")
+		out = strings.NewReplacer(l.Addr().String(), "ADDR", dir, "DIR").Replace(out)
+		out = regexp.MustCompile(`\b[0-9a-f]{32}\b`).ReplaceAllString(out, "SERIAL")
+		out = regexp.MustCompile(`\b2\d\d\d-\d\d-\d\d(T[0-9:]*Z)?\b`).ReplaceAllString(out, "DAY")
 		return regexp.MustCompile(`(?m)^Go (Version|OS/Arch): .*`).ReplaceAllString(out, "Go $1: ...")
 	})
 }

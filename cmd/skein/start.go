@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/node"
 )
 
 // newStart is skein start. Its flags are etcd's, which package config reads with
@@ -49,4 +51,9 @@ func start(c *cobra.Command, args, environ []string) error {
 		return err
 	}
 	return nil
+}
+
+// run runs a node until ctx is done or the node cannot go on. Tests replace it.
+var run = func(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
+	return node.Run(ctx, cfg, logger)
 }

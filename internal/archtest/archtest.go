@@ -105,6 +105,11 @@ var lines = []line{
 		"what a right means is the same on every replica and every gateway, so its package knows neither",
 	},
 	{
+		[]string{"certs"},
+		"certificates",
+		"who makes a certificate and who asks for it must read the same name in it, so its words lie below both",
+	},
+	{
 		[]string{"kverror"},
 		"the one table of errors",
 		"an error travels through every layer, so its package can sit on none of them",

@@ -1,0 +1,25 @@
+// Package certs makes, keeps and checks the certificates of a cluster: one authority, the nodes and
+// the clients. It is what skein cert does. A directory holds
+//
+//	ca.crt               the authority's certificate
+//	ca.key               its key; it belongs on no node
+//	ca.crl               what the authority has revoked, signed by it
+//	node.crt, node.key   a node's certificate and key
+//	client.NAME.crt, client.NAME.key
+//	issued/SERIAL.crt    all that the authority has issued, so that it can be revoked without its file
+//
+// A node's certificate has a role: the URI skein://node/NAME ([NodeURI], [NodeName]). NAME is the
+// node's name in the node table. It serves as the node's certificate for clients and for both ends of
+// the bus. A client's certificate has the client's name as common name, and no role. A node's has no
+// common name, so that nobody can take a node for a user.
+//
+// # Guarantees
+//
+//   - A file is there in full or not at all, also after a crash. A key has mode 0600, a directory
+//     that this package makes has 0700.
+//   - Nothing is overwritten unless the caller says so, but for the revocation list, which only grows.
+//   - A certificate is noted under issued before anybody can use it.
+//   - Whoever changes a directory has a lock on it, so of two revocations at once none is lost.
+//
+// Every error that the caller can mend is a [Problem]: what is wrong, and what to do.
+package certs
