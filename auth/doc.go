@@ -1,13 +1,15 @@
-// Package auth says who sends a request. It makes and verifies the tokens of users who have logged in.
-// What a user may do is package rights.
+// Package auth says who sends a request. It compares the passwords of users who log in, and makes and
+// verifies their tokens. What a user may do is package rights.
 //
 // # Files
 //
-//	tokens.go  the options of --auth-token, and the tokens that they name
-//	jwt.go     JSON web tokens, as in etcd
-//	simple.go  simple tokens: a MAC instead of a table of logins
-//	uses.go    which tokens were used lately
-//	view.go    what a node knows of users and keys; the words of this package
+//	login.go     who has logged in, and who has failed too often
+//	password.go  bcrypt, a few at a time
+//	tokens.go    the options of --auth-token, and the tokens that they name
+//	jwt.go       JSON web tokens, as in etcd
+//	simple.go    simple tokens: a MAC instead of a table of logins
+//	recent.go    what is remembered of tokens and failures, bounded
+//	view.go      what a node knows of users and keys; the words of this package
 //
 // # Simple tokens
 //
@@ -35,7 +37,14 @@
 // A4. A JSON web token is verified by the one method of the options. Its header chooses nothing. It stands
 // for the auth revision of its login, and an identity of an older revision than the state's is refused.
 //
-// A5. Keys and tokens stand in no error, and the methods of formatted output hide a key.
+// A5. Keys, tokens, passwords and their hashes stand in no error, and the methods of formatted output hide
+// keys and hashes.
+//
+// A6. A login computes with bcrypt once for each credential that it reads, whoever the user is: how long
+// it takes does not tell who there is. No hash of a cost above 14 is computed with.
+//
+// A7. A proof has the index of a read after the comparison, and the credential was the same in it. So what
+// ends a token by A2 ends one too whose login was under way.
 //
 // Indices belong to one log. Whoever starts a new log from the data of an old one must make new keys.
 package auth

@@ -33,7 +33,7 @@ type Simple struct {
 	clk    clock.Clock
 	random io.Reader
 	ttl    time.Duration
-	uses   *uses
+	uses   *recent[struct{}]
 }
 
 var _ Tokens = (*Simple)(nil)
@@ -41,7 +41,7 @@ var _ Tokens = (*Simple)(nil)
 // NewSimple returns simple tokens that are valid for the TTL after they were made or used. random is
 // crypto/rand.Reader, or a simulation's.
 func NewSimple(clk clock.Clock, random io.Reader, ttl time.Duration) *Simple {
-	return &Simple{clk: clk, random: random, ttl: ttl, uses: newUses(ttl, maxUses)}
+	return &Simple{clk: clk, random: random, ttl: ttl, uses: newRecent[struct{}](ttl, maxUses)}
 }
 
 // Issue implements Tokens.
@@ -77,8 +77,9 @@ func (t *Simple) Verify(v *View, token string) (Identity, error) {
 	if !hmac.Equal(key.mac(p.signed), p.mac) {
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "its MAC is not that of key %d", p.key)
 	}
-	now, id := t.clk.Now(), useID(p.mac)
-	if age := t.clk.Wall().Sub(p.issued); age.Abs() > t.ttl && !t.uses.lately(id, now) {
+	now, id := t.clk.Now(), recentID(p.mac)
+	_, used := t.uses.get(id, now)
+	if age := t.clk.Wall().Sub(p.issued); age.Abs() > t.ttl && !used {
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "it was made %v ago and not used here for %v", age, t.ttl)
 	}
 	if p.index > v.Index {
@@ -92,7 +93,7 @@ func (t *Simple) Verify(v *View, token string) (Identity, error) {
 	case p.index < v.Rights.EnabledSince:
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "authentication was enabled at index %d; the token is of %d", v.Rights.EnabledSince, p.index)
 	}
-	t.uses.note(id, now)
+	t.uses.note(id, now, func(struct{}) struct{} { return struct{}{} })
 	return Identity{User: p.user, Revision: v.Rights.Revision}, nil
 }
 

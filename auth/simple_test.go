@@ -278,47 +278,6 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestUsesAreBounded: however many tokens are used, a node remembers so many of them: those used last.
-func TestUsesAreBounded(t *testing.T) {
-	const limit = 1000
-	u := newUses(testTTL, limit)
-	id := func(i int) (id useID) {
-		copy(id[:], fmt.Sprint(i))
-		return id
-	}
-	now := testTime
-	for i := range 10 * limit {
-		u.note(id(i), now)
-		if n := u.len(); n > limit {
-			t.Fatalf("%d uses are remembered after %d tokens, at most %d", n, i, limit)
-		}
-		for _, last := range []int{i, max(0, i-limit/2)} {
-			if !u.lately(id(last), now) {
-				t.Fatalf("the use of token %d is forgotten at token %d", last, i)
-			}
-		}
-	}
-	// One that is used again and again stays, among others of which each is used once.
-	for i := range 10 * limit {
-		u.note(id(-1), now)
-		u.note(id(i), now)
-		if u.len() > limit || !u.lately(id(-1), now) {
-			t.Fatalf("at token %d: %d are remembered, that in use: %t", i, u.len(), u.lately(id(-1), now))
-		}
-	}
-	// What has expired goes with the second use after it.
-	for range 2 {
-		now = now.Add(testTTL + 1)
-		if u.lately(id(-1), now) {
-			t.Error("a use counts after the TTL")
-		}
-		u.note(id(-1), now)
-	}
-	if u.len() != 2 {
-		t.Errorf("%d uses are remembered, of one token", u.len())
-	}
-}
-
 // TestKeys: a key that is none, or a weak one, is refused, and no verb shows a secret.
 func TestKeys(t *testing.T) {
 	for _, c := range []struct {
