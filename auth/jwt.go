@@ -41,9 +41,9 @@ type jwtOptions struct {
 	ttl                     time.Duration
 }
 
-// jwtTokens are JSON web tokens (RFC 7519) with etcd's claims. Whoever has the private key may make them,
-// also outside of the cluster. They carry the auth revision, which all changes of rights move: Identity.Current
-// refuses those of an older one.
+// jwtTokens are JSON web tokens (RFC 7519) with etcd's claims. Programs outside of the cluster may make
+// them too, if they have the private key. They carry the auth revision, which all changes of rights move:
+// Identity.Current refuses those of an older one.
 type jwtTokens struct {
 	clk    clock.Clock
 	ttl    time.Duration

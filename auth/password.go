@@ -13,9 +13,11 @@ import (
 )
 
 const (
-	// MinCost and MaxCost bound the cost of a hash. Each step doubles the time: cost 14 takes about a
-	// second, and cost 31 a day.
-	MinCost, MaxCost = bcrypt.MinCost, 14
+	// MinCost is the least cost of a hash.
+	MinCost = bcrypt.MinCost
+	// MaxCost is the highest one. Each step doubles the time: cost 14 takes about a second, and cost 31 a
+	// day.
+	MaxCost = 14
 	// atATime bounds the computations of bcrypt of a node, and maxQueued those that wait.
 	atATime, maxQueued = 2, 64
 	// bcryptBytes is the length of a hash.
@@ -81,8 +83,8 @@ func ClientHash(text string) ([]byte, error) {
 	return hash, nil
 }
 
-// compare returns AuthFailed where the hash is not the password's, or is none. That costs the same: how
-// long an answer takes must not tell which users there are. ready is asked when it is the caller's turn.
+// compare returns AuthFailed where the hash is not the password's, or is none. Both cost the
+// same, so that the time until the answer does not tell which users there are. ready is asked when it is the caller's turn.
 func (p *Passwords) compare(ctx context.Context, hash []byte, password string, ready func() error) error {
 	cost, err := bcrypt.Cost(hash)
 	usable := err == nil && cost <= MaxCost

@@ -11,9 +11,9 @@ import (
 type recentID [16]byte
 
 // recent remembers something about each of many ids for a time. It has two generations. Each note goes to
-// the young one. That becomes the old one when it is as old as the time or has half of the limit, and the
-// old one is forgotten: by then all of it has expired, or was not noted for as long as it took to fill the
-// young one. So no timer and no list is needed, and what is forgotten early was noted least lately.
+// the young one. When that is full or too old, it becomes the old one, and the old one is forgotten. By then
+// all of the old one has expired, or was not noted while the young one filled. So no timer
+// and no list is needed, and what is forgotten early was noted least lately.
 type recent[V any] struct {
 	keep  time.Duration
 	limit int

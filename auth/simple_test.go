@@ -43,6 +43,7 @@ type tokenWorld struct {
 }
 
 func newTokenWorld(t *testing.T) *tokenWorld {
+	t.Helper()
 	w := &tokenWorld{t: t, clocks: map[string]*simclock.Clock{}, nodes: map[string]*Simple{}, tokens: map[string]string{}}
 	w.views = []*View{{Rights: rights.New(), Keys: Keys{Current: testKey(t, 1)}}}
 	for _, name := range []string{"a", "b"} {

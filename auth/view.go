@@ -24,7 +24,7 @@ type Identity struct {
 }
 
 // Current returns etcd's error where the identity is of an older auth revision than the state. etcd asks
-// that after the checks of size and alarms, so it is not a part of the verification.
+// that later, after the checks of size and alarms. So Verify does not.
 func (id Identity) Current(s *rights.State) error {
 	switch {
 	case id.Revision == 0:
