@@ -24,11 +24,13 @@ const (
 	DeleteRole            // Role
 	GrantPermission       // Role, Permission
 	RevokePermission      // Role, Permission's span
-	numKinds
 )
 
+// numKinds is one more than the last kind.
+const numKinds = int(RevokePermission) + 1
+
 // Known says whether there is such a kind.
-func (k Kind) Known() bool { return k >= Enable && k < numKinds }
+func (k Kind) Known() bool { return k >= Enable && int(k) < numKinds }
 
 // Change is one change of users and roles. The fields that its kind does not name are empty.
 type Change struct {

@@ -130,7 +130,7 @@ type dice struct{ *rand.Rand }
 func (d dice) one(of ...string) string { return of[d.IntN(len(of))] }
 
 func (d dice) change() *Change {
-	c := &Change{Kind: Kind(1 + d.IntN(int(numKinds)-1)), User: d.one("root", "a", "b", "c", ""), Role: d.one("root", "r", "s", "u", "")}
+	c := &Change{Kind: Kind(1 + d.IntN(numKinds-1)), User: d.one("root", "a", "b", "c", ""), Role: d.one("root", "r", "s", "u", "")}
 	if c.Kind <= Disable && d.IntN(3) > 0 {
 		c.Kind = GrantPermission
 	}
@@ -182,9 +182,9 @@ func keys() (out [][]byte) {
 func TestAnyChanges(t *testing.T) {
 	for seed := range uint64(200) {
 		d := dice{rand.New(rand.NewPCG(seed, 0))}
-		s, before := New(), New()
+		s := New()
 		for index := uint64(1); index <= 150; index++ {
-			before = s.Clone()
+			before := s.Clone()
 			if _, err := s.Apply(index, d.one("root", "root", "a", ""), d.change()); err != nil && s.String() != before.String() {
 				t.Fatalf("seed %d: refused with %v, and changed\n%s\ninto\n%s", seed, err, before, s)
 			}
@@ -256,7 +256,9 @@ func TestRoom(t *testing.T) {
 	s := New()
 	long := strings.Repeat("n", MaxNameBytes+1)
 	for _, c := range []*Change{
-		{Kind: AddUser, User: long}, {Kind: AddRole, Role: long}, {Kind: AddUser, User: "u", Hash: make([]byte, MaxHashBytes+1)},
+		{Kind: AddUser, User: long},
+		{Kind: AddRole, Role: long},
+		{Kind: AddUser, User: "u", Hash: make([]byte, MaxHashBytes+1)},
 		{Kind: GrantPermission, Role: "r", Permission: Permission{Key: make([]byte, MaxKeyBytes+1)}},
 	} {
 		if _, err := s.Apply(1, "", c); kverror.Of(err).Kind != kverror.BadRequest {

@@ -56,8 +56,10 @@ func (s *Subject) May(what Type, key, end []byte) bool {
 		return s.read.cover(key, end)
 	case Write:
 		return s.write.cover(key, end)
+	case ReadWrite:
+		return s.read.cover(key, end) && s.write.cover(key, end)
 	}
-	return s.read.cover(key, end) && s.write.cover(key, end)
+	return false
 }
 
 // span is a span of keys from start to before end; an empty end is none.
