@@ -21,5 +21,5 @@
 //   - A certificate is noted under issued before anybody can use it.
 //   - Whoever changes a directory has a lock on it, so of two revocations at once none is lost.
 //
-// Every error that the caller can mend is a [Problem]: what is wrong, and what to do.
+// A [Problem] is an error that the caller can mend. It says what to do.
 package certs

@@ -167,8 +167,9 @@ type Core struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 
-	// nodes is the node table as the node knew it when it was opened.
+	// nodes is the node table as the node knew it when it was opened, names those of the newest.
 	nodes []fsm.Node
+	names nodeNames
 
 	// admission has the peers admit this node, and answers theirs. Operators' commands and
 	// questions go to admin.

@@ -138,6 +138,7 @@ func sameTable(a, b []fsm.Node) bool {
 // learnNodes takes over another node table.
 func (c *Core) learnNodes(nodes []fsm.Node) {
 	c.setMembers(nodes)
+	c.names.set(nodes)
 	for i := range nodes {
 		n := &nodes[i]
 		switch {

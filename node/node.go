@@ -229,7 +229,7 @@ func security(cfg *config.Config) transport.Security {
 		return transport.Security{SelfMade: true, Why: "--peer-auto-tls makes certificates that no peer checks"}
 	}
 	return transport.Security{
-		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
+		Name: cfg.Name, CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
 		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth,
 		AllowedCNs: t.AllowedCNs, AllowedHostnames: t.AllowedHostnames, CRLFile: t.CRLFile,
 	}

@@ -168,6 +168,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	if c.bus, err = o.NewBus(transport.Config{
 		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.PeerTable, Unknown: func(id keyspace.NodeID) { c.admission.UnknownCame(id) },
+		Named:   c.names.fit,
 		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.busBytes(o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
@@ -256,6 +257,7 @@ func (c *Core) registerHandlers() {
 	c.service.RegisterHandlers(c.bus)
 	c.shards.RegisterHandlers(c.bus)
 	c.bus.HandleCall(transport.MethodNodeAdmin, transport.ClassRequest, c.handleQuestion)
+	c.names.set(c.nodes)
 	for i := range c.nodes {
 		c.setPeer(&c.nodes[i])
 	}

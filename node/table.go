@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"sync"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -80,6 +81,46 @@ func (c *Core) setPeer(n *fsm.Node) {
 		}
 	}
 	c.bus.SetPeer(n.ID, addrs)
+}
+
+// nodeNames has the names of the node table, for the bus, which compares them with the roles of
+// peers' certificates. It is set before the bus hears of the nodes.
+type nodeNames struct {
+	mu    sync.Mutex
+	nodes map[keyspace.NodeID]nodeName // guarded by mu
+}
+
+type nodeName struct {
+	name    string
+	removed bool
+}
+
+func (n *nodeNames) set(nodes []fsm.Node) {
+	m := make(map[keyspace.NodeID]nodeName, len(nodes))
+	for i := range nodes {
+		m[nodes[i].ID] = nodeName{nodes[i].Name, nodes[i].State == fsm.NodeRemoved}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.nodes = m
+}
+
+// fit says whether the node bears the name. A member that was added without a name gets it when it
+// announces itself; until then it may have any that no other node has. A removed node may still come,
+// to be told so, and does not keep its name from others.
+func (n *nodeNames) fit(id keyspace.NodeID, name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	own, ok := n.nodes[id]
+	if !ok || own.name != "" {
+		return ok && own.name == name
+	}
+	for _, other := range n.nodes {
+		if other.name == name && !other.removed {
+			return false
+		}
+	}
+	return true
 }
 
 // setMembers tells the raft groups which nodes are the cluster's.

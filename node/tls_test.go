@@ -13,12 +13,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/certs"
 )
 
 // authority makes certificates for a test.
@@ -122,15 +125,56 @@ func TestClusterWithCertificates(t *testing.T) {
 	putUntil(t, c.nodes[2], good, 30*time.Second)
 }
 
+// With the certificates of skein cert each node is the one that its role names. A client's certificate
+// of the same authority makes nobody a node.
+func TestClusterWithRoles(t *testing.T) {
+	dir := t.TempDir()
+	ca := certs.At(filepath.Join(dir, "ca"), time.Now)
+	if _, err := ca.CreateCA(10, false); err != nil {
+		t.Fatal(err)
+	}
+	at := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
+	c := newProcesses(t)
+	for _, p := range c.nodes {
+		if _, err := ca.CreateNode(p.name, []string{"127.0.0.1"}, certs.Issue{Days: 5, Out: at(p.name)}); err != nil {
+			t.Fatal(err)
+		}
+		p.useTLS(at(p.name, certs.NodeFile), at(p.name, certs.NodeKey), at(p.name, certs.CAFile))
+	}
+	if _, err := ca.CreateClient("root", certs.Issue{Days: 5}); err != nil {
+		t.Fatal(err)
+	}
+	clientCert, clientKey := at("ca", "client.root.crt"), at("ca", "client.root.key")
+	// The third node shows the others a client's certificate.
+	honest := c.nodes[2].args
+	c.nodes[2].args = append(slices.Clone(honest), "--peer-client-cert-file", clientCert, "--peer-client-key-file", clientKey,
+		"--peer-cert-file", clientCert, "--peer-key-file", clientKey)
+	c.startAll()
+	good := (&authority{t: t, dir: at("ca")}).clientTLSOf(certs.CAFile, clientCert, clientKey)
+	putUntil(t, c.nodes[0], good, 30*time.Second)
+	if err := putOnce(t, c.nodes[2], good, 3*time.Second); err == nil {
+		t.Error("a node with a client's certificate is part of the cluster")
+	}
+	c.nodes[2].kill()
+	c.nodes[2].args = honest
+	c.start(c.nodes[2])
+	putUntil(t, c.nodes[2], good, 30*time.Second)
+}
+
 // clientTLS are the settings of a client with a certificate.
 func (a *authority) clientTLS(cert, key string) *tls.Config {
+	a.t.Helper()
+	return a.clientTLSOf("ca.pem", cert, key)
+}
+
+func (a *authority) clientTLSOf(ca, cert, key string) *tls.Config {
 	a.t.Helper()
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	roots := x509.NewCertPool()
-	pemCA, err := os.ReadFile(a.caFile())
+	pemCA, err := os.ReadFile(filepath.Join(a.dir, ca))
 	if err != nil {
 		a.t.Fatal(err)
 	}

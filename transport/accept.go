@@ -170,9 +170,6 @@ func (q *QUIC) judge(conn wire, h *hello) (*link, verdict) {
 	if !conn.only(h.kind) {
 		return nil, verdictMalformed
 	}
-	if err := q.checkCertificate(conn, h); err != nil {
-		return nil, verdictIdentity
-	}
 	l := q.link(h.node)
 	switch {
 	case q.ctx.Err() != nil:
@@ -182,6 +179,10 @@ func (q *QUIC) judge(conn wire, h *hello) (*link, verdict) {
 			q.cfg.Unknown(h.node)
 		}
 		return nil, verdictUnknown
+	}
+	// Only the row of a known node says which name its certificate has to prove.
+	if err := q.checkCertificate(conn, h); err != nil {
+		return nil, verdictIdentity
 	}
 	return l, q.meet(h)
 }

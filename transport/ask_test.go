@@ -45,6 +45,20 @@ func TestAStrangerWithCertificates(t *testing.T) {
 	if got, err := transport.Ask(t.Context(), ask, a.Addrs()[0]); err != nil || string(got) != "rows" {
 		t.Errorf("told %q, %v", got, err)
 	}
+	role := selfMade(2)
+	role.Security, role.Tell = ours.security("role", leaf{uri: "skein://node/n2"}), node.Tell
+	b := h.new(t, role)
+	start(t, b)
+	if got, err := transport.Ask(t.Context(), ask, b.Addrs()[0]); err == nil {
+		t.Errorf("a stranger without a role was told %q", got)
+	}
+	ask.Security = ours.security("new", leaf{uri: "skein://node/n3"})
+	if got, err := transport.Ask(t.Context(), ask, b.Addrs()[0]); err != nil || string(got) != "rows" {
+		t.Errorf("told %q, %v", got, err)
+	}
+	if got, err := transport.Ask(t.Context(), ask, a.Addrs()[0]); err == nil {
+		t.Errorf("a node without a role told %q", got)
+	}
 	ask.Security = theirs.security("c", leaf{})
 	if got, err := transport.Ask(t.Context(), ask, a.Addrs()[0]); err == nil {
 		t.Errorf("a node of another authority was told %q", got)

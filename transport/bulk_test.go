@@ -194,7 +194,19 @@ func TestTCPAsksForACertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, certs := range map[string][]tls.Certificate{"none": nil, "another authority's": {cert}} {
+	shown := map[string][]tls.Certificate{"none": nil, "another authority's": {cert}}
+	for name, l := range map[string]leaf{
+		"a client's": {cn: "root"}, "malformed ids": {uri: "skein://abc/01"}, "malformed role": {uri: "skein://node/n2/x"},
+		"two roles": {uri: "skein://node/n2", more: "skein://node/n3"}, "another cluster's": {uri: "skein://1/2"},
+	} {
+		sec := ca.security("other", l)
+		cert, err := tls.LoadX509KeyPair(sec.CertFile, sec.KeyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown[name] = []tls.Certificate{cert}
+	}
+	for name, certs := range shown {
 		conn := tlsTo(t, q, &tls.Config{NextProtos: []string{transport.ALPN}, Certificates: certs})
 		_, err := io.Copy(io.Discard, conn)
 		if err == nil || !strings.Contains(err.Error(), "remote error: tls") {

@@ -34,6 +34,10 @@ type Config struct {
 	// peers; the node is refused. It must not block. It may be nil.
 	Unknown func(keyspace.NodeID)
 
+	// Named says whether the node of the node table bears the name that a certificate proves. It
+	// must not block. Without it no name fits.
+	Named func(id keyspace.NodeID, name string) bool
+
 	// Relays returns nodes that hear a node, as far as this one knows. They pass on calls
 	// and streams of ClassRequest to a peer without a session. It must not block. It may be
 	// nil: then nothing is passed on for this node.

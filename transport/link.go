@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/certs"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
@@ -133,13 +134,23 @@ func (q *QUIC) limitTime(conn wire) clock.Timer {
 	})
 }
 
+// checkCertificate compares a peer's Hello with its certificate, if it showed one.
 func (q *QUIC) checkCertificate(conn wire, h *hello) error {
-	proven, err := checkIdentity(conn.certificates(), h.cluster, h.node)
-	if err == nil && !proven && q.creds.selfMade == nil {
-		q.warnOnce("trusted", "node ids are TRUSTED, NOT PROVEN: the certificates of peers do not name their node by a "+URIScheme+"://CLUSTER/NODE URI, so each holder of a certificate of the authority can pose as any node",
-			zap.Stringer("peer", h.node), zap.String("expected", IdentityURI(h.cluster, h.node)))
+	shown := conn.certificates()
+	if len(shown) == 0 {
+		return nil
 	}
-	return err
+	id, proven, err := provenIdentity(shown[0])
+	switch {
+	case err != nil:
+		return err
+	case proven:
+		return q.creds.fits(id, h.node)
+	case q.creds.selfMade == nil:
+		q.warnOnce("trusted", "node ids are TRUSTED, NOT PROVEN: the certificates of peers do not name their node by a URI, so each holder of a certificate of the authority can pose as any node",
+			zap.Stringer("peer", h.node), zap.Stringer("expected", certs.NodeURI("NAME")), zap.String("or", IdentityURI(h.cluster, h.node)))
+	}
+	return nil
 }
 
 // attach makes the connection the peer's session.

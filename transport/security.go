@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeindb/skein/certs"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -46,68 +47,83 @@ type Security struct {
 	AllowedCNs, AllowedHostnames []string
 	// CRLFile (PEM or DER) has revoked serial numbers.
 	CRLFile string
+	// Name is this node's name. A certificate of its own that proves another name is refused.
+	Name string
 	// ServerName replaces the host of a peer's URL in the check of its certificate.
 	ServerName string
 }
 
-// URIScheme begins the URI in a certificate that proves a node's identity:
-// skein://CLUSTER/NODE, ids as package keyspace prints them.
-const URIScheme = "skein"
-
 // errIdentity is wrapped by every error about a certificate's content.
 var errIdentity = errors.New("certificate identity")
 
-// provenIdentity returns the cluster and node in a certificate's URI. proven is false
-// if it has no such URI.
-func provenIdentity(cert *x509.Certificate) (cluster keyspace.ClusterID, node keyspace.NodeID, proven bool, err error) {
+// identity is which node a certificate proves: by its ids, or by the name of its role.
+type identity struct {
+	cluster keyspace.ClusterID
+	node    keyspace.NodeID
+	name    string // empty: by ids
+}
+
+// String returns the URI.
+func (i identity) String() string {
+	if i.name != "" {
+		return certs.NodeURI(i.name).String()
+	}
+	return IdentityURI(i.cluster, i.node)
+}
+
+// provenIdentity returns what a certificate's URI proves. proven is false if it has no such URI.
+func provenIdentity(cert *x509.Certificate) (id identity, proven bool, err error) {
 	for _, u := range cert.URIs {
-		if u.Scheme != URIScheme {
+		if u.Scheme != certs.URIScheme {
 			continue
 		}
 		if proven {
-			return 0, 0, false, fmt.Errorf("%w: more than one %s name", errIdentity, URIScheme)
+			return identity{}, false, fmt.Errorf("%w: more than one %s name", errIdentity, certs.URIScheme)
+		}
+		if id.name, proven, err = certs.NodeName(u); err != nil {
+			return identity{}, false, fmt.Errorf("%w: %w", errIdentity, err)
+		}
+		if proven {
+			continue
 		}
 		var c, n uint64
 		_, err := fmt.Sscanf(u.Host+" "+strings.TrimPrefix(u.Path, "/"), "%x %x", &c, &n)
-		cluster, node, proven = keyspace.ClusterID(c), keyspace.NodeID(n), true
-		if err != nil || u.String() != IdentityURI(cluster, node) || n == 0 {
-			return 0, 0, false, fmt.Errorf("%w: %q is not %s://CLUSTER/NODE", errIdentity, u, URIScheme)
+		id.cluster, id.node, proven = keyspace.ClusterID(c), keyspace.NodeID(n), true
+		if err != nil || u.String() != id.String() || n == 0 {
+			return identity{}, false, fmt.Errorf("%w: %q is neither %s nor %s://CLUSTER/NODE", errIdentity, u, certs.NodeURI("NAME"), certs.URIScheme)
 		}
 	}
-	return cluster, node, proven, nil
+	return id, proven, nil
 }
 
-// IdentityURI returns the URI that a node's certificate may carry.
+// IdentityURI returns the URI of a certificate that proves a node by its ids. It is stronger than a
+// role: a node that takes another's name does not get its id.
 func IdentityURI(c keyspace.ClusterID, n keyspace.NodeID) string {
-	return URIScheme + "://" + c.String() + "/" + n.String()
+	return certs.URIScheme + "://" + c.String() + "/" + n.String()
 }
 
-// checkIdentity compares a peer's Hello with its certificate, if it showed one. proven
-// says that the certificate names the node.
-func checkIdentity(certs []*x509.Certificate, c keyspace.ClusterID, n keyspace.NodeID) (proven bool, err error) {
-	if len(certs) == 0 {
-		return false, nil
+// fits compares what a peer's certificate proves with the node that it is to be.
+func (cr *credentials) fits(id identity, want keyspace.NodeID) error {
+	switch {
+	case id.name == "" && (id.cluster != cr.cluster || id.node != want):
+		return fmt.Errorf("%w: certificate of %s, not of %s", errIdentity, id, IdentityURI(cr.cluster, want))
+	case id.name != "" && (cr.named == nil || !cr.named(want, id.name)):
+		return fmt.Errorf("%w: certificate of %s, which is not the name of node %s", errIdentity, id, want)
 	}
-	cluster, node, proven, err := provenIdentity(certs[0])
-	if err != nil || !proven {
-		return false, err
-	}
-	if cluster != c || node != n {
-		return false, fmt.Errorf("%w: certificate of %s, not of %s", errIdentity, IdentityURI(cluster, node), IdentityURI(c, n))
-	}
-	return true, nil
+	return nil
 }
 
 // credentials makes the TLS configurations of one node.
 type credentials struct {
 	sec      Security
 	cluster  keyspace.ClusterID
+	named    func(keyspace.NodeID, string) bool
 	clock    interface{ Wall() time.Time }
 	selfMade *tls.Certificate
 }
 
 func newCredentials(cfg *Config, sec Security) (*credentials, error) {
-	cr := &credentials{sec: sec, cluster: cfg.Cluster, clock: cfg.Clock}
+	cr := &credentials{sec: sec, cluster: cfg.Cluster, named: cfg.Named, clock: cfg.Clock}
 	if len(sec.AllowedCNs) > 0 && len(sec.AllowedHostnames) > 0 {
 		return nil, errors.New("transport: allowed common names and allowed host names exclude each other")
 	}
@@ -142,15 +158,15 @@ func (cr *credentials) accepting() (*tls.Config, error) {
 		c.Certificates = []tls.Certificate{*cr.selfMade}
 		return c, nil
 	}
-	cert, err := tls.LoadX509KeyPair(cr.sec.CertFile, cr.sec.KeyFile)
+	cert, role, err := cr.own("peer certificate", cr.sec.CertFile, cr.sec.KeyFile)
 	if err != nil {
-		return nil, fmt.Errorf("transport: peer certificate: %w", err)
+		return nil, err
 	}
-	c.Certificates = []tls.Certificate{cert}
+	c.Certificates = []tls.Certificate{*cert}
 	if c.ClientCAs, err = cr.authorities(); err != nil {
 		return nil, err
 	}
-	if c.ClientCAs == nil && !cr.sec.ClientCertAuth {
+	if c.ClientCAs == nil && !cr.sec.ClientCertAuth && !role {
 		return c, nil
 	}
 	c.ClientAuth = tls.RequireAndVerifyClientCert
@@ -159,16 +175,39 @@ func (cr *credentials) accepting() (*tls.Config, error) {
 		return nil, err
 	}
 	c.VerifyConnection = func(st tls.ConnectionState) error {
-		cluster, _, proven, err := provenIdentity(st.PeerCertificates[0])
+		id, proven, err := provenIdentity(st.PeerCertificates[0])
 		if err != nil {
 			return err
 		}
-		if proven && cluster != cr.cluster {
-			return fmt.Errorf("%w: certificate of cluster %s, this is %s", errIdentity, cluster, cr.cluster)
+		if proven && id.name == "" && id.cluster != cr.cluster {
+			return fmt.Errorf("%w: certificate of cluster %s, this is %s", errIdentity, id.cluster, cr.cluster)
+		}
+		if !proven && role {
+			return errNoRole
 		}
 		return cr.checkAllowed(st.PeerCertificates[0], revoked)
 	}
 	return c, nil
+}
+
+// errNoRole says why a certificate of the authority is not enough. Clients may have one of it too.
+var errNoRole = fmt.Errorf("%w: the certificate proves no node, and this node's own does", errIdentity)
+
+// own reads the node's own certificate. role says that it proves which node this is. Peers that prove
+// nothing are refused then.
+func (cr *credentials) own(what, certFile, keyFile string) (cert *tls.Certificate, role bool, err error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, false, fmt.Errorf("transport: %s: %w", what, err)
+	}
+	id, role, err := provenIdentity(pair.Leaf)
+	if err != nil {
+		return nil, false, fmt.Errorf("transport: %s %s: %w", what, certFile, err)
+	}
+	if id.name != "" && cr.sec.Name != "" && id.name != cr.sec.Name {
+		return nil, false, fmt.Errorf("transport: %s %s is of the node %s, and this node is %s: give it its own certificate", what, certFile, id.name, cr.sec.Name)
+	}
+	return &pair, role, nil
 }
 
 // dialling returns the configuration of the side that dials the node at host.
@@ -188,11 +227,11 @@ func (cr *credentials) dialling(host string, want keyspace.NodeID) (*tls.Config,
 	if certFile == "" {
 		certFile, keyFile = cr.sec.CertFile, cr.sec.KeyFile
 	}
-	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	cert, role, err := cr.own("peer client certificate", certFile, keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("transport: peer client certificate: %w", err)
+		return nil, err
 	}
-	c.Certificates = []tls.Certificate{cert}
+	c.Certificates = []tls.Certificate{*cert}
 	roots, err := cr.authorities()
 	if err != nil {
 		return nil, err
@@ -203,12 +242,17 @@ func (cr *credentials) dialling(host string, want keyspace.NodeID) (*tls.Config,
 	}
 	name := c.ServerName
 	c.VerifyConnection = func(st tls.ConnectionState) error {
-		return cr.verifyDialled(st.PeerCertificates, roots, revoked, name, want)
+		if err := cr.verifyDialled(st.PeerCertificates, roots, name, want, role); err != nil {
+			return err
+		}
+		return cr.checkAllowed(st.PeerCertificates[0], revoked)
 	}
 	return c, nil
 }
 
-func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.CertPool, revoked []*big.Int, name string, want keyspace.NodeID) error {
+// verifyDialled checks the chain and the identity of a dialled node. want is 0 for a node that asks
+// and knows no identity yet.
+func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.CertPool, host string, want keyspace.NodeID, role bool) error {
 	opts := x509.VerifyOptions{Roots: roots, CurrentTime: cr.clock.Wall(), Intermediates: x509.NewCertPool()}
 	for _, c := range certs[1:] {
 		opts.Intermediates.AddCert(c)
@@ -216,19 +260,20 @@ func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.Cert
 	if _, err := certs[0].Verify(opts); err != nil {
 		return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
 	}
-	proven, err := checkIdentity(certs, cr.cluster, want)
-	if want == 0 { // a node that asks knows no identity yet
-		_, _, proven, err = provenIdentity(certs[0])
-	}
-	if err != nil {
+	id, proven, err := provenIdentity(certs[0])
+	switch {
+	case err != nil:
 		return err
-	}
-	if !proven {
-		if err := certs[0].VerifyHostname(name); err != nil {
+	case proven && want != 0:
+		return cr.fits(id, want)
+	case !proven && role:
+		return errNoRole
+	case !proven:
+		if err := certs[0].VerifyHostname(host); err != nil {
 			return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
 		}
 	}
-	return cr.checkAllowed(certs[0], revoked)
+	return nil
 }
 
 // checkAllowed applies the operator's restrictions to a verified certificate.

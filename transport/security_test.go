@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/url"
@@ -98,6 +99,7 @@ func (a *authority) path(name string) string { return filepath.Join(a.dir, name)
 // leaf describes a node's certificate.
 type leaf struct {
 	uri  string
+	more string // another URI
 	host string // a DNS name or an address; empty is possible
 	cn   string
 }
@@ -110,12 +112,15 @@ func (a *authority) security(name string, l leaf) transport.Security {
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}
-	if l.uri != "" {
-		u, err := url.Parse(l.uri)
+	for _, text := range []string{l.uri, l.more} {
+		if text == "" {
+			continue
+		}
+		u, err := url.Parse(text)
 		if err != nil {
 			a.t.Fatal(err)
 		}
-		template.URIs = []*url.URL{u}
+		template.URIs = append(template.URIs, u)
 	}
 	if ip := net.ParseIP(l.host); ip != nil {
 		template.IPAddresses = []net.IP{ip}
@@ -201,8 +206,10 @@ func (tr *trial) wantLog(text string, up bool) {
 	}
 }
 
+// options are those of a node of which all others know that node 1 is n1, and so on.
 func options(node keyspace.NodeID, s transport.Security) transport.Options {
-	return transport.Options{Config: transport.Config{Cluster: cluster, Node: node}, Security: s}
+	named := func(id keyspace.NodeID, name string) bool { return name == fmt.Sprint("n", uint64(id)) }
+	return transport.Options{Config: transport.Config{Cluster: cluster, Node: node, Named: named}, Security: s}
 }
 
 func selfMade(node keyspace.NodeID) transport.Options {
@@ -214,6 +221,7 @@ func TestIdentity(t *testing.T) {
 	uri := func(node keyspace.NodeID) string { return transport.IdentityURI(cluster, node) }
 	proven1, proven2 := ca.security("p1", leaf{uri: uri(1)}), ca.security("p2", leaf{uri: uri(2)})
 	named1, named2 := ca.security("n1", leaf{host: "127.0.0.1", cn: "good"}), ca.security("n2", leaf{host: "127.0.0.1", cn: "good"})
+	role1, role2 := ca.security("r1", leaf{uri: "skein://node/n1"}), ca.security("r2", leaf{uri: "skein://node/n2"})
 	foreign1 := otherCA.security("f1", leaf{uri: uri(1)})
 	noCert := func(s transport.Security) transport.Security {
 		// A server that requires no certificate and a dialler that shows a bad one.
@@ -238,14 +246,21 @@ func TestIdentity(t *testing.T) {
 		{"proven", options(1, proven1), options(2, proven2), "session with peer", true},
 		{"trusted", options(1, named1), options(2, named2), "NOT PROVEN", true},
 		{"self-made", selfMade(1), selfMade(2), "NOT AUTHENTICATED", true},
-		{"proven needs no host name, named one by one", options(1, named1), options(2, proven2), "session with peer", true},
+		// A node with a role has no session with a peer that has none. A client's certificate
+		// of the same authority is such a peer.
+		{"dialler without a role", options(1, named1), options(2, proven2), tlsFail, false},
+		{"dialled node without a role", options(1, proven1), options(2, named2), misfit, false},
+		{"roles", options(1, role1), options(2, role2), "session with peer", true},
+		{"a role and a proven id", options(1, role1), options(2, proven2), "session with peer", true},
+		{"dialler without a role, dialled node with a name", options(1, named1), options(2, role2), tlsFail, false},
+		{"role of another node's name", options(1, ca.security("r3", leaf{uri: "skein://node/n2"})), options(2, role2), refused, false},
+		{"dialled node has the role of another", options(1, role1), options(2, ca.security("r4", leaf{uri: "skein://node/n1"})), misfit, false},
 		{"other cluster", transport.Options{Config: transport.Config{Cluster: 1, Node: 1}, Security: transport.Security{SelfMade: true}}, selfMade(2), refused, false},
 		{"other node answers", selfMade(1), selfMade(3), refused, false},
 		{"dialler's certificate names another node", options(1, ca.security("c5", leaf{uri: uri(5)})), options(2, proven2), refused, false},
 		{"dialled node's certificate names another node", options(1, proven1), options(2, ca.security("c6", leaf{uri: uri(6)})), misfit, false},
 		{"certificate of another cluster", options(1, ca.security("c7", leaf{uri: "skein://1/1"})), options(2, proven2), tlsFail, false},
-		{"malformed name", options(1, ca.security("c8", leaf{uri: "skein://abc/01"})), options(2, proven2), tlsFail, false},
-		{"dialled host name", options(1, proven1), options(2, ca.security("c9", leaf{host: "example.com"})), tlsFail, false},
+		{"dialled host name", options(1, named1), options(2, ca.security("c9", leaf{host: "example.com"})), tlsFail, false},
 		{"server name", options(1, with(named1, func(s *transport.Security) { s.ServerName = "example.com" })), options(2, ca.security("c10", leaf{host: "example.com"})), "NOT PROVEN", true},
 		{"dialler of another authority", options(1, with(foreign1, func(s *transport.Security) { s.TrustedCAFile = ca.path("ca.crt") })), options(2, proven2), tlsFail, false},
 		{"dialled node of another authority", options(1, proven1), options(2, noCert(proven2)), tlsFail, false},
@@ -297,6 +312,12 @@ func TestBrokenFiles(t *testing.T) {
 		{"no authority", func(s *transport.Security) { s.TrustedCAFile = ca.path("none") }, "trusted CA file"},
 		{"empty authority", func(s *transport.Security) { s.TrustedCAFile = ca.path("n1.key") }, "has no certificate"},
 		{"broken list", func(s *transport.Security) { s.CRLFile = ca.path("n1.crt") }, "revocation list"},
+		{"role of another name", func(s *transport.Security) {
+			*s = ca.security("role", leaf{uri: "skein://node/n2"})
+			s.Name = "n1"
+		}, "is of the node n2, and this node is n1"},
+		{"malformed ids", func(s *transport.Security) { *s = ca.security("role", leaf{uri: "skein://abc/01"}) }, "is neither skein://node/NAME nor"},
+		{"malformed role", func(s *transport.Security) { *s = ca.security("role", leaf{uri: "skein://node/n1/x"}) }, "is not skein://node/NAME"},
 		{"both kinds of names", func(s *transport.Security) { s.AllowedCNs, s.AllowedHostnames = []string{"a"}, []string{"b"} }, "exclude each other"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
