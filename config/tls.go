@@ -23,7 +23,8 @@ type TLS struct {
 	// means CertFile and KeyFile.
 	ClientCertFile, ClientKeyFile string
 	// TrustedCAFile holds the authorities that the other side's certificate must come
-	// from. Set, it demands a certificate of every client, as in etcd.
+	// from. Set, it demands a certificate of every client, as in etcd. The bus does not do
+	// without it, unless its URLs are http or its certificates automatic.
 	TrustedCAFile string
 	// CRLFile is a revocation list, read for each connection.
 	CRLFile string
@@ -63,6 +64,10 @@ func (c *Config) validateTLS() error {
 				return fmt.Errorf("TLS key/cert (--%[1]scert-file, --%[1]skey-file) must be provided for the url %[2]s", side.prefix, u)
 			}
 		}
+	}
+	if t := &c.PeerTLS; t.given() && t.TrustedCAFile == "" && anySecure(append(c.ListenPeerURLs[:len(c.ListenPeerURLs):len(c.ListenPeerURLs)], c.AdvertisePeerURLs...)) {
+		return errors.New("https:// peer URLs need --peer-trusted-ca-file: without it whoever reaches the peer port is taken for a node; " +
+			"name the authority that signs the nodes' certificates, or make one with skein cert create-ca")
 	}
 	switch {
 	case c.TLSMaxVersion != 0 && c.TLSMinVersion > c.TLSMaxVersion:

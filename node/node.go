@@ -230,8 +230,8 @@ func security(cfg *config.Config) transport.Security {
 	}
 	return transport.Security{
 		Name: cfg.Name, CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCertFile: t.ClientCertFile, ClientKeyFile: t.ClientKeyFile,
-		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth,
-		AllowedCNs: t.AllowedCNs, AllowedHostnames: t.AllowedHostnames, CRLFile: t.CRLFile,
+		TrustedCAFile: t.TrustedCAFile,
+		AllowedCNs:    t.AllowedCNs, AllowedHostnames: t.AllowedHostnames, CRLFile: t.CRLFile,
 	}
 }
 

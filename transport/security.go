@@ -36,12 +36,8 @@ type Security struct {
 	// unless ClientCertFile and ClientKeyFile name another for dialling.
 	CertFile, KeyFile             string
 	ClientCertFile, ClientKeyFile string
-	// TrustedCAFile (PEM) has the authorities that sign peers' certificates. Without it
-	// a dialled node is checked by the system's authorities and diallers are not
-	// checked, as in etcd.
+	// TrustedCAFile (PEM) has the authorities that sign peers' certificates.
 	TrustedCAFile string
-	// ClientCertAuth requires diallers to show a certificate also without TrustedCAFile.
-	ClientCertAuth bool
 	// AllowedCNs and AllowedHostnames, if set, must match the common name or a host name
 	// of a peer's certificate. Only one of them may be set.
 	AllowedCNs, AllowedHostnames []string
@@ -166,9 +162,6 @@ func (cr *credentials) accepting() (*tls.Config, error) {
 	if c.ClientCAs, err = cr.authorities(); err != nil {
 		return nil, err
 	}
-	if c.ClientCAs == nil && !cr.sec.ClientCertAuth && !role {
-		return c, nil
-	}
 	c.ClientAuth = tls.RequireAndVerifyClientCert
 	revoked, err := cr.revoked()
 	if err != nil {
@@ -291,10 +284,10 @@ func (cr *credentials) checkAllowed(cert *x509.Certificate, revoked []*big.Int) 
 	return nil
 }
 
-// authorities returns the pool of TrustedCAFile, nil without one.
+// authorities returns the pool of TrustedCAFile.
 func (cr *credentials) authorities() (*x509.CertPool, error) {
 	if cr.sec.TrustedCAFile == "" {
-		return nil, nil
+		return nil, errors.New("transport: certificates of peers need a trusted CA file: without one anybody is a node")
 	}
 	b, err := os.ReadFile(cr.sec.TrustedCAFile)
 	if err != nil {

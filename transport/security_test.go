@@ -130,7 +130,7 @@ func (a *authority) security(name string, l leaf) transport.Security {
 	a.sign(name, template)
 	return transport.Security{
 		CertFile: a.path(name + ".crt"), KeyFile: a.path(name + ".key"),
-		TrustedCAFile: a.path("ca.crt"), ClientCertAuth: true,
+		TrustedCAFile: a.path("ca.crt"),
 	}
 }
 
@@ -309,6 +309,7 @@ func TestBrokenFiles(t *testing.T) {
 		want   string
 	}{
 		{"no certificate", func(s *transport.Security) { s.CertFile = "" }, "peer certificate"},
+		{"no authority given", func(s *transport.Security) { s.TrustedCAFile = "" }, "need a trusted CA file"},
 		{"no authority", func(s *transport.Security) { s.TrustedCAFile = ca.path("none") }, "trusted CA file"},
 		{"empty authority", func(s *transport.Security) { s.TrustedCAFile = ca.path("n1.key") }, "has no certificate"},
 		{"broken list", func(s *transport.Security) { s.CRLFile = ca.path("n1.crt") }, "revocation list"},
