@@ -3,7 +3,7 @@
 //
 //	ca.crt               the authority's certificate
 //	ca.key               its key; it belongs on no node
-//	ca.crl               what the authority has revoked, signed by it
+//	ca.crl               what the authority has revoked, signed by it (DER)
 //	node.crt, node.key   a node's certificate and key
 //	client.NAME.crt, client.NAME.key
 //	issued/SERIAL.crt    all that the authority has issued, so that it can be revoked without its file

@@ -73,7 +73,7 @@ func (a *authority) nextList(revoked ...*big.Int) (file, error) {
 	if err != nil {
 		return file{}, fmt.Errorf("certs: sign the revocation list: %w", err)
 	}
-	return file{CRLFile, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der}), 0o644}, nil
+	return file{CRLFile, der, 0o644}, nil // no PEM: etcd reads DER alone
 }
 
 func isRevoked(list *x509.RevocationList, serial *big.Int) bool {

@@ -158,6 +158,9 @@ type Config struct {
 	// Compaction says how old versions go.
 	Compaction Compaction
 
+	// CertsDir has the files of ClientTLS and PeerTLS, as skein cert makes them; empty where
+	// they are named one by one.
+	CertsDir string
 	// ClientTLS is for the https and unixs URLs among the client and metrics URLs.
 	ClientTLS TLS
 	// PeerTLS is for the https URLs among the peer URLs.

@@ -111,6 +111,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"peer-cert-allowed-hostname":   list("h1,h2", func(c *Config) any { return c.PeerTLS.AllowedHostnames }),
 		"peer-auto-tls":                {value: "true", get: func(c *Config) any { return c.PeerTLS.Auto }, want: true},
 		"peer-crl-file":                str("crl", func(c *Config) any { return c.PeerTLS.CRLFile }),
+		"certs-dir":                    str("cd", func(c *Config) any { return c.CertsDir }),
 		"self-signed-cert-validity":    {value: "3", get: func(c *Config) any { return c.SelfSignedCertYears }, want: uint(3)},
 		"cipher-suites": {
 			value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",

@@ -174,6 +174,11 @@ func (l *loader) fromFile(table []Flag, path string, flags []given, env *environ
 func (l *loader) apply(settings []given) error {
 	var refused []error
 	for _, g := range settings {
+		if g.flag.Name == "certs-dir" && g.value.text != "" {
+			refused = append(refused, l.config.useCertsDir(g.value.text, settings)...)
+		}
+	}
+	for _, g := range settings {
 		if err := g.flag.refuses(g.value); err != nil {
 			refused = append(refused, err)
 			continue

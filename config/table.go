@@ -320,6 +320,13 @@ func ownFlags() []Flag {
 			},
 		},
 		{
+			Name: "certs-dir", kind: kindString, Default: "", File: "certs-dir", Section: sectionSkein, Own: true,
+			Usage: "Directory of a node's certificates, as skein cert makes them: TLS for clients and peers, with certificates demanded of both.",
+			Note: "It stands for the flags of certificates, keys, authorities and revocation lists, and for client-cert-auth and peer-client-cert-auth; " +
+				"with it the URLs are https by default.",
+			set: func(*Config, value) error { return nil }, // useCertsDir has set it before all others
+		},
+		{
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "64 MiB to 16 TiB. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",

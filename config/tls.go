@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"slices"
 
 	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/certs"
 )
 
 // TLS names the certificates of one side, the clients' or the peers'. Empty names
@@ -38,10 +41,61 @@ type TLS struct {
 	AllowedCNs, AllowedHostnames []string
 }
 
+// certsDirSets are the flags that certs-dir stands for.
+var certsDirSets = []string{
+	"cert-file", "key-file", "client-cert-file", "client-key-file", "trusted-ca-file", "client-crl-file", "auto-tls",
+	"peer-cert-file", "peer-key-file", "peer-client-cert-file", "peer-client-key-file", "peer-trusted-ca-file", "peer-crl-file", "peer-auto-tls",
+}
+
+// useCertsDir sets what certs-dir stands for, before all other settings are applied. It returns what
+// is wrong with those.
+func (c *Config) useCertsDir(dir string, settings []given) (wrong []error) {
+	in := func(name string) string { return filepath.Join(dir, name) }
+	c.CertsDir = dir
+	c.ClientTLS = TLS{
+		CertFile: in(certs.NodeFile), KeyFile: in(certs.NodeKey), TrustedCAFile: in(certs.CAFile), CRLFile: in(certs.CRLFile), ClientCertAuth: true,
+	}
+	c.PeerTLS = c.ClientTLS
+	for _, urls := range [][]url.URL{c.ListenClientURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs} {
+		for i := range urls {
+			urls[i].Scheme = "https"
+		}
+	}
+	for _, g := range settings {
+		name, asks := g.flag.Name, g.value.text != "" || g.value.b
+		switch {
+		case slices.Contains(certsDirSets, name) && asks:
+			wrong = append(wrong, fmt.Errorf("%s and --certs-dir exclude each other: --certs-dir stands for the files of both sides", g.source))
+		case (name == "client-cert-auth" || name == "peer-client-cert-auth") && !g.value.b:
+			wrong = append(wrong, fmt.Errorf("%s is false, and --certs-dir demands certificates: leave one of them out", g.source))
+		}
+	}
+	return wrong
+}
+
+// validateCertsDir says which URL has no TLS in spite of certs-dir. Those of metrics may: probes have no
+// certificates.
+func (c *Config) validateCertsDir() error {
+	if c.CertsDir == "" {
+		return nil
+	}
+	for _, urls := range [][]url.URL{c.ListenClientURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs} {
+		for i := range urls {
+			if urls[i].Scheme == "http" {
+				return fmt.Errorf("the URL %s is without TLS, and --certs-dir asks for it: write https://%s", &urls[i], urls[i].Host)
+			}
+		}
+	}
+	return nil
+}
+
 // given says whether a server certificate is named.
 func (t *TLS) given() bool { return t.CertFile != "" || t.KeyFile != "" }
 
 func (c *Config) validateTLS() error {
+	if err := c.validateCertsDir(); err != nil {
+		return err
+	}
 	for _, side := range []struct {
 		prefix string
 		tls    *TLS

@@ -139,16 +139,23 @@ func TestClusterWithRoles(t *testing.T) {
 		if _, err := ca.CreateNode(p.name, []string{"127.0.0.1"}, certs.Issue{Days: 5, Out: at(p.name)}); err != nil {
 			t.Fatal(err)
 		}
-		p.useTLS(at(p.name, certs.NodeFile), at(p.name, certs.NodeKey), at(p.name, certs.CAFile))
 	}
 	if _, err := ca.CreateClient("root", certs.Issue{Days: 5}); err != nil {
 		t.Fatal(err)
 	}
 	clientCert, clientKey := at("ca", "client.root.crt"), at("ca", "client.root.key")
 	// The third node shows the others a client's certificate.
-	honest := c.nodes[2].args
-	c.nodes[2].args = append(slices.Clone(honest), "--peer-client-cert-file", clientCert, "--peer-client-key-file", clientKey,
-		"--peer-cert-file", clientCert, "--peer-key-file", clientKey)
+	var honest []string
+	for i, p := range c.nodes {
+		plain := slices.Clone(p.args)
+		p.useTLS(at(p.name, certs.NodeFile), at(p.name, certs.NodeKey), at(p.name, certs.CAFile))
+		honest = append(p.args[:len(plain):len(plain)], "--certs-dir", at(p.name))
+		if i < 2 {
+			p.args = honest
+		} else {
+			p.args = append(p.args, "--peer-cert-file", clientCert, "--peer-key-file", clientKey)
+		}
+	}
 	c.startAll()
 	good := (&authority{t: t, dir: at("ca")}).clientTLSOf(certs.CAFile, clientCert, clientKey)
 	putUntil(t, c.nodes[0], good, 30*time.Second)
