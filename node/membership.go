@@ -104,12 +104,12 @@ func (c *Core) followMap() {
 		var again <-chan time.Time
 		if m != nil {
 			// Before anything else: what is sent and stored from here on may be in it. A node without
-			// room on its disk is one that has not heard of it yet.
+			// room on its disk, or without a free file, is one that has not heard of it yet.
 			err := c.version.Raise(m.ClusterVersion)
 			switch {
 			case err == nil || c.ctx.Err() != nil:
-			case engine.IsNoSpace(err):
-				c.log.Warn("the node notes the cluster version once its disk has room", zap.Error(err))
+			case engine.IsNoRoom(err):
+				c.log.Warn("the node notes the cluster version once its disk has room, and it may open files", zap.Error(err))
 				again = c.o.Clock.NewTimer(raiseAgain).C()
 			default:
 				c.fail(err)
