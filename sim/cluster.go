@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -31,7 +33,7 @@ type cluster struct {
 
 	// stores is held for reading by readers of a running node's store, and for writing
 	// by whoever takes a node from its machine.
-	stores sync.RWMutex
+	stores storeLock
 
 	mu sync.Mutex
 	// Guarded by mu: counts of nodes that are gone. How many snapshots they installed,
@@ -113,7 +115,7 @@ const (
 )
 
 func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
-	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, served: map[keyspace.NodeID]diskID{}, net: simbus.New(cfg.Seed, calm)}
+	c := &cluster{cfg: cfg, time: clock.Virtual(), trace: trace, served: map[keyspace.NodeID]diskID{}, net: simbus.New(cfg.Seed, calm), stores: newStoreLock()}
 	c.start = c.time.Now()
 	long := rng.IntN(cfg.Nodes)
 	for i := range cfg.Nodes + cfg.Spares {
@@ -222,6 +224,26 @@ func (c *cluster) wipe(m *machine, to state) {
 		c.logf("node %s lost its power and its disk", m.id())
 	})
 }
+
+// storeLock is a lock for reading and for writing. Who waits for it waits in virtual time: a reader may
+// sleep, as the store does where it has met a bad table, and time stands still while anybody waits for a mutex.
+type storeLock struct{ *semaphore.Weighted }
+
+// storeReaders is more than there are readers at a time.
+const storeReaders = 1 << 20
+
+func newStoreLock() storeLock { return storeLock{semaphore.NewWeighted(storeReaders)} }
+
+func (l storeLock) take(n int64) {
+	if err := l.Acquire(context.Background(), n); err != nil {
+		panic(err) // the context does not end
+	}
+}
+
+func (l storeLock) Lock()    { l.take(storeReaders) }
+func (l storeLock) Unlock()  { l.Release(storeReaders) }
+func (l storeLock) RLock()   { l.take(1) }
+func (l storeLock) RUnlock() { l.Release(1) }
 
 // cut cuts the power of machines. lose, called under the lock of each, says what is
 // left of its disk.
