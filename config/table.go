@@ -35,6 +35,7 @@ func Flags() []Flag {
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
+	t = append(t, flagsOfPlacement()...)
 	t = append(t, joinFlags()...)
 	t = append(t, meaninglessFlags()...)
 	t = append(t, notYetFlags()...)
@@ -363,6 +364,12 @@ func ownFlags() []Flag {
 			Note:  "A lease trusts that no node's clock runs 1 % faster than another's, and that none stands still, as in a virtual machine that is paused or restored from a snapshot (docs/OPERATIONS.md); false trusts no clock. Each node decides for what it leads.",
 			set:   setBool(func(c *Config) *bool { return &c.LeaseReads }),
 		},
+	}
+}
+
+// flagsOfPlacement say after how long placement does something by itself.
+func flagsOfPlacement() []Flag {
+	return []Flag{
 		{
 			Name: "node-dead-after", kind: kindDuration, Default: "5m0s", File: "node-dead-after", Section: sectionSkein, Own: true,
 			Usage: "How long a node may be silent before its replicas are rebuilt on others.",

@@ -15,7 +15,10 @@ func TestNodeNames(t *testing.T) {
 		t.Error("a node without a row has a name")
 	}
 	n.set([]fsm.Node{
-		{ID: 1, Name: "n1", State: fsm.NodeServing}, {ID: 2, Name: "n2", State: fsm.NodeRemoved}, {ID: 3}, {ID: 4, Name: "n2", State: fsm.NodeServing},
+		{ID: 1, Name: "n1", State: fsm.NodeServing},
+		{ID: 2, Name: "n2", State: fsm.NodeRemoved},
+		{ID: 3},
+		{ID: 4, Name: "n2", State: fsm.NodeServing},
 		{ID: 5, Name: "old", State: fsm.NodeRemoved},
 	})
 	for _, c := range []struct {
