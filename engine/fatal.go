@@ -35,10 +35,6 @@ func IsNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// IsNoRoom reports whether the error may pass by itself: the disk is full, or the process may open no more
-// files.
-func IsNoRoom(err error) bool { return IsNoSpace(err) || isNoFiles(err) }
-
 // isNotExist reports whether the error means that the file does not exist.
 func isNotExist(err error) bool { return oserror.IsNotExist(err) }
 

@@ -19,6 +19,10 @@ func isNoFiles(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
+// IsNoRoom reports whether the error may pass by itself: the disk is full, or the process may open no more
+// files.
+func IsNoRoom(err error) bool { return IsNoSpace(err) || isNoFiles(err) }
+
 // fileReserve are open files, to be given up when the process can open no more.
 type fileReserve struct {
 	fs     vfs.FS
