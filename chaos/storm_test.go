@@ -194,8 +194,8 @@ func (s *storm) keep() {
 	}
 }
 
-// note writes a line of the timeline. With -v it is printed at once, otherwise behind what was wrong: who
-// reads the output of a failed run finds that first.
+// note writes a line of the timeline. With -v it is printed at once. Otherwise it comes behind what was
+// wrong, which a reader of a failed run looks for first.
 func (s *storm) note(format string, args ...any) {
 	line := fmt.Sprintf("%8s %s", time.Since(s.began).Round(time.Millisecond), fmt.Sprintf(format, args...))
 	s.mu.Lock()

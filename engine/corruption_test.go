@@ -55,6 +55,16 @@ func rotAt(t *testing.T, fs vfs.FS, mark []byte) {
 	}
 }
 
+// openOn opens the store on a disk.
+func openOn(t *testing.T, fs vfs.FS) *Engine {
+	t.Helper()
+	e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
 // A bad table with user data alone is reported, with bounds that lie within user data, whether a
 // read or a compaction meets it, and the store goes on. One with the node's own records ends it.
 func TestBadTablesAreReported(t *testing.T) {
@@ -80,14 +90,7 @@ func TestBadTablesAreReported(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fs := simdisk.New()
-				open := func() *Engine {
-					e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
-					if err != nil {
-						t.Fatal(err)
-					}
-					return e
-				}
-				e := open()
+				e := openOn(t, fs)
 				write := func() {
 					b := e.NewBatch()
 					for i := range 9 {
@@ -116,7 +119,7 @@ func TestBadTablesAreReported(t *testing.T) {
 					t.Fatal(err)
 				}
 				rotAt(t, fs, mark[:64])
-				e = open()
+				e = openOn(t, fs)
 				var met []Corruption
 				e.OnCorruption(func(c Corruption) { met = append(met, c) })
 				if c.by == "read" {
@@ -164,21 +167,14 @@ func TestBadTablesAreReported(t *testing.T) {
 func TestRotIsNotEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs := simdisk.New()
-		open := func() *Engine {
-			e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return e
-		}
-		e := open()
+		e := openOn(t, fs)
 		mark := []byte("a value that does not compress")
 		b := e.NewBatch()
 		if err := errors.Join(b.Set(AppendVersionedKey(nil, []byte("k"), 7), mark), b.Commit(), e.Flush(t.Context()), e.Close()); err != nil {
 			t.Fatal(err)
 		}
 		rotAt(t, fs, mark[:20])
-		e = open()
+		e = openOn(t, fs)
 		if empty, err := e.Empty(); empty || err != nil {
 			t.Errorf("empty %t, %v", empty, err)
 		}
@@ -193,14 +189,7 @@ func TestRotIsNotEmpty(t *testing.T) {
 func TestExciseDoesNotPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fs := simdisk.New()
-		open := func() *Engine {
-			e, err := Open(Options{FS: fs, Dir: "data", Clock: clock.Virtual(), BallastBytes: -1, LowSpaceBytes: -1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return e
-		}
-		e := open()
+		e := openOn(t, fs)
 		value := make([]byte, 64<<10) // random, and a block of its own
 		rng := rand.New(rand.NewPCG(1, 1))
 		b := e.NewBatch()
@@ -216,7 +205,7 @@ func TestExciseDoesNotPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		rotAt(t, fs, value[:64])
-		e = open()
+		e = openOn(t, fs)
 		met := 0
 		e.OnCorruption(func(Corruption) { met++ })
 		if _, _, err := e.Get(AppendVersionedKey(nil, []byte("k7"), 7)); err == nil {

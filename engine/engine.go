@@ -200,8 +200,8 @@ func within(c clock.Clock, limit time.Duration, f func() error) error {
 	}
 }
 
-// Empty reports whether the store contains no key at all. A block that cannot be read is one of a store
-// that is not empty; whose it is comes out when somebody needs it.
+// Empty reports whether the store contains no key at all. A store with a block that
+// cannot be read is not empty. Who needs the block finds out whose it is.
 func (e *Engine) Empty() (empty bool, err error) {
 	it, err := e.NewIter(IterOptions{})
 	if err != nil {

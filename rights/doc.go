@@ -3,7 +3,7 @@
 //
 // A user has roles, and a role has permissions: to read, to write, or both, one key or a span of keys.
 // The user whose roles include root may do everything. etcd 3.7 is the contract, with its order of
-// checks and its errors; what differs is said where it does.
+// checks and its errors. Differences are named where they are.
 //
 // # Who uses it
 //

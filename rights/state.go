@@ -191,15 +191,15 @@ func (s *State) PutRole(r *Role) {
 	s.bytes += r.bytes()
 }
 
-// RemoveUser removes a user who is there.
-func (s *State) RemoveUser(name string) {
+// removeUser removes a user who is there.
+func (s *State) removeUser(name string) {
 	if old, ok := s.users.Delete(&User{Name: name}); ok {
 		s.bytes -= old.bytes()
 	}
 }
 
-// RemoveRole removes a role that is there. Users keep its name.
-func (s *State) RemoveRole(name string) {
+// removeRole removes a role that is there. Users keep its name.
+func (s *State) removeRole(name string) {
 	if old, ok := s.roles.Delete(&Role{Name: name}); ok {
 		s.bytes -= old.bytes()
 	}

@@ -42,9 +42,6 @@ func (s *State) Subject(name string) (_ *Subject, ok bool) {
 	return out, true
 }
 
-// Root says whether the user may do everything.
-func (s *Subject) Root() bool { return s.root }
-
 // May says whether the user may do what the type says to the keys of a request, in etcd's form.
 // Permissions for spans that touch each other count as one.
 func (s *Subject) May(what Type, key, end []byte) bool {

@@ -225,8 +225,8 @@ func (c *cluster) wipe(m *machine, to state) {
 	})
 }
 
-// storeLock is a lock for reading and for writing. Who waits for it waits in virtual time: a reader may
-// sleep, as the store does where it has met a bad table, and time stands still while anybody waits for a mutex.
+// storeLock is a lock for reading and for writing. Who waits for it waits in virtual time. With a mutex
+// time would stand still meanwhile, and a reader may sleep: the store does so after it has met a bad table.
 type storeLock struct{ *semaphore.Weighted }
 
 // storeReaders is more than there are readers at a time.

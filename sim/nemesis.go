@@ -712,7 +712,7 @@ func (n *nemesis) missing() []string {
 		promise(Split, n.splits.Load() > 0)
 	}
 	if n.c.cfg.Moves > 0 && n.c.cfg.Joins == 0 {
-		// Of three nodes each has every range: one can move only while another node has joined.
+		// Each of three nodes has every range. A replica can move only while a fourth node is there.
 		promise(Move, n.moves.Load() > 0)
 	}
 	if n.c.cfg.Merges > 0 {

@@ -65,7 +65,7 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	if s.access.Meta == before {
 		return Result{} // it is so already
 	}
-	s.accessChanged = index
+	s.accessChanged, s.dirty.access = index, true
 	for _, name := range touched.Users {
 		s.dirty.users[name] = true
 	}
@@ -77,7 +77,7 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 
 // flushAccess writes the records of users and roles that changed.
 func (s *State) flushAccess(w recordWriter) error {
-	if s.accessChanged == s.dirty.accessStored {
+	if !s.dirty.access {
 		return nil
 	}
 	for name := range s.dirty.users {
@@ -98,7 +98,7 @@ func (s *State) flushAccess(w recordWriter) error {
 	}
 	clear(s.dirty.users)
 	clear(s.dirty.roles)
-	s.dirty.accessStored = s.accessChanged
+	s.dirty.access = false
 	return nil
 }
 
@@ -125,7 +125,7 @@ func (s *State) loadAccess(key, value []byte) error {
 		return err
 	}
 	m, err := decodeAccessMeta(value)
-	s.access.Meta, s.accessChanged, s.dirty.accessStored = m.Meta, m.Changed, m.Changed
+	s.access.Meta, s.accessChanged = m.Meta, m.Changed
 	return err
 }
 

@@ -50,8 +50,8 @@ type dirty struct {
 	operations map[keyspace.RangeID]bool
 	users      map[string]bool
 	roles      map[string]bool
-	// accessStored is the last change of users and roles whose records are written.
-	accessStored uint64
+	// access is users, roles, or what is stored of them together.
+	access bool
 }
 
 // NewState returns the state of a cluster that does not exist yet.
