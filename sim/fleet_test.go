@@ -168,8 +168,23 @@ func run1(t *testing.T, j job) *outcome {
 	}
 	if rerr != nil || err != nil && len(o.Violations) == 0 {
 		o.Violations = []string{fmt.Sprintf("assertion: the process ended (%v): %s", err, reason(out.String()))}
+		o.kept = keepOutput(t, j, out.Bytes())
 	}
 	return o
+}
+
+// keepOutput keeps all that a process has said, its goroutines included, and returns where.
+func keepOutput(t *testing.T, j job, out []byte) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", fmt.Sprintf("skein-sim-%d-", j.seed))
+	if err == nil {
+		dir = filepath.Join(dir, "output.txt")
+		err = os.WriteFile(dir, out, 0o600)
+	}
+	if err != nil {
+		t.Log(err)
+	}
+	return dir
 }
 
 // reason finds in a process's last words what it died of.

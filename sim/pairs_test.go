@@ -6,7 +6,9 @@ import (
 	"testing"
 )
 
-// pairKinds are the faults of the story of pairs, without leases and with them.
+// pairKinds are the faults of the story of pairs, without leases and with them. With leases, an old
+// sequencer that goes on is believed by ranges and clients that have not heard of its successor:
+// beside a fault of the network that is as documented. The story "sequencers" has it alone.
 func pairKinds(leases bool) []Fault {
 	kinds := make([]Fault, 0, len(AllFaults)+2)
 	for _, f := range AllFaults {
@@ -15,7 +17,10 @@ func pairKinds(leases bool) []Fault {
 		}
 		kinds = append(kinds, f)
 	}
-	return append(kinds, SuspendSequencer, Rot)
+	if !leases {
+		kinds = append(kinds, SuspendSequencer)
+	}
+	return append(kinds, Rot)
 }
 
 // A tournament has each pair once, and no two rounds the same one.
