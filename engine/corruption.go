@@ -67,8 +67,9 @@ func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
 		return
 	}
 	// Pebble begins a compaction of level 0 that has failed anew at once. It holds no lock then,
-	// and who reads a bad table has time. But an excise reads with the lock of the whole store.
-	if e.excising.TryAcquire(1) {
+	// and who reads a bad table has time. But an excise reads with the lock of the whole store: it
+	// runs in an ingest, or in the flush that comes to the ingest.
+	if !e.placing.Load() && e.excising.TryAcquire(1) {
 		e.excising.Release(1)
 		_ = clock.Sleep(e.ctx, e.clock, retryPause)
 	}

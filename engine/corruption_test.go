@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/skeindb/skein/clock"
@@ -222,6 +223,47 @@ func TestExciseDoesNotPause(t *testing.T) {
 			t.Error("it has not met the bad block")
 		}
 		_ = e.Abort()
+	})
+}
+
+// Who excises holds the lock of the whole store, so nobody pauses there: not in an ingest, and not in the
+// flush of one.
+func TestNobodyPausesUnderPebblesLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := openOn(t, simdisk.New())
+		l := e.listener()
+		meets := func() (pause time.Duration) {
+			info := pebble.DataCorruptionInfo{Path: "1.sst", Details: errors.New("a bad block")}
+			info.Bounds.Start, info.Bounds.End.Key = AppendVersionedKey(nil, []byte("a"), 7), AppendVersionedKey(nil, []byte("c"), 7)
+			began := time.Now()
+			l.DataCorruption(info)
+			return time.Since(began)
+		}
+		meets()
+		if got := meets(); got != retryPause {
+			t.Errorf("a compaction that begins anew at once pauses for %v", got)
+		}
+		meets()
+		for _, ingest := range []bool{true, false} {
+			l.FlushBegin(pebble.FlushInfo{Ingest: ingest})
+			if got := meets(); (got == 0) != ingest {
+				t.Errorf("beside a flush of an ingest (%t): a pause of %v", ingest, got)
+			}
+			l.FlushEnd(pebble.FlushInfo{Ingest: ingest})
+		}
+		if err := e.excising.Acquire(t.Context(), excisingAll); err != nil {
+			t.Fatal(err)
+		}
+		if got := meets(); got != 0 {
+			t.Errorf("in an ingest: a pause of %v", got)
+		}
+		e.excising.Release(excisingAll)
+		if got := meets(); got != retryPause {
+			t.Errorf("afterwards: a pause of %v", got)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -43,6 +43,8 @@ type Engine struct {
 	// semaphore because its waiters wait for a disk: in tests a mutex would stop the
 	// virtual clock.
 	excising *semaphore.Weighted
+	// placing says that a flush puts ingested tables into their places, and may excise.
+	placing atomic.Bool
 
 	// ctx ends when Close begins to stop the goroutines that tasks counts.
 	ctx   context.Context

@@ -33,7 +33,9 @@ func (e *Engine) listener() *pebble.EventListener {
 	return &pebble.EventListener{
 		BackgroundError: e.backgroundError,
 		DataCorruption:  e.dataCorruption,
+		FlushBegin:      func(i pebble.FlushInfo) { e.placing.Store(i.Ingest) },
 		FlushEnd: func(i pebble.FlushInfo) {
+			e.placing.Store(false) // one flush runs at a time
 			e.metrics.flush(&i)
 			e.durable.wake.Set()
 		},
