@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -234,6 +235,10 @@ func TestChild(t *testing.T) {
 			}
 		}
 		fmt.Println(r.keep(t.Name()))
+		if f, err := os.Create(filepath.Join(r.dir, "goroutines.txt")); err == nil { // what has computed for so long
+			_ = pprof.Lookup("goroutine").WriteTo(f, 2)
+			f.Close()
+		}
 		o := &outcome{Seed: seed, Ran: j.patience(), Violations: CheckUnfinished(r.rep.History)}
 		o.Violations = append(o.Violations, fmt.Sprintf("assertion: the run has not ended after %v", j.patience()))
 		give(o)
