@@ -9,6 +9,8 @@ type SequenceRequest struct {
 	// Also lists further ranges of the one revision, if Count is 1: those of a
 	// transaction over several ranges, at most MaxRevisionRanges including the first.
 	Also []RangeAt
+	// Permit is the oldest of the requests that the revisions are for.
+	Permit Permit
 }
 
 // RangeAt is a range at a generation.
@@ -35,6 +37,9 @@ type SequenceAnswer struct {
 	Compacted Revision
 	// Settings is the revision of settings, users, roles and alarms.
 	Settings Revision
+	// Access is the access index at the answer. A request whose permit ended before got nothing:
+	// its Err is AccessChanged.
+	Access AccessIndex
 	// Err is set if nothing was allocated to the requester, and states the fate.
 	// Revisions that may have been allocated are then never used.
 	Err error

@@ -14,6 +14,8 @@ type Version uint32
 const (
 	// VersionFullNodes: a node's report says that it is full of replicas (placement/driver).
 	VersionFullNodes Version = 4
+	// VersionAccess: users, roles and permissions are records of placement.
+	VersionAccess Version = 4
 )
 
 // A build reads and writes these two versions, and no other. The cluster version is raised from

@@ -62,7 +62,7 @@ func (q *sequenceQueue) init() {
 // allocated to it are used by nobody. So does one that finds MaxQueued waiting.
 func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	e := queued{
-		item: sequencer.Item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also},
+		item: sequencer.Item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also, Permit: req.Permit},
 		at:   c.o.Clock.Now(), done: done,
 	}
 	q := &c.queue
@@ -283,7 +283,7 @@ func (q *sequenceQueue) accept(b *sequencer.Batch, g *sequencer.Grant) error {
 		panic(fmt.Sprintf("placement: revisions after %d allocated in term %d, revision %d in term %d before",
 			g.Before, g.Term, q.last, q.term))
 	}
-	q.term, q.last = g.Term, g.Before+keyspace.Revision(b.Total())
+	q.term, q.last = g.Term, g.Last(b.Items)
 	return nil
 }
 

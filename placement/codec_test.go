@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/internal/testkit"
+	"github.com/skeindb/skein/rights"
 )
 
 var sampleDescriptor = keyspace.Descriptor{
@@ -45,6 +46,8 @@ func sampleRequests() []request {
 		{Kind: requestRemoveNode, To: 0xa1},
 		{Kind: requestKeepBorder, Key: []byte("m")},
 		{Kind: requestRaiseVersion, Version: 4},
+		{Kind: requestCredential, User: "alice"},
+		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 	}
 }
 
@@ -64,7 +67,9 @@ func sampleResponse(k requestKind) response {
 		return response{Nodes: []fsm.Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestCredential:
+		return response{Credential: Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -108,6 +113,13 @@ var (
 	samplePart = feedPart{Version: 33, Full: true, Last: true, Rows: []*fsm.Range{&sampleRange}, Nodes: []fsm.Node{sampleNode}, Own: sampleOwn}
 )
 
+var sampleAccessPart = feedPart{Version: 302, Access: &fsm.AccessPart{
+	Full: true, Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8},
+	Users:     []*rights.User{{Name: "alice", Roles: []string{"r"}, NoPassword: true, Since: 300}},
+	Roles:     []*rights.Role{{Name: "r", Permissions: []rights.Permission{{Type: rights.Read, Key: []byte("a"), RangeEnd: []byte("b")}}}},
+	GoneUsers: []string{"bob"}, GoneRoles: []string{"s"},
+}}
+
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
 // them again. A change there is a change of the format: docs/format/placement.md
 // and the message's version change with it.
@@ -136,6 +148,10 @@ func TestFormats(t *testing.T) {
 	}
 	line("bus/feed-request", encodeFeedRequest(32))
 	line("bus/feed-part", samplePart.encode())
+	line("bus/feed-part-access", sampleAccessPart.encode())
+	if got, err := decodeFeedPart(sampleAccessPart.encode()); err != nil || !reflect.DeepEqual(got, sampleAccessPart) {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleAccessPart)
+	}
 	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
 	f.Compare(t)
@@ -168,8 +184,9 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/table": func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 
-		"bus/feed-request": func(p []byte) error { _, err := decodeFeedRequest(p); return err },
-		"bus/feed-part":    func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-request":     func(p []byte) error { _, err := decodeFeedRequest(p); return err },
+		"bus/feed-part-access": func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part":        func(p []byte) error { _, err := decodeFeedPart(p); return err },
 
 		"bus/report-part@3": func(p []byte) error { _, err := driver.DecodePart(p); return err },
 		"bus/report-part@4": func(p []byte) error { _, err := driver.DecodePart(p); return err },
@@ -195,7 +212,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestRaiseVersion {
+		if err != nil || k == 0 || k > requestChangeAccess {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

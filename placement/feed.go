@@ -32,6 +32,8 @@ type feedPart struct {
 	ClusterVersion keyspace.Version
 	// Own is who holds the placement group; ConfIndex 0 is as before.
 	Own keyspace.Descriptor
+	// Access is a part of the users and roles, nil where they are as before.
+	Access *fsm.AccessPart
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
@@ -42,6 +44,8 @@ const (
 	feedFull = 1 << 0
 	feedLast = 1 << 1
 	feedOwn  = 1 << 2
+	// feedAccess is sent once users or roles were changed, so from cluster version 4 on.
+	feedAccess = 1 << 3
 )
 
 func (p *feedPart) encode() []byte {
@@ -55,10 +59,16 @@ func (p *feedPart) encode() []byte {
 	if p.Own.ConfIndex != 0 {
 		flags |= feedOwn
 	}
+	if p.Access != nil {
+		flags |= feedAccess
+	}
 	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
 		dst = keyspace.AppendDescriptor(dst, &p.Own)
+	}
+	if p.Access != nil {
+		dst = fsm.AppendAccessPart(dst, p.Access)
 	}
 	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
@@ -72,7 +82,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(feedVersion)
 	flags := r.Byte()
-	if flags&^(feedFull|feedLast|feedOwn) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn|feedAccess) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
@@ -80,6 +90,10 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 		if p.Own = r.Descriptor(); p.Own.ConfIndex == 0 {
 			r.Fail(errors.New("a feed with members of no index"))
 		}
+	}
+	if flags&feedAccess != 0 {
+		a := r.AccessPart()
+		p.Access = &a
 	}
 	p.Nodes = r.Nodes()
 	n := r.CountUpTo(feedRows, 11)
@@ -154,13 +168,22 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 		part.Own = own
 	}
 	bytes := 0
+	next := func() error {
+		err := s.Send(ctx, part.encode())
+		part, bytes = feedPart{Version: m.Version, ClusterVersion: m.ClusterVersion}, 0
+		return err
+	}
+	for a := range m.Access.Parts(since) {
+		part.Access = a
+		if err := next(); err != nil {
+			return err
+		}
+	}
 	for _, g := range m.RowsSince(since) {
 		if len(part.Rows) == feedRows || bytes >= feedBytes {
-			if err := s.Send(ctx, part.encode()); err != nil {
+			if err := next(); err != nil {
 				return err
 			}
-			part = feedPart{Version: m.Version, ClusterVersion: m.ClusterVersion}
-			bytes = 0
 		}
 		part.Rows = append(part.Rows, g)
 		bytes += 32 + len(g.Descriptor.Span.Start) + len(g.Descriptor.Span.End)
@@ -177,6 +200,8 @@ type feedReceiver struct {
 	nodes []fsm.Node
 	own   keyspace.Descriptor
 	full  bool
+	// access are the parts of users and roles since then.
+	access []*fsm.AccessPart
 }
 
 // receive takes one part and returns the new map where it was the last one.
@@ -193,6 +218,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	if p.Own.ConfIndex > 0 {
 		f.own = p.Own
 	}
+	if p.Access != nil {
+		f.access = append(f.access, p.Access)
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -205,6 +233,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	}
 	next := base.With(p.Version, f.rows, f.nodes, f.own)
 	next.ClusterVersion = p.ClusterVersion
+	if next.Access, err = base.Access.With(f.access); err != nil {
+		return nil, err
+	}
 	if f.full {
 		err = next.Check()
 	} else {

@@ -147,6 +147,10 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{}, s.propose(ctx, term, fsm.KeepBorder{Key: q.Key}).Err
 	case requestRaiseVersion:
 		return response{}, s.propose(ctx, term, fsm.RaiseVersion{To: q.Version}).Err
+	case requestCredential:
+		return s.serveCredential(q.User), nil
+	case requestChangeAccess:
+		return response{}, s.changeAccess(ctx, term, q)
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -169,7 +173,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 // question, leadership is proven at a moment after the request arrived. A proposal proves it by
 // itself.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
-	if q.Linearizable || q.Kind == requestCompact {
+	if q.Linearizable || q.Kind == requestCompact || q.Kind == requestCredential {
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

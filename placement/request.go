@@ -6,6 +6,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rights"
 )
 
 // requestKind is the kind of a request of method 33; the numbers are on the wire.
@@ -28,6 +29,8 @@ const (
 	requestRemoveNode
 	requestKeepBorder
 	requestRaiseVersion
+	requestCredential
+	requestChangeAccess
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -72,6 +75,11 @@ type request struct {
 	Key []byte
 	// Version is for requestRaiseVersion.
 	Version keyspace.Version
+	// User is for requestCredential.
+	User string
+	// Caller and Access are for requestChangeAccess: who asks for which change.
+	Caller string
+	Access rights.Change
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -107,6 +115,10 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendBytes(dst, q.Key)
 	case requestRaiseVersion:
 		dst = binary.AppendUvarint(dst, uint64(q.Version))
+	case requestCredential:
+		dst = fsm.AppendString(dst, q.User)
+	case requestChangeAccess:
+		dst = fsm.AppendChange(fsm.AppendString(dst, q.Caller), &q.Access)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -143,6 +155,10 @@ func decodeRequest(p []byte) (request, error) {
 		q.Key = r.CopyUpTo(fsm.MaxLeaseSpanBytes)
 	case requestRaiseVersion:
 		q.Version = r.ClusterVersion()
+	case requestCredential:
+		q.User = r.StringUpTo(rights.MaxNameBytes)
+	case requestChangeAccess:
+		q.Caller, q.Access = r.StringUpTo(rights.MaxNameBytes), r.Change()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -167,6 +183,38 @@ type Status struct {
 	ConfIndex uint64
 }
 
+// Credential is what proves that somebody is a user.
+type Credential struct {
+	// Enabled says that requests are checked at all.
+	Enabled bool
+	// Hash is bcrypt's of the password. It is empty where there is no such user, or one without password.
+	Hash []byte
+	// Since is the user's, 0 without one.
+	Since uint64
+	// Index is that of the placement group's log at which this was read, and Revision the auth revision.
+	Index, Revision uint64
+}
+
+// String shows no hash.
+func (c Credential) String() string {
+	return fmt.Sprintf("enabled %t, since %d, index %d, revision %d", c.Enabled, c.Since, c.Index, c.Revision)
+}
+
+// GoString shows no hash.
+func (c Credential) GoString() string { return c.String() }
+
+func (c *Credential) append(dst []byte) []byte {
+	dst = fsm.AppendBytes(fsm.AppendBool(dst, c.Enabled), c.Hash)
+	for _, n := range []uint64{c.Since, c.Index, c.Revision} {
+		dst = binary.AppendUvarint(dst, n)
+	}
+	return dst
+}
+
+func readCredential(r *fsm.Reader) Credential {
+	return Credential{Enabled: r.Bool(), Hash: r.CopyUpTo(rights.MaxHashBytes), Since: r.Uvarint(), Index: r.Uvarint(), Revision: r.Uvarint()}
+}
+
 // response is the answer to a request. Which fields count depends on the kind of
 // the request.
 type response struct {
@@ -183,6 +231,8 @@ type response struct {
 	Lease    leaseResponse
 	// Operations are those under way, or the one that was begun.
 	Operations []fsm.Operation
+	// Credential is what proves that somebody is the user.
+	Credential Credential
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -209,6 +259,8 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Settings {
 			dst = fsm.AppendBytes(fsm.AppendString(dst, a.Settings[i].Name), a.Settings[i].Value)
 		}
+	case requestCredential:
+		dst = a.Credential.append(dst)
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -216,7 +268,7 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Operations {
 			dst = fsm.AppendOperation(dst, &a.Operations[i])
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -246,6 +298,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Settings = append(a.Settings, fsm.Setting{Name: r.StringUpTo(fsm.MaxNameBytes), Value: r.CopyUpTo(fsm.MaxSettingBytes)})
 		}
+	case requestCredential:
+		a.Credential = readCredential(r)
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:
@@ -253,7 +307,7 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Operations = append(a.Operations, r.Operation())
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
 	}
 	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

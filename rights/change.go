@@ -145,7 +145,7 @@ func (s *State) deleteUser(index uint64, name string) (Touched, error) {
 	case s.User(name) == nil:
 		return Touched{}, kverror.UserNotFound
 	}
-	s.removeUser(name)
+	s.RemoveUser(name)
 	s.taken(index)
 	return Touched{Users: []string{name}}, nil
 }
@@ -225,7 +225,7 @@ func (s *State) deleteRole(index uint64, name string) (Touched, error) {
 	case s.Role(name) == nil:
 		return Touched{}, kverror.RoleNotFound
 	}
-	s.removeRole(name)
+	s.RemoveRole(name)
 	touched := Touched{Roles: []string{name}}
 	for _, u := range s.Users() {
 		if less, had := u.without(name); had {

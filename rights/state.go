@@ -49,7 +49,8 @@ func (u *User) isRoot() bool {
 	return ok
 }
 
-func (u *User) bytes() (n int) {
+// Bytes is roughly what the user takes in memory.
+func (u *User) Bytes() (n int) {
 	for _, r := range u.Roles {
 		n += overheadBytes + len(r)
 	}
@@ -63,7 +64,8 @@ type Role struct {
 	Permissions []Permission
 }
 
-func (r *Role) bytes() int {
+// Bytes is roughly what the role takes in memory.
+func (r *Role) Bytes() int {
 	n := overheadBytes + len(r.Name)
 	for i := range r.Permissions {
 		n += overheadBytes + len(r.Permissions[i].Key) + len(r.Permissions[i].RangeEnd)
@@ -178,30 +180,32 @@ func all[T any](tree *btree.BTreeG[T]) []T {
 // PutUser adds a user, or replaces the one of that name.
 func (s *State) PutUser(u *User) {
 	if old, ok := s.users.ReplaceOrInsert(u); ok {
-		s.bytes -= old.bytes()
+		s.bytes -= old.Bytes()
 	}
-	s.bytes += u.bytes()
+	s.bytes += u.Bytes()
 }
 
 // PutRole adds a role, or replaces the one of that name.
 func (s *State) PutRole(r *Role) {
 	if old, ok := s.roles.ReplaceOrInsert(r); ok {
-		s.bytes -= old.bytes()
+		s.bytes -= old.Bytes()
 	}
-	s.bytes += r.bytes()
+	s.bytes += r.Bytes()
 }
 
 // removeUser removes a user who is there.
-func (s *State) removeUser(name string) {
+// RemoveUser removes a user, if there is one of that name.
+func (s *State) RemoveUser(name string) {
 	if old, ok := s.users.Delete(&User{Name: name}); ok {
-		s.bytes -= old.bytes()
+		s.bytes -= old.Bytes()
 	}
 }
 
 // removeRole removes a role that is there. Users keep its name.
-func (s *State) removeRole(name string) {
+// RemoveRole removes a role, if there is one of that name.
+func (s *State) RemoveRole(name string) {
 	if old, ok := s.roles.Delete(&Role{Name: name}); ok {
-		s.bytes -= old.bytes()
+		s.bytes -= old.Bytes()
 	}
 }
 
@@ -230,13 +234,13 @@ func (s *State) Check() error {
 		if !slices.IsSorted(u.Roles) {
 			return fmt.Errorf("rights: the roles %q of user %q are not sorted", u.Roles, u.Name)
 		}
-		n += u.bytes()
+		n += u.Bytes()
 	}
 	for _, r := range s.Roles() {
 		if !slices.IsSortedFunc(r.Permissions, ByKey) {
 			return fmt.Errorf("rights: the permissions of role %q are not sorted", r.Name)
 		}
-		n += r.bytes()
+		n += r.Bytes()
 	}
 	if n != s.bytes {
 		return fmt.Errorf("rights: %d bytes are counted, and there are %d", s.bytes, n)

@@ -13,13 +13,15 @@ import (
 type ChangeAccess struct {
 	Caller string
 	Change rights.Change
+	// Key is the secret of the tokens' MAC from now on, if the change switches checks on.
+	Key []byte
 }
 
 func (ChangeAccess) kind() opKind { return opChangeAccess }
 
 func (o ChangeAccess) append(dst []byte) []byte {
 	dst = AppendString(dst, o.Caller)
-	return AppendChange(dst, &o.Change)
+	return AppendBytes(AppendChange(dst, &o.Change), o.Key)
 }
 
 // AppendChange appends a change of users and roles, which requests hold too.
@@ -65,7 +67,12 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	if s.access.Meta == before {
 		return Result{} // it is so already
 	}
+	if o.Change.Kind == rights.Enable {
+		s.accessKey = o.Key
+	}
 	s.accessChanged, s.dirty.access = index, true
+	s.accessLog.add(index, touched)
+	s.changedMap(index)
 	for _, name := range touched.Users {
 		s.dirty.users[name] = true
 	}
@@ -73,6 +80,43 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 		s.dirty.roles[name] = true
 	}
 	return Result{}
+}
+
+// maxAccessLog is how many changes a node may be behind and still be told the changes alone.
+const maxAccessLog = 1024
+
+// accessLog says what changes above an index have touched. What is in the list never changes, so copies
+// of an accessLog share it.
+type accessLog struct {
+	floor   uint64
+	changes []accessChange
+}
+
+type accessChange struct {
+	index uint64
+	rights.Touched
+}
+
+func (l *accessLog) add(index uint64, t rights.Touched) {
+	if len(l.changes) == 2*maxAccessLog {
+		l.floor = l.changes[maxAccessLog-1].index
+		l.changes = slices.Clone(l.changes[maxAccessLog:])
+	}
+	l.changes = append(l.changes, accessChange{index, t})
+}
+
+// since returns the names of the users and roles that changes after the index have touched, ascending.
+// Not ok: that is not known.
+func (l *accessLog) since(index uint64) (users, roles []string, ok bool) {
+	if index < l.floor || index == 0 {
+		return nil, nil, false
+	}
+	for i := len(l.changes) - 1; i >= 0 && l.changes[i].index > index; i-- {
+		users, roles = append(users, l.changes[i].Users...), append(roles, l.changes[i].Roles...)
+	}
+	slices.Sort(users)
+	slices.Sort(roles)
+	return slices.Compact(users), slices.Compact(roles), true
 }
 
 // flushAccess writes the records of users and roles that changed.
@@ -92,7 +136,7 @@ func (s *State) flushAccess(w recordWriter) error {
 			return err
 		}
 	}
-	m := accessMeta{Meta: s.access.Meta, Changed: s.accessChanged}
+	m := accessMeta{Meta: s.access.Meta, Changed: s.accessChanged, Key: s.accessKey}
 	if err := w.Set([]byte{recordAccess}, appendAccessMeta([]byte{FormatVersion}, &m)); err != nil {
 		return err
 	}
@@ -125,7 +169,8 @@ func (s *State) loadAccess(key, value []byte) error {
 		return err
 	}
 	m, err := decodeAccessMeta(value)
-	s.access.Meta, s.accessChanged = m.Meta, m.Changed
+	s.access.Meta, s.accessChanged, s.accessKey = m.Meta, m.Changed, m.Key
+	s.accessLog.floor = m.Changed
 	return err
 }
 
@@ -134,19 +179,22 @@ type accessMeta struct {
 	rights.Meta
 	// Changed is the index of the last change.
 	Changed uint64
+	// Key is the secret of the tokens' MAC, empty before checks were switched on.
+	Key []byte
 }
 
 func userKey(name string) []byte { return append([]byte{recordUser}, name...) }
 func roleKey(name string) []byte { return append([]byte{recordRole}, name...) }
+
+// MaxKeyBytes bounds the secret of the tokens' MAC.
+const MaxKeyBytes = 64
 
 func appendUser(dst []byte, u *rights.User) []byte {
 	dst = appendStrings(AppendString(dst, u.Name), u.Roles)
 	return binary.AppendUvarint(AppendBytes(AppendBool(dst, u.NoPassword), u.Hash), u.Since)
 }
 
-func decodeUser(b []byte) (rights.User, error) {
-	r := NewReader(b)
-	r.Version()
+func (r *Reader) user() rights.User {
 	u := rights.User{
 		Name: r.StringUpTo(rights.MaxNameBytes), Roles: r.StringsUpTo(rights.MaxBytes, rights.MaxNameBytes),
 		NoPassword: r.Bool(), Hash: r.CopyUpTo(rights.MaxHashBytes), Since: r.Uvarint(),
@@ -154,6 +202,13 @@ func decodeUser(b []byte) (rights.User, error) {
 	if !slices.IsSorted(u.Roles) {
 		r.Failf("the roles %q are not sorted", u.Roles)
 	}
+	return u
+}
+
+func decodeUser(b []byte) (rights.User, error) {
+	r := NewReader(b)
+	r.Version()
+	u := r.user()
 	if err := r.Finish(); err != nil {
 		return rights.User{}, fmt.Errorf("decode placement user record: %w", err)
 	}
@@ -168,9 +223,7 @@ func appendRole(dst []byte, o *rights.Role) []byte {
 	return dst
 }
 
-func decodeRole(b []byte) (rights.Role, error) {
-	r := NewReader(b)
-	r.Version()
+func (r *Reader) role() rights.Role {
 	o := rights.Role{Name: r.StringUpTo(rights.MaxNameBytes)}
 	for range r.CountUpTo(rights.MaxBytes, 3) {
 		if o.Permissions = append(o.Permissions, r.permission()); !r.OK() {
@@ -180,6 +233,13 @@ func decodeRole(b []byte) (rights.Role, error) {
 	if !slices.IsSortedFunc(o.Permissions, rights.ByKey) {
 		r.Failf("the permissions of role %q are not sorted", o.Name)
 	}
+	return o
+}
+
+func decodeRole(b []byte) (rights.Role, error) {
+	r := NewReader(b)
+	r.Version()
+	o := r.role()
 	if err := r.Finish(); err != nil {
 		return rights.Role{}, fmt.Errorf("decode placement role record: %w", err)
 	}
@@ -191,18 +251,22 @@ func appendAccessMeta(dst []byte, m *accessMeta) []byte {
 	for _, n := range []uint64{m.Revision, m.EnabledSince, m.Access, m.Changed} {
 		dst = binary.AppendUvarint(dst, n)
 	}
-	return dst
+	return AppendBytes(dst, m.Key)
+}
+
+func (r *Reader) accessMeta() accessMeta {
+	return accessMeta{
+		Meta:    rights.Meta{Enabled: r.Bool(), Revision: r.Uvarint(), EnabledSince: r.Uvarint(), Access: r.Uvarint()},
+		Changed: r.Uvarint(), Key: r.CopyUpTo(MaxKeyBytes),
+	}
 }
 
 func decodeAccessMeta(b []byte) (accessMeta, error) {
 	r := NewReader(b)
 	r.Version()
-	m := accessMeta{Meta: rights.Meta{Enabled: r.Bool(), Revision: r.Uvarint(), EnabledSince: r.Uvarint(), Access: r.Uvarint()}, Changed: r.Uvarint()}
+	m := r.accessMeta()
 	if err := r.Finish(); err != nil {
 		return accessMeta{}, fmt.Errorf("decode placement access record: %w", err)
 	}
 	return m, nil
 }
-
-// Access returns the users and roles, and the index of their last change. They must not be changed.
-func (v *View) Access() (*rights.State, uint64) { return v.access, v.accessChanged }

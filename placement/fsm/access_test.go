@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -25,6 +26,132 @@ func whole(s *rights.State) string {
 	return out
 }
 
+// accessOf returns the users and roles of a View, and indexOf the index of their last change.
+func accessOf(v *View) *rights.State {
+	if v.Access == nil {
+		return rights.New()
+	}
+	return v.Access.State
+}
+
+func indexOf(v *View) uint64 {
+	if v.Access == nil {
+		return 0
+	}
+	return v.Access.Changed
+}
+
+// anyChange returns a random change of a few users and roles. Half of them are refused.
+func anyChange(rng *rand.Rand) rights.Change {
+	one := func(of ...string) string { return of[rng.IntN(len(of))] }
+	return rights.Change{
+		Kind: rights.Kind(1 + rng.IntN(int(rights.RevokePermission))), User: one("root", "a", "b"), Role: one("root", "r", "s"),
+		NoPassword: rng.IntN(3) == 0, Hash: []byte(one("x", "y")),
+		Permission: rights.Permission{Type: rights.Type(rng.IntN(3)), Key: []byte(one("k", "l")), RangeEnd: []byte(one("", "m"))},
+	}
+}
+
+// TestAccessIsTold: the parts for an index bring a node from there to the users and roles of now, however
+// far it is behind, and also over the state of a member that has just started. No part has a hash.
+func TestAccessIsTold(t *testing.T) {
+	for seed := range uint64(3) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s, r := bootstrapped(t), records{}
+		if err := s.Flush(r); err != nil {
+			t.Fatal(err)
+		}
+		var far, near *Access
+		full := 0
+		bring := func(a **Access, v *View) {
+			since := uint64(0)
+			if *a != nil {
+				since = (*a).Changed
+			}
+			var parts []*AccessPart
+			for p := range v.Access.Parts(since) {
+				got := NewReader(AppendAccessPart(nil, p))
+				read := got.AccessPart()
+				if err := got.Finish(); err != nil {
+					t.Fatal(err)
+				}
+				if full++; !read.Full {
+					full--
+				}
+				parts = append(parts, &read)
+			}
+			next, err := (*a).With(parts)
+			if err != nil {
+				t.Fatalf("seed %d, from %d to %d: %v", seed, since, indexOf(v), err)
+			}
+			*a = next
+			if (*a == nil) != (v.Access == nil) || *a != nil && ((*a).String() != v.Access.String() || (*a).Changed != v.Access.Changed || string((*a).Key) != string(v.Access.Key)) {
+				t.Fatalf("seed %d, from %d: told %v, want %v", seed, since, *a, v.Access)
+			}
+			for _, u := range accessOf(v).Users() {
+				if got := (*a).User(u.Name); len(got.Hash) > 0 {
+					t.Fatalf("seed %d: the hash of %q was told", seed, u.Name)
+				}
+			}
+		}
+		var view *View
+		for index := uint64(firstIndex + 1); index < firstIndex+5*maxAccessLog; index++ {
+			s.Apply(index, ChangeAccess{Caller: "root", Change: anyChange(rng), Key: []byte{byte(index)}})
+			if rng.IntN(500) == 0 {
+				if err := s.Flush(r); err != nil {
+					t.Fatal(err)
+				}
+				s = r.reload(t) // a member starts, or takes a snapshot
+				view = nil
+			}
+			view = s.View(index, 1, view)
+			if rng.IntN(20) == 0 {
+				bring(&near, view)
+			}
+			if rng.IntN(2*maxAccessLog) == 0 {
+				bring(&far, view)
+			}
+		}
+		bring(&far, view)
+		bring(&near, view)
+		if full < 2 || full > 100 {
+			t.Errorf("seed %d: %d parts brought everything", seed, full)
+		}
+	}
+}
+
+// TestLargeAccessIsTold in parts of a bounded size.
+func TestLargeAccessIsTold(t *testing.T) {
+	s := bootstrapped(t)
+	index := uint64(firstIndex)
+	apply := func(c rights.Change) {
+		index++
+		if res := s.Apply(index, ChangeAccess{Change: c}); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+	}
+	for i := range 40 {
+		role := fmt.Sprintf("r%d", i)
+		apply(rights.Change{Kind: rights.AddRole, Role: role})
+		for k := range 2 {
+			key := bytes.Repeat([]byte{byte(k + 1)}, rights.MaxKeyBytes)
+			apply(rights.Change{Kind: rights.GrantPermission, Role: role, Permission: rights.Permission{Type: rights.Read, Key: key}})
+		}
+	}
+	v, parts := s.View(index, 1, nil), []*AccessPart(nil)
+	for p := range v.Access.Parts(0) {
+		if n := len(AppendAccessPart(nil, p)); n > partBytes+1024 {
+			t.Errorf("a part of %d bytes", n)
+		}
+		parts = append(parts, p)
+	}
+	if len(parts) < 10 {
+		t.Errorf("%d parts", len(parts))
+	}
+	if a, err := (*Access)(nil).With(parts); err != nil || a.String() != v.Access.String() {
+		t.Errorf("%v\nwant %v, %v", a, v.Access, err)
+	}
+}
+
 // TestAccessIsStored: after any changes the records hold what the state does, and a View stays as it is.
 func TestAccessIsStored(t *testing.T) {
 	for seed := range uint64(20) {
@@ -38,14 +165,8 @@ func TestAccessIsStored(t *testing.T) {
 		applied := 0
 		for index := uint64(firstIndex + 1); index < firstIndex+150; index++ {
 			view := s.View(index-1, 1, prev)
-			was, changed := view.Access()
-			before := whole(was)
-			c := rights.Change{
-				Kind: rights.Kind(1 + rng.IntN(int(rights.RevokePermission))), User: one("root", "a", "b"), Role: one("root", "r", "s"),
-				NoPassword: rng.IntN(3) == 0, Hash: []byte(one("x", "y")),
-				Permission: rights.Permission{Type: rights.Type(rng.IntN(3)), Key: []byte(one("k", "l")), RangeEnd: []byte(one("", "m"))},
-			}
-			res := s.Apply(index, ChangeAccess{Caller: one("root", "root", "a"), Change: c})
+			before, changed := whole(accessOf(view)), indexOf(view)
+			res := s.Apply(index, ChangeAccess{Caller: one("root", "root", "a"), Change: anyChange(rng), Key: []byte(one("1", "2"))})
 			records := maps.Clone(r)
 			if err := s.Flush(r); err != nil {
 				t.Fatal(err)
@@ -57,11 +178,15 @@ func TestAccessIsStored(t *testing.T) {
 			if got, want := whole(again.access), whole(s.access); got != want || again.accessChanged != s.accessChanged {
 				t.Fatalf("seed %d: stored at %d\n%s\nwant at %d\n%s", seed, again.accessChanged, got, s.accessChanged, want)
 			}
-			if now, at := view.Access(); whole(now) != before || at != changed {
-				t.Fatalf("seed %d: a view has changed from\n%s\ninto\n%s", seed, before, whole(now))
+			if now := whole(accessOf(view)); now != before || indexOf(view) != changed {
+				t.Fatalf("seed %d: a view has changed from\n%s\ninto\n%s", seed, before, now)
 			}
-			if next, at := s.View(index, 1, view).Access(); whole(next) != whole(s.access) || res.Err == nil && at == changed && whole(next) != before {
-				t.Fatalf("seed %d: the next view has at %d\n%s\nwant\n%s", seed, at, whole(next), whole(s.access))
+			next := s.View(index, 1, view)
+			if now := whole(accessOf(next)); now != whole(s.access) || indexOf(next) == changed && now != before {
+				t.Fatalf("seed %d: the next view has at %d\n%s\nwant\n%s", seed, indexOf(next), now, whole(s.access))
+			}
+			if changed := indexOf(next) != changed; changed != (next.Version == index) {
+				t.Fatalf("seed %d: users and roles have changed: %t, and the map has version %d at index %d", seed, changed, next.Version, index)
 			}
 			if err := s.Check(); err != nil {
 				t.Fatal(err)

@@ -29,7 +29,7 @@ var (
 	goldenMeta   = meta{Cluster: 0xc1, Ceiling: 10_001, Compacted: -1, Settings: 2, NextRange: 12, NextReplica: 4, Changed: 33, NodesChanged: 30, ClusterVersion: 3}
 	goldenUser   = rights.User{Name: "alice", Roles: []string{"r", "root"}, Hash: []byte("$2a$10$hash"), Since: 300}
 	goldenRole   = rights.Role{Name: "r", Permissions: []rights.Permission{{Type: rights.Write, Key: []byte("a")}, {Type: rights.Type(-1), Key: []byte("a"), RangeEnd: []byte("b")}}}
-	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302}
+	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 

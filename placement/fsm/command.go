@@ -186,7 +186,7 @@ func (r *Reader) effect(kind opKind) Effect {
 	case opRaiseVersion:
 		return RaiseVersion{To: r.ClusterVersion()}
 	case opChangeAccess:
-		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change()}
+		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change(), Key: r.CopyUpTo(MaxKeyBytes)}
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil

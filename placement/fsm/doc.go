@@ -21,7 +21,7 @@
 //	Operation  one change of a range's replicas that is under way           o + range id
 //	User     one user: roles, hash of the password                          u + name
 //	Role     one role: permissions                                          p + name
-//	access   whether rights are checked, and since when                     a
+//	access   whether rights are checked, and since when; the tokens' secret a
 //
 // The members of the placement group are raft's: the applied record has them, and the
 // state shows them without storing them.
@@ -102,23 +102,24 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	command.go     commands: an entry of the group
-//	bootstrap.go   the first state of a cluster
-//	state.go       State: Apply, Flush, Load, and View
-//	begin.go       an operation begins and ends
-//	mergestate.go  the phases of a merge
-//	lease.go       leases: records, commands, their spans
-//	operation.go   Operation: what is under way on a range
-//	version.go     the cluster version
-//	access.go      users, roles and permissions: records and commands; what they mean is package rights'
-//	node.go        nodes: rows, commands, states
-//	setting.go     settings by which placement decides
-//	answer.go      the head of an answer on the bus
-//	record.go      records in the group's space of the engine
-//	group.go       the placement group as a range
-//	map.go         Map: an unchanging copy
-//	codec.go       the elements of all forms
-//	rangemap.go    how reports fit in
-//	change.go      changes of rows, noted for Flush
-//	rows.go        rows by key, by range, and by their last change
+//	command.go      commands: an entry of the group
+//	bootstrap.go    the first state of a cluster
+//	state.go        State: Apply, Flush, Load, and View
+//	begin.go        an operation begins and ends
+//	mergestate.go   the phases of a merge
+//	lease.go        leases: records, commands, their spans
+//	operation.go    Operation: what is under way on a range
+//	version.go      the cluster version
+//	access_view.go  an unchanging copy of them, and what is told of it to other nodes
+//	access.go       users, roles and permissions: records and commands; what they mean is package rights'
+//	node.go         nodes: rows, commands, states
+//	setting.go      settings by which placement decides
+//	answer.go       the head of an answer on the bus
+//	record.go       records in the group's space of the engine
+//	group.go        the placement group as a range
+//	map.go          Map: an unchanging copy
+//	codec.go        the elements of all forms
+//	rangemap.go     how reports fit in
+//	change.go       changes of rows, noted for Flush
+//	rows.go         rows by key, by range, and by their last change
 package fsm

@@ -26,6 +26,8 @@ type State struct {
 	// access has the users and roles, as of the entry at accessChanged.
 	access        *rights.State
 	accessChanged uint64
+	accessKey     []byte
+	accessLog     accessLog
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -352,8 +354,6 @@ type View struct {
 	settings      map[string][]byte
 	leases        *leaseTree
 	leasesVersion uint64
-	access        *rights.State
-	accessChanged uint64
 	operations    []Operation
 	// operationsChanged is the state's.
 	operationsChanged uint64
@@ -367,7 +367,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings
@@ -378,12 +378,6 @@ func (s *State) View(index, term uint64, prev *View) *View {
 		v.leases = prev.leases
 	} else {
 		v.leases = s.leases.tree.Clone()
-	}
-	v.accessChanged = s.accessChanged
-	if prev != nil && prev.access != nil && prev.accessChanged == s.accessChanged {
-		v.access = prev.access
-	} else {
-		v.access = s.access.Clone()
 	}
 	if prev != nil && prev.operationsChanged == s.operationsChanged {
 		v.operations = prev.operations

@@ -100,6 +100,7 @@ type allocator struct {
 	leader keyspace.NodeID
 
 	compacted, settings keyspace.Revision
+	access              keyspace.AccessIndex
 
 	// waiting are asks in the order of their arrival, at most one per process.
 	waiting []*waitingBatch
@@ -156,8 +157,8 @@ func (c *allocator) refusal() error {
 }
 
 // observe takes over what the answers say of the state machine.
-func (c *allocator) observe(compacted, settings keyspace.Revision) {
-	c.compacted, c.settings = compacted, settings
+func (c *allocator) observe(compacted, settings keyspace.Revision, access keyspace.AccessIndex) {
+	c.compacted, c.settings, c.access = compacted, settings, access
 }
 
 // arrive takes a batch. It is answered at once where it repeats the last number of
@@ -272,17 +273,18 @@ func (c *allocator) grantConfirmed(out *output) {
 
 // grant allocates the batch's revisions.
 func (c *allocator) grant(a *waitingBatch) Grant {
-	g := Grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings}
+	g := Grant{Number: a.Number, Term: c.term, Before: c.last, Compacted: c.compacted, Settings: c.settings, Access: c.access}
 	if mutation.Is(mutation.CompactionUnseen) {
 		g.Compacted = -1
 	}
 	for i := range a.Items {
 		it := &a.Items[i]
-		if it.Count == 0 {
+		n := g.count(it)
+		if n == 0 {
 			continue
 		}
 		c.log.append(Allocation{First: c.last + 1, Count: it.Count, Range: it.Range, Generation: it.Generation}, it.Also...)
-		c.last += keyspace.Revision(it.Count)
+		c.last += n
 	}
 	if c.last > c.ceiling {
 		panic(fmt.Sprintf("placement: revision %d allocated above the ceiling %d", c.last, c.ceiling))

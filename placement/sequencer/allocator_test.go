@@ -3,6 +3,7 @@ package sequencer
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -81,13 +82,22 @@ func (h *allocatorStory) run(t *testing.T, d *datadriven.TestData) string {
 	case "resume":
 		out = h.c.resume()
 	case "observe":
-		h.c.observe(keyspace.Revision(testkit.Arg(t, d, "compacted")), keyspace.Revision(testkit.Arg(t, d, "settings")))
+		h.c.observe(keyspace.Revision(testkit.Arg(t, d, "compacted")), keyspace.Revision(testkit.Arg(t, d, "settings")), keyspace.AccessIndex(optional(t, d, "access")))
 	case "log":
 		return h.log(testkit.Arg(t, d, "term"), keyspace.Revision(testkit.Arg(t, d, "after")))
 	default:
 		t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)
 	}
 	return h.print(&out)
+}
+
+// optional is an argument that may be left out.
+func optional(t *testing.T, d *datadriven.TestData, name string) uint64 {
+	t.Helper()
+	if !d.HasArg(name) {
+		return 0
+	}
+	return testkit.Arg(t, d, name)
 }
 
 func flag(t *testing.T, d *datadriven.TestData, name string) bool {
@@ -109,7 +119,15 @@ func (h *allocatorStory) ask(t *testing.T, d *datadriven.TestData) *waitingBatch
 		if _, err := fmt.Sscanf(line, "%d %d", &r, &n); err != nil {
 			t.Fatalf("%s: %q: %v", d.Pos, line, err)
 		}
-		a.Items = append(a.Items, Item{Range: keyspace.RangeID(r), Generation: 1, Count: uint32(n)})
+		it := Item{Range: keyspace.RangeID(r), Generation: 1, Count: uint32(n)}
+		if _, seen, ok := strings.Cut(line, "seen="); ok {
+			at, err := strconv.ParseUint(strings.TrimSpace(seen), 10, 64)
+			if err != nil {
+				t.Fatalf("%s: %q: %v", d.Pos, line, err)
+			}
+			it.Permit = keyspace.PermitAt(keyspace.AccessIndex(at))
+		}
+		a.Items = append(a.Items, it)
 	}
 	return a
 }
@@ -124,6 +142,10 @@ func (h *allocatorStory) print(out *output) string {
 		}
 		fmt.Fprintf(&b, "term %d compacted %d settings %d:", a.grant.Term, a.grant.Compacted, a.grant.Settings)
 		a.grant.Answers(a.batch.Items, func(i int, s keyspace.SequenceAnswer) {
+			if s.Err != nil {
+				fmt.Fprintf(&b, " r%s %v", a.batch.Items[i].Range, kverror.Of(s.Err).Kind)
+				return
+			}
 			if s.First == 0 {
 				fmt.Fprintf(&b, " read at %d", s.Current)
 				return

@@ -10,8 +10,10 @@ import (
 )
 
 var (
-	goldenBatch = Batch{Boot: 0xb001, Number: 9, Items: []Item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
-	goldenGrant = Grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
+	goldenBatch    = Batch{Boot: 0xb001, Number: 9, Items: []Item{{Range: 7, Generation: 3, Count: 20}, {Range: 8, Generation: 1}, {Range: 9, Generation: 2, Count: 1, Also: []keyspace.RangeAt{{Range: 10, Generation: 4}}}}}
+	goldenGrant    = Grant{Number: 9, Term: 6, Before: 56, Compacted: 40, Settings: 2}
+	permittedBatch = Batch{Boot: 0xb001, Number: 10, Items: []Item{{Range: 7, Generation: 3, Count: 20, Permit: keyspace.PermitAt(300)}, {Range: 8, Generation: 1}}}
+	accessGrant    = Grant{Number: 10, Term: 6, Before: 77, Compacted: 40, Settings: 2, Access: 301}
 	// Revision 60 belongs to two ranges.
 	goldenLogPart = LogPart{Term: 6, After: 56, Last: 61, Records: []Allocation{
 		{First: 57, Count: 3, Range: 7, Generation: 3},
@@ -28,6 +30,8 @@ func TestFormats(t *testing.T) {
 	var f testkit.File
 	f.Add("bus/batch", goldenBatch.Encode())
 	f.Add("bus/grant", goldenGrant.Encode())
+	f.Add("bus/batch-permits@4", permittedBatch.Encode())
+	f.Add("bus/grant-access@4", accessGrant.Encode())
 	f.Add("bus/refusal", fsm.EncodeError(&kverror.Error{Kind: kverror.NotLeader, Leader: 0xa2}))
 	f.Add("bus/log-request", EncodeLogRequest(LogPosition{Term: 6, Last: 56}))
 	f.Add("bus/log-part", goldenLogPart.encode())
@@ -39,11 +43,13 @@ func TestDecodeEachPrefix(t *testing.T) { testkit.Prefixes(t, decoderOf) }
 // decoderOf returns the decoder for a golden form's name.
 func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
-		"bus/batch":       func(p []byte) error { _, err := DecodeBatch(p); return err },
-		"bus/grant":       func(p []byte) error { _, err := DecodeGrant(p); return err },
-		"bus/refusal":     func(p []byte) error { _, err := DecodeGrant(p); return err },
-		"bus/log-request": func(p []byte) error { _, err := DecodeLogRequest(p); return err },
-		"bus/log-part":    func(p []byte) error { _, err := DecodeLogPart(p); return err },
+		"bus/batch":           func(p []byte) error { _, err := DecodeBatch(p); return err },
+		"bus/grant":           func(p []byte) error { _, err := DecodeGrant(p); return err },
+		"bus/batch-permits@4": func(p []byte) error { _, err := DecodeBatch(p); return err },
+		"bus/grant-access@4":  func(p []byte) error { _, err := DecodeGrant(p); return err },
+		"bus/refusal":         func(p []byte) error { _, err := DecodeGrant(p); return err },
+		"bus/log-request":     func(p []byte) error { _, err := DecodeLogRequest(p); return err },
+		"bus/log-part":        func(p []byte) error { _, err := DecodeLogPart(p); return err },
 	}[name]
 }
 

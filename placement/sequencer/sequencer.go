@@ -240,7 +240,7 @@ func (s *Sequencer) LeaderChanged(ls raftgroup.LeaderState) {
 func (s *Sequencer) Applied(v *fsm.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.c.observe(v.Compacted, v.SettingsRevision())
+	s.c.observe(v.Compacted, v.SettingsRevision(), v.AccessIndex())
 }
 
 // Pending is a batch that the sequencer has taken.
