@@ -130,5 +130,3 @@ func (d *Dir) authority() (*authority, error) {
 	a.list, err = d.readList([]*x509.Certificate{a.cert})
 	return a, err
 }
-
-func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }

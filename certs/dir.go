@@ -122,6 +122,23 @@ func (d *Dir) mayWrite(overwrite bool, files ...file) error {
 	return nil
 }
 
+func parseList(b []byte) (*x509.RevocationList, error) {
+	if block, _ := pem.Decode(b); block != nil {
+		b = block.Bytes
+	}
+	return x509.ParseRevocationList(b)
+}
+
+// follows says whether b is a later list than a of the same authority.
+func follows(b, a []byte) bool {
+	x, err := parseList(a)
+	if err != nil || x.Number == nil {
+		return false
+	}
+	y, err := parseList(b)
+	return err == nil && y.Number != nil && bytes.Equal(x.AuthorityKeyId, y.AuthorityKeyId) && y.Number.Cmp(x.Number) > 0
+}
+
 // write writes the files, one after the other, each atomically. The caller holds the lock.
 func (d *Dir) write(files ...file) error {
 	for _, f := range files {
@@ -222,3 +239,5 @@ func sameKey(cert *x509.Certificate, key crypto.Signer) bool {
 	p, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	return ok && p.Equal(cert.PublicKey)
 }
+
+func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }

@@ -21,5 +21,21 @@
 //   - A certificate is noted under issued before anybody can use it.
 //   - Whoever changes a directory has a lock on it, so of two revocations at once none is lost.
 //
+// A running node reads its files by a [Live], which sees that they change. A change that cannot be taken leaves
+// the last good content in use: so nothing that is revoked is trusted again.
+//
 // A [Problem] is an error that the caller can mend. It says what to do.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	live.go       Live: the files of a running node
+//	issue.go      certificates of nodes and clients
+//	revoke.go     Revoke
+//	authority.go  the authority
+//	inspect.go    what list and check say
+//	list.go       the revocation list
+//	role.go       the name of a node in its certificate
+//	dir.go        the directory and its files
 package certs

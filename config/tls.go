@@ -2,11 +2,13 @@ package config
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/tlsutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -17,7 +19,7 @@ import (
 
 // TLS names the certificates of one side, the clients' or the peers'. Empty names
 // mean none. A wrong name is found when the settings are built, before anything
-// listens; files are read again for each connection, so that certificates can be
+// listens; files are looked at for each connection, so that certificates can be
 // renewed in place.
 type TLS struct {
 	// CertFile and KeyFile are the server's certificate and key, both or neither.
@@ -29,7 +31,7 @@ type TLS struct {
 	// from. Set, it demands a certificate of every client, as in etcd. The bus does not do
 	// without it, unless its URLs are http or its certificates automatic.
 	TrustedCAFile string
-	// CRLFile is a revocation list, read for each connection.
+	// CRLFile is a revocation list.
 	CRLFile string
 	// ClientCertAuth demands a certificate of every client.
 	ClientCertAuth bool
@@ -137,24 +139,50 @@ func (c *Config) validateTLS() error {
 // secure says whether the URL asks for TLS.
 func secure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
 
-// ClientServerTLS returns the TLS settings of the client and metrics listeners, or
-// nil where none of them is secure. With auto-tls it makes the certificate in the
-// data directory if it is not there.
-func (c *Config) ClientServerTLS(logger *zap.Logger) (*tls.Config, error) {
+// ClientSide is the TLS of the client and metrics listeners.
+type ClientSide struct {
+	// TLS is nil where no listener is secure.
+	TLS *tls.Config
+	// Verify says why the certificates of a connected client do not hold any more, or nil. It is nil if clients show none.
+	Verify func(shown []*x509.Certificate) error
+}
+
+// ClientSide returns the TLS of the client and metrics listeners. With auto-tls it makes the certificate in
+// the data directory if it is not there. Files are read again where they have changed; unusable counts those that
+// cannot be taken.
+func (c *Config) ClientSide(wall func() time.Time, logger *zap.Logger, unusable interface{ Inc() }) (side ClientSide, err error) {
 	urls := append(c.ListenClientURLs[:len(c.ListenClientURLs):len(c.ListenClientURLs)], c.ListenMetricsURLs...)
 	if !anySecure(urls) {
-		return nil, nil
+		return side, nil
 	}
 	info, err := c.clientInfo(urls, logger)
 	if err != nil {
-		return nil, fmt.Errorf("client TLS: %w", err)
+		return side, fmt.Errorf("client TLS: %w", err)
 	}
-	t, err := info.ServerConfig()
+	live, err := certs.NewLive(certs.LiveOptions{
+		Files:      certs.Files{Cert: info.CertFile, Key: info.KeyFile, ClientCert: info.ClientCertFile, ClientKey: info.ClientKeyFile, CA: info.TrustedCAFile, CRL: info.CRLFile},
+		AllowedCNs: info.AllowedCNs, AllowedHostnames: info.AllowedHostnames,
+		Wall: wall, Side: "client", Log: logger, Unusable: unusable,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("client TLS: %w", err)
+		return side, fmt.Errorf("client TLS: %w", err)
 	}
-	info.ConfigureCRLVerification(t)
-	return t, nil
+	base := &tls.Config{MinVersion: c.TLSMinVersion, MaxVersion: c.TLSMaxVersion, CipherSuites: c.CipherSuites, Time: wall}
+	if info.TrustedCAFile != "" || info.ClientCertAuth {
+		base.ClientAuth = tls.RequireAndVerifyClientCert
+		// A resumed session would show no certificate, and outlive what was revoked meanwhile.
+		base.SessionTicketsDisabled = true
+		// Not VerifyPeerCertificate, which is not called for a resumed session.
+		base.VerifyConnection = func(st tls.ConnectionState) error { return live.Allows(st.PeerCertificates) }
+		side.Verify = func(shown []*x509.Certificate) error { return live.Verify(shown, x509.ExtKeyUsageClientAuth) }
+	}
+	side.TLS = base.Clone()
+	side.TLS.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		t := base.Clone()
+		t.Certificates, t.ClientCAs = []tls.Certificate{*live.Server()}, live.Authorities()
+		return t, nil
+	}
+	return side, nil
 }
 
 func anySecure(urls []url.URL) bool {
@@ -166,8 +194,8 @@ func anySecure(urls []url.URL) bool {
 	return false
 }
 
-// clientInfo turns the clients' settings into etcd's, which knows how to check names,
-// read revocation lists and reload certificates.
+// clientInfo turns the clients' settings into etcd's, which makes the certificate of auto-tls and the settings
+// of a client.
 func (c *Config) clientInfo(urls []url.URL, logger *zap.Logger) (transport.TLSInfo, error) {
 	t := &c.ClientTLS
 	info := transport.TLSInfo{

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
@@ -18,10 +19,11 @@ func TestAutoTLS(t *testing.T) {
 		"--listen-client-urls=https://127.0.0.1:0", "--advertise-client-urls=https://127.0.0.1:1",
 		"--listen-peer-urls=https://127.0.0.1:0", "--initial-advertise-peer-urls=https://127.0.0.1:1",
 	})
-	server, err := c.ClientServerTLS(zaptest.NewLogger(t))
+	side, err := c.ClientSide(time.Now, zaptest.NewLogger(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	server := side.TLS
 	if server.MaxVersion != tls.VersionTLS12 || server.ClientAuth != tls.NoClientCert {
 		t.Errorf("max version %x, client auth %v", server.MaxVersion, server.ClientAuth)
 	}
@@ -32,15 +34,15 @@ func TestAutoTLS(t *testing.T) {
 
 func TestNoTLS(t *testing.T) {
 	c, _ := mustLoad(t, nil)
-	server, err := c.ClientServerTLS(zap.NewNop())
-	if server != nil || err != nil {
-		t.Errorf("clients: %v, %v", server, err)
+	side, err := c.ClientSide(time.Now, zap.NewNop(), nil)
+	if side.TLS != nil || err != nil {
+		t.Errorf("clients: %v, %v", side, err)
 	}
 }
 
 func TestTLSFilesMissing(t *testing.T) {
 	c, _ := mustLoad(t, []string{"--cert-file=/no/cert", "--key-file=/no/key", "--listen-metrics-urls=https://127.0.0.1:0"})
-	if _, err := c.ClientServerTLS(zap.NewNop()); err == nil || !strings.Contains(err.Error(), "/no/cert") {
+	if _, err := c.ClientSide(time.Now, zap.NewNop(), nil); err == nil || !strings.Contains(err.Error(), "/no/cert") {
 		t.Error(err)
 	}
 }

@@ -57,9 +57,11 @@
 //     the log and a metric say. The metrics URLs have a bound of their own.
 //  4. A client takes its watch events too slowly: its watchers go on from history, in bounded
 //     memory, see package watch.
-//  5. A client takes a large answer too slowly: it holds memory until it has the answer or is gone.
+//  5. A client's certificate ends or is revoked: its connections are closed within a minute
+//     ([Options.Verify]).
+//  6. A client takes a large answer too slowly: it holds memory until it has the answer or is gone.
 //     Reads of many keys that find none wait, within their deadlines. Nothing else waits.
-//  6. The node stops: [Server.Stop] accepts nothing more and ends watch and keepalive streams with
+//  7. The node stops: [Server.Stop] accepts nothing more and ends watch and keepalive streams with
 //     etcd's "server stopped". It lets running calls end until its context is done, then cuts them
 //     off.
 //

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +33,7 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 type sniffer struct {
 	inner      net.Listener
 	limit      *connLimit
+	certified  *certifiedConns
 	tls        *tls.Config // nil for a plain port
 	grpc, http *connQueue
 	clock      clock.Clock
@@ -36,11 +41,25 @@ type sniffer struct {
 	metrics    *Metrics
 }
 
-// serverTLS adapts base to a port that gRPC and HTTP share. A client that offers both protocols, as
-// curl and browsers do, gets HTTP/1.1. gRPC clients offer only h2.
-func serverTLS(base *tls.Config) *tls.Config {
+// clientProtos are those of a port that gRPC and HTTP share. A client that offers both, as curl and
+// browsers do, gets HTTP/1.1. gRPC clients offer only h2.
+var clientProtos = []string{"http/1.1", "h2"}
+
+// speaking adapts TLS settings to a port that speaks these protocols.
+func speaking(base *tls.Config, protos ...string) *tls.Config {
 	t := base.Clone()
-	t.NextProtos = []string{"http/1.1", "h2"}
+	t.NextProtos = protos
+	if get := base.GetConfigForClient; get != nil {
+		t.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			c, err := get(hello)
+			if err != nil || c == nil {
+				return c, err
+			}
+			c = c.Clone()
+			c.NextProtos = protos
+			return c, nil
+		}
+	}
 	return t
 }
 
@@ -124,10 +143,13 @@ func (l *connLimit) untold(now clock.Time) (n int64) {
 // route finds out what a connection speaks and hands it on.
 func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 	s.metrics.OpenConnections.Inc()
-	conn = &countedConn{Conn: conn, closed: func() {
+	counted := &countedConn{Conn: conn}
+	counted.closed = func() {
 		s.metrics.OpenConnections.Dec()
 		s.limit.open.Add(-1)
-	}}
+		s.certified.forget(counted)
+	}
+	conn = counted
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	_ = conn.SetDeadline(s.clock.Wall().Add(sniffTimeout)) // a closed connection fails below
 	sniffed, queue, cause, err := s.sniff(ctx, conn)
@@ -145,6 +167,9 @@ func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
+	if sniffed.state != nil {
+		s.certified.note(counted, sniffed.state.PeerCertificates) // nobody else can have closed it yet
+	}
 	queue.offer(sniffed)
 }
 
@@ -220,6 +245,78 @@ type countedConn struct {
 func (c *countedConn) Close() error {
 	c.once.Do(c.closed)
 	return c.Conn.Close()
+}
+
+// certifiedConns are the open connections whose clients have shown certificates.
+type certifiedConns struct {
+	mu    sync.Mutex
+	conns map[net.Conn][]*x509.Certificate // guarded by mu; below TLS
+}
+
+func (c *certifiedConns) note(conn net.Conn, shown []*x509.Certificate) {
+	if len(shown) == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conns == nil {
+		c.conns = map[net.Conn][]*x509.Certificate{}
+	}
+	c.conns[conn] = shown
+}
+
+func (c *certifiedConns) forget(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.conns, conn)
+}
+
+// follow is the ConnState of an HTTP server that does the TLS handshake itself.
+func (c *certifiedConns) follow(conn net.Conn, state http.ConnState) {
+	t, ok := conn.(*tls.Conn)
+	switch {
+	case !ok:
+	case state == http.StateActive: // the handshake has ended
+		c.note(t.NetConn(), t.ConnectionState().PeerCertificates)
+	case state == http.StateClosed:
+		c.forget(t.NetConn())
+	}
+}
+
+// certificateCheckInterval is how long a connection may outlive its certificate. A check costs about as much as
+// the verification in a handshake, once for each certificate.
+const certificateCheckInterval = time.Minute
+
+// checkEveryMinute closes the connections whose certificates do not hold any more, until ctx ends.
+func (c *certifiedConns) checkEveryMinute(ctx context.Context, o *Options) {
+	for clock.Sleep(ctx, o.Clock, certificateCheckInterval) == nil {
+		c.check(o)
+	}
+}
+
+func (c *certifiedConns) check(o *Options) {
+	c.mu.Lock()
+	open := maps.Clone(c.conns)
+	c.mu.Unlock()
+	verdicts := map[string]error{} // many connections have the same certificate
+	for conn, shown := range open {
+		var key []byte
+		for _, cert := range shown {
+			key = append(key, cert.Raw...)
+		}
+		err, known := verdicts[string(key)]
+		if !known {
+			err = o.Verify(shown)
+			verdicts[string(key)] = err
+		}
+		if err == nil {
+			continue
+		}
+		o.Logger.Warn("closed a client's connection, whose certificate does not hold any more", zap.Stringer("remote-addr", conn.RemoteAddr()),
+			zap.Stringer("subject", shown[0].Subject), zap.String("serial", fmt.Sprintf("%032x", shown[0].SerialNumber)), zap.Error(err))
+		// Below TLS: its farewell would wait for a client that does not read.
+		_ = conn.Close()
+	}
 }
 
 // connQueue is the listener from which a server accepts sniffed connections. It holds none:

@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math"
@@ -90,6 +91,9 @@ type Options struct {
 	NoGateway bool
 	// TLS is for https and unixs URLs; nil if there are none.
 	TLS *tls.Config
+	// Verify says why the certificates of a connected client do not hold any more, or nil. Nil means that
+	// clients show none.
+	Verify func([]*x509.Certificate) error
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
 }
@@ -147,6 +151,7 @@ type Server struct {
 	told atomic.Int64
 
 	connections          *connLimit
+	certified            certifiedConns
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
 
@@ -204,6 +209,7 @@ func New(o Options) *Server {
 	}
 	s.http = newHTTPServer(s.clientMux())
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
+	s.metricsHTTP.ConnState = s.certified.follow
 	return s
 }
 
@@ -361,10 +367,13 @@ func (s *Server) Start() {
 	if s.gateway != nil {
 		s.wg.Go(func() { s.ended("gateway", s.grpc.Serve(s.gateway.listener)) })
 	}
+	if s.opts.Verify != nil {
+		s.wg.Go(func() { s.certified.checkEveryMinute(ctx, &s.opts) })
+	}
 	for _, l := range s.clients {
-		sn := &sniffer{inner: l, limit: s.connections, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
+		sn := &sniffer{inner: l, limit: s.connections, certified: &s.certified, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
 		if l.secure {
-			sn.tls = serverTLS(s.opts.TLS)
+			sn.tls = speaking(s.opts.TLS, clientProtos...)
 		}
 		s.wg.Go(func() { sn.run(ctx) })
 		s.log.Info("serving client traffic", zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))
@@ -372,9 +381,7 @@ func (s *Server) Start() {
 	for _, l := range s.extra {
 		serve := net.Listener(l)
 		if l.secure {
-			t := s.opts.TLS.Clone()
-			t.NextProtos = []string{"http/1.1"}
-			serve = tls.NewListener(l, t)
+			serve = tls.NewListener(l, speaking(s.opts.TLS, "http/1.1"))
 		}
 		s.wg.Go(func() { s.ended("metrics", s.metricsHTTP.Serve(serve)) })
 		s.log.Info("serving metrics", zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))

@@ -79,7 +79,11 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (*Node, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	o := options(cfg, logger)
+	unusable := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "skein_certificate_files_unusable_total", Help: "Changes of certificate files that could not be taken, so that the last good content stays in use, by side.",
+	}, []string{"side"})
+	reg.MustRegister(unusable)
+	o := options(cfg, logger, unusable.WithLabelValues("peer"))
 	o.Registry, o.stages = reg, s
 	limit, err := filesLimit()
 	if err != nil {
@@ -108,7 +112,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	files.tell(core.log, limit)
 	// After the directory is known to be this node's: auto-tls writes certificates there.
-	tls, err := cfg.ClientServerTLS(logger)
+	secure, err := cfg.ClientSide(o.Clock.Wall, logger, unusable.WithLabelValues("client"))
 	if err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
@@ -119,7 +123,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Watches, face.Answers = core.watches, core.answers
 	face.Leases = core.grants
-	face.Logger, face.Metrics, face.Gatherer, face.TLS = core.log, etcdapi.NewMetrics(reg), reg, tls
+	face.Logger, face.Metrics, face.Gatherer, face.TLS, face.Verify = core.log, etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
 	n.api = etcdapi.New(face)
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
@@ -175,8 +179,8 @@ func (o *Options) SetMembership(m *join.Membership) {
 	o.Cluster, o.Self, o.Founders, o.Peers = m.Cluster, m.Self, m.Founders, m.Peers
 }
 
-// options translates the configuration.
-func options(cfg *config.Config, logger *zap.Logger) Options {
+// options translates the configuration. unusable counts changed files of the peers' certificates that cannot be taken.
+func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter) Options {
 	o := Options{
 		SplitKeys: cfg.SplitKeys(),
 		FS:        vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
@@ -191,7 +195,9 @@ func options(cfg *config.Config, logger *zap.Logger) Options {
 		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
-		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: security(cfg)})
+		sec := security(cfg)
+		sec.Unusable = unusable
+		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: sec})
 	}
 	return o
 }

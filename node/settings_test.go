@@ -35,7 +35,7 @@ func settingsOf(t *testing.T, args ...string) settings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options(cfg, zap.NewNop())
+	o := options(cfg, zap.NewNop(), nil)
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), log: zap.NewNop()}
 	return settings{o, faceOptions(cfg, &join.Membership{Cluster: boot.Cluster, Self: boot.Self}), c.groupConfig()}
 }

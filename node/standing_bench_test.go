@@ -47,7 +47,7 @@ func idleReplicas(b *testing.B, ranges int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := options(cfg, zap.NewNop())
+	o := options(cfg, zap.NewNop(), nil)
 	m, err := joiner(cfg, &o).Find(b.Context())
 	if err != nil {
 		b.Fatal(err)

@@ -9,8 +9,10 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,6 +168,73 @@ func TestClusterWithRoles(t *testing.T) {
 	c.nodes[2].args = honest
 	c.start(c.nodes[2])
 	putUntil(t, c.nodes[2], good, 30*time.Second)
+}
+
+// Trap 95 (GHSA-3wh4-j44w-pg92): a client whose certificate is revoked is refused without a restart, by gRPC, by HTTP on the
+// same port, and on the port of metrics. Another client is served.
+func TestRevokedWhileTheNodeRuns(t *testing.T) {
+	dir := t.TempDir()
+	ca := certs.At(filepath.Join(dir, "ca"), time.Now)
+	if _, err := ca.CreateCA(10, false); err != nil {
+		t.Fatal(err)
+	}
+	at := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
+	c := newProcessesOf(t, 1)
+	p := c.nodes[0]
+	if _, err := ca.CreateNode(p.name, []string{"127.0.0.1"}, certs.Issue{Days: 5, Out: at(p.name)}); err != nil {
+		t.Fatal(err)
+	}
+	clients := map[string]*tls.Config{}
+	for _, name := range []string{"good", "bad"} {
+		if _, err := ca.CreateClient(name, certs.Issue{Days: 5}); err != nil {
+			t.Fatal(err)
+		}
+		clients[name] = (&authority{t: t, dir: at("ca")}).clientTLSOf(certs.CAFile, at("ca", "client."+name+".crt"), at("ca", "client."+name+".key"))
+	}
+	metrics := fmt.Sprintf("https://127.0.0.1:%d", unusedPorts(t, 1)[0])
+	plain := slices.Clone(p.args)
+	p.useTLS("", "", "")
+	p.args = append(p.args[:len(plain):len(plain)], "--certs-dir", at(p.name), "--listen-metrics-urls", metrics)
+	c.startAll()
+	putUntil(t, p, clients["good"], 30*time.Second)
+	ask := map[string]func(*tls.Config) error{
+		"gRPC":    func(cfg *tls.Config) error { return putOnce(t, p, cfg, 3*time.Second) },
+		"HTTP":    func(cfg *tls.Config) error { return getOnce(p.client+"/version", cfg) },
+		"metrics": func(cfg *tls.Config) error { return getOnce(metrics+"/metrics", cfg) },
+	}
+	for what, f := range ask {
+		if err := f(clients["bad"]); err != nil {
+			t.Errorf("%s before the revocation: %v", what, err)
+		}
+	}
+	if _, _, err := ca.Revoke(at("ca", "client.bad.crt")); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadFile(at("ca", certs.CRLFile))
+	if err == nil {
+		err = os.WriteFile(at(p.name, certs.CRLFile), list, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, f := range ask {
+		if err := f(clients["bad"]); err == nil {
+			t.Errorf("%s: a revoked client is served", what)
+		}
+		if err := f(clients["good"]); err != nil {
+			t.Errorf("%s: the other client: %v", what, err)
+		}
+	}
+}
+
+// getOnce asks over a connection of its own.
+func getOnce(url string, cfg *tls.Config) error {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 // clientTLS are the settings of a client with a certificate.

@@ -85,11 +85,9 @@ func (q *QUIC) acceptTLS(conn net.Conn) {
 			MinVersion: tls.VersionTLS13,
 			NextProtos: []string{ALPN},
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-				c, err := q.creds.accepting()
-				if err == nil {
-					c.DynamicRecordSizingDisabled = true
-				}
-				return c, err
+				c := q.creds.accepting()
+				c.DynamicRecordSizingDisabled = true
+				return c, nil
 			},
 		}
 		w, err := q.handshakeTLS(q.ctx, tls.Server(conn, tc))
@@ -152,7 +150,7 @@ func (q *QUIC) accept(conn wire) {
 		err = errReplaced
 	}
 	if err == nil {
-		_, err = l.attach(conn, fr, &h)
+		_, err = l.attach(conn, fr, &h, false)
 	}
 	if err != nil {
 		conn.close(closeDuplicate, "no session")

@@ -101,15 +101,11 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	qc := quicConfig(&cfg, &Options{HandshakeTimeout: o.HandshakeTimeout, IdleTimeout: 3 * o.HandshakeTimeout}, 1)
 	var errs []error
 	for _, target := range targets {
-		tc, err := creds.dialling(host, 0)
-		if err != nil {
-			return nil, err
-		}
 		tr, err := ss.forTarget(target.Addr())
 		if err != nil {
 			return nil, err
 		}
-		conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, qc)
+		conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), creds.dialling(host, 0), qc)
 		if err == nil {
 			var answer []byte
 			if answer, err = o.askOver(conn); err == nil {

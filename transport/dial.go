@@ -208,11 +208,7 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 		return nil, err
 	}
 	target := targets[turn%len(targets)]
-	tc, err := q.creds.dialling(host, l.id)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := q.connect(ctx, k, target, tc)
+	conn, err := q.connect(ctx, k, target, q.creds.dialling(host, l.id))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
@@ -299,7 +295,7 @@ func (l *link) handshake(conn wire, k Kind, keep func() bool) (*Session, error) 
 		return nil, errTooLate
 	}
 	answer.kind = k
-	return l.attach(conn, fr, &answer)
+	return l.attach(conn, fr, &answer, true)
 }
 
 // served says that a connection of the peer's is or becomes the session: it came in

@@ -89,6 +89,8 @@
 //     log says so after 12 attempts.
 //   - a certificate or cluster id is wrong: the Hello is refused with a reason,
 //     both logs name it, and the dialler waits 5 s between attempts.
+//   - a peer's certificate ends or is revoked, or the authority is exchanged: its sessions
+//     end within a minute, and new ones are refused.
 //   - a node asks that has no identity yet: it gets what Config.Tell returns, and
 //     no session (see Ask).
 //

@@ -74,3 +74,6 @@ func (q *QUIC) WrapTCP(wrap func(net.Listener) net.Listener) {
 
 // MaxGreeting is maxUnidentified.
 const MaxGreeting = maxUnidentified
+
+// CertificateCheckInterval is certificateCheckInterval.
+const CertificateCheckInterval = certificateCheckInterval

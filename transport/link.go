@@ -2,8 +2,10 @@ package transport
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -153,12 +155,13 @@ func (q *QUIC) checkCertificate(conn wire, h *hello) error {
 	return nil
 }
 
-// attach makes the connection the peer's session.
-func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
+// attach makes the connection the peer's session. dialled says that this node has made the connection.
+func (l *link) attach(conn wire, fr *frameReader, h *hello, dialled bool) (*Session, error) {
 	q, k := l.q, h.kind
 	s, err := q.Attach(SessionConfig{
 		Peer: l.id, Boot: h.boot, Kind: k,
 		MaxMessageBytes: int(h.maxMessage), StreamWindowBytes: int(h.window), Reads: h.reads,
+		Holds: func() error { return q.creds.holds(conn.certificates(), dialled) },
 		Ended: func(err error) {
 			l.mu.Lock()
 			l.slots[k].lastEnd = err
@@ -177,6 +180,29 @@ func (l *link) attach(conn wire, fr *frameReader, h *hello) (*Session, error) {
 		l.kick[k].Set() // a main session allows the bulk one
 	}
 	return s, nil
+}
+
+// certificateCheckInterval is how long a session may outlive the peer's certificate. A check costs about as much
+// as the verification in a handshake.
+const certificateCheckInterval = time.Minute
+
+// checkEveryMinute ends the sessions with peers whose certificates do not hold any more: they have ended, or
+// are revoked, or the authority has been exchanged.
+func (q *QUIC) checkEveryMinute() {
+	for clock.Sleep(q.ctx, q.clock, certificateCheckInterval) == nil {
+		for _, p := range *q.table.Load() {
+			for k := range p.sessions {
+				s := p.sessions[k].Load()
+				if s == nil || s.cfg.Holds == nil {
+					continue
+				}
+				if err := s.cfg.Holds(); err != nil {
+					q.log.Warn("ended a session with a peer, whose certificate does not hold any more", zap.Stringer("peer", p.id), zap.Stringer("kind", Kind(k)), zap.Error(err))
+					s.End(fmt.Errorf("%w: %w", errIdentity, err))
+				}
+			}
+		}
+	}
 }
 
 func (q *QUIC) link(id keyspace.NodeID) *link {

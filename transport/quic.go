@@ -99,6 +99,9 @@ func (q *QUIC) Start() error {
 		q.Go(func() { q.acceptLoop(ln) })
 		q.Go(func() { q.acceptTCP(q.sockets.listen[i].tcp) })
 	}
+	if q.creds.selfMade == nil {
+		q.Go(q.checkEveryMinute)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.started = true

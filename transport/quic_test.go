@@ -32,7 +32,9 @@ type quicHarness struct {
 
 func (h *quicHarness) new(t testing.TB, opts transport.Options) *transport.QUIC {
 	t.Helper()
-	opts.Clock = clock.System()
+	if opts.Clock == nil {
+		opts.Clock = clock.System()
+	}
 	opts.Boot = randomBoot()
 	if opts.Logger == nil {
 		opts.Logger = zaptest.NewLogger(t)

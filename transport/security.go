@@ -9,14 +9,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
 	"net"
 	"os"
-	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/skeindb/skein/certs"
@@ -24,7 +23,8 @@ import (
 )
 
 // Security says how the two ends of a connection authenticate each other. Files are
-// read again for each handshake, so replaced certificates take effect by themselves.
+// looked at for each handshake, so replaced certificates take effect by themselves.
+// One that cannot be taken leaves the last good one in use.
 type Security struct {
 	// SelfMade is the meaning of http:// peer URLs and --peer-auto-tls: the node makes
 	// its own certificate and nobody checks it. The traffic is encrypted, but open to
@@ -47,6 +47,8 @@ type Security struct {
 	Name string
 	// ServerName replaces the host of a peer's URL in the check of its certificate.
 	ServerName string
+	// Unusable, if not nil, counts the changes of files that could not be taken.
+	Unusable interface{ Inc() }
 }
 
 // errIdentity is wrapped by every error about a certificate's content.
@@ -116,6 +118,9 @@ type credentials struct {
 	named    func(keyspace.NodeID, string) bool
 	clock    interface{ Wall() time.Time }
 	selfMade *tls.Certificate
+	live     *certs.Live // nil if selfMade is not
+	// roles has the paths of the node's own certificates that have had a role.
+	roles sync.Map
 }
 
 func newCredentials(cfg *Config, sec Security) (*credentials, error) {
@@ -128,12 +133,24 @@ func newCredentials(cfg *Config, sec Security) (*credentials, error) {
 		cr.selfMade = cert
 		return cr, err
 	}
-	// A broken file is found at the start, not at the first handshake.
-	if _, err := cr.accepting(); err != nil {
-		return nil, err
+	if sec.TrustedCAFile == "" {
+		return nil, errors.New("transport: certificates of peers need a trusted CA file: without one anybody is a node")
 	}
-	_, err := cr.dialling("localhost", 1)
-	return cr, err
+	var err error
+	cr.live, err = certs.NewLive(certs.LiveOptions{
+		Files: certs.Files{
+			Cert: sec.CertFile, Key: sec.KeyFile, ClientCert: sec.ClientCertFile, ClientKey: sec.ClientKeyFile, CA: sec.TrustedCAFile, CRL: sec.CRLFile,
+		},
+		AllowedCNs: sec.AllowedCNs, AllowedHostnames: sec.AllowedHostnames,
+		Own: cr.checkOwn, Wall: cr.clock.Wall, Side: "peer", Log: cfg.Logger, Unusable: sec.Unusable,
+	})
+	if err == nil && cr.live.Server() == nil {
+		err = errors.New("certificate: none is given")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("transport: peer %w", err)
+	}
+	return cr, nil
 }
 
 // base is what both roles share. QUIC needs at least TLS 1.3. Sessions are never
@@ -148,25 +165,15 @@ func (cr *credentials) base() *tls.Config {
 }
 
 // accepting returns the configuration of the accepting side.
-func (cr *credentials) accepting() (*tls.Config, error) {
+func (cr *credentials) accepting() *tls.Config {
 	c := cr.base()
 	if cr.selfMade != nil {
 		c.Certificates = []tls.Certificate{*cr.selfMade}
-		return c, nil
+		return c
 	}
-	cert, role, err := cr.own("peer certificate", cr.sec.CertFile, cr.sec.KeyFile)
-	if err != nil {
-		return nil, err
-	}
-	c.Certificates = []tls.Certificate{*cert}
-	if c.ClientCAs, err = cr.authorities(); err != nil {
-		return nil, err
-	}
-	c.ClientAuth = tls.RequireAndVerifyClientCert
-	revoked, err := cr.revoked()
-	if err != nil {
-		return nil, err
-	}
+	cert := cr.live.Server()
+	role := hasRole(cert)
+	c.Certificates, c.ClientCAs, c.ClientAuth = []tls.Certificate{*cert}, cr.live.Authorities(), tls.RequireAndVerifyClientCert
 	c.VerifyConnection = func(st tls.ConnectionState) error {
 		id, proven, err := provenIdentity(st.PeerCertificates[0])
 		if err != nil {
@@ -178,82 +185,91 @@ func (cr *credentials) accepting() (*tls.Config, error) {
 		if !proven && role {
 			return errNoRole
 		}
-		return cr.checkAllowed(st.PeerCertificates[0], revoked)
+		return cr.allows(st.PeerCertificates)
 	}
-	return c, nil
+	return c
+}
+
+// allows applies the revocation list and the operator's restrictions to verified certificates.
+func (cr *credentials) allows(shown []*x509.Certificate) error {
+	if err := cr.live.Allows(shown); err != nil {
+		return fmt.Errorf("%w: %w", errIdentity, err)
+	}
+	return nil
+}
+
+// holds says why the certificates of a peer with a session do not hold any more, or nil. Names are not looked at
+// again: a node may be renamed.
+func (cr *credentials) holds(shown []*x509.Certificate, dialled bool) error {
+	if cr.selfMade != nil {
+		return nil
+	}
+	use := x509.ExtKeyUsageClientAuth
+	if dialled {
+		use = x509.ExtKeyUsageServerAuth
+	}
+	return cr.live.Verify(shown, use)
 }
 
 // errNoRole says why a certificate of the authority is not enough. Clients may have one of it too.
 var errNoRole = fmt.Errorf("%w: the certificate proves no node, and this node's own does", errIdentity)
 
-// own reads the node's own certificate. role says that it proves which node this is. Peers that prove
-// nothing are refused then.
-func (cr *credentials) own(what, certFile, keyFile string) (cert *tls.Certificate, role bool, err error) {
-	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+// checkOwn refuses a certificate of this node that proves another one. It also refuses one without a role in the
+// place of one that has had it: the node would begin to take any holder of a certificate for a node.
+func (cr *credentials) checkOwn(path string, cert *tls.Certificate) error {
+	id, role, err := provenIdentity(cert.Leaf)
 	if err != nil {
-		return nil, false, fmt.Errorf("transport: %s: %w", what, err)
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	id, role, err := provenIdentity(pair.Leaf)
-	if err != nil {
-		return nil, false, fmt.Errorf("transport: %s %s: %w", what, certFile, err)
+	if _, had := cr.roles.Load(path); had && !role {
+		return fmt.Errorf("%s proves no node any more: give the node a certificate of skein cert create-node, or start it anew", path)
 	}
 	if id.name != "" && cr.sec.Name != "" && id.name != cr.sec.Name {
-		return nil, false, fmt.Errorf("transport: %s %s is of the node %s, and this node is %s: give it its own certificate", what, certFile, id.name, cr.sec.Name)
+		return fmt.Errorf("%s is of the node %s, and this node is %s: give it its own certificate", path, id.name, cr.sec.Name)
 	}
-	return &pair, role, nil
+	if role {
+		cr.roles.Store(path, true)
+	}
+	return nil
+}
+
+// hasRole says whether the node's own certificate proves which node this is. Peers that prove nothing
+// are refused then.
+func hasRole(own *tls.Certificate) bool {
+	_, role, _ := provenIdentity(own.Leaf) // checkOwn has seen it
+	return role
 }
 
 // dialling returns the configuration of the side that dials the node at host.
-func (cr *credentials) dialling(host string, want keyspace.NodeID) (*tls.Config, error) {
+func (cr *credentials) dialling(host string, want keyspace.NodeID) *tls.Config {
 	c := cr.base()
 	c.ServerName = host
 	// The standard check knows host names only, and a certificate that names the node
 	// needs none. VerifyConnection does the whole check instead.
 	c.InsecureSkipVerify = true
 	if cr.selfMade != nil {
-		return c, nil
+		return c
 	}
 	if cr.sec.ServerName != "" {
 		c.ServerName = cr.sec.ServerName
 	}
-	certFile, keyFile := cr.sec.ClientCertFile, cr.sec.ClientKeyFile
-	if certFile == "" {
-		certFile, keyFile = cr.sec.CertFile, cr.sec.KeyFile
-	}
-	cert, role, err := cr.own("peer client certificate", certFile, keyFile)
-	if err != nil {
-		return nil, err
-	}
+	cert := cr.live.Client()
+	role, name := hasRole(cert), c.ServerName
 	c.Certificates = []tls.Certificate{*cert}
-	roots, err := cr.authorities()
-	if err != nil {
-		return nil, err
-	}
-	revoked, err := cr.revoked()
-	if err != nil {
-		return nil, err
-	}
-	name := c.ServerName
-	c.VerifyConnection = func(st tls.ConnectionState) error {
-		if err := cr.verifyDialled(st.PeerCertificates, roots, name, want, role); err != nil {
-			return err
-		}
-		return cr.checkAllowed(st.PeerCertificates[0], revoked)
-	}
-	return c, nil
+	c.VerifyConnection = func(st tls.ConnectionState) error { return cr.verifyDialled(st.PeerCertificates, name, want, role) }
+	return c
 }
 
 // verifyDialled checks the chain and the identity of a dialled node. want is 0 for a node that asks
 // and knows no identity yet.
-func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.CertPool, host string, want keyspace.NodeID, role bool) error {
-	opts := x509.VerifyOptions{Roots: roots, CurrentTime: cr.clock.Wall(), Intermediates: x509.NewCertPool()}
-	for _, c := range certs[1:] {
-		opts.Intermediates.AddCert(c)
+func (cr *credentials) verifyDialled(shown []*x509.Certificate, host string, want keyspace.NodeID, role bool) error {
+	if err := cr.holds(shown, true); err != nil {
+		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+			return err
+		}
+		return fmt.Errorf("%w: %w", errIdentity, err)
 	}
-	if _, err := certs[0].Verify(opts); err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
-	}
-	id, proven, err := provenIdentity(certs[0])
+	id, proven, err := provenIdentity(shown[0])
 	switch {
 	case err != nil:
 		return err
@@ -262,62 +278,11 @@ func (cr *credentials) verifyDialled(certs []*x509.Certificate, roots *x509.Cert
 	case !proven && role:
 		return errNoRole
 	case !proven:
-		if err := certs[0].VerifyHostname(host); err != nil {
-			return &tls.CertificateVerificationError{UnverifiedCertificates: certs, Err: err}
+		if err := shown[0].VerifyHostname(host); err != nil {
+			return &tls.CertificateVerificationError{UnverifiedCertificates: shown, Err: err}
 		}
 	}
 	return nil
-}
-
-// checkAllowed applies the operator's restrictions to a verified certificate.
-func (cr *credentials) checkAllowed(cert *x509.Certificate, revoked []*big.Int) error {
-	if slices.ContainsFunc(revoked, func(n *big.Int) bool { return n.Cmp(cert.SerialNumber) == 0 }) {
-		return fmt.Errorf("%w: serial number %x is revoked", errIdentity, cert.SerialNumber)
-	}
-	if a := cr.sec.AllowedCNs; len(a) > 0 && !slices.Contains(a, cert.Subject.CommonName) {
-		return fmt.Errorf("%w: common name %q is not allowed", errIdentity, cert.Subject.CommonName)
-	}
-	matches := func(host string) bool { return cert.VerifyHostname(host) == nil }
-	if a := cr.sec.AllowedHostnames; len(a) > 0 && !slices.ContainsFunc(a, matches) {
-		return fmt.Errorf("%w: no allowed host name in %q", errIdentity, cert.DNSNames)
-	}
-	return nil
-}
-
-// authorities returns the pool of TrustedCAFile.
-func (cr *credentials) authorities() (*x509.CertPool, error) {
-	if cr.sec.TrustedCAFile == "" {
-		return nil, errors.New("transport: certificates of peers need a trusted CA file: without one anybody is a node")
-	}
-	b, err := os.ReadFile(cr.sec.TrustedCAFile)
-	if err != nil {
-		return nil, fmt.Errorf("transport: trusted CA file: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(b) {
-		return nil, fmt.Errorf("transport: trusted CA file %s has no certificate", cr.sec.TrustedCAFile)
-	}
-	return pool, nil
-}
-
-// revoked returns the serial numbers of CRLFile.
-func (cr *credentials) revoked() ([]*big.Int, error) {
-	if cr.sec.CRLFile == "" {
-		return nil, nil
-	}
-	b, err := os.ReadFile(cr.sec.CRLFile)
-	if err != nil {
-		return nil, fmt.Errorf("transport: revocation list: %w", err)
-	}
-	list, err := x509.ParseRevocationList(derOf(b))
-	if err != nil {
-		return nil, fmt.Errorf("transport: revocation list %s: %w", cr.sec.CRLFile, err)
-	}
-	var serials []*big.Int
-	for _, e := range list.RevokedCertificateEntries {
-		serials = append(serials, e.SerialNumber)
-	}
-	return serials, nil
 }
 
 // resetKey returns the key by which a restarted node tells its peers that it does not
@@ -359,12 +324,4 @@ func makeCertificate(now time.Time) (*tls.Certificate, error) {
 		return nil, fmt.Errorf("transport: make a certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
-}
-
-// derOf returns the content of the first PEM block, or b itself if it is no PEM.
-func derOf(b []byte) []byte {
-	if block, _ := pem.Decode(b); block != nil {
-		return block.Bytes
-	}
-	return b
 }

@@ -32,6 +32,9 @@ type SessionConfig struct {
 	// Reads are the versions that the peer reads, zero for a carrier without Hellos. The session ends
 	// when this node writes in a higher one.
 	Reads keyspace.Versions
+	// Holds says why the peer's certificates do not hold any more, or nil. Nil for a carrier without
+	// certificates.
+	Holds func() error
 	// Ended is called once, with the reason, when the session ends. It must not
 	// block.
 	Ended func(error)

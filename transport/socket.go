@@ -99,7 +99,7 @@ func (ss *sockets) serve(i int, creds *credentials, config *quic.Config) (*quic.
 		MinVersion: tls.VersionTLS13,
 		NextProtos: []string{ALPN},
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			return creds.accepting()
+			return creds.accepting(), nil
 		},
 	}, config)
 	ss.mu.Lock()
