@@ -165,6 +165,12 @@ type Config struct {
 	ClientTLS TLS
 	// PeerTLS is for the https URLs among the peer URLs.
 	PeerTLS TLS
+	// CORS are the origins (scheme://host:port) whose pages a browser may let in by the HTTP of the client
+	// URLs. Empty or one "*" means all.
+	CORS []string
+	// HostWhitelist are the names by which HTTP requests without TLS may call this node. Empty, or with a "*", means
+	// all.
+	HostWhitelist []string
 	// CipherSuites restricts TLS 1.2. Empty means Go's choice.
 	CipherSuites []uint16
 	// TLSMinVersion is the oldest version of TLS. Default TLS 1.2; the bus always uses
@@ -258,6 +264,8 @@ func Default() *Config {
 		WarnUnaryRequest:     300 * time.Millisecond,
 		TLSMinVersion:        tls.VersionTLS12,
 		SelfSignedCertYears:  1,
+		CORS:                 []string{"*"},
+		HostWhitelist:        []string{"*"},
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,

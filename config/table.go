@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
@@ -32,6 +34,7 @@ func Flags() []Flag {
 	t = append(t, clusterFlags()...)
 	t = append(t, securityFlags()...)
 	t = append(t, tlsFlags()...)
+	t = append(t, browserFlags()...)
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
@@ -243,6 +246,40 @@ func tlsFlags() []Flag {
 			set: func(c *Config, v value) (err error) {
 				c.TLSMaxVersion, err = parseTLSVersion(v.text)
 				return err
+			},
+		},
+	}
+}
+
+// browserFlags are about the pages that a browser shows to somebody who reaches the client URLs.
+func browserFlags() []Flag {
+	return []Flag{
+		{
+			Name: "cors", kind: kindString, Default: "*", File: "cors", Section: sectionSecurity,
+			Usage: "Origins whose pages may use the HTTP of the client URLs, separated by commas: scheme://host:port. Empty or `*` means all.",
+			Note:  "A page of another origin is also refused, not only kept from reading the answer. The default port may be left out in the request.",
+			set: func(c *Config, v value) error {
+				if c.CORS = []string{"*"}; v.text == "" || v.text == "*" {
+					return nil
+				}
+				urls, err := types.NewURLs(strings.Split(v.text, ","))
+				if err != nil {
+					return err
+				}
+				c.CORS = slices.Compact(urls.StringSlice())
+				return nil
+			},
+		},
+		{
+			Name: "host-whitelist", kind: kindString, Default: "*", File: "host-whitelist", Section: sectionSecurity,
+			Usage: "Names by which HTTP requests without TLS may call this node, separated by commas. Empty or `*` means any.",
+			set: func(c *Config, v value) error {
+				if c.HostWhitelist = strings.Split(v.text, ","); v.text == "" {
+					c.HostWhitelist = []string{"*"}
+				}
+				slices.Sort(c.HostWhitelist)
+				c.HostWhitelist = slices.Compact(c.HostWhitelist)
+				return nil
 			},
 		},
 	}

@@ -72,8 +72,6 @@ func notYetFlags() []Flag {
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionSecurity, "cors", kindString, "*", "cors", "origins are not restricted yet", ""),
-		notYet(sectionSecurity, "host-whitelist", kindSet, "*", "host-whitelist", "host names are not restricted yet", ""),
 		notYet(sectionAuth, "auth-token", kindString, "simple", "auth-token", auth, ""),
 		notYet(sectionAuth, "bcrypt-cost", kindUint, "10", "bcrypt-cost", auth),
 		notYet(sectionAuth, "auth-token-ttl", kindUint, "300", "auth-token-ttl", auth),

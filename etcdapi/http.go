@@ -34,7 +34,7 @@ func (s *Server) clientMux() http.Handler {
 	if s.gateway != nil {
 		mux.Handle("/v3/", s.gateway)
 	}
-	return anyOrigin(ownPages(today(mux)))
+	return s.knownHost(s.origins(ownPages(today(mux))))
 }
 
 // metricsMux serves the metrics URLs: metrics and health alone.
@@ -44,26 +44,84 @@ func (s *Server) metricsMux() http.Handler {
 	return mux
 }
 
-// anyOrigin lets scripts of any web page in, etcd's default.
-func anyOrigin(next http.Handler) http.Handler {
+// knownHost refuses requests without TLS for a host that is not listed. A page whose own name leads to this node by
+// now (DNS rebinding) has the node for its own origin, and could read and write everything. With TLS that name
+// would have to stand in the certificate.
+func (s *Server) knownHost(next http.Handler) http.Handler {
+	list := s.opts.HostWhitelist
+	if len(list) == 0 || slices.Contains(list, "*") {
+		return next
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE")
-		w.Header().Set("Access-Control-Allow-Origin", "*")
-		w.Header().Set("Access-Control-Allow-Headers", "accept, content-type, authorization")
-		if r.Method == http.MethodOptions {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if secure, _ := r.Context().Value(overTLS{}).(bool); !secure && !slices.Contains(list, host) {
+			s.log.Warn("rejecting HTTP request to prevent DNS rebinding attacks", zap.String("host", host))
+			http.Error(w, fmt.Sprintf("this node does not serve the host %q: add it to --host-whitelist, or use https", host), http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
+// origins tells browsers whose pages they may let in: all by default, as in etcd, or those listed. etcd serves the
+// others too, and a browser keeps only the answer from them. So such a page could still write, and a
+// websocket would even show it the answers. With a list they are refused here.
+func (s *Server) origins(next http.Handler) http.Handler {
+	list := s.opts.CORS
+	all := len(list) == 0 || slices.Contains(list, "*")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		allowed, origin := "*", r.Header.Get("Origin")
+		if !all {
+			allowed = origin
+			w.Header().Set("Vary", "Origin")
+		}
+		listed := all || slices.ContainsFunc(list, func(o string) bool { return originOf(o) == originOf(origin) })
+		if listed {
+			w.Header().Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE")
+			w.Header().Set("Access-Control-Allow-Origin", allowed)
+			w.Header().Set("Access-Control-Allow-Headers", "accept, content-type, authorization")
+		}
+		if r.Method == http.MethodOptions {
+			return
+		}
+		if !listed && foreign(r) {
+			http.Error(w, fmt.Sprintf("pages of the origin %q may not use this node: add it to --cors", origin), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// originOf writes an origin with its port, which a browser leaves out if it is the default one.
+func originOf(s string) string {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" {
+		return s
+	}
+	if port := map[string]string{"http": "80", "https": "443"}[u.Scheme]; u.Port() == "" && port != "" {
+		u.Host += ":" + port
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+// overTLS is the context key of a connection with TLS.
+type overTLS struct{}
+
 // certified is the context key of a connection whose client has shown a certificate.
 type certified struct{}
 
-// noteCertificate is an HTTP server's ConnContext.
-func noteCertificate(ctx context.Context, c net.Conn) context.Context {
-	if s, ok := c.(*sniffedConn); ok && s.state != nil && len(s.state.PeerCertificates) > 0 {
-		return context.WithValue(ctx, certified{}, true)
+// noteTLS is an HTTP server's ConnContext. net/http does not know of the sniffer's handshake.
+func noteTLS(ctx context.Context, c net.Conn) context.Context {
+	s, ok := c.(*sniffedConn)
+	if !ok || s.state == nil {
+		return ctx
+	}
+	ctx = context.WithValue(ctx, overTLS{}, true)
+	if len(s.state.PeerCertificates) > 0 {
+		ctx = context.WithValue(ctx, certified{}, true)
 	}
 	return ctx
 }
@@ -89,8 +147,12 @@ func ownPages(next http.Handler) http.Handler {
 // so by one of the two headers, for websockets by the first; other clients send neither.
 func foreign(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" {
+		scheme := "http"
+		if secure, _ := r.Context().Value(overTLS{}).(bool); secure {
+			scheme = "https"
+		}
 		u, err := url.Parse(origin)
-		return err != nil || !strings.EqualFold(u.Scheme, "https") || !strings.EqualFold(u.Host, r.Host)
+		return err != nil || !strings.EqualFold(u.Scheme, scheme) || !strings.EqualFold(u.Host, r.Host)
 	}
 	site := r.Header.Get("Sec-Fetch-Site")
 	return site != "" && site != "same-origin" && site != "none"

@@ -94,6 +94,11 @@ type Options struct {
 	// Verify says why the certificates of a connected client do not hold any more, or nil. Nil means that
 	// clients show none.
 	Verify func([]*x509.Certificate) error
+	// CORS are the origins whose pages a browser may let in. Empty, or with a "*", means all.
+	CORS []string
+	// HostWhitelist are the names by which HTTP requests without TLS may call this node. Empty, or
+	// with a "*", means all.
+	HostWhitelist []string
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
 }
@@ -271,7 +276,7 @@ func newHTTPServer(h http.Handler) *http.Server {
 		ReadTimeout:       requestReadTime,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ConnContext:       noteCertificate,
+		ConnContext:       noteTLS,
 		ErrorLog:          zap.NewStdLog(zap.NewNop()), // errors of clients
 	}
 }

@@ -218,7 +218,7 @@ func faceOptions(cfg *config.Config, m *join.Membership) etcdapi.Options {
 		RequestTimeout: cfg.RequestTimeout(), ElectionTimeout: cfg.ElectionTimeout, WarnUnaryRequest: cfg.WarnUnaryRequest,
 		WatchProgressInterval: cfg.WatchProgressInterval,
 		KeepAliveMinTime:      cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
-		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway,
+		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway, CORS: cfg.CORS, HostWhitelist: cfg.HostWhitelist,
 	}
 }
 
