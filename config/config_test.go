@@ -113,8 +113,8 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"peer-crl-file":                str("crl", func(c *Config) any { return c.PeerTLS.CRLFile }),
 		"certs-dir":                    str("cd", func(c *Config) any { return c.CertsDir }),
 		"self-signed-cert-validity":    {value: "3", get: func(c *Config) any { return c.SelfSignedCertYears }, want: uint(3)},
-		"cors":           {value: "http://b:2,http://a:1", get: func(c *Config) any { return c.CORS }, want: []string{"http://a:1", "http://b:2"}},
-		"host-whitelist": {value: "b,a", get: func(c *Config) any { return c.HostWhitelist }, want: []string{"a", "b"}},
+		"cors":                         {value: "http://b:2,http://a:1", get: func(c *Config) any { return c.CORS }, want: []string{"http://a:1", "http://b:2"}},
+		"host-whitelist":               {value: "b,a", get: func(c *Config) any { return c.HostWhitelist }, want: []string{"a", "b"}},
 		"cipher-suites": {
 			value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
 			get: func(c *Config) any { return c.CipherSuites }, want: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256},

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -138,6 +139,19 @@ func (c *Config) validateTLS() error {
 
 // secure says whether the URL asks for TLS.
 func secure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
+
+// Insecure returns the URLs of clients and peers that others than this machine reach without TLS. Those of metrics do
+// not count: probes have no certificates.
+func (c *Config) Insecure() (urls []string) {
+	for _, u := range slices.Concat(c.ListenClientURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs) {
+		ip := net.ParseIP(u.Hostname())
+		if u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(urls, u.String()) {
+			continue
+		}
+		urls = append(urls, u.String())
+	}
+	return urls
+}
 
 // ClientSide is the TLS of the client and metrics listeners.
 type ClientSide struct {

@@ -111,6 +111,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		return nil, err
 	}
 	files.tell(core.log, limit)
+	tellInsecure(cfg, core.log, reg)
 	// After the directory is known to be this node's: auto-tls writes certificates there.
 	secure, err := cfg.ClientSide(o.Clock.Wall, logger, unusable.WithLabelValues("client"))
 	if err != nil {
@@ -139,6 +140,21 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}()
 	core.wait.Go(core.watchRestores)
 	return n, nil
+}
+
+// tellInsecure says which URLs others reach without TLS.
+func tellInsecure(cfg *config.Config, log *zap.Logger, reg prometheus.Registerer) {
+	insecure := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "skein_insecure", Help: "1 if a client or peer URL beyond loopback is without TLS, else 0.",
+	})
+	reg.MustRegister(insecure)
+	urls := cfg.Insecure()
+	if len(urls) == 0 {
+		return
+	}
+	insecure.Set(1)
+	log.Warn("THIS NODE IS OPEN TO THE NETWORK WITHOUT TLS: whoever reaches these URLs reads all keys and writes them, or takes the part of a node; "+
+		"make certificates with skein cert, and use https:// URLs and --certs-dir", zap.Strings("urls", urls))
 }
 
 // Stop ends the node in order. Requests under way get a few seconds to end.
