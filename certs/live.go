@@ -214,8 +214,8 @@ func (k *kept[T]) refresh(l *Live) error {
 	return nil
 }
 
-// looks tells two states of files apart. Time and size alone would miss a copy that keeps the time (cp -p) of
-// a file that has the same size, as two lists have that revoke equally many.
+// looks tells two states of files apart. Time and size are not enough. A copy may keep the time (cp -p), and two
+// lists that revoke equally many are equally long.
 func looks(paths []string) string {
 	var b strings.Builder
 	for _, path := range paths {
