@@ -264,7 +264,7 @@ func TestPeerHandshakesThatHang(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		if _, err := c.Write([]byte("\x16\x03\x01\x02\x00\x01")); err != nil {
 			t.Fatal(err)
 		}
