@@ -1,9 +1,12 @@
-// Package auth says who sends a request. It compares the passwords of users who log in, and makes and
-// verifies their tokens. What a user may do is package rights.
+// Package auth says who sends a request, and whether that user may. It compares the passwords of users who
+// log in, and makes and verifies their tokens. What users and roles mean is package rights.
 //
 // # Files
 //
 //	login.go     who has logged in, and who has failed too often
+//	gate.go      who sends a request, by the newest view; remembers it
+//	claim.go     what a request brings to say who sends it: a token, a certificate
+//	caller.go    who sends a request, and what that user may do
 //	password.go  bcrypt, a few at a time
 //	tokens.go    the options of --auth-token, and the tokens that they name
 //	jwt.go       JSON web tokens, as in etcd
@@ -45,6 +48,12 @@
 //
 // A7. A proof has the index of a read after the comparison, and the credential was the same in it. So what
 // ends a token by A2 ends one too whose login was under way.
+//
+// A8. Who is identified after [Gate.Update] has returned has no rights of an earlier view, and no token that
+// ended by A2 is accepted. Callers are remembered together with the rights and keys by which they
+// were identified, and go with them.
+//
+// A9. A token wins over a certificate, also a bad one. A node's certificate makes nobody a user.
 //
 // Indices belong to one log. Whoever starts a new log from the data of an old one must make new keys.
 package auth

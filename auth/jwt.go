@@ -27,6 +27,9 @@ var (
 // maxJWT bounds the bytes of a token whose signature is looked at.
 const maxJWT = 16 << 10
 
+// never is when a token expires that does not say when.
+var never = time.Unix(1<<33, 0)
+
 // Names of claims, etcd's and RFC 7519's.
 const (
 	claimUser     = "username"
@@ -110,7 +113,11 @@ func (t *jwtTokens) Verify(_ *View, token string) (Identity, error) {
 	if !ok || revision < 0 || revision >= 1<<63 {
 		return bad("it has no " + claimRevision)
 	}
-	return Identity{User: user, Revision: uint64(revision)}, nil
+	until := never
+	if at, err := claims.GetExpirationTime(); err == nil && at != nil {
+		until = at.Time
+	}
+	return Identity{User: user, Revision: uint64(revision), Until: until}, nil
 }
 
 // keys reads the files and returns the keys to sign and to verify with.

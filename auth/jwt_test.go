@@ -128,7 +128,7 @@ func TestJWT(t *testing.T) {
 					all = append(all, verifier, open(t, clk, "jwt,sign-method="+method+",priv-key="+k.private+",pub-key="+k.public))
 				}
 				for i, v := range all {
-					if id, err := v.Verify(nil, token); err != nil || id != (Identity{User: "u", Revision: 7}) {
+					if id, err := v.Verify(nil, token); err != nil || id.User != "u" || id.Revision != 7 {
 						t.Errorf("node %d: %+v, %v", i, id, err)
 					}
 				}
@@ -236,7 +236,7 @@ func TestJWTClaims(t *testing.T) {
 			}
 			id, err := v.Verify(nil, token)
 			if c.want == "" {
-				if err != nil || id != (Identity{"u", 7}) {
+				if err != nil || id.User != "u" || id.Revision != 7 {
 					t.Errorf("%v: %+v, %v", c.claims, id, err)
 				}
 			} else if !errors.Is(err, kverror.InvalidAuthToken) || !strings.Contains(err.Error(), c.want) {

@@ -26,6 +26,8 @@ const (
 	maxSimple = (atUser+rights.MaxNameBytes+macBytes)*4/3 + 1 + 1 + 20
 	// maxUses bounds the tokens whose last use a node remembers.
 	maxUses = 65536
+	// useResolution is how long a use counts for those that follow: etcd looks for old tokens as often.
+	useResolution = time.Second
 )
 
 // Simple makes and verifies simple tokens.
@@ -77,9 +79,9 @@ func (t *Simple) Verify(v *View, token string) (Identity, error) {
 	if !hmac.Equal(key.mac(p.signed), p.mac) {
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "its MAC is not that of key %d", p.key)
 	}
-	now, id := t.clk.Now(), recentID(p.mac)
+	now, wall, id := t.clk.Now(), t.clk.Wall(), recentID(p.mac)
 	_, used := t.uses.get(id, now)
-	if age := t.clk.Wall().Sub(p.issued); age.Abs() > t.ttl && !used {
+	if age := wall.Sub(p.issued); age.Abs() > t.ttl && !used {
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "it was made %v ago and not used here for %v", age, t.ttl)
 	}
 	if p.index > v.Index {
@@ -94,7 +96,7 @@ func (t *Simple) Verify(v *View, token string) (Identity, error) {
 		return Identity{}, kverror.New(kverror.InvalidAuthToken, "authentication was enabled at index %d; the token is of %d", v.Rights.EnabledSince, p.index)
 	}
 	t.uses.note(id, now, func(struct{}) struct{} { return struct{}{} })
-	return Identity{User: p.user, Revision: v.Rights.Revision}, nil
+	return Identity{User: p.user, Revision: v.Rights.Revision, Until: wall.Add(min(useResolution, t.ttl/8))}, nil
 }
 
 // simple is a token's fields. They are claims until the MAC is verified.

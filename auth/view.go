@@ -1,8 +1,10 @@
 package auth
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rights"
@@ -21,6 +23,9 @@ type Identity struct {
 	User string
 	// Revision is the auth revision for which the identity stands.
 	Revision uint64
+	// Until is when the same token has to be verified again in a view of the same rights and keys, by the
+	// wall clock.
+	Until time.Time
 }
 
 // Current returns etcd's error where the identity is of an older auth revision than the state. etcd asks
@@ -92,6 +97,12 @@ func NewKey(id KeyID, secret []byte) (Key, error) {
 
 // Format implements fmt.Formatter: no verb shows the secret.
 func (k Key) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, fmt.Sprint("key ", uint32(k.id))) }
+
+// same says whether both are the same keys.
+func (k *Keys) same(o *Keys) bool {
+	same := func(a, b Key) bool { return a.id == b.id && bytes.Equal(a.secret, b.secret) }
+	return same(k.Current, o.Current) && same(k.Before, o.Before)
+}
 
 // find returns the key of an id.
 func (k *Keys) find(id KeyID) (Key, bool) {

@@ -148,7 +148,7 @@ func TestJWTOfBoth(t *testing.T) {
 				t.Fatal(err)
 			}
 			id, err := tokens.Verify(nil, answer.Token)
-			if err != nil || id != (auth.Identity{User: "root", Revision: store.Revision()}) {
+			if err != nil || id.User != "root" || id.Revision != store.Revision() {
 				t.Errorf("etcd's token at revision %d: %+v, %v", store.Revision(), id, err)
 			}
 			token, err := tokens.Issue(auth.Keys{}, auth.Proof{User: "root", Revision: 5})

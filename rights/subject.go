@@ -59,6 +59,12 @@ func (s *Subject) May(what Type, key, end []byte) bool {
 	return false
 }
 
+// Root says whether the user may do everything.
+func (s *Subject) Root() bool { return s.root }
+
+// Spans is how much memory the subject takes: for so many spans of keys.
+func (s *Subject) Spans() int { return cap(s.read) + cap(s.write) }
+
 // span is a span of keys from start to before end; an empty end is none.
 type span struct{ start, end []byte }
 

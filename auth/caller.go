@@ -1,0 +1,80 @@
+package auth
+
+import (
+	"slices"
+
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
+)
+
+// Caller is who sends a request, and what that user may do in one state of the rights. It does not change.
+// The zero Caller may do nothing.
+type Caller struct {
+	// User is the user's name. It is empty where no user is known.
+	User string
+	// Node is the name of the node whose certificate the request came with. Nodes are no users.
+	Node string
+	// Subject is what the user may do; nil if there is no such user, or checks are off.
+	Subject *rights.Subject
+	// Index is that of a view with these rights, and Access the access index there.
+	Index, Access uint64
+
+	roles []string
+	// off says that checks are off, and known that a token or a certificate was accepted. The user need
+	// not exist for that: tokens of others and certificates may name any.
+	off, known bool
+	// stale is the error of an identity of an older auth revision.
+	stale error
+}
+
+// caller returns who an identity is in a view. subject is nil if there is no such user.
+func (v *View) caller(id Identity, subject *rights.Subject) *Caller {
+	c := &Caller{User: id.User, Subject: subject, Index: v.Index, Access: v.Rights.Access, known: true, stale: id.Current(v.Rights)}
+	if u := v.Rights.User(id.User); u != nil {
+		c.roles = u.Roles
+	}
+	return c
+}
+
+// AnyUser returns an error where the request has no user.
+func (c *Caller) AnyUser() error {
+	if c.off || c.known {
+		return nil
+	}
+	return kverror.UserEmpty
+}
+
+// Root returns an error where the user may not do what only root may. As in etcd the auth revision of the
+// identity does not matter.
+func (c *Caller) Root() error {
+	switch {
+	case c.off:
+		return nil
+	case c.User == "":
+		return kverror.UserEmpty
+	case c.Subject == nil:
+		return kverror.UserNotFound
+	case !c.Subject.Root():
+		return kverror.PermissionDenied
+	}
+	return nil
+}
+
+// May returns an error where the user may not do what the type says to the keys of a request, in etcd's
+// form.
+func (c *Caller) May(what rights.Type, key, end []byte) error {
+	switch {
+	case c.off:
+		return nil
+	case !c.known:
+		return kverror.UserEmpty
+	case c.stale != nil:
+		return c.stale
+	case c.Subject == nil || !c.Subject.May(what, key, end):
+		return kverror.PermissionDenied
+	}
+	return nil
+}
+
+// has says whether the user has a role.
+func (c *Caller) has(role string) bool { return slices.Contains(c.roles, role) }

@@ -1,0 +1,228 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
+)
+
+const (
+	// maxCallers bounds the tokens whose callers a node remembers, and likewise the common names.
+	maxCallers = 65536
+	// maxSpans bounds the spans of keys of the users among them, of 48 bytes each. The largest user that
+	// rights allow has fewer.
+	maxSpans = 1 << 20
+	// shards is a power of two: requests seldom wait for each other.
+	shards = 64
+)
+
+// Gate says who sends each request of a node, by the newest view that the node has.
+type Gate struct {
+	clk    clock.Clock
+	tokens Tokens
+	now    atomic.Pointer[moment]
+	mu     sync.Mutex // orders the changes of now
+}
+
+// moment is a view while it is the newest one.
+type moment struct {
+	view *View // nil before the first
+	// off is the caller of all requests where checks are off.
+	off     *Caller
+	callers *callers
+	next    chan struct{} // closed when there is a newer view
+}
+
+// NewGate returns a gate that nobody passes before its first view.
+func NewGate(clk clock.Clock, tokens Tokens) *Gate {
+	g := &Gate{clk: clk, tokens: tokens}
+	g.now.Store(&moment{next: make(chan struct{})})
+	return g
+}
+
+// Update takes a view in, unless the gate has had one of that index or a later one. An Identify that begins
+// after it returns nobody whose rights are of an earlier view.
+func (g *Gate) Update(v *View) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	last := g.now.Load()
+	if last.view != nil && v.Index <= last.view.Index {
+		return
+	}
+	m := &moment{view: v, next: make(chan struct{})}
+	if last.view != nil && v.Rights.Meta == last.view.Rights.Meta && v.Keys.same(&last.view.Keys) {
+		// Each change moves the auth revision, or the index since when checks are on. So these are the
+		// same rights, at a later index.
+		m.off, m.callers = last.off, last.callers
+	} else {
+		m.callers = newCallers()
+		if !v.Rights.Enabled {
+			m.off = &Caller{Index: v.Index, Access: v.Rights.Access, off: true}
+		}
+	}
+	g.now.Store(m)
+	close(last.next)
+}
+
+// Identify returns who sends a request: the user of its token, else the one whom its certificate's common name
+// means, else nobody. What nobody may do, and the holder of an outdated token, the Caller's methods say: etcd
+// asks that later.
+//
+// A token may be ahead of this node, which then waits for the view until the context ends. So that context
+// needs a deadline, also for streams.
+func (g *Gate) Identify(ctx context.Context, c Claim) (*Caller, error) {
+	for {
+		m := g.now.Load()
+		if m.off != nil {
+			return m.off, nil
+		}
+		if m.view == nil {
+			if err := g.wait(ctx, m, 0); err != nil {
+				return nil, kverror.New(kverror.NoLeader, "this node does not know yet who may do what: %v", err)
+			}
+			continue
+		}
+		caller, err := g.identify(m, &c)
+		if err == nil {
+			return caller, nil
+		}
+		var ahead AheadOf
+		if !errors.As(err, &ahead) || g.wait(ctx, m, ahead.Index) != nil {
+			return nil, err
+		}
+	}
+}
+
+// wait returns when the gate has a view of the index, newer than that of the moment.
+func (g *Gate) wait(ctx context.Context, m *moment, index uint64) error {
+	for m.view == nil || m.view.Index < index {
+		select {
+		case <-m.next:
+			m = g.now.Load()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (g *Gate) identify(m *moment, c *Claim) (*Caller, error) {
+	if c.HasToken {
+		return g.byToken(m, c.Token)
+	}
+	nobody := Caller{Index: m.view.Index, Access: m.view.Rights.Access}
+	if c.Certificate == nil {
+		return &nobody, nil
+	}
+	var role bool
+	if nobody.Node, role = nodeOf(c.Certificate); role {
+		return &nobody, nil
+	}
+	return g.byName(m, c.Certificate.Subject.CommonName), nil
+}
+
+func (g *Gate) byToken(m *moment, token string) (*Caller, error) {
+	digest := digestOf(token)
+	at, now := m.callers.tokens.at(digest), g.clk.Wall().UnixNano()
+	if h, ok := at.get(digest, 0); ok && h.since <= now && now < h.until {
+		return h.caller, nil
+	}
+	id, err := g.tokens.Verify(m.view, token)
+	if err != nil {
+		return nil, err
+	}
+	h := held{g.caller(m, id), now, id.Until.UnixNano()}
+	at.note(digest, 0, func(held) held { return h })
+	return h.caller, nil
+}
+
+// byName returns the caller whom a common name means. It stands for the auth revision of the moment.
+func (g *Gate) byName(m *moment, name string) *Caller {
+	digest := digestOf(name)
+	at := m.callers.names.at(digest)
+	if h, ok := at.get(digest, 0); ok {
+		return h.caller
+	}
+	h := held{caller: g.caller(m, Identity{User: name, Revision: m.view.Rights.Revision})}
+	at.note(digest, 0, func(held) held { return h })
+	return h.caller
+}
+
+// caller makes a caller. Where the callers of the moment have too many spans it has new ones from now on.
+func (g *Gate) caller(m *moment, id Identity) *Caller {
+	subject, full := m.callers.subject(m.view.Rights, id.User)
+	if full {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if now := g.now.Load(); now.callers == m.callers {
+			fresh := *now
+			fresh.callers = newCallers()
+			g.now.Store(&fresh)
+		}
+	}
+	return m.view.caller(id, subject)
+}
+
+// callers are what is remembered of those who were identified while the rights and keys were the same.
+type callers struct {
+	tokens, names sharded
+
+	mu       sync.Mutex
+	subjects map[string]*rights.Subject // of users that there are
+	spans    int
+}
+
+// held is a caller who need not be identified again between two times, in nanoseconds of the wall clock. If
+// that is set back, the caller is identified again. The monotonic clock would cost as much as all the rest.
+type held struct {
+	caller       *Caller
+	since, until int64
+}
+
+// sharded remembers callers by a digest: tokens themselves stay nowhere.
+type sharded [shards]*recent[held]
+
+// noExpiry has nothing forgotten for its age: what is held knows its own time.
+const noExpiry = math.MaxInt64
+
+func newCallers() *callers {
+	c := &callers{subjects: map[string]*rights.Subject{}}
+	for i := range shards {
+		for _, s := range []*sharded{&c.tokens, &c.names} {
+			s[i] = newRecent[held](noExpiry, maxCallers/shards)
+		}
+	}
+	return c
+}
+
+func (s *sharded) at(digest recentID) *recent[held] { return s[digest[0]%shards] }
+
+func digestOf(text string) recentID {
+	var short [512]byte // most tokens fit, and take no memory
+	sum := sha256.Sum256(append(short[:0], text...))
+	return recentID(sum[:])
+}
+
+// subject returns what a user may do, nil for one who is not there. full says that there are more spans than
+// may be remembered.
+func (c *callers) subject(state *rights.State, user string) (s *rights.Subject, full bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.subjects[user]; s != nil {
+		return s, false
+	}
+	s, ok := state.Subject(user)
+	if !ok {
+		return nil, false
+	}
+	c.subjects[user] = s
+	c.spans += s.Spans()
+	return s, c.spans > maxSpans
+}
