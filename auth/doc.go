@@ -4,6 +4,7 @@
 // # Files
 //
 //	login.go     who has logged in, and who has failed too often
+//	rules.go     who may call which method, and send which request
 //	gate.go      who sends a request, by the newest view; remembers it
 //	claim.go     what a request brings to say who sends it: a token, a certificate
 //	caller.go    who sends a request, and what that user may do
@@ -53,7 +54,10 @@
 // ended by A2 is accepted. Callers are remembered together with the rights and keys by which they
 // were identified, and go with them.
 //
-// A9. A token wins over a certificate, also a bad one. A node's certificate makes nobody a user.
+// A9. A method without a row in the table of rules is refused, whoever calls it, and so is a message of which
+// nobody says what it asks for. A name that is not written exactly as the method's is another method.
+//
+// A10. A token wins over a certificate, also a bad one. A node's certificate makes nobody a user.
 //
 // Indices belong to one log. Whoever starts a new log from the data of an old one must make new keys.
 package auth
