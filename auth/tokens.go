@@ -89,6 +89,9 @@ func (o *Options) parseJWT(values map[string]string) error {
 		return fmt.Errorf("%w: sign-method %q is not one of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, ES512, EdDSA, HS256, HS384, HS512",
 			ErrOptions, values["sign-method"])
 	}
+	if o.jwt.method == jwt.SigningMethodNone {
+		return fmt.Errorf("unsupported signing method: %T, which signs nothing", o.jwt.method)
+	}
 	return nil
 }
 

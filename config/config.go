@@ -13,6 +13,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -42,6 +43,12 @@ const (
 	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
 	// written to never ends.
 	MinCopyBytes = 1 << 20
+)
+
+// The defaults of auth-token-ttl and bcrypt-cost, etcd's.
+const (
+	defaultAuthTokenTTL = 300 * time.Second
+	defaultBcryptCost   = 10
 )
 
 // The states of initial-cluster-state.
@@ -182,6 +189,17 @@ type Config struct {
 	// Default 1.
 	SelfSignedCertYears uint
 
+	// AuthToken says which tokens users get who log in, as auth.ParseOptions reads it: "simple", "jwt" with
+	// its options, or empty for none. Default "simple". All nodes must have the same, or one refuses the tokens
+	// of another. Nothing uses it yet, nor the next two.
+	AuthToken string
+	// AuthTokenTTL is how long a simple token is valid without use. 0 means the default, 5 min. Too short and
+	// clients log in all the time, too long and a stolen token serves for long.
+	AuthTokenTTL time.Duration
+	// BcryptCost is the cost of the hashes of new passwords. At most 14; below 4 means the default, 10, as in
+	// etcd. Each step doubles the time of a login, and of an attack on a stolen hash.
+	BcryptCost int
+
 	// Log says what is logged, how and where.
 	Log Log
 	// EnablePprof serves Go's profiles to every client. Default false. Profiles cost
@@ -266,6 +284,9 @@ func Default() *Config {
 		SelfSignedCertYears:  1,
 		CORS:                 []string{"*"},
 		HostWhitelist:        []string{"*"},
+		AuthToken:            "simple",
+		AuthTokenTTL:         defaultAuthTokenTTL,
+		BcryptCost:           defaultBcryptCost,
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,
@@ -304,6 +325,9 @@ func (c *Config) complete() {
 	if c.Log.Format == "" {
 		c.Log.Format = "json"
 	}
+	if c.AuthTokenTTL == 0 {
+		c.AuthTokenTTL = defaultAuthTokenTTL
+	}
 	if c.WarnUnaryRequest == 0 {
 		c.WarnUnaryRequest = 300 * time.Millisecond
 	}
@@ -320,7 +344,7 @@ func (c *Config) RequestTimeout() time.Duration {
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
-		c.Compaction.validate, c.validateTLS, c.Log.validate, c.validateRanges,
+		c.Compaction.validate, c.validateTLS, c.validateAuth, c.Log.validate, c.validateRanges,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -473,6 +497,20 @@ func (c *Config) validateLimits() error {
 		return fmt.Errorf("--range-merge-after must be 0 or at least %v (set to %v)", MinRangeMergeAfter, c.RangeMergeAfter)
 	case c.CopyBytesPerSecond < MinCopyBytes:
 		return fmt.Errorf("--copy-bytes-per-second must be at least %d (set to %d)", MinCopyBytes, c.CopyBytesPerSecond)
+	}
+	return nil
+}
+
+func (c *Config) validateAuth() error {
+	if _, err := auth.ParseOptions(c.AuthToken); err != nil {
+		return fmt.Errorf("--auth-token: %w", err)
+	}
+	switch {
+	case c.AuthTokenTTL < 0:
+		return fmt.Errorf("--auth-token-ttl must not be negative (set to %v)", c.AuthTokenTTL)
+	case c.BcryptCost > auth.MaxCost:
+		return fmt.Errorf("--bcrypt-cost must be at most %d (set to %d): each step doubles what a login computes, which takes about a second with %d",
+			auth.MaxCost, c.BcryptCost, auth.MaxCost)
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/auth"
 )
 
 // Errors that [Load] returns for command lines that ask for no node.
@@ -92,7 +94,7 @@ func (l *loader) note(message string, fields ...zap.Field) {
 	l.notices = append(l.notices, Notice{Message: message, Fields: fields})
 }
 
-// advise notes what is allowed and seldom meant.
+// advise notes what is allowed and seldom meant, and what is not used.
 func (l *loader) advise() {
 	c := l.config
 	if c.Name == "default" {
@@ -108,6 +110,19 @@ func (l *loader) advise() {
 	}
 	if c.ClientTLS.Auto && c.ClientTLS.given() || c.PeerTLS.Auto && c.PeerTLS.given() {
 		l.note("ignoring auto TLS since certificates are given")
+	}
+	l.adviseAuth()
+}
+
+func (l *loader) adviseAuth() {
+	c := l.config
+	if o, err := auth.ParseOptions(c.AuthToken); err == nil && len(o.Ignored) > 0 {
+		l.note("unknown options of --auth-token are ignored", zap.Strings("options", o.Ignored))
+	}
+	if c.BcryptCost < auth.MinCost {
+		l.note("use default bcrypt cost instead of the invalid given cost", zap.Int("min-cost", auth.MinCost), zap.Int("max-cost", auth.MaxCost),
+			zap.Int("default-cost", defaultBcryptCost), zap.Int("given-cost", c.BcryptCost))
+		c.BcryptCost = defaultBcryptCost
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"math"
 	"net/url"
 	"slices"
 	"strings"
@@ -35,6 +36,7 @@ func Flags() []Flag {
 	t = append(t, securityFlags()...)
 	t = append(t, tlsFlags()...)
 	t = append(t, browserFlags()...)
+	t = append(t, authFlags()...)
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
@@ -247,6 +249,34 @@ func tlsFlags() []Flag {
 				c.TLSMaxVersion, err = parseTLSVersion(v.text)
 				return err
 			},
+		},
+	}
+}
+
+func authFlags() []Flag {
+	const noUsers = " Users and roles are not there yet, and nothing uses it before."
+	return []Flag{
+		{
+			Name: "auth-token", kind: kindString, Default: "simple", File: "auth-token", Section: sectionAuth,
+			Usage: "Tokens of users who log in: simple, or jwt,sign-method=METHOD,pub-key=FILE,priv-key=FILE,ttl=TIME.",
+			Note:  "Any node takes a simple token of any other." + noUsers,
+			set:   setString(func(c *Config) *string { return &c.AuthToken }),
+		},
+		{
+			Name: "auth-token-ttl", kind: kindUint, Default: "300", File: "auth-token-ttl", Section: sectionAuth,
+			Usage: "Seconds for which a simple token is valid without use.", Note: "0 means 300." + noUsers,
+			set: func(c *Config, v value) error {
+				if v.u > uint64(math.MaxInt64/time.Second) {
+					return errors.New("value out of range")
+				}
+				c.AuthTokenTTL = time.Duration(v.u) * time.Second
+				return nil
+			},
+		},
+		{
+			Name: "bcrypt-cost", kind: kindUint, Default: "10", File: "bcrypt-cost", Section: sectionAuth,
+			Usage: "Cost of the hashes of new passwords.", Note: "4 to 14: each step doubles the time of a login, which 14 makes a second." + noUsers,
+			set: setInt(func(c *Config) *int { return &c.BcryptCost }),
 		},
 	}
 }

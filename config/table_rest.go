@@ -58,7 +58,6 @@ func meaninglessFlags() []Flag {
 
 func notYetFlags() []Flag {
 	const (
-		auth       = "users and roles are not there yet"
 		rotation   = "the log is not rotated: use logrotate with copytruncate, or standard error"
 		tracing    = "spans are not exported yet"
 		discovered = "name the founders in --initial-cluster"
@@ -72,9 +71,6 @@ func notYetFlags() []Flag {
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionAuth, "auth-token", kindString, "simple", "auth-token", auth, ""),
-		notYet(sectionAuth, "bcrypt-cost", kindUint, "10", "bcrypt-cost", auth),
-		notYet(sectionAuth, "auth-token-ttl", kindUint, "300", "auth-token-ttl", auth),
 		notYet(sectionProfiling, "metrics", kindString, "basic", "metrics", "per-method histograms are not there yet"),
 		notYet(sectionLogging, "enable-log-rotation", kindBool, "false", "enable-log-rotation", rotation),
 		notYet(sectionLogging, "log-rotation-config-json", kindString,

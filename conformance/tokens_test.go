@@ -117,6 +117,8 @@ func TestTokenOptions(t *testing.T) {
 			accepted++
 		case etcd == nil && strings.Contains(ours.Error(), "bits, and this one has"):
 			more++
+		case etcd != nil && ours != nil && strings.HasPrefix(ours.Error(), "unsupported signing method"):
+			refused[ours.Error()]++ // etcd reads the files before
 		case etcd == nil || ours == nil || !strings.HasPrefix(ours.Error(), etcd.Error()):
 			t.Errorf("%s\nours: %v\netcd: %v", o, ours, etcd)
 		default:

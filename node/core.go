@@ -79,6 +79,11 @@ type Options struct {
 	// MaxRequestBytes and MaxTxnOps are etcd's limits. MaxRequestBytes is at most
 	// rangeapi.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
+	// AuthToken, AuthTokenTTL and BcryptCost are --auth-token, --auth-token-ttl and --bcrypt-cost. Nothing
+	// uses them yet.
+	AuthToken    string
+	AuthTokenTTL time.Duration
+	BcryptCost   int
 	// RemoveBatch and RemovePause pace the removal of old versions; 0 are the defaults.
 	RemoveBatch int64
 	RemovePause time.Duration

@@ -208,7 +208,8 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		MemoryBytes: cfg.MemoryBytes, Logger: logger,
 		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad), RangeMergeAfter: unbounded(cfg.RangeMergeAfter),
 		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
-		RemoveBatch:        int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
+		AuthToken:          cfg.AuthToken, AuthTokenTTL: cfg.AuthTokenTTL, BcryptCost: cfg.BcryptCost,
+		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		sec := security(cfg)
