@@ -7,7 +7,7 @@ import (
 	"github.com/skeindb/skein/rights"
 )
 
-// Caller is who sends a request, and what that user may do in one state of the rights. It does not change.
+// Caller is who sends a request. It knows what that user may do in one state of the rights, and does not change.
 // The zero Caller may do nothing.
 type Caller struct {
 	// User is the user's name. It is empty where no user is known.

@@ -27,8 +27,7 @@ type Claim struct {
 }
 
 // ReadClaim returns what the incoming context of a gRPC call claims. Certificates count only with
-// --client-cert-auth. What comes through the gateway or a websocket has none: their connections to the
-// server are without TLS.
+// --client-cert-auth. The gateway and websockets have none, because they reach the server without TLS.
 func ReadClaim(ctx context.Context, clientCertAuth bool) Claim {
 	var c Claim
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.TokenFieldNameGRPC); len(v) > 0 {

@@ -50,9 +50,9 @@
 // A7. A proof has the index of a read after the comparison, and the credential was the same in it. So what
 // ends a token by A2 ends one too whose login was under way.
 //
-// A8. Who is identified after [Gate.Update] has returned has no rights of an earlier view, and no token that
-// ended by A2 is accepted. Callers are remembered together with the rights and keys by which they
-// were identified, and go with them.
+// A8. [Gate.Update] returns, and from then on nobody gets rights of an earlier view. No token is accepted any
+// more that the view ends by A2. Callers are remembered together with the rights and keys that identified
+// them, and go with them.
 //
 // A9. A method without a row in the table of rules is refused, whoever calls it, and so is a message of which
 // nobody says what it asks for. A name that is not written exactly as the method's is another method.

@@ -72,8 +72,8 @@ func (g *Gate) Update(v *View) {
 }
 
 // Identify returns who sends a request: the user of its token, else the one whom its certificate's common name
-// means, else nobody. What nobody may do, and the holder of an outdated token, the Caller's methods say: etcd
-// asks that later.
+// means, else nobody. It does not refuse nobody, or an identity of an old auth revision. etcd does that later,
+// and so do the Caller's methods.
 //
 // A token may be ahead of this node, which then waits for the view until the context ends. So that context
 // needs a deadline, also for streams.
@@ -155,7 +155,7 @@ func (g *Gate) byName(m *moment, name string) *Caller {
 	return h.caller
 }
 
-// caller makes a caller. Where the callers of the moment have too many spans it has new ones from now on.
+// caller makes a caller. If those of the moment have too many spans, all of them are forgotten.
 func (g *Gate) caller(m *moment, id Identity) *Caller {
 	subject, full := m.callers.subject(m.view.Rights, id.User)
 	if full {
@@ -210,8 +210,8 @@ func digestOf(text string) recentID {
 	return recentID(sum[:])
 }
 
-// subject returns what a user may do, nil for one who is not there. full says that there are more spans than
-// may be remembered.
+// subject returns what a user may do, or nil if there is no such user. full says that too many spans are
+// remembered.
 func (c *callers) subject(state *rights.State, user string) (s *rights.Subject, full bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -357,7 +357,7 @@ func TestCommonNames(t *testing.T) {
 		if c := w.is(Claim{Certificate: two}, ""); c.Node != "" {
 			t.Errorf("two roles: %+v", c)
 		}
-		// Who has been root by name is not root once another change says so.
+		// The rights behind a name change with the view.
 		other := Claim{Certificate: certificate("u", "")}
 		w.changed("grant-role u root")
 		if c := w.is(other, "u"); c.Root() != nil {

@@ -15,9 +15,10 @@ type Rule uint8
 
 // The rules.
 const (
-	// Refused: nobody. That is the rule of every method that the table does not have.
+	// Refused: nobody. Methods that are not in the table have this rule.
 	Refused Rule = iota
-	// Open: everybody. Who calls it is not asked.
+	// Open: everybody. Who calls it is not asked, so that a bad token does not matter. etcd refuses AuthStatus
+	// with one.
 	Open
 	// AnyUser: whoever has a token or certificate.
 	AnyUser
