@@ -17,8 +17,7 @@ type Rule uint8
 const (
 	// Refused: nobody. Methods that are not in the table have this rule.
 	Refused Rule = iota
-	// Open: everybody. Who calls it is not asked, so that a bad token does not matter. etcd refuses AuthStatus
-	// with one.
+	// Open: everybody. Nobody reads the token of such a call. In etcd AuthStatus fails with a bad one.
 	Open
 	// AnyUser: whoever has a token or certificate.
 	AnyUser
