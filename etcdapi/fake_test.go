@@ -128,6 +128,15 @@ func (f *fakeKV) Compact(ctx context.Context, _ *pb.CompactionRequest) (*pb.Comp
 	return &pb.CompactionResponse{Header: h}, err
 }
 
+// HashKV answers as etcd does of a store at revision 7 that was never compacted, however long it takes.
+func (f *fakeKV) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error) {
+	h, err := f.answer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.HashKVResponse{Header: h, Hash: 0xabc, CompactRevision: -1, HashRevision: max(r.GetRevision(), 1)}, nil
+}
+
 // fakeNode is a node and its cluster.
 type fakeNode struct {
 	leader  atomic.Uint64
@@ -201,7 +210,7 @@ func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	t.Helper()
 	r := &rig{kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
 	r.node.leader.Store(0xb)
-	o := Options{KV: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
+	o := Options{KV: r.kv, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
 	if change != nil {
 		change(&o)
 	}

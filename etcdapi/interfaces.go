@@ -88,6 +88,13 @@ type Downgrades interface {
 	Hold(ctx context.Context, hold bool) error
 }
 
+// Hashes hashes the data of the cluster as this node has them, and those of others where it has none;
+// the router implements it. Errors are kverrors.
+type Hashes interface {
+	// HashKV has no bound but ctx.
+	HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error)
+}
+
 // Status is a node's state for Maintenance.Status.
 type Status struct {
 	// Revision is the last revision that this node has heard of.

@@ -47,6 +47,7 @@ type Options struct {
 	Leases Leases
 	// Without Downgrades nobody goes back.
 	Downgrades Downgrades
+	Hashes     Hashes
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

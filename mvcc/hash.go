@@ -23,11 +23,11 @@ func Hash(r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision) (ui
 }
 
 // HashPart hashes from the start of the span on and ends between two user keys, after it
-// has read about maxVersions versions (0 is no bound). next is the user key at which to
-// continue, or nil when the span is done. If all parts read one state, their sum is the
-// hash.
+// has read about maxBytes (0 is no bound), of which each version counts versionBytes and what
+// it has. next is the user key at which to continue, or nil when the span is done. If all
+// parts read one state, or states that agree at the revision, their sum is the hash.
 func HashPart(
-	r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision, maxVersions int64,
+	r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision, maxBytes int64,
 ) (sum uint64, next []byte, err error) {
 	w, err := newWalk(r, s, at)
 	if err != nil {
@@ -36,7 +36,7 @@ func HashPart(
 	var h hasher
 	ok, err := w.first()
 	for first := true; ok && err == nil; first = false {
-		if maxVersions > 0 && w.seen > maxVersions && !first {
+		if maxBytes > 0 && w.seen*versionBytes+h.bytes >= maxBytes && !first {
 			next, err = engine.AppendUserKey([]byte{}, w.prefix)
 			break
 		}
@@ -45,8 +45,13 @@ func HashPart(
 	return h.sum, next, w.close(err)
 }
 
+// versionBytes is what reading a version costs beside its bytes.
+const versionBytes = 64
+
 type hasher struct {
 	sum uint64
+	// bytes are those of the versions so far.
+	bytes int64
 	v   Version
 	buf []byte
 }
@@ -59,6 +64,7 @@ func (h *hasher) key(w *walk, compacted keyspace.Revision) (ok bool, err error) 
 		if err := w.version(&h.v); err != nil {
 			return false, err
 		}
+		h.bytes += h.v.Size()
 		if !h.v.Tombstone || h.v.Mod >= compacted {
 			for w := &h.v; w != nil; w = w.Earlier {
 				h.sum += w.hash()

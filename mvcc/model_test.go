@@ -298,7 +298,7 @@ func (w *workload) checkHash() {
 	var sum uint64
 	for _, s := range []keyspace.Span{{End: middle}, {Start: middle}} {
 		for {
-			part, next, err := HashPart(w.e, s, at, w.m.compacted, 3)
+			part, next, err := HashPart(w.e, s, at, w.m.compacted, 3*versionBytes)
 			if err != nil {
 				w.t.Fatal(err)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/transport"
@@ -212,7 +213,10 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	*undo = append(*undo, c.shards.Stop)
 	c.router = router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
-		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c},
+		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
+			*shard.AdminClient
+			*rangeapi.Client
+		}{c.shards.Admin(), c.shards.Client()},
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)

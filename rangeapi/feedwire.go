@@ -214,6 +214,18 @@ type ResolvedRequest struct {
 	Revision keyspace.Revision
 }
 
+// HashRequest asks a replica for the hash of a part of its range at a revision, from a user key on.
+type HashRequest struct {
+	Range      keyspace.RangeID
+	Generation keyspace.Generation
+	From       []byte
+	// Revision is that of the state, and Compacted the compacted revision by whose rule versions count.
+	Revision, Compacted keyspace.Revision
+	// Position is where a leader has answered a ResolvedRequest for the revision, zero if none was
+	// asked. The replica must have reached it, or have resolved the revision by itself.
+	Position FeedPosition
+}
+
 // HistoryRequest asks a replica for the events of a span.
 type HistoryRequest struct {
 	Range      keyspace.RangeID

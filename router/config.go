@@ -52,6 +52,8 @@ type Config struct {
 	// Local reads from this node's own replicas. Nil makes serializable reads linearizable.
 	Local   Local
 	Removal Removal
+	// Hashes is for HashKV.
+	Hashes Hashes
 	// Txns and Bus are for transactions over several ranges.
 	Txns TxnCommands
 	Bus  Bus

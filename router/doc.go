@@ -152,6 +152,7 @@
 //
 //	router.go        Router: make, stop, what other packages learn from it
 //	kv.go            Put, DeleteRange, Txn, Compact
+//	hash.go          the hash of all ranges
 //	lease.go         a lease's end over all ranges, and the keys of a lease
 //	txn.go           a transaction over several ranges: attempts until one is decided
 //	txncommit.go     revision, decision, resolution and abort of an attempt

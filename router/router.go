@@ -20,6 +20,8 @@ type Router struct {
 	coordinator *coordinator
 	// refreshing holds a token while the range map is reloaded.
 	refreshing chan struct{}
+	// hashing holds a token while a hash is computed.
+	hashing chan struct{}
 	timers     clock.Timers
 }
 
@@ -43,7 +45,7 @@ func New(cfg Config) *Router {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics(nil)
 	}
-	return &Router{cfg: cfg, cache: newRangeCache(), counts: newCounts(), coordinator: newCoordinator(&cfg), refreshing: make(chan struct{}, 1)}
+	return &Router{cfg: cfg, cache: newRangeCache(), counts: newCounts(), coordinator: newCoordinator(&cfg), refreshing: make(chan struct{}, 1), hashing: make(chan struct{}, 1)}
 }
 
 // Learn takes in descriptors from elsewhere: the node's own replicas, placement's feed.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/internal/background"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -32,6 +33,8 @@ type adminRequest struct {
 	// Revision and Compacted are for a hash.
 	Revision  keyspace.Revision `json:"revision,omitempty"`
 	Compacted keyspace.Revision `json:"compacted,omitempty"`
+	// Part is for hashpart.
+	Part *rangeapi.HashRequest `json:"part,omitempty"`
 	// Descriptors are for create.
 	Descriptors []keyspace.Descriptor `json:"descriptors,omitempty"`
 	// Marks are for removed.
@@ -54,6 +57,8 @@ const (
 	adminLook   = "look"
 	adminList   = "list"
 	adminHash   = "hash"
+	// adminHashPart is a hash that is right whatever happens to the range meanwhile.
+	adminHashPart = "hashpart"
 	adminCreate = "create"
 	// adminRaised asks for the marks of what the node leads, adminRemoved whether its
 	// replicas have come as far as marks say.
@@ -75,6 +80,7 @@ type adminAnswer struct {
 	List        []Summary             `json:"list,omitempty"`
 	More        bool                  `json:"more,omitempty"` // of the list
 	Hash        uint64                `json:"hash,omitempty"`
+	Next        []byte                `json:"next,omitempty"` // of hashpart: where the next part begins
 	// Marks answer raised, Left and Changed removed.
 	Marks   []removal.Mark     `json:"marks,omitempty"`
 	Left    []keyspace.RangeID `json:"left,omitempty"`
@@ -339,6 +345,57 @@ func (r *Replica) HashAt(at, compacted keyspace.Revision) (uint64, error) {
 	return h, nil
 }
 
+// hashPartBytes is about how much is read for one part of a hash: some 10 ms of work.
+const hashPartBytes = 4 << 20
+
+// hashPart returns the hash of what compaction at q.Compacted keeps of a part of this node's replica at
+// q.Revision. What it hashes will never change, unless a later compaction removes some of it.
+func (s *Store) hashPart(q *rangeapi.HashRequest) (*adminAnswer, error) {
+	r := s.Replica(q.Range)
+	if r == nil {
+		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", q.Range, s.cfg.Self)
+	}
+	span, installs, err := r.hashable(q)
+	if err != nil {
+		return nil, err
+	}
+	a := &adminAnswer{}
+	background.Run(func() {
+		a.Hash, a.Next, err = mvcc.HashPart(s.cfg.Engine, span, q.Revision, q.Compacted, hashPartBytes)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("shard: range %s: hash at %d from %q on: %w", r.id, q.Revision, span.Start, err)
+	}
+	// Only now is it known that nothing was removed or replaced before the keys were read.
+	_, now, err := r.hashable(q)
+	if err == nil && now != installs {
+		err = kverror.New(kverror.ReadAgain, "range %s: a snapshot replaced the state meanwhile", r.id)
+	}
+	return a, err
+}
+
+// hashable returns the rest of the range's span, if what the replica has of it at a revision is all that
+// there will ever be. installs counts the snapshots that the replica was filled from.
+func (r *Replica) hashable(q *rangeapi.HashRequest) (rest keyspace.Span, installs uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.stopped:
+		return rest, 0, r.ended
+	case r.upkeep.receiving:
+		return rest, 0, kverror.New(kverror.Busy, "range %s: a snapshot comes in", r.id)
+	case r.doubt != nil:
+		return rest, 0, r.doubtedLocked()
+	case q.Generation != r.rec.Generation || !r.rec.Span.Contains(q.From):
+		return rest, 0, r.errorLocked(kverror.WrongRange, "the range is another one here")
+	case q.Revision > r.resolvedLocked() && (q.Position == rangeapi.FeedPosition{} || !r.positionLocked().Reaches(q.Position)):
+		return rest, 0, kverror.New(kverror.ReadAgain, "range %s is resolved up to %d here, not %d", r.id, r.resolvedLocked(), q.Revision)
+	case r.rec.Compacted > max(q.Compacted, 0): // the sequencer's is -1 before the first one
+		return rest, 0, &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
+	}
+	return keyspace.Span{Start: q.From, End: r.rec.Span.End}, r.installs, nil
+}
+
 func (s *Store) handleAdmin(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	var q adminRequest
 	var a *adminAnswer
@@ -377,6 +434,11 @@ func (s *Store) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error
 		return &adminAnswer{Left: left, Changed: changed}, nil
 	case adminMerge:
 		return s.merge(ctx, q.Merge)
+	case adminHashPart:
+		if q.Part == nil {
+			return nil, rangeapi.BadRequest("no part to hash")
+		}
+		return s.hashPart(q.Part)
 	}
 	r := s.Replica(q.Range)
 	if r == nil {

@@ -141,6 +141,16 @@ func (c *AdminClient) HashAt(
 	return a.Hash, nil
 }
 
+// HashPart returns the hash of a part of a range as the node's replica has it, and the key at which the
+// next part begins, nil at the range's end.
+func (c *AdminClient) HashPart(ctx context.Context, node keyspace.NodeID, q *rangeapi.HashRequest) (sum uint64, next []byte, err error) {
+	a, err := c.ask(ctx, node, &adminRequest{Op: adminHashPart, Part: q}, false)
+	if err != nil {
+		return 0, nil, err
+	}
+	return a.Hash, a.Next, nil
+}
+
 // CreateRanges makes the node's replicas of new ranges, see Store.Create.
 func (c *AdminClient) CreateRanges(ctx context.Context, node keyspace.NodeID, ds []keyspace.Descriptor) error {
 	_, err := c.ask(ctx, node, &adminRequest{Op: adminCreate, Descriptors: ds}, true)

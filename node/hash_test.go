@@ -1,0 +1,167 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// hash asks a node for the hash at a revision.
+func (r *rig) hash(n *rigNode, at int64) *pb.HashKVResponse {
+	r.t.Helper()
+	h, err := n.core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: at})
+	if err != nil {
+		r.t.Fatalf("hash at %d on node %s: %v", at, n.id, err)
+	}
+	return h
+}
+
+// wantHash wants the hash from every node.
+func (r *rig) wantHash(when string, at int64, want uint32) {
+	r.t.Helper()
+	for _, n := range r.nodes {
+		if h := r.hash(n, at); h.GetHash() != want || h.GetHashRevision() != at {
+			r.t.Errorf("%s: node %s has the hash %#x at %d, want %#x at %d", when, n.id, h.GetHash(), h.GetHashRevision(), want, at)
+		}
+	}
+}
+
+// The hash at a revision is the same on all nodes, with and without replicas of their own, and stays
+// what it was while ranges split, merge and move and later writes go on.
+func TestHashIsTheSameEverywhere(t *testing.T) {
+	const ranges = 3
+	bubble(t, 3, borders(ranges), nil, func(r *rig) {
+		value := make([]byte, 200<<10)
+		for i := range 100 { // several parts for each range
+			r.mustPut(r.nodes[i%3], fmt.Sprintf("%s%d", keyOf(i%ranges), i), string(value))
+		}
+		r.mustRemove(r.nodes[1], keyOf(1)+"4")
+		at := r.mustPut(r.nodes[1], keyOf(1), "last")
+		first := r.hash(r.nodes[0], 0)
+		if first.GetHashRevision() != at || first.GetCompactRevision() != -1 || first.GetHeader().GetRevision() != at || first.GetHash() == 0 {
+			r.t.Fatalf("%v at %d", first, at)
+		}
+		want := first.GetHash()
+		if before := r.hash(r.nodes[0], at-1); before.GetHash() == want {
+			r.t.Error("a put does not change the hash")
+		}
+		r.wantHash("at first", at, want)
+		r.mustPut(r.nodes[0], keyOf(0), "later")
+		r.wantHash("with later writes", at, want)
+		var meanwhile sync.WaitGroup
+		for i := range 40 { // hashes under way while the ranges change
+			meanwhile.Go(func() {
+				time.Sleep(time.Duration(i) * 2 * time.Second)
+				h, err := r.nodes[i%3].core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: at})
+				if err == nil && h.GetHash() != want {
+					r.t.Errorf("meanwhile: %#x, want %#x", h.GetHash(), want)
+				}
+			})
+		}
+		var right atomic.Uint64
+		merge := r.splitForMerge("k0000/m", &right)
+		r.splitAt("k0001/x4")
+		r.wantHash("after a split", at, want)
+		merge()
+		r.wantHash("after a merge", at, want)
+		n := r.joiner("n4")
+		if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {
+			r.t.Fatal(err)
+		}
+		r.announced(n)
+		r.nodes = append(r.nodes[:3:3], n)
+		r.wantHash("on a node without replicas", at, want)
+		r.mustMove(1, r.nodes[2], n)
+		r.wantHash("after a move", at, want)
+		meanwhile.Wait()
+
+		// The compaction rule changes the hash, and is the same everywhere however far each has removed.
+		now := r.mustPut(r.nodes[0], keyOf(0), "again")
+		if _, err := r.nodes[1].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at}); err != nil {
+			r.t.Fatal(err)
+		}
+		h := r.hash(r.nodes[0], now)
+		if h.GetCompactRevision() != at {
+			r.t.Errorf("%v, compacted at %d", h, at)
+		}
+		r.wantHash("while versions go", now, h.GetHash())
+		time.Sleep(time.Minute)
+		r.wantHash("when they are gone", now, h.GetHash())
+
+		_, err := n.core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: at - 1})
+		r.wantKind("a compacted revision", err, kverror.Compacted)
+		_, err = n.core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: now + 1})
+		r.wantKind("a future revision", err, kverror.FutureRevision)
+		ctx, cancel := context.WithCancel(r.t.Context())
+		cancel()
+		if _, err = n.core.KV().HashKV(ctx, &pb.HashKVRequest{}); err == nil || !errors.Is(kverror.Of(err), kverror.Canceled) {
+			r.t.Errorf("cancelled: %v", err)
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// A compaction that removes versions in the middle of a hash does not make it wrong: it begins anew.
+func TestHashDuringCompactions(t *testing.T) {
+	bubble(t, 3, borders(3), func(o *Options) { o.RemoveBatch = 1 }, func(r *rig) {
+		var at int64
+		for i := range 200 {
+			at = r.mustPut(r.nodes[i%3], keyOf(i%3), fmt.Sprint(i))
+			if i%20 != 19 {
+				continue
+			}
+			if _, err := r.nodes[1].core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at - 5}); err != nil {
+				r.t.Fatal(err)
+			}
+			got := map[uint32]bool{}
+			for _, n := range r.nodes {
+				h := r.hash(n, at)
+				if h.GetCompactRevision() != at-5 {
+					r.t.Errorf("%v, compacted at %d", h, at-5)
+				}
+				got[h.GetHash()] = true
+			}
+			if len(got) != 1 {
+				r.t.Errorf("at %d the nodes have %d hashes", at, len(got))
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}
+
+// A replica of which one byte differs makes the hash of its node another one, and nobody else's.
+func TestHashShowsADifferentByte(t *testing.T) {
+	bubble(t, 3, borders(2), nil, func(r *rig) {
+		at := r.mustPut(r.nodes[0], keyOf(1), "value")
+		r.caughtUp(5 * time.Second)
+		want := r.hash(r.nodes[0], at).GetHash()
+		r.wantHash("before", at, want)
+		bad := r.nodes[2]
+		v, ok, err := mvcc.Get(bad.core.engine, []byte(keyOf(1)), keyspace.Revision(at))
+		if err != nil || !ok {
+			r.t.Fatal(ok, err)
+		}
+		v.Value[0] ^= 1
+		b := bad.core.engine.NewBatch()
+		defer b.Close()
+		if err := errors.Join(mvcc.Put(b, &v), b.Commit()); err != nil {
+			r.t.Fatal(err)
+		}
+		for _, n := range r.nodes {
+			if h := r.hash(n, at).GetHash(); (h == want) == (n == bad) {
+				r.t.Errorf("node %s has the hash %#x, before %#x", n.id, h, want)
+			}
+		}
+		r.stop(r.nodes...)
+	})
+}

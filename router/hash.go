@@ -1,0 +1,187 @@
+package router
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// Hashes asks replicas for hashes; node makes one from the ranges' clients.
+type Hashes interface {
+	// HashPart returns the hash of a part of a range as the node's replica has it, and the key at
+	// which the next part begins, nil at the range's end.
+	HashPart(ctx context.Context, node keyspace.NodeID, q *rangeapi.HashRequest) (sum uint64, next []byte, err error)
+	// AwaitResolved asks a range's leader for the position at which everything up to a revision is
+	// applied.
+	AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error)
+}
+
+// HashKV returns the hash of all versions at a revision, 0 for the current one. Each range's part is
+// that of this node's replica, if it has one. So members differ if and only if replicas do. The sum
+// does not depend on the order and the borders of ranges. The hash is bounded by ctx alone. One runs at
+// a time, and others wait. A compaction that goes through the ranges meanwhile begins it anew.
+func (r *Router) HashKV(ctx context.Context, req *pb.HashKVRequest) (*pb.HashKVResponse, error) {
+	select {
+	case r.hashing <- struct{}{}:
+		defer func() { <-r.hashing }()
+	case <-ctx.Done():
+		return nil, kverror.Of(ctx.Err())
+	}
+	for {
+		limit := r.limited(ctx)
+		a, err := r.currentOrWait(limit)
+		err = limit.outcome(err)
+		limit.End()
+		if err != nil {
+			return nil, err
+		}
+		at := keyspace.Revision(req.GetRevision())
+		switch {
+		case at > 0 && at < a.Compacted:
+			return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: a.Compacted}
+		case at > a.Current:
+			return nil, kverror.New(kverror.FutureRevision, "the revision %d is above the current one, %d", at, a.Current)
+		case at == 0:
+			at = a.Current
+		}
+		sum, err := r.hashAll(ctx, at, a.Compacted)
+		if err == nil {
+			return &pb.HashKVResponse{
+				Header: header(a.Current), Hash: uint32(sum>>32) ^ uint32(sum), CompactRevision: int64(a.Compacted), HashRevision: int64(at), //nolint:gosec // folded
+			}, nil
+		}
+		if kverror.Of(err).Kind != kverror.Compacted {
+			return nil, err
+		}
+		r.cfg.Logger.Info("a hash begins anew after a compaction", zap.Int64("revision", int64(at)), zap.Int64("compacted", int64(a.Compacted)), zap.Error(err))
+		if err := clock.Sleep(ctx, r.cfg.Clock, lastPause); err != nil {
+			return nil, kverror.Of(err)
+		}
+	}
+}
+
+// hashAll returns the sum of the hashes of all versions at a revision.
+func (r *Router) hashAll(ctx context.Context, at, compacted keyspace.Revision) (sum uint64, err error) {
+	w := hashWalk{r: r, at: at, compacted: compacted}
+	for at >= 0 { // etcd hashes nothing at a negative one
+		began := r.cfg.Clock.Now()
+		more, err := w.step(ctx)
+		if err != nil || !more {
+			return w.sum, err
+		}
+		// Half of the disk's time at most.
+		if err := clock.Sleep(ctx, r.cfg.Clock, r.cfg.Clock.Now().Sub(began)); err != nil {
+			return 0, kverror.Of(err)
+		}
+	}
+	return 0, nil
+}
+
+// hashWalk is how far a hash has come: all keys below from are in sum.
+type hashWalk struct {
+	r             *Router
+	at, compacted keyspace.Revision
+	from          []byte
+	sum           uint64
+	// position is where of has resolved the revision, zero if nobody has been asked.
+	of       rangeOf
+	position rangeapi.FeedPosition
+}
+
+// rangeOf is a range as it was.
+type rangeOf struct {
+	id keyspace.RangeID
+	g  keyspace.Generation
+}
+
+// step adds the next part, within a request's time. It begins at the range that holds the key now, so
+// ranges may split, merge and move between two steps.
+func (w *hashWalk) step(ctx context.Context) (more bool, err error) {
+	limit := w.r.limited(ctx)
+	defer limit.End()
+	var a retryState
+	for {
+		rt, err := w.r.holder(limit, w.from)
+		if err != nil {
+			return false, limit.outcome(err)
+		}
+		node := a.choose(rt, w.r.cfg.Self, w.r.cfg.Alive)
+		sum, next, err := w.part(limit, rt, node)
+		if err == nil {
+			w.sum += sum
+			if w.from = next; next == nil {
+				w.from = rt.desc.Span.End
+			}
+			return len(w.from) > 0, nil
+		}
+		e := kverror.Of(err)
+		if limit.Err() != nil || e.Retry() != kverror.RetryRouter && e.Fate() != kverror.Unknown || e.Kind == kverror.Corrupt {
+			return false, limit.outcome(err)
+		}
+		w.of = rangeOf{}
+		if err := w.r.learn(limit, &a, rt, node, e); err != nil {
+			return false, limit.outcome(err)
+		}
+	}
+}
+
+// part asks this node's replica of the range, and the leader only if there is none that can tell.
+func (w *hashWalk) part(ctx context.Context, rt *route, node keyspace.NodeID) (sum uint64, next []byte, err error) {
+	if now := (rangeOf{rt.desc.Range, rt.desc.Generation}); w.of != now {
+		w.of, w.position = now, rangeapi.FeedPosition{}
+	}
+	if sum, next, err = w.ask(ctx, w.r.cfg.Self); err == nil || decides(err) {
+		return sum, next, err
+	}
+	if w.position == (rangeapi.FeedPosition{}) {
+		alive := w.r.whileAlive(ctx, node)
+		w.position, err = w.r.cfg.Hashes.AwaitResolved(alive, node, &rangeapi.ResolvedRequest{Range: w.of.id, Generation: w.of.g, Revision: w.at})
+		alive.End()
+		if err != nil {
+			return 0, nil, err
+		}
+	}
+	// A replica of this node comes to where the leader is within moments, unless it is cut off.
+	late := w.r.cfg.Clock.Now().Add(w.r.cfg.AttemptTimeout)
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if sum, next, err = w.ask(ctx, w.r.cfg.Self); err == nil || decides(err) {
+			return sum, next, err
+		}
+		if kverror.Of(err).Kind == kverror.RangeNotHere || w.r.cfg.Clock.Now() >= late {
+			break
+		}
+		if err := clock.Sleep(ctx, w.r.cfg.Clock, pause); err != nil {
+			return 0, nil, err
+		}
+	}
+	return w.ask(ctx, node)
+}
+
+// ask asks a node's replica for the next part.
+func (w *hashWalk) ask(ctx context.Context, node keyspace.NodeID) (sum uint64, next []byte, err error) {
+	if node != w.r.cfg.Self {
+		alive := w.r.whileAlive(ctx, node)
+		defer alive.End()
+		ctx = alive
+	}
+	return w.r.cfg.Hashes.HashPart(ctx, node, &rangeapi.HashRequest{
+		Range: w.of.id, Generation: w.of.g, From: w.from, Revision: w.at, Compacted: w.compacted, Position: w.position,
+	})
+}
+
+// decides says whether the error of this node's replica is the outcome, whatever the leader would say: a
+// replica that cannot be read must not be passed over.
+func decides(err error) bool {
+	switch kverror.Of(err).Kind {
+	case kverror.Compacted, kverror.Corrupt, kverror.Internal:
+		return true
+	default:
+		return false
+	}
+}
