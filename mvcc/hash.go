@@ -52,8 +52,8 @@ type hasher struct {
 	sum uint64
 	// bytes are those of the versions so far.
 	bytes int64
-	v   Version
-	buf []byte
+	v     Version
+	buf   []byte
 }
 
 // key hashes the versions of the user key at w's position and moves w to the next user

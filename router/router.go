@@ -22,7 +22,7 @@ type Router struct {
 	refreshing chan struct{}
 	// hashing holds a token while a hash is computed.
 	hashing chan struct{}
-	timers     clock.Timers
+	timers  clock.Timers
 }
 
 // New returns a router that knows no range yet.

@@ -54,12 +54,12 @@ const (
 	adminSplit = "split"
 	adminShow  = "show"
 	// adminLook asks for the descriptor and the leader alone: operations do so at each step.
-	adminLook   = "look"
-	adminList   = "list"
-	adminHash   = "hash"
+	adminLook = "look"
+	adminList = "list"
+	adminHash = "hash"
 	// adminHashPart is a hash that is right whatever happens to the range meanwhile.
 	adminHashPart = "hashpart"
-	adminCreate = "create"
+	adminCreate   = "create"
 	// adminRaised asks for the marks of what the node leads, adminRemoved whether its
 	// replicas have come as far as marks say.
 	adminRaised  = "raised"
