@@ -193,7 +193,6 @@ func (s *State) PutRole(r *Role) {
 	s.bytes += r.Bytes()
 }
 
-// removeUser removes a user who is there.
 // RemoveUser removes a user, if there is one of that name.
 func (s *State) RemoveUser(name string) {
 	if old, ok := s.users.Delete(&User{Name: name}); ok {
@@ -201,8 +200,7 @@ func (s *State) RemoveUser(name string) {
 	}
 }
 
-// removeRole removes a role that is there. Users keep its name.
-// RemoveRole removes a role, if there is one of that name.
+// RemoveRole removes a role, if there is one of that name. Users keep its name.
 func (s *State) RemoveRole(name string) {
 	if old, ok := s.roles.Delete(&Role{Name: name}); ok {
 		s.bytes -= old.Bytes()

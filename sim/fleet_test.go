@@ -177,6 +177,7 @@ func run1(t *testing.T, j job) *outcome {
 // keepOutput keeps all that a process has said, its goroutines included, and returns where.
 func keepOutput(t *testing.T, j job, out []byte) string {
 	t.Helper()
+	//nolint:usetesting // as in prepare
 	dir, err := os.MkdirTemp("", fmt.Sprintf("skein-sim-%d-", j.seed))
 	if err == nil {
 		dir = filepath.Join(dir, "output.txt")

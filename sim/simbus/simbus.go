@@ -166,6 +166,9 @@ func (n *Network) Partition(group ...keyspace.NodeID) {
 	})
 }
 
+// HealCuts opens every direction. Who is paused stays so.
+func (n *Network) HealCuts() { n.topology(func() { clear(n.cut) }) }
+
 // HealAll opens every direction and resumes every node.
 func (n *Network) HealAll() {
 	n.topology(func() {

@@ -291,6 +291,8 @@ func TestPartitionAndPause(t *testing.T) {
 		time.Sleep(time.Second)
 		w.net.Pause(2)
 		w.send(3)
+		w.net.HealCuts()
+		time.Sleep(100 * time.Millisecond)
 		if len(w.trace) != 0 {
 			t.Errorf("paused node got %v", w.trace)
 		}
