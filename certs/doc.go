@@ -22,7 +22,8 @@
 //   - Whoever changes a directory has a lock on it, so of two revocations at once none is lost.
 //
 // A running node reads its files by a [Live], which sees that they change. A change that cannot be taken leaves
-// the last good content in use: so nothing that is revoked is trusted again.
+// the last good content in use, and is tried again. So nothing that is revoked is trusted again because a file
+// cannot be read. An older list in its place is taken: skein cert check finds that.
 //
 // A [Problem] is an error that the caller can mend. It says what to do.
 //

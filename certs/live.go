@@ -176,6 +176,8 @@ type kept[T any] struct {
 	// Guarded by mu: what the files looked like when they were read last, and the last good content.
 	seen string
 	good T
+	// failed is the look and the error that was told last, guarded by mu.
+	failed string
 }
 
 func (k *kept[T]) get(l *Live) T {
@@ -203,11 +205,16 @@ func (k *kept[T]) refresh(l *Live) error {
 		return nil
 	}
 	again := k.seen != ""
-	k.seen = now
 	content, err := k.read(k.paths)
 	if err != nil {
-		return fmt.Errorf("%s: %w", k.what, err)
+		// It is read again at the next use: a process without free files could not read it either.
+		if failed := now + err.Error(); failed != k.failed {
+			k.failed = failed
+			return fmt.Errorf("%s: %w", k.what, err)
+		}
+		return nil
 	}
+	k.seen, k.failed = now, ""
 	if k.good = content; again {
 		l.o.Log.Info("took changed certificates", zap.String("side", l.o.Side), zap.String("what", k.what), zap.Strings("files", k.paths))
 	}

@@ -244,7 +244,7 @@ func (s *State) Check() error {
 		return fmt.Errorf("rights: %d bytes are counted, and there are %d", s.bytes, n)
 	}
 	if root := s.User(Root); s.Enabled && (root == nil || !root.isRoot()) {
-		return fmt.Errorf("rights: checks are on, and user %q is %+v", Root, root)
+		return fmt.Errorf("rights: checks are on, and user %q is there: %t, without the role", Root, root != nil)
 	}
 	return nil
 }

@@ -22,10 +22,14 @@ type Hashes interface {
 	AwaitResolved(ctx context.Context, node keyspace.NodeID, q *rangeapi.ResolvedRequest) (rangeapi.FeedPosition, error)
 }
 
+// maxHashAgain bounds how often a hash begins anew: who compacts more often than a hash takes would have
+// it never end.
+const maxHashAgain = 2
+
 // HashKV returns the hash of all versions at a revision, 0 for the current one. Each range's part is
 // that of this node's replica, if it has one. So members differ if and only if replicas do. The sum
 // does not depend on the order and the borders of ranges. The hash is bounded by ctx alone. One runs at
-// a time, and others wait. A compaction that goes through the ranges meanwhile begins it anew.
+// a time, and others wait. A compaction that goes through the ranges meanwhile begins it anew, twice at most.
 func (r *Router) HashKV(ctx context.Context, req *pb.HashKVRequest) (*pb.HashKVResponse, error) {
 	select {
 	case r.hashing <- struct{}{}:
@@ -33,7 +37,7 @@ func (r *Router) HashKV(ctx context.Context, req *pb.HashKVRequest) (*pb.HashKVR
 	case <-ctx.Done():
 		return nil, kverror.Of(ctx.Err())
 	}
-	for {
+	for again := 0; ; again++ {
 		limit := r.limited(ctx)
 		a, err := r.currentOrWait(limit)
 		err = limit.outcome(err)
@@ -58,6 +62,9 @@ func (r *Router) HashKV(ctx context.Context, req *pb.HashKVRequest) (*pb.HashKVR
 		}
 		if kverror.Of(err).Kind != kverror.Compacted {
 			return nil, err
+		}
+		if again == maxHashAgain {
+			return nil, kverror.New(kverror.Timeout, "a compaction has come between %d times: ask when fewer compactions run", again+1)
 		}
 		r.cfg.Logger.Info("a hash begins anew after a compaction", zap.Int64("revision", int64(at)), zap.Int64("compacted", int64(a.Compacted)), zap.Error(err))
 		if err := clock.Sleep(ctx, r.cfg.Clock, lastPause); err != nil {

@@ -349,8 +349,9 @@ func (r *Replica) HashAt(at, compacted keyspace.Revision) (uint64, error) {
 const hashPartBytes = 4 << 20
 
 // hashPart returns the hash of what compaction at q.Compacted keeps of a part of this node's replica at
-// q.Revision. What it hashes will never change, unless a later compaction removes some of it.
-func (s *Store) hashPart(q *rangeapi.HashRequest) (*adminAnswer, error) {
+// q.Revision. What it hashes will never change, unless a later compaction removes some of it. One part is
+// hashed at a time, whoever asks.
+func (s *Store) hashPart(ctx context.Context, q *rangeapi.HashRequest) (*adminAnswer, error) {
 	r := s.Replica(q.Range)
 	if r == nil {
 		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", q.Range, s.cfg.Self)
@@ -358,6 +359,12 @@ func (s *Store) hashPart(q *rangeapi.HashRequest) (*adminAnswer, error) {
 	span, installs, err := r.hashable(q)
 	if err != nil {
 		return nil, err
+	}
+	select {
+	case s.hashing <- struct{}{}:
+		defer func() { <-s.hashing }()
+	case <-ctx.Done():
+		return nil, kverror.Of(ctx.Err())
 	}
 	a := &adminAnswer{}
 	background.Run(func() {
@@ -438,7 +445,7 @@ func (s *Store) admin(ctx context.Context, q *adminRequest) (*adminAnswer, error
 		if q.Part == nil {
 			return nil, rangeapi.BadRequest("no part to hash")
 		}
-		return s.hashPart(q.Part)
+		return s.hashPart(ctx, q.Part)
 	}
 	r := s.Replica(q.Range)
 	if r == nil {

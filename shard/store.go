@@ -129,6 +129,8 @@ type Store struct {
 	// reads bounds what requests hold of what they have read.
 	reads *eval.ReadLimit
 
+	// hashing holds a token while a part is hashed: many nodes may ask at once.
+	hashing chan struct{}
 	// rotten is when each bad table was first met, by its path. Only BadTable uses it.
 	rotten map[string]clock.Time
 
