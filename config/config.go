@@ -139,6 +139,9 @@ type Config struct {
 	// MaxTxnOps bounds the operations of a transaction. Positive. Default 128. Too
 	// high lets one transaction hold its latches for long.
 	MaxTxnOps int
+	// QuotaBytes bounds the size of this node's store: above it the node takes no more data, as with a
+	// full disk. 0, the default, or less: the disk is the bound.
+	QuotaBytes int64
 	// MaxConcurrentStreams bounds the calls at a time on one client connection. 0 and
 	// the default mean as many as the protocol can count, as in etcd.
 	MaxConcurrentStreams uint32

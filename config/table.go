@@ -96,6 +96,12 @@ func memberFlags() []Flag {
 			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes }),
 		},
 		{
+			Name: "quota-backend-bytes", kind: kindInt, Default: "0", File: "quota-backend-bytes", Section: sectionMember,
+			Usage: "Size of this node's store above which it takes no more data. 0 or less means that the disk is the bound.",
+			Note:  "For each node. The alarm NOSPACE ends by itself below the quota; nothing has to be defragmented or disarmed.",
+			set:   func(c *Config, v value) error { c.QuotaBytes = v.i; return nil },
+		},
+		{
 			Name: "max-concurrent-streams", kind: kindUint32, Default: "4294967295", File: "max-concurrent-streams", Section: sectionMember,
 			Usage: "Maximum number of calls at a time on one client connection.",
 			set:   func(c *Config, v value) error { c.MaxConcurrentStreams = uint32(v.u); return nil },

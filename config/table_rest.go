@@ -33,9 +33,6 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionMember, "max-wals", kindUint, "5", "max-wals", "Segments of the wal are recycled once nothing needs them."),
 		meaningless(sectionMember, "initial-election-tick-advance", kindBool, "true", "initial-election-tick-advance",
 			"A new cluster's first election does not wait, and a restarted voter has to."),
-		meaningless(sectionMember, "quota-backend-bytes", kindInt, "0", "quota-backend-bytes",
-			"The size of the database has no quota: writes are refused while the disk is full, and only then. "+
-				"So there is no metric etcd_server_quota_backend_bytes, whose 0 would have etcd's alert divide by zero."),
 		meaningless(sectionMember, "backend-bbolt-freelist-type", kindString, "", "backend-bbolt-freelist-type", bbolt),
 		meaningless(sectionMember, "backend-batch-interval", kindDuration, "0s", "backend-batch-interval", bbolt),
 		meaningless(sectionMember, "backend-batch-limit", kindInt, "0", "backend-batch-limit", bbolt),

@@ -44,7 +44,9 @@
 //   - a flush or compaction finds no space: the ballast file is deleted and Space reports
 //     Full. The flush is retried once a second and compactions pause. The last reserve is
 //     kept for the manifest, whose failed write would end the process.
-//   - the process can open no more files: the same, with a reserve of open files in the place of
+//   - the store is above its quota: Space reports Full too. Flushes and compactions go on, and the
+//     store is compacted until it is below.
+//   - the process can open no more files: the same as a full disk, with a reserve of open files in the place of
 //     the ballast. A read waits for a file: one while an entry is applied cannot fail.
 //   - an fsync fails: Fatal. The page cache proves nothing afterwards.
 //   - the machine flushes slowly: commits stall once MemTableStops memtables are full, and
@@ -63,6 +65,7 @@
 //	instance.go  the instance of a node that has no identity yet
 //	identity.go  identity files
 //	events.go    what Pebble reports: errors, flushes, its log
+//	quota.go       the bound that an operator sets
 //	corruption.go  bad tables: what they hold, and who is told
 //	manifest.go    whether the manifest is whole
 //	durable.go   listeners to durability, Flush

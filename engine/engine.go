@@ -35,6 +35,7 @@ type Engine struct {
 	flusher flusher
 	durable durability
 	corrupt corruptions
+	quota   quota
 	// borders are where tables end, in order; nil is tableBorders.
 	borders atomic.Pointer[[][]byte]
 	// excising keeps snapshots from being made or closed during an excising ingest. When such
@@ -71,6 +72,7 @@ func Open(o Options) (*Engine, error) {
 	e.durable.init()
 	e.flusher.init()
 	e.corrupt.wake = wake.New()
+	e.quota.bytes = o.QuotaBytes
 	if err := makeDir(o.FS, o.Dir); err != nil {
 		return nil, err
 	}
@@ -91,6 +93,10 @@ func Open(o Options) (*Engine, error) {
 	e.space.pace.db.Store(e.db)
 	e.metrics.attach(e)
 	e.space.poll()
+	if e.quota.bytes > 0 {
+		e.lookAtQuota()
+		e.tasks.Go(e.quotaLoop)
+	}
 	e.tasks.Go(e.flusherLoop)
 	e.tasks.Go(e.durabilityLoop)
 	e.tasks.Go(func() { e.space.loop() })

@@ -44,6 +44,8 @@ var (
 		"Total size of the underlying database physically allocated in bytes.", nil, nil)
 	descInUse = prometheus.NewDesc("etcd_mvcc_db_total_size_in_use_in_bytes",
 		"Total size of the underlying database logically in use in bytes.", nil, nil)
+	descQuota = prometheus.NewDesc("etcd_server_quota_backend_bytes",
+		"The size at which the store takes no more data: its quota, or what the disk leaves it. Absent where the disk does not tell.", nil, nil)
 	descMemTables = prometheus.NewDesc("skein_engine_memtable_bytes",
 		"Memory of the memtables.", nil, nil)
 	descCacheBytes = prometheus.NewDesc("skein_engine_block_cache_bytes",
@@ -123,7 +125,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 		c.Describe(ch)
 	}
 	for _, d := range []*prometheus.Desc{
-		descTotal, descInUse, descMemTables, descCacheBytes, descCacheHits, descCacheMisses,
+		descTotal, descInUse, descQuota, descMemTables, descCacheBytes, descCacheHits, descCacheMisses,
 		descReadAmp, descDebt, descTables, descSnapshots, descZombies,
 	} {
 		ch <- d
@@ -149,6 +151,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descTotal, float64(p.DiskSpaceUsage()))
 	gauge(descInUse, float64(all.TablesSize))
+	if quota := e.QuotaBytes(); quota > 0 {
+		gauge(descQuota, float64(quota))
+	}
 	gauge(descMemTables, float64(p.MemTable.Size+p.MemTable.ZombieSize))
 	gauge(descCacheBytes, float64(p.BlockCache.Size))
 	counter(descCacheHits, float64(p.BlockCache.Hits))

@@ -49,6 +49,8 @@ type Options struct {
 	// LowSpaceBytes is the free space below which the store counts as full, at most a
 	// twentieth of the disk. If it is negative, only a failed write makes the store full.
 	LowSpaceBytes int64
+	// QuotaBytes bounds the store's size: above it the store is as on a full disk. 0 or less is no bound.
+	QuotaBytes int64
 	// Clock is the node's clock. Required.
 	Clock clock.Clock
 	// Logger receives the log; nil is none.

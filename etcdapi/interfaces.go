@@ -104,6 +104,8 @@ type Status struct {
 	RaftIndex, AppliedIndex uint64
 	// DBSizeBytes is the size of the node's data, and DBSizeInUseBytes that of its live part.
 	DBSizeBytes, DBSizeInUseBytes int64
+	// DBQuotaBytes is the size at which the node takes no more data, 0 if it is not known.
+	DBQuotaBytes int64
 	// Learner says whether the node was added as a learner and is not promoted yet.
 	Learner bool
 }

@@ -21,7 +21,7 @@ type maintenanceServer struct {
 }
 
 // Status reports on this node. Leader, term and indexes are the placement group's, and sizes are
-// the node's own. There is no quota, which is a quota of 0.
+// the node's own, and so is the quota. It is 0 if there is none and the file system does not tell its size.
 func (m *maintenanceServer) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
 	st := m.s.opts.Node.Status()
 	resp := &pb.StatusResponse{
@@ -34,6 +34,7 @@ func (m *maintenanceServer) Status(ctx context.Context, _ *pb.StatusRequest) (*p
 		RaftAppliedIndex: st.AppliedIndex,
 		DbSize:           st.DBSizeBytes,
 		DbSizeInUse:      st.DBSizeInUseBytes,
+		DbSizeQuota:      st.DBQuotaBytes,
 		IsLearner:        st.Learner,
 		DowngradeInfo:    m.downgradeInfo(ctx),
 	}

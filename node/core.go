@@ -114,6 +114,9 @@ type Options struct {
 	// thirds of it, but at least four segments.
 	MaxWALBytes int64
 
+	// QuotaBytes bounds the size of the store; 0 or less is no bound but the disk.
+	QuotaBytes int64
+
 	// Versions are those that the node reads and writes. The zero value is the build's own.
 	Versions keyspace.Versions
 	// UpgradeAfter is after how long the cluster version is raised by itself, once all nodes read

@@ -87,6 +87,8 @@
 //     reserve, and no snapshot is received. If even the wal's reserve is used up, the disk counts
 //     as hanging.
 //
+//   - The store is above --quota-backend-bytes: the same for clients. The node compacts its store.
+//
 //   - The process can open no more files: the same as a full disk. It should not come to that: the
 //     limit is divided at the start, and clients beyond their part are refused.
 //

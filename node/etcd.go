@@ -27,6 +27,7 @@ func (s etcdNode) Term() uint64 { return s.c.client.Term() }
 // Status implements etcdapi.Node.
 func (s etcdNode) Status() etcdapi.Status {
 	st := etcdapi.Status{Revision: s.c.shards.Floor()}
+	st.DBQuotaBytes = s.c.engine.QuotaBytes()
 	st.DBSizeBytes, st.DBSizeInUseBytes = s.c.engine.DiskBytes()
 	ctx, cancel := context.WithTimeout(s.c.ctx, statusTimeout)
 	defer cancel()
@@ -40,7 +41,8 @@ func (s etcdNode) Status() etcdapi.Status {
 	return st
 }
 
-// Alarms implements etcdapi.Node. A node whose disk is full says so for itself.
+// Alarms implements etcdapi.Node. A node whose disk is full, or whose store is above its quota, says so
+// for itself.
 func (s etcdNode) Alarms() []*pb.AlarmMember {
 	if s.c.full() {
 		return []*pb.AlarmMember{{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE}}

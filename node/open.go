@@ -100,7 +100,7 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	c.version = newWrittenVersion(c.dirs, o.versions(), func() bool { return c.admission.Admitted() }, c.log)
 	*undo = append(*undo, func() { _ = c.closeDirs() })
 	store := engine.Options{
-		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock,
+		FS: o.FS, Dir: filepath.Join(o.DataDir, "engine"), Clock: o.Clock, QuotaBytes: o.QuotaBytes,
 		CacheBytes: c.budget.BlockCache, MemTableBytes: c.budget.memTable(), MaxOpenFiles: o.MaxOpenTables,
 		Logger: c.log, Metrics: engine.NewMetrics(o.Registry),
 	}

@@ -192,3 +192,56 @@ func (r *rig) walBytes(n *rigNode) (total int64) {
 	}
 	return total
 }
+
+// A node whose store is above its quota is as one whose disk is full, for the ranges that it leads
+// alone. Once what was deleted is compacted it takes data again, although nobody writes.
+func TestQuota(t *testing.T) {
+	const quota = 4 << 20
+	r := func(o *Options) {
+		if o.Self == 1 {
+			o.QuotaBytes = quota
+		}
+	}
+	bubble(t, 3, borders(spaceRanges), r, func(r *rig) {
+		full, other := r.nodes[0], r.nodes[1]
+		r.spread(full, spaceRanges, "before")
+		mine, theirs := r.ledBy(full, spaceRanges), r.ledBy(other, spaceRanges)
+		if st := (etcdNode{full.core}).Status(); st.DBQuotaBytes != quota {
+			r.t.Errorf("the quota is %d in the status", st.DBQuotaBytes)
+		}
+		if st := (etcdNode{other.core}).Status(); st.DBQuotaBytes <= st.DBSizeBytes || st.DBQuotaBytes > diskBytes {
+			r.t.Errorf("without a quota: %d of %d, on a disk of %d", st.DBSizeBytes, st.DBQuotaBytes, diskBytes)
+		}
+		var at int64
+		value := make([]byte, 100<<10)
+		for i := range 60 {
+			for j := range value {
+				value[j] = byte(r.rng.Uint32())
+			}
+			at = r.mustPut(other, keyOf(theirs)+string(rune('a'+i)), string(value))
+		}
+		r.caughtUp(5 * time.Second)
+		if err := full.core.engine.Flush(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		r.waitFull(full, true)
+		_, err := other.put(r.t.Context(), keyOf(mine), "refused")
+		r.wantKind("a put led by the node above its quota", err, kverror.NoSpace)
+		r.mustGet(other, keyOf(mine), "before")
+		r.mustPut(full, keyOf(theirs), "elsewhere")
+		time.Sleep(time.Minute)
+		r.waitFull(full, true)
+		for i := range 60 {
+			r.mustRemove(full, keyOf(theirs)+string(rune('a'+i)))
+			at++
+		}
+		if _, err := full.core.KV().Compact(r.t.Context(), &pb.CompactionRequest{Revision: at + 1}); err != nil {
+			r.t.Fatal(err)
+		}
+		r.wait(3*time.Minute, "it hears of the compaction, and is below the quota", func() bool { return !full.core.full() })
+		r.waitFull(full, false)
+		r.mustPut(other, keyOf(mine), "after")
+		r.checkAll("after", mine)
+		r.stop(r.nodes...)
+	})
+}

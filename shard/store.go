@@ -180,7 +180,7 @@ func (s *Store) noSpace() error {
 	if s.cfg.Disk == nil || !s.cfg.Disk.Full() {
 		return nil
 	}
-	return kverror.New(kverror.NoSpace, "the disk of node %s is full", s.cfg.Self)
+	return kverror.New(kverror.NoSpace, "the disk of node %s is full, or its store is above --quota-backend-bytes", s.cfg.Self)
 }
 
 // Floor returns the highest revision that the node has heard of.
