@@ -139,6 +139,9 @@ type Config struct {
 	// MaxTxnOps bounds the operations of a transaction. Positive. Default 128. Too
 	// high lets one transaction hold its latches for long.
 	MaxTxnOps int
+	// CorruptCheckTime is how often this node's replicas are read from disk and compared with others.
+	// 0, the default, or less: never.
+	CorruptCheckTime time.Duration
 	// QuotaBytes bounds the size of this node's store: above it the node takes no more data, as with a
 	// full disk. 0, the default, or less: the disk is the bound.
 	QuotaBytes int64

@@ -80,6 +80,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"enable-grpc-gateway":          {value: "false", get: func(c *Config) any { return c.Gateway }, want: false},
 		"max-txn-ops":                  {value: "500", get: func(c *Config) any { return c.MaxTxnOps }, want: 500},
 		"max-request-bytes":            {value: "2000000", get: func(c *Config) any { return c.MaxRequestBytes }, want: 2000000},
+		"corrupt-check-time":           {value: "12h", file: "43200000000000", get: func(c *Config) any { return c.CorruptCheckTime }, want: 12 * time.Hour},
 		"quota-backend-bytes":          {value: "8589934592", get: func(c *Config) any { return c.QuotaBytes }, want: int64(8 << 30)},
 		"max-concurrent-streams":       {value: "77", get: func(c *Config) any { return c.MaxConcurrentStreams }, want: uint32(77)},
 		"grpc-keepalive-min-time":      {value: "1s", file: "1000000000", get: func(c *Config) any { return c.KeepAliveMinTime }, want: time.Second},

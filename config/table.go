@@ -96,6 +96,12 @@ func memberFlags() []Flag {
 			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes }),
 		},
 		{
+			Name: "corrupt-check-time", kind: kindDuration, Default: "0s", File: "corrupt-check-time", Section: sectionFeatures,
+			Usage: "How often this node reads its replicas from disk and compares them with others. 0 is never.",
+			Note:  "A replica that differs from a majority goes into quarantine and is replaced. What replicas apply is always compared.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.CorruptCheckTime }),
+		},
+		{
 			Name: "quota-backend-bytes", kind: kindInt, Default: "0", File: "quota-backend-bytes", Section: sectionMember,
 			Usage: "Size of this node's store above which it takes no more data. 0 or less means that the disk is the bound.",
 			Note:  "For each node. The alarm NOSPACE ends by itself below the quota; nothing has to be defragmented or disarmed.",

@@ -40,7 +40,6 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionMember, "raft-write-timeout", kindDuration, "5s", "", "Nodes talk QUIC, which finds dead connections by itself."),
 		meaningless(sectionClustering, "v2-deprecation", kindString, "write-only", "v2-deprecation", "There never was a v2 store. etcd ignores it too."),
 		gates,
-		meaningless(sectionFeatures, "corrupt-check-time", kindDuration, "0s", "corrupt-check-time", hashes),
 		meaningless(sectionFeatures, "compact-hash-check-time", kindDuration, "1m0s", "compact-hash-check-time", hashes),
 		meaningless(sectionFeatures, "warning-apply-duration", kindDuration, "100ms", "warning-apply-duration",
 			"Apply times are a histogram among the metrics."),

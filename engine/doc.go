@@ -56,7 +56,8 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	engine.go    Open, Close, sizes
+//	engine.go    Open, Close, sizes of spans
+//	quota.go     the bound that an operator sets
 //	export.go    a group's state into tables
 //	ingest.go    tables into the store, after a check
 //	applied.go   applied records, written and read
@@ -65,7 +66,6 @@
 //	instance.go  the instance of a node that has no identity yet
 //	identity.go  identity files
 //	events.go    what Pebble reports: errors, flushes, its log
-//	quota.go       the bound that an operator sets
 //	corruption.go  bad tables: what they hold, and who is told
 //	manifest.go    whether the manifest is whole
 //	durable.go   listeners to durability, Flush
@@ -74,7 +74,7 @@
 //	pace.go      the rate of compactions
 //	options.go   Options, Pebble's table settings
 //	comparer.go  the order of keys, filters by revision
-//	metrics.go   metrics
+//	metrics.go   metrics, the size of the store
 //	fatal.go     the error that ends the store
 //	keys.go      physical keys
 package engine

@@ -91,6 +91,7 @@ func Open(o Options) (*Engine, error) {
 	}
 	e.space.opened.Store(true)
 	e.space.pace.db.Store(e.db)
+	e.metrics.quotaBytes = e.QuotaBytes
 	e.metrics.attach(e)
 	e.space.poll()
 	if e.quota.bytes > 0 {
@@ -239,12 +240,4 @@ func (e *Engine) EstimateBytes(s KeySpan) (int64, error) {
 // EstimateSpanBytes is EstimateBytes for the user keys of a span.
 func (e *Engine) EstimateSpanBytes(s keyspace.Span) (int64, error) {
 	return e.EstimateBytes(VersionedSpan(s))
-}
-
-// DiskBytes returns how much disk the store takes, and how much of that its newest state
-// uses. They are etcd's dbSize and dbSizeInUse.
-func (e *Engine) DiskBytes() (total, inUse int64) {
-	m := e.db.Metrics()
-	all := m.Total()
-	return int64(m.DiskSpaceUsage()), all.TablesSize
 }

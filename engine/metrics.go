@@ -31,6 +31,8 @@ type Metrics struct {
 
 	// e is the source of Collect's figures; it is set while an Engine is open.
 	e atomic.Pointer[Engine]
+	// quotaBytes is that engine's QuotaBytes.
+	quotaBytes func() int64
 
 	stall struct {
 		sync.Mutex
@@ -151,7 +153,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descTotal, float64(p.DiskSpaceUsage()))
 	gauge(descInUse, float64(all.TablesSize))
-	if quota := e.QuotaBytes(); quota > 0 {
+	if quota := m.quotaBytes(); quota > 0 {
 		gauge(descQuota, float64(quota))
 	}
 	gauge(descMemTables, float64(p.MemTable.Size+p.MemTable.ZombieSize))
@@ -209,4 +211,12 @@ func (m *Metrics) stallEnd(e *Engine) {
 		m.stallSeconds.Add(e.clock.Now().Sub(m.stall.since).Seconds())
 		m.stall.since = 0
 	}
+}
+
+// DiskBytes returns how much disk the store takes, and how much of that its newest state
+// uses. They are etcd's dbSize and dbSizeInUse.
+func (e *Engine) DiskBytes() (total, inUse int64) {
+	m := e.db.Metrics()
+	all := m.Total()
+	return int64(m.DiskSpaceUsage()), all.TablesSize
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/simdisk"
@@ -307,5 +308,42 @@ func TestExportStops(t *testing.T) {
 	_, err := s2.ExportTables(t.Context(), 1, nil, 0, func(int) (io.WriteCloser, error) { return nil, io.ErrShortWrite })
 	if !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("export into a broken sink: %v", err)
+	}
+}
+
+// The metric that etcd's alert divides by is the quota, or what the disk leaves the store.
+func TestQuotaMetric(t *testing.T) {
+	for _, quota := range []int64{0, 1 << 20} {
+		disk := simdisk.New()
+		disk.SetUsage(vfs.DiskUsage{TotalBytes: 100 << 30, AvailBytes: 10 << 30, UsedBytes: 90 << 30})
+		reg := prometheus.NewRegistry()
+		e, err := Open(Options{FS: disk, Dir: "data", Clock: clock.System(), BallastBytes: -1, QuotaBytes: quota, Metrics: NewMetrics(reg)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, _ := e.DiskBytes()
+		want := total + 10<<30 - DefaultLowSpaceBytes
+		if quota > 0 {
+			want = quota
+		}
+		all, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, m := range all {
+			if m.GetName() == "etcd_server_quota_backend_bytes" {
+				found = true
+				if got := int64(m.GetMetric()[0].GetGauge().GetValue()); got < want-1<<10 || got > want+1<<10 {
+					t.Errorf("with the quota %d the metric is %d, want %d", quota, got, want)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("with the quota %d there is no metric", quota)
+		}
+		if err := e.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

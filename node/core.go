@@ -114,6 +114,9 @@ type Options struct {
 	// thirds of it, but at least four segments.
 	MaxWALBytes int64
 
+	// ScrubEvery is --corrupt-check-time: how often replicas are read from disk and compared; 0 is
+	// never.
+	ScrubEvery time.Duration
 	// QuotaBytes bounds the size of the store; 0 or less is no bound but the disk.
 	QuotaBytes int64
 

@@ -117,6 +117,7 @@
 //	membership.go  the first start, and what the directory says of the cluster
 //	questions.go   questions of other nodes, and those to them
 //	callbacks.go   what parts call of parts that are made after them
+//	scrub.go       replicas are compared as the disks have them
 //	compact.go     how a compaction waits for reads on all nodes
 //	lease.go       the time of leases, for placement
 //	measure.go     the measures of this node, for placement

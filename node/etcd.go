@@ -42,12 +42,15 @@ func (s etcdNode) Status() etcdapi.Status {
 }
 
 // Alarms implements etcdapi.Node. A node whose disk is full, or whose store is above its quota, says so
-// for itself.
-func (s etcdNode) Alarms() []*pb.AlarmMember {
+// for itself, and one that has a replica in quarantine too.
+func (s etcdNode) Alarms() (all []*pb.AlarmMember) {
 	if s.c.full() {
-		return []*pb.AlarmMember{{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE}}
+		all = append(all, &pb.AlarmMember{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE})
 	}
-	return nil
+	if len(s.c.host.Quarantined()) > 0 {
+		all = append(all, &pb.AlarmMember{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_CORRUPT})
+	}
+	return all
 }
 
 // etcdDowngrades implements etcdapi.Downgrades.

@@ -139,6 +139,21 @@ func TestHashDuringCompactions(t *testing.T) {
 	})
 }
 
+// spoil changes one byte of a key's version on the node's disk.
+func (n *rigNode) spoil(t *testing.T, key string, at int64) {
+	t.Helper()
+	v, ok, err := mvcc.Get(n.core.engine, []byte(key), keyspace.Revision(at))
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	v.Value[0] ^= 1
+	b := n.core.engine.NewBatch()
+	defer b.Close()
+	if err := errors.Join(mvcc.Put(b, &v), b.Commit()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A replica of which one byte differs makes the hash of its node another one, and nobody else's.
 func TestHashShowsADifferentByte(t *testing.T) {
 	bubble(t, 3, borders(2), nil, func(r *rig) {
@@ -147,16 +162,7 @@ func TestHashShowsADifferentByte(t *testing.T) {
 		want := r.hash(r.nodes[0], at).GetHash()
 		r.wantHash("before", at, want)
 		bad := r.nodes[2]
-		v, ok, err := mvcc.Get(bad.core.engine, []byte(keyOf(1)), keyspace.Revision(at))
-		if err != nil || !ok {
-			r.t.Fatal(ok, err)
-		}
-		v.Value[0] ^= 1
-		b := bad.core.engine.NewBatch()
-		defer b.Close()
-		if err := errors.Join(mvcc.Put(b, &v), b.Commit()); err != nil {
-			r.t.Fatal(err)
-		}
+		bad.spoil(r.t, keyOf(1), at)
 		for _, n := range r.nodes {
 			if h := r.hash(n, at).GetHash(); (h == want) == (n == bad) {
 				r.t.Errorf("node %s has the hash %#x, before %#x", n.id, h, want)
@@ -164,4 +170,50 @@ func TestHashShowsADifferentByte(t *testing.T) {
 		}
 		r.stop(r.nodes...)
 	})
+}
+
+// With --corrupt-check-time a replica whose data differs from that of two others goes into quarantine,
+// whether it leads or not. Its node has the alarm CORRUPT until the replica is replaced, and nobody else.
+func TestScrub(t *testing.T) {
+	for _, leads := range []bool{true, false} {
+		t.Run(fmt.Sprint("leads ", leads), func(t *testing.T) {
+			bubble(t, 3, borders(2), func(o *Options) { o.ScrubEvery = time.Hour }, func(r *rig) {
+				r.spread(r.nodes[0], 2, "value")
+				at := r.mustPut(r.nodes[0], keyOf(1), "value")
+				r.caughtUp(5 * time.Second)
+				r.pause() // nobody replaces it
+				var bad *rigNode
+				for _, n := range r.nodes {
+					if s := n.summaries()[1]; s.IsLeader == leads {
+						bad = n
+					}
+				}
+				time.Sleep(2 * time.Hour)
+				for _, n := range r.nodes {
+					if a := (etcdNode{n.core}).Alarms(); len(a) > 0 {
+						r.t.Fatalf("node %s, before: %v", n.id, a)
+					}
+				}
+				bad.spoil(r.t, keyOf(1), at)
+				r.wait(2*time.Hour, "it is in quarantine", func() bool { return len(bad.core.host.Quarantined()) > 0 })
+				time.Sleep(2 * time.Hour)
+				for _, n := range r.nodes {
+					a := (etcdNode{n.core}).Alarms()
+					if n != bad && len(a) > 0 || n == bad && (len(a) != 1 || a[0].GetAlarm() != pb.AlarmType_CORRUPT || a[0].GetMemberID() != uint64(n.id)) {
+						r.t.Errorf("node %s: %v", n.id, a)
+					}
+				}
+				if q := bad.core.host.Quarantined(); len(q) != 1 {
+					r.t.Errorf("in quarantine: %v", q)
+				}
+				r.checkAll("value", 1)
+				if err := r.nodes[0].core.client.SetPaused(r.t.Context(), false); err != nil {
+					r.t.Fatal(err)
+				}
+				r.wait(10*time.Minute, "it is replaced", func() bool { return len((etcdNode{bad.core}).Alarms()) == 0 })
+				r.checkAll("value", 1)
+				r.stop(r.nodes...)
+			})
+		})
+	}
 }

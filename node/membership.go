@@ -54,6 +54,9 @@ func (c *Core) takePart(ctx context.Context) error {
 	c.client.Start()
 	c.wait.Go(c.watchFatal)
 	c.wait.Go(c.followMap)
+	if c.o.ScrubEvery > 0 {
+		c.wait.Go(c.scrub)
+	}
 	return nil
 }
 

@@ -205,7 +205,7 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		NodeDeadAfter:  cfg.NodeDeadAfter,
 		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
-		MemoryBytes: cfg.MemoryBytes, QuotaBytes: cfg.QuotaBytes, Logger: logger,
+		MemoryBytes: cfg.MemoryBytes, QuotaBytes: cfg.QuotaBytes, ScrubEvery: cfg.CorruptCheckTime, Logger: logger,
 		RangeMaxBytes: unbounded(cfg.RangeMaxBytes), RangeSplitLoad: unbounded(cfg.RangeSplitLoad), RangeMergeAfter: unbounded(cfg.RangeMergeAfter),
 		CopyBytesPerSecond: cfg.CopyBytesPerSecond,
 		AuthToken:          cfg.AuthToken, AuthTokenTTL: cfg.AuthTokenTTL, BcryptCost: cfg.BcryptCost,
