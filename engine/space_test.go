@@ -342,7 +342,7 @@ func TestQuotaMetric(t *testing.T) {
 		if !found {
 			t.Errorf("with the quota %d there is no metric", quota)
 		}
-		if err := e.Close(t.Context()); err != nil {
+		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
 	}
