@@ -17,8 +17,8 @@ const (
 )
 
 // quota is a bound of the store's size that its operator has set. Above it the store is as on a full
-// disk, but its compactions and flushes go on. What was deleted would stay in the memtable and in high
-// levels if nothing else is written. So the store is flushed and compacted as long as it is above.
+// disk, but its compactions and flushes go on. While nothing else is written, what was deleted stays in
+// the memtable and in high levels. So the store is flushed and compacted as long as it is above.
 type quota struct {
 	bytes int64 // 0: the disk is the bound
 	over  atomic.Bool
@@ -70,8 +70,8 @@ func (e *Engine) shrink() {
 	}
 }
 
-// QuotaBytes is the size at which the store takes no more data: its quota, otherwise what it has and what
-// its disk has left. It is 0 if the file system does not tell.
+// QuotaBytes is the size at which the store takes no more data. That is its quota. Without one it is what
+// the store has and what its disk has left. It is 0 if the file system does not tell.
 func (e *Engine) QuotaBytes() int64 {
 	if e.quota.bytes > 0 {
 		return e.quota.bytes

@@ -41,8 +41,8 @@ func (s etcdNode) Status() etcdapi.Status {
 	return st
 }
 
-// Alarms implements etcdapi.Node. A node whose disk is full, or whose store is above its quota, says so
-// for itself, and one that has a replica in quarantine too.
+// Alarms implements etcdapi.Node. A node says for itself that its disk is full or its store above the
+// quota, and that it has a replica in quarantine.
 func (s etcdNode) Alarms() (all []*pb.AlarmMember) {
 	if s.c.full() {
 		all = append(all, &pb.AlarmMember{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE})

@@ -9,8 +9,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// What `etcdctl endpoint hashkv --cluster` and `etcdctl defrag --cluster` ask of three processes: every
-// member that the list names has the same hash, before and after everybody has defragmented.
+// What `etcdctl endpoint hashkv --cluster` and `etcdctl defrag --cluster` ask of three processes. Every
+// member of the list has the same hash, before and after everybody has defragmented.
 func TestHashesOfAllMembers(t *testing.T) {
 	c := serving(t)
 	cl := c.clientOf(c.nodes...)

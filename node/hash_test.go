@@ -36,8 +36,8 @@ func (r *rig) wantHash(when string, at int64, want uint32) {
 	}
 }
 
-// The hash at a revision is the same on all nodes, with and without replicas of their own, and stays
-// what it was while ranges split, merge and move and later writes go on.
+// The hash at a revision is the same on all nodes, with and without replicas of their own. It stays
+// what it was while ranges split, merge and move, and while later writes go on.
 func TestHashIsTheSameEverywhere(t *testing.T) {
 	const ranges = 3
 	bubble(t, 3, borders(ranges), nil, func(r *rig) {

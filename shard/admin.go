@@ -381,8 +381,8 @@ func (s *Store) hashPart(ctx context.Context, q *rangeapi.HashRequest) (*adminAn
 	return a, err
 }
 
-// hashable returns the rest of the range's span, if what the replica has of it at a revision is all that
-// there will ever be. installs counts the snapshots that the replica was filled from.
+// hashable returns the rest of the range's span. It fails unless the replica has all that there will
+// ever be of it at the revision. installs counts the snapshots that the replica was filled from.
 func (r *Replica) hashable(q *rangeapi.HashRequest) (rest keyspace.Span, installs uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -272,6 +272,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.watch(t, d, id)
 	case "versions":
 		return s.versions()
+	case "hash":
+		return s.hash(d)
 	case "restart":
 		return s.restart(t, d)
 	default:
@@ -370,6 +372,27 @@ func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) stri
 		t.Fatalf("unknown command %s", d.Cmd)
 	}
 	return ""
+}
+
+// hash is the sum over all ranges, or why one of them has none.
+func (s *story) hash(d *datadriven.TestData) string {
+	sum := uint64(0)
+	for _, r := range s.w.store.Replicas() {
+		desc, _ := r.Look()
+		if desc.Generation == 0 {
+			continue // absorbed
+		}
+		a, err := s.w.store.hashPart(&rangeapi.HashRequest{
+			Range: desc.Range, Generation: desc.Generation - keyspace.Generation(arg(d, "older", 0)), From: desc.Span.Start,
+			Revision: keyspace.Revision(arg(d, "at", 0)), Compacted: keyspace.Revision(arg(d, "compacted", -1)),
+			Position: rangeapi.FeedPosition{Term: arg(d, "position", uint64(0)), Number: 1},
+		})
+		if err != nil {
+			return fmt.Sprintf("%s: %v\n", desc.Span, kverror.Of(err).Kind)
+		}
+		sum += a.Hash
+	}
+	return fmt.Sprintf("%s\n", fmtHash(sum))
 }
 
 // mergeOrder is the order of a step of a merge of two ranges as they are.
