@@ -31,6 +31,7 @@ const (
 func Flags() []Flag {
 	t := make([]Flag, 0, 140)
 	t = append(t, memberFlags()...)
+	t = append(t, dataFlags()...)
 	t = append(t, gatewayFlag())
 	t = append(t, clusterFlags()...)
 	t = append(t, securityFlags()...)
@@ -46,6 +47,24 @@ func Flags() []Flag {
 	t = append(t, notYetFlags()...)
 	t = append(t, discoveryFlags()...)
 	return append(t, relicFlags()...)
+}
+
+// dataFlags are about the store of this node.
+func dataFlags() []Flag {
+	return []Flag{
+		{
+			Name: "corrupt-check-time", kind: kindDuration, Default: "0s", File: "corrupt-check-time", Section: sectionFeatures,
+			Usage: "How often this node reads its replicas from disk and compares them with others. 0 is never.",
+			Note:  "A replica that differs from a majority goes into quarantine and is replaced. What replicas apply is always compared.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.CorruptCheckTime }),
+		},
+		{
+			Name: "quota-backend-bytes", kind: kindInt, Default: "0", File: "quota-backend-bytes", Section: sectionMember,
+			Usage: "Size of this node's store above which it takes no more data. 0 or less means that the disk is the bound.",
+			Note:  "For each node. The alarm NOSPACE ends by itself below the quota; nothing has to be defragmented or disarmed.",
+			set:   func(c *Config, v value) error { c.QuotaBytes = v.i; return nil },
+		},
+	}
 }
 
 func memberFlags() []Flag {
@@ -94,18 +113,6 @@ func memberFlags() []Flag {
 			Name: "max-request-bytes", kind: kindUint, Default: "1572864", File: "max-request-bytes", Section: sectionMember,
 			Usage: "Maximum size of a request in bytes.", Note: "1 to 4194304: what a request writes is one entry of the log.",
 			set: setInt(func(c *Config) *int { return &c.MaxRequestBytes }),
-		},
-		{
-			Name: "corrupt-check-time", kind: kindDuration, Default: "0s", File: "corrupt-check-time", Section: sectionFeatures,
-			Usage: "How often this node reads its replicas from disk and compares them with others. 0 is never.",
-			Note:  "A replica that differs from a majority goes into quarantine and is replaced. What replicas apply is always compared.",
-			set:   setDuration(func(c *Config) *time.Duration { return &c.CorruptCheckTime }),
-		},
-		{
-			Name: "quota-backend-bytes", kind: kindInt, Default: "0", File: "quota-backend-bytes", Section: sectionMember,
-			Usage: "Size of this node's store above which it takes no more data. 0 or less means that the disk is the bound.",
-			Note:  "For each node. The alarm NOSPACE ends by itself below the quota; nothing has to be defragmented or disarmed.",
-			set:   func(c *Config, v value) error { c.QuotaBytes = v.i; return nil },
 		},
 		{
 			Name: "max-concurrent-streams", kind: kindUint32, Default: "4294967295", File: "max-concurrent-streams", Section: sectionMember,

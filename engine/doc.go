@@ -46,8 +46,8 @@
 //     kept for the manifest, whose failed write would end the process.
 //   - the store is above its quota: Space reports Full too. Flushes and compactions go on, and the
 //     store is compacted until it is below.
-//   - the process can open no more files: the same as a full disk, with a reserve of open files in the place of
-//     the ballast. A read waits for a file: one while an entry is applied cannot fail.
+//   - the process can open no more files: as on a full disk, with a reserve of open files in the
+//     place of the ballast. A read waits for a file: one while an entry is applied cannot fail.
 //   - an fsync fails: Fatal. The page cache proves nothing afterwards.
 //   - the machine flushes slowly: commits stall once MemTableStops memtables are full, and
 //     Metrics count it. The wal's bounds refuse proposals before that.

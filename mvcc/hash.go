@@ -23,8 +23,9 @@ func Hash(r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision) (ui
 }
 
 // HashPart hashes from the start of the span on and ends between two user keys, after it
-// has read about maxBytes. 0 is no bound. A version counts its bytes and versionBytes. next is the user key at which to continue, or nil when the span is done. If all
-// parts read one state, or states that agree at the revision, their sum is the hash.
+// has read about maxBytes. 0 is no bound. A version counts its bytes and versionBytes. next
+// is the user key at which to continue, or nil when the span is done. If all parts read one
+// state, or states that agree at the revision, their sum is the hash.
 func HashPart(
 	r engine.Reader, s keyspace.Span, at, compacted keyspace.Revision, maxBytes int64,
 ) (sum uint64, next []byte, err error) {
