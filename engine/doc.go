@@ -44,8 +44,8 @@
 //   - a flush or compaction finds no space: the ballast file is deleted and Space reports
 //     Full. The flush is retried once a second and compactions pause. The last reserve is
 //     kept for the manifest, whose failed write would end the process.
-//   - the store is above its quota: Space reports Full too. Flushes and compactions go on, and the
-//     store is compacted until it is below.
+//   - the store is above its quota: OverQuota says so. All goes on, and the store is compacted until it
+//     is below.
 //   - the process can open no more files: as on a full disk, with a reserve of open files in the
 //     place of the ballast. A read waits for a file: one while an entry is applied cannot fail.
 //   - an fsync fails: Fatal. The page cache proves nothing afterwards.

@@ -90,13 +90,8 @@ func newSpace(ctx context.Context, failed func() error, o *Options) *space {
 	}
 }
 
-// Space returns the state of the disk's space and of the quota. It costs two atomic loads.
-func (e *Engine) Space() SpaceState {
-	if e.quota.over.Load() {
-		return SpaceFull
-	}
-	return e.space.get()
-}
+// Space returns the state of the disk's space. It costs one atomic load.
+func (e *Engine) Space() SpaceState { return e.space.get() }
 
 // Progress counts the completed writes and syncs of tables. While a commit waits for
 // flushes, a growing count means a slow disk, and a constant one a disk that hangs or is

@@ -192,8 +192,9 @@ type Core struct {
 	fatalErr  error
 }
 
+// full says that nobody may write more by this node.
 func (c *Core) full() bool {
-	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
+	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull || c.engine.OverQuota()
 }
 
 // alive reports whether a node lives as far as this one knows, perhaps from others.

@@ -85,6 +85,10 @@ func (c *Core) scrubReplica(ctx context.Context, d *keyspace.Descriptor, leader 
 		}
 		same[h]++
 		if h != own && same[h] > voters/2 {
+			// A copy may have mended the replica meanwhile.
+			if again, err := c.hashReplica(ctx, c.o.Self, d, q); err != nil || again != own {
+				return err
+			}
 			c.host.Quarantine(d.Range.Group(), fmt.Sprintf("at revision %d its data has the hash %016x, and that of a majority %016x", now.Current, own, h))
 			return nil
 		}

@@ -382,7 +382,7 @@ func (s *story) hash(d *datadriven.TestData) string {
 		if desc.Generation == 0 {
 			continue // absorbed
 		}
-		a, err := s.w.store.hashPart(&rangeapi.HashRequest{
+		a, err := s.w.store.hashPart(context.Background(), &rangeapi.HashRequest{
 			Range: desc.Range, Generation: desc.Generation - keyspace.Generation(arg(d, "older", 0)), From: desc.Span.Start,
 			Revision: keyspace.Revision(arg(d, "at", 0)), Compacted: keyspace.Revision(arg(d, "compacted", -1)),
 			Position: rangeapi.FeedPosition{Term: arg(d, "position", uint64(0)), Number: 1},
