@@ -113,9 +113,17 @@ func (l *Lifecycle) Remove(ctx context.Context, g keyspace.GroupID) error {
 
 // removeAll is Remove for groups that share each flush. One that fails does not keep the others.
 func (l *Lifecycle) removeAll(ctx context.Context, gs []keyspace.GroupID) (failed map[keyspace.GroupID]error) {
-	l.removing.Lock()
-	defer l.removing.Unlock()
 	failed = map[keyspace.GroupID]error{}
+	select {
+	case l.removing <- struct{}{}:
+		defer func() { <-l.removing }()
+	case <-ctx.Done():
+		for _, g := range gs {
+			failed[g] = ctx.Err()
+			l.Check(g)
+		}
+		return failed
+	}
 	var again, going []keyspace.GroupID
 	for _, g := range gs {
 		switch v, err := l.verdict(g); {

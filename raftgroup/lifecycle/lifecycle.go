@@ -92,9 +92,11 @@ type Config struct {
 
 // Lifecycle opens and removes the replicas of one owner.
 type Lifecycle struct {
-	cfg          Config
-	ask, check   wake.Signal
-	removing     sync.Mutex
+	cfg        Config
+	ask, check wake.Signal
+	// removing has a token while replicas are removed together. It is no mutex, since who waits for it
+	// waits for a disk: in tests a mutex would stop the virtual clock.
+	removing     chan struct{}
 	mu           sync.Mutex
 	unknown      []Unknown                 // guarded by mu: questions that wait
 	todo         []keyspace.GroupID        // guarded by mu: groups to look at, each once
@@ -106,7 +108,7 @@ type Lifecycle struct {
 // New returns a Lifecycle. Its owner starts RunOpener and RunGC.
 func New(cfg Config) *Lifecycle {
 	return &Lifecycle{
-		cfg: cfg, ask: wake.New(), check: wake.New(),
+		cfg: cfg, ask: wake.New(), check: wake.New(), removing: make(chan struct{}, 1),
 		listed: map[keyspace.GroupID]bool{}, later: map[keyspace.GroupID]bool{}, underRemoval: map[keyspace.GroupID]bool{},
 	}
 }
