@@ -46,6 +46,8 @@ type world struct {
 	trace    []string
 	// meanwhile is what happens while a peer is asked.
 	meanwhile func()
+	// slow is how long the disk takes to destroy something.
+	slow time.Duration
 }
 
 func newWorld(t *testing.T) *world {
@@ -179,6 +181,7 @@ func (w *world) End(ctx context.Context, gs []keyspace.GroupID) map[keyspace.Gro
 }
 
 func (w *world) Destroy(_ context.Context, gs []keyspace.GroupID) map[keyspace.GroupID]error {
+	time.Sleep(w.slow)
 	return w.each("destroy", gs, func(g keyspace.GroupID) error {
 		left, err := w.l.cfg.Tombstones.Left(g)
 		w.mu.Lock()
@@ -330,6 +333,30 @@ func TestFailedRemovalIsRepeated(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who waits for another removal waits until its context ends. The group is removed nevertheless.
+func TestRemovalBehindAnother(t *testing.T) {
+	in(t, func(w *world) {
+		w.open[7], w.open[8], w.slow = 5, 5, 3*time.Second
+		w.judge(7, Remove)
+		w.judge(8, Remove)
+		var first sync.WaitGroup
+		first.Go(func() {
+			if err := w.l.Remove(w.t.Context(), 7); err != nil {
+				w.t.Error(err)
+			}
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
+		defer cancel()
+		if err := w.l.Remove(ctx, 8); !errors.Is(err, context.DeadlineExceeded) || time.Since(w.begin) != time.Second {
+			w.t.Errorf("after %v: %v", time.Since(w.begin), err)
+		}
+		first.Wait()
+		time.Sleep(4 * time.Second)
+		w.saw("0s verdict on 7", "0s end 7", "3s destroy 7", "3s gone 7", "3s verdict on 8", "3s end 8", "6s destroy 8", "6s gone 8")
+	})
 }
 
 // Replicas that leave at once are removed step by step together, and share each flush. One that
