@@ -41,7 +41,8 @@ func (h *Hub) read(r *running) {
 		if r.ctx.Err() != nil {
 			return
 		}
-		if err != nil && !errors.Is(err, kverror.Compacted) && !errors.Is(err, errLarge) {
+		// Also after Compacted: where no member has ended by it, the group would read again at once.
+		if err != nil && !errors.Is(err, errLarge) {
 			h.cfg.Logger.Debug("read history", zap.Stringer("span", plan.span), zap.Error(err))
 			_ = clock.Sleep(r.ctx, h.cfg.Clock, 10*time.Millisecond)
 		}
