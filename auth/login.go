@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
 )
 
 const (
@@ -21,26 +22,6 @@ const (
 	maxFailures  = 65536
 )
 
-// Credential is what proves that somebody is a user, read linearizably.
-type Credential struct {
-	// Enabled says that requests are checked at all.
-	Enabled bool
-	// Hash is bcrypt's of the password. It is empty where there is no such user, or one without password.
-	Hash []byte
-	// Since is the user's, 0 without one.
-	Since uint64
-	// Index is that of the placement group's log at which this was read, and Revision the auth revision.
-	Index, Revision uint64
-}
-
-// String shows no hash.
-func (c Credential) String() string {
-	return fmt.Sprintf("credential since %d, read at index %d, auth revision %d, enabled %t", c.Since, c.Index, c.Revision, c.Enabled)
-}
-
-// GoString shows no hash.
-func (c Credential) GoString() string { return c.String() }
-
 // failures are those in a row of one user from one address.
 type failures struct {
 	count int
@@ -51,12 +32,12 @@ type failures struct {
 type Logins struct {
 	clk       clock.Clock
 	passwords *Passwords
-	read      func(ctx context.Context, user string) (Credential, error)
+	read      func(ctx context.Context, user string) (rights.Credential, error)
 	failed    *recent[failures]
 }
 
 // NewLogins returns the logins of a node. read reads the credential of a user linearizably.
-func NewLogins(clk clock.Clock, p *Passwords, read func(ctx context.Context, user string) (Credential, error)) *Logins {
+func NewLogins(clk clock.Clock, p *Passwords, read func(ctx context.Context, user string) (rights.Credential, error)) *Logins {
 	return &Logins{clk: clk, passwords: p, read: read, failed: newRecent[failures](failuresKept, maxFailures)}
 }
 

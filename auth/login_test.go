@@ -25,7 +25,7 @@ type loginWorld struct {
 	t  *testing.T
 	mu sync.Mutex
 	// All guarded by mu.
-	users    map[string]Credential
+	users    map[string]rights.Credential
 	index    uint64
 	enabled  bool
 	compared int   // how often bcrypt has compared
@@ -42,7 +42,7 @@ func newLoginWorld(t *testing.T) *loginWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &loginWorld{t: t, users: map[string]Credential{}, enabled: true}
+	w := &loginWorld{t: t, users: map[string]rights.Credential{}, enabled: true}
 	matches := p.matches
 	p.matches = func(hash, password []byte) error {
 		cost, err := bcrypt.Cost(hash)
@@ -64,7 +64,7 @@ func newLoginWorld(t *testing.T) *loginWorld {
 		w.mu.Unlock()
 		return matches(hash, password)
 	}
-	w.Logins = NewLogins(simclock.New(time.Hour, 1), p, func(_ context.Context, user string) (Credential, error) {
+	w.Logins = NewLogins(simclock.New(time.Hour, 1), p, func(_ context.Context, user string) (rights.Credential, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		c := w.users[user]
@@ -87,7 +87,7 @@ func (w *loginWorld) set(user, password string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.index++
-	w.users[user] = Credential{Hash: hash, Since: w.index}
+	w.users[user] = rights.Credential{Hash: hash, Since: w.index}
 }
 
 // login checks that a login ends so, and how often bcrypt was asked.
@@ -135,8 +135,8 @@ func TestLogin(t *testing.T) {
 		}
 		// A hash that would take a day is not computed with, however it came there.
 		dear := []byte(strings.Replace(string(w.users["u"].Hash), "$04$", "$31$", 1))
-		w.users["dear"] = Credential{Hash: dear, Since: 1}
-		w.users["junk"] = Credential{Hash: []byte("junk"), Since: 1}
+		w.users["dear"] = rights.Credential{Hash: dear, Since: 1}
+		w.users["junk"] = rights.Credential{Hash: []byte("junk"), Since: 1}
 		w.login("dear", "secret", kverror.AuthFailed, 1)
 		w.login("junk", "secret", kverror.AuthFailed, 1)
 		w.enabled = false
@@ -331,7 +331,7 @@ func TestHash(t *testing.T) {
 			t.Errorf("cost %d: %v", cost, err)
 		}
 	}
-	c := Credential{Hash: []byte("$2a$hash")}
+	c := rights.Credential{Hash: []byte("$2a$hash")}
 	if s := fmt.Sprintf("%v %+v %#v %s", c, c, c, c); strings.Contains(s, "2a") || strings.Contains(s, "36") {
 		t.Errorf("a credential shows its hash: %s", s)
 	}

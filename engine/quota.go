@@ -26,8 +26,8 @@ type quota struct {
 // OverQuota says whether the store is above its quota. It costs one atomic load.
 func (e *Engine) OverQuota() bool { return e.quota.over.Load() }
 
-// lookAtQuota compares the size with the quota. What compactions write now does not count: it takes the
-// place of something. The state ends a little below the quota, so that it does not change with each table.
+// lookAtQuota compares the size with the quota. Tables that compactions are writing do not count:
+// they replace others. The state ends a little below the quota, so that it does not change with each table.
 func (e *Engine) lookAtQuota() {
 	q := &e.quota
 	m := e.db.Metrics()

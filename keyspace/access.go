@@ -1,7 +1,7 @@
 package keyspace
 
-// AccessIndex counts what was taken from users: it is the index of the placement group's log at which
-// somebody's rights became fewer last, 0 before that.
+// AccessIndex is the index of the placement group's log at which rights were taken from somebody last, 0
+// before that.
 type AccessIndex uint64
 
 // Permit says under which rights a request was permitted. The zero value is no user's request: the

@@ -220,12 +220,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.router.Stop)
-	watches := watch.Config{
-		Self: o.Self, Clock: o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.ClientFeeds(c.shards.Client()),
-		IdleBytes: NewStanding(o.MemoryBytes).Watchers, Logger: c.log, Metrics: watch.NewMetrics(o.Registry),
-	}
-	c.budget.watchConfig(&watches)
-	c.watches = watch.New(watches)
+	c.watches = c.newHub()
 	*undo = append(*undo, c.watches.Stop)
 	c.leases = lease.New(lease.Options{
 		Clock: o.Clock, Records: c.service, Revoker: c.router, Extend: o.Election, Logger: c.log, Metrics: lease.NewMetrics(o.Registry),
@@ -235,6 +230,15 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.openAdmin()
 	c.registerHandlers()
 	return nil
+}
+
+func (c *Core) newHub() *watch.Hub {
+	watches := watch.Config{
+		Self: c.o.Self, Clock: c.o.Clock, Log: c.client, Ranges: c.router, Feeds: watch.ClientFeeds(c.shards.Client()),
+		IdleBytes: NewStanding(c.o.MemoryBytes).Watchers, Logger: c.log, Metrics: watch.NewMetrics(c.o.Registry),
+	}
+	c.budget.watchConfig(&watches)
+	return watch.New(watches)
 }
 
 // openAdmin makes what joins nodes and what operators use.

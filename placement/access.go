@@ -16,14 +16,10 @@ const secretBytes = 32
 // serveCredential answers with what is applied here, which is not older than the question.
 func (s *Service) serveCredential(user string) response {
 	v := s.View()
-	c := Credential{Index: v.Index}
-	if v.Access != nil {
-		c.Enabled, c.Revision = v.Access.Enabled, v.Access.Revision
-		if u := v.Access.User(user); u != nil {
-			c.Hash, c.Since = u.Hash, u.Since
-		}
+	if v.Access == nil {
+		return response{Credential: rights.Credential{Index: v.Index}}
 	}
-	return response{Credential: c}
+	return response{Credential: v.Access.Credential(user, v.Index)}
 }
 
 // changeAccess proposes a change of users and roles. The secret of the tokens' MAC is made with the change

@@ -8,7 +8,7 @@ import (
 
 // Credential returns what proves that somebody is the user: as of a moment after the call. The hash is
 // for the comparison with a password alone.
-func (c *Client) Credential(ctx context.Context, user string) (Credential, error) {
+func (c *Client) Credential(ctx context.Context, user string) (rights.Credential, error) {
 	a, err := c.ask(ctx, &request{Kind: requestCredential, User: user}, true)
 	return a.Credential, err
 }

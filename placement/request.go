@@ -183,27 +183,7 @@ type Status struct {
 	ConfIndex uint64
 }
 
-// Credential is what proves that somebody is a user.
-type Credential struct {
-	// Enabled says that requests are checked at all.
-	Enabled bool
-	// Hash is bcrypt's of the password. It is empty where there is no such user, or one without password.
-	Hash []byte
-	// Since is the user's, 0 without one.
-	Since uint64
-	// Index is that of the placement group's log at which this was read, and Revision the auth revision.
-	Index, Revision uint64
-}
-
-// String shows no hash.
-func (c Credential) String() string {
-	return fmt.Sprintf("enabled %t, since %d, index %d, revision %d", c.Enabled, c.Since, c.Index, c.Revision)
-}
-
-// GoString shows no hash.
-func (c Credential) GoString() string { return c.String() }
-
-func (c *Credential) append(dst []byte) []byte {
+func appendCredential(dst []byte, c *rights.Credential) []byte {
 	dst = fsm.AppendBytes(fsm.AppendBool(dst, c.Enabled), c.Hash)
 	for _, n := range []uint64{c.Since, c.Index, c.Revision} {
 		dst = binary.AppendUvarint(dst, n)
@@ -211,8 +191,8 @@ func (c *Credential) append(dst []byte) []byte {
 	return dst
 }
 
-func readCredential(r *fsm.Reader) Credential {
-	return Credential{Enabled: r.Bool(), Hash: r.CopyUpTo(rights.MaxHashBytes), Since: r.Uvarint(), Index: r.Uvarint(), Revision: r.Uvarint()}
+func readCredential(r *fsm.Reader) rights.Credential {
+	return rights.Credential{Enabled: r.Bool(), Hash: r.CopyUpTo(rights.MaxHashBytes), Since: r.Uvarint(), Index: r.Uvarint(), Revision: r.Uvarint()}
 }
 
 // response is the answer to a request. Which fields count depends on the kind of
@@ -232,7 +212,7 @@ type response struct {
 	// Operations are those under way, or the one that was begun.
 	Operations []fsm.Operation
 	// Credential is what proves that somebody is the user.
-	Credential Credential
+	Credential rights.Credential
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -260,7 +240,7 @@ func (a *response) encode(kind requestKind) []byte {
 			dst = fsm.AppendBytes(fsm.AppendString(dst, a.Settings[i].Name), a.Settings[i].Value)
 		}
 	case requestCredential:
-		dst = a.Credential.append(dst)
+		dst = appendCredential(dst, &a.Credential)
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:

@@ -305,8 +305,8 @@ func (n *nemesis) calmNetwork() error {
 	return nil
 }
 
-// healNetwork ends all cuts. A machine that is paused stays so: on the network with a clock that stands
-// still, it would be none that there is.
+// healNetwork ends all cuts. A machine that is paused stays so. No real machine uses the network while its
+// clock stands still.
 func (n *nemesis) healNetwork() error {
 	n.c.logf("nemesis: heal the network")
 	n.c.net.HealCuts()

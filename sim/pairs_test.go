@@ -7,8 +7,8 @@ import (
 )
 
 // pairKinds are the faults of the story of pairs, without leases and with them. With leases, an old
-// sequencer that goes on is believed by ranges and clients that have not heard of its successor:
-// beside a fault of the network that is as documented. The story "sequencers" has it alone.
+// sequencer that goes on is believed by who has not heard of its successor. A fault of the network makes
+// that likely, and --lease-reads documents it. The story "sequencers" has the suspended sequencer alone.
 func pairKinds(leases bool) []Fault {
 	kinds := make([]Fault, 0, len(AllFaults)+2)
 	for _, f := range AllFaults {

@@ -41,8 +41,7 @@ func (h *Hub) read(r *running) {
 		if r.ctx.Err() != nil {
 			return
 		}
-		// Also after Compacted: where no member has ended by it, the group would read again at once.
-		if err != nil && !errors.Is(err, errLarge) {
+		if err != nil && !errors.Is(err, kverror.Compacted) && !errors.Is(err, errLarge) {
 			h.cfg.Logger.Debug("read history", zap.Stringer("span", plan.span), zap.Error(err))
 			_ = clock.Sleep(r.ctx, h.cfg.Clock, 10*time.Millisecond)
 		}
@@ -188,7 +187,26 @@ func (h *Hub) readPlan(ctx context.Context, p *plan) (pages []*rangeapi.HistoryP
 	}
 	wg.Wait()
 	h.cfg.Metrics.HistoryReads.Add(float64(len(p.asks)))
-	return pages, errors.Join(errs...)
+	return pages, decisive(errs)
+}
+
+// decisive returns what ends a plan. A refusal as compacted ends members or moves the group on, so it comes
+// before errors after which the same is read again: else the group would be refused again at once, for as
+// long as another range fails.
+func decisive(errs []error) error {
+	var compacted *kverror.Error
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if e := kverror.Of(err); e.Kind == kverror.Compacted && (compacted == nil || e.CompactRevision > compacted.CompactRevision) {
+			compacted = e
+		}
+	}
+	if compacted != nil {
+		return compacted
+	}
+	return errors.Join(errs...)
 }
 
 // errLarge says that one revision exceeds the bound. errLargeLater says that it has to wait until

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -316,6 +317,37 @@ func TestHistoryOfManyRanges(t *testing.T) {
 	pages, err := h.readPlan(t.Context(), p)
 	if err != nil || len(pages) != 200 || f.most > 20_000 {
 		t.Errorf("%d pages of %d revisions, %v", len(pages), f.most, err)
+	}
+}
+
+// compactedHistory refuses one range's pages as compacted, and another one's for another reason.
+type compactedHistory struct {
+	*world
+	reads int
+}
+
+func (c *compactedHistory) History(ctx context.Context, node keyspace.NodeID, q *rangeapi.HistoryRequest) (*rangeapi.HistoryPage, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reads++
+	if q.Range == 1 {
+		return nil, kverror.New(kverror.Busy, "a snapshot comes in")
+	}
+	return nil, &kverror.Error{Kind: kverror.Compacted, CompactRevision: 40 + keyspace.Revision(q.Range)}
+}
+
+// What is compacted ends a plan, whatever other ranges answer.
+func TestCompactedDecides(t *testing.T) {
+	f := &compactedHistory{world: newWorld(1)}
+	h := New(Config{Self: 1, Clock: clock.Virtual(), Log: f, Ranges: f, Feeds: f})
+	defer h.Stop()
+	p := &plan{pos: 10, to: 1009}
+	for id := range keyspace.RangeID(3) {
+		p.asks = append(p.asks, planAsk{1, rangeapi.HistoryRequest{Range: id + 1, From: 11, To: p.to}})
+	}
+	_, err := h.readPlan(t.Context(), p)
+	if e := kverror.Of(err); e.Kind != kverror.Compacted || e.CompactRevision != 43 || f.reads != 3 {
+		t.Errorf("%d reads, %v", f.reads, err)
 	}
 }
 

@@ -85,8 +85,8 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 // maxAccessLog is how many changes a node may be behind and still be told the changes alone.
 const maxAccessLog = 1024
 
-// accessLog says what changes above an index have touched. What is in the list never changes, so copies
-// of an accessLog share it.
+// accessLog says what changes above an index have touched. Entries of the list never
+// change, so copies of an accessLog share it.
 type accessLog struct {
 	floor   uint64
 	changes []accessChange
