@@ -3,6 +3,7 @@ package auth
 import (
 	"slices"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rights"
 )
@@ -20,6 +21,10 @@ type Caller struct {
 	Index, Access uint64
 
 	roles []string
+	// since is the user's Since, 0 where there is no such user.
+	since uint64
+	// permits says that requests have permits.
+	permits bool
 	// off says that checks are off, and known that a token or a certificate was accepted. The user need
 	// not exist for that: tokens of others and certificates may name any.
 	off, known bool
@@ -29,12 +34,33 @@ type Caller struct {
 
 // caller returns who an identity is in a view. subject is nil if there is no such user.
 func (v *View) caller(id Identity, subject *rights.Subject) *Caller {
-	c := &Caller{User: id.User, Subject: subject, Index: v.Index, Access: v.Rights.Access, known: true, stale: id.Current(v.Rights)}
+	c := v.nobody()
+	c.User, c.Subject, c.known, c.stale = id.User, subject, true, id.Current(v.Rights)
 	if u := v.Rights.User(id.User); u != nil {
-		c.roles = u.Roles
+		c.roles, c.since = u.Roles, u.Since
 	}
 	return c
 }
+
+// nobody returns who sends a request without user, and everybody where checks are off.
+func (v *View) nobody() *Caller {
+	return &Caller{Index: v.Index, Access: v.Rights.Access, permits: v.Permits, off: !v.Rights.Enabled}
+}
+
+// Permit returns the permit of a request that was checked with the caller.
+func (c *Caller) Permit() keyspace.Permit {
+	if !c.permits {
+		return keyspace.Internal
+	}
+	return keyspace.PermitAt(keyspace.AccessIndex(c.Access))
+}
+
+// Incarnation returns the user's name, and since when that is the same user with the same password. Both are
+// empty where no user is known.
+func (c *Caller) Incarnation() (user string, since uint64) { return c.User, c.since }
+
+// Off says that checks are off: everybody may do everything.
+func (c *Caller) Off() bool { return c.off }
 
 // AnyUser returns an error where the request has no user.
 func (c *Caller) AnyUser() error {

@@ -47,24 +47,24 @@ func NewGate(clk clock.Clock, tokens Tokens) *Gate {
 	return g
 }
 
-// Update takes a view in, unless the gate has had one of that index or a later one. An Identify that begins
-// after it returns nobody whose rights are of an earlier view.
+// Update takes a view in, unless the gate has had it or a later one. An Identify that begins after it returns
+// nobody whose rights are of an earlier view.
 func (g *Gate) Update(v *View) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	last := g.now.Load()
-	if last.view != nil && v.Index <= last.view.Index {
+	if last.view != nil && (v.Index < last.view.Index || v.Index == last.view.Index && v.Permits == last.view.Permits) {
 		return
 	}
 	m := &moment{view: v, next: make(chan struct{})}
-	if last.view != nil && v.Rights.Meta == last.view.Rights.Meta && v.Keys.same(&last.view.Keys) {
+	if last.view != nil && v.Rights.Meta == last.view.Rights.Meta && v.Permits == last.view.Permits && v.Keys.same(&last.view.Keys) {
 		// Each change moves the auth revision, or the index since when checks are on. So these are the
 		// same rights, at a later index.
 		m.off, m.callers = last.off, last.callers
 	} else {
 		m.callers = newCallers()
 		if !v.Rights.Enabled {
-			m.off = &Caller{Index: v.Index, Access: v.Rights.Access, off: true}
+			m.off = v.nobody()
 		}
 	}
 	g.now.Store(m)
@@ -100,6 +100,52 @@ func (g *Gate) Identify(ctx context.Context, c Claim) (*Caller, error) {
 	}
 }
 
+// Again returns who a caller is in the newest view: the same user with the rights of now, whatever has become of
+// the token or certificate since. A user who was deleted, or has a new password, is another one.
+func (g *Gate) Again(c *Caller) (*Caller, error) {
+	m := g.now.Load()
+	switch {
+	case m.off != nil:
+		return m.off, nil
+	case !c.known:
+		nobody := m.view.nobody()
+		nobody.Node = c.Node
+		return nobody, nil
+	case c.Index == m.view.Index && c.stale == nil:
+		return c, nil
+	}
+	if since := m.view.since(c.User); since != c.since {
+		return nil, kverror.New(kverror.InvalidAuthToken, "user %q is another one since index %d, or is gone", c.User, since)
+	}
+	return g.caller(m, Identity{User: c.User, Revision: m.view.Rights.Revision}), nil
+}
+
+// View returns the newest view, nil before the first.
+func (g *Gate) View() *View { return g.now.Load().view }
+
+// Reach returns when the gate has a view of the index or a later one.
+func (g *Gate) Reach(ctx context.Context, index uint64) error {
+	return g.wait(ctx, g.now.Load(), index)
+}
+
+// Past returns when the gate has a view in which somebody may do less than in the caller's.
+func (g *Gate) Past(ctx context.Context, c *Caller) error {
+	for m := g.now.Load(); m.view == nil || m.view.Rights.Access <= c.Access; {
+		if err := g.wait(ctx, m, m.index()+1); err != nil {
+			return err
+		}
+		m = g.now.Load()
+	}
+	return nil
+}
+
+func (m *moment) index() uint64 {
+	if m.view == nil {
+		return 0
+	}
+	return m.view.Index
+}
+
 // wait returns when the gate has a view of the index, newer than that of the moment.
 func (g *Gate) wait(ctx context.Context, m *moment, index uint64) error {
 	for m.view == nil || m.view.Index < index {
@@ -117,13 +163,13 @@ func (g *Gate) identify(m *moment, c *Claim) (*Caller, error) {
 	if c.HasToken {
 		return g.byToken(m, c.Token)
 	}
-	nobody := Caller{Index: m.view.Index, Access: m.view.Rights.Access}
+	nobody := m.view.nobody()
 	if c.Certificate == nil {
-		return &nobody, nil
+		return nobody, nil
 	}
 	var role bool
 	if nobody.Node, role = nodeOf(c.Certificate); role {
-		return &nobody, nil
+		return nobody, nil
 	}
 	return g.byName(m, c.Certificate.Subject.CommonName), nil
 }

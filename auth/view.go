@@ -16,6 +16,16 @@ type View struct {
 	Rights *rights.State
 	Index  uint64
 	Keys   Keys
+	// Permits says that all nodes know requests with permits.
+	Permits bool
+}
+
+// since returns the Since of a user, 0 where there is none.
+func (v *View) since(user string) uint64 {
+	if u := v.Rights.User(user); u != nil {
+		return u.Since
+	}
+	return 0
 }
 
 // Identity is who sends a request.

@@ -60,7 +60,7 @@ func newCertifiedRig(t *testing.T) *certifiedRig {
 	node.leader.Store(0xb)
 	reg := prometheus.NewRegistry()
 	r.Server = New(Options{
-		KV: &fakeKV{}, Members: node, Node: node, Cluster: 0xc, Self: 0xb, Clock: clock.Virtual(), Metrics: NewMetrics(reg), Gatherer: reg,
+		Users: everybody(t), KV: &fakeKV{}, Members: node, Node: node, Cluster: 0xc, Self: 0xb, Clock: clock.Virtual(), Metrics: NewMetrics(reg), Gatherer: reg,
 		Logger: zap.New(lines), Verify: verify,
 		// As config makes them: each handshake has settings of its own.
 		TLS: &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {

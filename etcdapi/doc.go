@@ -80,7 +80,11 @@
 //	watch.go        the service Watch
 //	lease.go        the service Lease
 //	locks.go        the services Lock and Election
+//	auth.go         the service Auth
 //	kv.go           the service KV
+//	watchrights.go  watchers whose users may not have their events any more
+//	leaserights.go  who may use a lease, by its keys
+//	access.go       who sends a request, and whether that user may
 //	check.go        checks of requests that need no data
 //	codec.go        answers that are encoded once or in parts
 //	listener.go     connections: TLS, HTTP or gRPC

@@ -210,7 +210,7 @@ func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	t.Helper()
 	r := &rig{kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
 	r.node.leader.Store(0xb)
-	o := Options{KV: r.kv, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
+	o := Options{Users: everybody(t), KV: r.kv, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
 	if change != nil {
 		change(&o)
 	}

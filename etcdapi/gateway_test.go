@@ -58,7 +58,7 @@ func TestGateway(t *testing.T) {
 		{"/v3/kv/put", `{"key":`, nil, 400, `"code":3`},
 		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 2<<20) + `"}`, nil, 429, `{"code":8,"message":"grpc: received message larger than max (6291466 vs. 2097152)"`},
 		{"/v3/kv/put", `{"key":"Zm9v","value":"` + strings.Repeat("YmFy", 10<<20) + `"}`, nil, 400, `http:request body too large`},
-		{"/v3/auth/authenticate", `{}`, nil, 501, `"code":12`},
+		{"/v3/auth/authenticate", `{}`, nil, 400, `{"code":9, "message":"etcdserver: authentication is not enabled"}`},
 		{"/v3/lock/lock", `{"name":"Zm9v"}`, nil, 501, `"code":12`},
 		{"/v3/nothing", `{}`, nil, 404, `"code":5`},
 	} {

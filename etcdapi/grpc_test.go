@@ -503,7 +503,7 @@ func TestReflectionAndHealth(t *testing.T) {
 	for _, svc := range got.GetListServicesResponse().Service {
 		names = append(names, svc.Name)
 	}
-	want := "etcdserverpb.Cluster etcdserverpb.KV etcdserverpb.Maintenance grpc.health.v1.Health grpc.reflection.v1.ServerReflection grpc.reflection.v1alpha.ServerReflection"
+	want := "etcdserverpb.Auth etcdserverpb.Cluster etcdserverpb.KV etcdserverpb.Maintenance grpc.health.v1.Health grpc.reflection.v1.ServerReflection grpc.reflection.v1alpha.ServerReflection"
 	if strings.Join(names, " ") != want {
 		t.Error(names)
 	}
@@ -539,7 +539,7 @@ func TestStop(t *testing.T) {
 
 func TestStopWithoutStart(t *testing.T) {
 	r := newRig(t, "http", nil)
-	s := New(Options{KV: r.kv, Members: r.node, Node: r.node, Clock: r.opts.Clock})
+	s := New(Options{Users: everybody(t), KV: r.kv, Members: r.node, Node: r.node, Clock: r.opts.Clock})
 	if err := s.Bind(nil, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -377,7 +377,7 @@ func TestUnixSocket(t *testing.T) {
 	}
 	stale.SetUnlinkOnClose(false)
 	stale.Close()
-	s := New(Options{KV: r.kv, Members: r.node, Node: r.node, Clock: clock.System(), Gatherer: r.reg})
+	s := New(Options{Users: everybody(t), KV: r.kv, Members: r.node, Node: r.node, Clock: clock.System(), Gatherer: r.reg})
 	u, err := url.Parse("unix://" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -410,7 +410,7 @@ func TestBindErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(Options{KV: r.kv, Members: r.node, Node: r.node, Clock: clock.System(), Gatherer: r.reg})
+		s := New(Options{Users: everybody(t), KV: r.kv, Members: r.node, Node: r.node, Clock: clock.System(), Gatherer: r.reg})
 		err = s.Bind([]url.URL{{Scheme: "http", Host: "127.0.0.1:0"}, *u}, nil)
 		if err == nil || !strings.Contains(err.Error(), tc.url) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", tc.url, err)

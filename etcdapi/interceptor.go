@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 )
 
@@ -64,7 +65,12 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		ctx = context.WithValue(ctx, spanAnswerKey{}, span)
 	}
 	if _, err = s.admit(ctx, "unary"); err == nil {
-		resp, err = handler(ctx, req)
+		err = s.again(ctx, func(ctx context.Context) (err error) {
+			if ctx, err = s.begin(ctx, m.rule); err == nil {
+				resp, err = handler(ctx, req)
+			}
+			return err
+		})
 	}
 	if span != nil && err == nil {
 		resp = span
@@ -106,20 +112,24 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	start := s.opts.Clock.Now()
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
-	err := s.streamAdmitted(srv, countedStream{ss, m}, handler)
+	err := s.streamAdmitted(srv, countedStream{ss, m}, m.rule, handler)
 	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
 	return err
 }
 
-func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
+func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, rule auth.Rule, handler grpc.StreamHandler) error {
 	demands, err := s.admit(ss.Context(), "stream")
 	if err != nil {
 		return err
 	}
-	if !demands {
-		return handler(srv, ss)
+	permitted, err := s.begin(ss.Context(), rule)
+	if err != nil {
+		return err
 	}
-	ctx, cancel := context.WithCancelCause(ss.Context())
+	if !demands {
+		return handler(srv, streamWithContext{ss, permitted})
+	}
+	ctx, cancel := context.WithCancelCause(permitted)
 	defer cancel(nil)
 	forget := s.leaderless.add(cancel)
 	defer forget()
@@ -130,7 +140,7 @@ func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, handler grpc.Stre
 	return err
 }
 
-// streamWithContext is a stream whose context ends when there is no leader.
+// streamWithContext is a stream with a context of its own.
 type streamWithContext struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -7,6 +7,7 @@ import (
 
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rights"
 )
 
 // KV serves keys for the whole cluster; the router implements it. This package has checked the
@@ -108,4 +109,14 @@ type Status struct {
 	DBQuotaBytes int64
 	// Learner says whether the node was added as a learner and is not promoted yet.
 	Learner bool
+}
+
+// AccessRecords has the users and roles; the client of the placement group implements it. Errors are kverrors or
+// contexts' errors.
+type AccessRecords interface {
+	// Credential returns what proves that somebody is the user, as of a moment after the call.
+	Credential(ctx context.Context, user string) (rights.Credential, error)
+	// ChangeAccess makes a change on behalf of a user, empty for none, and returns once nobody is permitted any
+	// more what it takes away.
+	ChangeAccess(ctx context.Context, caller string, change rights.Change) error
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -23,17 +25,40 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	if err := rangeapi.CheckRange(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if a, ok := ctx.Value(spanAnswerKey{}).(*spanAnswer); ok {
-		return k.rangeSpan(ctx, r, a)
+	ctx, c, err := k.s.permitted(ctx, r)
+	if err != nil {
+		return nil, err
 	}
-	return serve(ctx, k.s, r, k.s.opts.KV.Range)
+	if a, ok := ctx.Value(spanAnswerKey{}).(*spanAnswer); ok {
+		return k.rangeSpan(ctx, r, c, a)
+	}
+	resp, err := serve(ctx, k.s, r, k.s.opts.KV.Range)
+	if err == nil && r.GetSerializable() {
+		err = k.s.held(c)
+	}
+	return resp, err
+}
+
+// mayPut is permitted for a put, or a transaction that may have some.
+func (k *kvServer) mayPut(ctx context.Context, r proto.Message) (context.Context, error) {
+	ctx, c, err := k.s.permitted(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return ctx, k.s.mayAttach(ctx, c, r)
 }
 
 // rangeSpan reads a span for gRPC, which sends a instead of the response.
-func (k *kvServer) rangeSpan(ctx context.Context, r *pb.RangeRequest, a *spanAnswer) (*pb.RangeResponse, error) {
+func (k *kvServer) rangeSpan(ctx context.Context, r *pb.RangeRequest, c *auth.Caller, a *spanAnswer) (*pb.RangeResponse, error) {
 	var err error
 	if a.keys, a.rest, a.share, err = k.s.opts.KV.RangeSpan(ctx, r); err != nil {
 		return nil, kverror.GRPC(err)
+	}
+	if r.GetSerializable() {
+		if err := k.s.held(c); err != nil {
+			a.share.Release()
+			return nil, err
+		}
 	}
 	k.s.fill(checkedHeader(a.rest))
 	return a.rest, nil
@@ -55,13 +80,26 @@ func (k *kvServer) RangeStream(r *pb.RangeRequest, rs pb.KV_RangeStreamServer) e
 	if err := checkRangeStream(r); err != nil {
 		return kverror.GRPC(err)
 	}
-	err := k.s.opts.KV.RangeStream(rs.Context(), r, func(keys []byte, last *pb.RangeResponse) error {
-		if last != nil {
-			k.s.fill(checkedHeader(last))
+	// A stream that is refused for rights that were taken away has sent nothing yet.
+	return k.s.again(rs.Context(), func(ctx context.Context) error {
+		ctx, c, err := k.s.permitted(ctx, r)
+		if err != nil {
+			return err
 		}
-		return rs.SendMsg(&streamedKeys{keys, last})
+		begun := false
+		return kverror.GRPC(k.s.opts.KV.RangeStream(ctx, r, func(keys []byte, last *pb.RangeResponse) error {
+			if !begun && r.GetSerializable() {
+				if err := k.s.held(c); err != nil {
+					return err
+				}
+			}
+			begun = true
+			if last != nil {
+				k.s.fill(checkedHeader(last))
+			}
+			return rs.SendMsg(&streamedKeys{keys, last})
+		}))
 	})
-	return kverror.GRPC(err)
 }
 
 // Put stores a key.
@@ -71,6 +109,10 @@ func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, 
 	}
 	if err := k.s.checkSize(r); err != nil {
 		return nil, kverror.GRPC(err)
+	}
+	ctx, err := k.mayPut(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	return serve(ctx, k.s, r, k.s.opts.KV.Put)
 }
@@ -82,6 +124,10 @@ func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 	}
 	if err := k.s.checkSize(r); err != nil {
 		return nil, kverror.GRPC(err)
+	}
+	ctx, _, err := k.s.permitted(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	return serve(ctx, k.s, r, k.s.opts.KV.DeleteRange)
 }
@@ -95,6 +141,10 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 		if err := k.s.checkSize(r); err != nil {
 			return nil, kverror.GRPC(err)
 		}
+	}
+	ctx, err := k.mayPut(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	if readsSpan(r) {
 		if err := k.s.awaitRoom(ctx); err != nil {

@@ -8,7 +8,9 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
 )
 
 // leaseServer is etcd's Lease service.
@@ -25,17 +27,43 @@ func (l *leaseServer) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (
 
 // LeaseRevoke ends a lease and deletes its keys.
 func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-	return serveBounded(ctx, l.s, r, l.s.opts.Leases.Revoke)
+	c := callerOf(ctx)
+	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
+		if c.Root() != nil {
+			if err := l.s.mayWriteKeys(ctx, c, r.GetID(), 0); err != nil {
+				return nil, err
+			}
+		}
+		return l.s.opts.Leases.Revoke(ctx, r)
+	})
 }
 
 // LeaseTimeToLive returns the remaining time of a lease.
 func (l *leaseServer) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-	return serveBounded(ctx, l.s, r, l.s.opts.Leases.TimeToLive)
+	c := callerOf(ctx)
+	if !r.GetKeys() || c.Root() == nil {
+		return serveBounded(ctx, l.s, r, l.s.opts.Leases.TimeToLive)
+	}
+	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
+		return l.s.keysOf(ctx, c, r.GetID(), rights.Read)
+	})
 }
 
 // LeaseLeases lists all leases.
 func (l *leaseServer) LeaseLeases(ctx context.Context, r *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error) {
-	return serveBounded(ctx, l.s, r, l.s.opts.Leases.Leases)
+	c := callerOf(ctx)
+	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseLeasesRequest) (*pb.LeaseLeasesResponse, error) {
+		resp, err := l.s.opts.Leases.Leases(ctx, r)
+		if err != nil || c.Root() == nil {
+			return resp, err
+		}
+		for _, lease := range resp.GetLeases() {
+			if _, err := l.s.keysOf(ctx, c, lease.GetID(), rights.Read); err != nil && !errors.Is(err, kverror.LeaseNotFound) {
+				return nil, err
+			}
+		}
+		return resp, nil
+	})
 }
 
 // serveBounded passes a request on, bounded in time, and completes the response.
@@ -82,7 +110,7 @@ func (l *leaseServer) keepAlive(ctx context.Context, stream pb.Lease_LeaseKeepAl
 		if err != nil {
 			return kverror.GRPC(err)
 		}
-		resp, err := serveBounded(ctx, l.s, req, l.s.opts.Leases.KeepAlive)
+		resp, err := serveBounded(ctx, l.s, req, l.renew)
 		if err != nil {
 			return err
 		}
@@ -90,4 +118,16 @@ func (l *leaseServer) keepAlive(ctx context.Context, stream pb.Lease_LeaseKeepAl
 			return kverror.GRPC(err)
 		}
 	}
+}
+
+// renew renews a lease for who may write all its keys.
+func (l *leaseServer) renew(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
+	c, err := l.s.allowed(ctx, (*auth.Caller).AnyUser)
+	if err == nil && c.Root() != nil {
+		err = l.s.mayWriteKeys(ctx, c, r.GetID(), renewFor)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.s.opts.Leases.KeepAlive(ctx, r)
 }

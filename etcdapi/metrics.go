@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	"github.com/skeindb/skein/auth"
 )
 
 // maxClientVersions bounds the label client_api_version, whose values clients choose.
@@ -159,6 +161,7 @@ func (m *Metrics) clientVersion(v string) string {
 // methodMetrics are one method's counters, looked up once and not per call.
 type methodMetrics struct {
 	kind, service, method string
+	rule                  auth.Rule
 	started, ok           prometheus.Counter
 	received, sent        prometheus.Counter
 	handled               *prometheus.CounterVec
@@ -186,6 +189,7 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 			}
 			mm := &methodMetrics{
 				kind: kind, service: service, method: method.Name, handled: m.Handled,
+				rule:     auth.RuleOf("/" + service + "/" + method.Name),
 				started:  m.Started.WithLabelValues(kind, service, method.Name),
 				received: m.MessagesReceived.WithLabelValues(kind, service, method.Name),
 				sent:     m.MessagesSent.WithLabelValues(kind, service, method.Name),

@@ -36,8 +36,9 @@ import (
 // etcd.
 const grpcOverheadBytes = 512 << 10
 
-// Options configure a Server. KV, Members, Node and Clock are required.
+// Options configure a Server. KV, Users, Members, Node and Clock are required.
 type Options struct {
+	Users   *Users
 	KV      KV
 	Members Cluster
 	Node    Node
@@ -153,6 +154,9 @@ type Server struct {
 	// it.
 	methods    map[string]*methodMetrics
 	leaderless leaderWatch
+	confirm    confirmer
+	verdicts   leaseVerdicts
+	watchers   watchStreams
 	// told is the highest revision of any header.
 	told atomic.Int64
 
@@ -186,7 +190,9 @@ func New(o Options) *Server {
 	o.fill()
 	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections), why: o.ConnectionsWhy}, grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
+	s.confirm.ask = s.reachPlacement
 	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
+	pb.RegisterAuthServer(s.grpc, newAuthServer(s))
 	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
 	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
 	if o.Watches != nil {
@@ -198,7 +204,7 @@ func New(o Options) *Server {
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	if o.Leases != nil && o.Watches != nil {
-		s.locks = NewLocks(&kvServer{s: s}, &leaseServer{s: s}, &watchServer{s: s}, s.log)
+		s.locks = NewLocks(&lockKV{kvServer{s: s}}, &leaseServer{s: s}, &watchServer{s: s}, s.log)
 		s.locks.Register(s.grpc)
 	}
 	if o.Register != nil {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -16,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
@@ -47,6 +49,8 @@ const (
 	headerWithin = 5 * time.Second
 	headerAgain  = 100 * time.Millisecond
 	retryPause   = 20 * time.Millisecond
+	// holdPause is how often a stream looks whether its events may be told.
+	holdPause = 20 * time.Millisecond
 	// settleWithin is for how long an answer waits for the events that belong before it. If a range
 	// has no leader for longer, its watchers get events later, and the stream's other watchers do
 	// not wait.
@@ -75,6 +79,10 @@ type watchStream struct {
 	// compaction keeps its id until its client cancels it too. nextID is the server's next choice.
 	ids    map[int64]*watcher
 	nextID int64
+	// ended are the watchers whose clients may not have their events any more, and are to be told so.
+	ended []*watcher
+	// revoked has a value when there are some.
+	revoked wake.Signal
 
 	// announced are the watchers whose creation the client was told. Only the sender uses them.
 	announced map[*watch.Watcher]*watcher
@@ -97,6 +105,11 @@ type watcher struct {
 	id       int64
 	w        *watch.Watcher
 	fragment bool
+	// req is what the client asked for, and caller who that was found to be. Guarded by the stream's mu.
+	req    *pb.WatchCreateRequest
+	caller *auth.Caller
+	// denied says that the caller may not have the events any more: the sender drops them.
+	denied atomic.Bool
 	// progress says that the client wants progress, and quiet that nothing was sent since the last
 	// tick. Only the sender uses quiet.
 	progress, quiet bool
@@ -113,10 +126,12 @@ type control struct {
 func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	st := &watchStream{
 		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: wake.New(),
-		asked: make(chan control, controlQueue), control: make(chan control, controlQueue),
+		asked: make(chan control, controlQueue), control: make(chan control, controlQueue), revoked: wake.New(),
 		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher),
 	}
 	defer st.hub.Close()
+	ws.s.watchers.add(st)
+	defer ws.s.watchers.remove(st)
 	ctx, cancel := context.WithCancel(g.Context())
 	defer cancel()
 	received := make(chan error, 1)
@@ -164,6 +179,9 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 		}
 		wake := st.hub.Ready()
 		if ok {
+			if err := st.awaitRights(ctx); err != nil {
+				return err
+			}
 			if err := st.deliver(d); err != nil {
 				return err
 			}
@@ -189,6 +207,10 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 				return err
 			}
 		case <-wake:
+		case <-st.revoked:
+			if err := st.endRevoked(); err != nil {
+				return err
+			}
 		case <-tick.C():
 			if err := st.notify(); err != nil {
 				return err
@@ -205,6 +227,32 @@ func (st *watchStream) send(ctx context.Context, received <-chan error) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// endRevoked tells the client which watchers were ended.
+func (st *watchStream) endRevoked() error {
+	st.mu.Lock()
+	ended := st.ended
+	st.ended = nil
+	st.mu.Unlock()
+	for _, w := range ended {
+		if _, told := st.announced[w.w]; !told {
+			// Its creation waits to be told: answer comes back to it.
+			st.mu.Lock()
+			st.ended = append(st.ended, w)
+			st.mu.Unlock()
+			continue
+		}
+		delete(st.announced, w.w)
+		st.forget(w.id)
+		err := st.sendResponse(&pb.WatchResponse{
+			Header: st.header(0), WatchId: w.id, Canceled: true, CancelReason: rpctypes.ErrGRPCPermissionDenied.Error(),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // progressInterval is the time between two looks for watchers that are due progress. It has some
@@ -268,6 +316,9 @@ func (st *watchStream) answer(c control) error {
 	if c.created != nil {
 		st.announced[c.created.w] = c.created
 		c.created.w.Announced()
+		if c.created.denied.Load() {
+			st.revoked.Set()
+		}
 	}
 	st.s.metrics.WatchControlSeconds.Observe(timer.Elapsed().Seconds())
 	return nil
@@ -279,6 +330,9 @@ func (st *watchStream) deliver(d watch.Delivery) error {
 		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: invalidWatchID})
 	}
 	w := st.announced[d.Watcher]
+	if w == nil || w.denied.Load() {
+		return nil // the hub had it before the watcher was ended
+	}
 	if d.Compacted != 0 {
 		delete(st.announced, d.Watcher)
 		return st.sendResponse(&pb.WatchResponse{
@@ -481,7 +535,7 @@ func (st *watchStream) begin(ctx context.Context, id int64, req watch.Request) (
 	defer cancel()
 	for {
 		w, current, err = st.hub.Watch(wctx, id, req)
-		if err == nil || errors.Is(err, watch.ErrStopped) || errors.Is(err, watch.ErrTooMany) || clock.Sleep(wctx, st.s.opts.Clock, retryPause) != nil {
+		if err == nil || errors.Is(err, watch.ErrStopped) || errors.Is(err, watch.ErrTooMany) || kverror.IsAccessChanged(err) || clock.Sleep(wctx, st.s.opts.Clock, retryPause) != nil {
 			return w, current, err
 		}
 	}
@@ -511,11 +565,14 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 	if r.GetStartRevision() < 0 {
 		return st.refuse(rpctypes.ErrCompacted.Error()), nil
 	}
+	if _, _, err := st.s.permitted(ctx, r); err != nil {
+		return st.refuse(reasonDenied(err)), nil
+	}
 	span, ok := keyspace.FromEtcd(key, r.GetRangeEnd())
 	if !ok {
 		return st.refuse(reasonEmptyRange), nil
 	}
-	w := &watcher{id: r.GetWatchId(), fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
+	w := &watcher{id: r.GetWatchId(), req: r, fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
 	if !st.claimID(w) {
 		return st.refuse(reasonDuplicateID), nil
 	}
@@ -526,8 +583,19 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		req.NoPut = req.NoPut || f == pb.WatchCreateRequest_NOPUT
 		req.NoDelete = req.NoDelete || f == pb.WatchCreateRequest_NODELETE
 	}
-	hw, current, err := st.begin(ctx, w.id, req)
+	var hw *watch.Watcher
+	var current keyspace.Revision
+	var denied error
+	err := st.s.again(ctx, func(ctx context.Context) (err error) {
+		if ctx, denied = st.permit(ctx, w); denied == nil {
+			hw, current, err = st.begin(ctx, w.id, req)
+		}
+		return err
+	})
 	switch {
+	case denied != nil:
+		st.forget(w.id)
+		return st.refuse(reasonDenied(denied)), nil
 	case errors.Is(err, watch.ErrStopped) || ctx.Err() != nil:
 		return control{}, err
 	case errors.Is(err, watch.ErrTooMany):
@@ -537,9 +605,21 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		st.forget(w.id)
 		return st.refuse(rpctypes.ErrorDesc(kverror.GRPC(err))), nil
 	}
-	w.w = hw
+	if !st.began(w, hw) {
+		st.hub.Cancel(hw)
+		st.forget(w.id)
+		return st.refuse(reasonDenied(kverror.GRPC(kverror.PermissionDenied))), nil
+	}
 	resp := &pb.WatchResponse{Header: st.header(current), WatchId: w.id, Created: true}
 	return control{resp: resp, created: w}, nil
+}
+
+// began notes the hub's watcher. It is false where the watcher was ended meanwhile.
+func (st *watchStream) began(w *watcher, hw *watch.Watcher) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	w.w = hw
+	return !w.denied.Load()
 }
 
 // claimID gives the watcher its id: the client's or, without one, the next free one.
@@ -582,12 +662,24 @@ func (st *watchStream) forget(id int64) *watcher {
 	return w
 }
 
+// forgetAsked is forget for a client's request. A watcher whose rights were taken away ends by itself.
+func (st *watchStream) forgetAsked(id int64) *watcher {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	w := st.ids[id]
+	if w == nil || w.denied.Load() {
+		return nil
+	}
+	delete(st.ids, id)
+	return w
+}
+
 // cancel ends a watcher. An unknown one gets no answer.
 func (st *watchStream) cancel(r *pb.WatchCancelRequest) control {
 	if r == nil {
 		return control{}
 	}
-	w := st.forget(r.GetWatchId())
+	w := st.forgetAsked(r.GetWatchId())
 	if w == nil {
 		return control{}
 	}

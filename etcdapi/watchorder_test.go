@@ -66,7 +66,7 @@ func inVirtualTime(t *testing.T, late time.Duration, f func(v *virtualStream)) {
 		o := newOneRange()
 		o.late = late
 		hub := watch.New(watch.Config{Self: 1, Clock: clock.Virtual(), Log: o, Ranges: o, Feeds: o})
-		s := New(Options{KV: &fakeKV{}, Members: &fakeNode{}, Node: &fakeNode{}, Clock: clock.Virtual(), Metrics: NewMetrics(nil), Watches: hub, NoGateway: true})
+		s := New(Options{Users: everybody(t), KV: &fakeKV{}, Members: &fakeNode{}, Node: &fakeNode{}, Clock: clock.Virtual(), Metrics: NewMetrics(nil), Watches: hub, NoGateway: true})
 		ctx, cancel := context.WithCancel(t.Context())
 		v := &virtualStream{t: t, ctx: ctx, in: make(chan *pb.WatchRequest), out: make(chan *pb.WatchResponse, 100), o: o, done: make(chan error, 1)}
 		go func() { v.done <- (&watchServer{s: s}).Watch(v) }()

@@ -1,5 +1,7 @@
 package keyspace
 
+import "context"
+
 // AccessIndex is the index of the placement group's log at which rights were taken from somebody last, 0
 // before that.
 type AccessIndex uint64
@@ -13,3 +15,20 @@ func PermitAt(at AccessIndex) Permit { return Permit(at) + 1 }
 
 // Ended says whether rights were taken from somebody, at the index, after the request was permitted.
 func (p Permit) Ended(at AccessIndex) bool { return 0 < p && p <= Permit(at) }
+
+// Internal is the permit of the cluster's own work.
+const Internal Permit = 0
+
+type permitKey struct{}
+
+// WithPermit returns a context of a request that was permitted.
+func WithPermit(ctx context.Context, p Permit) context.Context {
+	return context.WithValue(ctx, permitKey{}, p)
+}
+
+// PermitOf returns the permit of a context's request. ok is false where nobody has said under which rights it
+// is made.
+func PermitOf(ctx context.Context) (p Permit, ok bool) {
+	p, ok = ctx.Value(permitKey{}).(Permit)
+	return p, ok
+}

@@ -223,7 +223,7 @@ var rows = [numKinds]Row{
 	InvalidAuthManagement: {Name: "invalid auth management", GRPC: rpctypes.ErrGRPCInvalidAuthMgmt},
 	AuthOldRevision:       {Name: "auth revision is old", GRPC: rpctypes.ErrGRPCAuthOldRevision},
 	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
-	AccessChanged:         {Name: "access changed", Retry: RetryRouter, GRPC: rpctypes.ErrGRPCTimeout},
+	AccessChanged:         {Name: "access changed", Retry: RetryRouter, GRPC: grpcAccessChanged},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -308,6 +308,15 @@ func Of(err error) *Error {
 		return &Error{Kind: DeadlineExceeded}
 	}
 	return &Error{Kind: Internal, Detail: err.Error()}
+}
+
+// grpcAccessChanged is a value of its own, so that [IsAccessChanged] knows it. Its text is for a client whose
+// gateway has not heard in time what was taken away.
+var grpcAccessChanged = status.Error(status.Code(rpctypes.ErrGRPCTimeout), rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout))
+
+// IsAccessChanged says whether an error is AccessChanged, or what GRPC makes of it.
+func IsAccessChanged(err error) bool {
+	return err != nil && (err == grpcAccessChanged || errors.Is(err, AccessChanged)) //nolint:errorlint // GRPC returns the value itself
 }
 
 // GRPC returns the client's error for err: etcd's own error value if there is one. Kinds

@@ -13,13 +13,14 @@ import (
 // secretBytes is the length of the secret of tokens' MACs.
 const secretBytes = 32
 
-// serveCredential answers with what is applied here, which is not older than the question.
+// serveCredential answers with what is applied here, which is not older than the question. Its index is that of
+// the last change: nodes hear of changes, and would wait for any later index in vain.
 func (s *Service) serveCredential(user string) response {
 	v := s.View()
 	if v.Access == nil {
-		return response{Credential: rights.Credential{Index: v.Index}}
+		return response{}
 	}
-	return response{Credential: v.Access.Credential(user, v.Index)}
+	return response{Credential: v.Access.Credential(user, v.Access.Changed)}
 }
 
 // changeAccess proposes a change of users and roles. The secret of the tokens' MAC is made with the change

@@ -2,6 +2,7 @@ package rangeapi
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -12,12 +13,16 @@ import (
 )
 
 // wireVersion is the first byte of bus method 16's messages; docs/format/rangeapi.md has the bytes.
-const wireVersion = 3
+// wirePermit is that of a request with a permit. There is none before cluster version 4.
+const (
+	wireVersion = 3
+	wirePermit  = 4
+)
 
 // requestOverheadBytes and AnswerOverheadBytes bound the bytes of a request and an answer beside
 // their operation.
 const (
-	requestOverheadBytes = 2 + 3*binary.MaxVarintLen64
+	requestOverheadBytes = 2 + 5*binary.MaxVarintLen64
 	AnswerOverheadBytes  = 3
 )
 
@@ -43,10 +48,17 @@ func AppendRequest(dst []byte, q *Request) ([]byte, error) {
 			return dst, BadRequest("no operation %T", q.Op)
 		}
 	}
-	dst = append(dst, wireVersion, byte(kind))
+	version := byte(wireVersion)
+	if q.Permit != keyspace.Internal {
+		version = wirePermit
+	}
+	dst = append(dst, version, byte(kind))
 	dst = appendRange(dst, q.Range, q.Generation)
 	dst = binary.AppendUvarint(dst, uint64(q.ReadRevision))
 	dst = binary.AppendUvarint(dst, q.ReadTerm)
+	if version == wirePermit {
+		dst = binary.AppendUvarint(dst, uint64(q.Permit))
+	}
 	if plain != 0 {
 		return appendPlain(dst, q.Op), nil
 	}
@@ -62,20 +74,28 @@ func DecodeRequest(b []byte) (*Request, error) {
 	if len(b) < 2 {
 		return nil, wire.ErrTruncated
 	}
-	if b[0] != wireVersion {
-		return nil, fmt.Errorf("rangeapi: request version %d, want %d", b[0], wireVersion)
+	var ints [5]uint64
+	count := 4
+	switch b[0] {
+	case wireVersion:
+	case wirePermit:
+		count = 5
+	default:
+		return nil, fmt.Errorf("rangeapi: request version %d, want %d or %d", b[0], wireVersion, wirePermit)
 	}
 	kind := opKind(b[1])
-	var ints [4]uint64
 	rest := b[2:]
 	var err error
-	for i := range ints {
+	for i := range count {
 		if ints[i], rest, err = wire.Uvarint(rest); err != nil {
 			return nil, err
 		}
 	}
 	if ints[2] >= uint64(keyspace.MaxRevision) {
 		return nil, fmt.Errorf("rangeapi: read revision %d", ints[2])
+	}
+	if count == 5 && keyspace.Permit(ints[4]) == keyspace.Internal {
+		return nil, errors.New("rangeapi: a request with an empty permit")
 	}
 	op, err := decodeOp(kind, rest)
 	if err != nil {
@@ -86,6 +106,7 @@ func DecodeRequest(b []byte) (*Request, error) {
 		Generation:   keyspace.Generation(ints[1]),
 		ReadRevision: keyspace.Revision(ints[2]),
 		ReadTerm:     ints[3],
+		Permit:       keyspace.Permit(ints[4]),
 		Op:           op,
 	}, nil
 }

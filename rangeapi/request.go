@@ -23,6 +23,9 @@ type Request struct {
 	// ReadTerm is the term of the sequencer that named ReadRevision; 0 is unknown. A range that
 	// knows of a later sequencer refuses with ReadAgain.
 	ReadTerm uint64
+	// Permit says under which rights it was permitted. A range that asks the sequencer on its behalf passes
+	// it on. It is 0 for a read that has a ReadRevision, because that was named to a permitted read.
+	Permit keyspace.Permit
 	// Txn, if not nil, is the committed transaction that a RangeRequest reads for. Its own locks do
 	// not block the read. It may read what the cluster has compacted since, but not the range.
 	Txn *TxnName

@@ -80,6 +80,7 @@ func (r *Router) compact(ctx context.Context, at keyspace.Revision) (current key
 
 // emptyWrite answers a write that names no key with the current revision.
 func (r *Router) emptyWrite(ctx context.Context) (keyspace.Revision, error) {
+	_ = permitOf(ctx)
 	limit := r.limited(ctx)
 	defer limit.End()
 	a, err := r.currentOrWait(limit.LazyDeadline)

@@ -4,8 +4,18 @@ import (
 	"context"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
+
+// permitOf returns the permit of a client's request. A request without one was checked by nobody.
+func permitOf(ctx context.Context) keyspace.Permit {
+	p, ok := keyspace.PermitOf(ctx)
+	if !ok {
+		panic("router: a client's request whose context has no permit: nobody has checked who may send it")
+	}
+	return p
+}
 
 // limited bounds a request by the router's own timeout, as a deadline that crosses the bus with it.
 // The router's timeout becomes etcd's timeout error; the client's own deadline stays what it is.

@@ -120,6 +120,7 @@ func (r *Router) presentOf(ctx context.Context, req *pb.RangeRequest, patiently 
 
 // present returns the current revision, after it has checked the one that the request names.
 func (r *Router) present(ctx context.Context, req *pb.RangeRequest) (keyspace.SequenceAnswer, error) {
+	_ = permitOf(ctx)
 	now, err := r.currentOrWait(ctx)
 	if err != nil {
 		return now, err

@@ -17,8 +17,9 @@ import (
 // write sends an operation that may change something to the one range that holds all its keys. It
 // sends it again if it certainly was not proposed.
 func (r *Router) write(ctx context.Context, span keyspace.Span, op proto.Message) (proto.Message, error) {
+	permit := permitOf(ctx)
 	return r.single(ctx, span, func(rt *route) *rangeapi.Request {
-		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Op: op}
+		return &rangeapi.Request{Range: rt.desc.Range, Generation: rt.desc.Generation, Permit: permit, Op: op}
 	}, false)
 }
 
@@ -49,7 +50,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		}
 		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
 		repeat := e.Retry() == kverror.RetryRouter || (read && e.Fate() == kverror.Unknown && e.Kind != kverror.Corrupt)
-		if !repeat || (read && e.Kind == kverror.ReadAgain) {
+		if !repeat || e.Kind == kverror.AccessChanged || (read && e.Kind == kverror.ReadAgain) {
 			return nil, err
 		}
 		if err := r.learn(ctx, &a, rt, node, e); err != nil {

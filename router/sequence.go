@@ -8,10 +8,12 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-// current asks the sequencer for the current revision.
+// current asks the sequencer for the current revision. It refuses with AccessChanged where the context's
+// permit has ended.
 func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceAnswer, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
-	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{}, func(a keyspace.SequenceAnswer) { got <- a })
+	permit, _ := keyspace.PermitOf(ctx)
+	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{Permit: permit}, func(a keyspace.SequenceAnswer) { got <- a })
 	a, err := await(ctx, got)
 	if err != nil {
 		return a, err
@@ -36,7 +38,7 @@ func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, er
 		switch e := kverror.Of(err); {
 		case ctx.Err() != nil:
 			return a, err
-		case e.Kind == kverror.TooManyRequests || e.Kind == kverror.Internal:
+		case e.Kind == kverror.TooManyRequests || e.Kind == kverror.Internal || e.Kind == kverror.AccessChanged:
 			return a, err
 		}
 		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {

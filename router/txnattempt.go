@@ -21,6 +21,9 @@ type txn struct {
 	r   *Router
 	req *pb.TxnRequest
 	id  rangeapi.TxnID
+	// permit is the client's. The revoke of a lease has none of its own: whoever may revoke it was checked
+	// before that was decided.
+	permit keyspace.Permit
 	// bytes are what it holds of the gateway's budget of transactions until refs is 0. The client's
 	// call and the goroutines that go on without it each hold a reference.
 	bytes budget.Share
@@ -62,6 +65,7 @@ func (r *Router) newTxn(ctx context.Context, req *pb.TxnRequest, bytes int64) (*
 		return nil, err
 	}
 	t.id = r.coordinator.newID()
+	t.permit, _ = keyspace.PermitOf(ctx)
 	t.retain()
 	return t, nil
 }

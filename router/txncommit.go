@@ -108,7 +108,7 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 
 // sequence gets one revision for all ranges that the attempt writes.
 func (a *txnAttempt) sequence() (keyspace.Revision, error) {
-	req := keyspace.SequenceRequest{Count: 1}
+	req := keyspace.SequenceRequest{Count: 1, Permit: a.t.permit}
 	for _, p := range a.ps.order {
 		switch at := (keyspace.RangeAt{Range: p.rt.desc.Range, Generation: p.rt.desc.Generation}); {
 		case !p.changes():
@@ -126,7 +126,7 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 		return n.First, nil
 	}
 	// Nobody uses a revision that may have been allocated.
-	if e := kverror.Of(n.Err); e.Fate() == kverror.NotApplied && e.Retry() == kverror.RetryClient {
+	if e := kverror.Of(n.Err); e.Fate() == kverror.NotApplied && (e.Retry() == kverror.RetryClient || e.Kind == kverror.AccessChanged) {
 		return 0, e
 	}
 	return 0, errStartOver

@@ -23,7 +23,7 @@ const maxReadStarts = 16
 func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
 	rev := req.ReadRevision
 	if rev == 0 {
-		a, err := r.currentRevision(ctx)
+		a, err := r.currentRevision(ctx, req.Permit)
 		if err != nil {
 			return nil, err
 		}
@@ -83,9 +83,9 @@ func (r *Replica) sameSequencerLocked(req *rangeapi.Request) error {
 }
 
 // currentRevision asks the sequencer for the current revision.
-func (r *Replica) currentRevision(ctx context.Context) (keyspace.SequenceAnswer, error) {
+func (r *Replica) currentRevision(ctx context.Context, permit keyspace.Permit) (keyspace.SequenceAnswer, error) {
 	ch := make(chan keyspace.SequenceAnswer, 1)
-	req := keyspace.SequenceRequest{Range: r.id}
+	req := keyspace.SequenceRequest{Range: r.id, Permit: permit}
 	r.store.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
 	a, err := clock.Await(ctx, ch)
 	if err != nil {
@@ -106,7 +106,7 @@ func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
 	if rev <= r.store.Floor()+maxAhead {
 		return nil
 	}
-	a, err := r.currentRevision(ctx)
+	a, err := r.currentRevision(ctx, keyspace.Internal)
 	if err != nil {
 		return err
 	}

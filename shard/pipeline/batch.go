@@ -33,6 +33,8 @@ type batch struct {
 	first   keyspace.Revision
 	// floor is the lowest of its transactions' floors: all its revisions are above.
 	floor keyspace.Revision
+	// permit is the oldest of its calls'.
+	permit keyspace.Permit
 	// refused says that the group had no room for the proposal: it is not in the log.
 	refused bool
 
@@ -81,6 +83,9 @@ func batchOf(b *eval.Batch) *batch {
 func (b *batch) add(c *Call) {
 	c.moveTo(placeBatch, b)
 	b.calls = append(b.calls, c)
+	if p := c.Req.Permit; p != keyspace.Internal && (b.permit == keyspace.Internal || p < b.permit) {
+		b.permit = p
+	}
 	if n := c.op.ItemBytes(); n > 0 {
 		b.items++
 		b.bytes += n

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"slices"
 
 	"go.uber.org/zap"
@@ -57,19 +58,30 @@ func (p *Pipeline) discard(b *batch, err error, out *Answers) {
 		}
 		if c.op.ItemBytes() > 0 {
 			var undone Answers // what goes through an interface takes memory, which a put does not need
-			c.op.Undo(c, err, &undone)
+			c.op.Undo(c, p.errorOf(c, err), &undone)
 			out.join(&undone)
 		}
 	}
 	b.end(false)
-	b.answer(out, err)
+	for _, c := range b.take(&b.calls, placeBatch) {
+		out.Add(c, p.errorOf(c, err))
+	}
 	for _, c := range b.take(&b.held, placeHeld) {
 		p.confirming--
-		out.Add(c, err)
+		out.Add(c, p.errorOf(c, err))
 	}
 	for _, c := range b.take(&b.parked, placeParked) {
 		p.Requeue(c)
 	}
+}
+
+// errorOf returns the error of a call whose batch is discarded. AccessChanged is the error of the calls whose
+// permit has ended. The others were only with them, and are sent again as they are.
+func (p *Pipeline) errorOf(c *Call, err error) error {
+	if errors.Is(err, kverror.AccessChanged) && !c.Req.Permit.Ended(p.access) {
+		return p.env.Error(kverror.Dropped, "a request in the same batch is not permitted any more")
+	}
+	return err
 }
 
 // Lose ends the leadership. Batches that were not proposed are discarded. The log decides about

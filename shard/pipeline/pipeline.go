@@ -158,6 +158,8 @@ type Pipeline struct {
 	sequencing *batch
 	proposed   []*batch
 	lost       []*batch
+	// access is the highest access index that the sequencer has named to the range.
+	access keyspace.AccessIndex
 	// confirming counts the answers that wait for a confirmation of the leadership.
 	confirming int
 	mutated    mutationState //nolint:unused // used with the build tag planted

@@ -33,7 +33,7 @@ func (p *Pipeline) ask(b *batch) {
 		return
 	}
 	p.mu.Lock()
-	req := keyspace.SequenceRequest{Range: p.id, Generation: p.rec.Generation, Count: b.txns}
+	req := keyspace.SequenceRequest{Range: p.id, Generation: p.rec.Generation, Count: b.txns, Permit: b.permit}
 	// A batch of items alone needs no revision and no place among them.
 	items := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	p.mu.Unlock()
@@ -63,6 +63,7 @@ func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 	if a.Err == nil && b.txns > 0 {
 		a.Err = p.checkOld(b, &a)
 	}
+	p.access = max(p.access, a.Access)
 	if a.Err != nil {
 		p.cut(b, NotProposed(a.Err), &out)
 		ask := p.start()

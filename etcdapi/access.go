@@ -1,0 +1,234 @@
+package etcdapi
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
+)
+
+// Users are who may do what.
+type Users struct {
+	// Gate says who sends each request.
+	Gate *auth.Gate
+	// Holds says whether the gate's view is new enough for what asks no sequencer: serializable reads, and
+	// events of watchers. Nil means that it always is. It counts while checks are on.
+	Holds func() bool
+	// Tokens makes the tokens of those who log in, and Passwords compares and hashes passwords.
+	Tokens    auth.Tokens
+	Passwords *auth.Passwords
+	// Records has the users and roles.
+	Records AccessRecords
+	// ClientCertAuth says that a client's certificate names its user.
+	ClientCertAuth bool
+}
+
+// call is a request that is under way, in its context. The handlers of one call use it one after the other.
+type call struct {
+	// caller is whom the last check has found.
+	caller *auth.Caller
+}
+
+type (
+	callKey   struct{}
+	callerKey struct{}
+)
+
+// actingKey is for the caller in whose name this process calls its own services.
+type actingKey struct{}
+
+// acting returns a context in which the services act for the caller, with the rights of their users as they are
+// then.
+func acting(ctx context.Context, c *auth.Caller) context.Context {
+	return context.WithValue(ctx, actingKey{}, c)
+}
+
+// identify returns who sends the request of a context.
+func (s *Server) identify(ctx context.Context) (*auth.Caller, error) {
+	if c, ok := ctx.Value(actingKey{}).(*auth.Caller); ok {
+		return s.opts.Users.Gate.Again(c)
+	}
+	// A stream has no bound of its own, and a token may be ahead of this node.
+	inner, cancel := context.WithTimeout(ctx, s.opts.RequestTimeout)
+	defer cancel()
+	return s.opts.Users.Gate.Identify(inner, auth.ReadClaim(ctx, s.opts.Users.ClientCertAuth))
+}
+
+// allowed returns who sends the request, if the check allows it. A denial follows the rights of a moment after
+// the call: whoever was told that a right was granted has it at every node.
+func (s *Server) allowed(ctx context.Context, check func(*auth.Caller) error) (*auth.Caller, error) {
+	c, denied := s.check(ctx, check)
+	if denied == nil || ctx.Err() != nil {
+		return c, denied
+	}
+	if err := s.confirm.Do(ctx); err != nil {
+		return nil, err
+	}
+	return s.check(ctx, check)
+}
+
+func (s *Server) check(ctx context.Context, check func(*auth.Caller) error) (*auth.Caller, error) {
+	c, err := s.identify(ctx)
+	if err == nil {
+		err = check(c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if call, ok := ctx.Value(callKey{}).(*call); ok {
+		call.caller = c
+	}
+	return c, nil
+}
+
+// permitted is allowed for a message, as the client sent it. It returns the context in which the message is served.
+func (s *Server) permitted(ctx context.Context, m proto.Message) (context.Context, *auth.Caller, error) {
+	c, err := s.allowed(ctx, func(c *auth.Caller) error { return auth.Check(c, m) })
+	if err != nil {
+		return nil, nil, kverror.GRPC(err)
+	}
+	return keyspace.WithPermit(ctx, c.Permit()), c, nil
+}
+
+// begin checks who may call a method, as far as that does not depend on the message. It returns the context in
+// which the call is served.
+func (s *Server) begin(ctx context.Context, rule auth.Rule) (context.Context, error) {
+	if rule == auth.Open || rule == auth.ByRequest {
+		return ctx, nil
+	}
+	c, err := s.allowed(ctx, rule.Begin)
+	if err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	ctx = context.WithValue(ctx, callerKey{}, c)
+	return keyspace.WithPermit(ctx, c.Permit()), nil
+}
+
+// callerOf returns who was found to send the request of a context by begin.
+func callerOf(ctx context.Context) *auth.Caller {
+	c, ok := ctx.Value(callerKey{}).(*auth.Caller)
+	if !ok {
+		c, ok = ctx.Value(actingKey{}).(*auth.Caller)
+	}
+	if !ok {
+		panic("etcdapi: a call whose caller nobody has looked for")
+	}
+	return c
+}
+
+// holds refuses what asks no sequencer, while this node may not know of rights that were taken away.
+func (s *Server) holds() error {
+	u := s.opts.Users
+	if v := u.Gate.View(); u.Holds == nil || v == nil || !v.Rights.Enabled || u.Holds() {
+		return nil
+	}
+	return kverror.GRPC(kverror.New(kverror.NoLeader, "this node has not heard lately who may do what"))
+}
+
+// held is asked once the data of a serializable read are here: nobody may have taken the caller's rights away before
+// the data came to be.
+func (s *Server) held(c *auth.Caller) error {
+	if err := s.holds(); err != nil {
+		return err
+	}
+	if v := s.opts.Users.Gate.View(); v.Rights.Access > c.Access {
+		return kverror.GRPC(kverror.New(kverror.AccessChanged, "at index %d, and the caller was checked at %d", v.Rights.Access, c.Access))
+	}
+	return nil
+}
+
+// again runs a call until it is not refused any more for rights that were taken away after the caller was checked.
+// Each run checks anew. Such a refusal has changed nothing.
+func (s *Server) again(ctx context.Context, run func(context.Context) error) error {
+	call := &call{}
+	ctx = context.WithValue(ctx, callKey{}, call)
+	for {
+		err := run(ctx)
+		if !kverror.IsAccessChanged(err) || call.caller == nil {
+			return err
+		}
+		inner, cancel := context.WithTimeout(ctx, s.opts.RequestTimeout)
+		late := s.opts.Users.Gate.Past(inner, call.caller)
+		cancel()
+		if late != nil {
+			return err
+		}
+	}
+}
+
+// confirmer brings the gate to the placement group's state of a moment after the call. Many calls share a question:
+// those that come while one is asked share the next.
+type confirmer struct {
+	ask func(context.Context) error
+
+	mu   sync.Mutex
+	next *confirmation // guarded by mu; those who wait for it share it
+	busy bool          // guarded by mu; a question is asked
+}
+
+type confirmation struct {
+	done chan struct{}
+	err  error
+}
+
+// Do returns when the gate has a view that is not older than the call.
+func (f *confirmer) Do(ctx context.Context) error {
+	f.mu.Lock()
+	if f.next == nil {
+		f.next = &confirmation{done: make(chan struct{})}
+	}
+	mine := f.next
+	if !f.busy {
+		f.busy = true
+		go f.run()
+	}
+	f.mu.Unlock()
+	select {
+	case <-mine.done:
+		return mine.err
+	case <-ctx.Done():
+		return kverror.Of(ctx.Err())
+	}
+}
+
+// run asks while somebody waits.
+func (f *confirmer) run() {
+	for {
+		f.mu.Lock()
+		now := f.next
+		f.next = nil
+		if now == nil {
+			f.busy = false
+			f.mu.Unlock()
+			return
+		}
+		f.mu.Unlock()
+		now.err = f.ask(context.Background())
+		close(now.done)
+	}
+}
+
+// reachPlacement brings the gate to what the placement group has now.
+func (s *Server) reachPlacement(ctx context.Context) error {
+	_, err := s.knowNow(ctx)
+	return err
+}
+
+// knowNow returns the view of a moment after the call.
+func (s *Server) knowNow(ctx context.Context) (*auth.View, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.RequestTimeout, errTimedOut)
+	defer cancel()
+	now, err := s.opts.Users.Records.Credential(ctx, rights.Root)
+	if err == nil {
+		err = s.opts.Users.Gate.Reach(ctx, now.Index)
+	}
+	if err != nil {
+		return nil, kverror.New(kverror.NoLeader, "ask the placement group who may do what: %v", err)
+	}
+	return s.opts.Users.Gate.View(), nil
+}
