@@ -223,7 +223,7 @@ var rows = [numKinds]Row{
 	InvalidAuthManagement: {Name: "invalid auth management", GRPC: rpctypes.ErrGRPCInvalidAuthMgmt},
 	AuthOldRevision:       {Name: "auth revision is old", GRPC: rpctypes.ErrGRPCAuthOldRevision},
 	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
-	AccessChanged:         {Name: "access changed", Retry: RetryRouter, GRPC: grpcAccessChanged},
+	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -311,8 +311,8 @@ func Of(err error) *Error {
 }
 
 // grpcAccessChanged is a value of its own, so that [IsAccessChanged] knows it. Its text is for a client whose
-// gateway has not heard in time what was taken away.
-var grpcAccessChanged = status.Error(status.Code(rpctypes.ErrGRPCTimeout), rpctypes.ErrorDesc(rpctypes.ErrGRPCTimeout))
+// gateway has not heard in time what was taken away: nothing has happened.
+var grpcAccessChanged = status.Error(status.Code(rpctypes.ErrGRPCNoLeader), rpctypes.ErrorDesc(rpctypes.ErrGRPCNoLeader))
 
 // IsAccessChanged says whether an error is AccessChanged, or what GRPC makes of it.
 func IsAccessChanged(err error) bool {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -247,4 +248,9 @@ func evaluate(kvs []*mvccpb.KeyValue, op *pb.RangeRequest) *pb.RangeResponse {
 		}
 	}
 	return out
+}
+
+// internal is the context of a request that needs no permission.
+func internal(t testing.TB) context.Context {
+	return keyspace.WithPermit(t.Context(), keyspace.Internal)
 }

@@ -101,7 +101,7 @@ func TestCourseOfARevoke(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
 				f.answers(c.answers)
-				rev, err := r.RevokeLease(t.Context(), 7, 2, c.spans)
+				rev, err := r.RevokeLease(internal(t), 7, 2, c.spans)
 				afterwards()
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
@@ -141,7 +141,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			at, err = r.RevokeLease(t.Context(), 7, 2, everywhere)
+			at, err = r.RevokeLease(internal(t), 7, 2, everywhere)
 		}()
 		synctest.Wait()
 		select {
@@ -178,7 +178,7 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 			}
 			return nil, nil
 		}
-		at, err := r.RevokeLease(t.Context(), 7, 2, everywhere)
+		at, err := r.RevokeLease(internal(t), 7, 2, everywhere)
 		afterwards()
 		if at != 9 || err != nil || !strings.Contains(f.commands(), "commit 2@9 of 3 at 1") {
 			t.Errorf("ended at %d, %v, after %s", at, err, f.commands())
@@ -206,7 +206,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 				}
 				return nil, nil
 			}
-			if _, err := r.RevokeLease(t.Context(), 7, 2, everywhere); err != nil {
+			if _, err := r.RevokeLease(internal(t), 7, 2, everywhere); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(forgetEvery) // until the records are forgotten
@@ -244,7 +244,7 @@ func TestTransactionOfUnknownLeases(t *testing.T) {
 		put := func(k string, lease int64) *pb.RequestOp {
 			return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(k), Lease: lease}}}
 		}
-		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{put("a", 71), put("k", 72), put("z", 73)}})
+		_, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{put("a", 71), put("k", 72), put("z", 73)}})
 		if !errors.Is(err, kverror.LeaseNotFound) {
 			t.Errorf("got %v", err)
 		}
@@ -283,7 +283,7 @@ func TestLeaseKeys(t *testing.T) {
 			}
 			return a, nil
 		}
-		keys, rev, err := r.LeaseKeys(t.Context(), 5, []keyspace.Span{{Start: []byte("j"), End: []byte("y")}, {Start: []byte("b"), End: []byte("e")}})
+		keys, rev, err := r.LeaseKeys(internal(t), 5, []keyspace.Span{{Start: []byte("j"), End: []byte("y")}, {Start: []byte("b"), End: []byte("e")}})
 		if got := fmt.Sprintf("%s", keys); got != "[b c d j k l m n o p q r s t u v w x]" || rev != 7 || err != nil {
 			t.Errorf("keys %s at %d, %v", got, rev, err)
 		}

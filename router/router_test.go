@@ -43,7 +43,7 @@ func TestManyRangesAnswerAsOne(t *testing.T) {
 			for i := range 150 {
 				v := fmt.Sprint(i)
 				key := string(rune('a'+rng.IntN(26))) + string(rune('a'+rng.IntN(4)))
-				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(v)}); err != nil {
+				if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(key), Value: []byte(v)}); err != nil {
 					t.Fatalf("seed %d: put %s: %v", seed, key, err)
 				}
 				if c.proposed[v] != 1 {
@@ -52,7 +52,7 @@ func TestManyRangesAnswerAsOne(t *testing.T) {
 			}
 			for range 150 {
 				req := randomRange(rng, int64(c.rev))
-				got, err := r.Range(t.Context(), proto.CloneOf(req))
+				got, err := r.Range(internal(t), proto.CloneOf(req))
 				if err != nil {
 					t.Fatalf("seed %d: %v: %v", seed, req, err)
 				}
@@ -125,12 +125,12 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 			Self: 1, Clock: clock.Virtual(), Ranges: h, Sequencer: c, Placement: c, Timeout: 7 * time.Second,
 			Alive: h.alive,
 		})
-		if _, err := r.resolve(t.Context(), keyspace.Single([]byte("a"))); err != nil {
+		if _, err := r.resolve(internal(t), keyspace.Single([]byte("a"))); err != nil {
 			t.Fatal(err)
 		}
 		r.cache.setLeader(1, 2, 0)
 		start := time.Now()
-		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")}); err != nil {
+		if _, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte("a")}); err != nil {
 			t.Fatal(err)
 		}
 		if d := time.Since(start); d > 2*time.Second {
@@ -143,7 +143,7 @@ func TestAReadGoesRoundAHangingNodeAndAWriteDoesNot(t *testing.T) {
 		r.cache.setLeader(1, 2, 0)
 		h.asked = 0
 		h.dead.Store(false)
-		_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
+		_, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("a")})
 		if !errors.Is(err, kverror.Timeout) || kverror.Of(err).Fate() != kverror.Unknown {
 			t.Errorf("a put whose node hangs: %v", err)
 		}
@@ -170,7 +170,7 @@ func TestTheDeadAreNotAsked(t *testing.T) {
 			c.lead[1] = 3
 		})
 		start := time.Now()
-		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")}); err != nil {
+		if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("a")}); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(start); took > 300*time.Millisecond+2*lastPause || h.asked != 0 {
@@ -201,7 +201,7 @@ func TestTableDecidesWhatIsRepeated(t *testing.T) {
 				f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: row.Kind}}
 				r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Alive: alive, Timeout: time.Second})
 				start := time.Now()
-				_, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
+				_, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("a")})
 				if err == nil {
 					t.Fatal("no error")
 				}
@@ -223,7 +223,7 @@ func TestTheClientsDeadlineIsTheClientsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{cluster: newCluster(1), err: &kverror.Error{Kind: kverror.Busy}}
 		r := New(Config{Self: 2, Clock: clock.Virtual(), Ranges: f, Sequencer: f, Placement: f, Alive: alive})
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(internal(t), 50*time.Millisecond)
 		defer cancel()
 		if _, err := r.Put(ctx, &pb.PutRequest{Key: []byte("a")}); !errors.Is(err, kverror.DeadlineExceeded) {
 			t.Errorf("got %v", err)
@@ -236,16 +236,16 @@ func TestWritesThatNameNoKey(t *testing.T) {
 		c := newCluster(1)
 		c.split("m")
 		r := newRouter(c)
-		resp, err := r.Txn(t.Context(), &pb.TxnRequest{})
+		resp, err := r.Txn(internal(t), &pb.TxnRequest{})
 		if err != nil || !resp.Succeeded || resp.Header.Revision != 1 {
 			t.Errorf("empty txn: %v, %v", resp, err)
 		}
 		within := &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: &pb.TxnRequest{}}}
-		resp, err = r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{within}})
+		resp, err = r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{within}})
 		if err != nil || !resp.Succeeded || len(resp.Responses) != 1 || !resp.Responses[0].GetResponseTxn().GetSucceeded() {
 			t.Errorf("empty txn in a txn: %v, %v", resp, err)
 		}
-		del, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("z"), RangeEnd: []byte("a")})
+		del, err := r.DeleteRange(internal(t), &pb.DeleteRangeRequest{Key: []byte("z"), RangeEnd: []byte("a")})
 		if err != nil || del.Header.Revision != 1 || del.Deleted != 0 {
 			t.Errorf("delete of nothing: %v, %v", del, err)
 		}
@@ -258,7 +258,7 @@ func TestRevisionsOfReads(t *testing.T) {
 		r := newRouter(c)
 		c.rev, c.compacted = 10, 5
 		for rev, want := range map[int64]error{4: kverror.Compacted, 5: nil, 10: nil, 11: kverror.FutureRevision, 0: nil, -1: nil} {
-			resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), Revision: rev})
+			resp, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte("a"), Revision: rev})
 			if (want == nil && (err != nil || resp.Header.Revision != 10)) || (want != nil && !errors.Is(err, want)) {
 				t.Errorf("revision %d: %v, %v", rev, resp, err)
 			}
@@ -295,13 +295,13 @@ func TestPhysicalCompaction(t *testing.T) {
 			waits    bool
 		}{{3, false, nil, false}, {5, true, nil, true}, {5, true, kverror.Compacted, true}, {4, false, kverror.Compacted, false}, {-1, true, kverror.Compacted, false}} {
 			m.asked = nil
-			_, err := r.Compact(t.Context(), &pb.CompactionRequest{Revision: s.at, Physical: s.physical})
+			_, err := r.Compact(internal(t), &pb.CompactionRequest{Revision: s.at, Physical: s.physical})
 			if waited := len(m.asked) == 1 && m.asked[0] == keyspace.Revision(s.at); !errors.Is(err, s.err) || waited != s.waits {
 				t.Errorf("at %d, physical %t: %v, asked to wait for %d", s.at, s.physical, err, m.asked)
 			}
 		}
 		m.err = errors.New("a version is left")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(internal(t), time.Minute)
 		defer cancel()
 		begun := time.Now()
 		_, err := r.Compact(ctx, &pb.CompactionRequest{Revision: 7, Physical: true})
@@ -368,7 +368,7 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 		c := newCluster(1)
 		s := &slow{cluster: c, each: 3500 * time.Millisecond}
 		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive})
-		if _, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil || s.asked.Load() != 1 {
+		if _, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil || s.asked.Load() != 1 {
 			t.Errorf("%v after %d attempts", err, s.asked.Load())
 		}
 	})
@@ -379,11 +379,11 @@ func TestALongReadIsNotBegunAnew(t *testing.T) {
 func full(t *testing.T, r *Router, bytes int64) (first, leader *budget.Share) {
 	t.Helper()
 	f, l := r.cfg.Answers.Share(), r.cfg.Answers.Share()
-	if err := f.Take(t.Context(), bytes); err != nil {
+	if err := f.Take(internal(t), bytes); err != nil {
 		t.Fatal(err)
 	}
 	for l.Bytes() < r.cfg.Answers.Reserve() {
-		if err := l.Take(t.Context(), r.cfg.Answers.Reserve()-l.Bytes()); err != nil {
+		if err := l.Take(internal(t), r.cfg.Answers.Reserve()-l.Bytes()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -399,17 +399,17 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		s := &slow{cluster: c}
 		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: s, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 10000)})
 		for _, k := range []string{"a", "z"} {
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 200)}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 200)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		all := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
-		if _, err := r.Range(t.Context(), all); err != nil {
+		if _, err := r.Range(internal(t), all); err != nil {
 			t.Errorf("alone: %v", err)
 		}
 		first, leader := full(t, r, 0)
 		before := r.cfg.Answers.Held()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(internal(t), time.Minute)
 		defer cancel()
 		if _, err := r.Range(ctx, all); !errors.Is(err, kverror.DeadlineExceeded) {
 			t.Errorf("beside another one: %v", err)
@@ -419,7 +419,7 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() {
-			_, err := r.Range(t.Context(), all)
+			_, err := r.Range(internal(t), all)
 			ended <- err
 		}()
 		time.Sleep(time.Hour) // a client without deadline waits for longer than the router's timeout
@@ -434,7 +434,7 @@ func TestJoinedAnswersAreBounded(t *testing.T) {
 		// A small one has its place beside a large one.
 		r.cfg.Answers = budget.New(2000, 10000)
 		first, leader = full(t, r, 0)
-		if _, err := r.Range(t.Context(), all); err != nil {
+		if _, err := r.Range(internal(t), all); err != nil {
 			t.Errorf("a small one beside a large one: %v", err)
 		}
 		leader.Release()
@@ -453,16 +453,16 @@ func TestPartsOfAnAnswerDoNotWaitForEachOther(t *testing.T) {
 		c.split("m")
 		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: &oneByOne{c}, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 5<<19)})
 		for _, k := range []string{"a", "b", "x", "y"} {
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 600<<10)}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: make([]byte, 600<<10)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		other := r.cfg.Answers.Share()
-		if err := other.Take(t.Context(), 1200<<10); err != nil {
+		if err := other.Take(internal(t), 1200<<10); err != nil {
 			t.Fatal(err)
 		}
 		other.Complete()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		ctx, cancel := context.WithTimeout(internal(t), time.Hour)
 		defer cancel()
 		ended := make(chan error, 1)
 		go func() {
@@ -503,11 +503,11 @@ func TestReadsThatWaitHoldLittle(t *testing.T) {
 		c := newCluster(1)
 		asks := &asksPages{cluster: c}
 		r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: asks, Sequencer: c, Placement: c, Alive: alive, Answers: budget.New(100, 2<<20)})
-		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 200)}); err != nil {
+		if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 200)}); err != nil {
 			t.Fatal(err)
 		}
 		first, leader := full(t, r, 0)
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(internal(t))
 		var wg sync.WaitGroup
 		for range readers {
 			wg.Go(func() { _, _ = r.Range(ctx, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}) })
@@ -551,7 +551,7 @@ func TestOrderOfAttempts(t *testing.T) {
 			r := New(Config{Self: 1, Clock: clock.Virtual(), Ranges: a, Sequencer: c, Placement: c, Alive: alive, Timeout: time.Second})
 			r.Learn(c.descs...)
 			r.cache.setLeader(1, leader, 0)
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("k")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("k")}); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(a.nodes, want) {

@@ -50,7 +50,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		}
 		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
 		repeat := e.Retry() == kverror.RetryRouter || (read && e.Fate() == kverror.Unknown && e.Kind != kverror.Corrupt)
-		if !repeat || e.Kind == kverror.AccessChanged || (read && e.Kind == kverror.ReadAgain) {
+		if !repeat || (read && e.Kind == kverror.ReadAgain) {
 			return nil, err
 		}
 		if err := r.learn(ctx, &a, rt, node, e); err != nil {

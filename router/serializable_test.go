@@ -115,7 +115,7 @@ func TestSerializableReads(t *testing.T) {
 		c.split("m")
 		r.Learn(c.descs...)
 		for i, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte(fmt.Sprint(i))}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: []byte(fmt.Sprint(i))}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -145,7 +145,7 @@ func TestSerializableReads(t *testing.T) {
 		} {
 			l.resolved, l.down, l.asked = s.resolved, s.down, 0
 			r.forgetTold()
-			resp, err := r.Range(t.Context(), proto.CloneOf(s.req))
+			resp, err := r.Range(internal(t), proto.CloneOf(s.req))
 			if err != nil || resp.Header.Revision != s.rev || s.keys > 0 && len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
 				t.Errorf("%s: %v, %v, leaders were asked %d times", s.name, resp, err, l.asked)
 			}
@@ -154,19 +154,19 @@ func TestSerializableReads(t *testing.T) {
 		l.resolved, l.down, l.asked = map[string]keyspace.Revision{"": 4, "m": 7}, true, 0
 		r.forgetTold()
 		var m merged
-		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
+		if err := r.RangeStream(internal(t), all(), m.send); err != nil || m.resp.Header.Revision != 4 || len(m.resp.Kvs) != 3 || l.asked != 0 {
 			t.Errorf("a stream: %v, %v, leaders were asked %d times", &m.resp, err, l.asked)
 		}
 		// An idle range is resolved only below what another one has compacted. Such a stream begins
 		// only at leaders.
 		l.compacted, l.down, m = map[string]keyspace.Revision{"m": 5}, false, merged{}
-		if err := r.RangeStream(t.Context(), all(), m.send); err != nil || m.resp.Header.Revision != 7 || len(m.resp.Kvs) != 6 {
+		if err := r.RangeStream(internal(t), all(), m.send); err != nil || m.resp.Header.Revision != 7 || len(m.resp.Kvs) != 6 {
 			t.Errorf("a stream beside a compaction: %v, %v", &m.resp, err)
 		}
 		l.compacted, l.down = nil, true
 		begin := time.Now()
 		l.resolved = nil
-		if _, err := r.Range(t.Context(), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
+		if _, err := r.Range(internal(t), all()); !errors.Is(err, kverror.NoLeader) && !errors.Is(err, kverror.Timeout) {
 			t.Errorf("nothing here and no leader: %v after %v", err, time.Since(begin))
 		}
 	})
@@ -184,7 +184,7 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 		c.split("m")
 		r.Learn(c.descs...)
 		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -209,7 +209,7 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 		} {
 			l.down, l.asked = s.down, 0
 			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Revision: s.at, Serializable: true}
-			resp, err := r.Range(t.Context(), proto.CloneOf(req))
+			resp, err := r.Range(internal(t), proto.CloneOf(req))
 			if err != nil || resp.Header.Revision != s.rev || len(resp.Kvs) != s.keys || (l.asked > 0) != s.asked {
 				t.Errorf("%+v: %v, %v, leaders were asked %d times", s, resp, err, l.asked)
 			}
@@ -230,7 +230,7 @@ func TestSerializableReadsOfARangeDoNotGoBack(t *testing.T) {
 			l.down = s.down
 			var m merged
 			req := &pb.RangeRequest{Key: []byte(s.key), RangeEnd: []byte(s.end), Serializable: true}
-			if err := r.RangeStream(t.Context(), req, m.send); err != nil || m.resp.Header.Revision != s.rev || len(m.resp.Kvs) != s.keys {
+			if err := r.RangeStream(internal(t), req, m.send); err != nil || m.resp.Header.Revision != s.rev || len(m.resp.Kvs) != s.keys {
 				t.Errorf("%+v: a stream: %v, %v", s, &m.resp, err)
 			}
 		}
@@ -255,7 +255,7 @@ func TestASerializableAnswerHoldsWhatItsHeaderSays(t *testing.T) {
 		starts := []string{"", "m", "t"}
 		for i := range 60 { // at revisions 2 to 61, each key once: a version tells when it came
 			key := fmt.Sprintf("%c%02d", "amt"[rng.IntN(3)], i)
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte("v")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(key), Value: []byte("v")}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -273,7 +273,7 @@ func TestASerializableAnswerHoldsWhatItsHeaderSays(t *testing.T) {
 			last := first + rng.IntN(3-first)
 			end := append(starts[1:], "\x00")[last]
 			req := &pb.RangeRequest{Key: []byte(cmp.Or(starts[first], "\x00")), RangeEnd: []byte(end), Serializable: true}
-			resp, err := serializably(t.Context(), r, req, rng.IntN(2) == 0)
+			resp, err := serializably(internal(t), r, req, rng.IntN(2) == 0)
 			if err != nil {
 				t.Fatalf("%v, quorum %t: %v", req, quorum, err)
 			}
@@ -335,14 +335,14 @@ func TestASerializableReadWaitsForNoQuorum(t *testing.T) {
 		c.split("m")
 		r.Learn(c.descs...)
 		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		read := func(key, end string) (*pb.RangeResponse, time.Duration) {
 			t.Helper()
 			begin := time.Now()
-			resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte(key), RangeEnd: []byte(end), Serializable: true})
+			resp, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte(key), RangeEnd: []byte(end), Serializable: true})
 			if err != nil {
 				t.Fatalf("%q up to %q: %v", key, end, err)
 			}
@@ -360,7 +360,7 @@ func TestASerializableReadWaitsForNoQuorum(t *testing.T) {
 			var m merged
 			req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("\x00"), Serializable: true}
 			begin := time.Now()
-			if err := r.RangeStream(t.Context(), req, m.send); err != nil || m.resp.Header.Revision != 4 || time.Since(begin) != 0 {
+			if err := r.RangeStream(internal(t), req, m.send); err != nil || m.resp.Header.Revision != 4 || time.Since(begin) != 0 {
 				t.Errorf("a stream without a quorum: %v, %v after %v", &m.resp, err, time.Since(begin))
 			}
 		}
@@ -377,7 +377,7 @@ func TestSerializableRefusals(t *testing.T) {
 		c.split("m")
 		r.Learn(c.descs...)
 		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -391,7 +391,7 @@ func TestSerializableRefusals(t *testing.T) {
 			for _, end := range []string{"", "b", "\x00"} {
 				req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte(end), Serializable: true, Revision: s.rev, SortOrder: pb.RangeRequest_DESCEND}
 				l.reads = 0
-				resp, err := r.Range(t.Context(), req)
+				resp, err := r.Range(internal(t), req)
 				if !errors.Is(err, s.kind) || kverror.Of(err).CompactRevision != 4 {
 					t.Errorf("%v up to %q: %v, %v", s.kind, end, resp, err)
 				}
@@ -400,7 +400,7 @@ func TestSerializableRefusals(t *testing.T) {
 				}
 				var m merged
 				req.SortOrder = pb.RangeRequest_NONE
-				if err := r.RangeStream(t.Context(), req, m.send); !errors.Is(err, s.kind) || m.parts > 0 {
+				if err := r.RangeStream(internal(t), req, m.send); !errors.Is(err, s.kind) || m.parts > 0 {
 					t.Errorf("%v up to %q: a stream: %v, %d parts", s.kind, end, err, m.parts)
 				}
 			}
@@ -421,7 +421,7 @@ func TestASerializableReadWaitsForMemory(t *testing.T) {
 		c.split("m")
 		r.Learn(c.descs...)
 		for _, k := range []string{"a", "x", "b", "y", "c", "z"} { // at 2, 3, 4, 5, 6, 7
-			if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
+			if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(k), Value: []byte("v")}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -431,7 +431,7 @@ func TestASerializableReadWaitsForMemory(t *testing.T) {
 		time.AfterFunc(time.Second, func() { first.Give(1) })
 		time.AfterFunc(time.Minute, leader.Release)
 		began := time.Now()
-		resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, Serializable: true})
+		resp, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, Serializable: true})
 		if err != nil || resp.Header.Revision != 7 || len(resp.Kvs) != 6 {
 			t.Errorf("%v, %v", resp, err)
 		}

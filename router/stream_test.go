@@ -61,7 +61,7 @@ func TestAStreamIsTheRead(t *testing.T) {
 				req := randomRange(rng, int64(c.rev))
 				req.SortTarget, req.SortOrder, req.MinModRevision, req.MaxModRevision = 0, 0, 0, 0
 				var m merged
-				if err := r.RangeStream(t.Context(), proto.CloneOf(req), m.send); err != nil {
+				if err := r.RangeStream(internal(t), proto.CloneOf(req), m.send); err != nil {
 					t.Fatalf("seed %d: %v: %v", seed, req, err)
 				}
 				want := evaluate(c.kvs, req)
@@ -86,7 +86,7 @@ func fill(t *testing.T, c *cluster, r *Router, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	for i := range 60 {
 		key := string(rune('a'+rng.IntN(26))) + string(rune('a'+rng.IntN(4)))
-		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(fmt.Sprint(i))}); err != nil {
+		if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte(key), Value: []byte(fmt.Sprint(i))}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -107,7 +107,7 @@ func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 				req.Revision = int64(c.rev)
 			}
 			var m merged
-			err := r.RangeStream(t.Context(), req, func(keys []byte, last *pb.RangeResponse) error {
+			err := r.RangeStream(internal(t), req, func(keys []byte, last *pb.RangeResponse) error {
 				c.mu.Lock()
 				c.compacted = c.rev + 1
 				c.mu.Unlock()
@@ -134,7 +134,7 @@ func TestAStreamIsOvertakenByACompaction(t *testing.T) {
 		}}
 		r.cfg.Ranges = s
 		var m merged
-		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || m.resp.Header.Revision != int64(c.rev) {
+		if err := r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || m.resp.Header.Revision != int64(c.rev) {
 			t.Errorf("%v, %v", err, m.resp.Header)
 		}
 	})
@@ -160,7 +160,7 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 		fill(t, c, r, 1)
 		want := evaluate(c.kvs, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
 		var m merged
-		err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
+		err := r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
 			synctest.Wait() // the readers have come as far as they may
 			c.mu.Lock()
 			ahead := c.pages - m.parts
@@ -174,7 +174,7 @@ func TestAStreamWaitsForItsClient(t *testing.T) {
 			t.Errorf("%d keys of %d, %v", len(m.resp.Kvs), len(want.Kvs), err)
 		}
 		gone := errors.New("the client is gone")
-		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func([]byte, *pb.RangeResponse) error { return gone }); !errors.Is(err, gone) {
+		if err := r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func([]byte, *pb.RangeResponse) error { return gone }); !errors.Is(err, gone) {
 			t.Error(err)
 		}
 		if got := r.cfg.Answers.Held(); got != 0 {
@@ -200,7 +200,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		stream := func() error {
 			clear(sizes)
 			var m merged
-			return r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send)
+			return r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send)
 		}
 		if err := stream(); err != nil || sizes[smallPageBytes] != 3 || sizes[largePageBytes] == 0 || len(sizes) != 2 {
 			t.Errorf("with room: %v, pages %v", err, sizes)
@@ -241,7 +241,7 @@ func TestPagesAreCountedOnce(t *testing.T) {
 		var got []string
 		for page := 0; ; page++ {
 			c.counted = 0
-			resp, err := r.Range(t.Context(), proto.CloneOf(req))
+			resp, err := r.Range(internal(t), proto.CloneOf(req))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -275,7 +275,7 @@ func TestLastKeys(t *testing.T) {
 		for limit := range int64(len(c.kvs) + 2) {
 			c.counted, c.paged, c.pages = 0, 0, 0
 			req := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("zz"), SortOrder: pb.RangeRequest_DESCEND, Limit: limit}
-			got, err := r.Range(t.Context(), proto.CloneOf(req))
+			got, err := r.Range(internal(t), proto.CloneOf(req))
 			want := evaluate(c.kvs, req)
 			want.Header = header(c.rev)
 			if err != nil || !proto.Equal(got, want) {
@@ -299,18 +299,18 @@ func TestALargeReadIsRefused(t *testing.T) {
 			{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 50},
 			{Key: []byte{0}, RangeEnd: []byte{0}, SortOrder: pb.RangeRequest_DESCEND},
 		} {
-			if _, err := r.Range(t.Context(), req); !errors.Is(err, kverror.AnswerTooLarge) {
+			if _, err := r.Range(internal(t), req); !errors.Is(err, kverror.AnswerTooLarge) {
 				t.Errorf("%v: %v", req, err)
 			}
 			if got := r.cfg.Answers.Held(); got != 0 {
 				t.Errorf("%v: %d bytes are held", req, got)
 			}
 		}
-		if resp, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 5}); err != nil || len(resp.Kvs) != 5 {
+		if resp, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Limit: 5}); err != nil || len(resp.Kvs) != 5 {
 			t.Error(resp, err)
 		}
 		var m merged
-		if err := r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || !m.ended {
+		if err := r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, m.send); err != nil || !m.ended {
 			t.Error(err)
 		}
 	})

@@ -48,7 +48,7 @@ func TestAStreamOfLargeValues(t *testing.T) {
 			c.split("k06")
 			r.Learn(c.descs...)
 			for i := range keys {
-				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: fmt.Appendf(nil, "k%02d", i), Value: make([]byte, value)}); err != nil {
+				if _, err := r.Put(internal(t), &pb.PutRequest{Key: fmt.Appendf(nil, "k%02d", i), Value: make([]byte, value)}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -57,7 +57,7 @@ func TestAStreamOfLargeValues(t *testing.T) {
 			take, done := make(chan struct{}), make(chan error)
 			var m merged
 			go func() {
-				done <- r.RangeStream(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
+				done <- r.RangeStream(internal(t), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, func(keys []byte, last *pb.RangeResponse) error {
 					<-take
 					return m.send(keys, last)
 				})
@@ -97,11 +97,11 @@ func TestASortedStreamCountsWhatItSends(t *testing.T) {
 		c := newCluster(1)
 		r := newRouter(c)
 		r.Learn(c.descs...)
-		if _, err := r.Put(t.Context(), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, value)}); err != nil {
+		if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("k"), Value: make([]byte, value)}); err != nil {
 			t.Fatal(err)
 		}
 		req := &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, SortTarget: pb.RangeRequest_MOD}
-		err := r.RangeStream(t.Context(), req, func([]byte, *pb.RangeResponse) error {
+		err := r.RangeStream(internal(t), req, func([]byte, *pb.RangeResponse) error {
 			if got := r.cfg.Answers.Held(); got < 2*value {
 				t.Errorf("%d bytes count", got)
 			}

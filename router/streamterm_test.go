@@ -52,7 +52,7 @@ func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
 			s := newOfTerm(c, 7)
 			r.cfg.Sequencer, r.cfg.Ranges = s, s
 			var m merged
-			err := r.RangeStream(t.Context(), req, func(keys []byte, last *pb.RangeResponse) error {
+			err := r.RangeStream(internal(t), req, func(keys []byte, last *pb.RangeResponse) error {
 				s.term.Add(1) // placement is handed over, in order, again and again
 				return m.send(keys, last)
 			})
@@ -69,7 +69,7 @@ func TestReadsOverAChangeOfTheSequencer(t *testing.T) {
 		r.cfg.Sequencer, r.cfg.Ranges = old, s
 		done := make(chan error, 1)
 		go func() {
-			_, err := r.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
+			_, err := r.Range(internal(t), &pb.RangeRequest{Key: []byte("a")})
 			done <- err
 		}()
 		synctest.Wait()

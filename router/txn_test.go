@@ -277,7 +277,7 @@ func TestCourseOfATransaction(t *testing.T) {
 				if c.set != nil {
 					c.set(f)
 				}
-				resp, err := r.Txn(t.Context(), &pb.TxnRequest{
+				resp, err := r.Txn(internal(t), &pb.TxnRequest{
 					Compare: []*pb.Compare{versionIs("q", 3)}, Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")},
 				})
 				afterwards()
@@ -337,7 +337,7 @@ func TestCommitIsRefusedForGood(t *testing.T) {
 					commits++
 					return nil, kverror.New(c.refusals[min(commits, len(c.refusals))-1], "refused")
 				}
-				_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+				_, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
 				afterwards()
 				if !errors.Is(err, c.error) || commits != len(c.refusals) {
 					t.Errorf("%d commits, and the client learns %v; want %d and %v", commits, err, len(c.refusals), c.error)
@@ -405,7 +405,7 @@ func TestWhatChangesNothingIsOfOneMoment(t *testing.T) {
 					}
 					return nil, nil
 				}
-				resp, err := r.Txn(t.Context(), deletes)
+				resp, err := r.Txn(internal(t), deletes)
 				afterwards()
 				r.Stop()
 				if c.refused == nil && (err != nil || !resp.Succeeded) || c.refused != nil && !errors.Is(err, c.refused.Kind) {
@@ -456,7 +456,7 @@ func TestCommitOfUnknownFateIsNotRepeated(t *testing.T) {
 			}
 			return &rangeapi.Decided{}, nil
 		}
-		_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+		_, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
 		if kverror.Of(err).Fate() != kverror.Unknown || strings.Contains(f.commands(), "prepare 2") {
 			t.Errorf("%v after %s", err, f.commands())
 		}
@@ -477,7 +477,7 @@ func TestReadsOfACommittedTransactionFail(t *testing.T) {
 					time.Sleep(late)
 					return nil, kverror.New(kind, "")
 				}
-				_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), getAt("m"), putAt("z", "2")}})
+				_, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), getAt("m"), putAt("z", "2")}})
 				if !errors.Is(err, kverror.Timeout) {
 					t.Errorf("reads fail with %v after %v: %v", kind, late, err)
 				}
@@ -492,7 +492,7 @@ func TestClientOfATransactionLeaves(t *testing.T) {
 	for when, want := range map[string]string{"prepare 1 at 3": "resolve 1@0 at 1", "commit": "resolve 1@8 at 3; forget 1 at 1"} {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, cancel := context.WithCancel(internal(t))
 			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				if strings.Contains(f.show(id, op), when) {
 					cancel()
@@ -541,7 +541,7 @@ func TestPush(t *testing.T) {
 			r.cfg.Alive = func(keyspace.NodeID) bool { return !c.dead }
 			f.owned = map[rangeapi.TxnName]bool{of(1): true}
 			r.coordinator.active[mine] = struct{}{}
-			live, d, err := r.Push(t.Context(), c.name, []byte("k"))
+			live, d, err := r.Push(internal(t), c.name, []byte("k"))
 			if err != nil || live != c.live || (d == nil) != c.live {
 				t.Errorf("%d: %t %v %v", i, live, d, err)
 			}
@@ -549,7 +549,7 @@ func TestPush(t *testing.T) {
 				t.Errorf("%d: asked %s", i, f.commands())
 			}
 			locks := []rangeapi.LockRef{{ID: rangeapi.LockID{Range: 1}, Span: keyspace.Span{Start: []byte("c"), End: []byte("m")}}}
-			live, err = r.Finish(t.Context(), c.name, &rangeapi.Decided{Revision: 9, Locks: locks})
+			live, err = r.Finish(internal(t), c.name, &rangeapi.Decided{Revision: 9, Locks: locks})
 			if err != nil || live != c.live || !live && !strings.Contains(f.commands(), "@9 at 1; resolve") && !strings.Contains(f.commands(), "@9 at 2") {
 				t.Errorf("%d: %t %v, asked %s", i, live, err, f.commands())
 			}
@@ -573,7 +573,7 @@ func TestLargeDeletesAreCountedTogether(t *testing.T) {
 				}
 				return &rangeapi.Prepared{Held: true, Changes: true, Results: []rangeapi.WriteResult{{Number: p.Writes[0].Number, Uncounted: true}}}, nil
 			}
-			got, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
+			got, err := r.DeleteRange(internal(t), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}})
 			if err != nil || got.Deleted != 26 {
 				t.Errorf("%v, %v", got, err)
 			}
@@ -603,7 +603,7 @@ func TestLocksOfRangesWithoutLeadersAreLeft(t *testing.T) {
 			}
 			return nil, nil
 		}
-		if _, err := r.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil {
+		if _, err := r.DeleteRange(internal(t), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}}); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(resolveTimeout + time.Second)
@@ -661,7 +661,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 			defer r.Stop()
 			for i := range 40 {
 				k := []byte{byte('a' + rng.IntN(26)), byte('a' + rng.IntN(4))}
-				if _, err := r.Put(t.Context(), &pb.PutRequest{Key: k, Value: []byte(fmt.Sprint(i))}); err != nil {
+				if _, err := r.Put(internal(t), &pb.PutRequest{Key: k, Value: []byte(fmt.Sprint(i))}); err != nil {
 					t.Fatal(err)
 				}
 				c.split(string(rune('a' + rng.IntN(26))))
@@ -685,7 +685,7 @@ func TestReadsUnderOwnWrites(t *testing.T) {
 				want, got := evaluate(kvs, req), &pb.RangeResponse{}
 				a.reads = nil
 				a.overlaid(req, got, func() {})
-				if err := a.reads[0](t.Context()); err != nil {
+				if err := a.reads[0](internal(t)); err != nil {
 					t.Fatal(err)
 				}
 				if !proto.Equal(got, want) {
@@ -732,13 +732,13 @@ func TestTransactionsAreBounded(t *testing.T) {
 		txn := &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", strings.Repeat("x", 60)), putAt("z", "2")}}
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if _, err := r.Txn(t.Context(), txn); err != nil {
+			if _, err := r.Txn(internal(t), txn); err != nil {
 				t.Errorf("alone: %v", err)
 			}
 		})
 		afterwards()
 		wg.Go(func() {
-			if _, err := r.Txn(t.Context(), txn); err != nil {
+			if _, err := r.Txn(internal(t), txn); err != nil {
 				t.Errorf("beside another one: %v", err)
 			}
 		})
@@ -746,7 +746,7 @@ func TestTransactionsAreBounded(t *testing.T) {
 		if r.coordinator.bytes.Waiting() != 1 {
 			t.Error("beside another one it does not wait")
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		ctx, cancel := context.WithTimeout(internal(t), 10*time.Millisecond)
 		defer cancel()
 		if _, err := r.Txn(ctx, txn); !errors.Is(err, kverror.DeadlineExceeded) {
 			t.Errorf("beside two, until its deadline: %v", err)
@@ -754,17 +754,17 @@ func TestTransactionsAreBounded(t *testing.T) {
 		wg.Wait()
 		time.Sleep(time.Second) // their locks are ended
 		wg.Go(func() {
-			if _, err := r.Txn(t.Context(), txn); err != nil {
+			if _, err := r.Txn(internal(t), txn); err != nil {
 				t.Errorf("before a drain: %v", err)
 			}
 		})
 		afterwards()
-		r.Drain(t.Context())
+		r.Drain(internal(t))
 		if len(r.coordinator.active) != 0 {
 			t.Error("a drain does not wait")
 		}
 		wg.Wait()
-		if _, err := r.Txn(t.Context(), txn); !errors.Is(err, kverror.Stopped) {
+		if _, err := r.Txn(internal(t), txn); !errors.Is(err, kverror.Stopped) {
 			t.Errorf("after a drain: %v", err)
 		}
 		r.Stop()
@@ -777,7 +777,7 @@ func TestWhatGoesOnWithoutItsClientCounts(t *testing.T) {
 	for _, slow := range []string{"commit", "resolve"} {
 		synctest.Test(t, func(t *testing.T) {
 			f, r := newRanges()
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, cancel := context.WithCancel(internal(t))
 			f.answer = func(id keyspace.RangeID, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
 				if s := f.show(id, op); strings.HasPrefix(s, slow) {
 					cancel()
@@ -840,7 +840,7 @@ func TestAnswersOfTransactionsAreBounded(t *testing.T) {
 			if c.reads {
 				req.Success = append(req.Success, getAt("m"))
 			}
-			_, err := r.Txn(t.Context(), req)
+			_, err := r.Txn(internal(t), req)
 			if !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
@@ -882,7 +882,7 @@ func TestAbortsAreBounded(t *testing.T) {
 			return nil, nil
 		}
 		for range maxAborts + 100 {
-			_, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
+			_, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}})
 			if !errors.Is(err, kverror.NoSpace) {
 				t.Fatal(err)
 			}
@@ -910,7 +910,7 @@ func FuzzReadsQuestion(f *testing.F) {
 		f.Fatalf("a question without a revision is answered with %x", a)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		a, err := r.handleReads(t.Context(), 1, b)
+		a, err := r.handleReads(internal(t), 1, b)
 		if (err == nil) != (len(a) == 2 && a[0] == readsWireVersion && a[1] == 0) {
 			t.Fatalf("%x is answered with %x, %v", b, a, err)
 		}
@@ -923,7 +923,7 @@ func FuzzTxnQuestion(f *testing.F) {
 	f.Add([]byte{txnWireVersion})
 	_, r := newRanges()
 	f.Fuzz(func(t *testing.T, b []byte) {
-		a, err := r.handleTxn(t.Context(), 1, b)
+		a, err := r.handleTxn(internal(t), 1, b)
 		if (err == nil) != (len(a) == 2 && a[0] == txnWireVersion && a[1] == 0) {
 			t.Fatalf("%x is answered with %x, %v", b, a, err)
 		}
@@ -952,7 +952,7 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 			return nil, nil
 		}
 		commit := func() {
-			if _, err := r.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}); err != nil {
+			if _, err := r.Txn(internal(t), &pb.TxnRequest{Success: []*pb.RequestOp{putAt("a", "1"), putAt("z", "2")}}); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -981,7 +981,7 @@ func TestRecordsAreForgottenTogether(t *testing.T) {
 		is(3, 0)
 		commit()
 		began := time.Now()
-		r.Drain(t.Context())
+		r.Drain(internal(t))
 		r.Stop()
 		if took := time.Since(began); took > forgetEvery || len(when) != 4 {
 			t.Errorf("the node stopped after %v with %d records forgotten", took, len(when))

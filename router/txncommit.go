@@ -126,7 +126,7 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 		return n.First, nil
 	}
 	// Nobody uses a revision that may have been allocated.
-	if e := kverror.Of(n.Err); e.Fate() == kverror.NotApplied && (e.Retry() == kverror.RetryClient || e.Kind == kverror.AccessChanged) {
+	if e := kverror.Of(n.Err); e.Fate() == kverror.NotApplied && e.Retry() == kverror.RetryClient {
 		return 0, e
 	}
 	return 0, errStartOver

@@ -36,7 +36,7 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 		},
 	} {
 		f, r := newRanges()
-		if _, err := r.Current(t.Context()); err != nil { // so that revision 7 is known
+		if _, err := r.Current(internal(t)); err != nil { // so that revision 7 is known
 			t.Fatal(err)
 		}
 		asked := 0
@@ -52,7 +52,7 @@ func TestTransactionsSayWhatTheyMayRead(t *testing.T) {
 			}
 			return nil, c.answer
 		}
-		if _, err := r.Txn(t.Context(), c.txn); !errors.Is(err, c.answer) {
+		if _, err := r.Txn(internal(t), c.txn); !errors.Is(err, c.answer) {
 			t.Errorf("%s: %v, want %v", name, err, c.answer)
 		}
 		if asked == 0 || r.coordinator.readsBelow(keyspace.MaxRevision) {
@@ -104,7 +104,7 @@ func TestAllNodesAreAskedWhatTheyRead(t *testing.T) {
 			asked = true
 			return c.three, c.err
 		})
-		got, err := r.Reads(t.Context(), []keyspace.NodeID{1, 2, 3}, 300)
+		got, err := r.Reads(internal(t), []keyspace.NodeID{1, 2, 3}, 300)
 		if got != c.want && !c.error || (err != nil) != c.error {
 			t.Errorf("case %d: %t, %v", i, got, err)
 		}
