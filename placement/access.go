@@ -3,6 +3,9 @@ package placement
 import (
 	"context"
 	"crypto/rand"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -25,14 +28,79 @@ func (s *Service) serveCredential(user string) response {
 
 // changeAccess proposes a change of users and roles. The secret of the tokens' MAC is made with the change
 // that switches checks on, so that no token from before counts.
-func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) error {
+func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (response, error) {
 	if v := s.View().Map.ClusterVersion; v < keyspace.VersionAccess {
-		return kverror.New(kverror.BadRequest, "users and roles need cluster version %d, and it is %d: skein upgrade status says what is missing", keyspace.VersionAccess, v)
+		return response{}, kverror.New(kverror.BadRequest, "users and roles need cluster version %d, and it is %d: skein upgrade status says what is missing", keyspace.VersionAccess, v)
 	}
 	o := fsm.ChangeAccess{Caller: q.Caller, Change: q.Access}
 	if q.Access.Kind == rights.Enable {
 		o.Key = make([]byte, secretBytes)
 		_, _ = rand.Read(o.Key) // never fails
 	}
-	return s.propose(ctx, term, o).Err
+	res := s.propose(ctx, term, o)
+	return response{Index: res.Access}, res.Err
+}
+
+// awaitAccessHold is how long a leader keeps the question which nodes lack an index. It is far below an
+// election timeout: who asks takes a leader that is silent for so long for lost.
+const awaitAccessHold = 50 * time.Millisecond
+
+// serveAwaitAccess answers as soon as no node lacks an access index, or after a moment with those that do.
+func (s *Service) serveAwaitAccess(ctx context.Context, at keyspace.AccessIndex) response {
+	timer := s.o.Clock.NewTimer(awaitAccessHold)
+	defer timer.Stop()
+	for {
+		v, changed := s.machine.current()
+		lacking, more := s.taken.lack(&v.Map, at)
+		if len(lacking) == 0 {
+			return response{}
+		}
+		select {
+		case <-more:
+		case <-changed:
+		case <-timer.C():
+			return response{Lacking: lacking}
+		case <-ctx.Done():
+			return response{Lacking: lacking}
+		}
+	}
+}
+
+// takenViews is which access index each node has said that it has taken in. What a node has said stays
+// true when others lead, and when it starts again: it then has no view lease, and no view from before
+// rights were checked.
+type takenViews struct {
+	mu sync.Mutex
+	// byNode is guarded by mu; more is closed and made anew when a node has said something.
+	byNode map[keyspace.NodeID]keyspace.AccessIndex
+	more   chan struct{}
+}
+
+func (t *takenViews) init() {
+	t.byNode, t.more = map[keyspace.NodeID]keyspace.AccessIndex{}, make(chan struct{})
+}
+
+func (t *takenViews) note(node keyspace.NodeID, at keyspace.AccessIndex) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if at <= t.byNode[node] {
+		return
+	}
+	t.byNode[node] = at
+	close(t.more)
+	t.more = make(chan struct{})
+}
+
+// lack returns which of the map's nodes have not taken the index in, and a channel that is closed when
+// fewer may be. Whoever has started counts: a draining node and a learner serve clients too.
+func (t *takenViews) lack(m *fsm.Map, at keyspace.AccessIndex) (lacking []keyspace.NodeID, more <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, n := range m.NodeRows() {
+		if n.State.Started() && t.byNode[id] < at {
+			lacking = append(lacking, id)
+		}
+	}
+	slices.Sort(lacking)
+	return lacking, t.more
 }

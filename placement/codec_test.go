@@ -48,6 +48,8 @@ func sampleRequests() []request {
 		{Kind: requestRaiseVersion, Version: 4},
 		{Kind: requestCredential, User: "alice"},
 		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
+		{Kind: requestTakenAccess, Index: 301},
+		{Kind: requestAwaitAccess, Index: 301},
 	}
 }
 
@@ -67,7 +69,11 @@ func sampleResponse(k requestKind) response {
 		return response{Nodes: []fsm.Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestChangeAccess, requestTakenAccess:
+		return response{Index: 301}
+	case requestAwaitAccess:
+		return response{Lacking: []keyspace.NodeID{0xa1, 0xa3}}
 	case requestCredential:
 		return response{Credential: rights.Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
 	case requestLease:

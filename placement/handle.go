@@ -150,7 +150,12 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestCredential:
 		return s.serveCredential(q.User), nil
 	case requestChangeAccess:
-		return response{}, s.changeAccess(ctx, term, q)
+		return s.changeAccess(ctx, term, q)
+	case requestTakenAccess:
+		s.taken.note(from, q.Index)
+		return response{Index: s.View().AccessIndex()}, nil
+	case requestAwaitAccess:
+		return s.serveAwaitAccess(ctx, q.Index), nil
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -173,7 +178,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 // question, leadership is proven at a moment after the request arrived. A proposal proves it by
 // itself.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
-	if q.Linearizable || q.Kind == requestCompact || q.Kind == requestCredential {
+	switch {
+	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess:
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

@@ -31,6 +31,8 @@ const (
 	requestRaiseVersion
 	requestCredential
 	requestChangeAccess
+	requestTakenAccess
+	requestAwaitAccess
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -80,6 +82,9 @@ type request struct {
 	// Caller and Access are for requestChangeAccess: who asks for which change.
 	Caller string
 	Access rights.Change
+	// Index is for requestTakenAccess and requestAwaitAccess: which index a node has taken in, or all
+	// are to take in.
+	Index keyspace.AccessIndex
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -119,6 +124,8 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendString(dst, q.User)
 	case requestChangeAccess:
 		dst = fsm.AppendChange(fsm.AppendString(dst, q.Caller), &q.Access)
+	case requestTakenAccess, requestAwaitAccess:
+		dst = binary.AppendUvarint(dst, uint64(q.Index))
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -159,6 +166,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.User = r.StringUpTo(rights.MaxNameBytes)
 	case requestChangeAccess:
 		q.Caller, q.Access = r.StringUpTo(rights.MaxNameBytes), r.Change()
+	case requestTakenAccess, requestAwaitAccess:
+		q.Index = keyspace.AccessIndex(r.Uvarint())
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -213,6 +222,11 @@ type response struct {
 	Operations []fsm.Operation
 	// Credential is what proves that somebody is the user.
 	Credential rights.Credential
+	// Index is the access index that nodes have to have before a change is acknowledged, 0 for none
+	// (requestChangeAccess), or the present one (requestTakenAccess).
+	Index keyspace.AccessIndex
+	// Lacking are the nodes that have not said that they have taken an index in.
+	Lacking []keyspace.NodeID
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -248,7 +262,11 @@ func (a *response) encode(kind requestKind) []byte {
 		for i := range a.Operations {
 			dst = fsm.AppendOperation(dst, &a.Operations[i])
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestChangeAccess, requestTakenAccess:
+		dst = binary.AppendUvarint(dst, uint64(a.Index))
+	case requestAwaitAccess:
+		dst = fsm.AppendNodeIDs(dst, a.Lacking)
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -287,7 +305,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		for range n {
 			a.Operations = append(a.Operations, r.Operation())
 		}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestChangeAccess, requestTakenAccess:
+		a.Index = keyspace.AccessIndex(r.Uvarint())
+	case requestAwaitAccess:
+		a.Lacking = r.NodeIDs()
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
 	}
 	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

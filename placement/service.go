@@ -122,6 +122,8 @@ type Service struct {
 	// lifecycle opens and removes the replica, which is own.
 	lifecycle *lifecycle.Lifecycle
 	own       *ownReplica
+	// taken is which rights nodes have said that they go by.
+	taken takenViews
 	// client is what this node's Client knows, nil until there is one.
 	client atomic.Pointer[clientView]
 
@@ -178,6 +180,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 		changed:  make(chan struct{}),
 	}
 	s.own = &ownReplica{s: s}
+	s.taken.init()
 	s.lifecycle = newLifecycle(s.own)
 	s.driver = driver.New(s.driverOptions())
 	m.self = o.Self

@@ -113,7 +113,7 @@ type Config struct {
 	// returns, once their promises to each other have expired.
 	NoPreVote bool
 	// MaxClockDrift bounds how much faster one node's monotonic clock may run than
-	// another's, as a fraction. Default 0.01. Leases are only as safe as this.
+	// another's, as a fraction. Default DefaultClockDrift. Leases are only as safe as this.
 	MaxClockDrift float64
 	// Needed returns the node that leaders on this one have to hear in order to serve, 0 if
 	// none is known. A host that does not hear it, while other nodes do, counts as isolated.

@@ -37,6 +37,9 @@ const (
 	applyBytesMax = 4 << 20
 	// maxEntryBytes bounds one proposal, in addition to the wal's own bound.
 	maxEntryBytes = 16 << 20
+	// DefaultClockDrift is Config.MaxClockDrift's default.
+	DefaultClockDrift = 0.01
+
 	// entryOverheadBytes is the accounted cost of an entry beyond its data.
 	entryOverheadBytes = 64
 	// maxSizePerMsg, maxCommittedPerReady and maxInflightMsgs are raft's bounds: on one
@@ -63,7 +66,7 @@ func (c *Config) fill() error {
 	orDefault(&c.ElectionTimeout, 10*c.TickInterval)
 	orDefault(&c.LivenessTimeout, c.ElectionTimeout)
 	orDefault(&c.SleepAfter, 10*c.TickInterval)
-	orDefault(&c.MaxClockDrift, 0.01)
+	orDefault(&c.MaxClockDrift, DefaultClockDrift)
 	orDefault(&c.WakesPerSecond, 2000)
 	orDefault(&c.Workers, runtime.GOMAXPROCS(0))
 	orDefault(&c.Appliers, runtime.GOMAXPROCS(0))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rights"
 )
 
@@ -64,8 +65,12 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	if err != nil {
 		return Result{Err: err}
 	}
+	res := Result{}
+	if s.access.Enabled && (s.access.Access != before.Access || o.Change.Kind == rights.Enable) {
+		res.Access = keyspace.AccessIndex(s.access.Access)
+	}
 	if s.access.Meta == before {
-		return Result{} // it is so already
+		return res // it is so already
 	}
 	if o.Change.Kind == rights.Enable {
 		s.accessKey = o.Key
@@ -79,7 +84,7 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	for _, name := range touched.Roles {
 		s.dirty.roles[name] = true
 	}
-	return Result{}
+	return res
 }
 
 // maxAccessLog is how many changes a node may be behind and still be told the changes alone.

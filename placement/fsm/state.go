@@ -89,6 +89,10 @@ type Result struct {
 	Lease *Lease
 	// Operation is the one that was begun.
 	Operation Operation
+	// Access is the access index that every node has to have before the change of rights is
+	// acknowledged, 0 for none. An Enable has one though rights were checked before: the answer to
+	// the one that began it may be lost.
+	Access keyspace.AccessIndex
 }
 
 // Apply changes the state by one command of the entry at index. It never fails:
