@@ -70,6 +70,8 @@ type rigNode struct {
 	client  *Client
 	// current is client for those who run beside the nemesis.
 	current atomic.Pointer[Client]
+	// views is what it knows of rights, nil unless takeViews was called.
+	views *nodeView
 	// leases are those of this node's service; full is what it hears of the disk.
 	leases *clocklessLeases
 	ending sync.WaitGroup
