@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/budget"
@@ -80,7 +81,7 @@ type Options struct {
 	// rangeapi.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
 	// AuthToken, AuthTokenTTL and BcryptCost are --auth-token, --auth-token-ttl and --bcrypt-cost. Nothing
-	// uses them yet.
+	// uses the cost yet.
 	AuthToken    string
 	AuthTokenTTL time.Duration
 	BcryptCost   int
@@ -173,6 +174,9 @@ type Core struct {
 	leases *lease.Timer
 	grants *lease.Gateway
 
+	// access has the gate go by the rights that placement has.
+	access *access
+
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -211,6 +215,17 @@ func (c *Core) Watches() *watch.Hub { return c.watches }
 
 // Leases answers etcd's questions about leases.
 func (c *Core) Leases() *lease.Gateway { return c.grants }
+
+// Gate says who sends a request to this node.
+func (c *Core) Gate() *auth.Gate { return c.access.gate }
+
+// MayServe says whether the node may serve by the rights that it knows what asks no sequencer. It is asked
+// after the data have been read.
+func (c *Core) MayServe() bool { return c.access.lease.Valid() }
+
+// OnRevoked has f called with each view that takes rights from somebody, once the gate knows it. When f
+// returns, no watcher receives what the view does not cover.
+func (c *Core) OnRevoked(f func(*auth.View)) { c.access.revoked.Store(&f) }
 
 // Store is what the node has applied, for who checks it.
 func (c *Core) Store() engine.Reader { return c.engine }
@@ -269,7 +284,10 @@ func (c *Core) watchFatal() {
 
 // watchRestores drops leases when this virtual machine runs on from a snapshot.
 func (c *Core) watchRestores() {
-	err := clock.Restored(c.ctx, func() { c.host.DropLeases("this virtual machine runs on from a snapshot") })
+	err := clock.Restored(c.ctx, func() {
+		c.host.DropLeases("this virtual machine runs on from a snapshot")
+		c.access.lease.drop()
+	})
 	if c.ctx.Err() == nil {
 		c.log.Info("the kernel does not tell whether this machine is restored from a snapshot", zap.Error(err))
 	}

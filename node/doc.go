@@ -116,6 +116,7 @@
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster
 //	questions.go   questions of other nodes, and those to them
+//	access.go      the rights that placement has: who knows them, and for how long they count
 //	callbacks.go   what parts call of parts that are made after them
 //	scrub.go       replicas are compared as the disks have them
 //	compact.go     how a compaction waits for reads on all nodes

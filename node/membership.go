@@ -54,6 +54,8 @@ func (c *Core) takePart(ctx context.Context) error {
 	c.client.Start()
 	c.wait.Go(c.watchFatal)
 	c.wait.Go(c.followMap)
+	c.wait.Go(func() { c.access.follow(c.ctx) })
+	c.wait.Go(func() { c.access.ask(c.ctx) })
 	if c.o.ScrubEvery > 0 {
 		c.wait.Go(c.scrub)
 	}

@@ -11,8 +11,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/budget"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/node/join"
@@ -201,6 +203,9 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Measurer: measurer{c}, Written: c.version.written, AttemptTimeout: o.Election, Logger: c.log, Metrics: metrics,
 	})
 	*undo = append(*undo, c.client.Stop)
+	if err := c.openAccess(); err != nil {
+		return err
+	}
 	c.shards = shard.NewStore(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
 		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
@@ -229,6 +234,27 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	c.grants = lease.NewGateway(c.client, c.router)
 	c.openAdmin()
 	c.registerHandlers()
+	return nil
+}
+
+// openAccess makes what has the node go by the rights that placement has.
+func (c *Core) openAccess() error {
+	options, err := auth.ParseOptions(c.o.AuthToken)
+	if err != nil {
+		return fmt.Errorf("--auth-token: %w", err)
+	}
+	tokens, err := options.Open(c.o.Clock, rand.Reader, c.o.AuthTokenTTL)
+	if err != nil {
+		return fmt.Errorf("--auth-token: %w", err)
+	}
+	noted, err := c.storedAccess()
+	if err != nil {
+		return err
+	}
+	c.access = &access{
+		clk: c.o.Clock, election: c.o.Election, log: c.log, source: c.client, note: c.storeAccess, noted: noted,
+		gate: auth.NewGate(c.o.Clock, tokens), lease: newViewLease(c.o.Clock), told: wake.New(),
+	}
 	return nil
 }
 

@@ -114,6 +114,8 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.CommitForEver:   {"router", "TestCommitIsRefusedForGood"},
 	mutation.EmbargoKept:     {"raftgroup", "TestEmbargoShrinks"},
 	mutation.RelayRelays:     {"sim/simbus", "TestARelayAsksNoRelay"},
+
+	mutation.ViewLeaseIgnored: {"node", "TestViewLeaseEnds"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and

@@ -137,6 +137,8 @@ const (
 	EmbargoKept
 	// RelayRelays: a relay without a session with the receiver asks the next relay.
 	RelayRelays
+	// ViewLeaseIgnored: a node that is cut off goes on by the rights that it knows.
+	ViewLeaseIgnored
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -168,7 +170,7 @@ var names = [end]string{
 	"rotten replica goes on", "quarantine not told", "replica in quarantine counted",
 	"lead kept without hearing a quorum", "boots in a row forgotten", "version before an event missing",
 	"removed nodes counted", "grown cluster keeps three voters", "raised version not noted", "tails of the log stay",
-	"refused commit repeated for ever", "embargo never shrinks", "relay asks a relay",
+	"refused commit repeated for ever", "embargo never shrinks", "relay asks a relay", "view lease ignored",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 
