@@ -30,6 +30,7 @@ var (
 	goldenUser   = rights.User{Name: "alice", Roles: []string{"r", "root"}, Hash: []byte("$2a$10$hash"), Since: 300}
 	goldenRole   = rights.Role{Name: "r", Permissions: []rights.Permission{{Type: rights.Write, Key: []byte("a")}, {Type: rights.Type(-1), Key: []byte("a"), RangeEnd: []byte("b")}}}
 	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
+	goldenAlarm  = Alarm{AlarmID{AlarmNoSpace, 0xa1}, true}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
@@ -60,6 +61,8 @@ func sampleCommands() []Command {
 		RaiseVersion{To: 4},
 		ChangeAccess{Caller: "root", Change: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 		ChangeAccess{Caller: "root", Change: rights.Change{Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.ReadWrite, Key: []byte("a"), RangeEnd: []byte("b")}}},
+		ChangeAlarm{Change: AlarmActivated, Alarm: AlarmID{AlarmNoSpace, 0xa1}},
+		ChangeAlarm{Change: AlarmPassed, Alarm: AlarmID{-1, 0}},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {
@@ -90,6 +93,7 @@ func TestFormats(t *testing.T) {
 	f.Add("record/user", appendUser([]byte{FormatVersion}, &goldenUser))
 	f.Add("record/role", appendRole([]byte{FormatVersion}, &goldenRole))
 	f.Add("record/access", appendAccessMeta([]byte{FormatVersion}, &goldenRights))
+	f.Add("record/alarm", appendAlarm([]byte{FormatVersion}, goldenAlarm))
 	f.Compare(t)
 }
 
@@ -110,6 +114,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/user":            func(p []byte) error { _, err := decodeUser(p); return err },
 		"record/role":            func(p []byte) error { _, err := decodeRole(p); return err },
 		"record/access":          func(p []byte) error { _, err := decodeAccessMeta(p); return err },
+		"record/alarm":           func(p []byte) error { _, err := decodeAlarm(p); return err },
 		"record/setting":         func(p []byte) error { _, err := decodeSetting(p); return err },
 	}[name]
 }
@@ -148,6 +153,10 @@ func FuzzRole(f *testing.F) {
 
 func FuzzAccess(f *testing.F) {
 	testkit.Fuzz(f, "record/access", decodeAccessMeta, func(m accessMeta) []byte { return appendAccessMeta([]byte{FormatVersion}, &m) })
+}
+
+func FuzzAlarm(f *testing.F) {
+	testkit.Fuzz(f, "record/alarm", decodeAlarm, func(a Alarm) []byte { return appendAlarm([]byte{FormatVersion}, a) })
 }
 
 func FuzzLease(f *testing.F) {

@@ -35,6 +35,7 @@ const (
 	opBindMerge
 	opRaiseVersion
 	opChangeAccess
+	opChangeAlarm
 )
 
 // Command is one raft entry of the placement group.
@@ -187,6 +188,8 @@ func (r *Reader) effect(kind opKind) Effect {
 		return RaiseVersion{To: r.ClusterVersion()}
 	case opChangeAccess:
 		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change(), Key: r.CopyUpTo(MaxKeyBytes)}
+	case opChangeAlarm:
+		return r.AlarmChange()
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil

@@ -21,6 +21,7 @@
 //	Operation  one change of a range's replicas that is under way           o + range id
 //	User     one user: roles, hash of the password                          u + name
 //	Role     one role: permissions                                          p + name
+//	Alarm    one alarm of a member: whether a client has raised it          w + type + member
 //	access   whether rights are checked, and since when; the tokens' secret a
 //
 // The members of the placement group are raft's: the applied record has them, and the
@@ -111,6 +112,7 @@
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
+//	alarm.go        alarms: records, commands, the list
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
 //	node.go         nodes: rows, commands, states
 //	setting.go      settings by which placement decides

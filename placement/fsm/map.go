@@ -20,6 +20,8 @@ type Map struct {
 	ClusterVersion keyspace.Version
 	// Access is the users and roles, nil before the first change of them.
 	Access *Access
+	// Alarms are those raised, nil before the first change of them.
+	Alarms *Alarms
 	rows
 	nodes map[keyspace.NodeID]Node
 	own   keyspace.Descriptor
@@ -105,7 +107,7 @@ func (m *Map) RowsSince(version uint64) []*Range {
 // where there are any, replace the node table, and own the placement group's descriptor
 // unless its ConfIndex is 0.
 func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
-	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, nodes: m.nodes, own: m.own}
+	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, Alarms: m.Alarms, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.rows = newRows()
 	} else {

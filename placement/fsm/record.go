@@ -55,6 +55,8 @@ const (
 	recordAccess = 'a'
 	recordUser   = 'u' // + name
 	recordRole   = 'p' // + name
+
+	recordAlarm = 'w' // + type, 4 bytes, and member, 8 bytes, big endian
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

@@ -28,6 +28,9 @@ type State struct {
 	accessChanged uint64
 	accessKey     []byte
 	accessLog     accessLog
+	// alarms are those raised. They have changed at alarmsChanged, or before where that is not known.
+	alarms        map[AlarmID]Alarm
+	alarmsChanged uint64
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -54,6 +57,7 @@ type dirty struct {
 	roles      map[string]bool
 	// access is users, roles, or what is stored of them together.
 	access bool
+	alarms map[AlarmID]bool
 }
 
 // NewState returns the state of a cluster that does not exist yet.
@@ -66,6 +70,7 @@ func NewState() *State {
 		absorbing:  map[keyspace.RangeID]keyspace.RangeID{},
 		leases:     newLeases(),
 		access:     rights.New(),
+		alarms:     map[AlarmID]Alarm{},
 		dirty: dirty{
 			ranges:     map[keyspace.RangeID]bool{},
 			nodes:      map[keyspace.NodeID]bool{},
@@ -73,6 +78,7 @@ func NewState() *State {
 			operations: map[keyspace.RangeID]bool{},
 			users:      map[string]bool{},
 			roles:      map[string]bool{},
+			alarms:     map[AlarmID]bool{},
 		},
 	}
 }
@@ -93,6 +99,8 @@ type Result struct {
 	// acknowledged, 0 for none. An Enable has one though rights were checked before: the answer to
 	// the one that began it may be lost.
 	Access keyspace.AccessIndex
+	// Alarm is the one that a change of an alarm has raised, found or ended.
+	Alarm *Alarm
 }
 
 // Apply changes the state by one command of the entry at index. It never fails:
@@ -151,6 +159,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyRaiseVersion(index, o)
 	case ChangeAccess:
 		return s.applyChangeAccess(index, o)
+	case ChangeAlarm:
+		return s.applyChangeAlarm(index, o)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
@@ -277,6 +287,9 @@ func (s *State) Flush(w recordWriter) error {
 	if err := s.flushAccess(w); err != nil {
 		return err
 	}
+	if err := s.flushAlarms(w); err != nil {
+		return err
+	}
 	return s.leases.flush(w)
 }
 
@@ -289,6 +302,7 @@ func (s *State) Load(key, value []byte) error {
 	case recordMeta:
 		m, err := decodeMeta(value)
 		s.meta = m
+		s.alarmsChanged = m.Changed // when they changed is not stored
 		return err
 	case recordNode:
 		n, err := decodeNode(value)
@@ -315,6 +329,8 @@ func (s *State) Load(key, value []byte) error {
 		return s.leases.load(key, value)
 	case recordUser, recordRole, recordAccess:
 		return s.loadAccess(key, value)
+	case recordAlarm:
+		return s.loadAlarm(key, value)
 	case recordOperation:
 		o, err := decodeOperation(value)
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
@@ -371,7 +387,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

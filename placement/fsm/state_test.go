@@ -64,6 +64,8 @@ func (r records) reload(t *testing.T) *State {
 //	keep key=S                          the range that begins there is to begin there
 //	merge left=N [decided] [right=(G,C)] / align left=N op=N from=N to=N / end left=N op=N
 //	bind left=N op=N / commit left=N op=N was=(G,C,G,C) / abort left=N op=N   was is generation and configuration of left and right
+//	activate|deactivate|observe|pass type=N member=N   an alarm
+//	alarms                             prints all alarms and the access index
 //	leases                             prints all leases
 //	map                                prints the whole map
 //	records                            prints the records' bytes
@@ -93,6 +95,8 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return h.printLeases()
 	case "nodes":
 		return h.printNodes()
+	case "alarms":
+		return h.printAlarms()
 	case "members":
 		h.s.members = nil
 		for _, n := range testkit.Args(t, d, "nodes") {
@@ -118,6 +122,9 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	if res.Lease != nil {
 		fmt.Fprintln(&b, printLease(res.Lease))
+	}
+	if a := res.Alarm; a != nil {
+		fmt.Fprintln(&b, printAlarm(*a))
 	}
 	if o := &res.Operation; o.ID != 0 {
 		fmt.Fprintf(&b, "operation %d of range %s: %s, replica %d for %d\n", o.ID, o.Range, o, o.Replica, o.Leaving)
@@ -148,7 +155,7 @@ func (h *stateStory) settle(t *testing.T) {
 	}
 	again := h.records.reload(t)
 	if again.meta != h.s.meta || !reflect.DeepEqual(again.nodes, h.s.nodes) ||
-		!maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
+		!maps.Equal(again.alarms, h.s.alarms) || !maps.EqualFunc(again.settings, h.s.settings, bytes.Equal) ||
 		!reflect.DeepEqual(again.all(), h.s.all()) ||
 		!reflect.DeepEqual(again.operations, h.s.operations) || !reflect.DeepEqual(again.absorbing, h.s.absorbing) ||
 		printLeases(again) != printLeases(h.s) || again.leases.bytes != h.s.leases.bytes {
@@ -218,6 +225,9 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) Effect {
 		return o
 	}
 	if o := nodeEffect(t, d); o != nil {
+		return o
+	}
+	if o := alarmEffect(t, d); o != nil {
 		return o
 	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)

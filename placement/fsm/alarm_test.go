@@ -1,0 +1,82 @@
+package fsm
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/internal/testkit"
+)
+
+// alarmEffect reads the commands about alarms of TestState's stories.
+func alarmEffect(t *testing.T, d *datadriven.TestData) Effect {
+	t.Helper()
+	change, ok := map[string]AlarmChange{"activate": AlarmActivated, "deactivate": AlarmDeactivated, "observe": AlarmObserved, "pass": AlarmPassed}[d.Cmd]
+	if !ok {
+		return nil
+	}
+	return ChangeAlarm{change, AlarmID{AlarmType(testkit.Arg(t, d, "type")), keyspace.NodeID(testkit.Arg(t, d, "member"))}}
+}
+
+func printAlarm(a Alarm) string {
+	kind := "observed"
+	if a.Sticky {
+		kind = "sticky"
+	}
+	return fmt.Sprintf("alarm %d of member %s, %s", a.Type, a.Member, kind)
+}
+
+func (h *stateStory) printAlarms() string {
+	var b strings.Builder
+	v := h.s.View(0, 0, nil)
+	if v.Alarms != nil {
+		for _, a := range v.Alarms.All {
+			fmt.Fprintln(&b, printAlarm(a))
+			if found, ok := v.Alarms.Find(a.AlarmID); !ok || found != a {
+				fmt.Fprintf(&b, "not found: %v\n", found)
+			}
+		}
+	}
+	fmt.Fprintf(&b, "access index %d\n", v.AccessIndex())
+	return b.String()
+}
+
+// TestAlarmsAreBounded: what clients raise for members that are not there is not more than what all nodes have.
+func TestAlarmsAreBounded(t *testing.T) {
+	s, index := bootstrapped(t), uint64(firstIndex)
+	activate := func(member keyspace.NodeID) error {
+		index++
+		return s.Apply(index, ChangeAlarm{AlarmActivated, AlarmID{AlarmNoSpace, member}}).Err
+	}
+	for member := range keyspace.NodeID(maxAlarms) {
+		if err := activate(member); err != nil {
+			t.Fatal(member, err)
+		}
+	}
+	if err := activate(maxAlarms); kverror.Of(err).Kind != kverror.TooManyRequests || len(s.alarms) != maxAlarms {
+		t.Errorf("%v, %d alarms", err, len(s.alarms))
+	}
+	if err := activate(1); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	list := s.View(index, 1, nil).Alarms.All
+	r := NewReader(AppendAlarms(nil, list))
+	if got := r.Alarms(); r.Finish() != nil || !slices.Equal(got, list) {
+		t.Errorf("%d alarms are read, want %d: %v", len(got), len(list), r.Finish())
+	}
+}
+
+// TestAlarmRecordUnderItsName: a record under another one's key is damage.
+func TestAlarmRecordUnderItsName(t *testing.T) {
+	value := appendAlarm([]byte{FormatVersion}, Alarm{AlarmID: AlarmID{AlarmCorrupt, 7}})
+	s := NewState()
+	if err := s.Load(alarmKey(AlarmID{AlarmNoSpace, 7}), value); err == nil || len(s.alarms) > 0 {
+		t.Errorf("loaded %v: %v", slices.Collect(maps.Keys(s.alarms)), err)
+	}
+}
