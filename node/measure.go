@@ -34,6 +34,11 @@ func (m measurer) Disk() (capacity, used int64) {
 // Full implements driver.Measurer.
 func (m measurer) Full() bool { return m.c.shards.Room(1) != nil }
 
+// Alarms implements driver.Measurer.
+func (m measurer) Alarms() (noSpace, corrupt bool) {
+	return m.c.full(), len(m.c.host.Quarantined()) > 0
+}
+
 // Quarantined implements driver.Measurer.
 func (m measurer) Quarantined() []driver.Quarantined {
 	var out []driver.Quarantined

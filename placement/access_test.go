@@ -21,14 +21,20 @@ func accessCluster(ctx context.Context, t *testing.T) *rig {
 	r := newRig(t, 1, 4, quiet)
 	r.startAll()
 	r.leader()
+	r.publish(ctx)
+	return r
+}
+
+// publish has all nodes say that they read the version with users, roles and alarms.
+func (r *rig) publish(ctx context.Context) {
+	r.t.Helper()
 	for _, n := range r.nodes {
 		n.takeViews()
 		node := fsm.Node{Name: fmt.Sprintf("n%d", n.id), Reads: keyspace.Versions{Oldest: 1, Newest: keyspace.VersionAccess}}
 		if err := n.client.Publish(ctx, node); err != nil {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
 	}
-	return r
 }
 
 // awaitAccess waits until a node knows the users and roles of an index.

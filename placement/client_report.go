@@ -146,6 +146,7 @@ func (r *nodeReporter) quarantines(now []driver.Quarantined) []driver.Quarantine
 func (c *Client) sendParts(whole bool, ms []driver.Measure, qs []driver.Quarantined) (anew bool, err error) {
 	r := &c.reporter
 	p := driver.Part{Boot: c.o.Boot, Whole: whole, Full: c.o.Measurer.Full()}
+	p.NoSpace, p.Corrupt = c.o.Measurer.Alarms()
 	capacity, used := c.o.Measurer.Disk()
 	p.Capacity, p.Used = min(max(capacity, 0), driver.MaxAmount), min(max(used, 0), driver.MaxAmount)
 	for {

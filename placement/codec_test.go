@@ -50,6 +50,7 @@ func sampleRequests() []request {
 		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301},
+		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
 	}
 }
 
@@ -76,6 +77,8 @@ func sampleResponse(k requestKind) response {
 		return response{Lacking: []keyspace.NodeID{0xa1, 0xa3}}
 	case requestCredential:
 		return response{Credential: rights.Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
+	case requestAlarms:
+		return response{MapVersion: 33, Alarms: sampleAlarms}
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -90,6 +93,8 @@ func sampleResponse(k requestKind) response {
 	}
 	return response{}
 }
+
+var sampleAlarms = []fsm.Alarm{{AlarmID: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}, Sticky: true}, {AlarmID: fsm.AlarmID{Type: fsm.AlarmCorrupt}}}
 
 // sampleLeaseRequests are one request about leases of each kind.
 func sampleLeaseRequests() []leaseRequest {
@@ -112,7 +117,7 @@ var sampleLease = fsm.Lease{
 var (
 	sampleRange    = fsm.Range{Descriptor: sampleDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 	sampleNodePart = driver.Part{
-		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30, Full: true,
+		Boot: 0xb001, Number: 9, Whole: true, More: true, Capacity: 1 << 40, Used: 300 << 30, Full: true, NoSpace: true, Corrupt: true,
 		Led:         []driver.Measure{{Range: 7, Term: 6, Bytes: 64 << 20, Load: 900}, {Range: 8}},
 		Quarantined: []driver.Quarantined{{Range: 9, Replica: 21, Reason: "corruption in 000007.sst"}, {Range: 10}},
 	}
@@ -125,6 +130,8 @@ var sampleAccessPart = feedPart{Version: 302, Access: &fsm.AccessPart{
 	Roles:     []*rights.Role{{Name: "r", Permissions: []rights.Permission{{Type: rights.Read, Key: []byte("a"), RangeEnd: []byte("b")}}}},
 	GoneUsers: []string{"bob"}, GoneRoles: []string{"s"},
 }}
+
+var sampleAlarmsPart = feedPart{Version: 302, Alarms: &fsm.Alarms{All: sampleAlarms, Changed: 301}}
 
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
 // them again. A change there is a change of the format: docs/format/placement.md
@@ -158,6 +165,10 @@ func TestFormats(t *testing.T) {
 	if got, err := decodeFeedPart(sampleAccessPart.encode()); err != nil || !reflect.DeepEqual(got, sampleAccessPart) {
 		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleAccessPart)
 	}
+	line("bus/feed-part-alarms", sampleAlarmsPart.encode())
+	if got, err := decodeFeedPart(sampleAlarmsPart.encode()); err != nil || !reflect.DeepEqual(got, sampleAlarmsPart) {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleAlarmsPart)
+	}
 	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
 	f.Compare(t)
@@ -168,6 +179,7 @@ func TestFormats(t *testing.T) {
 func TestFullNodeInBothVersions(t *testing.T) {
 	older, newer := sampleNodePart, sampleNodePart
 	older.Full, older.Used = false, older.Capacity
+	older.NoSpace, older.Corrupt = false, false
 	for v, want := range map[keyspace.Version]driver.Part{keyspace.VersionFullNodes - 1: older, keyspace.VersionFullNodes: newer} {
 		if got, err := driver.DecodePart(sampleNodePart.Encode(v)); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("version %d: %+v, %v, want %+v", v, got, err, want)
@@ -191,6 +203,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/table": func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 
 		"bus/feed-request":     func(p []byte) error { _, err := decodeFeedRequest(p); return err },
+		"bus/feed-part-alarms": func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part-access": func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part":        func(p []byte) error { _, err := decodeFeedPart(p); return err },
 
@@ -218,7 +231,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestChangeAccess {
+		if err != nil || k == 0 || k > requestAlarms {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

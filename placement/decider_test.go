@@ -121,6 +121,9 @@ func (s seat) Disk() (capacity, used int64) { return 1 << 40, 0 }
 // Full implements driver.Measurer.
 func (s seat) Full() bool { return false }
 
+// Alarms implements driver.Measurer.
+func (s seat) Alarms() (noSpace, corrupt bool) { return false, false }
+
 // Quarantined implements driver.Measurer: what is in quarantine and no member any more is removed.
 func (s seat) Quarantined() (qs []driver.Quarantined) {
 	s.w.mu.Lock()

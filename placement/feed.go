@@ -34,6 +34,8 @@ type feedPart struct {
 	Own keyspace.Descriptor
 	// Access is a part of the users and roles, nil where they are as before.
 	Access *fsm.AccessPart
+	// Alarms are all alarms, nil where they are as before.
+	Alarms *fsm.Alarms
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
@@ -46,6 +48,8 @@ const (
 	feedOwn  = 1 << 2
 	// feedAccess is sent once users or roles were changed, so from cluster version 4 on.
 	feedAccess = 1 << 3
+	// feedAlarms is sent from cluster version 4 on.
+	feedAlarms = 1 << 4
 )
 
 func (p *feedPart) encode() []byte {
@@ -62,6 +66,9 @@ func (p *feedPart) encode() []byte {
 	if p.Access != nil {
 		flags |= feedAccess
 	}
+	if p.Alarms != nil {
+		flags |= feedAlarms
+	}
 	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
@@ -69,6 +76,9 @@ func (p *feedPart) encode() []byte {
 	}
 	if p.Access != nil {
 		dst = fsm.AppendAccessPart(dst, p.Access)
+	}
+	if p.Alarms != nil {
+		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, p.Alarms.Changed), p.Alarms.All)
 	}
 	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
@@ -82,7 +92,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(feedVersion)
 	flags := r.Byte()
-	if flags&^(feedFull|feedLast|feedOwn|feedAccess) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
@@ -94,6 +104,9 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	if flags&feedAccess != 0 {
 		a := r.AccessPart()
 		p.Access = &a
+	}
+	if flags&feedAlarms != 0 {
+		p.Alarms = &fsm.Alarms{Changed: r.Uvarint(), All: r.Alarms()}
 	}
 	p.Nodes = r.Nodes()
 	n := r.CountUpTo(feedRows, 11)
@@ -167,6 +180,9 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 	if own := m.PlacementGroup(); since == 0 || own.ConfIndex > since {
 		part.Own = own
 	}
+	if a := m.Alarms; a != nil && a.Changed > since && m.ClusterVersion >= keyspace.VersionAccess {
+		part.Alarms = a
+	}
 	bytes := 0
 	next := func() error {
 		err := s.Send(ctx, part.encode())
@@ -202,6 +218,8 @@ type feedReceiver struct {
 	full  bool
 	// access are the parts of users and roles since then.
 	access []*fsm.AccessPart
+	// alarms are the newest that came since then.
+	alarms *fsm.Alarms
 }
 
 // receive takes one part and returns the new map where it was the last one.
@@ -221,6 +239,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	if p.Access != nil {
 		f.access = append(f.access, p.Access)
 	}
+	if p.Alarms != nil {
+		f.alarms = p.Alarms
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -235,6 +256,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	next.ClusterVersion = p.ClusterVersion
 	if next.Access, err = base.Access.With(f.access); err != nil {
 		return nil, err
+	}
+	if f.alarms != nil {
+		next.Alarms = f.alarms
 	}
 	if f.full {
 		err = next.Check()

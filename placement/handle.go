@@ -156,6 +156,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return response{Index: s.View().AccessIndex()}, nil
 	case requestAwaitAccess:
 		return s.serveAwaitAccess(ctx, q.Index), nil
+	case requestAlarms:
+		return s.serveAlarms(ctx, term, q.Alarm)
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -179,7 +181,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 // itself.
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	switch {
-	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess:
+	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess,
+		q.Kind == requestAlarms && q.Alarm.Change == 0:
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

@@ -21,6 +21,8 @@ type gauge struct {
 	led map[keyspace.RangeID]driver.Measure
 	// quarantined, guarded by mu, are its replicas in quarantine.
 	quarantined []driver.Quarantined
+	// noSpace and corrupt, guarded by mu, are its alarms.
+	noSpace, corrupt bool
 }
 
 // gaugeOf returns the node's gauge, which outlives its runs.
@@ -53,6 +55,19 @@ func (g *gauge) Quarantined() []driver.Quarantined {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.quarantined)
+}
+
+// Alarms implements driver.Measurer.
+func (g *gauge) Alarms() (noSpace, corrupt bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.noSpace, g.corrupt
+}
+
+func (g *gauge) alarms(noSpace, corrupt bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.noSpace, g.corrupt = noSpace, corrupt
 }
 
 func (g *gauge) quarantine(qs []driver.Quarantined) {

@@ -33,6 +33,7 @@ const (
 	requestChangeAccess
 	requestTakenAccess
 	requestAwaitAccess
+	requestAlarms
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -85,6 +86,8 @@ type request struct {
 	// Index is for requestTakenAccess and requestAwaitAccess: which index a node has taken in, or all
 	// are to take in.
 	Index keyspace.AccessIndex
+	// Alarm is for requestAlarms. Its Change may be 0: that asks for all alarms.
+	Alarm fsm.ChangeAlarm
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -126,6 +129,8 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendChange(fsm.AppendString(dst, q.Caller), &q.Access)
 	case requestTakenAccess, requestAwaitAccess:
 		dst = binary.AppendUvarint(dst, uint64(q.Index))
+	case requestAlarms:
+		dst = fsm.AppendAlarmChange(dst, q.Alarm)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -168,6 +173,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.Caller, q.Access = r.StringUpTo(rights.MaxNameBytes), r.Change()
 	case requestTakenAccess, requestAwaitAccess:
 		q.Index = keyspace.AccessIndex(r.Uvarint())
+	case requestAlarms:
+		q.Alarm = r.AlarmChange()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -227,6 +234,9 @@ type response struct {
 	Index keyspace.AccessIndex
 	// Lacking are the nodes that have not said that they have taken an index in.
 	Lacking []keyspace.NodeID
+	// Alarms are all alarms, or those that were raised or ended. A map of MapVersion has what they say.
+	Alarms     []fsm.Alarm
+	MapVersion uint64
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -255,6 +265,8 @@ func (a *response) encode(kind requestKind) []byte {
 		}
 	case requestCredential:
 		dst = appendCredential(dst, &a.Credential)
+	case requestAlarms:
+		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, a.MapVersion), a.Alarms)
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -298,6 +310,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		}
 	case requestCredential:
 		a.Credential = readCredential(r)
+	case requestAlarms:
+		a.MapVersion, a.Alarms = r.Uvarint(), r.Alarms()
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:

@@ -53,6 +53,8 @@ type rig struct {
 	gauges   map[keyspace.NodeID]*gauge
 	// tick is the hosts' TickInterval, 0 its default. Sessions are pinged every four ticks.
 	tick time.Duration
+	// written is the version in which the nodes write, at least OldestVersion.
+	written atomic.Uint32
 }
 
 // rigNode is one node; what is below fs is nil while it is down.
@@ -240,6 +242,9 @@ func (n *rigNode) start() {
 	}
 	n.client = NewClient(ClientOptions{
 		Self: n.id, Boot: boot, Service: n.service, Clock: n.clock, Bus: n.bus, Peers: peers, Measurer: measurer,
+		Written: func() keyspace.Version {
+			return keyspace.Version(max(r.written.Load(), uint32(keyspace.OldestVersion)))
+		},
 	})
 	n.client.Start()
 	n.current.Store(n.client)

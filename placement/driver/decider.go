@@ -171,6 +171,7 @@ func (d *decider) round(ctx context.Context) {
 	d.view = v
 	d.removeEmptied(ctx, v)
 	d.upgrade(ctx, v)
+	d.changeAlarms(ctx, v)
 	if now.Sub(d.surveyed) >= SurveyEvery {
 		d.surveyed = now
 		d.survey(ctx)

@@ -15,8 +15,8 @@
 // # The life of a decision
 //
 // Reports. Each node tells placement's leader the ranges that it leads, with their terms, bytes and
-// load, how full its disk is, and its replicas in quarantine. It tells everything once, then every 10 s what has changed by
-// much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10 requests a
+// load, how full its disk is, its replicas in quarantine, and whether it takes no more data. It tells
+// everything once, then every 10 s what has changed by much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10 requests a
 // second (or a 64th of what splits a range, if that is less) are not reported. A new leader of a
 // range is reported after a second. Reports are numbered. A leader that misses one, or is new, asks
 // for everything; nothing is stored. Reports about a range that the map does not have are kept for
@@ -96,6 +96,10 @@
 // except the leader's. They do so once all have been heard and this has been so for 30 s. If three
 // nodes hold three replicas each, are heard and lead about as many ranges each, there is nothing to
 // decide.
+//
+// Alarms. What a node reports of itself is an alarm of the cluster: NOSPACE where it takes no more data,
+// CORRUPT where it has a replica in quarantine. The leader raises it in the placement group, and ends it
+// with its cause. It leaves alarms alone that clients have raised.
 //
 // # The life of an operation
 //
@@ -228,6 +232,7 @@
 //	begin.go       a decision begins as an operation
 //	leaving.go     nodes that leave are removed once they are empty
 //	upgrade.go     the cluster version is raised by itself
+//	alarm.go       alarms by what nodes say of themselves
 //	look.go        what a range's leader says of it
 //	boots.go       nodes that start again and again
 //	tracker.go     Tracker: reports of nodes

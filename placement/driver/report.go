@@ -31,6 +31,8 @@ type Measurer interface {
 	Full() bool
 	// Quarantined returns the replicas that the node keeps closed until they are replaced.
 	Quarantined() []Quarantined
+	// Alarms says that the node takes no more data, and that it has a replica in quarantine.
+	Alarms() (noSpace, corrupt bool)
 }
 
 // Quarantined is a replica of the node that is in quarantine.
@@ -71,6 +73,8 @@ type Part struct {
 	Capacity, Used int64
 	// Full says that the node has no memory for another replica.
 	Full bool
+	// NoSpace says that the node takes no more data, and Corrupt that it has a replica in quarantine.
+	NoSpace, Corrupt bool
 	// Led are ranges that the node leads, or has led and does not any more: those have
 	// the term 0.
 	Led []Measure
@@ -82,7 +86,10 @@ type Part struct {
 const (
 	partWhole = 1 << 0
 	partMore  = 1 << 1
-	partFull  = 1 << 2 // since reportNewer
+	// Since reportNewer.
+	partFull    = 1 << 2
+	partNoSpace = 1 << 3
+	partCorrupt = 1 << 4
 )
 
 // Encode returns the form of the part on the bus, as it is written in that version of the cluster.
@@ -102,6 +109,12 @@ func (p *Part) Encode(written keyspace.Version) []byte {
 		used = p.Capacity
 	case p.Full:
 		flags |= partFull
+	}
+	if p.NoSpace && version == reportNewer {
+		flags |= partNoSpace
+	}
+	if p.Corrupt && version == reportNewer {
+		flags |= partCorrupt
 	}
 	dst := []byte{version, flags}
 	dst = binary.BigEndian.AppendUint64(dst, uint64(p.Boot))
@@ -132,7 +145,7 @@ func DecodePart(b []byte) (Part, error) {
 	r := fsm.NewReader(b)
 	known := byte(partWhole | partMore)
 	if r.VersionFrom(reportOlder, reportNewer) >= reportNewer {
-		known |= partFull
+		known |= partFull | partNoSpace | partCorrupt
 	}
 	flags := r.Byte()
 	if flags&^known != 0 {
@@ -140,6 +153,7 @@ func DecodePart(b []byte) (Part, error) {
 	}
 	p := Part{
 		Whole: flags&partWhole != 0, More: flags&partMore != 0, Full: flags&partFull != 0,
+		NoSpace: flags&partNoSpace != 0, Corrupt: flags&partCorrupt != 0,
 		Boot: keyspace.BootID(r.Uint64BE()), Number: r.Uvarint(), Capacity: readAmount(&r), Used: readAmount(&r),
 	}
 	n := r.CountUpTo(ReportRanges, 4)

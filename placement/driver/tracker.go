@@ -46,6 +46,8 @@ type trackedNode struct {
 	capacity, used int64
 	// full says that the node has no memory for another replica.
 	full bool
+	// noSpace says that the node takes no more data, corrupt that it has a replica in quarantine.
+	noSpace, corrupt bool
 	// again asks it for everything once more.
 	again bool
 }
@@ -99,6 +101,7 @@ func (h *Tracker) Report(from keyspace.NodeID, p *Part) (anew bool) {
 		return true
 	}
 	n.number, n.capacity, n.used, n.full = p.Number, p.Capacity, p.Used, p.Full
+	n.noSpace, n.corrupt = p.NoSpace, p.Corrupt
 	for i := range p.Led {
 		h.claim(from, n.whole, &p.Led[i])
 	}
@@ -271,6 +274,16 @@ func (h *Tracker) Told(n *decide.Node) (complete bool) {
 	}
 	n.Capacity, n.Used, n.Full = t.capacity, t.used, t.full
 	return t.complete
+}
+
+// Alarms returns the alarms that a node reports. It says whether the node has told everything once.
+func (h *Tracker) Alarms(id keyspace.NodeID) (noSpace, corrupt, complete bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.nodes[id]; t != nil {
+		return t.noSpace, t.corrupt, t.complete
+	}
+	return false, false, false
 }
 
 // keep forgets the ranges that the map has not had for long, and has leaders tell everything that

@@ -58,8 +58,6 @@ const (
 	AlarmPassed
 )
 
-func (c AlarmChange) known() bool { return AlarmActivated <= c && c <= AlarmPassed }
-
 // ChangeAlarm raises an alarm or ends one.
 type ChangeAlarm struct {
 	Change AlarmChange
@@ -75,10 +73,10 @@ func AppendAlarmChange(dst []byte, o ChangeAlarm) []byte {
 	return appendAlarmID(append(dst, byte(o.Change)), o.Alarm)
 }
 
-// AlarmChange reads a change of an alarm.
+// AlarmChange reads a change of an alarm. In requests it may be none.
 func (r *Reader) AlarmChange() ChangeAlarm {
 	o := ChangeAlarm{Change: AlarmChange(r.Byte())}
-	if r.OK() && !o.Change.known() {
+	if o.Change > AlarmPassed {
 		r.Failf("unknown change of an alarm %d", byte(o.Change))
 	}
 	o.Alarm = r.alarmID()

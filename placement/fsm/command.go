@@ -189,7 +189,11 @@ func (r *Reader) effect(kind opKind) Effect {
 	case opChangeAccess:
 		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change(), Key: r.CopyUpTo(MaxKeyBytes)}
 	case opChangeAlarm:
-		return r.AlarmChange()
+		o := r.AlarmChange()
+		if r.OK() && o.Change == 0 {
+			r.Failf("a change of an alarm that changes nothing")
+		}
+		return o
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil
