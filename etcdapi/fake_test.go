@@ -142,7 +142,6 @@ type fakeNode struct {
 	leader  atomic.Uint64
 	learner atomic.Bool
 	behind  atomic.Int64 // how many revisions Status lags
-	alarm   atomic.Int32 // a pb.AlarmType
 	list    atomic.Pointer[error]
 	change  atomic.Pointer[string] // the last one requested
 }
@@ -151,13 +150,6 @@ func (f *fakeNode) Leader() keyspace.NodeID { return keyspace.NodeID(f.leader.Lo
 func (f *fakeNode) Term() uint64            { return 5 }
 func (f *fakeNode) Status() Status {
 	return Status{Revision: keyspace.Revision(9 - f.behind.Load()), RaftIndex: 21, AppliedIndex: 20, DBSizeBytes: 1000, DBSizeInUseBytes: 600, Learner: f.learner.Load()}
-}
-
-func (f *fakeNode) Alarms() []*pb.AlarmMember {
-	if a := pb.AlarmType(f.alarm.Load()); a != pb.AlarmType_NONE {
-		return []*pb.AlarmMember{{MemberID: 0xb, Alarm: a}}
-	}
-	return nil
 }
 
 func (f *fakeNode) MemberList(context.Context, bool) ([]*pb.Member, error) {
@@ -200,17 +192,18 @@ func (f *fakeNode) changed(what string, id uint64) ([]*pb.Member, error) {
 // rig is a running server with fakes behind it.
 type rig struct {
 	*Server
-	kv   *fakeKV
-	node *fakeNode
-	reg  *prometheus.Registry
+	alarms *fakeAlarms
+	kv     *fakeKV
+	node   *fakeNode
+	reg    *prometheus.Registry
 }
 
 // newRig serves on a free port, and on another one for metrics; scheme is for both.
 func newRig(t testing.TB, scheme string, change func(*Options)) *rig {
 	t.Helper()
-	r := &rig{kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
+	r := &rig{alarms: &fakeAlarms{}, kv: &fakeKV{entered: make(chan struct{}, 16)}, node: &fakeNode{}, reg: prometheus.NewRegistry()}
 	r.node.leader.Store(0xb)
-	o := Options{Users: everybody(t), KV: r.kv, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
+	o := Options{Users: everybody(t), KV: r.kv, Alarms: r.alarms, Hashes: r.kv, Members: r.node, Node: r.node, Cluster: 0xc, Self: 0xb, Clock: clock.System(), Metrics: NewMetrics(r.reg), Gatherer: r.reg}
 	if change != nil {
 		change(&o)
 	}

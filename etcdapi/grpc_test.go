@@ -102,9 +102,9 @@ func TestHeaders(t *testing.T) {
 		t.Error(s)
 	}
 	r.node.leader.Store(0)
-	r.node.alarm.Store(int32(pb.AlarmType_NOSPACE))
+	r.alarms.set(Alarm{Type: pb.AlarmType_NOSPACE, Member: 0xd})
 	s, err = c.Status(t.Context(), r.addr())
-	if err != nil || s.Leader != 0 || len(s.Errors) != 2 || s.Errors[0] != "etcdserver: no leader" {
+	if err != nil || s.Leader != 0 || len(s.Errors) != 2 || s.Errors[0] != "etcdserver: no leader" || !strings.Contains(s.Errors[1], "NOSPACE") {
 		t.Error(s, err)
 	}
 	a, err := c.AlarmList(t.Context())
@@ -176,10 +176,6 @@ func TestNotYet(t *testing.T) {
 	r := newRig(t, "http", nil)
 	c := r.client(t, clientv3.Config{})
 	for what, call := range map[string]func() error{
-		"Alarm DEACTIVATE": func() error {
-			_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE})
-			return err
-		},
 		"Snapshot": func() error {
 			s, err := pb.NewMaintenanceClient(c.ActiveConnection()).Snapshot(t.Context(), &pb.SnapshotRequest{})
 			if err == nil {

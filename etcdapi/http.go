@@ -219,12 +219,12 @@ func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 
 // unhealthy returns why the node is unhealthy, or "".
 func (s *Server) unhealthy(ctx context.Context, excluded []string, serializable bool) string {
-	for _, a := range s.opts.Node.Alarms() {
-		if slices.Contains(excluded, a.GetAlarm().String()) {
+	for _, a := range s.unhealthyBy() {
+		if slices.Contains(excluded, a.Type.String()) {
 			continue
 		}
-		if a.GetAlarm() == pb.AlarmType_NOSPACE || a.GetAlarm() == pb.AlarmType_CORRUPT {
-			return "ALARM " + a.GetAlarm().String()
+		if a.Type == pb.AlarmType_NOSPACE || a.Type == pb.AlarmType_CORRUPT {
+			return "ALARM " + a.Type.String()
 		}
 		return "ALARM UNKNOWN"
 	}
@@ -286,8 +286,8 @@ func wordOf(err error) error {
 }
 
 func (s *Server) corruptCheck(context.Context) error {
-	for _, a := range s.opts.Node.Alarms() {
-		if a.GetAlarm() == pb.AlarmType_CORRUPT {
+	for _, a := range s.unhealthyBy() {
+		if a.Type == pb.AlarmType_CORRUPT {
 			return errors.New("alarm activated: CORRUPT")
 		}
 	}

@@ -39,7 +39,8 @@ import (
 //
 //	get PATH [metrics] [method=M] [state…]
 //
-// states: no-leader, learner, nospace, corrupt, leaderless (reads find no leader),
+// states: no-leader, learner, nospace, corrupt (this node's), others-nospace, others-corrupt, sticky-nospace,
+// sticky-corrupt (both another's), strange (an unknown alarm), leaderless (reads find no leader),
 // rotten (reads find rot).
 func TestHTTPStories(t *testing.T) {
 	r := newRig(t, "http", func(o *Options) { o.EnablePprof = true })
@@ -48,16 +49,26 @@ func TestHTTPStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/http", func(t *testing.T, d *datadriven.TestData) string {
 		r.node.leader.Store(0xb)
 		r.node.learner.Store(d.HasArg("learner"))
-		r.node.alarm.Store(int32(pb.AlarmType_NONE))
+		r.alarms.set()
 		r.kv.set(nil, false)
 		switch {
 		case d.HasArg("no-leader"):
 			r.node.leader.Store(0)
 			r.kv.set(kverror.Timeout, false)
 		case d.HasArg("nospace"):
-			r.node.alarm.Store(int32(pb.AlarmType_NOSPACE))
+			r.alarms.set(Alarm{Type: pb.AlarmType_NOSPACE, Member: 0xb})
 		case d.HasArg("corrupt"):
-			r.node.alarm.Store(int32(pb.AlarmType_CORRUPT))
+			r.alarms.set(Alarm{Type: pb.AlarmType_CORRUPT, Member: 0xb})
+		case d.HasArg("others-nospace"):
+			r.alarms.set(Alarm{Type: pb.AlarmType_NOSPACE, Member: 0xd})
+		case d.HasArg("others-corrupt"):
+			r.alarms.set(Alarm{Type: pb.AlarmType_CORRUPT, Member: 0xd})
+		case d.HasArg("sticky-nospace"):
+			r.alarms.set(Alarm{Type: pb.AlarmType_NOSPACE, Member: 0xd, Sticky: true})
+		case d.HasArg("sticky-corrupt"):
+			r.alarms.set(Alarm{Type: pb.AlarmType_CORRUPT, Sticky: true})
+		case d.HasArg("strange"):
+			r.alarms.set(Alarm{Type: 9, Member: 0xd, Sticky: true})
 		case d.HasArg("leaderless"):
 			r.kv.set(kverror.NoLeader, false)
 		case d.HasArg("rotten"):

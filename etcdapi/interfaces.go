@@ -71,11 +71,31 @@ type Node interface {
 	// Status returns what Maintenance.Status reports. A node without a placement replica asks
 	// another one, for at most a second, and otherwise leaves those fields out.
 	Status() Status
-	// Alarms returns the present alarms of the cluster.
-	Alarms() []*pb.AlarmMember
 	// MoveLeader makes another node lead the placement group, which this node leads. It returns
 	// when that node leads.
 	MoveLeader(ctx context.Context, to keyspace.NodeID) error
+}
+
+// Alarms knows, raises and ends the alarms of all members. Members that are not there have some too. Errors are
+// kverrors or contexts' errors.
+type Alarms interface {
+	// Known returns all alarms that this node knows of. Its own are those of now.
+	Known() []Alarm
+	// Sticky returns those of Known that clients have raised. It is called for each change.
+	Sticky() []Alarm
+	// List returns all alarms as of a moment after the call.
+	List(ctx context.Context) ([]Alarm, error)
+	// Activate raises an alarm that stays until Deactivate.
+	Activate(ctx context.Context, t pb.AlarmType, member keyspace.NodeID) error
+	// Deactivate ends an alarm, and says whether it was raised. One whose cause lasts comes back.
+	Deactivate(ctx context.Context, t pb.AlarmType, member keyspace.NodeID) (was bool, err error)
+}
+
+// Alarm is an alarm of a member. A sticky one was raised by a client, any other by the member itself.
+type Alarm struct {
+	Type   pb.AlarmType
+	Member keyspace.NodeID
+	Sticky bool
 }
 
 // Downgrades lets all nodes go back to the release before, as long as that reads what they write.

@@ -39,8 +39,18 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	return resp, err
 }
 
-// mayPut is permitted for a put, or a transaction that may have some.
-func (k *kvServer) mayPut(ctx context.Context, r proto.Message) (context.Context, error) {
+// mayChange is permitted for a change, with what etcd checks before: who sends it, its size and alarms.
+func (k *kvServer) mayChange(ctx context.Context, r proto.Message) (context.Context, error) {
+	_, err := k.s.allowed(ctx, func(*auth.Caller) error { return nil })
+	if err == nil {
+		err = k.s.checkSize(r)
+	}
+	if err == nil {
+		err = k.s.checkAlarms(ctx, r)
+	}
+	if err != nil {
+		return nil, kverror.GRPC(err)
+	}
 	ctx, c, err := k.s.permitted(ctx, r)
 	if err != nil {
 		return nil, err
@@ -107,10 +117,7 @@ func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, 
 	if err := rangeapi.CheckPut(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if err := k.s.checkSize(r); err != nil {
-		return nil, kverror.GRPC(err)
-	}
-	ctx, err := k.mayPut(ctx, r)
+	ctx, err := k.mayChange(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -122,10 +129,7 @@ func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 	if err := rangeapi.CheckDelete(r); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if err := k.s.checkSize(r); err != nil {
-		return nil, kverror.GRPC(err)
-	}
-	ctx, _, err := k.s.permitted(ctx, r)
+	ctx, err := k.mayChange(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -137,12 +141,12 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 	if err := checkTxn(r, k.s.opts.MaxTxnOps); err != nil {
 		return nil, kverror.GRPC(err)
 	}
-	if !readOnly(r) {
-		if err := k.s.checkSize(r); err != nil {
-			return nil, kverror.GRPC(err)
-		}
+	var err error
+	if readOnly(r) {
+		ctx, _, err = k.s.permitted(ctx, r)
+	} else {
+		ctx, err = k.mayChange(ctx, r)
 	}
-	ctx, err := k.mayPut(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -156,6 +160,9 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 
 // Compact makes old revisions unreadable.
 func (k *kvServer) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
+	if err := k.s.checkAlarms(ctx, r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
 	return serve(ctx, k.s, r, k.s.opts.KV.Compact)
 }
 

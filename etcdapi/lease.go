@@ -22,11 +22,17 @@ type leaseServer struct {
 
 // LeaseGrant grants a lease.
 func (l *leaseServer) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
+	if err := l.s.checkAlarms(ctx, r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
 	return serveBounded(ctx, l.s, r, l.s.opts.Leases.Grant)
 }
 
 // LeaseRevoke ends a lease and deletes its keys.
 func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
+	if err := l.s.checkAlarms(ctx, r); err != nil {
+		return nil, kverror.GRPC(err)
+	}
 	c := callerOf(ctx)
 	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 		if c.Root() != nil {

@@ -41,23 +41,8 @@ func (m *maintenanceServer) Status(ctx context.Context, _ *pb.StatusRequest) (*p
 	if resp.Leader == 0 {
 		resp.Errors = append(resp.Errors, rpctypes.ErrNoLeader.Error())
 	}
-	for _, a := range m.s.opts.Node.Alarms() {
-		resp.Errors = append(resp.Errors, a.String())
-	}
-	return resp, nil
-}
-
-// Alarm lists alarms, for etcdctl endpoint health. Alarms come and go by themselves here; setting
-// and clearing them is not supported yet.
-func (m *maintenanceServer) Alarm(_ context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
-	if r.GetAction() != pb.AlarmRequest_GET {
-		return nil, notYet("Alarm "+r.GetAction().String(), ": alarms come and go with their cause")
-	}
-	resp := &pb.AlarmResponse{Header: m.s.own(m.s.opts.Node.Status().Revision)}
-	for _, a := range m.s.opts.Node.Alarms() {
-		if r.GetAlarm() == pb.AlarmType_NONE || r.GetAlarm() == a.GetAlarm() {
-			resp.Alarms = append(resp.Alarms, a)
-		}
+	for _, a := range m.s.known() {
+		resp.Errors = append(resp.Errors, a.member().String())
 	}
 	return resp, nil
 }

@@ -48,7 +48,9 @@ type Options struct {
 	Leases Leases
 	// Without Downgrades nobody goes back.
 	Downgrades Downgrades
-	Hashes     Hashes
+	// Without Alarms there are none.
+	Alarms Alarms
+	Hashes Hashes
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

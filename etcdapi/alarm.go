@@ -1,0 +1,137 @@
+package etcdapi
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+)
+
+// Alarm answers as etcd does: about alarms of all members, whichever is asked, and about members that are not
+// there. The member that raises an alarm knows it when it answers.
+func (m *maintenanceServer) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
+	if m.s.opts.Alarms == nil {
+		return nil, notYet("Alarm", "")
+	}
+	ctx, _, err := m.s.permitted(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	inner, cancel, wording := m.s.bounded(ctx)
+	defer cancel()
+	a := Alarm{Type: r.GetAlarm(), Member: keyspace.NodeID(r.GetMemberID())}
+	var told []Alarm
+	switch r.GetAction() {
+	case pb.AlarmRequest_GET:
+		told, err = m.s.opts.Alarms.List(inner)
+	case pb.AlarmRequest_ACTIVATE, pb.AlarmRequest_DEACTIVATE:
+		if a.Type != pb.AlarmType_NONE {
+			told, err = m.change(inner, a, r.GetAction() == pb.AlarmRequest_ACTIVATE)
+		}
+	default:
+		// etcd ends its process here.
+		return nil, status.Errorf(codes.InvalidArgument, "etcdserver: unknown action %d of an alarm request: 0 lists alarms, 1 raises and 2 ends one", r.GetAction())
+	}
+	if err != nil {
+		return nil, wording(err)
+	}
+	resp := &pb.AlarmResponse{Header: m.s.own(m.s.opts.Node.Status().Revision)}
+	for _, t := range told {
+		if a.Type == pb.AlarmType_NONE || a.Type == t.Type {
+			resp.Alarms = append(resp.Alarms, t.member())
+		}
+	}
+	return resp, nil
+}
+
+// change raises an alarm or ends it, and returns it, or nothing where it was not raised.
+func (m *maintenanceServer) change(ctx context.Context, a Alarm, raise bool) ([]Alarm, error) {
+	was := true
+	var err error
+	if raise {
+		err = m.s.opts.Alarms.Activate(ctx, a.Type, a.Member)
+	} else {
+		was, err = m.s.opts.Alarms.Deactivate(ctx, a.Type, a.Member)
+	}
+	if err != nil || !was {
+		return nil, err
+	}
+	return []Alarm{a}, nil
+}
+
+func (a *Alarm) member() *pb.AlarmMember {
+	return &pb.AlarmMember{MemberID: uint64(a.Member), Alarm: a.Type}
+}
+
+// checkAlarms refuses a change that sticky alarms do not let pass: after the checks of its look and size, and
+// before that of rights. An alarm may have been ended by another member a moment ago. So placement is asked
+// before the change is refused.
+func (s *Server) checkAlarms(ctx context.Context, change proto.Message) error {
+	if s.opts.Alarms == nil || refusal(s.opts.Alarms.Sticky(), change) == nil {
+		return nil
+	}
+	inner, cancel, wording := s.bounded(ctx)
+	defer cancel()
+	all, err := s.opts.Alarms.List(inner)
+	if err != nil {
+		return wording(err)
+	}
+	return refusal(all, change)
+}
+
+// refusal returns etcd's error for a change while there are sticky alarms, CORRUPT before NOSPACE. Observed
+// alarms refuse nothing here: the ranges of the node do, if need be.
+func refusal(all []Alarm, change proto.Message) error {
+	noSpace, corrupt := false, false
+	for i := range all {
+		noSpace = noSpace || all[i].Sticky && all[i].Type == pb.AlarmType_NOSPACE
+		corrupt = corrupt || all[i].Sticky && all[i].Type == pb.AlarmType_CORRUPT
+	}
+	switch {
+	case corrupt:
+		return kverror.Corrupt
+	case noSpace && adds(change):
+		return kverror.NoSpace
+	}
+	return nil
+}
+
+// adds says whether a change may take room for good, in any branch.
+func adds(change proto.Message) bool {
+	switch r := change.(type) {
+	case *pb.PutRequest, *pb.LeaseGrantRequest:
+		return true
+	case *pb.TxnRequest:
+		for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
+			for _, op := range branch {
+				if op.GetRequestPut() != nil || op.GetRequestTxn() != nil && adds(op.GetRequestTxn()) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// unhealthyBy returns the alarms by which this node is not healthy: those of all members that clients have
+// raised, and its own. What another member observes of itself is no reason to take this one from service.
+func (s *Server) unhealthyBy() (all []Alarm) {
+	for _, a := range s.known() {
+		if a.Sticky || a.Member == s.opts.Self {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+func (s *Server) known() []Alarm {
+	if s.opts.Alarms == nil {
+		return nil
+	}
+	return s.opts.Alarms.Known()
+}
