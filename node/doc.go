@@ -82,7 +82,7 @@
 //     node goes on.
 //
 //   - The disk is full: the node refuses puts to the ranges that it leads, with etcd's error, and
-//     raises an alarm for itself. Reads and deletes go on, and the alarm ends once there is room.
+//     has the alarm NOSPACE. Reads and deletes go on, and the alarm ends once there is room.
 //     The node flushes its memory at the beginning. The wal then takes no new file from the
 //     reserve, and no snapshot is received. If even the wal's reserve is used up, the disk counts
 //     as hanging.
@@ -113,6 +113,7 @@
 //	node.go        Run, Node: the process, its ports, start and stop
 //	admin.go       the backend of the admin service
 //	etcd.go        what etcd's services ask of the node itself
+//	alarm.go       alarms of all members, and what this node observes of itself
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster
 //	questions.go   questions of other nodes, and those to them

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -39,18 +37,6 @@ func (s etcdNode) Status() etcdapi.Status {
 		st.Learner = n.State.Learner()
 	}
 	return st
-}
-
-// Alarms implements etcdapi.Node. A node says for itself that its disk is full or its store above the
-// quota, and that it has a replica in quarantine.
-func (s etcdNode) Alarms() (all []*pb.AlarmMember) {
-	if s.c.full() {
-		all = append(all, &pb.AlarmMember{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_NOSPACE})
-	}
-	if len(s.c.host.Quarantined()) > 0 {
-		all = append(all, &pb.AlarmMember{MemberID: uint64(s.c.o.Self), Alarm: pb.AlarmType_CORRUPT})
-	}
-	return all
 }
 
 // etcdDowngrades implements etcdapi.Downgrades.

@@ -190,7 +190,7 @@ func TestScrub(t *testing.T) {
 				}
 				time.Sleep(2 * time.Hour)
 				for _, n := range r.nodes {
-					if a := (etcdNode{n.core}).Alarms(); len(a) > 0 {
+					if a := (etcdAlarms{n.core}).Known(); len(a) > 0 {
 						r.t.Fatalf("node %s, before: %v", n.id, a)
 					}
 				}
@@ -198,8 +198,8 @@ func TestScrub(t *testing.T) {
 				r.wait(2*time.Hour, "it is in quarantine", func() bool { return len(bad.core.host.Quarantined()) > 0 })
 				time.Sleep(2 * time.Hour)
 				for _, n := range r.nodes {
-					a := (etcdNode{n.core}).Alarms()
-					if n != bad && len(a) > 0 || n == bad && (len(a) != 1 || a[0].GetAlarm() != pb.AlarmType_CORRUPT || a[0].GetMemberID() != uint64(n.id)) {
+					a := (etcdAlarms{n.core}).Known()
+					if n != bad && len(a) > 0 || n == bad && (len(a) != 1 || a[0].Type != pb.AlarmType_CORRUPT || a[0].Member != n.id) {
 						r.t.Errorf("node %s: %v", n.id, a)
 					}
 				}
@@ -210,7 +210,7 @@ func TestScrub(t *testing.T) {
 				if err := r.nodes[0].core.client.SetPaused(r.t.Context(), false); err != nil {
 					r.t.Fatal(err)
 				}
-				r.wait(10*time.Minute, "it is replaced", func() bool { return len((etcdNode{bad.core}).Alarms()) == 0 })
+				r.wait(10*time.Minute, "it is replaced", func() bool { return len((etcdAlarms{bad.core}).Known()) == 0 })
 				r.checkAll("value", 1)
 				r.stop(r.nodes...)
 			})

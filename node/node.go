@@ -120,7 +120,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
-	face.Downgrades, face.Hashes = etcdDowngrades{core}, core.router
+	face.Alarms, face.Downgrades, face.Hashes = etcdAlarms{core}, etcdDowngrades{core}, core.router
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Watches, face.Answers = core.watches, core.answers
 	face.Leases = core.grants

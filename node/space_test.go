@@ -30,8 +30,8 @@ func (r *rig) ledBy(n *rigNode, ranges int) int {
 func (r *rig) waitFull(n *rigNode, want bool) {
 	r.t.Helper()
 	r.wait(15*time.Second, "the node notices the state of its disk", func() bool { return n.core.full() == want })
-	alarms := etcdNode{n.core}.Alarms()
-	if has := len(alarms) == 1 && alarms[0].GetAlarm() == pb.AlarmType_NOSPACE; has != want {
+	alarms := etcdAlarms{n.core}.Known()
+	if has := len(alarms) == 1 && alarms[0].Type == pb.AlarmType_NOSPACE; has != want {
 		r.t.Errorf("node %s: alarms %v, full %v", n.id, alarms, want)
 	}
 }
