@@ -161,17 +161,21 @@ func (c *processes) refuses(cl *clientv3.Client, least, most int) []string {
 	}
 }
 
-// says checks whether a node says by all of etcd's ways that its disk is full. A node looks
+// says checks whether a node says by all of etcd's ways that its own disk is full. A node looks
 // once a second, and puts tell nothing of one that leads no range: its status is waited for.
 func (c *processes) says(p *process, full bool) {
 	c.t.Helper()
-	cl := c.clientOf(p)
+	cl, member := c.clientOf(p), uint64(0)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		st, err := cl.Status(c.t.Context(), p.client)
 		if err != nil {
 			c.t.Fatal(err)
 		}
-		if strings.Contains(strings.Join(st.Errors, " "), "NOSPACE") == full {
+		// The text of a protobuf message has one space or two.
+		member = st.Header.MemberId
+		if slices.ContainsFunc(st.Errors, func(e string) bool {
+			return strings.HasPrefix(e, fmt.Sprintf("memberID:%d ", member)) && strings.HasSuffix(e, "alarm:NOSPACE")
+		}) == full {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -182,7 +186,9 @@ func (c *processes) says(p *process, full bool) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if has := len(alarms.Alarms) == 1 && alarms.Alarms[0].Alarm == etcdserverpb.AlarmType_NOSPACE; has != full {
+	if has := slices.ContainsFunc(alarms.Alarms, func(a *etcdserverpb.AlarmMember) bool {
+		return a.MemberID == member && a.Alarm == etcdserverpb.AlarmType_NOSPACE
+	}); has != full {
 		c.t.Errorf("%s: alarms are %v, full %v", p.name, alarms.Alarms, full)
 	}
 	resp, err := http.Get(p.client + "/health")
