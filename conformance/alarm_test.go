@@ -30,8 +30,8 @@ var alarmKind = &kind{
 	},
 }
 
-// TestAlarms: what is raised, ended and listed, and which changes that refuses, as etcd answers. The alarms are
-// those of members that neither cluster has: their own have other ids.
+// TestAlarms: etcd and Skein answer alike to calls about alarms, and to changes under them. The alarms are of
+// members that neither cluster has: the ids of its own differ.
 func TestAlarms(t *testing.T) {
 	t.Parallel()
 	p := newPair(t, 1)

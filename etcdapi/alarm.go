@@ -119,7 +119,7 @@ func adds(change proto.Message) bool {
 }
 
 // unhealthyBy returns the alarms by which this node is not healthy: those of all members that clients have
-// raised, and its own. What another member observes of itself is no reason to take this one from service.
+// raised, and its own. A full disk of another member does not take this one from service.
 func (s *Server) unhealthyBy() (all []Alarm) {
 	for _, a := range s.known() {
 		if a.Sticky || a.Member == s.opts.Self {

@@ -68,8 +68,8 @@ func (f *fakeAlarms) Deactivate(_ context.Context, t pb.AlarmType, member keyspa
 	return len(f.all) < n, f.err
 }
 
-// TestAlarmCalls: what etcd answers to lists, to what is raised twice and ended twice, to members that are not
-// there, 0 among them, and to types that it does not know.
+// TestAlarmCalls: the answers are etcd's. Some alarms are raised or ended twice, some are of members that are not
+// there, as 0, and some of unknown types.
 func TestAlarmCalls(t *testing.T) {
 	r := newRig(t, "http", nil)
 	m := pb.NewMaintenanceClient(r.client(t, clientv3.Config{}).ActiveConnection())

@@ -12,8 +12,8 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// etcdAlarms implements etcdapi.Alarms. What a node observes of itself is what it says itself: that holds at
-// once, without placement's leader, and in a cluster version without records of alarms.
+// etcdAlarms implements etcdapi.Alarms. A node tells its own observations by itself: they are new, need no
+// leader of placement, and exist in a cluster version without records of alarms.
 type etcdAlarms struct{ c *Core }
 
 // Known implements etcdapi.Alarms.

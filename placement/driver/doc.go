@@ -15,14 +15,15 @@
 // # The life of a decision
 //
 // Reports. Each node tells placement's leader the ranges that it leads, with their terms, bytes and
-// load, how full its disk is, its replicas in quarantine, and whether it takes no more data. It tells
-// everything once, then every 10 s what has changed by much: a sixteenth of the bytes or an eighth of the load. Steps below 1 MiB and 10 requests a
-// second (or a 64th of what splits a range, if that is less) are not reported. A new leader of a
-// range is reported after a second. Reports are numbered. A leader that misses one, or is new, asks
-// for everything; nothing is stored. Reports about a range that the map does not have are kept for
-// ten minutes. Ranges without a known leader are asked themselves, 64 of them every 10 s. A node
-// without a replica of the placement group learns from the end of its feed of the map that placement
-// has another leader, or none, and then reports at once.
+// load, how full its disk is, its replicas in quarantine, and whether it takes no more data. It
+// tells everything once, then every 10 s what has changed by much: a sixteenth of the bytes or an
+// eighth of the load. Steps below 1 MiB and 10 requests a second (or a 64th of what splits a range,
+// if that is less) are not reported. A new leader of a range is reported after a second. Reports
+// are numbered. A leader that misses one, or is new, asks for everything; nothing is stored.
+// Reports about a range that the map does not have are kept for ten minutes. Ranges without a known
+// leader are asked themselves, 64 of them every 10 s. A node without a replica of the placement
+// group learns from the end of its feed of the map that placement has another leader, or none, and
+// then reports at once.
 //
 // State. Placement's leader (decider) has the map, the node table, settings and operations from
 // the placement group. Beside them it keeps the reports, since when it has not heard a node, and

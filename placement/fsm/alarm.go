@@ -83,8 +83,8 @@ func (r *Reader) AlarmChange() ChangeAlarm {
 	return o
 }
 
-// applyChangeAlarm raises or ends an alarm. What clients raise takes from writers what they might do, so
-// no write goes on that was checked before.
+// applyChangeAlarm raises or ends an alarm. A client's alarm refuses writes, also those that were checked
+// before it: so it moves the access index.
 func (s *State) applyChangeAlarm(index uint64, o ChangeAlarm) Result {
 	a, raised := s.alarms[o.Alarm]
 	next := Alarm{AlarmID: o.Alarm, Sticky: a.Sticky || o.Change == AlarmActivated}

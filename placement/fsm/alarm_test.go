@@ -47,7 +47,7 @@ func (h *stateStory) printAlarms() string {
 	return b.String()
 }
 
-// TestAlarmsAreBounded: what clients raise for members that are not there is not more than what all nodes have.
+// TestAlarmsAreBounded: clients may raise alarms of members that are not there, up to a bound.
 func TestAlarmsAreBounded(t *testing.T) {
 	s, index := bootstrapped(t), uint64(firstIndex)
 	activate := func(member keyspace.NodeID) error {
