@@ -117,6 +117,7 @@ type access struct {
 	election time.Duration
 	log      *zap.Logger
 	source   accessSource
+	tokens   auth.Tokens
 	gate     *auth.Gate
 	lease    *viewLease
 	// note makes durable that rights are checked since an index.
@@ -138,7 +139,7 @@ func (a *access) follow(ctx context.Context) {
 		m, changed := a.source.WatchMap()
 		var again <-chan time.Time
 		if m != nil {
-			if err := a.take(ctx, m.Access); err != nil && ctx.Err() == nil {
+			if err := a.take(ctx, m); err != nil && ctx.Err() == nil {
 				a.log.Warn("the node goes by new rights, and tells placement once it has noted that they are checked", zap.Error(err))
 				again = a.clk.NewTimer(raiseAgain).C()
 			}
@@ -153,13 +154,13 @@ func (a *access) follow(ctx context.Context) {
 }
 
 // take takes one state of the rights in, nil for that before all users.
-func (a *access) take(ctx context.Context, rows *fsm.Access) error {
-	v := a.viewOf(rows)
+func (a *access) take(ctx context.Context, m *fsm.Map) error {
+	v := a.viewOf(m)
 	on := v.Rights.Enabled
 	if !on && v.Index < a.noted {
 		return nil // an old map: this node has known better before it was started again
 	}
-	if last := a.view; last == nil || v.Index > last.Index {
+	if last := a.view; last == nil || v.Index > last.Index || v.Index == last.Index && v.Permits && !last.Permits {
 		if on {
 			a.lease.end()
 		}
@@ -184,11 +185,12 @@ func (a *access) take(ctx context.Context, rows *fsm.Access) error {
 }
 
 // viewOf returns what the gate goes by.
-func (a *access) viewOf(rows *fsm.Access) *auth.View {
+func (a *access) viewOf(m *fsm.Map) *auth.View {
+	permits, rows := m.ClusterVersion >= keyspace.VersionAccess, m.Access
 	if rows == nil {
-		return &auth.View{Rights: rights.New()}
+		return &auth.View{Rights: rights.New(), Permits: permits}
 	}
-	v := &auth.View{Rights: rows.State, Index: rows.Changed}
+	v := &auth.View{Rights: rows.State, Index: rows.Changed, Permits: permits}
 	if len(rows.Key) == 0 {
 		return v
 	}

@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"time"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -76,4 +78,15 @@ func (d etcdDowngrades) Hold(ctx context.Context, hold bool) error {
 // MoveLeader implements etcdapi.Node.
 func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	return s.c.admin.MoveLeader(ctx, to)
+}
+
+// users is who may do what, for clients of this node.
+func (c *Core) users(clientCertAuth bool) (*etcdapi.Users, error) {
+	passwords, err := auth.NewPasswords(c.o.BcryptCost)
+	if err != nil {
+		return nil, fmt.Errorf("--bcrypt-cost: %w", err)
+	}
+	return &etcdapi.Users{
+		Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client, ClientCertAuth: clientCertAuth,
+	}, nil
 }

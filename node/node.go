@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
@@ -119,6 +120,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
+	if face.Users, err = core.users(cfg.ClientTLS.ClientCertAuth); err != nil {
+		return nil, errors.Join(err, core.Stop(ctx))
+	}
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
 	face.Alarms, face.Downgrades, face.Hashes = etcdAlarms{core}, etcdDowngrades{core}, core.router
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
@@ -127,6 +131,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.Logger, face.Metrics, face.Gatherer, face.TLS, face.Verify = core.log, etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
 	n.api = etcdapi.New(face)
+	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}

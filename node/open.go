@@ -253,7 +253,7 @@ func (c *Core) openAccess() error {
 	}
 	c.access = &access{
 		clk: c.o.Clock, election: c.o.Election, log: c.log, source: c.client, note: c.storeAccess, noted: noted,
-		gate: auth.NewGate(c.o.Clock, tokens), lease: newViewLease(c.o.Clock), told: wake.New(),
+		tokens: tokens, gate: auth.NewGate(c.o.Clock, tokens), lease: newViewLease(c.o.Clock), told: wake.New(),
 	}
 	return nil
 }
