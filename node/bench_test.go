@@ -129,7 +129,7 @@ type gateway struct {
 	get func(context.Context, *pb.RangeRequest) error
 }
 
-func directly(kv *router.Router) gateway {
+func directly(kv router.Own) gateway {
 	return gateway{
 		put: func(ctx context.Context, q *pb.PutRequest) error { _, err := kv.Put(ctx, q); return err },
 		get: func(ctx context.Context, q *pb.RangeRequest) error { _, err := kv.Range(ctx, q); return err },

@@ -207,8 +207,8 @@ func (c *Core) alive(n keyspace.NodeID) bool { return n == c.o.Self || c.host.He
 // reached reports whether placement counts on a node.
 func (c *Core) reached(n keyspace.NodeID) bool { return n == c.o.Self || c.host.Reached(n) }
 
-// KV is the node's gateway.
-func (c *Core) KV() *router.Router { return c.router }
+// KV is the node's gateway, for requests of the process itself.
+func (c *Core) KV() router.Own { return router.Own{Router: c.router} }
 
 // Watches are the watchers of the node's gateway.
 func (c *Core) Watches() *watch.Hub { return c.watches }

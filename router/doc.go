@@ -150,6 +150,7 @@
 //
 // From the top down; calls go downwards (internal/archtest holds it):
 //
+//	own.go           requests of the process itself
 //	router.go        Router: make, stop, what other packages learn from it
 //	kv.go            Put, DeleteRange, Txn, Compact
 //	hash.go          the hash of all ranges
