@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -339,6 +340,24 @@ func TestLateAnswersAreNotHeard(t *testing.T) {
 	for _, o := range []*Op{o, p} {
 		if o.Outcome != Unknown || o.Return != 0 || o.Response != nil {
 			t.Fatalf("%s", o)
+		}
+	}
+}
+
+// A read that had returned before another was called stands before it. Otherwise the order of revisions contradicts time,
+// and porcupine looks for another, without an end where many operations overlap.
+func TestReadsOfOneRevisionStandByTheirCalls(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var ops []placed
+	for i := range int64(40) {
+		o := &Op{Call: 2 * i, Return: 2*i + 1, Outcome: Answered, Response: &pb.RangeResponse{}}
+		ops = append(ops, placed{op: o, rev: 7 + i%3})
+	}
+	rng.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
+	sortPlaced(ops)
+	for i := range len(ops) - 1 {
+		if a, b := ops[i], ops[i+1]; a.rev > b.rev || a.rev == b.rev && a.op.Return > b.op.Call {
+			t.Errorf("revision %d, call %d stands before revision %d, call %d", a.rev, a.op.Call, b.rev, b.op.Call)
 		}
 	}
 }

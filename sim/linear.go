@@ -339,13 +339,7 @@ const windowRevisions = 60
 // is an order that fits, and proves it. Otherwise porcupine looks for one. It may not end in its
 // time where many operations overlap, as behind a node that stood still.
 func checkWindows(p *replay) (bad []string) {
-	reads := func(o *Op) int {
-		if o.Outcome == Answered && !o.Changes() {
-			return 1 // behind the change that it sees
-		}
-		return 0
-	}
-	slices.SortFunc(p.ops, func(a, b placed) int { return cmp.Or(cmp.Compare(a.rev, b.rev), reads(a.op)-reads(b.op)) })
+	sortPlaced(p.ops)
 	for from := 0; from < len(p.revs) && len(bad) == 0; from += windowRevisions {
 		begin := p.revs[from]
 		end := int64(math.MaxInt64)
@@ -380,6 +374,20 @@ func checkWindows(p *replay) (bad []string) {
 		}
 	}
 	return bad
+}
+
+// sortPlaced sorts operations by revision. Those that change nothing stand behind the change that they see, in the
+// order of their calls: any other order of theirs may contradict time.
+func sortPlaced(ops []placed) {
+	reads := func(o *Op) int {
+		if o.Outcome == Answered && !o.Changes() {
+			return 1
+		}
+		return 0
+	}
+	slices.SortFunc(ops, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.rev, b.rev), reads(a.op)-reads(b.op), cmp.Compare(a.op.Call, b.op.Call))
+	})
 }
 
 // misfit says which of the operations, done one after the other as they stand, does not fit the
