@@ -62,7 +62,7 @@ var stories = []story{
 		rounds := uint64(roundsOf(pairKinds(true)))
 		leases := seed/rounds%2 == 0
 		return Config{
-			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Splits: 8, Compactions: 6, ShortLogs: seed%2 == 0, Padding: 256,
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Splits: 8, Compactions: 12, ShortLogs: seed%2 == 0, Padding: 256,
 			Borders: []string{"f", "j", "s"}, Pairs: true, NoLeaseReads: !leases, Faults: roundOf(pairKinds(leases), int(seed%rounds)),
 		}
 	}},
@@ -237,7 +237,7 @@ var stories = []story{
 	{name: "rest", long: true, cfg: func(uint64) Config {
 		return Config{
 			Nodes: 3, Clients: 8, BurstOps: 8, Txns: 20, Leases: 2, Splits: 20, SplitEvery: 300 * time.Millisecond, Padding: 2 << 10,
-			MergeAfter: time.Second, RangeMaxBytes: 128 << 10, Quiet: 20 * time.Second,
+			MergeAfter: time.Second, RangeMaxBytes: 256 << 10, Quiet: 20 * time.Second,
 		}
 	}},
 	// Neighbours with replicas in three zones, moving within them, merge by themselves
