@@ -191,6 +191,8 @@ func (c *Client) judge(node keyspace.NodeID, err error, late, repeat bool) (agai
 	case errors.As(err, &e) && e.Kind == kverror.NotLeader:
 		c.heard(node, e.Leader)
 		return true, e.Leader != 0 && e.Leader != node
+	case errors.As(err, &e) && e.Kind == kverror.AccessChanged:
+		return false, false // the same request is never permitted again
 	case errors.As(err, &e):
 		// An overloaded or confused leader is asked again, anything else is an answer.
 		again = e.Fate() == kverror.NotApplied && e.Retry() == kverror.RetryRouter ||
@@ -210,7 +212,12 @@ func isCallError(err error) bool {
 
 // ask sends a request to the leader, wherever it is. repeat says that a request
 // whose fate is unknown may be sent again.
+//
+// Before users and roles there are no rights that could be taken, and no permits in what is sent.
 func (c *Client) ask(ctx context.Context, q *request, repeat bool) (response, error) {
+	if m := c.maps.load(); q.guarded() && m != nil && m.ClusterVersion >= keyspace.VersionAccess {
+		q.Permit, _ = keyspace.PermitOf(ctx)
+	}
 	ctx, stop := c.joined(ctx)
 	defer stop()
 	var a response

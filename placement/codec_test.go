@@ -51,6 +51,8 @@ func sampleRequests() []request {
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
+		{Kind: requestTransfer, Permit: 302, To: 0xa2},
+		{Kind: requestLease, Permit: 302, Lease: leaseRequest{Op: leaseRevoke, ID: 0x7b}},
 	}
 }
 

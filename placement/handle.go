@@ -116,6 +116,11 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	if q.maybeOld() {
 		return s.serveLast(q.Kind) // any replica can
 	}
+	if at := s.View().AccessIndex(); q.Permit.Ended(at) {
+		// This is for what is no command. Of the others the state has the last word.
+		return response{}, kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)
+	}
+	ctx = keyspace.WithPermit(ctx, q.Permit)
 	if q.Kind == requestLease {
 		a, err := s.serveLease(ctx, &q.Lease)
 		return response{Lease: a}, err

@@ -23,6 +23,9 @@ func (s *Service) propose(ctx context.Context, term uint64, op fsm.Effect) fsm.R
 	if g == nil {
 		return fsm.Result{Err: s.refusal()}
 	}
+	if p, _ := keyspace.PermitOf(ctx); p != 0 && s.View().Map.ClusterVersion >= keyspace.VersionAccess {
+		op = fsm.Guarded{Permit: p, Op: op}
+	}
 	ch := make(chan fsm.Result, 1)
 	s.machine.Propose(g, term, op, func(r fsm.Result) { ch <- r })
 	select {

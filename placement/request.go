@@ -47,6 +47,8 @@ const requestVersion = 12
 // fields count depends on Kind.
 type request struct {
 	Kind requestKind
+	// Permit guards what the request commands, see guarded; 0 is nothing.
+	Permit keyspace.Permit
 	// Count is for requestAllocate.
 	Count uint64
 	// Descriptors are for requestReport.
@@ -95,8 +97,28 @@ func (q *request) maybeOld() bool {
 	return !q.Linearizable && (q.Kind == requestStatus || q.Kind == requestSettings || q.Kind == requestOperations)
 }
 
+// guarded says whether the request commands something that a user can have caused. Who asks for
+// anything else needs no right to be told.
+func (q *request) guarded() bool {
+	switch q.Kind {
+	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+		return true
+	case requestLease:
+		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke
+	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:
+	}
+	return false
+}
+
+// requestPermit in the kind says that a permit follows.
+const requestPermit = 1 << 7
+
 func (q *request) encode() []byte {
 	dst := []byte{requestVersion, byte(q.Kind)}
+	if q.Permit != 0 {
+		dst[1] |= requestPermit
+		dst = binary.AppendUvarint(dst, uint64(q.Permit))
+	}
 	switch q.Kind {
 	case requestAllocate:
 		dst = binary.AppendUvarint(dst, q.Count)
@@ -140,7 +162,11 @@ func (q *request) encode() []byte {
 func decodeRequest(p []byte) (request, error) {
 	r := fsm.NewReader(p)
 	r.VersionIs(requestVersion)
-	q := request{Kind: requestKind(r.Byte())}
+	kind := r.Byte()
+	q := request{Kind: requestKind(kind &^ requestPermit)}
+	if kind != byte(q.Kind) {
+		q.Permit = keyspace.Permit(r.Uvarint())
+	}
 	switch q.Kind {
 	case requestAllocate:
 		q.Count = uint64(r.Bounded(fsm.MaxRangeIDs))
@@ -177,6 +203,9 @@ func decodeRequest(p []byte) (request, error) {
 		q.Alarm = r.AlarmChange()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
+	}
+	if kind != byte(q.Kind) && (q.Permit == 0 || !q.guarded()) {
+		r.Failf("a request of kind %d with permit %d", q.Kind, q.Permit)
 	}
 	if err := r.Finish(); err != nil {
 		return request{}, fmt.Errorf("decode placement request: %w", err)

@@ -2,11 +2,14 @@ package fsm
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rights"
 )
 
@@ -212,6 +215,85 @@ func TestAccessRecordsUnderTheirNames(t *testing.T) {
 	} {
 		if err := NewState().Load([]byte(key), value); err == nil {
 			t.Errorf("%q was loaded", key)
+		}
+	}
+}
+
+// TestGuarded: a guarded command does nothing once its permit has ended. Grants end none.
+func TestGuarded(t *testing.T) {
+	s, index := bootstrapped(t), uint64(firstIndex)
+	apply := func(op Effect) Result {
+		index++
+		return s.Apply(index, op)
+	}
+	change := func(c rights.Change) {
+		t.Helper()
+		if res := apply(ChangeAccess{Caller: "root", Change: c, Key: []byte("1")}); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+	}
+	set := func(p keyspace.Permit, value string, ended bool) {
+		t.Helper()
+		before := s.Settings
+		res := apply(Guarded{Permit: p, Op: PutSetting{Name: "s", Value: []byte(value)}})
+		if got := errors.Is(res.Err, kverror.AccessChanged); got != ended || (s.Settings == before) != ended {
+			t.Errorf("permit %d, ended %t: %v, and settings %d after %d", p, ended, res.Err, s.Settings, before)
+		}
+	}
+	change(rights.Change{Kind: rights.AddUser, User: "root", NoPassword: true})
+	change(rights.Change{Kind: rights.GrantRole, User: "root", Role: "root"})
+	set(keyspace.PermitAt(0), "a", false)
+	change(rights.Change{Kind: rights.Enable})
+	enabled := keyspace.AccessIndex(index)
+	set(keyspace.PermitAt(0), "b", true)
+	set(keyspace.PermitAt(enabled-1), "b", true)
+	set(keyspace.PermitAt(enabled), "b", false)
+	change(rights.Change{Kind: rights.AddRole, Role: "r"})
+	set(keyspace.PermitAt(enabled), "c", false)
+	change(rights.Change{Kind: rights.DeleteRole, Role: "r"})
+	set(keyspace.PermitAt(enabled), "d", true)
+	set(keyspace.PermitAt(keyspace.AccessIndex(index-1)), "d", false)
+	// A result comes through.
+	if res := apply(Guarded{Permit: keyspace.PermitAt(enabled + 1000), Op: AllocateRanges{Count: 2}}); res.Err != nil || res.First == 0 {
+		t.Errorf("%+v", res)
+	}
+	for _, b := range [][]byte{
+		(&Command{Op: Guarded{Op: Compact{At: 1}}}).Encode(),
+		(&Command{Op: Guarded{Permit: 1, Op: Guarded{Permit: 1, Op: Compact{At: 1}}}}).Encode(),
+	} {
+		if c, err := DecodeCommand(b); err == nil {
+			t.Errorf("decoded %+v", c)
+		}
+	}
+}
+
+// TestChangeAccessAwaits: what takes rights tells the index that nodes have to take in, while rights are
+// checked. So does what begins the checks, also where they have begun.
+func TestChangeAccessAwaits(t *testing.T) {
+	s, index := bootstrapped(t), uint64(firstIndex)
+	for _, step := range []struct {
+		change rights.Change
+		awaits bool
+	}{
+		{rights.Change{Kind: rights.AddUser, User: "root", NoPassword: true}, false},
+		{rights.Change{Kind: rights.GrantRole, User: "root", Role: "root"}, false},
+		{rights.Change{Kind: rights.AddUser, User: "a", NoPassword: true}, false},
+		{rights.Change{Kind: rights.DeleteUser, User: "a"}, false},
+		{rights.Change{Kind: rights.Enable}, true},
+		{rights.Change{Kind: rights.Enable}, true},
+		{rights.Change{Kind: rights.AddUser, User: "a", NoPassword: true}, false},
+		{rights.Change{Kind: rights.DeleteUser, User: "a"}, true},
+		{rights.Change{Kind: rights.DeleteUser, User: "a"}, false}, // refused
+		{rights.Change{Kind: rights.Disable}, false},
+	} {
+		index++
+		res := s.Apply(index, ChangeAccess{Caller: "root", Change: step.change})
+		want := keyspace.AccessIndex(0)
+		if step.awaits {
+			want = keyspace.AccessIndex(s.access.Meta.Access)
+		}
+		if res.Access != want {
+			t.Errorf("index %d, kind %d: awaits index %d, want %d (%v)", index, step.change.Kind, res.Access, want, res.Err)
 		}
 	}
 }

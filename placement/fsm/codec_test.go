@@ -63,6 +63,7 @@ func sampleCommands() []Command {
 		ChangeAccess{Caller: "root", Change: rights.Change{Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.ReadWrite, Key: []byte("a"), RangeEnd: []byte("b")}}},
 		ChangeAlarm{Change: AlarmActivated, Alarm: AlarmID{AlarmNoSpace, 0xa1}},
 		ChangeAlarm{Change: AlarmPassed, Alarm: AlarmID{-1, 0}},
+		Guarded{Permit: 302, Op: Compact{At: 40}},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {

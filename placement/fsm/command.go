@@ -36,6 +36,7 @@ const (
 	opRaiseVersion
 	opChangeAccess
 	opChangeAlarm
+	opGuarded
 )
 
 // Command is one raft entry of the placement group.
@@ -85,6 +86,16 @@ type PutSetting struct {
 // merged by command.
 type KeepBorder struct{ Key []byte }
 
+// Guarded is a command that a user has caused, who was permitted it. Once that permit has ended the
+// command does nothing. It is written from keyspace.VersionAccess on.
+type Guarded struct {
+	// Permit is not 0.
+	Permit keyspace.Permit
+	// Op is not guarded itself.
+	Op Effect
+}
+
+func (Guarded) kind() opKind        { return opGuarded }
 func (KeepBorder) kind() opKind     { return opKeepBorder }
 func (RaiseCeiling) kind() opKind   { return opRaiseCeiling }
 func (LowerCeiling) kind() opKind   { return opLowerCeiling }
@@ -103,6 +114,10 @@ func (o KeepBorder) append(dst []byte) []byte     { return AppendBytes(dst, o.Ke
 
 func (o PutSetting) append(dst []byte) []byte {
 	return AppendBytes(AppendString(dst, o.Name), o.Value)
+}
+
+func (o Guarded) append(dst []byte) []byte {
+	return o.Op.append(append(binary.AppendUvarint(dst, uint64(o.Permit)), byte(o.Op.kind())))
 }
 
 func (o MarkCreated) append(dst []byte) []byte {
@@ -193,6 +208,14 @@ func (r *Reader) effect(kind opKind) Effect {
 		if r.OK() && o.Change == 0 {
 			r.Failf("a change of an alarm that changes nothing")
 		}
+		return o
+	case opGuarded:
+		o, guarded := Guarded{Permit: keyspace.Permit(r.Uvarint())}, opKind(r.Byte())
+		if o.Permit == 0 || guarded == opGuarded {
+			r.Failf("a command of kind %d guarded by permit %d", guarded, o.Permit)
+			return nil
+		}
+		o.Op = r.effect(guarded)
 		return o
 	}
 	r.Failf("unknown command kind %d", kind)

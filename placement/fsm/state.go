@@ -161,6 +161,11 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyChangeAccess(index, o)
 	case ChangeAlarm:
 		return s.applyChangeAlarm(index, o)
+	case Guarded:
+		if at := keyspace.AccessIndex(s.access.Meta.Access); o.Permit.Ended(at) {
+			return Result{Err: kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)}
+		}
+		return s.Apply(index, o.Op)
 	default:
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
