@@ -106,6 +106,20 @@
 // It decides nothing: no request, no placement. Package operate executes operators' commands,
 // and package join brings nodes in. cmd calls Run; the simulator opens Cores.
 //
+// # Rights of users
+//
+// A node takes each change of users and roles in from the map, in this order: the gate knows it, watchers
+// that it does not cover are cancelled, and placement is told. Only then the change is acknowledged.
+//
+// Writes and linearizable reads ask the sequencer, which knows all that was acknowledged. The rest, as
+// serializable reads and events, is served under the view lease. It counts from each question whether the
+// rights still hold, for three election timeouts, and an idle node asks once per third. A change that takes
+// rights is acknowledged without a node whose leases of earlier rights have run out.
+//
+// Where rights are not checked, the lease lasts for ever, and nobody asks. So the change that begins the
+// checks is acknowledged by every node. Before it says so, a node makes a durable note: from an older disk
+// it would serve everybody again.
+//
 // # Files
 //
 // From the top down: calls between files go down this list.
@@ -117,13 +131,13 @@
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster
 //	questions.go   questions of other nodes, and those to them
-//	access.go      the rights that placement has: who knows them, and for how long they count
 //	callbacks.go   what parts call of parts that are made after them
 //	scrub.go       replicas are compared as the disks have them
 //	compact.go     how a compaction waits for reads on all nodes
 //	lease.go       the time of leases, for placement
 //	measure.go     the measures of this node, for placement
 //	core.go        Core, Options, Stop, Crash
+//	access.go      the rights of users as this node knows them, and for how long they count
 //	version.go     the version in which the node writes
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided

@@ -37,6 +37,12 @@
 // P6. For every revision, FollowLog tells in order which ranges got it, or that nobody knows any
 // more. Once a part of a later term has come, no part of an earlier term follows.
 //
+// P7. Once a change that takes rights from users is acknowledged, no node goes by rights from before:
+// each has taken the change in, or its view lease has run out. The change that begins the checks is
+// acknowledged by every started node.
+//
+// P8. What a user commands does nothing once rights were taken since it was permitted.
+//
 // # What if …
 //
 // … the leader dies? Clients find the next one by the hints of refusals, by raft, or by asking

@@ -52,6 +52,8 @@
 // F8. Compact refuses a revision above the ceiling, and RaiseCeiling and LowerCeiling move the
 // ceiling in their own direction only.
 //
+// F9. A guarded command changes nothing if rights were taken from anybody after its permit.
+//
 // # States of a node
 //
 // A node's state stands in its row of the node table, which only entries of the placement group
