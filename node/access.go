@@ -26,9 +26,9 @@ import (
 // viewLease says whether what this node knows of rights may be served by. Ask it after the data have been
 // read, or right before an event leaves, and compare the access index then too.
 //
-// Before the node has heard of rights there is no lease. Where they are not checked, it lasts for ever: the
-// change that begins the checks waits for every node. Else it lasts from each question to placement's leader
-// whether they still hold.
+// Before the node has heard of rights there is no lease. While rights are not checked, the lease lasts for
+// ever, because the change that begins the checks waits for every node. While they are checked, each
+// question to placement's leader extends the lease.
 type viewLease struct {
 	clk clock.Clock
 	// until is a clock.Time, changed under mu alone.
@@ -109,9 +109,8 @@ type accessSource interface {
 	TakenAccess(ctx context.Context, at keyspace.AccessIndex) (now keyspace.AccessIndex, err error)
 }
 
-// access has this node go by the rights that placement has. Each change of them is taken in in this order:
-// the gate knows it, watchers that it does not cover are cancelled, and only then placement is told that
-// nobody is served here by what was before.
+// access keeps the gate at the rights that placement has. The gate gets each change first. Then watchers
+// that it does not cover are cancelled. Only then placement is told that nobody is served by older rights.
 type access struct {
 	clk      clock.Clock
 	election time.Duration

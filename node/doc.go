@@ -116,7 +116,7 @@
 // rights still hold, for three election timeouts, and an idle node asks once per third. A change that takes
 // rights is acknowledged without a node whose leases of earlier rights have run out.
 //
-// Where rights are not checked, the lease lasts for ever, and nobody asks. So the change that begins the
+// While rights are not checked, the lease lasts for ever, and no node asks. So the change that begins the
 // checks is acknowledged by every node. Before it says so, a node makes a durable note: from an older disk
 // it would serve everybody again.
 //

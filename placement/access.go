@@ -66,9 +66,9 @@ func (s *Service) serveAwaitAccess(ctx context.Context, at keyspace.AccessIndex)
 	}
 }
 
-// takenViews is which access index each node has said that it has taken in. What a node has said stays
-// true when others lead, and when it starts again: it then has no view lease, and no view from before
-// rights were checked.
+// takenViews has the access index that each node has said to have taken in. This stays true when another
+// node leads. It also stays true when the node starts again. The node has no view lease then, and does not
+// go by a state from before rights were checked.
 type takenViews struct {
 	mu sync.Mutex
 	// byNode is guarded by mu; more is closed and made anew when a node has said something.
@@ -92,7 +92,7 @@ func (t *takenViews) note(node keyspace.NodeID, at keyspace.AccessIndex) {
 }
 
 // lack returns which of the map's nodes have not taken the index in, and a channel that is closed when
-// fewer may be. Whoever has started counts: a draining node and a learner serve clients too.
+// fewer may be. All started nodes count, because draining nodes and learners serve clients too.
 func (t *takenViews) lack(m *fsm.Map, at keyspace.AccessIndex) (lacking []keyspace.NodeID, more <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

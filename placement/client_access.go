@@ -39,9 +39,9 @@ func (c *Client) ChangeAccess(ctx context.Context, caller string, change rights.
 	return c.awaitAccess(ctx, a.Index, change.Kind == rights.Enable)
 }
 
-// awaitAccess returns when every node has taken an access index in that is applied, or with all unset when
-// each node's view lease of an earlier one has run out. That is a lease after the call, whoever leads: no
-// answer that proves contact at a later moment tells an earlier index.
+// awaitAccess returns when every node has taken in an access index that is applied. With all unset it also
+// returns when the view leases of earlier rights have run out, which is one lease after the call. Another
+// leader does not change that: every answer that proves contact at a later moment tells this index too.
 func (c *Client) awaitAccess(ctx context.Context, at keyspace.AccessIndex, all bool) error {
 	wait := ctx
 	if !all {

@@ -41,7 +41,8 @@
 // each has taken the change in, or its view lease has run out. The change that begins the checks is
 // acknowledged by every started node.
 //
-// P8. What a user commands does nothing once rights were taken since it was permitted.
+// P8. A user's command was permitted at some index. If rights were taken after that index, the command
+// changes nothing.
 //
 // # What if …
 //

@@ -73,8 +73,8 @@ func userCommands(n *rigNode) map[string]func(context.Context) error {
 	}
 }
 
-// TestGuardedCommands: what a user commands is a no-op once rights were taken since it was permitted, also
-// where that happens behind the leader's own look.
+// TestGuardedCommands: a user's command changes nothing if rights were taken after it was permitted. The
+// leader looks before it proposes, and the state looks again.
 func TestGuardedCommands(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRightsRig(t.Context(), t)
@@ -99,7 +99,7 @@ func TestGuardedCommands(t *testing.T) {
 		if err := leader.service.propose(old, term, fsm.PutSetting{Name: "s", Value: []byte("v")}).Err; !errors.Is(err, kverror.AccessChanged) {
 			t.Errorf("proposed before it: %v", err)
 		}
-		// What nobody has permitted is not guarded, and what is asked for the cluster's own sake neither.
+		// Commands without a permit are not guarded. Requests that are no commands are not either.
 		noted.take()
 		for _, ctx := range []context.Context{r.ctx, keyspace.WithPermit(r.ctx, 0)} {
 			if err := leader.client.PutSetting(ctx, "s", []byte("w")); err != nil {

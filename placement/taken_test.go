@@ -180,7 +180,7 @@ func TestTakenRights(t *testing.T) {
 		}
 		<-waits
 
-		// Who goes away is told that it is done, and who is missing.
+		// An impatient caller is told that the change is made, and which node is missing.
 		soon, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
 		_, err := r.change(soon, 0, revoke("b"))
 		cancel()
@@ -260,8 +260,8 @@ func TestTakenRightsLeader(t *testing.T) {
 	}
 }
 
-// TestTakenRightsBegin: a node that believes that nothing is checked serves for ever where it is cut off, as
-// etcd's do. So the change that begins the checks is acknowledged by all nodes, or not at all. Trap 106.
+// TestTakenRightsBegin: a node that is cut off while nothing is checked serves for ever, as etcd's does. So
+// the change that begins the checks is acknowledged by all nodes, or not at all. Trap 106.
 func TestTakenRightsBegin(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		r := newRightsRig(t.Context(), t)
