@@ -217,6 +217,7 @@ func TestTakenRightsLeader(t *testing.T) {
 				r.quickly(0, grant("a"))
 				time.Sleep(3 * time.Second)
 				leader := r.leader()
+				old := keyspace.PermitAt(leader.service.View().AccessIndex())
 				asks, cut := r.nodes[3], r.nodes[leader.id%3] // without a replica, and a follower
 				if !cut.service.HasReplica() || cut == leader {
 					t.Fatalf("node %s", cut.id)
@@ -254,6 +255,13 @@ func TestTakenRightsLeader(t *testing.T) {
 					t.Errorf("acknowledged after %v", took)
 				}
 				r.net.HealAll()
+				for _, n := range r.nodes {
+					if n.up() {
+						if a := n.permitted(old, 1); !errors.Is(a.Err, kverror.AccessChanged) {
+							t.Errorf("the next leader gives revisions by old rights: %+v", a)
+						}
+					}
+				}
 				r.stopAllAtOnce()
 			})
 		})
