@@ -198,7 +198,7 @@ func (r *run) watch(ctx context.Context, f fault, others []int) time.Duration {
 		alarms, err := n.client.AlarmList(actx)
 		cancel()
 		if err == nil && slices.ContainsFunc(alarms.Alarms, func(a *etcdserverpb.AlarmMember) bool {
-			return a.Alarm == etcdserverpb.AlarmType_NOSPACE
+			return a.MemberID == alarms.Header.MemberId && a.Alarm == etcdserverpb.AlarmType_NOSPACE
 		}) {
 			break
 		}

@@ -99,6 +99,11 @@ func TestAccessIsTold(t *testing.T) {
 		var view *View
 		for index := uint64(firstIndex + 1); index < firstIndex+5*maxAccessLog; index++ {
 			s.Apply(index, ChangeAccess{Caller: "root", Change: anyChange(rng), Key: []byte{byte(index)}})
+			if rng.IntN(10) == 0 { // it moves the access index and touches nobody
+				index++
+				s.Apply(index, ChangeAlarm{AlarmActivated, AlarmID{AlarmNoSpace, 1}})
+				s.Apply(index, ChangeAlarm{AlarmDeactivated, AlarmID{AlarmNoSpace, 1}})
+			}
 			if rng.IntN(500) == 0 {
 				if err := s.Flush(r); err != nil {
 					t.Fatal(err)
