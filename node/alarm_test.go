@@ -101,5 +101,16 @@ func TestAlarmsOfAllMembers(t *testing.T) {
 			}
 		}
 		r.waitAlarms("all are ended", "", left...)
+
+		// Its own word is newer than the record.
+		full.disk.fill(0)
+		r.waitFull(full, true)
+		r.waitAlarms("a full disk again", "1 NOSPACE", left...)
+		full.disk.free()
+		r.waitFull(full, false)
+		if got := alarmsOf((etcdAlarms{other.core}).Known()); got != "1 NOSPACE" {
+			r.t.Errorf("the record is gone before the report: %q", got)
+		}
+		r.waitAlarms("there is room again", "", left...)
 	})
 }

@@ -3,6 +3,8 @@ package placement
 import (
 	"context"
 
+	"go.uber.org/zap"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -26,6 +28,8 @@ func (s *Service) serveAlarms(ctx context.Context, term uint64, o fsm.ChangeAlar
 	a := response{MapVersion: s.View().Version}
 	if r.Alarm != nil {
 		a.Alarms = []fsm.Alarm{*r.Alarm}
+		s.o.Logger.Warn("a client has raised or ended an alarm (1 is NOSPACE, 2 is CORRUPT): a raised one refuses writes on all nodes until a client ends it",
+			zap.Stringer("peer", o.Alarm.Member), zap.Int32("type", int32(o.Alarm.Type)), zap.Bool("raised", o.Change == fsm.AlarmActivated))
 	}
 	return a, r.Err
 }

@@ -47,6 +47,19 @@ func TestAlarms(t *testing.T) {
 		if all, err := r.nodes[3].client.Alarms(ctx); err != nil || len(all) > 0 {
 			t.Fatalf("in cluster version 0: %v, %v", all, err)
 		}
+		// A member that has started does not know when alarms have changed. An older build would not read them.
+		for _, n := range r.nodes[:3] {
+			n.crash()
+			n.start()
+		}
+		r.leader()
+		if err := r.nodes[3].client.SetPeerURLs(ctx, 4, []string{"http://elsewhere"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if m, _ := r.nodes[3].client.WatchMap(); m.Alarms != nil || m.Nodes()[3].PeerURLs[0] != "http://elsewhere" {
+			t.Fatalf("node 4 was told alarms in cluster version 0: %v", m.Alarms)
+		}
 		if err := r.nodes[0].client.RaiseVersion(ctx, keyspace.VersionAccess); err != nil {
 			t.Fatal(err)
 		}
@@ -88,6 +101,25 @@ func TestAlarms(t *testing.T) {
 			r.awaitAlarms()
 		}
 		r.stopAllAtOnce()
+	})
+}
+
+// TestAlarmsAreOfNow: who may lead no more does not say what is raised.
+func TestAlarmsAreOfNow(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 1, 3, quiet)
+		r.noLease = true
+		r.startAll()
+		old := r.leader()
+		if _, err := old.client.Alarms(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.net.Partition(old.id)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if all, err := old.client.Alarms(ctx); err == nil {
+			t.Errorf("cut off, it says %v", all)
+		}
 	})
 }
 

@@ -9,39 +9,39 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// changeAlarms raises what nodes say of themselves as alarms, and ends those that they say no more. A node
-// that has not told everything in this leadership has the alarms that it had. The release before does not
-// read the records.
+// changeAlarms raises what nodes say of themselves as alarms, and ends those that they say no more.
 func (d *decider) changeAlarms(ctx context.Context, v *fsm.View) {
-	if v.Map.ClusterVersion < keyspace.VersionAccess {
-		return
-	}
-	for id, row := range v.NodeRows() {
-		if !counts(&row) {
+	for _, o := range d.alarmChanges(v) {
+		fields := []zap.Field{zap.Stringer("peer", o.Alarm.Member), zap.Int32("type", int32(o.Alarm.Type)), zap.Bool("raised", o.Change == fsm.AlarmObserved)}
+		if err := d.s.o.Group.Propose(ctx, d.term, o).Err; err != nil {
+			// The next round tries again.
+			d.s.o.Logger.Warn("the alarm of a node cannot be changed yet", append(fields, zap.Error(err))...)
 			continue
 		}
-		noSpace, corrupt, told := d.tracker.Alarms(id)
-		if !told {
-			continue
-		}
-		d.changeAlarm(ctx, v, fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: id}, noSpace)
-		d.changeAlarm(ctx, v, fsm.AlarmID{Type: fsm.AlarmCorrupt, Member: id}, corrupt)
+		d.s.o.Logger.Warn("the alarm of a node has changed (1 is NOSPACE, 2 is CORRUPT)", fields...)
 	}
 }
 
-func (d *decider) changeAlarm(ctx context.Context, v *fsm.View, id fsm.AlarmID, cause bool) {
-	a, raised := v.Alarms.Find(id)
-	if raised == cause || a.Sticky {
-		return
+// alarmChanges returns what differs from the reports. A node that has not told everything in this leadership
+// has the alarms that it had. What clients have raised stays. The release before does not read the records.
+func (d *decider) alarmChanges(v *fsm.View) (changes []fsm.ChangeAlarm) {
+	if v.Map.ClusterVersion < keyspace.VersionAccess {
+		return nil
 	}
-	change := fsm.AlarmPassed
-	if cause {
-		change = fsm.AlarmObserved
+	for id, row := range v.NodeRows() {
+		noSpace, corrupt, told := d.tracker.Alarms(id)
+		if !counts(&row) || !told {
+			continue
+		}
+		for t, cause := range map[fsm.AlarmType]bool{fsm.AlarmNoSpace: noSpace, fsm.AlarmCorrupt: corrupt} {
+			name := fsm.AlarmID{Type: t, Member: id}
+			switch a, raised := v.Alarms.Find(name); {
+			case cause && !raised:
+				changes = append(changes, fsm.ChangeAlarm{Change: fsm.AlarmObserved, Alarm: name})
+			case !cause && raised && !a.Sticky:
+				changes = append(changes, fsm.ChangeAlarm{Change: fsm.AlarmPassed, Alarm: name})
+			}
+		}
 	}
-	if err := d.s.o.Group.Propose(ctx, d.term, fsm.ChangeAlarm{Change: change, Alarm: id}).Err; err != nil {
-		// The next round tries again.
-		d.s.o.Logger.Warn("an alarm cannot be changed yet", zap.Stringer("peer", id.Member), zap.Int32("type", int32(id.Type)), zap.Bool("raised", cause), zap.Error(err))
-		return
-	}
-	d.s.o.Logger.Warn("the alarm of a node has changed (1 is NOSPACE, 2 is CORRUPT)", zap.Stringer("peer", id.Member), zap.Int32("type", int32(id.Type)), zap.Bool("raised", cause))
+	return changes
 }

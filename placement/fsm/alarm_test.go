@@ -80,3 +80,20 @@ func TestAlarmRecordUnderItsName(t *testing.T) {
 		t.Errorf("loaded %v: %v", slices.Collect(maps.Keys(s.alarms)), err)
 	}
 }
+
+// TestAlarmsAreToldAfterARestart: a member that has started does not know when alarms have changed. Whoever
+// does not know what has passed since is told all of them.
+func TestAlarmsAreToldAfterARestart(t *testing.T) {
+	s, r := bootstrapped(t), records{}
+	id := AlarmID{AlarmCorrupt, 1}
+	s.Apply(firstIndex+1, ChangeAlarm{AlarmActivated, id})
+	known := s.View(firstIndex+1, 1, nil)
+	s.Apply(firstIndex+2, ChangeAlarm{AlarmDeactivated, id})
+	if err := s.Flush(r); err != nil {
+		t.Fatal(err)
+	}
+	now := r.reload(t).View(firstIndex+2, 1, nil)
+	if now.Alarms == nil || now.Alarms.Changed <= known.Version || len(now.Alarms.All) > 0 {
+		t.Errorf("after the restart %+v; a node has version %d with %+v", now.Alarms, known.Version, known.Alarms)
+	}
+}
