@@ -24,6 +24,21 @@
 //	full disks and budgets
 //	whether keys lie in one range
 //
+// # Who may do what
+//
+// Package auth has a rule for each method. An interceptor finds out who calls, and asks the rule. Where the rule looks
+// at messages the service does that, behind the checks above and those of size and alarms, as etcd does:
+//
+//	begin, permitted ── who sends it, by the newest view ──▶ the check ──▶ a permit in the context
+//	                                                            │ no
+//	                    once more by a view of now ◀── placement is asked: a right that was granted holds everywhere
+//
+// The permit is the access index of the view. Whoever asks the sequencer on behalf of the request passes it on, and
+// gets AccessChanged where rights were taken from somebody since. Nothing has happened then; the request is checked
+// anew once the gate knows that index ([Server] again). What asks no sequencer is looked at twice: serializable
+// reads when their data are here, and watchers by [Server.RightsTaken], before placement is told that this node knows
+// of the change.
+//
 // A range's leader relies on the first list for the meaning of requests. It does not rely on it
 // for memory safety, because requests also come by the bus.
 //
@@ -45,8 +60,9 @@
 //  2. A cancelled call gets Canceled, and a client's own deadline DeadlineExceeded. After the
 //     server's bound it gets etcd's "request timed out".
 //  3. A watcher's events follow the answer that creates it, in the order of package watch.
-//  4. Missing services (Auth) are not registered, so their calls get Unimplemented. Missing methods
-//     of other services get Unimplemented with a text that names an alternative.
+//  4. Missing methods get Unimplemented with a text that names an alternative.
+//  5. A method without a rule is refused, and so is a request whose sender was not looked for: package router
+//     panics without a permit.
 //
 // # What if
 //
