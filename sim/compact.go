@@ -73,13 +73,15 @@ func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 	if !maps.Equal(runs, n.c.runs()) {
 		return false
 	}
-	for _, r := range runs {
+	for m, r := range runs {
 		vs, err := readStore(r.core.Store(), keyspace.Revision(to))
 		if engine.IsCorruption(err) {
 			return false // Rot
 		}
 		if err != nil {
-			panic(fmt.Sprintf("sim: read a store: %v", err))
+			// What is read a second time says whether it stands so on the disk.
+			_, again := readStore(r.core.Store(), keyspace.Revision(to))
+			panic(fmt.Sprintf("sim: read the store of node %s after %d flipped bytes: %v; once more: %v", m.id(), n.happened[Rot], err, again))
 		}
 		for _, v := range vs {
 			n.kept.set[v] = true
