@@ -197,7 +197,7 @@ type Config struct {
 
 	// AuthToken says which tokens users get who log in, as auth.ParseOptions reads it: "simple", "jwt" with
 	// its options, or empty for none. Default "simple". All nodes must have the same, or one refuses the tokens
-	// of another. Nothing uses it yet, nor the next two.
+	// of another. Nobody can log in yet: tokens are verified, and none is made.
 	AuthToken string
 	// AuthTokenTTL is how long a simple token is valid without use. 0 means the default, 5 min. Too short and
 	// clients log in all the time, too long and a stolen token serves for long.

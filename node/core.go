@@ -81,7 +81,7 @@ type Options struct {
 	// rangeapi.MaxRequestBytes, and what an entry of the wal holds.
 	MaxRequestBytes, MaxTxnOps int
 	// AuthToken, AuthTokenTTL and BcryptCost are --auth-token, --auth-token-ttl and --bcrypt-cost. Nothing
-	// uses the cost yet.
+	// uses the cost yet, and no token is made.
 	AuthToken    string
 	AuthTokenTTL time.Duration
 	BcryptCost   int
