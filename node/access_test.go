@@ -343,8 +343,8 @@ func TestWatchersBeforeAcknowledgement(t *testing.T) {
 	})
 }
 
-// TestRightsAfterAPowerCut: a node that has said that rights are checked does not forget it, also where its
-// disk has an older state of placement and nobody tells it. Trap 106.
+// TestRightsAfterAPowerCut: after a power cut the disk has an older state of placement, and nobody tells
+// the node. It still knows that rights are checked, because it has said so. Trap 106.
 func TestRightsAfterAPowerCut(t *testing.T) {
 	bubble(t, 3, nil, shortLog, func(r *rig) {
 		r.publish(r.nodes...)
