@@ -4,65 +4,10 @@ import (
 	"context"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
-
-// Alarm answers as etcd does: about alarms of all members, whichever is asked, and about members that are not
-// there. The member that raises an alarm knows it when it answers.
-func (m *maintenanceServer) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
-	if m.s.opts.Alarms == nil {
-		return nil, notYet("Alarm", "")
-	}
-	ctx, _, err := m.s.permitted(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	inner, cancel, wording := m.s.bounded(ctx)
-	defer cancel()
-	a := Alarm{Type: r.GetAlarm(), Member: keyspace.NodeID(r.GetMemberID())}
-	var told []Alarm
-	switch r.GetAction() {
-	case pb.AlarmRequest_GET:
-		told, err = m.s.opts.Alarms.List(inner)
-	case pb.AlarmRequest_ACTIVATE, pb.AlarmRequest_DEACTIVATE:
-		if a.Type != pb.AlarmType_NONE {
-			told, err = m.change(inner, a, r.GetAction() == pb.AlarmRequest_ACTIVATE)
-		}
-	default:
-		// etcd ends its process here.
-		return nil, status.Errorf(codes.InvalidArgument, "etcdserver: unknown action %d of an alarm request: 0 lists alarms, 1 raises and 2 ends one", r.GetAction())
-	}
-	if err != nil {
-		return nil, wording(err)
-	}
-	resp := &pb.AlarmResponse{Header: m.s.own(m.s.opts.Node.Status().Revision)}
-	for _, t := range told {
-		if a.Type == pb.AlarmType_NONE || a.Type == t.Type {
-			resp.Alarms = append(resp.Alarms, t.member())
-		}
-	}
-	return resp, nil
-}
-
-// change raises an alarm or ends it, and returns it, or nothing where it was not raised.
-func (m *maintenanceServer) change(ctx context.Context, a Alarm, raise bool) ([]Alarm, error) {
-	was := true
-	var err error
-	if raise {
-		err = m.s.opts.Alarms.Activate(ctx, a.Type, a.Member)
-	} else {
-		was, err = m.s.opts.Alarms.Deactivate(ctx, a.Type, a.Member)
-	}
-	if err != nil || !was {
-		return nil, err
-	}
-	return []Alarm{a}, nil
-}
 
 func (a *Alarm) member() *pb.AlarmMember {
 	return &pb.AlarmMember{MemberID: uint64(a.Member), Alarm: a.Type}

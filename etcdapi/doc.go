@@ -98,6 +98,7 @@
 //	locks.go        the services Lock and Election
 //	auth.go         the service Auth
 //	kv.go           the service KV
+//	alarm.go        what alarms refuse
 //	watchrights.go  watchers whose users may not have their events any more
 //	leaserights.go  who may use a lease, by its keys
 //	access.go       who sends a request, and whether that user may

@@ -227,13 +227,13 @@
 //	driver.go      Driver: a leadership begins
 //	decider.go     decider: what it tells the model, and its rounds
 //	decide_own.go  decisions for the placement group itself
+//	alarm.go       alarms by what nodes say of themselves
 //	operate.go     operator: operations under way are worked on
 //	merge.go       a merge is worked on
 //	steps.go       the next step of an operation
 //	begin.go       a decision begins as an operation
 //	leaving.go     nodes that leave are removed once they are empty
 //	upgrade.go     the cluster version is raised by itself
-//	alarm.go       alarms by what nodes say of themselves
 //	look.go        what a range's leader says of it
 //	boots.go       nodes that start again and again
 //	tracker.go     Tracker: reports of nodes

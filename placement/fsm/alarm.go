@@ -48,13 +48,13 @@ const maxAlarms = 2 * maxNodes
 type AlarmChange byte
 
 const (
-	// AlarmActivated: a client raises it, and it is sticky.
+	// AlarmActivated says that a client raises it. It is sticky.
 	AlarmActivated AlarmChange = iota + 1
-	// AlarmDeactivated: a client ends it. If it has a cause that lasts, it is observed again.
+	// AlarmDeactivated says that a client ends it. If it has a cause that lasts, it is observed again.
 	AlarmDeactivated
-	// AlarmObserved: the member says that there is a cause.
+	// AlarmObserved says that the member has a cause for it.
 	AlarmObserved
-	// AlarmPassed: the member says that there is no cause.
+	// AlarmPassed says that the member has no cause for it any more.
 	AlarmPassed
 )
 

@@ -81,8 +81,8 @@ func TestAlarmRecordUnderItsName(t *testing.T) {
 	}
 }
 
-// TestAlarmsAreToldAfterARestart: a member that has started does not know when alarms have changed. Whoever
-// does not know what has passed since is told all of them.
+// TestAlarmsAreToldAfterARestart: a member that has started does not know when alarms have changed. A node
+// with an older map is told all of them.
 func TestAlarmsAreToldAfterARestart(t *testing.T) {
 	s, r := bootstrapped(t), records{}
 	id := AlarmID{AlarmCorrupt, 1}

@@ -114,8 +114,8 @@
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
-//	alarm.go        alarms: records, commands, the list
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
+//	alarm.go        alarms: records, commands, the list
 //	node.go         nodes: rows, commands, states
 //	setting.go      settings by which placement decides
 //	answer.go       the head of an answer on the bus

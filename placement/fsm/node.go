@@ -554,7 +554,6 @@ func (s *State) applyRemoveNode(index uint64, o RemoveNode) Result {
 		return Result{Err: kverror.New(kverror.BadRequest, "node %s is not removed: %v", o.Node, err)}
 	}
 	s.putNodeRow(index, Node{ID: n.ID, Name: n.Name, State: NodeRemoved, Since: o.Now})
-	s.endAlarmsOf(index, o.Node)
 	s.forgetRemoved(n.ID)
 	return Result{}
 }

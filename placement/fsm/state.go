@@ -128,7 +128,11 @@ func (s *State) Apply(index uint64, op Effect) Result {
 	case SetNodeState:
 		return s.applySetNodeState(index, o)
 	case RemoveNode:
-		return s.applyRemoveNode(index, o)
+		r := s.applyRemoveNode(index, o)
+		if r.Err == nil {
+			s.endAlarmsOf(index, o.Node)
+		}
+		return r
 	case MarkCreated:
 		s.applyMarkCreated(index, o)
 	case PutSetting:
