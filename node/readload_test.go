@@ -43,7 +43,7 @@ func testReadLoad(r *rig) {
 	}
 	var wg sync.WaitGroup
 	for i := range readers {
-		n := r.nodes[i%len(r.nodes)].core.router
+		n := r.nodes[i%len(r.nodes)].core.KV()
 		ctx := r.t.Context()
 		want := func(what string, got, want int, err error) {
 			if err != nil || got < want || got > want+2*4 {
@@ -115,7 +115,7 @@ func TestOnlyReadsWaitForReads(t *testing.T) {
 		var waiting sync.WaitGroup
 		for range 10 {
 			waiting.Go(func() {
-				_, err := n.core.router.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
+				_, err := n.core.KV().Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
 				r.wantKind("a read that finds no memory, and whose client goes away", err, kverror.Canceled)
 			})
 		}
