@@ -3,9 +3,16 @@ package etcdapi
 import (
 	"context"
 	"crypto/rand"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/crypto/bcrypt"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
@@ -15,7 +22,8 @@ import (
 
 // records are users and roles in memory, and the gate of one node that hears of them.
 type records struct {
-	gate *auth.Gate
+	gate   *auth.Gate
+	tokens auth.Tokens
 
 	mu    sync.Mutex
 	state *rights.State
@@ -23,8 +31,11 @@ type records struct {
 	key   auth.Key
 	// deaf keeps the gate from hearing of changes.
 	deaf bool
-	// asked counts the questions for credentials.
+	// asked counts the questions for credentials. They wait until stuck is closed, if there is one.
 	asked int
+	stuck chan struct{}
+	// taken, if set, is told of changes that the gate has heard of, as the node tells the server.
+	taken func()
 }
 
 // everybody are Users of whom nobody is asked who they are.
@@ -42,6 +53,7 @@ func newUsers() (*Users, *records) {
 		panic(err)
 	}
 	r.tellLocked()
+	r.tokens = tokens
 	return &Users{Gate: r.gate, Tokens: tokens, Passwords: passwords, Records: r}, r
 }
 
@@ -59,10 +71,20 @@ func (r *records) hear(yes bool) {
 	r.tellLocked()
 }
 
-func (r *records) Credential(_ context.Context, user string) (rights.Credential, error) {
+func (r *records) Credential(ctx context.Context, user string) (rights.Credential, error) {
+	r.mu.Lock()
+	r.asked++
+	stuck := r.stuck
+	r.mu.Unlock()
+	if stuck != nil {
+		select {
+		case <-stuck:
+		case <-ctx.Done():
+			return rights.Credential{}, ctx.Err()
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked++
 	return r.state.Credential(user, r.index), nil
 }
 
@@ -74,5 +96,136 @@ func (r *records) ChangeAccess(_ context.Context, caller string, c rights.Change
 	}
 	r.index++
 	r.tellLocked()
+	if r.taken != nil && !r.deaf {
+		r.taken()
+	}
 	return nil
+}
+
+// stick has questions for credentials wait for unstick.
+func (r *records) stick() (unstick func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stuck := make(chan struct{})
+	r.stuck = stuck
+	return sync.OnceFunc(func() { close(stuck) })
+}
+
+func (r *records) questions() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked
+}
+
+// do makes changes, each a line: "user NAME", "role NAME", "permit ROLE r|w|rw KEY [END]", "grant USER ROLE" and their
+// opposites "delete-user", "delete-role", "forbid ROLE KEY [END]", "revoke USER ROLE"; "password USER", "enable",
+// "disable". A user's password is the name.
+func (r *records) do(t testing.TB, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		f := append(strings.Fields(line), "", "", "", "")
+		c := rights.Change{User: f[1]}
+		span := func(at int) (p rights.Permission) {
+			p.Key = []byte(f[at])
+			if f[at+1] != "" {
+				p.RangeEnd = []byte(strings.ReplaceAll(f[at+1], "0", "\x00"))
+			}
+			return p
+		}
+		switch f[0] {
+		case "user", "password":
+			c.Kind = map[string]rights.Kind{"user": rights.AddUser, "password": rights.ChangePassword}[f[0]]
+			hash, err := bcrypt.GenerateFromPassword([]byte(f[1]), bcrypt.MinCost)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Hash = hash
+		case "delete-user":
+			c.Kind = rights.DeleteUser
+		case "role":
+			c = rights.Change{Kind: rights.AddRole, Role: f[1]}
+		case "delete-role":
+			c = rights.Change{Kind: rights.DeleteRole, Role: f[1]}
+		case "grant":
+			c.Kind, c.Role = rights.GrantRole, f[2]
+		case "revoke":
+			c.Kind, c.Role = rights.RevokeRole, f[2]
+		case "permit":
+			p := span(3)
+			p.Type = map[string]rights.Type{"r": rights.Read, "w": rights.Write, "rw": rights.ReadWrite}[f[2]]
+			c = rights.Change{Kind: rights.GrantPermission, Role: f[1], Permission: p}
+		case "forbid":
+			c = rights.Change{Kind: rights.RevokePermission, Role: f[1], Permission: span(2)}
+		case "enable":
+			c = rights.Change{Kind: rights.Enable}
+		case "disable":
+			c = rights.Change{Kind: rights.Disable}
+		default:
+			t.Fatalf("no change %q", line)
+		}
+		if err := r.ChangeAccess(t.Context(), "root", c); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+	}
+}
+
+// setUp makes root, and user u, who may read and write k, read r to s and write w; and switches checks on.
+func (r *records) setUp(t testing.TB) {
+	t.Helper()
+	r.do(t, "user root", "role root", "grant root root", "user u", "role own", "permit own rw k", "permit own r r s", "permit own w w", "grant u own", "enable")
+}
+
+// token returns a token of a user.
+func (r *records) token(t testing.TB, user string) string {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	token, err := r.tokens.Issue(auth.Keys{Current: r.key}, auth.Proof{User: user, Index: r.index, Revision: r.state.Revision})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// as returns the context of a client that is a user; "" is nobody.
+func (r *records) as(t testing.TB, user string) context.Context {
+	t.Helper()
+	if user == "" {
+		return t.Context()
+	}
+	return metadataToken(t.Context(), r.token(t, user))
+}
+
+func metadataToken(ctx context.Context, token string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
+}
+
+// authRig is a rig with users.
+type authRig struct {
+	*rig
+	users *records
+	conn  *grpc.ClientConn
+}
+
+// newAuthRig serves with users, as setUp makes them.
+func newAuthRig(t testing.TB, change func(*Options)) *authRig {
+	t.Helper()
+	users, records := newUsers()
+	records.setUp(t)
+	r := &authRig{users: records}
+	r.rig = newRig(t, "http", func(o *Options) {
+		o.Users = users
+		if change != nil {
+			change(o)
+		}
+	})
+	records.mu.Lock()
+	records.taken = r.RightsTaken
+	records.mu.Unlock()
+	var err error
+	if r.conn, err = grpc.NewClient("passthrough:///"+r.addr(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.conn.Close() })
+	return r
 }

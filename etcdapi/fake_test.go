@@ -36,6 +36,8 @@ type fakeKV struct {
 	parts int
 	// answers is the server's.
 	answers *budget.Bytes
+	// hook, if set, is asked first in each call.
+	hook func(ctx context.Context) error
 	// entered gets a value for each blocked call.
 	entered chan struct{}
 }
@@ -44,6 +46,13 @@ func (f *fakeKV) set(err error, block bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err, f.block, f.calls = err, block, 0
+}
+
+// ask has each call ask the hook first.
+func (f *fakeKV) ask(hook func(ctx context.Context) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hook = hook
 }
 
 func (f *fakeKV) called() int {
@@ -55,8 +64,13 @@ func (f *fakeKV) called() int {
 func (f *fakeKV) answer(ctx context.Context) (*pb.ResponseHeader, error) {
 	f.mu.Lock()
 	f.calls++
-	err, block := f.err, f.block
+	err, block, hook := f.err, f.block, f.hook
 	f.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if block {
 		f.entered <- struct{}{}
 		<-ctx.Done()
