@@ -48,28 +48,32 @@ func acting(ctx context.Context, c *auth.Caller) context.Context {
 	return context.WithValue(ctx, actingKey{}, c)
 }
 
-// identify returns who sends the request of a context.
+// identify returns who sends the request of a context, which has a deadline.
 func (s *Server) identify(ctx context.Context) (*auth.Caller, error) {
 	if c, ok := ctx.Value(actingKey{}).(*auth.Caller); ok {
 		return s.opts.Users.Gate.Again(c)
 	}
-	// A stream has no bound of its own, and a token may be ahead of this node.
-	inner, cancel := context.WithTimeout(ctx, s.opts.RequestTimeout)
-	defer cancel()
-	return s.opts.Users.Gate.Identify(inner, auth.ReadClaim(ctx, s.opts.Users.ClientCertAuth))
+	return s.opts.Users.Gate.Identify(ctx, auth.ReadClaim(ctx, s.opts.Users.ClientCertAuth))
 }
 
 // allowed returns who sends the request, if the check allows it. A denial follows the rights of a moment after
-// the call: whoever was told that a right was granted has it at every node.
+// the call: whoever was told that a right was granted has it at every node. It takes the request timeout at most:
+// a stream has no bound of its own, and a token may be ahead of this node.
 func (s *Server) allowed(ctx context.Context, check func(*auth.Caller) error) (*auth.Caller, error) {
-	c, denied := s.check(ctx, check)
-	if denied == nil || ctx.Err() != nil {
+	inner := s.timers.LazyDeadline(ctx, s.opts.RequestTimeout)
+	defer inner.End()
+	c, denied := s.check(inner, check)
+	if denied == nil || inner.Err() != nil {
 		return c, denied
 	}
-	if err := s.confirm.Do(ctx); err != nil {
-		return nil, err
+	err := s.confirm.Do(inner)
+	if err == nil {
+		return s.check(inner, check)
 	}
-	return s.check(ctx, check)
+	if inner.Err() != nil && ctx.Err() == nil {
+		err = kverror.New(kverror.NoLeader, "the placement group does not say in time who may do what")
+	}
+	return nil, err
 }
 
 func (s *Server) check(ctx context.Context, check func(*auth.Caller) error) (*auth.Caller, error) {
@@ -164,7 +168,7 @@ func (s *Server) again(ctx context.Context, run func(context.Context) error) err
 // confirmer brings the gate to the placement group's state of a moment after the call. Many calls share a question:
 // those that come while one is asked share the next.
 type confirmer struct {
-	ask func(context.Context) error
+	ask func() error
 
 	mu   sync.Mutex
 	next *confirmation // guarded by mu; those who wait for it share it
@@ -208,14 +212,14 @@ func (f *confirmer) run() {
 			return
 		}
 		f.mu.Unlock()
-		now.err = f.ask(context.Background())
+		now.err = f.ask()
 		close(now.done)
 	}
 }
 
-// reachPlacement brings the gate to what the placement group has now.
-func (s *Server) reachPlacement(ctx context.Context) error {
-	_, err := s.knowNow(ctx)
+// reachPlacement brings the gate to what the placement group has now, unless the server ends before.
+func (s *Server) reachPlacement() error {
+	_, err := s.knowNow(s.life)
 	return err
 }
 

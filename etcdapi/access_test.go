@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -205,6 +206,8 @@ type authRig struct {
 	*rig
 	users *records
 	conn  *grpc.ClientConn
+	// stale says that the node has not heard lately who may do what.
+	stale atomic.Bool
 }
 
 // newAuthRig serves with users, as setUp makes them.
@@ -213,6 +216,7 @@ func newAuthRig(t testing.TB, change func(*Options)) *authRig {
 	users, records := newUsers()
 	records.setUp(t)
 	r := &authRig{users: records}
+	users.Holds = func() bool { return !r.stale.Load() }
 	r.rig = newRig(t, "http", func(o *Options) {
 		o.Users = users
 		if change != nil {

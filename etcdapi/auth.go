@@ -63,9 +63,11 @@ func (a *authServer) AuthDisable(ctx context.Context, _ *pb.AuthDisableRequest) 
 
 // AuthStatus says whether requests are checked.
 func (a *authServer) AuthStatus(ctx context.Context, _ *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
+	ctx, cancel, wording := a.s.bounded(ctx)
+	defer cancel()
 	now, err := a.s.opts.Users.Records.Credential(ctx, rights.Root)
 	if err != nil {
-		return nil, kverror.GRPC(err)
+		return nil, wording(err)
 	}
 	return &pb.AuthStatusResponse{Header: a.header(), Enabled: now.Enabled, AuthRevision: now.Revision}, nil
 }

@@ -174,7 +174,10 @@ type Server struct {
 	gateway *gateway // nil without a gateway
 	locks   *Locks   // nil without leases or watches
 
-	stopping context.CancelFunc
+	// life ends with the server, by end. timers are for requests.
+	life   context.Context
+	end    context.CancelFunc
+	timers clock.Timers
 	// ending is closed when the server stops, which ends streams without an end of their own.
 	ending chan struct{}
 	// wg counts the goroutines of Start, and those of streams that wait for their client.
@@ -191,6 +194,7 @@ type boundListener struct {
 func New(o Options) *Server {
 	o.fill()
 	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections), why: o.ConnectionsWhy}, grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
+	s.life, s.end = context.WithCancel(context.Background())
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
 	s.confirm.ask = s.reachPlacement
 	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
@@ -372,8 +376,7 @@ func addrs(ls []boundListener) []net.Addr {
 
 // Start begins to serve what Bind has opened. All goroutines end in Stop.
 func (s *Server) Start() {
-	ctx, cancel := context.WithCancel(context.Background())
-	s.stopping = cancel
+	ctx := s.life
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	s.wg.Go(func() { s.watchLeader(ctx) })
 	s.wg.Go(func() { s.ended("gRPC", s.grpc.Serve(s.grpcConns)) })
@@ -423,9 +426,7 @@ func (s *Server) stop(ctx context.Context) {
 		s.locks.Close(ctx) // while the services that it uses run
 	}
 	close(s.ending)
-	if s.stopping != nil {
-		s.stopping()
-	}
+	s.end()
 	var wg sync.WaitGroup
 	for _, h := range []*http.Server{s.http, s.metricsHTTP} {
 		wg.Go(func() {
