@@ -34,7 +34,9 @@ type ranges struct {
 	// sequenced are the requests for revisions, and refuse how many of them fail.
 	sequenced []keyspace.SequenceRequest
 	refuse    int
-	owned     map[rangeapi.TxnName]bool
+	// access is the access index.
+	access keyspace.AccessIndex
+	owned  map[rangeapi.TxnName]bool
 	// read, if set, may answer other requests.
 	read func(req *rangeapi.Request) (*rangeapi.Response, error)
 }
@@ -130,6 +132,13 @@ func (f *ranges) commands() string {
 }
 
 func (f *ranges) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
+	f.mu.Lock()
+	access := f.access
+	f.mu.Unlock()
+	if req.Permit.Ended(access) {
+		done(keyspace.SequenceAnswer{Err: kverror.New(kverror.AccessChanged, "at index %d", access), Access: access})
+		return
+	}
 	if req.Count == 0 {
 		f.cluster.Sequence(req, done)
 		return

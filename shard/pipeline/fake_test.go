@@ -42,9 +42,11 @@ type world struct {
 	// disk, if set, is what each lookup waits for.
 	disk chan struct{}
 
-	// last is the last revision that was allocated, asks are the questions for revisions.
-	last keyspace.Revision
-	asks []ask
+	// last is the last revision that was allocated, asks are the questions for revisions. access is the
+	// access index.
+	last   keyspace.Revision
+	asks   []ask
+	access keyspace.AccessIndex
 	// log has what is proposed and not applied. full says that the group has no room.
 	log  []proposal
 	full bool
@@ -193,7 +195,13 @@ func (w *world) send(op proto.Message) *Call {
 
 func (w *world) sendCtx(ctx context.Context, op proto.Message) *Call {
 	w.t.Helper()
-	c := NewCall(ctx, &rangeapi.Request{Range: 7, Generation: 1, Op: op}, (*request)(&w.p), 100)
+	return w.sendPermitted(ctx, keyspace.Internal, op)
+}
+
+// sendPermitted admits a request with a permit.
+func (w *world) sendPermitted(ctx context.Context, permit keyspace.Permit, op proto.Message) *Call {
+	w.t.Helper()
+	c := NewCall(ctx, &rangeapi.Request{Range: 7, Generation: 1, Permit: permit, Op: op}, (*request)(&w.p), 100)
 	if err := w.p.enqueue(c); err != nil {
 		w.t.Fatal(err)
 	}
@@ -246,7 +254,11 @@ func (w *world) sequence(err error) {
 	}
 	a := w.asks[0]
 	w.asks = w.asks[1:]
-	answer := keyspace.SequenceAnswer{Err: err, Compacted: -1}
+	answer := keyspace.SequenceAnswer{Err: err, Compacted: -1, Access: w.access}
+	if err == nil && a.req.Permit.Ended(w.access) {
+		err = kverror.New(kverror.AccessChanged, "at index %d", w.access)
+		answer.Err = err
+	}
 	if err == nil && a.req.Count > 0 {
 		answer.First = w.last + 1
 		w.last += keyspace.Revision(a.req.Count)

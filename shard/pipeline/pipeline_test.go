@@ -195,6 +195,110 @@ func TestSequencerRefuses(t *testing.T) {
 	w.empty()
 }
 
+// permitted sends a put with a permit, and evaluates it.
+func (w *world) permitted(at keyspace.AccessIndex, key string) *Call {
+	w.t.Helper()
+	c := w.sendPermitted(context.Background(), keyspace.PermitAt(at), &pb.PutRequest{Key: []byte(key), Value: []byte("v")})
+	w.pass()
+	return c
+}
+
+// Traps 81 and 82: the sequencer refuses a batch for one call whose permit has ended. That call alone is told so, and so
+// are those in the next batch that are no better. All others in the two batches are sent again: the requests of
+// users who lost nothing, commands of the cluster itself, and reads that were evaluated on the refused writes. No
+// revision is used, and the chain goes on.
+func TestPermitsThatHaveEnded(t *testing.T) {
+	w := newWorld(t)
+	w.access = 10
+	before := w.permitted(10, "a")
+	w.settle(nil)
+	if len(w.log) != 1 {
+		t.Fatal("not proposed")
+	}
+	w.permitted(10, "x") // keeps the next ones together
+	w.access = 20
+	old := w.permitted(15, "b")
+	same := w.permitted(20, "c")
+	own := w.put("d")
+	command, m := w.mark()
+	read := w.send(see("b"))
+	w.pass()
+	w.sequence(kverror.New(kverror.NoLeader, "the batch before")) // and all on top of it
+	for _, c := range []*Call{old, same, own, command, read} {
+		w.want("the batch before was refused", c, kverror.NoLeader)
+	}
+	if m.undone != 1 {
+		t.Errorf("undone %d times", m.undone)
+	}
+
+	last := w.last
+	first := w.permitted(20, "x") // asks by itself
+	old = w.permitted(15, "b")
+	older := w.permitted(1, "e")
+	same = w.permitted(20, "c")
+	own = w.put("d")
+	command, m = w.mark()
+	write := w.sendPermitted(context.Background(), keyspace.PermitAt(20), &pb.TxnRequest{
+		Compare: see("b").Compare, Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("f")}}}},
+	})
+	w.pass()
+	w.sequence(nil) // of x alone; the rest asks
+	if got := w.asks[0].req; got.Permit != keyspace.PermitAt(1) || got.Count != 5 {
+		t.Errorf("the batch asks by %+v, want the oldest permit of its 5 changes", got)
+	}
+	next := w.permitted(20, "b") // fills, on top of the refused b
+	nextOld := w.permitted(19, "g")
+	w.settle(nil)
+	for name, c := range map[string]*Call{"old": old, "older": older, "old, and on top": nextOld} {
+		w.want(name, c, kverror.AccessChanged)
+	}
+	for name, c := range map[string]*Call{
+		"permitted since": same, "the cluster's own": own, "a command": command, "on top of a refused write": write, "in the next batch": next,
+	} {
+		w.want(name, c, kverror.Dropped)
+	}
+	if m.undone != 1 || m.answered != 1 {
+		t.Errorf("undone %d times, answered %d times", m.undone, m.answered)
+	}
+	if w.last != last+1 {
+		t.Errorf("%d revisions are used, want that of x alone", w.last-last)
+	}
+	again := w.permitted(20, "b")
+	w.settle(nil)
+	w.apply(true)
+	w.apply(true)
+	w.apply(true)
+	for name, c := range map[string]*Call{"before": before, "x": first, "again": again} {
+		w.want(name, c, nil)
+	}
+	if v := w.store["b"]; v.Version != 1 || v.Mod != w.last || w.store["c"].Mod != 0 {
+		t.Errorf("b is %+v at %d, c is %+v", v, w.last, w.store["c"])
+	}
+	w.empty()
+}
+
+// A read whose permit has ended is refused with those in its batch that are no better, also if it was sent alone.
+func TestReadsWhosePermitsHaveEnded(t *testing.T) {
+	w := newWorld(t)
+	w.access = 20
+	look := func(p keyspace.Permit) *Call {
+		c := w.sendPermitted(context.Background(), p, see("a"))
+		w.pass()
+		return c
+	}
+	alone := look(keyspace.PermitAt(19))
+	w.settle(nil)
+	w.want("alone", alone, kverror.AccessChanged)
+	look(keyspace.PermitAt(20)) // asks by itself
+	old, same, own := look(keyspace.PermitAt(19)), look(keyspace.PermitAt(20)), look(keyspace.Internal)
+	w.settle(nil)
+	w.settle(nil)
+	w.want("old", old, kverror.AccessChanged)
+	w.want("permitted since", same, kverror.Dropped)
+	w.want("the cluster's own", own, kverror.Dropped)
+	w.empty()
+}
+
 // The sequencer's own errors reach the callers if they say that nothing was applied.
 func TestNotProposed(t *testing.T) {
 	for _, c := range []struct {
