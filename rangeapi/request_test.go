@@ -2,6 +2,7 @@ package rangeapi
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"testing"
 
@@ -22,6 +23,11 @@ var sampleDescriptor = keyspace.Descriptor{
 
 func sampleRequest() *Request {
 	return &Request{Range: 7, Generation: 3, ReadRevision: 300, Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}
+}
+
+// permittedRequest is a user's request.
+func permittedRequest() *Request {
+	return &Request{Range: 7, Generation: 3, Permit: keyspace.PermitAt(299), Op: &pb.PutRequest{Key: []byte("k"), Value: []byte("v")}}
 }
 
 // TestPlainFormsHoldEverything: a message with a plain form loses nothing by it, and others are not
@@ -114,6 +120,10 @@ func FuzzRequest(f *testing.F) {
 	f.Add(b)
 	b, _ = AppendRequest(nil, &Request{Range: 7, Op: &pb.DeleteRangeRequest{Key: []byte("k")}})
 	f.Add(b)
+	b, _ = AppendRequest(nil, permittedRequest())
+	f.Add(b)
+	b, _ = AppendRequest(nil, &Request{Range: 7, Permit: keyspace.PermitAt(0), Op: &pb.TxnRequest{}})
+	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		q, err := DecodeRequest(b)
 		if err != nil {
@@ -123,7 +133,7 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, err := DecodeRequest(again); err != nil || p.Range != q.Range || !proto.Equal(p.Op, q.Op) {
+		if p, err := DecodeRequest(again); err != nil || p.Range != q.Range || p.Permit != q.Permit || !proto.Equal(p.Op, q.Op) {
 			t.Fatalf("%v became %v, %v", q, p, err)
 		}
 		// The checks must survive what a decoder accepts.
@@ -226,6 +236,10 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	permitted, err := AppendRequest(nil, permittedRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
 	txn, err := AppendRequest(nil, &Request{Range: 7, Generation: 3, Op: &pb.TxnRequest{
 		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}}},
 	}})
@@ -240,7 +254,7 @@ func TestGolden(t *testing.T) {
 	}
 	formats := map[string][]byte{
 		"request-get.v3": get, "request-txn.v3": txn, "answer-get.v3": got,
-		"request.v3": req, "answer-ok.v3": ok, "answer-error.v3": failed,
+		"request.v3": req, "request-permitted.v4": permitted, "answer-ok.v3": ok, "answer-error.v3": failed,
 		"feed-orders.v2": EncodeOrders(sampleOrders()), "feed-parts.v2": encodeParts(sampleParts()),
 		"watch-resolved.v2": sampleResolved.encode(), "watch-history.v2": sampleHistory.encode(),
 		"watch-answer.v2": EncodeResolved(FeedPosition{Term: 6, Number: 300}), "watch-page.v2": sampleHistoryPage().Encode(),
@@ -271,5 +285,42 @@ func TestRequestRoundTrip(t *testing.T) {
 	r, err := DecodeRequest(q)
 	if err != nil || r.Range != 7 || r.Generation != 3 || r.ReadRevision != 300 || !proto.Equal(r.Op, sampleRequest().Op) {
 		t.Errorf("request %+v, %v", r, err)
+	}
+}
+
+// A permit crosses the bus. One that says nothing is no form of a request without a permit.
+func TestPermitsCrossTheBus(t *testing.T) {
+	for _, at := range []keyspace.AccessIndex{0, 1, 299, math.MaxUint64 - 1} {
+		q := permittedRequest()
+		q.Permit = keyspace.PermitAt(at)
+		b, err := AppendRequest(nil, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := DecodeRequest(b)
+		if err != nil || r.Permit != q.Permit || !proto.Equal(r.Op, q.Op) || r.Permit.Ended(at) || !r.Permit.Ended(at+1) {
+			t.Errorf("permitted at %d: %+v, %v", at, r, err)
+		}
+		if len(b) > requestOverheadBytes+proto.Size(q.Op)+8 {
+			t.Errorf("permitted at %d: %d bytes", at, len(b))
+		}
+	}
+	q := sampleRequest()
+	b, err := AppendRequest(nil, q)
+	if err != nil || b[0] != wireVersion {
+		t.Fatalf("a request without a permit has version %d, %v", b[0], err)
+	}
+	b, err = AppendRequest(nil, &Request{Range: 7, Generation: 3, Permit: keyspace.PermitAt(0), Op: &pb.RangeRequest{Key: []byte("k")}})
+	if err != nil || b[0] != wirePermit || b[6] != 1 {
+		t.Fatalf("a request with a permit is %x, %v", b, err)
+	}
+	for n := range 7 {
+		if _, err := DecodeRequest(b[:n]); err == nil {
+			t.Errorf("the first %d bytes of %x are a request", n, b)
+		}
+	}
+	b[6] = 0
+	if _, err := DecodeRequest(b); err == nil {
+		t.Errorf("%x has an empty permit, and is a request", b)
 	}
 }
