@@ -662,7 +662,8 @@ func (st *watchStream) forget(id int64) *watcher {
 	return w
 }
 
-// forgetAsked is forget for a client's request. A watcher whose rights were taken away ends by itself.
+// forgetAsked is forget for a client's request, and cancels the watcher: endDenied does not see it any more. A watcher
+// whose rights were taken away ends by itself.
 func (st *watchStream) forgetAsked(id int64) *watcher {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -671,6 +672,7 @@ func (st *watchStream) forgetAsked(id int64) *watcher {
 		return nil
 	}
 	delete(st.ids, id)
+	st.hub.Cancel(w.w)
 	return w
 }
 
@@ -683,6 +685,5 @@ func (st *watchStream) cancel(r *pb.WatchCancelRequest) control {
 	if w == nil {
 		return control{}
 	}
-	st.hub.Cancel(w.w)
 	return control{resp: &pb.WatchResponse{WatchId: w.id, Canceled: true}, end: w}
 }

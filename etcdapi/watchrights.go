@@ -60,10 +60,15 @@ func (st *watchStream) endDenied(now map[*auth.Caller]*auth.Caller) {
 		if c != nil && auth.Check(c, w.req) == nil {
 			continue
 		}
-		w.denied.Store(true)
-		if w.w != nil && st.hub.Cancel(w.w) {
+		switch {
+		case w.w == nil:
+			w.denied.Store(true) // it is being created
+		case st.hub.Cancel(w.w):
+			w.denied.Store(true)
 			st.ended = append(st.ended, w)
 			st.revoked.Set()
+		default:
+			// Its past was compacted, or an event too large. It has no events, and the client is told that.
 		}
 	}
 }
