@@ -164,7 +164,7 @@ func (r *records) do(t testing.TB, lines ...string) {
 		default:
 			t.Fatalf("no change %q", line)
 		}
-		if err := r.ChangeAccess(t.Context(), "root", c); err != nil {
+		if err := r.ChangeAccess(context.Background(), "root", c); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
 	}
