@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/rights"
 )
 
 // leaseServer is etcd's Lease service.
@@ -36,7 +36,7 @@ func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest)
 	c := callerOf(ctx)
 	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 		if c.Root() != nil {
-			if err := l.s.mayWriteKeys(ctx, c, r.GetID(), 0); err != nil {
+			if err := l.s.mayWriteKeys(ctx, r.GetID(), 0); err != nil {
 				return nil, err
 			}
 		}
@@ -51,7 +51,7 @@ func (l *leaseServer) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLive
 		return serveBounded(ctx, l.s, r, l.s.opts.Leases.TimeToLive)
 	}
 	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-		return l.s.keysOf(ctx, c, r.GetID(), rights.Read)
+		return l.s.mayReadKeys(ctx, r.GetID())
 	})
 }
 
@@ -64,7 +64,7 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, r *pb.LeaseLeasesRequest)
 			return resp, err
 		}
 		for _, lease := range resp.GetLeases() {
-			if _, err := l.s.keysOf(ctx, c, lease.GetID(), rights.Read); err != nil && !errors.Is(err, kverror.LeaseNotFound) {
+			if _, err := l.s.mayReadKeys(ctx, lease.GetID()); err != nil && !errors.Is(err, kverror.LeaseNotFound) {
 				return nil, err
 			}
 		}
@@ -126,14 +126,18 @@ func (l *leaseServer) keepAlive(ctx context.Context, stream pb.Lease_LeaseKeepAl
 	}
 }
 
-// renew renews a lease for who may write all its keys.
-func (l *leaseServer) renew(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
-	c, err := l.s.allowed(ctx, (*auth.Caller).AnyUser)
-	if err == nil && c.Root() != nil {
-		err = l.s.mayWriteKeys(ctx, c, r.GetID(), renewFor)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return l.s.opts.Leases.KeepAlive(ctx, r)
+// renew renews a lease for who may write all its keys. Each look at them goes by the rights of then: a stream outlives
+// what was permitted when it began.
+func (l *leaseServer) renew(ctx context.Context, r *pb.LeaseKeepAliveRequest) (resp *pb.LeaseKeepAliveResponse, err error) {
+	err = l.s.again(ctx, func(ctx context.Context) error {
+		c, err := l.s.allowed(ctx, (*auth.Caller).AnyUser)
+		if err == nil && c.Root() != nil {
+			err = l.s.mayWriteKeys(keyspace.WithPermit(ctx, c.Permit()), r.GetID(), renewFor)
+		}
+		if err == nil {
+			resp, err = l.s.opts.Leases.KeepAlive(ctx, r)
+		}
+		return err
+	})
+	return resp, err
 }

@@ -28,8 +28,14 @@ const (
 // renew it again and again, and each look at its keys is a question to the placement group and to ranges. Only a yes
 // is remembered.
 type leaseVerdicts struct {
-	mu sync.Mutex
-	at map[leaseVerdict]clock.Time // guarded by mu; when the keys were checked
+	mu  sync.Mutex
+	yes map[leaseVerdict]leaseYes // guarded by mu
+}
+
+// leaseYes says when the keys of a lease were checked, and its TTL.
+type leaseYes struct {
+	at  clock.Time
+	ttl time.Duration
 }
 
 // leaseVerdict is a user with the rights of one state, and a lease. A subject is another one once rights have changed.
@@ -38,21 +44,21 @@ type leaseVerdict struct {
 	lease   int64
 }
 
-// since says whether there is a verdict that is not older.
-func (v *leaseVerdicts) since(k leaseVerdict, oldest clock.Time) bool {
+// counts says whether there is a verdict that is not older than within, nor than a third of the lease's TTL.
+func (v *leaseVerdicts) counts(k leaseVerdict, now clock.Time, within time.Duration) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	at, ok := v.at[k]
-	return ok && at >= oldest
+	yes, ok := v.yes[k]
+	return ok && now.Sub(yes.at) <= min(within, yes.ttl/3)
 }
 
-func (v *leaseVerdicts) note(k leaseVerdict, at clock.Time) {
+func (v *leaseVerdicts) note(k leaseVerdict, yes leaseYes) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.at == nil || len(v.at) >= maxLeaseVerdicts {
-		v.at = make(map[leaseVerdict]clock.Time)
+	if v.yes == nil || len(v.yes) >= maxLeaseVerdicts {
+		v.yes = make(map[leaseVerdict]leaseYes)
 	}
-	v.at[k] = at
+	v.yes[k] = yes
 }
 
 // mayAttach refuses a put with a lease of which the user may not write all keys, as etcd does: that user could not
@@ -62,7 +68,7 @@ func (s *Server) mayAttach(ctx context.Context, c *auth.Caller, m proto.Message)
 		return nil
 	}
 	for lease := range leasesOf(m) {
-		if err := s.mayWriteKeys(ctx, c, lease, attachFor); err != nil {
+		if err := s.mayWriteKeys(ctx, lease, attachFor); err != nil {
 			return kverror.GRPC(err)
 		}
 	}
@@ -71,6 +77,9 @@ func (s *Server) mayAttach(ctx context.Context, c *auth.Caller, m proto.Message)
 
 // leasesOf yields the leases of all puts of a request.
 func leasesOf(m proto.Message) map[int64]struct{} {
+	if p, ok := m.(*pb.PutRequest); ok && p.GetLease() == 0 {
+		return nil
+	}
 	all := map[int64]struct{}{}
 	var of func(m proto.Message)
 	of = func(m proto.Message) {
@@ -92,28 +101,43 @@ func leasesOf(m proto.Message) map[int64]struct{} {
 	return all
 }
 
-// mayWriteKeys returns an error where the caller may not write all keys of a lease. A yes counts for a while.
-func (s *Server) mayWriteKeys(ctx context.Context, c *auth.Caller, lease int64, within time.Duration) error {
-	k, now := leaseVerdict{c.Subject, lease}, s.opts.Clock.Now()
-	if s.verdicts.since(k, now.Add(-within)) {
-		return nil
-	}
-	if _, err := s.keysOf(ctx, c, lease, rights.Write); err != nil {
+// mayWriteKeys returns an error where the caller may not write all keys of a lease. A yes counts for a while; with 0
+// it does not.
+func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Duration) error {
+	_, err := s.allowed(ctx, func(c *auth.Caller) error {
+		k, now := leaseVerdict{c.Subject, lease}, s.opts.Clock.Now()
+		if within > 0 && s.verdicts.counts(k, now, within) {
+			return nil
+		}
+		resp, err := s.keysOf(ctx, c, lease, rights.Write)
 		if errors.Is(err, kverror.LeaseNotFound) {
 			return nil // it has no keys, and who uses it hears that it does not exist
 		}
+		if err == nil {
+			s.verdicts.note(k, leaseYes{now, time.Duration(resp.GetGrantedTTL()) * time.Second})
+		}
 		return err
-	}
-	s.verdicts.note(k, now)
-	return nil
+	})
+	return err
+}
+
+// mayReadKeys returns an error where the caller may not read all keys of a lease, else what there is to tell of it.
+func (s *Server) mayReadKeys(ctx context.Context, lease int64) (resp *pb.LeaseTimeToLiveResponse, err error) {
+	_, err = s.allowed(ctx, func(c *auth.Caller) (err error) {
+		resp, err = s.keysOf(ctx, c, lease, rights.Read)
+		return err
+	})
+	return resp, err
 }
 
 // keysOf looks at a lease and all its keys, and returns an error where the caller may not do what the type says to
 // all of them.
 func (s *Server) keysOf(ctx context.Context, c *auth.Caller, lease int64, what rights.Type) (*pb.LeaseTimeToLiveResponse, error) {
-	resp, err := s.opts.Leases.TimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: lease, Keys: true})
+	inner, cancel, wording := s.bounded(ctx)
+	defer cancel()
+	resp, err := s.opts.Leases.TimeToLive(inner, &pb.LeaseTimeToLiveRequest{ID: lease, Keys: true})
 	if err != nil {
-		return nil, err
+		return nil, wording(err)
 	}
 	for _, key := range resp.GetKeys() {
 		if err := c.May(what, key, nil); err != nil {
