@@ -81,7 +81,7 @@ func NewLocks(kv pb.KVServer, leases pb.LeaseServer, watches pb.WatchServer, log
 func (s *services) client(caller *auth.Caller) *lockClient {
 	c := clientv3.NewCtxClient(acting(context.Background(), caller), clientv3.WithZapLogger(s.log))
 	c.KV = clientv3.NewKVFromKVClient(adapter.KvServerToKvClient(s.kv), c)
-	c.Lease = clientv3.NewLeaseFromLeaseClient(adapter.LeaseServerToLeaseClient(s.leases), c, keepAliveTimeout)
+	c.Lease = clientv3.NewLeaseFromLeaseClient(adapter.LeaseServerToLeaseClient(actingLeases{s.leases, caller}), c, keepAliveTimeout)
 	c.Watcher = quietWatcher{clientv3.NewWatchFromWatchClient(adapter.WatchServerToWatchClient(s.watches), c)}
 	return &lockClient{Client: c, lock: v3lock.NewLockServer(c), election: v3election.NewElectionServer(c)}
 }
@@ -300,6 +300,25 @@ func (k *lockKV) Txn(ctx context.Context, r *pb.TxnRequest) (resp *pb.TxnRespons
 	})
 	return resp, err
 }
+
+// actingLeases have a caller's leases renewed in that user's name: etcd's client renews in a context of its own.
+type actingLeases struct {
+	pb.LeaseServer
+	caller *auth.Caller
+}
+
+// LeaseKeepAlive implements etcd's Lease service.
+func (l actingLeases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
+	return l.LeaseServer.LeaseKeepAlive(actingStream{stream, acting(stream.Context(), l.caller)})
+}
+
+type actingStream struct {
+	pb.Lease_LeaseKeepAliveServer
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (s actingStream) Context() context.Context { return s.ctx }
 
 // quietWatcher keeps a context's values from being printed. etcd's client prints them for its logs,
 // while gRPC may write to them.
