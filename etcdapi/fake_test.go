@@ -62,6 +62,9 @@ func (f *fakeKV) called() int {
 }
 
 func (f *fakeKV) answer(ctx context.Context) (*pb.ResponseHeader, error) {
+	if _, ok := keyspace.PermitOf(ctx); !ok {
+		panic("a request whose sender nobody has checked") // as package router does
+	}
 	f.mu.Lock()
 	f.calls++
 	err, block, hook := f.err, f.block, f.hook

@@ -17,6 +17,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // clientMux serves HTTP on a client port.
@@ -270,6 +272,8 @@ func (s *Server) ownReadCheck(ctx context.Context) error {
 func (s *Server) readFirst(ctx context.Context, serializable bool) error {
 	inner, cancel, wording := s.bounded(ctx)
 	defer cancel()
+	// The node asks for itself: probes have no user.
+	inner = keyspace.WithPermit(inner, keyspace.Internal)
 	_, err := s.opts.KV.Range(inner, &pb.RangeRequest{Key: []byte{0}, KeysOnly: true, Limit: 1, Serializable: serializable})
 	if err != nil {
 		return wording(err)
