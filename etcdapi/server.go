@@ -210,7 +210,7 @@ func New(o Options) *Server {
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	if o.Leases != nil && o.Watches != nil {
-		s.locks = NewLocks(&lockKV{kvServer{s: s}}, &leaseServer{s: s}, &watchServer{s: s}, s.log)
+		s.locks = NewLocks(&lockKV{kvServer{s: s}}, &leaseServer{s: s}, &watchServer{s: s, local: true}, s.log)
 		s.locks.Register(s.grpc)
 	}
 	if o.Register != nil {

@@ -60,15 +60,18 @@ const (
 // watchServer is etcd's Watch service.
 type watchServer struct {
 	s *Server
+	// local says that its clients are in this process: they take messages, and no encoded ones.
+	local bool
 	pb.UnsafeWatchServer
 }
 
 // watchStream is one stream. One goroutine takes requests, one asks the sequencer for what their
 // answers need, and the handler's own sends.
 type watchStream struct {
-	s    *Server
-	grpc pb.Watch_WatchServer
-	hub  *watch.Stream
+	s     *Server
+	grpc  pb.Watch_WatchServer
+	local bool // see watchServer
+	hub   *watch.Stream
 	// asked are answers in the order of their requests, and control those that may be sent.
 	asked, control chan control
 	// ask has a value when the client wants progress.
@@ -125,7 +128,7 @@ type control struct {
 // Watch serves a stream of watchers.
 func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 	st := &watchStream{
-		s: ws.s, grpc: g, hub: ws.s.opts.Watches.NewStream(), ask: wake.New(),
+		s: ws.s, grpc: g, local: ws.local, hub: ws.s.opts.Watches.NewStream(), ask: wake.New(),
 		asked: make(chan control, controlQueue), control: make(chan control, controlQueue), revoked: wake.New(),
 		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher),
 	}
@@ -361,8 +364,11 @@ func (st *watchStream) sendEvents(w *watcher, d *watch.Delivery) error {
 	if w.fragment {
 		return st.sendFragments(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
 	}
-	var ok bool
-	if st.shared.events, ok = d.AppendEncoded(st.shared.events[:0]); !ok {
+	ok := !st.local
+	if ok {
+		st.shared.events, ok = d.AppendEncoded(st.shared.events[:0])
+	}
+	if !ok {
 		return st.sendResponse(&pb.WatchResponse{Header: st.header(d.Revision), WatchId: w.id, Events: d.Events})
 	}
 	if term := st.s.opts.Node.Term(); d.Revision != st.headRevision || term != st.headTerm || st.shared.head == nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
@@ -78,6 +79,38 @@ func inVirtualTime(t *testing.T, late time.Duration, f func(v *virtualStream)) {
 		}
 		hub.Stop()
 		s.Stop(t.Context())
+	})
+}
+
+// TestLocalWatchersTakeMessages: the client of locks, which is in this process, gets events as messages. Encoded ones
+// ended the process.
+func TestLocalWatchersTakeMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOneRange()
+		hub := watch.New(watch.Config{Self: 1, Clock: clock.Virtual(), Log: o, Ranges: o, Feeds: o})
+		s := New(Options{
+			Users: everybody(t), KV: &fakeKV{}, Leases: &fakeLeases{}, Members: &fakeNode{}, Node: &fakeNode{}, Clock: clock.Virtual(), Metrics: NewMetrics(nil),
+			Watches: hub, NoGateway: true,
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := adapter.WatchServerToWatchClient(s.locks.services.watches).Watch(ctx)
+		must(t, err)
+		for range 2 { // events are encoded for several watchers
+			must(t, stream.Send(createWatch(&pb.WatchCreateRequest{Key: []byte("a")})))
+			if r := recv(t, stream); !r.Created {
+				t.Fatalf("told first: %v", r)
+			}
+		}
+		o.put("a")
+		for range 2 {
+			if r := recv(t, stream); len(r.Events) != 1 || string(r.Events[0].Kv.Key) != "a" {
+				t.Errorf("told of a put: %v", r)
+			}
+		}
+		cancel()
+		synctest.Wait()
+		hub.Stop()
+		s.Stop(context.Background())
 	})
 }
 
