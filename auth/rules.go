@@ -29,7 +29,8 @@ const (
 	ByRequest
 	// ByLease: any user who may read, or write, all keys of a lease. Only who knows those can check that.
 	ByLease
-	// ByParts: any user. The method makes requests on the user's behalf, which are checked one by one.
+	// ByParts: any user, by an identity of the present auth revision. The method makes requests on the user's
+	// behalf, which are checked one by one.
 	ByParts
 )
 
@@ -87,8 +88,13 @@ func (r Rule) Begin(c *Caller) error {
 	switch r {
 	case Open, ByRequest:
 		return nil
-	case AnyUser, ByLease, ByParts:
+	case AnyUser, ByLease:
 		return c.AnyUser()
+	case ByParts:
+		if err := c.AnyUser(); err != nil {
+			return err
+		}
+		return c.stale // its parts act for the user of now, whatever has become of the identity
 	case RootOrNode:
 		if c.Node != "" {
 			return nil

@@ -176,7 +176,8 @@ func TestRules(t *testing.T) {
 	)
 	for rule, want := range map[Rule]string{
 		Refused: "permission denied: gone no-name nobody node old old-root root u", 99: "permission denied: gone no-name nobody node old old-root root u",
-		Open: everybody, ByRequest: everybody, AnyUser: anyUser, ByLease: anyUser, ByParts: anyUser,
+		Open: everybody, ByRequest: everybody, AnyUser: anyUser, ByLease: anyUser,
+		ByParts:    "auth revision is old: old old-root; may: gone no-name root u; user name is empty: nobody node",
 		RootOnly:   "may: old-root root; permission denied: old u; user name is empty: no-name nobody node; user not found: gone",
 		RootOrNode: "may: node old-root root; permission denied: old u; user name is empty: no-name nobody; user not found: gone",
 	} {

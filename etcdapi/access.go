@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/auth"
@@ -107,7 +109,11 @@ func (s *Server) begin(ctx context.Context, rule auth.Rule) (context.Context, er
 	}
 	c, err := s.allowed(ctx, rule.Begin)
 	if err != nil {
-		return nil, kverror.GRPC(err)
+		err = kverror.GRPC(err)
+		if rule == auth.ByParts {
+			err = status.Error(codes.Unknown, status.Convert(err).Message()) // as etcd's own client words it
+		}
+		return nil, err
 	}
 	ctx = context.WithValue(ctx, callerKey{}, c)
 	return keyspace.WithPermit(ctx, c.Permit()), nil

@@ -18,6 +18,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3lock/v3lockpb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/rights"
 )
 
 // memory is KV, Lease and Watch as far as locks need them, right by construction.
@@ -289,6 +291,24 @@ func wantStatus(t *testing.T, what string, err error, code codes.Code, text stri
 	if s := status.Convert(err); s.Code() != code || !strings.Contains(s.Message(), text) {
 		t.Errorf("%s: %v, want %s %q", what, err, code, text)
 	}
+}
+
+// TestLocksRefuseNobody: who has no user gets etcd's text, with the code of an error that went through etcd's client.
+func TestLocksRefuseNobody(t *testing.T) {
+	users, records := newUsers()
+	for _, c := range []rights.Change{
+		{Kind: rights.AddRole, Role: rights.Root}, {Kind: rights.AddUser, User: rights.Root, Hash: []byte("x")},
+		{Kind: rights.GrantRole, User: rights.Root, Role: rights.Root}, {Kind: rights.Enable},
+	} {
+		must(t, records.ChangeAccess(t.Context(), rights.Root, c))
+	}
+	m := newMemory(7)
+	l := NewLocks(m, m, m, nil)
+	r := newRig(t, "http", func(o *Options) { o.Users, o.Register = users, l.Register })
+	t.Cleanup(func() { l.Close(context.Background()) })
+	c := r.client(t, clientv3.Config{}).ActiveConnection()
+	_, err := v3lockpb.NewLockClient(c).Lock(t.Context(), &v3lockpb.LockRequest{Name: []byte("l"), Lease: 7})
+	wantStatus(t, "lock", err, codes.Unknown, "etcdserver: user name is empty")
 }
 
 // Two lockers exclude each other, a lease may lock again, and its end unlocks.
