@@ -128,9 +128,12 @@ func (g *Gate) Reach(ctx context.Context, index uint64) error {
 	return g.wait(ctx, g.now.Load(), index)
 }
 
-// Past returns when the gate has a view in which somebody may do less than in the caller's.
-func (g *Gate) Past(ctx context.Context, c *Caller) error {
-	for m := g.now.Load(); m.view == nil || m.view.Rights.Access <= c.Access; {
+// Off returns the caller of all requests while checks are off, else nil.
+func (g *Gate) Off() *Caller { return g.now.Load().off }
+
+// Past returns when the gate has a view in which somebody may do less than in another one, which may be nil.
+func (g *Gate) Past(ctx context.Context, v *View) error {
+	for m := g.now.Load(); m.view == nil || v != nil && m.view.Rights.Access <= v.Rights.Access; {
 		if err := g.wait(ctx, m, m.index()+1); err != nil {
 			return err
 		}

@@ -60,7 +60,8 @@
 //  2. A cancelled call gets Canceled, and a client's own deadline DeadlineExceeded. After the
 //     server's bound it gets etcd's "request timed out".
 //  3. A watcher's events follow the answer that creates it, in the order of package watch.
-//  4. Missing methods get Unimplemented with a text that names an alternative.
+//  4. Missing services are not registered, so their calls get Unimplemented. Missing methods
+//     of other services get Unimplemented with a text that names an alternative.
 //  5. A method without a rule is refused, and so is a request whose sender was not looked for: package router
 //     panics without a permit.
 //

@@ -21,14 +21,31 @@ const Internal Permit = 0
 
 type permitKey struct{}
 
+// permitted is a context with a permit. Package context would take memory for the permit too.
+type permitted struct {
+	context.Context
+	permit Permit
+}
+
+// Value implements context.Context.
+func (c *permitted) Value(key any) any {
+	if key == (permitKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
 // WithPermit returns a context of a request that was permitted.
 func WithPermit(ctx context.Context, p Permit) context.Context {
-	return context.WithValue(ctx, permitKey{}, p)
+	return &permitted{ctx, p}
 }
 
 // PermitOf returns the permit of a context's request. ok is false where nobody has said under which rights it
 // is made.
 func PermitOf(ctx context.Context) (p Permit, ok bool) {
-	p, ok = ctx.Value(permitKey{}).(Permit)
-	return p, ok
+	c, ok := ctx.Value(permitKey{}).(*permitted)
+	if !ok {
+		return Internal, false
+	}
+	return c.permit, true
 }
