@@ -120,7 +120,7 @@ func (r *records) questions() int {
 
 // do makes changes, each a line: "user NAME", "role NAME", "permit ROLE r|w|rw KEY [END]", "grant USER ROLE" and their
 // opposites "delete-user", "delete-role", "forbid ROLE KEY [END]", "revoke USER ROLE"; "password USER", "enable",
-// "disable". A user's password is the name.
+// "disable". A user's password is the name. A 0 at the end of END is the byte 0.
 func (r *records) do(t testing.TB, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
@@ -128,8 +128,10 @@ func (r *records) do(t testing.TB, lines ...string) {
 		c := rights.Change{User: f[1]}
 		span := func(at int) (p rights.Permission) {
 			p.Key = []byte(f[at])
-			if f[at+1] != "" {
-				p.RangeEnd = []byte(strings.ReplaceAll(f[at+1], "0", "\x00"))
+			if end, ok := strings.CutSuffix(f[at+1], "0"); ok {
+				p.RangeEnd = []byte(end + "\x00")
+			} else if end != "" {
+				p.RangeEnd = []byte(end)
 			}
 			return p
 		}
