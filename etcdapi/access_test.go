@@ -118,9 +118,13 @@ func (r *records) questions() int {
 	return r.asked
 }
 
-// do makes changes, each a line: "user NAME", "role NAME", "permit ROLE r|w|rw KEY [END]", "grant USER ROLE" and their
-// opposites "delete-user", "delete-role", "forbid ROLE KEY [END]", "revoke USER ROLE"; "password USER", "enable",
-// "disable". A user's password is the name. A 0 at the end of END is the byte 0.
+// do makes changes as root. A user's password is the name, and a 0 at the end of END is the byte 0. The lines are:
+//
+//	user NAME | delete-user NAME | password NAME
+//	role NAME | delete-role NAME
+//	permit ROLE r|w|rw KEY [END] | forbid ROLE KEY [END]
+//	grant USER ROLE | revoke USER ROLE
+//	enable | disable
 func (r *records) do(t testing.TB, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
@@ -208,7 +212,7 @@ type authRig struct {
 	*rig
 	users *records
 	conn  *grpc.ClientConn
-	// stale says that the node has not heard lately who may do what.
+	// stale says that the node's view of the rights is too old.
 	stale atomic.Bool
 }
 

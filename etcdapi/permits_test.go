@@ -340,8 +340,8 @@ func TestWhatWasTakenAwayIsNotHeard(t *testing.T) {
 	}
 }
 
-// What asks no sequencer is refused while this node may not know what was taken away, if checks are on, and not sent if
-// it was taken away while the data were read.
+// A serializable read asks no sequencer. With checks on it is refused while this node may not know what was taken away.
+// Data are not sent if the right was taken away while they were read.
 func TestSerializableReads(t *testing.T) {
 	reads := map[string]func(*authRig, context.Context) (int, error){
 		"get": func(r *authRig, ctx context.Context) (int, error) {

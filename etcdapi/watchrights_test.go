@@ -26,7 +26,7 @@ type guarded struct {
 	o     *oneRange
 	users *records
 	hub   *watch.Hub
-	// stale says that the node has not heard lately who may do what.
+	// stale says that the node's view of the rights is too old.
 	stale atomic.Bool
 }
 
@@ -284,7 +284,7 @@ func TestRightsTakenWaitsForNoClient(t *testing.T) {
 				t.Errorf("%q was told %d times", r, n)
 			}
 		}
-		// What was on its way to the client that took nothing is of before.
+		// The client that took nothing gets earlier events alone.
 		last := ""
 		for r, _ := slow.told(); ; r, _ = slow.told() {
 			if last = shown(r); r.Canceled {

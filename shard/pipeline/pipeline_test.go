@@ -203,10 +203,9 @@ func (w *world) permitted(at keyspace.AccessIndex, key string) *Call {
 	return c
 }
 
-// Traps 81 and 82: the sequencer refuses a batch for one call whose permit has ended. That call alone is told so, and so
-// are those in the next batch that are no better. All others in the two batches are sent again: the requests of
-// users who lost nothing, commands of the cluster itself, and reads that were evaluated on the refused writes. No
-// revision is used, and the chain goes on.
+// Traps 81 and 82: the sequencer refuses a batch for the calls whose permits have ended. Those are told so, also in the
+// next batch. All other calls of the two batches are sent again: the requests of users who lost nothing, commands of
+// the cluster itself, and what was evaluated on the refused writes. No revision is used, and the chain goes on.
 func TestPermitsThatHaveEnded(t *testing.T) {
 	w := newWorld(t)
 	w.access = 10
