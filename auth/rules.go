@@ -23,8 +23,10 @@ const (
 	AnyUser
 	// RootOnly: root alone.
 	RootOnly
-	// RootOrNode: root, and the nodes by their certificates.
-	RootOrNode
+	// RootOrHere: root. While checks are off, who is here; what that means says the face that is asked.
+	RootOrHere
+	// NodeOrHere is RootOrHere, and the nodes by their certificates.
+	NodeOrHere
 	// ByRequest: what each message asks for, see [Check].
 	ByRequest
 	// ByLease: any user who may read, or write, all keys of a lease. Only who knows those can check that.
@@ -55,10 +57,10 @@ var rules = tabulate([]rulesOf{
 	{"grpc.health.v1.Health", Open, "Check List Watch"},
 	{"grpc.reflection.v1.ServerReflection", Open, "ServerReflectionInfo"},
 	{"grpc.reflection.v1alpha.ServerReflection", Open, "ServerReflectionInfo"},
-	{"skein.admin.v1.Admin", RootOrNode, "NodeJoin"},
-	{"skein.admin.v1.Admin", RootOnly, `RangeList RangeSplit RangeShow RangeMove RangeTransferLeader OperationList PlacementShow PlacementMove
-		PlacementTransferLeader NodeList NodeShow NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove
-		PlacementPause RangeMerge PlacementSetReplication PlacementSetMergeAfter ClusterShow ClusterUpgrade`},
+	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
+	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow"},
+	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause
+		PlacementSetReplication PlacementSetMergeAfter NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove ClusterUpgrade`},
 })
 
 // rulesOf are methods of one service with the same rule.
@@ -95,17 +97,21 @@ func (r Rule) Begin(c *Caller) error {
 			return err
 		}
 		return c.stale // its parts act for the user of now, whatever has become of the identity
-	case RootOrNode:
+	case NodeOrHere:
 		if c.Node != "" {
 			return nil
 		}
 		return c.Root()
-	case RootOnly:
+	case RootOnly, RootOrHere:
 		return c.Root()
 	case Refused:
 	}
 	return kverror.PermissionDenied
 }
+
+// Commands says whether a method commands the cluster itself. etcd has no such method: so while checks are off it is
+// not open to everybody, as all others are.
+func (r Rule) Commands() bool { return r == RootOrHere || r == NodeOrHere }
 
 // Check returns an error where a caller may not send a message of a method whose rule is ByRequest. The
 // message must be as the client sent it: the ends of its spans mean what they mean in permissions. The other

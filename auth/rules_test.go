@@ -179,7 +179,8 @@ func TestRules(t *testing.T) {
 		Open: everybody, ByRequest: everybody, AnyUser: anyUser, ByLease: anyUser,
 		ByParts:    "auth revision is old: old old-root; may: gone no-name root u; user name is empty: nobody node",
 		RootOnly:   "may: old-root root; permission denied: old u; user name is empty: no-name nobody node; user not found: gone",
-		RootOrNode: "may: node old-root root; permission denied: old u; user name is empty: no-name nobody; user not found: gone",
+		RootOrHere: "may: old-root root; permission denied: old u; user name is empty: no-name nobody node; user not found: gone",
+		NodeOrHere: "may: node old-root root; permission denied: old u; user name is empty: no-name nobody; user not found: gone",
 	} {
 		if got := kinds(all, rule.Begin); got != want {
 			t.Errorf("rule %d:\n got %s\nwant %s", rule, got, want)
@@ -187,8 +188,8 @@ func TestRules(t *testing.T) {
 	}
 	for name, want := range map[string]Rule{
 		"/etcdserverpb.KV/Compact": RootOnly, "/etcdserverpb.KV/Put": ByRequest, "/etcdserverpb.Maintenance/Snapshot": RootOnly,
-		"/etcdserverpb.Auth/Authenticate": Open, "/etcdserverpb.Auth/UserChangePassword": RootOnly, "/skein.admin.v1.Admin/NodeDrain": RootOnly,
-		"/skein.admin.v1.Admin/NodeJoin": RootOrNode, "/etcdserverpb.Cluster/MemberList": AnyUser, "/etcdserverpb.Lease/LeaseLeases": ByLease,
+		"/etcdserverpb.Auth/Authenticate": Open, "/etcdserverpb.Auth/UserChangePassword": RootOnly, "/skein.admin.v1.Admin/NodeDrain": RootOrHere, "/skein.admin.v1.Admin/NodeShow": RootOnly,
+		"/skein.admin.v1.Admin/NodeJoin": NodeOrHere, "/etcdserverpb.Cluster/MemberList": AnyUser, "/etcdserverpb.Lease/LeaseLeases": ByLease,
 	} {
 		if got := RuleOf(name); got != want {
 			t.Errorf("%s has rule %d, not %d", name, got, want)

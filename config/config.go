@@ -197,7 +197,7 @@ type Config struct {
 
 	// AuthToken says which tokens users get who log in, as auth.ParseOptions reads it: "simple", "jwt" with
 	// its options, or empty for none. Default "simple". All nodes must have the same, or one refuses the tokens
-	// of another. Nobody can log in yet: tokens are verified, and none is made.
+	// of another.
 	AuthToken string
 	// AuthTokenTTL is how long a simple token is valid without use. 0 means the default, 5 min. Too short and
 	// clients log in all the time, too long and a stolen token serves for long.
@@ -205,6 +205,10 @@ type Config struct {
 	// BcryptCost is the cost of the hashes of new passwords. At most 14; below 4 means the default, 10, as in
 	// etcd. Each step doubles the time of a login, and of an attack on a stolen hash.
 	BcryptCost int
+
+	// InsecureAdmin lets whoever reaches a client URL command the cluster while users are not checked: drain, join,
+	// remove, split, move, settings. Default false: then only loopback, unix sockets and clients with a certificate may.
+	InsecureAdmin bool
 
 	// Log says what is logged, how and where.
 	Log Log

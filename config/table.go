@@ -414,6 +414,12 @@ func ownFlags() []Flag {
 			set: func(*Config, value) error { return nil }, // useCertsDir has set it before all others
 		},
 		{
+			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
+			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
+			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",
+			set:   setBool(func(c *Config) *bool { return &c.InsecureAdmin }),
+		},
+		{
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
 			Note:  "64 MiB to 16 TiB. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",

@@ -28,6 +28,8 @@ type Users struct {
 	Records AccessRecords
 	// ClientCertAuth says that a client's certificate names its user.
 	ClientCertAuth bool
+	// InsecureAdmin lets everybody command the cluster while checks are off, from wherever they come.
+	InsecureAdmin bool
 }
 
 type callerKey struct{}
@@ -98,7 +100,12 @@ func (s *Server) begin(ctx context.Context, rule auth.Rule) (context.Context, er
 	if rule == auth.Open || rule == auth.ByRequest {
 		return ctx, nil
 	}
-	c, err := s.allowed(ctx, rule.Begin)
+	c, err := s.allowed(ctx, func(c *auth.Caller) error {
+		if c.Off() && rule.Commands() {
+			return s.fromHere(ctx)
+		}
+		return rule.Begin(c)
+	})
 	if err != nil {
 		err = kverror.GRPC(err)
 		if rule == auth.ByParts {

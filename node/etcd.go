@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -81,12 +82,13 @@ func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 }
 
 // users is who may do what, for clients of this node.
-func (c *Core) users(clientCertAuth bool) (*etcdapi.Users, error) {
+func (c *Core) users(cfg *config.Config) (*etcdapi.Users, error) {
 	passwords, err := auth.NewPasswords(c.o.BcryptCost)
 	if err != nil {
 		return nil, fmt.Errorf("--bcrypt-cost: %w", err)
 	}
 	return &etcdapi.Users{
-		Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client, ClientCertAuth: clientCertAuth,
+		Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client,
+		ClientCertAuth: cfg.ClientTLS.ClientCertAuth, InsecureAdmin: cfg.InsecureAdmin,
 	}, nil
 }

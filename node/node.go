@@ -120,7 +120,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
-	if face.Users, err = core.users(cfg.ClientTLS.ClientCertAuth); err != nil {
+	if face.Users, err = core.users(cfg); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock

@@ -1,0 +1,54 @@
+package etcdapi
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// fromHere returns an error where a request comes from elsewhere, and so may not command a cluster that knows no
+// users. Whoever is on this machine could as well stop the node, and who has a certificate was let in by somebody.
+// An address counts only if it is one of this machine's loopback: connections within the process, as the JSON
+// gateway's, stand for clients from everywhere.
+func (s *Server) fromHere(ctx context.Context) error {
+	if s.opts.Users.InsecureAdmin {
+		return nil
+	}
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return elsewhere("an unknown address")
+	}
+	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
+		return nil
+	}
+	switch a := p.Addr.(type) {
+	case *net.UnixAddr:
+		return nil
+	case *net.TCPAddr:
+		if a.IP.IsLoopback() {
+			return nil
+		}
+	}
+	return elsewhere(p.Addr.String())
+}
+
+// elsewhere names the two ways to permit the request. They come in two halves too, as skein's commands show them.
+func elsewhere(address string) error {
+	r := &adminpb.Refusal{
+		Reason: fmt.Sprintf("this cluster checks no users, so %s may not change it: only loopback, unix sockets and clients with a certificate may", address),
+		NextStep: "let users be checked and give --user root (etcdctl user add root, then etcdctl auth enable), " +
+			"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster",
+	}
+	plain := status.New(codes.PermissionDenied, r.Reason+"; "+r.NextStep)
+	if st, err := plain.WithDetails(r); err == nil {
+		return st.Err()
+	}
+	return plain.Err()
+}
