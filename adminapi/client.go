@@ -30,6 +30,7 @@ const connectTimeout = time.Second
 // one command: it keeps no connection between calls.
 type Client struct {
 	endpoints []endpoint
+	login     login
 }
 
 type endpoint struct {
@@ -273,7 +274,7 @@ func (c *Client) PlacementPause(ctx context.Context, paused bool) error {
 func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
 	var unreachable []string
 	for _, ep := range c.endpoints {
-		answer, err := callOne(ctx, ep, req, f)
+		answer, err := callOne(ctx, c, ep, req, f)
 		if err == nil {
 			return answer, nil
 		}
@@ -289,7 +290,7 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 	}
 }
 
-func callOne[Q, A any](ctx context.Context, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
+func callOne[Q, A any](ctx context.Context, c *Client, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
 	conn, err := grpc.NewClient(ep.target, grpc.WithTransportCredentials(ep.creds),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
@@ -297,7 +298,7 @@ func callOne[Q, A any](ctx context.Context, ep endpoint, req *Q, f func(adminpb.
 		return nil, fmt.Errorf("endpoint %s: %w", ep.name, err)
 	}
 	defer conn.Close()
-	return f(adminpb.NewAdminClient(conn), ctx, req)
+	return callAs(ctx, &c.login, conn, req, f)
 }
 
 // refusal returns the refusal that came with a status, if one did.
@@ -316,17 +317,19 @@ func asRefusal(ep endpoint, err error) error {
 		r.Later = passes(s.Code())
 		return r
 	}
-	var next string
-	switch s.Code() {
-	case codes.Unimplemented:
+	reason, next := s.Message(), ""
+	switch who := whoMay(err); {
+	case who != nil:
+		reason, next = who.Reason, who.NextStep
+	case s.Code() == codes.Unimplemented:
 		next = "check that the endpoint is a Skein node and not an etcd member"
-	case codes.DeadlineExceeded, codes.Canceled:
+	case s.Code() == codes.DeadlineExceeded || s.Code() == codes.Canceled:
 		// Which of the two it is depends on who looks at the clock first.
 		next = "try again with a longer --command-timeout, or with other --endpoints; of a split, look with skein range list first whether it happened"
 	default:
 		next = "see the log of that node"
 	}
-	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, s.Message()), NextStep: next, Later: passes(s.Code())}
+	return &Refusal{Reason: fmt.Sprintf("%s: %s", ep.name, reason), NextStep: next, Later: passes(s.Code())}
 }
 
 // passes says whether what a call ended with may pass by itself.

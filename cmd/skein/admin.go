@@ -29,6 +29,7 @@ type adminFlags struct {
 	timeout           time.Duration
 	cacert, cert, key string
 	skipVerify        bool
+	user, password    string
 }
 
 func (f *adminFlags) add(fs *pflag.FlagSet) {
@@ -38,6 +39,8 @@ func (f *adminFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.cacert, "cacert", "", "authorities of the nodes' certificates")
 	fs.StringVar(&f.cert, "cert", "", "certificate to show")
 	fs.StringVar(&f.key, "key-file", "", "key of --cert")
+	fs.StringVar(&f.user, "user", "", "user NAME or NAME:PASSWORD, where users are checked")
+	fs.StringVar(&f.password, "password", "", "password of --user; in ETCDCTL_PASSWORD others on this machine do not see it")
 	fs.BoolVar(&f.skipVerify, "insecure-skip-tls-verify", false, "do not check the nodes' certificates")
 }
 
@@ -46,6 +49,7 @@ func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
 	names := map[string]string{
 		"endpoints": "ENDPOINTS", "cacert": "CACERT", "cert": "CERT", "key-file": "KEY",
 		"command-timeout": "COMMAND_TIMEOUT", "write-out": "WRITE_OUT", "insecure-skip-tls-verify": "INSECURE_SKIP_TLS_VERIFY",
+		"user": "USER", "password": "PASSWORD",
 	}
 	for flag, name := range names {
 		for _, v := range f.environ {
@@ -78,9 +82,29 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
+	user, password, err := f.login()
+	if err != nil {
+		return &config.UsageError{Err: err}
+	}
+	client.As(user, password)
 	ctx, cancel := context.WithTimeout(c.Context(), f.timeout)
 	defer cancel()
 	return do(ctx, client, format)
+}
+
+// login returns the user in whose name the command asks, if one was given.
+func (f *adminFlags) login() (user, password string, err error) {
+	if f.user == "" && f.password != "" {
+		return "", "", errors.New("--password without a user: give --user")
+	}
+	if f.user == "" || f.password != "" {
+		return f.user, f.password, nil
+	}
+	user, password, _ = strings.Cut(f.user, ":")
+	if user == "" || password == "" {
+		return "", "", errors.New("--user without a name or a password: give --user NAME:PASSWORD, or --user NAME and ETCDCTL_PASSWORD in the environment")
+	}
+	return user, password, nil
 }
 
 // tls returns the settings for secure endpoints, or nil where no flag asks for any.

@@ -15,9 +15,12 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -152,6 +155,46 @@ func replaceRun(t *testing.T, f func(context.Context, *config.Config, *zap.Logge
 	t.Cleanup(func() { run = old })
 }
 
+// serveWithUsers serves the admin service to root, whose password is secret. It returns
+// its address.
+func serveWithUsers(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard := func(ctx context.Context, q any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		token := metadata.ValueFromIncomingContext(ctx, "token")
+		switch {
+		case strings.HasPrefix(info.FullMethod, "/etcdserverpb.Auth/"):
+		case len(token) == 0:
+			return nil, rpctypes.ErrGRPCUserEmpty
+		case token[0] != "root":
+			return nil, rpctypes.ErrGRPCPermissionDenied
+		}
+		return handle(ctx, q)
+	}
+	s := grpc.NewServer(grpc.UnaryInterceptor(guard))
+	adminapi.Register(s, fakeBackend{})
+	etcdserverpb.RegisterAuthServer(s, fakeAuth{})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); <-done })
+	return l.Addr().String()
+}
+
+// fakeAuth knows the users root and u.
+type fakeAuth struct {
+	etcdserverpb.UnimplementedAuthServer
+}
+
+func (fakeAuth) Authenticate(_ context.Context, q *etcdserverpb.AuthenticateRequest) (*etcdserverpb.AuthenticateResponse, error) {
+	if q.GetPassword() != "secret" && q.GetPassword() != "with:colon" {
+		return nil, rpctypes.ErrGRPCAuthFailed
+	}
+	return &etcdserverpb.AuthenticateResponse{Token: q.GetName()}, nil
+}
+
 // TestStories walks testdata/skein: the input's lines are the arguments of one
 // command, lines that begin with "env " its environment; ADDR stands for the address of
 // a node, DIR for a directory. The output is the exit code, standard output and standard error.
@@ -165,6 +208,7 @@ func TestStories(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	defer func() { s.Stop(); <-done }()
+	guarded := serveWithUsers(t)
 	replaceRun(t, func(_ context.Context, c *config.Config, _ *zap.Logger) error {
 		if c.Name == "broken" {
 			return errors.New("wal: disk on fire")
@@ -175,7 +219,7 @@ func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/skein", func(t *testing.T, d *datadriven.TestData) string {
 		args, env := []string{}, []string{"ETCD_LOG_OUTPUTS=" + filepath.Join(t.TempDir(), "log")}
 		for line := range strings.Lines(d.Input) {
-			line = strings.NewReplacer("\n", "", "ADDR", l.Addr().String(), "DIR", dir).Replace(line)
+			line = strings.NewReplacer("\n", "", "GUARDED", guarded, "ADDR", l.Addr().String(), "DIR", dir).Replace(line)
 			if v, ok := strings.CutPrefix(line, "env "); ok {
 				env = append(env, v)
 			} else if line != "" {
@@ -188,7 +232,7 @@ func TestStories(t *testing.T) {
 		if stderr.Len() > 0 {
 			out += "stderr:\n" + stderr.String()
 		}
-		out = strings.NewReplacer(l.Addr().String(), "ADDR", dir, "DIR").Replace(out)
+		out = strings.NewReplacer(guarded, "GUARDED", l.Addr().String(), "ADDR", dir, "DIR").Replace(out)
 		out = regexp.MustCompile(`\b[0-9a-f]{32}\b`).ReplaceAllString(out, "SERIAL")
 		out = regexp.MustCompile(`\b2\d\d\d-\d\d-\d\d(T[0-9:]*Z)?\b`).ReplaceAllString(out, "DAY")
 		return regexp.MustCompile(`(?m)^Go (Version|OS/Arch): .*`).ReplaceAllString(out, "Go $1: ...")
