@@ -2,7 +2,9 @@ package auth
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
+	"net/http"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -43,6 +45,18 @@ func ReadClaim(ctx context.Context, clientCertAuth bool) Claim {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			c.Certificate = leaf(info.State.VerifiedChains)
 		}
+	}
+	return c
+}
+
+// ReadHTTPClaim returns what an HTTP request claims that is no call of the gateway: a token as the gateway takes it,
+// or the certificate that was shown in its connection's handshake. Nil means that there was none.
+func ReadHTTPClaim(h http.Header, shown *tls.ConnectionState, clientCertAuth bool) Claim {
+	var c Claim
+	if v := h.Values("Authorization"); len(v) > 0 {
+		c.Token, c.HasToken = strings.TrimPrefix(v[0], "Bearer "), true
+	} else if clientCertAuth && shown != nil {
+		c.Certificate = leaf(shown.VerifiedChains)
 	}
 	return c
 }

@@ -212,7 +212,7 @@ type Config struct {
 
 	// Log says what is logged, how and where.
 	Log Log
-	// EnablePprof serves Go's profiles to every client. Default false. Profiles cost
+	// EnablePprof serves Go's profiles to every client, and to root alone once users are checked. Default false. Profiles cost
 	// CPU and show what the process holds in memory.
 	EnablePprof bool
 

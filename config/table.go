@@ -367,7 +367,8 @@ func loggingFlags() []Flag {
 		},
 		{
 			Name: "enable-pprof", kind: kindBool, Default: "false", File: "enable-pprof", Section: sectionProfiling,
-			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.", set: setBool(func(c *Config) *bool { return &c.EnablePprof }),
+			Usage: "Serve Go's profiles at the client URLs under /debug/pprof/.",
+			Note:  "To root alone, once users are checked: by a token in the header Authorization, or with client-cert-auth by a certificate.", set: setBool(func(c *Config) *bool { return &c.EnablePprof }),
 		},
 		{
 			Name: "listen-metrics-urls", kind: kindURLs, Default: "", File: "listen-metrics-urls", Section: sectionProfiling,

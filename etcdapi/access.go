@@ -37,6 +37,9 @@ type callerKey struct{}
 // actingKey is for the caller in whose name this process calls its own services.
 type actingKey struct{}
 
+// claimKey is for the auth.Claim of a request that is no gRPC call.
+type claimKey struct{}
+
 // acting returns a context in which the services act for the caller, with the rights of their users as they are
 // then.
 func acting(ctx context.Context, c *auth.Caller) context.Context {
@@ -48,7 +51,11 @@ func (s *Server) identify(ctx context.Context) (*auth.Caller, error) {
 	if c, ok := ctx.Value(actingKey{}).(*auth.Caller); ok {
 		return s.opts.Users.Gate.Again(c)
 	}
-	return s.opts.Users.Gate.Identify(ctx, auth.ReadClaim(ctx, s.opts.Users.ClientCertAuth))
+	claim, ok := ctx.Value(claimKey{}).(auth.Claim)
+	if !ok {
+		claim = auth.ReadClaim(ctx, s.opts.Users.ClientCertAuth)
+	}
+	return s.opts.Users.Gate.Identify(ctx, claim)
 }
 
 // allowed returns who sends the request, if the check allows it. A denial follows the rights of a moment after

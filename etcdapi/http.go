@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +19,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 )
 
 // clientMux serves HTTP on a client port.
@@ -26,6 +29,16 @@ func (s *Server) clientMux() http.Handler {
 	mux := http.NewServeMux()
 	s.handleHealth(mux)
 	mux.HandleFunc("/version", s.serveVersion)
+	mux.Handle("/debug/", s.forRoot(s.debugMux()))
+	if s.gateway != nil {
+		mux.Handle("/v3/", s.gateway)
+	}
+	return s.knownHost(s.origins(ownPages(today(mux))))
+}
+
+// debugMux serves what shows the inside of the process. Whatever is added to it is for root.
+func (s *Server) debugMux() http.Handler {
+	mux := http.NewServeMux()
 	if s.opts.EnablePprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -33,10 +46,28 @@ func (s *Server) clientMux() http.Handler {
 		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	if s.gateway != nil {
-		mux.Handle("/v3/", s.gateway)
-	}
-	return s.knownHost(s.origins(ownPages(today(mux))))
+	return mux
+}
+
+// forRoot refuses all but root, while users are checked.
+func (s *Server) forRoot(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState)
+		ctx := context.WithValue(r.Context(), claimKey{}, auth.ReadHTTPClaim(r.Header, shown, s.opts.Users.ClientCertAuth))
+		if _, err := s.allowed(ctx, (*auth.Caller).Root); err != nil {
+			code := http.StatusForbidden
+			switch kverror.Of(err).Kind {
+			case kverror.UserEmpty, kverror.InvalidAuthToken:
+				code = http.StatusUnauthorized
+			case kverror.NoLeader, kverror.Canceled, kverror.DeadlineExceeded:
+				code = http.StatusServiceUnavailable
+			default:
+			}
+			http.Error(w, wordOf(kverror.GRPC(err)).Error()+": this page is for root (a token in the header Authorization, or with --client-cert-auth a certificate)", code)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // metricsMux serves the metrics URLs: metrics and health alone.
@@ -59,7 +90,7 @@ func (s *Server) knownHost(next http.Handler) http.Handler {
 		if err != nil {
 			host = r.Host
 		}
-		if secure, _ := r.Context().Value(overTLS{}).(bool); !secure && !slices.Contains(list, host) {
+		if r.Context().Value(overTLS{}) == nil && !slices.Contains(list, host) {
 			s.log.Warn("rejecting HTTP request to prevent DNS rebinding attacks", zap.String("host", host))
 			http.Error(w, fmt.Sprintf("this node does not serve the host %q: add it to --host-whitelist, or use https", host), http.StatusMisdirectedRequest)
 			return
@@ -109,11 +140,8 @@ func originOf(s string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// overTLS is the context key of a connection with TLS.
+// overTLS is the context key of the *tls.ConnectionState of a connection with TLS.
 type overTLS struct{}
-
-// certified is the context key of a connection whose client has shown a certificate.
-type certified struct{}
 
 // noteTLS is an HTTP server's ConnContext. net/http does not know of the sniffer's handshake.
 func noteTLS(ctx context.Context, c net.Conn) context.Context {
@@ -121,11 +149,7 @@ func noteTLS(ctx context.Context, c net.Conn) context.Context {
 	if !ok || s.state == nil {
 		return ctx
 	}
-	ctx = context.WithValue(ctx, overTLS{}, true)
-	if len(s.state.PeerCertificates) > 0 {
-		ctx = context.WithValue(ctx, certified{}, true)
-	}
-	return ctx
+	return context.WithValue(ctx, overTLS{}, s.state)
 }
 
 // ownPages refuses pages of other origins if the client has a certificate. A browser attaches its
@@ -137,7 +161,7 @@ func noteTLS(ctx context.Context, c net.Conn) context.Context {
 // name then.
 func ownPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if has, _ := r.Context().Value(certified{}).(bool); has && foreign(r) {
+		if shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState); shown != nil && len(shown.PeerCertificates) > 0 && foreign(r) {
 			http.Error(w, "a page of another origin may not use its reader's certificate", http.StatusForbidden)
 			return
 		}
@@ -150,7 +174,7 @@ func ownPages(next http.Handler) http.Handler {
 func foreign(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" {
 		scheme := "http"
-		if secure, _ := r.Context().Value(overTLS{}).(bool); secure {
+		if r.Context().Value(overTLS{}) != nil {
 			scheme = "https"
 		}
 		u, err := url.Parse(origin)
