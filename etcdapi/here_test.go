@@ -25,7 +25,9 @@ import (
 )
 
 // adminService answers every method of the admin service.
-type adminService struct{ adminpb.UnimplementedAdminServer }
+type adminService struct {
+	adminpb.UnimplementedAdminServer
+}
 
 // registerAdmin adds an admin service that answers everything with an empty message.
 func registerAdmin(r grpc.ServiceRegistrar) {
