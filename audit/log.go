@@ -51,11 +51,11 @@ type Log struct {
 	open                func(path string) (file, error)
 
 	// What follows belongs to Open, and then to the goroutine of run.
-	f     file
-	size  int64  // of the file before the write under way
-	prev  string // the hash of the last line
-	torn  bool   // the last line was cut short, and a start has to follow
-	told  clock.Time
+	f    file
+	size int64  // of the file before the write under way
+	prev string // the hash of the last line
+	torn bool   // the last line was cut short, and a start has to follow
+	told clock.Time
 }
 
 // file is what the log needs of an *os.File.

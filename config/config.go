@@ -212,6 +212,9 @@ type Config struct {
 
 	// Log says what is logged, how and where.
 	Log Log
+	// AuditLog is the file of the audit log: logins, denials, and changes of users, members, alarms and the cluster. Empty
+	// means none. It is never cut: have it rotated.
+	AuditLog string
 	// EnablePprof serves Go's profiles to every client, and to root alone once users are checked. Default false. Profiles cost
 	// CPU and show what the process holds in memory.
 	EnablePprof bool

@@ -415,6 +415,12 @@ func ownFlags() []Flag {
 			set: func(*Config, value) error { return nil }, // useCertsDir has set it before all others
 		},
 		{
+			Name: "audit-log", kind: kindString, Default: "", File: "audit-log", Section: sectionSkein, Own: true,
+			Usage: "File to which logins, denials, and changes of users, members, alarms and the cluster are appended, one line of JSON each.",
+			Note:  "Each line has the hash of the one before; skein audit check verifies that. A file that is moved away is begun anew. No request waits for it.",
+			set:   setString(func(c *Config) *string { return &c.AuditLog }),
+		},
+		{
 			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
 			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
 			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",

@@ -2,12 +2,10 @@ package etcdapi
 
 import (
 	"context"
-	"net"
 
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -93,19 +91,6 @@ func (a *authServer) login(ctx context.Context, user, password string) (token st
 		return "", err
 	}
 	return a.s.opts.Users.Tokens.Issue(a.s.opts.Users.Gate.View().Keys, proof)
-}
-
-// addressOf returns the client's address without its port, which is another one for each connection.
-func addressOf(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return ""
-	}
-	host, _, err := net.SplitHostPort(p.Addr.String())
-	if err != nil {
-		return p.Addr.String()
-	}
-	return host
 }
 
 // UserAdd adds a user. As in etcd an empty password is a password.

@@ -55,6 +55,7 @@ func (s *Server) forRoot(next http.Handler) http.Handler {
 		shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState)
 		ctx := context.WithValue(r.Context(), claimKey{}, auth.ReadHTTPClaim(r.Header, shown, s.opts.Users.ClientCertAuth))
 		if _, err := s.allowed(ctx, (*auth.Caller).Root); err != nil {
+			s.auditDenial(context.WithValue(ctx, fromKey{}, r.RemoteAddr), r.URL.Path, err)
 			code := http.StatusForbidden
 			switch kverror.Of(err).Kind {
 			case kverror.UserEmpty, kverror.InvalidAuthToken:

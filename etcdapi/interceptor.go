@@ -65,12 +65,14 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		ctx = context.WithValue(ctx, spanAnswerKey{}, span)
 	}
 	if _, err = s.admit(ctx, "unary"); err == nil {
+		b := s.beginAudit(ctx, info.FullMethod, m)
 		err = s.again(ctx, func(ctx context.Context) (err error) {
 			if ctx, err = s.begin(ctx, m.rule); err == nil {
 				resp, err = handler(ctx, req)
 			}
 			return err
 		})
+		b.end(req, err)
 	}
 	if span != nil && err == nil {
 		resp = span
@@ -112,7 +114,9 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	start := s.opts.Clock.Now()
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
+	b := s.beginAudit(ss.Context(), info.FullMethod, m)
 	err := s.streamAdmitted(srv, countedStream{ss, m}, m.rule, handler)
+	b.end(nil, err)
 	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
 	return err
 }

@@ -162,6 +162,7 @@ func (m *Metrics) clientVersion(v string) string {
 type methodMetrics struct {
 	kind, service, method string
 	rule                  auth.Rule
+	audited               bool
 	started, ok           prometheus.Counter
 	received, sent        prometheus.Counter
 	handled               *prometheus.CounterVec
@@ -187,9 +188,10 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 			case method.IsServerStream:
 				kind = "server_stream"
 			}
+			full := "/" + service + "/" + method.Name
 			mm := &methodMetrics{
 				kind: kind, service: service, method: method.Name, handled: m.Handled,
-				rule:     auth.RuleOf("/" + service + "/" + method.Name),
+				rule: auth.RuleOf(full), audited: audited(full, auth.RuleOf(full)),
 				started:  m.Started.WithLabelValues(kind, service, method.Name),
 				received: m.MessagesReceived.WithLabelValues(kind, service, method.Name),
 				sent:     m.MessagesSent.WithLabelValues(kind, service, method.Name),
@@ -199,7 +201,7 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 				mm.succeeded = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(true))
 				mm.failed = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(false))
 			}
-			table["/"+service+"/"+method.Name] = mm
+			table[full] = mm
 		}
 	}
 	return table

@@ -103,6 +103,8 @@ type Options struct {
 	// HostWhitelist are the names by which HTTP requests without TLS may call this node. Empty, or
 	// with a "*", means all.
 	HostWhitelist []string
+	// Without Audit there is no audit log.
+	Audit Auditor
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
 }

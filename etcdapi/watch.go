@@ -572,6 +572,7 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 		return st.refuse(rpctypes.ErrCompacted.Error()), nil
 	}
 	if _, _, err := st.s.permitted(ctx, r); err != nil {
+		st.s.auditDenial(ctx, watchMethod, err)
 		return st.refuse(reasonDenied(err)), nil
 	}
 	span, ok := keyspace.FromEtcd(key, r.GetRangeEnd())

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/audit"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -33,6 +34,8 @@ type Node struct {
 	core *Core
 	api  *etcdapi.Server
 	log  *zap.Logger
+	// audit is nil without an audit log.
+	audit *audit.Log
 	// cancel ends the background work of announcing the node; done is closed at its end.
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -119,9 +122,17 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
+	if cfg.AuditLog != "" {
+		if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: o.Clock, Logger: core.log, Registry: reg}); err != nil {
+			return nil, errors.Join(fmt.Errorf("--audit-log: %w", err), core.Stop(ctx))
+		}
+	}
 	face := faceOptions(cfg, membership)
 	if face.Users, err = core.users(cfg); err != nil {
-		return nil, errors.Join(err, core.Stop(ctx))
+		return nil, errors.Join(err, n.audit.Close(ctx), core.Stop(ctx))
+	}
+	if n.audit != nil {
+		face.Audit = n.audit
 	}
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
 	face.Alarms, face.Downgrades, face.Hashes = etcdAlarms{core}, etcdDowngrades{core}, core.router
@@ -133,7 +144,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
-		return nil, errors.Join(err, core.Stop(ctx))
+		return nil, errors.Join(err, n.audit.Close(ctx), core.Stop(ctx))
 	}
 	n.api.Start()
 	announce, cancel := context.WithCancel(context.Background())
@@ -168,6 +179,11 @@ func (n *Node) Stop(ctx context.Context) error {
 	s.enter("end the requests of clients")
 	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
 	n.api.Stop(serving)
+	cancel()
+	auditing, cancel := context.WithTimeout(ctx, stopServingTimeout)
+	if err := n.audit.Close(auditing); err != nil {
+		n.log.Error("the audit log lacks its last entries", zap.Error(err))
+	}
 	cancel()
 	s.enter("end the announcing of the node")
 	n.cancel()

@@ -74,8 +74,8 @@ var lines = []line{
 		"a watcher sees what ranges have applied; nothing that serves a request may depend on who watches",
 	},
 	{
-		[]string{"router", "auth"},
-		"a request to the ranges it touches | who sent it",
+		[]string{"router", "auth", "audit"},
+		"a request to the ranges it touches | who sent it | its record",
 		"the router serves every face alike and knows none; who a user is has nothing to do with ranges",
 	},
 	{
