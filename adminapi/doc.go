@@ -3,9 +3,9 @@
 // range, skein node and skein placement.
 //
 // It checks requests, words refusals, each with the next step, and prints. It asks a
-// [Backend], which package node implements, for ranges and nodes. It never touches etcd's
-// API and holds no state. Authorization comes with users and roles; until then every
-// client of the client port may use this service.
+// [Backend], which package node implements, for ranges and nodes. It holds no state. Of etcd's
+// API the client uses Authenticate alone. Who may use the service is checked in front of it: by
+// package etcdapi, with the rules of package auth.
 //
 // # Files
 //
@@ -17,5 +17,6 @@
 //	output_node.go  nodes as tables and JSON
 //	output.go       ranges and operations as tables and JSON
 //	client.go       the client
+//	login.go        the user in whose name the client calls
 //	server.go       the service, and what it asks of the node
 package adminapi

@@ -102,8 +102,8 @@
 //	alarm.go        what alarms refuse
 //	watchrights.go  watchers whose users may not have their events any more
 //	leaserights.go  who may use a lease, by its keys
-//	access.go       who sends a request, and whether that user may
 //	audit.go        what goes into the audit log
+//	access.go       who sends a request, and whether that user may
 //	here.go         who may command a cluster that knows no users
 //	check.go        checks of requests that need no data
 //	codec.go        answers that are encoded once or in parts

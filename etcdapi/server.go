@@ -221,6 +221,9 @@ func New(o Options) *Server {
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
+	for name, m := range s.methods {
+		m.audited = audited(name, m.rule)
+	}
 	if !o.NoGateway {
 		var err error
 		if s.gateway, err = newGateway(&s.opts); err != nil {
