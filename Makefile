@@ -1,13 +1,15 @@
 # make check is the first half of what CI runs; docs/TESTING.md says what runs where. The
-# linter is pinned here; the plugins of protoc are pinned in api/generate.sh, which alone
+# linter and govulncheck are pinned here; the plugins of protoc are pinned in api/generate.sh, which alone
 # needs them.
 
 GOLANGCI_VERSION := 2.15.0
+VULNCHECK_VERSION := 1.9.0
 
 # Where go install puts programs, so that each clone on a machine finds it: to compile it
 # takes six minutes of a core.
 TOOLS := $(or $(shell go env GOBIN),$(shell go env GOPATH)/bin)
 LINT  := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
+VULNCHECK := $(TOOLS)/govulncheck-$(VULNCHECK_VERSION)
 
 # Two packages at a time: the tests of a storage system need their cores.
 TEST_P       ?= 2
@@ -50,7 +52,7 @@ PURE         := /placement/decide
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
-	check-format check-generate check-tidy tools clean
+	check-format check-generate check-tidy vulncheck tools clean
 
 build:
 	$(BUILD) -o bin/skein ./cmd/skein
@@ -254,7 +256,16 @@ check-tidy:
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
 
-tools: $(LINT)
+# Known vulnerabilities in what Skein calls, of Go and of its modules. Where Go's database (vuln.go.dev) cannot be
+# reached, it says that nothing was checked, and is no failure: the tree is as good as before.
+vulncheck: $(VULNCHECK)
+	@out=$$(mktemp); trap 'rm -f "$$out"' EXIT; code=0; \
+	$(VULNCHECK) $(TAGS) ./... >"$$out" 2>&1 || code=$$?; cat "$$out"; \
+	if [ $$code != 0 ] && grep -q '^govulncheck: fetching vulnerabilities:' "$$out"; then \
+	  echo 'vulncheck: NOTHING WAS CHECKED, because the database of vulnerabilities cannot be reached' >&2; exit 0; \
+	fi; exit $$code
+
+tools: $(LINT) $(VULNCHECK)
 
 # Uses an installed golangci-lint of the pinned version.
 $(LINT):
@@ -264,6 +275,12 @@ $(LINT):
 	into=$$(mktemp -d); \
 	GOBIN=$$into go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION); \
 	mv $$into/golangci-lint $@; rmdir $$into
+
+$(VULNCHECK):
+	@mkdir -p $(TOOLS)
+	@set -eu; into=$$(mktemp -d); \
+	GOBIN=$$into go install golang.org/x/vuln/cmd/govulncheck@v$(VULNCHECK_VERSION); \
+	mv $$into/govulncheck $@; rmdir $$into
 
 clean:
 	rm -rf bin
