@@ -13,8 +13,8 @@ import (
 type Entry struct {
 	// User is who asked: the name of a user, or whom a failed login named.
 	User string
-	// Certificate is the common name in the client's verified certificate. It names the user only with
-	// --client-cert-auth.
+	// Certificate is the common name in the client's verified certificate, or the URI in a node's. It names the
+	// user only with --client-cert-auth.
 	Certificate string
 	// From is the client's address.
 	From string

@@ -58,23 +58,28 @@ type begun struct {
 	ctx    context.Context
 	method string
 	entry  *audit.Entry // nil if only a denial is of interest
+	// refused says that the call was refused for its user, before it began.
+	refused bool
 }
 
-// beginAudit begins the entry of a call. The user is asked for now: the call may end what the user may do.
-func (s *Server) beginAudit(ctx context.Context, method string, m *methodMetrics) begun {
-	b := begun{s: s, ctx: ctx, method: method}
-	if m.audited && s.opts.Audit != nil {
+// beginAudit begins the entry of a call, or returns nil without an audit log. The user is asked for now: the call may end what the user may do.
+func (s *Server) beginAudit(ctx context.Context, method string, m *methodMetrics) *begun {
+	if s.opts.Audit == nil {
+		return nil
+	}
+	b := &begun{s: s, ctx: ctx, method: method}
+	if m.audited {
 		b.entry = s.entry(ctx, method)
 	}
 	return b
 }
 
 // end writes the entry of a call with its request, which is nil for a stream.
-func (b begun) end(req any, err error) {
-	if b.s.opts.Audit == nil {
+func (b *begun) end(req any, err error) {
+	if b == nil {
 		return
 	}
-	e, denied := b.entry, isDenial(err)
+	e, denied := b.entry, isDenial(err) || b.refused
 	if r, ok := req.(*pb.AlarmRequest); ok && r.GetAction() == pb.AlarmRequest_GET {
 		e = nil
 	}
@@ -101,9 +106,23 @@ func (b begun) end(req any, err error) {
 	}
 }
 
+// refuse notes what the check of the user has ended with. Whose certificate names nobody gets an error that others
+// get for users whom they ask for.
+func (b *begun) refuse(err error) {
+	if b == nil {
+		return
+	}
+	b.refused = b.refused || rpctypes.Error(err) == rpctypes.ErrUserNotFound //nolint:errorlint // etcd's values, which Error returns unwrapped
+}
+
 // auditDenial writes what was denied within a call that goes on, or without one.
 func (s *Server) auditDenial(ctx context.Context, method string, err error) {
-	begun{s: s, ctx: ctx, method: method}.end(nil, kverror.GRPC(err))
+	if s.opts.Audit == nil {
+		return
+	}
+	b := &begun{s: s, ctx: ctx, method: method}
+	b.refuse(kverror.GRPC(err))
+	b.end(nil, kverror.GRPC(err))
 }
 
 // entry returns an entry with all that is known of who sends a request.
@@ -116,8 +135,10 @@ func (s *Server) entry(ctx context.Context, method string) *audit.Entry {
 	if !ok {
 		claim = auth.ReadClaim(ctx, true)
 	}
-	if claim.Certificate != nil {
-		e.Certificate = claim.Certificate.Subject.CommonName
+	if cert := claim.Certificate; cert != nil {
+		if e.Certificate = cert.Subject.CommonName; e.Certificate == "" && len(cert.URIs) > 0 {
+			e.Certificate = cert.URIs[0].String() // a node's
+		}
 	}
 	return e
 }

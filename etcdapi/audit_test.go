@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -24,13 +26,15 @@ import (
 
 // entries is an Auditor that keeps what it gets.
 type entries struct {
-	mu  sync.Mutex
-	all []string
+	mu   sync.Mutex
+	all  []string
+	last audit.Entry
 }
 
 func (e *entries) add(kind string, a *audit.Entry) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.last = *a
 	from, _, _ := strings.Cut(a.From, ":")
 	method := a.Method[strings.LastIndexByte(a.Method, '/')+1:]
 	e.all = append(e.all, strings.Join(strings.Fields(fmt.Sprintf("%s %s by %q from %s: %s %s", kind, method, a.User, from, a.What, a.Outcome)), " "))
@@ -208,5 +212,32 @@ func TestAuditOfAWatch(t *testing.T) {
 	}
 	if got := log.take(); !slices.Equal(got, []string{`deny Watch by "" from 127.0.0.1: InvalidArgument`}) {
 		t.Errorf("got %q", got)
+	}
+}
+
+// Who has a certificate that names nobody is denied as others are: of such denials a few are written. The entry has the
+// certificate's name.
+func TestAuditOfUnknownCertificates(t *testing.T) {
+	p := newPKI(t)
+	users, rec := newUsers()
+	users.ClientCertAuth = true
+	log := &entries{}
+	r := newRig(t, "https", func(o *Options) {
+		o.Users, o.Audit, o.Register = users, log, registerAdmin
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{p.server}, ClientCAs: p.pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	})
+	addUsers(t, users, rec)
+	creds := credentials.NewTLS(&tls.Config{RootCAs: p.pool, Certificates: []tls.Certificate{p.client}})
+	for _, m := range []string{"NodeDrain", "NodeList"} {
+		if err := command(t, r.addr(), creds, m); err == nil {
+			t.Errorf("%s is not denied", m)
+		}
+	}
+	want := []string{`deny NodeDrain by "client" from 127.0.0.1: FailedPrecondition`, `deny NodeList by "client" from 127.0.0.1: FailedPrecondition`}
+	if got := log.take(); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if e := log.last; e.Certificate != "client" {
+		t.Errorf("got %+v", e)
 	}
 }

@@ -67,9 +67,11 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if _, err = s.admit(ctx, "unary"); err == nil {
 		b := s.beginAudit(ctx, info.FullMethod, m)
 		err = s.again(ctx, func(ctx context.Context) (err error) {
-			if ctx, err = s.begin(ctx, m.rule); err == nil {
-				resp, err = handler(ctx, req)
+			if ctx, err = s.begin(ctx, m.rule); err != nil {
+				b.refuse(err)
+				return err
 			}
+			resp, err = handler(ctx, req)
 			return err
 		})
 		b.end(req, err)
@@ -115,19 +117,20 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
 	b := s.beginAudit(ss.Context(), info.FullMethod, m)
-	err := s.streamAdmitted(srv, countedStream{ss, m}, m.rule, handler)
+	err := s.streamAdmitted(srv, countedStream{ss, m}, m.rule, b, handler)
 	b.end(nil, err)
 	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
 	return err
 }
 
-func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, rule auth.Rule, handler grpc.StreamHandler) error {
+func (s *Server) streamAdmitted(srv any, ss grpc.ServerStream, rule auth.Rule, b *begun, handler grpc.StreamHandler) error {
 	demands, err := s.admit(ss.Context(), "stream")
 	if err != nil {
 		return err
 	}
 	permitted, err := s.begin(ss.Context(), rule)
 	if err != nil {
+		b.refuse(err)
 		return err
 	}
 	if !demands {
