@@ -4,8 +4,8 @@
 //
 // It checks requests, words refusals, each with the next step, and prints. It asks a
 // [Backend], which package node implements, for ranges and nodes. It holds no state. Of etcd's
-// API the client uses Authenticate alone. Who may use the service is checked in front of it: by
-// package etcdapi, with the rules of package auth.
+// API the client uses Authenticate alone. Package etcdapi checks who may use
+// the service, with the rules of package auth.
 //
 // # Files
 //

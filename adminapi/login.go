@@ -49,7 +49,7 @@ func callAs[Q, A any](ctx context.Context, l *login, conn *grpc.ClientConn, req 
 	}
 }
 
-// logIn gets a token. Where users are not checked there is none, and the call goes on without, as etcd's clients do.
+// logIn gets a token. Without checks of users there is none. Then the call goes on, as calls of etcd's clients do.
 func (l *login) logIn(ctx context.Context, conn *grpc.ClientConn) error {
 	l.token = ""
 	a, err := etcdserverpb.NewAuthClient(conn).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.user, Password: l.password})

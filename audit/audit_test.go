@@ -148,7 +148,7 @@ func TestChainGoesOn(t *testing.T) {
 	})
 }
 
-// What a crash has cut short stays, and Check says which line that is.
+// A line that a crash has cut short stays, and Check says which one that is.
 func TestTornLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "log")
@@ -174,7 +174,7 @@ func TestTornLine(t *testing.T) {
 	})
 }
 
-// While the disk is full no call waits and nothing is lost that the queue holds. What goes beyond is counted, in the log too
+// While the disk is full no call waits and nothing is lost that the queue holds. A metric counts the others, and so does the log
 // once it can be written. Lines are whole.
 func TestFullDisk(t *testing.T) {
 	for _, stuck := range []bool{false, true} {
@@ -243,7 +243,7 @@ func TestSlowDisk(t *testing.T) {
 	methods(t, path)
 }
 
-// Of the denials of one user a few a second are written, and the count of the others.
+// The log has a few denials of one user a second, and the count of the others.
 func TestDenialsAreSampled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "log")
@@ -272,8 +272,8 @@ func TestDenialsAreSampled(t *testing.T) {
 	}
 }
 
-// Whatever is done to one line is found: it is gone, comes twice, comes elsewhere, or has another byte. What is done to
-// the last one is not, which the package says.
+// Check finds a line that is gone, comes twice, comes elsewhere, or has another byte. It does not find a change of the
+// last one, as the package says.
 func TestCheckFindsWhatWasDone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := Open(Options{Path: path, Node: "n1", Clock: clock.System(), Logger: zap.NewNop()})

@@ -119,7 +119,7 @@ func (l *Log) Note(e *Entry) {
 	l.lose(1)
 }
 
-// Deny takes an entry of a denial, unless there are too many of that user, or of that address where no user is known.
+// Deny takes an entry of a denial, unless that user has too many. An address stands for a user who is not known.
 // What is left out is counted in an entry.
 func (l *Log) Deny(e *Entry) {
 	if l == nil {

@@ -49,8 +49,8 @@ func ReadClaim(ctx context.Context, clientCertAuth bool) Claim {
 	return c
 }
 
-// ReadHTTPClaim returns what an HTTP request claims that is no call of the gateway: a token as the gateway takes it,
-// or the certificate that was shown in its connection's handshake. Nil means that there was none.
+// ReadHTTPClaim returns what an HTTP request claims by a token, or by the certificate that its connection's handshake has
+// shown; nil means none. It is not for calls of the gateway.
 func ReadHTTPClaim(h http.Header, shown *tls.ConnectionState, clientCertAuth bool) Claim {
 	var c Claim
 	if v := h.Values("Authorization"); len(v) > 0 {

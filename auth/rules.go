@@ -23,7 +23,7 @@ const (
 	AnyUser
 	// RootOnly: root alone.
 	RootOnly
-	// RootOrHere: root. While checks are off, who is here; what that means says the face that is asked.
+	// RootOrHere: root. While checks are off: clients that are here. The face that is asked says who that is.
 	RootOrHere
 	// NodeOrHere is RootOrHere, and the nodes by their certificates.
 	NodeOrHere

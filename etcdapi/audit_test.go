@@ -51,7 +51,7 @@ func (e *entries) take() []string {
 	return e.all
 }
 
-// What goes into the audit log: logins, denials and changes, with names, and never a password, a value or the key of a
+// The audit log has logins, denials and changes, with names. It never has a password, a value or the key of a
 // request.
 func TestAudit(t *testing.T) {
 	users, rec := newUsers()
@@ -215,8 +215,8 @@ func TestAuditOfAWatch(t *testing.T) {
 	}
 }
 
-// Who has a certificate that names nobody is denied as others are: of such denials a few are written. The entry has the
-// certificate's name.
+// A certificate that names no user is denied as others are, so few of its denials are written. The entry has its
+// name.
 func TestAuditOfUnknownCertificates(t *testing.T) {
 	p := newPKI(t)
 	users, rec := newUsers()

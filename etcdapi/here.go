@@ -14,7 +14,7 @@ import (
 )
 
 // fromHere returns an error where a request comes from elsewhere, and so may not command a cluster that knows no
-// users. Whoever is on this machine could as well stop the node, and who has a certificate was let in by somebody.
+// users. A user of this machine could as well stop the node. Somebody has given a certificate to its owner.
 // An address counts only if it is one of this machine's loopback: connections within the process, as the JSON
 // gateway's, stand for clients from everywhere.
 func (s *Server) fromHere(ctx context.Context) error {

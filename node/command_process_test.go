@@ -29,8 +29,8 @@ func faceAddress(t *testing.T) string {
 	return ""
 }
 
-// A node takes commands over its loopback, and over the network only with --insecure-admin. What it is told stands in the
-// audit log, which goes on over a restart.
+// A node takes commands over its loopback, and over the network only with --insecure-admin. The audit log
+// has the commands, and goes on over a restart.
 func TestCommandsOverTheNetwork(t *testing.T) {
 	c := newProcessesOf(t, 1)
 	p := c.nodes[0]
