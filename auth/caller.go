@@ -15,6 +15,8 @@ type Caller struct {
 	User string
 	// Node is the name of the node whose certificate the request came with. Nodes are no users.
 	Node string
+	// Revision is the auth revision for which the user's identity stands, 0 where no user is known.
+	Revision uint64
 	// Subject is what the user may do; nil if there is no such user, or checks are off.
 	Subject *rights.Subject
 	// Index is that of a view with these rights, and Access the access index there.
@@ -35,7 +37,7 @@ type Caller struct {
 // caller returns who an identity is in a view. subject is nil if there is no such user.
 func (v *View) caller(id Identity, subject *rights.Subject) *Caller {
 	c := v.nobody()
-	c.User, c.Subject, c.known, c.stale = id.User, subject, true, id.Current(v.Rights)
+	c.User, c.Revision, c.Subject, c.known, c.stale = id.User, id.Revision, subject, true, id.Current(v.Rights)
 	if u := v.Rights.User(id.User); u != nil {
 		c.roles, c.since = u.Roles, u.Since
 	}

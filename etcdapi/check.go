@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -216,20 +217,24 @@ func readsSpan(r *pb.TxnRequest) bool {
 	return false
 }
 
-// proposalOverheadBytes is what etcd wraps around a change before it measures it: a
-// header with a request id, which is ten bytes nearly always, and a tag of one byte.
-// The length before the change comes on top.
-const proposalOverheadBytes = 3 + 1 + 10 + 1
+// proposedIDBytes are those of the request id in a proposal's header: ten nearly always, and a tag.
+const proposedIDBytes = 1 + 10
 
-// sizeAsProposed returns the bytes that a change would have as etcd's raft proposal,
-// which is what etcd compares with max-request-bytes.
-func sizeAsProposed(op proto.Message) int {
-	n := proto.Size(op)
-	return proposalOverheadBytes + protowire.SizeVarint(uint64(n)) + n
+// sizeAsProposed returns the bytes that a user's change would have as etcd's raft proposal, which is what etcd compares
+// with max-request-bytes. Beside the change that has a header, which names the user and the auth revision of its token.
+func sizeAsProposed(op proto.Message, user string, revision uint64) int {
+	header := proposedIDBytes
+	if user != "" {
+		header += 1 + protowire.SizeBytes(len(user))
+	}
+	if revision != 0 {
+		header += 1 + protowire.SizeVarint(revision)
+	}
+	return 2 + protowire.SizeBytes(header) + 1 + protowire.SizeBytes(proto.Size(op)) // tags of two bytes and of one
 }
 
-func (s *Server) checkSize(op proto.Message) error {
-	if n := sizeAsProposed(op); n > s.opts.MaxRequestBytes {
+func (s *Server) checkSize(op proto.Message, c *auth.Caller) error {
+	if n := sizeAsProposed(op, c.User, c.Revision); n > s.opts.MaxRequestBytes {
 		return kverror.New(kverror.RequestTooLarge, "%d bytes, at most %d", n, s.opts.MaxRequestBytes)
 	}
 	return nil

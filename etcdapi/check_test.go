@@ -178,28 +178,30 @@ func FuzzTxn(f *testing.F) {
 		}
 		if err == nil {
 			_ = readOnly(x)
-			if n := sizeAsProposed(x); n != proposal(&pb.InternalRaftRequest{Txn: x}) {
+			if n := sizeAsProposed(x, "", 0); n != proposal(&pb.InternalRaftRequest{Txn: x}, "", 0) {
 				t.Fatal(n)
 			}
 		}
 	})
 }
 
-// proposal returns the size of etcd's own proposal of a change.
-func proposal(r *pb.InternalRaftRequest) int {
-	r.Header = &pb.RequestHeader{ID: math.MaxUint64}
+// proposal returns the size of etcd's own proposal of a user's change.
+func proposal(r *pb.InternalRaftRequest, user string, revision uint64) int {
+	r.Header = &pb.RequestHeader{ID: math.MaxUint64, Username: user, AuthRevision: revision}
 	return proto.Size(r)
 }
 
 func TestSizeAsProposed(t *testing.T) {
 	for _, n := range []int{0, 1, 100, 127, 128, 1 << 14, 1 << 21} {
 		put := &pb.PutRequest{Key: []byte("k"), Value: make([]byte, n)}
-		if got, want := sizeAsProposed(put), proposal(&pb.InternalRaftRequest{Put: put}); got != want {
-			t.Errorf("put of %d bytes: %d, want %d", n, got, want)
-		}
 		del := &pb.DeleteRangeRequest{Key: make([]byte, n)}
-		if got, want := sizeAsProposed(del), proposal(&pb.InternalRaftRequest{DeleteRange: del}); got != want {
-			t.Errorf("delete of %d bytes: %d, want %d", n, got, want)
+		for user, revision := range map[string]uint64{"": 0, "u": 1, "no revision": 0, strings.Repeat("u", 100): 128, strings.Repeat("u", 1000): 1 << 40} {
+			if got, want := sizeAsProposed(put, user, revision), proposal(&pb.InternalRaftRequest{Put: put}, user, revision); got != want {
+				t.Errorf("put of %d bytes by %.10q: %d, want %d", n, user, got, want)
+			}
+			if got, want := sizeAsProposed(del, user, revision), proposal(&pb.InternalRaftRequest{DeleteRange: del}, user, revision); got != want {
+				t.Errorf("delete of %d bytes by %.10q: %d, want %d", n, user, got, want)
+			}
 		}
 	}
 }

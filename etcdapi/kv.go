@@ -45,7 +45,7 @@ func (k *kvServer) mayChange(ctx context.Context, r proto.Message) (context.Cont
 	for {
 		c, err := k.s.allowed(ctx, func(*auth.Caller) error { return nil })
 		if err == nil {
-			err = k.s.checkSize(r)
+			err = k.s.checkSize(r, c)
 		}
 		if err == nil {
 			err = k.s.checkAlarms(ctx, r)
@@ -54,7 +54,8 @@ func (k *kvServer) mayChange(ctx context.Context, r proto.Message) (context.Cont
 			return nil, kverror.GRPC(err)
 		}
 		if auth.Check(c, r) == nil {
-			return keyspace.WithPermit(ctx, c.Permit()), k.s.mayAttach(ctx, c, r)
+			ctx = keyspace.WithPermit(ctx, c.Permit())
+			return ctx, k.s.mayAttach(ctx, c, r)
 		}
 		// If a newer view allows it, everything is looked at once more by that.
 		if _, _, err := k.s.permitted(ctx, r); err != nil {
