@@ -660,13 +660,11 @@ func (st *watchStream) refuse(reason string) control {
 	}}
 }
 
-// forget frees a watcher's id and returns the watcher.
-func (st *watchStream) forget(id int64) *watcher {
+// forget frees a watcher's id.
+func (st *watchStream) forget(id int64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	w := st.ids[id]
 	delete(st.ids, id)
-	return w
 }
 
 // forgetAsked is forget for a client's request, and cancels the watcher: endDenied does not see it any more. A watcher
