@@ -26,6 +26,7 @@ import (
 // benchmarkPut measures a put through interceptor and handler, without gRPC and keys. There are 1,000 roles of 10
 // permissions, and the user has all of them.
 func benchmarkPut(b *testing.B, change func(*Users, *records) context.Context) {
+	b.Helper()
 	users, records := newUsers()
 	records.hear(false)
 	records.do(b, "user root", "grant root root", "user u")

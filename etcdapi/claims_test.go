@@ -99,7 +99,7 @@ func TestCertificatesOfUsers(t *testing.T) {
 	a := newAuthority(t)
 	o := everyService(t)
 	r, users := secureRig(t, a, true, o)
-	put := func(conn *grpc.ClientConn, ctx context.Context) error {
+	put := func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := pb.NewKVClient(conn).Put(ctx, &pb.PutRequest{Key: []byte("k")})
 		return err
 	}
@@ -131,12 +131,12 @@ func TestCertificatesOfUsers(t *testing.T) {
 	} {
 		conn := secureConn(t, r, a.client(tc.name, tc.uri))
 		what := "the certificate of " + tc.name + " " + tc.uri
-		wantError(t, "put with "+what, put(conn, t.Context()), tc.put)
+		wantError(t, "put with "+what, put(t.Context(), conn), tc.put)
 		wantError(t, "NodeJoin with "+what, join(conn), tc.join)
 		wantError(t, "NodeDrain with "+what, drain(conn), tc.drain)
-		wantError(t, "with a token, beside "+what, put(conn, users.as(t, "u")), nil)
-		wantError(t, "with a bad token, beside "+what, put(conn, metadataToken(t.Context(), "bad")), rpctypes.ErrGRPCInvalidAuthToken)
-		wantError(t, "as a gateway says it, with "+what, put(conn, metadata.AppendToOutgoingContext(t.Context(), "grpcgateway-accept", "*/*")), rpctypes.ErrGRPCUserEmpty)
+		wantError(t, "with a token, beside "+what, put(users.as(t, "u"), conn), nil)
+		wantError(t, "with a bad token, beside "+what, put(metadataToken(t.Context(), "bad"), conn), rpctypes.ErrGRPCInvalidAuthToken)
+		wantError(t, "as a gateway says it, with "+what, put(metadata.AppendToOutgoingContext(t.Context(), "grpcgateway-accept", "*/*"), conn), rpctypes.ErrGRPCUserEmpty)
 		_, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 		wantError(t, "health with "+what, err, nil)
 	}
@@ -176,7 +176,7 @@ func TestCertificatesOfUsers(t *testing.T) {
 	}
 
 	without, _ := secureRig(t, a, false, nil)
-	wantError(t, "without --client-cert-auth", put(secureConn(t, without, a.client("root", "")), t.Context()), rpctypes.ErrGRPCUserEmpty)
+	wantError(t, "without --client-cert-auth", put(t.Context(), secureConn(t, without, a.client("root", ""))), rpctypes.ErrGRPCUserEmpty)
 }
 
 // Trap 94: passwords and tokens stand in no log line, no error and no page.

@@ -36,12 +36,6 @@ func newKeyedLeases() *keyedLeases {
 	return &keyedLeases{keys: map[int64][]string{1: {"k"}, 2: {"x"}, 3: {"k", "x"}, 4: {}, 5: {"k"}}}
 }
 
-func (l *keyedLeases) attach(lease int64, key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.keys[lease] = append(l.keys[lease], key)
-}
-
 func (l *keyedLeases) TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -28,6 +28,7 @@ import (
 
 // everyService has a server serve all services that there are.
 func everyService(t testing.TB) func(*Options) {
+	t.Helper()
 	o := newOneRange()
 	hub := watch.New(watch.Config{Self: 1, Clock: clock.System(), Log: o, Ranges: o, Feeds: o})
 	t.Cleanup(hub.Stop)
@@ -104,7 +105,7 @@ func messageOf(t *testing.T, method string) (in, out proto.Message) {
 }
 
 // callOnce calls a method of any kind, and returns the error of its first answer.
-func callOnce(t *testing.T, ctx context.Context, conn *grpc.ClientConn, method string, info grpc.MethodInfo) error {
+func callOnce(ctx context.Context, t *testing.T, conn *grpc.ClientConn, method string, info grpc.MethodInfo) error {
 	t.Helper()
 	in, out := messageOf(t, method)
 	if !info.IsClientStream && !info.IsServerStream {
@@ -169,7 +170,7 @@ func TestEveryMethodObeysItsRule(t *testing.T) {
 					continue // they go on and wait; their own tests say what they do
 				}
 			}
-			if err := callOnce(t, tc.ctx, r.conn, method, info); refusedForWho(err) != tc.want {
+			if err := callOnce(tc.ctx, t, r.conn, method, info); refusedForWho(err) != tc.want {
 				t.Errorf("%s by %s: %v, want %q", method, tc.who, err, tc.want)
 			}
 		}

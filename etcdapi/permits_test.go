@@ -134,7 +134,8 @@ func TestDenialsWithoutPlacement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, users := virtualServer(t, nil)
 		ctx := users.incoming(t, "u")
-		defer users.stick()()
+		unstick := users.stick()
+		defer unstick()
 		begin := time.Now()
 		var wg sync.WaitGroup
 		for i := range 10 {
@@ -169,7 +170,8 @@ func TestDenialsWithoutPlacement(t *testing.T) {
 // AuthStatus and logins end within the request timeout, whatever placement does.
 func TestAuthIsBounded(t *testing.T) {
 	r := newAuthRig(t, func(o *Options) { o.RequestTimeout = 50 * time.Millisecond })
-	defer r.users.stick()()
+	unstick := r.users.stick()
+	defer unstick()
 	a := pb.NewAuthClient(r.conn)
 	ctx := t.Context()
 	_, err := a.AuthStatus(ctx, &pb.AuthStatusRequest{})
@@ -183,11 +185,11 @@ func TestAuthIsBounded(t *testing.T) {
 // request is a request to keys of user u, by one way.
 type request struct {
 	name string
-	do   func(*authRig, context.Context) error
+	do   func(context.Context, *authRig) error
 }
 
 // postAs posts JSON as the user of a client's context.
-func postAs(r *authRig, ctx context.Context, path, body string) error {
+func postAs(ctx context.Context, r *authRig, path, body string) error {
 	md, _ := metadata.FromOutgoingContext(ctx)
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.addr()+path, strings.NewReader(body))
 	if err != nil {
@@ -229,33 +231,33 @@ func streamed(ctx context.Context, r *authRig, q *pb.RangeRequest) (parts int, e
 }
 
 var requests = []request{
-	{"put", func(r *authRig, ctx context.Context) error {
+	{"put", func(ctx context.Context, r *authRig) error {
 		_, err := pb.NewKVClient(r.conn).Put(ctx, &pb.PutRequest{Key: []byte("k")})
 		return err
 	}},
-	{"delete", func(r *authRig, ctx context.Context) error {
+	{"delete", func(ctx context.Context, r *authRig) error {
 		_, err := pb.NewKVClient(r.conn).DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte("k")})
 		return err
 	}},
-	{"txn", func(r *authRig, ctx context.Context) error {
+	{"txn", func(ctx context.Context, r *authRig) error {
 		put := &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}
 		_, err := pb.NewKVClient(r.conn).Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: put}}})
 		return err
 	}},
-	{"get", func(r *authRig, ctx context.Context) error {
+	{"get", func(ctx context.Context, r *authRig) error {
 		_, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k")})
 		return err
 	}},
-	{"a span", func(r *authRig, ctx context.Context) error {
+	{"a span", func(ctx context.Context, r *authRig) error {
 		_, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("k\x00")})
 		return err
 	}},
-	{"RangeStream", func(r *authRig, ctx context.Context) error {
+	{"RangeStream", func(ctx context.Context, r *authRig) error {
 		_, err := streamed(ctx, r, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("k\x00")})
 		return err
 	}},
-	{"JSON put", func(r *authRig, ctx context.Context) error { return postAs(r, ctx, "/v3/kv/put", `{"key":"aw=="}`) }},
-	{"JSON get", func(r *authRig, ctx context.Context) error { return postAs(r, ctx, "/v3/kv/range", `{"key":"aw=="}`) }},
+	{"JSON put", func(ctx context.Context, r *authRig) error { return postAs(ctx, r, "/v3/kv/put", `{"key":"aw=="}`) }},
+	{"JSON get", func(ctx context.Context, r *authRig) error { return postAs(ctx, r, "/v3/kv/range", `{"key":"aw=="}`) }},
 }
 
 // withSpan lets u do everything to the keys that the requests name.
@@ -301,7 +303,7 @@ func TestRightsAreTakenWhileARequestIsUnderWay(t *testing.T) {
 					served.Add(1)
 					return nil
 				})
-				wantError(t, "the request", q.do(r, ctx), tc.want)
+				wantError(t, "the request", q.do(ctx, r), tc.want)
 				want := int32(0)
 				if tc.want == nil {
 					want = 1
@@ -329,13 +331,13 @@ func TestWhatWasTakenAwayIsNotHeard(t *testing.T) {
 				return kverror.New(kverror.AccessChanged, "a test")
 			})
 			begin := time.Now()
-			wantError(t, "the request", q.do(r, ctx), rpctypes.ErrGRPCNoLeader)
+			wantError(t, "the request", q.do(ctx, r), rpctypes.ErrGRPCNoLeader)
 			if n := reached.Load(); n != 1 || time.Since(begin) < 100*time.Millisecond {
 				t.Errorf("the keys were asked %d times, and the answer took %v", n, time.Since(begin))
 			}
 			r.kv.ask(nil)
 			r.users.hear(true)
-			wantError(t, "once it is heard", q.do(r, ctx), nil)
+			wantError(t, "once it is heard", q.do(ctx, r), nil)
 		})
 	}
 }
@@ -343,20 +345,20 @@ func TestWhatWasTakenAwayIsNotHeard(t *testing.T) {
 // A serializable read asks no sequencer. With checks on it is refused while this node may not know what was taken away.
 // Data are not sent if the right was taken away while they were read.
 func TestSerializableReads(t *testing.T) {
-	reads := map[string]func(*authRig, context.Context) (int, error){
-		"get": func(r *authRig, ctx context.Context) (int, error) {
+	reads := map[string]func(context.Context, *authRig) (int, error){
+		"get": func(ctx context.Context, r *authRig) (int, error) {
 			resp, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k"), Serializable: true})
 			return len(resp.GetKvs()), err
 		},
-		"a span": func(r *authRig, ctx context.Context) (int, error) {
+		"a span": func(ctx context.Context, r *authRig) (int, error) {
 			resp, err := pb.NewKVClient(r.conn).Range(ctx, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("k\x00"), Serializable: true})
 			return len(resp.GetKvs()), err
 		},
-		"RangeStream": func(r *authRig, ctx context.Context) (int, error) {
+		"RangeStream": func(ctx context.Context, r *authRig) (int, error) {
 			return streamed(ctx, r, &pb.RangeRequest{Key: []byte("k"), RangeEnd: []byte("k\x00"), Serializable: true})
 		},
-		"JSON": func(r *authRig, ctx context.Context) (int, error) {
-			return 0, postAs(r, ctx, "/v3/kv/range", `{"key":"aw==","serializable":true}`)
+		"JSON": func(ctx context.Context, r *authRig) (int, error) {
+			return 0, postAs(ctx, r, "/v3/kv/range", `{"key":"aw==","serializable":true}`)
 		},
 	}
 	for name, read := range reads {
@@ -367,7 +369,7 @@ func TestSerializableReads(t *testing.T) {
 			ctx := r.users.as(t, "u")
 			refused := func(what string, want error) {
 				t.Helper()
-				n, err := read(r, ctx)
+				n, err := read(ctx, r)
 				wantError(t, what, err, want)
 				if err != nil && n != 0 {
 					t.Errorf("%s: %d parts of the answer all the same", what, n)

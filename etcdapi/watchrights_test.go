@@ -57,7 +57,9 @@ func (g *guarded) open(user string, taken int) (v *virtualStream, end func()) {
 	go func() { v.done <- (&watchServer{s: g.s}).Watch(v) }()
 	return v, func() {
 		cancel()
-		<-v.done
+		if err := <-v.done; err == nil {
+			g.t.Error("the stream ended without an error, before its client")
+		}
 	}
 }
 
@@ -142,7 +144,9 @@ func TestWatchersThatAreNotAllowed(t *testing.T) {
 		v.send(createWatch(&pb.WatchCreateRequest{Key: []byte("k"), StartRevision: -1})) // as in etcd, its look comes first
 		v.want("a bad start", "-1 created canceled: "+rpctypes.ErrCompacted.Error())
 		cancel()
-		<-v.done
+		if err := <-v.done; err == nil {
+			t.Error("the stream ended without an error, before its client")
+		}
 
 		// A stream outlives what was granted, and its user's next watchers go by the rights of then.
 		v, end := g.open("u", 10)

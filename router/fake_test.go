@@ -252,5 +252,6 @@ func evaluate(kvs []*mvccpb.KeyValue, op *pb.RangeRequest) *pb.RangeResponse {
 
 // internal is the context of a request that needs no permission.
 func internal(t testing.TB) context.Context {
+	t.Helper()
 	return keyspace.WithPermit(t.Context(), keyspace.Internal)
 }
