@@ -61,6 +61,9 @@ func (c *Caller) Permit() keyspace.Permit {
 // empty where no user is known.
 func (c *Caller) Incarnation() (user string, since uint64) { return c.User, c.since }
 
+// Stale returns an error where the identity is of an older auth revision.
+func (c *Caller) Stale() error { return c.stale }
+
 // Off says that checks are off: everybody may do everything.
 func (c *Caller) Off() bool { return c.off }
 

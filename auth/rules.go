@@ -96,7 +96,7 @@ func (r Rule) Begin(c *Caller) error {
 		if err := c.AnyUser(); err != nil {
 			return err
 		}
-		return c.stale // its parts act for the user of now, whatever has become of the identity
+		return c.Stale() // its parts act for the user of now, whatever has become of the identity
 	case NodeOrHere:
 		if c.Node != "" {
 			return nil

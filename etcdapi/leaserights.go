@@ -38,10 +38,11 @@ type leaseYes struct {
 	ttl time.Duration
 }
 
-// leaseVerdict is a user with the rights of one state, and a lease. A subject is another one once rights have changed.
+// leaseVerdict is a user with the rights of one view, and a lease.
 type leaseVerdict struct {
-	subject *rights.Subject
-	lease   int64
+	user  string
+	view  uint64
+	lease int64
 }
 
 // counts says whether there is a verdict that is not older than within, nor than a third of the lease's TTL.
@@ -105,7 +106,13 @@ func leasesOf(m proto.Message) map[int64]struct{} {
 // it does not.
 func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Duration) error {
 	_, err := s.allowed(ctx, func(c *auth.Caller) error {
-		k, now := leaseVerdict{c.Subject, lease}, s.opts.Clock.Now()
+		if c.Off() {
+			return nil
+		}
+		if err := c.Stale(); err != nil {
+			return err
+		}
+		k, now := leaseVerdict{c.User, c.Index, lease}, s.opts.Clock.Now()
 		if within > 0 && s.verdicts.counts(k, now, within) {
 			return nil
 		}

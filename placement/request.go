@@ -105,6 +105,8 @@ func (q *request) guarded() bool {
 		return true
 	case requestLease:
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke
+	case requestAlarms:
+		return q.Alarm.Change != 0
 	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:
 	}
 	return false

@@ -99,7 +99,8 @@ func (s *State) applyChangeAlarm(index uint64, o ChangeAlarm) Result {
 			return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d alarms, and no more are raised: end some (etcdctl alarm disarm)", len(s.alarms))}
 		}
 		s.alarms[o.Alarm] = next
-		if next.Sticky {
+		if next.Sticky && (o.Alarm.Type == AlarmNoSpace || o.Alarm.Type == AlarmCorrupt) {
+			// What was permitted before is refused by it. An alarm of any other type refuses nothing.
 			s.access.Access, s.accessChanged, s.dirty.access = index, index, true
 		}
 	case AlarmDeactivated, AlarmPassed:

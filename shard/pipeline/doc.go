@@ -87,6 +87,10 @@
 // failed)? The chain is cut there. The batches behind the cut are discarded, and those of
 // them that are in the log apply nowhere. The next batch is evaluated on the last entry before the cut.
 //
+// … rights were taken from somebody since a request was permitted? The sequencer refuses the batch. Calls whose permit
+// has ended get AccessChanged, and the other requests are evaluated again, in their order. From then on the range
+// refuses such permits itself, so one gateway that lags behind costs the others one batch.
+//
 // … a pass waits for the disk, or scans for long? After a millisecond or two it counts as
 // reading: another pipeline that waits gets its slot for the processor. From then on the pass ends
 // after the call in which its time is over. Its own range waits for that call; the others wait only

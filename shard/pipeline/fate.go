@@ -63,7 +63,12 @@ func (p *Pipeline) discard(b *batch, err error, out *Answers) {
 		}
 	}
 	b.end(false)
-	for _, c := range b.take(&b.calls, placeBatch) {
+	// The first of those that are put back comes to the front of the queue last.
+	for _, c := range slices.Backward(b.take(&b.calls, placeBatch)) {
+		if p.goesAgain(c, err) {
+			p.Requeue(c)
+			continue
+		}
 		out.Add(c, p.errorOf(c, err))
 	}
 	for _, c := range b.take(&b.held, placeHeld) {
@@ -73,6 +78,12 @@ func (p *Pipeline) discard(b *batch, err error, out *Answers) {
 	for _, c := range b.take(&b.parked, placeParked) {
 		p.Requeue(c)
 	}
+}
+
+// goesAgain says whether a call whose batch is discarded is evaluated again: the batch had another call that was not
+// permitted any more. A command was undone, and its sender sends it again.
+func (p *Pipeline) goesAgain(c *Call, err error) bool {
+	return errors.Is(err, kverror.AccessChanged) && !c.Req.Permit.Ended(p.access) && c.op.Command() == nil
 }
 
 // errorOf returns the error of a call whose batch is discarded. AccessChanged is the error of the calls whose

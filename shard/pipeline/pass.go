@@ -106,6 +106,9 @@ func (p *Pipeline) refusal(c *Call) error {
 		return p.env.Error(kverror.Busy, "the range is about to change")
 	case c.ctx.Err() != nil:
 		return kverror.Of(c.ctx.Err())
+	case c.Req.Permit.Ended(p.access):
+		// In a batch it would take all others with it.
+		return kverror.New(kverror.AccessChanged, "rights were taken away at index %d", p.access)
 	}
 	return nil
 }

@@ -204,8 +204,8 @@ func (w *world) permitted(at keyspace.AccessIndex, key string) *Call {
 }
 
 // Traps 81 and 82: the sequencer refuses a batch for the calls whose permits have ended. Those are told so, also in the
-// next batch. All other calls of the two batches are sent again: the requests of users who lost nothing, commands of
-// the cluster itself, and what was evaluated on the refused writes. No revision is used, and the chain goes on.
+// next batch. All other requests of the two batches are evaluated again, in their order: those of users who lost
+// nothing, and what was evaluated on the refused writes. A command is sent again by its sender. No revision is lost.
 func TestPermitsThatHaveEnded(t *testing.T) {
 	w := newWorld(t)
 	w.access = 10
@@ -230,53 +230,56 @@ func TestPermitsThatHaveEnded(t *testing.T) {
 		t.Errorf("undone %d times", m.undone)
 	}
 
-	last := w.last
-	first := w.permitted(20, "x") // asks by itself
-	old = w.permitted(15, "b")
-	older := w.permitted(1, "e")
-	same = w.permitted(20, "c")
+	w.access = 30
+	first := w.permitted(30, "x") // asks by itself
+	old = w.permitted(25, "b")
+	older := w.permitted(21, "e")
+	same = w.permitted(30, "c")
 	own = w.put("d")
 	command, m = w.mark()
-	write := w.sendPermitted(context.Background(), keyspace.PermitAt(20), &pb.TxnRequest{
+	write := w.sendPermitted(context.Background(), keyspace.PermitAt(30), &pb.TxnRequest{
 		Compare: see("b").Compare, Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("f")}}}},
 	})
 	w.pass()
 	w.sequence(nil) // of x alone; the rest asks
-	if got := w.asks[0].req; got.Permit != keyspace.PermitAt(1) || got.Count != 5 {
+	if got := w.asks[0].req; got.Permit != keyspace.PermitAt(21) || got.Count != 5 {
 		t.Errorf("the batch asks by %+v, want the oldest permit of its 5 changes", got)
 	}
-	next := w.permitted(20, "b") // fills, on top of the refused b
-	nextOld := w.permitted(19, "g")
-	w.settle(nil)
-	for name, c := range map[string]*Call{"old": old, "older": older, "old, and on top": nextOld} {
+	next := w.permitted(30, "b") // fills, on top of the refused b
+	last := w.last
+	// By now the range knows the index, and what had ended before comes into no batch.
+	w.want("old, and on top", w.permitted(29, "g"), kverror.AccessChanged)
+	w.sequence(nil)
+	for name, c := range map[string]*Call{"old": old, "older": older} {
 		w.want(name, c, kverror.AccessChanged)
 	}
-	for name, c := range map[string]*Call{
-		"permitted since": same, "the cluster's own": own, "a command": command, "on top of a refused write": write, "in the next batch": next,
-	} {
-		w.want(name, c, kverror.Dropped)
-	}
+	w.want("a command", command, kverror.Dropped)
 	if m.undone != 1 || m.answered != 1 {
 		t.Errorf("undone %d times, answered %d times", m.undone, m.answered)
 	}
-	if w.last != last+1 {
-		t.Errorf("%d revisions are used, want that of x alone", w.last-last)
-	}
-	again := w.permitted(20, "b")
+	w.pass() // the others go again, in their order
 	w.settle(nil)
-	w.apply(true)
-	w.apply(true)
-	w.apply(true)
-	for name, c := range map[string]*Call{"before": before, "x": first, "again": again} {
+	for len(w.asks) > 0 {
+		w.settle(nil)
+	}
+	for len(w.log) > 0 {
+		w.apply(true)
+	}
+	for name, c := range map[string]*Call{
+		"before": before, "x": first, "permitted since": same, "the cluster's own": own, "on top of a refused write": write, "in the next batch": next,
+	} {
 		w.want(name, c, nil)
 	}
-	if v := w.store["b"]; v.Version != 1 || v.Mod != w.last || w.store["c"].Mod != 0 {
-		t.Errorf("b is %+v at %d, c is %+v", v, w.last, w.store["c"])
+	if w.last != last+3 {
+		t.Errorf("%d revisions are used, want 3: without the refused write the transaction changes nothing", w.last-last)
+	}
+	if c, d, b := w.store["c"].Mod, w.store["d"].Mod, w.store["b"].Mod; c != last+1 || d != last+2 || b != last+3 {
+		t.Errorf("c is at %d, d at %d and b at %d, after %d", c, d, b, last)
 	}
 	w.empty()
 }
 
-// A read whose permit has ended is refused with those in its batch that are no better, also if it was sent alone.
+// A read whose permit has ended is refused, also if it was sent alone, and no other with it.
 func TestReadsWhosePermitsHaveEnded(t *testing.T) {
 	w := newWorld(t)
 	w.access = 20
@@ -288,13 +291,16 @@ func TestReadsWhosePermitsHaveEnded(t *testing.T) {
 	alone := look(keyspace.PermitAt(19))
 	w.settle(nil)
 	w.want("alone", alone, kverror.AccessChanged)
-	look(keyspace.PermitAt(20)) // asks by itself
-	old, same, own := look(keyspace.PermitAt(19)), look(keyspace.PermitAt(20)), look(keyspace.Internal)
+	w.access = 30
+	look(keyspace.PermitAt(30)) // asks by itself
+	old, same, own := look(keyspace.PermitAt(29)), look(keyspace.PermitAt(30)), look(keyspace.Internal)
 	w.settle(nil)
-	w.settle(nil)
+	for len(w.asks) > 0 {
+		w.settle(nil)
+	}
 	w.want("old", old, kverror.AccessChanged)
-	w.want("permitted since", same, kverror.Dropped)
-	w.want("the cluster's own", own, kverror.Dropped)
+	w.want("permitted since", same, nil)
+	w.want("the cluster's own", own, nil)
 	w.empty()
 }
 
