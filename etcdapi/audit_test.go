@@ -126,6 +126,15 @@ func TestAudit(t *testing.T) {
 	getAs(t, http.DefaultClient, "http://"+r.addr()+"/debug/pprof/heap", "Authorization", tokenOf(t, users, rec, "u"))
 	post(t, r, "/v3/kv/put", `{"key": "c2VjcmV0", "value": "c2VjcmV0"}`)
 	expect("HTTP", `deny heap by "u" from 127.0.0.1: PermissionDenied`, `deny Put by "" from 127.0.0.1: InvalidArgument`)
+	// The address is what the gateway sees itself, whatever the client says of it.
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.addr()+"/v3/auth/authenticate", strings.NewReader(`{"name": "u", "password": "no"}`))
+	must(t, err)
+	req.Header.Set("X-Forwarded-For", "192.0.2.1")
+	req.Header.Set("Grpc-Metadata-X-Forwarded-For", "192.0.2.2")
+	resp, err := http.DefaultClient.Do(req)
+	must(t, err)
+	resp.Body.Close()
+	expect("login by the gateway", `deny Authenticate by "u" from 127.0.0.1: InvalidArgument`)
 	unary("root", a+"AuthDisable", &pb.AuthDisableRequest{}, &pb.AuthDisableResponse{})
 	expect("who ends the checks", `note AuthDisable by "root" from 127.0.0.1: ok`)
 	for _, text := range everything {
