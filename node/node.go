@@ -122,17 +122,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	n := &Node{core: core, log: core.log, done: make(chan struct{})}
-	if cfg.AuditLog != "" {
-		if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: o.Clock, Logger: core.log, Registry: reg}); err != nil {
-			return nil, errors.Join(fmt.Errorf("--audit-log: %w", err), core.Stop(ctx))
-		}
-	}
 	face := faceOptions(cfg, membership)
-	if face.Users, err = core.users(cfg); err != nil {
-		return nil, errors.Join(err, n.audit.Close(ctx), core.Stop(ctx))
-	}
-	if n.audit != nil {
-		face.Audit = n.audit
+	if err := n.guard(cfg, &face, reg); err != nil {
+		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
 	face.Alarms, face.Downgrades, face.Hashes = etcdAlarms{core}, etcdDowngrades{core}, core.router
@@ -156,6 +148,18 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}()
 	core.wait.Go(core.watchRestores)
 	return n, nil
+}
+
+// guard sets who may do what, and opens the audit log if there is to be one.
+func (n *Node) guard(cfg *config.Config, face *etcdapi.Options, reg prometheus.Registerer) (err error) {
+	if face.Users, err = n.core.users(cfg); err != nil || cfg.AuditLog == "" {
+		return err
+	}
+	if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: n.core.o.Clock, Logger: n.log, Registry: reg}); err != nil {
+		return fmt.Errorf("--audit-log: %w", err)
+	}
+	face.Audit = n.audit
+	return nil
 }
 
 // tellInsecure says which URLs others reach without TLS.
