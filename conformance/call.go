@@ -23,11 +23,17 @@ import (
 type call struct {
 	kind    *kind
 	request proto.Message
+	// user is as whom it is made, where there are users; "" is nobody.
+	user string
 }
 
 // String shows the call for a report: large values are cut.
 func (c *call) String() string {
-	return fmt.Sprintf("%s{%s}", c.kind.name, short(c.request))
+	as := ""
+	if c.user != "" {
+		as = fmt.Sprintf(" as %q", c.user)
+	}
+	return fmt.Sprintf("%s{%s}%s", c.kind.name, short(c.request), as)
 }
 
 // answer is a store's answer: a response, or an error by its code and text.

@@ -15,6 +15,11 @@
 // (TestWaves), Skein's own revisions say in which order they took effect. etcd then
 // executes them in that order and must give the same answers.
 //
+// Users, their rights and their tokens are compared in two more ways. Calls are made as users whose rights change
+// meanwhile (TestLockstepUsers). And every method is called by everybody with everything that matters for rights
+// (TestAccessMatrix): the requests are made from etcd's descriptors and a table of their fields. Differences that
+// stay are a table too (differences), and docs/CONFORMANCE.md says the same.
+//
 // Other tests run clientv3's mutex, election and STM: many clients through all nodes,
 // over ranges that split between the keys of clients waiting for one lock. They check
 // what users rely on:

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,6 +23,8 @@ type store struct {
 	// conns has one connection per gateway.
 	conns []*grpc.ClientConn
 	stop  func() error
+	// etcd is the server in this process, nil for Skein.
+	etcd *etcdserver.EtcdServer
 }
 
 // close ends the connections and stops the store.
@@ -45,6 +48,12 @@ func dial(target string) (*grpc.ClientConn, error) {
 // half of all members.
 const etcdToken = "conformance-1"
 
+// Stores begin with simple tokens unless a test has others. Hashes of passwords are as cheap as they can be.
+const (
+	simpleTokens = "simple"
+	bcryptCost   = 4
+)
+
 // lastWords logs the reason that ends this process; otherwise the test would end
 // without a message.
 func lastWords() *zap.Logger {
@@ -55,7 +64,7 @@ func lastWords() *zap.Logger {
 
 // startEtcd starts an etcd of one member in dir, with etcd's defaults. It does not sync
 // its files: nobody reads them again.
-func startEtcd(ctx context.Context, dir string) (*store, error) {
+func startEtcd(ctx context.Context, dir, tokens string) (*store, error) {
 	anyPort := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "etcd")
@@ -70,6 +79,7 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 	cfg.InitialClusterToken = etcdToken
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.UnsafeNoFsync = true
+	cfg.AuthToken, cfg.BcryptCost = tokens, bcryptCost
 	cfg.ElectionMs = uint(cluster.ElectionTimeout.Milliseconds()) // the shortest TTL of a lease depends on it
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
@@ -94,5 +104,5 @@ func startEtcd(ctx context.Context, dir string) (*store, error) {
 		e.Close()
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
-	return &store{name: "etcd", conns: []*grpc.ClientConn{conn}, stop: stop}, nil
+	return &store{name: "etcd", conns: []*grpc.ClientConn{conn}, stop: stop, etcd: e.Server}, nil
 }

@@ -32,6 +32,9 @@ var jsonKinds = []*kind{
 // (docs/CONFORMANCE.md).
 const jsonMaxBytes = maxRequestBytes + grpcOverheadBytes + 1<<10
 
+// jsonClient keeps a connection for each call at a time.
+var jsonClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+
 // overJSON returns a kind that makes the calls of another kind, found by name, by
 // posting them to the path.
 func overJSON(of, path string, weight int) *kind {
@@ -52,7 +55,7 @@ func overJSON(of, path string, weight int) *kind {
 			return r
 		}
 		k.do = func(ctx context.Context, conn *grpc.ClientConn, req proto.Message) answer {
-			return post(ctx, strings.TrimPrefix(conn.Target(), "passthrough:///"), path, req, base.response())
+			return post(ctx, strings.TrimPrefix(conn.Target(), "passthrough:///"), path, req, base.response(), false)
 		}
 		return k
 	}
@@ -60,8 +63,9 @@ func overJSON(of, path string, weight int) *kind {
 }
 
 // post posts the request as JSON. The answer has the received text, with the header's
-// normalised fields made equal, and the response in it, if it is one.
-func post(ctx context.Context, host, path string, req, resp proto.Message) answer {
+// normalised fields made equal, and the response in it, if it is one. Of an endless answer
+// it is the first response.
+func post(ctx context.Context, host, path string, req, resp proto.Message, endless bool) answer {
 	broken := func(err error) answer { return answer{code: codes.Internal, text: "conformance: " + err.Error()} }
 	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
 	if err != nil {
@@ -72,27 +76,46 @@ func post(ctx context.Context, host, path string, req, resp proto.Message) answe
 		return broken(err)
 	}
 	r.Header.Set("Content-Type", "application/json")
-	got, err := http.DefaultClient.Do(r)
+	if token, ok := tokenOf(ctx); ok {
+		r.Header.Set("Authorization", token)
+	}
+	got, err := jsonClient.Do(r)
 	if err != nil {
 		return broken(err)
 	}
 	defer got.Body.Close()
-	raw, err := io.ReadAll(got.Body)
-	if err != nil {
-		return broken(err)
+	from := io.Reader(got.Body)
+	if !endless {
+		raw, err := io.ReadAll(got.Body)
+		if err != nil {
+			return broken(err)
+		}
+		from = bytes.NewReader(raw)
 	}
+	return heard(from, got.StatusCode, got.Header.Get("Content-Type"), resp)
+}
+
+// heard is the answer that the first JSON value from r is.
+func heard(r io.Reader, code int, content string, resp proto.Message) answer {
+	broken := func(err error) answer { return answer{code: codes.Internal, text: "conformance: " + err.Error()} }
+	var raw json.RawMessage
 	var all any
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	if err := d.Decode(&all); err != nil {
-		return broken(fmt.Errorf("HTTP %d, %q: %w", got.StatusCode, cut(string(raw), shownBytes), err))
+	err := json.NewDecoder(r).Decode(&raw)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.UseNumber()
+		err = d.Decode(&all)
+	}
+	if err != nil {
+		return broken(fmt.Errorf("HTTP %d, %q: %w", code, cut(string(raw), shownBytes), err))
 	}
 	inner := all
-	if m, ok := all.(map[string]any); ok && m["result"] != nil {
-		inner = m["result"] // of a stream
+	fields, _ := all.(map[string]any)
+	if fields["result"] != nil {
+		inner = fields["result"] // of a stream
 	}
 	a := answer{}
-	if got.StatusCode == http.StatusOK {
+	if code == http.StatusOK && fields["error"] == nil {
 		message, err := json.Marshal(inner)
 		if err == nil {
 			err = protojson.Unmarshal(message, resp)
@@ -107,7 +130,7 @@ func post(ctx context.Context, host, path string, req, resp proto.Message) answe
 	if err != nil {
 		return broken(err)
 	}
-	a.text = fmt.Sprintf("HTTP %d, %s: %s", got.StatusCode, got.Header.Get("Content-Type"), text)
+	a.text = fmt.Sprintf("HTTP %d, %s: %s", code, content, text)
 	return a
 }
 

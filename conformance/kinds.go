@@ -74,11 +74,11 @@ var kvKinds = []*kind{
 // next returns the next call.
 func (s *source) next() *call {
 	sum := 0
-	for _, k := range kinds {
+	for _, k := range s.kinds {
 		sum += k.weight
 	}
 	n := s.IntN(sum)
-	for _, k := range kinds {
+	for _, k := range s.kinds {
 		if n -= k.weight; n < 0 {
 			return &call{kind: k, request: k.generate(s)}
 		}

@@ -25,6 +25,8 @@ type pair struct {
 	// outcomes counts the answers by kind and outcome.
 	outcomes map[string]int
 	calls    int
+	// users are those as whom calls are made, nil where there are none.
+	users *users
 }
 
 // callTimeout bounds one call: a store that hangs is a failure. It is long because a
@@ -37,6 +39,9 @@ const callTimeout = 2 * time.Minute
 func (p *pair) lockstep(ctx context.Context, calls, every int) error {
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
+			if p.users != nil {
+				p.splits.tokens = p.users.ofRoot(p)
+			}
 			p.splits.split(p.source.splitKey())
 		}
 		gateway := p.source.IntN(len(p.skein.conns))
@@ -51,13 +56,28 @@ func (p *pair) lockstep(ctx context.Context, calls, every int) error {
 func (p *pair) step(ctx context.Context, c *call, gateway int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	theirCtx, ourCtx := ctx, ctx
+	if p.users != nil {
+		var err error
+		if theirCtx, ourCtx, err = p.identify(ctx, c, gateway); err != nil {
+			return err
+		}
+	}
 	var ours answer
 	var wg sync.WaitGroup
-	wg.Go(func() { ours = do(ctx, p.skein.conns[gateway], c) })
-	theirs := do(ctx, p.etcd.conns[0], c)
+	wg.Go(func() { ours = do(ourCtx, p.skein.conns[gateway], c) })
+	theirs := do(theirCtx, p.etcd.conns[0], c)
 	wg.Wait()
+	if p.users != nil {
+		if err := p.learn(ctx, c, theirs, ours); err != nil {
+			return fmt.Errorf("call %d, at node %d, %s: %w", p.calls, gateway+1, c, err)
+		}
+		if refusedOtherwise(c, theirs, ours) {
+			ours = theirs
+		}
+	}
 	p.take(c, theirs)
-	theirs, err := p.asOf(ctx, c, theirs, ours)
+	theirs, err := p.asOf(theirCtx, c, theirs, ours)
 	if err != nil {
 		return fmt.Errorf("call %d, at node %d:\n  %s\n  %s: %w", p.calls, gateway+1, c, ours, err)
 	}
@@ -226,10 +246,12 @@ func changed(resp proto.Message) bool {
 // splitter splits ranges while calls are made.
 type splitter struct {
 	admin *adminapi.Client
-	wg    sync.WaitGroup
-	mu    sync.Mutex
-	done  int
-	errs  []error
+	// tokens are those of root, nil while rights are not checked.
+	tokens []string
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	done   int
+	errs   []error
 }
 
 // splitTimeout bounds one split.
@@ -238,8 +260,12 @@ const splitTimeout = time.Minute
 // split begins a split at the key, unless one is still under way.
 func (s *splitter) split(key []byte) {
 	s.wg.Wait()
+	ctx := context.Background()
+	if s.tokens != nil {
+		ctx = withBearer(ctx, s.tokens[1])
+	}
 	s.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), splitTimeout)
+		ctx, cancel := context.WithTimeout(ctx, splitTimeout)
 		defer cancel()
 		_, err := s.admin.RangeSplit(ctx, key)
 		s.mu.Lock()

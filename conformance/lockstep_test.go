@@ -37,16 +37,16 @@ const (
 // newPair starts an etcd and a Skein for one test.
 func newPair(t *testing.T, seed uint64) *pair {
 	t.Helper()
-	p, _, err := startPair(t, seed)
+	p, _, err := startPair(t, seed, simpleTokens)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// startPair starts an etcd and a Skein. stop stops them, even if not all have started;
+// startPair starts an etcd and a Skein with an option for --auth-token. stop stops them, even if not all have started;
 // the end of the test does so too.
-func startPair(t *testing.T, seed uint64) (p *pair, stop func(), err error) {
+func startPair(t *testing.T, seed uint64, tokens string) (p *pair, stop func(), err error) {
 	t.Helper()
 	logger := lastWords()
 	if *verbose {
@@ -71,9 +71,9 @@ func startPair(t *testing.T, seed uint64) (p *pair, stop func(), err error) {
 	t.Cleanup(stop)
 	err = each(2, func(i int) (err error) {
 		if i == 0 {
-			p.etcd, err = startEtcd(ctx, dir)
+			p.etcd, err = startEtcd(ctx, dir, tokens)
 		} else {
-			p.skein, err = startSkein(ctx, dir, logger)
+			p.skein, err = startSkein(ctx, dir, tokens, logger)
 		}
 		return err
 	})
@@ -193,10 +193,37 @@ func (p *pair) outcomesText() string {
 
 func TestLockstep(t *testing.T) {
 	t.Parallel()
-	overSeeds(t, (*pair).lockstep, kept)
+	overSeeds(t, (*pair).lockstep, kept, false)
 }
 
 func TestWaves(t *testing.T) {
 	t.Parallel()
-	overSeeds(t, (*pair).waves, kept)
+	overSeeds(t, (*pair).waves, kept, false)
 }
+
+// TestLockstepUsers: calls as users, whose rights change meanwhile, have the answers of etcd.
+func TestLockstepUsers(t *testing.T) {
+	t.Parallel()
+	for name, jwt := range map[string]bool{"simple": false, "JWT": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			overSeeds(t, func(p *pair, ctx context.Context, calls, every int) error {
+				if err := p.beginUsers(ctx, jwt); err != nil {
+					return err
+				}
+				return p.lockstep(ctx, calls, every)
+			}, func(t *testing.T, p *pair) {
+				for _, o := range []string{
+					"Range: OK", "Range: " + denied, "Put: OK", "Put: " + denied, "Txn: OK", "Txn: " + denied, "DeleteRange: OK",
+					"RoleGrantPermission: OK", "UserGrantRole: OK", "RoleGrantPermission: " + denied, logInName + ": OK",
+				} {
+					if p.calls >= 1000 && p.outcomes[o] == 0 {
+						t.Errorf("%d calls and not one %q", p.calls, o)
+					}
+				}
+			}, jwt)
+		})
+	}
+}
+
+var denied = rpctypes.ErrorDesc(rpctypes.ErrGRPCPermissionDenied)

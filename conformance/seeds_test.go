@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -147,33 +148,46 @@ func seedOf(t *testing.T) uint64 {
 
 // overSeeds runs one seed, or as many as requested. keeps checks that a run without a
 // difference met its purpose.
-func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair)) {
+func overSeeds(t *testing.T, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair), jwt bool) {
 	t.Helper()
 	first, test := seedOf(t), t.Name()
 	began := clock.StartStopwatch()
 	if *seedsFlag == 1 {
-		overSeed(t, test, first, run, keeps)
+		overSeed(t, test, first, run, keeps, jwt)
 		return
 	}
 	t.Run("seed", func(t *testing.T) {
 		for seed := first; seed < first+uint64(*seedsFlag); seed++ {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				t.Parallel()
-				overSeed(t, test, seed, run, keeps)
+				overSeed(t, test, seed, run, keeps, jwt)
 			})
 		}
 	})
 	runs.change(test, func(t *tally) { t.took = began.Elapsed() })
 }
 
+// tokenOption is the value of --auth-token, for simple tokens or for JWTs of secretOfAll.
+func tokenOption(t *testing.T, jwt bool) string {
+	t.Helper()
+	if !jwt {
+		return simpleTokens
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte(secretOfAll), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "jwt,sign-method=HS256,priv-key=" + secret
+}
+
 // standstillsMax is how often a seed is run again because the process stood still.
 const standstillsMax = 5
 
-func overSeed(t *testing.T, test string, seed uint64, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair)) {
+func overSeed(t *testing.T, test string, seed uint64, run func(p *pair, ctx context.Context, calls, every int) error, keeps func(*testing.T, *pair), jwt bool) {
 	t.Helper()
 	for turn := 0; ; turn++ {
 		before, long := still.count()
-		p, stop, err := startPair(t, seed)
+		p, stop, err := startPair(t, seed, tokenOption(t, jwt))
 		if err == nil {
 			err = run(p, t.Context(), *callsFlag, *splitFlag)
 		}

@@ -8,14 +8,17 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/conformance/cluster"
 )
 
 const skeinNodes = cluster.Nodes
 
 // startSkein starts a Skein of three nodes in dir, with one range.
-func startSkein(ctx context.Context, dir string, logger *zap.Logger) (*store, error) {
-	c, err := cluster.Start(ctx, cluster.Options{Dir: dir, Logger: logger})
+func startSkein(ctx context.Context, dir, tokens string, logger *zap.Logger) (*store, error) {
+	c, err := cluster.Start(ctx, cluster.Options{Dir: dir, Logger: logger, Configure: func(c *config.Config) {
+		c.AuthToken, c.BcryptCost = tokens, bcryptCost
+	}})
 	if err != nil {
 		return nil, fmt.Errorf("skein: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
@@ -60,6 +61,12 @@ type source struct {
 	leaders []*v3electionpb.LeaderKey
 	// page is the next page of the list that is read by pages, nil for none.
 	page *pb.RangeRequest
+	// kinds are those of the calls, and granted the permissions that were granted last.
+	kinds   []*kind
+	granted []*authpb.Permission
+	// passwords are those of users, and failures how many logins of each have failed.
+	passwords map[string]string
+	failures  map[string]int
 	// steady leaves out writes that the store may refuse for its content: a refusal has
 	// no revision that shows its place.
 	steady bool
@@ -70,7 +77,7 @@ type source struct {
 func newSource(seed uint64) *source {
 	return &source{
 		Rand: rand.New(rand.NewPCG(seed, 0x736b65696e)), revision: 1,
-		known: make(map[string]*mvccpb.KeyValue), twice: make(map[int64]bool),
+		known: make(map[string]*mvccpb.KeyValue), twice: make(map[int64]bool), kinds: kinds,
 	}
 }
 
@@ -112,6 +119,9 @@ func (s *source) observe(c *call, a answer) {
 		s.observeLease(c, a)
 	case *v3lockpb.LockResponse, *v3electionpb.CampaignResponse, *v3electionpb.LeaderResponse:
 		s.observeLock(a)
+	case *pb.AuthRoleGrantPermissionResponse:
+		s.granted = append(s.granted, c.request.(*pb.AuthRoleGrantPermissionRequest).GetPerm())
+		s.granted = s.granted[max(0, len(s.granted)-heldMax):]
 	case *pb.CompactionResponse:
 		s.compacted = c.request.(*pb.CompactionRequest).GetRevision()
 	}

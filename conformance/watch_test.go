@@ -223,7 +223,7 @@ var watchStories = []struct {
 // are generated too. Skein's watchers must receive what etcd's receive.
 func TestLockstepWatches(t *testing.T) {
 	t.Parallel()
-	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {})
+	overSeeds(t, (*pair).lockstepWatches, func(*testing.T, *pair) {}, false)
 }
 
 // watchersPerStream is after how many requests a new stream replaces the old one.
