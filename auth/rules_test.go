@@ -312,7 +312,7 @@ func TestCheck(t *testing.T) {
 		{"another", &pb.AuthUserGetRequest{Name: "root2"}, rootOnly},
 		{"an own role", &pb.AuthRoleGetRequest{Role: "own"}, ownOnly},
 		{"another role", &pb.AuthRoleGetRequest{Role: "other"}, rootOnly},
-		{"empty txn", &pb.TxnRequest{}, "may: gone no-name nobody node old old-root root u"},
+		{"empty txn", &pb.TxnRequest{}, "auth revision is old: old old-root; may: gone no-name nobody node root u"},
 		{"progress", &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{}}, "may: gone no-name nobody node old old-root root u"},
 	} {
 		if got := kinds(all, func(caller *Caller) error { return Check(caller, c.req) }); got != c.want {
