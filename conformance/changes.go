@@ -202,7 +202,7 @@ func owned(m proto.Message) (first int64) {
 	return first
 }
 
-// straight has no span of a message end before it begins. What a user may do there depends, in etcd, on the shape of a
+// straight has no span of a message end before it begins. There etcd's verdict depends on the shape of a
 // tree.
 func straight(m protoreflect.Message) {
 	key, end := m.Descriptor().Fields().ByName("key"), m.Descriptor().Fields().ByName("range_end")
@@ -289,8 +289,9 @@ func (p *pair) identify(ctx context.Context, c *call, gateway int) (etcd, skein 
 	}
 	c.user = p.source.who(c)
 	old := p.users.jwt && c.user != rights.Root && p.source.chance(16)
-	if old && p.on() {
-		// A node takes it until it has heard of the new revision, unless somebody may do less since.
+	if (old || p.users.jwt && slices.Contains(lockKinds, c.kind)) && p.on() {
+		// A node takes it until it has heard of the new revision, unless somebody may do less since. And a call about
+		// locks fails if its user is created while the node works on it.
 		root := p.users.ofRoot(p)
 		if _, err := pb.NewAuthClient(p.skein.conns[gateway]).RoleList(withBearer(ctx, root[1]), &pb.AuthRoleListRequest{}); err != nil {
 			return nil, nil, fmt.Errorf("list roles: %w", err)
@@ -350,8 +351,8 @@ func (p *pair) logRootIn(ctx context.Context) (err error) {
 	return err
 }
 
-// refusedOtherwise says that both refuse a call, in one of the two ways that are not etcd's: a call about locks because
-// of its user, and a login of who has no password without saying so.
+// refusedOtherwise says that both refuse a call, and Skein in another way than etcd. It refuses a call about locks
+// because of its user. And it does not tell who logs in that the user has no password.
 func refusedOtherwise(c *call, etcd, skein answer) bool {
 	return slices.Contains(lockKinds, c.kind) && skein.says(refusals...) && etcd.says(beforeUser...) ||
 		c.kind.name == logInName && skein.says("authentication failed") && etcd.says("password was given for no password user")

@@ -85,7 +85,7 @@ type caller struct {
 	role string
 	// token returns the token for a store, false for none.
 	token func(store int) (string, bool)
-	// known is who that may be by our own rules, nil where the token is none: it only says which calls may change
+	// known is who that may be by our own rules, nil where the token is none. It only says which calls may change
 	// something.
 	known *auth.Caller
 }
@@ -559,8 +559,8 @@ func (m *matrix) judge(c *matrixCase, etcd, skein answer) (same bool) {
 	return false
 }
 
-// TestAccessMatrix: every call of every method, with everything in it that matters for rights, as everybody, in every
-// way to make it, over one range and over several, is answered as by etcd.
+// TestAccessMatrix: everybody's calls of every method are answered as by etcd. The requests have everything that matters
+// for rights. They go over one range and over several, in every way to make them.
 func TestAccessMatrix(t *testing.T) {
 	t.Parallel()
 	for name, jwt := range map[string]bool{"simple tokens": false, "JWT": true} {
@@ -627,9 +627,17 @@ func (m *matrix) runAlone(c *matrixCase) {
 	if !same {
 		m.sameRevision(c.String())
 	}
-	if etcd.response == nil {
-		return
+	if etcd.response != nil {
+		m.restore(c)
 	}
+	if !m.intact() { // also where a lock was refused half-way
+		m.restoreKeys()
+	}
+}
+
+// restore makes anew what a successful call has changed, apart from keys.
+func (m *matrix) restore(c *matrixCase) {
+	m.t.Helper()
 	switch r := c.request.(type) {
 	case *pb.LeaseGrantRequest:
 		m.asRoot("LeaseRevoke", revoke(r.GetID()))
@@ -645,9 +653,6 @@ func (m *matrix) runAlone(c *matrixCase) {
 	}
 	if c.method.Parent().Name() == "Auth" && c.method.Name() != "Authenticate" {
 		m.resetVictim()
-	}
-	if !m.intact() {
-		m.restoreKeys()
 	}
 }
 
