@@ -65,8 +65,8 @@ func (l *login) logIn(ctx context.Context, conn *grpc.ClientConn) error {
 // whoMay says who may do what was refused for its user, or returns nil.
 func whoMay(err error) *Refusal {
 	const user = "give --user NAME:PASSWORD of a user with the role root, or a client's certificate with that common name; a node that joins shows its own certificate (--certs-dir)"
-	switch rpctypes.Error(err) { //nolint:errorlint // as above
-	case rpctypes.ErrUserEmpty:
+	switch rpctypes.Error(err) {
+	case rpctypes.ErrUserEmpty: //nolint:errorlint // as above
 		return &Refusal{Reason: "auth is on, and the request names no user", NextStep: user}
 	case rpctypes.ErrUserNotFound:
 		return &Refusal{Reason: "auth is on, and there is no such user", NextStep: user}

@@ -41,6 +41,7 @@ func Flags() []Flag {
 	t = append(t, loggingFlags()...)
 	t = append(t, compactionFlags()...)
 	t = append(t, ownFlags()...)
+	t = append(t, commandFlags()...)
 	t = append(t, flagsOfPlacement()...)
 	t = append(t, joinFlags()...)
 	t = append(t, meaninglessFlags()...)
@@ -387,6 +388,24 @@ func loggingFlags() []Flag {
 	}
 }
 
+// commandFlags are about who may command the cluster, and who did.
+func commandFlags() []Flag {
+	return []Flag{
+		{
+			Name: "audit-log", kind: kindString, Default: "", File: "audit-log", Section: sectionSkein, Own: true,
+			Usage: "File to which logins, denials, and changes of users, members, alarms and the cluster are appended, one line of JSON each.",
+			Note:  "Each line has the hash of the one before; skein audit check verifies that. A file that is moved away is begun anew. No request waits for it.",
+			set:   setString(func(c *Config) *string { return &c.AuditLog }),
+		},
+		{
+			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
+			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
+			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",
+			set:   setBool(func(c *Config) *bool { return &c.InsecureAdmin }),
+		},
+	}
+}
+
 func ownFlags() []Flag {
 	return []Flag{
 		{
@@ -413,18 +432,6 @@ func ownFlags() []Flag {
 			Note: "It stands for the flags of certificates, keys, authorities and revocation lists, and for client-cert-auth and peer-client-cert-auth; " +
 				"with it the URLs are https by default.",
 			set: func(*Config, value) error { return nil }, // useCertsDir has set it before all others
-		},
-		{
-			Name: "audit-log", kind: kindString, Default: "", File: "audit-log", Section: sectionSkein, Own: true,
-			Usage: "File to which logins, denials, and changes of users, members, alarms and the cluster are appended, one line of JSON each.",
-			Note:  "Each line has the hash of the one before; skein audit check verifies that. A file that is moved away is begun anew. No request waits for it.",
-			set:   setString(func(c *Config) *string { return &c.AuditLog }),
-		},
-		{
-			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
-			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
-			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",
-			set:   setBool(func(c *Config) *bool { return &c.InsecureAdmin }),
 		},
 		{
 			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,

@@ -148,8 +148,8 @@ func (s *Server) entry(ctx context.Context, method string) *audit.Entry {
 
 // isDenial says whether a call was refused for its user.
 func isDenial(err error) bool {
-	switch rpctypes.Error(err) { //nolint:errorlint // etcd's values, which Error returns unwrapped
-	case rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthFailed:
+	switch rpctypes.Error(err) {
+	case rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthFailed: //nolint:errorlint // etcd's values, which Error returns unwrapped
 		return true
 	}
 	return status.Code(err) == codes.PermissionDenied
