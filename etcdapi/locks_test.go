@@ -297,8 +297,10 @@ func wantStatus(t *testing.T, what string, err error, code codes.Code, text stri
 func TestLocksRefuseNobody(t *testing.T) {
 	users, records := newUsers()
 	for _, c := range []rights.Change{
-		{Kind: rights.AddRole, Role: rights.Root}, {Kind: rights.AddUser, User: rights.Root, Hash: []byte("x")},
-		{Kind: rights.GrantRole, User: rights.Root, Role: rights.Root}, {Kind: rights.Enable},
+		{Kind: rights.AddRole, Role: rights.Root},
+		{Kind: rights.AddUser, User: rights.Root, Hash: []byte("x")},
+		{Kind: rights.GrantRole, User: rights.Root, Role: rights.Root},
+		{Kind: rights.Enable},
 	} {
 		must(t, records.ChangeAccess(t.Context(), rights.Root, c))
 	}
