@@ -75,7 +75,9 @@ func (s *Server) allowed(ctx context.Context, check func(*auth.Caller) error) (*
 	if err == nil {
 		return s.check(inner, check)
 	}
-	if inner.Err() != nil && ctx.Err() == nil {
+	own, _ := inner.Deadline()
+	by, bounded := ctx.Deadline() // whose timer may be about to fire
+	if inner.Err() != nil && ctx.Err() == nil && (!bounded || own.Before(by)) {
 		err = kverror.New(kverror.NoLeader, "the placement group does not say in time who may do what")
 	}
 	return nil, err
