@@ -271,6 +271,9 @@ const (
 // status, so that the command can print its two halves apart. unknown is the next step
 // where the outcome is not known.
 func grpcError(what string, err error, unknown string) error {
+	if kverror.IsAccessChanged(err) {
+		return kverror.GRPC(err) // the caller is checked anew, and the command is repeated
+	}
 	var r *Refusal
 	code := codes.FailedPrecondition
 	if !errors.As(err, &r) {

@@ -190,6 +190,9 @@ func TestRequestsAreRefusedAsByEtcd(t *testing.T) {
 				r, etcd := p.request(info)
 				ours := auth.Check(c, r)
 				same := sameRefusal(etcd, ours) || errors.Is(etcd, etcdauth.ErrAuthOldRevision) && errors.Is(ours, kverror.AuthOldRevision)
+				// etcd looks at the identity of a transaction without keys where it reads, and not here.
+				_, txn := r.(*pb.TxnRequest)
+				same = same || txn && proto.Size(r) == 0 && etcd == nil && errors.Is(ours, kverror.AuthOldRevision)
 				if !same && (!p.vague || ours != nil) {
 					t.Fatalf("seed %d: %+v sends %T %v: etcd %v, ours %v\n%s", seed, info, r, r, etcd, ours, p.ours)
 				}

@@ -109,18 +109,16 @@ func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Dura
 		if c.Off() {
 			return nil
 		}
-		if err := c.Stale(); err != nil {
-			return err
-		}
+		// A verdict is not for an old identity, which each key refuses. A lease without keys is anybody's, as in etcd.
 		k, now := leaseVerdict{c.User, c.Index, lease}, s.opts.Clock.Now()
-		if within > 0 && s.verdicts.counts(k, now, within) {
+		if within > 0 && c.Stale() == nil && s.verdicts.counts(k, now, within) {
 			return nil
 		}
 		resp, err := s.keysOf(ctx, c, lease, rights.Write)
 		if errors.Is(err, kverror.LeaseNotFound) {
 			return nil // it has no keys, and who uses it hears that it does not exist
 		}
-		if err == nil {
+		if err == nil && c.Stale() == nil {
 			s.verdicts.note(k, leaseYes{now, time.Duration(resp.GetGrantedTTL()) * time.Second})
 		}
 		return err

@@ -36,7 +36,8 @@ func (a *Admin) SplitRange(ctx context.Context, key []byte) (left, right *adminp
 		return nil, nil, kverror.New(kverror.Internal, "a split at %q gave %d ranges", key, len(ds))
 	}
 	a.o.Routes.Learn(ds...)
-	if err := a.o.Placement.KeepBorder(ctx, key); err != nil {
+	// The range is split by now, whoever may do less since.
+	if err := a.o.Placement.KeepBorder(keyspace.WithPermit(ctx, keyspace.Internal), key); err != nil {
 		return nil, nil, &adminapi.Refusal{
 			Reason:   fmt.Sprintf("a range begins at %q now, but placement does not know yet that it is to stay: %v", key, err),
 			NextStep: "repeat the command when placement has a leader, or the range is merged with its neighbour if both stay small and cold",
