@@ -217,7 +217,7 @@ conformance:
 # random one. A difference fails it, and the end shows the sum of all seeds.
 lockstep:
 	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
-	  -run Lockstep -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
+	  -run Lockstep -seed $(or $(SEED),0) -matrix 11 -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
 # kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md).
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.
