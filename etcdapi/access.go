@@ -76,8 +76,11 @@ func (s *Server) allowed(ctx context.Context, check func(*auth.Caller) error) (*
 		return s.check(inner, check)
 	}
 	own, _ := inner.Deadline()
-	by, bounded := ctx.Deadline() // whose timer may be about to fire
-	if inner.Err() != nil && ctx.Err() == nil && (!bounded || own.Before(by)) {
+	if by, bounded := ctx.Deadline(); inner.Err() != nil && bounded && !own.Before(by) {
+		<-ctx.Done() // its own timer fires now, and the caller looks at that for what to say
+		return nil, kverror.Of(ctx.Err())
+	}
+	if inner.Err() != nil && ctx.Err() == nil {
 		err = kverror.New(kverror.NoLeader, "the placement group does not say in time who may do what")
 	}
 	return nil, err

@@ -14,8 +14,8 @@ import (
 	"github.com/skeindb/skein/rights"
 )
 
-// authServer is etcd's Auth service. Who may call a method was checked before, but for those whose rule is
-// auth.ByRequest.
+// authServer is etcd's Auth service. The interceptor has checked who calls, but for methods whose rule
+// is auth.ByRequest.
 type authServer struct {
 	s      *Server
 	logins *auth.Logins
@@ -27,7 +27,7 @@ func newAuthServer(s *Server) *authServer {
 	return &authServer{s: s, logins: auth.NewLogins(s.opts.Clock, u.Passwords, u.Records.Credential)}
 }
 
-// change makes a change in the caller's name. That it is root is asked once more where the change is made.
+// change makes a change in the caller's name. Placement checks once more that the caller is root.
 func (a *authServer) change(ctx context.Context, c rights.Change) error {
 	caller := callerOf(ctx).User
 	ctx, cancel, wording := a.s.bounded(ctx)

@@ -220,7 +220,7 @@ func readsSpan(r *pb.TxnRequest) bool {
 // proposedIDBytes are those of the request id in a proposal's header: ten nearly always, and a tag.
 const proposedIDBytes = 1 + 10
 
-// sizeAsProposed returns the bytes that a user's change would have as etcd's raft proposal, which is what etcd compares
+// sizeAsProposed returns the bytes of a user's change as etcd's raft proposal. That is what etcd compares
 // with max-request-bytes. Beside the change that has a header, which names the user and the auth revision of its token.
 func sizeAsProposed(op proto.Message, user string, revision uint64) int {
 	header := proposedIDBytes

@@ -26,8 +26,8 @@
 //
 // # Who may do what
 //
-// Package auth has a rule for each method. An interceptor finds out who calls, and asks the rule. Where the rule looks
-// at messages the service does that, behind the checks above and those of size and alarms, as etcd does:
+// Package auth has a rule for each method. An interceptor finds out who calls, and asks the rule. Some rules look
+// at messages. The service does that, behind the checks above and those of size and alarms, as etcd does:
 //
 //	begin, permitted ── who sends it, by the newest view ──▶ the check ──▶ a permit in the context
 //	                                                            │ no
@@ -35,9 +35,9 @@
 //
 // The permit is the access index of the view. Whoever asks the sequencer on behalf of the request passes it on, and
 // gets AccessChanged where rights were taken from somebody since. Nothing has happened then; the request is checked
-// anew once the gate knows that index ([Server] again). What asks no sequencer is looked at twice: serializable
-// reads when their data are here, and watchers by [Server.RightsTaken], before placement is told that this node knows
-// of the change.
+// anew once the gate knows that index ([Server] again). Two things ask no sequencer, and are
+// checked once more. A serializable read is when its data are here. Watchers are by [Server.RightsTaken], before
+// placement is told that this node knows of the change.
 //
 // A range's leader relies on the first list for the meaning of requests. It does not rely on it
 // for memory safety, because requests also come by the bus.

@@ -64,7 +64,7 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, r *pb.LeaseLeasesRequest)
 			return resp, err
 		}
 		for _, lease := range resp.GetLeases() {
-			if _, err := l.s.mayReadKeys(ctx, lease.GetID()); err != nil && !errors.Is(err, kverror.LeaseNotFound) {
+			if _, err := l.s.mayReadKeys(ctx, lease.GetID()); err != nil {
 				return nil, err
 			}
 		}

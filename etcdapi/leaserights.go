@@ -2,7 +2,6 @@ package etcdapi
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -24,9 +23,8 @@ const (
 	maxLeaseVerdicts = 4096
 )
 
-// leaseVerdicts remembers who was allowed to write all keys of which lease: users attach many keys to one lease, and
-// renew it again and again, and each look at its keys is a question to the placement group and to ranges. Only a yes
-// is remembered.
+// leaseVerdicts remembers who was allowed to write all keys of which lease. Each look at the keys asks the placement
+// group and ranges, and users attach and renew often. Only a yes is remembered.
 type leaseVerdicts struct {
 	mu  sync.Mutex
 	yes map[leaseVerdict]leaseYes // guarded by mu
@@ -115,9 +113,6 @@ func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Dura
 			return nil
 		}
 		resp, err := s.keysOf(ctx, c, lease, rights.Write)
-		if errors.Is(err, kverror.LeaseNotFound) {
-			return nil // it has no keys, and who uses it hears that it does not exist
-		}
 		if err == nil && c.Stale() == nil {
 			s.verdicts.note(k, leaseYes{now, time.Duration(resp.GetGrantedTTL()) * time.Second})
 		}

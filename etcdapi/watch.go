@@ -108,7 +108,7 @@ type watcher struct {
 	id       int64
 	w        *watch.Watcher
 	fragment bool
-	// req is what the client asked for, and caller who that was found to be. Guarded by the stream's mu.
+	// req is the client's request, and caller is its sender. Guarded by the stream's mu.
 	req    *pb.WatchCreateRequest
 	caller *auth.Caller
 	// denied says that the caller may not have the events any more: the sender drops them.

@@ -216,14 +216,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Logger: c.log, Metrics: shard.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.shards.Stop)
-	c.router = router.New(router.Config{
-		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
-		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
-			*shard.AdminClient
-			*rangeapi.Client
-		}{c.shards.Admin(), c.shards.Client()},
-		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
-	})
+	c.router = c.newRouter()
 	*undo = append(*undo, c.router.Stop)
 	c.watches = c.newHub()
 	*undo = append(*undo, c.watches.Stop)
@@ -256,6 +249,18 @@ func (c *Core) openAccess() error {
 		tokens: tokens, gate: auth.NewGate(c.o.Clock, tokens), lease: newViewLease(c.o.Clock), told: wake.New(),
 	}
 	return nil
+}
+
+func (c *Core) newRouter() *router.Router {
+	o := &c.o
+	return router.New(router.Config{
+		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
+		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
+			*shard.AdminClient
+			*rangeapi.Client
+		}{c.shards.Admin(), c.shards.Client()},
+		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
+	})
 }
 
 func (c *Core) newHub() *watch.Hub {

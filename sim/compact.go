@@ -79,7 +79,7 @@ func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 			return false // Rot
 		}
 		if err != nil {
-			// What is read a second time says whether it stands so on the disk.
+			// A second look says whether the disk has it so.
 			_, again := readStore(r.core.Store(), keyspace.Revision(to))
 			panic(fmt.Sprintf("sim: read the store of node %s after %d flipped bytes: %v; once more: %v", m.id(), n.happened[Rot], err, again))
 		}
