@@ -17,7 +17,8 @@ import (
 // Corruption is a table that cannot be read as it was written.
 type Corruption struct {
 	Path string
-	// Bounds hold every key that the table may hold: which of them are lost is not known.
+	// Bounds hold every key that the table may hold, and all versions of each: which of them are lost
+	// is not known.
 	Bounds KeySpan
 	Err    error
 }
@@ -60,9 +61,11 @@ func (e *Engine) OnCorruption(f func(Corruption)) {
 // of system groups cannot be given to one replica of a range. Without them the node does not know
 // what it has applied.
 func (e *Engine) dataCorruption(i pebble.DataCorruptionInfo) {
-	// The upper bound may be one of the keys.
-	upper := append(bytes.Clone(i.Bounds.End.Key), 0)
-	c := Corruption{Path: i.Path, Bounds: KeySpan{Lower: bytes.Clone(i.Bounds.Start), Upper: upper}, Err: i.Details}
+	first, last := i.Bounds.Start, i.Bounds.End
+	c := Corruption{Path: i.Path, Bounds: KeySpan{Lower: bytes.Clone(first[:splitKey(first)]), Upper: bytes.Clone(last.Key)}, Err: i.Details}
+	if last.IsUpperBoundFor(bytes.Compare, last.Key) || splitKey(last.Key) < len(last.Key) {
+		c.Bounds.Upper = immediateSuccessor(nil, last.Key[:splitKey(last.Key)])
+	}
 	if !e.noteCorruption(&c) {
 		return
 	}
@@ -101,35 +104,33 @@ func (e *Engine) noteCorruption(c *Corruption) (again bool) {
 	return again
 }
 
-// UserSpan returns the span of the user keys of which the table may hold versions, and whether it
-// holds nothing else.
-func (c *Corruption) UserSpan() (span keyspace.Span, only bool) {
-	if !c.Bounds.Versioned() {
-		return span, false
+// MayHold says whether the table may hold data of a group whose replica has the span.
+func (c *Corruption) MayHold(g keyspace.GroupID, s keyspace.Span) bool {
+	if c.Bounds.Overlaps(VersionedSpan(s)) || c.Bounds.Overlaps(GroupLocalSpan(g)) {
+		return true
 	}
-	first, _, err := DecodeVersionedKey(c.Bounds.Lower)
-	if err != nil {
-		first = nil
+	// The index of leases is the node's and divided by leases, not by ranges.
+	first, _, err1 := DecodeLeaseKey(c.Bounds.Lower)
+	last, _, err2 := DecodeLeaseKey(c.Bounds.Upper)
+	if err1 != nil || err2 != nil {
+		return c.Bounds.Overlaps(LeaseIndexSpan())
 	}
-	span.Start = first
-	// The upper bound is a key of the table, or the end of all versions, with a 0 behind it.
-	if last, _, err := DecodeVersionedKey(c.Bounds.Upper[:len(c.Bounds.Upper)-1]); err == nil {
-		span.End = append(last, 0)
-	}
-	return span, true
+	return first != last || c.Bounds.Overlaps(LeaseSpan(first, s))
 }
 
-// DropVersions removes all versions of the span's keys without reading them, and with them the
-// tables that hold nothing else. Open snapshots lose them too, open iterators do not. The caller
-// makes sure that nothing needs them and that nobody writes there meanwhile.
-func (e *Engine) DropVersions(ctx context.Context, s keyspace.Span) error {
+// Drop removes everything within a bad table's bounds without reading it, and with it the table. Open
+// snapshots lose it too, open iterators do not. The caller makes sure that nothing needs it and that
+// nobody writes there meanwhile.
+func (e *Engine) Drop(ctx context.Context, c *Corruption) error {
+	if c.Bounds.ownRecords() {
+		panic(fmt.Sprintf("engine: drop %s, which holds the node's own records", c.Bounds))
+	}
 	if err := e.excising.Acquire(ctx, excisingAll); err != nil {
-		return fmt.Errorf("engine: drop %s: %w", s, err)
+		return fmt.Errorf("engine: drop %s: %w", c.Path, err)
 	}
 	defer e.excising.Release(excisingAll)
-	v := VersionedSpan(s)
-	if err := e.db.Excise(ctx, pebble.KeyRange{Start: v.Lower, End: v.Upper}); err != nil {
-		return fmt.Errorf("engine: drop %s: %w", s, err)
+	if err := e.db.Excise(ctx, pebble.KeyRange{Start: c.Bounds.Lower, End: c.Bounds.Upper}); err != nil {
+		return fmt.Errorf("engine: drop %s: %w", c.Path, err)
 	}
 	return nil
 }

@@ -214,7 +214,7 @@ func TestExciseDoesNotPause(t *testing.T) {
 		}
 		synctest.Wait()
 		before, began := met, time.Now()
-		err := e.DropVersions(t.Context(), keyspace.Span{Start: []byte("k5"), End: []byte("k7")})
+		err := e.Drop(t.Context(), &Corruption{Bounds: VersionedSpan(keyspace.Span{Start: []byte("k5"), End: []byte("k7")})})
 		if took := time.Since(began); took > 0 {
 			t.Errorf("it has paused for %v: %v", took, err)
 		}
@@ -223,6 +223,56 @@ func TestExciseDoesNotPause(t *testing.T) {
 			t.Error("it has not met the bad block")
 		}
 		_ = e.Abort()
+	})
+}
+
+// The bounds of a bad table hold all versions of its first and last key, and say whose data it may hold.
+func TestBoundsOfABadTable(t *testing.T) {
+	key := func(k string) []byte { return AppendVersionedKey(nil, []byte(k), 7) }
+	span := func(start, end string) keyspace.Span { return keyspace.Span{Start: []byte(start), End: []byte(end)} }
+	lease := func(id keyspace.LeaseID, k string) []byte { return AppendLeaseKey(nil, id, []byte(k)) }
+	synctest.Test(t, func(t *testing.T) {
+		e := openOn(t, simdisk.New())
+		met := make(chan Corruption, 1)
+		e.OnCorruption(func(c Corruption) { met <- c })
+		for i, c := range []struct {
+			first, last []byte
+			exclusive   bool
+			bounds      string
+			holds       string // of group 3 with ["c", "f"), 4 with ["f", "k"), 5 with ["k", end)
+		}{
+			{key("d"), key("e"), false, `[key/"d", key/"e"/end)`, "3"},
+			{key("d"), key("f"), false, `[key/"d", key/"f"/end)`, "3 4"},
+			{key("d"), VersionedSpan(span("f", "")).Lower, true, `[key/"d", key/"f")`, "3"},
+			{key("d"), VersionedSpan(span("", "")).Upper, true, `[key/"d", 41)`, "3 4 5"},
+			{GroupLocalKey(3, []byte("m")), GroupLocalKey(4, []byte("a")), false, `[group/3/"m", group/4/"a\x00")`, "3 4"},
+			{GroupLocalKey(3, []byte("m")), GroupLocalSpan(3).Upper, true, `[group/3/"m", group/4/"")`, "3"},
+			{lease(7, "d"), lease(7, "e"), false, `[lease/0000000000000007/"d", lease/0000000000000007/"e\x00")`, "3"},
+			{lease(7, "d"), lease(8, "e"), false, `[lease/0000000000000007/"d", lease/0000000000000008/"e\x00")`, "3 4 5"},
+		} {
+			info := pebble.DataCorruptionInfo{Path: fmt.Sprint(i, ".sst"), Details: errors.New("a bad block")}
+			info.Bounds.Start, info.Bounds.End.Key = c.first, c.last
+			if !c.exclusive {
+				info.Bounds.End.Kind = 1
+			}
+			e.dataCorruption(info)
+			bad := <-met
+			var holds []string
+			for g, s := range []keyspace.Span{span("c", "f"), span("f", "k"), span("k", "")} {
+				if id := keyspace.GroupID(3 + g); bad.MayHold(id, s) {
+					holds = append(holds, fmt.Sprint(uint64(id)))
+				}
+			}
+			if got := strings.Join(holds, " "); got != c.holds || bad.Bounds.String() != c.bounds {
+				t.Errorf("table %d: %s holds data of %s, want %s of %s", i, bad.Bounds, got, c.bounds, c.holds)
+			}
+			if err := e.Drop(t.Context(), &bad); err != nil {
+				t.Errorf("table %d: %v", i, err)
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -276,7 +326,7 @@ func TestEachBadTablePauses(t *testing.T) {
 			t.Fatal(err)
 		}
 		table := func(path, first, last string) *Corruption {
-			return &Corruption{Path: path, Bounds: KeySpan{AppendVersionedKey(nil, []byte(first), 7), append(AppendVersionedKey(nil, []byte(last), 7), 0)}}
+			return &Corruption{Path: path, Bounds: KeySpan{AppendVersionedPrefix(nil, []byte(first)), immediateSuccessor(nil, AppendVersionedPrefix(nil, []byte(last)))}}
 		}
 		one, other, part := table("1.sst", "a", "c"), table("2.sst", "k", "m"), table("1.sst", "x", "z")
 		for round := range 3 {
@@ -296,11 +346,10 @@ func TestEachBadTablePauses(t *testing.T) {
 		}
 		var met []string
 		e.OnCorruption(func(c Corruption) {
-			span, only := c.UserSpan()
-			met = append(met, fmt.Sprint(c.Path, " ", span, " ", only))
+			met = append(met, fmt.Sprint(c.Path, " ", c.Bounds))
 		})
 		synctest.Wait()
-		if got, want := strings.Join(met, "\n"), "1.sst [\"a\", \"c\\x00\") true\n2.sst [\"k\", \"m\\x00\") true\n1.sst [\"x\", \"z\\x00\") true"; got != want {
+		if got, want := strings.Join(met, "\n"), "1.sst [key/\"a\", key/\"c\"/end)\n2.sst [key/\"k\", key/\"m\"/end)\n1.sst [key/\"x\", key/\"z\"/end)"; got != want {
 			t.Errorf("reported\n%s\nwant\n%s", got, want)
 		}
 		if err := e.Close(); err != nil {

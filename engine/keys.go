@@ -264,6 +264,11 @@ func FormatKey(key []byte) string {
 		if user, err := AppendUserKey(nil, key); err == nil {
 			return fmt.Sprintf("key/%q", user)
 		}
+		if n := len(key) - 1; key[n] == afterTerm {
+			if user, err := AppendUserKey(nil, append(bytes.Clone(key[:n]), terminator)); err == nil {
+				return fmt.Sprintf("key/%q/end", user)
+			}
+		}
 	case prefixLease:
 		if len(key) >= leaseHeadBytes {
 			return fmt.Sprintf("lease/%x/%q", key[1:leaseHeadBytes], key[leaseHeadBytes:])

@@ -451,9 +451,6 @@ func (r *Replica) AcceptSnapshot(applied engine.Applied) error {
 		r.store.lifecycle.Unclaim(r.id)
 		return err
 	}
-	r.mu.Lock()
-	r.filling = r.store.cfg.Clock.Now()
-	r.mu.Unlock()
 	r.store.makeWay(&c, &rec, &applied)
 	return nil
 }
@@ -500,7 +497,6 @@ func (r *Replica) SnapshotDone(applied engine.Applied, err error) {
 	r.loadTableLocked(&txns)
 	r.upkeep.replaced()
 	r.installs++
-	r.filledAt = r.filling
 	r.load.Replaced()
 	r.epochs.End(r.store.cache)
 	r.pipe.Replaced(applied.Term, &out)

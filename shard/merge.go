@@ -208,7 +208,6 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.epochs.Absorb(r.store.cache, o.border, o.epochs)
 	r.live.Reset(r.rec.LastRevision)
 	r.upkeep.replaced()
-	r.filledAt = 0
 	if !r.pipe.Leads() {
 		return
 	}

@@ -123,9 +123,6 @@ type Replica struct {
 	children []keyspace.Descriptor
 	// upkeep is what maintenance has under way and has done.
 	upkeep upkeep
-	// filling is when the snapshot that comes in was accepted, filledAt when the one was that
-	// brought all the replica's data. It is 0 if some may be older.
-	filling, filledAt clock.Time
 	// installs counts the snapshots that have replaced the state.
 	installs uint64
 	// stopped says that the replica has ended, and ended why.

@@ -131,8 +131,6 @@ type Store struct {
 
 	// hashing holds a token while a part is hashed: many nodes may ask at once.
 	hashing chan struct{}
-	// rotten is when each bad table was first met, by its path. Only BadTable uses it.
-	rotten map[string]clock.Time
 
 	ctx    context.Context
 	cancel context.CancelFunc

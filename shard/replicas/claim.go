@@ -2,7 +2,6 @@ package replicas
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"slices"
 	"sort"
@@ -19,7 +18,7 @@ type Claim struct {
 }
 
 // Claim keeps the spans for their ranges and returns why it refuses some of them: they overlap
-// what another range holds or claims, or an earlier claim of the call. A replica whose data is being
+// what another range holds or claims, an earlier claim of the call, or a bad table. A replica whose data is being
 // deleted makes way for nobody: its deletion may be written and not visible yet.
 func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 	refused = make(map[keyspace.RangeID]error)
@@ -27,7 +26,11 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 	m.mu.Lock()
 	deleting := m.deleting
 	for _, c := range want {
-		if err := m.claimedLocked(c); err != nil {
+		err := m.claimedLocked(c)
+		if err == nil {
+			err = m.inBadTableLocked(c.Range, c.Span)
+		}
+		if err != nil {
 			refused[c.Range] = err
 			continue
 		}
@@ -54,11 +57,6 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 		}
 	}
 	return refused
-}
-
-// DropUnheld drops the versions of a span that no replica holds or is about to hold.
-func (m *Manager) DropUnheld(ctx context.Context, span keyspace.Span) error {
-	return m.ifUnheld(span, func() error { return m.cfg.Engine.DropVersions(ctx, span) })
 }
 
 // ifUnheld calls f if no replica holds a part of the span, or is about to. None comes to hold it
@@ -118,11 +116,17 @@ func (m *Manager) endDeletions() {
 }
 
 // ClaimHeld keeps a span that a replica here holds: a split's parent for the child, or a replica
-// that is not opened any more for itself. So nobody else holds or claims it.
+// that is not opened any more for itself. So nobody else holds or claims it. It waits while a bad table
+// is dropped in which the child's records would be: its number may lie between two others.
 func (m *Manager) ClaimHeld(id keyspace.RangeID, s keyspace.Span) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	for ended := m.droppingLocked(id, s); ended != nil; ended = m.droppingLocked(id, s) {
+		m.mu.Unlock()
+		<-ended
+		m.mu.Lock()
+	}
 	m.claims[id] = s
-	m.mu.Unlock()
 }
 
 // ClaimMore extends the claim of a range by what its replica still holds. It says whether nobody

@@ -77,6 +77,7 @@
 //	stored.go   replicas that are opened from their records
 //	remove.go   replicas that are no members any more
 //	claim.go    who is about to hold which span
+//	badtable.go tables with a bad block, which are dropped once nobody has data in them
 //	data.go     the deletion of what a removed replica leaves
 //	state.go    the Manager and what it needs; the state of a replica
 package replicas

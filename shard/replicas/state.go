@@ -152,10 +152,11 @@ type Manager struct {
 	mu           sync.Mutex
 	// Guarded by mu: claims are spans by the range that is about to hold them, children the
 	// children of splits that wait to be opened. deleting are the open replicas whose data is being
-	// deleted; each map is written once, before it is set here.
+	// deleted; each map is written once, before it is set here. bad are the bad tables since the start.
 	claims   map[keyspace.RangeID]keyspace.Span
 	children []child
 	deleting map[keyspace.GroupID]bool
+	bad      []*badTable
 }
 
 // Check has a goroutine look whether the range's replica here still is a member. It does not
