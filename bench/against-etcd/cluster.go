@@ -35,6 +35,7 @@ type cluster struct {
 	dir    string // data directories and logs
 	port   int    // of the first node's clients; node i has 10·i more, its peers one more
 	args   func(c *cluster, i int) []string
+	web    func(i int) string // see webURL; nil if it is the clients'
 
 	// running are the processes; a killed one is nil.
 	running [mostNodes]*process
@@ -91,8 +92,8 @@ func (c *cluster) peerURL(i int) string    { return "http://" + c.peerAddr(i) }
 
 // webURL is the base URL of a node's /health and /metrics.
 func (c *cluster) webURL(i int) string {
-	if c.name == emptySide {
-		return c.peerURL(i)
+	if c.web != nil {
+		return c.web(i)
 	}
 	return c.clientURL(i)
 }

@@ -20,6 +20,7 @@
 //	go run . reshape
 //	go run . rebuild
 //	go run . fourth
+//	go run . users
 package main
 
 import (
@@ -74,6 +75,7 @@ var measures = []measure{
 	{"reshape", "puts while ranges are split and merged", reshapeFlags},
 	{"rebuild", "a node of many ranges is lost and rebuilt on a fourth", rebuildFlags},
 	{"fourth", "a fourth node joins three loaded ones and takes its share", fourthFlags},
+	{"users", "puts and gets with users checked beside those without, and changes of rights", usersFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 
@@ -174,7 +176,9 @@ func (b *bench) skein(flags ...string) *cluster {
 }
 
 func (b *bench) empty(valueBytes int) *cluster {
-	return b.cluster(emptySide, loadBinary, 200, emptyArgs(valueBytes))
+	c := b.cluster(emptySide, loadBinary, 200, emptyArgs(valueBytes))
+	c.web = c.peerURL
+	return c
 }
 
 func (b *bench) cluster(name, binary string, offset int, args func(*cluster, int) []string) *cluster {
