@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/url"
 	"path/filepath"
+	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
@@ -27,12 +28,25 @@ type store struct {
 	etcd *etcdserver.EtcdServer
 }
 
+// stopTimeout bounds the stop of a store, so that a test ends in any case.
+const stopTimeout = time.Minute
+
 // close ends the connections and stops the store.
 func (s *store) close() error {
 	for _, c := range s.conns {
+		forget(hostOf(c))
 		c.Close()
 	}
-	return s.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.stop() }()
+	select {
+	case err := <-stopped:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("it still waits for its clients after %s", stopTimeout)
+	}
 }
 
 // dial opens a connection that retries nothing and bounds no message, so that the

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
@@ -32,8 +33,28 @@ var jsonKinds = []*kind{
 // (docs/CONFORMANCE.md).
 const jsonMaxBytes = maxRequestBytes + grpcOverheadBytes + 1<<10
 
-// jsonClient keeps a connection for each call at a time.
-var jsonClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+// jsonClients are the clients of the gateways that make JSON calls, by host. Each keeps a connection for each call at
+// a time.
+var jsonClients sync.Map
+
+// clientOf returns the client for a gateway.
+func clientOf(host string) *http.Client {
+	c, _ := jsonClients.LoadOrStore(host, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}})
+	return c.(*http.Client)
+}
+
+// hostOf is HOST:PORT of a gateway.
+func hostOf(conn *grpc.ClientConn) string {
+	return strings.TrimPrefix(conn.Target(), "passthrough:///")
+}
+
+// forget closes a gateway's connections of JSON calls. One that is still dialled is closed as soon as it stands: etcd
+// waits for the first byte of each connection, also when it stops, and a call that has ended sends none.
+func forget(host string) {
+	if c, ok := jsonClients.LoadAndDelete(host); ok {
+		c.(*http.Client).CloseIdleConnections()
+	}
+}
 
 // overJSON returns a kind that makes the calls of another kind, found by name, by
 // posting them to the path.
@@ -55,7 +76,7 @@ func overJSON(of, path string, weight int) *kind {
 			return r
 		}
 		k.do = func(ctx context.Context, conn *grpc.ClientConn, req proto.Message) answer {
-			return post(ctx, strings.TrimPrefix(conn.Target(), "passthrough:///"), path, req, base.response(), false)
+			return post(ctx, hostOf(conn), path, req, base.response(), false)
 		}
 		return k
 	}
@@ -79,7 +100,7 @@ func post(ctx context.Context, host, path string, req, resp proto.Message, endle
 	if token, ok := tokenOf(ctx); ok {
 		r.Header.Set("Authorization", token)
 	}
-	got, err := jsonClient.Do(r)
+	got, err := clientOf(host).Do(r)
 	if err != nil {
 		return broken(err)
 	}

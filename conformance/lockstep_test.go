@@ -82,7 +82,7 @@ func startPair(t *testing.T, seed uint64, tokens string) (p *pair, stop func(), 
 	}
 	var endpoints []string
 	for _, c := range p.skein.conns {
-		endpoints = append(endpoints, strings.TrimPrefix(c.Target(), "passthrough:///"))
+		endpoints = append(endpoints, hostOf(c))
 	}
 	if p.splits.admin, err = adminapi.NewClient(endpoints, nil); err != nil {
 		return p, stop, err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/coder/websocket"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -93,7 +92,7 @@ func invoke(ctx context.Context, conn *grpc.ClientConn, m protoreflect.MethodDes
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	resp := newMessage(m.Output()).Interface()
-	host := strings.TrimPrefix(conn.Target(), "passthrough:///")
+	host := hostOf(conn)
 	switch {
 	case by == asJSON:
 		return post(ctx, host, pathOf(m), req, resp, m.IsStreamingServer())
@@ -130,7 +129,7 @@ func first(ctx context.Context, conn *grpc.ClientConn, name string, both bool, r
 
 // bySocket makes a call by a websocket and returns its first response.
 func bySocket(ctx context.Context, host, path string, req, resp proto.Message) answer {
-	o := &websocket.DialOptions{HTTPClient: jsonClient}
+	o := &websocket.DialOptions{HTTPClient: clientOf(host)}
 	if token, ok := tokenOf(ctx); ok {
 		o.Subprotocols = []string{"Bearer", token}
 	}
