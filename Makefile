@@ -214,10 +214,10 @@ conformance:
 	cd conformance && $(GO_TEST) $(RACE) -count=1 -timeout 60m -p 1 $(CONFORM)
 
 # CALLS calls with each of SEEDS seeds, PARALLEL seeds at a time, from SEED on or from a
-# random one. A difference fails it, and the end shows the sum of all seeds.
+# random one, and the whole access matrix. A difference fails it, and the end shows the sum of all seeds.
 lockstep:
 	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
-	  -run Lockstep -seed $(or $(SEED),0) -matrix 11 -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
+	  -run 'Lockstep|AccessMatrix' -matrix 1 -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
 
 # kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md).
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.

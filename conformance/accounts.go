@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/skeindb/skein/clock"
 )
 
 // secretOfAll signs JWTs.
@@ -33,24 +32,6 @@ func methodNamed(name protoreflect.Name) protoreflect.MethodDescriptor {
 		}
 	}
 	panic(fmt.Sprintf("conformance: no method has the name %q", name))
-}
-
-// awaitUsers waits until Skein's nodes take changes of users. The cluster gets its version a moment after its start.
-// Afterwards both have the role root.
-func (p *pair) awaitUsers(ctx context.Context) error {
-	for {
-		a := invoke(ctx, p.skein.conns[0], methodNamed("RoleAdd"), overGRPC, &pb.AuthRoleAddRequest{Name: "root"})
-		if a.response != nil {
-			break
-		}
-		if err := clock.Sleep(ctx, clock.System(), readyPause); err != nil {
-			return fmt.Errorf("skein has no users: %s", a)
-		}
-	}
-	if a := invoke(ctx, p.etcd.conns[0], methodNamed("RoleAdd"), overGRPC, &pb.AuthRoleAddRequest{Name: "root"}); a.response == nil {
-		return fmt.Errorf("etcd: %s", a)
-	}
-	return nil
 }
 
 // both makes a call at both stores, each with its token; no tokens make it as nobody. It returns an error where codes

@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -338,9 +339,21 @@ func (p *pair) learn(ctx context.Context, c *call, etcd, skein answer) error {
 			return p.logRootIn(ctx)
 		}
 	case *pb.AuthEnableRequest:
-		return p.logRootIn(ctx)
+		return errors.Join(p.logRootIn(ctx), p.logUsersIn(ctx))
 	}
 	return nil
+}
+
+// logUsersIn logs most users in again. Those of old tokens, from before checks were off, are refused by both stores until
+// they log in.
+func (p *pair) logUsersIn(ctx context.Context) (err error) {
+	for _, user := range someUsers {
+		password, ok := p.source.passwords[user]
+		if ok && err == nil && p.on() && !p.source.chance(4) {
+			p.users.tokens[user], err = p.login(ctx, user, password)
+		}
+	}
+	return err
 }
 
 // logRootIn logs root in while requests are checked.
@@ -374,10 +387,8 @@ func (p *pair) beginUsers(ctx context.Context, jwt bool) error {
 	p.users = &users{jwt: jwt, tokens: map[string][2]string{}}
 	s := p.source
 	s.kinds, s.passwords, s.failures = slices.Concat(kinds, changeKinds), map[string]string{}, map[string]int{}
-	if err := p.awaitUsers(ctx); err != nil {
-		return err
-	}
 	requests := []proto.Message{
+		&pb.AuthRoleAddRequest{Name: rights.Root},
 		&pb.AuthUserAddRequest{Name: rights.Root, Password: passwordOfRoot}, &pb.AuthUserGrantRoleRequest{User: rights.Root, Role: rights.Root},
 	}
 	for i, user := range someUsers {

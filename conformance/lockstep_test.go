@@ -203,7 +203,6 @@ func TestWaves(t *testing.T) {
 
 // TestLockstepUsers: calls as users, whose rights change meanwhile, have the answers of etcd.
 func TestLockstepUsers(t *testing.T) {
-	byHand(t)
 	t.Parallel()
 	for name, jwt := range map[string]bool{"simple": false, "JWT": true} {
 		t.Run(name, func(t *testing.T) {

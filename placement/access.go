@@ -29,8 +29,8 @@ func (s *Service) serveCredential(user string) response {
 // changeAccess proposes a change of users and roles. The secret of the tokens' MAC is made with the change
 // that switches checks on, so that no token from before counts.
 func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (response, error) {
-	if v := s.View().Map.ClusterVersion; v < keyspace.VersionAccess {
-		return response{}, kverror.New(kverror.BadRequest, "users and roles need cluster version %d, and it is %d: skein upgrade status says what is missing", keyspace.VersionAccess, v)
+	if err := s.knowsAccess("users and roles"); err != nil {
+		return response{}, err
 	}
 	o := fsm.ChangeAccess{Caller: q.Caller, Change: q.Access}
 	if q.Access.Kind == rights.Enable {
@@ -39,6 +39,20 @@ func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (re
 	}
 	res := s.propose(ctx, term, o)
 	return response{Index: res.Access}, res.Err
+}
+
+// knowsAccess refuses what needs the cluster version with users and alarms. A new cluster has none for a moment after it
+// serves: who asks then repeats it.
+func (s *Service) knowsAccess(what string) error {
+	at := s.View().Map.ClusterVersion
+	if at >= keyspace.VersionAccess {
+		return nil
+	}
+	kind := kverror.BadRequest
+	if at == 0 {
+		kind = kverror.Busy
+	}
+	return kverror.New(kind, "%s need cluster version %d, and it is %d: skein upgrade status says what is missing", what, keyspace.VersionAccess, at)
 }
 
 // awaitAccessHold is how long a leader keeps the question which nodes lack an index. It is far below an

@@ -5,8 +5,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -21,8 +19,8 @@ func (s *Service) serveAlarms(ctx context.Context, term uint64, o fsm.ChangeAlar
 		}
 		return a, nil
 	}
-	if at := v.Map.ClusterVersion; at < keyspace.VersionAccess {
-		return response{}, kverror.New(kverror.BadRequest, "alarms that clients raise and end need cluster version %d, and it is %d: skein upgrade status says what is missing", keyspace.VersionAccess, at)
+	if err := s.knowsAccess("alarms that clients raise and end"); err != nil {
+		return response{}, err
 	}
 	r := s.propose(ctx, term, o)
 	a := response{MapVersion: s.View().Version}

@@ -41,7 +41,9 @@ func TestAlarms(t *testing.T) {
 		defer cancel()
 		r := accessCluster(ctx, t)
 		id := fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 2}
-		if err := r.nodes[0].client.ActivateAlarm(ctx, id); !errors.Is(err, kverror.BadRequest) || !strings.Contains(err.Error(), "cluster version 4") {
+		waits, stop := context.WithTimeout(ctx, 10*time.Second)
+		defer stop()
+		if err := r.nodes[0].client.ActivateAlarm(waits, id); !errors.Is(err, kverror.Timeout) || !strings.Contains(err.Error(), "cluster version 4") {
 			t.Fatalf("in cluster version 0: %v", err)
 		}
 		if all, err := r.nodes[3].client.Alarms(ctx); err != nil || len(all) > 0 {
