@@ -493,6 +493,9 @@ func (m *matrix) run(c *matrixCase) (etcd answer, same bool) {
 			conn = m.skein.conns[c.gateway]
 		}
 		got[i] = invoke(ctx, conn, c.method, c.face, c.request)
+		if c.method.Parent().Name() == "Auth" {
+			got[i] = anyRevision(got[i])
+		}
 		if ctx.Err() != nil {
 			got[i] = answer{code: codes.Internal, text: "conformance: " + m.stores()[i].name + " does not answer"}
 		}
