@@ -342,7 +342,9 @@ func (p *pair) learn(ctx context.Context, c *call, etcd, skein answer) error {
 	case *pb.AuthUserDeleteRequest:
 		delete(s.passwords, r.GetName())
 	case *pb.AuthUserChangePasswordRequest:
-		s.passwords[r.GetName()] = r.GetPassword()
+		if _, has := s.passwords[r.GetName()]; has { // who has none still logs in with none
+			s.passwords[r.GetName()] = r.GetPassword()
+		}
 		if r.GetName() == rights.Root {
 			return p.logRootIn(ctx)
 		}
