@@ -287,6 +287,9 @@ func (s *space) makeBallast(size int64) (err error) {
 	return nil
 }
 
+// errHeldBack says that a table was not begun, since the disk is full.
+var errHeldBack = errors.New("held back")
+
 // admit reports whether a new table may be begun. Pebble retries a failed flush at once,
 // so a refusal first waits a moment, which limits the rate of attempts.
 func (s *space) admit(category vfs.DiskWriteCategory) error {
@@ -299,7 +302,7 @@ func (s *space) admit(category vfs.DiskWriteCategory) error {
 	if err := clock.Sleep(s.ctx, s.clock, retryPause); err == nil && s.hasRoom(category) {
 		return nil
 	}
-	return fmt.Errorf("engine: %s held back: %w", category, syscall.ENOSPC)
+	return fmt.Errorf("engine: %s %w: %w", category, errHeldBack, syscall.ENOSPC)
 }
 
 func (s *space) hasRoom(category vfs.DiskWriteCategory) bool {

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"io"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -162,6 +163,44 @@ func TestFullDisk(t *testing.T) {
 		if err := e.Close(); err != nil {
 			t.Fatal(err)
 		}
+	})
+}
+
+// A flush and a compaction that are held back by turns, every half second, do not keep the state after
+// the disk has space again.
+func TestHeldBackByTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := vfs.NewMem()
+		mem.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 800 << 20, TotalBytes: 1 << 30})
+		e := openVirtual(t, mem, 40<<20)
+		var tables sync.WaitGroup
+		defer func() {
+			err := e.Close()
+			tables.Wait()
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		mem.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 0, TotalBytes: 1 << 30})
+		time.Sleep(spacePoll + 1)
+		expectSpace(t, e, SpaceFull)
+		for _, category := range []vfs.DiskWriteCategory{flushCategory, compactionCategory} {
+			time.Sleep(retryPause / 2)
+			tables.Go(func() {
+				for e.ctx.Err() == nil { // as Pebble does
+					if err := e.space.admit(category); err != nil {
+						e.backgroundError(err)
+					} else {
+						time.Sleep(retryPause)
+					}
+				}
+			})
+		}
+		time.Sleep(10 * time.Second)
+		expectSpace(t, e, SpaceFull)
+		mem.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 800 << 20, TotalBytes: 1 << 30})
+		time.Sleep(3 * time.Second)
+		expectSpace(t, e, SpaceOK)
 	})
 }
 
