@@ -147,9 +147,10 @@ func (c *Client) begin(node keyspace.NodeID, repeat bool, cancel context.CancelF
 
 // attempts repeats f with nodes to ask until it succeeds, fails for good or ctx ends. f is
 // repeated only if its error certainly means no effect, or if repeat is set because repeating
-// is harmless.
+// is harmless. If an earlier attempt may have had an effect, AccessChanged of a later one becomes Timeout: it says
+// nothing of the first.
 func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.Context, node keyspace.NodeID) error) error {
-	pause, hops := attemptPauseMin, 0
+	pause, hops, unknown := attemptPauseMin, 0, false
 	for {
 		node := c.target()
 		attempt, cancel := clock.WithTimeout(ctx, c.o.Clock, c.o.AttemptTimeout)
@@ -158,9 +159,13 @@ func (c *Client) attempts(ctx context.Context, repeat bool, f func(ctx context.C
 		late := attempt.Err() != nil
 		end()
 		again, hint := c.judge(node, err, late, repeat)
+		if unknown && kverror.IsAccessChanged(err) {
+			return kverror.New(kverror.Timeout, "an earlier attempt may have taken effect: %v", err)
+		}
 		if !again {
 			return err
 		}
+		unknown = unknown || !certainlyNot(err)
 		if ctx.Err() != nil {
 			return ctxError(ctx, err)
 		}
@@ -203,6 +208,15 @@ func (c *Client) judge(node keyspace.NodeID, err error, late, repeat bool) (agai
 		return repeat || transport.NotDelivered(err), false
 	}
 	return false, false
+}
+
+// certainlyNot says of the error of an attempt that it had no effect and never will.
+func certainlyNot(err error) bool {
+	var e *kverror.Error
+	if errors.As(err, &e) {
+		return e.Fate() == kverror.NotApplied
+	}
+	return transport.NotDelivered(err)
 }
 
 func isCallError(err error) bool {

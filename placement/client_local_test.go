@@ -184,3 +184,55 @@ func TestLeaderThatRefusedIsKnownByItsAnswer(t *testing.T) {
 		}
 	})
 }
+
+// refusals answers each call with the next error.
+type refusals struct {
+	deafSequencer
+	errs []error
+}
+
+func (r *refusals) Call(context.Context, keyspace.NodeID, transport.Method, []byte) ([]byte, error) {
+	err := r.errs[0]
+	r.errs = r.errs[1:]
+	return nil, err
+}
+
+// A command whose first attempt may have taken effect is not refused because rights have changed before the second:
+// whoever sent it would take it for a command that did nothing, and send another.
+func TestACommandOfUnknownFateIsNotRefused(t *testing.T) {
+	lost, changed := &transport.CallError{Peer: 2, Err: context.DeadlineExceeded}, kverror.New(kverror.AccessChanged, "")
+	for name, c := range map[string]struct {
+		errs []error
+		want kverror.Kind
+	}{
+		"at once":                 {[]error{changed}, kverror.AccessChanged},
+		"not delivered before":    {[]error{transport.ErrNoRoute, changed}, kverror.AccessChanged},
+		"not applied before":      {[]error{kverror.New(kverror.Busy, ""), kverror.New(kverror.NotLeader, ""), changed}, kverror.AccessChanged},
+		"lost before":             {[]error{lost, changed}, kverror.Timeout},
+		"perhaps proposed before": {[]error{kverror.New(kverror.LeaderChanged, ""), kverror.New(kverror.Busy, ""), changed}, kverror.Timeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := NewService(ServiceOptions{Self: 1, Boot: 0xb1, Clock: clock.Virtual(), Engine: memoryEngine(t)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.Start()
+				defer s.Stop()
+				bus := &refusals{errs: c.errs}
+				client := NewClient(ClientOptions{Self: 1, Boot: 0xb1, Service: s, Clock: clock.Virtual(), Bus: bus, Peers: []keyspace.NodeID{2}})
+				for range len(c.errs) {
+					client.SetLeaderHint(2, 7)
+				}
+				client.Start()
+				defer client.Stop()
+				if _, _, err := client.GrantLease(t.Context(), 7, 60, true); kverror.Of(err).Kind != c.want {
+					t.Errorf("%v, want %v", err, c.want)
+				}
+				if len(bus.errs) > 0 {
+					t.Errorf("not asked for %v", bus.errs)
+				}
+			})
+		})
+	}
+}
