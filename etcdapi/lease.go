@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rights"
 )
 
 // leaseServer is etcd's Lease service.
@@ -35,12 +36,13 @@ func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest)
 	}
 	c := callerOf(ctx)
 	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-		if c.Root() != nil {
-			if err := l.s.mayWriteKeys(ctx, r.GetID(), 0); err != nil {
-				return nil, err
-			}
+		if c.Root() == nil {
+			return l.s.opts.Leases.Revoke(ctx, r)
 		}
-		return l.s.opts.Leases.Revoke(ctx, r)
+		return l.s.opts.Leases.RevokeChecked(ctx, r, func(keys [][]byte) error {
+			_, err := l.s.allowed(ctx, func(c *auth.Caller) error { return mayAll(c, rights.Write, keys) })
+			return err
+		})
 	})
 }
 

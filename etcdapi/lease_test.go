@@ -45,6 +45,14 @@ func (f *fakeLeases) Revoke(context.Context, *pb.LeaseRevokeRequest) (*pb.LeaseR
 	return &pb.LeaseRevokeResponse{Header: h}, err
 }
 
+// RevokeChecked is for a lease without keys.
+func (f *fakeLeases) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	if err := check(nil); err != nil {
+		return nil, err
+	}
+	return f.Revoke(ctx, r)
+}
+
 func (f *fakeLeases) KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
 	h, err := f.answer()
 	if r.GetID() == 6 {

@@ -100,8 +100,7 @@ func leasesOf(m proto.Message) map[int64]struct{} {
 	return all
 }
 
-// mayWriteKeys returns an error where the caller may not write all keys of a lease. A yes counts for a while; with 0
-// it does not.
+// mayWriteKeys returns an error where the caller may not write all keys of a lease. A yes counts for a while.
 func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Duration) error {
 	_, err := s.allowed(ctx, func(c *auth.Caller) error {
 		if c.Off() {
@@ -109,7 +108,7 @@ func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Dura
 		}
 		// A verdict is not for an old identity, which each key refuses. A lease without keys is anybody's, as in etcd.
 		k, now := leaseVerdict{c.User, c.Index, lease}, s.opts.Clock.Now()
-		if within > 0 && c.Stale() == nil && s.verdicts.counts(k, now, within) {
+		if c.Stale() == nil && s.verdicts.counts(k, now, within) {
 			return nil
 		}
 		resp, err := s.keysOf(ctx, c, lease, rights.Write)
@@ -139,10 +138,18 @@ func (s *Server) keysOf(ctx context.Context, c *auth.Caller, lease int64, what r
 	if err != nil {
 		return nil, wording(err)
 	}
-	for _, key := range resp.GetKeys() {
-		if err := c.May(what, key, nil); err != nil {
-			return nil, err
-		}
+	if err := mayAll(c, what, resp.GetKeys()); err != nil {
+		return nil, err
 	}
 	return resp, nil
+}
+
+// mayAll returns an error where the caller may not do what the type says to all keys.
+func mayAll(c *auth.Caller, what rights.Type, keys [][]byte) error {
+	for _, key := range keys {
+		if err := c.May(what, key, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }

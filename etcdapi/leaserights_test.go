@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,6 +29,8 @@ type keyedLeases struct {
 	// asked counts the looks at keys. done are the leases that were revoked or renewed.
 	asked int
 	done  []string
+	// late is attached to a lease behind the first check of its revoke.
+	late string
 	// permit is that of the last look.
 	permit keyspace.Permit
 }
@@ -62,6 +65,24 @@ func (l *keyedLeases) Revoke(_ context.Context, r *pb.LeaseRevokeRequest) (*pb.L
 	defer l.mu.Unlock()
 	l.done = append(l.done, fmt.Sprint("revoke ", r.GetID()))
 	return &pb.LeaseRevokeResponse{Header: &pb.ResponseHeader{Revision: 7}}, nil
+}
+
+func (l *keyedLeases) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	for {
+		resp, _ := l.TimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: r.GetID(), Keys: true})
+		if err := check(resp.GetKeys()); err != nil {
+			return nil, err
+		}
+		l.mu.Lock()
+		late := l.late
+		if l.late = ""; late != "" {
+			l.keys[r.GetID()] = append(l.keys[r.GetID()], late)
+		}
+		l.mu.Unlock()
+		if late == "" {
+			return l.Revoke(ctx, r)
+		}
+	}
 }
 
 func (l *keyedLeases) KeepAlive(_ context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
@@ -228,6 +249,20 @@ func TestLeasesByTheirKeys(t *testing.T) {
 			wantError(t, what+" by nobody", call(none), rpctypes.ErrGRPCUserEmpty)
 		}
 		wantError(t, "all leases by nobody", nobody.leases(), rpctypes.ErrGRPCUserEmpty)
+	})
+}
+
+// Trap 110: each look at the keys of a lease that is revoked goes by the rights of then.
+func TestARevokeIsChecked(t *testing.T) {
+	withLeases(t, func(t *testing.T, l *keyedLeases, _ *records, as func(string) leaseCalls) {
+		c := as("u")
+		l.late = "x"
+		wantError(t, "revoke of a lease that gets another's key meanwhile", c.revoke(1), rpctypes.ErrGRPCPermissionDenied)
+		l.late = "k"
+		must(t, c.revoke(4))
+		if n := l.looks(); n < 4 || !slices.Equal(l.done, []string{"revoke 4"}) {
+			t.Errorf("%d looks at keys, and then %v", n, l.done)
+		}
 	})
 }
 

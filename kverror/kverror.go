@@ -119,6 +119,9 @@ const (
 	// AccessChanged: rights were taken away since the request was permitted. Its gateway checks
 	// it anew.
 	AccessChanged
+	// KeysChanged: a key of the lease was written since its keys were checked for a revoke. They are
+	// checked anew.
+	KeysChanged
 
 	numKinds
 )
@@ -224,6 +227,7 @@ var rows = [numKinds]Row{
 	AuthOldRevision:       {Name: "auth revision is old", GRPC: rpctypes.ErrGRPCAuthOldRevision},
 	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
 	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
+	KeysChanged:           {Name: "keys of the lease changed", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: keys of the lease were written again and again while it was to be revoked: repeat the request")},
 }
 
 // Table returns all rows in the order of their kinds.

@@ -25,6 +25,10 @@
 // in all registered spans, at one revision. A new leader first takes up the leases with a decided
 // end. It retries failures with growing pauses.
 //
+// L5. A revoke by somebody who may not write every key deletes only keys that were checked for that client.
+// It names the revision of the check. The ranges delete nothing if a key of the lease is newer. Then an entry takes the
+// decision back, and the gateway looks at the keys again.
+//
 // # Life of a lease
 //
 //  1. Grant. It is an entry of the placement group. Its index is the lease's incarnation, so
@@ -71,7 +75,13 @@
 //     a later lease of the same id, which has another incarnation. It is repeated if ranges
 //     with parts of the lease's spans were merged meanwhile, because the attachment may have
 //     come back.
-//  5. Register. A registration lives in the memory of one leadership. It ends with a revoke
+//  5. Check. The gateway asks placement for the lease and the current revision, then the ranges for the keys,
+//     then whether the client may delete them. The revoke carries that revision into the lease's record, so
+//     that a new leader knows it too. Each range compares it with its keys under the lock of the lease.
+//     If a key is newer in one range, no range deletes any. A lease whose keys are in more ranges than a revision may
+//     concern may have lost a part of them by then. While a check is on its way the lease ends like any other: nothing
+//     is registered. A revoke without a check takes its place.
+//  6. Register. A registration lives in the memory of one leadership. It ends with a revoke
 //     that reaches the range, with a split, and with the leadership. So no late answer brings
 //     an attachment for a lease that is gone.
 //

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -89,14 +90,14 @@ func (tm *Timer) startAttempts(t *term, now clock.Time) {
 // mostRetries is how many attempts may be such of leases that failed before.
 func mostRetries(parallel int) int { return (parallel + 1) / 2 }
 
-// attempt deletes a lease's keys, once.
+// attempt tries once to end a lease.
 func (tm *Timer) attempt(t *term, e *entry) {
 	timeout := tm.o.AttemptTimeout
 	again := e.failures > 0 // nobody writes it during the attempt
 	if !again {
 		timeout = min(timeout, firstAttemptTimeout)
 	}
-	rev, err := tm.deleteKeys(t.ctx, e, timeout)
+	rev, err := tm.endOrKeep(t, e, timeout)
 	tm.mu.Lock()
 	defer tm.mu.Unlock()
 	t.attempts--
@@ -104,12 +105,15 @@ func (tm *Timer) attempt(t *term, e *entry) {
 		t.retrying--
 	}
 	t.wake.Set()
+	if t.leases[e.ref.ID] != e {
+		return // it is gone, or stays
+	}
 	if err == nil {
 		e.revision = rev
 		t.ended = append(t.ended, e.ref)
 		return
 	}
-	if t.ctx.Err() != nil || t.leases[e.ref.ID] != e {
+	if t.ctx.Err() != nil {
 		return
 	}
 	if e.failures == 0 {
@@ -126,14 +130,41 @@ func (tm *Timer) attempt(t *term, e *entry) {
 		zap.Int("failures", e.failures), zap.Duration("pause", pause), zap.Error(err))
 }
 
+// endOrKeep has the keys of a lease deleted. If one of them is newer than the check on which the decision rests, it has
+// the decision taken back. From then on it deletes nothing, because the decision may be taken back already.
+func (tm *Timer) endOrKeep(t *term, e *entry, timeout time.Duration) (keyspace.Revision, error) {
+	tm.mu.Lock()
+	checked := e.refused
+	tm.mu.Unlock()
+	refusal := kverror.KeysChanged.Error()
+	if checked == 0 {
+		ctx, cancel := clock.WithTimeout(t.ctx, tm.o.Clock, timeout)
+		defer cancel()
+		var rev keyspace.Revision
+		var err error
+		if rev, checked, err = tm.deleteKeys(ctx, e); !errors.Is(err, kverror.KeysChanged) {
+			return rev, err
+		}
+		refusal = err.Error()
+		tm.mu.Lock()
+		e.refused = checked
+		tm.mu.Unlock()
+	}
+	if err := tm.o.Records.KeepLease(t.ctx, t.number, e.ref, checked); err != nil {
+		return 0, err
+	}
+	tm.mu.Lock()
+	defer tm.mu.Unlock()
+	e.refused = 0
+	return 0, kverror.New(kverror.KeysChanged, "%s, and it was decided anew that it ends", refusal)
+}
+
 // deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
-// be none.
-func (tm *Timer) deleteKeys(ctx context.Context, e *entry, timeout time.Duration) (rev keyspace.Revision, err error) {
-	ctx, cancel := clock.WithTimeout(ctx, tm.o.Clock, timeout)
-	defer cancel()
+// be none. Checked is that of the record.
+func (tm *Timer) deleteKeys(ctx context.Context, e *entry) (rev, checked keyspace.Revision, err error) {
 	for l := tm.o.Records.LeaseRecord(e.ref); l != nil && len(l.Spans) > 0; {
-		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans); err != nil {
-			return 0, err
+		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans, l.Checked); err != nil {
+			return 0, l.Checked, err
 		}
 		// A merge of ranges meanwhile may have carried the lease's attachment beyond the spans of
 		// the request. Or it carried it from a range that still had it back to one that had lost
@@ -144,7 +175,7 @@ func (tm *Timer) deleteKeys(ctx context.Context, e *entry, timeout time.Duration
 		}
 		l = now
 	}
-	return rev, nil
+	return rev, 0, nil
 }
 
 // startRemoval forgets the records of leases whose keys are gone.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 )
 
@@ -59,6 +61,38 @@ func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.Lea
 		return nil, err
 	}
 	return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
+}
+
+// RevokeChecked implements etcdapi.Leases. It begins anew where a key of the lease is written between the check and
+// the deletion.
+func (g *Gateway) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	for {
+		info, err := g.client.LookLease(ctx, keyspace.LeaseID(r.GetID()))
+		if err != nil {
+			return nil, err
+		}
+		if info.Phase == placement.LeaseGone {
+			return nil, kverror.LeaseNotFound
+		}
+		var keys [][]byte
+		if len(info.Spans) > 0 {
+			if keys, _, err = g.keys.LeaseKeys(ctx, info.ID, info.Spans); err != nil {
+				return nil, err
+			}
+		}
+		if err := check(keys); err != nil {
+			return nil, err
+		}
+		// The keys are all that the lease had at the revision of the look, or more: what was attached in a span that was
+		// registered after the look has a higher one.
+		rev, err := g.client.RevokeLeaseChecked(ctx, info.LeaseRef, info.Revision)
+		if err == nil {
+			return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
+		}
+		if !errors.Is(err, kverror.KeysChanged) || ctx.Err() != nil {
+			return nil, err
+		}
+	}
 }
 
 // KeepAlive implements etcdapi.Leases.

@@ -33,7 +33,7 @@ func TestUnreachableKeysHoldUpNobodyElse(t *testing.T) {
 		ends(1000, 50*time.Second)
 		w.grant(2000, 2, 1)
 		ends(2000, 6*time.Second)
-		w.revoke(1001)
+		w.revoke(1001, 0)
 		ends(1001, 3*time.Second)
 		w.finish()
 		w.stop()
@@ -48,7 +48,7 @@ func TestMergeBesideTheEnd(t *testing.T) {
 		w := newWorld(t, "a")
 		w.lead(w.nodes[0], true)
 		w.grant(1, 5, 2)
-		w.revoke(1)
+		w.revoke(1, 0)
 		time.Sleep(2 * time.Millisecond)
 		w.mu.Lock()
 		merged := *w.records[1]

@@ -22,7 +22,8 @@ import (
 //	keepalive ids=(N,…)
 //	look ids=(N,…)
 //	wait id=N                    somebody waits for the end of the lease
-//	revoke id=N                  a client's decision
+//	revoke id=N [checked=REV]    a client's decision
+//	write id=N                   a key with the lease is written, at revision 50
 //	pass d=D                     time passes
 //	pause node=N / resume node=N as SIGSTOP and SIGCONT; another node may come to lead unnoticed
 //	step node=N d=D              somebody sets the node's wall clock
@@ -66,7 +67,13 @@ func (w *world) command(t *testing.T, d *datadriven.TestData) string {
 	case "wait":
 		w.await(storyID(t, d))
 	case "revoke":
-		w.revoke(storyID(t, d))
+		var checked int64
+		if d.HasArg("checked") {
+			checked = storyInt(t, d, "checked")
+		}
+		w.revoke(storyID(t, d), keyspace.Revision(checked))
+	case "write":
+		w.write(storyID(t, d))
 	case "pass":
 		time.Sleep(storyTime(t, d))
 	case "pause":

@@ -21,6 +21,9 @@ import (
 type Records interface {
 	// RevokeLeases decides in the term that leases end. Those that are gone are left out.
 	RevokeLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error
+	// KeepLease takes back the decision that a lease ends, which rests on a check of its keys at a revision. A
+	// later decision stays.
+	KeepLease(ctx context.Context, term uint64, ref fsm.LeaseRef, checked keyspace.Revision) error
 	// RemoveLeases forgets leases whose keys and attachments are gone.
 	RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRef) error
 	// LeaseRecord returns the lease's record as it is now, nil if it is gone. It is the same
@@ -33,8 +36,11 @@ type Records interface {
 type Revoker interface {
 	// RevokeLease deletes all keys of the lease at one revision, which it returns, and
 	// everything that lets further ones be attached. Without a key it uses no revision
-	// and returns the current one. It is idempotent.
-	RevokeLease(ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span) (keyspace.Revision, error)
+	// and returns the current one. It is idempotent. Checked, if not 0, is a revision as of which the keys were
+	// checked: the error is KeysChanged if one of them was written later.
+	RevokeLease(
+		ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision,
+	) (keyspace.Revision, error)
 	// LeaseKeys returns the keys of the lease in key order, as of the returned revision,
 	// which is the current one.
 	LeaseKeys(ctx context.Context, lease keyspace.LeaseID, spans []keyspace.Span) ([][]byte, keyspace.Revision, error)
@@ -138,6 +144,9 @@ type entry struct {
 	// expired says that the clock has ended it.
 	expired  bool
 	failures int
+	// refused is the check that a key has turned out to be newer than, 0 for none. Nothing is deleted any more then,
+	// until the decision is taken back or made without a check.
+	refused keyspace.Revision
 	// revision is that of the deletion of its keys, 0 while there was none.
 	revision keyspace.Revision
 	// gone is closed when the record is gone; nil while nobody waits.
@@ -188,11 +197,10 @@ func (tm *Timer) Lead(ctx context.Context, number uint64, records func(yield fun
 	for l := range records {
 		e := &entry{ref: l.Ref(), ttl: l.TTL}
 		t.leases[l.ID] = e
+		t.renew(e, now, tm.o.Extend)
 		if l.Revoking {
 			t.end(e, now)
-			continue
 		}
-		t.renew(e, now, tm.o.Extend)
 	}
 	if tm.term != nil {
 		tm.term.cancel()
@@ -224,8 +232,15 @@ func (tm *Timer) Changed(number uint64, changes []fsm.LeaseChange) {
 			e = &entry{ref: l.Ref(), ttl: l.TTL}
 			t.leases[l.ID] = e
 			t.renew(e, now, 0)
+		case changes[i].Kept:
+			// A new one: what is under way about the old one does not concern it.
+			tm.leave(t, e)
+			kept := &entry{ref: e.ref, ttl: e.ttl, deadline: e.deadline}
+			t.leases[l.ID] = kept
+			t.expiry.Set(l.ID, kept.deadline)
+		case l.Revoking && e.phase == ending:
+			e.refused = 0 // whoever decided now needs no check
 		case l.Revoking:
-			t.expiry.Remove(l.ID)
 			at := now
 			if !e.expired {
 				at = 1 // a client waits: before those that have expired
@@ -253,20 +268,26 @@ func after(now clock.Time, ttl int64, extend time.Duration) clock.Time {
 // end takes up a lease whose end is decided; at is its place among those that wait.
 func (t *term) end(e *entry, at clock.Time) {
 	e.phase = ending
+	t.expiry.Remove(e.ref.ID)
 	t.waiting++
 	t.ends.Set(e.ref.ID, at)
 }
 
 func (tm *Timer) forget(t *term, e *entry) {
+	tm.leave(t, e)
+	if e.expired {
+		tm.o.Metrics.Expired.Inc()
+	}
+}
+
+// leave takes a lease out of the term, and has those look again who wait for its end.
+func (tm *Timer) leave(t *term, e *entry) {
 	delete(t.leases, e.ref.ID)
 	t.expiry.Remove(e.ref.ID)
 	t.ends.Remove(e.ref.ID)
 	t.retries.Remove(e.ref.ID)
 	if e.phase == ending && e.failures == 0 {
 		t.waiting--
-	}
-	if e.expired {
-		tm.o.Metrics.Expired.Inc()
 	}
 	if e.gone != nil {
 		close(e.gone)
@@ -368,6 +389,11 @@ func (tm *Timer) Wait(ctx context.Context, number uint64, ref fsm.LeaseRef) (pla
 	defer timer.Stop()
 	select {
 	case <-ch:
+		tm.mu.Lock()
+		defer tm.mu.Unlock()
+		if now, ok := t.leases[ref.ID]; ok && now.ref == ref {
+			return t.status(ref.ID, tm.o.Clock.Now()), 0, nil // the decision was taken back
+		}
 		return gone, e.revision, nil // nobody writes it any more
 	case <-timer.C():
 		return placement.LeaseStatus{LeaseRef: ref, Phase: placement.LeaseEnding, TTL: e.ttl}, 0, nil

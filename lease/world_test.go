@@ -47,6 +47,8 @@ type world struct {
 	// for the end of their context.
 	failing map[keyspace.LeaseID]int
 	hanging map[keyspace.LeaseID]bool
+	// written is the revision of the last write of a key with the lease.
+	written map[keyspace.LeaseID]keyspace.Revision
 	// running and most count the deletions at a time.
 	running, most int
 	revision      keyspace.Revision
@@ -68,7 +70,10 @@ type proposal struct {
 	term   uint64
 	refs   []fsm.LeaseRef
 	remove bool
-	done   chan error
+	// checked is that of a RevokeChecked, or of a KeepLease with keep.
+	checked keyspace.Revision
+	keep    bool
+	done    chan error
 }
 
 func newWorld(t *testing.T, names ...string) *world {
@@ -78,6 +83,7 @@ func newWorld(t *testing.T, names ...string) *world {
 		records: map[keyspace.LeaseID]*fsm.Lease{},
 		safe:    map[fsm.LeaseRef]time.Duration{}, asked: map[fsm.LeaseRef]bool{}, deleted: map[fsm.LeaseRef]bool{},
 		failing: map[keyspace.LeaseID]int{}, hanging: map[keyspace.LeaseID]bool{},
+		written: map[keyspace.LeaseID]keyspace.Revision{},
 	}
 	for i, name := range names {
 		n := &node{w: w, name: name, clock: simclock.New(time.Duration(i)*time.Hour, 1)}
@@ -178,14 +184,21 @@ func (w *world) tellLocked(c fsm.LeaseChange) {
 	}
 }
 
-// revoke is a client's decision.
-func (w *world) revoke(id keyspace.LeaseID) {
+// revoke is a client's decision, who has checked the keys as of a revision, or need not, with 0.
+func (w *world) revoke(id keyspace.LeaseID, checked keyspace.Revision) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if l := w.records[id]; l != nil {
 		w.asked[l.Ref()] = true
-		w.applyLocked(&proposal{term: w.term, refs: []fsm.LeaseRef{l.Ref()}})
+		w.applyLocked(&proposal{term: w.term, refs: []fsm.LeaseRef{l.Ref()}, checked: checked})
 	}
+}
+
+// write writes a key with a lease.
+func (w *world) write(id keyspace.LeaseID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written[id] = 50
 }
 
 // keepAlive renews a lease at the leader, which was seen to lead.
@@ -238,6 +251,15 @@ func (w *world) applyLocked(p *proposal) {
 		l := w.records[ref.ID]
 		switch {
 		case l == nil || l.Ref() != ref:
+		case p.keep:
+			if l.Revoking && l.Checked == p.checked {
+				next := *l
+				next.Revoking, next.Checked = false, 0
+				w.records[ref.ID] = &next
+				delete(w.asked, ref)
+				w.logf("lease %d stays", ref.ID)
+				w.tellLocked(fsm.LeaseChange{Lease: &next, Kept: true})
+			}
 		case p.remove && l.Revoking:
 			if len(l.Spans) > 0 && !w.deleted[ref] {
 				w.t.Errorf("lease %d is forgotten, and has keys", ref.ID)
@@ -245,12 +267,12 @@ func (w *world) applyLocked(p *proposal) {
 			delete(w.records, ref.ID)
 			w.logf("lease %d is gone", ref.ID)
 			w.tellLocked(fsm.LeaseChange{Lease: l, Gone: true})
-		case !p.remove && !l.Revoking:
+		case !p.remove && (!l.Revoking || l.Checked != 0 && p.checked == 0):
 			if now := w.now(); now < w.safe[ref] && !w.asked[ref] {
 				w.t.Errorf("lease %d expires at %v, and not before %v", ref.ID, now, w.safe[ref])
 			}
 			next := *l
-			next.Revoking = true
+			next.Revoking, next.Checked = true, p.checked
 			w.records[ref.ID] = &next
 			w.logf("the end of lease %d is decided", ref.ID)
 			w.tellLocked(fsm.LeaseChange{Lease: &next})
@@ -293,6 +315,11 @@ func (n *node) RemoveLeases(ctx context.Context, term uint64, refs []fsm.LeaseRe
 	return n.propose(ctx, &proposal{term: term, refs: refs, remove: true})
 }
 
+// KeepLease implements Records.
+func (n *node) KeepLease(ctx context.Context, term uint64, ref fsm.LeaseRef, checked keyspace.Revision) error {
+	return n.propose(ctx, &proposal{term: term, refs: []fsm.LeaseRef{ref}, keep: true, checked: checked})
+}
+
 // LeaseRecord implements Records.
 func (n *node) LeaseRecord(ref fsm.LeaseRef) *fsm.Lease {
 	n.w.mu.Lock()
@@ -304,7 +331,7 @@ func (n *node) LeaseRecord(ref fsm.LeaseRef) *fsm.Lease {
 }
 
 // RevokeLease implements Revoker.
-func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspace.LeaseIncarnation, spans []keyspace.Span) (keyspace.Revision, error) {
+func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision) (keyspace.Revision, error) {
 	w := n.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -326,6 +353,9 @@ func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspac
 		w.failing[id]--
 		w.logf("%s: the keys of lease %d are not to be reached", n.name, id)
 		return 0, kverror.NoLeader
+	case checked != 0 && !w.deleted[ref] && w.written[id] > checked:
+		w.logf("%s: lease %d has newer keys", n.name, id)
+		return 0, kverror.KeysChanged
 	case l != nil && l.Ref() == ref && !l.Revoking:
 		w.t.Errorf("lease %d loses its keys, and lives", id)
 	case l != nil && l.Ref() == ref && len(l.Spans) != len(spans):
@@ -369,7 +399,9 @@ func TestEveryOrder(t *testing.T) {
 		func(w *world) { time.Sleep(1900 * time.Millisecond) },
 		func(w *world) { time.Sleep(200 * time.Millisecond) },
 		func(w *world) { w.keepAlive(1) },
-		func(w *world) { w.revoke(1) },
+		func(w *world) { w.revoke(1, 0) },
+		func(w *world) { w.revoke(1, 49) },
+		func(w *world) { w.write(1) },
 		func(w *world) { w.settle(true) },
 		func(w *world) { w.settle(false) },
 		func(w *world) { w.lead(w.other(), true) },
@@ -461,7 +493,7 @@ func TestManyAtOnce(t *testing.T) {
 			}
 			before = now
 		}
-		w.revoke(leases + 1)
+		w.revoke(leases+1, 0)
 		time.Sleep(20 * time.Millisecond)
 		if st := w.keepAlive(leases + 1); st.Phase != placement.LeaseGone {
 			t.Errorf("a revoked lease among many that expire: %+v", st)

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -127,6 +129,69 @@ func TestLeases(t *testing.T) {
 		}
 		_, err = r.nodes[2].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id})
 		r.wantKind("revoke again", err, kverror.LeaseNotFound)
+	})
+}
+
+// TestRevokeChecked: a revoke by who may delete only some keys deletes no key that is attached while the keys are
+// checked, whether its range has keys of the lease already or not. Trap 110.
+func TestRevokeChecked(t *testing.T) {
+	const ranges = 4
+	bubble(t, 3, borders(ranges), nil, func(r *rig) {
+		r.spread(r.nodes[0], ranges, "other")
+		var denied error = kverror.New(kverror.PermissionDenied, "key secret")
+		revoke := func(id int64, check func(round int, secret bool) error) (rounds int, err error) {
+			_, err = r.nodes[1].core.Leases().RevokeChecked(r.t.Context(), &pb.LeaseRevokeRequest{ID: id}, func(keys [][]byte) error {
+				rounds++
+				return check(rounds, slices.ContainsFunc(keys, func(k []byte) bool { return bytes.HasSuffix(k, []byte("secret")) }))
+			})
+			return rounds, err
+		}
+		for keysIn := range 3 {
+			for at := range ranges {
+				id := r.leased(r.nodes[0], 60, keysIn)
+				secret := keyOf(at) + "secret"
+				n, err := revoke(id, func(_ int, seen bool) error {
+					if seen {
+						return denied
+					}
+					_, err := r.nodes[2].attach(r.t.Context(), secret, id)
+					return err
+				})
+				if what := fmt.Sprintf("keys in %d ranges, one attached in range %d", keysIn, at); n != 2 || kverror.Of(err).Kind != kverror.PermissionDenied {
+					r.t.Errorf("%s: %d checks, %v", what, n, err)
+				}
+				r.mustGet(r.nodes[0], secret, "leased")
+				r.wantLeased(r.nodes[2], id, keysIn+1)
+				if resp, err := r.nodes[0].core.Leases().KeepAlive(r.t.Context(), &pb.LeaseKeepAliveRequest{ID: id}); err != nil || resp.GetTTL() != 60 {
+					r.t.Errorf("keepalive of a lease that stays: %v, %v", resp, err)
+				}
+				// A key that is written meanwhile is seen, and one that only leaves is no reason to look again.
+				n, err = revoke(id, func(round int, seen bool) error {
+					switch round {
+					case 1:
+						_, err := r.nodes[2].attach(r.t.Context(), secret, id)
+						return err
+					case 2:
+						r.mustRemove(r.nodes[0], secret)
+					}
+					if !seen {
+						return errors.New("the secret was not shown")
+					}
+					return nil
+				})
+				if n != 2 || err != nil {
+					r.t.Errorf("revoked after %d checks: %v", n, err)
+				}
+				if resp := r.ttl(r.nodes[0], id); resp.GetTTL() != -1 {
+					r.t.Errorf("ttl after the end: %v", resp)
+				}
+			}
+		}
+		if keys, _ := r.total(r.nodes[0]); keys != ranges {
+			r.t.Errorf("%d keys are left, want %d", keys, ranges)
+		}
+		_, err := revoke(99, func(int, bool) error { return nil })
+		r.wantKind("revoke of an unknown lease", err, kverror.LeaseNotFound)
 	})
 }
 

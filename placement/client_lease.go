@@ -146,7 +146,7 @@ func (c *Client) RegisterLease(ctx context.Context, id keyspace.LeaseID, span ke
 		if st := a.Leases[0]; st.Phase == LeaseLive {
 			return keyspace.LeaseRegistration{Incarnation: st.Incarnation}, nil
 		}
-		if _, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
+		if _, _, err := c.awaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
 			return keyspace.LeaseRegistration{}, err
 		}
 	}
@@ -275,7 +275,7 @@ func (c *Client) LookLease(ctx context.Context, id keyspace.LeaseID) (LeaseInfo,
 		if st := a.Leases[0]; st.Phase != LeaseEnding {
 			return LeaseInfo{LeaseStatus: st, Spans: a.Spans, Revision: a.Revision}, nil
 		}
-		if _, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
+		if _, _, err := c.awaitLeaseEnd(ctx, a.Leases[0].LeaseRef); err != nil {
 			return LeaseInfo{}, err
 		}
 	}
@@ -362,15 +362,31 @@ const minLeaseID keyspace.LeaseID = -1 << 63
 // revision of the deletion, or a later one. LeaseNotFound where there is no such lease,
 // or where somebody else has ended it.
 func (c *Client) RevokeLease(ctx context.Context, id keyspace.LeaseID) (keyspace.Revision, error) {
-	a, err := c.one(ctx, leaseRequest{Op: leaseRevoke, ID: id}, false)
+	return c.revokeLease(ctx, leaseRequest{Op: leaseRevoke, ID: id})
+}
+
+// RevokeLeaseChecked is RevokeLease on behalf of somebody who may delete the lease's keys as of a revision. If one of
+// them was written later, the lease stays and the error is KeysChanged.
+func (c *Client) RevokeLeaseChecked(ctx context.Context, ref fsm.LeaseRef, checked keyspace.Revision) (keyspace.Revision, error) {
+	return c.revokeLease(ctx, leaseRequest{Op: leaseRevokeChecked, ID: ref.ID, Incarnation: ref.Incarnation, Checked: checked})
+}
+
+func (c *Client) revokeLease(ctx context.Context, q leaseRequest) (keyspace.Revision, error) {
+	a, err := c.one(ctx, q, false)
 	if err != nil {
 		return 0, err
 	}
-	rev, err := c.AwaitLeaseEnd(ctx, a.Leases[0].LeaseRef)
-	if err == nil && a.Leases[0].Phase == LeaseEnding {
-		err = kverror.LeaseNotFound
+	rev, stays, err := c.awaitLeaseEnd(ctx, a.Leases[0].LeaseRef)
+	switch {
+	case err != nil:
+		return 0, err
+	case stays:
+		// Of two revokes that check, only one is decided. The other one shares its outcome.
+		return 0, kverror.New(kverror.KeysChanged, "lease %x was to be revoked, and stays", int64(q.ID))
+	case a.Leases[0].Phase == LeaseEnding:
+		return 0, kverror.LeaseNotFound
 	}
-	return rev, err
+	return rev, nil
 }
 
 // patient is the end of the patience with a lease that does not end.
@@ -381,19 +397,20 @@ func patient(ctx context.Context, id keyspace.LeaseID) error {
 	return kverror.New(kverror.Timeout, "lease %x ends, and has not yet: %v", int64(id), ctx.Err())
 }
 
-// AwaitLeaseEnd waits until a lease whose end is decided has ended, and returns the
-// revision of the deletion of its keys, or a later one.
-func (c *Client) AwaitLeaseEnd(ctx context.Context, ref fsm.LeaseRef) (keyspace.Revision, error) {
+// awaitLeaseEnd waits until a lease whose end is decided has ended, and returns the
+// revision of the deletion of its keys, or a later one. It also returns when the decision is taken back: the lease
+// stays.
+func (c *Client) awaitLeaseEnd(ctx context.Context, ref fsm.LeaseRef) (rev keyspace.Revision, stays bool, err error) {
 	for {
 		a, err := c.one(ctx, leaseRequest{Op: leaseWait, ID: ref.ID, Incarnation: ref.Incarnation}, true)
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
-		if a.Leases[0].Phase == LeaseGone {
-			return a.Revision, nil
+		if phase := a.Leases[0].Phase; phase != LeaseEnding {
+			return a.Revision, phase == LeaseLive, nil
 		}
 		if err := patient(ctx, ref.ID); err != nil {
-			return 0, err
+			return 0, false, err
 		}
 	}
 }

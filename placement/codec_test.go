@@ -108,6 +108,7 @@ func sampleLeaseRequests() []leaseRequest {
 		{Op: leaseList, ID: minLeaseID},
 		{Op: leaseRevoke, ID: 0x7b},
 		{Op: leaseWait, ID: 0x7b, Incarnation: 44},
+		{Op: leaseRevokeChecked, ID: 0x7b, Incarnation: 44, Checked: 57},
 	}
 }
 

@@ -37,7 +37,7 @@ func (s *Service) leasesChanged(changes []fsm.LeaseChange) {
 		switch l := changes[i].Lease; {
 		case changes[i].Gone:
 			s.o.Metrics.LeasesRevoked.Inc()
-		case !l.Revoking:
+		case !l.Revoking && !changes[i].Kept:
 			s.o.Metrics.LeasesGranted.Inc()
 			s.o.Metrics.LeaseTTLs.Observe(float64(l.TTL))
 		}
@@ -59,6 +59,11 @@ func (s *Service) RevokeLeases(ctx context.Context, term uint64, refs []fsm.Leas
 		}
 		return nil
 	})
+}
+
+// KeepLease takes back in the term the decision that a lease ends, which rests on a check of its keys at a revision.
+func (s *Service) KeepLease(ctx context.Context, term uint64, ref fsm.LeaseRef, checked keyspace.Revision) error {
+	return s.propose(ctx, term, fsm.KeepLease{Lease: ref, At: checked}).Err
 }
 
 // RemoveLeases forgets leases in the term, whose keys and attachments are gone.
@@ -97,6 +102,8 @@ func (s *Service) serveLease(ctx context.Context, q *leaseRequest) (leaseRespons
 		return s.serveLeaseGrant(ctx, q)
 	case leaseRevoke:
 		return s.serveLeaseChange(ctx, fsm.RevokeLeases{Leases: []fsm.LeaseRef{{ID: q.ID}}})
+	case leaseRevokeChecked:
+		return s.serveLeaseChange(ctx, fsm.RevokeChecked{Lease: fsm.LeaseRef{ID: q.ID, Incarnation: q.Incarnation}, At: q.Checked})
 	case leaseRegister:
 		return s.serveLeaseRegister(ctx, q)
 	case leaseRenew, leaseLook, leaseList, leaseWait:

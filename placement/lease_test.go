@@ -201,6 +201,68 @@ func TestLeaseRequests(t *testing.T) {
 	})
 }
 
+// TestLeaseStays: everybody who waits for the end of a lease goes on when that decision is taken back. Two revokes with
+// a check share their fate, and one without a check ends the lease.
+func TestLeaseStays(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		r := newRig(t, 22, 3, quiet)
+		r.startAll()
+		leader := r.leader()
+		for _, n := range r.nodes {
+			n.leases.linger = 3 * time.Second
+		}
+		c := r.nodes[0].client
+		if _, _, err := c.GrantLease(t.Context(), 1, 60, false); err != nil {
+			t.Fatal(err)
+		}
+		info, err := c.LookLease(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.RevokeLeaseChecked(t.Context(), fsm.LeaseRef{ID: 1, Incarnation: info.Incarnation + 1}, 5)
+		wantKind(t, "an earlier lease", err, kverror.LeaseNotFound)
+		var wg sync.WaitGroup
+		start := time.Now()
+		expect := func(what string, want error, f func() error) {
+			wg.Go(func() {
+				if err := f(); !errors.Is(err, want) {
+					t.Errorf("%s: %v, want %v", what, err, want)
+				}
+			})
+			time.Sleep(50 * time.Millisecond)
+		}
+		keep := func(at keyspace.Revision) {
+			if err := leader.service.KeepLease(t.Context(), leader.service.machine.leaderState().Term, info.LeaseRef, at); err != nil {
+				t.Error(err)
+			}
+		}
+		checked := func(at keyspace.Revision) func() error {
+			return func() error { _, err := c.RevokeLeaseChecked(t.Context(), info.LeaseRef, at); return err }
+		}
+		expect("revoke", kverror.KeysChanged, checked(5))
+		expect("a second one", kverror.KeysChanged, checked(6))
+		expect("register", nil, func() error { _, err := c.RegisterLease(t.Context(), 1, keyspace.Span{}); return err })
+		expect("look", nil, func() error { _, err := c.LookLease(t.Context(), 1); return err })
+		expect("keepalive", nil, func() error {
+			ttl, _, err := r.nodes[1].client.KeepLeaseAlive(t.Context(), 1)
+			if ttl != 60 {
+				t.Errorf("a keepalive of a lease that stays: %d", ttl)
+			}
+			return err
+		})
+		keep(5)
+		wg.Wait()
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("all went on after %v", took)
+		}
+		expect("revoke, and then another without a check", nil, checked(7))
+		expect("the other", kverror.LeaseNotFound, func() error { _, err := c.RevokeLease(t.Context(), 1); return err })
+		keep(7)
+		wg.Wait()
+		r.stopAllAtOnce()
+	})
+}
+
 // TestLeaseWaits: whoever asks about a lease whose end is decided waits for the outcome.
 // Those who ask for something else do not.
 func TestLeaseWaits(t *testing.T) {

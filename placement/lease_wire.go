@@ -27,6 +27,9 @@ const (
 	leaseRevoke
 	// leaseWait waits a while until the lease ID of Incarnation has ended.
 	leaseWait
+	// leaseRevokeChecked decides that the lease ID of Incarnation ends, unless a key of it was written after
+	// Checked.
+	leaseRevokeChecked
 )
 
 // leaseRequest is one request about leases. Which fields count depends on Op.
@@ -37,6 +40,7 @@ type leaseRequest struct {
 	Span        keyspace.Span
 	Incarnation keyspace.LeaseIncarnation
 	IDs         []keyspace.LeaseID
+	Checked     keyspace.Revision
 }
 
 // LeasePhase is how far a lease is.
@@ -92,6 +96,8 @@ func (q *leaseRequest) append(dst []byte) []byte {
 		return fsm.AppendLeaseID(dst, q.ID)
 	case leaseWait:
 		return binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.Incarnation))
+	case leaseRevokeChecked:
+		return fsm.AppendRevision(binary.AppendUvarint(fsm.AppendLeaseID(dst, q.ID), uint64(q.Incarnation)), q.Checked)
 	}
 	panic(fmt.Sprintf("placement: encode request %d about leases", q.Op))
 }
@@ -112,6 +118,11 @@ func readLeaseRequest(r *fsm.Reader) leaseRequest {
 		q.ID = r.LeaseID()
 	case leaseWait:
 		q.ID, q.Incarnation = r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())
+	case leaseRevokeChecked:
+		q.ID, q.Incarnation, q.Checked = r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint()), r.Revision()
+		if q.Checked == 0 {
+			r.Failf("keys of a lease checked at revision 0")
+		}
 	default:
 		r.Failf("unknown request %d about leases", q.Op)
 	}

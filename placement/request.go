@@ -104,7 +104,7 @@ func (q *request) guarded() bool {
 	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
 		return true
 	case requestLease:
-		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke
+		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
 	case requestAlarms:
 		return q.Alarm.Change != 0
 	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:

@@ -134,7 +134,7 @@ func checkOp(op *pb.RequestOp, ops int) error {
 // own bus method and budget.
 func EndsLocks(op TxnCommand) bool {
 	switch op.Kind() {
-	case TxnPrepare, TxnRevoke, TxnLeaseKeys:
+	case TxnPrepare, TxnRevoke, TxnRevokeChecked, TxnLeaseKeys:
 		return false
 	case TxnCommit, TxnResolve, TxnDecide, TxnForget, TxnRead:
 	}

@@ -265,7 +265,11 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		formats[fmt.Sprintf("txn-command-%d.v4", op.Kind())] = b
+		name := fmt.Sprintf("txn-command-%d.v4", op.Kind())
+		if p, ok := op.(*Prepare); ok && p.Checked != 0 {
+			name = "txn-command-1-checked.v4"
+		}
+		formats[name] = b
 	}
 	for i, a := range sampleTxnAnswers() {
 		b, err := AppendTxnAnswer(nil, a, nil)

@@ -92,6 +92,8 @@ const (
 	TxnRead
 	TxnRevoke
 	TxnLeaseKeys
+	// TxnRevokeChecked is a Revoke with a check.
+	TxnRevokeChecked
 )
 
 // Want is the outcome that a path through the compares needs of a guard.
@@ -141,6 +143,8 @@ type Prepare struct {
 	// nothing else is done. The lease's attachment is locked even without keys.
 	Revoke      keyspace.LeaseID
 	Incarnation keyspace.LeaseIncarnation
+	// Checked is as in Revoke. It is 0 without one.
+	Checked keyspace.Revision
 	// Absent are leases that do not exist, as the transaction has found. A put to one of them
 	// without an attachment is refused.
 	Absent []keyspace.LeaseID
@@ -260,7 +264,12 @@ func (*Decide) Kind() TxnKind { return TxnDecide }
 func (*Forget) Kind() TxnKind { return TxnForget }
 
 // Kind implements TxnCommand.
-func (*Revoke) Kind() TxnKind { return TxnRevoke }
+func (r *Revoke) Kind() TxnKind {
+	if r.Checked != 0 {
+		return TxnRevokeChecked
+	}
+	return TxnRevoke
+}
 
 // Kind implements TxnCommand.
 func (*LeaseKeys) Kind() TxnKind { return TxnLeaseKeys }
@@ -268,7 +277,7 @@ func (*LeaseKeys) Kind() TxnKind { return TxnLeaseKeys }
 func (*Prepared) answers(k TxnKind) bool { return k == TxnPrepare }
 func (*Decided) answers(k TxnKind) bool  { return k == TxnCommit || k == TxnDecide }
 func (*Resolved) answers(k TxnKind) bool { return k == TxnResolve || k == TxnForget }
-func (*Revoked) answers(k TxnKind) bool  { return k == TxnRevoke }
+func (*Revoked) answers(k TxnKind) bool  { return k == TxnRevoke || k == TxnRevokeChecked }
 func (*Attached) answers(k TxnKind) bool { return k == TxnLeaseKeys }
 
 // Keys calls add with every pair (key, range_end) of the command, and whether it writes there.

@@ -2,6 +2,7 @@ package rangeapi
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -21,6 +22,7 @@ const txnWireVersion = 4
 const (
 	prepareWaitForOlder = 1 << iota
 	preparePin
+	prepareChecked
 )
 
 const (
@@ -79,7 +81,11 @@ func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op
 	case *Forget:
 		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Revoke:
-		return AppendAttachment(dst, Attachment{o.Lease, o.Incarnation}), nil
+		dst = AppendAttachment(dst, Attachment{o.Lease, o.Incarnation})
+		if o.Checked != 0 {
+			dst = binary.AppendUvarint(dst, uint64(o.Checked))
+		}
+		return dst, nil
 	case *LeaseKeys:
 		dst = AppendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
 		return binary.AppendUvarint(dst, uint64(o.At)), nil
@@ -89,8 +95,11 @@ func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op
 
 func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 	dst = wire.AppendBytes(AppendName(dst, o.Name), o.Anchor)
-	dst = append(dst, wire.Flag(o.WaitForOlder, prepareWaitForOlder)|wire.Flag(o.Pin, preparePin))
+	dst = append(dst, wire.Flag(o.WaitForOlder, prepareWaitForOlder)|wire.Flag(o.Pin, preparePin)|wire.Flag(o.Checked != 0, prepareChecked))
 	dst = binary.AppendUvarint(dst, uint64(o.PinAt))
+	if o.Checked != 0 {
+		dst = binary.AppendUvarint(dst, uint64(o.Checked))
+	}
 	dst = binary.AppendUvarint(dst, uint64(len(o.Guards)))
 	for i := range o.Guards {
 		if dst, err = appendProto(append(dst, byte(o.Guards[i].Want)), o.Guards[i].Compare); err != nil {
@@ -114,8 +123,11 @@ func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 
 func (c *Reader) prepare() *Prepare {
 	p := &Prepare{Name: c.Name(), Anchor: c.Bytes()}
-	f := c.Flags(prepareWaitForOlder | preparePin)
+	f := c.Flags(prepareWaitForOlder | preparePin | prepareChecked)
 	p.WaitForOlder, p.Pin, p.PinAt = f&prepareWaitForOlder != 0, f&preparePin != 0, c.Revision()
+	if f&prepareChecked != 0 {
+		p.Checked = c.checked()
+	}
 	n := c.Count(2)
 	p.Guards = make([]Guard, 0, n)
 	for range n {
@@ -144,6 +156,15 @@ func (c *Reader) prepare() *Prepare {
 	return p
 }
 
+// checked decodes the revision of a check that was made.
+func (c *Reader) checked() keyspace.Revision {
+	at := c.Revision()
+	if at == 0 {
+		c.Fail(errors.New("rangeapi: keys of a lease checked at revision 0"))
+	}
+	return at
+}
+
 // DecodeTxnCommand decodes what AppendTxnCommand wrote. It copies what it keeps.
 func DecodeTxnCommand(b []byte) (id keyspace.RangeID, g keyspace.Generation, op TxnCommand, err error) {
 	c, k, id, g, err := DecodeTxnHead(b)
@@ -166,9 +187,13 @@ func DecodeTxnCommand(b []byte) (id keyspace.RangeID, g keyspace.Generation, op 
 		op = &Decide{Name: c.Name(), Anchor: c.Bytes()}
 	case TxnForget:
 		op = &Forget{Name: c.Name(), Anchor: c.Bytes()}
-	case TxnRevoke:
+	case TxnRevoke, TxnRevokeChecked:
 		m := c.Attachment()
-		op = &Revoke{Lease: m.Lease, Incarnation: m.Incarnation}
+		o := &Revoke{Lease: m.Lease, Incarnation: m.Incarnation}
+		if k == TxnRevokeChecked {
+			o.Checked = c.checked()
+		}
+		op = o
 	case TxnLeaseKeys:
 		o := &LeaseKeys{Lease: keyspace.LeaseID(c.Uvarint())}
 		o.Span = c.Span(c.Flags(SpanSingle) != 0)

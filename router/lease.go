@@ -32,11 +32,15 @@ const (
 //
 // The deletion has several revisions if more than keyspace.MaxRevisionRanges ranges have keys, or
 // if the spans have become more than maxRevokeRanges ranges.
+//
+// Checked, if not 0, is a revision as of which the lease's keys were checked. If one of them was written later, the
+// error is KeysChanged. Then nothing is deleted, but for what has several revisions: there all deleted keys were
+// checked.
 func (r *Router) RevokeLease(
-	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span,
+	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision,
 ) (keyspace.Revision, error) {
 	var last keyspace.Revision
-	v := &revoke{r: r, lease: lease, incarnation: incarnation, most: maxRevokeRanges}
+	v := &revoke{r: r, lease: lease, incarnation: incarnation, checked: checked, most: maxRevokeRanges}
 	defer v.end()
 	spans = disjoint(spans)
 	for len(spans) > 0 {
@@ -83,6 +87,7 @@ type revoke struct {
 	r           *Router
 	lease       keyspace.LeaseID
 	incarnation keyspace.LeaseIncarnation
+	checked     keyspace.Revision
 	txn         *txn
 	starts      int
 	// most bounds the ranges that are locked at a time.
@@ -146,7 +151,7 @@ func (v *revoke) some(ctx context.Context, spans []keyspace.Span) (keyspace.Revi
 // at revokes the lease in the ranges, at one revision.
 func (v *revoke) at(ctx context.Context, routes []*route) (keyspace.Revision, error) {
 	if len(routes) == 1 {
-		got, err := v.r.commandAt(ctx, routes[0], &rangeapi.Revoke{Lease: v.lease, Incarnation: v.incarnation})
+		got, err := v.r.commandAt(ctx, routes[0], &rangeapi.Revoke{Lease: v.lease, Incarnation: v.incarnation, Checked: v.checked})
 		if err != nil {
 			return 0, v.again(ctx, err)
 		}
@@ -202,7 +207,7 @@ func (v *revoke) participants(name rangeapi.TxnName, routes []*route) *participa
 	ps := &participants{name: name, anchor: anchor, of: map[keyspace.RangeID]*participant{}}
 	for _, rt := range routes {
 		p := ps.at(rt)
-		p.op.Revoke, p.op.Incarnation = v.lease, v.incarnation
+		p.op.Revoke, p.op.Incarnation, p.op.Checked = v.lease, v.incarnation, v.checked
 		p.cover(rt.desc.Span)
 	}
 	return ps

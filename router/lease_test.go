@@ -47,6 +47,7 @@ func TestCourseOfARevoke(t *testing.T) {
 		"resolve 1@8 at 1; resolve 1@8 at 2; resolve 1@8 at 3; forget 1 at 1"
 	for name, c := range map[string]struct {
 		spans   []keyspace.Span
+		checked keyspace.Revision
 		answers map[string]any
 		want    string
 		at      keyspace.Revision
@@ -92,6 +93,14 @@ func TestCourseOfARevoke(t *testing.T) {
 		"others have decided against it": {
 			spans: everywhere, answers: map[string]any{"commit": &rangeapi.Decided{}}, want: "commit 2@9 of 3 at 1", at: 9, named: 3,
 		},
+		"a key in one range is newer than the check": {
+			spans: first, checked: 5, answers: map[string]any{"revoke": kverror.New(kverror.KeysChanged, "")}, want: "revoke checked=5 at 1", error: kverror.KeysChanged,
+		},
+		"a key in one of several ranges is newer than the check": {
+			spans: everywhere, checked: 5, answers: map[string]any{"prepare 1 at 3": kverror.New(kverror.KeysChanged, "")},
+			want: "resolve 1@0 at 1", error: kverror.KeysChanged,
+		},
+		"the check holds": {spans: everywhere, checked: 5, want: "revoke checked=5 prepare 1 at 3", at: 8, named: 3},
 		"the gateway of a range is full": {
 			spans: everywhere, answers: map[string]any{"prepare 1 at 3": kverror.New(kverror.TooManyRequests, "")},
 			want: "resolve 1@0 at 1", error: kverror.TooManyRequests,
@@ -101,7 +110,7 @@ func TestCourseOfARevoke(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
 				f.answers(c.answers)
-				rev, err := r.RevokeLease(internal(t), 7, 2, c.spans)
+				rev, err := r.RevokeLease(internal(t), 7, 2, c.spans, c.checked)
 				afterwards()
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
@@ -141,7 +150,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			at, err = r.RevokeLease(internal(t), 7, 2, everywhere)
+			at, err = r.RevokeLease(internal(t), 7, 2, everywhere, 0)
 		}()
 		synctest.Wait()
 		select {
@@ -178,7 +187,7 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 			}
 			return nil, nil
 		}
-		at, err := r.RevokeLease(internal(t), 7, 2, everywhere)
+		at, err := r.RevokeLease(internal(t), 7, 2, everywhere, 0)
 		afterwards()
 		if at != 9 || err != nil || !strings.Contains(f.commands(), "commit 2@9 of 3 at 1") {
 			t.Errorf("ended at %d, %v, after %s", at, err, f.commands())
@@ -206,7 +215,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 				}
 				return nil, nil
 			}
-			if _, err := r.RevokeLease(internal(t), 7, 2, everywhere); err != nil {
+			if _, err := r.RevokeLease(internal(t), 7, 2, everywhere, 0); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(forgetEvery) // until the records are forgotten

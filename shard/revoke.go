@@ -61,7 +61,7 @@ func (s *txnCommand) evaluateRevoke(c *pipeline.Call, op *rangeapi.Revoke, pass 
 	r.mu.Lock()
 	span := r.rec.Span
 	r.mu.Unlock()
-	tooMany, err := e.Revoke(op.Lease, span, r.store.cfg.Limits.MaxEntryBytes/4)
+	tooMany, err := e.Revoke(op.Lease, op.Checked, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (s *txnCommand) prepareRevoke(c *pipeline.Call, op *rangeapi.Prepare, pass 
 	r.mu.Lock()
 	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
 	r.mu.Unlock()
-	a, hull, err := e.PrepareRevoke(op.Revoke, revocable, span, r.store.cfg.Limits.MaxEntryBytes/4)
+	a, hull, err := e.PrepareRevoke(op.Revoke, op.Checked, revocable, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	// An earlier evaluation, before the call waited, may have left another hull.
 	s.answer, s.own, s.hull = a, e.Txn(), hull
 	return err

@@ -14,12 +14,12 @@ import (
 // The stories' commands of transactions over several ranges, one per line:
 //
 //	prepare NAME ANCHOR [patient] [pin[=N]] [if ( COMPARE [holds|fails] , ... )] [do ( OP ; ... )]
-//	        [revoke=LEASE [as=INCARNATION]] [absent=LEASE]
+//	        [revoke=LEASE [as=INCARNATION] [checked=REV]] [absent=LEASE]
 //	commit NAME ANCHOR REV LOCK ...   the first lock is the anchor's
 //	resolve NAME REV [LOCK] [detach=LEASE [as=INCARNATION]]  REV 0 aborts
 //	decide NAME ANCHOR
 //	forget NAME ANCHOR
-//	revoke LEASE [as=INCARNATION]     in this range alone; as is 1 if it is not given
+//	revoke LEASE [as=INCARNATION] [checked=REV]  in this range alone; as is 1 if it is not given
 //	keys LEASE REV [START END]        the keys of a lease
 //
 // NAME is START.COUNTER/ATTEMPT, LOCK as it is printed. The number of an operation is
@@ -30,8 +30,11 @@ func parseCommand(line string) rangeapi.TxnCommand {
 	switch verb {
 	case "revoke":
 		r := &rangeapi.Revoke{Lease: keyspace.LeaseID(number("=" + p.next())), Incarnation: 1}
-		if p.peek() != "" {
+		if strings.HasPrefix(p.peek(), "as=") {
 			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
+		}
+		if p.peek() != "" {
+			r.Checked = keyspace.Revision(number(p.next()))
 		}
 		return r
 	case "keys":
@@ -98,6 +101,8 @@ func (p *parser) prepare(name rangeapi.TxnName) *rangeapi.Prepare {
 			s.Revoke, s.Incarnation = keyspace.LeaseID(number(p.next())), 1
 		case strings.HasPrefix(w, "as="):
 			s.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
+		case strings.HasPrefix(w, "checked="):
+			s.Checked = keyspace.Revision(number(p.next()))
 		case strings.HasPrefix(w, "absent="):
 			s.Absent = append(s.Absent, keyspace.LeaseID(number(p.next())))
 		case strings.HasPrefix(w, "pin"):

@@ -64,6 +64,8 @@ func sampleCommands() []Command {
 		ChangeAlarm{Change: AlarmActivated, Alarm: AlarmID{AlarmNoSpace, 0xa1}},
 		ChangeAlarm{Change: AlarmPassed, Alarm: AlarmID{-1, 0}},
 		Guarded{Permit: 302, Op: Compact{At: 40}},
+		RevokeChecked{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
+		KeepLease{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {
@@ -89,6 +91,9 @@ func TestFormats(t *testing.T) {
 	f.Add("record/range", AppendRange([]byte{FormatVersion}, &goldenRange))
 	f.Add("record/setting", AppendBytes([]byte{FormatVersion}, []byte("nospace")))
 	f.Add("record/lease", appendLease([]byte{FormatVersion}, &goldenLease))
+	checked := goldenLease
+	checked.Checked = 57
+	f.Add("record/lease-checked", appendLease([]byte{FormatVersion}, &checked))
 	f.Add("record/operation", AppendOperation([]byte{FormatVersion}, &goldenOperation))
 	f.Add("record/operation-merge", AppendOperation([]byte{FormatVersion}, &goldenMerge))
 	f.Add("record/user", appendUser([]byte{FormatVersion}, &goldenUser))
@@ -110,6 +115,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/node":            func(p []byte) error { _, err := decodeNode(p); return err },
 		"record/range":           func(p []byte) error { _, err := decodeRange(p); return err },
 		"record/lease":           func(p []byte) error { _, err := decodeLease(p); return err },
+		"record/lease-checked":   func(p []byte) error { _, err := decodeLease(p); return err },
 		"record/operation":       func(p []byte) error { _, err := decodeOperation(p); return err },
 		"record/operation-merge": func(p []byte) error { _, err := decodeOperation(p); return err },
 		"record/user":            func(p []byte) error { _, err := decodeUser(p); return err },

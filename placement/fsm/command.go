@@ -37,6 +37,8 @@ const (
 	opChangeAccess
 	opChangeAlarm
 	opGuarded
+	opRevokeChecked
+	opKeepLease
 )
 
 // Command is one raft entry of the placement group.
@@ -179,6 +181,10 @@ func (r *Reader) effect(kind opKind) Effect {
 		return RegisterLease{ID: r.LeaseID(), Span: r.Span()}
 	case opRevokeLeases:
 		return RevokeLeases{Leases: r.leaseRefs()}
+	case opRevokeChecked:
+		return RevokeChecked{Lease: r.leaseRef(), At: r.checked()}
+	case opKeepLease:
+		return KeepLease{Lease: r.leaseRef(), At: r.checked()}
 	case opRemoveLeases:
 		return RemoveLeases{Leases: r.leaseRefs()}
 	case opBeginOperation:

@@ -45,6 +45,8 @@ type Lease struct {
 	// Revoking says that it is decided that the lease ends: nothing more is registered,
 	// and the record goes once its keys are gone.
 	Revoking bool
+	// Checked is as in RevokeChecked, if the end was decided by one, else 0.
+	Checked keyspace.Revision
 }
 
 // LeaseRef names one lease among those that have had its id.
@@ -55,10 +57,11 @@ type LeaseRef struct {
 }
 
 // LeaseChange is an applied change of a record: Lease is granted, or its revocation is
-// decided, or it is gone.
+// decided, or taken back (Kept), or it is gone.
 type LeaseChange struct {
 	Lease *Lease
 	Gone  bool
+	Kept  bool
 }
 
 // Ref names the lease.
@@ -166,12 +169,25 @@ type RegisterLease struct {
 // incarnation, are left out.
 type RevokeLeases struct{ Leases []LeaseRef }
 
+// RevokeChecked decides that a lease ends, on behalf of somebody who may delete its keys as of a revision. If one of
+// them is found to be written later, KeepLease takes the decision back. It is written from keyspace.VersionAccess on.
+type RevokeChecked struct {
+	Lease LeaseRef
+	// At is not 0.
+	At keyspace.Revision
+}
+
+// KeepLease takes back the decision of that RevokeChecked.
+type KeepLease RevokeChecked
+
 // RemoveLeases forgets leases whose keys and attachments are gone.
 type RemoveLeases struct{ Leases []LeaseRef }
 
 func (GrantLease) kind() opKind    { return opGrantLease }
 func (RegisterLease) kind() opKind { return opRegisterLease }
 func (RevokeLeases) kind() opKind  { return opRevokeLeases }
+func (RevokeChecked) kind() opKind { return opRevokeChecked }
+func (KeepLease) kind() opKind     { return opKeepLease }
 func (RemoveLeases) kind() opKind  { return opRemoveLeases }
 
 func (o GrantLease) append(dst []byte) []byte {
@@ -182,6 +198,11 @@ func (o RegisterLease) append(dst []byte) []byte {
 	return AppendSpan(AppendLeaseID(dst, o.ID), o.Span)
 }
 
+func (o RevokeChecked) append(dst []byte) []byte {
+	return AppendRevision(appendLeaseRef(dst, o.Lease), o.At)
+}
+
+func (o KeepLease) append(dst []byte) []byte    { return RevokeChecked(o).append(dst) }
 func (o RevokeLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 func (o RemoveLeases) append(dst []byte) []byte { return appendLeaseRefs(dst, o.Leases) }
 
@@ -237,18 +258,46 @@ func (s *leases) revoke(o RevokeLeases) Result {
 			continue
 		}
 		res = Result{Lease: l}
-		if l.Revoking {
-			continue
+		if !l.Revoking || l.Checked != 0 {
+			s.end(l, 0)
 		}
-		next := *l
-		next.Revoking = true
-		s.set(&next)
-		s.changes = append(s.changes, LeaseChange{Lease: &next})
 	}
 	if len(o.Leases) != 1 {
 		return Result{}
 	}
 	return res
+}
+
+// end decides that a lease ends.
+func (s *leases) end(l *Lease, checked keyspace.Revision) {
+	next := *l
+	next.Revoking, next.Checked = true, checked
+	s.set(&next)
+	s.changes = append(s.changes, LeaseChange{Lease: &next})
+}
+
+// revokeChecked applies a RevokeChecked. The result has the record as it was before.
+func (s *leases) revokeChecked(o RevokeChecked) Result {
+	l, ok := s.get(o.Lease.ID)
+	if !ok || o.Lease.Incarnation != l.Incarnation {
+		return Result{Err: kverror.LeaseNotFound}
+	}
+	if !l.Revoking {
+		s.end(l, o.At)
+	}
+	return Result{Lease: l}
+}
+
+// keep applies a KeepLease. A later decision stays.
+func (s *leases) keep(o KeepLease) {
+	l, ok := s.get(o.Lease.ID)
+	if !ok || o.Lease.Incarnation != l.Incarnation || !l.Revoking || l.Checked != o.At {
+		return
+	}
+	next := *l
+	next.Revoking, next.Checked = false, 0
+	s.set(&next)
+	s.changes = append(s.changes, LeaseChange{Lease: &next, Kept: true})
 }
 
 func (s *leases) forget(o RemoveLeases) {
@@ -317,24 +366,53 @@ func AppendSpans(dst []byte, spans []keyspace.Span) []byte {
 func appendLeaseRefs(dst []byte, refs []LeaseRef) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(refs)))
 	for _, ref := range refs {
-		dst = binary.AppendUvarint(AppendLeaseID(dst, ref.ID), uint64(ref.Incarnation))
+		dst = appendLeaseRef(dst, ref)
 	}
 	return dst
 }
+
+func appendLeaseRef(dst []byte, ref LeaseRef) []byte {
+	return binary.AppendUvarint(AppendLeaseID(dst, ref.ID), uint64(ref.Incarnation))
+}
+
+// The end of a lease in its record.
+const (
+	leaseStays = iota
+	leaseEnds
+	// leaseEndsChecked is written from keyspace.VersionAccess on. The revision of the check follows.
+	leaseEndsChecked
+)
 
 // appendLease appends a record behind its version.
 func appendLease(dst []byte, l *Lease) []byte {
 	dst = AppendLeaseID(dst, l.ID)
 	dst = binary.AppendUvarint(dst, uint64(l.Incarnation))
 	dst = binary.AppendUvarint(dst, uint64(l.TTL))
-	dst = AppendBool(dst, l.Revoking)
+	switch {
+	case l.Checked != 0:
+		dst = AppendRevision(append(dst, leaseEndsChecked), l.Checked)
+	case l.Revoking:
+		dst = append(dst, leaseEnds)
+	default:
+		dst = append(dst, leaseStays)
+	}
 	return AppendSpans(dst, l.Spans)
 }
 
 func decodeLease(b []byte) (Lease, error) {
 	r := NewReader(b)
 	r.Version()
-	l := Lease{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.LeaseTTL(), Revoking: r.Bool(), Spans: r.Spans()}
+	l := Lease{ID: r.LeaseID(), Incarnation: keyspace.LeaseIncarnation(r.Uvarint()), TTL: r.LeaseTTL()}
+	switch end := r.Byte(); end {
+	case leaseStays:
+	case leaseEnds:
+		l.Revoking = true
+	case leaseEndsChecked:
+		l.Revoking, l.Checked = true, r.checked()
+	default:
+		r.Failf("end %d of a lease", end)
+	}
+	l.Spans = r.Spans()
 	if err := r.Finish(); err != nil {
 		return Lease{}, fmt.Errorf("decode placement lease record: %w", err)
 	}
@@ -365,11 +443,24 @@ func (r *Reader) Spans() []keyspace.Span {
 	return spans
 }
 
+func (r *Reader) leaseRef() LeaseRef {
+	return LeaseRef{r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())}
+}
+
+// checked reads the revision of a check that was made.
+func (r *Reader) checked() keyspace.Revision {
+	at := r.Revision()
+	if at == 0 {
+		r.Failf("keys of a lease checked at revision 0")
+	}
+	return at
+}
+
 func (r *Reader) leaseRefs() []LeaseRef {
 	n := r.CountUpTo(MaxLeaseBatch, 9)
 	var refs []LeaseRef
 	for range n {
-		refs = append(refs, LeaseRef{r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())})
+		refs = append(refs, r.leaseRef())
 	}
 	return refs
 }

@@ -130,7 +130,11 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		fmt.Fprintf(&b, "operation %d of range %s: %s, replica %d for %d\n", o.ID, o.Range, o, o.Replica, o.Leaving)
 	}
 	for _, c := range h.s.leases.take() {
-		fmt.Fprintf(&b, "told: gone %t, %s\n", c.Gone, printLease(c.Lease))
+		stays := ""
+		if c.Kept {
+			stays = "it stays, "
+		}
+		fmt.Fprintf(&b, "told: %sgone %t, %s\n", stays, c.Gone, printLease(c.Lease))
 	}
 	if res.First != 0 {
 		fmt.Fprintf(&b, "first %s\n", res.First)
@@ -295,6 +299,12 @@ func leaseEffect(t *testing.T, d *datadriven.TestData) Effect {
 			o.Leases = append(o.Leases, LeaseRef{keyspace.LeaseID(id), keyspace.LeaseIncarnation(inc)})
 		}
 		return o
+	case "revoke-checked", "stay":
+		o := RevokeChecked{LeaseRef{keyspace.LeaseID(testkit.Arg(t, d, "id")), keyspace.LeaseIncarnation(testkit.Arg(t, d, "incarnation"))}, keyspace.Revision(testkit.Arg(t, d, "at"))}
+		if d.Cmd == "stay" {
+			return KeepLease(o)
+		}
+		return o
 	case "forget":
 		return RemoveLeases{Leases: []LeaseRef{{keyspace.LeaseID(testkit.Arg(t, d, "id")), keyspace.LeaseIncarnation(testkit.Arg(t, d, "incarnation"))}}}
 	}
@@ -302,7 +312,11 @@ func leaseEffect(t *testing.T, d *datadriven.TestData) Effect {
 }
 
 func printLease(l *Lease) string {
-	return fmt.Sprintf("lease %d incarnation %d ttl %d revoking %t in %v", l.ID, l.Incarnation, l.TTL, l.Revoking, l.Spans)
+	checked := ""
+	if l.Checked != 0 {
+		checked = fmt.Sprintf(" checked at %d", l.Checked)
+	}
+	return fmt.Sprintf("lease %d incarnation %d ttl %d revoking %t%s in %v", l.ID, l.Incarnation, l.TTL, l.Revoking, checked, l.Spans)
 }
 
 func (h *stateStory) printLeases() string { return printLeases(h.s) + h.printMeta() }

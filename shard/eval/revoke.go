@@ -6,15 +6,16 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 )
 
 // Revoke deletes the keys of the span that are attached to the lease, unless they take more
-// than maxBytes: then it does nothing and tooMany is set.
-func (e *Evaluation) Revoke(lease keyspace.LeaseID, span keyspace.Span, maxBytes int) (tooMany bool, err error) {
+// than maxBytes: then it does nothing and tooMany is set. Checked is as in rangeapi.Revoke.
+func (e *Evaluation) Revoke(lease keyspace.LeaseID, checked keyspace.Revision, span keyspace.Span, maxBytes int) (tooMany bool, err error) {
 	e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
-	keys, whole, err := e.view.attached(lease, span, maxBytes)
+	keys, whole, err := e.view.attached(lease, checked, span, maxBytes)
 	if err == nil && whole {
 		err = e.detachAll(lease, keys)
 	}
@@ -25,14 +26,14 @@ func (e *Evaluation) Revoke(lease keyspace.LeaseID, span keyspace.Span, maxBytes
 // has the lease at all. More keys than take maxBytes are to be swept in hull; it is empty
 // otherwise.
 func (e *Evaluation) PrepareRevoke(
-	lease keyspace.LeaseID, revocable bool, span keyspace.Span, maxBytes int,
+	lease keyspace.LeaseID, checked keyspace.Revision, revocable bool, span keyspace.Span, maxBytes int,
 ) (a *rangeapi.Prepared, hull keyspace.Span, err error) {
 	e.changes.txn = &PendingTxn{Floor: e.view.in.Floor}
 	a = &rangeapi.Prepared{}
 	if !revocable {
 		return a, hull, nil
 	}
-	keys, whole, err := e.view.attached(lease, span, maxBytes)
+	keys, whole, err := e.view.attached(lease, checked, span, maxBytes)
 	if err != nil {
 		return a, hull, err
 	}
@@ -54,8 +55,9 @@ func (e *Evaluation) detachAll(lease keyspace.LeaseID, keys [][]byte) error {
 }
 
 // attached returns the keys of the span that are attached to the lease, in their order, as
-// far as they take limit bytes at most; whole says that these are all.
-func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (keys [][]byte, whole bool, err error) {
+// far as they take limit bytes at most; whole says that these are all. With checked it looks at all of them, and
+// returns KeysChanged for one that was written after that revision.
+func (w *view) attached(lease keyspace.LeaseID, checked keyspace.Revision, s keyspace.Span, limit int) (keys [][]byte, whole bool, err error) {
 	l, err := w.layer(s, Newest)
 	if err != nil {
 		return nil, false, err
@@ -68,8 +70,13 @@ func (w *view) attached(lease keyspace.LeaseID, s keyspace.Span, limit int) (key
 		if err != nil || !ok || it.lease != lease {
 			return err
 		}
+		if mod, ok := it.mod.known(); checked != 0 && (!ok || mod > checked) {
+			return kverror.New(kverror.KeysChanged, "a key of lease %x was written at revision %d, and the keys were checked at %d", int64(lease), mod, checked)
+		}
 		if limit -= len(key) + command.VersionOverheadBytes; limit < 0 && len(keys) > 0 {
-			whole = false
+			if whole = false; checked != 0 {
+				return nil
+			}
 			return ErrStop
 		}
 		keys = append(keys, bytes.Clone(key))
