@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -60,12 +61,15 @@ func (s *Service) knowsAccess(what string) error {
 const awaitAccessHold = 50 * time.Millisecond
 
 // serveAwaitAccess answers as soon as no node lacks an access index, or after a moment with those that do.
-func (s *Service) serveAwaitAccess(ctx context.Context, at keyspace.AccessIndex) response {
+func (s *Service) serveAwaitAccess(ctx context.Context, term uint64, q *request) response {
 	timer := s.o.Clock.NewTimer(awaitAccessHold)
 	defer timer.Stop()
 	for {
 		v, changed := s.machine.current()
-		lacking, more := s.taken.lack(&v.Map, at)
+		lacking, more := s.taken.lack(&v.Map, q.Index)
+		lacking = slices.DeleteFunc(lacking, func(id keyspace.NodeID) bool {
+			return q.Silence > 0 && s.taken.silent(term, id, s.o.Clock.Now()) > q.Silence
+		})
 		if len(lacking) == 0 {
 			return response{}
 		}
@@ -88,15 +92,42 @@ type takenViews struct {
 	// byNode is guarded by mu; more is closed and made anew when a node has said something.
 	byNode map[keyspace.NodeID]keyspace.AccessIndex
 	more   chan struct{}
+	// heard is when this node has last answered each node, which counts a view lease from its question. It is guarded
+	// by mu, as are term and since: this node leads in the term since then, and no answer of an earlier leader is to a
+	// later question.
+	heard map[keyspace.NodeID]clock.Time
+	term  uint64
+	since clock.Time
 }
 
 func (t *takenViews) init() {
 	t.byNode, t.more = map[keyspace.NodeID]keyspace.AccessIndex{}, make(chan struct{})
+	t.heard = map[keyspace.NodeID]clock.Time{}
 }
 
-func (t *takenViews) note(node keyspace.NodeID, at keyspace.AccessIndex) {
+// lead notes that this node leads in a term from now on.
+func (t *takenViews) lead(term uint64, now clock.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.term, t.since = term, now
+}
+
+// silent returns for how long a node has certainly got no answer to a question that it has asked since, as the leader
+// of the term knows. It is 0 in another term.
+func (t *takenViews) silent(term uint64, node keyspace.NodeID, now clock.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if term != t.term {
+		return 0
+	}
+	return now.Sub(max(t.since, t.heard[node]))
+}
+
+// note notes that a node has taken an index in. Its question is answered by what is applied later.
+func (t *takenViews) note(node keyspace.NodeID, at keyspace.AccessIndex, now clock.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.heard[node] = now
 	if at <= t.byNode[node] {
 		return
 	}

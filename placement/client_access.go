@@ -39,21 +39,23 @@ func (c *Client) ChangeAccess(ctx context.Context, caller string, change rights.
 	return c.awaitAccess(ctx, a.Index, change.Kind == rights.Enable)
 }
 
-// awaitAccess returns when every node has taken in an access index that is applied. With all unset it also
-// returns when the view leases of earlier rights have run out, which is one lease after the call. Another
-// leader does not change that: every answer that proves contact at a later moment tells this index too.
+// awaitAccess returns when every node has taken in an access index that is applied. With all unset, nodes without an
+// answer for a view lease do not count, as far as the leader knows. It also returns when the view leases of earlier
+// rights have run out, which is one lease after the call. Another leader does not change that: every answer that
+// proves contact at a later moment tells this index too.
 func (c *Client) awaitAccess(ctx context.Context, at keyspace.AccessIndex, all bool) error {
 	wait := ctx
+	q := request{Kind: requestAwaitAccess, Index: at}
 	if !all {
 		lease := ViewLease(c.o.AttemptTimeout)
-		drift := time.Duration(math.Ceil(float64(lease) * raftgroup.DefaultClockDrift))
+		q.Silence = lease + time.Duration(math.Ceil(float64(lease)*raftgroup.DefaultClockDrift))
 		var cancel context.CancelFunc
-		wait, cancel = clock.WithTimeout(ctx, c.o.Clock, lease+drift)
+		wait, cancel = clock.WithTimeout(ctx, c.o.Clock, q.Silence)
 		defer cancel()
 	}
 	var lacking []keyspace.NodeID
 	for wait.Err() == nil && c.ctx.Err() == nil {
-		a, err := c.ask(wait, &request{Kind: requestAwaitAccess, Index: at}, true)
+		a, err := c.ask(wait, &q, true)
 		switch {
 		case err != nil:
 			_ = clock.Sleep(wait, c.o.Clock, attemptPauseMax)

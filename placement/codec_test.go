@@ -49,7 +49,7 @@ func sampleRequests() []request {
 		{Kind: requestCredential, User: "alice"},
 		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 		{Kind: requestTakenAccess, Index: 301},
-		{Kind: requestAwaitAccess, Index: 301},
+		{Kind: requestAwaitAccess, Index: 301, Silence: 3030 * time.Millisecond},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
 		{Kind: requestTransfer, Permit: 302, To: 0xa2},
 		{Kind: requestLease, Permit: 302, Lease: leaseRequest{Op: leaseRevoke, ID: 0x7b}},

@@ -157,10 +157,10 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 	case requestChangeAccess:
 		return s.changeAccess(ctx, term, q)
 	case requestTakenAccess:
-		s.taken.note(from, q.Index)
+		s.taken.note(from, q.Index, s.o.Clock.Now())
 		return response{Index: s.View().AccessIndex()}, nil
 	case requestAwaitAccess:
-		return s.serveAwaitAccess(ctx, q.Index), nil
+		return s.serveAwaitAccess(ctx, term, q), nil
 	case requestAlarms:
 		return s.serveAlarms(ctx, term, q.Alarm)
 	case requestTransfer:

@@ -3,6 +3,8 @@ package placement
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -88,6 +90,9 @@ type request struct {
 	// Index is for requestTakenAccess and requestAwaitAccess: which index a node has taken in, or all
 	// are to take in.
 	Index keyspace.AccessIndex
+	// Silence is for requestAwaitAccess: nodes without an answer for longer need not take the index in, because their
+	// view lease has run out. 0 is that all nodes must.
+	Silence time.Duration
 	// Alarm is for requestAlarms. Its Change may be 0: that asks for all alarms.
 	Alarm fsm.ChangeAlarm
 }
@@ -153,6 +158,9 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendChange(fsm.AppendString(dst, q.Caller), &q.Access)
 	case requestTakenAccess, requestAwaitAccess:
 		dst = binary.AppendUvarint(dst, uint64(q.Index))
+		if q.Kind == requestAwaitAccess {
+			dst = binary.AppendUvarint(dst, uint64(q.Silence))
+		}
 	case requestAlarms:
 		dst = fsm.AppendAlarmChange(dst, q.Alarm)
 	default:
@@ -201,6 +209,9 @@ func decodeRequest(p []byte) (request, error) {
 		q.Caller, q.Access = r.StringUpTo(rights.MaxNameBytes), r.Change()
 	case requestTakenAccess, requestAwaitAccess:
 		q.Index = keyspace.AccessIndex(r.Uvarint())
+		if q.Kind == requestAwaitAccess {
+			q.Silence = time.Duration(r.Bounded(math.MaxInt64))
+		}
 	case requestAlarms:
 		q.Alarm = r.AlarmChange()
 	default:

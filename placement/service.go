@@ -271,6 +271,7 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	s.leadTerm, s.leadCtx, s.leadCancel = term, ctx, cancel
 	clear(s.held)
+	s.taken.lead(term, s.o.Clock.Now())
 	if s.o.LeaseObserver != nil {
 		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
 	}
