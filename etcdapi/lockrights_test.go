@@ -146,17 +146,33 @@ func TestLocksOfManyUsers(t *testing.T) {
 		t.Error("the client that was not used for longest was not closed")
 	}
 	l.release(first)
-	// Those that are used may be more.
+	// If all are used, further users are refused, until one is not used any more.
 	var busy []*lockClient
-	for _, c := range callers {
+	for _, c := range callers[:maxLockClients] {
 		used, err := l.take(c)
 		must(t, err)
 		busy = append(busy, used)
+	}
+	_, err = l.take(callers[maxLockClients])
+	wantError(t, "a user too many", err, rpctypes.ErrGRPCRequestTooManyRequests)
+	again, err := l.take(callers[7])
+	must(t, err)
+	l.release(again)
+	if n := len(l.clients); n != maxLockClients {
+		t.Errorf("%d clients, at most %d", n, maxLockClients)
 	}
 	for _, c := range busy {
 		if c.Ctx().Err() != nil {
 			t.Fatal("a client that is used was closed")
 		}
+	}
+	l.release(busy[0])
+	last, err := l.take(callers[maxLockClients])
+	must(t, err)
+	if busy[0].Ctx().Err() == nil {
+		t.Error("the client that nobody uses was not closed")
+	}
+	for _, c := range append(busy[1:], last) {
 		l.release(c)
 	}
 }

@@ -64,7 +64,8 @@ type lockClient struct {
 	used  uint64
 }
 
-// maxLockClients bounds the clients. Beyond it the one goes that nobody uses, and nobody has used for longest.
+// maxLockClients bounds the clients. Beyond it the one goes that nobody uses, and nobody has used for longest. If all are
+// used, further users are refused.
 const maxLockClients = 256
 
 // NewLocks makes the services. Close ends their goroutines; log may be nil.
@@ -141,15 +142,17 @@ func (l *Locks) take(caller *auth.Caller) (*lockClient, error) {
 	if l.ended {
 		return nil, rpctypes.ErrGRPCStopped
 	}
-	l.calls.Add(1)
 	var u lockUser
 	u.name, u.since = caller.Incarnation()
 	c := l.clients[u]
 	if c == nil {
-		l.makeRoomLocked()
+		if err := l.makeRoomLocked(); err != nil {
+			return nil, err
+		}
 		c = l.services.client(caller)
 		l.clients[u] = c
 	}
+	l.calls.Add(1)
 	l.uses++
 	c.calls, c.used = c.calls+1, l.uses
 	return c, nil
@@ -163,9 +166,9 @@ func (l *Locks) release(c *lockClient) {
 }
 
 // makeRoomLocked closes the client that was not used for longest, if there are many.
-func (l *Locks) makeRoomLocked() {
+func (l *Locks) makeRoomLocked() error {
 	if len(l.clients) < maxLockClients {
-		return
+		return nil
 	}
 	var oldest lockUser
 	var found *lockClient
@@ -174,10 +177,12 @@ func (l *Locks) makeRoomLocked() {
 			oldest, found = u, c
 		}
 	}
-	if found != nil {
-		delete(l.clients, oldest)
-		_ = found.Close()
+	if found == nil {
+		return rpctypes.ErrGRPCRequestTooManyRequests
 	}
+	delete(l.clients, oldest)
+	_ = found.Close()
+	return nil
 }
 
 // lockServer is etcd's, for the caller of each call.
