@@ -7,6 +7,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/keyspace"
@@ -65,10 +66,13 @@ func (l *leaseServer) LeaseLeases(ctx context.Context, r *pb.LeaseLeasesRequest)
 		if err != nil || c.Root() == nil {
 			return resp, err
 		}
+		g, each := errgroup.WithContext(ctx)
+		g.SetLimit(parallelLooks)
 		for _, lease := range resp.GetLeases() {
-			if _, err := l.s.mayReadKeys(ctx, lease.GetID()); err != nil {
-				return nil, err
-			}
+			g.Go(func() error { return l.s.mayUse(each, lease.GetID(), rights.Read, listFor) })
+		}
+		if err := g.Wait(); err != nil {
+			return nil, err
 		}
 		return resp, nil
 	})
@@ -134,7 +138,7 @@ func (l *leaseServer) renew(ctx context.Context, r *pb.LeaseKeepAliveRequest) (r
 	err = l.s.again(ctx, func(ctx context.Context) error {
 		c, err := l.s.allowed(ctx, (*auth.Caller).AnyUser)
 		if err == nil && c.Root() != nil {
-			err = l.s.mayWriteKeys(keyspace.WithPermit(ctx, c.Permit()), r.GetID(), renewFor)
+			err = l.s.mayUse(keyspace.WithPermit(ctx, c.Permit()), r.GetID(), rights.Write, renewFor)
 		}
 		if err == nil {
 			resp, err = l.s.opts.Leases.KeepAlive(ctx, r)

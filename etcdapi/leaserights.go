@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -15,49 +16,59 @@ import (
 )
 
 const (
-	// attachFor is for how long a user may go on attaching keys to a lease after its keys were checked, and
-	// renewFor for how long it may renew the lease.
+	// attachFor is for how long a user may go on attaching keys to a lease after its keys were checked, listFor for
+	// how long that user may be told that there is the lease, and renewFor for how long the user may renew it.
 	attachFor = time.Second
+	listFor   = time.Second
 	renewFor  = 5 * time.Second
+	// denyFor is for how long none of that is allowed after it was denied.
+	denyFor = time.Second
+	// parallelLooks bounds the leases whose keys one list of leases looks at at a time.
+	parallelLooks = 16
 	// maxLeaseVerdicts bounds the verdicts that are remembered.
 	maxLeaseVerdicts = 4096
 )
 
-// leaseVerdicts remembers who was allowed to write all keys of which lease. Each look at the keys asks the placement
-// group and ranges, and users attach and renew often. Only a yes is remembered.
+// leaseVerdicts remembers who was allowed to read or write all keys of which lease. Each look at the keys asks the
+// placement group and ranges, and users attach, renew and list often.
 type leaseVerdicts struct {
 	mu  sync.Mutex
-	yes map[leaseVerdict]leaseYes // guarded by mu
+	all map[leaseQuestion]leaseVerdict // guarded by mu
 }
 
-// leaseYes says when the keys of a lease were checked, and its TTL.
-type leaseYes struct {
-	at  clock.Time
-	ttl time.Duration
-}
-
-// leaseVerdict is a user with the rights of one view, and a lease.
+// leaseVerdict says when the keys of a lease were checked, its TTL, and why something was denied.
 type leaseVerdict struct {
+	at     clock.Time
+	ttl    time.Duration
+	denied error
+}
+
+// leaseQuestion is what a user with the rights of one view wants to do to the keys of a lease.
+type leaseQuestion struct {
 	user  string
 	view  uint64
 	lease int64
+	what  rights.Type
 }
 
-// counts says whether there is a verdict that is not older than within, nor than a third of the lease's TTL.
-func (v *leaseVerdicts) counts(k leaseVerdict, now clock.Time, within time.Duration) bool {
+// find returns a verdict that is not older than within, nor than a third of the lease's TTL.
+func (v *leaseVerdicts) find(q leaseQuestion, now clock.Time, within time.Duration) (denied error, found bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	yes, ok := v.yes[k]
-	return ok && now.Sub(yes.at) <= min(within, yes.ttl/3)
-}
-
-func (v *leaseVerdicts) note(k leaseVerdict, yes leaseYes) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.yes == nil || len(v.yes) >= maxLeaseVerdicts {
-		v.yes = make(map[leaseVerdict]leaseYes)
+	a, ok := v.all[q]
+	if a.denied != nil {
+		return a.denied, now.Sub(a.at) <= denyFor
 	}
-	v.yes[k] = yes
+	return nil, ok && now.Sub(a.at) <= min(within, a.ttl/3)
+}
+
+func (v *leaseVerdicts) note(q leaseQuestion, a leaseVerdict) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.all == nil || len(v.all) >= maxLeaseVerdicts {
+		v.all = make(map[leaseQuestion]leaseVerdict)
+	}
+	v.all[q] = a
 }
 
 // mayAttach refuses a put with a lease of which the user may not write all keys, as etcd does: that user could not
@@ -67,7 +78,7 @@ func (s *Server) mayAttach(ctx context.Context, c *auth.Caller, m proto.Message)
 		return nil
 	}
 	for lease := range leasesOf(m) {
-		if err := s.mayWriteKeys(ctx, lease, attachFor); err != nil {
+		if err := s.mayUse(ctx, lease, rights.Write, attachFor); err != nil {
 			return kverror.GRPC(err)
 		}
 	}
@@ -100,20 +111,25 @@ func leasesOf(m proto.Message) map[int64]struct{} {
 	return all
 }
 
-// mayWriteKeys returns an error where the caller may not write all keys of a lease. A yes counts for a while.
-func (s *Server) mayWriteKeys(ctx context.Context, lease int64, within time.Duration) error {
+// mayUse returns an error where the caller may not do what the type says to all keys of a lease. A verdict counts for
+// a while.
+func (s *Server) mayUse(ctx context.Context, lease int64, what rights.Type, within time.Duration) error {
 	_, err := s.allowed(ctx, func(c *auth.Caller) error {
 		if c.Off() {
 			return nil
 		}
 		// A verdict is not for an old identity, which each key refuses. A lease without keys is anybody's, as in etcd.
-		k, now := leaseVerdict{c.User, c.Index, lease}, s.opts.Clock.Now()
-		if c.Stale() == nil && s.verdicts.counts(k, now, within) {
-			return nil
+		if c.Stale() != nil {
+			_, err := s.keysOf(ctx, c, lease, what)
+			return err
 		}
-		resp, err := s.keysOf(ctx, c, lease, rights.Write)
-		if err == nil && c.Stale() == nil {
-			s.verdicts.note(k, leaseYes{now, time.Duration(resp.GetGrantedTTL()) * time.Second})
+		q, now := leaseQuestion{c.User, c.Index, lease, what}, s.opts.Clock.Now()
+		if denied, found := s.verdicts.find(q, now, within); found {
+			return denied
+		}
+		resp, err := s.keysOf(ctx, c, lease, what)
+		if err == nil || errors.Is(err, kverror.PermissionDenied) {
+			s.verdicts.note(q, leaseVerdict{now, time.Duration(resp.GetGrantedTTL()) * time.Second, err})
 		}
 		return err
 	})

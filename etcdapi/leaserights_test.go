@@ -29,6 +29,9 @@ type keyedLeases struct {
 	// asked counts the looks at keys. done are the leases that were revoked or renewed.
 	asked int
 	done  []string
+	// slow is how long a look takes, and most how many there were at a time.
+	slow          time.Duration
+	looking, most int
 	// late is attached to a lease behind the first check of its revoke.
 	late string
 	// permit is that of the last look.
@@ -42,6 +45,12 @@ func newKeyedLeases() *keyedLeases {
 func (l *keyedLeases) TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.looking++
+	l.most = max(l.most, l.looking)
+	l.mu.Unlock()
+	time.Sleep(l.slow)
+	l.mu.Lock()
+	l.looking--
 	resp := &pb.LeaseTimeToLiveResponse{Header: &pb.ResponseHeader{Revision: 7}, ID: r.GetID(), TTL: 60, GrantedTTL: 60}
 	keys, ok := l.keys[r.GetID()]
 	if !ok {
@@ -282,7 +291,7 @@ func TestLeasesWithoutChecks(t *testing.T) {
 }
 
 // A yes counts for a second to attach keys, and for five to renew, but for no more than a third of the lease's time. It
-// never counts to revoke, and ends when rights are taken away. A no never counts.
+// never counts to revoke, and ends when rights are taken away. A no counts for a second, and ends when rights are given.
 func TestHowLongAVerdictCounts(t *testing.T) {
 	withLeases(t, func(t *testing.T, l *keyedLeases, users *records, as func(string) leaseCalls) {
 		c := as("u")
@@ -328,9 +337,53 @@ func TestHowLongAVerdictCounts(t *testing.T) {
 		users.do(t, "forbid own k")
 		wantError(t, "once its right is gone", c.renew(1), rpctypes.ErrGRPCPermissionDenied)
 		wantError(t, "once its right is gone, again", c.renew(1), rpctypes.ErrGRPCPermissionDenied)
-		if l.looks() < 2 {
-			t.Error("a no counts")
+		l.looks()
+		time.Sleep(time.Second)
+		wantError(t, "a second later", c.renew(1), rpctypes.ErrGRPCPermissionDenied)
+		wantError(t, "put a second later", c.put(1), rpctypes.ErrGRPCPermissionDenied)
+		looks("after a no", 0)
+		time.Sleep(time.Millisecond)
+		l.mu.Lock()
+		l.keys[1] = nil
+		l.mu.Unlock()
+		must(t, c.renew(1))
+		l.mu.Lock()
+		l.keys[4] = []string{"x"}
+		l.mu.Unlock()
+		wantError(t, "another's key", c.renew(4), rpctypes.ErrGRPCPermissionDenied)
+		users.do(t, "permit own rw x")
+		must(t, c.renew(4))
+	})
+}
+
+// A list looks at the keys of many leases at a time, but not of all. What it finds counts for a second.
+func TestAListOfManyLeases(t *testing.T) {
+	withLeases(t, func(t *testing.T, l *keyedLeases, _ *records, as func(string) leaseCalls) {
+		clear(l.keys)
+		for id := range int64(200) {
+			l.keys[100+id] = []string{"k"}
 		}
+		l.slow = 10 * time.Millisecond
+		c, begin := as("u"), time.Now()
+		must(t, c.leases())
+		if took := time.Since(begin); l.most != parallelLooks || took > 200*l.slow/parallelLooks+2*l.slow {
+			t.Errorf("%d looks at a time, all after %v", l.most, took)
+		}
+		l.looks()
+		must(t, c.leases())
+		if n := l.looks(); n != 0 {
+			t.Errorf("%d looks for a second list", n)
+		}
+		l.keys[150] = []string{"k", "x"}
+		time.Sleep(listFor + time.Millisecond)
+		wantError(t, "a list with another's key", c.leases(), rpctypes.ErrGRPCPermissionDenied)
+		l.looks()
+		wantError(t, "a list with another's key, again", c.leases(), rpctypes.ErrGRPCPermissionDenied)
+		if n := l.looks(); n > 0 {
+			t.Errorf("%d looks for a list that was denied", n)
+		}
+		must(t, c.ttl(150))
+		wantError(t, "the keys themselves", c.keys(150), rpctypes.ErrGRPCPermissionDenied)
 	})
 }
 
