@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
@@ -39,7 +41,7 @@ func (f *adminFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.cacert, "cacert", "", "authorities of the nodes' certificates")
 	fs.StringVar(&f.cert, "cert", "", "certificate to show")
 	fs.StringVar(&f.key, "key-file", "", "key of --cert")
-	fs.StringVar(&f.user, "user", "", "user NAME or NAME:PASSWORD, where users are checked")
+	fs.StringVar(&f.user, "user", "", "user NAME or NAME:PASSWORD, where users are checked; without a password the terminal is asked for it")
 	fs.StringVar(&f.password, "password", "", "password of --user; in ETCDCTL_PASSWORD others on this machine do not see it")
 	fs.BoolVar(&f.skipVerify, "insecure-skip-tls-verify", false, "do not check the nodes' certificates")
 }
@@ -82,7 +84,7 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
-	user, password, err := f.login()
+	user, password, err := f.login(os.Stdin, c.ErrOrStderr())
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
@@ -92,17 +94,27 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	return do(ctx, client, format)
 }
 
-// login returns the user in whose name the command asks, if one was given.
-func (f *adminFlags) login() (user, password string, err error) {
+// login returns the user in whose name the command asks, if one was given. It asks a terminal for a password that is
+// missing.
+func (f *adminFlags) login(in *os.File, prompts io.Writer) (user, password string, err error) {
 	if f.user == "" && f.password != "" {
 		return "", "", errors.New("--password without a user: give --user")
 	}
 	if f.user == "" || f.password != "" {
 		return f.user, f.password, nil
 	}
-	user, password, _ = strings.Cut(f.user, ":")
+	user, password, given := strings.Cut(f.user, ":")
+	if user != "" && !given && term.IsTerminal(int(in.Fd())) {
+		fmt.Fprintf(prompts, "Password of %s: ", user)
+		typed, err := term.ReadPassword(int(in.Fd()))
+		fmt.Fprintln(prompts)
+		if err != nil {
+			return "", "", fmt.Errorf("read the password of %s from the terminal: %w", user, err)
+		}
+		password = string(typed)
+	}
 	if user == "" || password == "" {
-		return "", "", errors.New("--user without a name or a password: give --user NAME:PASSWORD, or --user NAME and ETCDCTL_PASSWORD in the environment")
+		return "", "", errors.New("--user without a name or a password: give --user NAME:PASSWORD, or --user NAME at a terminal, or --user NAME and ETCDCTL_PASSWORD in the environment")
 	}
 	return user, password, nil
 }
