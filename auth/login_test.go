@@ -113,7 +113,7 @@ func (w *loginWorld) compares() int {
 	return w.compared
 }
 
-// TestLogin: who is there and who is not costs the same, with a hash of the same cost.
+// TestLogin: who is there and who is not costs the same, with a hash of the same cost. Trap 103.
 func TestLogin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLoginWorld(t)

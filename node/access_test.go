@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/auth"
@@ -375,5 +376,34 @@ func TestRightsAfterAPowerCut(t *testing.T) {
 				r.t.Errorf("node %s is back and serves nothing", n.id)
 			}
 		}
+	})
+}
+
+// TestOwnWorkNeedsNoUser: leases expire and old revisions are compacted while rights are checked, though no user asks for
+// it. Trap 104.
+func TestOwnWorkNeedsNoUser(t *testing.T) {
+	keep := func(o *Options) {
+		shortLog(o)
+		o.KeepRevisions = 5
+	}
+	bubble(t, 3, borders(2), keep, func(r *rig) {
+		r.publish(r.nodes...)
+		time.Sleep(3 * rigElection)
+		r.checked()
+		first := r.mustPut(r.nodes[0], keyOf(0), "first")
+		id := r.leased(r.nodes[1], 5, 2)
+		time.Sleep(7 * time.Second)
+		if resp := r.ttl(r.nodes[2], id); resp.GetTTL() != -1 {
+			r.t.Errorf("the lease has not expired: %v", resp)
+		}
+		if keys, _ := r.total(r.nodes[0]); keys != 1 {
+			r.t.Errorf("%d keys are left, want one", keys)
+		}
+		for range 20 {
+			r.mustPut(r.nodes[2], keyOf(1), "later")
+		}
+		time.Sleep(11 * time.Minute)
+		_, err := r.nodes[1].core.KV().Range(r.t.Context(), &pb.RangeRequest{Key: []byte(keyOf(0)), Revision: first})
+		r.wantKind("a read of what was to be compacted", err, kverror.Compacted)
 	})
 }

@@ -59,7 +59,7 @@ func changeOf(t *testing.T, f []string) *Change {
 	return c
 }
 
-// TestStories plays changes and asks who may what.
+// TestStories plays changes and asks who may what. Trap 99 is in the story of what users may.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s, index := New(), uint64(0)
