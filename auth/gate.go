@@ -101,7 +101,8 @@ func (g *Gate) Identify(ctx context.Context, c Claim) (*Caller, error) {
 }
 
 // Again returns who a caller is in the newest view: the same user with the rights of now, whatever has become of
-// the token or certificate since. A user who was deleted, or has a new password, is another one.
+// the token or certificate since. A user who was deleted, or has a new password, is another one. One of whom the gate
+// has heard since is the same for as long as the identity is current.
 func (g *Gate) Again(c *Caller) (*Caller, error) {
 	m := g.now.Load()
 	switch {
@@ -114,7 +115,12 @@ func (g *Gate) Again(c *Caller) (*Caller, error) {
 	case c.Index == m.view.Index && c.stale == nil:
 		return c, nil
 	}
-	if since := m.view.since(c.User); since != c.since {
+	since := m.view.since(c.User)
+	switch {
+	case c.since == 0 && since != 0:
+		// This node had not heard of the user. The identity stands for what it stood for, and no more.
+		return g.caller(m, Identity{User: c.User, Revision: c.Revision}), nil
+	case since != c.since:
 		return nil, kverror.New(kverror.InvalidAuthToken, "user %q is another one since index %d, or is gone", c.User, since)
 	}
 	return g.caller(m, Identity{User: c.User, Revision: m.view.Rights.Revision}), nil

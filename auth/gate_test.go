@@ -533,3 +533,42 @@ func BenchmarkIdentify(b *testing.B) {
 		})
 	}
 }
+
+// aheadTokens are tokens like those of others than this cluster: NAME@REVISION.
+type aheadTokens struct{ Tokens }
+
+func (aheadTokens) Verify(_ *View, token string) (Identity, error) {
+	var id Identity
+	_, err := fmt.Sscanf(strings.Replace(token, "@", " ", 1), "%s %d", &id.User, &id.Revision)
+	return id, err
+}
+
+// A token of others may name a user of whom this node has not heard. What was begun with it goes on when the node hears
+// of that user, as long as the token does, and is not the next user's of that name.
+func TestAUserWhoIsHeardOfLater(t *testing.T) {
+	inGateWorld(t, func(w *gateWorld) {
+		w.gate = NewGate(w.clocks["a"], aheadTokens{w.tokens})
+		w.gate.Update(w.last())
+		revision := w.last().Rights.Revision
+		claim := func(rev uint64) Claim { return Claim{Token: fmt.Sprintf("late@%d", rev), HasToken: true} }
+		ahead, known := w.is(claim(revision+1), "late"), w.is(claim(revision), "late")
+		if c, err := w.gate.Again(ahead); err != nil || c.Subject != nil {
+			t.Errorf("before: %+v, %v", c, err)
+		}
+		w.changed("add-user late")
+		if now := w.last().Rights.Revision; now != revision+1 {
+			t.Fatalf("revision %d follows %d", now, revision)
+		}
+		if c, err := w.gate.Again(ahead); err != nil || c.Subject == nil || c.Stale() != nil {
+			t.Errorf("heard of: %+v, %v", c, err)
+		}
+		// This one was there before the user.
+		if c, err := w.gate.Again(known); err != nil || !errors.Is(c.Stale(), kverror.AuthOldRevision) {
+			t.Errorf("an older token: %+v, %v", c, err)
+		}
+		w.changed("delete-user late", "add-user late")
+		if c, err := w.gate.Again(ahead); err != nil || !errors.Is(c.Stale(), kverror.AuthOldRevision) {
+			t.Errorf("made anew: %+v, %v", c, err)
+		}
+	})
+}
