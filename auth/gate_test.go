@@ -544,7 +544,7 @@ func (aheadTokens) Verify(_ *View, token string) (Identity, error) {
 }
 
 // A token of others may name a user of whom this node has not heard. What was begun with it goes on when the node hears
-// of that user, as long as the token does, and is not the next user's of that name.
+// of that user, until the token is old. It never goes on for the next user of that name.
 func TestAUserWhoIsHeardOfLater(t *testing.T) {
 	inGateWorld(t, func(w *gateWorld) {
 		w.gate = NewGate(w.clocks["a"], aheadTokens{w.tokens})

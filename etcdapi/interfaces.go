@@ -35,11 +35,9 @@ type KV interface {
 // errors.
 type Leases interface {
 	Grant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error)
-	// Revoke returns when the keys of the lease are gone.
-	Revoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error)
-	// RevokeChecked is Revoke if the check allows it, which it asks for all keys of the lease. It deletes no key that
-	// the check has not seen. It may ask several times.
-	RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error)
+	// Revoke returns when the keys of the lease are gone. The check may be nil. It is asked for all keys of the lease,
+	// several times if keys are attached meanwhile. No key is deleted that it has not allowed.
+	Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error)
 	// KeepAlive answers with TTL 0 for a lease that does not exist. It waits for the end of an
 	// expired lease.
 	KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error)

@@ -38,9 +38,9 @@ func (l *leaseServer) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest)
 	c := callerOf(ctx)
 	return serveBounded(ctx, l.s, r, func(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 		if c.Root() == nil {
-			return l.s.opts.Leases.Revoke(ctx, r)
+			return l.s.opts.Leases.Revoke(ctx, r, nil)
 		}
-		return l.s.opts.Leases.RevokeChecked(ctx, r, func(keys [][]byte) error {
+		return l.s.opts.Leases.Revoke(ctx, r, func(keys [][]byte) error {
 			_, err := l.s.allowed(ctx, func(c *auth.Caller) error { return mayAll(c, rights.Write, keys) })
 			return err
 		})

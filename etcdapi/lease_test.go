@@ -40,17 +40,14 @@ func (f *fakeLeases) Grant(_ context.Context, r *pb.LeaseGrantRequest) (*pb.Leas
 	return &pb.LeaseGrantResponse{Header: h, ID: 5, TTL: r.GetTTL()}, err
 }
 
-func (f *fakeLeases) Revoke(context.Context, *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
+func (f *fakeLeases) Revoke(_ context.Context, _ *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	if check != nil {
+		if err := check(nil); err != nil {
+			return nil, err
+		}
+	}
 	h, err := f.answer()
 	return &pb.LeaseRevokeResponse{Header: h}, err
-}
-
-// RevokeChecked is for a lease without keys.
-func (f *fakeLeases) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
-	if err := check(nil); err != nil {
-		return nil, err
-	}
-	return f.Revoke(ctx, r)
 }
 
 func (f *fakeLeases) KeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {

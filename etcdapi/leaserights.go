@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// attachFor is for how long a user may go on attaching keys to a lease after its keys were checked, listFor for
-	// how long that user may be told that there is the lease, and renewFor for how long the user may renew it.
+	// For so long after the keys of a lease were checked a user may attach keys to it, is told that it exists, and
+	// may renew it.
 	attachFor = time.Second
 	listFor   = time.Second
 	renewFor  = 5 * time.Second

@@ -69,29 +69,23 @@ func (l *keyedLeases) TimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveReque
 	return resp, nil
 }
 
-func (l *keyedLeases) Revoke(_ context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.done = append(l.done, fmt.Sprint("revoke ", r.GetID()))
-	return &pb.LeaseRevokeResponse{Header: &pb.ResponseHeader{Revision: 7}}, nil
-}
-
-func (l *keyedLeases) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
-	for {
+func (l *keyedLeases) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check func([][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	for again := check != nil; again; {
 		resp, _ := l.TimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: r.GetID(), Keys: true})
 		if err := check(resp.GetKeys()); err != nil {
 			return nil, err
 		}
 		l.mu.Lock()
-		late := l.late
-		if l.late = ""; late != "" {
-			l.keys[r.GetID()] = append(l.keys[r.GetID()], late)
+		if again = l.late != ""; again {
+			l.keys[r.GetID()] = append(l.keys[r.GetID()], l.late)
+			l.late = ""
 		}
 		l.mu.Unlock()
-		if late == "" {
-			return l.Revoke(ctx, r)
-		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done = append(l.done, fmt.Sprint("revoke ", r.GetID()))
+	return &pb.LeaseRevokeResponse{Header: &pb.ResponseHeader{Revision: 7}}, nil
 }
 
 func (l *keyedLeases) KeepAlive(_ context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {

@@ -25,7 +25,7 @@
 // in all registered spans, at one revision. A new leader first takes up the leases with a decided
 // end. It retries failures with growing pauses.
 //
-// L5. A revoke by somebody who may not write every key deletes only keys that were checked for that client.
+// L5. A revoke by a client who may not write every key deletes only keys that were checked for it.
 // It names the revision of the check. The ranges delete nothing if a key of the lease is newer. Then an entry takes the
 // decision back, and the gateway looks at the keys again.
 //

@@ -54,18 +54,16 @@ func header(rev keyspace.Revision) *pb.ResponseHeader {
 	return &pb.ResponseHeader{Revision: int64(rev)}
 }
 
-// Revoke implements etcdapi.Leases.
-func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-	rev, err := g.client.RevokeLease(ctx, keyspace.LeaseID(r.GetID()))
-	if err != nil {
-		return nil, err
+// Revoke implements etcdapi.Leases. It begins anew where a key of the lease is written between the check and the
+// deletion.
+func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error) {
+	if check == nil {
+		rev, err := g.client.RevokeLease(ctx, keyspace.LeaseID(r.GetID()))
+		if err != nil {
+			return nil, err
+		}
+		return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
 	}
-	return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
-}
-
-// RevokeChecked implements etcdapi.Leases. It begins anew where a key of the lease is written between the check and
-// the deletion.
-func (g *Gateway) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error) {
 	for {
 		info, err := g.client.LookLease(ctx, keyspace.LeaseID(r.GetID()))
 		if err != nil {
@@ -83,8 +81,8 @@ func (g *Gateway) RevokeChecked(ctx context.Context, r *pb.LeaseRevokeRequest, c
 		if err := check(keys); err != nil {
 			return nil, err
 		}
-		// The keys are all that the lease had at the revision of the look, or more: what was attached in a span that was
-		// registered after the look has a higher one.
+		// The keys are all that the lease had at the revision of the look, or more. A span that was registered later has
+		// only keys of later revisions.
 		rev, err := g.client.RevokeLeaseChecked(ctx, info.LeaseRef, info.Revision)
 		if err == nil {
 			return &pb.LeaseRevokeResponse{Header: header(rev)}, nil

@@ -120,14 +120,14 @@ func TestLeases(t *testing.T) {
 
 		id = r.leased(r.nodes[0], 60, ranges)
 		_, before = r.total(r.nodes[0])
-		resp, err := r.nodes[1].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id})
+		resp, err := r.nodes[1].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id}, nil)
 		if err != nil || resp.GetHeader().GetRevision() != before+1 {
 			r.t.Errorf("revoke: %v, %v", resp, err)
 		}
 		if keys, rev := r.total(r.nodes[2]); keys != ranges || rev != before+1 {
 			r.t.Errorf("%d keys at revision %d after the revoke", keys, rev)
 		}
-		_, err = r.nodes[2].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id})
+		_, err = r.nodes[2].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id}, nil)
 		r.wantKind("revoke again", err, kverror.LeaseNotFound)
 	})
 }
@@ -140,7 +140,7 @@ func TestRevokeChecked(t *testing.T) {
 		r.spread(r.nodes[0], ranges, "other")
 		var denied error = kverror.New(kverror.PermissionDenied, "key secret")
 		revoke := func(id int64, check func(round int, secret bool) error) (rounds int, err error) {
-			_, err = r.nodes[1].core.Leases().RevokeChecked(r.t.Context(), &pb.LeaseRevokeRequest{ID: id}, func(keys [][]byte) error {
+			_, err = r.nodes[1].core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: id}, func(keys [][]byte) error {
 				rounds++
 				return check(rounds, slices.ContainsFunc(keys, func(k []byte) bool { return bytes.HasSuffix(k, []byte("secret")) }))
 			})
@@ -223,7 +223,7 @@ func TestLeasesOverLeaderChanges(t *testing.T) {
 		gateway := r.nodes[old.id%3]
 		done := make(chan error, 1)
 		go func() {
-			_, err := gateway.core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: revoked})
+			_, err := gateway.core.Leases().Revoke(r.t.Context(), &pb.LeaseRevokeRequest{ID: revoked}, nil)
 			done <- err
 		}()
 		time.Sleep(2 * time.Millisecond)

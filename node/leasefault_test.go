@@ -76,7 +76,7 @@ func (h *holder) live(ctx context.Context, ranges int, until time.Time) {
 	}
 	if h.rng.IntN(2) == 0 {
 		h.revoked = true
-		_, _ = h.gateway().Leases().Revoke(bounded(ctx), &pb.LeaseRevokeRequest{ID: h.id}) // it expires, if not
+		_, _ = h.gateway().Leases().Revoke(bounded(ctx), &pb.LeaseRevokeRequest{ID: h.id}, nil) // it expires, if not
 	}
 }
 

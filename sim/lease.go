@@ -294,7 +294,7 @@ func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.
 	case *pb.LeaseGrantRequest:
 		return g.Grant(ctx, q)
 	case *pb.LeaseRevokeRequest:
-		return g.Revoke(ctx, q)
+		return g.Revoke(ctx, q, nil)
 	case *pb.LeaseKeepAliveRequest:
 		return g.KeepAlive(ctx, q)
 	case *pb.LeaseTimeToLiveRequest:
