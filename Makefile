@@ -51,7 +51,7 @@ PURE         := /placement/decide
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite fmt lint generate \
+.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -75,6 +75,7 @@ soak:
 	$(MAKE) lockstep SEEDS=100
 	$(MAKE) placement-sim
 	$(MAKE) storage-suite
+	$(MAKE) etcd-tests
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted
@@ -225,10 +226,17 @@ storage-suite: $(LINT)
 	cd conformance/apiserver && $(LINT) run
 	cd conformance/apiserver && go test $(TAGS) -count=1 -timeout 30m -v . $(ARGS)
 
+# etcd's own tests of users, which start binaries, against Skein (docs/CONFORMANCE.md).
+# ARGS='-suite.run TestAuthTxn' runs some of them.
+etcd-tests: $(LINT)
+	cd conformance/etcdtests && $(LINT) run
+	cd conformance/etcdtests && go test $(TAGS) -count=1 -timeout 2h -v . $(ARGS)
+
 fmt: $(LINT)
 	$(LINT) fmt
 	cd conformance && $(LINT) fmt
 	cd conformance/apiserver && $(LINT) fmt
+	cd conformance/etcdtests && $(LINT) fmt
 
 # The linters need what the compiler says of the imports: with -race that is what test
 # compiles anyway.
@@ -242,6 +250,7 @@ check-format: $(LINT)
 	$(LINT) fmt --diff
 	cd conformance && $(LINT) fmt --diff
 	cd conformance/apiserver && $(LINT) fmt --diff
+	cd conformance/etcdtests && $(LINT) fmt --diff
 
 # The output of go generate is in git: running it must change nothing.
 check-generate:
@@ -255,6 +264,7 @@ check-tidy:
 	cd bench/against-etcd && go mod tidy -diff
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
+	cd conformance/etcdtests && go mod tidy -diff
 
 # Known vulnerabilities in what Skein calls, of Go and of its modules. Where Go's database (vuln.go.dev) cannot be
 # reached, it says that nothing was checked, and is no failure: the tree is as good as before.

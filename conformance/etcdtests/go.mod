@@ -2,7 +2,11 @@ module github.com/skeindb/skein/conformance/etcdtests
 
 go 1.26.0
 
-require go.etcd.io/etcd/tests/v3 v3.7.3
+require (
+	go.etcd.io/etcd/etcdctl/v3 v3.7.3
+	go.etcd.io/etcd/etcdutl/v3 v3.7.3
+	go.etcd.io/etcd/tests/v3 v3.7.3
+)
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
@@ -55,8 +59,6 @@ require (
 	go.etcd.io/etcd/api/v3 v3.7.3 // indirect
 	go.etcd.io/etcd/client/pkg/v3 v3.7.3 // indirect
 	go.etcd.io/etcd/client/v3 v3.7.3 // indirect
-	go.etcd.io/etcd/etcdctl/v3 v3.7.3 // indirect
-	go.etcd.io/etcd/etcdutl/v3 v3.7.3 // indirect
 	go.etcd.io/etcd/pkg/v3 v3.7.3 // indirect
 	go.etcd.io/etcd/server/v3 v3.7.3 // indirect
 	go.etcd.io/gofail v0.2.0 // indirect
