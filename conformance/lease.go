@@ -3,6 +3,8 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -60,7 +62,8 @@ func keepAlive(ctx context.Context, conn *grpc.ClientConn, req, resp proto.Messa
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(req.(*pb.LeaseKeepAliveRequest)); err != nil {
+	// Where the stream has ended before, Recv says why.
+	if err := stream.Send(req.(*pb.LeaseKeepAliveRequest)); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	return stream.RecvMsg(resp)

@@ -588,9 +588,28 @@ func (m *matrix) splitRanges() {
 	}
 }
 
+// abreast waits until every node answers a serializable read at the last revision: its replicas may be behind.
+func (m *matrix) abreast() {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), startTimeout)
+	defer cancel()
+	ctx = withBearer(ctx, m.tokensOf(rights.Root)[1])
+	for _, conn := range m.skein.conns {
+		for {
+			r, err := pb.NewKVClient(conn).Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte(fromKey), Serializable: true, CountOnly: true})
+			m.must(err)
+			if r.GetHeader().GetRevision() >= m.etcd.etcd.KV().Rev() {
+				break
+			}
+			m.must(clock.Sleep(ctx, clock.System(), readyPause))
+		}
+	}
+}
+
 // all makes all calls: first those that change nothing, many at a time, then the others.
 func (m *matrix) all(ranges string, turn int) {
 	began := clock.StartStopwatch()
+	m.abreast()
 	var alone []*matrixCase
 	work := make(chan *matrixCase)
 	var workers sync.WaitGroup

@@ -9,7 +9,6 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
 )
@@ -40,20 +39,6 @@ func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (re
 	}
 	res := s.propose(ctx, term, o)
 	return response{Index: res.Access}, res.Err
-}
-
-// knowsAccess refuses what needs the cluster version with users and alarms. A new cluster has none for a moment after it
-// serves: who asks then repeats it.
-func (s *Service) knowsAccess(what string) error {
-	at := s.View().Map.ClusterVersion
-	if at >= keyspace.VersionAccess {
-		return nil
-	}
-	kind := kverror.BadRequest
-	if at == 0 {
-		kind = kverror.Busy
-	}
-	return kverror.New(kind, "%s need cluster version %d, and it is %d: skein upgrade status says what is missing", what, keyspace.VersionAccess, at)
 }
 
 // awaitAccessHold is how long a leader keeps the question which nodes lack an index. It is far below an

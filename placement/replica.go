@@ -103,3 +103,17 @@ func (s *Service) heardMap() *fsm.Map {
 func (s *Service) refusal() error {
 	return &kverror.Error{Kind: kverror.NotLeader, Leader: s.leaderHint()}
 }
+
+// knowsAccess refuses what needs the cluster version with users and alarms. A new cluster has none for a moment after it
+// serves: who asks then repeats it.
+func (s *Service) knowsAccess(what string) error {
+	at := s.View().Map.ClusterVersion
+	if at >= keyspace.VersionAccess {
+		return nil
+	}
+	kind := kverror.BadRequest
+	if at == 0 {
+		kind = kverror.Busy
+	}
+	return kverror.New(kind, "%s need cluster version %d, and it is %d: skein upgrade status says what is missing", what, keyspace.VersionAccess, at)
+}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,7 @@ func repeated(t *testing.T, dir, binary, bin, name string) (out string, ok bool)
 		c.Dir, c.Env = dir, append(os.Environ(), "E2E_TEST_MINIMAL=true")
 		raw, err := c.CombinedOutput()
 		cancel()
+		killLeft(t, bin)
 		if err == nil {
 			if n > 0 {
 				t.Logf("%s failed %d times before:\n%s", name, n, out)
@@ -88,6 +90,38 @@ func repeated(t *testing.T, dir, binary, bin, name string) (out string, ok bool)
 		out = err.Error() + "\n" + string(raw)
 	}
 	return out, false
+}
+
+// killLeft ends what a test that ran out of its time has left behind: processes of our binaries, each in a session of its
+// own, on the ports of the next test.
+func killLeft(t *testing.T, bin string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range all {
+		// Others end meanwhile.
+		exe, err := os.Readlink(link)
+		pid, notANumber := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+		if err != nil || notANumber != nil || filepath.Dir(exe) != bin {
+			continue
+		}
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill()
+			awaitEnd(link)
+		}
+	}
+}
+
+// awaitEnd waits until a process is gone. It has no ports then.
+func awaitEnd(link string) {
+	for range 500 {
+		if _, err := os.Readlink(link); err != nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 func matches(pattern, name string) bool { return regexp.MustCompile(pattern).MatchString(name) }
