@@ -98,8 +98,8 @@ func changeKind(name protoreflect.Name, weight int, generate func(*source) proto
 	}}
 }
 
-// anyRevision has the revision in the header of an answer be 1: that of the Auth service is one that the node has heard
-// of, which need not be the last.
+// anyRevision replaces the revision in an answer's header by 1. The Auth service tells one that the node has heard of,
+// and there may be a later one.
 func anyRevision(a answer) answer {
 	if r, ok := a.response.(interface{ GetHeader() *pb.ResponseHeader }); ok && a.response != nil {
 		r.GetHeader().Revision = 1

@@ -9,8 +9,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// TestCloseWithASilentConnection: a store stops although a connection to it has said nothing. Such a connection is left
-// behind where a JSON call ends while it is dialled. The embedded etcd waits for the first byte of each connection, also
+// TestCloseWithASilentConnection: a store stops although a connection to it has said nothing. A JSON call leaves
+// one behind if it ends while its connection is dialled. The embedded etcd waits for the first byte of each connection, also
 // when it stops.
 func TestCloseWithASilentConnection(t *testing.T) {
 	t.Parallel()

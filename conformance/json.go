@@ -48,8 +48,8 @@ func hostOf(conn *grpc.ClientConn) string {
 	return strings.TrimPrefix(conn.Target(), "passthrough:///")
 }
 
-// forget closes a gateway's connections of JSON calls. One that is still dialled is closed as soon as it stands: etcd
-// waits for the first byte of each connection, also when it stops, and a call that has ended sends none.
+// forget closes a gateway's connections of JSON calls, also those that are still dialled. A call that has ended sends
+// nothing. But etcd waits for the first byte of each connection, also when it stops.
 func forget(host string) {
 	if c, ok := jsonClients.LoadAndDelete(host); ok {
 		c.(*http.Client).CloseIdleConnections()
