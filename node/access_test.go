@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
+	"github.com/skeindb/skein/sim/simclock"
 )
 
 // fakeAccess is a placement that tells what a test says.
@@ -318,6 +319,38 @@ func TestViewLeaseEnds(t *testing.T) {
 			if !cut.core.MayServe() {
 				r.t.Errorf("node %s is back and serves nothing", cut.id)
 			}
+		}
+	})
+}
+
+// TestViewLeaseOfAPausedMachine: a machine that was paused counts no time meanwhile. It notices that by its wall
+// clock, as for its leader leases, and serves by no rights that were taken since.
+func TestViewLeaseOfAPausedMachine(t *testing.T) {
+	clk := simclock.New(0, 1)
+	bubble(t, 3, nil, func(o *Options) {
+		shortLog(o)
+		if o.Self == 3 {
+			o.Clock = clk
+		}
+	}, func(r *rig) {
+		r.publish(r.nodes...)
+		time.Sleep(3 * rigElection)
+		r.checked()
+		r.changed(r.nodes[0], "root", someGrant, 20*time.Millisecond)
+		time.Sleep(3 * rigElection)
+		paused := r.nodes[2]
+		r.net.Pause(paused.id)
+		clk.Suspend()
+		r.changed(r.nodes[0], "root", someRevoke, 8*time.Second)
+		clk.Resume()
+		time.Sleep(2 * rigHeartbeat)
+		if paused.core.MayServe() {
+			r.t.Error("it serves by rights that were taken while it was paused")
+		}
+		r.net.Resume(paused.id)
+		time.Sleep(3 * rigElection)
+		if !paused.core.MayServe() {
+			r.t.Error("it goes on, and serves nothing")
 		}
 	})
 }

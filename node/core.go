@@ -284,10 +284,7 @@ func (c *Core) watchFatal() {
 
 // watchRestores drops leases when this virtual machine runs on from a snapshot.
 func (c *Core) watchRestores() {
-	err := clock.Restored(c.ctx, func() {
-		c.host.DropLeases("this virtual machine runs on from a snapshot")
-		c.access.lease.drop()
-	})
+	err := clock.Restored(c.ctx, func() { c.host.DropLeases("this virtual machine runs on from a snapshot") })
 	if c.ctx.Err() == nil {
 		c.log.Info("the kernel does not tell whether this machine is restored from a snapshot", zap.Error(err))
 	}

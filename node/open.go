@@ -310,7 +310,8 @@ func (c *Core) groupConfig() raftgroup.Config {
 		Node: o.Self, Boot: c.boot, Clock: o.Clock, WAL: c.wal, Engine: c.engine, Bus: c.bus,
 		TickInterval: o.Heartbeat, ElectionTimeout: o.Election, NoPreVote: o.NoPreVote, NoLeaseReads: o.NoLeaseReads,
 		MaxProposalBytes: c.budget.Proposals, MaxInboundBytes: c.budget.Inbound, MaxWALBytes: o.MaxWALBytes, SnapshotBytesPerSecond: o.CopyBytesPerSecond,
-		Needed: func() keyspace.NodeID { return c.client.Leader() },
+		Needed:        func() keyspace.NodeID { return c.client.Leader() },
+		LeasesDropped: func() { c.access.lease.drop() },
 		Unknown: func(from keyspace.NodeID, g keyspace.GroupID, to keyspace.ReplicaID) {
 			if g == keyspace.PlacementGroup {
 				c.service.Unknown(from, to)

@@ -177,6 +177,9 @@ type Config struct {
 	// group. This is only a hint, at most once per replica and election timeout: ask
 	// placement before you remove the replica. It must not block.
 	Removed func(group keyspace.GroupID, self keyspace.ReplicaID)
+	// LeasesDropped is called when the clock may have stood still: whatever else counts time by it must begin anew. It
+	// must not wait. It may be nil.
+	LeasesDropped func()
 
 	// Rand is the source of request numbers. Default crypto/rand.
 	Rand    io.Reader

@@ -255,6 +255,9 @@ func (h *Host) DropLeases(why string) {
 	now := h.cfg.Clock.Now()
 	h.log.Warn("leases are dropped until followers confirm them again", zap.String("why", why))
 	h.m.leasesDropped.Inc()
+	if f := h.cfg.LeasesDropped; f != nil {
+		f()
+	}
 	for {
 		from := h.leasesFrom.Load()
 		if int64(now) <= from || h.leasesFrom.CompareAndSwap(from, int64(now)) {
