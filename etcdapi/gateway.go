@@ -83,6 +83,15 @@ func newGateway(o *Options) (*gateway, error) {
 	return g, nil
 }
 
+// Conn is a connection to all services within this process: the gateway's, nil without one. Its calls are served
+// from Start to Stop.
+func (s *Server) Conn() *grpc.ClientConn {
+	if s.gateway == nil {
+		return nil
+	}
+	return s.gateway.conn
+}
+
 // ServeHTTP implements http.Handler.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if wantsSocket(r) {

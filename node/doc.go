@@ -114,7 +114,8 @@
 // Writes and linearizable reads ask the sequencer, which knows all that was acknowledged. The rest, as
 // serializable reads and events, is served under the view lease. It counts from each question whether the
 // rights still hold, for three election timeouts, and an idle node asks once per third. A change that takes
-// rights is acknowledged without a node whose leases of earlier rights have run out.
+// rights is acknowledged without a node whose leases of earlier rights have run out. A machine that was
+// paused drops its lease, together with those of its leaders.
 //
 // While rights are not checked, the lease lasts for ever, and no node asks. So the change that begins the
 // checks is acknowledged by every node. Before it says so, a node makes a durable note: from an older disk

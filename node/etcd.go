@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/auth"
-	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -81,14 +80,14 @@ func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	return s.c.admin.MoveLeader(ctx, to)
 }
 
-// users is who may do what, for clients of this node.
-func (c *Core) users(cfg *config.Config) (*etcdapi.Users, error) {
+// Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked.
+func (c *Core) Face(o *etcdapi.Options) error {
 	passwords, err := auth.NewPasswords(c.o.BcryptCost)
 	if err != nil {
-		return nil, fmt.Errorf("--bcrypt-cost: %w", err)
+		return fmt.Errorf("--bcrypt-cost: %w", err)
 	}
-	return &etcdapi.Users{
-		Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client,
-		ClientCertAuth: cfg.ClientTLS.ClientCertAuth, InsecureAdmin: cfg.InsecureAdmin,
-	}, nil
+	o.Users = &etcdapi.Users{Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client}
+	o.KV, o.Watches, o.Leases, o.Node, o.Clock, o.Logger = c.router, c.watches, c.grants, etcdNode{c}, c.o.Clock, c.log
+	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
+	return nil
 }

@@ -126,12 +126,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err := n.guard(cfg, &face, reg); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
-	face.KV, face.Members, face.Node, face.Clock = core.router, core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck), etcdNode{core}, o.Clock
-	face.Alarms, face.Downgrades, face.Hashes = etcdAlarms{core}, etcdDowngrades{core}, core.router
+	face.Members = core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck)
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
-	face.Watches, face.Answers = core.watches, core.answers
-	face.Leases = core.grants
-	face.Logger, face.Metrics, face.Gatherer, face.TLS, face.Verify = core.log, etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
+	face.Metrics, face.Gatherer, face.TLS, face.Verify = etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
@@ -152,8 +149,12 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 
 // guard sets who may do what, and opens the audit log if there is to be one.
 func (n *Node) guard(cfg *config.Config, face *etcdapi.Options, reg prometheus.Registerer) (err error) {
-	if face.Users, err = n.core.users(cfg); err != nil || cfg.AuditLog == "" {
+	if err = n.core.Face(face); err != nil {
 		return err
+	}
+	face.Users.ClientCertAuth, face.Users.InsecureAdmin = cfg.ClientTLS.ClientCertAuth, cfg.InsecureAdmin
+	if cfg.AuditLog == "" {
+		return nil
 	}
 	if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: n.core.o.Clock, Logger: n.log, Registry: reg}); err != nil {
 		return fmt.Errorf("--audit-log: %w", err)
