@@ -41,6 +41,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	}
 	if len(r.Versions) == 0 {
 		bad = append(bad, checkLeases(ops, nil, nil, false)...)
+		bad = append(bad, checkAccess(r.Access, ops, nil)...)
 		return bad, nil // the run did not reach its end
 	}
 	p, wrong := checkReplay(ops, r.Versions)
@@ -51,6 +52,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 		p = nil
 	}
 	bad = append(bad, checkLeases(ops, r.Versions, p, r.Drained)...)
+	bad = append(bad, checkAccess(r.Access, ops, p)...)
 	return bad, p
 }
 

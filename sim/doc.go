@@ -44,6 +44,10 @@
 //   - With zones, replicas in different zones stay so, and at the end all are.
 //   - A node that has lost its disk is not admitted under its old id, also while
 //     another node joins. No two disks belong to one node.
+//   - Users whose rights change: no change of theirs gets a revision after the
+//     acknowledgement of what takes its right. After it no serializable read is answered
+//     and no watcher told by that right, also at a node that is cut off. Nobody is denied
+//     what was granted before the request began.
 //   - After healing every node that was to join serves, and every node that was to
 //     leave has left.
 //   - After healing every operation succeeds, at every gateway and range.
@@ -59,6 +63,10 @@
 // The build tag planted adds mutations to the nodes (internal/mutation). The checkers
 // know none of them. make planted shows that they find each within a few seeds of
 // its story, and that the same seeds are clean without it.
+//
+// Users work through etcd's services of package etcdapi, which a run with users serves
+// on each node within the process: their tokens, their checks and the permits of their
+// requests are those of a real node. All other clients stand behind these services.
 //
 // Nodes that are no founders join through join.Joiner, by --join or by etcd's
 // MemberAdd. That is the code of a real node between its configuration and Open.

@@ -16,7 +16,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
@@ -200,6 +202,11 @@ func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	}
 	r := &run{core: core, idle: make(chan struct{}), metrics: reg}
 	r.ctx, r.kill = context.WithCancel(context.Background())
+	if m.c.cfg.Users > 0 {
+		if r.api, err = serveUsers(core, o); err != nil {
+			return nil, errors.Join(err, core.Stop(ctx))
+		}
+	}
 	row := m.row()
 	row.ClientURLs = []string{"http://" + m.name + ":2379"}
 	row.Attributes = m.attributes()
@@ -230,7 +237,7 @@ func (m *machine) options(s *start) *node.Options {
 		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		MergeHold: cfg.mergeHold(), NoLeaseReads: cfg.NoLeaseReads,
-		Logger: m.logger(),
+		AuthToken: "simple", AuthTokenTTL: 5 * time.Minute, BcryptCost: auth.MinCost, Logger: m.logger(),
 	}
 	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders
@@ -367,6 +374,8 @@ type run struct {
 	announced  context.CancelFunc
 	// metrics are the node's.
 	metrics *prometheus.Registry
+	// api has etcd's services, nil if the run has no users.
+	api *etcdapi.Server
 
 	mu sync.Mutex
 	// Guarded by mu: how many client calls are under way, and whether a clean stop has
@@ -442,6 +451,7 @@ func (r *run) stop(c *cluster) error {
 	t := c.time.AfterFunc(serveTimeout, r.kill)
 	defer t.Stop()
 	<-r.idle
+	r.endAPI()
 	r.announced()
 	r.announcing.Wait()
 	err := r.core.Stop(context.Background())
@@ -450,8 +460,18 @@ func (r *run) stop(c *cluster) error {
 	return err
 }
 
+// endAPI ends etcd's services. Nobody waits for their answers any more.
+func (r *run) endAPI() {
+	if r.api != nil {
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		r.api.Stop(now)
+	}
+}
+
 // crash ends a node that was killed.
 func (r *run) crash(c *cluster) {
+	r.endAPI()
 	r.core.Crash()
 	r.announcing.Wait()
 	c.over(r)

@@ -125,6 +125,8 @@ func (n *nemesis) again() error {
 // fault mostly lasts until others lead.
 func (n *nemesis) lasts() time.Duration {
 	switch {
+	case n.c.cfg.Lasts > 0:
+		return n.between(n.c.cfg.Lasts, n.c.cfg.Lasts*3/2)
 	case n.rng.IntN(4) == 0:
 		return n.aboutLease()
 	case n.home != nil:

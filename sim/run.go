@@ -33,10 +33,15 @@ type Config struct {
 	// Leases is how many clients hold leases in addition; the others then attach keys to
 	// these.
 	Leases int
+	// Users is how many users there are, whose rights change. Each has clients of its own in addition. 0 is that nobody
+	// knows of users.
+	Users int
 	// Faults are injected one after the other, in a random order. Splits is how many
 	// splits are tried meanwhile.
 	Faults []Fault
 	Splits int
+	// Lasts is how long each fault lasts at least; 0 is a random time, mostly below three election timeouts.
+	Lasts time.Duration
 	// Pairs has Faults injected two at a time, in their order.
 	Pairs bool
 	// Moves is how many moves of replicas and leaders are tried meanwhile; Nodes is 5
@@ -135,6 +140,8 @@ type Report struct {
 	Versions []Version
 	// Watchers are the watchers of the run.
 	Watchers []*Watcher
+	// Access is what happened to users, nil without any.
+	Access *Access
 	// Drained says that no lease was left at the end.
 	Drained bool
 	// Failures counts what may have left gaps in the revisions. Rebooted is the highest
@@ -276,6 +283,11 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stopLoad := load(c, rep.History)
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
+	if c.cfg.Users > 0 {
+		rep.Access = &Access{}
+		u := &users{c: c, h: rep.History, a: rep.Access}
+		u.load(stop, &wg)
+	}
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)
 	n.mergeLoop(stop, &wg)

@@ -262,6 +262,29 @@ var stories = []story{
 			Faults: []Fault{Rot, CrashOne, Rot, IsolateLeader, Rot, Flaky},
 		}
 	}},
+	// Users whose rights change while their clients work, under all faults, splits, merges and moves.
+	{name: "users", long: true, cfg: func(seed uint64) Config {
+		rounds := uint64(roundsOf(AllFaults))
+		cfg := Config{
+			Nodes: 3 + 2*int(seed%2), Clients: 4, BurstOps: 3, Txns: 20, Users: 3, Splits: 6, Merges: 6, Borders: []string{"f", "j", "s"},
+			Pairs: true, Faults: roundOf(AllFaults, int(seed%rounds)),
+		}
+		if cfg.Nodes == 5 {
+			cfg.Moves = 10
+		}
+		return cfg
+	}},
+	// Nodes that are away for longer than their view leases last, with the users' clients and watchers there.
+	{name: "usersaway", long: true, cfg: func(uint64) Config {
+		return Config{
+			Nodes: 3, Clients: 2, BurstOps: 2, Users: 3, Borders: []string{"j"}, Lasts: 4 * time.Second,
+			Faults: []Fault{Isolate, IsolateLeader, Pause, PauseLeader, SuspendSeen, Isolate, SuspendSeen},
+		}
+	}},
+	// The same without failures: every revision is used, although the sequencer refuses some.
+	{name: "usersquiet", long: true, cfg: func(uint64) Config {
+		return Config{Nodes: 3, Clients: 4, BurstOps: 4, Txns: 20, Users: 4, Splits: 6, Merges: 4, Quiet: 12 * time.Second, Borders: []string{"f", "j", "s"}}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

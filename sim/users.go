@@ -1,0 +1,776 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/node"
+)
+
+// serveUsers serves etcd's services of a node, without a port: users' clients call them by gRPC within the process.
+func serveUsers(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
+	face := etcdapi.Options{
+		Members: core.Members(1, true), Cluster: o.Cluster, Self: o.Self, MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps,
+		RequestTimeout: o.RequestTimeout, ElectionTimeout: o.Election, Gatherer: prometheus.NewRegistry(),
+	}
+	if err := core.Face(&face); err != nil {
+		return nil, fmt.Errorf("sim: etcd's services of node %s: %w", o.Self, err)
+	}
+	s := etcdapi.New(face)
+	core.OnRevoked(func(*auth.View) { s.RightsTaken() })
+	s.Start()
+	return s, nil
+}
+
+// Moment is a place in the order of all calls and returns, and its virtual time.
+type Moment struct {
+	Tick int64
+	At   time.Duration
+}
+
+// never is after every moment.
+var never = Moment{Tick: 1 << 62, At: 1 << 62}
+
+// Fact says that something may hold from May to MayNot, and surely does from Must to MustNot. Between them the
+// change is under way, or its fate is unknown.
+type Fact struct{ May, Must, MustNot, MayNot Moment }
+
+// newFact is what a change has made true: begun says when it was asked for, and acked when it was acknowledged.
+func newFact(begun, acked Moment) Fact {
+	return Fact{May: begun, Must: acked, MustNot: never, MayNot: never}
+}
+
+// Identity says that a password is a user's. Each password is used once.
+type Identity struct {
+	Fact
+	User     string
+	Password int
+}
+
+// Right is a user's right to a group of keys: to read it, and perhaps to write it.
+type Right struct {
+	Fact
+	User  string
+	Group byte
+	Write bool
+}
+
+// Rights are all that an admin of a run has made true.
+type Rights struct {
+	// Off says that nothing is checked.
+	Off        []*Fact
+	Identities []*Identity
+	Rights     []*Right
+}
+
+// Actor is who does something: a user, by a token that was got for a password. Nobody logs in with password 0: it is
+// for requests without a token.
+type Actor struct {
+	User     string
+	Password int
+}
+
+// UserOp is an operation of a user. It is one of the history, or a serializable read, which is in no order with others.
+type UserOp struct {
+	*Op
+	Actor
+}
+
+// Login is one attempt to log in.
+type Login struct {
+	Actor
+	Node        keyspace.NodeID
+	Begun, Over Moment
+	// OK says that there is a token, Refused that the password is none of the user's.
+	OK, Refused bool
+}
+
+// Told are events of a group that a user's watcher has received.
+type Told struct {
+	Actor
+	Node     keyspace.NodeID
+	Group    byte
+	Revision int64
+	At       Moment
+}
+
+// Access is what happened to the users of a run.
+type Access struct {
+	Rights
+
+	mu sync.Mutex
+	// Guarded by mu.
+	ops    []UserOp
+	logins []Login
+	told   []Told
+}
+
+func note[T any](a *Access, to *[]T, what T) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	*to = append(*to, what)
+}
+
+// account is what a user's clients know of it.
+type account struct {
+	name string
+
+	mu sync.Mutex
+	// Guarded by mu. password is the present one, 0 for none. groups are those that the user may use, lost those that
+	// it may not use any more since not long ago.
+	password     int
+	groups, lost []byte
+}
+
+func (a *account) now() (password int, groups, lost []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.password, a.groups, a.lost
+}
+
+// set tells the clients what the user may use. Nobody changes the slices afterwards.
+func (a *account) set(password int, groups []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lost := slices.DeleteFunc(slices.Concat(a.groups, a.lost), func(g byte) bool { return slices.Contains(groups, g) })
+	a.password, a.groups, a.lost = password, groups, lost[:min(len(lost), 3)]
+}
+
+// users is the workload of users: their clients, and the admin who changes what they may do.
+type users struct {
+	c   *cluster
+	h   *History
+	a   *Access
+	all []*account
+}
+
+func (u *users) moment() Moment { return Moment{u.h.tick.Add(1), u.c.elapsed()} }
+
+// clientsOfUser is how many clients each user has.
+const clientsOfUser = 2
+
+// userClients is the id of the first client of a user, beyond all other ids but those of leases.
+const userClients = 300
+
+// load begins the work of all users until stop is closed.
+func (u *users) load(stop <-chan struct{}, wg *sync.WaitGroup) {
+	for i := range u.c.cfg.Users {
+		u.all = append(u.all, &account{name: fmt.Sprintf("u%d", i)})
+	}
+	ready := make(chan struct{})
+	adm := &admin{users: u, rng: rand.New(rand.NewPCG(u.c.cfg.Seed, 3000))}
+	wg.Go(func() { adm.run(stop, ready) })
+	for i, who := range u.all {
+		for k := range clientsOfUser {
+			cl := u.newClient(who, userClients+i*clientsOfUser+k)
+			wg.Go(func() {
+				<-ready
+				cl.runUntil(stop)
+			})
+		}
+		w := u.newClient(who, userClients+100+i)
+		wg.Go(func() {
+			<-ready
+			w.watchUntil(stop)
+		})
+	}
+}
+
+// isClosed says whether a channel is closed.
+func isClosed(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// at calls services of a node that is up, mostly the one at a place, in the name of who has the token. It returns
+// false if no node takes calls.
+func (u *users) at(place int, token string, timeout time.Duration, call func(context.Context, *machine, *run)) bool {
+	ms := u.c.machines
+	for i := range ms {
+		m := ms[(place+i)%len(ms)]
+		r := m.current()
+		if r == nil || !r.enter() {
+			continue
+		}
+		defer r.leave()
+		ctx, cancel := context.WithTimeout(r.ctx, timeout)
+		defer cancel()
+		if token != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
+		}
+		call(ctx, m, r)
+		return true
+	}
+	return false
+}
+
+// is says whether a client's error has the text of one of etcd's.
+func is(err error, etcds ...error) bool {
+	return err != nil && slices.ContainsFunc(etcds, func(e error) bool { return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(e) })
+}
+
+// definite are the texts of errors after which certainly nothing has happened.
+var definite = func() map[string]kverror.Kind {
+	unknown, known := map[string]bool{}, map[string]kverror.Kind{}
+	for _, r := range kverror.Table() {
+		text := rpctypes.ErrorDesc(r.GRPC)
+		known[text] = r.Kind
+		unknown[text] = unknown[text] || r.Fate == kverror.Unknown
+	}
+	for text := range unknown {
+		if unknown[text] {
+			delete(known, text)
+		}
+	}
+	return known
+}()
+
+// fated is a client's error, which says of its fate what the client knows.
+func fated(err error) error {
+	if err == nil {
+		return nil
+	}
+	if k, ok := definite[rpctypes.ErrorDesc(err)]; ok {
+		return kverror.New(k, "%v", err)
+	}
+	return err
+}
+
+// userClient is a client of a user. It belongs to one goroutine.
+type userClient struct {
+	*users
+	*client
+	who *account
+	// token was got for a password; both are zero before. While nothing is checked a client without one uses noToken.
+	token    string
+	password int
+}
+
+func (u *users) newClient(who *account, id int) *userClient {
+	return &userClient{users: u, client: newClient(u.c, u.h, id), who: who}
+}
+
+func (c *userClient) actor() Actor { return Actor{c.who.name, c.password} }
+
+// runUntil works in bursts until stop is closed.
+func (c *userClient) runUntil(stop <-chan struct{}) {
+	for !isClosed(stop) {
+		for range 2 + c.rng.IntN(6) {
+			c.users.at(c.place(), c.token, 2*requestTimeout, c.step)
+			c.users.c.sleep(time.Duration(c.rng.Int64N(int64(burstThink))))
+		}
+		c.users.c.sleep(time.Duration(c.rng.Int64N(int64(burstEvery / 2))))
+	}
+}
+
+// place is mostly the client's own.
+func (c *userClient) place() int {
+	if c.rng.IntN(3) == 0 {
+		return c.rng.IntN(len(c.users.c.machines))
+	}
+	return c.client.id
+}
+
+// step does one operation. A client without a token logs in first. It keeps an old token for a while.
+func (c *userClient) step(ctx context.Context, m *machine, r *run) {
+	password, groups, lost := c.who.now()
+	if c.token == "" || password != c.password && c.rng.IntN(4) == 0 {
+		c.login(ctx, m, r, password)
+		return
+	}
+	req, serializable := c.draw(groups, lost)
+	o := &Op{Client: c.client.id, Node: m.id(), Request: req, Call: c.h().tick.Add(1), Began: c.users.c.elapsed()}
+	if !serializable {
+		o = c.h().Begin(c.client.id, m.id(), req, c.users.c.elapsed())
+	}
+	resp, err := call(ctx, pb.NewKVClient(r.api.Conn()), req)
+	if serializable {
+		o.Ended, o.Return, o.Outcome, o.Response, o.Err = c.users.c.elapsed(), c.h().tick.Add(1), Answered, resp, err
+		if err != nil {
+			o.Outcome = Refused
+		}
+	} else {
+		c.h().End(o, resp, fated(err), r.ctx.Err() != nil, c.users.c.elapsed())
+	}
+	if r.ctx.Err() == nil || !serializable {
+		note(c.a, &c.a.ops, UserOp{o, c.actor()})
+	}
+	if is(err, rpctypes.ErrGRPCInvalidAuthToken) && c.rng.IntN(3) == 0 {
+		c.token = ""
+	}
+}
+
+func (c *userClient) h() *History { return c.users.h }
+
+// call sends a request to a KV service.
+func call(ctx context.Context, kv pb.KVClient, req proto.Message) (proto.Message, error) {
+	switch q := req.(type) {
+	case *pb.RangeRequest:
+		return kv.Range(ctx, q)
+	case *pb.PutRequest:
+		return kv.Put(ctx, q)
+	case *pb.DeleteRangeRequest:
+		return kv.DeleteRange(ctx, q)
+	case *pb.TxnRequest:
+		return kv.Txn(ctx, q)
+	}
+	panic(fmt.Sprintf("sim: a request %T of a user", req))
+}
+
+// login gets a token for a password. While nothing is checked there is none, and an old one does.
+func (c *userClient) login(ctx context.Context, m *machine, r *run, password int) {
+	l := Login{Actor: Actor{c.who.name, password}, Node: m.id(), Begun: c.users.moment()}
+	resp, err := pb.NewAuthClient(r.api.Conn()).Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: c.who.name, Password: word(password)})
+	if r.ctx.Err() != nil {
+		return
+	}
+	l.Over, l.OK, l.Refused = c.users.moment(), err == nil, is(err, rpctypes.ErrGRPCAuthFailed)
+	note(c.a, &c.a.logins, l)
+	switch {
+	case l.OK:
+		c.token, c.password = resp.GetToken(), password
+	case is(err, rpctypes.ErrGRPCAuthNotEnabled):
+		c.token, c.password = noToken, 0
+	}
+}
+
+// noToken is none that any node has made.
+const noToken = "none"
+
+func word(password int) string { return fmt.Sprintf("password %d", password) }
+
+// draw makes a request: mostly one that the user may send, and sometimes one that it might send a moment ago.
+func (c *userClient) draw(groups, lost []byte) (req proto.Message, serializable bool) {
+	group := func() string {
+		n := c.rng.IntN(16)
+		switch {
+		case n < 10 && len(groups) > 0:
+			return string(groups[c.rng.IntN(len(groups))])
+		case n < 15 && len(lost) > 0:
+			return string(lost[c.rng.IntN(len(lost))])
+		}
+		return c.group()
+	}
+	key := func() string { return fmt.Sprintf("%s%d", group(), c.rng.IntN(keysPerGroup)) }
+	switch n := c.rng.IntN(100); {
+	case n < 30:
+		return &pb.PutRequest{Key: []byte(key()), Value: c.value(), PrevKv: c.rng.IntN(4) == 0}, false
+	case n < 38:
+		return &pb.DeleteRangeRequest{Key: []byte(key()), PrevKv: c.rng.IntN(4) == 0}, false
+	case n < 52:
+		a, b := key(), key()
+		t := &pb.TxnRequest{Success: []*pb.RequestOp{putOp(a, c.value()), rangeOp(groupRead(b[:1]))}}
+		if a != b {
+			t.Success = append(t.Success, putOp(b, c.value()))
+		}
+		if c.rng.IntN(3) == 0 {
+			t.Compare = []*pb.Compare{c.compare(a)}
+		}
+		return t, false
+	case n < 65:
+		return groupRead(group()), false
+	default:
+		q := groupRead(group())
+		q.Serializable = true
+		return q, true
+	}
+}
+
+// groupRead reads a group. Permissions are for the same span.
+func groupRead(group string) *pb.RangeRequest {
+	return &pb.RangeRequest{Key: []byte(group), RangeEnd: []byte(group + "9")}
+}
+
+// watchUntil watches a group after the other until stop is closed.
+func (c *userClient) watchUntil(stop <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		<-stop
+		cancel()
+	})
+	for !isClosed(stop) {
+		m := c.users.c.machines[c.place()%len(c.users.c.machines)]
+		if r := m.current(); r != nil {
+			c.watchAt(ctx, m, r)
+		}
+		c.users.c.sleep(time.Duration(10+c.rng.IntN(100)) * time.Millisecond)
+	}
+}
+
+// watchAt watches one group at a node, for a while.
+func (c *userClient) watchAt(ctx context.Context, m *machine, r *run) {
+	password, groups, _ := c.who.now()
+	if password == 0 || len(groups) == 0 {
+		return
+	}
+	if c.token == "" || c.password != password {
+		c.users.at(slices.Index(c.users.c.machines, m), "", requestTimeout, func(ctx context.Context, m *machine, r *run) { c.login(ctx, m, r, password) })
+		if c.token == "" {
+			return
+		}
+	}
+	group := groups[c.rng.IntN(len(groups))]
+	wctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(r.ctx, metadata.Pairs(rpctypes.TokenFieldNameGRPC, c.token)), 8*time.Second)
+	defer cancel()
+	end := context.AfterFunc(ctx, cancel)
+	defer end()
+	s, err := pb.NewWatchClient(r.api.Conn()).Watch(wctx)
+	if err != nil {
+		return
+	}
+	span := groupRead(string(group))
+	err = s.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: span.GetKey(), RangeEnd: span.GetRangeEnd()}}})
+	for err == nil {
+		var resp *pb.WatchResponse
+		if resp, err = s.Recv(); err != nil || r.ctx.Err() != nil {
+			break
+		}
+		if n := len(resp.GetEvents()); n > 0 {
+			note(c.a, &c.a.told, Told{c.actor(), m.id(), group, resp.GetEvents()[n-1].GetKv().GetModRevision(), c.users.moment()})
+		}
+		if resp.GetCanceled() {
+			if resp.GetCancelReason() == rpctypes.ErrGRPCInvalidAuthToken.Error() {
+				c.token = ""
+			}
+			return
+		}
+	}
+	if is(err, rpctypes.ErrGRPCInvalidAuthToken) {
+		c.token = ""
+	}
+}
+
+// admin is the root user, who changes what the others may do: one change after the other.
+type admin struct {
+	*users
+	rng *rand.Rand
+	// token is root's.
+	token string
+	// passwords and roles count those that were used. on says that requests are checked, as the admin has asked last.
+	passwords, roles int
+	on               bool
+	off              *Fact
+	identity         map[*account]*Identity
+	held             map[*account][]*grant
+	// ended are facts that do not hold any more; when nobody goes by them is known at the next acknowledgement of a
+	// change that takes something away.
+	ended []*Fact
+	stop  <-chan struct{}
+}
+
+// grant is a role of one user.
+type grant struct {
+	role   string
+	rights []*Right
+	groups []byte
+}
+
+// rootPassword is root's for the whole run.
+const rootPassword = 1
+
+// run sets the users up, closes ready, and goes on until stop is closed.
+func (a *admin) run(stop <-chan struct{}, ready chan<- struct{}) {
+	a.stop, a.passwords = stop, rootPassword
+	a.identity, a.held = map[*account]*Identity{}, map[*account][]*grant{}
+	a.off = &Fact{MustNot: never, MayNot: never}
+	a.a.Off = append(a.a.Off, a.off)
+	a.setUp()
+	close(ready)
+	for !isClosed(stop) {
+		a.step()
+		a.c.sleep(time.Duration(50+a.rng.IntN(500)) * time.Millisecond)
+	}
+}
+
+func (a *admin) setUp() {
+	for !isClosed(a.stop) {
+		raised := false
+		a.at(0, "", requestTimeout, func(ctx context.Context, _ *machine, r *run) {
+			raised = r.core.Placement().RaiseVersion(ctx, keyspace.VersionAccess) == nil
+		})
+		if raised {
+			break
+		}
+		a.c.sleep(100 * time.Millisecond)
+	}
+	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: word(rootPassword)})
+		return err
+	}, rpctypes.ErrGRPCUserAlreadyExist)
+	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+		return err
+	})
+	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserAdd(ctx, &pb.AuthUserAddRequest{Name: spare, Password: "any"})
+		return err
+	}, rpctypes.ErrGRPCUserAlreadyExist)
+	for _, who := range a.all {
+		a.add(who)
+		a.grant(who)
+	}
+	a.enable()
+}
+
+// spare is a user whose password is changed for nothing but the acknowledgement.
+const spare = "spare"
+
+// step makes one random change.
+func (a *admin) step() {
+	who := a.all[a.rng.IntN(len(a.all))]
+	held := a.held[who]
+	switch n := a.rng.IntN(100); {
+	case n < 5:
+		if a.on {
+			a.disable()
+		} else {
+			a.enable()
+		}
+	case !a.on && n < 40:
+		a.enable()
+	case n < 15:
+		a.remove(who)
+		a.add(who)
+		a.grant(who)
+	case n < 25:
+		a.changePassword(who)
+	case len(held) < 2 || len(held) < 4 && n < 60:
+		a.grant(who)
+	default:
+		a.revoke(who, a.rng.IntN(len(held)))
+	}
+}
+
+// change makes a change and repeats it until it is made, or stop is closed; then acked is never. already are errors
+// that say, to a repeated call, that it is made. ends are the facts that the change ends.
+func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) error, already ...error) (begun, acked Moment) {
+	begun = a.moment()
+	for _, f := range ends {
+		f.MustNot = begun
+	}
+	a.ended = append(a.ended, ends...)
+	for unknown := false; !isClosed(a.stop); a.c.sleep(50 * time.Millisecond) {
+		err := error(kverror.NoLeader)
+		a.at(a.rng.IntN(len(a.c.machines)), a.token, requestTimeout, func(ctx context.Context, m *machine, r *run) {
+			s := pb.NewAuthClient(r.api.Conn())
+			if err = call(ctx, s); is(err, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCAuthOldRevision) {
+				resp, lerr := s.Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: "root", Password: word(rootPassword)})
+				if lerr == nil {
+					a.token = resp.GetToken()
+				}
+			}
+			if r.ctx.Err() != nil {
+				err = context.Canceled // the client has not received it
+			}
+			a.c.logf("admin: change begun at %d by node %s: %v", begun.Tick, m.id(), err)
+		})
+		switch {
+		case err == nil:
+			acked = a.moment()
+			if len(ends) > 0 {
+				a.taken(acked)
+			}
+			return begun, acked
+		case unknown && is(err, already...):
+			if len(ends) > 0 {
+				a.flush()
+			}
+			return begun, a.moment()
+		}
+		if _, ok := definite[rpctypes.ErrorDesc(err)]; !ok {
+			unknown = true
+		}
+	}
+	return begun, never
+}
+
+// taken notes that nobody goes by what has ended before.
+func (a *admin) taken(now Moment) {
+	for _, f := range a.ended {
+		f.MayNot = now
+	}
+	a.ended = nil
+}
+
+// flush makes a change that takes something away, for its acknowledgement: the one before was made, but the answer
+// is lost.
+func (a *admin) flush() {
+	a.change([]*Fact{{}}, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserChangePassword(ctx, &pb.AuthUserChangePasswordRequest{Name: spare, Password: "any"})
+		return err
+	})
+}
+
+func (a *admin) enable() {
+	a.change([]*Fact{a.off}, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.AuthEnable(ctx, &pb.AuthEnableRequest{})
+		return err
+	})
+	a.on = true
+}
+
+func (a *admin) disable() {
+	begun, acked := a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.AuthDisable(ctx, &pb.AuthDisableRequest{})
+		return err
+	})
+	f := newFact(begun, acked)
+	a.off, a.on = &f, false
+	a.a.Off = append(a.a.Off, a.off)
+}
+
+// identify notes that a user has a new password.
+func (a *admin) identify(who *account, begun, acked Moment) {
+	id := &Identity{newFact(begun, acked), who.name, a.passwords}
+	a.identity[who] = id
+	a.a.Identities = append(a.a.Identities, id)
+	a.tell(who)
+}
+
+func (a *admin) add(who *account) {
+	a.passwords++
+	begun, acked := a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserAdd(ctx, &pb.AuthUserAddRequest{Name: who.name, Password: word(a.passwords)})
+		return err
+	}, rpctypes.ErrGRPCUserAlreadyExist)
+	a.identify(who, begun, acked)
+}
+
+func (a *admin) changePassword(who *account) {
+	a.passwords++
+	begun, acked := a.change([]*Fact{&a.identity[who].Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserChangePassword(ctx, &pb.AuthUserChangePasswordRequest{Name: who.name, Password: word(a.passwords)})
+		return err
+	})
+	a.identify(who, begun, acked)
+}
+
+// remove deletes a user with all roles. Those stay behind, and nobody has them again.
+func (a *admin) remove(who *account) {
+	ends := []*Fact{&a.identity[who].Fact}
+	for _, g := range a.held[who] {
+		ends = append(ends, g.facts()...)
+	}
+	a.change(ends, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.UserDelete(ctx, &pb.AuthUserDeleteRequest{Name: who.name})
+		return err
+	}, rpctypes.ErrGRPCUserNotFound)
+	a.held[who] = nil
+	who.set(0, nil)
+}
+
+func (g *grant) facts() (fs []*Fact) {
+	for _, r := range g.rights {
+		fs = append(fs, &r.Fact)
+	}
+	return fs
+}
+
+func (a *admin) groups(who *account) (all []byte) {
+	for _, g := range a.held[who] {
+		all = append(all, g.groups...)
+	}
+	return all
+}
+
+// grant gives a user a new role for two groups of keys: the role before its permissions, or after.
+func (a *admin) grant(who *account) {
+	a.roles++
+	g := &grant{role: fmt.Sprintf("r%d", a.roles)}
+	permission := authpb.READWRITE
+	if a.rng.IntN(4) == 0 {
+		permission = authpb.READ
+	}
+	for _, i := range a.rng.Perm(len(groups))[:2] {
+		g.groups = append(g.groups, groups[i])
+	}
+	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+		_, err = s.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: g.role})
+		return err
+	}, rpctypes.ErrGRPCRoleAlreadyExist)
+	give := func() (begun, acked Moment) {
+		return a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+			_, err = s.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: who.name, Role: g.role})
+			return err
+		})
+	}
+	holds := func(group byte, begun, acked Moment) {
+		r := &Right{newFact(begun, acked), who.name, group, permission == authpb.READWRITE}
+		g.rights = append(g.rights, r)
+		a.a.Rights.Rights = append(a.a.Rights.Rights, r)
+	}
+	last := a.rng.IntN(2) == 0
+	if !last {
+		give()
+	}
+	for _, group := range g.groups {
+		q := groupRead(string(group))
+		begun, acked := a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
+			_, err = s.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: g.role, Perm: &authpb.Permission{PermType: permission, Key: q.GetKey(), RangeEnd: q.GetRangeEnd()}})
+			return err
+		})
+		if !last {
+			holds(group, begun, acked)
+		}
+	}
+	if last {
+		begun, acked := give()
+		for _, group := range g.groups {
+			holds(group, begun, acked)
+		}
+	}
+	a.held[who] = append(a.held[who], g)
+	a.tell(who)
+}
+
+// tell tells a user's clients what it may use.
+func (a *admin) tell(who *account) { who.set(a.identity[who].Password, a.groups(who)) }
+
+// revoke takes a role from a user: the role itself, all of it, or one permission after the other.
+func (a *admin) revoke(who *account, at int) {
+	g := a.held[who][at]
+	switch a.rng.IntN(3) {
+	case 0:
+		a.change(g.facts(), func(ctx context.Context, s pb.AuthClient) (err error) {
+			_, err = s.UserRevokeRole(ctx, &pb.AuthUserRevokeRoleRequest{Name: who.name, Role: g.role})
+			return err
+		}, rpctypes.ErrGRPCRoleNotGranted)
+	case 1:
+		a.change(g.facts(), func(ctx context.Context, s pb.AuthClient) (err error) {
+			_, err = s.RoleDelete(ctx, &pb.AuthRoleDeleteRequest{Role: g.role})
+			return err
+		}, rpctypes.ErrGRPCRoleNotFound)
+	default:
+		for i, r := range g.rights {
+			q := groupRead(string(g.groups[i]))
+			a.change([]*Fact{&r.Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
+				_, err = s.RoleRevokePermission(ctx, &pb.AuthRoleRevokePermissionRequest{Role: g.role, Key: q.GetKey(), RangeEnd: q.GetRangeEnd()})
+				return err
+			}, rpctypes.ErrGRPCPermissionNotGranted)
+		}
+	}
+	a.held[who] = slices.Delete(a.held[who], at, at+1)
+	a.tell(who)
+}
