@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -33,7 +34,7 @@ func (e *Engine) lookAtQuota() {
 	m := e.db.Metrics()
 	used := int64(m.DiskSpaceUsage()) - m.Compact.InProgressBytes
 	was := q.over.Load()
-	if over := used > q.bytes || was && used > q.bytes-q.bytes/50; over != was {
+	if over := used > q.bytes && !mutation.Is(mutation.QuotaUnseen) || was && used > q.bytes-q.bytes/50; over != was {
 		q.over.Store(over)
 		e.logger.Warn("quota of the store", zap.Bool("exceeded", over), zap.Int64("bytes", used), zap.Int64("quota-bytes", q.bytes))
 	}

@@ -6,6 +6,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -19,6 +20,9 @@ func (a *Alarm) member() *pb.AlarmMember {
 func (s *Server) checkAlarms(ctx context.Context, change proto.Message) error {
 	if s.opts.Alarms == nil || refusal(s.opts.Alarms.Sticky(), change) == nil {
 		return nil
+	}
+	if mutation.Is(mutation.AlarmEndUnseen) {
+		return refusal(s.opts.Alarms.Sticky(), change)
 	}
 	inner, cancel, wording := s.bounded(ctx)
 	defer cancel()

@@ -6,6 +6,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -38,6 +39,9 @@ func HashPart(
 	for first := true; ok && err == nil; first = false {
 		if maxBytes > 0 && w.seen*versionBytes+h.bytes >= maxBytes && !first {
 			next, err = engine.AppendUserKey([]byte{}, w.prefix)
+			if mutation.Is(mutation.HashedTwice) && err == nil {
+				_, err = h.key(w, compacted)
+			}
 			break
 		}
 		ok, err = h.key(w, compacted)

@@ -164,7 +164,7 @@ func (a *access) take(ctx context.Context, m *fsm.Map) error {
 			a.lease.end()
 		}
 		a.gate.Update(v)
-		if f := a.revoked.Load(); f != nil && last != nil && v.Rights.Access > last.Rights.Access {
+		if f := a.revoked.Load(); f != nil && last != nil && v.Rights.Access > last.Rights.Access && !mutation.Is(mutation.WatchersKept) {
 			(*f)(v)
 		}
 		a.view = v

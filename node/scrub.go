@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -88,6 +89,9 @@ func (c *Core) scrubReplica(ctx context.Context, d *keyspace.Descriptor, leader 
 			// A copy may have mended the replica meanwhile.
 			if again, err := c.hashReplica(ctx, c.o.Self, d, q); err != nil || again != own {
 				return err
+			}
+			if mutation.Is(mutation.DifferenceKept) {
+				return nil
 			}
 			c.host.Quarantine(d.Range.Group(), fmt.Sprintf("at revision %d its data has the hash %016x, and that of a majority %016x", now.Current, own, h))
 			return nil

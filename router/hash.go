@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -125,7 +126,7 @@ func (w *hashWalk) step(ctx context.Context) (more bool, err error) {
 			if w.from = next; next == nil {
 				w.from = rt.desc.Span.End
 			}
-			return len(w.from) > 0, nil
+			return len(w.from) > 0 && !(mutation.Is(mutation.RangeUnhashed) && next == nil), nil
 		}
 		e := kverror.Of(err)
 		if limit.Err() != nil || e.Retry() != kverror.RetryRouter && e.Fate() != kverror.Unknown || e.Kind == kverror.Corrupt {

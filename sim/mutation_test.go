@@ -98,6 +98,9 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.QuarantineUntold:         "rot",
 	mutation.QuarantinedCounts:        "rot",
 	mutation.BootsForgotten:           "flaps",
+	mutation.ViewLeaseIgnored:         "usersaway",
+	mutation.PermitsUnseen:            "users",
+	mutation.WatchersKept:             "usersquiet",
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",
 	mutation.ClockFreezes:             "alone",
@@ -115,7 +118,16 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.EmbargoKept:     {"raftgroup", "TestEmbargoShrinks"},
 	mutation.RelayRelays:     {"sim/simbus", "TestARelayAsksNoRelay"},
 
-	mutation.ViewLeaseIgnored: {"node", "TestViewLeaseEnds"},
+	mutation.RefusedCounted:     {"placement", "TestAlarms"},
+	mutation.RightsUnknownFirst: {"placement", "TestTakenRightsLeader"},
+	mutation.HashesTold:         {"placement/fsm", "TestAccessIsTold"},
+	mutation.AlarmUnseen:        {"placement", "TestAlarms"},
+	mutation.AlarmEndUnseen:     {"etcdapi", "TestStickyAlarmsRefuse"},
+	mutation.AlarmOfNobody:      {"placement/fsm", "TestState"},
+	mutation.HashedTwice:        {"mvcc", "TestModel"},
+	mutation.RangeUnhashed:      {"node", "TestHashIsTheSameEverywhere"},
+	mutation.DifferenceKept:     {"node", "TestScrub"},
+	mutation.QuotaUnseen:        {"node", "TestQuota"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and
@@ -123,7 +135,7 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 // themselves, or say that a run missed its purpose. They may come from the mutation but
 // prove nothing about the checkers.
 var (
-	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: "}
+	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: ", "access: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
 		"membership: ", "zones: ", "range map of node ", "an orphan ",

@@ -139,6 +139,30 @@ const (
 	RelayRelays
 	// ViewLeaseIgnored: a node that is cut off goes on by the rights that it knows.
 	ViewLeaseIgnored
+	// PermitsUnseen: the sequencer gives revisions also where rights were taken away since.
+	PermitsUnseen
+	// RefusedCounted: the sequencer counts the revisions that it refuses as given.
+	RefusedCounted
+	// RightsUnknownFirst: a new sequencer answers its first batch without knowing what was taken away.
+	RightsUnknownFirst
+	// WatchersKept: a node says that it goes by new rights while its watchers have events by old ones.
+	WatchersKept
+	// HashesTold: the feed of users carries the hashes of their passwords.
+	HashesTold
+	// AlarmUnseen: an alarm that a client raises does not end the permits of before.
+	AlarmUnseen
+	// AlarmEndUnseen: a node refuses writes by an alarm that was ended since it heard of it.
+	AlarmEndUnseen
+	// AlarmOfNobody: the alarms of a member stay when it is removed.
+	AlarmOfNobody
+	// HashedTwice: a key between two parts of a hash is in both.
+	HashedTwice
+	// RangeUnhashed: the hash of everything ends with its first range.
+	RangeUnhashed
+	// DifferenceKept: a replica that differs from two others goes on.
+	DifferenceKept
+	// QuotaUnseen: a node does not notice that its store is above its quota.
+	QuotaUnseen
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -171,6 +195,9 @@ var names = [end]string{
 	"lead kept without hearing a quorum", "boots in a row forgotten", "version before an event missing",
 	"removed nodes counted", "grown cluster keeps three voters", "raised version not noted", "tails of the log stay",
 	"refused commit repeated for ever", "embargo never shrinks", "relay asks a relay", "view lease ignored",
+	"permits unseen by the sequencer", "refused revisions counted", "first batch of a term by old rights", "watchers kept without rights",
+	"hashes of passwords told", "raised alarm unseen", "ended alarm goes on", "alarm of a removed member stays",
+	"key hashed twice", "range left out of a hash", "replica that differs goes on", "full quota unseen",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

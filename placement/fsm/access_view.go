@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rights"
 )
@@ -87,7 +88,9 @@ func (a *Access) Parts(since uint64) iter.Seq[*AccessPart] {
 				return
 			}
 			told := *u
-			told.Hash = nil
+			if !mutation.Is(mutation.HashesTold) {
+				told.Hash = nil
+			}
 			p.Users = append(p.Users, &told)
 		}
 		for _, name := range roles {

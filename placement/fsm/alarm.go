@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -99,7 +100,7 @@ func (s *State) applyChangeAlarm(index uint64, o ChangeAlarm) Result {
 			return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d alarms, and no more are raised: end some (etcdctl alarm disarm)", len(s.alarms))}
 		}
 		s.alarms[o.Alarm] = next
-		if next.Sticky && (o.Alarm.Type == AlarmNoSpace || o.Alarm.Type == AlarmCorrupt) {
+		if next.Sticky && !mutation.Is(mutation.AlarmUnseen) && (o.Alarm.Type == AlarmNoSpace || o.Alarm.Type == AlarmCorrupt) {
 			// What was permitted before is refused by it. An alarm of any other type refuses nothing.
 			s.access.Access, s.accessChanged, s.dirty.access = index, index, true
 		}
@@ -123,7 +124,7 @@ func (s *State) alarmChanged(index uint64, id AlarmID) {
 // endAlarmsOf ends the alarms of a member that is removed: nobody would say that their cause is gone.
 func (s *State) endAlarmsOf(index uint64, member keyspace.NodeID) {
 	for id := range s.alarms {
-		if id.Member == member {
+		if id.Member == member && !mutation.Is(mutation.AlarmOfNobody) {
 			delete(s.alarms, id)
 			s.alarmChanged(index, id)
 		}

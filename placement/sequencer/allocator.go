@@ -277,9 +277,15 @@ func (c *allocator) grant(a *waitingBatch) Grant {
 	if mutation.Is(mutation.CompactionUnseen) {
 		g.Compacted = -1
 	}
+	if mutation.Is(mutation.RightsUnknownFirst) && len(c.memory) == 0 {
+		g.Access = 0
+	}
 	for i := range a.Items {
 		it := &a.Items[i]
 		n := g.count(it)
+		if mutation.Is(mutation.RefusedCounted) {
+			n = keyspace.Revision(it.Count)
+		}
 		if n == 0 {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
@@ -72,9 +73,14 @@ type Grant struct {
 	Access keyspace.AccessIndex
 }
 
+// refuses says whether an item with the permit gets nothing.
+func (g *Grant) refuses(p keyspace.Permit) bool {
+	return p.Ended(g.Access) && !mutation.Is(mutation.PermitsUnseen)
+}
+
 // count is how many revisions an item of the batch got.
 func (g *Grant) count(it *Item) keyspace.Revision {
-	if it.Permit.Ended(g.Access) {
+	if g.refuses(it.Permit) {
 		return 0
 	}
 	return keyspace.Revision(it.Count)
@@ -94,7 +100,7 @@ func (g *Grant) Answers(items []Item, f func(i int, a keyspace.SequenceAnswer)) 
 	at := g.Before
 	for i := range items {
 		a := keyspace.SequenceAnswer{Term: g.Term, Compacted: g.Compacted, Settings: g.Settings, Access: g.Access}
-		if items[i].Permit.Ended(g.Access) {
+		if g.refuses(items[i].Permit) {
 			a.Err = kverror.New(kverror.AccessChanged, "rights were taken away at index %d", g.Access)
 		} else if n := g.count(&items[i]); n > 0 {
 			a.First = at + 1
