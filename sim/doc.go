@@ -64,9 +64,9 @@
 // know none of them. make planted shows that they find each within a few seeds of
 // its story, and that the same seeds are clean without it.
 //
-// Users work through etcd's services of package etcdapi, which a run with users serves
-// on each node within the process: their tokens, their checks and the permits of their
-// requests are those of a real node. All other clients stand behind these services.
+// Users work through etcd's services of package etcdapi. A run with users serves these
+// on each node, within the process. So tokens, checks and permits are those of a real
+// node. All other clients stand behind these services.
 //
 // Nodes that are no founders join through join.Joiner, by --join or by etcd's
 // MemberAdd. That is the code of a real node between its configuration and Open.

@@ -563,8 +563,8 @@ func (a *admin) step() {
 	}
 }
 
-// change makes a change and repeats it until it is made, or stop is closed; then acked is never. already are errors
-// that say, to a repeated call, that it is made. ends are the facts that the change ends.
+// change makes a change. It repeats the call until the change is made, or until stop is closed; then acked is never.
+// The errors already tell a repeated call that the change is made. It ends the facts of ends.
 func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) error, already ...error) (begun, acked Moment) {
 	begun = a.moment()
 	for _, f := range ends {
