@@ -126,7 +126,7 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.AlarmOfNobody:      {"placement/fsm", "TestState"},
 	mutation.HashedTwice:        {"mvcc", "TestModel"},
 	mutation.RangeUnhashed:      {"node", "TestHashIsTheSameEverywhere"},
-	mutation.DifferenceKept:     {"node", "TestScrub"},
+	mutation.DifferenceKept:     {"node", "TestScrub/leads_false"},
 	mutation.QuotaUnseen:        {"node", "TestQuota"},
 }
 
