@@ -201,9 +201,9 @@ func isClosed(stop <-chan struct{}) bool {
 	}
 }
 
-// at calls services of a node that is up, mostly the one at a place, in the name of who has the token. It returns
-// false if no node takes calls.
-func (u *users) at(place int, token string, timeout time.Duration, call func(context.Context, *machine, *run)) bool {
+// at calls services of a node that is up, mostly the one at a place, in the name of who has the token. It does
+// nothing if no node takes calls.
+func (u *users) at(place int, token string, timeout time.Duration, call func(context.Context, *machine, *run)) {
 	ms := u.c.machines
 	for i := range ms {
 		m := ms[(place+i)%len(ms)]
@@ -211,16 +211,15 @@ func (u *users) at(place int, token string, timeout time.Duration, call func(con
 		if r == nil || !r.enter() {
 			continue
 		}
-		defer r.leave()
 		ctx, cancel := context.WithTimeout(r.ctx, timeout)
-		defer cancel()
 		if token != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
 		}
 		call(ctx, m, r)
-		return true
+		cancel()
+		r.leave()
+		return
 	}
-	return false
 }
 
 // is says whether a client's error has the text of one of etcd's.
