@@ -52,14 +52,14 @@ type leaseQuestion struct {
 }
 
 // find returns a verdict that is not older than within, nor than a third of the lease's TTL.
-func (v *leaseVerdicts) find(q leaseQuestion, now clock.Time, within time.Duration) (denied error, found bool) {
+func (v *leaseVerdicts) find(q leaseQuestion, now clock.Time, within time.Duration) (found bool, denied error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	a, ok := v.all[q]
 	if a.denied != nil {
-		return a.denied, now.Sub(a.at) <= denyFor
+		return now.Sub(a.at) <= denyFor, a.denied
 	}
-	return nil, ok && now.Sub(a.at) <= min(within, a.ttl/3)
+	return ok && now.Sub(a.at) <= min(within, a.ttl/3), nil
 }
 
 func (v *leaseVerdicts) note(q leaseQuestion, a leaseVerdict) {
@@ -124,7 +124,7 @@ func (s *Server) mayUse(ctx context.Context, lease int64, what rights.Type, with
 			return err
 		}
 		q, now := leaseQuestion{c.User, c.Index, lease, what}, s.opts.Clock.Now()
-		if denied, found := s.verdicts.find(q, now, within); found {
+		if found, denied := s.verdicts.find(q, now, within); found {
 			return denied
 		}
 		resp, err := s.keysOf(ctx, c, lease, what)

@@ -167,9 +167,8 @@ func (r *Reader) effect(kind opKind) Effect {
 	case opPutNode:
 		return PutNode{Change: r.NodeChange(), Now: r.millis(), Node: r.Node()}
 	case opMarkCreated:
-		n := r.CountUpTo(MaxRangeIDs, 1)
 		o := MarkCreated{}
-		for range n {
+		for range r.CountUpTo(MaxRangeIDs, 1) {
 			o.Ranges = append(o.Ranges, keyspace.RangeID(r.Uvarint()))
 		}
 		return o
@@ -181,10 +180,8 @@ func (r *Reader) effect(kind opKind) Effect {
 		return RegisterLease{ID: r.LeaseID(), Span: r.Span()}
 	case opRevokeLeases:
 		return RevokeLeases{Leases: r.leaseRefs()}
-	case opRevokeChecked:
-		return RevokeChecked{Lease: r.leaseRef(), At: r.checked()}
-	case opKeepLease:
-		return KeepLease{Lease: r.leaseRef(), At: r.checked()}
+	case opRevokeChecked, opKeepLease:
+		return r.checkedEnd(kind)
 	case opRemoveLeases:
 		return RemoveLeases{Leases: r.leaseRefs()}
 	case opBeginOperation:

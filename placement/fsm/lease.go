@@ -276,6 +276,15 @@ func (s *leases) end(l *Lease, checked keyspace.Revision) {
 	s.changes = append(s.changes, LeaseChange{Lease: &next})
 }
 
+// applyChecked applies a RevokeChecked, or takes one back.
+func (s *leases) applyChecked(op Effect) Result {
+	if o, ok := op.(RevokeChecked); ok {
+		return s.revokeChecked(o)
+	}
+	s.keep(op.(KeepLease)) //nolint:forcetypeassert // there are these two
+	return Result{}
+}
+
 // revokeChecked applies a RevokeChecked. The result has the record as it was before.
 func (s *leases) revokeChecked(o RevokeChecked) Result {
 	l, ok := s.get(o.Lease.ID)
@@ -445,6 +454,15 @@ func (r *Reader) Spans() []keyspace.Span {
 
 func (r *Reader) leaseRef() LeaseRef {
 	return LeaseRef{r.LeaseID(), keyspace.LeaseIncarnation(r.Uvarint())}
+}
+
+// checkedEnd reads a RevokeChecked, or a KeepLease, which has its form.
+func (r *Reader) checkedEnd(kind opKind) Effect {
+	o := RevokeChecked{Lease: r.leaseRef(), At: r.checked()}
+	if kind == opKeepLease {
+		return KeepLease(o)
+	}
+	return o
 }
 
 // checked reads the revision of a check that was made.

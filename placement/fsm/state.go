@@ -145,10 +145,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.leases.register(o)
 	case RevokeLeases:
 		return s.leases.revoke(o)
-	case RevokeChecked:
-		return s.leases.revokeChecked(o)
-	case KeepLease:
-		s.leases.keep(o)
+	case RevokeChecked, KeepLease:
+		return s.leases.applyChecked(o)
 	case RemoveLeases:
 		s.leases.forget(o)
 	case BeginOperation:
