@@ -206,9 +206,9 @@ func (s *Server) fill(h *pb.ResponseHeader) {
 }
 
 // own returns the header of a node's answer about itself. The node's ranges may have heard of lower
-// revisions than it has told its clients, and headers do not go back.
+// revisions than it has told its clients, and headers do not go back. The empty store is at revision 1.
 func (s *Server) own(heard keyspace.Revision) *pb.ResponseHeader {
-	h := &pb.ResponseHeader{Revision: max(int64(heard), s.told.Load())}
+	h := &pb.ResponseHeader{Revision: max(1, int64(heard), s.told.Load())}
 	s.fill(h)
 	return h
 }

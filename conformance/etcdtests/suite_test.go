@@ -30,7 +30,7 @@ const (
 // suites are the wanted tests by package: those of users, roles, tokens and what they may do.
 var suites = map[string]string{
 	"common": `Auth([A-Z_]|$)|^TestUser|^TestRole`,
-	"e2e":    `Auth([A-Z_]|$)`,
+	"e2e":    `^Test(Ctl|Curl)V3.*Auth|^TestAuth`,
 }
 
 var onlyFlag = flag.String("suite.run", "", "run only those tests that match")
