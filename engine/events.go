@@ -17,7 +17,7 @@ func (e *Engine) backgroundError(err error) {
 	case errors.Is(err, pebble.ErrCancelledCompaction), errors.Is(err, pebble.ErrClosed), e.ctx.Err() != nil:
 		return
 	case errors.Is(err, errHeldBack):
-		// Nothing was tried. Who is held back once a second by turns would keep the state full for ever.
+		// Nothing was tried. Tables that are held back by turns would keep the state full for ever.
 	case IsNoSpace(err):
 		e.metrics.noSpace.Inc()
 		e.space.noteFull(writeFoundNone)

@@ -23,7 +23,7 @@ func (m *Manager) KeepOutOf(c *engine.Corruption) (first bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, b := range m.bad {
-		// Who reads an old state of the store meets the table after it was dropped.
+		// A reader of an old state of the store may meet the table after it was dropped.
 		if b.Path == c.Path && b.Bounds.Overlaps(c.Bounds) {
 			return false
 		}
