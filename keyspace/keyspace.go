@@ -92,6 +92,14 @@ type LeaseID int64
 // of the placement group, never 0 and never reused.
 type LeaseIncarnation uint64
 
+// KeyCheck says as of which revision the keys of a lease were checked for a revoke, 0 for no check.
+type KeyCheck struct {
+	At Revision
+	// Term is that of placement's leader who sends the revoke. A later leader may have taken the revoke back, so a range that
+	// has heard of a later term refuses it.
+	Term uint64
+}
+
 // LeaseRegistration answers the registration of a span with a lease. From then on the
 // lease's record lists the span, and whoever revokes the lease visits it.
 type LeaseRegistration struct {

@@ -142,7 +142,7 @@ func (tm *Timer) endOrKeep(t *term, e *entry, timeout time.Duration) (keyspace.R
 		defer cancel()
 		var rev keyspace.Revision
 		var err error
-		if rev, checked, err = tm.deleteKeys(ctx, e); !errors.Is(err, kverror.KeysChanged) {
+		if rev, checked, err = tm.deleteKeys(ctx, t, e); !errors.Is(err, kverror.KeysChanged) {
 			return rev, err
 		}
 		refusal = err.Error()
@@ -161,9 +161,13 @@ func (tm *Timer) endOrKeep(t *term, e *entry, timeout time.Duration) (keyspace.R
 
 // deleteKeys has the keys of a lease deleted. Where no span was ever registered there can
 // be none. Checked is that of the record.
-func (tm *Timer) deleteKeys(ctx context.Context, e *entry) (rev, checked keyspace.Revision, err error) {
+func (tm *Timer) deleteKeys(ctx context.Context, t *term, e *entry) (rev, checked keyspace.Revision, err error) {
 	for l := tm.o.Records.LeaseRecord(e.ref); l != nil && len(l.Spans) > 0; {
-		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans, l.Checked); err != nil {
+		if !l.Revoking {
+			return 0, 0, kverror.New(kverror.NoLeader, "it is not decided that lease %d ends", e.ref.ID)
+		}
+		check := keyspace.KeyCheck{At: l.Checked, Term: t.number}
+		if rev, err = tm.o.Revoker.RevokeLease(ctx, e.ref.ID, e.ref.Incarnation, l.Spans, check); err != nil {
 			return 0, l.Checked, err
 		}
 		// A merge of ranges meanwhile may have carried the lease's attachment beyond the spans of

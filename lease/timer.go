@@ -36,10 +36,10 @@ type Records interface {
 type Revoker interface {
 	// RevokeLease deletes all keys of the lease at one revision, which it returns, and
 	// everything that lets further ones be attached. Without a key it uses no revision
-	// and returns the current one. It is idempotent. Checked, if not 0, is a revision as of which the keys were
+	// and returns the current one. It is idempotent. Checked, if its At is not 0, says as of when the keys were
 	// checked: the error is KeysChanged if one of them was written later.
 	RevokeLease(
-		ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision,
+		ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.KeyCheck,
 	) (keyspace.Revision, error)
 	// LeaseKeys returns the keys of the lease in key order, as of the returned revision,
 	// which is the current one.

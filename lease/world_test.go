@@ -331,7 +331,7 @@ func (n *node) LeaseRecord(ref fsm.LeaseRef) *fsm.Lease {
 }
 
 // RevokeLease implements Revoker.
-func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision) (keyspace.Revision, error) {
+func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.KeyCheck) (keyspace.Revision, error) {
 	w := n.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -353,7 +353,7 @@ func (n *node) RevokeLease(ctx context.Context, id keyspace.LeaseID, inc keyspac
 		w.failing[id]--
 		w.logf("%s: the keys of lease %d are not to be reached", n.name, id)
 		return 0, kverror.NoLeader
-	case checked != 0 && !w.deleted[ref] && w.written[id] > checked:
+	case checked.At != 0 && !w.deleted[ref] && w.written[id] > checked.At:
 		w.logf("%s: lease %d has newer keys", n.name, id)
 		return 0, kverror.KeysChanged
 	case l != nil && l.Ref() == ref && !l.Revoking:

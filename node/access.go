@@ -38,6 +38,8 @@ type viewLease struct {
 	// Guarded by mu: whether rights are checked, and by which access index.
 	on bool
 	at keyspace.AccessIndex
+	// from is when the lease was dropped last: an answer to an earlier question proves nothing.
+	from clock.Time
 }
 
 // The times of until that are none.
@@ -47,7 +49,7 @@ const (
 )
 
 func newViewLease(clk clock.Clock) *viewLease {
-	l := &viewLease{clk: clk}
+	l := &viewLease{clk: clk, from: math.MinInt64}
 	l.until.Store(leaseNever)
 	return l
 }
@@ -71,6 +73,7 @@ func (l *viewLease) end() {
 func (l *viewLease) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.from = l.clk.Now()
 	if l.until.Load() != leaseForever {
 		l.until.Store(leaseNever)
 	}
@@ -93,12 +96,12 @@ func (l *viewLease) taken() (on bool, at keyspace.AccessIndex) {
 	return l.on, l.at
 }
 
-// extend takes the answer to a question in: the access index was now at a moment after it. An index that
-// is not taken in yet extends nothing.
-func (l *viewLease) extend(now keyspace.AccessIndex, until clock.Time) {
+// extend takes the answer to a question in: the access index was now at a moment after it was sent. An index that
+// is not taken in yet extends nothing, and neither does a question from before time that was not counted.
+func (l *viewLease) extend(now keyspace.AccessIndex, sent, until clock.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.on && now <= l.at {
+	if l.on && now <= l.at && sent > l.from {
 		l.until.Store(max(l.until.Load(), int64(until)))
 	}
 }
@@ -235,7 +238,7 @@ func (a *access) askOnce(ctx context.Context) (pause time.Duration) {
 	if err != nil {
 		return a.election / 8
 	}
-	a.lease.extend(now, sent.Add(placement.ViewLease(a.election)))
+	a.lease.extend(now, sent, sent.Add(placement.ViewLease(a.election)))
 	return a.election
 }
 

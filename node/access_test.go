@@ -195,8 +195,11 @@ func TestViewLease(t *testing.T) {
 		f.tell(f.m.Access, 9)
 		time.Sleep(200 * time.Millisecond)
 		wantLease(t, "heard again", a, true)
+		sent := clock.Virtual().Now()
 		a.lease.drop()
 		wantLease(t, "restored from a snapshot", a, false)
+		a.lease.extend(9, sent, sent.Add(3*time.Second))
+		wantLease(t, "an answer to an earlier question", a, false)
 		time.Sleep(1100 * time.Millisecond)
 		wantLease(t, "asked again", a, true)
 

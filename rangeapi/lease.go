@@ -14,9 +14,9 @@ type Revoke struct {
 	Lease keyspace.LeaseID
 	// Incarnation is the lease's. Keys of a later lease with the same id stay.
 	Incarnation keyspace.LeaseIncarnation
-	// Checked, if not 0, is a revision as of which somebody has checked the lease's keys. If one of them was
+	// Checked, if its At is not 0, says as of when somebody has checked the lease's keys. If one of them was
 	// written later, nothing is done and the answer is kverror.KeysChanged.
-	Checked keyspace.Revision
+	Checked keyspace.KeyCheck
 }
 
 // Revoked answers a Revoke.

@@ -266,7 +266,7 @@ func TestGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := fmt.Sprintf("txn-command-%d.v4", op.Kind())
-		if p, ok := op.(*Prepare); ok && p.Checked != 0 {
+		if p, ok := op.(*Prepare); ok && p.Checked.At != 0 {
 			name = "txn-command-1-checked.v4"
 		}
 		formats[name] = b

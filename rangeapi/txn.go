@@ -143,8 +143,8 @@ type Prepare struct {
 	// nothing else is done. The lease's attachment is locked even without keys.
 	Revoke      keyspace.LeaseID
 	Incarnation keyspace.LeaseIncarnation
-	// Checked is as in Revoke. It is 0 without one.
-	Checked keyspace.Revision
+	// Checked is as in Revoke. It is zero without one.
+	Checked keyspace.KeyCheck
 	// Absent are leases that do not exist, as the transaction has found. A put to one of them
 	// without an attachment is refused.
 	Absent []keyspace.LeaseID
@@ -265,7 +265,7 @@ func (*Forget) Kind() TxnKind { return TxnForget }
 
 // Kind implements TxnCommand.
 func (r *Revoke) Kind() TxnKind {
-	if r.Checked != 0 {
+	if r.Checked.At != 0 {
 		return TxnRevokeChecked
 	}
 	return TxnRevoke

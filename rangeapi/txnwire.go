@@ -82,10 +82,7 @@ func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op
 		return wire.AppendBytes(AppendName(dst, o.Name), o.Anchor), nil
 	case *Revoke:
 		dst = AppendAttachment(dst, Attachment{o.Lease, o.Incarnation})
-		if o.Checked != 0 {
-			dst = binary.AppendUvarint(dst, uint64(o.Checked))
-		}
-		return dst, nil
+		return appendChecked(dst, o.Checked), nil
 	case *LeaseKeys:
 		dst = AppendSpan(binary.AppendUvarint(dst, uint64(o.Lease)), 0, o.Span)
 		return binary.AppendUvarint(dst, uint64(o.At)), nil
@@ -95,11 +92,8 @@ func AppendTxnCommand(dst []byte, id keyspace.RangeID, g keyspace.Generation, op
 
 func appendPrepare(dst []byte, o *Prepare) (_ []byte, err error) {
 	dst = wire.AppendBytes(AppendName(dst, o.Name), o.Anchor)
-	dst = append(dst, wire.Flag(o.WaitForOlder, prepareWaitForOlder)|wire.Flag(o.Pin, preparePin)|wire.Flag(o.Checked != 0, prepareChecked))
-	dst = binary.AppendUvarint(dst, uint64(o.PinAt))
-	if o.Checked != 0 {
-		dst = binary.AppendUvarint(dst, uint64(o.Checked))
-	}
+	dst = append(dst, wire.Flag(o.WaitForOlder, prepareWaitForOlder)|wire.Flag(o.Pin, preparePin)|wire.Flag(o.Checked.At != 0, prepareChecked))
+	dst = appendChecked(binary.AppendUvarint(dst, uint64(o.PinAt)), o.Checked)
 	dst = binary.AppendUvarint(dst, uint64(len(o.Guards)))
 	for i := range o.Guards {
 		if dst, err = appendProto(append(dst, byte(o.Guards[i].Want)), o.Guards[i].Compare); err != nil {
@@ -157,12 +151,20 @@ func (c *Reader) prepare() *Prepare {
 }
 
 // checked decodes the revision of a check that was made.
-func (c *Reader) checked() keyspace.Revision {
-	at := c.Revision()
-	if at == 0 {
+func (c *Reader) checked() keyspace.KeyCheck {
+	check := keyspace.KeyCheck{At: c.Revision(), Term: c.Uvarint()}
+	if check.At == 0 {
 		c.Fail(errors.New("rangeapi: keys of a lease checked at revision 0"))
 	}
-	return at
+	return check
+}
+
+// appendChecked appends a check, if there is one.
+func appendChecked(dst []byte, check keyspace.KeyCheck) []byte {
+	if check.At == 0 {
+		return dst
+	}
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(check.At)), check.Term)
 }
 
 // DecodeTxnCommand decodes what AppendTxnCommand wrote. It copies what it keeps.

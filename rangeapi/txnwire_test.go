@@ -29,8 +29,8 @@ func sampleTxnCommands() []TxnCommand {
 		&Decide{Name: sampleTxn, Anchor: []byte("k")},
 		&Forget{Name: sampleTxn, Anchor: []byte("k")},
 		&Revoke{Lease: 9, Incarnation: 2},
-		&Revoke{Lease: 9, Incarnation: 2, Checked: 300},
-		&Prepare{Name: sampleTxn, Anchor: []byte("k"), Guards: []Guard{}, Writes: []Write{}, Revoke: 9, Incarnation: 2, Checked: 300},
+		&Revoke{Lease: 9, Incarnation: 2, Checked: keyspace.KeyCheck{At: 300, Term: 5}},
+		&Prepare{Name: sampleTxn, Anchor: []byte("k"), Guards: []Guard{}, Writes: []Write{}, Revoke: 9, Incarnation: 2, Checked: keyspace.KeyCheck{At: 300, Term: 5}},
 		&LeaseKeys{Lease: 9, Span: keyspace.Span{Start: []byte("a"), End: []byte("m")}, At: 310},
 	}
 }

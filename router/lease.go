@@ -28,16 +28,16 @@ const (
 // lease's attachments. The spans are those that the lease's record lists. It returns the revision
 // of the deletion or a later one; without keys it uses none. From before the call until after its
 // success, the record must register no range. The call lasts until ctx ends. It may be repeated
-// after any error, even much later, because it spares later incarnations.
+// after any error, even much later, because it spares later incarnations; with a check, by the leader of its term.
 //
 // The deletion has several revisions if more than keyspace.MaxRevisionRanges ranges have keys, or
 // if the spans have become more than maxRevokeRanges ranges.
 //
-// Checked, if not 0, is a revision as of which the lease's keys were checked. If one of them was written later, the
+// Checked, if its At is not 0, says as of when the lease's keys were checked. If one of them was written later, the
 // error is KeysChanged. Then nothing is deleted, but for what has several revisions: there all deleted keys were
 // checked.
 func (r *Router) RevokeLease(
-	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.Revision,
+	ctx context.Context, lease keyspace.LeaseID, incarnation keyspace.LeaseIncarnation, spans []keyspace.Span, checked keyspace.KeyCheck,
 ) (keyspace.Revision, error) {
 	var last keyspace.Revision
 	v := &revoke{r: r, lease: lease, incarnation: incarnation, checked: checked, most: maxRevokeRanges}
@@ -87,7 +87,7 @@ type revoke struct {
 	r           *Router
 	lease       keyspace.LeaseID
 	incarnation keyspace.LeaseIncarnation
-	checked     keyspace.Revision
+	checked     keyspace.KeyCheck
 	txn         *txn
 	starts      int
 	// most bounds the ranges that are locked at a time.

@@ -110,7 +110,7 @@ func TestCourseOfARevoke(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, r := newRanges()
 				f.answers(c.answers)
-				rev, err := r.RevokeLease(internal(t), 7, 2, c.spans, c.checked)
+				rev, err := r.RevokeLease(internal(t), 7, 2, c.spans, keyspace.KeyCheck{At: c.checked, Term: 5})
 				afterwards()
 				if rev != c.at || !errors.Is(err, c.error) || c.error == nil && err != nil {
 					t.Errorf("revision %d, %v, want %d, %v", rev, err, c.at, c.error)
@@ -150,7 +150,7 @@ func TestRevokeIsOverWithItsLocks(t *testing.T) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			at, err = r.RevokeLease(internal(t), 7, 2, everywhere, 0)
+			at, err = r.RevokeLease(internal(t), 7, 2, everywhere, keyspace.KeyCheck{})
 		}()
 		synctest.Wait()
 		select {
@@ -187,7 +187,7 @@ func TestRevokeWhoseLocksStay(t *testing.T) {
 			}
 			return nil, nil
 		}
-		at, err := r.RevokeLease(internal(t), 7, 2, everywhere, 0)
+		at, err := r.RevokeLease(internal(t), 7, 2, everywhere, keyspace.KeyCheck{})
 		afterwards()
 		if at != 9 || err != nil || !strings.Contains(f.commands(), "commit 2@9 of 3 at 1") {
 			t.Errorf("ended at %d, %v, after %s", at, err, f.commands())
@@ -215,7 +215,7 @@ func TestRevokeOverVeryManyRanges(t *testing.T) {
 				}
 				return nil, nil
 			}
-			if _, err := r.RevokeLease(internal(t), 7, 2, everywhere, 0); err != nil {
+			if _, err := r.RevokeLease(internal(t), 7, 2, everywhere, keyspace.KeyCheck{}); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(forgetEvery) // until the records are forgotten

@@ -90,8 +90,8 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnCommand) string {
 	case *rangeapi.Prepare:
 		s := fmt.Sprintf("prepare %d at %s", o.Name.Attempt, id)
 		if o.Revoke != 0 {
-			if s = "revoke " + s; o.Checked != 0 {
-				s = fmt.Sprintf("revoke checked=%d prepare %d at %s", o.Checked, o.Name.Attempt, id)
+			if s = "revoke " + s; o.Checked.At != 0 {
+				s = fmt.Sprintf("revoke checked=%d prepare %d at %s", o.Checked.At, o.Name.Attempt, id)
 			}
 		}
 		if o.WaitForOlder {
@@ -101,8 +101,8 @@ func (f *ranges) show(id keyspace.RangeID, op rangeapi.TxnCommand) string {
 	case *rangeapi.Commit:
 		return fmt.Sprintf("commit %d@%d of %d at %s", o.Name.Attempt, o.Revision, len(o.Locks), id)
 	case *rangeapi.Revoke:
-		if o.Checked != 0 {
-			return fmt.Sprintf("revoke checked=%d at %s", o.Checked, id)
+		if o.Checked.At != 0 {
+			return fmt.Sprintf("revoke checked=%d at %s", o.Checked.At, id)
 		}
 		return fmt.Sprintf("revoke at %s", id)
 	case *rangeapi.Resolve:

@@ -53,15 +53,28 @@ func (r *Replica) revocableLocked(lease keyspace.LeaseID, i keyspace.LeaseIncarn
 	return ok && here <= i
 }
 
+// checkCountsLocked says why a check of a lease's keys does not count any more: a later leader of placement may have
+// taken the revoke back. Then the newer keys, which it met, may be gone by now. Whatever removed them had its revision
+// from that leader, and the range knows the leader's term.
+func (r *Replica) checkCountsLocked(check keyspace.KeyCheck) error {
+	if check.At != 0 && check.Term < r.rec.SequencerTerm {
+		return kverror.New(kverror.NoLeader, "a revoke of the leader of placement of term %d, and there is one of term %d", check.Term, r.rec.SequencerTerm)
+	}
+	return nil
+}
+
 // evaluateRevoke deletes the keys of a lease, unless they are too many.
 func (s *txnCommand) evaluateRevoke(c *pipeline.Call, op *rangeapi.Revoke, pass *pipeline.Pass) error {
 	r := s.r
 	e := r.pipe.Evaluation(c, pass)
 	defer pass.Budget.Release()
 	r.mu.Lock()
-	span := r.rec.Span
+	span, err := r.rec.Span, r.checkCountsLocked(op.Checked)
 	r.mu.Unlock()
-	tooMany, err := e.Revoke(op.Lease, op.Checked, span, r.store.cfg.Limits.MaxEntryBytes/4)
+	if err != nil {
+		return err
+	}
+	tooMany, err := e.Revoke(op.Lease, op.Checked.At, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	if err != nil {
 		return err
 	}
@@ -99,9 +112,12 @@ func (s *txnCommand) prepareRevoke(c *pipeline.Call, op *rangeapi.Prepare, pass 
 	e := r.pipe.Evaluation(c, pass)
 	defer pass.Budget.Release()
 	r.mu.Lock()
-	revocable, span := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span
+	revocable, span, err := r.revocableLocked(op.Revoke, op.Incarnation), r.rec.Span, r.checkCountsLocked(op.Checked)
 	r.mu.Unlock()
-	a, hull, err := e.PrepareRevoke(op.Revoke, op.Checked, revocable, span, r.store.cfg.Limits.MaxEntryBytes/4)
+	if err != nil {
+		return err
+	}
+	a, hull, err := e.PrepareRevoke(op.Revoke, op.Checked.At, revocable, span, r.store.cfg.Limits.MaxEntryBytes/4)
 	// An earlier evaluation, before the call waited, may have left another hull.
 	s.answer, s.own, s.hull = a, e.Txn(), hull
 	return err

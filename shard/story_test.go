@@ -361,6 +361,7 @@ func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) stri
 		s.w.seq.mu.Lock()
 		s.w.seq.last = max(s.w.seq.last, keyspace.Revision(arg(d, "rev", 0)))
 		s.w.seq.compacted = max(s.w.seq.compacted, keyspace.Revision(arg(d, "compacted", 0)))
+		s.w.seq.term = max(s.w.seq.term, arg(d, "term", uint64(0)))
 		s.w.seq.mu.Unlock()
 		s.w.store.observe(keyspace.SequenceAnswer{Compacted: keyspace.Revision(arg(d, "compacted", 0))})
 	case "show":

@@ -2,6 +2,7 @@ package shard
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,10 @@ func parseCommand(line string) rangeapi.TxnCommand {
 			r.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
 		}
 		if p.peek() != "" {
-			r.Checked = keyspace.Revision(number(p.next()))
+			r.Checked = keyspace.KeyCheck{At: keyspace.Revision(number(p.next())), Term: math.MaxUint64}
+		}
+		if p.peek() != "" {
+			r.Checked.Term = uint64(number(p.next()))
 		}
 		return r
 	case "keys":
@@ -102,7 +106,9 @@ func (p *parser) prepare(name rangeapi.TxnName) *rangeapi.Prepare {
 		case strings.HasPrefix(w, "as="):
 			s.Incarnation = keyspace.LeaseIncarnation(number(p.next()))
 		case strings.HasPrefix(w, "checked="):
-			s.Checked = keyspace.Revision(number(p.next()))
+			s.Checked = keyspace.KeyCheck{At: keyspace.Revision(number(p.next())), Term: math.MaxUint64}
+		case strings.HasPrefix(w, "term="):
+			s.Checked.Term = uint64(number(p.next()))
 		case strings.HasPrefix(w, "absent="):
 			s.Absent = append(s.Absent, keyspace.LeaseID(number(p.next())))
 		case strings.HasPrefix(w, "pin"):

@@ -1,12 +1,18 @@
 package replicas
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 )
+
+// errBadTable refuses a claim.
+var errBadTable = errors.New("a bad table is not dropped yet")
 
 // badTable is a table that was met with a bad block.
 type badTable struct {
@@ -42,14 +48,58 @@ func (m *Manager) In(c *engine.Corruption) (in []keyspace.GroupID) {
 	return in
 }
 
-// DropTable drops a bad table that KeepOutOf knows, if nobody has data in it.
+// DropTable drops a bad table that KeepOutOf knows, if nobody has data in it, and with it those that it overlaps. To
+// drop a part of a table its borders are read, which a bad one may not allow.
 func (m *Manager) DropTable(ctx context.Context, c *engine.Corruption) error {
-	end, err := m.beginDrop(c)
-	if err != nil {
+	m.mu.Lock()
+	whole, _ := m.overlappingLocked(c)
+	m.mu.Unlock()
+	if err := m.nobodyIn(whole); err != nil {
 		return err
 	}
-	dropped := false
-	defer func() { end(dropped) }()
+	// With nothing in memory the tables are dropped at once. Otherwise it would be done with the next flush, whose failure
+	// nobody here would hear of.
+	if err := m.cfg.Engine.Flush(ctx); err != nil {
+		return err
+	}
+	whole, end, err := m.beginDrop(c)
+	if err != nil || whole == nil {
+		return err
+	}
+	if err = m.nobodyIn(whole); err == nil {
+		err = m.cfg.Engine.Drop(ctx, whole)
+	}
+	end(err == nil)
+	return err
+}
+
+// overlappingLocked returns a bad table with all that it overlaps, as one, and all of them. There are none if the table
+// is dropped already.
+func (m *Manager) overlappingLocked(c *engine.Corruption) (whole *engine.Corruption, all []*badTable) {
+	w := *c
+	for more := true; more; {
+		more, all = false, nil
+		for _, b := range m.bad {
+			if b.dropped || !b.Bounds.Overlaps(w.Bounds) {
+				continue
+			}
+			all = append(all, b)
+			if bytes.Compare(b.Bounds.Lower, w.Bounds.Lower) < 0 {
+				w.Bounds.Lower, more = b.Bounds.Lower, true
+			}
+			if bytes.Compare(b.Bounds.Upper, w.Bounds.Upper) > 0 {
+				w.Bounds.Upper, more = b.Bounds.Upper, true
+			}
+		}
+	}
+	if !slices.ContainsFunc(all, func(b *badTable) bool { return b.Corruption == c }) {
+		all = nil
+	}
+	return &w, all
+}
+
+// nobodyIn returns an error if a record says that a range has data in a bad table.
+func (m *Manager) nobodyIn(c *engine.Corruption) error {
 	hs, err := m.holders(nil)
 	if err != nil {
 		return err
@@ -59,40 +109,48 @@ func (m *Manager) DropTable(ctx context.Context, c *engine.Corruption) error {
 			return fmt.Errorf("shard: range %s has a record with data in %s", h.g.Range(), c.Path)
 		}
 	}
-	err = m.cfg.Engine.Drop(ctx, c)
-	dropped = err == nil
-	return err
+	return nil
 }
 
-// beginDrop begins the attempt to drop a bad table in which nobody is about to have data. Until it ends
-// nobody comes to.
-func (m *Manager) beginDrop(c *engine.Corruption) (end func(dropped bool), err error) {
+// beginDrop begins the attempt to drop a bad table, in which nobody is about to have data, with all that it overlaps.
+// Until it ends nobody comes to. whole is nil if the table is dropped already.
+func (m *Manager) beginDrop(c *engine.Corruption) (whole *engine.Corruption, end func(dropped bool), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	whole, all := m.overlappingLocked(c)
+	if all == nil {
+		return nil, nil, nil
+	}
 	for id, span := range m.claims {
-		if c.MayHold(id.Group(), span) {
-			return nil, fmt.Errorf("shard: range %s is about to have data in %s", id, c.Path)
+		if whole.MayHold(id.Group(), span) {
+			return nil, nil, fmt.Errorf("shard: range %s is about to have data in %s", id, whole.Path)
 		}
 	}
-	for _, b := range m.bad {
-		if b.Corruption == c {
-			b.dropping = make(chan struct{})
-			return func(dropped bool) {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				close(b.dropping)
-				b.dropping, b.dropped = nil, dropped
-			}, nil
+	ended := make(chan struct{})
+	for _, b := range all {
+		if b.dropping != nil {
+			// What comes after the end of that attempt must not be dropped by this one.
+			return nil, nil, fmt.Errorf("shard: %s is being dropped", b.Path)
 		}
 	}
-	panic(fmt.Sprintf("shard: drop %s, which nobody was kept out of", c))
+	for _, b := range all {
+		b.dropping = ended
+	}
+	return whole, func(dropped bool) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		close(ended)
+		for _, b := range all {
+			b.dropping, b.dropped = nil, dropped
+		}
+	}, nil
 }
 
 // inBadTableLocked says why a range cannot come to have a span here: a bad table would be in the way.
 func (m *Manager) inBadTableLocked(id keyspace.RangeID, span keyspace.Span) error {
 	for _, b := range m.bad {
 		if !b.dropped && b.MayHold(id.Group(), span) {
-			return fmt.Errorf("shard: range %s would have data in %s, which is not dropped yet", id, b.Corruption)
+			return fmt.Errorf("shard: range %s would have data in %s: %w", id, b.Corruption, errBadTable)
 		}
 	}
 	return nil

@@ -12,7 +12,9 @@ import (
 // Claim is a span that a range here is about to hold.
 type Claim struct {
 	Range keyspace.RangeID
-	Span  keyspace.Span
+	// Stored says that the engine has a record of the range.
+	Stored bool
+	Span   keyspace.Span
 	// Generation is that of a snapshot's range, 0 otherwise.
 	Generation keyspace.Generation
 }
@@ -27,7 +29,7 @@ func (m *Manager) Claim(want []Claim) (refused map[keyspace.RangeID]error) {
 	deleting := m.deleting
 	for _, c := range want {
 		err := m.claimedLocked(c)
-		if err == nil {
+		if err == nil && !c.Stored {
 			err = m.inBadTableLocked(c.Range, c.Span)
 		}
 		if err != nil {

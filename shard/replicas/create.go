@@ -61,7 +61,7 @@ func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeI
 			// An order before this one came so far.
 			var rec command.Record
 			rec, err = command.DecodeRecord(a.Payload)
-			c.Span = rec.Span
+			c.Span, c.Stored = rec.Span, true
 		}
 		if err != nil {
 			return nil, fmt.Errorf("shard: create range %s: %w", d.Range, err)
@@ -77,6 +77,17 @@ func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeI
 		}
 	}
 	refused := m.Claim(want)
+	for _, why := range refused {
+		if errors.Is(why, errBadTable) {
+			// Nobody else has the span: the order has to come again.
+			for _, id := range ids {
+				if refused[id] == nil {
+					m.Unclaim(id)
+				}
+			}
+			return nil, fmt.Errorf("shard: create %d ranges: %w", len(ids), why)
+		}
+	}
 	for id, why := range refused {
 		m.log.Warn("not created: others hold the span", zap.Stringer("range", id), zap.Error(why))
 	}
