@@ -49,7 +49,7 @@ func (m *Manager) In(c *engine.Corruption) (in []keyspace.GroupID) {
 }
 
 // DropTable drops a bad table that KeepOutOf knows, if nobody has data in it, and with it those that it overlaps. To
-// drop a part of a table its borders are read, which a bad one may not allow.
+// drop a part of a table, its borders are read, and a bad one may not allow that.
 func (m *Manager) DropTable(ctx context.Context, c *engine.Corruption) error {
 	m.mu.Lock()
 	whole, _ := m.overlappingLocked(c)
