@@ -77,16 +77,8 @@ func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeI
 		}
 	}
 	refused := m.Claim(want)
-	for _, why := range refused {
-		if errors.Is(why, errBadTable) {
-			// Nobody else has the span: the order has to come again.
-			for _, id := range ids {
-				if refused[id] == nil {
-					m.Unclaim(id)
-				}
-			}
-			return nil, fmt.Errorf("shard: create %d ranges: %w", len(ids), why)
-		}
+	if err := m.unclaimIfBad(ids, refused); err != nil {
+		return nil, err
 	}
 	for id, why := range refused {
 		m.log.Warn("not created: others hold the span", zap.Stringer("range", id), zap.Error(why))
@@ -117,6 +109,23 @@ func (m *Manager) createRecords(ds []keyspace.Descriptor) (ids []keyspace.RangeI
 		return nil, fmt.Errorf("shard: create %d ranges: %w", len(kept), err)
 	}
 	return kept, nil
+}
+
+// unclaimIfBad returns an error if a bad table refuses one of the ranges, and gives the claims of all up then. Nobody else
+// has the span, so the order has to come again.
+func (m *Manager) unclaimIfBad(ids []keyspace.RangeID, refused map[keyspace.RangeID]error) error {
+	for _, why := range refused {
+		if !errors.Is(why, errBadTable) {
+			continue
+		}
+		for _, id := range ids {
+			if refused[id] == nil {
+				m.Unclaim(id)
+			}
+		}
+		return fmt.Errorf("shard: create %d ranges: %w", len(ids), why)
+	}
+	return nil
 }
 
 func (m *Manager) firstRecord(b *engine.Batch, d *keyspace.Descriptor) error {
