@@ -38,12 +38,17 @@ func (m *Manager) KeepOutOf(c *engine.Corruption) (first bool) {
 	return true
 }
 
-// In returns the open replicas of which a bad table may hold data.
+// In returns the open replicas of which a bad table may hold data. Once it is dropped there are none.
 func (m *Manager) In(c *engine.Corruption) (in []keyspace.GroupID) {
 	for _, r := range m.cfg.Owner.Replicas() {
 		if s := r.State(); s.Holds() && c.MayHold(r.Range().Group(), s.Descriptor.Span) {
 			in = append(in, r.Range().Group())
 		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, all := m.overlappingLocked(c); all == nil {
+		return nil // they have come since
 	}
 	return in
 }
@@ -52,8 +57,11 @@ func (m *Manager) In(c *engine.Corruption) (in []keyspace.GroupID) {
 // drop a part of a table, its borders are read, and a bad one may not allow that.
 func (m *Manager) DropTable(ctx context.Context, c *engine.Corruption) error {
 	m.mu.Lock()
-	whole, _ := m.overlappingLocked(c)
+	whole, all := m.overlappingLocked(c)
 	m.mu.Unlock()
+	if all == nil {
+		return nil
+	}
 	if err := m.nobodyIn(whole); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -434,6 +435,78 @@ func TestRemovedReplica(t *testing.T) {
 		w.peers[1] = describe(1, "", "")
 		w.m.Unknown(peer, keyspace.RangeID(1).Group(), 1)
 		w.here()
+	})
+}
+
+// Nobody comes to be in a bad table. It is dropped once the last range has left it, with all that it overlaps, and not
+// again afterwards.
+func TestBadTables(t *testing.T) {
+	in(t, func(w *world) {
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{describe(1, "", "k")}))
+		w.here(1)
+		bad := func(path, start, end string) *engine.Corruption {
+			c := &engine.Corruption{Path: path, Bounds: engine.VersionedSpan(span(start, end)), Err: errors.New("a bad block")}
+			if !w.m.KeepOutOf(c) || w.m.KeepOutOf(c) {
+				t.Errorf("%s is not met for the first time", path)
+			}
+			return c
+		}
+		one, other, apart := bad("1.sst", "a", "m"), bad("2.sst", "l", "q"), bad("3.sst", "r", "s")
+		if in := w.m.In(one); len(in) != 1 || in[0] != keyspace.RangeID(1).Group() || len(w.m.In(other)) > 0 {
+			t.Errorf("in the tables are %v and %v", in, w.m.In(other))
+		}
+		w.must(w.m.DropTable(w.t.Context(), apart))
+		for _, c := range []*engine.Corruption{one, other} {
+			if err := w.m.DropTable(w.t.Context(), c); err == nil || !strings.Contains(err.Error(), "range 1 has a record") {
+				t.Errorf("%s beside range 1: %v", c.Path, err)
+			}
+		}
+
+		// An order is refused, to come again, and leaves no claim. One whose record is stored is not in the way.
+		orders := []keyspace.Descriptor{describe(1, "", "k"), describe(2, "k", "r"), describe(3, "r", "")}
+		if err := w.m.Create(w.t.Context(), orders); !errors.Is(err, errBadTable) {
+			t.Errorf("an order for a range in a bad table: %v", err)
+		}
+		w.claimed()
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{orders[0], orders[2]}))
+		w.here(1, 3)
+
+		// A split's child waits for the end of a drop.
+		moved := describe(1, "", "k")
+		moved.ConfIndex, moved.Replicas = raftgroup.InitIndex+2, members[1:]
+		w.locked(func() { w.mapped = []keyspace.Descriptor{moved, orders[2]} })
+		w.m.Check(1)
+		time.Sleep(2 * lifecycle.RetryAfter)
+		w.here(3)
+		_, end, err := w.m.beginDrop(one)
+		w.must(err)
+		began, held := time.Now(), make(chan time.Duration)
+		go func() {
+			w.m.ClaimHeld(4, span("b", "c"))
+			held <- time.Since(began)
+		}()
+		time.Sleep(time.Second)
+		if err := w.m.DropTable(w.t.Context(), other); err == nil {
+			t.Error("two drop the same tables at once")
+		}
+		end(false)
+		if waited := <-held; waited != time.Second {
+			t.Errorf("a child has waited for %v", waited)
+		}
+		if err := w.m.DropTable(w.t.Context(), other); err == nil || !strings.Contains(err.Error(), "range 4 is about to") {
+			t.Errorf("beside a child: %v", err)
+		}
+		w.m.Unclaim(4)
+		w.must(w.m.DropTable(w.t.Context(), other))
+		w.must(w.m.Create(w.t.Context(), []keyspace.Descriptor{orders[1]}))
+		w.here(2, 3)
+		w.must(w.m.DropTable(w.t.Context(), one)) // it is gone with the other one
+		if in := w.m.In(one); len(in) > 0 {
+			t.Errorf("in a table that was dropped are %v", in)
+		}
+		if w.m.KeepOutOf(one) {
+			t.Error("a table that was dropped is met anew")
+		}
 	})
 }
 
