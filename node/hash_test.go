@@ -175,6 +175,9 @@ func TestHashShowsADifferentByte(t *testing.T) {
 // With --corrupt-check-time a replica whose data differs from that of two others goes into quarantine,
 // whether it leads or not. Its node has the alarm CORRUPT until the replica is replaced, and nobody else.
 func TestScrub(t *testing.T) {
+	if testing.Short() {
+		t.Skip("twelve hours of three nodes: ten minutes with the race detector")
+	}
 	for _, leads := range []bool{true, false} {
 		t.Run(fmt.Sprint("leads ", leads), func(t *testing.T) {
 			bubble(t, 3, borders(2), func(o *Options) { o.ScrubEvery = time.Hour }, func(r *rig) {
