@@ -197,8 +197,8 @@ func (r *refusals) Call(context.Context, keyspace.NodeID, transport.Method, []by
 	return nil, err
 }
 
-// The first attempt of a command may have taken effect, and rights have changed before the second. That is no refusal:
-// the sender would take it for a command that did nothing, and send another.
+// The first attempt of a command may have taken effect, and rights have changed before the second. The sender must not
+// take the second one's answer for a refusal, because it would send another command.
 func TestACommandOfUnknownFateIsNotRefused(t *testing.T) {
 	lost, changed := &transport.CallError{Peer: 2, Err: context.DeadlineExceeded}, kverror.New(kverror.AccessChanged, "")
 	for name, c := range map[string]struct {

@@ -175,8 +175,8 @@ func puts(req proto.Message) bool {
 	return false
 }
 
-// boundsOf returns when a revision was allocated. That was after begun, the last call of those with a lower revision,
-// and before told, the first return of those with this one or a higher one.
+// boundsOf returns when a revision was allocated: after begun and before told. begun is the last call of those with a
+// lower revision. told is the first return of those with this one or a higher one.
 func boundsOf(ops []*Op) (begun, told func(rev int64) int64) {
 	type point struct{ rev, call, ret int64 }
 	var ps []point

@@ -318,18 +318,9 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 	defer l.close()
 	t := newTable("changes of rights", "figure")
 
-	revoke := func(i int) (time.Duration, error) {
-		from := fmt.Sprintf("revoked/%d", i)
-		if _, err := root.RoleGrantPermission(ctx, "r0000", from, "", clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
-			return 0, err
-		}
-		began := time.Now()
-		_, err := root.RoleRevokePermission(ctx, "r0000", from, "")
-		return time.Since(began), err
-	}
 	var took []time.Duration
 	for i := range 100 {
-		d, err := revoke(i)
+		d, err := revoke(ctx, root, i)
 		if err != nil {
 			return fmt.Errorf("revocation: %w", err)
 		}
@@ -337,8 +328,43 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 	}
 	t.add("a revocation, p50 and longest of 100, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(took, 500)), millis(slices.Max(took))))
 
-	// Changes that take away and give back, beside puts. Each acknowledged put has a revision of its own,
-	// and no other revision is handed out.
+	if err := besideChanges(ctx, root, l, o.changes, t); err != nil {
+		return fmt.Errorf("changes under load: %w", err)
+	}
+	if err := s.logins(ctx, o, l, t); err != nil {
+		return fmt.Errorf("logins: %w", err)
+	}
+
+	if err := s.kill(nodes - 1); err != nil {
+		return err
+	}
+	var dead []float64
+	for i := range 10 {
+		d, err := revoke(ctx, root, i)
+		if err != nil {
+			return fmt.Errorf("revocation with a dead node: %w", err)
+		}
+		dead = append(dead, millis(d))
+	}
+	t.add("a revocation with a dead node, each of 10 from the kill on, ms", figures(dead, "%.0f"))
+	t.write(os.Stdout, "Simple tokens, three nodes")
+	return nil
+}
+
+// revoke gives a right and takes it away, and returns how long the latter took.
+func revoke(ctx context.Context, root *clientv3.Client, i int) (time.Duration, error) {
+	from := fmt.Sprintf("revoked/%d", i)
+	if _, err := root.RoleGrantPermission(ctx, "r0000", from, "", clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	_, err := root.RoleRevokePermission(ctx, "r0000", from, "")
+	return time.Since(began), err
+}
+
+// besideChanges gives and takes rights beside puts. Each acknowledged put has a revision of its own, and no other
+// revision is handed out.
+func besideChanges(ctx context.Context, root *clientv3.Client, l *userLoad, changes int, t *table) error {
 	first, err := root.Put(ctx, usersPrefix+"first", "")
 	if err != nil {
 		return err
@@ -349,40 +375,22 @@ func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { puts, perr = l.timed(ctx, true, ended.Load, 10*time.Minute) })
 	began := time.Now()
-	for i := 0; i < o.changes && err == nil; i += 2 {
-		_, err = revoke(i)
+	for i := 0; i < changes && err == nil; i += 2 {
+		_, err = revoke(ctx, root, i)
 	}
 	length := time.Since(began)
 	ended.Store(true)
 	wg.Wait()
 	if err = errors.Join(err, perr); err != nil {
-		return fmt.Errorf("changes under load: %w", err)
+		return err
 	}
 	last, err := root.Put(ctx, usersPrefix+"last", "")
 	if err != nil {
 		return err
 	}
-	t.add(fmt.Sprintf("%d changes beside puts: changes and puts a second", o.changes),
-		fmt.Sprintf("%.0f %.0f", float64(o.changes)/length.Seconds(), float64(len(puts))/length.Seconds()))
+	t.add(fmt.Sprintf("%d changes beside puts: changes and puts a second", changes),
+		fmt.Sprintf("%.0f %.0f", float64(changes)/length.Seconds(), float64(len(puts))/length.Seconds()))
 	t.add("revisions that no put has", fmt.Sprint(last.Header.Revision-first.Header.Revision-1-int64(len(puts))))
-
-	if err := s.logins(ctx, o, l, t); err != nil {
-		return fmt.Errorf("logins: %w", err)
-	}
-
-	if err := s.kill(nodes - 1); err != nil {
-		return err
-	}
-	var dead []float64
-	for i := range 10 {
-		d, err := revoke(i)
-		if err != nil {
-			return fmt.Errorf("revocation with a dead node: %w", err)
-		}
-		dead = append(dead, millis(d))
-	}
-	t.add("a revocation with a dead node, each of 10 from the kill on, ms", figures(dead, "%.0f"))
-	t.write(os.Stdout, "Simple tokens, three nodes")
 	return nil
 }
 

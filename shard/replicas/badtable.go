@@ -53,8 +53,8 @@ func (m *Manager) In(c *engine.Corruption) (in []keyspace.GroupID) {
 	return in
 }
 
-// DropTable drops a bad table that KeepOutOf knows, if nobody has data in it, and with it those that it overlaps. To
-// drop a part of a table, its borders are read, and a bad one may not allow that.
+// DropTable drops a bad table that KeepOutOf knows, if nobody has data in it, and with it those that it overlaps. Who
+// drops only a part of a table reads its borders, which may be bad.
 func (m *Manager) DropTable(ctx context.Context, c *engine.Corruption) error {
 	m.mu.Lock()
 	whole, all := m.overlappingLocked(c)
