@@ -16,6 +16,8 @@ const (
 	VersionFullNodes Version = 4
 	// VersionAccess: users, roles and permissions are records of placement.
 	VersionAccess Version = 4
+	// VersionData: holds, and a cluster that is being loaded.
+	VersionData Version = 4
 )
 
 // A build reads and writes these two versions, and no other. The cluster version is raised from

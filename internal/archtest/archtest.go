@@ -49,9 +49,10 @@ var lines = []line{
 		"a node does not know that there are others in its process",
 	},
 	{
-		[]string{"node"},
-		"wires one node; start and stop; joins; operators' commands",
-		"node is the only place that knows all parts; a part that knew it would be a circle",
+		[]string{"node", "recovery", "transfer"},
+		"wires one node; start and stop; joins; operators' commands | repairs directories of stopped nodes | data in and out",
+		"node is the only place that knows all parts; a part that knew it would be a circle; " +
+			"what repairs a directory reads formats and starts nothing",
 	},
 	{
 		[]string{"config"},
@@ -59,7 +60,7 @@ var lines = []line{
 		"a configuration is plain data: who reads it must not need a running node",
 	},
 	{
-		[]string{"etcdapi", "adminapi"},
+		[]string{"etcdapi", "adminapi", "dataapi"},
 		"the services clients call",
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
@@ -88,6 +89,11 @@ var lines = []line{
 		[]string{"rangeapi"},
 		"requests to ranges, their forms on the bus, the client",
 		"what asks a range and what serves it share these words, and neither needs the other",
+	},
+	{
+		[]string{"backup", "etcdfile", "mirror"},
+		"copies of a store outside of it | etcd's database files | follows a running etcd",
+		"data outlives the cluster that it came from, so nothing that reads or writes it there knows a cluster",
 	},
 	{
 		[]string{"raftgroup", "mvcc"},
