@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -394,50 +395,79 @@ func besideChanges(ctx context.Context, root *clientv3.Client, l *userLoad, chan
 	return nil
 }
 
-// logins measures puts beside many logins that come at once, and puts alone.
+// logins measures puts beside many logins that come at once from another process, and puts alone.
 func (s *userSide) logins(ctx context.Context, o usersOptions, l *userLoad, t *table) error {
 	never := func() bool { return false }
 	alone, err := l.timed(ctx, true, never, o.turn)
 	if err != nil {
 		return err
 	}
-	clients, err := s.loginClients()
+	own, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	defer closeAll(clients)
-	var in, refused atomic.Int64
-	call, cancel := context.WithTimeout(ctx, o.turn)
+	others := exec.CommandContext(ctx, own, append([]string{loginsCommand, strconv.Itoa(o.logins), o.turn.String()}, s.endpoints()...)...)
+	others.Stderr = os.Stderr
+	said, err := others.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := others.Start(); err != nil {
+		return err
+	}
+	beside, err := l.timed(ctx, true, never, o.turn)
+	var in, refused int64
+	_, scanned := fmt.Fscan(said, &in, &refused)
+	if err = errors.Join(err, scanned, others.Wait()); err != nil {
+		return err
+	}
+	t.add(fmt.Sprintf("%d logins at once: let in, refused or not answered within %v", o.logins, o.turn), fmt.Sprintf("%d %d", in, refused))
+	t.add("put p99 alone and beside them, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(alone, 990)), millis(quantile(beside, 990))))
+	t.add("puts a second alone and beside them", fmt.Sprintf("%.0f %.0f", float64(len(alone))/o.turn.Seconds(), float64(len(beside))/o.turn.Seconds()))
+	return nil
+}
+
+// loginsCommand has this program be the clients of logins. They are a process of their own, as they are elsewhere:
+// thousands of goroutines beside the loop of puts would measure Go's scheduler.
+const loginsCommand = "logins-of-many"
+
+// loginsOfMany logs in so many times at once, by an endpoint each in turn, and prints how many were let in and how many
+// were not within the time. The arguments are the number, the time and the endpoints.
+func loginsOfMany(ctx context.Context, args []string) error {
+	if len(args) < 3 {
+		return fmt.Errorf("%s: a number, a time and endpoints are needed, not %q", loginsCommand, args)
+	}
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	during, err := time.ParseDuration(args[1])
+	if err != nil {
+		return err
+	}
+	var clients []*clientv3.Client
+	for _, endpoint := range args[2:] {
+		c, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(), DialTimeout: startLimit})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		clients = append(clients, c)
+	}
+	call, cancel := context.WithTimeout(ctx, during)
 	defer cancel()
+	var in, refused atomic.Int64
 	var wg sync.WaitGroup
-	for i := range o.logins {
+	for i := range n {
 		wg.Go(func() {
-			if _, err := clients[i%nodes].Authenticate(call, benchUser, benchPassword); err == nil {
+			if _, err := clients[i%len(clients)].Authenticate(call, benchUser, benchPassword); err == nil {
 				in.Add(1)
 			} else {
 				refused.Add(1)
 			}
 		})
 	}
-	beside, err := l.timed(ctx, true, never, o.turn)
-	cancel()
 	wg.Wait()
-	if err != nil {
-		return err
-	}
-	t.add(fmt.Sprintf("%d logins at once: let in, refused or not answered within %v", o.logins, o.turn), fmt.Sprintf("%d %d", in.Load(), refused.Load()))
-	t.add("put p99 alone and beside them, ms", fmt.Sprintf("%.1f %.1f", millis(quantile(alone, 990)), millis(quantile(beside, 990))))
-	t.add("puts a second alone and beside them", fmt.Sprintf("%.0f %.0f", float64(len(alone))/o.turn.Seconds(), float64(len(beside))/o.turn.Seconds()))
+	fmt.Println(in.Load(), refused.Load())
 	return nil
-}
-
-// loginClients are clients that nobody has logged in.
-func (s *userSide) loginClients() (clients [nodes]*clientv3.Client, err error) {
-	for i := range nodes {
-		if clients[i], err = s.connectAs(i, "", ""); err != nil {
-			closeAll(clients)
-			return clients, err
-		}
-	}
-	return clients, nil
 }
