@@ -84,3 +84,43 @@ func TestHandOverWaitsForATarget(t *testing.T) {
 		})
 	})
 }
+
+// TestSequencerFollowsTheLoad: placement's leadership goes to the node that asks for most revisions, and stays there.
+// It does not while decisions are paused, or if all ask for as many.
+func TestSequencerFollowsTheLoad(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := newPretended(t, 79, 3, "h")
+		time.Sleep(40 * time.Second)
+		first := w.leader()
+		other := w.nodes[int(first.id)%3] // the next one
+		load := func(during time.Duration, by ...*rigNode) {
+			for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+				for _, n := range by {
+					n.client.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: 1}, func(keyspace.SequenceAnswer) {})
+				}
+			}
+		}
+		load(2*time.Minute, w.nodes...)
+		if now := w.leader(); now != first {
+			t.Errorf("node %s leads while all ask for as much, and node %s has led", now.id, first.id)
+		}
+		if err := first.client.SetPaused(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		load(2*time.Minute, other)
+		if now := w.leader(); now != first {
+			t.Errorf("node %s leads although decisions are paused, and node %s has led", now.id, first.id)
+		}
+		if err := first.client.SetPaused(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		load(2*time.Minute, other)
+		if now := w.leader(); now != other {
+			t.Errorf("node %s leads, and node %s asks for everything", now.id, other.id)
+		}
+		load(5*time.Minute, other)
+		if now := w.leader(); now != other {
+			t.Errorf("node %s leads, and node %s asks for everything", now.id, other.id)
+		}
+	})
+}

@@ -23,7 +23,7 @@ const OwnLeast = 3
 // decideOwn decides about the placement group itself. Its replicas leave lost and
 // decommissioned nodes, and its leader leaves a drained one. It has as many voters as the number
 // of nodes asks for, and spreads them over zones. It is one step at a time, and nothing for balance: who leads it
-// costs more than what it holds.
+// costs more than what it holds. If there is nothing to do, its leadership follows the load (followLoad).
 func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	own := v.PlacementGroup()
 	if d.settings.Paused || own.ConfIndex == 0 || fsm.Joint(&own) {
@@ -48,6 +48,7 @@ func (d *decider) decideOwn(ctx context.Context, v *fsm.View) {
 	d.forgetTried(&own)
 	o, ok := d.ownOperation(&own, d.s.o.Clock.Now())
 	if !ok {
+		d.followLoad(ctx, &own, len(all) > 0)
 		return
 	}
 	ctx, cancel := clock.WithTimeout(ctx, d.s.o.Clock, OperationStep)

@@ -96,6 +96,8 @@ type decider struct {
 	// what lies between two attempts.
 	handOverAt    clock.Time
 	handOverPause time.Duration
+	// seat says on which node the sequencer had better sit.
+	seat seat
 	// sought is the range that findLeaders has asked last.
 	sought keyspace.RangeID
 	// giveUp are those under way that cannot succeed any more, and why.

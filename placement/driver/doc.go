@@ -98,6 +98,11 @@
 // nodes hold three replicas each, are heard and lead about as many ranges each, there is nothing to
 // decide.
 //
+// The sequencer sits on the node that asks it for most revisions (seat.go): where a range's leader and the
+// sequencer are on one node, a write needs no other node for its revision. A node that got two thirds of them
+// for 45 s is given the leadership of the placement group, if it has a voter there. Nothing moves while an operation is
+// under way, or while decisions are paused. With keys spread over all nodes nobody gets so much.
+//
 // Alarms. What a node reports of itself is an alarm of the cluster: NOSPACE where it takes no more data,
 // CORRUPT where it has a replica in quarantine. The leader raises it in the placement group, and ends it
 // with its cause. It leaves alarms alone that clients have raised.
@@ -227,6 +232,7 @@
 //	driver.go      Driver: a leadership begins
 //	decider.go     decider: what it tells the model, and its rounds
 //	decide_own.go  decisions for the placement group itself
+//	seat.go        on which node the sequencer had better sit
 //	alarm.go       alarms by what nodes say of themselves
 //	operate.go     operator: operations under way are worked on
 //	merge.go       a merge is worked on

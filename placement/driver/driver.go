@@ -33,6 +33,9 @@ type Options struct {
 	// Alive says whether a node lives, as far as this one knows, Central whether a node that
 	// lives hears half of the others or more.
 	Alive, Central func(keyspace.NodeID) bool
+	// Asked returns how many revisions each node has got of this node in a term in which it is the
+	// sequencer. The caller keeps the map. Without it the sequencer stays where it is.
+	Asked func(term uint64) map[keyspace.NodeID]uint64
 	// BootOf returns in which boot a node was last heard, 0 if that is not known.
 	BootOf func(keyspace.NodeID) keyspace.BootID
 	// NodeDeadAfter is how long a node may be silent before its replicas are rebuilt

@@ -110,10 +110,12 @@ type allocator struct {
 	// memory holds the last answers, the newest process first.
 	memory map[keyspace.NodeID][]remembered
 	log    *AllocationLog
+	// asked counts the revisions that each node got in this term.
+	asked map[keyspace.NodeID]uint64
 }
 
 func newAllocator(log *AllocationLog) *allocator {
-	return &allocator{memory: map[keyspace.NodeID][]remembered{}, log: log}
+	return &allocator{memory: map[keyspace.NodeID][]remembered{}, log: log, asked: map[keyspace.NodeID]uint64{}}
 }
 
 // lead starts a term: an entry of it is applied, and ceiling is what the terms before have
@@ -139,6 +141,7 @@ func (c *allocator) follow(leader keyspace.NodeID) (out output) {
 	c.phase, c.leader = following, leader
 	c.raising, c.lowering, c.resuming, c.open = false, false, false, false
 	clear(c.memory)
+	clear(c.asked)
 	c.log.restart(0, 0)
 	c.refuseAll(&out)
 	return out
@@ -294,6 +297,9 @@ func (c *allocator) grant(a *waitingBatch) Grant {
 	}
 	if c.last > c.ceiling {
 		panic(fmt.Sprintf("placement: revision %d allocated above the ceiling %d", c.last, c.ceiling))
+	}
+	if n := c.last - g.Before; n > 0 {
+		c.asked[a.from.Node] += uint64(n)
 	}
 	c.remember(a, g)
 	return g

@@ -2,6 +2,7 @@ package sequencer
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -378,6 +379,17 @@ func (s *Sequencer) Last(term uint64) (keyspace.Revision, error) {
 		return 0, kverror.LeaderChanged
 	}
 	return s.c.last, nil
+}
+
+// Asked returns how many revisions each node has got, while this node is the sequencer of the term. The
+// caller keeps the map.
+func (s *Sequencer) Asked(term uint64) map[keyspace.NodeID]uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c.term != term {
+		return nil
+	}
+	return maps.Clone(s.c.asked)
 }
 
 // Waiting returns how many batches wait for their answer.
