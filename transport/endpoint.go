@@ -69,7 +69,7 @@ type Config struct {
 	// Too little makes streams wait for round trips. Default 1 MiB.
 	StreamWindowBytes int
 	// PingInterval is the time between two probes of a session. Probes measure the
-	// round trip and notice a restarted peer. Default 500 ms.
+	// round trip and notice a restarted peer. While a peer is heard and answers, it gets a quarter of them. Default 500 ms.
 	PingInterval time.Duration
 	// MaxMissedPings is how many probes in a row may stay unanswered before the session
 	// ends. Default 6.

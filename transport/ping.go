@@ -10,10 +10,15 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
+// restingPings is in how many intervals a peer is pinged once that is heard and answers. It is heard
+// all the time: nodes send each other a liveness message several times a second.
+const restingPings = 4
+
 // probe is the state of a session's pings. Pings are sent as data: a restarted peer
 // answers data with a stateless reset, but not QUIC's own keep-alives.
 type probe struct {
 	missed atomic.Int32 // pings since the last pong
+	heard  atomic.Bool  // something has come since the last look
 
 	mu   sync.Mutex
 	sent [8]struct { // by number modulo its length; guarded by mu
@@ -26,18 +31,21 @@ func (s *Session) pingLoop() {
 	e := s.ep
 	t := e.clock.NewTimer(e.cfg.PingInterval)
 	defer t.Stop()
-	for number := uint64(1); ; number++ {
+	number, rest := uint64(0), 0
+	for {
+		if s.probe.heard.Swap(false) && s.probe.missed.Load() == 0 && rest > 1 {
+			rest--
+			if !s.pause(t) {
+				return
+			}
+			continue
+		}
+		number, rest = number+1, restingPings
 		// Unanswered probes are counted, not timed: a pause of this process must not make
 		// it blame the peer.
 		if missed := int(s.probe.missed.Add(1)) - 1; missed >= e.cfg.MaxMissedPings {
 			s.End(fmt.Errorf("%w: %d probes unanswered", ErrUnreachable, missed))
 			return
-		}
-		if v := e.cfg.Version; v != nil && s.cfg.Reads != (keyspace.Versions{}) {
-			if now, _ := v.Now(); now > s.cfg.Reads.Newest {
-				s.peer.end(errRaised)
-				return
-			}
 		}
 		p := &s.probe
 		p.mu.Lock()
@@ -47,13 +55,28 @@ func (s *Session) pingLoop() {
 		h := pingFrame(framePing, number)
 		// A full control queue counts as an unanswered probe.
 		_ = s.lanes[ClassControl][0].enqueue(&h, pingPadding, false, nil)
-		select {
-		case <-t.C():
-			t.Reset(e.cfg.PingInterval)
-		case <-s.ctx.Done():
+		if !s.pause(t) {
 			return
 		}
 	}
+}
+
+// pause waits for the next interval, and ends the session if the peer cannot read what this node writes from now on.
+// It returns false once the session has ended.
+func (s *Session) pause(t clock.Timer) bool {
+	select {
+	case <-t.C():
+		t.Reset(s.ep.cfg.PingInterval)
+	case <-s.ctx.Done():
+		return false
+	}
+	if v := s.ep.cfg.Version; v != nil && s.cfg.Reads != (keyspace.Versions{}) {
+		if now, _ := v.Now(); now > s.cfg.Reads.Newest {
+			s.peer.end(errRaised)
+			return false
+		}
+	}
+	return true
 }
 
 func (s *Session) pong(number uint64) {

@@ -30,6 +30,9 @@ func (s *Session) receive(c Class, f *frame) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
+	if !s.probe.heard.Load() { // most frames find it set, and write nothing
+		s.probe.heard.Store(true)
+	}
 	switch f.kind {
 	case frameMessage:
 		return s.receiveMessage(c, f)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -249,6 +250,49 @@ func TestProbes(t *testing.T) {
 		synctest.Wait() // Done comes first; the endpoint updates the peer's state afterwards
 		if e.Peer(2).Up {
 			t.Error("still up")
+		}
+	})
+}
+
+// TestRestingProbes: a peer that is heard and answers is probed in one of four intervals, and in each one if it does
+// not answer.
+func TestRestingProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEndpoint(t, func(c *Config) { c.PingInterval, c.MaxMissedPings = time.Second, 3 })
+		s := attach(t, e, KindMain)
+		var probes atomic.Int32
+		var silent atomic.Bool
+		go func() {
+			for {
+				b, ok := s.lanes[ClassControl][0].Take()
+				if !ok {
+					return
+				}
+				ping := bytes.Clone(b.Bytes())
+				b.Done()
+				probes.Add(1)
+				if !silent.Load() {
+					ping[lengthBytes] = byte(framePong)
+					_ = s.Receive(ClassControl, ping) // the session's end is looked at below
+				}
+			}
+		}()
+		during := func(seconds int) int32 {
+			before := probes.Load()
+			for range seconds {
+				time.Sleep(time.Second)
+				synctest.Wait()
+				_ = s.receive(ClassControl, &frame{kind: frameMessage, method: 255}) // nobody knows the method, and it is heard
+			}
+			return probes.Load() - before
+		}
+		during(4)
+		if n := during(40); n != 10 {
+			t.Errorf("%d probes in 40 s of a peer that is heard and answers, want 10", n)
+		}
+		silent.Store(true)
+		if n := during(8); n != 3 || s.ctx.Err() == nil {
+			t.Errorf("%d probes in 8 s of a peer that is heard and does not answer, want 3; the session has ended: %t", n, s.ctx.Err() != nil)
 		}
 	})
 }
