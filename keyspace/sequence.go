@@ -11,6 +11,9 @@ type SequenceRequest struct {
 	Also []RangeAt
 	// Permit is the oldest of the requests that the revisions are for.
 	Permit Permit
+	// Direct says that the answer may come within the call. It does where this node is the sequencer and
+	// can answer at once: no other goroutine is woken then.
+	Direct bool
 }
 
 // RangeAt is a range at a generation.

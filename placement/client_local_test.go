@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -85,6 +86,34 @@ func TestBatchIsTakenBackBeforeAnotherIsAsked(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDirect: where this node is the sequencer and holds the lease, a direct request is answered within the call. Without
+// the lease it is answered later, and no revision is lost by the first attempt.
+func TestDirect(t *testing.T) {
+	for _, lease := range []bool{true, false} {
+		virtually(t, func(t *testing.T) {
+			r := newRig(t, 83, 3, quiet)
+			r.noLease = !lease
+			r.startAll()
+			time.Sleep(10 * time.Second)
+			n := r.leader()
+			ask := func() (a keyspace.SequenceAnswer, within bool) {
+				got := make(chan keyspace.SequenceAnswer, 1)
+				n.client.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: 1, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
+				within = len(got) == 1
+				return <-got, within
+			}
+			last, _ := ask() // it has the ceiling raised
+			for range 5 {
+				a, within := ask()
+				if a.Err != nil || within != lease || a.First != last.Current+1 {
+					t.Errorf("lease %t: %+v, within the call: %t; revision %d before", lease, a, within, last.Current)
+				}
+				last = a
+			}
+		})
+	}
 }
 
 // deafSequencer is a leader that is out of reach, and the one that comes after it.

@@ -36,11 +36,14 @@ type sequenceQueue struct {
 	wake       wake.Signal
 	wakeRefuse wake.Signal
 
-	// The following belong to the sequence loop: the number of the last batch, the
-	// highest term that an answer of was used, and the last revision in one.
-	number  uint64
-	term    uint64
-	last    keyspace.Revision
+	// turn is held while a batch is under way. It guards the number of the last batch, the
+	// highest term that an answer of was used, and the last revision in one. It comes before mu.
+	turn   sync.Mutex
+	number uint64
+	term   uint64
+	last   keyspace.Revision
+
+	// The following belong to the sequence loop.
 	taken   []queued
 	items   []sequencer.Item
 	spare   []queued
@@ -53,8 +56,8 @@ func (q *sequenceQueue) init() {
 
 // Sequence asks the sequencer for req.Count consecutive revisions (at most
 // sequencer.MaxBatchRevisions), or with Count 0 for the current one. It returns at once; done
-// is called exactly once, from a goroutine of the Client's, and must not block. Only
-// after Stop it is called, with Stopped, before Sequence returns.
+// is called exactly once, from a goroutine of the Client's, and must not block. Before Sequence
+// returns it is called for a Direct request that this node answers itself, and after Stop, with Stopped.
 //
 // Requests are answered in batches: one batch of a node is under way at a time, and
 // all that come meanwhile join the next. A request that has no answer after
@@ -66,6 +69,12 @@ func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.Seque
 		at:   c.o.Clock.Now(), done: done,
 	}
 	q := &c.queue
+	if req.Direct && req.Count >= 0 && req.Count <= sequencer.MaxBatchRevisions && len(req.Also) == 0 {
+		if a, ok := c.sequenceDirect(&e); ok {
+			c.answer(&e, a)
+			return
+		}
+	}
 	q.mu.Lock()
 	switch {
 	case req.Count < 0 || req.Count > sequencer.MaxBatchRevisions:
@@ -138,9 +147,36 @@ func (c *Client) sequenceLoop() {
 		case <-c.queue.wake:
 		}
 		for c.ctx.Err() == nil && c.queue.take(c.o.Clock.Now().Add(-c.o.SequenceTimeout)) {
+			c.queue.turn.Lock()
 			c.sequenceBatch()
+			c.queue.turn.Unlock()
 		}
 	}
+}
+
+// sequenceDirect answers a request as a batch of its own if this node is the sequencer, no other batch is under
+// way, and the answer is there at once. Else the request has to wait like any other.
+func (c *Client) sequenceDirect(e *queued) (a keyspace.SequenceAnswer, ok bool) {
+	q := &c.queue
+	if c.Leader() != c.o.Self || c.ctx.Err() != nil || !q.turn.TryLock() {
+		return a, false
+	}
+	defer q.turn.Unlock()
+	q.number++
+	b := sequencer.Batch{Boot: c.o.Boot, Number: q.number, Items: []sequencer.Item{e.item}}
+	own := c.o.Service.sequencer.Begin(c.o.Self, b)
+	g, ok, err := own.Answered()
+	if !ok && !own.Withdraw() {
+		g, err = own.Wait(c.ctx) // it is on its way
+		ok = true
+	}
+	if !ok || err != nil || q.accept(&b, &g) != nil {
+		return a, false
+	}
+	c.o.Metrics.BatchRequests.Observe(1)
+	c.o.Metrics.BatchRevisions.Observe(float64(b.Total()))
+	g.Answers(b.Items, func(_ int, got keyspace.SequenceAnswer) { a = got })
+	return a, true
 }
 
 // take moves what the next batch can carry into q.taken, in the order of arrival,

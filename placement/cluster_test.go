@@ -219,7 +219,7 @@ type history struct {
 func (h *history) ask(c *Client, rng *rand.Rand, done func()) {
 	count := []int{0, 1, 1, 1, 2, 7}[rng.IntN(6)]
 	s := stamped{begin: h.tick.Add(1)}
-	c.Sequence(keyspace.SequenceRequest{Range: keyspace.RangeID(1 + rng.IntN(5)), Generation: 1, Count: count}, func(a keyspace.SequenceAnswer) {
+	c.Sequence(keyspace.SequenceRequest{Range: keyspace.RangeID(1 + rng.IntN(5)), Generation: 1, Count: count, Direct: rng.IntN(2) == 0}, func(a keyspace.SequenceAnswer) {
 		s.end = h.tick.Add(1)
 		s.first, s.last = a.First, a.Current
 		h.mu.Lock()

@@ -13,7 +13,7 @@ import (
 func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceAnswer, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
 	permit, _ := keyspace.PermitOf(ctx)
-	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{Permit: permit}, func(a keyspace.SequenceAnswer) { got <- a })
+	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{Permit: permit, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
 	a, err := await(ctx, got)
 	if err != nil {
 		return a, err

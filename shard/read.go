@@ -85,7 +85,7 @@ func (r *Replica) sameSequencerLocked(req *rangeapi.Request) error {
 // currentRevision asks the sequencer for the current revision.
 func (r *Replica) currentRevision(ctx context.Context, permit keyspace.Permit) (keyspace.SequenceAnswer, error) {
 	ch := make(chan keyspace.SequenceAnswer, 1)
-	req := keyspace.SequenceRequest{Range: r.id, Permit: permit}
+	req := keyspace.SequenceRequest{Range: r.id, Permit: permit, Direct: true}
 	r.store.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
 	a, err := clock.Await(ctx, ch)
 	if err != nil {

@@ -222,14 +222,15 @@ func (c *allocator) recall(a *waitingBatch) (answer answered, known bool) {
 	return answered{}, false
 }
 
-// withdraw forgets an ask whose caller has left.
-func (c *allocator) withdraw(a *waitingBatch) {
+// withdraw forgets an ask whose caller has left, unless it is answered.
+func (c *allocator) withdraw(a *waitingBatch) (found bool) {
 	for i, w := range c.waiting {
 		if w == a {
 			c.waiting = append(c.waiting[:i], c.waiting[i+1:]...)
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // advance allocates as far as it can. lease says that this node holds the lease in the

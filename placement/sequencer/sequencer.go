@@ -293,12 +293,12 @@ func (p *Pending) Answered() (g Grant, ok bool, err error) {
 	}
 }
 
-// Withdraw takes the batch back. From its return on nothing is allocated for it;
-// before, something may have been.
-func (p *Pending) Withdraw() {
+// Withdraw takes the batch back. From its return on nothing is allocated for it. It returns false if
+// something may have been before: the answer comes.
+func (p *Pending) Withdraw() bool {
 	p.s.mu.Lock()
-	p.s.c.withdraw(p.batch)
-	p.s.mu.Unlock()
+	defer p.s.mu.Unlock()
+	return p.s.c.withdraw(p.batch)
 }
 
 // Confirm proves that this node leads the placement group at a moment after the

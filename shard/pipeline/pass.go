@@ -55,7 +55,7 @@ func (p *Pipeline) evaluatePass(w *worker) (again bool) {
 	}
 	p.shared.Metrics.evaluateSeconds.Observe(watch.Elapsed().Seconds())
 	p.Send(out)
-	p.ask(ask)
+	p.ask(ask, true)
 	return again
 }
 

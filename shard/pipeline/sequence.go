@@ -27,13 +27,14 @@ func (p *Pipeline) start() *batch {
 }
 
 // ask asks the sequencer for a batch's revisions. It may be answered within the
-// call.
-func (p *Pipeline) ask(b *batch) {
+// call, and directly where that is possible. The batch behind one that is answered so must not be asked for
+// directly: under load one call would stand within the other without end.
+func (p *Pipeline) ask(b *batch, direct bool) {
 	if b == nil {
 		return
 	}
 	p.mu.Lock()
-	req := keyspace.SequenceRequest{Range: p.id, Generation: p.rec.Generation, Count: b.txns, Permit: b.permit}
+	req := keyspace.SequenceRequest{Range: p.id, Generation: p.rec.Generation, Count: b.txns, Permit: b.permit, Direct: direct}
 	// A batch of items alone needs no revision and no place among them.
 	items := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	p.mu.Unlock()
@@ -70,7 +71,7 @@ func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
 		p.env.Notify()
 		p.mu.Unlock()
 		p.Send(&out)
-		p.ask(ask)
+		p.ask(ask, false)
 		p.Schedule()
 		return
 	}
@@ -226,7 +227,7 @@ func (p *Pipeline) proceed(b *batch) {
 	}
 	more := p.Waits()
 	p.mu.Unlock()
-	p.ask(ask)
+	p.ask(ask, false)
 	if more {
 		p.Schedule()
 	}
