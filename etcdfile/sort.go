@@ -16,7 +16,7 @@ import (
 
 const (
 	// DefaultRunBytes is the memory in which versions are sorted before they go to a file.
-	DefaultRunBytes = 256 << 20
+	DefaultRunBytes = 128 << 20
 	// minRunBytes is what two blocks take.
 	minRunBytes = 2 << 20
 	// entryBytes is what the index of a sorter takes for a write, while it grows too.
