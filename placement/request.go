@@ -36,6 +36,8 @@ const (
 	requestTakenAccess
 	requestAwaitAccess
 	requestAlarms
+	requestPutHold
+	requestEndHold
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -95,6 +97,9 @@ type request struct {
 	Silence time.Duration
 	// Alarm is for requestAlarms. Its Change may be 0: that asks for all alarms.
 	Alarm fsm.ChangeAlarm
+	// PutHold is for requestPutHold, without a time, and EndHold for requestEndHold.
+	PutHold fsm.PutHold
+	EndHold fsm.EndHold
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -106,7 +111,8 @@ func (q *request) maybeOld() bool {
 // anything else needs no right to be told.
 func (q *request) guarded() bool {
 	switch q.Kind {
-	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess,
+		requestPutHold, requestEndHold:
 		return true
 	case requestLease:
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
@@ -163,6 +169,10 @@ func (q *request) encode() []byte {
 		}
 	case requestAlarms:
 		dst = fsm.AppendAlarmChange(dst, q.Alarm)
+	case requestPutHold:
+		dst = fsm.AppendPutHold(dst, q.PutHold)
+	case requestEndHold:
+		dst = fsm.AppendEndHold(dst, q.EndHold)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -214,6 +224,10 @@ func decodeRequest(p []byte) (request, error) {
 		}
 	case requestAlarms:
 		q.Alarm = r.AlarmChange()
+	case requestPutHold:
+		q.PutHold = r.PutHold()
+	case requestEndHold:
+		q.EndHold = r.EndHold()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -279,6 +293,8 @@ type response struct {
 	// Alarms are all alarms, or those that were raised or ended. A map of MapVersion has what they say.
 	Alarms     []fsm.Alarm
 	MapVersion uint64
+	// Hold is what requestPutHold has made or renewed. A map of MapVersion has it.
+	Hold fsm.Hold
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -309,6 +325,8 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = appendCredential(dst, &a.Credential)
 	case requestAlarms:
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, a.MapVersion), a.Alarms)
+	case requestPutHold:
+		dst = fsm.AppendHolds(binary.AppendUvarint(dst, a.MapVersion), []fsm.Hold{a.Hold})
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -320,7 +338,8 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = binary.AppendUvarint(dst, uint64(a.Index))
 	case requestAwaitAccess:
 		dst = fsm.AppendNodeIDs(dst, a.Lacking)
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion,
+		requestEndHold:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -354,6 +373,13 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Credential = readCredential(r)
 	case requestAlarms:
 		a.MapVersion, a.Alarms = r.Uvarint(), r.Alarms()
+	case requestPutHold:
+		a.MapVersion = r.Uvarint()
+		if all := r.Holds(); len(all) == 1 {
+			a.Hold = all[0]
+		} else {
+			r.Failf("%d holds in the answer to one", len(all))
+		}
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:
@@ -365,7 +391,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Index = keyspace.AccessIndex(r.Uvarint())
 	case requestAwaitAccess:
 		a.Lacking = r.NodeIDs()
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion,
+		requestEndHold:
 	}
 	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

@@ -228,6 +228,7 @@
 //	decider.go     decider: what it tells the model, and its rounds
 //	decide_own.go  decisions for the placement group itself
 //	alarm.go       alarms by what nodes say of themselves
+//	hold.go        ends holds that nobody renews
 //	operate.go     operator: operations under way are worked on
 //	merge.go       a merge is worked on
 //	steps.go       the next step of an operation
