@@ -35,6 +35,10 @@ func NewStore(cfg Config) *Store {
 	}
 	s.reads = eval.NewReadLimit(cfg.Limits.ScanBytes, cfg.Limits.ReadBytes)
 	s.compacted.Store(-1)
+	s.held.Store(int64(keyspace.MaxRevision))
+	if cfg.Holds {
+		s.held.Store(-1) // not known yet
+	}
 	s.metrics.compacted.Set(-1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.pipes = s.newPipes()
