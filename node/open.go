@@ -259,6 +259,7 @@ func (c *Core) newRouter() *router.Router {
 			*shard.AdminClient
 			*rangeapi.Client
 		}{c.shards.Admin(), c.shards.Client()},
+		Cuts:    c.shards.Client(),
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 }

@@ -30,7 +30,7 @@ func NewStore(cfg Config) *Store {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
-		replicas: make(map[keyspace.RangeID]*Replica), hashing: make(chan struct{}, 1),
+		replicas: make(map[keyspace.RangeID]*Replica), hashing: make(chan struct{}, 1), cutting: make(chan struct{}, cutReads),
 		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
 	s.reads = eval.NewReadLimit(cfg.Limits.ScanBytes, cfg.Limits.ReadBytes)

@@ -135,6 +135,8 @@ type Store struct {
 
 	// hashing holds a token while a part is hashed: many nodes may ask at once.
 	hashing chan struct{}
+	// cutting holds a token for each page of versions that is being read.
+	cutting chan struct{}
 
 	ctx    context.Context
 	cancel context.CancelFunc
