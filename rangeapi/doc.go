@@ -3,7 +3,7 @@
 // them. It knows no replica; package shard serves the requests.
 //
 //	router, watch ──▶ Client ──┬─ on this node: Local, a function call ──▶ shard
-//	                           └─ elsewhere: bus methods 16, 18, 21 to 24, 26 ─▶ shard
+//	                           └─ elsewhere: bus methods 16, 18, 21 to 24, 27 ─▶ shard
 //
 //	method  question                       answer
 //	16      Request (get, put, delete,     Response, or a kverror
@@ -15,7 +15,7 @@
 //	        Forget: what ends locks
 //	21      FeedOrder (a stream)           FeedPart (a stream)
 //	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
-//	26      VersionsRequest                  VersionsPage: versions as they are stored
+//	27      VersionsRequest                  VersionsPage: versions as they are stored
 //
 // # What is guaranteed
 //

@@ -40,7 +40,7 @@ type VersionsPage struct {
 	Next *mvcc.VersionCursor
 }
 
-// versionsVersion leads the messages of method 26; docs/format/rangeapi.md has the bytes.
+// versionsVersion leads the messages of method 27; docs/format/rangeapi.md has the bytes.
 const versionsVersion = 1
 
 // Add appends a version to the page. last is the key of the version before, nil for the first one.

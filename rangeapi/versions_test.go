@@ -44,7 +44,7 @@ func decodedVersions(p *VersionsPage) (vs []mvcc.Version, err error) {
 	return vs, err
 }
 
-// TestGoldenVersions fixes the formats of method 26, as TestGolden does.
+// TestGoldenVersions fixes the formats of method 27, as TestGolden does.
 func TestGoldenVersions(t *testing.T) {
 	page := AppendVersionsPage(nil, sampleVersionsPage(), nil)
 	golden.Formats(t, map[string][]byte{

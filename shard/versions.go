@@ -82,7 +82,7 @@ func (r *Replica) cuttable(q *rangeapi.VersionsRequest) (rest keyspace.Span, ins
 	return rest, installs, err
 }
 
-// handleVersions answers method 26.
+// handleVersions answers method 27.
 func (s *Store) handleVersions(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
 	q, err := rangeapi.DecodeVersionsRequest(payload)
 	if err != nil {

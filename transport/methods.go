@@ -40,7 +40,7 @@ const (
 	// below a revision (router).
 	MethodRouterReads Method = 25
 	// MethodShardVersions is one page of the versions of a cut through a range (shard).
-	MethodShardVersions Method = 26
+	MethodShardVersions Method = 27
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
