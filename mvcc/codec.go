@@ -67,29 +67,33 @@ func (v *Version) Clone() Version {
 // Size is the size of key and value, without earlier writes.
 func (v *Version) Size() int64 { return int64(len(v.Key)) + int64(len(v.Value)) }
 
-// check panics on a version that violates the model.
-func (v *Version) check() {
+// Validate returns an error if the version, or an earlier write of it, violates the model.
+func (v *Version) Validate() error {
 	for w := v; w != nil; w = w.Earlier {
-		w.checkOne()
+		if err := w.validateOne(); err != nil {
+			return err
+		}
 		if e := w.Earlier; e != nil && (e.Mod != w.Mod || e.Sub >= w.Sub || string(e.Key) != string(w.Key)) {
-			panic(fmt.Sprintf("mvcc: key %q at revision %d, operation %d, after key %q at revision %d, operation %d",
-				w.Key, w.Mod, w.Sub, e.Key, e.Mod, e.Sub))
+			return fmt.Errorf("mvcc: key %q at revision %d, operation %d, after key %q at revision %d, operation %d",
+				w.Key, w.Mod, w.Sub, e.Key, e.Mod, e.Sub)
 		}
 	}
+	return nil
 }
 
-func (v *Version) checkOne() {
+func (v *Version) validateOne() error {
 	switch {
 	case len(v.Key) == 0:
-		panic("mvcc: version of an empty key")
+		return errors.New("mvcc: version of an empty key")
 	case v.Mod < 1 || v.Mod > keyspace.MaxRevision:
-		panic(fmt.Sprintf("mvcc: key %q: revision %d outside [1, %d]", v.Key, v.Mod, keyspace.MaxRevision))
+		return fmt.Errorf("mvcc: key %q: revision %d outside [1, %d]", v.Key, v.Mod, keyspace.MaxRevision)
 	case v.Tombstone && (v.Create != 0 || v.Version != 0 || v.Lease != 0 || len(v.Value) != 0):
-		panic(fmt.Sprintf("mvcc: key %q: tombstone with create %d, version %d, lease %d, %d bytes of value",
-			v.Key, v.Create, v.Version, v.Lease, len(v.Value)))
+		return fmt.Errorf("mvcc: key %q: tombstone with create %d, version %d, lease %d, %d bytes of value",
+			v.Key, v.Create, v.Version, v.Lease, len(v.Value))
 	case !v.Tombstone && (v.Create < 1 || v.Create > v.Mod || v.Version < 1):
-		panic(fmt.Sprintf("mvcc: key %q: create %d, version %d at revision %d", v.Key, v.Create, v.Version, v.Mod))
+		return fmt.Errorf("mvcc: key %q: create %d, version %d at revision %d", v.Key, v.Create, v.Version, v.Mod)
 	}
+	return nil
 }
 
 // AppendKey appends the physical key of the version.
@@ -98,7 +102,9 @@ func (v *Version) AppendKey(dst []byte) []byte { return engine.AppendVersionedKe
 // AppendValue appends the physical value of the version (docs/format/mvcc.md). It panics
 // on a version that violates the model.
 func (v *Version) AppendValue(dst []byte) []byte {
-	v.check()
+	if err := v.Validate(); err != nil {
+		panic(err.Error())
+	}
 	return v.appendValue(dst)
 }
 

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
@@ -134,28 +133,9 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	return r, nil
 }
 
-// HashVersion is what one applied version adds to the range's hash. It covers
-// all that a replica stores of the version.
-func HashVersion(v *mvcc.Version) uint64 {
-	var short [256]byte // keys are seldom longer
-	s := append(short[:0], 0)
-	if v.Tombstone {
-		s[0] = 1
-	}
-	s = binary.BigEndian.AppendUint64(s, uint64(v.Mod))
-	s = binary.BigEndian.AppendUint64(s, uint64(v.Create))
-	s = binary.BigEndian.AppendUint64(s, uint64(v.Version))
-	s = binary.BigEndian.AppendUint64(s, uint64(v.Lease))
-	s = binary.BigEndian.AppendUint32(s, v.Sub)
-	s = binary.BigEndian.AppendUint32(s, uint32(len(v.Key)))
-	s = append(s, v.Key...)
-	sum := xxhash.Sum64(s)
-	if len(v.Value) > 0 {
-		// An odd factor keeps value and rest from cancelling each other out.
-		sum += xxhash.Sum64(v.Value) * 0x9e3779b97f4a7c15
-	}
-	return sum
-}
+// HashVersion is what one applied version adds to the range's hash: mvcc.HashWrite. An
+// earlier write of the same transaction is a version of its own in an entry.
+func HashVersion(v *mvcc.Version) uint64 { return mvcc.HashWrite(v) }
 
 // Descriptor returns the descriptor that the record and the configuration make.
 func (r *Record) Descriptor(confIndex uint64, replicas []keyspace.Replica) keyspace.Descriptor {
