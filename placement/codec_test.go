@@ -51,6 +51,7 @@ func sampleRequests() []request {
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301, Silence: 3030 * time.Millisecond},
 		{Kind: requestPutHold, PutHold: fsm.PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Life: time.Hour}},
+		{Kind: requestAccessRows, Key: []byte("ualice")},
 		{Kind: requestEndHold, EndHold: fsm.EndHold{ID: 0xb0}},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
 		{Kind: requestTransfer, Permit: 302, To: 0xa2},
@@ -81,6 +82,8 @@ func sampleResponse(k requestKind) response {
 		return response{Lacking: []keyspace.NodeID{0xa1, 0xa3}}
 	case requestCredential:
 		return response{Credential: rights.Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
+	case requestAccessRows:
+		return response{MapVersion: 302, More: true, AccessRows: []fsm.AccessRow{{Key: []byte("pr"), Value: []byte{9}}, {Key: []byte("ubob"), Value: []byte{9, 1}}}}
 	case requestPutHold:
 		return response{MapVersion: 33, Hold: sampleHolds[0]}
 	case requestAlarms:
@@ -246,7 +249,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestEndHold {
+		if err != nil || k == 0 || k > requestAccessRows {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -38,6 +38,7 @@ const (
 	requestAlarms
 	requestPutHold
 	requestEndHold
+	requestAccessRows
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -80,7 +81,7 @@ type request struct {
 	Lease leaseRequest
 	// Operation is for requestBegin, without its ids.
 	Operation fsm.Operation
-	// Key is for requestKeepBorder.
+	// Key is for requestKeepBorder, and for requestAccessRows: the last row that is known.
 	Key []byte
 	// Version is for requestRaiseVersion.
 	Version keyspace.Version
@@ -118,7 +119,7 @@ func (q *request) guarded() bool {
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
 	case requestAlarms:
 		return q.Alarm.Change != 0
-	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:
+	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess, requestAccessRows:
 	}
 	return false
 }
@@ -154,7 +155,7 @@ func (q *request) encode() []byte {
 		dst = q.Lease.append(dst)
 	case requestBegin:
 		dst = fsm.AppendOperation(dst, &q.Operation)
-	case requestKeepBorder:
+	case requestKeepBorder, requestAccessRows:
 		dst = fsm.AppendBytes(dst, q.Key)
 	case requestRaiseVersion:
 		dst = binary.AppendUvarint(dst, uint64(q.Version))
@@ -209,7 +210,7 @@ func decodeRequest(p []byte) (request, error) {
 		q.Lease = readLeaseRequest(&r)
 	case requestBegin:
 		q.Operation = r.Operation()
-	case requestKeepBorder:
+	case requestKeepBorder, requestAccessRows:
 		q.Key = r.CopyUpTo(fsm.MaxLeaseSpanBytes)
 	case requestRaiseVersion:
 		q.Version = r.ClusterVersion()
@@ -295,6 +296,9 @@ type response struct {
 	MapVersion uint64
 	// Hold is what requestPutHold has made or renewed. A map of MapVersion has it.
 	Hold fsm.Hold
+	// AccessRows are those behind Key, as of the change of index MapVersion; More says that there are others.
+	AccessRows []fsm.AccessRow
+	More       bool
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -327,6 +331,8 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, a.MapVersion), a.Alarms)
 	case requestPutHold:
 		dst = fsm.AppendHolds(binary.AppendUvarint(dst, a.MapVersion), []fsm.Hold{a.Hold})
+	case requestAccessRows:
+		dst = fsm.AppendAccessRows(fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.More), a.AccessRows)
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -380,6 +386,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		} else {
 			r.Failf("%d holds in the answer to one", len(all))
 		}
+	case requestAccessRows:
+		a.MapVersion, a.More, a.AccessRows = r.Uvarint(), r.Bool(), r.AccessRows()
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:

@@ -117,6 +117,7 @@
 //	lease.go        leases: records, commands, their spans
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
+//	access_rows.go  users and roles as rows, for copies of the whole store
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
 //	alarm.go        alarms: records, commands, the list

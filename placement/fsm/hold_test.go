@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/internal/testkit"
+	"github.com/skeindb/skein/rights"
 )
 
 // holdEffect reads the commands about holds of TestState's stories. Times are in milliseconds.
@@ -82,5 +84,54 @@ func TestHoldRecordUnderItsName(t *testing.T) {
 	s := NewState()
 	if err := s.Load(holdKey(8), appendHold([]byte{FormatVersion}, Hold{ID: 7})); err == nil || len(s.standing) > 0 {
 		t.Errorf("loaded %v: %v", s.standing, err)
+	}
+}
+
+// TestAccessRows: users and roles as rows, page by page, give the same users and roles. The tokens' secret stays.
+func TestAccessRows(t *testing.T) {
+	s, index := bootstrapped(t), uint64(firstIndex)
+	if rows, more := s.View(index, 1, nil).Access.Rows(nil, 1); len(rows) > 0 || more {
+		t.Errorf("%v before the first change", rows)
+	}
+	for _, c := range []rights.Change{
+		{Kind: rights.AddUser, User: "root", Hash: []byte("$2a$10$hash")}, {Kind: rights.AddUser, User: "bob", NoPassword: true}, {Kind: rights.AddRole, Role: "root"},
+		{Kind: rights.AddRole, Role: "r"}, {Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.Read, Key: []byte("a")}}, {Kind: rights.GrantRole, User: "root", Role: "root"},
+		{Kind: rights.Enable},
+	} {
+		index++
+		if r := s.Apply(index, ChangeAccess{Change: c, Key: []byte("secret")}); r.Err != nil {
+			t.Fatal(c, r.Err)
+		}
+	}
+	view := s.View(index, 1, nil).Access
+	var all []AccessRow
+	var after []byte
+	for more := true; more; {
+		var rows []AccessRow
+		rows, more = view.Rows(after, 1)
+		if len(rows) != 1 {
+			t.Fatalf("%d rows in 1 byte", len(rows))
+		}
+		all, after = append(all, rows...), rows[0].Key
+	}
+	if whole, more := view.Rows(nil, 1<<20); more || !reflect.DeepEqual(whole, all) || len(all) != 5 {
+		t.Errorf("%d rows at once, %d one by one", len(whole), len(all))
+	}
+	r := NewReader(AppendAccessRows(nil, all))
+	got := r.AccessRows()
+	if err := r.Finish(); err != nil || !reflect.DeepEqual(got, all) {
+		t.Fatalf("%v, %v", got, err)
+	}
+	a, err := AccessOf(got)
+	if err != nil || !reflect.DeepEqual(a.Users(), view.Users()) || !reflect.DeepEqual(a.Roles(), view.Roles()) || a.Meta != view.Meta {
+		t.Errorf("%+v, %v, want %+v", a, err, view.State)
+	}
+	for _, row := range all {
+		if strings.Contains(string(row.Value), "secret") {
+			t.Errorf("row %q has the tokens' secret", row.Key)
+		}
+	}
+	if _, err := AccessOf([]AccessRow{{Key: []byte{recordMeta}, Value: []byte{FormatVersion}}}); err == nil {
+		t.Error("another record is taken for one of users")
 	}
 }
