@@ -217,3 +217,11 @@ func (w *cutWalk) end(prefix []byte, rev keyspace.Revision) error {
 	w.next = &VersionCursor{Key: key, Below: rev + 1}
 	return nil
 }
+
+// Behind returns the place behind a version that the cut has taken.
+func (c Cut) Behind(key []byte, mod keyspace.Revision) VersionCursor {
+	if c.Select == SelectLatest || c.Select == SelectChanges || c.Select == SelectKept && mod <= c.After {
+		return VersionCursor{Key: keyspace.Next(key)} // it takes no other one of the key
+	}
+	return VersionCursor{Key: bytes.Clone(key), Below: mod}
+}

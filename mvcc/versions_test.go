@@ -44,12 +44,13 @@ func (w *workload) checkCut() {
 	}
 	o := CutOptions{Cut: c, From: VersionCursor{Key: s.Start}, End: s.End, MaxBytes: int64(w.rng.IntN(60)), MaxVisits: int64(w.rng.IntN(5))}
 	for {
-		size, n := int64(0), 0
+		size, n, last := int64(0), 0, Version{}
 		next, err := Versions(w.e, o, func(st *StoredVersion) error {
 			var v Version
 			size, n = size+int64(len(st.Key)+len(st.Value)), n+1
 			err := st.Decode(&v)
 			got = append(got, line(&v))
+			last = v.Clone()
 			return err
 		})
 		switch {
@@ -60,6 +61,9 @@ func (w *workload) checkCut() {
 		}
 		if next == nil {
 			break
+		}
+		if n > 0 && w.rng.IntN(2) == 0 {
+			*next = c.Behind(last.Key, last.Mod)
 		}
 		if string(next.Key) < string(o.From.Key) || string(next.Key) == string(o.From.Key) && o.From.Below > 0 && next.Below >= o.From.Below {
 			w.t.Fatalf("a page from %q below %d goes on at %q below %d", o.From.Key, o.From.Below, next.Key, next.Below)
