@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/internal/wake"
@@ -217,6 +218,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = c.newRouter()
+	c.cuts = dataapi.NewCutter(dataapi.Options{Cluster: o.Cluster, Holds: c.client, Records: c.client, Keys: c.router, Clock: o.Clock, Logger: c.log})
 	*undo = append(*undo, c.router.Stop)
 	c.watches = c.newHub()
 	*undo = append(*undo, c.watches.Stop)

@@ -77,3 +77,11 @@ func (w *cutWalk) step(ctx context.Context) (*rangeapi.VersionsPage, error) {
 	}
 	return p, nil
 }
+
+// Present returns the current revision, as of a moment after the call, and the cluster's compacted one, -1 for none.
+func (r *Router) Present(ctx context.Context) (current, compacted keyspace.Revision, err error) {
+	limit := r.limited(ctx)
+	defer limit.End()
+	a, err := r.currentOrWait(limit)
+	return a.Current, a.Compacted, limit.outcome(err)
+}
