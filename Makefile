@@ -51,7 +51,7 @@ PURE         := /placement/decide
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests fmt lint generate \
+.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -76,6 +76,7 @@ soak:
 	$(MAKE) placement-sim
 	$(MAKE) storage-suite
 	$(MAKE) etcd-tests
+	$(MAKE) etcd-files
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted
@@ -219,6 +220,18 @@ conformance:
 lockstep:
 	cd conformance && go test $(RACE) $(TAGS) -count=1 -timeout 24h -v -parallel $(PARALLEL) \
 	  -run 'Lockstep|AccessMatrix' -matrix 1 -seed $(or $(SEED),0) -seeds $(SEEDS) -calls $(CALLS) . $(ARGS)
+
+# Files that package etcdfile writes, restored by older etcds too, which are built first.
+ETCD_VERSIONS := 3.5.35 3.6.16
+etcd-files: $(ETCD_VERSIONS:%=bin/etcd-%/built)
+	@mkdir -p bin/etcds && for v in $(ETCD_VERSIONS); do for tool in etcd etcdutl; do cp bin/etcd-$$v/$$tool bin/etcds/$$tool-$${v%.*}; done; done
+	cd conformance && go test $(TAGS) -count=1 -timeout 30m -v ./etcdfiles -binaries $(CURDIR)/bin/etcds $(ARGS)
+
+bin/etcd-%/built:
+	mkdir -p $(@D)/module
+	cd $(@D)/module && rm -f go.mod go.sum && go mod init etcds && go get go.etcd.io/etcd/server/v3@v$* go.etcd.io/etcd/etcdutl/v3@v$*
+	cd $(@D)/module && go build -o ../etcd go.etcd.io/etcd/server/v3 && go build -o ../etcdutl go.etcd.io/etcd/etcdutl/v3
+	touch $@
 
 # kube-apiserver's own storage suite against Skein (docs/CONFORMANCE.md).
 # ARGS='-suite.run ^TestWatch$$ -suite.raw raw.json' runs some of it.

@@ -30,6 +30,9 @@ const (
 	pageBytes = 4096
 	// recordMemoryBytes is what bbolt needs for a record of a transaction beside its bytes.
 	recordMemoryBytes = 160
+	// slackBytes is how far the size that is known while writing may be off: bbolt puts free
+	// pages to use again. Finish knows the size.
+	slackBytes = 1 << 20
 	// valueBlockBytes is the memory in which values wait for the end of their transaction.
 	valueBlockBytes = 1 << 20
 
@@ -244,7 +247,7 @@ func (w *Writer) put(key []byte, v *mvcc.Version) error {
 	value := w.values[start:len(w.values):len(w.values)]
 	w.pending += int64(len(key)+len(value)) + recordMemoryBytes
 	w.data += int64(len(key)+len(value)) + elementBytes
-	if size := w.tx.Size() + w.data; size > w.h.MaxBytes {
+	if size := w.tx.Size() + w.data; size > w.h.MaxBytes+slackBytes {
 		return &TooLargeError{Bytes: size, MaxBytes: w.h.MaxBytes}
 	}
 	if err := w.keys.Put(key, value); err != nil {
