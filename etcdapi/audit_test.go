@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/audit"
 	"github.com/skeindb/skein/auth"
 )
@@ -160,6 +161,8 @@ func TestAuditOfEveryMethod(t *testing.T) {
 		"etcdserverpb.AuthUserChangePasswordRequest.password":       "a password",
 		"etcdserverpb.AuthUserChangePasswordRequest.hashedPassword": "the hash of one",
 		"skein.admin.v1.RangeSplitRequest.key":                      "a key",
+		"skein.data.v1.ReadRequest.start":                           "a key",
+		"skein.data.v1.ReadRequest.end":                             "a key",
 	}
 	seen := map[protoreflect.FullName]bool{}
 	methods := map[string]bool{}
@@ -180,7 +183,7 @@ func TestAuditOfEveryMethod(t *testing.T) {
 		}
 	}
 	count := 0
-	for _, file := range []protoreflect.FileDescriptor{pb.File_rpc_proto, adminpb.File_adminpb_admin_proto} {
+	for _, file := range []protoreflect.FileDescriptor{pb.File_rpc_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {

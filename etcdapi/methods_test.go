@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/watch"
@@ -34,7 +35,10 @@ func everyService(t testing.TB) func(*Options) {
 	t.Cleanup(hub.Stop)
 	return func(opts *Options) {
 		opts.Watches, opts.Leases = hub, &fakeLeases{}
-		opts.Register = func(r grpc.ServiceRegistrar) { adminpb.RegisterAdminServer(r, adminpb.UnimplementedAdminServer{}) }
+		opts.Register = func(r grpc.ServiceRegistrar) {
+			adminpb.RegisterAdminServer(r, adminpb.UnimplementedAdminServer{})
+			datapb.RegisterDataServer(r, datapb.UnimplementedDataServer{})
+		}
 	}
 }
 

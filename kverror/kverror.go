@@ -122,6 +122,9 @@ const (
 	// KeysChanged: a key of the lease was written since its keys were checked for a revoke. They are
 	// checked anew.
 	KeysChanged
+	// HoldEnded: the hold of a consistent cut has expired, was released, or came too late: some of what the
+	// cut is to read may be removed.
+	HoldEnded
 
 	numKinds
 )
@@ -228,6 +231,7 @@ var rows = [numKinds]Row{
 	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
 	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
 	KeysChanged:           {Name: "keys of the lease changed", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: keys of the lease were written again and again while it was to be revoked: repeat the request")},
+	HoldEnded:             {Name: "hold ended", GRPC: status.Error(codes.FailedPrecondition, "skein: old versions are not held for this cut any more: begin it anew")},
 }
 
 // Table returns all rows in the order of their kinds.

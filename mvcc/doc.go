@@ -54,6 +54,7 @@
 // From the top down: calls between files go down this list.
 //
 //	history.go    versions in the order of revisions
+//	versions.go   the versions of a cut, in the order of keys
 //	hash.go       the hash of what the compaction rule keeps
 //	remove.go     the removal of old versions
 //	splitkey.go   the key that divides a span's bytes

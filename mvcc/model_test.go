@@ -336,6 +336,7 @@ func (w *workload) compact() {
 			w.t.Fatal(err)
 		}
 		w.checkHash()
+		w.checkCut()
 		if res.Cursor == nil {
 			break
 		}
@@ -405,6 +406,7 @@ func TestModel(t *testing.T) {
 					w.checkHistory()
 				case n < 94:
 					w.checkHash()
+					w.checkCut()
 				case n < 97:
 					if err := w.e.Flush(t.Context()); err != nil {
 						t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
@@ -168,6 +169,7 @@ type Core struct {
 	client  *placement.Client
 	shards  *shard.Store
 	router  *router.Router
+	cuts    *dataapi.Cutter
 	watches *watch.Hub
 	// leases counts the time of leases while this node leads placement; grants answers
 	// etcd's questions about leases.
@@ -215,6 +217,9 @@ func (c *Core) Watches() *watch.Hub { return c.watches }
 
 // Leases answers etcd's questions about leases.
 func (c *Core) Leases() *lease.Gateway { return c.grants }
+
+// Cuts makes cuts through the whole store, and reads them.
+func (c *Core) Cuts() *dataapi.Cutter { return c.cuts }
 
 // Gate says who sends a request to this node.
 func (c *Core) Gate() *auth.Gate { return c.access.gate }

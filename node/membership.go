@@ -124,6 +124,7 @@ func (c *Core) followMap() {
 				c.learnNodes(nodes)
 			}
 			c.router.Learn(m.DescriptorsSince(version)...)
+			c.shards.SetHeld(m.Holds.Lowest())
 			version = m.Version
 		}
 		select {

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/internal/wake"
@@ -208,7 +209,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	}
 	c.shards = shard.NewStore(shard.Config{
 		Self: o.Self, Clock: o.Clock, Engine: c.engine, Groups: shard.HostGroups(c.host),
-		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c},
+		Sequencer: c.client, IDs: c.client, Reporter: c.client, Txns: pusher{c}, Leases: c.client, Placed: c.client, Bus: c.bus, Disk: disk{c}, Holds: true,
 		Limits: shard.Limits{
 			MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps, PendingBytes: atLeast(c.budget.Requests, o.MaxRequestBytes), VersionCacheBytes: c.budget.VersionCache, LockBytes: atLeast(c.budget.Locks, o.MaxRequestBytes), MaxRecordBytes: int(c.host.MaxEntryBytes() - recordSlackBytes), RemoveBatch: o.RemoveBatch, RemovePause: o.RemovePause, ScanBytes: scan(o.MemoryBytes), ReadBytes: c.budget.Scans,
 			RangeMaxBytes: o.RangeMaxBytes, RangeSplitLoad: o.RangeSplitLoad, MergeHold: o.MergeHold, StandingBytes: NewStanding(o.MemoryBytes).Replicas,
@@ -217,6 +218,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 	})
 	*undo = append(*undo, c.shards.Stop)
 	c.router = c.newRouter()
+	c.cuts = dataapi.NewCutter(dataapi.Options{Cluster: o.Cluster, Holds: c.client, Records: c.client, Keys: c.router, Clock: o.Clock, Logger: c.log})
 	*undo = append(*undo, c.router.Stop)
 	c.watches = c.newHub()
 	*undo = append(*undo, c.watches.Stop)
@@ -259,6 +261,7 @@ func (c *Core) newRouter() *router.Router {
 			*shard.AdminClient
 			*rangeapi.Client
 		}{c.shards.Admin(), c.shards.Client()},
+		Cuts:    c.shards.Client(),
 		Timeout: o.RequestTimeout, AttemptTimeout: o.Election, Alive: c.alive, Answers: c.answers, TxnBytes: atLeast(c.budget.Txns, o.MaxRequestBytes), Logger: c.log, Metrics: router.NewMetrics(o.Registry),
 	})
 }

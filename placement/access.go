@@ -134,3 +134,16 @@ func (t *takenViews) lack(m *fsm.Map, at keyspace.AccessIndex) (lacking []keyspa
 	slices.Sort(lacking)
 	return lacking, t.more
 }
+
+// accessRowsBytes bounds the rows of users and roles in one answer, but for a single larger one.
+const accessRowsBytes = 256 << 10
+
+// serveAccessRows answers with rows of users and roles behind a key, for a copy of the whole store.
+func (s *Service) serveAccessRows(after []byte) response {
+	v := s.View()
+	if v.Access == nil {
+		return response{}
+	}
+	rows, more := v.Access.Rows(after, accessRowsBytes)
+	return response{MapVersion: v.Access.Changed, AccessRows: rows, More: more}
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rights"
 )
@@ -21,6 +22,29 @@ func ViewLease(election time.Duration) time.Duration { return 3 * election }
 func (c *Client) Credential(ctx context.Context, user string) (rights.Credential, error) {
 	a, err := c.ask(ctx, &request{Kind: requestCredential, User: user}, true)
 	return a.Credential, err
+}
+
+// AccessRows returns all records of users and roles as they are at one moment after the call, with the hashes of
+// passwords: for a copy of the whole store.
+func (c *Client) AccessRows(ctx context.Context) ([]fsm.AccessRow, error) {
+	var rows []fsm.AccessRow
+	for index := uint64(0); ; {
+		q := request{Kind: requestAccessRows}
+		if len(rows) > 0 {
+			q.Key = rows[len(rows)-1].Key
+		}
+		a, err := c.ask(ctx, &q, true)
+		if err != nil {
+			return nil, err
+		}
+		if len(rows) > 0 && a.MapVersion != index {
+			rows = nil // they have changed meanwhile
+			continue
+		}
+		if index, rows = a.MapVersion, append(rows, a.AccessRows...); !a.More {
+			return rows, nil
+		}
+	}
 }
 
 // ChangeAccess changes users, roles or permissions, or whether they are checked, on behalf of a user;

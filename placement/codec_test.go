@@ -50,6 +50,9 @@ func sampleRequests() []request {
 		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301, Silence: 3030 * time.Millisecond},
+		{Kind: requestPutHold, PutHold: fsm.PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Life: time.Hour}},
+		{Kind: requestAccessRows, Key: []byte("ualice")},
+		{Kind: requestEndHold, EndHold: fsm.EndHold{ID: 0xb0}},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
 		{Kind: requestTransfer, Permit: 302, To: 0xa2},
 		{Kind: requestLease, Permit: 302, Lease: leaseRequest{Op: leaseRevoke, ID: 0x7b}},
@@ -79,6 +82,10 @@ func sampleResponse(k requestKind) response {
 		return response{Lacking: []keyspace.NodeID{0xa1, 0xa3}}
 	case requestCredential:
 		return response{Credential: rights.Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
+	case requestAccessRows:
+		return response{MapVersion: 302, More: true, AccessRows: []fsm.AccessRow{{Key: []byte("pr"), Value: []byte{9}}, {Key: []byte("ubob"), Value: []byte{9, 1}}}}
+	case requestPutHold:
+		return response{MapVersion: 33, Hold: sampleHolds[0]}
 	case requestAlarms:
 		return response{MapVersion: 33, Alarms: sampleAlarms}
 	case requestLease:
@@ -134,6 +141,10 @@ var sampleAccessPart = feedPart{Version: 302, Access: &fsm.AccessPart{
 	GoneUsers: []string{"bob"}, GoneRoles: []string{"s"},
 }}
 
+var sampleHolds = []fsm.Hold{{ID: 0xb0, Owner: "backup", Revision: 40, Expires: 1_800_000_000_000}, {ID: 0xb1, Revision: 50, Expires: 1}}
+
+var sampleHoldsPart = feedPart{Version: 302, Holds: &fsm.Holds{All: sampleHolds, Changed: 301}}
+
 var sampleAlarmsPart = feedPart{Version: 302, Alarms: &fsm.Alarms{All: sampleAlarms, Changed: 301}}
 
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
@@ -171,6 +182,10 @@ func TestFormats(t *testing.T) {
 	line("bus/feed-part-alarms", sampleAlarmsPart.encode())
 	if got, err := decodeFeedPart(sampleAlarmsPart.encode()); err != nil || !reflect.DeepEqual(got, sampleAlarmsPart) {
 		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleAlarmsPart)
+	}
+	line("bus/feed-part-holds", sampleHoldsPart.encode())
+	if got, err := decodeFeedPart(sampleHoldsPart.encode()); err != nil || !reflect.DeepEqual(got, sampleHoldsPart) {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleHoldsPart)
 	}
 	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
@@ -234,7 +249,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestAlarms {
+		if err != nil || k == 0 || k > requestAccessRows {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -88,12 +88,14 @@
 //	client_lease.go       requests about leases, renewals in batches
 //	client_sequence.go    requests for revisions, in batches
 //	client_alarm.go       alarms: what is raised, and raised and ended by clients
+//	client_hold.go        holds: made, renewed, moved up and ended
 //	client_access.go      users and roles: changes of them, and what a login is compared with
 //	client_admin.go       everything else that a node asks for
 //	client_ask.go         who is asked, and how often
 //	handle.go             handlers of the bus, answers of the leader
 //	access.go             answers about users and roles
 //	alarm.go              answers about alarms
+//	hold.go               answers about holds
 //	handover.go           the leadership is handed over, also by a node that stops
 //	feed.go               parts of the map for nodes that follow it
 //	lease_serve.go        answers about leases

@@ -36,6 +36,8 @@ type feedPart struct {
 	Access *fsm.AccessPart
 	// Alarms are all alarms, nil where they are as before.
 	Alarms *fsm.Alarms
+	// Holds are all holds, nil where they are as before.
+	Holds *fsm.Holds
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
@@ -50,6 +52,8 @@ const (
 	feedAccess = 1 << 3
 	// feedAlarms is sent from cluster version 4 on.
 	feedAlarms = 1 << 4
+	// feedHolds is sent from cluster version 4 on.
+	feedHolds = 1 << 5
 )
 
 func (p *feedPart) encode() []byte {
@@ -69,6 +73,9 @@ func (p *feedPart) encode() []byte {
 	if p.Alarms != nil {
 		flags |= feedAlarms
 	}
+	if p.Holds != nil {
+		flags |= feedHolds
+	}
 	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
@@ -79,6 +86,9 @@ func (p *feedPart) encode() []byte {
 	}
 	if p.Alarms != nil {
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, p.Alarms.Changed), p.Alarms.All)
+	}
+	if p.Holds != nil {
+		dst = fsm.AppendHolds(binary.AppendUvarint(dst, p.Holds.Changed), p.Holds.All)
 	}
 	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
@@ -92,7 +102,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(feedVersion)
 	flags := r.Byte()
-	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms|feedHolds) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
@@ -107,6 +117,9 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	}
 	if flags&feedAlarms != 0 {
 		p.Alarms = &fsm.Alarms{Changed: r.Uvarint(), All: r.Alarms()}
+	}
+	if flags&feedHolds != 0 {
+		p.Holds = &fsm.Holds{Changed: r.Uvarint(), All: r.Holds()}
 	}
 	p.Nodes = r.Nodes()
 	n := r.CountUpTo(feedRows, 11)
@@ -183,6 +196,9 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 	if a := m.Alarms; a != nil && a.Changed > since && m.ClusterVersion >= keyspace.VersionAccess {
 		part.Alarms = a
 	}
+	if h := m.Holds; h != nil && h.Changed > since && m.ClusterVersion >= keyspace.VersionData {
+		part.Holds = h
+	}
 	bytes := 0
 	next := func() error {
 		err := s.Send(ctx, part.encode())
@@ -218,8 +234,9 @@ type feedReceiver struct {
 	full  bool
 	// access are the parts of users and roles since then.
 	access []*fsm.AccessPart
-	// alarms are the newest that came since then.
+	// alarms and holds are the newest that came since then.
 	alarms *fsm.Alarms
+	holds  *fsm.Holds
 }
 
 // receive takes one part and returns the new map where it was the last one.
@@ -242,6 +259,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	if p.Alarms != nil {
 		f.alarms = p.Alarms
 	}
+	if p.Holds != nil {
+		f.holds = p.Holds
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -259,6 +279,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	}
 	if f.alarms != nil {
 		next.Alarms = f.alarms
+	}
+	if f.holds != nil {
+		next.Holds = f.holds
 	}
 	if f.full {
 		err = next.Check()

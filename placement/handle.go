@@ -156,6 +156,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveCredential(q.User), nil
 	case requestChangeAccess:
 		return s.changeAccess(ctx, term, q)
+	case requestAccessRows:
+		return s.serveAccessRows(q.Key), nil
 	case requestTakenAccess:
 		s.taken.note(from, q.Index, s.o.Clock.Now())
 		return response{Index: s.View().AccessIndex()}, nil
@@ -163,6 +165,10 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveAwaitAccess(ctx, term, q), nil
 	case requestAlarms:
 		return s.serveAlarms(ctx, term, q.Alarm)
+	case requestPutHold:
+		return s.servePutHold(ctx, term, q.PutHold)
+	case requestEndHold:
+		return response{}, s.propose(ctx, term, q.EndHold).Err
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -187,7 +193,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	switch {
 	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess,
-		q.Kind == requestAlarms && q.Alarm.Change == 0:
+		q.Kind == requestAccessRows, q.Kind == requestAlarms && q.Alarm.Change == 0:
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

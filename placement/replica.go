@@ -106,14 +106,17 @@ func (s *Service) refusal() error {
 
 // knowsAccess refuses what needs the cluster version with users and alarms. A new cluster has none for a moment after it
 // serves: who asks then repeats it.
-func (s *Service) knowsAccess(what string) error {
+func (s *Service) knowsAccess(what string) error { return s.knows(keyspace.VersionAccess, what) }
+
+// knows refuses what needs a cluster version, as knowsAccess does.
+func (s *Service) knows(version keyspace.Version, what string) error {
 	at := s.View().Map.ClusterVersion
-	if at >= keyspace.VersionAccess {
+	if at >= version {
 		return nil
 	}
 	kind := kverror.BadRequest
 	if at == 0 {
 		kind = kverror.Busy
 	}
-	return kverror.New(kind, "%s need cluster version %d, and it is %d: skein upgrade status says what is missing", what, keyspace.VersionAccess, at)
+	return kverror.New(kind, "%s need cluster version %d, and it is %d: skein upgrade status says what is missing", what, version, at)
 }

@@ -36,6 +36,9 @@ const (
 	requestTakenAccess
 	requestAwaitAccess
 	requestAlarms
+	requestPutHold
+	requestEndHold
+	requestAccessRows
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -78,7 +81,7 @@ type request struct {
 	Lease leaseRequest
 	// Operation is for requestBegin, without its ids.
 	Operation fsm.Operation
-	// Key is for requestKeepBorder.
+	// Key is for requestKeepBorder, and for requestAccessRows: the last row that is known.
 	Key []byte
 	// Version is for requestRaiseVersion.
 	Version keyspace.Version
@@ -95,6 +98,9 @@ type request struct {
 	Silence time.Duration
 	// Alarm is for requestAlarms. Its Change may be 0: that asks for all alarms.
 	Alarm fsm.ChangeAlarm
+	// PutHold is for requestPutHold, without a time, and EndHold for requestEndHold.
+	PutHold fsm.PutHold
+	EndHold fsm.EndHold
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -106,13 +112,14 @@ func (q *request) maybeOld() bool {
 // anything else needs no right to be told.
 func (q *request) guarded() bool {
 	switch q.Kind {
-	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess:
+	case requestCompact, requestPutNode, requestTransfer, requestPutSetting, requestBegin, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestChangeAccess,
+		requestPutHold, requestEndHold:
 		return true
 	case requestLease:
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
 	case requestAlarms:
 		return q.Alarm.Change != 0
-	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:
+	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess, requestAccessRows:
 	}
 	return false
 }
@@ -148,7 +155,7 @@ func (q *request) encode() []byte {
 		dst = q.Lease.append(dst)
 	case requestBegin:
 		dst = fsm.AppendOperation(dst, &q.Operation)
-	case requestKeepBorder:
+	case requestKeepBorder, requestAccessRows:
 		dst = fsm.AppendBytes(dst, q.Key)
 	case requestRaiseVersion:
 		dst = binary.AppendUvarint(dst, uint64(q.Version))
@@ -163,6 +170,10 @@ func (q *request) encode() []byte {
 		}
 	case requestAlarms:
 		dst = fsm.AppendAlarmChange(dst, q.Alarm)
+	case requestPutHold:
+		dst = fsm.AppendPutHold(dst, q.PutHold)
+	case requestEndHold:
+		dst = fsm.AppendEndHold(dst, q.EndHold)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -199,7 +210,7 @@ func decodeRequest(p []byte) (request, error) {
 		q.Lease = readLeaseRequest(&r)
 	case requestBegin:
 		q.Operation = r.Operation()
-	case requestKeepBorder:
+	case requestKeepBorder, requestAccessRows:
 		q.Key = r.CopyUpTo(fsm.MaxLeaseSpanBytes)
 	case requestRaiseVersion:
 		q.Version = r.ClusterVersion()
@@ -214,6 +225,10 @@ func decodeRequest(p []byte) (request, error) {
 		}
 	case requestAlarms:
 		q.Alarm = r.AlarmChange()
+	case requestPutHold:
+		q.PutHold = r.PutHold()
+	case requestEndHold:
+		q.EndHold = r.EndHold()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -279,6 +294,11 @@ type response struct {
 	// Alarms are all alarms, or those that were raised or ended. A map of MapVersion has what they say.
 	Alarms     []fsm.Alarm
 	MapVersion uint64
+	// Hold is what requestPutHold has made or renewed. A map of MapVersion has it.
+	Hold fsm.Hold
+	// AccessRows are those behind Key, as of the change of index MapVersion; More says that there are others.
+	AccessRows []fsm.AccessRow
+	More       bool
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -309,6 +329,10 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = appendCredential(dst, &a.Credential)
 	case requestAlarms:
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, a.MapVersion), a.Alarms)
+	case requestPutHold:
+		dst = fsm.AppendHolds(binary.AppendUvarint(dst, a.MapVersion), []fsm.Hold{a.Hold})
+	case requestAccessRows:
+		dst = fsm.AppendAccessRows(fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.More), a.AccessRows)
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -320,7 +344,8 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = binary.AppendUvarint(dst, uint64(a.Index))
 	case requestAwaitAccess:
 		dst = fsm.AppendNodeIDs(dst, a.Lacking)
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion,
+		requestEndHold:
 	default:
 		panic(fmt.Sprintf("placement: encode answer to a request of kind %d", kind))
 	}
@@ -354,6 +379,15 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Credential = readCredential(r)
 	case requestAlarms:
 		a.MapVersion, a.Alarms = r.Uvarint(), r.Alarms()
+	case requestPutHold:
+		a.MapVersion = r.Uvarint()
+		if all := r.Holds(); len(all) == 1 {
+			a.Hold = all[0]
+		} else {
+			r.Failf("%d holds in the answer to one", len(all))
+		}
+	case requestAccessRows:
+		a.MapVersion, a.More, a.AccessRows = r.Uvarint(), r.Bool(), r.AccessRows()
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:
@@ -365,7 +399,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Index = keyspace.AccessIndex(r.Uvarint())
 	case requestAwaitAccess:
 		a.Lacking = r.NodeIDs()
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion,
+		requestEndHold:
 	}
 	if err := r.Finish(); err != nil {
 		return response{}, fmt.Errorf("decode answer to a placement request of kind %d: %w", kind, err)

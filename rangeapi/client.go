@@ -33,6 +33,7 @@ type Local interface {
 	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnCommand) (TxnAnswer, error)
 	AwaitResolved(ctx context.Context, q *ResolvedRequest) (FeedPosition, error)
 	History(q *HistoryRequest) (*HistoryPage, error)
+	Versions(ctx context.Context, q *VersionsRequest) (*VersionsPage, error)
 }
 
 // NewClient returns a client on node self, whose replicas local serves.

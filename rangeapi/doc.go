@@ -3,7 +3,7 @@
 // them. It knows no replica; package shard serves the requests.
 //
 //	router, watch ──▶ Client ──┬─ on this node: Local, a function call ──▶ shard
-//	                           └─ elsewhere: bus methods 16, 18, 21 to 24 ─▶ shard
+//	                           └─ elsewhere: bus methods 16, 18, 21 to 24, 27 ─▶ shard
 //
 //	method  question                       answer
 //	16      Request (get, put, delete,     Response, or a kverror
@@ -15,6 +15,7 @@
 //	        Forget: what ends locks
 //	21      FeedOrder (a stream)           FeedPart (a stream)
 //	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
+//	27      VersionsRequest                  VersionsPage: versions as they are stored
 //
 // # What is guaranteed
 //
@@ -29,6 +30,7 @@
 // From the top down; calls go downwards (internal/archtest holds it):
 //
 //	client.go    the client: sends by the bus, or to this node's replicas
+//	versions.go  pages of a cut: versions at and below a revision, their wire forms and client
 //	check.go     refuses malformed requests
 //	txnwire.go   wire forms of transaction commands and their answers
 //	pagewire.go  wire forms of pages

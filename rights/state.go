@@ -37,7 +37,8 @@ type User struct {
 	Roles []string
 	// NoPassword says that no password lets the user in; a certificate's common name does.
 	NoPassword bool
-	// Hash is bcrypt's of the password. It never leaves the placement group's members.
+	// Hash is bcrypt's of the password. It never leaves the placement group's members, but in a copy of the
+	// whole store that root makes.
 	Hash []byte
 	// Since is the index of the change that created the user, or the last one of the password.
 	Since uint64

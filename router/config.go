@@ -54,6 +54,8 @@ type Config struct {
 	Removal Removal
 	// Hashes is for HashKV.
 	Hashes Hashes
+	// Cuts is for ReadCut.
+	Cuts Cuts
 	// Txns and Bus are for transactions over several ranges.
 	Txns TxnCommands
 	Bus  Bus

@@ -154,6 +154,7 @@
 //	router.go        Router: make, stop, what other packages learn from it
 //	kv.go            Put, DeleteRange, Txn, Compact
 //	hash.go          the hash of all ranges
+//	cut.go           the versions of a cut through the store, page by page
 //	lease.go         a lease's end over all ranges, and the keys of a lease
 //	txn.go           a transaction over several ranges: attempts until one is decided
 //	txncommit.go     revision, decision, resolution and abort of an attempt
@@ -166,6 +167,7 @@
 //	serializable.go  serializable reads
 //	readspan.go      one read of a span, from one range or many
 //	spanreader.go    reads a span page by page
+//	nearby.go        reads of ranges from the replicas of this node
 //	count.go         counts of keys, and those remembered
 //	readrange.go     one read of one range
 //	txncommand.go    sends transaction commands to ranges

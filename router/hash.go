@@ -76,7 +76,7 @@ func (r *Router) HashKV(ctx context.Context, req *pb.HashKVRequest) (*pb.HashKVR
 
 // hashAll returns the sum of the hashes of all versions at a revision.
 func (r *Router) hashAll(ctx context.Context, at, compacted keyspace.Revision) (sum uint64, err error) {
-	w := hashWalk{r: r, at: at, compacted: compacted}
+	w := hashWalk{nearby: nearby{r: r, at: at}, compacted: compacted}
 	for at >= 0 { // etcd hashes nothing at a negative one
 		began := r.cfg.Clock.Now()
 		more, err := w.step(ctx)
@@ -93,103 +93,32 @@ func (r *Router) hashAll(ctx context.Context, at, compacted keyspace.Revision) (
 
 // hashWalk is how far a hash has come: all keys below from are in sum.
 type hashWalk struct {
-	r             *Router
-	at, compacted keyspace.Revision
-	from          []byte
-	sum           uint64
-	// position is where of has resolved the revision, zero if nobody has been asked.
-	of       rangeOf
-	position rangeapi.FeedPosition
+	nearby
+	compacted keyspace.Revision
+	from      []byte
+	sum       uint64
 }
 
-// rangeOf is a range as it was.
-type rangeOf struct {
-	id keyspace.RangeID
-	g  keyspace.Generation
+// hashedPart is the hash of a part of a range, and the key at which the next part begins, nil at the range's end.
+type hashedPart struct {
+	sum  uint64
+	next []byte
 }
 
-// step adds the next part, within a request's time. It begins at the range that holds the key now, so
-// ranges may split, merge and move between two steps.
+// step adds the next part, within a request's time.
 func (w *hashWalk) step(ctx context.Context) (more bool, err error) {
-	limit := w.r.limited(ctx)
-	defer limit.End()
-	var a retryState
-	for {
-		rt, err := w.r.holder(limit, w.from)
-		if err != nil {
-			return false, limit.outcome(err)
-		}
-		node := a.choose(rt, w.r.cfg.Self, w.r.cfg.Alive)
-		sum, next, err := w.part(limit, rt, node)
-		if err == nil {
-			w.sum += sum
-			if w.from = next; next == nil {
-				w.from = rt.desc.Span.End
-			}
-			return len(w.from) > 0 && !(mutation.Is(mutation.RangeUnhashed) && next == nil), nil
-		}
-		e := kverror.Of(err)
-		if limit.Err() != nil || e.Retry() != kverror.RetryRouter && e.Fate() != kverror.Unknown || e.Kind == kverror.Corrupt {
-			return false, limit.outcome(err)
-		}
-		w.of = rangeOf{}
-		if err := w.r.learn(limit, &a, rt, node, e); err != nil {
-			return false, limit.outcome(err)
-		}
-	}
-}
-
-// part asks this node's replica of the range, and the leader only if there is none that can tell.
-func (w *hashWalk) part(ctx context.Context, rt *route, node keyspace.NodeID) (sum uint64, next []byte, err error) {
-	if now := (rangeOf{rt.desc.Range, rt.desc.Generation}); w.of != now {
-		w.of, w.position = now, rangeapi.FeedPosition{}
-	}
-	if sum, next, err = w.ask(ctx, w.r.cfg.Self); err == nil || decides(err) {
-		return sum, next, err
-	}
-	if w.position == (rangeapi.FeedPosition{}) {
-		alive := w.r.whileAlive(ctx, node)
-		w.position, err = w.r.cfg.Hashes.AwaitResolved(alive, node, &rangeapi.ResolvedRequest{Range: w.of.id, Generation: w.of.g, Revision: w.at})
-		alive.End()
-		if err != nil {
-			return 0, nil, err
-		}
-	}
-	// A replica of this node comes to where the leader is within moments, unless it is cut off.
-	late := w.r.cfg.Clock.Now().Add(w.r.cfg.AttemptTimeout)
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		if sum, next, err = w.ask(ctx, w.r.cfg.Self); err == nil || decides(err) {
-			return sum, next, err
-		}
-		if kverror.Of(err).Kind == kverror.RangeNotHere || w.r.cfg.Clock.Now() >= late {
-			break
-		}
-		if err := clock.Sleep(ctx, w.r.cfg.Clock, pause); err != nil {
-			return 0, nil, err
-		}
-	}
-	return w.ask(ctx, node)
-}
-
-// ask asks a node's replica for the next part.
-func (w *hashWalk) ask(ctx context.Context, node keyspace.NodeID) (sum uint64, next []byte, err error) {
-	if node != w.r.cfg.Self {
-		alive := w.r.whileAlive(ctx, node)
-		defer alive.End()
-		ctx = alive
-	}
-	return w.r.cfg.Hashes.HashPart(ctx, node, &rangeapi.HashRequest{
-		Range: w.of.id, Generation: w.of.g, From: w.from, Revision: w.at, Compacted: w.compacted, Position: w.position,
+	p, span, err := askNearby(ctx, &w.nearby, w.from, func(ctx context.Context, node keyspace.NodeID) (p hashedPart, err error) {
+		p.sum, p.next, err = w.r.cfg.Hashes.HashPart(ctx, node, &rangeapi.HashRequest{
+			Range: w.of.id, Generation: w.of.g, From: w.from, Revision: w.at, Compacted: w.compacted, Position: w.position,
+		})
+		return p, err
 	})
-}
-
-// decides says whether the error of this node's replica is the outcome, whatever the leader would say: a
-// replica that cannot be read must not be passed over.
-func decides(err error) bool {
-	switch kverror.Of(err).Kind {
-	case kverror.Compacted, kverror.Corrupt, kverror.Internal:
-		return true
-	default:
-		return false
+	if err != nil {
+		return false, err
 	}
+	w.sum += p.sum
+	if w.from = p.next; p.next == nil {
+		w.from = span.End
+	}
+	return len(w.from) > 0 && !(mutation.Is(mutation.RangeUnhashed) && p.next == nil), nil
 }

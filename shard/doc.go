@@ -248,7 +248,9 @@
 //	resolved.go     the resolved revision
 //	read.go         what makes a read at the leader right
 //	measure.go      sizes and loads
+//	versions.go     pages of a cut through the range
 //	pins.go         what holds a compaction back
+//	hold.go         how far placement's holds let ranges be compacted
 //	mergestep.go    steps of a merge at the leader
 //	split.go        splits
 //	pipeline.go     a replica as its pipeline sees it

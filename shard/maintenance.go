@@ -226,7 +226,7 @@ func (r *Replica) countsLocked() bool {
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
-	c := r.store.Compacted()
+	c := r.store.mayCompactTo()
 	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.upkeep.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
@@ -239,7 +239,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // heldBackLocked says whether locks, pins or what is being sequenced keep this leader from
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
-	c := r.store.Compacted()
+	c := r.store.mayCompactTo()
 	return (!r.locks.Empty() || r.pins.now.began != 0 || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
@@ -266,7 +266,7 @@ func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
 	}
 	if r.heldBackLocked() {
 		r.lookAgainLocked()
-		if c := r.store.Compacted(); r.pinnedLocked(c) < c {
+		if c := r.store.mayCompactTo(); r.pinnedLocked(c) < c {
 			r.store.unpins.note(r)
 		}
 	}

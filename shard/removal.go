@@ -42,7 +42,8 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removal.Mark, lead
 	idle := r.rec.LastRevision < r.rec.Compacted && r.idleLocked() && !r.heldBackLocked()
 	return removal.Mark{
 		Descriptor: r.descriptorLocked(), Index: r.position.Index,
-		Raised: r.rec.Compacted >= compacted || idle,
+		// Nobody waits for a hold: what it keeps goes when it ends.
+		Raised: r.store.knowsHeld() && r.rec.Compacted >= r.store.heldTo(compacted) || idle,
 	}, true
 }
 

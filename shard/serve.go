@@ -24,6 +24,7 @@ func (s *Store) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, s.handleAdmin)
 	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, s.handleFeeds)
 	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, s.handleWatch)
+	r.HandleCall(transport.MethodShardVersions, transport.ClassRequest, s.handleVersions)
 }
 
 func (s *Store) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {

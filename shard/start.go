@@ -30,11 +30,15 @@ func NewStore(cfg Config) *Store {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Logger, metrics: cfg.Metrics,
-		replicas: make(map[keyspace.RangeID]*Replica), hashing: make(chan struct{}, 1),
+		replicas: make(map[keyspace.RangeID]*Replica), hashing: make(chan struct{}, 1), cutting: make(chan struct{}, cutReads),
 		timers: make(map[*alarm]struct{}), cache: eval.NewVersionCache(cfg.Limits.VersionCacheBytes),
 	}
 	s.reads = eval.NewReadLimit(cfg.Limits.ScanBytes, cfg.Limits.ReadBytes)
 	s.compacted.Store(-1)
+	s.held.Store(int64(keyspace.MaxRevision))
+	if cfg.Holds {
+		s.held.Store(-1) // not known yet
+	}
 	s.metrics.compacted.Set(-1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.pipes = s.newPipes()

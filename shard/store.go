@@ -86,6 +86,8 @@ type Config struct {
 	// Placed knows the range map. Nil leaves replicas that were removed while they did not
 	// listen.
 	Placed replicas.Placed
+	// Holds says that SetHeld is called. Until then no range is compacted.
+	Holds bool
 	// Bus reaches other nodes.
 	Bus rangeapi.Caller
 	// Disk is nil where the disk is never full.
@@ -118,6 +120,8 @@ type Store struct {
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
 	floor, compacted atomic.Int64
+	// held is the lowest revision that somebody's hold keeps, keyspace.MaxRevision if nobody's does.
+	held atomic.Int64
 	// sequencerTerm is the highest term of a sequencer that the node has heard of.
 	sequencerTerm atomic.Int64
 	// removal waits for the removal of old versions on all nodes.
@@ -131,6 +135,8 @@ type Store struct {
 
 	// hashing holds a token while a part is hashed: many nodes may ask at once.
 	hashing chan struct{}
+	// cutting holds a token for each page of versions that is being read.
+	cutting chan struct{}
 
 	ctx    context.Context
 	cancel context.CancelFunc

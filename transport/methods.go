@@ -39,6 +39,8 @@ const (
 	// MethodRouterReads asks a node whether transactions that it coordinates may read
 	// below a revision (router).
 	MethodRouterReads Method = 25
+	// MethodShardVersions is one page of the versions of a cut through a range (shard).
+	MethodShardVersions Method = 27
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -68,6 +70,7 @@ var methods = map[Method]struct {
 	MethodShardTxn:          {"shard-txn", ClassRequest},
 	MethodShardTxnEnd:       {"shard-txn-end", ClassRequest},
 	MethodShardPage:         {"shard-page", ClassRequest},
+	MethodShardVersions:     {"shard-versions", ClassRequest},
 	MethodRouterTxn:         {"router-txn", ClassRequest},
 	MethodRouterReads:       {"router-reads", ClassRequest},
 	MethodShardFeed:         {"shard-feed", ClassRequest},

@@ -174,6 +174,7 @@ func (d *decider) round(ctx context.Context) {
 	d.removeEmptied(ctx, v)
 	d.upgrade(ctx, v)
 	d.changeAlarms(ctx, v)
+	d.endHolds(ctx, v)
 	if now.Sub(d.surveyed) >= SurveyEvery {
 		d.surveyed = now
 		d.survey(ctx)

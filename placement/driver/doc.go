@@ -234,6 +234,7 @@
 //	decide_own.go  decisions for the placement group itself
 //	seat.go        on which node the sequencer had better sit
 //	alarm.go       alarms by what nodes say of themselves
+//	hold.go        ends holds that nobody renews
 //	operate.go     operator: operations under way are worked on
 //	merge.go       a merge is worked on
 //	steps.go       the next step of an operation

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/decide"
@@ -31,6 +32,7 @@ var (
 	goldenRole   = rights.Role{Name: "r", Permissions: []rights.Permission{{Type: rights.Write, Key: []byte("a")}, {Type: rights.Type(-1), Key: []byte("a"), RangeEnd: []byte("b")}}}
 	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
 	goldenAlarm  = Alarm{AlarmID{AlarmNoSpace, 0xa1}, true}
+	goldenHold   = Hold{ID: 0xb0, Owner: "backup", Revision: 40, Expires: 1_800_000_000_000}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
@@ -66,6 +68,8 @@ func sampleCommands() []Command {
 		Guarded{Permit: 302, Op: Compact{At: 40}},
 		RevokeChecked{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
 		KeepLease{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
+		PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Now: 1_800_000_000_000, Life: time.Hour},
+		EndHold{ID: 0xb0, Expires: 1_800_000_000_000},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {
@@ -100,6 +104,7 @@ func TestFormats(t *testing.T) {
 	f.Add("record/role", appendRole([]byte{FormatVersion}, &goldenRole))
 	f.Add("record/access", appendAccessMeta([]byte{FormatVersion}, &goldenRights))
 	f.Add("record/alarm", appendAlarm([]byte{FormatVersion}, goldenAlarm))
+	f.Add("record/hold", appendHold([]byte{FormatVersion}, goldenHold))
 	f.Compare(t)
 }
 
@@ -122,6 +127,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/role":            func(p []byte) error { _, err := decodeRole(p); return err },
 		"record/access":          func(p []byte) error { _, err := decodeAccessMeta(p); return err },
 		"record/alarm":           func(p []byte) error { _, err := decodeAlarm(p); return err },
+		"record/hold":            func(p []byte) error { _, err := decodeHold(p); return err },
 		"record/setting":         func(p []byte) error { _, err := decodeSetting(p); return err },
 	}[name]
 }
@@ -164,6 +170,10 @@ func FuzzAccess(f *testing.F) {
 
 func FuzzAlarm(f *testing.F) {
 	testkit.Fuzz(f, "record/alarm", decodeAlarm, func(a Alarm) []byte { return appendAlarm([]byte{FormatVersion}, a) })
+}
+
+func FuzzHold(f *testing.F) {
+	testkit.Fuzz(f, "record/hold", decodeHold, func(h Hold) []byte { return appendHold([]byte{FormatVersion}, h) })
 }
 
 func FuzzLease(f *testing.F) {

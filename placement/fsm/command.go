@@ -39,6 +39,8 @@ const (
 	opGuarded
 	opRevokeChecked
 	opKeepLease
+	opPutHold
+	opEndHold
 )
 
 // Command is one raft entry of the placement group.
@@ -212,6 +214,10 @@ func (r *Reader) effect(kind opKind) Effect {
 			r.Failf("a change of an alarm that changes nothing")
 		}
 		return o
+	case opPutHold:
+		return r.PutHold()
+	case opEndHold:
+		return r.EndHold()
 	case opGuarded:
 		o, guarded := Guarded{Permit: keyspace.Permit(r.Uvarint())}, opKind(r.Byte())
 		if o.Permit == 0 || guarded == opGuarded {

@@ -22,6 +22,7 @@
 //	User     one user: roles, hash of the password                          u + name
 //	Role     one role: permissions                                          p + name
 //	Alarm    one alarm of a member: whether a client has raised it          w + type + member
+//	Hold     one hold: owner, revision, expiry                              h + hold id
 //	access   whether rights are checked, and since when; the tokens' secret a
 //
 // The members of the placement group are raft's: the applied record has them, and the
@@ -53,6 +54,9 @@
 // ceiling in their own direction only.
 //
 // F9. A guarded command changes nothing if rights were taken from anybody after its permit.
+//
+// F10. A new hold names no compacted revision, and none goes down. A hold ends only by its owner's command,
+// or by the leader's that names the time at which it had expired.
 //
 // # States of a node
 //
@@ -113,9 +117,11 @@
 //	lease.go        leases: records, commands, their spans
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
+//	access_rows.go  users and roles as rows, for copies of the whole store
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
 //	alarm.go        alarms: records, commands, the list
+//	hold.go         holds: records, commands, the list
 //	node.go         nodes: rows, commands, states
 //	setting.go      settings by which placement decides
 //	answer.go       the head of an answer on the bus

@@ -31,6 +31,9 @@ type State struct {
 	// alarms are those raised. They have changed at alarmsChanged, or before where that is not known.
 	alarms        map[AlarmID]Alarm
 	alarmsChanged uint64
+	// standing are the holds in force. They have changed at holdsChanged, or before where that is not known.
+	standing     map[HoldID]Hold
+	holdsChanged uint64
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -58,6 +61,7 @@ type dirty struct {
 	// access is users, roles, or what is stored of them together.
 	access bool
 	alarms map[AlarmID]bool
+	holds  map[HoldID]bool
 }
 
 // NewState returns the state of a cluster that does not exist yet.
@@ -71,6 +75,7 @@ func NewState() *State {
 		leases:     newLeases(),
 		access:     rights.New(),
 		alarms:     map[AlarmID]Alarm{},
+		standing:   map[HoldID]Hold{},
 		dirty: dirty{
 			ranges:     map[keyspace.RangeID]bool{},
 			nodes:      map[keyspace.NodeID]bool{},
@@ -79,6 +84,7 @@ func NewState() *State {
 			users:      map[string]bool{},
 			roles:      map[string]bool{},
 			alarms:     map[AlarmID]bool{},
+			holds:      map[HoldID]bool{},
 		},
 	}
 }
@@ -101,6 +107,8 @@ type Result struct {
 	Access keyspace.AccessIndex
 	// Alarm is the one that a change of an alarm has raised, found or ended.
 	Alarm *Alarm
+	// Hold is the one that a command about holds has made, renewed or ended.
+	Hold *Hold
 }
 
 // Apply changes the state by one command of the entry at index. It never fails:
@@ -167,6 +175,10 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyChangeAccess(index, o)
 	case ChangeAlarm:
 		return s.applyChangeAlarm(index, o)
+	case PutHold:
+		return s.applyPutHold(index, o)
+	case EndHold:
+		return s.applyEndHold(index, o)
 	case Guarded:
 		if at := keyspace.AccessIndex(s.access.Meta.Access); o.Permit.Ended(at) {
 			return Result{Err: kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)}
@@ -301,6 +313,9 @@ func (s *State) Flush(w recordWriter) error {
 	if err := s.flushAlarms(w); err != nil {
 		return err
 	}
+	if err := s.flushHolds(w); err != nil {
+		return err
+	}
 	return s.leases.flush(w)
 }
 
@@ -313,7 +328,7 @@ func (s *State) Load(key, value []byte) error {
 	case recordMeta:
 		m, err := decodeMeta(value)
 		s.meta = m
-		s.alarmsChanged = m.Changed // when they changed is not stored
+		s.alarmsChanged, s.holdsChanged = m.Changed, m.Changed // when they changed is not stored
 		return err
 	case recordNode:
 		n, err := decodeNode(value)
@@ -342,6 +357,8 @@ func (s *State) Load(key, value []byte) error {
 		return s.loadAccess(key, value)
 	case recordAlarm:
 		return s.loadAlarm(key, value)
+	case recordHold:
+		return s.loadHold(key, value)
 	case recordOperation:
 		o, err := decodeOperation(value)
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
@@ -398,7 +415,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), Holds: s.viewHolds(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

@@ -97,6 +97,8 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 		return h.printNodes()
 	case "alarms":
 		return h.printAlarms()
+	case "holds":
+		return h.printHolds()
 	case "members":
 		h.s.members = nil
 		for _, n := range testkit.Args(t, d, "nodes") {
@@ -125,6 +127,9 @@ func (h *stateStory) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	if a := res.Alarm; a != nil {
 		fmt.Fprintln(&b, printAlarm(*a))
+	}
+	if res.Hold != nil {
+		fmt.Fprintln(&b, printHold(*res.Hold))
 	}
 	if o := &res.Operation; o.ID != 0 {
 		fmt.Fprintf(&b, "operation %d of range %s: %s, replica %d for %d\n", o.ID, o.Range, o, o.Replica, o.Leaving)
@@ -232,6 +237,9 @@ func (h *stateStory) effect(t *testing.T, d *datadriven.TestData) Effect {
 		return o
 	}
 	if o := alarmEffect(t, d); o != nil {
+		return o
+	}
+	if o := holdEffect(t, d); o != nil {
 		return o
 	}
 	t.Fatalf("%s: unknown command %s", d.Pos, d.Cmd)

@@ -1,0 +1,96 @@
+package shard
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/skeindb/skein/internal/background"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
+)
+
+// Versions returns a page of a cut through a range, as this node's replica has it. Each page reads the state of
+// its own moment. That makes no difference: the replica has everything that there will ever be up to the cut's
+// revision, and has removed nothing that the cut takes. Both are checked before and after the read.
+func (s *Store) Versions(ctx context.Context, q *rangeapi.VersionsRequest) (*rangeapi.VersionsPage, error) {
+	if err := q.Check(); err != nil {
+		return nil, err
+	}
+	r, err := s.fed(q.Range)
+	if err != nil {
+		return nil, err
+	}
+	rest, installs, err := r.cuttable(q)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case s.cutting <- struct{}{}:
+		defer func() { <-s.cutting }()
+	case <-ctx.Done():
+		return nil, kverror.Of(ctx.Err())
+	}
+	var p *rangeapi.VersionsPage
+	background.Run(func() { p, err = s.versions(q, rest) })
+	if err != nil {
+		return nil, fmt.Errorf("shard: range %s: %s at %d from %q on: %w", r.id, q.Cut.Select, q.Cut.At, q.From.Key, err)
+	}
+	// Only now is it known that nothing was removed or replaced before the versions were read.
+	_, now, err := r.cuttable(q)
+	if err == nil && now != installs {
+		err = kverror.New(kverror.ReadAgain, "range %s: a snapshot replaced the state meanwhile", r.id)
+	}
+	return p, err
+}
+
+const (
+	// cutReads bounds the pages of cuts that a node reads at a time, and so their memory.
+	cutReads = 2
+	// cutVisits bounds the versions that one page looks at: some 10 ms of work.
+	cutVisits = 20_000
+)
+
+// versions reads a page up to the end of the rest of the range.
+func (s *Store) versions(q *rangeapi.VersionsRequest, rest keyspace.Span) (*rangeapi.VersionsPage, error) {
+	o := mvcc.CutOptions{Cut: q.Cut, From: q.From, End: rest.End, MaxBytes: int64(q.MaxBytes), MaxVisits: cutVisits}
+	p := &rangeapi.VersionsPage{Body: make([]byte, 0, min(q.MaxBytes, 64<<10))}
+	var last []byte
+	var err error
+	p.Next, err = mvcc.Versions(s.cfg.Engine, o, func(v *mvcc.StoredVersion) error {
+		p.Add(last, v)
+		last = append(last[:0], v.Key...)
+		return nil
+	})
+	return p, err
+}
+
+// cuttable returns what is left of the range and of what is asked for. It fails unless the replica has all
+// versions that the cut takes. installs counts the snapshots that the replica was filled from.
+func (r *Replica) cuttable(q *rangeapi.VersionsRequest) (rest keyspace.Span, installs uint64, err error) {
+	lowest := q.Cut.Lowest()
+	rest, installs, err = r.hashable(&rangeapi.HashRequest{
+		Range: q.Range, Generation: q.Generation, From: q.From.Key, Revision: q.Cut.At, Compacted: lowest, Position: q.Position,
+	})
+	if e := kverror.Of(err); e != nil && e.Kind == kverror.Compacted {
+		err = kverror.New(kverror.HoldEnded, "range %s has compacted up to revision %d, and this cut needs what is kept at %d", r.id, e.CompactRevision, lowest)
+	}
+	if err == nil && len(q.End) > 0 && (len(rest.End) == 0 || string(q.End) < string(rest.End)) {
+		rest.End = q.End
+	}
+	return rest, installs, err
+}
+
+// handleVersions answers method 27.
+func (s *Store) handleVersions(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	q, err := rangeapi.DecodeVersionsRequest(payload)
+	if err != nil {
+		return rangeapi.AppendVersionsPage(nil, nil, rangeapi.BadRequest("%v", err)), nil
+	}
+	p, err := s.Versions(ctx, q)
+	if err != nil {
+		return rangeapi.AppendVersionsPage(nil, nil, err), nil
+	}
+	return rangeapi.AppendVersionsPage(make([]byte, 0, len(p.Body)+64), p, nil), nil
+}
