@@ -15,6 +15,7 @@
 //	        Forget: what ends locks
 //	21      FeedOrder (a stream)           FeedPart (a stream)
 //	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
+//	26      LoadRequest                      LoadAnswer
 //
 // # What is guaranteed
 //
@@ -29,6 +30,7 @@
 // From the top down; calls go downwards (internal/archtest holds it):
 //
 //	client.go    the client: sends by the bus, or to this node's replicas
+//	load.go      versions for a new cluster, how far ranges have taken them, and their wire forms
 //	check.go     refuses malformed requests
 //	txnwire.go   wire forms of transaction commands and their answers
 //	pagewire.go  wire forms of pages

@@ -39,6 +39,8 @@ const (
 	// MethodRouterReads asks a node whether transactions that it coordinates may read
 	// below a revision (router).
 	MethodRouterReads Method = 25
+	// MethodShardLoad brings versions to a range of a cluster that is being loaded (shard).
+	MethodShardLoad Method = 26
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -72,6 +74,7 @@ var methods = map[Method]struct {
 	MethodRouterReads:       {"router-reads", ClassRequest},
 	MethodShardFeed:         {"shard-feed", ClassRequest},
 	MethodShardWatch:        {"shard-watch", ClassRequest},
+	MethodShardLoad:         {"shard-load", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},
