@@ -122,6 +122,8 @@ const (
 	// KeysChanged: a key of the lease was written since its keys were checked for a revoke. They are
 	// checked anew.
 	KeysChanged
+	// Loading: the cluster is being loaded, or holds a part of a load that was abandoned.
+	Loading
 
 	numKinds
 )
@@ -228,6 +230,7 @@ var rows = [numKinds]Row{
 	TooManyUsers:          {Name: "too many users", GRPC: status.Error(codes.ResourceExhausted, "skein: users, roles and permissions take more than 16 MiB: delete some")},
 	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
 	KeysChanged:           {Name: "keys of the lease changed", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: keys of the lease were written again and again while it was to be revoked: repeat the request")},
+	Loading:               {Name: "loading", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: this cluster is being loaded")},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -339,7 +342,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge || e.Kind == Loading) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

@@ -39,17 +39,6 @@ func (c *Client) alarms(ctx context.Context, o fsm.ChangeAlarm, repeat bool) ([]
 	if err != nil {
 		return nil, err
 	}
-	for {
-		m, changed := c.maps.current()
-		if m != nil && m.Version >= a.MapVersion {
-			return a.Alarms, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return a.Alarms, nil
-		case <-c.ctx.Done():
-			return a.Alarms, nil
-		}
-	}
+	c.awaitMap(ctx, a.MapVersion)
+	return a.Alarms, nil
 }

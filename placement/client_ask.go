@@ -294,3 +294,20 @@ func (c *Client) Term() uint64 {
 	defer c.mu.Unlock()
 	return max(own, c.term)
 }
+
+// awaitMap waits until the node's map has the version, at most until ctx ends.
+func (c *Client) awaitMap(ctx context.Context, version uint64) {
+	for {
+		m, changed := c.maps.current()
+		if m != nil && m.Version >= version {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}

@@ -51,6 +51,7 @@ func sampleRequests() []request {
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301, Silence: 3030 * time.Millisecond},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
+		{Kind: requestLoad, Load: fsm.ChangeLoad{Step: fsm.LoadAdvance, Nonce: 0xa1b2, Phase: fsm.PhaseFollow, Position: 300}},
 		{Kind: requestTransfer, Permit: 302, To: 0xa2},
 		{Kind: requestLease, Permit: 302, Lease: leaseRequest{Op: leaseRevoke, ID: 0x7b}},
 	}
@@ -81,6 +82,8 @@ func sampleResponse(k requestKind) response {
 		return response{Credential: rights.Credential{Enabled: true, Hash: []byte("$2a$10$hash"), Since: 300, Index: 302, Revision: 9}}
 	case requestAlarms:
 		return response{MapVersion: 33, Alarms: sampleAlarms}
+	case requestLoad:
+		return response{MapVersion: 33, Loading: &sampleLoad}
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -136,6 +139,11 @@ var sampleAccessPart = feedPart{Version: 302, Access: &fsm.AccessPart{
 
 var sampleAlarmsPart = feedPart{Version: 302, Alarms: &fsm.Alarms{All: sampleAlarms, Changed: 301}}
 
+var (
+	sampleLoad     = fsm.Loading{Phase: fsm.PhaseBulk, Nonce: 0xa1b2, Source: "etcd a.db", Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
+	sampleLoadPart = feedPart{Version: 302, Loading: &sampleLoad}
+)
+
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
 // them again. A change there is a change of the format: docs/format/placement.md
 // and the message's version change with it.
@@ -171,6 +179,10 @@ func TestFormats(t *testing.T) {
 	line("bus/feed-part-alarms", sampleAlarmsPart.encode())
 	if got, err := decodeFeedPart(sampleAlarmsPart.encode()); err != nil || !reflect.DeepEqual(got, sampleAlarmsPart) {
 		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleAlarmsPart)
+	}
+	line("bus/feed-part-loading", sampleLoadPart.encode())
+	if got, err := decodeFeedPart(sampleLoadPart.encode()); err != nil || !reflect.DeepEqual(got, sampleLoadPart) {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleLoadPart)
 	}
 	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
@@ -234,7 +246,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestAlarms {
+		if err != nil || k == 0 || k > requestLoad {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -36,6 +36,8 @@ type feedPart struct {
 	Access *fsm.AccessPart
 	// Alarms are all alarms, nil where they are as before.
 	Alarms *fsm.Alarms
+	// Loading is the load of the cluster, nil where it is as before.
+	Loading *fsm.Loading
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
@@ -50,6 +52,8 @@ const (
 	feedAccess = 1 << 3
 	// feedAlarms is sent from cluster version 4 on.
 	feedAlarms = 1 << 4
+	// feedLoading is sent once a load has begun, so from cluster version 4 on.
+	feedLoading = 1 << 5
 )
 
 func (p *feedPart) encode() []byte {
@@ -69,6 +73,9 @@ func (p *feedPart) encode() []byte {
 	if p.Alarms != nil {
 		flags |= feedAlarms
 	}
+	if p.Loading != nil {
+		flags |= feedLoading
+	}
 	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
@@ -79,6 +86,9 @@ func (p *feedPart) encode() []byte {
 	}
 	if p.Alarms != nil {
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, p.Alarms.Changed), p.Alarms.All)
+	}
+	if p.Loading != nil {
+		dst = fsm.AppendLoading(dst, p.Loading)
 	}
 	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
@@ -92,7 +102,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(feedVersion)
 	flags := r.Byte()
-	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms|feedLoading) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
@@ -107,6 +117,10 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	}
 	if flags&feedAlarms != 0 {
 		p.Alarms = &fsm.Alarms{Changed: r.Uvarint(), All: r.Alarms()}
+	}
+	if flags&feedLoading != 0 {
+		l := r.Loading()
+		p.Loading = &l
 	}
 	p.Nodes = r.Nodes()
 	n := r.CountUpTo(feedRows, 11)
@@ -183,6 +197,9 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 	if a := m.Alarms; a != nil && a.Changed > since && m.ClusterVersion >= keyspace.VersionAccess {
 		part.Alarms = a
 	}
+	if l := m.Loading; l != nil && l.Changed > since {
+		part.Loading = l
+	}
 	bytes := 0
 	next := func() error {
 		err := s.Send(ctx, part.encode())
@@ -220,6 +237,8 @@ type feedReceiver struct {
 	access []*fsm.AccessPart
 	// alarms are the newest that came since then.
 	alarms *fsm.Alarms
+	// loading is the newest that came since then.
+	loading *fsm.Loading
 }
 
 // receive takes one part and returns the new map where it was the last one.
@@ -242,6 +261,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	if p.Alarms != nil {
 		f.alarms = p.Alarms
 	}
+	if p.Loading != nil {
+		f.loading = p.Loading
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -259,6 +281,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	}
 	if f.alarms != nil {
 		next.Alarms = f.alarms
+	}
+	if f.loading != nil {
+		next.Loading = f.loading
 	}
 	if f.full {
 		err = next.Check()

@@ -163,6 +163,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveAwaitAccess(ctx, term, q), nil
 	case requestAlarms:
 		return s.serveAlarms(ctx, term, q.Alarm)
+	case requestLoad:
+		return s.serveLoad(ctx, term, q.Load)
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -187,7 +189,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	switch {
 	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess,
-		q.Kind == requestAlarms && q.Alarm.Change == 0:
+		q.Kind == requestAlarms && q.Alarm.Change == 0, q.Kind == requestLoad && q.Load.Step == 0:
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

@@ -36,6 +36,7 @@ const (
 	requestTakenAccess
 	requestAwaitAccess
 	requestAlarms
+	requestLoad
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -95,6 +96,8 @@ type request struct {
 	Silence time.Duration
 	// Alarm is for requestAlarms. Its Change may be 0: that asks for all alarms.
 	Alarm fsm.ChangeAlarm
+	// Load is for requestLoad. Its Step may be 0: that asks how far the load is.
+	Load fsm.ChangeLoad
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -112,6 +115,8 @@ func (q *request) guarded() bool {
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
 	case requestAlarms:
 		return q.Alarm.Change != 0
+	case requestLoad:
+		return q.Load.Step != 0
 	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess:
 	}
 	return false
@@ -163,6 +168,8 @@ func (q *request) encode() []byte {
 		}
 	case requestAlarms:
 		dst = fsm.AppendAlarmChange(dst, q.Alarm)
+	case requestLoad:
+		dst = fsm.AppendChangeLoad(dst, &q.Load)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -214,6 +221,8 @@ func decodeRequest(p []byte) (request, error) {
 		}
 	case requestAlarms:
 		q.Alarm = r.AlarmChange()
+	case requestLoad:
+		q.Load = r.ChangeLoad()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -279,6 +288,8 @@ type response struct {
 	// Alarms are all alarms, or those that were raised or ended. A map of MapVersion has what they say.
 	Alarms     []fsm.Alarm
 	MapVersion uint64
+	// Loading is the load of the cluster, nil if there was none.
+	Loading *fsm.Loading
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -309,6 +320,11 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = appendCredential(dst, &a.Credential)
 	case requestAlarms:
 		dst = fsm.AppendAlarms(binary.AppendUvarint(dst, a.MapVersion), a.Alarms)
+	case requestLoad:
+		dst = fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.Loading != nil)
+		if a.Loading != nil {
+			dst = fsm.AppendLoading(dst, a.Loading)
+		}
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -354,6 +370,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		a.Credential = readCredential(r)
 	case requestAlarms:
 		a.MapVersion, a.Alarms = r.Uvarint(), r.Alarms()
+	case requestLoad:
+		if a.MapVersion = r.Uvarint(); r.Bool() {
+			l := r.Loading()
+			a.Loading = &l
+		}
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:

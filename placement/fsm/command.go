@@ -39,6 +39,7 @@ const (
 	opGuarded
 	opRevokeChecked
 	opKeepLease
+	opChangeLoad
 )
 
 // Command is one raft entry of the placement group.
@@ -210,6 +211,12 @@ func (r *Reader) effect(kind opKind) Effect {
 		o := r.AlarmChange()
 		if r.OK() && o.Change == 0 {
 			r.Failf("a change of an alarm that changes nothing")
+		}
+		return o
+	case opChangeLoad:
+		o := r.ChangeLoad()
+		if r.OK() && o.Step == 0 {
+			r.Failf("a step of a load that changes nothing")
 		}
 		return o
 	case opGuarded:

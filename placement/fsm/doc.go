@@ -22,6 +22,7 @@
 //	User     one user: roles, hash of the password                          u + name
 //	Role     one role: permissions                                          p + name
 //	Alarm    one alarm of a member: whether a client has raised it          w + type + member
+//	Loading  the load of a new cluster: phase, source, loader, position     d
 //	access   whether rights are checked, and since when; the tokens' secret a
 //
 // The members of the placement group are raft's: the applied record has them, and the
@@ -53,6 +54,9 @@
 // ceiling in their own direction only.
 //
 // F9. A guarded command changes nothing if rights were taken from anybody after its permit.
+//
+// F10. A load begins only in an empty cluster, and only its loader goes on with it. While it lasts no
+// revision is allowed, and no client's command takes effect.
 //
 // # States of a node
 //
@@ -115,6 +119,7 @@
 //	version.go      the cluster version
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
+//	loading.go      the load of a new cluster
 //	alarm.go        alarms: records, commands, the list
 //	node.go         nodes: rows, commands, states
 //	setting.go      settings by which placement decides

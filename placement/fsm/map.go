@@ -22,6 +22,8 @@ type Map struct {
 	Access *Access
 	// Alarms are those raised, nil before the first change of them.
 	Alarms *Alarms
+	// Loading is the load of the cluster, nil if there was none.
+	Loading *Loading
 	rows
 	nodes map[keyspace.NodeID]Node
 	own   keyspace.Descriptor
@@ -107,7 +109,7 @@ func (m *Map) RowsSince(version uint64) []*Range {
 // where there are any, replace the node table, and own the placement group's descriptor
 // unless its ConfIndex is 0.
 func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
-	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, Alarms: m.Alarms, nodes: m.nodes, own: m.own}
+	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, Alarms: m.Alarms, Loading: m.Loading, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.rows = newRows()
 	} else {

@@ -57,6 +57,8 @@ const (
 	recordRole   = 'p' // + name
 
 	recordAlarm = 'w' // + type, 4 bytes, and member, 8 bytes, big endian
+
+	recordLoading = 'd'
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

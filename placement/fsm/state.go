@@ -31,6 +31,8 @@ type State struct {
 	// alarms are those raised. They have changed at alarmsChanged, or before where that is not known.
 	alarms        map[AlarmID]Alarm
 	alarmsChanged uint64
+	// loading is the load of the cluster, nil if there was none. It is never changed: another takes its place.
+	loading *Loading
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -58,6 +60,8 @@ type dirty struct {
 	// access is users, roles, or what is stored of them together.
 	access bool
 	alarms map[AlarmID]bool
+	// loading is the load.
+	loading bool
 }
 
 // NewState returns the state of a cluster that does not exist yet.
@@ -101,11 +105,16 @@ type Result struct {
 	Access keyspace.AccessIndex
 	// Alarm is the one that a change of an alarm has raised, found or ended.
 	Alarm *Alarm
+	// Loading is the load that a step has left.
+	Loading *Loading
 }
 
 // Apply changes the state by one command of the entry at index. It never fails:
 // what the state refuses is a result like any other, the same on every replica.
 func (s *State) Apply(index uint64, op Effect) Result {
+	if s.loading.Active() && restsWhileLoading(op) {
+		return Result{Err: s.loading.Err()}
+	}
 	switch o := op.(type) {
 	case RaiseCeiling:
 		if o.To > s.Ceiling {
@@ -167,6 +176,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyChangeAccess(index, o)
 	case ChangeAlarm:
 		return s.applyChangeAlarm(index, o)
+	case ChangeLoad:
+		return s.applyChangeLoad(index, o)
 	case Guarded:
 		if at := keyspace.AccessIndex(s.access.Meta.Access); o.Permit.Ended(at) {
 			return Result{Err: kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)}
@@ -301,6 +312,9 @@ func (s *State) Flush(w recordWriter) error {
 	if err := s.flushAlarms(w); err != nil {
 		return err
 	}
+	if err := s.flushLoading(w); err != nil {
+		return err
+	}
 	return s.leases.flush(w)
 }
 
@@ -342,6 +356,8 @@ func (s *State) Load(key, value []byte) error {
 		return s.loadAccess(key, value)
 	case recordAlarm:
 		return s.loadAlarm(key, value)
+	case recordLoading:
+		return s.loadLoading(value)
 	case recordOperation:
 		o, err := decodeOperation(value)
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
@@ -398,7 +414,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), Loading: s.loading, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings
