@@ -1,5 +1,6 @@
 // Package dataapi is Skein's data service, which every node offers beside etcd's services on its client port, and
-// its client. Data of the whole cluster leave by it, as of one revision: for backups, exports and comparisons.
+// its client. Data of the whole cluster leave by it, as of one revision: for backups, exports and comparisons. And
+// they come by it into a new cluster: from a backup, from etcd's files, from a running etcd.
 //
 //	command ──▶ Client ──gRPC──▶ server ──▶ Cutter ──┬─▶ placement: hold, leases, settings, users
 //	                                                 ├─▶ router: the revision of now
@@ -25,9 +26,32 @@
 //   - the client dies: its hold expires within an hour.
 //   - a page fails for a moment: the client goes on behind the last version that it has.
 //
+// # A load
+//
+// A new cluster takes finished versions at given revisions: from a backup, from etcd's files, from a running etcd.
+//
+//	loader ──gRPC──▶ Load ──┬─▶ placement: phase, position, leases
+//	                        └─▶ router ──▶ leaders of ranges: versions, cursors
+//
+// The service has no state. What is durable is placement's phase and the cursor of each range. So a loader that has
+// crashed begins again with its number, asks the ranges where they are, and leaves out what they have. Each call can
+// be repeated. The number keeps a second loader out.
+//
+//  1. LoadBegin, while the cluster is empty. LoadSplit makes ranges, so that several take versions at a time.
+//  2. LoadLeases: versions of leases that were not granted attach nothing.
+//  3. LoadPut in bulk, in the order of keys, the newest version of a key first.
+//  4. LoadAdvance to follow, then LoadPut in the order of revisions and LoadAdvance, as often as wanted. Clients read at
+//     the position.
+//  5. LoadFinish compares the number of versions and the sum of their hashes with what the loader says. Then the
+//     cluster serves, and the next write has the revision behind.
+//
 // # Files
 //
-//	cut_client.go  the client
-//	cut_server.go  the service
-//	cut.go         Cutter: makes and reads cuts on a node
+// From the top down: calls between files go down this list.
+//
+//	load_client.go  Loader: the client of a load
+//	cut_client.go   the client of cuts
+//	load_server.go  the service of loads
+//	cut_server.go   the service of cuts
+//	cut.go          Cutter: makes and reads cuts on a node
 package dataapi

@@ -125,6 +125,8 @@ const (
 	// HoldEnded: the hold of a consistent cut has expired, was released, or came too late: some of what the
 	// cut is to read may be removed.
 	HoldEnded
+	// Loading: the cluster is being loaded, or holds a part of a load that was abandoned.
+	Loading
 
 	numKinds
 )
@@ -232,6 +234,7 @@ var rows = [numKinds]Row{
 	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
 	KeysChanged:           {Name: "keys of the lease changed", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: keys of the lease were written again and again while it was to be revoked: repeat the request")},
 	HoldEnded:             {Name: "hold ended", GRPC: status.Error(codes.FailedPrecondition, "skein: old versions are not held for this cut any more: begin it anew")},
+	Loading:               {Name: "loading", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: this cluster is being loaded")},
 }
 
 // Table returns all rows in the order of their kinds.
@@ -343,7 +346,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge || e.Kind == Loading) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

@@ -133,6 +133,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.Register = func(r grpc.ServiceRegistrar) {
 		adminapi.Register(r, core.Admin())
 		dataapi.RegisterData(r, core.Cuts())
+		dataapi.RegisterLoad(r, core.client, core.router, core.admin)
 	}
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })

@@ -54,6 +54,7 @@ func sampleRequests() []request {
 		{Kind: requestAccessRows, Key: []byte("ualice")},
 		{Kind: requestEndHold, EndHold: fsm.EndHold{ID: 0xb0}},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
+		{Kind: requestLoad, Load: fsm.ChangeLoad{Step: fsm.LoadAdvance, Nonce: 0xa1b2, Phase: fsm.PhaseFollow, Position: 300}},
 		{Kind: requestTransfer, Permit: 302, To: 0xa2},
 		{Kind: requestLease, Permit: 302, Lease: leaseRequest{Op: leaseRevoke, ID: 0x7b}},
 	}
@@ -88,6 +89,8 @@ func sampleResponse(k requestKind) response {
 		return response{MapVersion: 33, Hold: sampleHolds[0]}
 	case requestAlarms:
 		return response{MapVersion: 33, Alarms: sampleAlarms}
+	case requestLoad:
+		return response{MapVersion: 33, Loading: &sampleLoad}
 	case requestLease:
 		return response{Lease: leaseResponse{
 			Revision: 57, More: true, Spans: sampleLease.Spans,
@@ -147,6 +150,11 @@ var sampleHoldsPart = feedPart{Version: 302, Holds: &fsm.Holds{All: sampleHolds,
 
 var sampleAlarmsPart = feedPart{Version: 302, Alarms: &fsm.Alarms{All: sampleAlarms, Changed: 301}}
 
+var (
+	sampleLoad     = fsm.Loading{Phase: fsm.PhaseBulk, Nonce: 0xa1b2, Source: "etcd a.db", Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
+	sampleLoadPart = feedPart{Version: 302, Loading: &sampleLoad}
+)
+
 // TestFormats compares the bytes of what goes over the bus with testdata/golden.txt, and decodes
 // them again. A change there is a change of the format: docs/format/placement.md
 // and the message's version change with it.
@@ -186,6 +194,10 @@ func TestFormats(t *testing.T) {
 	line("bus/feed-part-holds", sampleHoldsPart.encode())
 	if got, err := decodeFeedPart(sampleHoldsPart.encode()); err != nil || !reflect.DeepEqual(got, sampleHoldsPart) {
 		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleHoldsPart)
+	}
+	line("bus/feed-part-loading", sampleLoadPart.encode())
+	if got, err := decodeFeedPart(sampleLoadPart.encode()); err != nil || !reflect.DeepEqual(got, sampleLoadPart) {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, sampleLoadPart)
 	}
 	f.AddEach("bus/report-part", sampleNodePart.Encode)
 	line("bus/report-answer", driver.EncodePartAnswer(true))
@@ -249,7 +261,7 @@ func FuzzResponse(f *testing.F) {
 		if got := measure.Excess(len(p), func() { a, err = decodeResponse(k, p) }); got != 0 {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(p))
 		}
-		if err != nil || k == 0 || k > requestAccessRows {
+		if err != nil || k == 0 || k > requestLoad {
 			return
 		}
 		again, err := decodeResponse(k, a.encode(k))

@@ -87,6 +87,7 @@
 //	client_map.go         the map follows the leader, ranges' descriptors are reported
 //	client_lease.go       requests about leases, renewals in batches
 //	client_sequence.go    requests for revisions, in batches
+//	client_load.go        the load of a new cluster: its steps, and how far it is
 //	client_alarm.go       alarms: what is raised, and raised and ended by clients
 //	client_hold.go        holds: made, renewed, moved up and ended
 //	client_access.go      users and roles: changes of them, and what a login is compared with
@@ -96,6 +97,7 @@
 //	access.go             answers about users and roles
 //	alarm.go              answers about alarms
 //	hold.go               answers about holds
+//	loading.go            answers about the load of a new cluster
 //	handover.go           the leadership is handed over, also by a node that stops
 //	feed.go               parts of the map for nodes that follow it
 //	lease_serve.go        answers about leases

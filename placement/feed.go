@@ -38,6 +38,8 @@ type feedPart struct {
 	Alarms *fsm.Alarms
 	// Holds are all holds, nil where they are as before.
 	Holds *fsm.Holds
+	// Loading is the load of the cluster, nil where it is as before.
+	Loading *fsm.Loading
 }
 
 // feedVersion leads a part. Version 3 knows the members of the placement group. Version 4 knows
@@ -54,6 +56,8 @@ const (
 	feedAlarms = 1 << 4
 	// feedHolds is sent from cluster version 4 on.
 	feedHolds = 1 << 5
+	// feedLoading is sent once a load has begun, so from cluster version 4 on.
+	feedLoading = 1 << 6
 )
 
 func (p *feedPart) encode() []byte {
@@ -76,6 +80,9 @@ func (p *feedPart) encode() []byte {
 	if p.Holds != nil {
 		flags |= feedHolds
 	}
+	if p.Loading != nil {
+		flags |= feedLoading
+	}
 	dst := []byte{feedVersion, flags}
 	dst = binary.AppendUvarint(binary.AppendUvarint(dst, p.Version), uint64(p.ClusterVersion))
 	if p.Own.ConfIndex != 0 {
@@ -90,6 +97,9 @@ func (p *feedPart) encode() []byte {
 	if p.Holds != nil {
 		dst = fsm.AppendHolds(binary.AppendUvarint(dst, p.Holds.Changed), p.Holds.All)
 	}
+	if p.Loading != nil {
+		dst = fsm.AppendLoading(dst, p.Loading)
+	}
 	dst = fsm.AppendNodes(dst, p.Nodes)
 	dst = binary.AppendUvarint(dst, uint64(len(p.Rows)))
 	for _, g := range p.Rows {
@@ -102,7 +112,7 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	r := fsm.NewReader(b)
 	r.VersionIs(feedVersion)
 	flags := r.Byte()
-	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms|feedHolds) != 0 {
+	if flags&^(feedFull|feedLast|feedOwn|feedAccess|feedAlarms|feedHolds|feedLoading) != 0 {
 		r.Failf("feed flags %x", flags)
 	}
 	p := feedPart{Full: flags&feedFull != 0, Last: flags&feedLast != 0, Version: r.Uvarint(), ClusterVersion: r.ClusterVersion()}
@@ -120,6 +130,10 @@ func decodeFeedPart(b []byte) (feedPart, error) {
 	}
 	if flags&feedHolds != 0 {
 		p.Holds = &fsm.Holds{Changed: r.Uvarint(), All: r.Holds()}
+	}
+	if flags&feedLoading != 0 {
+		l := r.Loading()
+		p.Loading = &l
 	}
 	p.Nodes = r.Nodes()
 	n := r.CountUpTo(feedRows, 11)
@@ -199,6 +213,9 @@ func sendMap(ctx context.Context, m *fsm.Map, nodesChanged, since uint64, s tran
 	if h := m.Holds; h != nil && h.Changed > since && m.ClusterVersion >= keyspace.VersionData {
 		part.Holds = h
 	}
+	if l := m.Loading; l != nil && l.Changed > since {
+		part.Loading = l
+	}
 	bytes := 0
 	next := func() error {
 		err := s.Send(ctx, part.encode())
@@ -237,6 +254,8 @@ type feedReceiver struct {
 	// alarms and holds are the newest that came since then.
 	alarms *fsm.Alarms
 	holds  *fsm.Holds
+	// loading is the newest that came since then.
+	loading *fsm.Loading
 }
 
 // receive takes one part and returns the new map where it was the last one.
@@ -262,6 +281,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	if p.Holds != nil {
 		f.holds = p.Holds
 	}
+	if p.Loading != nil {
+		f.loading = p.Loading
+	}
 	if !p.Last {
 		return nil, nil
 	}
@@ -282,6 +304,9 @@ func (f *feedReceiver) receive(b []byte) (*fsm.Map, error) {
 	}
 	if f.holds != nil {
 		next.Holds = f.holds
+	}
+	if f.loading != nil {
+		next.Loading = f.loading
 	}
 	if f.full {
 		err = next.Check()

@@ -169,6 +169,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.servePutHold(ctx, term, q.PutHold)
 	case requestEndHold:
 		return response{}, s.propose(ctx, term, q.EndHold).Err
+	case requestLoad:
+		return s.serveLoad(ctx, term, q.Load)
 	case requestTransfer:
 		return response{}, s.TransferLeader(ctx, q.To)
 	case requestPutSetting:
@@ -193,7 +195,7 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 func (s *Service) leads(ctx context.Context, q *request) (term uint64, last keyspace.Revision, err error) {
 	switch {
 	case q.Linearizable, q.Kind == requestCompact, q.Kind == requestCredential, q.Kind == requestTakenAccess, q.Kind == requestAwaitAccess,
-		q.Kind == requestAccessRows, q.Kind == requestAlarms && q.Alarm.Change == 0:
+		q.Kind == requestAccessRows, q.Kind == requestAlarms && q.Alarm.Change == 0, q.Kind == requestLoad && q.Load.Step == 0:
 		return s.sequencer.Confirm(ctx)
 	}
 	ls := s.machine.leaderState()

@@ -39,6 +39,7 @@ const (
 	requestPutHold
 	requestEndHold
 	requestAccessRows
+	requestLoad
 )
 
 // requestVersion leads every request of method 33. The versions added: 2 a question about
@@ -101,6 +102,8 @@ type request struct {
 	// PutHold is for requestPutHold, without a time, and EndHold for requestEndHold.
 	PutHold fsm.PutHold
 	EndHold fsm.EndHold
+	// Load is for requestLoad. Its Step may be 0: that asks how far the load is.
+	Load fsm.ChangeLoad
 }
 
 // maybeOld says that any replica may answer, by what it has applied.
@@ -119,6 +122,8 @@ func (q *request) guarded() bool {
 		return q.Lease.Op == leaseGrant || q.Lease.Op == leaseRevoke || q.Lease.Op == leaseRevokeChecked
 	case requestAlarms:
 		return q.Alarm.Change != 0
+	case requestLoad:
+		return q.Load.Step != 0
 	case requestAllocate, requestReport, requestMembers, requestStatus, requestSettings, requestOperations, requestCredential, requestTakenAccess, requestAwaitAccess, requestAccessRows:
 	}
 	return false
@@ -174,6 +179,8 @@ func (q *request) encode() []byte {
 		dst = fsm.AppendPutHold(dst, q.PutHold)
 	case requestEndHold:
 		dst = fsm.AppendEndHold(dst, q.EndHold)
+	case requestLoad:
+		dst = fsm.AppendChangeLoad(dst, &q.Load)
 	default:
 		panic(fmt.Sprintf("placement: encode request of kind %d", q.Kind))
 	}
@@ -229,6 +236,8 @@ func decodeRequest(p []byte) (request, error) {
 		q.PutHold = r.PutHold()
 	case requestEndHold:
 		q.EndHold = r.EndHold()
+	case requestLoad:
+		q.Load = r.ChangeLoad()
 	default:
 		r.Failf("unknown request kind %d", q.Kind)
 	}
@@ -299,6 +308,8 @@ type response struct {
 	// AccessRows are those behind Key, as of the change of index MapVersion; More says that there are others.
 	AccessRows []fsm.AccessRow
 	More       bool
+	// Loading is the load of the cluster, nil if there was none.
+	Loading *fsm.Loading
 }
 
 func (a *response) encode(kind requestKind) []byte {
@@ -333,6 +344,11 @@ func (a *response) encode(kind requestKind) []byte {
 		dst = fsm.AppendHolds(binary.AppendUvarint(dst, a.MapVersion), []fsm.Hold{a.Hold})
 	case requestAccessRows:
 		dst = fsm.AppendAccessRows(fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.More), a.AccessRows)
+	case requestLoad:
+		dst = fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.Loading != nil)
+		if a.Loading != nil {
+			dst = fsm.AppendLoading(dst, a.Loading)
+		}
 	case requestLease:
 		dst = a.Lease.append(dst)
 	case requestBegin, requestOperations:
@@ -388,6 +404,11 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 		}
 	case requestAccessRows:
 		a.MapVersion, a.More, a.AccessRows = r.Uvarint(), r.Bool(), r.AccessRows()
+	case requestLoad:
+		if a.MapVersion = r.Uvarint(); r.Bool() {
+			l := r.Loading()
+			a.Loading = &l
+		}
 	case requestLease:
 		a.Lease = readLeaseResponse(r)
 	case requestBegin, requestOperations:

@@ -273,7 +273,11 @@ func (s *Service) beginDutiesLocked(term uint64) {
 	clear(s.held)
 	s.taken.lead(term, s.o.Clock.Now())
 	if s.o.LeaseObserver != nil {
-		s.o.LeaseObserver.Lead(ctx, term, s.View().Records)
+		records := s.View().Records
+		if s.View().Loading.Active() {
+			records = func(func(*fsm.Lease) bool) {} // their clocks start when the load finishes
+		}
+		s.o.LeaseObserver.Lead(ctx, term, records)
 	}
 	s.wait.Go(func() { s.createRanges(ctx, term) })
 	s.tracker = s.driver.Lead(ctx, term, s.wait.Go)

@@ -34,6 +34,7 @@ type Local interface {
 	AwaitResolved(ctx context.Context, q *ResolvedRequest) (FeedPosition, error)
 	History(q *HistoryRequest) (*HistoryPage, error)
 	Versions(ctx context.Context, q *VersionsRequest) (*VersionsPage, error)
+	Load(ctx context.Context, q *LoadRequest) (*LoadAnswer, error)
 }
 
 // NewClient returns a client on node self, whose replicas local serves.
@@ -172,6 +173,14 @@ func (c *Client) History(ctx context.Context, node keyspace.NodeID, q *HistoryRe
 		return nil, CallError(err, false)
 	}
 	return decodeHistoryPage(b)
+}
+
+// Load sends a request about a load to the replica of its range on a node. A repeated one does no harm.
+func (c *Client) Load(ctx context.Context, node keyspace.NodeID, q *LoadRequest) (*LoadAnswer, error) {
+	if node == c.self {
+		return c.local.Load(ctx, q)
+	}
+	return call(ctx, c, node, transport.MethodShardLoad, q.encode(), true, DecodeLoadAnswer)
 }
 
 // FeedStream is a gateway's stream of feeds from one node. One goroutine may call Order while

@@ -16,6 +16,7 @@
 //	21      FeedOrder (a stream)           FeedPart (a stream)
 //	22      ResolvedRequest, HistoryRequest  FeedPosition, HistoryPage
 //	27      VersionsRequest                  VersionsPage: versions as they are stored
+//	26      LoadRequest                      LoadAnswer
 //
 // # What is guaranteed
 //
@@ -31,6 +32,7 @@
 //
 //	client.go    the client: sends by the bus, or to this node's replicas
 //	versions.go  pages of a cut: versions at and below a revision, their wire forms and client
+//	load.go      versions for a new cluster, how far ranges have taken them, and their wire forms
 //	check.go     refuses malformed requests
 //	txnwire.go   wire forms of transaction commands and their answers
 //	pagewire.go  wire forms of pages

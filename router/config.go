@@ -56,6 +56,8 @@ type Config struct {
 	Hashes Hashes
 	// Cuts is for ReadCut.
 	Cuts Cuts
+	// Loads is for loads of a new cluster.
+	Loads Loads
 	// Txns and Bus are for transactions over several ranges.
 	Txns TxnCommands
 	Bus  Bus

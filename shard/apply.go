@@ -71,6 +71,8 @@ type outcome struct {
 	// resolved is applyState.resolved behind it.
 	events   *rangefeed.Events
 	resolved keyspace.Revision
+	// turns says that the load of the range begins or ends with a load.
+	turns bool
 }
 
 // Apply implements raftgroup.StateMachine: it writes bytes and decides nothing
@@ -153,6 +155,8 @@ func (r *Replica) applyEntry(b *engine.Batch, e *raftgroup.Entry) (out outcome, 
 			err = refuse(err)
 		case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 			err = r.applyMerge(b, h.Kind, body, &out)
+		case command.KindLoad:
+			err = r.applyLoad(b, body, &out)
 		}
 	} else if h.Kind == command.KindBatch {
 		if c, _, err := command.DecodeBatchHeader(body); err == nil {
@@ -284,7 +288,13 @@ func (s *applyState) joinReplaced() error {
 
 // Payload implements raftgroup.Payloader.
 func (r *Replica) Payload() []byte {
-	return command.AppendRecord(make([]byte, 0, 64+len(r.applying.rec.Span.Start)+len(r.applying.rec.Span.End)), &r.applying.rec)
+	rec := &r.applying.rec
+	if mutation.Is(mutation.CursorNotDurable) && rec.Load.Active() {
+		forgotten := *rec
+		forgotten.Load.LoadCursor = rangeapi.LoadCursor{Stage: rec.Load.Stage}
+		rec = &forgotten
+	}
+	return command.AppendRecord(make([]byte, 0, 64+len(rec.Span.Start)+len(rec.Span.End)), rec)
 }
 
 // Applied implements raftgroup.StateMachine: it publishes and answers.
@@ -310,7 +320,7 @@ func (r *Replica) Applied(upTo raftgroup.Position) {
 			r.upkeep.counting = false
 		case command.KindCompact:
 			r.upkeep.compacting = 0
-		case command.KindSplit, command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
+		case command.KindSplit, command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease, command.KindLoad:
 			if r.publishChangeLocked(o, &feeds); o.ok && (o.split != nil || o.source != 0) {
 				heirs = append(heirs, o)
 			}
@@ -386,6 +396,8 @@ func (r *Replica) publishChangeLocked(o *outcome, feeds *rangefeed.Publication) 
 			r.dropAskedLocked()
 		case command.KindAbsorb:
 			r.publishAbsorbLocked(o, feeds)
+		case command.KindLoad:
+			r.publishLoadLocked(o, feeds)
 		case command.KindFreeze, command.KindRelease, command.KindBatch, command.KindCompact, command.KindCount:
 		}
 	}

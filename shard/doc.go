@@ -164,6 +164,21 @@
 // needs, once the map gives its first key to another range with a higher generation. The
 // generation of a key only grows.
 //
+// # Life of a load
+//
+// A new cluster can be given finished versions at given revisions: by restore, import or mirror. Placement says
+// that it is being loaded, and hands out no revision meanwhile. So a range sees no other write.
+//
+//  1. Bulk. Versions come in the order of the store: by key, the newest version of a key first. Only that
+//     one counts as living and is attached to its lease. The record's cursor is the last version.
+//  2. Follow. Versions come in the order of revisions. The leader reads what each key was before.
+//  3. End. One entry of each range: its last revision is the store's, and it takes no more of the load.
+//
+// An entry names the cursor on which it stands, and does nothing on another. A split cuts the cursor.
+// Merges, compaction and counts rest, and the resolved revision stays where it was: feeds and reads at a
+// replica show nothing of it before the end. Keys are attached at once, with the load's one incarnation: the
+// leases' records list the ranges before the load is finished, and no lease ends before.
+//
 // # What if …
 //
 // … the leadership ends, a proposal is dropped, or a client gives up while a write is under way?
@@ -253,6 +268,7 @@
 //	hold.go         how far placement's holds let ranges be compacted
 //	mergestep.go    steps of a merge at the leader
 //	split.go        splits
+//	loading.go      finished versions for a new cluster
 //	pipeline.go     a replica as its pipeline sees it
 //	txnapply.go     items of transactions on every replica
 //	lease.go        attachments of leases and their registrations

@@ -220,14 +220,14 @@ func (r *Replica) needsCareLocked() bool {
 
 // countsLocked says whether a leader is to count its keys.
 func (r *Replica) countsLocked() bool {
-	return r.pipe.Leads() && !r.rec.Counted && !r.upkeep.counting && !r.rec.Merge.StandsStill()
+	return r.pipe.Leads() && !r.rec.Counted && !r.upkeep.counting && !r.rec.Load.Active() && !r.rec.Merge.StandsStill()
 }
 
 // raiseLocked returns the compacted revision that this leader should propose, 0 for
 // none. A range without changes since its last one has nothing to let go: it sleeps on.
 func (r *Replica) raiseLocked() keyspace.Revision {
 	c := r.store.mayCompactTo()
-	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || c <= r.rec.Compacted || c <= r.upkeep.compacting || r.rec.LastRevision < r.rec.Compacted {
+	if !r.pipe.Leads() || r.pipe.Draining() || r.pipe.Closed() || r.rec.Merge.Role != command.MergeNone || r.rec.Load.Active() || c <= r.rec.Compacted || c <= r.upkeep.compacting || r.rec.LastRevision < r.rec.Compacted {
 		return 0
 	}
 	if c = r.keepLocked(c); c <= r.rec.Compacted || c <= r.upkeep.compacting {

@@ -42,7 +42,7 @@ func (r *Replica) applyMerge(b *engine.Batch, kind command.Kind, body []byte, ou
 			return nil
 		}
 		return r.applyAbsorb(b, out)
-	case c.ID <= s.rec.Merged || s.rec.Merge.Role != command.MergeNone || c.ConfIndex != s.confIndex:
+	case c.ID <= s.rec.Merged || s.rec.Merge.Role != command.MergeNone || s.rec.Load.Active() || c.ConfIndex != s.confIndex:
 		return nil
 	case kind == command.KindBind:
 		s.rec.Merge = command.MergeState{Role: command.MergeTarget, ID: c.ID, Other: c.Other, Hull: c.Hull}
@@ -142,6 +142,7 @@ func joinRecords(left, right *command.Record, last keyspace.Revision) command.Re
 	rec.LastRevision, rec.SequencerTerm = last, max(left.SequencerTerm, right.SequencerTerm)
 	rec.Compacted = max(left.Compacted, right.Compacted)
 	rec.Hash += right.Hash
+	rec.Load = rec.Load.Join(&right.Load)
 	rec.Fence = max(left.Fence, right.Fence)
 	if rec.Counted = left.Counted && right.Counted; rec.Counted {
 		rec.Live += right.Live

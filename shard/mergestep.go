@@ -169,6 +169,8 @@ func (r *Replica) checkMergeLocked(o *keyspace.MergeOrder) (term uint64, done bo
 		return 0, false, kverror.New(kverror.Internal, "range %s is to absorb by merge %d, and is bound to merge %d", r.id, o.ID, m.ID)
 	case !begins:
 		return r.pipe.Term(), false, nil
+	case r.rec.Load.Active():
+		return 0, false, r.errorLocked(kverror.Busy, "the range is being loaded")
 	case m.Role != command.MergeNone || r.rec.Merged >= o.ID:
 		return 0, false, kverror.New(kverror.BadRequest, "range %s is bound to merge %d, and merge %d is over", r.id, m.ID, r.rec.Merged)
 	case o.Generation != r.rec.Generation || o.ConfIndex != r.confIndex:

@@ -41,6 +41,9 @@ import (
 // since nobody can tell what became of the revision. A number for each span would set free
 // only the watchers of other keys.
 func (s *applyState) advance(locks bool) {
+	if s.rec.Load.Active() {
+		return // a bulk brings revisions in no order, and nothing is seen of it before it ends
+	}
 	if locks {
 		s.lowest = keyspace.MaxRevision
 		for _, l := range s.txns.Locks {

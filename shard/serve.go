@@ -23,6 +23,7 @@ func (s *Store) RegisterHandlers(r Registrar) {
 	r.HandleCall(transport.MethodShardPage, transport.ClassRequest, s.handlePage)
 	r.HandleCall(transport.MethodShardAdmin, transport.ClassRequest, s.handleAdmin)
 	r.HandleStream(transport.MethodShardFeed, transport.ClassRequest, s.handleFeeds)
+	r.HandleCall(transport.MethodShardLoad, transport.ClassRequest, s.handleLoad)
 	r.HandleCall(transport.MethodShardWatch, transport.ClassRequest, s.handleWatch)
 	r.HandleCall(transport.MethodShardVersions, transport.ClassRequest, s.handleVersions)
 }
@@ -37,6 +38,16 @@ func (s *Store) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []
 		return rangeapi.AppendAnswer(nil, nil, err)
 	}
 	return rangeapi.AppendAnswer(make([]byte, 0, rangeapi.SizeBound(resp.Op)+rangeapi.AnswerOverheadBytes), resp, nil)
+}
+
+// handleLoad answers method 26.
+func (s *Store) handleLoad(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	q, err := rangeapi.DecodeLoadRequest(payload)
+	if err != nil {
+		return rangeapi.AppendLoadAnswer(nil, nil, rangeapi.BadRequest("%v", err)), nil
+	}
+	a, err := s.Load(ctx, q)
+	return rangeapi.AppendLoadAnswer(nil, a, err), nil
 }
 
 // handleTxn answers method 18.

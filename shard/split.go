@@ -230,6 +230,7 @@ func (r *Replica) applySplit(b *engine.Batch, body []byte, out *outcome) error {
 		// Where nothing lives, nothing has to be counted.
 		Counted: s.rec.Counted && s.rec.Live == 0,
 		Fence:   s.rec.Fence,
+		Load:    s.rec.Load.Cut(key),
 	}
 	s.rec.Span.End = key
 	s.rec.Generation++

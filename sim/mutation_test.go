@@ -128,6 +128,7 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.RangeUnhashed:      {"node", "TestHashIsTheSameEverywhere"},
 	mutation.DifferenceKept:     {"node", "TestScrub/leads_false"},
 	mutation.QuotaUnseen:        {"node", "TestQuota"},
+	mutation.CursorNotDurable:   {"shard", "TestLoad"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and

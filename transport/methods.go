@@ -41,6 +41,8 @@ const (
 	MethodRouterReads Method = 25
 	// MethodShardVersions is one page of the versions of a cut through a range (shard).
 	MethodShardVersions Method = 27
+	// MethodShardLoad brings versions to a range of a cluster that is being loaded (shard).
+	MethodShardLoad Method = 26
 	// MethodPlacementSequence asks the sequencer for revisions (placement).
 	MethodPlacementSequence Method = 32
 	// MethodPlacementRequest is every other request to placement.
@@ -75,6 +77,7 @@ var methods = map[Method]struct {
 	MethodRouterReads:       {"router-reads", ClassRequest},
 	MethodShardFeed:         {"shard-feed", ClassRequest},
 	MethodShardWatch:        {"shard-watch", ClassRequest},
+	MethodShardLoad:         {"shard-load", ClassRequest},
 	MethodPlacementSequence: {"placement-sequence", ClassRequest},
 	MethodPlacementRequest:  {"placement-request", ClassRequest},
 	MethodPlacementFeed:     {"placement-feed", ClassRequest},

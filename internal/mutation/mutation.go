@@ -163,6 +163,8 @@ const (
 	DifferenceKept
 	// QuotaUnseen: a node does not notice that its store is above its quota.
 	QuotaUnseen
+	// CursorNotDurable: a replica does not store how far its range has taken a load.
+	CursorNotDurable
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -197,7 +199,7 @@ var names = [end]string{
 	"refused commit repeated for ever", "embargo never shrinks", "relay asks a relay", "view lease ignored",
 	"permits unseen by the sequencer", "refused revisions counted", "first batch of a term by old rights", "watchers kept without rights",
 	"hashes of passwords told", "raised alarm unseen", "ended alarm goes on", "alarm of a removed member stays",
-	"key hashed twice", "range left out of a hash", "replica that differs goes on", "full quota unseen",
+	"key hashed twice", "range left out of a hash", "replica that differs goes on", "full quota unseen", "cursor of a load not durable",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

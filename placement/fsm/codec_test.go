@@ -33,6 +33,7 @@ var (
 	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
 	goldenAlarm  = Alarm{AlarmID{AlarmNoSpace, 0xa1}, true}
 	goldenHold   = Hold{ID: 0xb0, Owner: "backup", Revision: 40, Expires: 1_800_000_000_000}
+	goldenLoad   = Loading{Phase: PhaseFollow, Nonce: 0xa1b2, Source: "etcd a.db", Position: 300, Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
@@ -70,6 +71,11 @@ func sampleCommands() []Command {
 		KeepLease{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
 		PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Now: 1_800_000_000_000, Life: time.Hour},
 		EndHold{ID: 0xb0, Expires: 1_800_000_000_000},
+		ChangeLoad{Step: LoadBegin, Nonce: 0xa1b2, Source: "etcd a.db", Now: 1_800_000_000_000},
+		ChangeLoad{Step: LoadAdvance, Nonce: 0xa1b2, Phase: PhaseFollow, Position: 300},
+		ChangeLoad{Step: LoadGrant, Nonce: 0xa1b2, Leases: []LoadedLease{{ID: 0x7b, TTL: 60}, {ID: -2, TTL: 61}}},
+		ChangeLoad{Step: LoadRegister, Nonce: 0xa1b2, Leases: []LoadedLease{{ID: -2, Spans: []keyspace.Span{{Start: []byte("b"), End: []byte("d")}}}}},
+		ChangeLoad{Step: LoadFinish, Nonce: 0xa1b2, Position: 310, Compacted: 200},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {
@@ -105,6 +111,7 @@ func TestFormats(t *testing.T) {
 	f.Add("record/access", appendAccessMeta([]byte{FormatVersion}, &goldenRights))
 	f.Add("record/alarm", appendAlarm([]byte{FormatVersion}, goldenAlarm))
 	f.Add("record/hold", appendHold([]byte{FormatVersion}, goldenHold))
+	f.Add("record/loading", AppendLoading([]byte{FormatVersion}, &goldenLoad))
 	f.Compare(t)
 }
 
@@ -128,6 +135,7 @@ func decoderOf(name string) func([]byte) error {
 		"record/access":          func(p []byte) error { _, err := decodeAccessMeta(p); return err },
 		"record/alarm":           func(p []byte) error { _, err := decodeAlarm(p); return err },
 		"record/hold":            func(p []byte) error { _, err := decodeHold(p); return err },
+		"record/loading":         func(p []byte) error { _, err := decodeLoading(p); return err },
 		"record/setting":         func(p []byte) error { _, err := decodeSetting(p); return err },
 	}[name]
 }
@@ -166,6 +174,10 @@ func FuzzRole(f *testing.F) {
 
 func FuzzAccess(f *testing.F) {
 	testkit.Fuzz(f, "record/access", decodeAccessMeta, func(m accessMeta) []byte { return appendAccessMeta([]byte{FormatVersion}, &m) })
+}
+
+func FuzzLoading(f *testing.F) {
+	testkit.Fuzz(f, "record/loading", decodeLoading, func(l Loading) []byte { return AppendLoading([]byte{FormatVersion}, &l) })
 }
 
 func FuzzAlarm(f *testing.F) {

@@ -41,6 +41,7 @@ const (
 	opKeepLease
 	opPutHold
 	opEndHold
+	opChangeLoad
 )
 
 // Command is one raft entry of the placement group.
@@ -218,6 +219,12 @@ func (r *Reader) effect(kind opKind) Effect {
 		return r.PutHold()
 	case opEndHold:
 		return r.EndHold()
+	case opChangeLoad:
+		o := r.ChangeLoad()
+		if r.OK() && o.Step == 0 {
+			r.Failf("a step of a load that changes nothing")
+		}
+		return o
 	case opGuarded:
 		o, guarded := Guarded{Permit: keyspace.Permit(r.Uvarint())}, opKind(r.Byte())
 		if o.Permit == 0 || guarded == opGuarded {

@@ -23,6 +23,7 @@
 //	Role     one role: permissions                                          p + name
 //	Alarm    one alarm of a member: whether a client has raised it          w + type + member
 //	Hold     one hold: owner, revision, expiry                              h + hold id
+//	Loading  the load of a new cluster: phase, source, loader, position     d
 //	access   whether rights are checked, and since when; the tokens' secret a
 //
 // The members of the placement group are raft's: the applied record has them, and the
@@ -57,6 +58,9 @@
 //
 // F10. A new hold names no compacted revision, and none goes down. A hold ends only by its owner's command,
 // or by the leader's that names the time at which it had expired.
+//
+// F11. A load begins only in an empty cluster, and only its loader goes on with it. While it lasts no
+// revision is allowed, and no client's command takes effect.
 //
 // # States of a node
 //
@@ -120,6 +124,7 @@
 //	access_rows.go  users and roles as rows, for copies of the whole store
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
+//	loading.go      the load of a new cluster
 //	alarm.go        alarms: records, commands, the list
 //	hold.go         holds: records, commands, the list
 //	node.go         nodes: rows, commands, states

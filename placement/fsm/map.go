@@ -24,6 +24,8 @@ type Map struct {
 	Alarms *Alarms
 	// Holds are those in force, nil before the first one.
 	Holds *Holds
+	// Loading is the load of the cluster, nil if there was none.
+	Loading *Loading
 	rows
 	nodes map[keyspace.NodeID]Node
 	own   keyspace.Descriptor
@@ -109,7 +111,7 @@ func (m *Map) RowsSince(version uint64) []*Range {
 // where there are any, replace the node table, and own the placement group's descriptor
 // unless its ConfIndex is 0.
 func (m *Map) With(version uint64, rows []*Range, nodes []Node, own keyspace.Descriptor) *Map {
-	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, Alarms: m.Alarms, Holds: m.Holds, nodes: m.nodes, own: m.own}
+	next := &Map{Version: version, ClusterVersion: m.ClusterVersion, Access: m.Access, Alarms: m.Alarms, Holds: m.Holds, Loading: m.Loading, nodes: m.nodes, own: m.own}
 	if m.tree == nil {
 		next.rows = newRows()
 	} else {

@@ -58,7 +58,8 @@ const (
 
 	recordAlarm = 'w' // + type, 4 bytes, and member, 8 bytes, big endian
 
-	recordHold = 'h' // + hold id, 8 bytes, big endian
+	recordHold    = 'h' // + hold id, 8 bytes, big endian
+	recordLoading = 'd'
 )
 
 func nodeKey(id keyspace.NodeID) []byte {

@@ -34,6 +34,8 @@ type State struct {
 	// standing are the holds in force. They have changed at holdsChanged, or before where that is not known.
 	standing     map[HoldID]Hold
 	holdsChanged uint64
+	// loading is the load of the cluster, nil if there was none. It is never changed: another takes its place.
+	loading *Loading
 	// operations are those under way; operationsChanged counts their changes since the
 	// state was loaded.
 	operations        map[keyspace.RangeID]Operation
@@ -62,6 +64,8 @@ type dirty struct {
 	access bool
 	alarms map[AlarmID]bool
 	holds  map[HoldID]bool
+	// loading is the load.
+	loading bool
 }
 
 // NewState returns the state of a cluster that does not exist yet.
@@ -109,11 +113,16 @@ type Result struct {
 	Alarm *Alarm
 	// Hold is the one that a command about holds has made, renewed or ended.
 	Hold *Hold
+	// Loading is the load that a step has left.
+	Loading *Loading
 }
 
 // Apply changes the state by one command of the entry at index. It never fails:
 // what the state refuses is a result like any other, the same on every replica.
 func (s *State) Apply(index uint64, op Effect) Result {
+	if s.loading.Active() && restsWhileLoading(op) {
+		return Result{Err: s.loading.Err()}
+	}
 	switch o := op.(type) {
 	case RaiseCeiling:
 		if o.To > s.Ceiling {
@@ -179,6 +188,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyPutHold(index, o)
 	case EndHold:
 		return s.applyEndHold(index, o)
+	case ChangeLoad:
+		return s.applyChangeLoad(index, o)
 	case Guarded:
 		if at := keyspace.AccessIndex(s.access.Meta.Access); o.Permit.Ended(at) {
 			return Result{Err: kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)}
@@ -316,6 +327,9 @@ func (s *State) Flush(w recordWriter) error {
 	if err := s.flushHolds(w); err != nil {
 		return err
 	}
+	if err := s.flushLoading(w); err != nil {
+		return err
+	}
 	return s.leases.flush(w)
 }
 
@@ -359,6 +373,8 @@ func (s *State) Load(key, value []byte) error {
 		return s.loadAlarm(key, value)
 	case recordHold:
 		return s.loadHold(key, value)
+	case recordLoading:
+		return s.loadLoading(value)
 	case recordOperation:
 		o, err := decodeOperation(value)
 		if err == nil && !bytes.Equal(key, operationKey(o.Range)) {
@@ -415,7 +431,7 @@ func (s *State) View(index, term uint64, prev *View) *View {
 	case prev != nil && prev.Version == s.Changed:
 		v.Map = prev.Map
 	default:
-		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), Holds: s.viewHolds(prev), rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
+		v.Map = Map{Version: s.Changed, ClusterVersion: s.ClusterVersion, Access: s.viewAccess(prev), Alarms: s.viewAlarms(prev), Holds: s.viewHolds(prev), Loading: s.loading, rows: s.clone(), nodes: maps.Clone(s.nodes), own: s.own()}
 	}
 	if prev != nil && prev.meta.Settings == s.Settings {
 		v.settings = prev.settings

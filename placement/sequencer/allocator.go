@@ -6,6 +6,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // CeilingBlock is how far the committed ceiling is ahead of the last revision at most,
@@ -101,6 +102,8 @@ type allocator struct {
 
 	compacted, settings keyspace.Revision
 	access              keyspace.AccessIndex
+	// loading is the load of the cluster, nil if there was none.
+	loading *fsm.Loading
 
 	// waiting are asks in the order of their arrival, at most one per process.
 	waiting []*waitingBatch
@@ -162,6 +165,37 @@ func (c *allocator) refusal() error {
 // observe takes over what the answers say of the state machine.
 func (c *allocator) observe(compacted, settings keyspace.Revision, access keyspace.AccessIndex) {
 	c.compacted, c.settings, c.access = compacted, settings, access
+}
+
+// observeLoad takes over how far the load of the cluster is, as of the entry that has set the ceiling. When it has
+// finished, the source's last revision is the last one allocated.
+func (c *allocator) observeLoad(l *fsm.Loading, ceiling keyspace.Revision) {
+	ended := c.loading.Active() && !l.Active()
+	if c.loading = l; !ended || c.phase == following {
+		return
+	}
+	c.last, c.ceiling = ceiling, ceiling
+	c.log.restart(c.term, ceiling)
+}
+
+// answerLoading answers all that wait while the cluster is loaded: nothing is allocated. Once it follows its source,
+// the current revision is the position.
+func (c *allocator) answerLoading(out *output) {
+	kept := c.waiting[:0]
+	for _, a := range c.waiting {
+		switch position := c.loading.Position; {
+		case a.Total() > 0 || c.loading.Phase != fsm.PhaseFollow:
+			out.answers = append(out.answers, answered{batch: a, err: c.loading.Err()})
+		case !a.confirmed:
+			kept = append(kept, a)
+		default:
+			g := Grant{Number: a.Number, Term: c.term, Before: position, Compacted: c.compacted, Settings: c.settings, Access: c.access}
+			c.remember(a, g)
+			out.answers = append(out.answers, answered{batch: a, grant: g})
+		}
+	}
+	clear(c.waiting[len(kept):])
+	c.waiting = kept
 }
 
 // arrive takes a batch. It is answered at once where it repeats the last number of
@@ -236,10 +270,11 @@ func (c *allocator) withdraw(a *waitingBatch) (found bool) {
 // advance allocates as far as it can. lease says that this node holds the lease in the
 // allocator's term. It was read after all waiting batches had arrived.
 func (c *allocator) advance(lease bool) (out output) {
+	loading := c.loading.Active() && (c.phase == starting || c.phase == serving)
 	if c.phase == starting && len(c.waiting) > 0 {
 		c.wantCeiling(&out)
 	}
-	if c.phase != serving {
+	if c.phase != serving && !loading {
 		return out
 	}
 	if lease {
@@ -247,7 +282,11 @@ func (c *allocator) advance(lease bool) (out output) {
 			a.confirmed = true
 		}
 	}
-	c.grantConfirmed(&out)
+	if loading {
+		c.answerLoading(&out)
+	} else {
+		c.grantConfirmed(&out)
+	}
 	c.beginRound(&out)
 	c.wantCeiling(&out)
 	return out
@@ -361,7 +400,7 @@ func (c *allocator) roundDone(round uint64, ok bool) {
 // that allocations seldom wait for it, or when the first batch does not fit. The ceiling never is more than a block ahead
 // of the last revision.
 func (c *allocator) wantCeiling(out *output) {
-	if c.raising || c.lowering || (c.phase != starting && c.phase != serving) {
+	if c.raising || c.lowering || c.loading.Active() || (c.phase != starting && c.phase != serving) {
 		return
 	}
 	to := min(c.last+CeilingBlock, keyspace.MaxRevision-1)

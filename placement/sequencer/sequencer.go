@@ -242,6 +242,7 @@ func (s *Sequencer) Applied(v *fsm.View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.c.observe(v.Compacted, v.SettingsRevision(), v.AccessIndex())
+	s.c.observeLoad(v.Loading, v.Ceiling)
 }
 
 // Pending is a batch that the sequencer has taken.

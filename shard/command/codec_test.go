@@ -50,6 +50,7 @@ func TestGolden(t *testing.T) {
 	}
 	maps.Copy(formats, goldenTxn())
 	maps.Copy(formats, goldenMerge())
+	maps.Copy(formats, goldenLoad())
 	golden.Formats(t, formats)
 }
 
@@ -96,6 +97,11 @@ func FuzzCommand(f *testing.F) {
 }
 
 func FuzzRecord(f *testing.F) {
+	for _, l := range sampleLoadStates() {
+		rec := sampleRecord()
+		rec.Load = l
+		f.Add(AppendRecord(nil, &rec))
+	}
 	for _, m := range sampleMerges() {
 		rec := sampleRecord()
 		rec.Merge = m

@@ -6,6 +6,7 @@
 //	entry   = Header { kind, term, generation } + body
 //	body    = Batch ─▶ versions of each transaction, then TxnItems
 //	        | Split | MergeCommand (bind, freeze, absorb, release) | a number (compact, count)
+//	        | Load ─▶ finished versions
 //	applied = Record          in the applied record of the raft group
 //	        + TxnState        locks, commit records, attachments of leases; keys of their own
 //
@@ -18,6 +19,7 @@
 //	txnitem.go  items of transactions in an entry
 //	record.go   the range's applied record
 //	merge.go    commands and state of a merge
+//	load.go     finished versions for a new cluster, and how far a range has taken them
 //	entry.go    headers, batches, splits
 //	lock.go     what a transaction holds of a range
 //

@@ -34,11 +34,13 @@ const (
 	KindAbsorb
 	// KindRelease ends what binds the range to a merge that was aborted.
 	KindRelease
+	// KindLoad brings finished versions into a new cluster. It is written from keyspace.VersionData on.
+	KindLoad
 )
 
 // String returns the kind as logs and stories print it.
 func (k Kind) String() string {
-	names := [...]string{"", "batch", "split", "compact", "count", "bind", "freeze", "absorb", "release"}
+	names := [...]string{"", "batch", "split", "compact", "count", "bind", "freeze", "absorb", "release", "load"}
 	if k == 0 || int(k) >= len(names) {
 		return fmt.Sprintf("command-%d", uint8(k))
 	}
@@ -76,7 +78,7 @@ func DecodeHeader(b []byte) (h Header, rest []byte, err error) {
 		return h, nil, fmt.Errorf("command: %w", err)
 	}
 	h.Kind = Kind(b[1])
-	if h.Kind < KindBatch || h.Kind > KindRelease {
+	if h.Kind < KindBatch || h.Kind > KindLoad {
 		return h, nil, fmt.Errorf("command: unknown command %d", b[1])
 	}
 	if h.Term, rest, err = wire.Uvarint(b[2:]); err != nil {

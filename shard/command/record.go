@@ -2,12 +2,14 @@ package command
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // recordVersion leads the payload of a range's applied record; docs/format/shard.md
@@ -49,6 +51,8 @@ type Record struct {
 	// Absorbed is the generation that the last absorbing gave the range, 0 if it has never
 	// absorbed another one.
 	Absorbed keyspace.Generation
+	// Load is what the range has taken of the load of a new cluster.
+	Load rangeapi.LoadState
 }
 
 // CompactedIn returns the highest compacted revision that is known, given the cluster's. The
@@ -60,10 +64,12 @@ func (r *Record) CompactedIn(cluster keyspace.Revision) keyspace.Revision {
 	return max(cluster, r.Compacted)
 }
 
-// The flags of a record: counted, and the role in a merge.
+// The flags of a record: counted, the role in a merge, and loaded.
 const (
 	recordCounted   = 1
 	recordRoleShift = 1
+	recordRoles     = 3 << recordRoleShift
+	recordLoaded    = 8
 )
 
 // AppendRecord appends the payload of the applied record.
@@ -71,6 +77,9 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	flags := byte(r.Merge.Role) << recordRoleShift
 	if r.Counted {
 		flags |= recordCounted
+	}
+	if r.Load.Stage != rangeapi.LoadNone {
+		flags |= recordLoaded
 	}
 	dst = append(dst, recordVersion, flags)
 	dst = binary.AppendUvarint(dst, uint64(r.RangeID))
@@ -86,6 +95,9 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	dst = binary.AppendUvarint(dst, r.Merged)
 	dst = binary.AppendUvarint(dst, uint64(r.Absorbed))
 	dst = appendMerge(dst, &r.Merge)
+	if r.Load.Stage != rangeapi.LoadNone {
+		dst = rangeapi.AppendLoadState(dst, &r.Load)
+	}
 	dst = binary.AppendVarint(dst, r.Live)
 	return binary.BigEndian.AppendUint64(dst, r.Hash)
 }
@@ -98,10 +110,11 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	if err := keyspace.CheckVersion("range record", uint64(b[0]), recordVersion); err != nil {
 		return r, fmt.Errorf("command: %w", err)
 	}
-	if r.Merge.Role = MergeRole(b[1] >> recordRoleShift); r.Merge.Role > MergeSource {
+	if r.Merge.Role = MergeRole(b[1] & recordRoles >> recordRoleShift); r.Merge.Role > MergeSource || b[1] > recordLoaded|recordRoles|recordCounted {
 		return r, fmt.Errorf("command: record with flags %d", b[1])
 	}
 	r.Counted = b[1]&recordCounted != 0
+	loaded := b[1]&recordLoaded != 0
 	b = b[2:]
 	var id, gen uint64
 	if id, b, err = wire.Uvarint(b); err != nil {
@@ -125,6 +138,14 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	r.Fence, r.Merged, r.Absorbed = ints[5], ints[6], keyspace.Generation(ints[7])
 	if b, err = decodeMerge(b, &r.Merge); err != nil {
 		return r, err
+	}
+	if loaded {
+		if r.Load, b, err = rangeapi.DecodeLoadState(b); err != nil {
+			return r, err
+		}
+		if r.Load.Stage == rangeapi.LoadNone {
+			return r, errors.New("command: a record is loaded and in no stage of it")
+		}
 	}
 	if r.Live, b, err = wire.Varint(b); err != nil || len(b) != 8 {
 		return r, wire.ErrTruncated

@@ -5,6 +5,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // Describe prints an entry of a range's log that has the term, for stories, logs and whoever
@@ -75,8 +76,44 @@ func Describe(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += fmt.Sprintf(" %d", n)
+	case KindLoad:
+		text, err := describeLoad(body)
+		if err != nil {
+			return "broken: " + err.Error()
+		}
+		s += text
 	}
 	return s
+}
+
+func describeLoad(body []byte) (s string, err error) {
+	c, versions, err := DecodeLoad(body)
+	if err != nil {
+		return "", err
+	}
+	s = fmt.Sprintf(" %s on %s", c.Stage, &c.From)
+	if c.Stage == rangeapi.LoadEnded {
+		s += fmt.Sprintf(" to %d compacted=%d", c.Revision, c.Compacted)
+	}
+	err = VisitLoad(&c, versions, func(v *mvcc.Version, before LoadPrior) error {
+		s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
+		if v.Tombstone {
+			s += "†"
+		}
+		for _, f := range []struct {
+			is   bool
+			name string
+		}{{before.Lived, "lived"}, {before.Old, "old"}, {before.Attach, "attached"}, {v.Earlier != nil, "twice"}} {
+			if f.is {
+				s += " " + f.name
+			}
+		}
+		if before.Lease != 0 {
+			s += fmt.Sprintf(" was=%d", before.Lease)
+		}
+		return nil
+	})
+	return s, err
 }
 
 func describeItem(it *TxnItem) string {

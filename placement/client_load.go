@@ -1,0 +1,36 @@
+package placement
+
+import (
+	"context"
+
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// Loading returns the load of the cluster as of a moment after the call, nil if there was none.
+func (c *Client) Loading(ctx context.Context) (*fsm.Loading, error) {
+	return c.loading(ctx, fsm.ChangeLoad{})
+}
+
+// KnownLoading returns the load by the node's newest copy of the map, nil if there is none.
+func (c *Client) KnownLoading() *fsm.Loading {
+	if m := c.maps.load(); m != nil {
+		return m.Loading
+	}
+	return nil
+}
+
+// ChangeLoad takes a step of a load. A step can be repeated, so it is asked again until its fate is known. The
+// error is BadRequest where the load is another loader's, or cannot go on so.
+func (c *Client) ChangeLoad(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, error) {
+	return c.loading(ctx, o)
+}
+
+// loading asks about the load, and waits until the node's map has what the answer says, at most until ctx ends.
+func (c *Client) loading(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, error) {
+	a, err := c.ask(ctx, &request{Kind: requestLoad, Load: o}, true)
+	if err != nil {
+		return nil, err
+	}
+	c.awaitMap(ctx, a.MapVersion)
+	return a.Loading, nil
+}

@@ -1,0 +1,37 @@
+package placement
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// serveLoad takes a step of the load of a new cluster, or answers how far it is. Before a load begins, the
+// allocations end and the ceiling is lowered to the last revision, as before a hand-over: so the state can
+// tell that no revision was used.
+func (s *Service) serveLoad(ctx context.Context, term uint64, o fsm.ChangeLoad) (response, error) {
+	if o.Step == 0 {
+		v := s.View()
+		return response{MapVersion: v.Version, Loading: v.Loading}, nil
+	}
+	if err := s.knowsAccess("loads"); err != nil {
+		return response{}, err
+	}
+	if o.Step == fsm.LoadBegin {
+		o.Now = s.wall()
+		if err := s.sequencer.End(ctx, 0); err != nil {
+			s.sequencer.Resume()
+			return response{}, kverror.New(kverror.Timeout, "end the allocations of revisions: %v", err)
+		}
+		defer s.sequencer.Resume()
+	}
+	r := s.propose(ctx, term, o)
+	if r.Err == nil && r.Loading != nil && (o.Step == fsm.LoadBegin || o.Step == fsm.LoadFinish || o.Step == fsm.LoadAbandon) {
+		s.o.Logger.Warn("the load of this cluster goes into another phase: until it has finished no client can write",
+			zap.Stringer("phase", r.Loading.Phase), zap.String("source", r.Loading.Source), zap.Int64("revision", int64(r.Loading.Position)))
+	}
+	return response{MapVersion: s.View().Version, Loading: r.Loading}, r.Err
+}
