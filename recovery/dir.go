@@ -22,6 +22,8 @@ type Dir struct {
 	Data, WAL string
 	// WALSegmentBytes is the size of new segments, 0 the default.
 	WALSegmentBytes int64
+	// Clock is the machine's where it is nil.
+	Clock clock.Clock
 	// Logger may be nil.
 	Logger *zap.Logger
 }
@@ -42,6 +44,9 @@ const cacheBytes = 64 << 20
 func (d Dir) open() (_ *store, err error) {
 	if d.FS == nil {
 		d.FS = vfs.Default
+	}
+	if d.Clock == nil {
+		d.Clock = clock.System()
 	}
 	if d.WAL == "" {
 		d.WAL = filepath.Join(d.Data, "wal")
@@ -69,11 +74,11 @@ func (d Dir) open() (_ *store, err error) {
 			err = errors.Join(err, s.abort())
 		}
 	}()
-	if s.wal, err = wal.Open(wal.Options{FS: d.FS, Dir: d.WAL, Clock: clock.System(), SegmentBytes: d.WALSegmentBytes, Logger: d.Logger}); err != nil {
+	if s.wal, err = wal.Open(wal.Options{FS: d.FS, Dir: d.WAL, Clock: d.Clock, SegmentBytes: d.WALSegmentBytes, Logger: d.Logger}); err != nil {
 		return nil, err
 	}
 	if s.engine, err = engine.Open(engine.Options{
-		FS: d.FS, Dir: filepath.Join(d.Data, "engine"), Clock: clock.System(), CacheBytes: cacheBytes, Logger: d.Logger,
+		FS: d.FS, Dir: filepath.Join(d.Data, "engine"), Clock: d.Clock, CacheBytes: cacheBytes, Logger: d.Logger,
 	}); err != nil {
 		return nil, err
 	}
