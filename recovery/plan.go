@@ -298,7 +298,7 @@ func (p *planner) judge() error {
 		}
 	}
 	if !needed {
-		return errors.New("recovery: every group has the majority of its voters among the survivors: start them, and remove the dead nodes with skein node decommission")
+		return ErrNothing
 	}
 	return nil
 }
