@@ -75,20 +75,32 @@ func (s *store) view() (*view, error) {
 		return nil, err
 	}
 	for _, g := range s.wal.Groups() {
-		v.addLost(g)
+		if err := v.addLost(g); err != nil {
+			return nil, err
+		}
 	}
 	slices.SortFunc(v.collected.Copies, func(a, b Copy) int { return int(min(max(int64(a.Range)-int64(b.Range), -1), 1)) })
 	return v, nil
 }
 
-// addLost adds a group of which there is nothing but entries.
-func (v *view) addLost(g keyspace.GroupID) {
+// addLost adds a group of which there is nothing but entries, and which has not left the node.
+func (v *view) addLost(g keyspace.GroupID) error {
 	if g.IsSystem() || slices.ContainsFunc(v.collected.Copies, func(c Copy) bool { return c.Range.Group() == g }) {
-		return
+		return nil
 	}
-	if l, err := offline.Read(v.s.wal, g); err == nil && l.Last > 0 {
+	_, have, err := v.s.engine.Applied(g)
+	if err != nil || have {
+		return err
+	}
+	left, err := replicas.TombstonesOf(v.s.engine).Left(g)
+	if err != nil || left > 0 {
+		return err
+	}
+	l, err := offline.Read(v.s.wal, g)
+	if err == nil && l.Last > 0 {
 		v.collected.Copies = append(v.collected.Copies, Copy{Range: g.Range(), Unusable: "its applied record is lost", Last: Position{l.Last, l.LastTerm}, Term: l.Term})
 	}
+	return err
 }
 
 // addPlacement adds the replica of the placement group.

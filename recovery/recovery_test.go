@@ -1,16 +1,21 @@
 package recovery_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/raftgroup/offline"
 	"github.com/skeindb/skein/recovery"
@@ -54,6 +59,7 @@ type crashAt struct {
 	vfs.FS
 	disk   *simdisk.Disk
 	rng    *rand.Rand
+	mu     sync.Mutex
 	copies []*simdisk.Disk
 }
 
@@ -62,7 +68,11 @@ type crashFile struct {
 	d *crashAt
 }
 
-func (d *crashAt) keep() { d.copies = append(d.copies, d.disk.Crash(50, d.rng)) }
+func (d *crashAt) keep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.copies = append(d.copies, d.disk.Crash(50, d.rng))
+}
 
 func (d *crashAt) wrap(f vfs.File, err error) (vfs.File, error) {
 	if err != nil {
@@ -141,4 +151,98 @@ func TestCrashWithinApply(t *testing.T) {
 			t.Errorf("applied again: %+v, %v", a, err)
 		}
 	})
+}
+
+// change splits, merges and moves ranges until ctx ends.
+func (r *rig) change(ctx context.Context, n int, ms ...*machine) (wait func()) {
+	var wg sync.WaitGroup
+	for i, m := range ms {
+		rng := rand.New(rand.NewPCG(uint64(i), r.rng.Uint64()))
+		admin := m.core.Admin()
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+				key := fmt.Appendf(nil, "k%04d/%d", rng.IntN(n), rng.IntN(2))
+				list, err := admin.Ranges(ctx, &adminpb.RangeListRequest{})
+				if err != nil || len(list.GetRanges()) == 0 {
+					continue
+				}
+				at := keyspace.RangeID(list.GetRanges()[rng.IntN(len(list.GetRanges()))].GetId())
+				switch rng.IntN(3) {
+				case 0:
+					_, _, _ = admin.SplitRange(ctx, key)
+				case 1:
+					_, _ = admin.MergeRange(ctx, at)
+				default:
+					_, _ = admin.MoveRange(ctx, at, fmt.Sprintf("n%d", rng.IntN(5)+1), fmt.Sprintf("n%d", rng.IntN(5)+1))
+				}
+			}
+		})
+	}
+	return wg.Wait
+}
+
+// Ranges are split, merged and moved all the time until the power is cut, so that tails have splits, steps of merges and
+// changes of members (trap 126).
+func TestTailsWithChanges(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, 5, bordersOf(6), func(r *rig) {
+				r.rng = rand.New(rand.NewPCG(seed, 1))
+				w := r.write(keysOf(6, 2), r.nodes...)
+				ctx, cancel := context.WithCancel(r.t.Context())
+				wait := r.change(ctx, 6, r.nodes...)
+				time.Sleep(4*time.Second + time.Duration(r.rng.IntN(3000))*time.Millisecond)
+				r.crash(r.nodes...)
+				cancel()
+				w.stop()
+				wait()
+				survivors, dead := r.nodes[:2], []string{"n3", "n4", "n5"}
+				if seed%2 == 1 {
+					survivors, dead = []*machine{r.nodes[1], r.nodes[3], r.nodes[4]}, []string{"n1", "n3"}
+				}
+				in := r.collect(survivors...)
+				noteTails(t, in)
+				if os.Getenv("DEBUG_RANGE") != "" {
+					for _, c := range in {
+						b, _ := c.Encode()
+						os.WriteFile(fmt.Sprintf("/tmp/recovery-dbg-%x.json", uint64(c.Node)), b, 0o600)
+					}
+				}
+				p, err := recovery.MakePlan(in, recovery.PlanOptions{Dead: dead, AcceptLost: true})
+				if errors.Is(err, recovery.ErrNothing) {
+					return
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				r.apply(p, survivors...)
+				r.start(survivors...)
+				r.check(p, w, survivors...)
+			})
+		})
+	}
+}
+
+func noteTails(t *testing.T, in []*recovery.Collected) {
+	t.Helper()
+	virtual, absorbs, bound, unsettled, confs := 0, 0, 0, 0, 0
+	for _, c := range in {
+		for _, x := range c.Copies {
+			if x.Parent != 0 {
+				virtual++
+			}
+			absorbs += len(x.Absorbs)
+			if x.End.Merge != 0 {
+				bound++
+			}
+			if x.Unsettled {
+				unsettled++
+			}
+			confs += len(x.InForce) - 1
+			if x.Unusable != "" {
+				t.Logf("node %x, range %s: %s", uint64(c.Node), x.Range, x.Unusable)
+			}
+		}
+	}
+	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d changes of members", virtual, absorbs, bound, unsettled, confs)
 }

@@ -86,7 +86,11 @@ type Entry struct {
 
 // tail says where a replica's tail is in the wal. It ends before it begins where the log does not
 // continue the record: a snapshot or a split has made the record durable first.
-type tail struct{ first, last uint64 }
+type tail struct {
+	first, last uint64
+	// reset says that the log has to begin anew behind the record.
+	reset bool
+}
 
 func (r *Replica) tail(w *wal.Log) (tail, error) {
 	g, at := w.Group(r.Group), r.Applied.Index
@@ -94,17 +98,18 @@ func (r *Replica) tail(w *wal.Log) (tail, error) {
 	if g.Exists() && base > at {
 		return tail{}, fmt.Errorf("%w: group %s: applied %d, log behind %d", ErrGap, r.Group, at, base)
 	}
+	none := tail{first: at + 1, last: at, reset: true}
 	if !g.Exists() || at > g.LastIndex() {
-		return tail{at + 1, at}, nil
+		return none, nil
 	}
 	term, err := g.Term(at)
 	if err != nil {
 		return tail{}, fmt.Errorf("offline: group %s: term of entry %d: %w", r.Group, at, err)
 	}
 	if term != r.Applied.Term {
-		return tail{at + 1, at}, nil
+		return none, nil
 	}
-	return tail{at + 1, g.LastIndex()}, nil
+	return tail{first: at + 1, last: g.LastIndex()}, nil
 }
 
 // Visit calls visit with each entry of the replica's tail as it will be applied once the replica is
@@ -250,7 +255,7 @@ func (r *Replica) SoleVoter(ctx context.Context, w *wal.Log, term uint64, comman
 	}
 	ents = append(ents, added...)
 	b := w.NewBatch()
-	if !l.Exists || t.last == r.Applied.Index && l.Last != t.last {
+	if t.reset {
 		b.Reset(r.Group, r.Applied.Index, r.Applied.Term, hardState(term, r.Applied.Index))
 	}
 	b.Append(r.Group, hardState(term, t.last+uint64(len(added))), ents)
