@@ -60,7 +60,7 @@ func Apply(ctx context.Context, d Dir, p *Plan, now time.Time) (_ *Applied, err 
 			return nil, err
 		}
 	}
-	for _, step := range []func() error{a.bar, a.forget, a.sole, a.placement} {
+	for _, step := range []func() error{a.bar, a.forget, a.leave, a.sole, a.placement} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -68,7 +68,7 @@ func Apply(ctx context.Context, d Dir, p *Plan, now time.Time) (_ *Applied, err 
 	if err := offline.WriteNote(ctx, s.engine, offline.Note{Plan: p.ID, Done: true}); err != nil {
 		return nil, err
 	}
-	return &Applied{Sole: len(o.Sole), Dropped: len(o.Drop), Placement: o.Placement}, nil
+	return &Applied{Sole: len(o.Sole), Dropped: len(o.Drop) + len(o.Leave), Placement: o.Placement}, nil
 }
 
 // ordersOf returns what the plan says of a node.
@@ -164,6 +164,27 @@ func (a *applier) forget() error {
 			if err := offline.Forget(a.ctx, a.s.wal, d.Range.Group()); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// leave has replicas go behind a part of their tails. The state machine itself then bars them.
+func (a *applier) leave() error {
+	for _, o := range a.orders.Leave {
+		l, err := offline.Read(a.s.wal, o.Range.Group())
+		if err != nil {
+			return err
+		}
+		if l.LastTerm == a.plan.Term {
+			continue // done before a crash
+		}
+		r := a.view.replicas[o.Range]
+		if r == nil || r.Self != o.Replica {
+			return fmt.Errorf("recovery: range %s has no replica %d here that can be used: collect and plan again", o.Range, o.Replica)
+		}
+		if err := r.Leave(a.ctx, a.s.wal, a.plan.Term, o.Through); err != nil {
+			return err
 		}
 	}
 	return nil

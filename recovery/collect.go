@@ -69,7 +69,7 @@ func (s *store) view() (*view, error) {
 		if g.IsSystem() {
 			return nil
 		}
-		return v.addRange(0, on(a.Replicas, s.id.Node), a)
+		return v.addRange(nil, on(a.Replicas, s.id.Node), a)
 	})
 	if err != nil {
 		return nil, err
@@ -217,7 +217,7 @@ func (c *Copy) refuse(err error) {
 }
 
 // addRange adds a replica of a range, and those that its tail makes.
-func (v *view) addRange(parent keyspace.RangeID, self keyspace.ReplicaID, a engine.Applied) error {
+func (v *view) addRange(made *Made, self keyspace.ReplicaID, a engine.Applied) error {
 	rec, err := command.DecodeRecord(a.Payload)
 	if err != nil {
 		return fmt.Errorf("recovery: applied record at index %d: %w", a.Index, err)
@@ -231,7 +231,9 @@ func (v *view) addRange(parent keyspace.RangeID, self keyspace.ReplicaID, a engi
 	if err != nil || c == nil {
 		return err
 	}
-	c.Parent = parent
+	if c.Made = made; made != nil {
+		made.Generation, made.Certain = rec.Generation, made.Certain || v.s.wal.Group(g).Exists()
+	}
 	w := &walk{node: v.s.id.Node, record: v.record, rec: rec, confIndex: a.ConfIndex, members: a.Replicas, revision: rec.LastRevision, sequencer: rec.SequencerTerm}
 	if c.Unusable == "" {
 		c.refuse(r.Visit(v.s.wal, func(e *offline.Entry) error {
@@ -268,7 +270,8 @@ func (v *view) addRange(parent keyspace.RangeID, self keyspace.ReplicaID, a engi
 			}
 			continue // it is here already, and may be newer
 		}
-		if err := v.addRange(c.Range, ch.self, ch.applied); err != nil {
+		made := &Made{Parent: c.Range, Index: ch.index, Certain: ch.index <= c.Commit && (c.Made == nil || c.Made.Certain)}
+		if err := v.addRange(made, ch.self, ch.applied); err != nil {
 			return err
 		}
 	}

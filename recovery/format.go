@@ -44,8 +44,8 @@ type Copy struct {
 	Replica keyspace.ReplicaID `json:"replica"`
 	// Unusable says why the copy cannot be used; the rest may be missing then.
 	Unusable string `json:"unusable,omitempty"`
-	// Parent is the range whose tail makes this copy: its own first record is not durable.
-	Parent keyspace.RangeID `json:"parent,omitempty"`
+	// Made says which split in a tail makes the copy: its own first record is not durable.
+	Made *Made `json:"made,omitempty"`
 	// Applied is the position of the applied record, Last that of the newest entry. Between them is the
 	// tail. Term and Commit are those of the hard state.
 	Applied Position `json:"applied"`
@@ -64,6 +64,17 @@ type Copy struct {
 	SequencerTerm uint64            `json:"sequencer_term"`
 	// Absorbs are the ranges that the tail absorbs.
 	Absorbs []keyspace.RangeID `json:"absorbs,omitempty"`
+}
+
+// Made is a split in a tail.
+type Made struct {
+	// Parent is the range whose tail has the split, at Index.
+	Parent keyspace.RangeID `json:"parent"`
+	Index  uint64           `json:"index"`
+	// Generation is that with which the child begins.
+	Generation keyspace.Generation `json:"generation"`
+	// Certain says that the split is committed: by the parent's commit index, or because the child has a log.
+	Certain bool `json:"certain"`
 }
 
 // Position names an entry.

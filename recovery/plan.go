@@ -97,9 +97,10 @@ type Orders struct {
 	Node id `json:"node"`
 	// Expect is how the node's groups must still be.
 	Expect []Expect `json:"expect"`
-	// Sole become their groups' only voters; Drop go.
-	Sole []Sole `json:"sole"`
-	Drop []Drop `json:"drop"`
+	// Sole become their groups' only voters; Drop go; Leave go too, behind a part of their tails.
+	Sole  []Sole  `json:"sole"`
+	Drop  []Drop  `json:"drop"`
+	Leave []Leave `json:"leave,omitempty"`
 	// Placement says that this node's replica of placement goes on, with the new map.
 	Placement bool `json:"placement,omitempty"`
 }
@@ -138,6 +139,13 @@ type Drop struct {
 	Log bool `json:"log,omitempty"`
 }
 
+// Leave is a replica that goes behind the entry at Through: a split that makes a replica which stays.
+type Leave struct {
+	Range   keyspace.RangeID   `json:"range"`
+	Replica keyspace.ReplicaID `json:"replica"`
+	Through uint64             `json:"through"`
+}
+
 // planner makes a Plan.
 type planner struct {
 	o      PlanOptions
@@ -165,6 +173,7 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 		return nil, err
 	}
 	p.gather()
+	p.doubtSplits()
 	if err := p.nodes(); err != nil {
 		return nil, err
 	}
@@ -220,6 +229,26 @@ func (p *planner) gather() {
 			g.copies = append(g.copies, located{c.Node, x})
 			if x.Unusable == "" {
 				o.Expect = append(o.Expect, Expect{x.Range, x.Last, x.Term})
+			}
+		}
+	}
+}
+
+// doubtSplits sorts out copies of ranges that may never have been made: the split is in the tail of a
+// copy that is not the newest of its group, nobody knows that it was committed, and the newest copy has
+// not seen it. For by the argument at judge the newest one has all that was committed before its end.
+func (p *planner) doubtSplits() {
+	for again := true; again; { // who is made by a copy that counts no more does not count either
+		again = false
+		for _, g := range p.groups {
+			for _, l := range g.copies {
+				m := l.copy.Made
+				if m == nil || m.Certain || l.copy.Unusable != "" || p.groups[m.Parent] == nil {
+					continue
+				}
+				if n := p.groups[m.Parent].newest(); n != nil && n.node != l.node && n.copy.End.Generation < m.Generation {
+					l.copy.Unusable, again = fmt.Sprintf("made by a split of range %s that was never committed", m.Parent), true
+				}
 			}
 		}
 	}
@@ -335,68 +364,92 @@ func (p *planner) order() {
 	lossy := false
 	for _, rng := range slices.Sorted(maps.Keys(p.groups)) {
 		g := p.groups[rng]
-		if g.chosen == nil || g.covered && g.verdict == Kept {
-			continue
-		}
 		if rng == 0 && g.verdict == Kept {
 			g.verdict, g.why = Safe, "the majority of its voters survives; one of them goes on, with the new map"
 		}
-		if !g.covered {
-			lossy = lossy || g.verdict == Doubtful
-			p.plan.Groups = append(p.plan.Groups, g.says())
-		}
-		if g.verdict == Kept && rng != 0 {
+		if g.chosen == nil || g.covered {
 			continue
 		}
-		if rng == 0 {
-			p.orders[g.chosen.node].Placement = true
-		} else if !g.covered {
-			o := p.orders[g.chosen.node]
+		lossy = lossy || g.verdict == Doubtful
+		p.plan.Groups = append(p.plan.Groups, g.says())
+		switch o := p.orders[g.chosen.node]; {
+		case rng == 0:
+			o.Placement = true
+		case g.verdict != Kept:
 			o.Sole = append(o.Sole, g.sole())
 		}
-		p.drop(g)
 	}
 	for _, v := range p.plan.Groups {
 		lossy = lossy || v.Verdict == Lost
 	}
+	slices.SortStableFunc(p.plan.Groups, func(a, b Verdict) int {
+		return cmp.Or(cmp.Compare(boolInt(a.Verdict == Lost), boolInt(b.Verdict == Lost)), cmp.Compare(a.Range, b.Range))
+	})
 	if lossy {
 		p.plan.Compacted = p.plan.Ceiling
 	}
 	p.plan.NextRange, p.plan.NextReplica = p.nextRange, p.nextReplica
 	for _, c := range p.in {
+		p.leave(c)
 		o := p.orders[c.Node]
 		slices.SortFunc(o.Drop, func(a, b Drop) int { return cmp.Or(cmp.Compare(a.Range, b.Range), cmp.Compare(b.Replica, a.Replica)) })
 		p.plan.Nodes = append(p.plan.Nodes, *o)
 	}
 }
 
-// drop has all copies of a group go but the chosen one. A frozen range stays where the tail of
-// the range that absorbs it needs it: that tail ends it.
-func (p *planner) drop(g *group) {
-	for _, l := range g.copies {
-		if l.copy.Replica == 0 || l.copy == g.chosen.copy && !g.covered || p.absorbed(l) {
-			continue
-		}
-		o := p.orders[l.node]
-		o.Drop = append(o.Drop, Drop{Range: g.rng, Replica: l.copy.Replica, Log: l.copy.Parent != 0})
+func boolInt(b bool) int {
+	if b {
+		return 1
 	}
+	return 0
 }
 
-// absorbed says whether the tail of a range that goes on absorbs the copy on its node.
-func (p *planner) absorbed(l located) bool {
-	for _, g := range p.groups {
-		if g.verdict == Kept {
-			for _, o := range g.copies {
-				if o.node == l.node && slices.Contains(o.copy.Absorbs, l.copy.Range) {
-					return true
-				}
+// stays says whether the copy goes on.
+func (p *planner) stays(l located) bool {
+	g := p.groups[l.copy.Range]
+	if l.copy.Unusable != "" || g.chosen == nil {
+		return false
+	}
+	return g.verdict == Kept || !g.covered && g.chosen.copy == l.copy
+}
+
+// leave has all copies of a node go that do not stay. One whose tail makes another range's copy that is needed here
+// applies its tail so far. A frozen range stays where the tail of the range that absorbs it needs it:
+// that tail ends it.
+func (p *planner) leave(c *Collected) {
+	o := p.orders[c.Node]
+	through := map[keyspace.RangeID]uint64{}
+	absorbed := map[keyspace.RangeID]bool{}
+	for again := true; again; { // a copy that is needed may need another one
+		again = false
+		for i := range c.Copies {
+			x := &c.Copies[i]
+			if !p.stays(located{c.Node, x}) && through[x.Range] == 0 {
+				continue
+			}
+			for _, r := range x.Absorbs {
+				absorbed[r] = true
+			}
+			if m := x.Made; m != nil && through[m.Parent] < m.Index {
+				through[m.Parent], again = m.Index, true
 			}
 		}
-		if g.chosen != nil && !g.covered && g.chosen.node == l.node && slices.Contains(g.chosen.copy.Absorbs, l.copy.Range) {
-			return true
+	}
+	var gone []*Copy
+	for i := range c.Copies {
+		if x := &c.Copies[i]; !p.stays(located{c.Node, x}) {
+			gone = append(gone, x)
 		}
 	}
-	return false
+	for _, x := range gone {
+		switch {
+		case x.Replica == 0 || absorbed[x.Range]:
+		case through[x.Range] > 0:
+			o.Leave = append(o.Leave, Leave{Range: x.Range, Replica: x.Replica, Through: through[x.Range]})
+		default:
+			o.Drop = append(o.Drop, Drop{Range: x.Range, Replica: x.Replica, Log: x.Made != nil})
+		}
+	}
 }
 
 // located is a copy on a node.

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -135,9 +135,7 @@ func TestCrashWithinApply(t *testing.T) {
 			r.apply(p, one)
 			if i%4 == 0 {
 				r.start(one)
-				c := *w
-				c.revisions = maps.Clone(w.revisions)
-				r.check(p, &c, one)
+				r.check(p, &writers{acked: w.acked, tried: w.tried, revisions: maps.Clone(w.revisions)}, one)
 				one.core.Crash()
 				one.core = nil
 			}
@@ -228,7 +226,7 @@ func noteTails(t *testing.T, in []*recovery.Collected) {
 	virtual, absorbs, bound, unsettled, confs := 0, 0, 0, 0, 0
 	for _, c := range in {
 		for _, x := range c.Copies {
-			if x.Parent != 0 {
+			if x.Made != nil {
 				virtual++
 			}
 			absorbs += len(x.Absorbs)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -262,6 +263,11 @@ func verdictOf(p *recovery.Plan, key string) string {
 // check checks what the plan has promised, once the survivors run.
 func (r *rig) check(p *recovery.Plan, w *writers, ms ...*machine) {
 	r.t.Helper()
+	defer func() {
+		if r.t.Failed() {
+			r.dump(p, ms...)
+		}
+	}()
 	count := map[string]int{}
 	for k, want := range w.acked {
 		var got string
@@ -311,4 +317,30 @@ func (r *rig) check(p *recovery.Plan, w *writers, ms ...*machine) {
 		}
 		w.revisions[rev] = "after"
 	}
+}
+
+// dump says what the plan was and what the nodes have made of it.
+func (r *rig) dump(p *recovery.Plan, ms ...*machine) {
+	var b strings.Builder
+	_ = p.Write(&b)
+	for _, row := range p.Map {
+		fmt.Fprintf(&b, "row %+v\n", row)
+	}
+	for _, n := range p.Nodes {
+		fmt.Fprintf(&b, "node %x sole %+v drop %+v\n", uint64(n.Node), n.Sole, n.Drop)
+	}
+	for _, m := range ms {
+		list, err := m.core.Ranges().List(context.Background(), m.id)
+		fmt.Fprintf(&b, "node %s %v\n", m.id, err)
+		for _, s := range list {
+			st, err := m.core.Ranges().Show(context.Background(), m.id, s.Descriptor.Range)
+			fmt.Fprintf(&b, "  %s leads %v: %+v %v\n", s.Descriptor.Range, s.IsLeader, st, err)
+		}
+		if d, err := m.core.Placement().Map(context.Background()); err == nil {
+			for _, d := range d.Descriptors() {
+				fmt.Fprintf(&b, "  map %s %d %s %v\n", d.Range, d.Generation, d.Span, d.Replicas)
+			}
+		}
+	}
+	r.t.Log(b.String())
 }

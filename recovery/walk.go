@@ -32,7 +32,9 @@ type walk struct {
 
 // child is a range that the tail makes on this node.
 type child struct {
-	self    keyspace.ReplicaID
+	self keyspace.ReplicaID
+	// index is that of the split.
+	index   uint64
 	applied engine.Applied
 }
 
@@ -70,7 +72,7 @@ func (w *walk) entry(e *offline.Entry) error {
 	}
 	switch h.Kind {
 	case command.KindSplit:
-		w.split(body)
+		w.split(e.Index, body)
 	case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 		return w.merge(h.Kind, body)
 	case command.KindBatch, command.KindCompact, command.KindCount:
@@ -101,7 +103,7 @@ func (w *walk) batch(body []byte) {
 	}
 }
 
-func (w *walk) split(body []byte) {
+func (w *walk) split(index uint64, body []byte) {
 	c, err := command.DecodeSplit(body)
 	if err != nil || c.Child == w.rec.RangeID || c.Child.Group().IsSystem() || c.ConfIndex != w.confIndex ||
 		w.rec.Merge.Role != command.MergeNone || !w.rec.Span.Contains(c.Key) || bytes.Equal(w.rec.Span.Start, c.Key) {
@@ -113,7 +115,7 @@ func (w *walk) split(body []byte) {
 	made.Last, made.Merged, made.Absorbed, made.Hash = command.Link{}, 0, 0, 0
 	w.rec.Span.End, w.rec.Generation = made.Span.Start, made.Generation
 	if self := on(c.Replicas, w.node); self != 0 {
-		w.children = append(w.children, child{self, engine.Applied{
+		w.children = append(w.children, child{self, index, engine.Applied{
 			Index: raftgroup.InitIndex, Term: raftgroup.InitTerm, ConfIndex: raftgroup.InitIndex, Replicas: c.Replicas,
 			Payload: command.AppendRecord(nil, &made),
 		}})

@@ -10,6 +10,9 @@
 // step of a merge, a change of the members) has the effect that it would have had, and nothing of the
 // group's state is written but by its own state machine.
 //
+// A replica that goes may have to apply a part of its tail first, because a split there makes another
+// range's replica. Leave ends the tail behind it with the change that takes the replica out of its group.
+//
 // One kind of entry cannot stay: a change that takes the replica itself out of its group. It and all
 // changes of the members behind it become empty.
 //
@@ -190,13 +193,10 @@ func (r *Replica) read(w *wal.Log, first, last uint64, visit func(*pb.Entry) err
 // members behind them. The first is nil where the members leave a joint configuration first.
 func Steps(members []keyspace.Replica, self keyspace.ReplicaID) (steps []*confentry.Change, after []keyspace.Replica) {
 	after = members
-	for _, m := range members {
-		if m.Role != keyspace.RoleVoter && m.Role != keyspace.RoleLearner {
-			steps = append(steps, nil)
-			leave := confentry.Entry{CC: &pb.ConfChangeV2{}}
-			after = leave.Apply(members)
-			break
-		}
+	if joint(members) {
+		steps = append(steps, nil)
+		leave := confentry.Entry{CC: &pb.ConfChangeV2{}}
+		after = leave.Apply(members)
 	}
 	for _, m := range after {
 		if m.ID == self && m.Role == keyspace.RoleLearner {
@@ -266,6 +266,54 @@ func (r *Replica) SoleVoter(ctx context.Context, w *wal.Log, term uint64, comman
 	return submit(ctx, w, b)
 }
 
+// Leave ends the replica's tail behind the entry at an index, and takes the replica out of its group
+// there. All of it counts as committed. term is as for SoleVoter.
+func (r *Replica) Leave(ctx context.Context, w *wal.Log, term, through uint64) error {
+	l, err := Read(w, r.Group)
+	if err != nil {
+		return err
+	}
+	t, err := r.tail(w)
+	if err != nil {
+		return err
+	}
+	if through < t.first || through > t.last {
+		return fmt.Errorf("offline: group %s: entry %d is not in the tail from %d to %d", r.Group, through, t.first, t.last)
+	}
+	if term <= max(l.Term, l.LastTerm) {
+		return fmt.Errorf("offline: group %s: new entries of term %d, and the log knows term %d", r.Group, term, max(l.Term, l.LastTerm))
+	}
+	members := r.Applied.Replicas
+	if err := r.Visit(w, func(e *Entry) error {
+		if e.Members != nil && e.Index <= through {
+			members = e.Members
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	steps := []*confentry.Change{{Type: confentry.RemoveReplica, Replica: r.Self}}
+	if joint(members) {
+		steps = append([]*confentry.Change{nil}, steps...)
+	}
+	ents, err := r.confEntries(through, term, steps)
+	if err != nil {
+		return err
+	}
+	b := w.NewBatch()
+	b.Append(r.Group, hardState(term, through+uint64(len(ents))), ents)
+	return submit(ctx, w, b)
+}
+
+func joint(members []keyspace.Replica) bool {
+	for _, m := range members {
+		if m.Role != keyspace.RoleVoter && m.Role != keyspace.RoleLearner {
+			return true
+		}
+	}
+	return false
+}
+
 // rewritten returns the entries from the one on by which the replica would leave, without the changes
 // of the members.
 func (r *Replica) rewritten(w *wal.Log, t tail, empty uint64) (ents []*pb.Entry, err error) {
@@ -285,27 +333,31 @@ func (r *Replica) rewritten(w *wal.Log, t tail, empty uint64) (ents []*pb.Entry,
 
 // added returns the new entries.
 func (r *Replica) added(last, term uint64, commands [][]byte, members []keyspace.Replica) (ents []*pb.Entry, err error) {
-	add := func(kind pb.EntryType, data []byte) {
-		last++
-		ents = append(ents, &pb.Entry{Index: ptr(last), Term: ptr(term), Type: kind.Enum(), Data: data})
-	}
 	for _, c := range commands {
-		add(pb.EntryNormal, c)
+		last++
+		ents = append(ents, &pb.Entry{Index: ptr(last), Term: ptr(term), Type: pb.EntryNormal.Enum(), Data: c})
 	}
 	steps, after := Steps(members, r.Self)
 	if len(after) != 1 {
 		return nil, fmt.Errorf("%w: replica %d of group %s", ErrLeft, r.Self, r.Group)
 	}
+	confs, err := r.confEntries(last, term, steps)
+	return append(ents, confs...), err
+}
+
+// confEntries are entries that change the members step by step.
+func (r *Replica) confEntries(last, term uint64, steps []*confentry.Change) (ents []*pb.Entry, err error) {
 	for _, s := range steps {
-		if s == nil {
-			add(pb.EntryConfChangeV2, nil)
-			continue
+		last++
+		e := &pb.Entry{Index: ptr(last), Term: ptr(term), Type: pb.EntryConfChangeV2.Enum()}
+		if s != nil {
+			kind, data, err := pb.MarshalConfChange(confentry.Encode(0, []confentry.Change{*s}, nil))
+			if err != nil {
+				return nil, fmt.Errorf("offline: group %s: %w", r.Group, err)
+			}
+			e.Type, e.Data = kind.Enum(), data
 		}
-		kind, data, err := pb.MarshalConfChange(confentry.Encode(0, []confentry.Change{*s}, nil))
-		if err != nil {
-			return nil, fmt.Errorf("offline: group %s: %w", r.Group, err)
-		}
-		add(kind, data)
+		ents = append(ents, e)
 	}
 	return ents, nil
 }
