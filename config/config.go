@@ -251,6 +251,8 @@ type Config struct {
 	// likewise what it sends for them. At least 1 MiB. Default 64 MiB. Too high and clients
 	// wait for the disk behind a copy, too low and a lost replica is missed for long.
 	CopyBytesPerSecond int64
+	// ForceNewCluster makes a cluster of this node alone before it starts.
+	ForceNewCluster bool
 	// LeaseReads has leaders answer linearizable reads, and the sequencer allocate revisions,
 	// under their lease. Default true. Without it each such answer waits for a round trip to a
 	// quorum, and nothing rests on how evenly the nodes' clocks run.

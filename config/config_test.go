@@ -136,6 +136,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
 		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
+		"force-new-cluster":              {value: "true", get: func(c *Config) any { return c.ForceNewCluster }, want: true},
 		"lease-reads":                    {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
 		"range-max-bytes":                {value: "2097152", get: func(c *Config) any { return c.RangeMaxBytes }, want: int64(2 << 20)},
 		"range-split-load":               {value: "500", get: func(c *Config) any { return c.RangeSplitLoad }, want: int64(500)},

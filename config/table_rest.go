@@ -52,6 +52,15 @@ func meaninglessFlags() []Flag {
 	}
 }
 
+func unsafeFlags() []Flag {
+	return []Flag{{
+		Name: "force-new-cluster", kind: kindBool, Default: "false", File: "force-new-cluster", Section: sectionUnsafe,
+		Usage: "Force to create a new cluster of this node alone: it keeps its data, and all other nodes are removed.",
+		Note:  "For a lost majority. Refused if this node has no copy of some ranges: then, and wherever more than one node survives, use skein recover (docs/RECOVERY.md). Give it for one start.",
+		set:   setBool(func(c *Config) *bool { return &c.ForceNewCluster }),
+	}}
+}
+
 func notYetFlags() []Flag {
 	const (
 		rotation   = "the log is not rotated: use logrotate with copytruncate, or standard error"
@@ -76,7 +85,6 @@ func notYetFlags() []Flag {
 		notYet(sectionTracing, "distributed-tracing-service-name", kindString, "etcd", "distributed-tracing-service-name", tracing),
 		notYet(sectionTracing, "distributed-tracing-instance-id", kindString, "", "distributed-tracing-instance-id", tracing),
 		notYet(sectionTracing, "distributed-tracing-sampling-rate", kindInt, "0", "distributed-tracing-sampling-rate", tracing),
-		notYet(sectionUnsafe, "force-new-cluster", kindBool, "false", "force-new-cluster", "a lost quorum cannot be given up yet: restore the other nodes' disks"),
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/offline"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
@@ -125,6 +126,9 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	}
 	*undo = append(*undo, func() { _ = c.engine.Abort() })
 	if err := c.refuseLoss(store.Dir); err != nil {
+		return err
+	}
+	if err := offline.Refuse(c.engine); err != nil {
 		return err
 	}
 	if !c.wal.BeganEmpty() {

@@ -105,6 +105,7 @@
 //	request.go            requests and responses of method 33
 //	lease_wire.go         those about leases
 //	replica.go            what a Service knows of its replica and of the leader
+//	offline.go            the state of a node that does not run
 //	machine.go            the replicated state joined to raft and to the engine
 //	mapcache.go           the newest map of this node
 //	table.go              the node table as bytes

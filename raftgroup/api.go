@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/confentry"
 	"github.com/skeindb/skein/transport"
 	"github.com/skeindb/skein/wal"
 )
@@ -266,28 +267,25 @@ type LeaseIndexer interface {
 	LeaseSpans(snap engine.Reader, applied engine.Applied) ([]engine.KeySpan, error)
 }
 
-// ConfChangeType says what a ConfChange does to one replica.
-type ConfChangeType uint8
-
-// The kinds of changes. A replica is added as a learner first.
-const (
-	// AddLearner adds a replica that does not vote.
-	AddLearner ConfChangeType = iota + 1
-	// Promote makes a learner a voter.
-	Promote
-	// Demote makes a voter a learner.
-	Demote
-	// RemoveReplica removes a replica of any role.
-	RemoveReplica
-)
-
 // ConfChange is one step of a change of the group's members.
 type ConfChange struct {
-	Type    ConfChangeType
+	Type    confentry.Type
 	Replica keyspace.ReplicaID
 	// Node is where the replica is; needed for AddLearner only.
 	Node keyspace.NodeID
 }
+
+// The kinds of changes. A replica is added as a learner first.
+const (
+	// AddLearner adds a replica that does not vote.
+	AddLearner = confentry.AddLearner
+	// Promote makes a learner a voter.
+	Promote = confentry.Promote
+	// Demote makes a voter a learner.
+	Demote = confentry.Demote
+	// RemoveReplica removes a replica of any role.
+	RemoveReplica = confentry.RemoveReplica
+)
 
 // Status is a group's state as its worker last published it. Its fields need not stem
 // from one moment.

@@ -334,10 +334,10 @@ func (g *Group) entry(e *pb.Entry, done *applyDone) Entry {
 		}
 		return x
 	}
-	s.replicas, s.confIndex = c.apply(s.replicas), x.Index
+	s.replicas, s.confIndex = c.Apply(s.replicas), x.Index
 	c.after, c.index = s.replicas, x.Index
 	done.confs = append(done.confs, c)
-	x.Data, x.Replicas = c.payload, s.replicas
+	x.Data, x.Replicas = c.Payload, s.replicas
 	return x
 }
 

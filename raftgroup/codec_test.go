@@ -230,7 +230,7 @@ func FuzzConfContext(f *testing.F) {
 		}
 		c, err := decodeConfEntry(&pb.Entry{Type: pb.EntryConfChangeV2.Enum(), Data: data})
 		if err == nil {
-			_ = c.apply(voters(3))
+			_ = c.Apply(voters(3))
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/raft/v3/tracker"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/confentry"
 )
 
 // changeState is the worker's side of configuration changes and transfers.
@@ -110,8 +111,8 @@ func (g *Group) checkConf(term uint64, changes []ConfChange) error {
 	if len(changes) > 1 && !touched {
 		return fmt.Errorf("%w: several changes that leave the voters as they are", ErrConfInvalid)
 	}
-	c := appliedConf{cc: encodeConf(0, changes, nil)}
-	for _, r := range c.apply(g.conf.replicas) {
+	c := confentry.Entry{CC: encodeConf(0, changes, nil)}
+	for _, r := range c.Apply(g.conf.replicas) {
 		voters += boolInt(r.Role == keyspace.RoleVoter || r.Role == keyspace.RoleVoterIncoming)
 	}
 	if voters == 0 {
@@ -169,14 +170,14 @@ func (g *Group) checkCaughtUp(r keyspace.Replica) error {
 
 // applyConf tells raft of a change that the applier has applied.
 func (g *Group) applyConf(c *appliedConf) {
-	cs := g.rn.ApplyConfChange(c.cc)
+	cs := g.rn.ApplyConfChange(c.CC)
 	g.setConf(c.after, c.index)
 	if want := confStateOf(c.after); want.Equivalent(cs) != nil {
 		panic(fmt.Sprintf("raftgroup: group %s: configuration at %d: raft has %v, the applied record %v", g.id, c.index, cs, want))
 	}
 	for i := range g.changes.waiters {
 		w := &g.changes.waiters[i]
-		w.seen = w.seen || c.number != 0 && w.number == c.number
+		w.seen = w.seen || c.Number != 0 && w.number == c.Number
 	}
 	if g.isLeader {
 		// The round under way may now be complete, or may have no voter left to answer

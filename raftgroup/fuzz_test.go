@@ -101,7 +101,7 @@ func FuzzConfEntry(f *testing.F) {
 			t.Fatalf("%d bytes allocated for %d that came", got, len(data))
 		}
 		if err == nil {
-			_ = c.apply(voters(3))
+			_ = c.Apply(voters(3))
 		}
 	})
 }

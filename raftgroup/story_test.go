@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/confentry"
 )
 
 // TestStories runs the stories in testdata/stories. Commands:
@@ -74,7 +75,7 @@ func describeConf(rs []keyspace.Replica) string {
 
 func storyChange(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) []keyspace.Replica {
 	t.Helper()
-	types := map[string]ConfChangeType{"add": AddLearner, "promote": Promote, "demote": Demote, "remove": RemoveReplica}
+	types := map[string]confentry.Type{"add": AddLearner, "promote": Promote, "demote": Demote, "remove": RemoveReplica}
 	var changes []ConfChange
 	for line := range strings.Lines(d.Input) {
 		var what string
@@ -96,7 +97,7 @@ func storyChange(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) []
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.apply(rs)
+	return c.Apply(rs)
 }
 
 func storyAnswers(t *testing.T, d *datadriven.TestData, rs []keyspace.Replica) string {

@@ -46,6 +46,12 @@ func start(c *cobra.Command, args, environ []string) error {
 	for _, n := range notices {
 		logger.Warn(n.Message, n.Fields...)
 	}
+	if cfg.ForceNewCluster {
+		if err := forceNewCluster(c.Context(), cfg, logger); err != nil {
+			logger.Error("no node was started", zap.Error(err))
+			return err
+		}
+	}
 	if err := run(c.Context(), cfg, logger); err != nil {
 		logger.Error("the node ended", zap.Error(err))
 		return err

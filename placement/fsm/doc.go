@@ -116,6 +116,7 @@
 //	command.go      commands: an entry of the group
 //	bootstrap.go    the first state of a cluster
 //	state.go        State: Apply, Flush, Load, and View
+//	recover.go      what a lost majority leaves
 //	begin.go        an operation begins and ends
 //	mergestate.go   the phases of a merge
 //	lease.go        leases: records, commands, their spans

@@ -19,13 +19,18 @@ const maxUnknown = 1024
 // New returns a Manager. Start starts its goroutines, Open opens what the engine has.
 func New(cfg Config) *Manager {
 	m := &Manager{
-		Tombstones: lifecycle.Tombstones{Engine: cfg.Engine, Key: leftKey},
+		Tombstones: TombstonesOf(cfg.Engine),
 		cfg:        cfg, log: cfg.Logger, kickChildren: wake.New(), claims: make(map[keyspace.RangeID]keyspace.Span),
 	}
 	m.lifecycle = lifecycle.New(lifecycle.Config{
 		Self: cfg.Self, Clock: cfg.Clock, Owner: m, Tombstones: m.Tombstones, MaxUnknown: maxUnknown, Logger: cfg.Logger,
 	})
 	return m
+}
+
+// TombstonesOf has the notes of the replicas of ranges that have left a node.
+func TombstonesOf(e *engine.Engine) lifecycle.Tombstones {
+	return lifecycle.Tombstones{Engine: e, Key: leftKey}
 }
 
 // leftKey is the node's own note of the newest replica of a range that has left it.

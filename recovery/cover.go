@@ -1,0 +1,162 @@
+package recovery
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/skeindb/skein/keyspace"
+)
+
+// ErrLostSpans says that no copy of a span of keys survives.
+var ErrLostSpans = errors.New("recovery: spans of keys are lost")
+
+// cover gives each key to the range that held it last, by the generation: for each key it only grows.
+// A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
+// their own. What no survivor has is made anew, and empty.
+func (p *planner) cover() error {
+	var order []*group
+	for _, g := range p.groups {
+		g.end = nil
+		if g.rng != 0 && g.chosen != nil {
+			order = append(order, g)
+		}
+	}
+	slices.SortFunc(order, func(a, b *group) int {
+		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(a.rng, b.rng))
+	})
+	var rows []RangeRow
+	for _, g := range order {
+		more, err := p.fit(g, rows)
+		if err != nil {
+			return err
+		}
+		if rows = append(rows, more...); len(more) > 0 {
+			sortRows(rows)
+		}
+	}
+	lost := gaps(rows)
+	for _, s := range lost {
+		p.plan.Groups = append(p.plan.Groups, Verdict{Verdict: Lost, Why: p.whyLost(s), Start: key(s.Start), End: key(s.End)})
+	}
+	if len(lost) > 0 && !p.o.AcceptLost {
+		return fmt.Errorf("%w: no copy survives of %d; find another node that has one, or take empty ranges in their place with --accept-lost-spans: %v", ErrLostSpans, len(lost), lost)
+	}
+	for _, s := range lost {
+		rows = append(rows, p.emptyRange(s))
+	}
+	sortRows(rows)
+	p.plan.Map = rows
+	return nil
+}
+
+func sortRows(rows []RangeRow) {
+	slices.SortFunc(rows, func(a, b RangeRow) int { return bytes.Compare(a.Start, b.Start) })
+}
+
+// fit returns the rows of a group beside those of ranges that have held keys after it.
+func (p *planner) fit(g *group, rows []RangeRow) (more []RangeRow, err error) {
+	e := &g.chosen.copy.End
+	parts := free(e.span(), rows)
+	if g.end = e.End; len(parts) == 0 || !bytes.Equal(parts[0].Start, e.Start) {
+		// A range keeps its first key until it is absorbed. So what is left of it, if anything, is older
+		// than what has absorbed it, and goes.
+		g.covered = true
+		return nil, nil
+	}
+	if len(parts) > 1 || !bytes.Equal(parts[0].End, e.End) {
+		if g.verdict == Kept {
+			g.verdict, g.why = Safe, "the majority of its voters survives, and parts of its span have been held by other ranges since"
+		}
+		more = p.cut(g, parts)
+	}
+	row, err := g.row()
+	return append(more, row), err
+}
+
+// cut splits the group's range so that it keeps the first of the parts. The others become ranges of
+// their own, and what is between them goes.
+func (p *planner) cut(g *group, parts []keyspace.Span) (rows []RangeRow) {
+	c := g.chosen.copy
+	self := []Member{{Replica: c.Replica, Node: g.chosen.node, Role: roles[keyspace.RoleVoter]}}
+	o := p.orders[g.chosen.node]
+	end := c.End.End
+	gone := func(from []byte) {
+		r := p.newRange()
+		g.cuts = append(g.cuts, Cut{Key: key(from), Child: r})
+		o.Drop = append(o.Drop, Drop{Range: r, Replica: c.Replica})
+		end = key(from)
+	}
+	for i := len(parts) - 1; i >= 0; i-- {
+		if s := parts[i]; !bytes.Equal(s.End, end) {
+			gone(s.End)
+		}
+		if i == 0 {
+			break
+		}
+		r := p.newRange()
+		g.cuts = append(g.cuts, Cut{Key: key(parts[i].Start), Child: r})
+		rows = append(rows, RangeRow{
+			Range: r, Generation: c.End.Generation + keyspace.Generation(len(g.cuts)), Start: key(parts[i].Start), End: key(parts[i].End),
+			ConfIndex: initIndex, Members: self,
+		})
+		end = key(parts[i].Start)
+	}
+	g.end = parts[0].End
+	return rows
+}
+
+func (p *planner) newRange() keyspace.RangeID {
+	p.nextRange++
+	return p.nextRange - 1
+}
+
+// emptyRange is a new range for a lost span.
+func (p *planner) emptyRange(s keyspace.Span) RangeRow {
+	r := RangeRow{Range: p.newRange(), Generation: p.generation, Start: key(s.Start), End: key(s.End), ConfIndex: initIndex, New: true}
+	for _, n := range p.plan.Survivors[:min(newReplicas, len(p.plan.Survivors))] {
+		r.Members = append(r.Members, Member{Replica: p.nextReplica, Node: n.Node, Role: roles[keyspace.RoleVoter]})
+		p.nextReplica++
+	}
+	return r
+}
+
+// whyLost names the ranges that held the span.
+func (p *planner) whyLost(s keyspace.Span) string {
+	why := "no survivor has a copy"
+	for _, r := range p.placed.Ranges {
+		if at := (keyspace.Span{Start: r.Start, End: r.End}); at.Overlaps(s) {
+			why += "; range " + r.Range.String() + " was there"
+			if g := p.groups[r.Range]; g != nil && g.chosen == nil {
+				why += " (" + g.why + ")"
+			}
+		}
+	}
+	return why
+}
+
+// free returns the parts of the span that no row has, in order. The rows are in order and do not overlap.
+func free(s keyspace.Span, rows []RangeRow) (parts []keyspace.Span) {
+	at := s.Start
+	for _, r := range rows {
+		x, ok := s.Intersect(keyspace.Span{Start: r.Start, End: r.End})
+		if !ok {
+			continue
+		}
+		if bytes.Compare(at, x.Start) < 0 {
+			parts = append(parts, keyspace.Span{Start: at, End: x.Start})
+		}
+		if at = x.End; len(at) == 0 {
+			return parts
+		}
+	}
+	if len(s.End) == 0 || bytes.Compare(at, s.End) < 0 {
+		parts = append(parts, keyspace.Span{Start: at, End: s.End})
+	}
+	return parts
+}
+
+// gaps returns the parts of the keyspace that no row has.
+func gaps(rows []RangeRow) []keyspace.Span { return free(keyspace.Span{}, rows) }

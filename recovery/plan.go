@@ -1,0 +1,610 @@
+package recovery
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/raftgroup/offline"
+)
+
+// initIndex is where a new range begins.
+const initIndex = raftgroup.InitIndex
+
+// The verdicts on a group.
+const (
+	// Kept: enough voters survive. The group is left as it is.
+	Kept = "kept"
+	// Safe: its majority is lost, but all that was ever acknowledged survives.
+	Safe = "safe"
+	// Doubtful: writes may be lost that only nodes have acknowledged which are gone.
+	Doubtful = "may have lost writes"
+	// Lost: no copy survives.
+	Lost = "lost"
+)
+
+// DefaultBump is how far above the highest known revision the next one is: more than was under way
+// anywhere, since the sequencer raises its ceiling by 10,000 at a time.
+const DefaultBump keyspace.Revision = 1_000_000
+
+const (
+	// termBump is how far the terms of new entries are above all that survivors know. Nodes that are gone
+	// may have held a few elections of which no survivor heard.
+	termBump = 1000
+	// idBump is the same for ids of ranges and replicas.
+	idBump = 1_000_000
+	// generationBump is the same for generations.
+	generationBump = 1000
+	// newReplicas is how many replicas an empty range gets, where so many nodes survive.
+	newReplicas = 3
+)
+
+// PlanOptions are what the operator says.
+type PlanOptions struct {
+	// Dead are the nodes that never come back, by name or id.
+	Dead []string
+	// AcceptLost allows empty ranges where no copy survives.
+	AcceptLost bool
+	// Bump is how far the revision rises; 0 is DefaultBump.
+	Bump keyspace.Revision
+}
+
+// Plan says what is done on which node.
+type Plan struct {
+	Format uint64 `json:"format"`
+	Kind   string `json:"kind"`
+	// ID is the hash of all the rest.
+	ID      string `json:"id"`
+	Cluster id     `json:"cluster"`
+	// Survivors and Dead are all nodes of the cluster.
+	Survivors []NodeRow `json:"survivors"`
+	Dead      []NodeRow `json:"dead"`
+	// Highest is the highest revision that a survivor knows. The next one is above Ceiling. Compacted is 0
+	// where history is complete.
+	Highest   keyspace.Revision `json:"highest"`
+	Ceiling   keyspace.Revision `json:"ceiling"`
+	Compacted keyspace.Revision `json:"compacted"`
+	// Term is that of all new entries.
+	Term uint64 `json:"term"`
+	// Groups are the verdicts, that on placement first.
+	Groups []Verdict `json:"groups"`
+	// Map is the new one.
+	Map         []RangeRow         `json:"map"`
+	NextRange   keyspace.RangeID   `json:"next_range"`
+	NextReplica keyspace.ReplicaID `json:"next_replica"`
+	// Nodes are what is done on each survivor.
+	Nodes []Orders `json:"nodes"`
+}
+
+// Verdict says what becomes of a group.
+type Verdict struct {
+	Range   keyspace.RangeID `json:"range"`
+	Verdict string           `json:"verdict"`
+	Why     string           `json:"why"`
+	// Node has the copy that goes on; 0 where none does.
+	Node  id  `json:"node"`
+	Start key `json:"start"`
+	End   key `json:"end"`
+}
+
+// Orders are what is done on one node.
+type Orders struct {
+	Node id `json:"node"`
+	// Expect is how the node's groups must still be.
+	Expect []Expect `json:"expect"`
+	// Sole become their groups' only voters; Drop go; Leave go too, behind a part of their tails.
+	Sole  []Sole  `json:"sole"`
+	Drop  []Drop  `json:"drop"`
+	Leave []Leave `json:"leave,omitempty"`
+	// Placement says that this node's replica of placement goes on, with the new map.
+	Placement bool `json:"placement,omitempty"`
+}
+
+// Expect is the state of a group for which the plan was made.
+type Expect struct {
+	Range keyspace.RangeID `json:"range"`
+	Last  Position         `json:"last"`
+	Term  uint64           `json:"term"`
+}
+
+// Sole is a replica that becomes its group's only voter.
+type Sole struct {
+	Range   keyspace.RangeID   `json:"range"`
+	Replica keyspace.ReplicaID `json:"replica"`
+	// Release ends the merge that binds the range, 0 for none.
+	Release uint64 `json:"release,omitempty"`
+	// Splits are made in this order, from right to left.
+	Splits []Cut `json:"splits,omitempty"`
+	// Generation and ConfIndex are those behind the tail, for which the cuts are made.
+	Generation keyspace.Generation `json:"generation"`
+	ConfIndex  uint64              `json:"conf_index"`
+}
+
+// Cut is a split at a key. What is behind it becomes the range Child, or goes if that is dropped here.
+type Cut struct {
+	Key   key              `json:"key"`
+	Child keyspace.RangeID `json:"child"`
+}
+
+// Drop is a replica that goes, and never comes back.
+type Drop struct {
+	Range   keyspace.RangeID   `json:"range"`
+	Replica keyspace.ReplicaID `json:"replica"`
+	// Log says that there is nothing of it but a log.
+	Log bool `json:"log,omitempty"`
+}
+
+// Leave is a replica that goes behind the entry at Through: a split that makes a replica which stays.
+type Leave struct {
+	Range   keyspace.RangeID   `json:"range"`
+	Replica keyspace.ReplicaID `json:"replica"`
+	Through uint64             `json:"through"`
+}
+
+// planner makes a Plan.
+type planner struct {
+	o      PlanOptions
+	in     []*Collected
+	plan   *Plan
+	names  map[id]string
+	groups map[keyspace.RangeID]*group
+	orders map[id]*Orders
+	placed *Placement // of the chosen replica of placement
+	// next are ids to give out.
+	nextRange   keyspace.RangeID
+	nextReplica keyspace.ReplicaID
+	generation  keyspace.Generation
+}
+
+// MakePlan decides what becomes of each group. It depends on its arguments alone. Where it returns a
+// plan and an error, the plan cannot be applied, and says why.
+func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
+	p := &planner{o: o, in: slices.Clone(in), plan: &Plan{}, names: map[id]string{}, groups: map[keyspace.RangeID]*group{}, orders: map[id]*Orders{}}
+	if p.o.Bump == 0 {
+		p.o.Bump = DefaultBump
+	}
+	slices.SortFunc(p.in, func(a, b *Collected) int { return cmp.Compare(a.Node, b.Node) })
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	p.gather()
+	p.doubtSplits()
+	if err := p.nodes(); err != nil {
+		return nil, err
+	}
+	if err := p.judge(); err != nil {
+		return nil, err
+	}
+	p.numbers()
+	if err := p.cover(); err != nil {
+		return p.plan, err
+	}
+	p.order()
+	_, err := p.plan.Encode()
+	return p.plan, err
+}
+
+// check refuses what cannot be files of one cluster's survivors.
+func (p *planner) check() error {
+	if len(p.in) == 0 {
+		return errors.New("recovery: no file of skein recover collect is given: collect from each node that survives")
+	}
+	if p.o.Bump < 0 || p.o.Bump > 1<<52 {
+		return fmt.Errorf("recovery: --bump-revision %d is not between 1 and 2^52", p.o.Bump)
+	}
+	seen := map[id]bool{}
+	for _, c := range p.in {
+		switch {
+		case c.Cluster != p.in[0].Cluster:
+			return fmt.Errorf("recovery: node %s is of cluster %s and node %s of cluster %s: give the files of one cluster",
+				p.in[0].Node.node(), keyspace.ClusterID(p.in[0].Cluster), c.Node.node(), keyspace.ClusterID(c.Cluster))
+		case seen[c.Node]:
+			return fmt.Errorf("recovery: node %s is given twice: one of the two files is stale; give the newer one alone", c.Node.node())
+		case c.Interrupted != "":
+			return fmt.Errorf("recovery: plan %s was only half applied on node %s: run skein recover apply with it again", c.Interrupted, c.Node.node())
+		}
+		seen[c.Node] = true
+	}
+	p.plan.Cluster = p.in[0].Cluster
+	return nil
+}
+
+// gather sorts the copies by group.
+func (p *planner) gather() {
+	for _, c := range p.in {
+		o := &Orders{Node: c.Node}
+		p.orders[c.Node] = o
+		for i := range c.Copies {
+			x := &c.Copies[i]
+			g := p.groups[x.Range]
+			if g == nil {
+				g = &group{rng: x.Range}
+				p.groups[x.Range] = g
+			}
+			g.copies = append(g.copies, located{c.Node, x})
+			if x.Unusable == "" {
+				o.Expect = append(o.Expect, Expect{x.Range, x.Last, x.Term})
+			}
+		}
+	}
+}
+
+// doubtSplits sorts out copies of ranges that may never have been made: the split is in the tail of a
+// copy that is not the newest of its group, nobody knows that it was committed, and the newest copy has
+// not seen it. For by the argument at judge the newest one has all that was committed before its end.
+func (p *planner) doubtSplits() {
+	for again := true; again; { // who is made by a copy that counts no more does not count either
+		again = false
+		for _, g := range p.groups {
+			for _, l := range g.copies {
+				m := l.copy.Made
+				if m == nil || m.Certain || l.copy.Unusable != "" || p.groups[m.Parent] == nil {
+					continue
+				}
+				if n := p.groups[m.Parent].newest(); n != nil && n.node != l.node && n.copy.End.Generation < m.Generation {
+					l.copy.Unusable, again = fmt.Sprintf("made by a split of range %s that was never committed", m.Parent), true
+				}
+			}
+		}
+	}
+}
+
+// nodes says who survives and who is dead. Each node of the cluster must be one or the other.
+func (p *planner) nodes() error {
+	own := p.groups[0]
+	if own == nil || own.newest() == nil {
+		return errors.New("recovery: no survivor has a copy of the placement group, and with it the map, users and leases of the cluster: restore a backup into a new cluster")
+	}
+	chosen := own.newest().node
+	for _, c := range p.in {
+		if c.Node == chosen {
+			p.placed = c.Placement
+		}
+	}
+	if p.placed == nil {
+		return fmt.Errorf("recovery: the file of node %s has a copy of placement without its state: collect anew", chosen.node())
+	}
+	byName := map[string]id{}
+	collected := map[id]bool{}
+	for _, c := range p.in {
+		collected[c.Node] = true
+	}
+	for _, n := range p.placed.Nodes {
+		p.names[n.Node] = n.Name
+		byName[strings.ToLower(n.Node.node().String())] = n.Node
+	}
+	for _, n := range p.placed.Nodes {
+		if n.Name != "" && n.State != "removed" {
+			byName[n.Name] = n.Node
+		}
+	}
+	dead := map[id]bool{}
+	for _, name := range p.o.Dead {
+		n, ok := byName[name]
+		switch {
+		case !ok:
+			return fmt.Errorf("recovery: --dead %s: the cluster has no such node; it has %s", name, strings.Join(slices.Sorted(maps.Keys(byName)), ", "))
+		case collected[n]:
+			return fmt.Errorf("recovery: node %s is named by --dead and has a file: if it survives do not name it, otherwise leave its file out", name)
+		}
+		dead[n] = true
+	}
+	for _, n := range p.placed.Nodes {
+		switch {
+		case dead[n.Node]:
+			p.plan.Dead = append(p.plan.Dead, n)
+		case collected[n.Node]:
+			p.plan.Survivors = append(p.plan.Survivors, n)
+		case n.State != "removed" && n.State != "unstarted" && n.State != "unstarted learner":
+			return fmt.Errorf("recovery: node %s (%s) is neither collected nor dead: collect from it, or name it with --dead if it never comes back", n.Node.node(), n.Name)
+		}
+	}
+	for n := range collected {
+		if !slices.ContainsFunc(p.plan.Survivors, func(r NodeRow) bool { return r.Node == n && r.State != "removed" }) {
+			return fmt.Errorf("recovery: node %s is no member of the cluster by the newest map: leave its file out", n.node())
+		}
+	}
+	return nil
+}
+
+// judge decides on each group by itself.
+func (p *planner) judge() error {
+	needed := false
+	for _, g := range p.groups {
+		if err := g.judge(); err != nil {
+			return err
+		}
+		needed = needed || g.verdict != Kept && g.chosen != nil
+	}
+	for _, r := range p.placed.Ranges {
+		if p.groups[r.Range] == nil {
+			needed = true
+		}
+	}
+	if !needed {
+		return ErrNothing
+	}
+	return nil
+}
+
+// numbers sets what must be above all that was ever given out.
+func (p *planner) numbers() {
+	highest, term := p.placed.Ceiling, uint64(0)
+	p.nextRange, p.nextReplica = p.placed.NextRange, p.placed.NextReplica
+	for _, c := range p.in {
+		if c.Placement != nil {
+			highest = max(highest, c.Placement.Ceiling)
+			p.nextRange, p.nextReplica = max(p.nextRange, c.Placement.NextRange), max(p.nextReplica, c.Placement.NextReplica)
+		}
+		for i := range c.Copies {
+			x := &c.Copies[i]
+			highest, term = max(highest, x.Revision), max(term, x.Term, x.Last.Term, x.Applied.Term, x.SequencerTerm)
+			p.nextRange, p.nextReplica = max(p.nextRange, x.Range+1), max(p.nextReplica, x.Replica+1)
+			for _, m := range x.End.Members {
+				p.nextReplica = max(p.nextReplica, m.Replica+1)
+			}
+			p.generation = max(p.generation, x.End.Generation)
+		}
+	}
+	for _, r := range p.placed.Ranges {
+		p.generation = max(p.generation, r.Generation)
+	}
+	p.generation += generationBump
+	p.nextRange, p.nextReplica = p.nextRange+idBump, p.nextReplica+idBump
+	p.plan.Highest, p.plan.Ceiling, p.plan.Term = highest, highest+p.o.Bump, term+termBump
+}
+
+// order writes down what is done where, and the verdicts.
+func (p *planner) order() {
+	lossy := false
+	for _, rng := range slices.Sorted(maps.Keys(p.groups)) {
+		g := p.groups[rng]
+		if rng == 0 && g.verdict == Kept {
+			g.verdict, g.why = Safe, "the majority of its voters survives; one of them goes on, with the new map"
+		}
+		if g.chosen == nil || g.covered {
+			continue
+		}
+		lossy = lossy || g.verdict == Doubtful
+		p.plan.Groups = append(p.plan.Groups, g.says())
+		switch o := p.orders[g.chosen.node]; {
+		case rng == 0:
+			o.Placement = true
+		case g.verdict != Kept:
+			o.Sole = append(o.Sole, g.sole())
+		}
+	}
+	for _, v := range p.plan.Groups {
+		lossy = lossy || v.Verdict == Lost
+	}
+	slices.SortStableFunc(p.plan.Groups, func(a, b Verdict) int {
+		return cmp.Or(cmp.Compare(boolInt(a.Verdict == Lost), boolInt(b.Verdict == Lost)), cmp.Compare(a.Range, b.Range))
+	})
+	if lossy {
+		p.plan.Compacted = p.plan.Ceiling
+	}
+	p.plan.NextRange, p.plan.NextReplica = p.nextRange, p.nextReplica
+	for _, c := range p.in {
+		p.leave(c)
+		o := p.orders[c.Node]
+		slices.SortFunc(o.Drop, func(a, b Drop) int { return cmp.Or(cmp.Compare(a.Range, b.Range), cmp.Compare(b.Replica, a.Replica)) })
+		p.plan.Nodes = append(p.plan.Nodes, *o)
+	}
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// stays says whether the copy goes on.
+func (p *planner) stays(l located) bool {
+	g := p.groups[l.copy.Range]
+	if l.copy.Unusable != "" || g.chosen == nil {
+		return false
+	}
+	return g.verdict == Kept || !g.covered && g.chosen.copy == l.copy
+}
+
+// leave has all copies of a node go that do not stay. One whose tail makes another range's copy that is needed here
+// applies its tail so far. A frozen range stays where the tail of the range that absorbs it needs it:
+// that tail ends it.
+func (p *planner) leave(c *Collected) {
+	o := p.orders[c.Node]
+	through := map[keyspace.RangeID]uint64{}
+	absorbed := map[keyspace.RangeID]bool{}
+	for again := true; again; { // a copy that is needed may need another one
+		again = false
+		for i := range c.Copies {
+			x := &c.Copies[i]
+			if !p.stays(located{c.Node, x}) && through[x.Range] == 0 {
+				continue
+			}
+			for _, r := range x.Absorbs {
+				absorbed[r] = true
+			}
+			if m := x.Made; m != nil && through[m.Parent] < m.Index {
+				through[m.Parent], again = m.Index, true
+			}
+		}
+	}
+	var gone []*Copy
+	for i := range c.Copies {
+		if x := &c.Copies[i]; !p.stays(located{c.Node, x}) {
+			gone = append(gone, x)
+		}
+	}
+	for _, x := range gone {
+		switch {
+		case x.Replica == 0 || absorbed[x.Range]:
+		case through[x.Range] > 0:
+			o.Leave = append(o.Leave, Leave{Range: x.Range, Replica: x.Replica, Through: through[x.Range]})
+		default:
+			o.Drop = append(o.Drop, Drop{Range: x.Range, Replica: x.Replica, Log: x.Made != nil})
+		}
+	}
+}
+
+// located is a copy on a node.
+type located struct {
+	node id
+	copy *Copy
+}
+
+// group is all survivors' copies of a group.
+type group struct {
+	rng     keyspace.RangeID
+	copies  []located
+	verdict string
+	why     string
+	chosen  *located
+	// covered says that other ranges have all of its span after it.
+	covered bool
+	// cuts are the splits that leave the range what is its own, and end is its own then.
+	cuts []Cut
+	end  []byte
+}
+
+// newest returns the usable copy with the newest log, nil if there is none: by the term of the last
+// entry, then by its index. Copies that are as new as each other are alike.
+func (g *group) newest() (n *located) {
+	for i := range g.copies {
+		if l := &g.copies[i]; l.copy.Unusable == "" && (n == nil || l.copy.Last.after(n.copy.Last)) {
+			n = l
+		}
+	}
+	return n
+}
+
+// judge decides what is known of the group.
+//
+// An entry is acknowledged only when a quorum of the configuration in force stores it. A set of
+// survivors that is in every quorum therefore has each acknowledged entry on one of its members, and
+// then the member with the newest log has it. For let e be an entry of term t that was acknowledged, s a
+// survivor that stores it, and m the survivor with the newest log, so that m's last term is that of s at
+// least, and t at least. If it is t, m's entries of term t are a prefix of those that the leader of t made, and
+// m is not shorter than s: m has e. If it is above t, the leader of m's last term was elected by a quorum and so had e
+// below its own entries, by raft's leader completeness, and m's log is the same as that leader's up to its last
+// entry.
+//
+// The configuration in force is one of those in m: the last that is known to be committed, or one
+// behind it in the log. For a later one is an entry too. It was acknowledged under the one before it, so m has it
+// by the same argument, for as long as the survivors are in every quorum of each.
+//
+// A joint configuration acknowledges with a majority of both halves. So it is enough to be in every
+// majority of one of them.
+func (g *group) judge() error {
+	g.chosen = g.newest()
+	if g.chosen == nil {
+		g.verdict, g.why = Lost, g.unusable()
+		return nil
+	}
+	g.verdict, g.why = Kept, "the majority of its voters survives"
+	for _, ms := range g.chosen.copy.InForce {
+		rs, err := replicasOf(ms)
+		if err != nil {
+			return fmt.Errorf("recovery: %s: %w", groupName(g.rng), err)
+		}
+		alive := func(half []keyspace.ReplicaID) (n int) {
+			for _, l := range g.copies {
+				if l.copy.Unusable == "" && slices.Contains(half, l.copy.Replica) {
+					n++
+				}
+			}
+			return n
+		}
+		a, b := halves(rs)
+		na, nb := alive(a), alive(b)
+		if quorum := na > len(a)/2 && nb > len(b)/2; quorum {
+			continue
+		}
+		lost, of := len(a)-na, len(a)
+		if len(b)-nb > lost {
+			lost, of = len(b)-nb, len(b)
+		}
+		// In every majority is who leaves less than one to the others.
+		if len(a)-na < len(a)/2+1 || len(b)-nb < len(b)/2+1 {
+			if g.verdict == Kept {
+				g.verdict, g.why = Safe, fmt.Sprintf("%d of %d voters are gone, and every majority had a survivor", lost, of)
+			}
+			continue
+		}
+		g.verdict, g.why = Doubtful, fmt.Sprintf("%d of %d voters are gone: they alone may have acknowledged writes", lost, of)
+	}
+	if g.verdict == Kept && g.chosen.copy.End.Merge != 0 {
+		g.verdict, g.why = Safe, "the majority of its voters survives, and a merge that binds it is ended here"
+	}
+	if g.verdict == Kept && g.chosen.copy.Unsettled && g.rng != 0 {
+		g.verdict, g.why = Safe, "the majority of its voters survives, and the fate of a change of its members or span is decided here"
+	}
+	return nil
+}
+
+func (g *group) unusable() string {
+	var why []string
+	for _, l := range g.copies {
+		why = append(why, fmt.Sprintf("node %s: %s", l.node.node(), l.copy.Unusable))
+	}
+	return "no copy can be used: " + strings.Join(why, "; ")
+}
+
+// halves returns the voters of both halves of a configuration; they are equal where it is not joint.
+func halves(rs []keyspace.Replica) (in, out []keyspace.ReplicaID) {
+	for _, r := range rs {
+		switch r.Role {
+		case keyspace.RoleVoter:
+			in, out = append(in, r.ID), append(out, r.ID)
+		case keyspace.RoleVoterIncoming:
+			in = append(in, r.ID)
+		case keyspace.RoleVoterOutgoing, keyspace.RoleVoterDemoting:
+			out = append(out, r.ID)
+		case keyspace.RoleLearner:
+		}
+	}
+	return in, out
+}
+
+func (g *group) says() Verdict {
+	e := &g.chosen.copy.End
+	return Verdict{Range: g.rng, Verdict: g.verdict, Why: g.why, Node: g.chosen.node, Start: e.Start, End: key(g.end)}
+}
+
+// sole is what is done with the chosen copy.
+func (g *group) sole() Sole {
+	c := g.chosen.copy
+	return Sole{Range: g.rng, Replica: c.Replica, Release: c.End.Merge, Splits: g.cuts, Generation: c.End.Generation, ConfIndex: c.End.ConfIndex}
+}
+
+// row is the group's row of the map behind what is done.
+func (g *group) row() (RangeRow, error) {
+	c := g.chosen.copy
+	r := RangeRow{
+		Range: g.rng, Generation: c.End.Generation + keyspace.Generation(len(g.cuts)), Start: c.End.Start, End: key(g.end),
+		ConfIndex: c.End.ConfIndex, Members: c.End.Members,
+	}
+	if g.verdict == Kept {
+		return r, nil
+	}
+	rs, err := replicasOf(c.End.Members)
+	if err != nil {
+		return r, fmt.Errorf("recovery: %s: %w", groupName(g.rng), err)
+	}
+	steps, after := offline.Steps(rs, c.Replica)
+	if len(after) != 1 {
+		return r, fmt.Errorf("recovery: %s: replica %d on node %s is no member: collect anew", groupName(g.rng), c.Replica, g.chosen.node.node())
+	}
+	if r.Members = membersOf(after); len(steps) > 0 {
+		r.ConfIndex = c.Last.Index + uint64(len(g.cuts)+len(steps))
+		if c.End.Merge != 0 {
+			r.ConfIndex++
+		}
+	}
+	return r, nil
+}

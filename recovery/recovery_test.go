@@ -1,0 +1,246 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/raftgroup/offline"
+	"github.com/skeindb/skein/recovery"
+)
+
+// keysOf returns keys of each of n spans.
+func keysOf(n, each int) (keys []string) {
+	for i := range n {
+		for j := range each {
+			keys = append(keys, fmt.Sprintf("k%04d/%d", i, j))
+		}
+	}
+	return keys
+}
+
+func bordersOf(n int) (keys []string) {
+	for i := 1; i < n; i++ {
+		keys = append(keys, fmt.Sprintf("k%04d", i))
+	}
+	return keys
+}
+
+// Five nodes, three of which are destroyed under load. All that the plan calls safe is there, and no
+// revision comes twice.
+func TestThreeOfFiveDestroyed(t *testing.T) {
+	bubble(t, 5, bordersOf(10), func(r *rig) {
+		w := r.write(keysOf(10, 2), r.nodes...)
+		time.Sleep(3 * time.Second)
+		survivors := r.nodes[:2]
+		r.crash(r.nodes...)
+		w.stop()
+		p := r.plan(r.collect(survivors...), recovery.PlanOptions{Dead: []string{"n3", "n4", "n5"}, AcceptLost: true})
+		r.apply(p, survivors...)
+		r.start(survivors...)
+		r.check(p, w, survivors...)
+	})
+}
+
+// crashAt is a disk of which a copy is kept, as a power cut would leave it, at each sync.
+type crashAt struct {
+	vfs.FS
+	disk   *simdisk.Disk
+	rng    *rand.Rand
+	mu     sync.Mutex
+	copies []*simdisk.Disk
+}
+
+type crashFile struct {
+	vfs.File
+	d *crashAt
+}
+
+func (d *crashAt) keep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.copies = append(d.copies, d.disk.Crash(50, d.rng))
+}
+
+func (d *crashAt) wrap(f vfs.File, err error) (vfs.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return crashFile{f, d}, nil
+}
+
+func (d *crashAt) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.wrap(d.FS.Create(name, c))
+}
+
+func (d *crashAt) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vfs.OpenOption) (vfs.File, error) {
+	return d.wrap(d.FS.OpenReadWrite(name, c, o...))
+}
+
+func (d *crashAt) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	return d.wrap(d.FS.ReuseForWrite(from, to, c))
+}
+
+func (f crashFile) Sync() error {
+	f.d.keep()
+	return f.File.Sync()
+}
+
+func (f crashFile) SyncData() error {
+	f.d.keep()
+	return f.File.SyncData()
+}
+
+// The node that applies a plan loses its power at any moment. It does not start before the plan is
+// applied again, and is then as if nothing had happened.
+func TestCrashWithinApply(t *testing.T) {
+	bubble(t, 3, bordersOf(4), func(r *rig) {
+		w := r.write(keysOf(4, 2), r.nodes...)
+		time.Sleep(2 * time.Second)
+		one := r.nodes[0]
+		r.crash(r.nodes...)
+		w.stop()
+		p := r.plan(r.collect(one), recovery.PlanOptions{Dead: []string{"n2", "n3"}})
+		d := &crashAt{FS: one.disk, disk: one.disk, rng: r.rng}
+		dir := one.dir()
+		dir.FS = d
+		if _, err := recovery.Apply(r.t.Context(), dir, p, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for i, disk := range append(d.copies, one.disk) {
+			one.disk = disk
+			core, err := node.Open(r.t.Context(), r.options(one))
+			switch {
+			case errors.Is(err, offline.ErrInterrupted):
+				refused++
+			case err != nil:
+				t.Fatalf("copy %d: %v", i, err)
+			default:
+				core.Crash()
+				continue // before the plan has begun, or behind its end
+			}
+			r.apply(p, one)
+			if i%4 == 0 {
+				r.start(one)
+				r.check(p, &writers{acked: w.acked, tried: w.tried, revisions: maps.Clone(w.revisions)}, one)
+				one.core.Crash()
+				one.core = nil
+			}
+		}
+		t.Logf("%d syncs, %d starts refused", len(d.copies), refused)
+		if refused < 3 {
+			t.Errorf("of %d copies %d are half applied", len(d.copies), refused)
+		}
+		a, err := recovery.Apply(r.t.Context(), one.dir(), p, time.Now())
+		if err != nil || !a.Already {
+			t.Errorf("applied again: %+v, %v", a, err)
+		}
+	})
+}
+
+// change splits, merges and moves ranges until ctx ends.
+func (r *rig) change(ctx context.Context, n int, ms ...*machine) (wait func()) {
+	var wg sync.WaitGroup
+	for i, m := range ms {
+		rng := rand.New(rand.NewPCG(uint64(i), r.rng.Uint64()))
+		admin := m.core.Admin()
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+				key := fmt.Appendf(nil, "k%04d/%d", rng.IntN(n), rng.IntN(2))
+				list, err := admin.Ranges(ctx, &adminpb.RangeListRequest{})
+				if err != nil || len(list.GetRanges()) == 0 {
+					continue
+				}
+				at := keyspace.RangeID(list.GetRanges()[rng.IntN(len(list.GetRanges()))].GetId())
+				switch rng.IntN(3) {
+				case 0:
+					_, _, _ = admin.SplitRange(ctx, key)
+				case 1:
+					_, _ = admin.MergeRange(ctx, at)
+				default:
+					_, _ = admin.MoveRange(ctx, at, fmt.Sprintf("n%d", rng.IntN(5)+1), fmt.Sprintf("n%d", rng.IntN(5)+1))
+				}
+			}
+		})
+	}
+	return wg.Wait
+}
+
+// Ranges are split, merged and moved all the time until the power is cut, so that tails have splits, steps of merges and
+// changes of members (trap 126).
+func TestTailsWithChanges(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, 5, bordersOf(6), func(r *rig) {
+				r.rng = rand.New(rand.NewPCG(seed, 1))
+				w := r.write(keysOf(6, 2), r.nodes...)
+				ctx, cancel := context.WithCancel(r.t.Context())
+				wait := r.change(ctx, 6, r.nodes...)
+				time.Sleep(4*time.Second + time.Duration(r.rng.IntN(3000))*time.Millisecond)
+				r.crash(r.nodes...)
+				cancel()
+				w.stop()
+				wait()
+				survivors, dead := r.nodes[:2], []string{"n3", "n4", "n5"}
+				if seed%2 == 1 {
+					survivors, dead = []*machine{r.nodes[1], r.nodes[3], r.nodes[4]}, []string{"n1", "n3"}
+				}
+				in := r.collect(survivors...)
+				noteTails(t, in)
+				if os.Getenv("DEBUG_RANGE") != "" {
+					for _, c := range in {
+						b, _ := c.Encode()
+						os.WriteFile(fmt.Sprintf("/tmp/recovery-dbg-%x.json", uint64(c.Node)), b, 0o600)
+					}
+				}
+				p, err := recovery.MakePlan(in, recovery.PlanOptions{Dead: dead, AcceptLost: true})
+				if errors.Is(err, recovery.ErrNothing) {
+					return
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				r.apply(p, survivors...)
+				r.start(survivors...)
+				r.check(p, w, survivors...)
+			})
+		})
+	}
+}
+
+func noteTails(t *testing.T, in []*recovery.Collected) {
+	t.Helper()
+	virtual, absorbs, bound, unsettled, confs := 0, 0, 0, 0, 0
+	for _, c := range in {
+		for _, x := range c.Copies {
+			if x.Made != nil {
+				virtual++
+			}
+			absorbs += len(x.Absorbs)
+			if x.End.Merge != 0 {
+				bound++
+			}
+			if x.Unsettled {
+				unsettled++
+			}
+			confs += len(x.InForce) - 1
+			if x.Unusable != "" {
+				t.Logf("node %x, range %s: %s", uint64(c.Node), x.Range, x.Unusable)
+			}
+		}
+	}
+	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d changes of members", virtual, absorbs, bound, unsettled, confs)
+}
