@@ -52,14 +52,14 @@ type Spool struct {
 	lock io.Closer
 
 	// Of the writer.
-	f        vfs.File
-	buf      []byte
-	written  int64 // bytes of the segment that are in the file
-	next     keyspace.Revision
-	events   int // of the revision that is being written
-	midway   bool
-	failed   error // of a write; only Rollback helps
-	unsynced bool
+	f       vfs.File
+	buf     []byte
+	written int64 // bytes of the segment that are in the file
+	next    keyspace.Revision
+	events  int // of the revision that is being written
+	midway  bool
+	failed  error // of a write; only Rollback helps
+	whole   int64 // where the last whole revision ends in the segment
 
 	mu       sync.Mutex
 	segments []segment // the last one is written to
@@ -242,6 +242,7 @@ func (s *Spool) End() error {
 	}
 	err := s.add(Record{Revision: s.next, End: true, Total: s.events})
 	s.next, s.events, s.midway = s.next+1, 0, false
+	s.whole = s.written + int64(len(s.buf))
 	return err
 }
 
@@ -250,7 +251,6 @@ func (s *Spool) Midway() bool { return s.midway }
 
 func (s *Spool) add(r Record) error {
 	s.buf = appendRecord(s.buf, s.current().seq, s.written+int64(len(s.buf)), r)
-	s.unsynced = true
 	if len(s.buf) >= bufferBytes {
 		return s.flush()
 	}
@@ -270,13 +270,10 @@ func (s *Spool) flush() error {
 	return s.failed
 }
 
-// Sync makes all whole revisions durable and shows them to readers. It must not be called
-// midway.
+// Sync makes all whole revisions durable and shows them to readers. One that has begun goes
+// on behind them.
 func (s *Spool) Sync() error {
-	if s.midway {
-		panic(fmt.Sprintf("spool: Sync within revision %d", s.next))
-	}
-	if s.failed != nil || !s.unsynced {
+	if s.failed != nil || s.whole == s.current().end {
 		return s.failed
 	}
 	if err := s.flush(); err != nil {
@@ -286,12 +283,11 @@ func (s *Spool) Sync() error {
 		s.failed = fmt.Errorf("spool %s: sync %s: %w", s.o.Dir, segmentName(s.current().seq), err)
 		return s.failed
 	}
-	s.unsynced = false
 	s.mu.Lock()
 	c := s.current()
-	c.end, c.last = s.written, s.next-1
+	c.end, c.last = s.whole, s.next-1
 	s.wakeLocked()
-	full := c.end >= s.o.SegmentBytes
+	full := c.end >= s.o.SegmentBytes && !s.midway
 	s.mu.Unlock()
 	if full {
 		return s.Rollback() // there is nothing to drop: it only begins the next segment
@@ -325,7 +321,7 @@ func (s *Spool) Rollback() error {
 		return s.failed
 	}
 	s.f, s.buf, s.written, s.next, s.events = f, s.buf[:0], headerBytes, h.after+1, 0
-	s.midway, s.unsynced, s.failed = false, false, nil
+	s.midway, s.whole, s.failed = false, headerBytes, nil
 	s.mu.Lock()
 	s.segments = append(s.segments, segment{header: h, end: headerBytes, last: h.after})
 	s.wakeLocked()
@@ -394,3 +390,10 @@ func (s *Spool) Close() error {
 	}
 	return errors.Join(err, s.lock.Close())
 }
+
+// Events is the number of events of the revision that has begun, 0 if none has.
+func (s *Spool) Events() int { return s.events }
+
+// Dirty says that something is not synced, or failed to be written, so that Rollback would
+// change something.
+func (s *Spool) Dirty() bool { return s.whole != s.current().end || s.midway || s.failed != nil }
