@@ -108,15 +108,15 @@ func (l *Loader) Split(ctx context.Context, keys [][]byte) error {
 	return nil
 }
 
-// Lease is a lease of the source. TTL is in seconds.
-type Lease struct {
+// LoadLease is a lease of the source. TTL is in seconds.
+type LoadLease struct {
 	ID  keyspace.LeaseID
 	TTL int64
 }
 
 // Leases grants leases, before their versions are sent. Revoked ones attach nothing from now on; no key may be
 // attached to them any more.
-func (l *Loader) Leases(ctx context.Context, granted []Lease, revoked []keyspace.LeaseID) error {
+func (l *Loader) Leases(ctx context.Context, granted []LoadLease, revoked []keyspace.LeaseID) error {
 	for len(granted)+len(revoked) > 0 {
 		q := &datapb.LoadLeasesRequest{Loader: l.o.Number}
 		n := min(len(granted), fsm.MaxLeaseBatch)

@@ -17,12 +17,14 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/mirror/diff"
 )
 
 // Exit codes.
 const (
 	exitRefused = 1 // with the reason and the next step on standard error
 	exitUsage   = 2
+	exitDiffers = 3 // of skein diff
 )
 
 func main() {
@@ -50,8 +52,11 @@ func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 	}
 	code := exitRefused
 	var u *config.UsageError
-	if !errors.As(err, new(failure)) || errors.As(err, &u) {
+	switch {
+	case !errors.As(err, new(failure)) || errors.As(err, &u):
 		code = exitUsage
+	case errors.Is(err, diff.ErrDifferent):
+		code = exitDiffers
 	}
 	var r *adminapi.Refusal
 	switch {
@@ -85,7 +90,7 @@ func newRoot(environ []string) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ))
+	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ), newDiff())
 	return root
 }
 

@@ -1,0 +1,220 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
+)
+
+const (
+	// quiet is how long the source's revision must stand still.
+	quiet = 2 * time.Second
+	// quietEvery is how often it is asked meanwhile.
+	quietEvery = 100 * time.Millisecond
+)
+
+// cutover waits until it is requested and possible, and does it. It returns errDone.
+func (m *Mirror) cutover(ctx context.Context) error {
+	if err := m.waitRequested(ctx); err != nil {
+		return err
+	}
+	f := &Finish{}
+	// What takes long comes before the source stands still.
+	err := m.retry(ctx, "prepare the cut-over", func() (err error) {
+		if f.Compacted, err = m.o.Source.Compacted(ctx); err != nil {
+			return err
+		}
+		ids, err := m.o.SourceData.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		return m.lookupLeases(ctx, ids)
+	})
+	if err != nil {
+		return err
+	}
+	for {
+		still, since, err := m.waitQuiet(ctx)
+		if err != nil {
+			return err
+		}
+		var done bool
+		err = m.retry(ctx, "cut over", func() (err error) {
+			done, err = m.freeze(ctx, still, f)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if done {
+			m.mu.Lock()
+			m.status.FreezeSeconds = m.o.Clock.Now().Sub(since).Seconds()
+			m.mu.Unlock()
+			return errDone
+		}
+	}
+}
+
+// cutoverWaits notes what a cut-over waits for.
+func (m *Mirror) cutoverWaits(what string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.status.Cutover = what
+}
+
+// waitRequested waits for the request and for the end of the first comparison.
+func (m *Mirror) waitRequested(ctx context.Context) error {
+	for {
+		m.mu.Lock()
+		want := m.wantEnd
+		m.mu.Unlock()
+		if want {
+			break
+		}
+		if err := clock.Sleep(ctx, m.o.Clock, requestEvery); err != nil {
+			return err
+		}
+	}
+	m.cutoverWaits("for the first whole comparison")
+	select {
+	case <-m.verified:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// waitQuiet waits until the source's revision has not changed for the time quiet and is the
+// position. It returns that revision, and since when it stood still.
+func (m *Mirror) waitQuiet(ctx context.Context) (still keyspace.Revision, since clock.Time, err error) {
+	for {
+		var rev keyspace.Revision
+		err := m.retry(ctx, "ask the source for its revision", func() (err error) {
+			_, rev, err = m.o.Source.Now(ctx)
+			return err
+		})
+		if err != nil {
+			return 0, 0, err
+		}
+		m.saw(rev)
+		now, pos := m.o.Clock.Now(), m.position()
+		switch {
+		case rev < pos:
+			return 0, 0, stopf("the source has gone back to revision %d, and the target is at revision %d", rev, pos)
+		case since == 0 || rev != still:
+			still, since = rev, now
+		case rev == pos && now.Sub(since) >= quiet:
+			return still, since, nil
+		}
+		m.cutoverWaits(fmt.Sprintf("for the source to stand still: it is at revision %d, the target at revision %d", rev, pos))
+		if err := clock.Sleep(ctx, m.o.Clock, quietEvery); err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+// freeze checks once more, while nothing is brought to the target, and opens it. It returns
+// false if the source has moved.
+func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (done bool, err error) {
+	m.follow.Lock()
+	defer m.follow.Unlock()
+	f.Revision = rev
+	if m.position() != rev {
+		return false, nil
+	}
+	before, err := m.o.SourceData.Leases(ctx)
+	if err != nil {
+		return false, err
+	}
+	slices.Sort(before)
+	if err := m.lookupLeases(ctx, before); err != nil {
+		return false, err
+	}
+	source, _, err := m.o.SourceData.Count(ctx, nil, nil, rev)
+	if err != nil {
+		return false, err
+	}
+	target, _, err := m.o.TargetData.Count(ctx, nil, nil, rev)
+	if err != nil {
+		return false, err
+	}
+	if source != target {
+		return false, stopf("at revision %d the source has %d keys and the target %d", rev, source, target)
+	}
+	// Nothing may have changed meanwhile, so that all of this is true of one moment.
+	after, err := m.o.SourceData.Leases(ctx)
+	if err != nil {
+		return false, err
+	}
+	slices.Sort(after)
+	_, now, err := m.o.Source.Now(ctx)
+	if err != nil || now != rev || !slices.Equal(before, after) {
+		return false, err
+	}
+	f.Keys, f.Leases = source, map[keyspace.LeaseID]int64{}
+	m.mu.Lock()
+	for _, id := range after {
+		if ttl, known := m.leases[id]; known {
+			f.Leases[id] = ttl
+		}
+	}
+	m.mu.Unlock()
+	if len(f.Leases) != len(after) {
+		return false, nil // one ended while it was looked up
+	}
+	m.state.Finish = f
+	m.frozen = true
+	if err := m.step(Finishing); err != nil {
+		return false, err
+	}
+	return true, m.finish(ctx)
+}
+
+// finish opens the target. It may be called again after a crash.
+func (m *Mirror) finish(ctx context.Context) error {
+	f := m.state.Finish
+	if f == nil {
+		return fmt.Errorf("mirror %s: %s says %s without saying how: the file was changed by hand", m.o.Dir, stateName, Finishing)
+	}
+	m.at(f.Revision)
+	err := m.retry(ctx, "open the target", func() error {
+		phase, _, err := m.o.Target.State(ctx, m.state.Nonce)
+		if err != nil || phase == TargetServing {
+			return err
+		}
+		return m.o.Target.Finish(ctx, m.state.Nonce, *f)
+	})
+	if err != nil {
+		return err
+	}
+	warning := m.checkFinished(ctx, f)
+	m.mu.Lock()
+	m.status.Waiting, m.status.Cutover, m.status.Warning = "", "", warning
+	m.mu.Unlock()
+	return m.step(Done)
+}
+
+// checkFinished says what is not as it should be behind the cut-over, or nothing.
+func (m *Mirror) checkFinished(ctx context.Context, f *Finish) string {
+	_, now, err := m.o.Source.Now(ctx)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the source could not be asked whether it was written to after the cut-over: %v", err)
+	case now != f.Revision:
+		return fmt.Sprintf("somebody still writes to the source: it is at revision %d, and the target was opened at revision %d; what came later is not in the target", now, f.Revision)
+	}
+	ttls, err := diff.TTLs(ctx, m.o.TargetData, slices.Collect(maps.Keys(f.Leases)))
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the target's leases could not be compared: %v", err)
+	case !maps.Equal(ttls, f.Leases):
+		return fmt.Sprintf("the target has %d of the source's %d leases, or some with other TTLs", len(ttls), len(f.Leases))
+	}
+	return ""
+}

@@ -1,0 +1,288 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/mvcc"
+)
+
+const (
+	// progressEvery is how often a watch asks the source how far it is, stalledAfter how long
+	// it may be silent.
+	progressEvery = time.Second
+	stalledAfter  = 15 * time.Second
+	// askTimeout bounds a question to one member.
+	askTimeout = 5 * time.Second
+)
+
+// errStalled ends a watch that brings nothing, not even an answer to how far it is.
+var errStalled = errors.New("the source's watch is silent")
+
+// Etcd is a Source that speaks etcd's API to all its endpoints.
+//
+// It watches through the generated client and not through clientv3's: that one keeps all that
+// its user has not read yet in memory, and joins fragments.
+type Etcd struct {
+	cfg clientv3.Config
+	c   *clientv3.Client
+	clk clock.Clock
+	// asked counts snapshots, so that the next try asks another member.
+	asked atomic.Int64
+}
+
+// NewEtcd connects to the endpoints of cfg. The caller closes the Source.
+func NewEtcd(cfg clientv3.Config, clk clock.Clock) (*Etcd, error) {
+	if cfg.MaxCallRecvMsgSize == 0 {
+		cfg.MaxCallRecvMsgSize = diff.MaxMessageBytes
+	}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the source at %q: %w", cfg.Endpoints, err)
+	}
+	return &Etcd{cfg: cfg, c: c, clk: clk}, nil
+}
+
+var _ Source = (*Etcd)(nil)
+
+// Data reads the source's keys and leases.
+func (e *Etcd) Data() diff.Reader { return diff.NewEndpoint(e.c) }
+
+// Close closes the connections.
+func (e *Etcd) Close() error { return e.c.Close() }
+
+// Now implements Source.
+func (e *Etcd) Now(ctx context.Context) (cluster uint64, revision keyspace.Revision, err error) {
+	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
+	defer cancel()
+	r, err := e.c.Get(ctx, "\x00", clientv3.WithKeysOnly())
+	if err != nil {
+		if context.Cause(ctx) == context.DeadlineExceeded {
+			err = context.DeadlineExceeded
+		}
+		return 0, 0, fmt.Errorf("ask the source for its revision: %w", err)
+	}
+	return r.Header.ClusterId, keyspace.Revision(r.Header.Revision), nil
+}
+
+// everything is the request for a watch of all keys.
+func everything(from keyspace.Revision) *etcdserverpb.WatchRequest {
+	return &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: &etcdserverpb.WatchCreateRequest{
+		Key: []byte{0}, RangeEnd: []byte{0}, StartRevision: int64(from), ProgressNotify: true, Fragment: true,
+	}}}
+}
+
+// progress asks for the revision that the watch has come to.
+func progress() *etcdserverpb.WatchRequest {
+	return &etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_ProgressRequest{ProgressRequest: &etcdserverpb.WatchProgressRequest{}}}
+}
+
+// A stream is one watch, with what it receives.
+type stream struct {
+	etcdserverpb.Watch_WatchClient
+	received chan *etcdserverpb.WatchResponse
+	ended    chan error // gets one error
+}
+
+// open begins a watch. It ends with ctx.
+func (e *Etcd) open(ctx context.Context, from keyspace.Revision) (*stream, error) {
+	w, err := etcdserverpb.NewWatchClient(e.c.ActiveConnection()).Watch(clientv3.WithRequireLeader(ctx), grpc.MaxCallRecvMsgSize(e.cfg.MaxCallRecvMsgSize))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Send(everything(from)); err != nil {
+		return nil, err
+	}
+	s := &stream{w, make(chan *etcdserverpb.WatchResponse), make(chan error, 1)}
+	go func() {
+		for {
+			r, err := w.Recv()
+			if err != nil {
+				s.ended <- err
+				return
+			}
+			select {
+			case s.received <- r:
+			case <-ctx.Done():
+				s.ended <- ctx.Err()
+				return
+			}
+		}
+	}()
+	return s, nil
+}
+
+// Watch implements Source.
+func (e *Etcd) Watch(ctx context.Context, from keyspace.Revision, out chan<- Part) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := e.open(ctx, from)
+	if err != nil {
+		return fmt.Errorf("watch from revision %d: %w", from, err)
+	}
+	tick := e.clk.NewTimer(progressEvery)
+	defer tick.Stop()
+	heard := e.clk.Now()
+	for {
+		select {
+		case r := <-s.received:
+			if err := canceled(r); err != nil {
+				return err
+			}
+			select {
+			case out <- part(r):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			heard = e.clk.Now() // what waited for out was no silence of the source
+		case <-tick.C():
+			if silent := e.clk.Now().Sub(heard); silent > stalledAfter {
+				return fmt.Errorf("%w for %v", errStalled, silent)
+			}
+			if err := s.Send(progress()); err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			tick.Reset(progressEvery)
+		case err := <-s.ended:
+			return fmt.Errorf("watch from revision %d: %w", from, err)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// canceled is the error of a watch that the source has ended.
+func canceled(r *etcdserverpb.WatchResponse) error {
+	switch {
+	case r.CompactRevision != 0:
+		return &CompactedError{keyspace.Revision(r.CompactRevision)}
+	case r.Canceled:
+		for _, known := range []error{rpctypes.ErrNoLeader, rpctypes.ErrInvalidAuthToken} {
+			if r.CancelReason == rpctypes.ErrorDesc(known) {
+				return known
+			}
+		}
+		return fmt.Errorf("the source has ended the watch: %s", r.CancelReason)
+	}
+	return nil
+}
+
+// part is an answer of a watch in our words.
+func part(r *etcdserverpb.WatchResponse) Part {
+	p := Part{Cluster: r.Header.GetClusterId(), Revision: keyspace.Revision(r.Header.GetRevision()), More: r.Fragment, Events: make([]mvcc.Version, len(r.Events))}
+	for i, e := range r.Events {
+		p.Events[i] = mvcc.Version{Key: e.Kv.Key, Mod: keyspace.Revision(e.Kv.ModRevision)}
+		if v := &p.Events[i]; e.Type == mvccpb.Event_DELETE {
+			v.Tombstone = true
+		} else {
+			v.Create, v.Version = keyspace.Revision(e.Kv.CreateRevision), e.Kv.Version
+			v.Lease, v.Value = keyspace.LeaseID(e.Kv.Lease), e.Kv.Value
+		}
+	}
+	return p
+}
+
+// Compacted implements Source. A watch from the first revision is refused with the answer. If
+// it is not refused, nothing is compacted.
+func (e *Etcd) Compacted(ctx context.Context) (keyspace.Revision, error) {
+	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
+	defer cancel()
+	s, err := e.open(ctx, 1)
+	if err != nil {
+		return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
+	}
+	for {
+		select {
+		case r := <-s.received:
+			if c := (*CompactedError)(nil); errors.As(canceled(r), &c) {
+				return c.Compacted, nil
+			}
+			if len(r.Events) > 0 {
+				return 0, nil
+			}
+		case err := <-s.ended:
+			if context.Cause(ctx) == context.DeadlineExceeded {
+				return 0, nil // an empty source sends nothing
+			}
+			return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
+		}
+	}
+}
+
+// member is an endpoint that may give a snapshot.
+type member struct {
+	endpoint string
+	leads    bool
+}
+
+// Snapshot implements Source. It asks first a member that does not lead, if one
+// is far enough, and another one the next time.
+func (e *Etcd) Snapshot(ctx context.Context, atLeast keyspace.Revision, w io.Writer) error {
+	cluster, _, err := e.Now(ctx)
+	if err != nil {
+		return err
+	}
+	var able []member
+	for _, endpoint := range e.cfg.Endpoints {
+		ask, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
+		s, err := e.c.Status(ask, endpoint)
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil || s.Header.ClusterId != cluster || keyspace.Revision(s.Header.Revision) < atLeast {
+			continue // another one may do
+		}
+		able = append(able, member{endpoint, s.Leader == s.Header.MemberId})
+	}
+	if len(able) == 0 {
+		return fmt.Errorf("revision %d: %w", atLeast, ErrLagging)
+	}
+	slices.SortStableFunc(able, func(a, b member) int {
+		switch {
+		case a.leads == b.leads:
+			return 0
+		case a.leads:
+			return 1
+		}
+		return -1
+	})
+	turn := int(e.asked.Add(1)-1) % len(able)
+	return e.snapshotOf(ctx, able[turn].endpoint, w)
+}
+
+// snapshotOf copies the database of one member.
+func (e *Etcd) snapshotOf(ctx context.Context, endpoint string, w io.Writer) error {
+	cfg := e.cfg
+	cfg.Endpoints = []string{endpoint}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, err := c.Snapshot(ctx)
+	if err != nil {
+		return fmt.Errorf("snapshot of %s: %w", endpoint, err)
+	}
+	defer r.Close()
+	if _, err := io.Copy(w, r); err != nil {
+		return fmt.Errorf("snapshot of %s: %w", endpoint, err)
+	}
+	return nil
+}

@@ -1,0 +1,321 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/mirror/spool"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// A batch is brought to the target when nothing more waits in the spool, so that no revision
+// waits for others. Under load it is bounded by these.
+const (
+	batchRevisions = 1000
+	batchBytes     = 4 << 20
+	batchKeys      = 4000
+)
+
+// eventBytes is about the memory of an event beside its key and value.
+const eventBytes = 96
+
+// followAndVerify is the last step: it applies, compares, and ends with a cut-over.
+func (m *Mirror) followAndVerify(ctx context.Context) error {
+	var pos keyspace.Revision
+	err := m.retry(ctx, "ask the target for its position", func() error {
+		phase, rev, err := m.o.Target.State(ctx, m.state.Nonce)
+		if err == nil && phase != TargetLoading {
+			err = stopf("the target is %s, and it should be loading", phase)
+		}
+		pos = rev
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	m.at(pos)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.apply(ctx, pos) })
+	g.Go(func() error { return m.verify(ctx) })
+	g.Go(func() error { return m.cutover(ctx) })
+	return g.Wait()
+}
+
+// applier brings revisions from the spool to the target.
+type applier struct {
+	m *Mirror
+	r *spool.Reader
+	// position is the revision at which the target can be read.
+	position keyspace.Revision
+	// versions are what the batch brings, of whole revisions up to upTo.
+	versions  []mvcc.Version
+	bytes     int
+	revisions int
+	upTo      keyspace.Revision
+	fold      folder
+}
+
+// apply brings everything above pos to the target, for ever.
+func (m *Mirror) apply(ctx context.Context, pos keyspace.Revision) error {
+	r, err := m.spool.NewReader(pos)
+	if err != nil {
+		return stopf("%v", err)
+	}
+	defer r.Close()
+	a := &applier{m: m, r: r, position: pos, upTo: pos}
+	for {
+		if err := a.revision(ctx); err != nil {
+			return err
+		}
+		if a.revisions < batchRevisions && a.bytes < batchBytes && len(a.versions) < batchKeys && r.Ready() {
+			continue
+		}
+		if err := a.flush(ctx); err != nil {
+			return err
+		}
+		if err := m.spool.Drop(a.position); err != nil {
+			return err
+		}
+	}
+}
+
+// revision reads one revision into the batch. One that is larger than a batch is brought to
+// the target in parts.
+func (a *applier) revision(ctx context.Context) error {
+	a.fold.reset()
+	var events []mvcc.Version
+	for size := 0; ; {
+		rec, err := a.r.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if rec.End {
+			a.upTo = rec.Revision
+			a.revisions++
+			break
+		}
+		for i := range rec.Events {
+			a.fold.note(&rec.Events[i])
+		}
+		if size > batchBytes {
+			continue // only to know which keys come again
+		}
+		for i := range rec.Events {
+			events = append(events, rec.Events[i].Clone())
+			size += len(rec.Events[i].Key) + len(rec.Events[i].Value) + eventBytes
+		}
+		if size > batchBytes {
+			events = nil
+		}
+	}
+	if events == nil {
+		return a.large(ctx)
+	}
+	for i := range events {
+		a.add(events[i])
+	}
+	return nil
+}
+
+// large brings the revision that was read last to the target in parts. It becomes visible
+// with the last one.
+func (a *applier) large(ctx context.Context) error {
+	revision := a.upTo
+	a.upTo = revision - 1
+	if err := a.flush(ctx); err != nil {
+		return err
+	}
+	a.r.Rewind()
+	for {
+		rec, err := a.r.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if rec.End {
+			// The next revisions are compared with what the target shows, so this one must
+			// be visible before they come.
+			a.upTo = revision
+			return a.flush(ctx)
+		}
+		for i := range rec.Events {
+			a.add(rec.Events[i].Clone())
+			if a.bytes >= batchBytes || len(a.versions) >= batchKeys {
+				if err := a.flush(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// add takes an event into the batch.
+func (a *applier) add(e mvcc.Version) {
+	if v, whole := a.fold.take(e); whole {
+		a.versions = append(a.versions, v)
+		for w := &v; w != nil; w = w.Earlier {
+			a.bytes += len(w.Key) + len(w.Value) + eventBytes
+		}
+	}
+}
+
+// flush checks the batch and brings it to the target.
+func (a *applier) flush(ctx context.Context) error {
+	if len(a.versions) == 0 && a.upTo == a.position {
+		return nil
+	}
+	m := a.m
+	if err := m.retry(ctx, "look up the keys of a batch at the target", func() error { return a.fit(ctx) }); err != nil {
+		return err
+	}
+	if err := m.retry(ctx, "look up leases at the source", func() error { return m.lookupLeases(ctx, leasesOf(a.versions)) }); err != nil {
+		return err
+	}
+	m.follow.Lock()
+	defer m.follow.Unlock()
+	if m.frozen {
+		return errDone
+	}
+	err := m.retry(ctx, "bring a batch to the target", func() error {
+		return m.o.Target.Follow(ctx, m.state.Nonce, a.versions, a.upTo)
+	})
+	if err != nil {
+		return err
+	}
+	a.position = a.upTo
+	a.versions, a.bytes, a.revisions = a.versions[:0], 0, 0
+	m.at(a.position)
+	return nil
+}
+
+// fit says whether each version of the batch follows on what the target has at the position.
+func (a *applier) fit(ctx context.Context) error {
+	index := map[string]int{}
+	var keys [][]byte
+	for i := range a.versions {
+		if k := a.versions[i].Key; !has(index, k) {
+			index[string(k)] = len(keys)
+			keys = append(keys, k)
+		}
+	}
+	known, err := a.m.o.TargetData.Lookup(ctx, keys, a.position)
+	if err != nil {
+		return err
+	}
+	for i := range a.versions {
+		if err := fits(&known[index[string(a.versions[i].Key)]], &a.versions[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func has(index map[string]int, k []byte) bool {
+	_, there := index[string(k)]
+	return there
+}
+
+// fits says whether v can follow on the key as it is, and changes that to v.
+func fits(before, v *mvcc.Version) error {
+	if v.Earlier != nil {
+		if err := fits(before, v.Earlier); err != nil {
+			return err
+		}
+	}
+	create, version := before.Create, before.Version+1
+	if before.Version == 0 {
+		create, version = v.Mod, 1
+	}
+	switch {
+	case v.Tombstone && before.Version == 0:
+		return stopf("key %q: revision %d deletes it, and the target has no such key", v.Key, v.Mod)
+	case v.Tombstone:
+		*before = mvcc.Version{}
+		return nil
+	case v.Create != create || v.Version != version:
+		return stopf("key %q: revision %d is version %d since revision %d at the source, and would be version %d since revision %d at the target",
+			v.Key, v.Mod, v.Version, v.Create, version, create)
+	}
+	before.Create, before.Version = create, version
+	return nil
+}
+
+// leasesOf returns the leases to which versions are attached.
+func leasesOf(versions []mvcc.Version) (ids []keyspace.LeaseID) {
+	for i := range versions {
+		if id := versions[i].Lease; id != 0 {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// lookupLeases notes the granted TTLs of leases that are not known yet. One that is gone at the
+// source is left out: its keys go with a later revision.
+func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error {
+	m.mu.Lock()
+	var unknown []keyspace.LeaseID
+	for _, id := range ids {
+		if _, known := m.leases[id]; !known {
+			unknown = append(unknown, id)
+		}
+	}
+	m.mu.Unlock()
+	ttls, err := diff.TTLs(ctx, m.o.SourceData, unknown)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// What was looked up saves time at the cut-over. It is no loss to forget it.
+	if len(m.leases)+len(ttls) > maxLeases {
+		clear(m.leases)
+	}
+	for id, ttl := range ttls {
+		m.leases[id] = ttl
+	}
+	return nil
+}
+
+// maxLeases bounds the leases whose TTLs are kept.
+const maxLeases = 1 << 20
+
+// A folder joins the writes of one key within a revision: the last one carries the earlier
+// ones. It needs memory only for the keys that the revision puts; etcd deletes a key again
+// only after a put.
+type folder struct {
+	last map[string]uint32
+	held map[string]*mvcc.Version
+}
+
+func (f *folder) reset() { f.last, f.held = map[string]uint32{}, map[string]*mvcc.Version{} }
+
+// note takes note of an event. All events of a revision are noted before any is taken.
+func (f *folder) note(e *mvcc.Version) {
+	if _, put := f.last[string(e.Key)]; put || !e.Tombstone {
+		f.last[string(e.Key)] = e.Sub
+	}
+}
+
+// take returns the version that an event makes, and whether it is the last write of its key.
+func (f *folder) take(e mvcc.Version) (v mvcc.Version, whole bool) {
+	last, put := f.last[string(e.Key)]
+	if !put {
+		return e, true
+	}
+	e.Earlier = f.held[string(e.Key)]
+	if e.Sub < last {
+		f.held[string(e.Key)] = &e
+		return v, false
+	}
+	if e.Sub > last {
+		panic(fmt.Sprintf("mirror: event %d of key %q in revision %d, of which number %d is the last", e.Sub, e.Key, e.Mod, last))
+	}
+	delete(f.held, string(e.Key))
+	return e, true
+}

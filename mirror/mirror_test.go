@@ -1,0 +1,496 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// options are those of a mirror on a disk.
+func options(s *source, d *target, disk *simdisk.Disk) Options {
+	d.fs = disk
+	return Options{
+		FS: disk, Dir: "m", Clock: clock.Virtual(), Source: s, Target: d, SourceData: s, TargetData: d, Nonce: "n1",
+		SnapshotRevision: func(path string) (keyspace.Revision, error) {
+			db, err := readDatabase(disk, path)
+			return db.Revision, err
+		},
+	}
+}
+
+// start runs a mirror. The channel gets its error.
+func start(ctx context.Context, o Options) chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	return ended
+}
+
+// finished checks a target behind a cut-over.
+func finished(t *testing.T, s *source, d *target) {
+	t.Helper()
+	if d.phase != TargetServing || d.finish.Revision != s.rev || d.rev != s.rev {
+		t.Fatalf("the target is %s at %d, finished at %d, and the source at %d", d.phase, d.rev, d.finish.Revision, s.rev)
+	}
+	if !maps.Equal(d.finish.Leases, s.leases) || d.finish.Compacted > s.compacted {
+		t.Fatalf("leases %v, not %v; compacted %d, not %d", d.finish.Leases, s.leases, d.finish.Compacted, s.compacted)
+	}
+	sameHistory(t, s, d, 0)
+}
+
+// TestMirror: a source that is written to, whose watch breaks off, is mirrored and cut over, with
+// every version, and within the time quiet.
+func TestMirror(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			s, d, disk := newSource(seed), newTarget(), simdisk.New()
+			s.breaks, s.lagging = 3, 2
+			s.work(rng, 100, time.Millisecond)
+			o := options(s, d, disk)
+			ended := start(t.Context(), o)
+			s.work(rng, 2000, 3*time.Millisecond)
+			st, err := ReadStatus(disk, "m")
+			if err != nil || !st.Running || st.Step != Following {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if err := RequestCutover(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			s.work(rng, 300, 10*time.Millisecond)
+			began := time.Now()
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took > 5*time.Second+verifyPause {
+				t.Errorf("seed %d: the cut-over took %v", seed, took)
+			}
+			finished(t, s, d)
+			if s.compacted == 0 {
+				t.Error("nothing was compacted")
+			}
+			if st, err = ReadStatus(disk, "m"); err != nil || st.Step != Done || st.Running || st.Warning != "" || st.Passes == 0 {
+				t.Errorf("%+v, %v", st, err)
+			}
+			if st.FreezeSeconds < 2 || st.FreezeSeconds > 5 {
+				t.Errorf("the source had to stand still for %v s", st.FreezeSeconds)
+			}
+			if err := Run(t.Context(), o); err != nil {
+				t.Errorf("a mirror that is done is started again: %v", err)
+			}
+			if err := RequestCutover(disk, "m"); err == nil || !strings.Contains(err.Error(), "has ended: it is done") {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// TestKilledAtEachStep: whatever the mirror does when it is killed and its machine loses power,
+// the next one goes on (trap 123: it is the same loader).
+func TestKilledAtEachStep(t *testing.T) {
+	for at := 1; ; at += 1 + at/12 {
+		reached := false
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(at), 1))
+			s, d, disk := newSource(uint64(at)), newTarget(), simdisk.New()
+			s.breaks, s.keeps = 5, true
+			s.work(rng, 50, time.Millisecond)
+			ctx, kill := context.WithCancel(t.Context())
+			var mu sync.Mutex
+			var crashed *simdisk.Disk
+			calls := 0
+			call := func(string) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if calls++; calls == at {
+					crashed = disk.Crash(rng.IntN(101), rng)
+					kill()
+				}
+				return ctx.Err()
+			}
+			s.call, d.call = call, call
+			ended := start(ctx, options(s, d, disk))
+			go s.work(rand.New(rand.NewPCG(uint64(at), 3)), 300, 20*time.Millisecond)
+			time.Sleep(3 * time.Second)
+			_ = RequestCutover(disk, "m") // there may be no mirror yet
+			if err := <-ended; err == nil {
+				reached = true
+				kill()
+				finished(t, s, d)
+				return
+			}
+			kill()
+			time.Sleep(10 * time.Second) // the work is over
+			alive := func(string) error { return nil }
+			s.call, d.call = alive, alive
+			ended = start(t.Context(), options(s, d, crashed))
+			time.Sleep(2 * time.Second)
+			if err := RequestCutover(crashed, "m"); err != nil && !strings.Contains(err.Error(), "has ended") {
+				t.Fatal(err)
+			}
+			if err := <-ended; err != nil {
+				t.Fatalf("killed at call %d: %v", at, err)
+			}
+			finished(t, s, d)
+		})
+		if reached {
+			if at < 100 {
+				t.Fatalf("only %d calls", at)
+			}
+			return
+		}
+	}
+}
+
+// following starts a mirror and waits until it follows.
+func following(t *testing.T, s *source, d *target, o Options) chan error {
+	t.Helper()
+	ended := start(t.Context(), o)
+	for range 100 {
+		time.Sleep(100 * time.Millisecond)
+		if st, err := ReadStatus(o.FS, o.Dir); err == nil && st.Step == Following && d.rev == s.rev {
+			return ended
+		}
+	}
+	select {
+	case err := <-ended:
+		t.Fatal(err)
+	default:
+		t.Fatal("it does not follow")
+	}
+	return nil
+}
+
+// caughtUp waits until the target has everything.
+func caughtUp(t *testing.T, s *source, d *target, ended chan error) {
+	t.Helper()
+	for range 600 {
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		default:
+		}
+		if time.Sleep(100 * time.Millisecond); d.rev == s.rev {
+			return
+		}
+	}
+	t.Fatalf("the target is at revision %d, the source at %d", d.rev, s.rev)
+}
+
+// stopped checks that a mirror stops for good, and that it says so again when it is started again.
+func stopped(t *testing.T, err error, o Options, want string) {
+	t.Helper()
+	var stop *Stop
+	if !errors.As(err, &stop) || !strings.Contains(err.Error(), want) {
+		t.Fatalf("%v", err)
+	}
+	if again := Run(t.Context(), o); again == nil || !strings.Contains(again.Error(), want) {
+		t.Fatalf("started again: %v", again)
+	}
+	st, err := ReadStatus(o.FS, o.Dir)
+	if err != nil || st.Step != Failed || !strings.Contains(st.String(), want) {
+		t.Fatalf("%+v, %v", st, err)
+	}
+}
+
+// TestCompactedBelowThePosition (trap 124): a mirror that was away for too long says so, and what
+// to do.
+func TestCompactedBelowThePosition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk)
+		ctx, kill := context.WithCancel(t.Context())
+		ended := start(ctx, o)
+		time.Sleep(3 * time.Second)
+		kill()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		for range 10 {
+			s.txn(op{"a", "2", 0})
+		}
+		s.compacted = s.rev - 1
+		stopped(t, Run(t.Context(), o), o, "the source has compacted revision 11, and the copy has everything up to revision 2 only: begin anew")
+	})
+}
+
+// TestDifferences: what is not at the target as it is at the source stops the mirror, by the next
+// write of the key or by the comparison, and the text names the key.
+func TestDifferences(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(*target)
+		write []op
+		want  string
+	}{
+		"value":  {func(d *target) { d.keys["a"][0].Value = []byte("x") }, nil, `differ: key "a": unequal: value "1" and "x"`},
+		"lease":  {func(d *target) { d.keys["a"][0].Lease = 4 }, nil, `differ: key "a": unequal: lease 0 and 4`},
+		"lost":   {func(d *target) { delete(d.keys, "a") }, nil, `differ: key "a": only in A`},
+		"extra":  {func(d *target) { d.keys["z"] = []mvcc.Version{{Key: []byte("z"), Mod: 2, Create: 2, Version: 1}} }, nil, `differ: key "z": only in B`},
+		"put":    {func(d *target) { d.keys["a"][0].Version = 9 }, []op{{"a", "2", 0}}, `key "a": revision 3 is version 2 since revision 2 at the source, and would be version 10`},
+		"new":    {func(d *target) { d.keys["b"] = d.keys["a"] }, []op{{"b", "2", 0}}, `key "b": revision 3 is version 1 since revision 3 at the source, and would be version 2`},
+		"delete": {func(d *target) { delete(d.keys, "a") }, []op{{key: "a"}}, `key "a": revision 3 deletes it, and the target has no such key`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, d := newSource(1), newTarget()
+				s.txn(op{"a", "1", 0})
+				o := options(s, d, simdisk.New())
+				ended := following(t, s, d, o)
+				d.mu.Lock()
+				c.spoil(d)
+				d.mu.Unlock()
+				if c.write != nil {
+					s.txn(c.write...)
+				}
+				stopped(t, <-ended, o, c.want)
+			})
+		})
+	}
+}
+
+// TestLargeRevision (trap 116): a delete of 100,000 keys in one revision comes in parts and is
+// visible as a whole, also where the revision writes some keys again.
+func TestLargeRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		const keys = 100_000
+		var puts, deletes []op
+		for i := range keys {
+			k := fmt.Sprintf("key-%06d", i)
+			puts, deletes = append(puts, op{k, "value", 0}), append(deletes, op{key: k})
+		}
+		// The first key is deleted, written and deleted; the last one is written at the end.
+		deletes = append(deletes, op{"key-000000", "again", 0}, op{key: "key-000000"}, op{"key-099999", "again", 0})
+		s.txn(puts...)
+		o := options(s, d, disk)
+		ended := following(t, s, d, o)
+		if rev := s.txn(deletes...); rev != 3 {
+			t.Fatal(rev)
+		}
+		s.txn(op{"key-000001", "new", 0})
+		caughtUp(t, s, d, ended)
+		if d.batches < 20 || d.largest > batchKeys {
+			t.Errorf("%d batches, the largest with %d versions", d.batches, d.largest)
+		}
+		if d.largestHeld < keys-batchKeys {
+			t.Errorf("the revision was visible in parts: %d were held", d.largestHeld)
+		}
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+	})
+}
+
+// TestFullDisk (trap 122): a mirror whose disk is full waits for room and loses nothing.
+func TestFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		full := &fullDisk{Disk: disk}
+		o := options(s, d, disk)
+		o.FS = full
+		ended := following(t, s, d, o)
+		full.set(true)
+		for i := range 100 {
+			s.txn(op{"a", fmt.Sprint(i), 0})
+			time.Sleep(100 * time.Millisecond)
+		}
+		if d.rev == s.rev {
+			t.Fatal("the disk was not full")
+		}
+		full.set(false)
+		caughtUp(t, s, d, ended)
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+	})
+}
+
+// TestAbandon: a mirror that runs, and one that has failed, can be abandoned.
+func TestAbandon(t *testing.T) {
+	for _, failed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, d, disk := newSource(1), newTarget(), simdisk.New()
+			s.txn(op{"a", "1", 0})
+			o := options(s, d, disk)
+			ended := following(t, s, d, o)
+			if failed {
+				d.mu.Lock()
+				delete(d.keys, "a")
+				d.mu.Unlock()
+				stopped(t, <-ended, o, "only in A")
+			}
+			if err := RequestAbandon(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			if failed {
+				ended = start(t.Context(), o)
+			}
+			if err := <-ended; err == nil || !strings.Contains(err.Error(), "the mirror is abandoned") {
+				t.Fatal(err)
+			}
+			if d.phase != TargetAbandoned {
+				t.Errorf("the target is %s", d.phase)
+			}
+			names, err := disk.List("m")
+			if err != nil || strings.Contains(strings.Join(names, " "), "snapshot") {
+				t.Errorf("%v %v", names, err)
+			}
+		})
+	}
+}
+
+// TestOthers (traps 121, 123): a second process in the directory, another source and another
+// loader of the target are refused.
+func TestOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk)
+		ctx, kill := context.WithCancel(t.Context())
+		ended := start(ctx, o)
+		time.Sleep(3 * time.Second)
+		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "another process uses it") {
+			t.Errorf("a second process: %v", err)
+		}
+		other := o
+		other.Dir, other.Nonce = "m2", "n2"
+		if err := Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "the cluster is loaded by n1") {
+			t.Errorf("a second loader: %v", err)
+		}
+		kill()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		s.cluster = 8
+		if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "it follows cluster 7, and the source is cluster 8") {
+			t.Errorf("another source: %v", err)
+		}
+	})
+}
+
+// TestLateWrites: a client that still writes to the source behind the cut-over is not overlooked.
+func TestLateWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk)
+		ended := following(t, s, d, o)
+		d.call = func(what string) error {
+			if what == "finish" {
+				s.txn(op{"late", "1", 0})
+			}
+			return nil
+		}
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		st, err := ReadStatus(disk, "m")
+		if err != nil || !strings.Contains(st.Warning, "somebody still writes to the source: it is at revision 3, and the target was opened at revision 2") {
+			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
+
+// TestLag: the lag counts from the first revision that the target lacks, and ends when it has all.
+func TestLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		var mu sync.Mutex
+		var last Status
+		o := options(s, d, disk)
+		o.Progress = func(st Status) {
+			mu.Lock()
+			defer mu.Unlock()
+			last = st
+		}
+		status := func() Status {
+			mu.Lock()
+			defer mu.Unlock()
+			return last
+		}
+		ctx, kill := context.WithCancel(t.Context())
+		defer kill()
+		ended := start(ctx, o)
+		time.Sleep(5 * time.Second)
+		away := true
+		d.call = func(what string) error {
+			if mu.Lock(); what == "follow" && away {
+				mu.Unlock()
+				return rpctypes.ErrNoLeader
+			}
+			mu.Unlock()
+			return nil
+		}
+		for range 10 {
+			s.txn(op{"a", "2", 0})
+			time.Sleep(time.Second)
+		}
+		if st := status(); st.LagSeconds < 8 || st.LagSeconds > 11 || st.Source-st.Position < 9 || !strings.Contains(st.String(), "bring a batch to the target") {
+			t.Errorf("%v", st)
+		}
+		mu.Lock()
+		away = false
+		mu.Unlock()
+		time.Sleep(10 * time.Second)
+		if st := status(); st.LagSeconds != 0 || st.Source != st.Position || st.Waiting != "" {
+			t.Errorf("%v", st)
+		}
+		kill()
+		<-ended
+	})
+}
+
+// TestHistoryThatIsNoHistory: a source that leaves out a revision, or sends one again, stops the
+// mirror.
+func TestHistoryThatIsNoHistory(t *testing.T) {
+	for name, spoil := range map[string]func(*source){
+		"left out": func(s *source) { delete(s.events, 3) },
+		"again":    func(s *source) { s.events[4] = s.events[3] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, d := newSource(1), newTarget()
+				s.txn(op{"a", "1", 0})
+				o := options(s, d, simdisk.New())
+				ended := following(t, s, d, o)
+				for range 5 {
+					s.txn(op{"a", "2", 0})
+					if s.rev == 4 {
+						spoil(s)
+					}
+				}
+				stopped(t, <-ended, o, "the source's watch went on with revision")
+			})
+		})
+	}
+}
+
+var errFull = syscall.ENOSPC

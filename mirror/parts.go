@@ -1,0 +1,131 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// Source is the etcd that is followed. All methods may be called from many goroutines.
+type Source interface {
+	// Now returns the cluster id and the present revision, read linearizably.
+	Now(ctx context.Context) (cluster uint64, revision keyspace.Revision, err error)
+	// Watch sends what happens to all keys from a revision on, until ctx ends or the stream
+	// breaks; it always returns an error. That is a *CompactedError if the source has
+	// removed the revision.
+	Watch(ctx context.Context, from keyspace.Revision, out chan<- Part) error
+	// Snapshot writes the database file of a member whose revision is atLeast or higher. The
+	// error is ErrLagging if no member is there yet.
+	Snapshot(ctx context.Context, atLeast keyspace.Revision, w io.Writer) error
+	// Compacted returns the source's compacted revision, 0 if it is none or cannot be told.
+	Compacted(ctx context.Context) (keyspace.Revision, error)
+}
+
+// Part is an answer of a watch, or a fragment of one.
+type Part struct {
+	// Cluster is the cluster id of the member that sent it.
+	Cluster uint64
+	// Revision is that of the member. It is 0 if it was not told.
+	Revision keyspace.Revision
+	// Events are in order of revision, and within one in the order of its operations. Sub
+	// is not set.
+	Events []mvcc.Version
+	// More says that the last revision may go on in the next Part.
+	More bool
+}
+
+// CompactedError says that a watch began at or below the source's compacted revision.
+type CompactedError struct{ Compacted keyspace.Revision }
+
+func (e *CompactedError) Error() string {
+	return fmt.Sprintf("the source has compacted revision %d", e.Compacted)
+}
+
+// ErrLagging says that no member of the source has reached a revision yet.
+var ErrLagging = errors.New("no member of the source that answers has reached the revision at which the watch began")
+
+// Phase is what a target is about.
+type Phase string
+
+// The phases of a target.
+const (
+	TargetEmpty     Phase = "empty"
+	TargetLoading   Phase = "loading"
+	TargetServing   Phase = "serving"
+	TargetAbandoned Phase = "abandoned"
+)
+
+// Target is the cluster that is loaded. Every method may be repeated after an error whose
+// effect is not known: a repeat does no harm. Another loader's nonce is an error.
+type Target interface {
+	// State returns the phase and, while loading, the revision up to which everything is
+	// there and visible.
+	State(ctx context.Context, nonce string) (Phase, keyspace.Revision, error)
+	// Import loads a database file, from its beginning or where an earlier call ended. Its
+	// revision is then the target's position.
+	Import(ctx context.Context, nonce, path string) error
+	// Follow adds versions in the order of (Mod, Sub), above the position. With the call
+	// that brings the last ones of revision upTo it becomes the position; in calls before
+	// that upTo is the old one.
+	Follow(ctx context.Context, nonce string, versions []mvcc.Version, upTo keyspace.Revision) error
+	// Finish opens the target for its clients. Its next revision is Finish.Revision+1.
+	Finish(ctx context.Context, nonce string, f Finish) error
+	// Abandon gives the load up.
+	Abandon(ctx context.Context, nonce string) error
+}
+
+// Finish is the end of a load.
+type Finish struct {
+	// Revision is the last one of the source, and the position of the target.
+	Revision keyspace.Revision `json:"revision"`
+	// Compacted is the source's compacted revision, 0 if not known.
+	Compacted keyspace.Revision `json:"compacted"`
+	// Keys is the number of keys at Revision.
+	Keys int64 `json:"keys"`
+	// Leases are those of the source with their granted TTLs in seconds. They begin anew,
+	// as they do when etcd's leader changes.
+	Leases map[keyspace.LeaseID]int64 `json:"leases"`
+}
+
+// Options say what is mirrored.
+type Options struct {
+	FS    vfs.FS
+	Dir   string
+	Clock clock.Clock
+	// Source and Target are the two clusters, SourceData and TargetData their keys and
+	// leases.
+	Source                 Source
+	Target                 Target
+	SourceData, TargetData diff.Reader
+	// SnapshotRevision reads the revision of a database file.
+	SnapshotRevision func(path string) (keyspace.Revision, error)
+	// Nonce names this load to the target. It is used for a new directory only.
+	Nonce string
+	// VerifyBytesPerSecond bounds the verification; 0 for 16 MiB.
+	VerifyBytesPerSecond int64
+	// Progress, if not nil, is called each second.
+	Progress func(Status)
+}
+
+// A Stop ends a mirror for good: to start it again would not help.
+type Stop struct {
+	// Reason is what happened, Next what to do.
+	Reason, Next string
+}
+
+func (s *Stop) Error() string { return s.Reason + ": " + s.Next }
+
+// anew is what helps where the copy cannot be continued.
+const anew = "begin anew: `skein mirror abandon`, then start with an empty cluster and another --spool"
+
+func stopf(format string, args ...any) error {
+	return &Stop{Reason: fmt.Sprintf(format, args...), Next: anew}
+}

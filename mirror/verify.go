@@ -1,0 +1,107 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
+)
+
+const (
+	defaultVerifyBytes = 16 << 20
+	// verifyPause is the pause after a whole comparison.
+	verifyPause = 5 * time.Second
+	// pauseLeast is the pause after a page, so that a small store is not read all the time.
+	pauseLeast = time.Millisecond
+)
+
+// errBehindCompaction says that the source cannot be read at the position. It goes away when
+// the target comes further.
+var errBehindCompaction = errors.New("the source has compacted the revision that the target is at; the comparison waits until the target is further")
+
+// verify compares source and target page by page, again and again, each page at the position
+// of that moment.
+func (m *Mirror) verify(ctx context.Context) error {
+	for pass := int64(1); ; pass++ {
+		var from []byte
+		for limit := diff.PageKeys; ; {
+			next, size, err := m.verifyPage(ctx, from, limit)
+			if err != nil {
+				return err
+			}
+			pause := max(pauseLeast, time.Duration(size)*time.Second/time.Duration(m.o.VerifyBytesPerSecond))
+			if err := clock.Sleep(ctx, m.o.Clock, pause); err != nil {
+				return err
+			}
+			if from = next; from == nil {
+				break
+			}
+		}
+		m.mu.Lock()
+		if m.status.Passes = pass; pass == 1 {
+			close(m.verified)
+		}
+		m.mu.Unlock()
+		if err := clock.Sleep(ctx, m.o.Clock, verifyPause); err != nil {
+			return err
+		}
+	}
+}
+
+// verifyPage compares a page from a key on. It returns where the next one begins, nil behind
+// the last, and the bytes that were compared.
+func (m *Mirror) verifyPage(ctx context.Context, from []byte, limit int) (next []byte, size int, err error) {
+	err = m.retry(ctx, "compare source and target", func() error {
+		pos := m.position()
+		page, err := m.o.SourceData.Page(ctx, from, nil, pos, limit)
+		if errors.Is(err, diff.ErrCompacted) {
+			return errBehindCompaction
+		}
+		if err != nil {
+			return err
+		}
+		if next, size = nil, 0; page.More && len(page.Keys) > 0 {
+			next = append(append([]byte{}, page.Keys[len(page.Keys)-1].Key...), 0)
+		}
+		size, err = m.comparePage(ctx, page, from, next, pos)
+		return err
+	})
+	return next, size, err
+}
+
+// comparePage compares a page of the source, all of [from, end), with the target.
+func (m *Mirror) comparePage(ctx context.Context, page diff.Page, from, end []byte, pos keyspace.Revision) (size int, err error) {
+	c := diff.NewCursor(m.o.TargetData, from, end, pos)
+	for i := range page.Keys {
+		k := &page.Keys[i]
+		t, err := c.Key(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if d, equal := diff.Keys(k, t); !equal {
+			return 0, different(d, pos)
+		}
+		c.Advance()
+		size += len(k.Key) + len(k.Value) + eventBytes
+	}
+	t, err := c.Key(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if t != nil {
+		d, _ := diff.Keys(nil, t)
+		return 0, different(d, pos)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.status.VerifiedKeys += int64(len(page.Keys))
+	return size, nil
+}
+
+// different is the error of a difference. A is the source, B the target.
+func different(d diff.Difference, pos keyspace.Revision) error {
+	return stopf("at revision %d source (A) and target (B) differ: %s", pos, d)
+}
