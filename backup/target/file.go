@@ -13,9 +13,6 @@ import (
 	"strings"
 )
 
-// tempPrefix begins the names of files that are not whole yet.
-const tempPrefix = ".tmp-"
-
 // folder is a Target in a file system.
 type folder struct {
 	path string
@@ -35,11 +32,6 @@ func openFolder(p string) (*folder, error) {
 
 // String implements Target.
 func (f *folder) String() string { return "file://" + f.path }
-
-// failed wraps an error with the operation and the file's name.
-func failed(op string, t Target, name string, err error) error {
-	return fmt.Errorf("%s %s in %s: %w", op, name, t, err)
-}
 
 // Put implements Target. A hard link gives the whole file its name, and fails if the name is
 // taken; a rename would not.
@@ -198,17 +190,4 @@ func (f *folder) Delete(_ context.Context, name string) error {
 		return failed("delete", f, name, err)
 	}
 	return nil
-}
-
-// contextReader ends with its context.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c contextReader) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(b)
 }

@@ -15,14 +15,6 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// Errors of a Target, to be tested with errors.Is.
-var (
-	// ErrExists says that the name is taken.
-	ErrExists = errors.New("exists already")
-	// ErrNotFound says that there is no file of the name.
-	ErrNotFound = errors.New("not found")
-)
-
 // An Object is a file as List tells of it.
 type Object struct {
 	Name     string
@@ -110,29 +102,4 @@ func parseS3(u *url.URL) (o s3Options, err error) {
 		}
 	}
 	return o, nil
-}
-
-// checkName refuses names that a folder or a service might read differently.
-func checkName(name string) error {
-	for part := range strings.SplitSeq(name, "/") {
-		if part == "" || part == "." || part == ".." || strings.HasPrefix(part, tempPrefix) {
-			return fmt.Errorf("name %q: empty, \".\", \"..\" or temporary part", name)
-		}
-	}
-	if i := strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune(`\:*?"<>|#%`, r) }); i >= 0 {
-		return fmt.Errorf("name %q: unusual character %q", name, name[i])
-	}
-	return nil
-}
-
-// checkFolder refuses what List cannot mean.
-func checkFolder(folder string) error {
-	if folder == "" {
-		return nil
-	}
-	name, ok := strings.CutSuffix(folder, "/")
-	if !ok {
-		return fmt.Errorf("folder %q does not end in \"/\"", folder)
-	}
-	return checkName(name)
 }
