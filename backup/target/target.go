@@ -42,8 +42,8 @@ type Target interface {
 // Open opens the target of a URL: file:///folder, or
 // s3://bucket/prefix?endpoint=URL&region=NAME&path-style=1. Without an endpoint it is
 // Amazon's. Keys of S3 come from the environment (AWS_ACCESS_KEY_ID, …), the shared
-// credentials file, or the machine's role, in this order. A folder is created if there is
-// none; a bucket must be there.
+// credentials file, or the machine's role, in this order. A folder is made by the first Put;
+// a bucket must be there.
 func Open(rawURL string, c clock.Clock) (Target, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -54,7 +54,7 @@ func Open(rawURL string, c clock.Clock) (Target, error) {
 		if u.Host != "" || !filepath.IsAbs(u.Path) || u.RawQuery != "" {
 			return nil, fmt.Errorf("target %q: want file:///FOLDER with an absolute folder", rawURL)
 		}
-		return openFolder(u.Path)
+		return openFolder(u.Path), nil
 	case "s3":
 		o, err := parseS3(u)
 		if err != nil {
