@@ -275,6 +275,7 @@ check-generate:
 check-tidy:
 	go mod tidy -diff
 	cd bench/against-etcd && go mod tidy -diff
+	cd backup/target/s3server && go mod tidy -diff
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
 	cd conformance/etcdtests && go mod tidy -diff

@@ -80,7 +80,7 @@ func (d *Draft) folder() string { return fmt.Sprintf("%s%d/", d.m.folder(), d.m.
 // begins a chain, and chain is empty; any other goes on with the chain, as Latest returned it.
 // borders are the keys at which the keyspace is divided into spans, ascending.
 func (r *Repository) Begin(ctx context.Context, cluster keyspace.ClusterID, chain string, cut Cut, borders [][]byte) (*Draft, error) {
-	d := &Draft{m: Manifest{Format: format, Cluster: cluster.String(), Chain: chain, Number: 1, Cut: cut}}
+	d := &Draft{m: Manifest{Cluster: cluster.String(), Chain: chain, Number: 1, Cut: cut}}
 	start := []byte(nil)
 	for _, b := range borders {
 		d.m.Spans = append(d.m.Spans, SpanFiles{Start: start, End: b})
@@ -339,7 +339,7 @@ func (s *spanWriter) add(ctx context.Context, b []byte) error {
 
 // cut ends the segment and records it. done says that the span has nothing more.
 func (s *spanWriter) cut(ctx context.Context, done bool) error {
-	rec := record{Format: format, Span: s.i, Index: s.index, Done: done}
+	rec := record{Span: s.i, Index: s.index, Done: done}
 	if s.seg != nil {
 		seg, err := s.seg.finish()
 		s.seg = nil

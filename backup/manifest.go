@@ -2,6 +2,8 @@ package backup
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -63,7 +65,6 @@ type Lease struct {
 // A Manifest is the whole of a backup but for the versions. It is written last: a backup
 // without one does not count.
 type Manifest struct {
-	Format  int    `json:"format"`
 	Cluster string `json:"cluster"`
 	Chain   string `json:"chain"`
 	// Number is the backup's place in its chain, from 1.
@@ -102,7 +103,6 @@ type Segment struct {
 
 // A record says that a segment of an unfinished backup is whole. It lets another run go on.
 type record struct {
-	Format int `json:"format"`
 	// Span and Index say where in the manifest the segment will be.
 	Span  int `json:"span"`
 	Index int `json:"index"`
@@ -122,13 +122,21 @@ const (
 // ErrForeign says that a file is not of the backup in whose place it lies.
 var ErrForeign = errors.New("the file belongs to another backup")
 
+// envelope is around the body of a manifest, a draft or a record.
+type envelope struct {
+	Format int `json:"format"`
+	// SHA256 is that of the bytes of the body, in hexadecimal.
+	SHA256 string          `json:"sha256"`
+	Body   json.RawMessage `json:"body"`
+}
+
 // encode returns the bytes of a manifest, a draft or a record.
 func encode(v any) []byte {
-	b, err := json.MarshalIndent(v, "", " ")
+	body, err := json.MarshalIndent(v, "", " ")
 	if err != nil {
 		panic(fmt.Sprintf("backup: encode %T: %v", v, err))
 	}
-	return append(b, '\n')
+	return fmt.Appendf(nil, "{\"format\": %d, \"sha256\": \"%x\", \"body\":\n%s}\n", format, sha256.Sum256(body), body)
 }
 
 // decode reads what encode wrote.
@@ -140,23 +148,23 @@ func decode(r io.Reader, v any) error {
 	if len(b) > maxManifestBytes {
 		return fmt.Errorf("more than %d bytes", maxManifestBytes)
 	}
-	// The version comes first: a newer one may look otherwise.
-	var head struct {
-		Format *int `json:"format"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
+	var e envelope
+	if err := json.Unmarshal(b, &e); err != nil {
 		return fmt.Errorf("not a file of a backup, or damaged: %w", err)
 	}
 	switch {
-	case head.Format == nil || *head.Format < 1:
+	case e.Format < 1:
 		return errors.New("not a file of a backup: no format")
-	case *head.Format > format:
-		return fmt.Errorf("format %d, this program reads format %d: use a newer program", *head.Format, format)
+	case e.Format > format: // it may look otherwise
+		return fmt.Errorf("format %d, this program reads format %d: use a newer program", e.Format, format)
 	}
-	d := json.NewDecoder(bytes.NewReader(b))
+	if got := sha256.Sum256(e.Body); hex.EncodeToString(got[:]) != e.SHA256 {
+		return fmt.Errorf("damaged: its body has SHA-256 %x, noted %s", got, e.SHA256)
+	}
+	d := json.NewDecoder(bytes.NewReader(e.Body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("damaged: %w", err)
+		return fmt.Errorf("not what is wanted here: %w", err)
 	}
 	return nil
 }

@@ -154,8 +154,15 @@ func (r *Repository) entries(ctx context.Context, cluster keyspace.ClusterID, ch
 		}
 	}
 	return slices.SortedFunc(maps.Values(byFolder), func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(a.cluster, b.cluster), cmp.Compare(a.chain, b.chain), cmp.Compare(a.number, b.number))
+		return cmp.Or(cmp.Compare(a.cluster, b.cluster), compareChains(a.chain, b.chain), cmp.Compare(a.number, b.number))
 	}), nil
+}
+
+// compareChains compares names of chains by time, then by revision.
+func compareChains(a, b string) int {
+	aTime, aRev, _ := strings.Cut(a, "-")
+	bTime, bRev, _ := strings.Cut(b, "-")
+	return cmp.Or(cmp.Compare(aTime, bTime), cmp.Compare(len(aRev), len(bRev)), cmp.Compare(aRev, bRev))
 }
 
 // List returns the chains of a cluster, or of all clusters if it is 0, the oldest first. What

@@ -9,7 +9,8 @@
 //
 // # Files
 //
-//	target.go   Target, names, Open
+//	target.go   Target, Open
 //	file.go     a folder
 //	s3.go       a bucket
+//	names.go    names and errors
 package target

@@ -4,42 +4,46 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"iter"
 	"os"
 	"path"
 	"strings"
+	"sync"
 )
 
-// tempPrefix begins the names of files that are not whole yet.
-const tempPrefix = ".tmp-"
-
-// folder is a Target in a file system.
+// folder is a Target in a file system. It is made by the first Put, so that a wrong URL of a
+// reader leaves nothing behind.
 type folder struct {
 	path string
-	root *os.Root
+
+	mu   sync.Mutex
+	root *os.Root // nil until it was there
 }
 
-func openFolder(p string) (*folder, error) {
-	if err := os.MkdirAll(p, 0o700); err != nil {
-		return nil, fmt.Errorf("target file://%s: %w", p, err)
+func openFolder(p string) *folder { return &folder{path: p} }
+
+// open returns the folder. If it is not there, and is not to be made, the error is
+// fs.ErrNotExist.
+func (f *folder) open(makeIt bool) (*os.Root, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.root != nil {
+		return f.root, nil
 	}
-	root, err := os.OpenRoot(p)
-	if err != nil {
-		return nil, fmt.Errorf("target file://%s: %w", p, err)
+	if makeIt {
+		if err := os.MkdirAll(f.path, 0o700); err != nil {
+			return nil, err
+		}
 	}
-	return &folder{path: p, root: root}, nil
+	root, err := os.OpenRoot(f.path)
+	f.root = root
+	return root, err
 }
 
 // String implements Target.
 func (f *folder) String() string { return "file://" + f.path }
-
-// failed wraps an error with the operation and the file's name.
-func failed(op string, t Target, name string, err error) error {
-	return fmt.Errorf("%s %s in %s: %w", op, name, t, err)
-}
 
 // Put implements Target. A hard link gives the whole file its name, and fails if the name is
 // taken; a rename would not.
@@ -47,7 +51,11 @@ func (f *folder) Put(ctx context.Context, name string, r io.Reader) error {
 	if err := checkName(name); err != nil {
 		return failed("put", f, name, err)
 	}
-	if err := f.put(name, contextReader{ctx, r}); err != nil {
+	root, err := f.open(true)
+	if err == nil {
+		err = put(root, name, contextReader{ctx, r})
+	}
+	if err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			err = ErrExists
 		}
@@ -56,25 +64,25 @@ func (f *folder) Put(ctx context.Context, name string, r io.Reader) error {
 	return nil
 }
 
-func (f *folder) put(name string, r io.Reader) (err error) {
+func put(root *os.Root, name string, r io.Reader) (err error) {
 	dir := path.Dir(name)
-	if _, err := f.root.Lstat(name); err == nil {
+	if _, err := root.Lstat(name); err == nil {
 		return fs.ErrExist // before anything is written
 	}
-	if err := f.mkdir(dir); err != nil {
+	if err := mkdir(root, dir); err != nil {
 		return err
 	}
 	temp := path.Join(dir, tempPrefix+rand.Text())
-	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if rmErr := f.root.Remove(temp); err == nil {
+		if rmErr := root.Remove(temp); err == nil {
 			err = rmErr
 		}
 		if err == nil {
-			err = f.sync(dir)
+			err = syncDir(root, dir)
 		}
 	}()
 	_, err = io.Copy(file, r)
@@ -87,28 +95,28 @@ func (f *folder) put(name string, r io.Reader) (err error) {
 	if err != nil {
 		return err
 	}
-	return f.root.Link(temp, name)
+	return root.Link(temp, name)
 }
 
 // mkdir makes a folder and those above it, and makes their names durable.
-func (f *folder) mkdir(dir string) error {
+func mkdir(root *os.Root, dir string) error {
 	if dir == "." {
 		return nil
 	}
-	if info, err := f.root.Stat(dir); err == nil && info.IsDir() {
+	if info, err := root.Stat(dir); err == nil && info.IsDir() {
 		return nil
 	}
-	if err := f.mkdir(path.Dir(dir)); err != nil {
+	if err := mkdir(root, path.Dir(dir)); err != nil {
 		return err
 	}
-	if err := f.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return f.sync(path.Dir(dir))
+	return syncDir(root, path.Dir(dir))
 }
 
-func (f *folder) sync(dir string) error {
-	d, err := f.root.Open(dir)
+func syncDir(root *os.Root, dir string) error {
+	d, err := root.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -124,7 +132,11 @@ func (f *folder) Get(ctx context.Context, name string, offsetBytes int64) (io.Re
 	if err := checkName(name); err != nil {
 		return nil, failed("get", f, name, err)
 	}
-	file, err := f.root.Open(name)
+	root, err := f.open(false)
+	var file *os.File
+	if err == nil {
+		file, err = root.Open(name)
+	}
 	if err == nil {
 		if _, err = file.Seek(offsetBytes, io.SeekStart); err == nil {
 			return struct {
@@ -147,9 +159,16 @@ func (f *folder) List(ctx context.Context, dir string) iter.Seq2[Object, error] 
 			yield(Object{}, failed("list", f, dir, err))
 			return
 		}
-		root := path.Clean("./" + dir)
+		root, err := f.open(false)
+		if errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		if err != nil {
+			yield(Object{}, failed("list", f, dir, err))
+			return
+		}
 		errStop := errors.New("stop")
-		err := fs.WalkDir(f.root.FS(), root, func(p string, d fs.DirEntry, err error) error {
+		err = fs.WalkDir(root.FS(), path.Clean("./"+dir), func(p string, d fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
 				if errors.Is(err, fs.ErrNotExist) {
@@ -184,31 +203,27 @@ func (f *folder) Delete(_ context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return failed("delete", f, name, err)
 	}
-	if err := f.root.Remove(name); err != nil {
+	root, err := f.open(false)
+	if err == nil {
+		err = root.Remove(name)
+	}
+	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return failed("delete", f, name, err)
 	}
 	dir := path.Dir(name)
-	for dir != "." && f.root.Remove(dir) == nil {
+	for dir != "." && root.Remove(dir) == nil {
 		dir = path.Dir(dir)
 	}
-	if err := f.sync(dir); err != nil {
+	err = syncDir(root, dir)
+	for errors.Is(err, fs.ErrNotExist) && dir != "." {
+		dir = path.Dir(dir) // another Delete has found the folder empty
+		err = syncDir(root, dir)
+	}
+	if err != nil {
 		return failed("delete", f, name, err)
 	}
 	return nil
-}
-
-// contextReader ends with its context.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c contextReader) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(b)
 }

@@ -15,14 +15,6 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// Errors of a Target, to be tested with errors.Is.
-var (
-	// ErrExists says that the name is taken.
-	ErrExists = errors.New("exists already")
-	// ErrNotFound says that there is no file of the name.
-	ErrNotFound = errors.New("not found")
-)
-
 // An Object is a file as List tells of it.
 type Object struct {
 	Name     string
@@ -50,8 +42,8 @@ type Target interface {
 // Open opens the target of a URL: file:///folder, or
 // s3://bucket/prefix?endpoint=URL&region=NAME&path-style=1. Without an endpoint it is
 // Amazon's. Keys of S3 come from the environment (AWS_ACCESS_KEY_ID, …), the shared
-// credentials file, or the machine's role, in this order. A folder is created if there is
-// none; a bucket must be there.
+// credentials file, or the machine's role, in this order. A folder is made by the first Put;
+// a bucket must be there.
 func Open(rawURL string, c clock.Clock) (Target, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -62,7 +54,7 @@ func Open(rawURL string, c clock.Clock) (Target, error) {
 		if u.Host != "" || !filepath.IsAbs(u.Path) || u.RawQuery != "" {
 			return nil, fmt.Errorf("target %q: want file:///FOLDER with an absolute folder", rawURL)
 		}
-		return openFolder(u.Path)
+		return openFolder(u.Path), nil
 	case "s3":
 		o, err := parseS3(u)
 		if err != nil {
@@ -110,29 +102,4 @@ func parseS3(u *url.URL) (o s3Options, err error) {
 		}
 	}
 	return o, nil
-}
-
-// checkName refuses names that a folder or a service might read differently.
-func checkName(name string) error {
-	for part := range strings.SplitSeq(name, "/") {
-		if part == "" || part == "." || part == ".." || strings.HasPrefix(part, tempPrefix) {
-			return fmt.Errorf("name %q: empty, \".\", \"..\" or temporary part", name)
-		}
-	}
-	if i := strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune(`\:*?"<>|#%`, r) }); i >= 0 {
-		return fmt.Errorf("name %q: unusual character %q", name, name[i])
-	}
-	return nil
-}
-
-// checkFolder refuses what List cannot mean.
-func checkFolder(folder string) error {
-	if folder == "" {
-		return nil
-	}
-	name, ok := strings.CutSuffix(folder, "/")
-	if !ok {
-		return fmt.Errorf("folder %q does not end in \"/\"", folder)
-	}
-	return checkName(name)
 }

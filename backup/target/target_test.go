@@ -158,6 +158,27 @@ func testTarget(t *testing.T, tgt Target) {
 			t.Error(got)
 		}
 	})
+	t.Run("many delete", func(t *testing.T) {
+		for range 20 {
+			for i := range 8 {
+				if err := tgt.Put(t.Context(), fmt.Sprintf("many/%d/%d/x", i%2, i), strings.NewReader("")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					if err := tgt.Delete(t.Context(), fmt.Sprintf("many/%d/%d/x", i%2, i)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if got := list(t, tgt, "many/"); got != nil {
+				t.Fatal(got)
+			}
+		}
+	})
 	t.Run("refused", func(t *testing.T) {
 		if _, err := tgt.Get(t.Context(), "ls/none", 0); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "ls/none") {
 			t.Error(err)
@@ -218,7 +239,11 @@ func TestFileDiskFull(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "put a/b in file://") {
 		t.Error(err)
 	}
-	if err := fs.WalkDir(f.root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
+	root, err := f.open(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			t.Error(p, "is left behind")
 		}
@@ -239,6 +264,23 @@ func TestFileLeftovers(t *testing.T) {
 	}
 	if got := list(t, f, ""); !slices.Equal(got, []string{"d/whole 1"}) {
 		t.Error(got)
+	}
+}
+
+// A reader of a wrong folder makes none.
+func TestFileReadersMakeNothing(t *testing.T) {
+	f := openFile(t)
+	if got := list(t, f, ""); got != nil {
+		t.Error(got)
+	}
+	if _, err := f.Get(t.Context(), "a", 0); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	if err := f.Delete(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(f.path); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
 }
 

@@ -90,7 +90,7 @@ func newRoot(environ []string) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ), newDiff())
+	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup())
 	return root
 }
 
