@@ -104,6 +104,9 @@ func decodeKeyValue(v *mvcc.Version, b []byte) error {
 		if n < 0 {
 			return fmt.Errorf("%w: tag: %w", ErrCorrupt, protowire.ParseError(n))
 		}
+		if field > protowire.MaxValidNumber {
+			return fmt.Errorf("%w: field %d, and the highest is %d", ErrCorrupt, field, protowire.MaxValidNumber)
+		}
 		b = b[n:]
 		switch {
 		case kind == protowire.BytesType && (field == fieldKey || field == fieldValue):

@@ -126,6 +126,7 @@
 // From the top down: calls between files go down this list.
 //
 //	node.go        Run, Node: the process, its ports, start and stop
+//	foreign.go     refuses a directory of etcd
 //	admin.go       the backend of the admin service
 //	etcd.go        what etcd's services ask of the node itself
 //	alarm.go       alarms of all members, and what this node observes of itself

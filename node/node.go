@@ -102,6 +102,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if o.KeepPeriod, o.KeepRevisions, err = cfg.Compaction.Keep(); err != nil {
 		return nil, err
 	}
+	if err := refuseEtcd(o.FS, cfg.DataDir, types.URLs(cfg.AdvertiseClientURLs).StringSlice()); err != nil {
+		return nil, err
+	}
 	s.enter("find the node's place in the cluster")
 	membership, err := joiner(cfg, &o).Find(ctx)
 	if err != nil {

@@ -117,20 +117,28 @@ func startBinary(t *testing.T, v version, dir string) *server {
 	return s
 }
 
+// restoreEmbedded restores a file by the tools of this module, and returns the directory.
+func restoreEmbedded(t *testing.T, file string, bump uint64) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "data")
+	err := snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+		SnapshotPath: file, Name: memberName, OutputDataDir: dir, PeerURLs: []string{"http://127.0.0.1:1"},
+		InitialCluster: memberName + "=http://127.0.0.1:1", InitialClusterToken: "t",
+		RevisionBump: bump, MarkCompacted: bump > 0,
+	})
+	if err != nil {
+		t.Fatalf("restore %s: %v", file, err)
+	}
+	return dir
+}
+
 // start restores a file and starts an etcd on it.
 func (v version) start(t *testing.T, file string) *server {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "data")
 	if v.binaries == "" {
-		err := snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
-			SnapshotPath: file, Name: memberName, OutputDataDir: dir, PeerURLs: []string{"http://127.0.0.1:1"},
-			InitialCluster: memberName + "=http://127.0.0.1:1", InitialClusterToken: "t",
-		})
-		if err != nil {
-			t.Fatalf("restore %s by %s: %v", file, v.name, err)
-		}
-		return startEmbedded(t, dir)
+		return startEmbedded(t, restoreEmbedded(t, file, 0))
 	}
+	dir := filepath.Join(t.TempDir(), "data")
 	out, err := exec.Command(filepath.Join(v.binaries, "etcdutl-"+v.name), "snapshot", "restore", file, "--name", memberName,
 		"--data-dir", dir, "--initial-cluster", memberName+"=http://127.0.0.1:1", "--initial-advertise-peer-urls", "http://127.0.0.1:1").CombinedOutput()
 	if err != nil {
