@@ -17,6 +17,7 @@ import (
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/raftgroup/offline"
 	"github.com/skeindb/skein/recovery"
 )
@@ -243,4 +244,54 @@ func noteTails(t *testing.T, in []*recovery.Collected) {
 		}
 	}
 	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d changes of members", virtual, absorbs, bound, unsettled, confs)
+}
+
+// Three of five survive. Placement makes the missing replicas by itself. The disk of a node that was given up comes
+// back (trap 127): the node stops, and nothing changes.
+func TestRepairAndADeadNodesDisk(t *testing.T) {
+	bubble(t, 5, bordersOf(5), func(r *rig) {
+		w := r.write(keysOf(5, 2), r.nodes...)
+		time.Sleep(2 * time.Second)
+		survivors, back := r.nodes[:3], r.nodes[4]
+		r.crash(r.nodes...)
+		w.stop()
+		p := r.plan(r.collect(survivors...), recovery.PlanOptions{Dead: []string{"n4", "n5"}})
+		r.apply(p, survivors...)
+		r.start(survivors...)
+		r.check(p, w, survivors...)
+		three := func() bool {
+			m, err := survivors[0].core.Placement().Map(r.t.Context())
+			if err != nil {
+				return false
+			}
+			for _, d := range append(m.Descriptors(), m.PlacementGroup()) {
+				for _, x := range d.Replicas {
+					if x.Node > 3 || x.Role != keyspace.RoleVoter {
+						return false
+					}
+				}
+				if len(d.Replicas) != 3 {
+					return false
+				}
+			}
+			return true
+		}
+		r.wait(15*time.Minute, "all ranges have three replicas", three)
+		var err error
+		back.core, err = node.Open(r.t.Context(), r.options(back))
+		if err == nil {
+			r.wait(time.Minute, "the node that was given up stops", func() bool { return back.core.Err() != nil })
+			err = back.core.Err()
+			back.core.Crash()
+			back.core = nil
+		}
+		t.Logf("the node that came back: %v", err)
+		if !errors.Is(err, join.ErrRemoved) {
+			t.Errorf("the node that came back: %v", err)
+		}
+		if !three() {
+			t.Error("the map has changed")
+		}
+		r.check(p, &writers{acked: map[string]string{keysOf(5, 2)[0]: "after"}, tried: map[string][]string{keysOf(5, 2)[0]: {"after"}}, revisions: w.revisions}, survivors...)
+	})
 }
