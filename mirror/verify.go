@@ -18,10 +18,6 @@ const (
 	pauseLeast = time.Millisecond
 )
 
-// errBehindCompaction says that the source cannot be read at the position. It goes away when
-// the target comes further.
-var errBehindCompaction = errors.New("the source has compacted the revision that the target is at; the comparison waits until the target is further")
-
 // verify compares source and target page by page, again and again, each page at the position
 // of that moment.
 func (m *Mirror) verify(ctx context.Context) error {
