@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"maps"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
@@ -24,9 +25,14 @@ func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// What was looked up saves time at the cut-over. It is no loss to forget it.
-	if len(m.leases)+len(ttls) > maxLeases {
-		clear(m.leases)
+	// What was looked up saves time at the cut-over. It is no loss to forget what is not
+	// asked for now.
+	if len(m.leases) > maxLeases {
+		asked := make(map[keyspace.LeaseID]bool, len(ids))
+		for _, id := range ids {
+			asked[id] = true
+		}
+		maps.DeleteFunc(m.leases, func(id keyspace.LeaseID, _ int64) bool { return !asked[id] })
 	}
 	for id, ttl := range ttls {
 		m.leases[id] = ttl
@@ -34,5 +40,5 @@ func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error
 	return nil
 }
 
-// maxLeases bounds the leases whose TTLs are kept.
+// maxLeases bounds the leases whose TTLs are kept while the source is followed.
 const maxLeases = 1 << 20

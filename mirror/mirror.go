@@ -119,8 +119,9 @@ func transient(err error) bool {
 		return errors.Is(err, rpctypes.ErrTooManyRequests)
 	case codes.Unauthenticated:
 		return errors.Is(err, rpctypes.ErrInvalidAuthToken) // the client gets another
+	default:
+		return false
 	}
-	return false
 }
 
 // saw notes a revision of the source.

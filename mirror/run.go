@@ -76,6 +76,9 @@ func (m *Mirror) run(ctx context.Context) error {
 		return errAbandoned
 	case Finishing:
 		return m.finish(ctx)
+	case Copying, Importing, Following:
+	default:
+		return fmt.Errorf("mirror %s: %s has the step %q, which this build does not know: use the build that wrote it", m.o.Dir, stateName, m.state.Step)
 	}
 	if err := m.checkSource(ctx); err != nil {
 		return err
