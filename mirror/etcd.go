@@ -71,7 +71,7 @@ func (e *Etcd) Now(ctx context.Context) (cluster uint64, revision keyspace.Revis
 	defer cancel()
 	r, err := e.c.Get(ctx, "\x00", clientv3.WithKeysOnly())
 	if err != nil {
-		if context.Cause(ctx) == context.DeadlineExceeded {
+		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 			err = context.DeadlineExceeded
 		}
 		return 0, 0, fmt.Errorf("ask the source for its revision: %w", err)
@@ -215,7 +215,7 @@ func (e *Etcd) Compacted(ctx context.Context) (keyspace.Revision, error) {
 				return 0, nil
 			}
 		case err := <-s.ended:
-			if context.Cause(ctx) == context.DeadlineExceeded {
+			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 				return 0, nil // an empty source sends nothing
 			}
 			return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/mirror/diff"
 	"github.com/skeindb/skein/mirror/spool"
 	"github.com/skeindb/skein/mvcc"
 )
@@ -254,36 +253,6 @@ func leasesOf(versions []mvcc.Version) (ids []keyspace.LeaseID) {
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
-
-// lookupLeases notes the granted TTLs of leases that are not known yet. One that is gone at the
-// source is left out: its keys go with a later revision.
-func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error {
-	m.mu.Lock()
-	var unknown []keyspace.LeaseID
-	for _, id := range ids {
-		if _, known := m.leases[id]; !known {
-			unknown = append(unknown, id)
-		}
-	}
-	m.mu.Unlock()
-	ttls, err := diff.TTLs(ctx, m.o.SourceData, unknown)
-	if err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	// What was looked up saves time at the cut-over. It is no loss to forget it.
-	if len(m.leases)+len(ttls) > maxLeases {
-		clear(m.leases)
-	}
-	for id, ttl := range ttls {
-		m.leases[id] = ttl
-	}
-	return nil
-}
-
-// maxLeases bounds the leases whose TTLs are kept.
-const maxLeases = 1 << 20
 
 // A folder joins the writes of one key within a revision: the last one carries the earlier
 // ones. It needs memory only for the keys that the revision puts; etcd deletes a key again

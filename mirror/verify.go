@@ -18,17 +18,13 @@ const (
 	pauseLeast = time.Millisecond
 )
 
-// errBehindCompaction says that the source cannot be read at the position. It goes away when
-// the target comes further.
-var errBehindCompaction = errors.New("the source has compacted the revision that the target is at; the comparison waits until the target is further")
-
 // verify compares source and target page by page, again and again, each page at the position
 // of that moment.
 func (m *Mirror) verify(ctx context.Context) error {
 	for pass := int64(1); ; pass++ {
 		var from []byte
-		for limit := diff.PageKeys; ; {
-			next, size, err := m.verifyPage(ctx, from, limit)
+		for {
+			next, size, err := m.verifyPage(ctx, from)
 			if err != nil {
 				return err
 			}
@@ -53,10 +49,10 @@ func (m *Mirror) verify(ctx context.Context) error {
 
 // verifyPage compares a page from a key on. It returns where the next one begins, nil behind
 // the last, and the bytes that were compared.
-func (m *Mirror) verifyPage(ctx context.Context, from []byte, limit int) (next []byte, size int, err error) {
+func (m *Mirror) verifyPage(ctx context.Context, from []byte) (next []byte, size int, err error) {
 	err = m.retry(ctx, "compare source and target", func() error {
 		pos := m.position()
-		page, err := m.o.SourceData.Page(ctx, from, nil, pos, limit)
+		page, err := m.o.SourceData.Page(ctx, from, nil, pos, diff.PageKeys)
 		if errors.Is(err, diff.ErrCompacted) {
 			return errBehindCompaction
 		}

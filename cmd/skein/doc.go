@@ -1,0 +1,17 @@
+// Command skein runs a node of Skein and looks after a cluster. See README.md.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	main.go       the command line, exit codes
+//	start.go      skein start: one node
+//	demo.go       skein demo
+//	node.go       skein node, cluster and audit
+//	range.go      skein range
+//	placement.go  skein placement
+//	cert.go       skein cert
+//	diff.go       skein diff
+//	admin.go      flags of all commands that ask a running cluster
+//	command.go    what all commands share
+package main

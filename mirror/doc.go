@@ -1,0 +1,81 @@
+// Package mirror follows a running etcd into a cluster that is loaded, until the cluster takes
+// its place.
+//
+// # What is guaranteed
+//
+//   - Every revision of the source behind the snapshot reaches the target once, whole and in
+//     order, with create revision, version, lease and the order of its writes. A gap, or a
+//     write that does not follow on what the target has, stops the mirror and names the key.
+//   - Whatever is killed, and whenever, the next start goes on.
+//   - The target is opened only at a revision at which the source stands still, and that the
+//     target has as a whole. The next write is that revision + 1.
+//   - Memory is bounded: a batch, a few answers of the watch, two pages.
+//
+// It does not stop the clients of the source; the operator does. If somebody writes there
+// behind the cut-over, the status says so.
+//
+// # How it works
+//
+//		source --watch--> receive --> spool --> apply --> target
+//		  |                (disk)                 ^  create and version must fit
+//		  +--snapshot--> file --> Target.Import --+
+//		  +--pages--------------> verify <--pages-- target
+//
+//	 1. copying: a watch of all keys fills the spool, from the revision at the start on. Then a
+//	    snapshot is fetched, of a member that has reached that revision.
+//	 2. importing: the target loads the file.
+//	 3. following: revisions go from the spool to the target in batches. Meanwhile pages of
+//	    both are compared, each at the target's position of that moment.
+//	 4. finishing: after a cut-over was requested, the first whole comparison has ended, and the
+//	    source has stood still for two seconds, counts and leases are compared and the target is
+//	    opened with the source's leases.
+//
+// The target's position is the only one: the spool is asked for what comes behind it, and a
+// batch whose fate is not known is brought again. A revision that is larger than a batch comes
+// in parts and is visible with the last one.
+//
+// # Steps and requests are files
+//
+// The step is a file in the directory, replaced by a rename. A request (cut over, abandon) is a
+// file too, which the mirror looks for. So a request needs no port, no second protocol and no
+// running mirror: one that is killed and started again still finds it. Another process reads
+// the status from a file as well, and sees by the lock whether a mirror runs.
+//
+// # What if ...
+//
+// I1: the source compacts what the mirror lacks. The mirror stops for good and says: begin
+// anew. Before that, the spool keeps what the target has not taken yet.
+//
+// I2: a member lags, or the leader is lost. The watch demands a leader, asks for progress each
+// second, and is opened again at the next revision where it is silent or breaks. A snapshot is
+// taken only of a member that is far enough, and its revision is read before it is imported.
+//
+// I3: the source is restored or replaced. Its cluster id, or a revision that is not the next
+// one, stops the mirror.
+//
+// I4: the disk is full. What is not synced is dropped and asked for again once there is room.
+//
+// I5: the mirror is killed while the target is opened. What it is opened with stands in the
+// state, so the next start opens it in the same way.
+//
+// # Locks
+//
+// Mirror.follow is held while something is brought to the target, and by a cut-over from its
+// last look at the source to its end. Mirror.mu guards the status. They are taken in this
+// order; mu is not held over a request.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	run.go      Run: the steps
+//	receive.go  from the watch to the spool
+//	follow.go   from the spool to the target
+//	verify.go   pages of both sides compared
+//	cutover.go  the end: stand still, compare, open
+//	leases.go   leases of the source, looked up ahead
+//	mirror.go   Mirror: its state, retries, the status
+//	state.go    the files of the directory, requests of other processes
+//	etcd.go     the source as etcd's API shows it
+//	parts.go    Source, Target, Options
+package mirror
