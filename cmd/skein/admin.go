@@ -33,8 +33,13 @@ type adminFlags struct {
 }
 
 func (f *adminFlags) add(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&f.endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client URLs of nodes; the first that answers is asked")
+	f.addConnection(fs)
 	fs.StringVarP(&f.output, "write-out", "w", "table", "table or json")
+}
+
+// addConnection adds those by which nodes are reached.
+func (f *adminFlags) addConnection(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&f.endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client URLs of nodes; the first that answers is asked")
 	fs.DurationVar(&f.timeout, "command-timeout", 10*time.Second, "time that the command may take")
 	fs.StringVar(&f.cacert, "cacert", "", "authorities of the nodes' certificates")
 	fs.StringVar(&f.cert, "cert", "", "certificate to show")
@@ -54,7 +59,7 @@ func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
 	for flag, name := range names {
 		for _, v := range f.environ {
 			text, ok := strings.CutPrefix(v, "ETCDCTL_"+name+"=")
-			if !ok || text == "" || fs.Changed(flag) {
+			if !ok || text == "" || fs.Changed(flag) || fs.Lookup(flag) == nil {
 				continue
 			}
 			if err := fs.Set(flag, text); err != nil {

@@ -26,11 +26,11 @@ type backupFlags struct {
 	identity, cluster, output string
 }
 
-func newBackup() *cobra.Command {
+func newBackup(environ []string) *cobra.Command {
 	f := &backupFlags{}
 	c := &cobra.Command{
-		Use: "backup", Short: "Show, check and remove backups", Args: cobra.NoArgs, RunE: needsCommand,
-		Long: `Show, check and remove backups. None of these commands needs a cluster.
+		Use: "backup", Short: "Make, show, check and remove backups", Args: cobra.NoArgs, RunE: needsCommand,
+		Long: `Make, show, check and remove backups. Only create and follow need a cluster.
 
 URL is file:///FOLDER or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&path-style=1. Keys of
 S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), the shared
@@ -40,7 +40,7 @@ credentials file or the machine's role.`,
 	p.StringVar(&f.identity, "identity", "", "file with identities of age (age-keygen), for encrypted backups")
 	p.StringVar(&f.cluster, "cluster", "", "id of the cluster in hexadecimal; without it, all that have backups there")
 	p.StringVarP(&f.output, "write-out", "w", "table", "table or json")
-	c.AddCommand(newBackupList(f), newBackupShow(f), newBackupVerify(f), newBackupPrune(f))
+	c.AddCommand(newBackupCreate(environ, f), newBackupFollow(environ, f), newBackupList(f), newBackupShow(f), newBackupVerify(f), newBackupPrune(f))
 	return c
 }
 

@@ -1,0 +1,56 @@
+package transfer
+
+import (
+	"context"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// Cluster is a running cluster.
+type Cluster struct {
+	// Client reaches its nodes, in the name of a user who may read and change everything.
+	Client *clientv3.Client
+	Clock  clock.Clock
+	// Report gets lines that say what happens, for people.
+	Report func(format string, args ...any)
+}
+
+// releaseTime bounds how long a hold is released when its work is over. It ends by itself otherwise.
+const releaseTime = 5 * time.Second
+
+// cut makes a cut and holds it until stop. The context ends with its hold.
+func (c *Cluster) cut(ctx context.Context, o dataapi.CutOptions) (client *dataapi.Client, cut *dataapi.Cut, held context.Context, stop func(), err error) {
+	client = dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)
+	if cut, err = client.Cut(ctx, o); err != nil {
+		return nil, nil, nil, nil, err
+	}
+	held, stop = c.hold(ctx, client, cut)
+	return client, cut, held, stop, nil
+}
+
+// hold renews a cut's hold until stop, which releases it.
+func (c *Cluster) hold(ctx context.Context, client *dataapi.Client, cut *dataapi.Cut) (held context.Context, stop func()) {
+	held, end := client.Hold(ctx, cut.Hold)
+	return held, func() {
+		end()
+		release, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.Clock, releaseTime)
+		defer cancel()
+		if err := client.Release(release, cut.Hold); err != nil {
+			c.Report("the hold of old versions is left to expire within %v: %v", dataapi.HoldLife, err)
+		}
+	}
+}
+
+// clusterOf returns the id of the cluster.
+func clusterOf(ctx context.Context, c *Cluster) (keyspace.ClusterID, error) {
+	r, err := c.Client.MemberList(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return keyspace.ClusterID(r.Header.GetClusterId()), nil
+}

@@ -1,0 +1,74 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path/filepath"
+
+	"github.com/skeindb/skein/dataapi"
+	"github.com/skeindb/skein/etcdfile"
+	"github.com/skeindb/skein/mvcc"
+)
+
+// ImportOptions say what is imported of a file.
+type ImportOptions struct {
+	// Path is a file that etcdctl snapshot save has written, or with SkipHashCheck an etcd's member/snap/db.
+	Path          string
+	SkipHashCheck bool
+	// Latest leaves history out. WithoutAuth leaves users and roles out.
+	Latest, WithoutAuth bool
+	// TempDir is for sorting: up to 1.2 times the size of the data. Empty is the system's.
+	TempDir string
+	// MaxVersionBytes bounds key and value of one version. 0 is what nodes take by their defaults.
+	MaxVersionBytes int64
+}
+
+// maxVersionBytes is what a node takes by its defaults (--max-request-bytes).
+const maxVersionBytes = 3 << 19
+
+// Import makes a new cluster what a file of etcd's is.
+func Import(ctx context.Context, c *Cluster, o ImportOptions) error {
+	db, err := etcdfile.Open(ctx, o.Path, etcdfile.Options{SkipHashCheck: o.SkipHashCheck})
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	info := db.Info()
+	c.Report("%s: revision %d, compacted at %d, %d leases, %d users", o.Path, info.Revision, info.Compacted, len(info.Leases), len(info.Auth.Users))
+	vs, err := db.Versions(ctx, etcdfile.ReadOptions{Latest: o.Latest, MaxVersionBytes: cmp.Or(o.MaxVersionBytes, maxVersionBytes), TempDir: o.TempDir})
+	if err != nil {
+		return err
+	}
+	defer vs.Close()
+	name := filepath.Base(o.Path)
+	l := load{
+		name:     "etcd's file " + name,
+		identity: fmt.Sprintf("etcd file %s at revision %d, compacted %d, raft index %d, %d bytes, latest %t", name, info.Revision, info.Compacted, info.ConsistentIndex, info.Bytes, o.Latest),
+		revision: info.Revision, compacted: vs.Compacted(), versions: fromFile(vs),
+	}
+	for _, lease := range info.Leases {
+		l.leases = append(l.leases, dataapi.LoadLease{ID: lease.ID, TTL: lease.TTLSeconds})
+	}
+	if !o.WithoutAuth && len(info.Auth.Users)+len(info.Auth.Roles) > 0 {
+		if l.access, err = info.Auth.Rights(); err != nil {
+			return fmt.Errorf("users and roles of %s: %w", o.Path, err)
+		}
+	}
+	return l.run(ctx, c)
+}
+
+// fromFile are the versions of a file.
+func fromFile(vs *etcdfile.Versions) iter.Seq2[*mvcc.Version, error] {
+	return func(yield func(*mvcc.Version, error) bool) {
+		for {
+			v, err := vs.Next()
+			if errors.Is(err, io.EOF) || !yield(v, err) || err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package transfer
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"go.etcd.io/etcd/api/v3/authpb"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rights"
+)
+
+// A load is a store that a new cluster becomes.
+type load struct {
+	// name says for people where the store comes from. identity is the same when the load is begun again.
+	name, identity string
+	// revision is the last one, compacted that up to which history may be missing, 0 for none.
+	revision, compacted keyspace.Revision
+	leases              []dataapi.LoadLease
+	// versions are by key, the newest of a key first. They are read once.
+	versions iter.Seq2[*mvcc.Version, error]
+	// access is nil for none.
+	access *rights.State
+}
+
+// splitBytes is after how many bytes of keys and values another range begins. Ranges split by themselves at twice as
+// many, and a range that is loaded would do so again and again.
+const splitBytes = 128 << 20
+
+// reportEvery is the pause between two lines about how far a load is.
+const reportEvery = 5 * time.Second
+
+// run loads the store into the cluster.
+func (l *load) run(ctx context.Context, c *Cluster) error {
+	loader := dataapi.NewLoader(dataapi.LoaderOptions{
+		Conn: c.Client.ActiveConnection(), Clock: c.Clock, Number: max(1, xxhash.Sum64String(l.identity)), Source: l.name,
+	})
+	if _, err := loader.Begin(ctx); err != nil {
+		return fmt.Errorf("begin the load: %w", err)
+	}
+	if err := loader.Leases(ctx, l.leases, nil); err != nil {
+		return fmt.Errorf("grant %d leases: %w", len(l.leases), err)
+	}
+	p := progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
+		return fmt.Errorf("finish the load: %w", err)
+	}
+	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
+	if l.access == nil {
+		return nil
+	}
+	return restoreAccess(ctx, c, l.access)
+}
+
+// progress counts what passes, and has ranges begin in it.
+type progress struct {
+	c               *Cluster
+	loader          *dataapi.Loader
+	began           clock.Stopwatch
+	told            time.Duration
+	versions, bytes int64
+	sinceBorder     int64
+	key             []byte
+}
+
+func (p *progress) through(ctx context.Context, versions iter.Seq2[*mvcc.Version, error]) iter.Seq2[*mvcc.Version, error] {
+	return func(yield func(*mvcc.Version, error) bool) {
+		for v, err := range versions {
+			if err == nil {
+				err = p.pass(ctx, v)
+			}
+			if !yield(v, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
+	if p.sinceBorder >= splitBytes && string(p.key) != string(v.Key) {
+		if err := p.loader.Split(ctx, [][]byte{v.Key}); err != nil {
+			return fmt.Errorf("have a range begin at key %q: %w", v.Key, err)
+		}
+		p.sinceBorder = 0
+	}
+	p.key = append(p.key[:0], v.Key...)
+	p.versions, p.bytes, p.sinceBorder = p.versions+1, p.bytes+v.Size(), p.sinceBorder+v.Size()
+	if took := p.began.Elapsed(); took-p.told >= reportEvery {
+		p.told = took
+		p.c.Report("%d versions, %d bytes of keys and values, after %v", p.versions, p.bytes, took.Round(time.Second))
+	}
+	return nil
+}
+
+// restoreAccess makes users and roles, and has them checked if they were. What is there already is left, so it can be
+// done again.
+func restoreAccess(ctx context.Context, c *Cluster, s *rights.State) error {
+	client := pb.NewAuthClient(c.Client.ActiveConnection())
+	did := func(what string, err error) error {
+		switch e := rpctypes.Error(err); e { //nolint:errorlint // etcd's values, which Error returns unwrapped
+		case nil, rpctypes.ErrRoleAlreadyExist, rpctypes.ErrUserAlreadyExist:
+			return nil
+		default:
+			return fmt.Errorf("%s: %w", what, e)
+		}
+	}
+	for _, r := range s.Roles() {
+		_, err := client.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: r.Name})
+		if err := did("role "+r.Name, err); err != nil {
+			return err
+		}
+		for _, p := range r.Permissions {
+			perm := &authpb.Permission{PermType: authpb.Permission_Type(p.Type), Key: p.Key, RangeEnd: p.RangeEnd}
+			_, err := client.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: r.Name, Perm: perm})
+			if err := did("a permission of role "+r.Name, err); err != nil {
+				return err
+			}
+		}
+	}
+	for _, u := range s.Users() {
+		q := &pb.AuthUserAddRequest{Name: u.Name, Options: &authpb.UserAddOptions{NoPassword: u.NoPassword}}
+		if !u.NoPassword {
+			q.HashedPassword = base64.StdEncoding.EncodeToString(u.Hash)
+		}
+		_, err := client.UserAdd(ctx, q)
+		if err := did("user "+u.Name, err); err != nil {
+			return err
+		}
+		for _, r := range u.Roles {
+			_, err := client.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: u.Name, Role: r})
+			if err := did(fmt.Sprintf("role %s of user %s", r, u.Name), err); err != nil {
+				return err
+			}
+		}
+	}
+	c.Report("%d users and %d roles are there", len(s.Users()), len(s.Roles()))
+	if !s.Enabled {
+		return nil
+	}
+	_, err := client.AuthEnable(ctx, &pb.AuthEnableRequest{})
+	if err := did("enable the check of users", err); err != nil {
+		return err
+	}
+	c.Report("users are checked from now on")
+	return nil
+}

@@ -1,0 +1,62 @@
+package transfer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/skeindb/skein/backup"
+	"github.com/skeindb/skein/dataapi"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// RestoreOptions say which state becomes a new cluster.
+type RestoreOptions struct {
+	// Source is the cluster whose backups are read, 0 for the only one.
+	Source keyspace.ClusterID
+	// When is the state; the zero value is the newest backup's.
+	When backup.When
+	// Bump is added to the revision, and what lies below is compacted. Clients have seen more of the lost cluster than
+	// its backup has. With 0 history and revision are kept.
+	Bump keyspace.Revision
+	// WithoutAuth leaves users and roles out.
+	WithoutAuth bool
+}
+
+// DefaultBump is what a restore adds to the revision: more than a cluster writes between two backups.
+const DefaultBump = 1_000_000_000
+
+// Restore makes a new cluster what a backup is.
+func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOptions) error {
+	p, err := r.Plan(ctx, o.Source, o.When)
+	if err != nil {
+		return err
+	}
+	if p.Revision > keyspace.MaxRevision-o.Bump {
+		return fmt.Errorf("revision %d cannot be raised by %d: the last one is %d", p.Revision, o.Bump, keyspace.MaxRevision)
+	}
+	c.Report("cluster %s, chain %s, %d backups: revision %d, history from %d on", p.Cluster, p.Chain, len(p.Manifests), p.Revision, p.Compacted)
+	l := load{
+		name:     fmt.Sprintf("backup of cluster %s at revision %d", p.Cluster, p.Revision),
+		identity: fmt.Sprintf("backup %s %s at revision %d, bump %d", p.Cluster, p.Chain, p.Revision, o.Bump),
+		revision: p.Revision + o.Bump, compacted: max(p.Compacted, 0), versions: r.Versions(ctx, p, keyspace.Span{}),
+	}
+	if o.Bump > 0 {
+		l.compacted = l.revision
+	}
+	for _, lease := range p.Leases {
+		l.leases = append(l.leases, dataapi.LoadLease{ID: lease.ID, TTL: lease.TTLSeconds})
+	}
+	if !o.WithoutAuth && len(p.Users) > 0 {
+		if l.access, err = decodeUsers(p.Users); err != nil {
+			return err
+		}
+	}
+	return l.run(ctx, c)
+}
+
+// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
+func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
+
+func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }
