@@ -27,7 +27,7 @@ type BackupOptions struct {
 	Resume bool
 }
 
-// Backup makes one backup.
+// Backup makes one backup. It returns nil if an incremental one has nothing to add.
 func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptions) (*backup.Manifest, error) {
 	client := dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)
 	var from keyspace.Revision
@@ -53,6 +53,9 @@ func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptio
 	}
 	held, stop := c.hold(ctx, client, cut)
 	defer stop()
+	if o.Incremental && draft == nil && cut.Revision == from {
+		return nil, nil
+	}
 	if draft == nil {
 		kind := backup.Full
 		if o.Incremental {
@@ -74,9 +77,9 @@ func cutOptions(draft *backup.Draft, from keyspace.Revision) dataapi.CutOptions 
 	case draft != nil && draft.Cut().Kind == backup.Full:
 		o.From = max(draft.Cut().Compacted, 1)
 	case draft != nil:
-		o.From = draft.Cut().Previous + 1
-	case from > 0:
-		o.From = from + 1
+		o.From = draft.Cut().Previous
+	default:
+		o.From = from // nothing above it may be there yet
 	}
 	return o
 }
@@ -155,7 +158,7 @@ func (f *follower) once(ctx context.Context) (*backup.Manifest, error) {
 	}
 	o := dataapi.CutOptions{Owner: "backup follow", Hold: f.hold}
 	if !full {
-		o.From = f.last + 1
+		o.From = f.last
 	}
 	if full {
 		f.end()

@@ -138,7 +138,10 @@ func newBackupCreate(environ []string, b *backupFlags) *cobra.Command {
 			}
 			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error {
 				made, err := transfer.Backup(ctx, cluster, r, o)
-				if err == nil {
+				switch {
+				case err == nil && made == nil:
+					fmt.Fprintln(c.OutOrStdout(), "nothing has changed since the newest backup")
+				case err == nil:
 					fmt.Fprintf(c.OutOrStdout(), "%s %s/%d: %s at revision %d, %d versions, %d bytes\n", made.Cluster, made.Chain, made.Number, made.Kind, made.Revision, made.Sum.Versions, made.StoredBytes)
 				}
 				return err
@@ -211,7 +214,9 @@ Clients have seen more of the lost cluster than the backup has. So the revision 
 			if err != nil {
 				return err
 			}
-			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error { return transfer.Restore(ctx, cluster, r, o) })
+			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error {
+				return transfer.Restore(ctx, cluster, r, o)
+			})
 		}),
 	}
 	f.addConnection(c.Flags())

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/demo"
+	"github.com/skeindb/skein/internal/ports"
+)
+
+// runningCluster runs a cluster of its own and returns the client URL of its first node, and a client.
+func runningCluster(t *testing.T, nodes int) (url string, client *clientv3.Client) {
+	t.Helper()
+	free, err := ports.Unused(2 * nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	o := demo.Options{Nodes: nodes, Ranges: 3, DataDir: t.TempDir(), Port: free[0]}
+	go func() { ended <- demo.Run(ctx, o, io.Discard, zap.NewNop()) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	url = fmt.Sprintf("http://127.0.0.1:%d", free[0])
+	client, err = clientv3.New(clientv3.Config{Endpoints: []string{url}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	for began := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		call, end := context.WithTimeout(t.Context(), time.Second)
+		_, err := client.Get(call, "ready")
+		end()
+		if err == nil {
+			return url, client
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal(err)
+		}
+	}
+}
+
+// documented returns the commands of a document: the lines of its blocks.
+func documented(t *testing.T, path string) (lines []string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, block := range strings.Split(string(b), "```") {
+		if i%2 == 1 {
+			lines = append(lines, strings.Split(strings.Trim(block, "\n"), "\n")...)
+		}
+	}
+	return lines
+}
+
+// said runs a command line of a document with other URLs and paths.
+func said(t *testing.T, ctx context.Context, line string, replace ...string) string {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	args := strings.Fields(strings.NewReplacer(replace...).Replace(line))
+	if args[0] != "skein" {
+		t.Fatalf("%q is no command of skein's", line)
+	}
+	if code := execute(ctx, args[1:], nil, &stdout, &stderr); code != 0 {
+		t.Fatalf("%s: exit code %d\n%s%s", line, code, &stdout, &stderr)
+	}
+	return stdout.String() + stderr.String()
+}
+
+// fill writes keys with history, a lease, and a user, and returns the last revision.
+func fill(t *testing.T, c *clientv3.Client, prefix string) int64 {
+	t.Helper()
+	ctx := t.Context()
+	l, err := c.Grant(ctx, 3000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		var opts []clientv3.OpOption
+		if i%10 == 0 {
+			opts = append(opts, clientv3.WithLease(l.ID))
+		}
+		if _, err := c.Put(ctx, fmt.Sprintf("%s%02d", prefix, i%40), fmt.Sprint(i), opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.RoleAdd(ctx, prefix+"role"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.UserAdd(ctx, prefix+"user", "secret"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.UserGrantRole(ctx, prefix+"user", prefix+"role"); err != nil {
+		t.Fatal(err)
+	}
+	// Users count for a backup with the revision behind them.
+	d, err := c.Delete(ctx, prefix+"07")
+	if err != nil || d.Deleted != 1 {
+		t.Fatal(d, err)
+	}
+	return d.Header.Revision
+}
+
+// TestBackupDocument runs the commands of docs/BACKUP.md: a cluster of three nodes is restored as one of one node.
+func TestBackupDocument(t *testing.T) {
+	lines := documented(t, "../../docs/BACKUP.md")
+	from, client := runningCluster(t, 3)
+	into, restored := runningCluster(t, 1)
+	replace := []string{"file:///var/backups/skein", "file://" + filepath.Join(t.TempDir(), "backups"), "http://127.0.0.1:2379", from, "http://127.0.0.1:3379", into}
+	fill(t, client, "a")
+	for _, line := range lines {
+		switch {
+		case strings.Contains(line, " follow "):
+			// It goes on until it is stopped. Here that is after its second backup.
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				said(t, ctx, strings.Replace(line, "1m", "200ms", 1), replace...)
+			}()
+			time.Sleep(time.Second)
+			fill(t, client, "b")
+			time.Sleep(2 * time.Second)
+			cancel()
+			<-done
+		case strings.Contains(line, " --incremental "):
+			if out := said(t, t.Context(), line, replace...); !strings.Contains(out, "nothing has changed") {
+				t.Errorf("%s:\n%s", line, out)
+			}
+			fill(t, client, "i")
+			said(t, t.Context(), line, replace...)
+		case strings.Contains(line, " list "):
+			if out := said(t, t.Context(), line, replace...); strings.Count(out, "full") != 2 || strings.Count(out, "tombstones") != 1 || !strings.Contains(out, "versions") {
+				t.Errorf("%s:\n%s", line, out)
+			}
+		default:
+			t.Logf("%s\n%s", line, said(t, t.Context(), line, replace...))
+		}
+	}
+	if len(lines) != 7 {
+		t.Errorf("%d commands", len(lines))
+	}
+	last, err := client.Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := restored.Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Header.Revision != last.Header.Revision+1_000_000_000 || len(now.Kvs) != len(last.Kvs) {
+		t.Fatalf("revision %d and %d keys, restored %d and %d", last.Header.Revision, len(last.Kvs), now.Header.Revision, len(now.Kvs))
+	}
+	for i, kv := range last.Kvs {
+		if kv.String() != now.Kvs[i].String() {
+			t.Errorf("%s restored as %s", kv, now.Kvs[i])
+		}
+	}
+	u, err := restored.UserGet(t.Context(), "buser")
+	if err != nil || len(u.Roles) != 1 {
+		t.Errorf("%v, %v", u, err)
+	}
+}
+
+// TestMigrationDocument runs the commands of docs/MIGRATION.md that are Skein's: the file is one that Skein has
+// exported, and module conformance has files of etcd's.
+func TestMigrationDocument(t *testing.T) {
+	lines := documented(t, "../../docs/MIGRATION.md")
+	if len(lines) != 3 {
+		t.Fatalf("%d commands: %q", len(lines), lines)
+	}
+	source, client := runningCluster(t, 1)
+	into, imported := runningCluster(t, 3)
+	rev := fill(t, client, "a")
+	if _, err := client.Compact(t.Context(), rev-20); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	replace := []string{"a.db", filepath.Join(dir, "a.db"), "b.db", filepath.Join(dir, "b.db"), "http://127.0.0.1:4379", source, "http://127.0.0.1:2379", into}
+	said(t, t.Context(), strings.Replace(lines[2], "b.db", "a.db", 1), append([]string{"http://127.0.0.1:2379", source}, replace...)...)
+	for _, line := range lines {
+		t.Logf("%s\n%s", line, said(t, t.Context(), line, replace...))
+	}
+	// History goes on, and so do revisions.
+	old, err := imported.Get(t.Context(), "a01", clientv3.WithRev(rev-20))
+	if err != nil || len(old.Kvs) != 1 {
+		t.Errorf("%v, %v", old, err)
+	}
+	if _, err := imported.Get(t.Context(), "a01", clientv3.WithRev(rev-21)); err == nil {
+		t.Error("a compacted revision is read")
+	}
+	put, err := imported.Put(t.Context(), "next", "")
+	if err != nil || put.Header.Revision != rev+1 {
+		t.Errorf("%v, %v, want revision %d", put, err, rev+1)
+	}
+	a, err := os.ReadFile(filepath.Join(dir, "a.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "b.db"))
+	if err != nil || len(a) != len(b) {
+		t.Errorf("the file has %d bytes, and %d once it was imported and exported again: %v", len(a), len(b), err)
+	}
+}
+
+// TestRefusedLoads: only an empty cluster is loaded, and wrong input is named.
+func TestRefusedLoads(t *testing.T) {
+	url, client := runningCluster(t, 1)
+	dir := t.TempDir()
+	fill(t, client, "a")
+	said(t, t.Context(), "skein export etcd a.db --endpoints URL", "a.db", filepath.Join(dir, "a.db"), "URL", url)
+	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no database"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ line, want string }{
+		{"skein import etcd a.db --endpoints URL", "only a new cluster"},
+		{"skein import etcd text --endpoints URL", "text"},
+		{"skein import etcd a.db --history some --endpoints URL", "keep and latest"},
+		{"skein restore file://DIR/none --endpoints URL", "there is no backup"},
+		{"skein restore file://DIR/none --at noon --endpoints URL", "want a time"},
+		{"skein export etcd a.db --endpoints URL", "exist"},
+		{"skein export etcd b.db --revision 9999 --endpoints URL", "revision 9999"},
+		{"skein export etcd b.db --etcd-version 2.3 --endpoints URL", "3.5"},
+		{"skein backup create ftp://x --endpoints URL", "ftp"},
+		{"skein backup create file://DIR/x --incremental --endpoints URL", "there is no backup"},
+		{"skein backup create file://DIR/x --rate fast --endpoints URL", "--rate"},
+	} {
+		var stdout, stderr bytes.Buffer
+		line := strings.NewReplacer("a.db", filepath.Join(dir, "a.db"), " text", " "+filepath.Join(dir, "text"), "b.db", filepath.Join(dir, "b.db"), "DIR", dir, "URL", url).Replace(tc.line)
+		code := execute(t.Context(), strings.Fields(line)[1:], nil, &stdout, &stderr)
+		if code == 0 || !strings.Contains(stderr.String(), tc.want) {
+			t.Errorf("%s: exit code %d, %q is missing in\n%s", tc.line, code, tc.want, &stderr)
+		}
+	}
+	if _, err := client.Put(t.Context(), "after", ""); err != nil {
+		t.Error(err)
+	}
+}
