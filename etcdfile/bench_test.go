@@ -46,13 +46,8 @@ func benchWrite(b *testing.B, path string, runBytes, transactionBytes int64) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for v, err := s.Next(); !errors.Is(err, io.EOF); v, err = s.Next() {
-		if err == nil {
-			err = w.Add(v)
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
+	if err := w.AddAll(b.Context(), s); err != nil {
+		b.Fatal(err)
 	}
 	stats, err := w.Finish(b.Context())
 	if err != nil {
