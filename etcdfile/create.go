@@ -235,7 +235,7 @@ func (w *Writer) Add(v *mvcc.Version) error {
 		sub = w.last.sub + 1
 	}
 	w.last.mod, w.last.sub = v.Mod, sub
-	if err := w.put(appendRevision(nil, v.Mod, sub, v.Tombstone), v); err != nil {
+	if err := w.put(encodeRevision(v.Mod, sub, v.Tombstone), v); err != nil {
 		return fmt.Errorf("write %s: key %q at revision %d: %w", w.path, v.Key, v.Mod, err)
 	}
 	w.records++
@@ -346,7 +346,7 @@ func (w *Writer) top() error {
 	if w.h.Revision == max(w.last.mod, w.h.Compacted, 1) {
 		return nil
 	}
-	if err := w.keys.Put(appendRevision(nil, w.h.Revision, 0, false), []byte{}); err != nil {
+	if err := w.keys.Put(encodeRevision(w.h.Revision, 0, false), []byte{}); err != nil {
 		return fmt.Errorf("put the record of revision %d: %w", w.h.Revision, err)
 	}
 	return nil
@@ -367,7 +367,7 @@ func (w *Writer) meta() error {
 		records = append(records, struct{ bucket, key, value string }{bucketMeta, keyStorageVersion, v})
 	}
 	if c := w.h.Compacted; c > 0 {
-		rev := string(appendRevision(nil, c, 0, false))
+		rev := string(encodeRevision(c, 0, false))
 		records = append(records,
 			struct{ bucket, key, value string }{bucketMeta, keyScheduled, rev},
 			struct{ bucket, key, value string }{bucketMeta, keyFinished, rev})

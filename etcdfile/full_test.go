@@ -87,7 +87,8 @@ func TestNoRoomToSort(t *testing.T) {
 	dir := t.TempDir()
 	s := NewSorter(SorterOptions{Order: ByKey, TempDir: dir, RunBytes: minRunBytes})
 	defer s.Close()
-	defer limitFiles(t, 1<<20)()
+	restore := limitFiles(t, 1<<20)
+	defer restore()
 	var err error
 	for i := 0; err == nil && i < 1000; i++ {
 		v := putAt("a", keyspace.Revision(i+1), 0)

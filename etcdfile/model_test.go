@@ -220,7 +220,7 @@ func TestWriteAgain(t *testing.T) {
 	kept := map[string]bool{}
 	for _, v := range read {
 		for w := &v; w != nil; w = w.Earlier {
-			kept[bucketKey+string(appendRevision(nil, w.Mod, w.Sub, w.Tombstone))] = true
+			kept[bucketKey+string(encodeRevision(w.Mod, w.Sub, w.Tombstone))] = true
 		}
 	}
 	for k := range first {

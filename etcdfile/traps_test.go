@@ -33,7 +33,7 @@ func deleteAt(key string, rev keyspace.Revision, sub uint32) mvcc.Version {
 func TestBumpedRevision(t *testing.T) {
 	raw := rawFile{}
 	raw.version(putAt("a", 2, 0))
-	raw.put(bucketKey, appendRevision(nil, 1002, 0, false), nil)
+	raw.put(bucketKey, encodeRevision(1002, 0, false), nil)
 	raw.compaction(1002, 0)
 	f := openRaw(t, raw.write(t, 4096))
 	if i := f.Info(); i.Revision != 1002 || i.Compacted != 1002 {
