@@ -35,6 +35,7 @@ func benchVersions(yield func(*mvcc.Version) bool) {
 }
 
 func benchWrite(b *testing.B, path string, runBytes, transactionBytes int64) {
+	b.Helper()
 	s := NewSorter(SorterOptions{Order: ByRevision, TempDir: b.TempDir(), RunBytes: runBytes})
 	defer s.Close()
 	for v := range benchVersions {
@@ -46,13 +47,8 @@ func benchWrite(b *testing.B, path string, runBytes, transactionBytes int64) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for v, err := s.Next(); !errors.Is(err, io.EOF); v, err = s.Next() {
-		if err == nil {
-			err = w.Add(v)
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
+	if err := w.AddAll(b.Context(), s); err != nil {
+		b.Fatal(err)
 	}
 	stats, err := w.Finish(b.Context())
 	if err != nil {
@@ -63,6 +59,7 @@ func benchWrite(b *testing.B, path string, runBytes, transactionBytes int64) {
 }
 
 func reportMemory(b *testing.B) {
+	b.Helper()
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
 		b.Fatal(err)
@@ -78,6 +75,7 @@ func BenchmarkWrite(b *testing.B) { benchWrites(b, 0, 0) }
 func BenchmarkWriteSnapshot(b *testing.B) { benchWrites(b, 16<<20, 4<<20) }
 
 func benchWrites(b *testing.B, runBytes, transactionBytes int64) {
+	b.Helper()
 	for b.Loop() {
 		benchWrite(b, filepath.Join(b.TempDir(), "db"), runBytes, transactionBytes)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -126,29 +127,33 @@ type Writer struct {
 const partSuffix = ".part"
 
 // Create begins a file. Nothing may have that name. Until Finish the file has the suffix
-// ".part"; one that a crash has left is replaced.
+// ".part". One that a crash has left is not replaced, since another Writer may be at it.
 func Create(path string, h Header) (*Writer, error) {
 	if err := h.check(); err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)
 	}
+	part := path + partSuffix
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		if err == nil {
 			err = errors.New("it exists: remove it or choose another name")
 		}
 		return nil, fmt.Errorf("create %s: %w", path, err)
 	}
-	part := path + partSuffix
-	if err := os.Remove(part); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("create %s: %w", path, err)
-	}
 	db, err := bbolt.Open(part, 0o600, &bbolt.Options{
 		PageSize: pageBytes, Timeout: time.Second,
 		// Finish syncs once. etcd keeps no list of free pages in its files either.
 		NoSync: true, NoGrowSync: true, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
+		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
+			return os.OpenFile(name, flag|os.O_EXCL, mode)
+		},
 		// Address space, not memory: growing the map copies what is in the transaction.
 		InitialMmapSize: 1 << 30,
 	})
+	if errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("create %s: %s exists: another one writes it, or was broken off; then remove it", path, part)
+	}
 	if err != nil {
+		_ = os.Remove(part) // it may be there and of no use
 		return nil, fmt.Errorf("create %s: %w", part, err)
 	}
 	w := &Writer{path: path, h: h, db: db}
@@ -221,13 +226,16 @@ func (w *Writer) Add(v *mvcc.Version) error {
 		return fmt.Errorf("write %s: empty key at revision %d", w.path, v.Mod)
 	case v.Mod < 1 || v.Mod > w.h.Revision:
 		return fmt.Errorf("write %s: key %q at revision %d, which is not one of 1 to %d", w.path, v.Key, v.Mod, w.h.Revision)
-	case v.Mod < w.last.mod || v.Mod == w.last.mod && sub+1 < sub:
+	case v.Mod < w.last.mod:
 		return fmt.Errorf("write %s: key %q at revision %d after revision %d: sort by revision first", w.path, v.Key, v.Mod, w.last.mod)
-	case v.Mod == w.last.mod && w.records > 0 && sub <= w.last.sub:
+	case v.Mod == w.last.mod && sub <= w.last.sub: // no first one: a revision is above 0
+		if w.last.sub == math.MaxUint32 {
+			return fmt.Errorf("write %s: key %q at revision %d follows operation %d, which is the highest", w.path, v.Key, v.Mod, w.last.sub)
+		}
 		sub = w.last.sub + 1
 	}
 	w.last.mod, w.last.sub = v.Mod, sub
-	if err := w.put(appendRevision(nil, v.Mod, sub, v.Tombstone), v); err != nil {
+	if err := w.put(encodeRevision(v.Mod, sub, v.Tombstone), v); err != nil {
 		return fmt.Errorf("write %s: key %q at revision %d: %w", w.path, v.Key, v.Mod, err)
 	}
 	w.records++
@@ -235,6 +243,25 @@ func (w *Writer) Add(v *mvcc.Version) error {
 		return w.commit()
 	}
 	return nil
+}
+
+// AddAll writes all versions of a sorter, whose order is ByRevision.
+func (w *Writer) AddAll(ctx context.Context, s *Sorter) error {
+	for {
+		v, err := s.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err == nil && w.records%ctxEvery == 0:
+			err = ctx.Err()
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", w.path, err)
+		}
+		if err := w.Add(v); err != nil {
+			return err
+		}
+	}
 }
 
 func (w *Writer) put(key []byte, v *mvcc.Version) error {
@@ -319,7 +346,7 @@ func (w *Writer) top() error {
 	if w.h.Revision == max(w.last.mod, w.h.Compacted, 1) {
 		return nil
 	}
-	if err := w.keys.Put(appendRevision(nil, w.h.Revision, 0, false), []byte{}); err != nil {
+	if err := w.keys.Put(encodeRevision(w.h.Revision, 0, false), []byte{}); err != nil {
 		return fmt.Errorf("put the record of revision %d: %w", w.h.Revision, err)
 	}
 	return nil
@@ -340,7 +367,7 @@ func (w *Writer) meta() error {
 		records = append(records, struct{ bucket, key, value string }{bucketMeta, keyStorageVersion, v})
 	}
 	if c := w.h.Compacted; c > 0 {
-		rev := string(appendRevision(nil, c, 0, false))
+		rev := string(encodeRevision(c, 0, false))
 		records = append(records,
 			struct{ bucket, key, value string }{bucketMeta, keyScheduled, rev},
 			struct{ bucket, key, value string }{bucketMeta, keyFinished, rev})
@@ -449,7 +476,10 @@ func (w *Writer) Abort() error {
 	if w.tx != nil {
 		err = w.tx.Rollback()
 	}
-	err = errors.Join(err, w.db.Close(), os.Remove(w.path+partSuffix))
+	err = errors.Join(err, w.db.Close())
+	if removed := os.Remove(w.path + partSuffix); !errors.Is(removed, os.ErrNotExist) { // it has its name already
+		err = errors.Join(err, removed)
+	}
 	if err != nil {
 		return fmt.Errorf("remove the unfinished %s: %w", w.path, err)
 	}

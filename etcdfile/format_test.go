@@ -30,7 +30,7 @@ func TestFormats(t *testing.T) {
 	tombstone := mvcc.Version{Key: []byte("k"), Mod: 301, Tombstone: true}
 	formats := map[string][]byte{}
 	for name, v := range map[string]*mvcc.Version{"put": &put, "empty": &empty, "tombstone": &tombstone} {
-		formats[name+"-key"] = appendRevision(nil, v.Mod, v.Sub, v.Tombstone)
+		formats[name+"-key"] = encodeRevision(v.Mod, v.Sub, v.Tombstone)
 		formats[name+"-value"] = appendKeyValue(nil, v)
 		kv := &mvccpb.KeyValue{Key: v.Key}
 		if !v.Tombstone {
@@ -73,11 +73,7 @@ func TestSamples(t *testing.T) {
 		if err := os.WriteFile(path, sample(t, version), 0o400); err != nil {
 			t.Fatal(err)
 		}
-		f, err := Open(t.Context(), path, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
+		f := openRaw(t, path)
 		i := f.Info()
 		if i.Revision != 9 || i.Compacted != 3 || i.ClusterVersion != string(version)+".0" || i.Term != 2 || i.ConsistentIndex < 20 ||
 			len(i.Members) != 1 || i.Members[0].Name != "m" || !slices.Equal(i.Leases, []Lease{{-8, 1000, 0}, {7, 1000, 0}}) || len(i.Alarms) != 0 {
@@ -179,9 +175,9 @@ func TestSamePages(t *testing.T) {
 // FuzzRecord: what etcd's decoder accepts is read as it reads it, and written again as etcd
 // writes it.
 func FuzzRecord(f *testing.F) {
-	f.Add(appendRevision(nil, 300, 2, false), appendKeyValue(nil, &mvcc.Version{Key: []byte("k"), Mod: 300, Create: 5, Version: 9, Lease: -8, Value: []byte("value")}))
-	f.Add(appendRevision(nil, 300, 2, true), appendKeyValue(nil, &mvcc.Version{Key: []byte("k"), Tombstone: true}))
-	f.Add(appendRevision(nil, 300, 0, false), []byte{})
+	f.Add(encodeRevision(300, 2, false), appendKeyValue(nil, &mvcc.Version{Key: []byte("k"), Mod: 300, Create: 5, Version: 9, Lease: -8, Value: []byte("value")}))
+	f.Add(encodeRevision(300, 2, true), appendKeyValue(nil, &mvcc.Version{Key: []byte("k"), Tombstone: true}))
+	f.Add(encodeRevision(300, 0, false), []byte{})
 	f.Add([]byte("12345678_12345678x"), []byte{0x0a, 0xff})
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		var v mvcc.Version
@@ -205,7 +201,7 @@ func FuzzRecord(f *testing.F) {
 			v.Version != kv.Version || int64(v.Lease) != kv.Lease) {
 			t.Fatalf("%s, etcd reads %v", text(&v, false), &kv)
 		}
-		if again := appendRevision(nil, v.Mod, v.Sub, v.Tombstone); !bytes.Equal(again, key) {
+		if again := encodeRevision(v.Mod, v.Sub, v.Tombstone); !bytes.Equal(again, key) {
 			t.Fatalf("revision %x is written as %x", key, again)
 		}
 		var second mvcc.Version

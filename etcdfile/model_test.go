@@ -98,17 +98,8 @@ func write(t testing.TB, all []mvcc.Version, h Header, runBytes int64) (string, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	for {
-		v, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err == nil {
-			err = w.Add(v)
-		}
-		if err != nil {
-			t.Fatal(errors.Join(err, w.Abort()))
-		}
+	if err := w.AddAll(t.Context(), s); err != nil {
+		t.Fatal(errors.Join(err, w.Abort()))
 	}
 	stats, err := w.Finish(t.Context())
 	if err != nil {
@@ -229,7 +220,7 @@ func TestWriteAgain(t *testing.T) {
 	kept := map[string]bool{}
 	for _, v := range read {
 		for w := &v; w != nil; w = w.Earlier {
-			kept[bucketKey+string(appendRevision(nil, w.Mod, w.Sub, w.Tombstone))] = true
+			kept[bucketKey+string(encodeRevision(w.Mod, w.Sub, w.Tombstone))] = true
 		}
 	}
 	for k := range first {

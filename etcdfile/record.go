@@ -23,9 +23,9 @@ const (
 	tombstoneMark  = 't'
 )
 
-// appendRevision appends the key of a record.
-func appendRevision(dst []byte, main keyspace.Revision, sub uint32, tombstone bool) []byte {
-	dst = append(binary.BigEndian.AppendUint64(dst, uint64(main)), separator)
+// encodeRevision returns the key of a record.
+func encodeRevision(main keyspace.Revision, sub uint32, tombstone bool) []byte {
+	dst := append(binary.BigEndian.AppendUint64(make([]byte, 0, tombstoneBytes), uint64(main)), separator)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(sub))
 	if tombstone {
 		dst = append(dst, tombstoneMark)
@@ -144,6 +144,7 @@ func setNumber(v *mvcc.Version, field protowire.Number, i int64) {
 		v.Version = i
 	case fieldLease:
 		v.Lease = keyspace.LeaseID(i)
+	default: // not one of its fields
 	}
 }
 

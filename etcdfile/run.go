@@ -167,10 +167,11 @@ func createRuns(dir string) (*runFile, error) {
 		dir = os.TempDir()
 	}
 	f, err := os.CreateTemp(dir, "etcdfile-sort-")
-	if err == nil {
-		err = os.Remove(f.Name())
-	}
 	if err != nil {
+		return nil, fmt.Errorf("temporary file for sorting: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close()
 		return nil, fmt.Errorf("temporary file for sorting: %w", err)
 	}
 	return &runFile{f: f, dir: dir}, nil

@@ -22,6 +22,9 @@ const (
 	// entryBytes is what the index of a sorter takes for a write, while it grows too.
 	entryBytes = 64
 
+	// ctxEvery is after how many records a context is looked at.
+	ctxEvery = 1024
+
 	blockBytes = 1 << 20
 	// maxBlockedBytes bounds what lies in a block with others.
 	maxBlockedBytes = blockBytes / 8

@@ -33,7 +33,7 @@ func deleteAt(key string, rev keyspace.Revision, sub uint32) mvcc.Version {
 func TestBumpedRevision(t *testing.T) {
 	raw := rawFile{}
 	raw.version(putAt("a", 2, 0))
-	raw.put(bucketKey, appendRevision(nil, 1002, 0, false), nil)
+	raw.put(bucketKey, encodeRevision(1002, 0, false), nil)
 	raw.compaction(1002, 0)
 	f := openRaw(t, raw.write(t, 4096))
 	if i := f.Info(); i.Revision != 1002 || i.Compacted != 1002 {
@@ -369,6 +369,11 @@ func TestRefusedHeaders(t *testing.T) {
 	if err := os.WriteFile(exists, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	begun := filepath.Join(t.TempDir(), "begun")
+	w, err := Create(begun, Header{Revision: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		path string
 		h    Header
@@ -379,6 +384,7 @@ func TestRefusedHeaders(t *testing.T) {
 		{"", Header{Revision: 5, EtcdVersion: "3.4"}, "3.5, 3.6 and 3.7"},
 		{"", Header{Revision: 5, DataBytes: 1001, MaxBytes: 1000}, "at most 1000 are allowed"},
 		{exists, Header{Revision: 5}, "it exists"},
+		{begun, Header{Revision: 5}, "another one writes it"},
 		{filepath.Join(t.TempDir(), "no", "directory"), Header{Revision: 5}, "no such file"},
 	} {
 		if c.path == "" {
@@ -387,6 +393,9 @@ func TestRefusedHeaders(t *testing.T) {
 		if _, err := Create(c.path, c.h); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.h, err)
 		}
+	}
+	if err := w.Abort(); err != nil {
+		t.Error(err)
 	}
 }
 

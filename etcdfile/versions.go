@@ -106,9 +106,6 @@ func (db *File) Versions(ctx context.Context, o ReadOptions) (*Versions, error) 
 	return v, nil
 }
 
-// ctxEvery is after how many records the context is looked at.
-const ctxEvery = 1024
-
 func (v *Versions) read(ctx context.Context, db *File, maxBytes int64) error {
 	b, ok, err := db.pages.bucket(bucketKey)
 	if err != nil || !ok {

@@ -152,13 +152,8 @@ func again(t *testing.T, path string, forEtcd etcdfile.EtcdVersion, latest bool)
 			t.Error(err)
 		}
 	}()
-	for v, err := s.Next(); !errors.Is(err, io.EOF); v, err = s.Next() {
-		if err == nil {
-			err = w.Add(v)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	if err := w.AddAll(t.Context(), s); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := w.Finish(t.Context()); err != nil {
 		t.Fatal(err)

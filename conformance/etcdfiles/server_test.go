@@ -52,7 +52,7 @@ func urls(t *testing.T) (client, peer url.URL) {
 		t.Fatal(err)
 	}
 	at := func(port int) url.URL { return url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", port)} }
-	return at(int(p[0])), at(int(p[1]))
+	return at(p[0]), at(p[1])
 }
 
 // startEmbedded starts the etcd of this module on a directory.
