@@ -54,7 +54,7 @@
 // From the top down: calls between files go down this list.
 //
 //	history.go    versions in the order of revisions
-//	hash.go       the hash of what the compaction rule keeps
+//	hash.go       the hash of what the compaction rule keeps; that of one write
 //	remove.go     the removal of old versions
 //	splitkey.go   the key that divides a span's bytes
 //	read.go       Get, Scan, Count: the state at a revision
