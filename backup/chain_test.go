@@ -200,8 +200,8 @@ func TestLongChain(t *testing.T) {
 	if left, err := target.Open("file://"+tmp, clock.System()); err != nil {
 		t.Fatal(err)
 	} else {
-		for o := range left.List(t.Context(), "") {
-			t.Errorf("%s is left behind", o.Name)
+		for o, err := range left.List(t.Context(), "") {
+			t.Errorf("%s is left behind, error %v", o.Name, err)
 		}
 	}
 }

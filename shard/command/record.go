@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
