@@ -136,6 +136,48 @@ func TestRestoreAtTime(t *testing.T) {
 	}
 }
 
+// Few manifests are read: of the chain that has the state, or the last one to go on with it.
+func TestFewManifestsAreRead(t *testing.T) {
+	mem := newMem()
+	r := repo(mem, Keys{})
+	m := newModel(11)
+	var chains [][]*Manifest
+	for range 4 {
+		chains = append(chains, chainOf(t, r, m))
+	}
+	reads := func(want int, name string, f func() error) {
+		t.Helper()
+		mem.gets = nil
+		if err := f(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(mem.gets) != want {
+			t.Errorf("%s has read %v", name, mem.gets)
+		}
+	}
+	plan := func(w When, chain int) func() error {
+		return func() error {
+			p, err := r.Plan(t.Context(), testCluster, w)
+			if err == nil && p.Chain != chains[chain][0].Chain {
+				err = fmt.Errorf("the plan is of chain %s", p.Chain)
+			}
+			return err
+		}
+	}
+	reads(3, "the newest state", plan(When{}, 3))
+	reads(3, "an old revision", plan(When{Revision: chains[1][2].Revision - 3}, 1))
+	reads(3, "an old time", plan(When{Time: chains[1][2].Time}, 1))
+	// Only the history of a later full backup has it, so the older chains are asked in vain.
+	reads(9, "between two chains", plan(When{Revision: chains[2][0].Revision - 1}, 2))
+	reads(1, "latest", func() error { _, _, err := r.Latest(t.Context(), testCluster); return err })
+	last := chains[3][2]
+	m.run(1)
+	reads(1, "begin", func() error {
+		_, err := r.Begin(t.Context(), testCluster, last.Chain, m.cut(Versions, last.Revision, 30), nil)
+		return err
+	})
+}
+
 // More backups than are read at once are merged in steps, in files that are removed.
 func TestLongChain(t *testing.T) {
 	tmp := t.TempDir()
@@ -158,8 +200,8 @@ func TestLongChain(t *testing.T) {
 	if left, err := target.Open("file://"+tmp, clock.System()); err != nil {
 		t.Fatal(err)
 	} else {
-		for o := range left.List(t.Context(), "") {
-			t.Errorf("%s is left behind", o.Name)
+		for o, err := range left.List(t.Context(), "") {
+			t.Errorf("%s is left behind, error %v", o.Name, err)
 		}
 	}
 }

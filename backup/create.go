@@ -92,16 +92,16 @@ func (r *Repository) Begin(ctx context.Context, cluster keyspace.ClusterID, chai
 		return nil, fmt.Errorf("backup: a backup %s in chain %q", cut.Kind, chain)
 	case cut.Kind == Full:
 		// Two full backups of the same second and revision are one.
-		d.m.Chain = fmt.Sprintf("%s-%d", r.clock.Wall().UTC().Format("20060102T150405Z"), cut.Revision)
+		d.m.Chain = fmt.Sprintf("%s-%d", cut.Time.UTC().Format(chainTime), cut.Revision)
 	default:
-		c, err := r.Chain(ctx, cluster, chain)
+		c, err := r.chain(ctx, cluster, chain)
 		if err != nil {
 			return nil, err
 		}
-		if len(c.Backups) == 0 {
-			return nil, fmt.Errorf("chain %s: %w", chain, ErrNoChain)
+		last, err := r.last(ctx, c)
+		if err != nil {
+			return nil, err
 		}
-		last := &c.Backups[len(c.Backups)-1]
 		if last.Revision != cut.Previous {
 			return nil, fmt.Errorf("chain %s ends at revision %d, the cut begins above %d: make a full backup", chain, last.Revision, cut.Previous)
 		}

@@ -35,6 +35,7 @@ type memTarget struct {
 	files map[string][]byte
 	times map[string]time.Time
 	now   time.Time
+	gets  []string
 	// fail, if it is not nil, is asked before each Put and Delete.
 	fail func(op, name string) error
 }
@@ -74,6 +75,7 @@ func (m *memTarget) Put(_ context.Context, name string, r io.Reader) error {
 func (m *memTarget) Get(_ context.Context, name string, offset int64) (io.ReadCloser, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.gets = append(m.gets, name)
 	b, there := m.files[name]
 	if !there {
 		return nil, fmt.Errorf("get %s: %w", name, target.ErrNotFound)

@@ -136,6 +136,11 @@ func encode(v any) []byte {
 	if err != nil {
 		panic(fmt.Sprintf("backup: encode %T: %v", v, err))
 	}
+	return enclose(body)
+}
+
+// enclose returns the bytes of a file with the body.
+func enclose(body []byte) []byte {
 	return fmt.Appendf(nil, "{\"format\": %d, \"sha256\": \"%x\", \"body\":\n%s}\n", format, sha256.Sum256(body), body)
 }
 

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/skeindb/skein/backup/target"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -37,7 +39,7 @@ type Repository struct {
 	clock  clock.Clock
 }
 
-// NewRepository returns the Repository of the target. The clock's wall time names chains.
+// NewRepository returns the Repository of the target.
 func NewRepository(t target.Target, k Keys, c clock.Clock) *Repository {
 	return &Repository{target: t, keys: k, clock: c}
 }
@@ -74,6 +76,7 @@ type Backup struct {
 	Err      error
 	// sha256 is that of the manifest's file.
 	sha256 string
+	entry  *entry
 }
 
 // entry is the folder of a backup.
@@ -158,6 +161,20 @@ func (r *Repository) entries(ctx context.Context, cluster keyspace.ClusterID, ch
 	}), nil
 }
 
+// chainTime is the form of the time in the name of a chain.
+const chainTime = "20060102T150405Z"
+
+// begin is what the name of a chain says about its full backup, zero if it says nothing.
+func (c *Chain) begin() (at time.Time, rev keyspace.Revision) {
+	first, second, _ := strings.Cut(c.Name, "-")
+	at, err := time.Parse(chainTime, first)
+	n, revErr := strconv.ParseInt(second, 10, 64)
+	if err != nil || revErr != nil {
+		return time.Time{}, 0
+	}
+	return at, keyspace.Revision(n)
+}
+
 // compareChains compares names of chains by time, then by revision.
 func compareChains(a, b string) int {
 	aTime, aRev, _ := strings.Cut(a, "-")
@@ -165,30 +182,12 @@ func compareChains(a, b string) int {
 	return cmp.Or(cmp.Compare(aTime, bTime), cmp.Compare(len(aRev), len(bRev)), cmp.Compare(aRev, bRev))
 }
 
-// List returns the chains of a cluster, or of all clusters if it is 0, the oldest first. What
-// is wrong with a backup stands in its Err.
-func (r *Repository) List(ctx context.Context, cluster keyspace.ClusterID) ([]Chain, error) {
-	return r.list(ctx, cluster, "")
-}
-
-// Chain returns one chain of a cluster.
-func (r *Repository) Chain(ctx context.Context, cluster keyspace.ClusterID, name string) (*Chain, error) {
-	chains, err := r.list(ctx, cluster, name)
-	if err != nil {
-		return nil, err
-	}
-	if len(chains) == 0 {
-		return nil, fmt.Errorf("no chain %s of cluster %s in %s: backup list shows what is there", name, cluster, r.target)
-	}
-	return &chains[0], nil
-}
-
-func (r *Repository) list(ctx context.Context, cluster keyspace.ClusterID, chain string) ([]Chain, error) {
+// chains groups entries, without reading manifests. chain is a name, or empty for all.
+func (r *Repository) chains(ctx context.Context, cluster keyspace.ClusterID, chain string) (chains []Chain, err error) {
 	entries, err := r.entries(ctx, cluster, chain)
 	if err != nil {
 		return nil, err
 	}
-	var chains []Chain
 	for _, e := range entries {
 		if n := len(chains); n == 0 || chains[n-1].Cluster != e.cluster || chains[n-1].Name != e.chain {
 			chains = append(chains, Chain{Cluster: e.cluster, Name: e.chain})
@@ -200,49 +199,104 @@ func (r *Repository) list(ctx context.Context, cluster keyspace.ClusterID, chain
 		}
 		if e.manifest == nil {
 			c.Unfinished++
-			continue
+		} else {
+			c.StoredBytes += e.manifest.Bytes
 		}
-		c.StoredBytes += e.manifest.Bytes
-		b, err := r.backup(ctx, c, e)
-		if err != nil {
-			return nil, err
-		}
-		c.Backups = append(c.Backups, b)
 	}
 	return chains, nil
 }
 
-// backup reads the manifest of an entry and compares it with the backups before. The error
-// is that of the context alone.
-func (r *Repository) backup(ctx context.Context, c *Chain, e *entry) (Backup, error) {
-	b := Backup{Number: e.number}
-	if revs := e.revisions(); len(revs) == 1 {
-		b.Revision = revs[0]
+// List returns the chains of a cluster, or of all clusters if it is 0, the oldest first. What
+// is wrong with a backup stands in its Err.
+func (r *Repository) List(ctx context.Context, cluster keyspace.ClusterID) ([]Chain, error) {
+	chains, err := r.chains(ctx, cluster, "")
+	for i := range chains {
+		if err = r.load(ctx, &chains[i]); err != nil {
+			break
+		}
 	}
-	b.Manifest, b.sha256, b.Err = r.manifest(ctx, e.folder())
-	if ctx.Err() != nil {
-		return b, context.Cause(ctx)
-	}
-	if b.Err != nil {
-		return b, nil
-	}
-	b.Revision = b.Manifest.Revision
-	if err := b.follows(c); err != nil {
-		b.Manifest, b.Err = nil, fmt.Errorf("%s%s: %w", e.folder(), manifestFile, err)
-	}
-	return b, nil
+	return chains, err
 }
 
-// follows refuses a manifest that was not made on top of the chain's last backup.
-func (b *Backup) follows(c *Chain) error {
+// Chain returns one chain of a cluster.
+func (r *Repository) Chain(ctx context.Context, cluster keyspace.ClusterID, name string) (*Chain, error) {
+	c, err := r.chain(ctx, cluster, name)
+	if err == nil {
+		err = r.load(ctx, c)
+	}
+	return c, err
+}
+
+// chain is Chain without manifests.
+func (r *Repository) chain(ctx context.Context, cluster keyspace.ClusterID, name string) (*Chain, error) {
+	chains, err := r.chains(ctx, cluster, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(chains) == 0 {
+		return nil, fmt.Errorf("no chain %s of cluster %s in %s: backup list shows what is there", name, cluster, r.target)
+	}
+	return &chains[0], nil
+}
+
+// manifestsAtOnce is how many manifests are read at once: a chain that was followed has
+// thousands of small ones.
+const manifestsAtOnce = 16
+
+// load reads the manifests of a chain and compares each with those before. The error is that
+// of the context alone.
+func (r *Repository) load(ctx context.Context, c *Chain) error {
+	c.Backups = nil
+	for _, e := range c.entries {
+		if e.manifest != nil {
+			c.Backups = append(c.Backups, Backup{Number: e.number, entry: e})
+		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(manifestsAtOnce)
+	for i := range c.Backups {
+		g.Go(func() error { return r.loadBackup(gctx, &c.Backups[i]) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i := range c.Backups {
+		b := &c.Backups[i]
+		if b.Err != nil {
+			continue
+		}
+		if err := b.follows(c.Backups[:i]); err != nil {
+			b.Manifest, b.Err = nil, fmt.Errorf("%s%s: %w", b.entry.folder(), manifestFile, err)
+		}
+	}
+	return nil
+}
+
+// loadBackup reads the manifest of a backup. The error is that of the context alone.
+func (r *Repository) loadBackup(ctx context.Context, b *Backup) error {
+	if revs := b.entry.revisions(); len(revs) == 1 {
+		b.Revision = revs[0]
+	}
+	b.Manifest, b.sha256, b.Err = r.manifest(ctx, b.entry.folder())
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if b.Err == nil {
+		b.Revision = b.Manifest.Revision
+	}
+	return nil
+}
+
+// follows refuses a manifest that was not made on top of the last backup of the chain before it.
+func (b *Backup) follows(chain []Backup) error {
 	if b.Number == 1 {
 		return nil
 	}
-	n := len(c.Backups)
-	if n == 0 || c.Backups[n-1].Number != b.Number-1 {
+	n := len(chain)
+	if n == 0 || chain[n-1].Number != b.Number-1 {
 		return fmt.Errorf("backup %d of the chain is missing", b.Number-1)
 	}
-	before := &c.Backups[n-1]
+	before := &chain[n-1]
 	switch {
 	case before.sha256 != b.Manifest.PreviousManifest:
 		return fmt.Errorf("made on top of another backup %d: its manifest has SHA-256 %s, noted %s",
@@ -315,21 +369,53 @@ func (r *Repository) write(ctx context.Context, name string, v any) error {
 // of its last backup. Without an identity an encrypted chain is known by its names alone.
 // It fails with ErrNoChain if there is none.
 func (r *Repository) Latest(ctx context.Context, cluster keyspace.ClusterID) (chain string, rev keyspace.Revision, err error) {
-	chains, err := r.List(ctx, cluster)
+	chains, err := r.chains(ctx, cluster, "")
 	if err != nil {
 		return "", 0, err
 	}
-	for _, c := range slices.Backward(chains) {
-		if len(c.Backups) == 0 {
+	for i := range slices.Backward(chains) {
+		last, err := r.last(ctx, &chains[i])
+		if errors.Is(err, ErrNoChain) {
 			continue
 		}
-		last := &c.Backups[len(c.Backups)-1]
-		if last.Number != len(c.Backups) || last.Revision == 0 || last.Err != nil && !errors.Is(last.Err, ErrNoIdentity) {
-			return "", 0, fmt.Errorf("chain %s cannot be gone on with, make a full backup: %w", c.Name, last.Err)
+		if err != nil {
+			return "", 0, err
 		}
-		return c.Name, last.Revision, nil
+		return chains[i].Name, last.Revision, nil
 	}
 	return "", 0, fmt.Errorf("%w of cluster %s in %s", ErrNoChain, cluster, r.target)
+}
+
+// last returns the last backup of a chain, on which another one can be made. It reads no
+// other manifest.
+func (r *Repository) last(ctx context.Context, c *Chain) (*Backup, error) {
+	n := 0
+	var last *entry
+	for _, e := range c.entries {
+		if e.manifest != nil {
+			n, last = n+1, e
+		}
+	}
+	if last == nil {
+		return nil, fmt.Errorf("chain %s: %w", c.Name, ErrNoChain)
+	}
+	b := &Backup{Number: last.number, entry: last}
+	if err := r.loadBackup(ctx, b); err != nil {
+		return nil, err
+	}
+	var err error
+	switch {
+	case b.Number != n:
+		err = errors.New("a manifest before its last one is missing")
+	case b.Err != nil && !errors.Is(b.Err, ErrNoIdentity):
+		err = b.Err
+	case b.Revision == 0: // two writers have left their folders
+		err = ErrNoIdentity
+	}
+	if err != nil {
+		return nil, fmt.Errorf("chain %s cannot be gone on with, make a full backup: %w", c.Name, err)
+	}
+	return b, nil
 }
 
 // ErrNoChain says that a cluster has no finished backup.

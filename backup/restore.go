@@ -51,7 +51,7 @@ type Plan struct {
 // Plan chooses the backups for a state of a cluster. Cluster 0 is the only one that the
 // target has.
 func (r *Repository) Plan(ctx context.Context, cluster keyspace.ClusterID, w When) (*Plan, error) {
-	chains, err := r.List(ctx, cluster)
+	chains, err := r.chains(ctx, cluster, "")
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,10 @@ func (r *Repository) Plan(ctx context.Context, cluster keyspace.ClusterID, w Whe
 	}
 	var broken []error
 	var newest *Manifest
-	for _, c := range slices.Backward(chains) {
+	for _, c := range w.order(chains) {
+		if err := r.load(ctx, c); err != nil {
+			return nil, err
+		}
 		ms, err := c.usable()
 		if err != nil {
 			broken = append(broken, err)
@@ -85,6 +88,24 @@ func (r *Repository) Plan(ctx context.Context, cluster keyspace.ClusterID, w Whe
 		return nil, fmt.Errorf("no backup has %s; the newest is revision %d of %s, and backup list shows all",
 			w, newest.Revision, newest.Time.Format(time.RFC3339))
 	}
+}
+
+// order returns chains in the order in which they are asked: those that begin before the
+// state, the newest first; then the others, whose full backup may have it in its history.
+// So few manifests are read.
+func (w When) order(chains []Chain) (out []*Chain) {
+	var later []*Chain
+	for i := range slices.Backward(chains) {
+		c := &chains[i]
+		at, rev := c.begin()
+		if w.Revision != 0 && rev > w.Revision || w.Revision == 0 && !w.Time.IsZero() && at.After(w.Time) {
+			later = append(later, c)
+		} else {
+			out = append(out, c)
+		}
+	}
+	slices.Reverse(later)
+	return append(out, later...)
 }
 
 // String returns the point in words.

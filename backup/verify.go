@@ -46,7 +46,7 @@ func (p Problem) String() string {
 // and bounds of all versions. The error is one of the target as a whole; what is wrong with
 // files stands in the report.
 func (r *Repository) Verify(ctx context.Context, cluster keyspace.ClusterID, chain string, deep bool) (*Report, error) {
-	chains, err := r.list(ctx, cluster, "")
+	chains, err := r.chains(ctx, cluster, "")
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +57,9 @@ func (r *Repository) Verify(ctx context.Context, cluster keyspace.ClusterID, cha
 			continue
 		}
 		v.report.Chains++
+		if err := r.load(ctx, c); err != nil {
+			return nil, err
+		}
 		if err := v.chain(ctx, c); err != nil {
 			return nil, err
 		}
@@ -89,10 +92,6 @@ func (v *verifier) chain(ctx context.Context, c *Chain) error {
 	if len(c.Backups) > 0 && c.Backups[0].Number != 1 {
 		v.problem(c, 1, errors.New("the full backup is missing"))
 	}
-	files := map[int]*entry{}
-	for _, e := range c.entries {
-		files[e.number] = e
-	}
 	for i := range c.Backups {
 		b := &c.Backups[i]
 		v.report.Backups++
@@ -100,7 +99,7 @@ func (v *verifier) chain(ctx context.Context, c *Chain) error {
 			v.problem(c, b.Number, b.Err)
 			continue
 		}
-		if err := v.backup(ctx, c, b, files[b.Number]); err != nil {
+		if err := v.backup(ctx, c, b, b.entry); err != nil {
 			return err
 		}
 	}

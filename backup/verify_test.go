@@ -93,7 +93,7 @@ func TestFlippedByte(t *testing.T) {
 			chainOf(t, repo(mem, k), newModel(2))
 			for _, file := range append(mem.names(segmentPrefix)[:4], mem.names(manifestFile)...) {
 				size := len(mem.files[file])
-				for i := 0; i < size; i += max(1, size/40) {
+				for i := 0; i < size; i += max(1, size/15) {
 					broken := mem.clone()
 					broken.files[file] = bytes.Clone(mem.files[file])
 					broken.files[file][i] ^= 1
@@ -188,26 +188,31 @@ func TestVerify(t *testing.T) {
 		"nothing": {func(*memTarget) {}, nil, nil},
 		"a segment is missing": {
 			func(m *memTarget) { delete(m.files, segs[1]) },
-			[]string{"backup 1: segment " + strings.SplitN(segs[1], "/", 4)[3] + ": ", "not found"}, nil,
+			[]string{"backup 1: segment " + strings.SplitN(segs[1], "/", 4)[3] + ": ", "not found"},
+			nil,
 		},
 		"a segment is short": {
 			func(m *memTarget) { m.files[segs[1]] = m.files[segs[1]][:100] },
-			[]string{"100 bytes, the manifest has"}, nil,
+			[]string{"100 bytes, the manifest has"},
+			nil,
 		},
 		"a segment is damaged": {
 			func(m *memTarget) {
 				m.files[segs[1]] = bytes.Clone(m.files[segs[1]])
 				m.files[segs[1]][200]++
 			},
-			nil, []string{"backup 1: segment " + strings.SplitN(segs[1], "/", 4)[3] + ": ", "checksum"},
+			nil,
+			[]string{"backup 1: segment " + strings.SplitN(segs[1], "/", 4)[3] + ": ", "checksum"},
 		},
 		"a manifest is missing": {
 			func(m *memTarget) { delete(m.files, ms[1].folder()+manifestFile) },
-			[]string{"backup 3: ", "backup 2 of the chain is missing"}, nil,
+			[]string{"backup 3: ", "backup 2 of the chain is missing"},
+			nil,
 		},
 		"the full one is missing": {
 			func(m *memTarget) { delete(m.files, ms[0].folder()+manifestFile) },
-			[]string{"backup 1: the full backup is missing", "backup 2: "}, nil,
+			[]string{"backup 1: the full backup is missing", "backup 2: "},
+			nil,
 		},
 	} {
 		broken := mem.clone()

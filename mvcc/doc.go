@@ -55,7 +55,7 @@
 //
 //	history.go    versions in the order of revisions
 //	versions.go   the versions of a cut, in the order of keys
-//	hash.go       the hash of what the compaction rule keeps
+//	hash.go       the hash of what the compaction rule keeps; that of one write
 //	remove.go     the removal of old versions
 //	splitkey.go   the key that divides a span's bytes
 //	read.go       Get, Scan, Count: the state at a revision

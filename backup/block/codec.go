@@ -118,7 +118,8 @@ const headBytes = 1 + 4
 var coders = sync.OnceValue(func() (c struct {
 	enc *zstd.Encoder
 	dec *zstd.Decoder
-}) {
+},
+) {
 	var err error
 	c.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(chunkBytes),
 		zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))

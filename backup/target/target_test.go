@@ -146,7 +146,10 @@ func testTarget(t *testing.T, tgt Target) {
 		if got := list(t, tgt, "nothing/"); got != nil {
 			t.Error(got)
 		}
-		for range tgt.List(t.Context(), "ls/") {
+		for _, err := range tgt.List(t.Context(), "ls/") {
+			if err != nil {
+				t.Fatal(err)
+			}
 			break // who stops early leaves nothing behind
 		}
 		for range 2 {
