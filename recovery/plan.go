@@ -168,6 +168,11 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 	if p.o.Bump == 0 {
 		p.o.Bump = DefaultBump
 	}
+	for i, c := range p.in {
+		own := *c
+		own.Copies = slices.Clone(c.Copies) // doubtSplits writes there
+		p.in[i] = &own
+	}
 	slices.SortFunc(p.in, func(a, b *Collected) int { return cmp.Compare(a.Node, b.Node) })
 	if err := p.check(); err != nil {
 		return nil, err
@@ -181,10 +186,14 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 		return nil, err
 	}
 	p.numbers()
-	if err := p.cover(); err != nil {
-		return p.plan, err
+	lost := p.cover()
+	if lost != nil && !errors.Is(lost, ErrLostSpans) {
+		return nil, lost
 	}
-	p.order()
+	p.order() // also where spans are lost: people read what becomes of the rest
+	if lost != nil {
+		return p.plan, lost
+	}
 	_, err := p.plan.Encode()
 	return p.plan, err
 }
