@@ -10,7 +10,6 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
-	"github.com/skeindb/skein/raftgroup/offline"
 )
 
 // initIndex is where a new range begins.
@@ -145,6 +144,9 @@ type Leave struct {
 	Replica keyspace.ReplicaID `json:"replica"`
 	Through uint64             `json:"through"`
 }
+
+// ErrNothing says that no group needs a recovery.
+var ErrNothing = errors.New("recovery: every group has the majority of its voters among the survivors: start them, and remove the dead nodes with skein node decommission")
 
 // planner makes a Plan.
 type planner struct {
@@ -589,31 +591,4 @@ func (g *group) says() Verdict {
 func (g *group) sole() Sole {
 	c := g.chosen.copy
 	return Sole{Range: g.rng, Replica: c.Replica, Release: c.End.Merge, Splits: g.cuts, Generation: c.End.Generation, ConfIndex: c.End.ConfIndex}
-}
-
-// row is the group's row of the map behind what is done.
-func (g *group) row() (RangeRow, error) {
-	c := g.chosen.copy
-	r := RangeRow{
-		Range: g.rng, Generation: c.End.Generation + keyspace.Generation(len(g.cuts)), Start: c.End.Start, End: key(g.end),
-		ConfIndex: c.End.ConfIndex, Members: c.End.Members,
-	}
-	if g.verdict == Kept {
-		return r, nil
-	}
-	rs, err := replicasOf(c.End.Members)
-	if err != nil {
-		return r, fmt.Errorf("recovery: %s: %w", groupName(g.rng), err)
-	}
-	steps, after := offline.Steps(rs, c.Replica)
-	if len(after) != 1 {
-		return r, fmt.Errorf("recovery: %s: replica %d on node %s is no member: collect anew", groupName(g.rng), c.Replica, g.chosen.node.node())
-	}
-	if r.Members = membersOf(after); len(steps) > 0 {
-		r.ConfIndex = c.Last.Index + uint64(len(g.cuts)+len(steps))
-		if c.End.Merge != 0 {
-			r.ConfIndex++
-		}
-	}
-	return r, nil
 }

@@ -1,4 +1,3 @@
-// Command skein runs a node of Skein and looks after a cluster. See README.md.
 package main
 
 import (
@@ -8,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/etcdapi"
 )
 
 // Exit codes.
@@ -31,12 +28,6 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	os.Exit(execute(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
-
-// failure marks the errors of commands that were understood. All others, which cobra
-// finds itself, are wrong usage.
-type failure struct{ error }
-
-func (f failure) Unwrap() error { return f.error }
 
 // execute runs a command line and returns the exit code.
 func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
@@ -87,19 +78,4 @@ func newRoot(environ []string) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ))
 	return root
-}
-
-// failing marks a command's own errors as such.
-func failing(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
-	return func(c *cobra.Command, args []string) error {
-		if err := run(c, args); err != nil {
-			return failure{err}
-		}
-		return nil
-	}
-}
-
-func printVersion(w io.Writer) {
-	fmt.Fprintf(w, "skein Version: %s\netcd Version: %s\nGo Version: %s\nGo OS/Arch: %s/%s\n",
-		etcdapi.SkeinVersion, etcdapi.EtcdVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
