@@ -101,11 +101,11 @@
 //	handover.go           the leadership is handed over, also by a node that stops
 //	feed.go               parts of the map for nodes that follow it
 //	lease_serve.go        answers about leases
+//	offline.go            the state of a node that does not run
 //	replica_lifecycle.go  the replica comes and goes
 //	request.go            requests and responses of method 33
 //	lease_wire.go         those about leases
 //	replica.go            what a Service knows of its replica and of the leader
-//	offline.go            the state of a node that does not run
 //	machine.go            the replicated state joined to raft and to the engine
 //	mapcache.go           the newest map of this node
 //	table.go              the node table as bytes

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/raftgroup/offline"
 )
 
 // ErrLostSpans says that no copy of a span of keys survives.
@@ -160,3 +161,30 @@ func free(s keyspace.Span, rows []RangeRow) (parts []keyspace.Span) {
 
 // gaps returns the parts of the keyspace that no row has.
 func gaps(rows []RangeRow) []keyspace.Span { return free(keyspace.Span{}, rows) }
+
+// row is the group's row of the map behind what is done.
+func (g *group) row() (RangeRow, error) {
+	c := g.chosen.copy
+	r := RangeRow{
+		Range: g.rng, Generation: c.End.Generation + keyspace.Generation(len(g.cuts)), Start: c.End.Start, End: key(g.end),
+		ConfIndex: c.End.ConfIndex, Members: c.End.Members,
+	}
+	if g.verdict == Kept {
+		return r, nil
+	}
+	rs, err := replicasOf(c.End.Members)
+	if err != nil {
+		return r, fmt.Errorf("recovery: %s: %w", groupName(g.rng), err)
+	}
+	steps, after := offline.Steps(rs, c.Replica)
+	if len(after) != 1 {
+		return r, fmt.Errorf("recovery: %s: replica %d on node %s is no member: collect anew", groupName(g.rng), c.Replica, g.chosen.node.node())
+	}
+	if r.Members = membersOf(after); len(steps) > 0 {
+		r.ConfIndex = c.Last.Index + uint64(len(g.cuts)+len(steps))
+		if c.End.Merge != 0 {
+			r.ConfIndex++
+		}
+	}
+	return r, nil
+}

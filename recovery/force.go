@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// ErrNothing says that no group needs a recovery.
-var ErrNothing = errors.New("recovery: every group has the majority of its voters among the survivors: start them, and remove the dead nodes with skein node decommission")
-
 // Force makes a cluster of one node of a directory: it collects, plans and applies with all other nodes
 // dead, as etcd's --force-new-cluster does. It returns nil without an error
 // if the node needs nobody else already.

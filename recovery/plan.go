@@ -10,7 +10,6 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/raftgroup"
-	"github.com/skeindb/skein/raftgroup/offline"
 )
 
 // initIndex is where a new range begins.
@@ -146,6 +145,9 @@ type Leave struct {
 	Through uint64             `json:"through"`
 }
 
+// ErrNothing says that no group needs a recovery.
+var ErrNothing = errors.New("recovery: every group has the majority of its voters among the survivors: start them, and remove the dead nodes with skein node decommission")
+
 // planner makes a Plan.
 type planner struct {
 	o      PlanOptions
@@ -168,6 +170,11 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 	if p.o.Bump == 0 {
 		p.o.Bump = DefaultBump
 	}
+	for i, c := range p.in {
+		own := *c
+		own.Copies = slices.Clone(c.Copies) // doubtSplits writes there
+		p.in[i] = &own
+	}
 	slices.SortFunc(p.in, func(a, b *Collected) int { return cmp.Compare(a.Node, b.Node) })
 	if err := p.check(); err != nil {
 		return nil, err
@@ -181,10 +188,14 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 		return nil, err
 	}
 	p.numbers()
-	if err := p.cover(); err != nil {
-		return p.plan, err
+	lost := p.cover()
+	if lost != nil && !errors.Is(lost, ErrLostSpans) {
+		return nil, lost
 	}
-	p.order()
+	p.order() // also where spans are lost: people read what becomes of the rest
+	if lost != nil {
+		return p.plan, lost
+	}
 	_, err := p.plan.Encode()
 	return p.plan, err
 }
@@ -580,31 +591,4 @@ func (g *group) says() Verdict {
 func (g *group) sole() Sole {
 	c := g.chosen.copy
 	return Sole{Range: g.rng, Replica: c.Replica, Release: c.End.Merge, Splits: g.cuts, Generation: c.End.Generation, ConfIndex: c.End.ConfIndex}
-}
-
-// row is the group's row of the map behind what is done.
-func (g *group) row() (RangeRow, error) {
-	c := g.chosen.copy
-	r := RangeRow{
-		Range: g.rng, Generation: c.End.Generation + keyspace.Generation(len(g.cuts)), Start: c.End.Start, End: key(g.end),
-		ConfIndex: c.End.ConfIndex, Members: c.End.Members,
-	}
-	if g.verdict == Kept {
-		return r, nil
-	}
-	rs, err := replicasOf(c.End.Members)
-	if err != nil {
-		return r, fmt.Errorf("recovery: %s: %w", groupName(g.rng), err)
-	}
-	steps, after := offline.Steps(rs, c.Replica)
-	if len(after) != 1 {
-		return r, fmt.Errorf("recovery: %s: replica %d on node %s is no member: collect anew", groupName(g.rng), c.Replica, g.chosen.node.node())
-	}
-	if r.Members = membersOf(after); len(steps) > 0 {
-		r.ConfIndex = c.Last.Index + uint64(len(g.cuts)+len(steps))
-		if c.End.Merge != 0 {
-			r.ConfIndex++
-		}
-	}
-	return r, nil
 }

@@ -11,6 +11,9 @@
 //	range.go      skein range
 //	placement.go  skein placement
 //	cert.go       skein cert
+//	recover.go    skein recover, and --force-new-cluster
+//	backup.go     skein backup
+//	transfer.go   skein backup create and follow, restore, import, export
 //	diff.go       skein diff
 //	admin.go      flags of all commands that ask a running cluster
 //	command.go    what all commands share

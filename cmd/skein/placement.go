@@ -14,6 +14,27 @@ import (
 	"github.com/skeindb/skein/config"
 )
 
+func newPlacement(environ []string) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{Use: "placement", Short: "Look at what placement does, and stop it", Args: cobra.NoArgs, RunE: needsCommand}
+	f.add(c.PersistentFlags())
+	c.AddCommand(&cobra.Command{
+		Use: "operations", Short: "List the operations under way", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				l, err := client.OperationList(ctx)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, l)
+			})
+		}),
+	}, newSwitch(f, "pause", "Have placement decide nothing by itself; what is under way goes on", (*adminapi.Client).PlacementPause, true),
+		newSwitch(f, "resume", "Have placement decide by itself again", (*adminapi.Client).PlacementPause, false))
+	addPlacementGroup(c, f)
+	return c
+}
+
 // addPlacementGroup adds the commands about the placement group's own members.
 func addPlacementGroup(c *cobra.Command, f *adminFlags) {
 	c.AddCommand(newPlacementShow(f), newPlacementMove(f), newPlacementAdd(f), newPlacementRemove(f), newPlacementTransfer(f), newSetReplication(f), newSetMergeAfter(f))

@@ -115,8 +115,8 @@
 //
 //	command.go      commands: an entry of the group
 //	bootstrap.go    the first state of a cluster
-//	state.go        State: Apply, Flush, Load, and View
 //	recover.go      what a lost majority leaves
+//	state.go        State: Apply, Flush, Load, and View
 //	begin.go        an operation begins and ends
 //	mergestate.go   the phases of a merge
 //	lease.go        leases: records, commands, their spans
