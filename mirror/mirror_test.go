@@ -466,7 +466,9 @@ func TestLag(t *testing.T) {
 			t.Errorf("%v", st)
 		}
 		kill()
-		<-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	})
 }
 
