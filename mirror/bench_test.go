@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -45,5 +46,7 @@ func BenchmarkFollow(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.N)/time.Since(began).Seconds(), "revisions/s")
 	cancel()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		b.Fatal(err)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -172,7 +173,8 @@ func canceled(r *etcdserverpb.WatchResponse) error {
 		return &CompactedError{keyspace.Revision(r.CompactRevision)}
 	case r.Canceled:
 		for _, known := range []error{rpctypes.ErrNoLeader, rpctypes.ErrInvalidAuthToken} {
-			if r.CancelReason == rpctypes.ErrorDesc(known) {
+			// The reason is the text of a gRPC error, or only its description.
+			if strings.Contains(r.CancelReason, rpctypes.ErrorDesc(known)) {
 				return known
 			}
 		}

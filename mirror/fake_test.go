@@ -58,9 +58,31 @@ func (s *store) get(key string, rev keyspace.Revision) *mvcc.Version {
 	return nil
 }
 
+// called tells of a request.
+func (s *store) called(what string) error {
+	s.mu.Lock()
+	call := s.call
+	s.mu.Unlock()
+	return call(what)
+}
+
+// onCall sets what is called before each request.
+func (s *store) onCall(call func(what string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.call = call
+}
+
+// present is the revision that the store is at.
+func (s *store) present() keyspace.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rev
+}
+
 // enter begins a request at a revision, 0 for the present one. The caller unlocks.
 func (s *store) enter(what string, rev keyspace.Revision) (keyspace.Revision, error) {
-	if err := s.call(what); err != nil {
+	if err := s.called(what); err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
@@ -233,7 +255,7 @@ func (s *source) Now(context.Context) (uint64, keyspace.Revision, error) {
 // Watch sends revisions in fragments of three events.
 func (s *source) Watch(ctx context.Context, from keyspace.Revision, out chan<- Part) error {
 	for {
-		if err := s.call("watch"); err != nil {
+		if err := s.called("watch"); err != nil {
 			return err
 		}
 		s.mu.Lock()

@@ -43,8 +43,8 @@ func start(ctx context.Context, o Options) chan error {
 // finished checks a target behind a cut-over.
 func finished(t *testing.T, s *source, d *target) {
 	t.Helper()
-	if d.phase != TargetServing || d.finish.Revision != s.rev || d.rev != s.rev {
-		t.Fatalf("the target is %s at %d, finished at %d, and the source at %d", d.phase, d.rev, d.finish.Revision, s.rev)
+	if d.phase != TargetServing || d.finish.Revision != s.present() || d.present() != s.present() {
+		t.Fatalf("the target is %s at %d, finished at %d, and the source at %d", d.phase, d.present(), d.finish.Revision, s.present())
 	}
 	if !maps.Equal(d.finish.Leases, s.leases) || d.finish.Compacted > s.compacted {
 		t.Fatalf("leases %v, not %v; compacted %d, not %d", d.finish.Leases, s.leases, d.finish.Compacted, s.compacted)
@@ -122,7 +122,8 @@ func TestKilledAtEachStep(t *testing.T) {
 				}
 				return ctx.Err()
 			}
-			s.call, d.call = call, call
+			s.onCall(call)
+			d.onCall(call)
 			ended := start(ctx, options(s, d, disk))
 			go s.work(rand.New(rand.NewPCG(uint64(at), 3)), 300, 20*time.Millisecond)
 			time.Sleep(3 * time.Second)
@@ -136,7 +137,8 @@ func TestKilledAtEachStep(t *testing.T) {
 			kill()
 			time.Sleep(10 * time.Second) // the work is over
 			alive := func(string) error { return nil }
-			s.call, d.call = alive, alive
+			s.onCall(alive)
+			d.onCall(alive)
 			ended = start(t.Context(), options(s, d, crashed))
 			time.Sleep(2 * time.Second)
 			if err := RequestCutover(crashed, "m"); err != nil && !strings.Contains(err.Error(), "has ended") {
@@ -162,7 +164,7 @@ func following(t *testing.T, s *source, d *target, o Options) chan error {
 	ended := start(t.Context(), o)
 	for range 100 {
 		time.Sleep(100 * time.Millisecond)
-		if st, err := ReadStatus(o.FS, o.Dir); err == nil && st.Step == Following && d.rev == s.rev {
+		if st, err := ReadStatus(o.FS, o.Dir); err == nil && st.Step == Following && d.present() == s.present() {
 			return ended
 		}
 	}
@@ -184,11 +186,11 @@ func caughtUp(t *testing.T, s *source, d *target, ended chan error) {
 			t.Fatal(err)
 		default:
 		}
-		if time.Sleep(100 * time.Millisecond); d.rev == s.rev {
+		if time.Sleep(100 * time.Millisecond); d.present() == s.present() {
 			return
 		}
 	}
-	t.Fatalf("the target is at revision %d, the source at %d", d.rev, s.rev)
+	t.Fatalf("the target is at revision %d, the source at %d", d.present(), s.present())
 }
 
 // stopped checks that a mirror stops for good, and that it says so again when it is started again.
@@ -224,7 +226,7 @@ func TestCompactedBelowThePosition(t *testing.T) {
 		for range 10 {
 			s.txn(op{"a", "2", 0})
 		}
-		s.compacted = s.rev - 1
+		s.compacted = s.present() - 1
 		stopped(t, Run(t.Context(), o), o, "the source has compacted revision 11, and the copy has everything up to revision 2 only: begin anew")
 	})
 }
@@ -314,7 +316,7 @@ func TestFullDisk(t *testing.T) {
 			s.txn(op{"a", fmt.Sprint(i), 0})
 			time.Sleep(100 * time.Millisecond)
 		}
-		if d.rev == s.rev {
+		if d.present() == s.present() {
 			t.Fatal("the disk was not full")
 		}
 		full.set(false)
@@ -399,12 +401,12 @@ func TestLateWrites(t *testing.T) {
 		s.txn(op{"a", "1", 0})
 		o := options(s, d, disk)
 		ended := following(t, s, d, o)
-		d.call = func(what string) error {
+		d.onCall(func(what string) error {
 			if what == "finish" {
 				s.txn(op{"late", "1", 0})
 			}
 			return nil
-		}
+		})
 		if err := RequestCutover(disk, "m"); err != nil {
 			t.Fatal(err)
 		}
@@ -441,14 +443,14 @@ func TestLag(t *testing.T) {
 		ended := start(ctx, o)
 		time.Sleep(5 * time.Second)
 		away := true
-		d.call = func(what string) error {
+		d.onCall(func(what string) error {
 			if mu.Lock(); what == "follow" && away {
 				mu.Unlock()
 				return rpctypes.ErrNoLeader
 			}
 			mu.Unlock()
 			return nil
-		}
+		})
 		for range 10 {
 			s.txn(op{"a", "2", 0})
 			time.Sleep(time.Second)
@@ -464,7 +466,9 @@ func TestLag(t *testing.T) {
 			t.Errorf("%v", st)
 		}
 		kill()
-		<-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
 	})
 }
 
@@ -483,8 +487,10 @@ func TestHistoryThatIsNoHistory(t *testing.T) {
 				ended := following(t, s, d, o)
 				for range 5 {
 					s.txn(op{"a", "2", 0})
-					if s.rev == 4 {
+					if s.present() == 4 {
+						s.mu.Lock()
 						spoil(s)
+						s.mu.Unlock()
 					}
 				}
 				stopped(t, <-ended, o, "the source's watch went on with revision")

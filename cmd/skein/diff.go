@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -35,7 +37,7 @@ func (f *sideFlags) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.skipVerify, f.name+"-insecure-skip-tls-verify", false, "do not check the certificates of "+what)
 }
 
-// dialTime bounds the wait for a connection, keepAlive the time in which a silent one is
+// dialTime bounds the wait for a connection and for the first answer, keepAlive the time in which a silent one is
 // found dead.
 const (
 	dialTime  = 5 * time.Second
@@ -62,6 +64,12 @@ func (f *sideFlags) dial(c *cobra.Command, endpoints string) (*clientv3.Client, 
 	})
 	if err != nil {
 		return nil, fmt.Errorf("store %s at %s: %w", strings.ToUpper(f.name), endpoints, err)
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), dialTime)
+	defer cancel()
+	if _, err := client.Get(ctx, "\x00", clientv3.WithKeysOnly()); err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		client.Close()
+		return nil, fmt.Errorf("store %s at %s does not answer: %w", strings.ToUpper(f.name), endpoints, err)
 	}
 	return client, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -38,7 +39,8 @@ type Reader interface {
 	// one, read linearizably. The error is ErrCompacted if the revision is gone.
 	Page(ctx context.Context, from, end []byte, revision keyspace.Revision, limit int) (Page, error)
 	// Lookup returns the keys as they were at a revision, in the order of the question,
-	// without values. Version is 0 for a key that was not there.
+	// without values and leases: etcd 3.7 tells neither where only keys are asked for.
+	// Version is 0 for a key that was not there.
 	Lookup(ctx context.Context, keys [][]byte, revision keyspace.Revision) ([]mvcc.Version, error)
 	// Count returns the number of keys in [from, end) at a revision, and that revision.
 	Count(ctx context.Context, from, end []byte, revision keyspace.Revision) (int64, keyspace.Revision, error)
@@ -66,6 +68,9 @@ func (p *Page) bytes() int {
 	return n
 }
 
+// requestTimeout bounds one request: clientv3 asks again for ever where nobody answers.
+const requestTimeout = 30 * time.Second
+
 // Endpoint reads a side with a client of etcd's API.
 type Endpoint struct{ c *clientv3.Client }
 
@@ -92,6 +97,8 @@ func span(from, end []byte, revision keyspace.Revision) (string, []clientv3.OpOp
 // Page implements Reader. It asks for fewer keys if the answer would be larger than
 // MaxMessageBytes.
 func (e *Endpoint) Page(ctx context.Context, from, end []byte, revision keyspace.Revision, limit int) (Page, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	key, opts := span(from, end, revision)
 	for {
 		r, err := e.c.Get(ctx, key, append(opts, clientv3.WithLimit(int64(limit)))...)
@@ -143,6 +150,8 @@ const (
 
 // Lookup implements Reader.
 func (e *Endpoint) Lookup(ctx context.Context, keys [][]byte, revision keyspace.Revision) ([]mvcc.Version, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	out := make([]mvcc.Version, len(keys))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(lookupRequests)
@@ -170,6 +179,8 @@ func (e *Endpoint) Lookup(ctx context.Context, keys [][]byte, revision keyspace.
 
 // Count implements Reader.
 func (e *Endpoint) Count(ctx context.Context, from, end []byte, revision keyspace.Revision) (int64, keyspace.Revision, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	key, opts := span(from, end, revision)
 	r, err := e.c.Get(ctx, key, append(opts, clientv3.WithCountOnly())...)
 	if err != nil {
@@ -183,6 +194,8 @@ func (e *Endpoint) Count(ctx context.Context, from, end []byte, revision keyspac
 
 // Leases implements Reader.
 func (e *Endpoint) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	r, err := e.c.Leases(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
@@ -196,6 +209,8 @@ func (e *Endpoint) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
 
 // TTL implements Reader.
 func (e *Endpoint) TTL(ctx context.Context, id keyspace.LeaseID) (seconds int64, exists bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	r, err := e.c.TimeToLive(ctx, clientv3.LeaseID(id))
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):

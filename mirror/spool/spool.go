@@ -51,8 +51,10 @@ type Spool struct {
 	o    Options
 	lock io.Closer
 
-	// Of the writer.
+	// Of the writer. Drop changes the list of segments beside it.
 	f       vfs.File
+	seq     uint64 // of the segment that is written to
+	synced  int64  // where its synced, whole part ends
 	buf     []byte
 	written int64 // bytes of the segment that are in the file
 	next    keyspace.Revision
@@ -250,22 +252,19 @@ func (s *Spool) End() error {
 func (s *Spool) Midway() bool { return s.midway }
 
 func (s *Spool) add(r Record) error {
-	s.buf = appendRecord(s.buf, s.current().seq, s.written+int64(len(s.buf)), r)
+	s.buf = appendRecord(s.buf, s.seq, s.written+int64(len(s.buf)), r)
 	if len(s.buf) >= bufferBytes {
 		return s.flush()
 	}
 	return nil
 }
 
-// current is the segment that is written to. The writer alone changes the list's end.
-func (s *Spool) current() *segment { return &s.segments[len(s.segments)-1] }
-
 func (s *Spool) flush() error {
 	n, err := s.f.Write(s.buf)
 	s.written += int64(n)
 	s.buf = s.buf[:0]
 	if err != nil {
-		s.failed = fmt.Errorf("spool %s: write %s: %w", s.o.Dir, segmentName(s.current().seq), err)
+		s.failed = fmt.Errorf("spool %s: write %s: %w", s.o.Dir, segmentName(s.seq), err)
 	}
 	return s.failed
 }
@@ -273,19 +272,20 @@ func (s *Spool) flush() error {
 // Sync makes all whole revisions durable and shows them to readers. One that has begun goes
 // on behind them.
 func (s *Spool) Sync() error {
-	if s.failed != nil || s.whole == s.current().end {
+	if s.failed != nil || s.whole == s.synced {
 		return s.failed
 	}
 	if err := s.flush(); err != nil {
 		return err
 	}
 	if err := s.f.Sync(); err != nil {
-		s.failed = fmt.Errorf("spool %s: sync %s: %w", s.o.Dir, segmentName(s.current().seq), err)
+		s.failed = fmt.Errorf("spool %s: sync %s: %w", s.o.Dir, segmentName(s.seq), err)
 		return s.failed
 	}
 	s.mu.Lock()
-	c := s.current()
+	c := &s.segments[len(s.segments)-1]
 	c.end, c.last = s.whole, s.next-1
+	s.synced = s.whole
 	s.wakeLocked()
 	full := c.end >= s.o.SegmentBytes && !s.midway
 	s.mu.Unlock()
@@ -322,6 +322,7 @@ func (s *Spool) Rollback() error {
 	}
 	s.f, s.buf, s.written, s.next, s.events = f, s.buf[:0], headerBytes, h.after+1, 0
 	s.midway, s.whole, s.failed = false, headerBytes, nil
+	s.seq, s.synced = h.seq, headerBytes
 	s.mu.Lock()
 	s.segments = append(s.segments, segment{header: h, end: headerBytes, last: h.after})
 	s.wakeLocked()
@@ -396,4 +397,4 @@ func (s *Spool) Events() int { return s.events }
 
 // Dirty says that something is not synced, or failed to be written, so that Rollback would
 // change something.
-func (s *Spool) Dirty() bool { return s.whole != s.current().end || s.midway || s.failed != nil }
+func (s *Spool) Dirty() bool { return s.whole != s.synced || s.midway || s.failed != nil }
