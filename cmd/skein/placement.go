@@ -185,27 +185,6 @@ func newPlacementTransfer(f *adminFlags) *cobra.Command {
 	return transfer
 }
 
-func newPlacement(environ []string) *cobra.Command {
-	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "placement", Short: "Look at what placement does, and stop it", Args: cobra.NoArgs, RunE: needsCommand}
-	f.add(c.PersistentFlags())
-	c.AddCommand(&cobra.Command{
-		Use: "operations", Short: "List the operations under way", Args: cobra.NoArgs,
-		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
-				l, err := client.OperationList(ctx)
-				if err != nil {
-					return err
-				}
-				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, l)
-			})
-		}),
-	}, newSwitch(f, "pause", "Have placement decide nothing by itself; what is under way goes on", (*adminapi.Client).PlacementPause, true),
-		newSwitch(f, "resume", "Have placement decide by itself again", (*adminapi.Client).PlacementPause, false))
-	addPlacementGroup(c, f)
-	return c
-}
-
 // newSwitch is a command that turns something on or off.
 func newSwitch(f *adminFlags, name, short string, set func(*adminapi.Client, context.Context, bool) error, on bool) *cobra.Command {
 	return &cobra.Command{
