@@ -51,6 +51,8 @@ type Options struct {
 	// Without Alarms there are none.
 	Alarms Alarms
 	Hashes Hashes
+	// Without Snapshots there are none.
+	Snapshots Snapshots
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

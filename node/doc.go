@@ -128,6 +128,7 @@
 //	node.go        Run, Node: the process, its ports, start and stop
 //	admin.go       the backend of the admin service
 //	etcd.go        what etcd's services ask of the node itself
+//	snapshot.go    etcd's database files of the store, for etcd's Snapshot
 //	alarm.go       alarms of all members, and what this node observes of itself
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster

@@ -89,5 +89,12 @@ func (c *Core) Face(o *etcdapi.Options) error {
 	o.Users = &etcdapi.Users{Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client}
 	o.KV, o.Watches, o.Leases, o.Node, o.Clock, o.Logger = c.router, c.watches, c.grants, etcdNode{c}, c.o.Clock, c.log
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
+	if c.o.Snapshots {
+		files, err := newSnapshots(c)
+		if err != nil {
+			return err
+		}
+		o.Snapshots = files
+	}
 	return nil
 }
