@@ -1,10 +1,13 @@
 package dataapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -161,7 +164,7 @@ func (c *Cutter) fill(ctx context.Context, cut *Cut) (err error) {
 	if err := list(); err != nil {
 		return err
 	}
-	cut.Leases = sorted(leases)
+	cut.Leases = slices.SortedFunc(maps.Values(leases), func(a, b Lease) int { return cmp.Compare(a.ID, b.ID) })
 	if cut.Settings, _, err = c.o.Records.Settings(ctx); err != nil {
 		return err
 	}

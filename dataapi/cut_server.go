@@ -1,10 +1,7 @@
 package dataapi
 
 import (
-	"cmp"
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,10 +22,6 @@ func RegisterData(s grpc.ServiceRegistrar, c *Cutter) {
 type dataServer struct {
 	datapb.UnimplementedDataServer
 	c *Cutter
-}
-
-func sorted(leases map[keyspace.LeaseID]Lease) []Lease {
-	return slices.SortedFunc(maps.Values(leases), func(a, b Lease) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // Bounds of a part of a cut.

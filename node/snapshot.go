@@ -29,7 +29,12 @@ import (
 // etcdapi.Snapshots. One file is made at a time: it takes room on the disk of the data directory. While it is
 // made there is twice the size of the data, and then the file until the client has it.
 type snapshots struct {
-	c *Core
+	cuts  *dataapi.Cutter
+	self  keyspace.NodeID
+	clock clock.Clock
+	log   *zap.Logger
+	// full says that the node takes no more writes: the disk has no room to spare.
+	full func() bool
 	// dir has the files that are being made. One that is done has no name any more.
 	dir string
 	// turn holds a token while a file is made.
@@ -55,7 +60,10 @@ const (
 
 // newSnapshots removes what an earlier run has left.
 func newSnapshots(c *Core) (*snapshots, error) {
-	s := &snapshots{c: c, dir: filepath.Join(c.o.DataDir, snapshotDirName), turn: make(chan struct{}, 1), maxBytes: snapshotMaxBytes}
+	s := &snapshots{
+		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, full: c.full,
+		dir: filepath.Join(c.o.DataDir, snapshotDirName), turn: make(chan struct{}, 1), maxBytes: snapshotMaxBytes,
+	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("remove unfinished snapshots: %w", err)
 	}
@@ -73,21 +81,21 @@ func (s *snapshots) Snapshot(ctx context.Context) (etcdapi.SnapshotFile, error) 
 	watch := clock.StartStopwatch()
 	f, err := s.make(ctx)
 	if err != nil {
-		s.c.log.Warn("a snapshot for an etcd client could not be made", zap.Duration("took", watch.Elapsed()), zap.Error(err))
+		s.log.Warn("a snapshot for an etcd client could not be made", zap.Duration("took", watch.Elapsed()), zap.Error(err))
 		var large *etcdfile.TooLargeError
 		if errors.As(err, &large) {
 			return nil, status.Error(codes.ResourceExhausted, "skein: "+large.Error())
 		}
 		return nil, err
 	}
-	s.c.log.Info("a snapshot for an etcd client is made", zap.Int64("bytes", f.size), zap.Duration("took", watch.Elapsed()))
+	s.log.Info("a snapshot for an etcd client is made", zap.Int64("bytes", f.size), zap.Duration("took", watch.Elapsed()))
 	return f, nil
 }
 
 // room refuses to fill the disk up to where the node would take no more writes.
 func (s *snapshots) room() error {
-	if s.c.full() {
-		return kverror.New(kverror.NoSpace, "the disk of node %s has no room for a snapshot: ask another node, or take a backup (skein backup create), which needs none", s.c.o.Self)
+	if s.full() {
+		return kverror.New(kverror.NoSpace, "the disk of node %s has no room for a snapshot: ask another node, or take a backup (skein backup create), which needs none", s.self)
 	}
 	return nil
 }
@@ -136,7 +144,7 @@ func (f *snapshotFile) Size() int64 { return f.size }
 // collect makes a cut and sorts all of its versions. It returns what the file has beside them. The hold is released
 // when it returns: the sorter has everything.
 func (s *snapshots) collect(ctx context.Context) (h etcdfile.Header, sorter *etcdfile.Sorter, err error) {
-	cut, err := s.c.cuts.Cut(ctx, dataapi.CutOptions{Owner: fmt.Sprintf("Maintenance.Snapshot of node %s", s.c.o.Self)})
+	cut, err := s.cuts.Cut(ctx, dataapi.CutOptions{Owner: fmt.Sprintf("Maintenance.Snapshot of node %s", s.self)})
 	if err != nil {
 		return h, nil, err
 	}
@@ -157,7 +165,7 @@ func (s *snapshots) collect(ctx context.Context) (h etcdfile.Header, sorter *etc
 	}
 	sorter = etcdfile.NewSorter(etcdfile.SorterOptions{Order: etcdfile.ByRevision, TempDir: s.dir, RunBytes: snapshotRunBytes, Compacted: h.Compacted})
 	var last []byte
-	err = s.c.cuts.Read(ctx, mvcc.Cut{Select: mvcc.SelectKept, At: cut.Revision, After: h.Compacted}, mvcc.VersionCursor{}, nil, func(v *mvcc.Version) error {
+	err = s.cuts.Read(ctx, mvcc.Cut{Select: mvcc.SelectKept, At: cut.Revision, After: h.Compacted}, mvcc.VersionCursor{}, nil, func(v *mvcc.Version) error {
 		if newest := string(last) != string(v.Key); newest && v.Lease != 0 && !leases[v.Lease] {
 			leases[v.Lease] = true // trap 119: it was revoked around the cut
 			h.Leases = append(h.Leases, fileLease(v.Lease, int64(dataapi.LostLeaseTTL/time.Second), dataapi.LostLeaseTTL))
@@ -213,8 +221,8 @@ func (s *snapshots) keep(ctx context.Context, id fsm.HoldID) (held context.Conte
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for clock.Sleep(held, s.c.o.Clock, snapshotRenewEvery) == nil {
-			if _, err := s.c.cuts.Renew(held, id, 0); kverror.Of(err) != nil && kverror.Of(err).Kind == kverror.HoldEnded {
+		for clock.Sleep(held, s.clock, snapshotRenewEvery) == nil {
+			if _, err := s.cuts.Renew(held, id, 0); kverror.Of(err) != nil && kverror.Of(err).Kind == kverror.HoldEnded {
 				cancel(err)
 			}
 		}
@@ -222,6 +230,6 @@ func (s *snapshots) keep(ctx context.Context, id fsm.HoldID) (held context.Conte
 	return held, func() {
 		cancel(context.Canceled)
 		<-done
-		s.c.cuts.ReleaseSoon(ctx, id)
+		s.cuts.ReleaseSoon(ctx, id)
 	}
 }
