@@ -222,6 +222,7 @@ func decoderOf(name string) func([]byte) error {
 
 		"bus/feed-request":     func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part-alarms": func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part-holds":  func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part-access": func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part":        func(p []byte) error { _, err := decodeFeedPart(p); return err },
 

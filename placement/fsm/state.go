@@ -136,11 +136,7 @@ func (s *State) Apply(index uint64, op Effect) Result {
 	case SetNodeState:
 		return s.applySetNodeState(index, o)
 	case RemoveNode:
-		r := s.applyRemoveNode(index, o)
-		if r.Err == nil {
-			s.endAlarmsOf(index, o.Node)
-		}
-		return r
+		return s.removeNode(index, o)
 	case MarkCreated:
 		s.applyMarkCreated(index, o)
 	case PutSetting:
@@ -175,10 +171,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyChangeAccess(index, o)
 	case ChangeAlarm:
 		return s.applyChangeAlarm(index, o)
-	case PutHold:
-		return s.applyPutHold(index, o)
-	case EndHold:
-		return s.applyEndHold(index, o)
+	case PutHold, EndHold:
+		return s.applyHold(index, o)
 	case Guarded:
 		if at := keyspace.AccessIndex(s.access.Meta.Access); o.Permit.Ended(at) {
 			return Result{Err: kverror.New(kverror.AccessChanged, "rights were taken away at index %d", at)}
@@ -188,6 +182,15 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
 	return Result{}
+}
+
+// removeNode removes a node, and ends its alarms.
+func (s *State) removeNode(index uint64, o RemoveNode) Result {
+	r := s.applyRemoveNode(index, o)
+	if r.Err == nil {
+		s.endAlarmsOf(index, o.Node)
+	}
+	return r
 }
 
 // applyCompact is etcd's rule: at or below the compacted revision is Compacted,
