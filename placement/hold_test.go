@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -46,16 +47,18 @@ func TestHolds(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Hour)
 		defer cancel()
-		r := accessCluster(ctx, t)
+		r := pretendedRig(t, 1, 4)
+		r.mover = func() driver.Mover { return r }
+		r.startAll()
+		r.leader()
+		r.written.Store(uint32(keyspace.VersionData))
 		put := fsm.PutHold{Create: true, ID: 7, Owner: "me", Life: time.Hour}
 		waits, stop := context.WithTimeout(ctx, 10*time.Second)
 		defer stop()
 		if _, err := r.nodes[0].client.PutHold(waits, put); !errors.Is(err, kverror.Timeout) || !strings.Contains(err.Error(), "cluster version 4") {
 			t.Fatalf("in cluster version 0: %v", err)
 		}
-		if err := r.nodes[0].client.RaiseVersion(ctx, keyspace.VersionData); err != nil {
-			t.Fatal(err)
-		}
+		r.publish(ctx) // the leader raises the version
 		r.awaitHeld(keyspace.MaxRevision)
 		n := r.nodes[3]
 		last := n.sequence(20).Current
