@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -37,6 +38,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // store is a store with a few versions.
 type store struct {
+	mu       sync.Mutex
 	holds    map[fsm.HoldID]fsm.Hold
 	leases   [][]keyspace.LeaseID // of each question for them
 	asked    int
@@ -48,6 +50,8 @@ type store struct {
 }
 
 func (s *store) PutHold(_ context.Context, o fsm.PutHold) (fsm.Hold, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	h, ok := s.holds[o.ID]
 	if !ok && !o.Create {
 		return h, kverror.New(kverror.HoldEnded, "a test")
@@ -59,6 +63,8 @@ func (s *store) PutHold(_ context.Context, o fsm.PutHold) (fsm.Hold, error) {
 }
 
 func (s *store) EndHold(_ context.Context, id fsm.HoldID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.holds, id)
 	return nil
 }
@@ -248,7 +254,7 @@ func TestHoldIsRenewed(t *testing.T) {
 		}
 		held, stop = c.Hold(t.Context(), h.ID)
 		defer stop()
-		delete(s.holds, h.ID)
+		_ = s.EndHold(t.Context(), h.ID)
 		time.Sleep(time.Minute + time.Second)
 		if cause := context.Cause(held); status.Code(cause) != codes.FailedPrecondition {
 			t.Errorf("it has ended: %v", cause)
