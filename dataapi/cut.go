@@ -1,10 +1,13 @@
 package dataapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -119,7 +122,7 @@ func (c *Cutter) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
 	cut := &Cut{Hold: h.ID, Held: h.Revision, Cluster: c.o.Cluster}
 	if err := c.fill(ctx, cut); err != nil {
 		if put.Create {
-			c.release(ctx, h.ID)
+			c.ReleaseSoon(ctx, h.ID)
 		}
 		return nil, err
 	}
@@ -129,8 +132,8 @@ func (c *Cutter) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
 // releaseTimeout bounds how long a hold is released for somebody who has gone.
 const releaseTimeout = 5 * time.Second
 
-// release ends a hold though its owner may have gone. If that fails it expires.
-func (c *Cutter) release(ctx context.Context, id fsm.HoldID) {
+// ReleaseSoon ends a hold though its owner may have gone, within seconds. If that fails the hold expires.
+func (c *Cutter) ReleaseSoon(ctx context.Context, id fsm.HoldID) {
 	ctx, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.o.Clock, releaseTimeout)
 	defer cancel()
 	if err := c.o.Holds.EndHold(ctx, id); err != nil {
@@ -161,7 +164,7 @@ func (c *Cutter) fill(ctx context.Context, cut *Cut) (err error) {
 	if err := list(); err != nil {
 		return err
 	}
-	cut.Leases = sorted(leases)
+	cut.Leases = slices.SortedFunc(maps.Values(leases), func(a, b Lease) int { return cmp.Compare(a.ID, b.ID) })
 	if cut.Settings, _, err = c.o.Records.Settings(ctx); err != nil {
 		return err
 	}

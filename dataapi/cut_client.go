@@ -122,8 +122,8 @@ type Versions struct {
 	// next is where a stream begins that goes on behind what is in ready and what was returned.
 	next mvcc.VersionCursor
 	// failures counts the streams that ended before they brought anything.
-	failures int
-	done     bool
+	failures    int
+	began, done bool
 }
 
 // maxReadFailures bounds how often a stream is opened again in vain, with pauses of up to readPauseLast between.
@@ -180,6 +180,9 @@ func passes(err error) bool {
 // receive takes the next message.
 func (v *Versions) receive() (err error) {
 	if v.st == nil {
+		if end := v.o.Span.End; v.began && len(end) > 0 && string(v.next.Key) >= string(end) {
+			return io.EOF // only the end of the stream was missing
+		}
 		q := &datapb.ReadRequest{
 			Select: datapb.Select(v.o.Cut.Select), Revision: int64(v.o.Cut.At), AfterRevision: int64(v.o.Cut.After),
 			Start: v.next.Key, Below: int64(v.next.Below), End: v.o.Span.End,
@@ -187,7 +190,7 @@ func (v *Versions) receive() (err error) {
 		if v.st, err = v.c.data.Read(v.ctx, q); err != nil {
 			return err
 		}
-		v.decode = block.Decoder{}
+		v.decode, v.began = block.Decoder{}, true
 	}
 	m, err := v.st.Recv()
 	if err != nil {

@@ -1,10 +1,7 @@
 package dataapi
 
 import (
-	"cmp"
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,10 +24,6 @@ type dataServer struct {
 	c *Cutter
 }
 
-func sorted(leases map[keyspace.LeaseID]Lease) []Lease {
-	return slices.SortedFunc(maps.Values(leases), func(a, b Lease) int { return cmp.Compare(a.ID, b.ID) })
-}
-
 // Bounds of a part of a cut.
 const (
 	partLeases = 10_000
@@ -46,7 +39,7 @@ func (s *dataServer) Cut(q *datapb.CutRequest, st datapb.Data_CutServer) error {
 	for _, p := range cut.parts() {
 		if err := st.Send(p); err != nil {
 			if q.GetHold() == 0 {
-				s.c.release(st.Context(), cut.Hold) // nobody knows of it
+				s.c.ReleaseSoon(st.Context(), cut.Hold) // nobody knows of it
 			}
 			return err
 		}

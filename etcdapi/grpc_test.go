@@ -1,7 +1,9 @@
 package etcdapi
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"slices"
@@ -190,6 +192,62 @@ func TestNotYet(t *testing.T) {
 	}
 	if _, err := c.Grant(t.Context(), 5); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "unknown service etcdserverpb.Lease") {
 		t.Error(err)
+	}
+}
+
+// fakeSnapshots makes files of a few bytes, which say whether they are closed.
+type fakeSnapshots struct {
+	file   []byte
+	open   int
+	failed error
+}
+
+func (f *fakeSnapshots) Snapshot(context.Context) (SnapshotFile, error) {
+	if f.failed != nil {
+		return nil, f.failed
+	}
+	f.open++
+	return &fakeSnapshot{f, bytes.NewReader(f.file)}, nil
+}
+
+type fakeSnapshot struct {
+	f *fakeSnapshots
+	*bytes.Reader
+}
+
+func (s *fakeSnapshot) Close() error {
+	s.f.open--
+	return nil
+}
+
+// TestSnapshot: pieces of 32 KiB that say how much remains, then the hash in a message of its own, as etcd sends them. A
+// file that cannot be made is an error before the first of them.
+func TestSnapshot(t *testing.T) {
+	files := &fakeSnapshots{file: make([]byte, 2*snapshotPieceBytes+100+sha256.Size)}
+	for i := range files.file {
+		files.file[i] = byte(i / 7)
+	}
+	r := newRig(t, "http", func(o *Options) { o.Snapshots = files })
+	c := pb.NewMaintenanceClient(r.client(t, clientv3.Config{}).ActiveConnection())
+	st, err := c.Snapshot(t.Context(), &pb.SnapshotRequest{})
+	must(t, err)
+	var got []byte
+	for _, want := range []struct{ piece, remains int }{{snapshotPieceBytes, snapshotPieceBytes + 100}, {snapshotPieceBytes, 100}, {100, 0}, {sha256.Size, 0}} {
+		m, err := st.Recv()
+		must(t, err)
+		if len(m.GetBlob()) != want.piece || m.GetRemainingBytes() != uint64(want.remains) || m.GetVersion() != StorageVersion {
+			t.Errorf("%d bytes, %d remain, version %s, want %+v", len(m.GetBlob()), m.GetRemainingBytes(), m.GetVersion(), want)
+		}
+		got = append(got, m.GetBlob()...)
+	}
+	if _, err := st.Recv(); !errors.Is(err, io.EOF) || !bytes.Equal(got, files.file) || files.open != 0 {
+		t.Errorf("%v at the end, %d bytes, %d files are open", err, len(got), files.open)
+	}
+	files.failed = kverror.New(kverror.NoSpace, "a test")
+	st, err = c.Snapshot(t.Context(), &pb.SnapshotRequest{})
+	must(t, err)
+	if m, err := st.Recv(); m != nil || status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v, %v", m, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package etcdapi
 
 import (
 	"context"
+	"io"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -115,6 +116,19 @@ type Downgrades interface {
 type Hashes interface {
 	// HashKV has no bound but ctx.
 	HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error)
+}
+
+// Snapshots makes etcd's database files of the store. Errors are kverrors, contexts' errors or have a gRPC status.
+type Snapshots interface {
+	// Snapshot makes a file of the store as of a moment after the call. It has no bound but ctx.
+	Snapshot(ctx context.Context) (SnapshotFile, error)
+}
+
+// SnapshotFile is what etcdctl snapshot save writes: a database file, and its SHA-256 behind it. Close removes it.
+type SnapshotFile interface {
+	io.ReadCloser
+	// Size is how many bytes Read gives, with the hash.
+	Size() int64
 }
 
 // Status is a node's state for Maintenance.Status.

@@ -2,16 +2,20 @@ package etcdapi
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 )
 
 // maintenanceServer is etcd's Maintenance service.
@@ -121,9 +125,44 @@ func (m *maintenanceServer) HashKV(ctx context.Context, r *pb.HashKVRequest) (*p
 	return serve(ctx, m.s, r, m.s.opts.Hashes.HashKV)
 }
 
-// Snapshot is not supported yet.
-func (m *maintenanceServer) Snapshot(*pb.SnapshotRequest, pb.Maintenance_SnapshotServer) error {
-	return notYet("Snapshot", "")
+// snapshotPieceBytes is how much of a file a message has, as in etcd.
+const snapshotPieceBytes = 32 << 10
+
+// Snapshot sends the store as a database file of etcd's, and its hash in a message of its own, as etcd does. The file is
+// made before anything is sent, so that there is no half of one where the disk has no room.
+func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, st pb.Maintenance_SnapshotServer) (err error) {
+	if m.s.opts.Snapshots == nil {
+		return notYet("Snapshot", "")
+	}
+	f, err := m.s.opts.Snapshots.Snapshot(st.Context())
+	if err != nil {
+		return kverror.GRPC(err)
+	}
+	defer func() {
+		if cerr := f.Close(); cerr != nil {
+			m.s.log.Warn("the file of a snapshot that was sent could not be removed", zap.Error(cerr))
+		}
+	}()
+	left := f.Size() - sha256.Size
+	if left < 0 {
+		return kverror.GRPC(kverror.New(kverror.Internal, "a snapshot of %d bytes", f.Size()))
+	}
+	for left > 0 {
+		// Each message has a buffer of its own: gRPC may still hold the last one.
+		piece := make([]byte, min(left, snapshotPieceBytes))
+		if _, err := io.ReadFull(f, piece); err != nil {
+			return kverror.GRPC(kverror.New(kverror.Internal, "read the file of a snapshot, of which %d bytes are left: %v", left, err))
+		}
+		left -= int64(len(piece))
+		if err := st.Send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: piece, Version: StorageVersion}); err != nil {
+			return err
+		}
+	}
+	hash := make([]byte, sha256.Size)
+	if _, err := io.ReadFull(f, hash); err != nil {
+		return kverror.GRPC(kverror.New(kverror.Internal, "read the hash of a snapshot: %v", err))
+	}
+	return st.Send(&pb.SnapshotResponse{Blob: hash, Version: StorageVersion})
 }
 
 // MoveLeader makes another node lead, if this one leads. As in etcd, its answer has no header.

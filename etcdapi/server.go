@@ -54,6 +54,8 @@ type Options struct {
 	// Loading returns the error of a cluster that is being loaded, nil where it serves. follows says that reads
 	// are answered all the same. Nil is a cluster that is never loaded.
 	Loading func() (follows bool, err error)
+	// Without Snapshots there are none.
+	Snapshots Snapshots
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

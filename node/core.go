@@ -119,6 +119,8 @@ type Options struct {
 	// ScrubEvery is --corrupt-check-time: how often replicas are read from disk and compared; 0 is
 	// never.
 	ScrubEvery time.Duration
+	// Snapshots says that etcd's Snapshot is served, by files in DataDir. FS is the system's then.
+	Snapshots bool
 	// QuotaBytes bounds the size of the store; 0 or less is no bound but the disk.
 	QuotaBytes int64
 

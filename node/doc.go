@@ -129,6 +129,7 @@
 //	foreign.go     refuses a directory of etcd
 //	admin.go       the backend of the admin service
 //	etcd.go        what etcd's services ask of the node itself
+//	snapshot.go    etcd's database files of the store, for etcd's Snapshot
 //	alarm.go       alarms of all members, and what this node observes of itself
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster

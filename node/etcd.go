@@ -93,5 +93,12 @@ func (c *Core) Face(o *etcdapi.Options) error {
 		return l.Active() && l.Phase == fsm.PhaseFollow, l.Err()
 	}
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
+	if c.o.Snapshots {
+		files, err := newSnapshots(c)
+		if err != nil {
+			return err
+		}
+		o.Snapshots = files
+	}
 	return nil
 }

@@ -233,7 +233,7 @@ func (o *Options) SetMembership(m *join.Membership) {
 func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter) Options {
 	o := Options{
 		SplitKeys: cfg.SplitKeys(),
-		FS:        vfs.Default, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
+		FS:        vfs.Default, Snapshots: true, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
 		NodeDeadAfter:  cfg.NodeDeadAfter,

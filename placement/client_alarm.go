@@ -39,6 +39,6 @@ func (c *Client) alarms(ctx context.Context, o fsm.ChangeAlarm, repeat bool) ([]
 	if err != nil {
 		return nil, err
 	}
-	c.awaitMap(ctx, a.MapVersion)
+	c.maps.await(ctx, c.ctx, a.MapVersion)
 	return a.Alarms, nil
 }

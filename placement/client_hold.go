@@ -15,7 +15,7 @@ func (c *Client) PutHold(ctx context.Context, o fsm.PutHold) (fsm.Hold, error) {
 	if err != nil {
 		return fsm.Hold{}, err
 	}
-	c.awaitMap(ctx, a.MapVersion)
+	c.maps.await(ctx, c.ctx, a.MapVersion)
 	return a.Hold, nil
 }
 

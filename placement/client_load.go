@@ -31,6 +31,6 @@ func (c *Client) loading(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, e
 	if err != nil {
 		return nil, err
 	}
-	c.awaitMap(ctx, a.MapVersion)
+	c.maps.await(ctx, c.ctx, a.MapVersion)
 	return a.Loading, nil
 }

@@ -36,23 +36,6 @@ func (c *Client) Map(ctx context.Context) (*fsm.Map, error) {
 	}
 }
 
-// awaitMap waits until the node's map has a version, at most until ctx ends.
-func (c *Client) awaitMap(ctx context.Context, version uint64) {
-	for {
-		m, changed := c.maps.current()
-		if m != nil && m.Version >= version {
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		case <-c.ctx.Done():
-			return
-		}
-	}
-}
-
 // WatchMap returns the node's newest copy, nil if there is none yet, and a channel
 // that is closed when there is a newer one.
 func (c *Client) WatchMap() (*fsm.Map, <-chan struct{}) { return c.maps.current() }

@@ -76,7 +76,7 @@ func sampleResponse(k requestKind) response {
 		return response{Nodes: []fsm.Node{sampleNode}}
 	case requestStatus:
 		return response{Status: Status{Leader: 0xa2, Term: 6, Index: 100, Applied: 99, Replicas: sampleDescriptor.Replicas, ConfIndex: 21}}
-	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion:
+	case requestPutNode, requestTransfer, requestPutSetting, requestSetNodeState, requestRemoveNode, requestKeepBorder, requestRaiseVersion, requestEndHold:
 	case requestChangeAccess, requestTakenAccess:
 		return response{Index: 301}
 	case requestAwaitAccess:
@@ -234,6 +234,7 @@ func decoderOf(name string) func([]byte) error {
 
 		"bus/feed-request":     func(p []byte) error { _, err := decodeFeedRequest(p); return err },
 		"bus/feed-part-alarms": func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part-holds":  func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part-access": func(p []byte) error { _, err := decodeFeedPart(p); return err },
 		"bus/feed-part":        func(p []byte) error { _, err := decodeFeedPart(p); return err },
 

@@ -165,10 +165,8 @@ func (s *Service) serve(ctx context.Context, from keyspace.NodeID, q *request) (
 		return s.serveAwaitAccess(ctx, term, q), nil
 	case requestAlarms:
 		return s.serveAlarms(ctx, term, q.Alarm)
-	case requestPutHold:
-		return s.servePutHold(ctx, term, q.PutHold)
-	case requestEndHold:
-		return response{}, s.propose(ctx, term, q.EndHold).Err
+	case requestPutHold, requestEndHold:
+		return s.serveHold(ctx, term, q)
 	case requestLoad:
 		return s.serveLoad(ctx, term, q.Load)
 	case requestTransfer:

@@ -10,6 +10,14 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
+// serveHold changes a hold.
+func (s *Service) serveHold(ctx context.Context, term uint64, q *request) (response, error) {
+	if q.Kind == requestEndHold {
+		return response{}, s.propose(ctx, term, q.EndHold).Err
+	}
+	return s.servePutHold(ctx, term, q.PutHold)
+}
+
 // servePutHold makes a hold, renews it or moves it up, by this node's clock.
 func (s *Service) servePutHold(ctx context.Context, term uint64, o fsm.PutHold) (response, error) {
 	if o.Life <= 0 {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
@@ -39,4 +40,21 @@ func (m *mapCache) current() (*fsm.Map, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.newest.Load(), m.changed
+}
+
+// await waits until the map has a version, at most until ctx ends, or the node does.
+func (m *mapCache) await(ctx, node context.Context, version uint64) {
+	for {
+		newest, changed := m.current()
+		if newest != nil && newest.Version >= version {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-node.Done():
+			return
+		}
+	}
 }

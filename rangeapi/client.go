@@ -183,6 +183,14 @@ func (c *Client) Load(ctx context.Context, node keyspace.NodeID, q *LoadRequest)
 	return call(ctx, c, node, transport.MethodShardLoad, q.encode(), true, DecodeLoadAnswer)
 }
 
+// Versions asks the node's replica of a range for a page of a cut.
+func (c *Client) Versions(ctx context.Context, node keyspace.NodeID, q *VersionsRequest) (*VersionsPage, error) {
+	if node == c.self {
+		return c.local.Versions(ctx, q)
+	}
+	return call(ctx, c, node, transport.MethodShardVersions, q.Encode(), false, DecodeVersionsPage)
+}
+
 // FeedStream is a gateway's stream of feeds from one node. One goroutine may call Order while
 // another one calls Recv.
 type FeedStream struct{ st transport.Stream }

@@ -1,7 +1,6 @@
 package rangeapi
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/transport"
 )
 
 // VersionsRequest asks a replica for the first versions of a cut through its range, from a place on. The replica
@@ -175,12 +173,4 @@ func DecodeVersionsPage(b []byte) (p *VersionsPage, failed *kverror.Error, err e
 		return nil, nil, err
 	}
 	return p, nil, nil
-}
-
-// Versions asks the node's replica of a range for a page of a cut.
-func (c *Client) Versions(ctx context.Context, node keyspace.NodeID, q *VersionsRequest) (*VersionsPage, error) {
-	if node == c.self {
-		return c.local.Versions(ctx, q)
-	}
-	return call(ctx, c, node, transport.MethodShardVersions, q.Encode(), false, DecodeVersionsPage)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/raftgroup/lifecycle"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/removal"
 	"github.com/skeindb/skein/shard/replicas"
 )
 
@@ -282,7 +283,7 @@ func TestRemovalNoteDoesNotOutliveASnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			key := removalKey(1)
+			key := removal.NoteKey(1)
 			found := it.SeekGE(key) && bytes.Equal(it.Key(), key)
 			if err := errors.Join(it.Error(), it.Close()); err != nil {
 				t.Fatal(err)

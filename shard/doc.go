@@ -247,6 +247,7 @@
 //	start.go        a Store: start, requests of this node, stop
 //	apply.go        the state machine: entries, snapshots
 //	drain.go        leaderships are handed over before a stop
+//	versions.go     pages of a cut through the range
 //	feeds.go        feeds and history of applied events
 //	admin.go        what changes, moves or describes replicas: the server
 //	merge.go        a merge on every replica
@@ -263,9 +264,7 @@
 //	resolved.go     the resolved revision
 //	read.go         what makes a read at the leader right
 //	measure.go      sizes and loads
-//	versions.go     pages of a cut through the range
 //	pins.go         what holds a compaction back
-//	hold.go         how far placement's holds let ranges be compacted
 //	mergestep.go    steps of a merge at the leader
 //	split.go        splits
 //	loading.go      finished versions for a new cluster

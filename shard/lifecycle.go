@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
+	"github.com/skeindb/skein/shard/removal"
 	"github.com/skeindb/skein/shard/replicas"
 )
 
@@ -89,7 +90,7 @@ func (o lifecycleOwner) Drop(id keyspace.RangeID) {
 }
 
 func (o lifecycleOwner) DeleteNotes(b *engine.Batch, id keyspace.RangeID) error {
-	return b.Delete(removalKey(id))
+	return b.Delete(removal.NoteKey(id))
 }
 
 // lifecycleReplica is a Replica as package replicas sees it.

@@ -11,13 +11,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
-	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wake"
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/removal"
 )
 
 // maintenancePace is the least pause after each step. So maintenance takes a small part of the
@@ -240,7 +239,7 @@ func (r *Replica) raiseLocked() keyspace.Revision {
 // compacting as far as it should.
 func (r *Replica) heldBackLocked() bool {
 	c := r.store.mayCompactTo()
-	return (!r.locks.Empty() || r.pins.now.began != 0 || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
+	return (!r.locks.Empty() || r.pins.Any() || r.pipe.Sequencing()) && r.pipe.Leads() && c > r.rec.Compacted && r.keepLocked(c) < c
 }
 
 // lookAgainLocked notes the replica again after a pause, when it may not be held back any more.
@@ -256,6 +255,21 @@ func (r *Replica) lookAgainLocked() {
 		r.store.maintenance.note(r)
 	})
 }
+
+// SetHeld has the leaders of this node compact their ranges up to low at most, until it is called again: somebody
+// reads a cut through the whole store at low or above. Until the first call nothing is compacted where Config.Holds
+// is set. A leader that has not heard of a new hold may go too far: the reads of a cut find that out, see cuttable.
+func (s *Store) SetHeld(low keyspace.Revision) {
+	if old := keyspace.Revision(s.held.Swap(int64(low))); low > old && s.ctx.Err() == nil {
+		s.maintenance.note(s.Replicas()...)
+	}
+}
+
+// mayCompactTo returns the revision to which the ranges of this node may be compacted.
+func (s *Store) mayCompactTo() keyspace.Revision { return min(s.Compacted(), s.heldFrom()) }
+
+// heldFrom is the lowest revision that is held, keyspace.MaxRevision if none is, and -1 while that is not known.
+func (s *Store) heldFrom() keyspace.Revision { return keyspace.Revision(s.held.Load()) }
 
 // maintain does one step. again says that there is more to do.
 func (r *Replica) maintain(ctx context.Context) (again bool, err error) {
@@ -307,37 +321,14 @@ func (r *Replica) needsCare() bool {
 	return r.needsCareLocked()
 }
 
-// removalKey is the node's own note of how far old versions of a range are gone.
-func removalKey(id keyspace.RangeID) []byte {
-	return engine.NodeLocalKey(binary.BigEndian.AppendUint64([]byte("shard/removed/"), uint64(id)))
-}
-
-// appendRemoval appends the value of removalKey: up to where old versions are gone, of the
-// span that the range had in the generation.
-func appendRemoval(dst []byte, to keyspace.Revision, g keyspace.Generation) []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(to)), uint64(g))
-}
-
-func decodeRemoval(b []byte) (to keyspace.Revision, g keyspace.Generation, err error) {
-	rev, rest, err := wire.Uvarint(b)
-	if err != nil {
-		return 0, 0, err
-	}
-	generation, rest, err := wire.Uvarint(rest)
-	if err == nil && len(rest) > 0 {
-		err = fmt.Errorf("%d bytes left over", len(rest))
-	}
-	return keyspace.Revision(rev), keyspace.Generation(generation), err
-}
-
 // loadRemoval returns up to which revision old versions of the range are removed. A note from
 // before the range absorbed another one says nothing about the other's keys.
 func (s *Store) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
-	v, ok, err := s.cfg.Engine.Get(removalKey(rec.RangeID))
+	v, ok, err := s.cfg.Engine.Get(removal.NoteKey(rec.RangeID))
 	if err != nil || !ok {
 		return 0, err
 	}
-	rev, g, err := decodeRemoval(v)
+	rev, g, err := removal.DecodeNote(v)
 	if err != nil {
 		return 0, fmt.Errorf("shard: range %s: the removed revision: %w", rec.RangeID, err)
 	}
@@ -351,7 +342,7 @@ func (s *Store) loadRemoval(rec *command.Record) (keyspace.Revision, error) {
 // their place, and its ingest may become durable before a commit here would.
 func (s *Store) forgetRemoval(id keyspace.RangeID) error {
 	b := s.cfg.Engine.NewBatch()
-	err := b.Delete(removalKey(id))
+	err := b.Delete(removal.NoteKey(id))
 	if err == nil {
 		err = b.Commit()
 	}
@@ -433,8 +424,8 @@ func (r *Replica) removeStep() (again bool, err error) {
 	}
 	done := res.Cursor == nil
 	if done {
-		note := appendRemoval(nil, o.Compacted, generation)
-		if err := b.Set(removalKey(r.id), note); err != nil {
+		note := removal.AppendNote(nil, o.Compacted, generation)
+		if err := b.Set(removal.NoteKey(r.id), note); err != nil {
 			return false, err
 		}
 	}

@@ -215,7 +215,7 @@ func (r *Replica) publishAbsorbLocked(o *outcome, feeds *rangefeed.Publication) 
 	r.pipe.Rebase()
 	r.fence = max(r.fence, r.rec.Fence)
 	// This replica does not know what the source has pinned, so it pins everything that is left.
-	r.pins.add(r.store.cfg.Clock.Now(), r.rec.Compacted)
+	r.pins.Add(r.store.cfg.Clock.Now(), r.rec.Compacted)
 }
 
 // absorbApplied ends the node's replica of the source: whoever waits there learns of the

@@ -9,49 +9,8 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/shard/removal"
 )
-
-// pinFor is how long at least a pin lasts where nobody can say that it is not needed any
-// more: longer than a transaction's reads may take.
-const pinFor = 10 * time.Second
-
-// pins are revisions that a leader keeps readable for transactions that have locked
-// nothing here. They are coarse: two windows with the lowest revision of each. They are
-// lost with the leadership; whoever reads what is gone by then is told so. Guarded by the replica's
-// mu; they call nobody.
-//
-// No transaction says when it has read: that would be a message to each range, for the
-// sake of a compaction every few minutes. Only where pins hold a compaction back the
-// coordinators are asked (unpins).
-type pins struct {
-	// now is the window that began last, before the one that began before it.
-	now, before pinWindow
-}
-
-type pinWindow struct {
-	began clock.Time
-	low   keyspace.Revision
-}
-
-// add keeps what is readable at the revision.
-func (p *pins) add(now clock.Time, at keyspace.Revision) {
-	if p.now.began == 0 || now.Sub(p.now.began) >= pinFor {
-		p.before, p.now = p.now, pinWindow{now, at}
-		return
-	}
-	p.now.low = min(p.now.low, at)
-}
-
-// lowest returns the lowest pinned revision, or no if there is none. Below unpinned nobody
-// reads any more.
-func (p *pins) lowest(now clock.Time, unpinned, no keyspace.Revision) keyspace.Revision {
-	for _, w := range []pinWindow{p.now, p.before} {
-		if w.began != 0 && now.Sub(w.began) < 2*pinFor {
-			no = min(no, max(w.low, unpinned))
-		}
-	}
-	return no
-}
 
 // pinLocked keeps the range from compacting beyond the revision, or beyond those that
 // are still to come where it is 0.
@@ -61,15 +20,15 @@ func (r *Replica) pinLocked(at keyspace.Revision) {
 		// above it.
 		at = max(r.store.Floor(), r.store.Compacted())
 	}
-	r.pins.add(r.store.cfg.Clock.Now(), at)
+	r.pins.Add(r.store.cfg.Clock.Now(), at)
 }
 
 // pinnedLocked returns the highest revision, c at most, to which pins let this leader compact.
 func (r *Replica) pinnedLocked(c keyspace.Revision) keyspace.Revision {
-	if r.pins.now.began == 0 {
+	if !r.pins.Any() {
 		return c
 	}
-	return r.pins.lowest(r.store.cfg.Clock.Now(), r.store.unpins.below(), c)
+	return r.pins.Lowest(r.store.cfg.Clock.Now(), r.store.unpins.below(), c)
 }
 
 // keepLocked returns the highest revision to which this leader may compact now.
@@ -138,7 +97,7 @@ func (u *unpins) ask() {
 			pause = unpinPauseFirst
 			continue
 		}
-		if clock.Sleep(s.ctx, s.cfg.Clock, pause) != nil || s.cfg.Clock.Now().Sub(start) >= 2*pinFor {
+		if clock.Sleep(s.ctx, s.cfg.Clock, pause) != nil || s.cfg.Clock.Now().Sub(start) >= 2*removal.PinFor {
 			if s.ctx.Err() == nil {
 				s.log.Info("whether pins are needed was not found out", zap.Int64("compacted", int64(c)), zap.Error(err))
 			}

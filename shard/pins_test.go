@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/removal"
 )
 
 // Pins hold a compaction back for as long as a transaction may read what it lets go, and
@@ -32,7 +33,7 @@ func TestPinsEndWithTheirTransactions(t *testing.T) {
 		},
 		"a node does not answer": {
 			reads: func(asked int, _ time.Duration) (bool, error) { return false, errors.New("no answer") },
-			from:  pinFor, by: 2*pinFor + 2*time.Second, mostAsked: 60,
+			from:  removal.PinFor, by: 2*removal.PinFor + 2*time.Second, mostAsked: 60,
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -43,7 +43,7 @@ func (r *Replica) removalMark(compacted keyspace.Revision) (m removal.Mark, lead
 	return removal.Mark{
 		Descriptor: r.descriptorLocked(), Index: r.position.Index,
 		// Nobody waits for a hold: what it keeps goes when it ends.
-		Raised: r.store.knowsHeld() && r.rec.Compacted >= r.store.heldTo(compacted) || idle,
+		Raised: idle || r.store.heldFrom() >= 0 && r.rec.Compacted >= min(compacted, r.store.heldFrom()),
 	}, true
 }
 

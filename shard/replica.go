@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/shard/locktable"
 	"github.com/skeindb/skein/shard/pipeline"
 	"github.com/skeindb/skein/shard/rangefeed"
+	"github.com/skeindb/skein/shard/removal"
 )
 
 // proposer takes entries for the group's log.
@@ -110,7 +111,7 @@ type Replica struct {
 	// leases are those that have keys here, or ask for it.
 	leases leases
 	// pins hold compaction back for what transactions are still to read.
-	pins pins
+	pins removal.Pins
 	// epochs name what the node's version cache knows of this replica.
 	epochs eval.KeyEpochs
 	// change is the change of the range itself that this leader has proposed and not applied.

@@ -7,13 +7,12 @@ import (
 	"github.com/skeindb/skein/internal/background"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/eval"
 )
 
-// Versions returns a page of a cut through a range, as this node's replica has it. Each page reads the state of
-// its own moment. That makes no difference: the replica has everything that there will ever be up to the cut's
-// revision, and has removed nothing that the cut takes. Both are checked before and after the read.
+// Versions returns a page of a cut through a range, as this node's replica has it. Each page reads the state of its
+// own moment. That makes no difference: see cuttable, which is asked before and after the read.
 func (s *Store) Versions(ctx context.Context, q *rangeapi.VersionsRequest) (*rangeapi.VersionsPage, error) {
 	if err := q.Check(); err != nil {
 		return nil, err
@@ -33,7 +32,7 @@ func (s *Store) Versions(ctx context.Context, q *rangeapi.VersionsRequest) (*ran
 		return nil, kverror.Of(ctx.Err())
 	}
 	var p *rangeapi.VersionsPage
-	background.Run(func() { p, err = s.versions(q, rest) })
+	background.Run(func() { p, err = eval.CutPage(s.cfg.Engine, q, rest.End) })
 	if err != nil {
 		return nil, fmt.Errorf("shard: range %s: %s at %d from %q on: %w", r.id, q.Cut.Select, q.Cut.At, q.From.Key, err)
 	}
@@ -45,29 +44,11 @@ func (s *Store) Versions(ctx context.Context, q *rangeapi.VersionsRequest) (*ran
 	return p, err
 }
 
-const (
-	// cutReads bounds the pages of cuts that a node reads at a time, and so their memory.
-	cutReads = 2
-	// cutVisits bounds the versions that one page looks at: some 10 ms of work.
-	cutVisits = 20_000
-)
+// cutReads bounds the pages of cuts that a node reads at a time, and so their memory.
+const cutReads = 2
 
-// versions reads a page up to the end of the rest of the range.
-func (s *Store) versions(q *rangeapi.VersionsRequest, rest keyspace.Span) (*rangeapi.VersionsPage, error) {
-	o := mvcc.CutOptions{Cut: q.Cut, From: q.From, End: rest.End, MaxBytes: int64(q.MaxBytes), MaxVisits: cutVisits}
-	p := &rangeapi.VersionsPage{Body: make([]byte, 0, min(q.MaxBytes, 64<<10))}
-	var last []byte
-	var err error
-	p.Next, err = mvcc.Versions(s.cfg.Engine, o, func(v *mvcc.StoredVersion) error {
-		p.Add(last, v)
-		last = append(last[:0], v.Key...)
-		return nil
-	})
-	return p, err
-}
-
-// cuttable returns what is left of the range and of what is asked for. It fails unless the replica has all
-// versions that the cut takes. installs counts the snapshots that the replica was filled from.
+// cuttable returns what is left of the range and of what is asked for. It fails unless the replica has all that there
+// will ever be up to the cut's revision, and has removed nothing that the cut takes. installs is hashable's.
 func (r *Replica) cuttable(q *rangeapi.VersionsRequest) (rest keyspace.Span, installs uint64, err error) {
 	lowest := q.Cut.Lowest()
 	rest, installs, err = r.hashable(&rangeapi.HashRequest{

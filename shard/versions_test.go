@@ -26,7 +26,7 @@ func TestVersionsOfACut(t *testing.T) {
 		var l logWriter
 		l.rev = 1
 		g := w.filled(l.batch(5, 1, "a", "b"), l.batch(5, 1, "-a", "c")) // revisions 2 to 5
-		g.lead(raftgroup.LeaderState{Term: 6})                            // nobody leads
+		g.lead(raftgroup.LeaderState{Term: 6})                           // nobody leads
 		read := func(q rangeapi.VersionsRequest) (string, error) {
 			var got []string
 			q.Range, q.Generation = 1, max(q.Generation, 1)
@@ -124,5 +124,49 @@ func TestHeldVersions(t *testing.T) {
 		}
 		w.store.SetHeld(keyspace.MaxRevision)
 		check("nothing is held", 8, true, 10, 9, 8)
+	})
+}
+
+// Trap 117: a lock whose transaction may have committed at or below the cut's revision is waited for. The cut has what
+// it leaves behind.
+func TestCutWaitsForALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeWorld(t)
+		defer w.stop()
+		w.seq.auto, w.seq.last = true, 200
+		w.serve(1, 5)
+		w.put(t.Context(), "a", "v")
+		w.command(t.Context(), &rangeapi.Prepare{Name: nameAged(1), Anchor: []byte("k"), Writes: writeAt("k")})
+		w.seq.last = 400
+		w.put(t.Context(), "a", "w") // revision 401, and the transaction may have any from 202 on
+		read := func(position rangeapi.FeedPosition) (got []string, err error) {
+			p, err := w.store.Versions(t.Context(), &rangeapi.VersionsRequest{
+				Range: 1, Generation: 1, Cut: mvcc.Cut{Select: mvcc.SelectAll, At: 401}, MaxBytes: 1 << 20, Position: position,
+			})
+			if err != nil {
+				return nil, err
+			}
+			return got, p.Each(func(v *mvcc.StoredVersion) error {
+				got = append(got, fmt.Sprintf("%s@%d", v.Key, v.Mod))
+				return nil
+			})
+		}
+		if got, err := read(rangeapi.FeedPosition{}); !errors.Is(err, kverror.ReadAgain) {
+			t.Fatalf("with the lock: %v, %v", got, err)
+		}
+		q := w.ask(t, 1, 401)
+		q.open(t, "the lock stands")
+		if a := w.command(t.Context(), &rangeapi.Resolve{Name: nameAged(1), Revision: 300}); !a.done || a.err != nil {
+			t.Fatalf("%+v", a)
+		}
+		<-q.done
+		if q.err != nil {
+			t.Fatal(q.err)
+		}
+		for when, position := range map[string]rangeapi.FeedPosition{"resolved": {}, "by the leader's word": q.applied} {
+			if got, err := read(position); err != nil || strings.Join(got, " ") != "a@401 a@201 k@300" {
+				t.Errorf("%s: %v, %v", when, got, err)
+			}
+		}
 	})
 }

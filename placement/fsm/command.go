@@ -210,11 +210,7 @@ func (r *Reader) effect(kind opKind) Effect {
 	case opChangeAccess:
 		return ChangeAccess{Caller: r.StringUpTo(rights.MaxNameBytes), Change: r.Change(), Key: r.CopyUpTo(MaxKeyBytes)}
 	case opChangeAlarm:
-		o := r.AlarmChange()
-		if r.OK() && o.Change == 0 {
-			r.Failf("a change of an alarm that changes nothing")
-		}
-		return o
+		return r.alarmCommand()
 	case opPutHold:
 		return r.PutHold()
 	case opEndHold:
@@ -236,4 +232,12 @@ func (r *Reader) effect(kind opKind) Effect {
 	}
 	r.Failf("unknown command kind %d", kind)
 	return nil
+}
+
+func (r *Reader) alarmCommand() ChangeAlarm {
+	o := r.AlarmChange()
+	if r.OK() && o.Change == 0 {
+		r.Failf("a change of an alarm that changes nothing")
+	}
+	return o
 }

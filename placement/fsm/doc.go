@@ -116,13 +116,13 @@
 //	command.go      commands: an entry of the group
 //	bootstrap.go    the first state of a cluster
 //	recover.go      what a lost majority leaves
+//	access_rows.go  users and roles as rows, for copies of the whole store
 //	state.go        State: Apply, Flush, Load, and View
 //	begin.go        an operation begins and ends
 //	mergestate.go   the phases of a merge
 //	lease.go        leases: records, commands, their spans
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
-//	access_rows.go  users and roles as rows, for copies of the whole store
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
 //	loading.go      the load of a new cluster

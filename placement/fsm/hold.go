@@ -130,6 +130,14 @@ func (r *Reader) holdID() HoldID {
 	return id
 }
 
+// applyHold applies a command about holds.
+func (s *State) applyHold(index uint64, op Effect) Result {
+	if o, ok := op.(EndHold); ok {
+		return s.applyEndHold(index, o)
+	}
+	return s.applyPutHold(index, op.(PutHold)) //nolint:forcetypeassert // there is no third one
+}
+
 // applyPutHold makes a hold, renews it or moves it up. A hold that is made names no revision that is compacted
 // already, because versions at it may be gone.
 func (s *State) applyPutHold(index uint64, o PutHold) Result {

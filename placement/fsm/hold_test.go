@@ -62,19 +62,19 @@ func (h *stateStory) printHolds() string {
 // TestHoldsAreBounded: each hold may cost disk space on all nodes, so there are few.
 func TestHoldsAreBounded(t *testing.T) {
 	s, index := bootstrapped(t), uint64(firstIndex)
-	make := func(id HoldID) error {
+	put := func(id HoldID) error {
 		index++
 		return s.Apply(index, PutHold{Create: true, ID: id, Now: 1, Life: time.Hour}).Err
 	}
 	for id := range HoldID(MaxHolds) {
-		if err := make(id + 1); err != nil {
+		if err := put(id + 1); err != nil {
 			t.Fatal(id, err)
 		}
 	}
-	if err := make(MaxHolds + 1); kverror.Of(err).Kind != kverror.TooManyRequests || len(s.standing) != MaxHolds {
+	if err := put(MaxHolds + 1); kverror.Of(err).Kind != kverror.TooManyRequests || len(s.standing) != MaxHolds {
 		t.Errorf("%v, %d holds", err, len(s.standing))
 	}
-	if err := make(1); err != nil {
+	if err := put(1); err != nil {
 		t.Errorf("one that is there: %v", err)
 	}
 }
@@ -94,8 +94,12 @@ func TestAccessRows(t *testing.T) {
 		t.Errorf("%v before the first change", rows)
 	}
 	for _, c := range []rights.Change{
-		{Kind: rights.AddUser, User: "root", Hash: []byte("$2a$10$hash")}, {Kind: rights.AddUser, User: "bob", NoPassword: true}, {Kind: rights.AddRole, Role: "root"},
-		{Kind: rights.AddRole, Role: "r"}, {Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.Read, Key: []byte("a")}}, {Kind: rights.GrantRole, User: "root", Role: "root"},
+		{Kind: rights.AddUser, User: "root", Hash: []byte("$2a$10$hash")},
+		{Kind: rights.AddUser, User: "bob", NoPassword: true},
+		{Kind: rights.AddRole, Role: "root"},
+		{Kind: rights.AddRole, Role: "r"},
+		{Kind: rights.GrantPermission, Role: "r", Permission: rights.Permission{Type: rights.Read, Key: []byte("a")}},
+		{Kind: rights.GrantRole, User: "root", Role: "root"},
 		{Kind: rights.Enable},
 	} {
 		index++

@@ -145,11 +145,7 @@ func (s *State) Apply(index uint64, op Effect) Result {
 	case SetNodeState:
 		return s.applySetNodeState(index, o)
 	case RemoveNode:
-		r := s.applyRemoveNode(index, o)
-		if r.Err == nil {
-			s.endAlarmsOf(index, o.Node)
-		}
-		return r
+		return s.removeNode(index, o)
 	case MarkCreated:
 		s.applyMarkCreated(index, o)
 	case PutSetting:
@@ -184,10 +180,8 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		return s.applyChangeAccess(index, o)
 	case ChangeAlarm:
 		return s.applyChangeAlarm(index, o)
-	case PutHold:
-		return s.applyPutHold(index, o)
-	case EndHold:
-		return s.applyEndHold(index, o)
+	case PutHold, EndHold:
+		return s.applyHold(index, o)
 	case ChangeLoad:
 		return s.applyChangeLoad(index, o)
 	case Guarded:
@@ -199,6 +193,15 @@ func (s *State) Apply(index uint64, op Effect) Result {
 		panic(fmt.Sprintf("placement: no way to apply a %T at index %d", op, index))
 	}
 	return Result{}
+}
+
+// removeNode removes a node, and ends its alarms.
+func (s *State) removeNode(index uint64, o RemoveNode) Result {
+	r := s.applyRemoveNode(index, o)
+	if r.Err == nil {
+		s.endAlarmsOf(index, o.Node)
+	}
+	return r
 }
 
 // applyCompact is etcd's rule: at or below the compacted revision is Compacted,

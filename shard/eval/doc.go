@@ -29,6 +29,7 @@
 //	revoke.go        the keys of a lease that is revoked
 //	read.go          Reader: requests that change nothing, from the applied state
 //	readpage.go      pages of large reads
+//	cut.go           pages of a cut: stored versions
 //	readcount.go     live keys of a span, known or counted
 //	evaluate.go      input and output; puts, deletes, transactions of one range
 //	compare.go       the compares of a transaction choose its path
