@@ -10,4 +10,4 @@ GOBIN=$bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 PATH=$bin:$PATH protoc --proto_path=. \
 	--go_out=. --go_opt=paths=source_relative \
 	--go-grpc_out=. --go-grpc_opt=paths=source_relative \
-	adminpb/admin.proto
+	adminpb/admin.proto datapb/load.proto

@@ -61,6 +61,8 @@ var rules = tabulate([]rulesOf{
 	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow"},
 	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause
 		PlacementSetReplication PlacementSetMergeAfter NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove ClusterUpgrade`},
+	{"skein.data.v1.Load", RootOnly, "LoadState"},
+	{"skein.data.v1.Load", RootOrHere, "LoadBegin LoadSplit LoadLeases LoadPut LoadAdvance LoadFinish LoadAbandon"},
 })
 
 // rulesOf are methods of one service with the same rule.

@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
 )
 
 // After noLeaderTimeouts election timeouts without a leader, streams that demand one end. One
@@ -71,7 +73,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 				b.refuse(err)
 				return err
 			}
-			resp, err = handler(ctx, req)
+			if err = s.whileLoading(info.FullMethod, req); err == nil {
+				resp, err = handler(ctx, req)
+			}
 			return err
 		})
 		b.end(req, err)
@@ -89,6 +93,28 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		s.logSlow(ctx, info.FullMethod, took, req, resp, err)
 	}
 	return resp, err
+}
+
+// whileLoading refuses keys, leases and watches of a cluster that is being loaded. Once it follows its source,
+// linearizable reads are answered at its position; what a replica has by itself is not to be seen yet.
+func (s *Server) whileLoading(method string, req any) error {
+	if s.opts.Loading == nil {
+		return nil
+	}
+	follows, err := s.opts.Loading()
+	if err == nil {
+		return nil
+	}
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	switch service {
+	case "etcdserverpb.KV", "etcdserverpb.Lease", "etcdserverpb.Watch", "v3lockpb.Lock", "v3electionpb.Election":
+	default:
+		return nil
+	}
+	if r, ok := req.(*pb.RangeRequest); ok && follows && !r.GetSerializable() {
+		return nil
+	}
+	return kverror.GRPC(err)
 }
 
 // logSlow logs the sizes of a slow call, because keys and values may be secrets.
@@ -117,7 +143,10 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
 	b := s.beginAudit(ss.Context(), info.FullMethod, m)
-	err := s.streamAdmitted(srv, countedStream{ss, m}, m.rule, b, handler)
+	err := s.whileLoading(info.FullMethod, nil)
+	if err == nil {
+		err = s.streamAdmitted(srv, countedStream{ss, m}, m.rule, b, handler)
+	}
 	b.end(nil, err)
 	m.done(status.Code(err), s.opts.Clock.Now().Sub(start))
 	return err

@@ -51,6 +51,9 @@ type Options struct {
 	// Without Alarms there are none.
 	Alarms Alarms
 	Hashes Hashes
+	// Loading returns the error of a cluster that is being loaded, nil where it serves. follows says that reads
+	// are answered all the same. Nil is a cluster that is never loaded.
+	Loading func() (follows bool, err error)
 	// Cluster and Self are the ids in response headers.
 	Cluster keyspace.ClusterID
 	Self    keyspace.NodeID

@@ -88,6 +88,10 @@ func (c *Core) Face(o *etcdapi.Options) error {
 	}
 	o.Users = &etcdapi.Users{Gate: c.access.gate, Holds: c.MayServe, Tokens: c.access.tokens, Passwords: passwords, Records: c.client}
 	o.KV, o.Watches, o.Leases, o.Node, o.Clock, o.Logger = c.router, c.watches, c.grants, etcdNode{c}, c.o.Clock, c.log
+	o.Loading = func() (follows bool, err error) {
+		l := c.client.KnownLoading()
+		return l.Active() && l.Phase == fsm.PhaseFollow, l.Err()
+	}
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement/fsm"
@@ -129,7 +130,10 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.Members = core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck)
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Metrics, face.Gatherer, face.TLS, face.Verify = etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
-	face.Register = func(r grpc.ServiceRegistrar) { adminapi.Register(r, core.Admin()) }
+	face.Register = func(r grpc.ServiceRegistrar) {
+		adminapi.Register(r, core.Admin())
+		dataapi.RegisterLoad(r, core.client, core.router, core.admin)
+	}
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {

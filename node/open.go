@@ -255,7 +255,7 @@ func (c *Core) newRouter() *router.Router {
 	o := &c.o
 	return router.New(router.Config{
 		Self: o.Self, Boot: c.boot, Clock: o.Clock, Ranges: c.shards.Client(), Sequencer: c.client, Placement: c.client, Local: c.shards,
-		Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
+		Loads: c.shards.Client(), Txns: c.shards.Client(), Bus: c.bus, Removal: removal{c}, Hashes: struct {
 			*shard.AdminClient
 			*rangeapi.Client
 		}{c.shards.Admin(), c.shards.Client()},

@@ -54,6 +54,8 @@ type Config struct {
 	Removal Removal
 	// Hashes is for HashKV.
 	Hashes Hashes
+	// Loads is for loads of a new cluster.
+	Loads Loads
 	// Txns and Bus are for transactions over several ranges.
 	Txns TxnCommands
 	Bus  Bus

@@ -28,7 +28,7 @@ func (a *Admin) SplitRange(ctx context.Context, key []byte) (left, right *adminp
 	if err != nil {
 		return nil, nil, err
 	}
-	ds, leader, err := a.split(ctx, key)
+	ds, leader, err := a.split(ctx, key, true)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -52,6 +52,19 @@ func (a *Admin) SplitRange(ctx context.Context, key []byte) (left, right *adminp
 	return left, right, nil
 }
 
+// SplitForLoad has a range begin at a key, as SplitRange does, but not for good. One that begins there already is no
+// error.
+func (a *Admin) SplitForLoad(ctx context.Context, key []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, splitTimeout)
+	defer cancel()
+	ds, _, err := a.split(ctx, key, false)
+	if err != nil || ds == nil {
+		return err
+	}
+	a.o.Routes.Learn(ds...)
+	return nil
+}
+
 // kept says whether somebody has set that a range begins at the key, by the map as this node
 // knows it.
 func (a *Admin) kept(key []byte) bool {
@@ -65,8 +78,8 @@ func (a *Admin) kept(key []byte) bool {
 
 // split asks the leader of the key's range, wherever it is, to split it. It also asks again if the
 // fate of an attempt is unknown, for instance because the leader has died. Each attempt names the
-// range's generation, so at most one of them splits.
-func (a *Admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, keyspace.NodeID, error) {
+// range's generation, so at most one of them splits. Without keep a range that begins there is no error.
+func (a *Admin) split(ctx context.Context, key []byte, keep bool) ([]keyspace.Descriptor, keyspace.NodeID, error) {
 	var unsure error                  // what an attempt ended with whose fate is unknown
 	var whole []byte                  // the first key of the range that it was to split
 	failed := func(err error) error { // the earlier one says more than that there is no leader
@@ -87,6 +100,9 @@ func (a *Admin) split(ctx context.Context, key []byte) ([]keyspace.Descriptor, k
 				return nil, 0, unsure
 			}
 			return []keyspace.Descriptor{left[0].Descriptor, *d}, l[0].Leader, nil
+		}
+		if string(d.Span.Start) == string(key) && !keep {
+			return nil, 0, nil
 		}
 		if string(d.Span.Start) == string(key) {
 			if len(key) > 0 {

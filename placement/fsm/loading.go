@@ -281,10 +281,13 @@ func (s *State) setLoading(index uint64, l *Loading) {
 
 // loaded grants leases of a load, or adds spans to them. All or none.
 func (s *leases) loaded(inc keyspace.LeaseIncarnation, o *ChangeLoad) error {
-	nexts, bytes := make([]*Lease, 0, len(o.Leases)), s.bytes
+	nexts, bytes := map[keyspace.LeaseID]*Lease{}, s.bytes
 	for i := range o.Leases {
 		in := &o.Leases[i]
-		l, ok := s.get(in.ID)
+		l, ok := nexts[in.ID] // it can be there for several ranges
+		if !ok {
+			l, ok = s.get(in.ID)
+		}
 		next := &Lease{ID: in.ID, Incarnation: inc, TTL: in.TTL}
 		switch {
 		case o.Step == LoadRevoke:
@@ -319,7 +322,7 @@ func (s *leases) loaded(inc keyspace.LeaseIncarnation, o *ChangeLoad) error {
 		case bytes > maxLeaseBytes:
 			return kverror.New(kverror.TooManyLeases, "%d leases take %d bytes", s.tree.Len()+len(nexts), bytes)
 		}
-		nexts = append(nexts, next)
+		nexts[in.ID] = next
 	}
 	for _, l := range nexts {
 		s.set(l)

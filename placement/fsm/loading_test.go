@@ -89,11 +89,11 @@ func TestLoading(t *testing.T) {
 	h.must(ChangeLoad{Step: LoadRevoke, Nonce: 7, Leases: []LoadedLease{{ID: 4}, {ID: 99}}})
 	h.refused(ChangeLoad{Step: LoadRegister, Nonce: 7, Leases: []LoadedLease{{ID: 3}, {ID: 4}}}, kverror.LeaseNotFound, "lease 4")
 	h.refused(ChangeLoad{Step: LoadGrant, Nonce: 7, Leases: []LoadedLease{{ID: 6, TTL: 60}, {ID: 8}}}, kverror.BadRequest, "TTL of 0")
-	span := keyspace.Span{Start: []byte("a"), End: []byte("m")}
-	register := ChangeLoad{Step: LoadRegister, Nonce: 7, Leases: []LoadedLease{{ID: 3, Spans: []keyspace.Span{span}}}}
+	span, right := keyspace.Span{Start: []byte("a"), End: []byte("m")}, keyspace.Span{Start: []byte("m")}
+	register := ChangeLoad{Step: LoadRegister, Nonce: 7, Leases: []LoadedLease{{ID: 3, Spans: []keyspace.Span{span}}, {ID: 3, Spans: []keyspace.Span{right}}}}
 	h.must(register)
 	h.must(register)
-	if lease, ok := h.s.leases.get(3); !ok || !lease.Covers(span) || len(lease.Spans) != 1 || lease.Incarnation != l.Incarnation {
+	if lease, ok := h.s.leases.get(3); !ok || !lease.Covers(span) || !lease.Covers(right) || len(lease.Spans) != 2 || lease.Incarnation != l.Incarnation {
 		t.Errorf("lease 3: %+v", lease)
 	}
 

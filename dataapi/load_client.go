@@ -1,0 +1,338 @@
+package dataapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/datapb"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/command"
+)
+
+// LoaderOptions are what a Loader is made of.
+type LoaderOptions struct {
+	// Conn reaches a node of the cluster, or several.
+	Conn grpc.ClientConnInterface
+	// Clock is the system's if it is nil.
+	Clock clock.Clock
+	// Number names the load, never 0: whoever goes on with a load that was begun gives the same.
+	Number uint64
+	// Source says for people where the versions come from, in at most 512 bytes.
+	Source string
+	// Patience is how long a call is repeated while the cluster cannot answer. Default 2 minutes.
+	Patience time.Duration
+}
+
+// Loader loads a new cluster. Bulk may be called by many goroutines, everything else by one.
+type Loader struct {
+	o      LoaderOptions
+	client datapb.LoadClient
+
+	mu sync.Mutex
+	// Guarded by mu. alive are the leases that were granted and not revoked. versions and sum are those of all
+	// versions that the source had, whether they were sent or the cluster had them already.
+	alive         map[keyspace.LeaseID]bool
+	versions, sum uint64
+	last          keyspace.Revision
+	position      keyspace.Revision
+}
+
+// Bounds of a call with versions. A node takes messages of 2 MiB by its defaults.
+const (
+	blockBytes    = 768 << 10
+	blockVersions = 8192
+	// pauses between attempts.
+	retryPauseMin = 20 * time.Millisecond
+	retryPauseMax = time.Second
+)
+
+// NewLoader returns a loader. Begin comes first.
+func NewLoader(o LoaderOptions) *Loader {
+	if o.Clock == nil {
+		o.Clock = clock.System()
+	}
+	if o.Patience == 0 {
+		o.Patience = 2 * time.Minute
+	}
+	return &Loader{o: o, client: datapb.NewLoadClient(o.Conn), alive: map[keyspace.LeaseID]bool{}}
+}
+
+// call makes a call, again while the cluster cannot answer: each may be repeated.
+func call[Q, A any](ctx context.Context, l *Loader, f func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) (A, error) {
+	began, pause := l.o.Clock.Now(), retryPauseMin
+	for {
+		a, err := f(ctx, q)
+		switch c := status.Code(err); {
+		case c != codes.Unavailable && c != codes.DeadlineExceeded && c != codes.Unknown && c != codes.Canceled:
+			return a, err
+		case ctx.Err() != nil || l.o.Clock.Now().Sub(began) > l.o.Patience:
+			return a, err
+		}
+		if clock.Sleep(ctx, l.o.Clock, pause) != nil {
+			return a, err
+		}
+		pause = min(2*pause, retryPauseMax)
+	}
+}
+
+// Begin begins the load, or goes on with it. It returns how far the load is.
+func (l *Loader) Begin(ctx context.Context) (*datapb.LoadStatus, error) {
+	st, err := call(ctx, l, l.client.LoadBegin, &datapb.LoadBeginRequest{Loader: l.o.Number, Source: l.o.Source})
+	if err == nil {
+		l.position = keyspace.Revision(st.GetPosition())
+	}
+	return st, err
+}
+
+// Split has a range begin at each of the keys.
+func (l *Loader) Split(ctx context.Context, keys [][]byte) error {
+	for _, k := range keys {
+		if _, err := call(ctx, l, l.client.LoadSplit, &datapb.LoadSplitRequest{Loader: l.o.Number, Key: k}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lease is a lease of the source. TTL is in seconds.
+type Lease struct {
+	ID  keyspace.LeaseID
+	TTL int64
+}
+
+// Leases grants leases, before their versions are sent. Revoked ones attach nothing from now on; no key may be
+// attached to them any more.
+func (l *Loader) Leases(ctx context.Context, granted []Lease, revoked []keyspace.LeaseID) error {
+	for len(granted)+len(revoked) > 0 {
+		q := &datapb.LoadLeasesRequest{Loader: l.o.Number}
+		n := min(len(granted), fsm.MaxLeaseBatch)
+		for _, g := range granted[:n] {
+			q.Granted = append(q.Granted, &datapb.LoadLease{Id: int64(g.ID), Ttl: g.TTL})
+		}
+		m := min(len(revoked), fsm.MaxLeaseBatch-n)
+		for _, id := range revoked[:m] {
+			q.Revoked = append(q.Revoked, int64(id))
+		}
+		if _, err := call(ctx, l, l.client.LoadLeases, q); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		for _, g := range granted[:n] {
+			l.alive[g.ID] = true
+		}
+		for _, id := range revoked[:m] {
+			delete(l.alive, id)
+		}
+		l.mu.Unlock()
+		granted, revoked = granted[n:], revoked[m:]
+	}
+	return nil
+}
+
+// Bulk loads versions in the order of keys, the newest version of a key first. What the cluster has already is left out:
+// so a load goes on that was interrupted. Several calls at a time load disjoint spans, whose borders are
+// borders of ranges (Split). A version that is refused is named in the error.
+func (l *Loader) Bulk(ctx context.Context, versions iter.Seq2[*mvcc.Version, error]) error {
+	b := blockWriter{l: l, phase: datapb.LoadPhase_LOAD_BULK}
+	var known *datapb.LoadRange // the range of the last version that may be here already
+	for v, err := range versions {
+		if err != nil {
+			return err
+		}
+		l.count(v)
+		if known == nil || len(known.GetEnd()) > 0 && bytes.Compare(v.Key, known.GetEnd()) >= 0 {
+			st, err := call(ctx, l, l.client.LoadState, &datapb.LoadStateRequest{From: v.Key, Limit: 1})
+			if err != nil {
+				return err
+			}
+			known = st.GetRanges()[0]
+		}
+		if passed(known.GetCursor(), v) {
+			b.skip(v)
+			continue
+		}
+		if err := b.add(ctx, v); err != nil {
+			return err
+		}
+	}
+	return b.flush(ctx)
+}
+
+// passed says whether a range at the cursor has the version.
+func passed(c *datapb.LoadCursor, v *mvcc.Version) bool {
+	at := rangeapi.LoadCursor{Stage: rangeapi.LoadBulk, Key: c.GetKey(), Revision: keyspace.Revision(c.GetRevision())}
+	return c.GetPhase() > datapb.LoadPhase_LOAD_BULK || at.Passed(v)
+}
+
+// Follow brings the versions of all revisions above the position up to upTo, in the order of revisions, operations
+// and keys, and moves the position there. The first call ends the bulk; its upTo is the revision of the
+// bulk, if no versions follow yet.
+func (l *Loader) Follow(ctx context.Context, upTo keyspace.Revision, versions []mvcc.Version) error {
+	if l.position == 0 {
+		return l.endBulk(ctx, upTo, versions)
+	}
+	b := blockWriter{l: l, phase: datapb.LoadPhase_LOAD_FOLLOW}
+	for i := range versions {
+		if m := versions[i].Mod; m <= l.position || m > upTo {
+			return fmt.Errorf("dataapi: key %q at revision %d follows position %d up to %d", versions[i].Key, m, l.position, upTo)
+		}
+		if err := b.add(ctx, &versions[i]); err != nil {
+			return err
+		}
+	}
+	if err := b.flush(ctx); err != nil {
+		return err
+	}
+	if err := l.advance(ctx, upTo); err != nil {
+		return err
+	}
+	for i := range versions {
+		l.count(&versions[i])
+	}
+	return nil
+}
+
+func (l *Loader) endBulk(ctx context.Context, at keyspace.Revision, versions []mvcc.Version) error {
+	if len(versions) > 0 {
+		return errors.New("dataapi: the bulk has not ended: follow up to its revision first, without versions")
+	}
+	if l.last > at {
+		return fmt.Errorf("dataapi: the bulk is to end at revision %d and has brought revision %d", at, l.last)
+	}
+	return l.advance(ctx, at)
+}
+
+func (l *Loader) advance(ctx context.Context, to keyspace.Revision) error {
+	_, err := call(ctx, l, l.client.LoadAdvance, &datapb.LoadAdvanceRequest{Loader: l.o.Number, Phase: datapb.LoadPhase_LOAD_FOLLOW, Position: int64(to)})
+	if err == nil {
+		l.position = to
+	}
+	return err
+}
+
+// count takes a version of the source into the sum that the cluster must have at the end.
+func (l *Loader) count(v *mvcc.Version) {
+	var n, sum uint64
+	for w := v; w != nil; w = w.Earlier {
+		n++
+		sum += command.HashVersion(w)
+	}
+	l.mu.Lock()
+	l.versions, l.sum, l.last = l.versions+n, l.sum+sum, max(l.last, v.Mod)
+	l.mu.Unlock()
+}
+
+// Finish lets the cluster serve from the revision on, compacted up to another one, 0 for none. It fails if the cluster
+// has anything else than what came by this Loader.
+func (l *Loader) Finish(ctx context.Context, revision, compacted keyspace.Revision) error {
+	_, err := call(ctx, l, l.client.LoadFinish, &datapb.LoadFinishRequest{
+		Loader: l.o.Number, Revision: int64(revision), CompactedRevision: int64(compacted), Versions: l.versions, Sum: l.sum,
+	})
+	return err
+}
+
+// Abandon ends the load for good: the cluster never serves.
+func (l *Loader) Abandon(ctx context.Context) error {
+	_, err := call(ctx, l, l.client.LoadAbandon, &datapb.LoadAbandonRequest{Loader: l.o.Number})
+	return err
+}
+
+// State returns how far the load is, and what each range has taken.
+func (l *Loader) State(ctx context.Context) (st *datapb.LoadStatus, ranges []*datapb.LoadRange, err error) {
+	var from []byte
+	for {
+		a, err := call(ctx, l, l.client.LoadState, &datapb.LoadStateRequest{From: from})
+		if err != nil {
+			return nil, nil, err
+		}
+		ranges = append(ranges, a.GetRanges()...)
+		if !a.GetMore() {
+			return a.GetStatus(), ranges, nil
+		}
+		if len(a.GetRanges()) == 0 {
+			return nil, nil, io.ErrUnexpectedEOF
+		}
+		from = ranges[len(ranges)-1].GetEnd()
+	}
+}
+
+// blockWriter gathers versions into calls.
+type blockWriter struct {
+	l     *Loader
+	phase datapb.LoadPhase
+	body  []byte
+	count uint32
+	alive map[keyspace.LeaseID]bool
+	// after is the version before the first one. lastKey and lastRevision are the last one.
+	after        *datapb.LoadCursor
+	lastKey      []byte
+	lastRevision keyspace.Revision
+}
+
+// skip notes a version that the cluster has.
+func (b *blockWriter) skip(v *mvcc.Version) { b.noteAfter(v.Key, v.Mod) }
+
+func (b *blockWriter) noteAfter(key []byte, rev keyspace.Revision) {
+	if b.after == nil {
+		b.after = &datapb.LoadCursor{Phase: b.phase}
+	}
+	b.after.Key, b.after.Revision = append(b.after.Key[:0], key...), int64(rev)
+}
+
+// add takes a version, and sends what was gathered where there is enough.
+func (b *blockWriter) add(ctx context.Context, v *mvcc.Version) error {
+	if b.count > 0 && (len(b.body)+len(v.Key)+len(v.Value) > blockBytes || b.count == blockVersions) {
+		if err := b.flush(ctx); err != nil {
+			return err
+		}
+	}
+	b.body = rangeapi.AppendStoredVersion(b.body, v)
+	b.count++
+	if v.Lease != 0 && !b.alive[v.Lease] {
+		b.l.mu.Lock()
+		alive := b.l.alive[v.Lease]
+		b.l.mu.Unlock()
+		if alive {
+			if b.alive == nil {
+				b.alive = map[keyspace.LeaseID]bool{}
+			}
+			b.alive[v.Lease] = true
+		}
+	}
+	b.lastKey, b.lastRevision = append(b.lastKey[:0], v.Key...), v.Mod
+	return nil
+}
+
+// flush sends what was gathered.
+func (b *blockWriter) flush(ctx context.Context) error {
+	if b.count == 0 {
+		return nil
+	}
+	q := &datapb.LoadPutRequest{Loader: b.l.o.Number, Phase: b.phase, Position: int64(b.l.position), Count: b.count, Versions: b.body}
+	if b.phase == datapb.LoadPhase_LOAD_BULK {
+		q.After = b.after
+	}
+	for id := range b.alive {
+		q.Alive = append(q.Alive, int64(id))
+	}
+	if _, err := call(ctx, b.l, b.l.client.LoadPut, q); err != nil {
+		return err
+	}
+	b.body, b.count, b.alive = b.body[:0], 0, nil
+	b.noteAfter(b.lastKey, b.lastRevision)
+	return nil
+}
