@@ -77,11 +77,10 @@ func (r *rig) loaderOf(number uint64) (*dataapi.Loader, *inProcess) {
 // begin begins a load once all nodes write the version that knows them.
 func (r *rig) begin(l *dataapi.Loader) {
 	r.t.Helper()
-	var err error
-	r.wait(time.Minute, "a load begins", func() bool {
-		_, err = l.Begin(r.t.Context())
-		return err == nil
-	})
+	r.publish(r.nodes...)
+	if _, err := l.Begin(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // The store that the tests load: keys with three versions each, every tenth of which is deleted and every fourth of
@@ -291,12 +290,9 @@ func TestLoadedClusterLacksSomething(t *testing.T) {
 func TestUsedClusterIsNotLoaded(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		r.mustPut(r.nodes[0], "k", "v")
+		r.publish(r.nodes...)
 		l, _ := r.loaderOf(7)
-		var err error
-		r.wait(time.Minute, "the cluster version is known", func() bool {
-			_, err = l.Begin(r.t.Context())
-			return err != nil && !strings.Contains(err.Error(), "upgrade")
-		})
+		_, err := l.Begin(r.t.Context())
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "only a new cluster can be loaded: this one has used revisions up to") {
 			r.t.Errorf("%v", err)
 		}
