@@ -121,7 +121,7 @@ func each(vs []mvcc.Version) iter.Seq2[*mvcc.Version, error] {
 // then as if it had been written here: reads, old revisions, watches, the next revision, leases and compaction.
 // Nothing is written meanwhile. Trap 123: a second loader is told whose load it is.
 func TestLoadedCluster(t *testing.T) {
-	keys := fewer(20_000, 2_000)
+	keys := fewer(4_000, 2_000)
 	bubble(t, 3, borders(3), nil, func(r *rig) {
 		ctx := r.t.Context()
 		vs, last := storeOf(keys)
