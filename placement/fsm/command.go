@@ -214,11 +214,7 @@ func (r *Reader) effect(kind opKind) Effect {
 		}
 		return o
 	case opChangeLoad:
-		o := r.ChangeLoad()
-		if r.OK() && o.Step == 0 {
-			r.Failf("a step of a load that changes nothing")
-		}
-		return o
+		return r.stepOfLoad()
 	case opGuarded:
 		o, guarded := Guarded{Permit: keyspace.Permit(r.Uvarint())}, opKind(r.Byte())
 		if o.Permit == 0 || guarded == opGuarded {
