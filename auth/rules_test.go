@@ -25,7 +25,7 @@ import (
 
 // served are the files whose services clients may call.
 var served = []protoreflect.FileDescriptor{
-	pb.File_rpc_proto, v3lockpb.File_v3lock_proto, v3electionpb.File_v3election_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto,
+	pb.File_rpc_proto, v3lockpb.File_v3lock_proto, v3electionpb.File_v3election_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto, datapb.File_datapb_load_proto,
 	grpc_health_v1.File_grpc_health_v1_health_proto,
 	reflectionv1.File_grpc_reflection_v1_reflection_proto, reflectionv1alpha.File_grpc_reflection_v1alpha_reflection_proto,
 }

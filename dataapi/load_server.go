@@ -140,14 +140,18 @@ func (s *loadServer) LoadLeases(ctx context.Context, q *datapb.LoadLeasesRequest
 
 // mine returns the load if it is the loader's and says so by known, else as placement has it now.
 func (s *loadServer) mine(ctx context.Context, loader uint64, known func(*fsm.Loading) bool) (*fsm.Loading, error) {
-	l := s.placement.KnownLoading()
-	if l == nil || uint64(l.Nonce) != loader || !known(l) {
-		var err error
-		if l, err = s.placement.Loading(ctx); err != nil {
-			return nil, err
-		}
+	if l := s.placement.KnownLoading(); l != nil && uint64(l.Nonce) == loader && known(l) {
+		return l, nil
 	}
+	return s.mineNow(ctx, loader, known)
+}
+
+// mineNow is mine by what placement has now: this node may hear of a phase later.
+func (s *loadServer) mineNow(ctx context.Context, loader uint64, known func(*fsm.Loading) bool) (*fsm.Loading, error) {
+	l, err := s.placement.Loading(ctx)
 	switch {
+	case err != nil:
+		return nil, err
 	case l == nil:
 		return nil, kverror.New(kverror.BadRequest, "no load has begun here")
 	case uint64(l.Nonce) != loader:
@@ -253,7 +257,7 @@ func (s *loadServer) LoadFinish(ctx context.Context, q *datapb.LoadFinishRequest
 	if at < 1 || at >= keyspace.MaxRevision || compacted < 0 || compacted > at {
 		return nil, status.Errorf(codes.InvalidArgument, "skein: %s: revision %d, compacted %d", what, at, compacted)
 	}
-	l, err := s.mine(ctx, q.GetLoader(), func(l *fsm.Loading) bool { return l.Phase != fsm.PhaseAbandoned })
+	l, err := s.mineNow(ctx, q.GetLoader(), func(l *fsm.Loading) bool { return l.Phase != fsm.PhaseAbandoned })
 	if err != nil {
 		return nil, loadError(what, err)
 	}

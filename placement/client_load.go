@@ -2,7 +2,9 @@ package placement
 
 import (
 	"context"
+	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/placement/fsm"
 )
 
@@ -25,8 +27,13 @@ func (c *Client) ChangeLoad(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading
 	return c.loading(ctx, o)
 }
 
+// loadTimeout bounds a step of a load, through elections.
+const loadTimeout = 15 * time.Second
+
 // loading asks about the load, and waits until the node's map has what the answer says, at most until ctx ends.
 func (c *Client) loading(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, error) {
+	ctx, cancel := clock.WithTimeout(ctx, c.o.Clock, loadTimeout)
+	defer cancel()
 	a, err := c.ask(ctx, &request{Kind: requestLoad, Load: o}, true)
 	if err != nil {
 		return nil, err

@@ -153,6 +153,7 @@
 //	own.go           requests of the process itself
 //	router.go        Router: make, stop, what other packages learn from it
 //	kv.go            Put, DeleteRange, Txn, Compact
+//	load.go          versions for a new cluster
 //	hash.go          the hash of all ranges
 //	cut.go           the versions of a cut through the store, page by page
 //	lease.go         a lease's end over all ranges, and the keys of a lease

@@ -393,6 +393,9 @@ func (r *Replica) hashable(q *rangeapi.HashRequest) (rest keyspace.Span, install
 		return rest, 0, kverror.New(kverror.Busy, "range %s: a snapshot comes in", r.id)
 	case r.doubt != nil:
 		return rest, 0, r.doubtedLocked()
+	case r.rec.Load.Active():
+		// Batches do not tell how far a load is here.
+		return rest, 0, kverror.New(kverror.Busy, "range %s is being loaded", r.id)
 	case q.Generation != r.rec.Generation || !r.rec.Span.Contains(q.From):
 		return rest, 0, r.errorLocked(kverror.WrongRange, "the range is another one here")
 	case q.Revision > r.resolvedLocked() && (q.Position == rangeapi.FeedPosition{} || !r.positionLocked().Reaches(q.Position)):

@@ -1,8 +1,6 @@
 package shard
 
 import (
-	"bytes"
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -223,67 +221,6 @@ func (r *Replica) stands(c *command.Batch) (bool, error) {
 		}
 	}
 	return true, nil
-}
-
-// keptVersions is how many versions' memory a replica keeps for its next batch.
-const keptVersions = 1024
-
-func (s *applyState) forgetVersions() {
-	s.replaced = 0
-	if cap(s.attached) > keptVersions {
-		s.attached = nil
-	}
-	clear(s.attached)
-	s.attached = s.attached[:0]
-	if cap(s.versions) > keptVersions {
-		s.versions = nil
-		return
-	}
-	clear(s.versions)
-	s.versions = s.versions[:0]
-}
-
-// write writes the versions of a batch in the order of the store: neighbours find
-// their places in the memtable by the same path, which is then in the processor's cache.
-func (s *applyState) write(b *engine.Batch) error {
-	slices.SortFunc(s.versions, func(x, y mvcc.Version) int {
-		return cmp.Or(bytes.Compare(x.Key, y.Key), cmp.Compare(x.Mod, y.Mod), cmp.Compare(x.Sub, y.Sub))
-	})
-	if s.replaced > 0 {
-		if err := s.joinReplaced(); err != nil {
-			return err
-		}
-	}
-	for i := range s.versions {
-		if err := mvcc.Put(b, &s.versions[i]); err != nil {
-			return err
-		}
-	}
-	return s.writeAttached(b)
-}
-
-// joinReplaced gives the versions that a transaction has replaced to those that it has left.
-func (s *applyState) joinReplaced() error {
-	left := s.versions[:0]
-	var before *mvcc.Version
-	for i := range s.versions {
-		v := s.versions[i]
-		if before != nil && v.Sub <= before.Sub {
-			return refuse(fmt.Errorf("key %q is written at revision %d by operation %d and by operation %d", v.Key, v.Mod, before.Sub, v.Sub))
-		}
-		v.Earlier, before = before, nil
-		if next := i + 1; next < len(s.versions) && s.versions[next].Mod == v.Mod && bytes.Equal(s.versions[next].Key, v.Key) {
-			before = &v
-			s.replaced--
-			continue
-		}
-		left = append(left, v)
-	}
-	clear(s.versions[len(left):])
-	if s.versions = left; s.replaced != 0 {
-		return refuse(fmt.Errorf("%d versions are replaced by none", s.replaced))
-	}
-	return nil
 }
 
 // Payload implements raftgroup.Payloader.

@@ -251,6 +251,7 @@
 //	feeds.go        feeds and history of applied events
 //	admin.go        what changes, moves or describes replicas: the server
 //	merge.go        a merge on every replica
+//	loading.go      finished versions for a new cluster
 //	doubt.go        replicas that have counted different hashes
 //	quarantine.go   replicas that are closed until they are replaced
 //	lifecycle.go    a replica as package replicas sees it
@@ -267,7 +268,6 @@
 //	pins.go         what holds a compaction back
 //	mergestep.go    steps of a merge at the leader
 //	split.go        splits
-//	loading.go      finished versions for a new cluster
 //	pipeline.go     a replica as its pipeline sees it
 //	txnapply.go     items of transactions on every replica
 //	lease.go        attachments of leases and their registrations

@@ -1,2 +1,2 @@
-// Package datapb is the generated code of the data service, by which data of a whole cluster enter and leave.
+// Package datapb is the generated code of Skein's services of data. Package dataapi serves them.
 package datapb

@@ -195,12 +195,8 @@ func (r *Reader) effect(kind opKind) Effect {
 		return SetNodeState{Node: keyspace.NodeID(r.Uvarint()), From: r.NodeState(), To: r.NodeState(), Leave: r.Bool(), Beside: r.NodeIDs(), Now: r.millis()}
 	case opRemoveNode:
 		return RemoveNode{Node: keyspace.NodeID(r.Uvarint()), Now: r.millis()}
-	case opAlignMerge:
-		return AlignMerge{Merge: r.mergeRef(), From: keyspace.NodeID(r.Uvarint()), To: keyspace.NodeID(r.Uvarint())}
-	case opCommitMerge:
-		return CommitMerge{Merge: r.mergeRef(), Left: r.rangeVersion(), Right: r.rangeVersion()}
-	case opAbortMerge:
-		return AbortMerge{Merge: r.mergeRef()}
+	case opAlignMerge, opCommitMerge, opAbortMerge:
+		return r.mergeEffect(kind)
 	case opKeepBorder:
 		return KeepBorder{Key: r.CopyUpTo(MaxLeaseSpanBytes)}
 	case opBindMerge:
@@ -216,11 +212,7 @@ func (r *Reader) effect(kind opKind) Effect {
 	case opEndHold:
 		return r.EndHold()
 	case opChangeLoad:
-		o := r.ChangeLoad()
-		if r.OK() && o.Step == 0 {
-			r.Failf("a step of a load that changes nothing")
-		}
-		return o
+		return r.stepOfLoad()
 	case opGuarded:
 		o, guarded := Guarded{Permit: keyspace.Permit(r.Uvarint())}, opKind(r.Byte())
 		if o.Permit == 0 || guarded == opGuarded {
@@ -240,4 +232,16 @@ func (r *Reader) alarmCommand() ChangeAlarm {
 		r.Failf("a change of an alarm that changes nothing")
 	}
 	return o
+}
+
+// mergeEffect reads a step of a merge.
+func (r *Reader) mergeEffect(kind opKind) Effect {
+	m := r.mergeRef()
+	switch kind {
+	case opAlignMerge:
+		return AlignMerge{Merge: m, From: keyspace.NodeID(r.Uvarint()), To: keyspace.NodeID(r.Uvarint())}
+	case opCommitMerge:
+		return CommitMerge{Merge: m, Left: r.rangeVersion(), Right: r.rangeVersion()}
+	}
+	return AbortMerge{Merge: m}
 }

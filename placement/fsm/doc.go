@@ -120,12 +120,12 @@
 //	state.go        State: Apply, Flush, Load, and View
 //	begin.go        an operation begins and ends
 //	mergestate.go   the phases of a merge
+//	loading.go      the load of a new cluster
 //	lease.go        leases: records, commands, their spans
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version
 //	access_view.go  an unchanging copy of them, and what is told of it to other nodes
 //	access.go       users, roles and permissions: records and commands; what they mean is package rights'
-//	loading.go      the load of a new cluster
 //	alarm.go        alarms: records, commands, the list
 //	hold.go         holds: records, commands, the list
 //	node.go         nodes: rows, commands, states

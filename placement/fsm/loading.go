@@ -145,6 +145,15 @@ func (r *Reader) ChangeLoad() ChangeLoad {
 	return o
 }
 
+// stepOfLoad reads a step that is not 0.
+func (r *Reader) stepOfLoad() ChangeLoad {
+	o := r.ChangeLoad()
+	if r.OK() && o.Step == 0 {
+		r.Failf("a step of a load that changes nothing")
+	}
+	return o
+}
+
 func (r *Reader) loadPhase() LoadPhase {
 	p := LoadPhase(r.Byte())
 	if p > PhaseAbandoned {

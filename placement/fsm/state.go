@@ -125,15 +125,9 @@ func (s *State) Apply(index uint64, op Effect) Result {
 	}
 	switch o := op.(type) {
 	case RaiseCeiling:
-		if o.To > s.Ceiling {
-			s.Ceiling = o.To
-			s.dirty.meta = true
-		}
+		s.setCeiling(max(s.Ceiling, o.To))
 	case LowerCeiling:
-		if o.To < s.Ceiling {
-			s.Ceiling = o.To
-			s.dirty.meta = true
-		}
+		s.setCeiling(min(s.Ceiling, o.To))
 	case Compact:
 		return s.applyCompact(o)
 	case AllocateRanges:
@@ -202,6 +196,12 @@ func (s *State) removeNode(index uint64, o RemoveNode) Result {
 		s.endAlarmsOf(index, o.Node)
 	}
 	return r
+}
+
+func (s *State) setCeiling(to keyspace.Revision) {
+	if to != s.Ceiling {
+		s.Ceiling, s.dirty.meta = to, true
+	}
 }
 
 // applyCompact is etcd's rule: at or below the compacted revision is Compacted,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/placement/internal/testkit"
 )
 
@@ -28,6 +29,7 @@ import (
 //	withdraw node=N                 the caller of the node's batch has left
 //	end next=N / resume             a planned end of the allocations, and its failure
 //	observe compacted=C settings=S
+//	load phase=P position=R ceiling=C  the load is in the phase, of 1 bulk, 2 follow, 3 finished
 //	log term=T after=R              reads the allocation log
 func TestAllocator(t *testing.T) {
 	datadriven.Walk(t, "testdata/allocator", func(t *testing.T, path string) {
@@ -83,6 +85,9 @@ func (h *allocatorStory) run(t *testing.T, d *datadriven.TestData) string {
 		out = h.c.resume()
 	case "observe":
 		h.c.observe(keyspace.Revision(testkit.Arg(t, d, "compacted")), keyspace.Revision(testkit.Arg(t, d, "settings")), keyspace.AccessIndex(optional(t, d, "access")))
+	case "load":
+		l := &fsm.Loading{Phase: fsm.LoadPhase(testkit.Arg(t, d, "phase")), Source: "a test", Position: keyspace.Revision(testkit.Arg(t, d, "position"))}
+		h.c.observeLoad(l, keyspace.Revision(testkit.Arg(t, d, "ceiling")))
 	case "log":
 		return h.log(testkit.Arg(t, d, "term"), keyspace.Revision(testkit.Arg(t, d, "after")))
 	default:
