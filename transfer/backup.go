@@ -251,3 +251,8 @@ func decodeUsers(b []byte) (*rights.State, error) {
 	}
 	return s, nil
 }
+
+// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
+func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
+
+func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }

@@ -2,13 +2,11 @@ package transfer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"github.com/skeindb/skein/backup"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement/fsm"
 )
 
 // RestoreOptions say which state becomes a new cluster.
@@ -55,8 +53,3 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 	}
 	return l.run(ctx, c)
 }
-
-// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
-func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
-
-func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }
