@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -109,12 +110,10 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 func restoreAccess(ctx context.Context, c *Cluster, s *rights.State) error {
 	client := pb.NewAuthClient(c.Client.ActiveConnection())
 	did := func(what string, err error) error {
-		switch e := rpctypes.Error(err); e { //nolint:errorlint // etcd's values, which Error returns unwrapped
-		case nil, rpctypes.ErrRoleAlreadyExist, rpctypes.ErrUserAlreadyExist:
+		if err = rpctypes.Error(err); err == nil || errors.Is(err, rpctypes.ErrRoleAlreadyExist) || errors.Is(err, rpctypes.ErrUserAlreadyExist) {
 			return nil
-		default:
-			return fmt.Errorf("%s: %w", what, e)
 		}
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	for _, r := range s.Roles() {
 		_, err := client.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: r.Name})

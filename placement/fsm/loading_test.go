@@ -19,6 +19,7 @@ type loadStory struct {
 }
 
 func newLoadStory(t *testing.T) *loadStory {
+	t.Helper()
 	h := &loadStory{t, bootstrapped(t), records{}, firstIndex}
 	h.s.ClusterVersion = keyspace.VersionData
 	h.s.dirty.meta = true
@@ -79,8 +80,14 @@ func TestLoading(t *testing.T) {
 		h.refused(ChangeLoad{Step: step, Nonce: 8, Source: "b.db", Phase: PhaseFollow, Position: 9}, kverror.BadRequest, "belongs to the load of a.db by loader 0000000000000007, begun at 1000")
 	}
 	for _, op := range []Effect{
-		RaiseCeiling{To: 10}, Compact{At: 1}, GrantLease{ID: 1, TTL: 9}, RegisterLease{ID: 1}, RevokeLeases{}, RevokeChecked{At: 1},
-		ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "root"}}, BeginOperation{Operation: Operation{Kind: OperationMerge}},
+		RaiseCeiling{To: 10},
+		Compact{At: 1},
+		GrantLease{ID: 1, TTL: 9},
+		RegisterLease{ID: 1},
+		RevokeLeases{},
+		RevokeChecked{At: 1},
+		ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "root"}},
+		BeginOperation{Operation: Operation{Kind: OperationMerge}},
 		Guarded{Permit: 1 << 40, Op: Compact{At: 1}},
 	} {
 		h.refused(op, kverror.Loading, "source a.db, phase bulk, position 0")
