@@ -13,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
@@ -31,6 +32,9 @@ type load struct {
 	versions iter.Seq2[*mvcc.Version, error]
 	// access is nil for none.
 	access *rights.State
+	// lost says that a key may have a lease that is not among them: it was granted and revoked around the state, or
+	// between two backups. Such a key gets a lease of dataapi.LostLeaseTTL (trap 119).
+	lost bool
 }
 
 // splitBytes is after how many bytes of keys and values another range begins. Ranges split by themselves at twice as
@@ -45,13 +49,24 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 	loader := dataapi.NewLoader(dataapi.LoaderOptions{
 		Conn: c.Client.ActiveConnection(), Clock: c.Clock, Number: max(1, xxhash.Sum64String(l.identity)), Source: l.name,
 	})
-	if _, err := loader.Begin(ctx); err != nil {
+	st, err := loader.Begin(ctx)
+	if err != nil {
 		return fmt.Errorf("begin the load: %w", err)
+	}
+	if st.GetPhase() == datapb.LoadPhase_LOAD_FINISHED {
+		c.Report("the load had finished before, and the cluster serves from revision %d on", st.GetPosition())
+		return l.restoreAccess(ctx, c)
 	}
 	if err := loader.Leases(ctx, l.leases, nil); err != nil {
 		return fmt.Errorf("grant %d leases: %w", len(l.leases), err)
 	}
 	p := progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	if l.lost {
+		p.granted = map[keyspace.LeaseID]bool{}
+		for _, lease := range l.leases {
+			p.granted[lease.ID] = true
+		}
+	}
 	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
 		return fmt.Errorf("load: %w", err)
 	}
@@ -59,10 +74,7 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 		return fmt.Errorf("finish the load: %w", err)
 	}
 	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
-	if l.access == nil {
-		return nil
-	}
-	return restoreAccess(ctx, c, l.access)
+	return l.restoreAccess(ctx, c)
 }
 
 // progress counts what passes, and has ranges begin in it.
@@ -74,6 +86,8 @@ type progress struct {
 	versions, bytes int64
 	sinceBorder     int64
 	key             []byte
+	// granted are the leases that there are, nil if no lease is granted for keys of others.
+	granted map[keyspace.LeaseID]bool
 }
 
 func (p *progress) through(ctx context.Context, versions iter.Seq2[*mvcc.Version, error]) iter.Seq2[*mvcc.Version, error] {
@@ -96,6 +110,12 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 		}
 		p.sinceBorder = 0
 	}
+	if p.granted != nil && v.Lease != 0 && !p.granted[v.Lease] && string(p.key) != string(v.Key) {
+		p.granted[v.Lease] = true
+		if err := p.loader.Leases(ctx, []dataapi.LoadLease{{ID: v.Lease, TTL: int64(dataapi.LostLeaseTTL / time.Second)}}, nil); err != nil {
+			return fmt.Errorf("grant lease %x of key %q: %w", int64(v.Lease), v.Key, err)
+		}
+	}
 	p.key = append(p.key[:0], v.Key...)
 	p.versions, p.bytes, p.sinceBorder = p.versions+1, p.bytes+v.Size(), p.sinceBorder+v.Size()
 	if took := p.began.Elapsed(); took-p.told >= reportEvery {
@@ -107,8 +127,17 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 
 // restoreAccess makes users and roles, and has them checked if they were. What is there already is left, so it can be
 // done again.
-func restoreAccess(ctx context.Context, c *Cluster, s *rights.State) error {
+func (l *load) restoreAccess(ctx context.Context, c *Cluster) error {
+	s := l.access
+	if s == nil {
+		return nil
+	}
 	client := pb.NewAuthClient(c.Client.ActiveConnection())
+	switch st, err := client.AuthStatus(ctx, &pb.AuthStatusRequest{}); {
+	case err == nil && st.GetEnabled(), errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty), errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied):
+		c.Report("users are checked already")
+		return nil
+	}
 	did := func(what string, err error) error {
 		if err = rpctypes.Error(err); err == nil || errors.Is(err, rpctypes.ErrRoleAlreadyExist) || errors.Is(err, rpctypes.ErrUserAlreadyExist) {
 			return nil

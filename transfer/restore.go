@@ -27,6 +27,9 @@ const DefaultBump = 1_000_000_000
 
 // Restore makes a new cluster what a backup is.
 func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOptions) error {
+	if o.Bump < 0 {
+		return fmt.Errorf("the revision cannot be lowered, by %d: clients have seen it", -o.Bump)
+	}
 	p, err := r.Plan(ctx, o.Source, o.When)
 	if err != nil {
 		return err
@@ -38,7 +41,7 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 	l := load{
 		name:     fmt.Sprintf("backup of cluster %s at revision %d", p.Cluster, p.Revision),
 		identity: fmt.Sprintf("backup %s %s at revision %d, bump %d", p.Cluster, p.Chain, p.Revision, o.Bump),
-		revision: p.Revision + o.Bump, compacted: max(p.Compacted, 0), versions: r.Versions(ctx, p, keyspace.Span{}),
+		lost:     true, revision: p.Revision + o.Bump, compacted: max(p.Compacted, 0), versions: r.Versions(ctx, p, keyspace.Span{}),
 	}
 	if o.Bump > 0 {
 		l.compacted = l.revision
