@@ -228,7 +228,7 @@ func reseal(b []byte) []byte {
 
 // Claims that the bytes do not keep are refused before memory is taken for them.
 func TestClaims(t *testing.T) {
-	zeros := coders().enc.EncodeAll(make([]byte, chunkBytes), nil)
+	zeros := coders.enc.EncodeAll(make([]byte, chunkBytes), nil)
 	chunk := append(binary.AppendUvarint(nil, uint64(len(zeros))), zeros...)
 	// One key of nearly all that the keys of a block may have, then many that share it.
 	amplified := append([]byte{writeTombstone, 0}, binary.AppendUvarint(nil, MaxBytes/2)...)

@@ -9,7 +9,6 @@ import (
 	"hash/crc32"
 	"math"
 	"slices"
-	"sync"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -115,11 +114,14 @@ const headBytes = 1 + 4
 
 // The coders have no goroutine and are safe for concurrent use. Each call takes one of
 // GOMAXPROCS states, which bounds their memory.
-var coders = sync.OnceValue(func() (c struct {
+var coders = newCoders()
+
+type coder struct {
 	enc *zstd.Encoder
 	dec *zstd.Decoder
-},
-) {
+}
+
+func newCoders() (c coder) {
 	var err error
 	c.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(chunkBytes),
 		zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
@@ -131,8 +133,9 @@ var coders = sync.OnceValue(func() (c struct {
 	if err != nil {
 		panic(fmt.Sprintf("block: decompressor: %v", err))
 	}
+	c.enc.EncodeAll(nil, nil) // it makes its channels with the first call, which may come in the bubble of a test
 	return c
-})
+}
 
 // pack makes a block of the count versions that are encoded in raw.
 func pack(raw []byte, count int, order Order) []byte {
@@ -145,7 +148,7 @@ func pack(raw []byte, count int, order Order) []byte {
 	start := len(dst)
 	for rest := raw; len(rest) > 0; {
 		n := min(len(rest), chunkBytes)
-		packed = coders().enc.EncodeAll(rest[:n], packed[:0])
+		packed = coders.enc.EncodeAll(rest[:n], packed[:0])
 		dst = wire.AppendBytes(dst, packed)
 		rest = rest[n:]
 	}
@@ -197,7 +200,7 @@ func unpack(b, dst []byte) (raw []byte, count int, order Order, err error) {
 		// The decompressor appends no more than chunkBytes, whatever the chunk claims. Room
 		// for them is made here, since it would grow by no more than it needs.
 		dst = slices.Grow(dst, min(chunkBytes, int(size)-n))
-		piece, err := coders().dec.DecodeAll(chunk, dst[n:n])
+		piece, err := coders.dec.DecodeAll(chunk, dst[n:n])
 		if err != nil {
 			return dst, 0, 0, corrupt("%v", err)
 		}
