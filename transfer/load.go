@@ -44,15 +44,9 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 	loader := dataapi.NewLoader(dataapi.LoaderOptions{
 		Conn: c.Client.ActiveConnection(), Clock: c.Clock, Number: max(1, xxhash.Sum64String(l.identity)), Source: l.name,
 	})
-	if _, err := loader.Begin(ctx); err != nil {
-		return fmt.Errorf("begin the load: %w", err)
-	}
-	if err := loader.Leases(ctx, l.leases, nil); err != nil {
-		return fmt.Errorf("grant %d leases: %w", len(l.leases), err)
-	}
-	p := progress{c: c, loader: loader, began: clock.StartStopwatch()}
-	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
-		return fmt.Errorf("load: %w", err)
+	p, err := l.bring(ctx, c, loader)
+	if err != nil {
+		return err
 	}
 	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
 		return fmt.Errorf("finish the load: %w", err)
@@ -62,6 +56,21 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 		return nil
 	}
 	return restoreAccess(ctx, c, l.access)
+}
+
+// bring begins the load and brings leases and versions.
+func (l *load) bring(ctx context.Context, c *Cluster, loader *dataapi.Loader) (*progress, error) {
+	if _, err := loader.Begin(ctx); err != nil {
+		return nil, fmt.Errorf("begin the load: %w", err)
+	}
+	if err := loader.Leases(ctx, l.leases, nil); err != nil {
+		return nil, fmt.Errorf("grant %d leases: %w", len(l.leases), err)
+	}
+	p := &progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	return p, nil
 }
 
 // progress counts what passes, and has ranges begin in it.

@@ -14,6 +14,7 @@
 //	recover.go    skein recover, and --force-new-cluster
 //	backup.go     skein backup
 //	transfer.go   skein backup create and follow, restore, import, export
+//	mirror.go     skein mirror
 //	diff.go       skein diff
 //	admin.go      flags of all commands that ask a running cluster
 //	command.go    what all commands share
