@@ -214,6 +214,10 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 	if err != nil {
 		return err
 	}
+	// An earlier run of the mirror may have granted some that have ended.
+	if err := m.lookGranted(ctx); err != nil {
+		return fmt.Errorf("list the leases of the load: %w", err)
+	}
 	var ended []keyspace.LeaseID
 	for id := range m.granted {
 		if _, lives := f.Leases[id]; !lives {
@@ -231,6 +235,20 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 	}
 	l.SetSum(dataapi.Sum{Versions: f.Sum.Versions, Hashes: f.Sum.Hashes})
 	return l.Finish(ctx, f.Revision, f.Compacted)
+}
+
+// lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.
+func (m *mirrored) lookGranted(ctx context.Context) error {
+	client := dataapi.NewClient(m.c.Client.ActiveConnection(), m.c.Clock)
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "mirror: leases at the cut-over"})
+	if err != nil {
+		return err
+	}
+	m.granted = map[keyspace.LeaseID]int64{}
+	for _, l := range cut.Leases {
+		m.granted[l.ID] = l.TTL
+	}
+	return client.Release(ctx, cut.Hold)
 }
 
 // Abandon implements mirror.Target.
