@@ -8,10 +8,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
@@ -224,17 +228,43 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 			ended = append(ended, id)
 		}
 	}
-	if err := l.Leases(ctx, nil, ended); err != nil {
-		return fmt.Errorf("revoke %d leases: %w", len(ended), err)
-	}
-	for _, id := range ended {
-		delete(m.granted, id)
-	}
 	if err := m.grant(ctx, l, f.Leases); err != nil {
 		return err
 	}
 	l.SetSum(dataapi.Sum{Versions: f.Sum.Versions, Hashes: f.Sum.Hashes})
-	return l.Finish(ctx, f.Revision, f.Compacted)
+	if err := l.Finish(ctx, f.Revision, f.Compacted); err != nil {
+		return err
+	}
+	m.revoke(ctx, ended)
+	return nil
+}
+
+// revokesAtOnce is how many leases are revoked at a time, revokeTime bounds the wait for one.
+const (
+	revokesAtOnce = 16
+	revokeTime    = 10 * time.Second
+)
+
+// revoke ends leases that have ended at the source and that no key is attached to any more. It comes behind the load,
+// since ranges remember that they had keys of them. What fails ends with its TTL.
+func (m *mirrored) revoke(ctx context.Context, ids []keyspace.LeaseID) {
+	var failed atomic.Int64
+	var g errgroup.Group
+	g.SetLimit(revokesAtOnce)
+	for _, id := range ids {
+		g.Go(func() error {
+			once, cancel := clock.WithTimeout(ctx, m.c.Clock, revokeTime)
+			defer cancel()
+			if _, err := m.c.Client.Revoke(once, clientv3.LeaseID(id)); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				failed.Add(1)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // failures are counted
+	if n := failed.Load(); n > 0 {
+		m.c.Report("%d leases that have ended at the source are left to end with their TTLs", n)
+	}
 }
 
 // lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -90,5 +92,76 @@ func TestMirrorRequests(t *testing.T) {
 	}
 	if _, err := mirror.ReadStatus(vfs.Default, t.TempDir()); err == nil {
 		t.Error("an empty directory has a status")
+	}
+}
+
+// TestMirrorDocument runs the commands of docs/MIGRATION.md about a mirror. The source is a cluster of Skein; module
+// conformance has an etcd.
+func TestMirrorDocument(t *testing.T) {
+	lines := documented(t, "../../docs/MIGRATION.md")[2:5]
+	source, client := runningCluster(t, 1)
+	into, mirrored := runningCluster(t, 1)
+	dir := filepath.Join(t.TempDir(), "mirror")
+	replace := []string{"http://127.0.0.1:4379", source, "http://127.0.0.1:2379", into, "/var/lib/skein-mirror", dir}
+	fill(t, client, "a")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := make(chan string, 1)
+	go func() { done <- said(t, ctx, lines[0], replace...) }()
+	for {
+		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Passes > 0 {
+			break
+		}
+		select {
+		case <-done:
+			t.Fatal("the mirror has ended")
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	rev := fill(t, client, "b")
+	if out := said(t, ctx, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
+		t.Errorf("%s:\n%s", lines[1], out)
+	}
+	for _, out := range []string{said(t, ctx, lines[2], replace...), <-done} {
+		if want := fmt.Sprintf("done: position %d of %d, behind by 0 revisions", rev, rev); !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if out := said(t, ctx, "skein diff A B", "A", source, "B", into); !strings.Contains(out, "equal") {
+		t.Error(out)
+	}
+	if u, err := mirrored.UserGet(ctx, "buser"); err != nil || len(u.Roles) != 1 {
+		t.Errorf("%v, %v", u, err)
+	}
+	if put, err := mirrored.Put(ctx, "next", ""); err != nil || put.Header.Revision != rev+1 {
+		t.Errorf("%v, %v, want revision %d", put, err, rev+1)
+	}
+}
+
+// TestMirrorAbandoned: a mirror that runs is given up, and its cluster never serves.
+func TestMirrorAbandoned(t *testing.T) {
+	source, client := runningCluster(t, 1)
+	into, abandoned := runningCluster(t, 1)
+	dir := filepath.Join(t.TempDir(), "mirror")
+	fill(t, client, "a")
+	var out bytes.Buffer
+	ended := make(chan int, 1)
+	go func() {
+		ended <- execute(t.Context(), []string{"mirror", "start", "--source-endpoints", source, "--endpoints", into, "--spool", dir}, nil, &out, &out)
+	}()
+	for {
+		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Step == mirror.Following {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if said := said(t, t.Context(), "skein mirror abandon --spool DIR", "DIR", dir); !strings.Contains(said, "abandoned") {
+		t.Error(said)
+	}
+	if code := <-ended; code != exitRefused || !strings.Contains(out.String(), "next: a new one needs an empty cluster and another --spool") {
+		t.Errorf("exit code %d\n%s", code, &out)
+	}
+	if _, err := abandoned.Put(t.Context(), "a", ""); err == nil || !strings.Contains(err.Error(), "was abandoned") {
+		t.Errorf("%v", err)
 	}
 }
