@@ -210,10 +210,10 @@ func (l *Loader) Follow(ctx context.Context, upTo keyspace.Revision, versions []
 
 // EndBulk ends the bulk at its revision. A repeat does nothing.
 func (l *Loader) EndBulk(ctx context.Context, at keyspace.Revision) error {
-	switch l.position {
-	case 0:
+	switch {
+	case l.position == 0:
 		return l.endBulk(ctx, at, nil)
-	case at:
+	case l.position == at:
 		return nil
 	}
 	return fmt.Errorf("dataapi: the bulk is to end at revision %d, and the load follows at revision %d", at, l.position)

@@ -118,8 +118,8 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 func restoreAccess(ctx context.Context, c *Cluster, s *rights.State) error {
 	client := pb.NewAuthClient(c.Client.ActiveConnection())
 	did := func(what string, err error) error {
-		switch e := rpctypes.Error(err); e { //nolint:errorlint // etcd's values, which Error returns unwrapped
-		case nil, rpctypes.ErrRoleAlreadyExist, rpctypes.ErrUserAlreadyExist:
+		switch e := rpctypes.Error(err); e {
+		case nil, rpctypes.ErrRoleAlreadyExist, rpctypes.ErrUserAlreadyExist: //nolint:errorlint // etcd's values, which Error returns unwrapped
 			return nil
 		default:
 			return fmt.Errorf("%s: %w", what, e)

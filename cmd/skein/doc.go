@@ -13,8 +13,8 @@
 //	cert.go       skein cert
 //	recover.go    skein recover, and --force-new-cluster
 //	backup.go     skein backup
-//	transfer.go   skein backup create and follow, restore, import, export
 //	mirror.go     skein mirror
+//	transfer.go   skein backup create and follow, restore, import, export
 //	diff.go       skein diff
 //	admin.go      flags of all commands that ask a running cluster
 //	command.go    what all commands share
