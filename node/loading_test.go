@@ -125,7 +125,7 @@ func TestLoadedCluster(t *testing.T) {
 	bubble(t, 3, borders(3), nil, func(r *rig) {
 		ctx := r.t.Context()
 		vs, last := storeOf(keys)
-		l, conn := r.loaderOf(7)
+		l, _ := r.loaderOf(7)
 		r.begin(l)
 		other, _ := r.loaderOf(8)
 		if _, err := other.Begin(ctx); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "belongs to the load of a test by loader 0000000000000007") {

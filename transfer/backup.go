@@ -15,7 +15,6 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement/fsm"
-	"github.com/skeindb/skein/rights"
 )
 
 // BackupOptions say how a backup is made.
@@ -239,15 +238,7 @@ func (s source) Read(ctx context.Context, span keyspace.Span, emit func(b []byte
 	}
 }
 
-// decodeUsers reads what encodeUsers wrote.
-func decodeUsers(b []byte) (*rights.State, error) {
-	var rows []fsm.AccessRow
-	if err := json.Unmarshal(b, &rows); err != nil {
-		return nil, fmt.Errorf("users and roles of the backup: %w", err)
-	}
-	s, err := fsm.AccessOf(rows)
-	if err != nil {
-		return nil, fmt.Errorf("users and roles of the backup: %w", err)
-	}
-	return s, nil
-}
+// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
+func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
+
+func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }

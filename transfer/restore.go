@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rights"
 )
 
 // RestoreOptions say which state becomes a new cluster.
@@ -56,7 +57,15 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 	return l.run(ctx, c)
 }
 
-// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
-func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
-
-func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }
+// decodeUsers reads what encodeUsers wrote.
+func decodeUsers(b []byte) (*rights.State, error) {
+	var rows []fsm.AccessRow
+	if err := json.Unmarshal(b, &rows); err != nil {
+		return nil, fmt.Errorf("users and roles of the backup: %w", err)
+	}
+	s, err := fsm.AccessOf(rows)
+	if err != nil {
+		return nil, fmt.Errorf("users and roles of the backup: %w", err)
+	}
+	return s, nil
+}
