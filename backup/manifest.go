@@ -46,6 +46,8 @@ type Cut struct {
 	// Settings and Users are the cluster's; only a cluster reads them.
 	Settings []byte `json:"settings,omitempty"`
 	Users    []byte `json:"users,omitempty"`
+	// Hold is the cluster's name of what keeps the versions of the cut until the backup is finished, 0 for nothing.
+	Hold uint64 `json:"hold,omitempty,string"`
 }
 
 // A Point is a revision that the cluster had at a time.

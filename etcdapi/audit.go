@@ -28,7 +28,8 @@ type Auditor interface {
 }
 
 // unaudited are the methods for root, and those of the Auth service, that only look, or change what clients cannot see.
-// Compactions are among them: they come every few minutes, from controllers. So are renewals of a hold.
+// Compactions are among them: they come every few minutes, from controllers. So are renewals of a hold, and the steps of
+// a load: its begin and end are told.
 var unaudited = map[string]bool{
 	"/etcdserverpb.KV/Compact":             true,
 	"/etcdserverpb.Maintenance/Defragment": true, "/etcdserverpb.Maintenance/Hash": true, "/etcdserverpb.Maintenance/HashKV": true,
@@ -37,6 +38,8 @@ var unaudited = map[string]bool{
 	"/skein.admin.v1.Admin/RangeList": true, "/skein.admin.v1.Admin/RangeShow": true, "/skein.admin.v1.Admin/OperationList": true,
 	"/skein.admin.v1.Admin/PlacementShow": true, "/skein.admin.v1.Admin/NodeList": true, "/skein.admin.v1.Admin/NodeShow": true,
 	"/skein.admin.v1.Admin/ClusterShow": true, "/skein.data.v1.Data/Renew": true,
+	"/skein.data.v1.Load/LoadState": true, "/skein.data.v1.Load/LoadSplit": true, "/skein.data.v1.Load/LoadLeases": true,
+	"/skein.data.v1.Load/LoadPut": true, "/skein.data.v1.Load/LoadAdvance": true,
 }
 
 const (
@@ -206,7 +209,7 @@ var told = map[protoreflect.FullName]bool{
 	"etcdserverpb.AuthRoleGrantPermissionRequest.name": true, "authpb.Permission.key": true, "authpb.Permission.range_end": true,
 	"etcdserverpb.AuthRoleRevokePermissionRequest.role": true, "etcdserverpb.AuthRoleRevokePermissionRequest.key": true, "etcdserverpb.AuthRoleRevokePermissionRequest.range_end": true,
 	"etcdserverpb.MemberAddRequest.peerURLs": true, "etcdserverpb.MemberUpdateRequest.peerURLs": true, "etcdserverpb.DowngradeRequest.version": true,
-	"skein.admin.v1.NodeChangeRequest.node": true, "skein.data.v1.CutRequest.owner": true,
+	"skein.admin.v1.NodeChangeRequest.node": true, "skein.data.v1.CutRequest.owner": true, "skein.data.v1.LoadBeginRequest.source": true,
 	"skein.admin.v1.NodeJoinRequest.name": true, "skein.admin.v1.NodeJoinRequest.peer_urls": true, "skein.admin.v1.NodeJoinRequest.cluster": true, "skein.admin.v1.NodeJoinRequest.node": true,
 	"skein.admin.v1.RangeMoveRequest.from": true, "skein.admin.v1.RangeMoveRequest.to": true, "skein.admin.v1.RangeTransferLeaderRequest.to": true,
 	"skein.admin.v1.PlacementMoveRequest.from": true, "skein.admin.v1.PlacementMoveRequest.to": true, "skein.admin.v1.PlacementTransferLeaderRequest.to": true,

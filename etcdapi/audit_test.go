@@ -183,7 +183,7 @@ func TestAuditOfEveryMethod(t *testing.T) {
 		}
 	}
 	count := 0
-	for _, file := range []protoreflect.FileDescriptor{pb.File_rpc_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto} {
+	for _, file := range []protoreflect.FileDescriptor{pb.File_rpc_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto, datapb.File_datapb_load_proto} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {

@@ -275,8 +275,15 @@ type check struct {
 }
 
 // readCheck reads the first possible key. It concerns one range, so a health check costs the same
-// for any number of ranges.
-func (s *Server) readCheck(ctx context.Context) error { return wordOf(s.readFirst(ctx, false)) }
+// for any number of ranges. A cluster that is being loaded is not ready, also while it answers reads.
+func (s *Server) readCheck(ctx context.Context) error {
+	if s.opts.Loading != nil {
+		if _, err := s.opts.Loading(); err != nil {
+			return wordOf(kverror.GRPC(err))
+		}
+	}
+	return wordOf(s.readFirst(ctx, false))
+}
 
 // ownReadCheck is the read by which a supervisor decides to restart this process. etcd's reads its
 // own store, and succeeds on a member without a quorum. This one does too, if a replica of this

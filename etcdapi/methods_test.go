@@ -38,6 +38,7 @@ func everyService(t testing.TB) func(*Options) {
 		opts.Register = func(r grpc.ServiceRegistrar) {
 			adminpb.RegisterAdminServer(r, adminpb.UnimplementedAdminServer{})
 			datapb.RegisterDataServer(r, datapb.UnimplementedDataServer{})
+			datapb.RegisterLoadServer(r, datapb.UnimplementedLoadServer{})
 		}
 	}
 }

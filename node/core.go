@@ -201,8 +201,11 @@ type Core struct {
 }
 
 // full says that nobody may write more by this node.
-func (c *Core) full() bool {
-	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull || c.engine.OverQuota()
+func (c *Core) full() bool { return c.noRoom() || c.engine.OverQuota() }
+
+// noRoom says that a disk of this node is full.
+func (c *Core) noRoom() bool {
+	return c.wal.Space() == wal.SpaceFull || c.engine.Space() == engine.SpaceFull
 }
 
 // alive reports whether a node lives as far as this one knows, perhaps from others.

@@ -125,25 +125,25 @@ func TestLoadedCluster(t *testing.T) {
 	bubble(t, 3, borders(3), nil, func(r *rig) {
 		ctx := r.t.Context()
 		vs, last := storeOf(keys)
-		l, _ := r.loaderOf(7)
-		r.begin(l)
+		first, _ := r.loaderOf(7)
+		r.begin(first)
 		other, _ := r.loaderOf(8)
 		if _, err := other.Begin(ctx); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "belongs to the load of a test by loader 0000000000000007") {
 			r.t.Errorf("a second loader: %v", err)
 		}
-		if err := l.Leases(ctx, []dataapi.LoadLease{{ID: 77, TTL: 60}, {ID: 79, TTL: 60}}, []keyspace.LeaseID{79}); err != nil {
+		if err := first.Leases(ctx, []dataapi.LoadLease{{ID: 77, TTL: 60}, {ID: 79, TTL: 60}}, []keyspace.LeaseID{79}); err != nil {
 			r.t.Fatal(err)
 		}
-		if err := l.Split(ctx, [][]byte{[]byte("k0500")}); err != nil {
+		if err := first.Split(ctx, [][]byte{[]byte("k0500")}); err != nil {
 			r.t.Fatal(err)
 		}
 		r.whileLoaded(kverror.Loading)
 
 		// The loader is lost in the middle, and another process goes on with its number.
-		if err := l.Bulk(ctx, each(vs[:len(vs)/2])); err != nil {
+		if err := first.Bulk(ctx, each(vs[:len(vs)/2])); err != nil {
 			r.t.Fatal(err)
 		}
-		l, conn = r.loaderOf(7)
+		l, conn := r.loaderOf(7)
 		r.begin(l)
 		if err := l.Leases(ctx, []dataapi.LoadLease{{ID: 77, TTL: 60}}, nil); err != nil {
 			r.t.Fatal(err)

@@ -61,7 +61,7 @@ const (
 // newSnapshots removes what an earlier run has left.
 func newSnapshots(c *Core) (*snapshots, error) {
 	s := &snapshots{
-		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, full: c.full,
+		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, full: c.noRoom,
 		dir: filepath.Join(c.o.DataDir, snapshotDirName), turn: make(chan struct{}, 1), maxBytes: snapshotMaxBytes,
 	}
 	if err := os.RemoveAll(s.dir); err != nil {

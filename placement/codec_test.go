@@ -232,11 +232,12 @@ func decoderOf(name string) func([]byte) error {
 	return map[string]func([]byte) error{
 		"record/table": func(p []byte) error { _, err := DecodeNodeTable(p); return err },
 
-		"bus/feed-request":     func(p []byte) error { _, err := decodeFeedRequest(p); return err },
-		"bus/feed-part-alarms": func(p []byte) error { _, err := decodeFeedPart(p); return err },
-		"bus/feed-part-holds":  func(p []byte) error { _, err := decodeFeedPart(p); return err },
-		"bus/feed-part-access": func(p []byte) error { _, err := decodeFeedPart(p); return err },
-		"bus/feed-part":        func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-request":      func(p []byte) error { _, err := decodeFeedRequest(p); return err },
+		"bus/feed-part-alarms":  func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part-loading": func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part-holds":   func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part-access":  func(p []byte) error { _, err := decodeFeedPart(p); return err },
+		"bus/feed-part":         func(p []byte) error { _, err := decodeFeedPart(p); return err },
 
 		"bus/report-part@3": func(p []byte) error { _, err := driver.DecodePart(p); return err },
 		"bus/report-part@4": func(p []byte) error { _, err := driver.DecodePart(p); return err },

@@ -12,10 +12,23 @@ import (
 
 // serveHold changes a hold.
 func (s *Service) serveHold(ctx context.Context, term uint64, q *request) (response, error) {
+	if err := s.knows(keyspace.VersionData, "holds of old versions"); err != nil {
+		return response{}, err
+	}
 	if q.Kind == requestEndHold {
 		return response{}, s.propose(ctx, term, q.EndHold).Err
 	}
 	return s.servePutHold(ctx, term, q.PutHold)
+}
+
+// storable refuses revisions that an entry cannot have: every replica would refuse it, and nobody be answered.
+func storable(revisions ...keyspace.Revision) error {
+	for _, r := range revisions {
+		if r < 0 || r >= keyspace.MaxRevision {
+			return kverror.New(kverror.BadRequest, "revision %d: want 0 to %d", r, keyspace.MaxRevision-1)
+		}
+	}
+	return nil
 }
 
 // servePutHold makes a hold, renews it or moves it up, by this node's clock.
@@ -23,7 +36,7 @@ func (s *Service) servePutHold(ctx context.Context, term uint64, o fsm.PutHold) 
 	if o.Life <= 0 {
 		return response{}, kverror.New(kverror.BadRequest, "a hold for %s", o.Life)
 	}
-	if err := s.knows(keyspace.VersionData, "holds of old versions"); err != nil {
+	if err := storable(o.Revision); err != nil {
 		return response{}, err
 	}
 	_, known := s.View().Holds.Find(o.ID)

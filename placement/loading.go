@@ -2,9 +2,11 @@ package placement
 
 import (
 	"context"
+	"errors"
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/fsm"
 )
@@ -17,8 +19,8 @@ func (s *Service) serveLoad(ctx context.Context, term uint64, o fsm.ChangeLoad) 
 		v := s.View()
 		return response{MapVersion: v.Version, Loading: v.Loading}, nil
 	}
-	if err := s.knowsAccess("loads"); err != nil {
-		return response{}, err
+	if err := errors.Join(s.knows(keyspace.VersionData, "loads"), storable(o.Position, o.Compacted)); err != nil {
+		return response{}, kverror.Of(err)
 	}
 	if o.Step == fsm.LoadBegin {
 		o.Now = s.wall()

@@ -33,6 +33,11 @@ type Local interface {
 	Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op TxnCommand) (TxnAnswer, error)
 	AwaitResolved(ctx context.Context, q *ResolvedRequest) (FeedPosition, error)
 	History(q *HistoryRequest) (*HistoryPage, error)
+	LocalData
+}
+
+// LocalData are the replicas of this node for whole copies of the store.
+type LocalData interface {
 	Versions(ctx context.Context, q *VersionsRequest) (*VersionsPage, error)
 	Load(ctx context.Context, q *LoadRequest) (*LoadAnswer, error)
 }

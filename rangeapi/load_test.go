@@ -69,9 +69,20 @@ func TestLoadCursor(t *testing.T) {
 		sub    uint32
 		passed bool
 	}{
-		{bulk, "j", 1, 0, true}, {bulk, "k", 6, 0, true}, {bulk, "k", 5, 0, true}, {bulk, "k", 4, 9, false}, {bulk, "l", 9, 0, false},
-		{LoadCursor{Stage: LoadBulk}, "a", 9, 0, false}, {LoadCursor{}, "a", 9, 0, false}, {LoadCursor{Stage: LoadEnded}, "a", 9, 0, true},
-		{follow, "z", 4, 9, true}, {follow, "z", 5, 1, true}, {follow, "k", 5, 2, true}, {follow, "l", 5, 2, false}, {follow, "a", 5, 3, false}, {follow, "a", 6, 0, false},
+		{bulk, "j", 1, 0, true},
+		{bulk, "k", 6, 0, true},
+		{bulk, "k", 5, 0, true},
+		{bulk, "k", 4, 9, false},
+		{bulk, "l", 9, 0, false},
+		{LoadCursor{Stage: LoadBulk}, "a", 9, 0, false},
+		{LoadCursor{}, "a", 9, 0, false},
+		{LoadCursor{Stage: LoadEnded}, "a", 9, 0, true},
+		{follow, "z", 4, 9, true},
+		{follow, "z", 5, 1, true},
+		{follow, "k", 5, 2, true},
+		{follow, "l", 5, 2, false},
+		{follow, "a", 5, 3, false},
+		{follow, "a", 6, 0, false},
 	} {
 		if got := x.c.Passed(&mvcc.Version{Key: []byte(x.key), Mod: x.mod, Sub: x.sub}); got != x.passed {
 			t.Errorf("%s has passed %s@%d.%d: %t", &x.c, x.key, x.mod, x.sub, got)

@@ -75,7 +75,8 @@ func (w *walk) entry(e *offline.Entry) error {
 		w.split(e.Index, body)
 	case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 		return w.merge(h.Kind, body)
-	case command.KindBatch, command.KindCompact, command.KindCount:
+	case command.KindBatch, command.KindCompact, command.KindCount, command.KindLoad:
+		// A load brings revisions that were never allocated here. Placement knows how far they go.
 	}
 	return nil
 }

@@ -166,11 +166,12 @@ func (s *Store) Load(ctx context.Context, q *rangeapi.LoadRequest) (*rangeapi.Lo
 			return nil, err
 		}
 		if !more {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return r.loadAnswerLocked(), nil
+			break
 		}
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.loadAnswerLocked(), nil
 }
 
 // awaitLead waits until this replica leads the range of the generation, and returns its term.

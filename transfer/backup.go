@@ -6,7 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/backup"
 	"github.com/skeindb/skein/backup/block"
@@ -15,6 +20,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rights"
 )
 
 // BackupOptions say how a backup is made.
@@ -26,66 +32,86 @@ type BackupOptions struct {
 	Resume bool
 }
 
-// Backup makes one backup. It returns nil if an incremental one has nothing to add.
-func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptions) (*backup.Manifest, error) {
+// Backup makes one backup. It returns nil if an incremental one has nothing to add. If the cluster has removed what an
+// incremental one needs, it is a full one.
+func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptions) (m *backup.Manifest, err error) {
 	client := dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)
-	var from keyspace.Revision
-	var chain string
 	cluster, err := clusterOf(ctx, c)
 	if err != nil {
 		return nil, err
 	}
+	if o.Resume {
+		draft, err := r.Unfinished(ctx, cluster)
+		if err != nil {
+			return nil, err
+		}
+		if draft != nil {
+			return resume(ctx, c, client, r, draft, o)
+		}
+	}
+	chain, kind, from := "", backup.Full, keyspace.Revision(0)
 	if o.Incremental {
+		kind = backup.Tombstones
 		if chain, from, err = r.Latest(ctx, cluster); err != nil {
 			return nil, fmt.Errorf("go on with a chain: %w", err)
 		}
 	}
-	var draft *backup.Draft
-	if o.Resume {
-		if draft, err = r.Unfinished(ctx, cluster); err != nil {
-			return nil, err
-		}
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "backup", From: from})
+	if o.Incremental && compacted(err) {
+		c.Report("revision %d is compacted, so a full backup is made: nobody has kept the versions since then", from)
+		chain, kind, from = "", backup.Full, 0
+		cut, err = client.Cut(ctx, dataapi.CutOptions{Owner: "backup"})
 	}
-	cut, err := client.Cut(ctx, cutOptions(draft, from))
 	if err != nil {
 		return nil, err
 	}
 	held, stop := c.hold(ctx, client, cut)
-	defer stop()
-	if o.Incremental && draft == nil && cut.Revision == from {
+	if kind == backup.Tombstones && cut.Revision == from {
+		stop(true)
 		return nil, nil
 	}
-	if draft == nil {
-		kind := backup.Full
-		if o.Incremental {
-			kind = backup.Tombstones
-		}
-		if draft, err = begin(ctx, r, cut, chain, kind, from); err != nil {
-			return nil, err
-		}
+	draft, err := begin(ctx, r, cut, chain, kind, from)
+	if err != nil {
+		stop(true)
+		return nil, err
 	}
-	name, number := draft.Chain()
-	c.Report("cluster %s, chain %s, backup %d: %s at revision %d", cluster, name, number, draft.Cut().Kind, draft.Cut().Revision)
-	return r.Write(held, draft, source{client, draft.Cut()}, o.Options)
+	return finish(held, stop, c, client, r, draft, o)
 }
 
-// cutOptions are those of a new backup, or of one that goes on: it needs what its first run has held.
-func cutOptions(draft *backup.Draft, from keyspace.Revision) dataapi.CutOptions {
-	o := dataapi.CutOptions{Owner: "backup"}
-	switch {
-	case draft != nil && draft.Cut().Kind == backup.Full:
-		o.From = max(draft.Cut().Compacted, 1)
-	case draft != nil:
-		o.From = draft.Cut().Previous
-	default:
-		o.From = from // nothing above it may be there yet
+// resume goes on with a backup. It needs what the first run has held.
+func resume(ctx context.Context, c *Cluster, client *dataapi.Client, r *backup.Repository, draft *backup.Draft, o BackupOptions) (*backup.Manifest, error) {
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "backup", Hold: fsm.HoldID(draft.Cut().Hold)})
+	if status.Code(err) == codes.FailedPrecondition {
+		return nil, fmt.Errorf("the backup at revision %d cannot be gone on with, since the cluster does not keep what it needs any more: make a new one, without --resume (%w)", draft.Cut().Revision, err)
 	}
-	return o
+	if err != nil {
+		return nil, err
+	}
+	held, stop := c.hold(ctx, client, cut)
+	return finish(held, stop, c, client, r, draft, o)
+}
+
+// finish writes what is missing of a backup. If that fails the hold stands until it expires, for another run.
+func finish(held context.Context, stop func(release bool), c *Cluster, client *dataapi.Client, r *backup.Repository, draft *backup.Draft, o BackupOptions) (*backup.Manifest, error) {
+	name, number := draft.Chain()
+	c.Report("chain %s, backup %d: %s at revision %d", name, number, draft.Cut().Kind, draft.Cut().Revision)
+	m, err := r.Write(held, draft, source{client, draft.Cut()}, o.Options)
+	stop(err == nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w (for %v the cluster keeps what is missing: --resume goes on)", err, dataapi.HoldLife)
+	}
+	return m, nil
+}
+
+// compacted says that a revision cannot be held, since it is compacted.
+func compacted(err error) bool {
+	s := status.Convert(err)
+	return err != nil && s.Code() == codes.OutOfRange && strings.Contains(s.Message(), rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted))
 }
 
 // begin notes a new backup of the cut.
 func begin(ctx context.Context, r *backup.Repository, cut *dataapi.Cut, chain string, kind backup.Kind, previous keyspace.Revision) (*backup.Draft, error) {
-	b := backup.Cut{Kind: kind, Revision: cut.Revision, Previous: previous, Compacted: max(cut.Compacted, 0), Time: cut.Time}
+	b := backup.Cut{Kind: kind, Revision: cut.Revision, Previous: previous, Compacted: max(cut.Compacted, 0), Time: cut.Time, Hold: uint64(cut.Hold)}
 	b.Points = []backup.Point{{Time: cut.Time, Revision: cut.Revision}}
 	for _, l := range cut.Leases {
 		b.Leases = append(b.Leases, backup.Lease{ID: l.ID, TTLSeconds: l.TTL, RemainingSeconds: int64(l.Remaining / time.Second)})
@@ -108,14 +134,10 @@ type FollowOptions struct {
 
 // Follow makes backups until ctx ends: a full one, then every version since the last one, so that the state at any
 // revision can be restored. If what it needs is not held any more, as after a long stop, it begins a chain and says so.
+// A target that cannot be written for a while costs nothing but the points of that time.
 func Follow(ctx context.Context, c *Cluster, r *backup.Repository, o FollowOptions) error {
-	client := dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)
-	f := follower{c: c, r: r, o: o, client: client}
-	defer func() {
-		if f.stop != nil {
-			f.stop()
-		}
-	}()
+	f := follower{c: c, r: r, o: o, client: dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)}
+	defer f.end()
 	for {
 		began := c.Clock.Now()
 		m, err := f.once(ctx)
@@ -138,68 +160,88 @@ type follower struct {
 	r      *backup.Repository
 	o      FollowOptions
 	client *dataapi.Client
-	// hold is the standing one, and stop ends it. chain ends at revision last; it began at began.
-	hold  fsm.HoldID
-	held  context.Context
-	stop  func()
+	// chain ends at revision last; it is empty where a full backup is due. The hold keeps all above last.
 	chain string
 	last  keyspace.Revision
-	began clock.Time
+	hold  fsm.HoldID
+	held  context.Context
+	stop  func(release bool)
+	// fullAt is when the next full backup is due.
+	fullAt clock.Time
 }
 
 // once makes one backup, nil if nothing has changed.
 func (f *follower) once(ctx context.Context) (*backup.Manifest, error) {
-	full := f.hold == 0 || f.o.FullEvery > 0 && f.c.Clock.Now().Sub(f.began) >= f.o.FullEvery
 	if f.held != nil && f.held.Err() != nil {
 		f.c.Report("the hold of old versions has ended, so a full backup is made: %v", context.Cause(f.held))
 		f.end()
-		full = true
 	}
-	o := dataapi.CutOptions{Owner: "backup follow", Hold: f.hold}
-	if !full {
-		o.From = f.last
+	now := f.c.Clock.Now()
+	if f.chain != "" && (f.o.FullEvery == 0 || now < f.fullAt) {
+		return f.increment(ctx)
 	}
-	if full {
-		f.end()
-		o.Hold = 0
+	m, err := f.full(ctx)
+	if err != nil {
+		f.fullAt = now.Add(fullRetry) // the old chain goes on meanwhile
 	}
-	cut, err := f.client.Cut(ctx, o)
+	return m, err
+}
+
+// fullRetry is the pause between attempts to begin a chain while another one goes on.
+const fullRetry = 10 * time.Minute
+
+// full begins a chain. The one before is given up once it is there.
+func (f *follower) full(ctx context.Context) (*backup.Manifest, error) {
+	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Owner: "backup follow"})
 	if err != nil {
 		return nil, err
 	}
-	if f.hold == 0 {
-		f.hold = cut.Hold
-		f.held, f.stop = f.c.hold(ctx, f.client, cut)
-	}
-	kind := backup.Versions
-	if full {
-		kind, f.chain, f.last = backup.Full, "", 0
-	} else if cut.Revision == f.last {
-		return nil, nil
-	}
-	draft, err := begin(ctx, f.r, cut, f.chain, kind, f.last)
+	held, stop := f.c.hold(ctx, f.client, cut)
+	m, err := f.write(ctx, held, cut, "", backup.Full, 0)
 	if err != nil {
-		f.end() // another writer, or a target that cannot be written: what is there is not known
+		stop(true)
 		return nil, err
 	}
-	m, err := f.r.Write(f.held, draft, source{f.client, draft.Cut()}, f.o.Options)
-	if err != nil {
-		f.end()
-		return nil, err
-	}
-	if full {
-		f.began = f.c.Clock.Now()
-	}
-	f.chain, f.last = m.Chain, m.Revision
+	f.end()
+	f.chain, f.last, f.hold, f.held, f.stop = m.Chain, m.Revision, cut.Hold, held, stop
+	f.fullAt = f.c.Clock.Now().Add(f.o.FullEvery)
 	return m, nil
 }
 
-// end ends the standing hold: the next backup is a full one.
+// increment adds to the chain.
+func (f *follower) increment(ctx context.Context) (*backup.Manifest, error) {
+	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Owner: "backup follow", Hold: f.hold, From: f.last})
+	if status.Code(err) == codes.FailedPrecondition {
+		f.end() // there is no such hold any more: the next one is a full backup
+	}
+	if err != nil || cut.Revision == f.last {
+		return nil, err
+	}
+	m, err := f.write(ctx, f.held, cut, f.chain, backup.Versions, f.last)
+	if errors.Is(err, backup.ErrTaken) {
+		f.end() // another writer goes on with the chain
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.last = m.Revision
+	return m, nil
+}
+
+func (f *follower) write(ctx, held context.Context, cut *dataapi.Cut, chain string, kind backup.Kind, previous keyspace.Revision) (*backup.Manifest, error) {
+	draft, err := begin(ctx, f.r, cut, chain, kind, previous)
+	if err != nil {
+		return nil, err
+	}
+	return f.r.Write(held, draft, source{f.client, draft.Cut()}, f.o.Options)
+}
+
+// end ends the chain and its hold: the next backup is a full one.
 func (f *follower) end() {
 	if f.stop != nil {
-		f.stop()
+		f.stop(true)
 	}
-	f.hold, f.held, f.stop = 0, nil, nil
+	f.chain, f.last, f.hold, f.held, f.stop = "", 0, 0, nil, nil
 }
 
 // source reads the versions of a backup from the cluster.
@@ -236,6 +278,19 @@ func (s source) Read(ctx context.Context, span keyspace.Span, emit func(b []byte
 			return err
 		}
 	}
+}
+
+// decodeUsers reads what encodeUsers wrote.
+func decodeUsers(b []byte) (*rights.State, error) {
+	var rows []fsm.AccessRow
+	if err := json.Unmarshal(b, &rows); err != nil {
+		return nil, fmt.Errorf("users and roles of the backup: %w", err)
+	}
+	s, err := fsm.AccessOf(rows)
+	if err != nil {
+		return nil, fmt.Errorf("users and roles of the backup: %w", err)
+	}
+	return s, nil
 }
 
 // encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.

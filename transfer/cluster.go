@@ -29,18 +29,21 @@ func (c *Cluster) cut(ctx context.Context, o dataapi.CutOptions) (client *dataap
 	if cut, err = client.Cut(ctx, o); err != nil {
 		return nil, nil, nil, nil, err
 	}
-	held, stop = c.hold(ctx, client, cut)
-	return client, cut, held, stop, nil
+	held, end := c.hold(ctx, client, cut)
+	return client, cut, held, func() { end(true) }, nil
 }
 
-// hold renews a cut's hold until stop, which releases it.
-func (c *Cluster) hold(ctx context.Context, client *dataapi.Client, cut *dataapi.Cut) (held context.Context, stop func()) {
+// hold renews a cut's hold until stop, which releases it, or leaves it to expire.
+func (c *Cluster) hold(ctx context.Context, client *dataapi.Client, cut *dataapi.Cut) (held context.Context, stop func(release bool)) {
 	held, end := client.Hold(ctx, cut.Hold)
-	return held, func() {
+	return held, func(release bool) {
 		end()
-		release, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.Clock, releaseTime)
+		if !release {
+			return
+		}
+		call, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.Clock, releaseTime)
 		defer cancel()
-		if err := client.Release(release, cut.Hold); err != nil {
+		if err := client.Release(call, cut.Hold); err != nil {
 			c.Report("the hold of old versions is left to expire within %v: %v", dataapi.HoldLife, err)
 		}
 	}

@@ -20,11 +20,11 @@
 //
 // # Files
 //
-//	backup.go   into a chain of backups
 //	restore.go  from a backup into a new cluster
 //	mirror.go   from a running etcd into a new cluster
 //	import.go   from etcd's file into a new cluster
 //	load.go     what these do
+//	backup.go   into a chain of backups
 //	export.go   into etcd's file
 //	cluster.go  a cluster, cuts through it
 package transfer

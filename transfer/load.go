@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -12,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
@@ -30,6 +32,9 @@ type load struct {
 	versions iter.Seq2[*mvcc.Version, error]
 	// access is nil for none.
 	access *rights.State
+	// lost says that a key may have a lease that is not among them: it was granted and revoked around the state, or
+	// between two backups. Such a key gets a lease of dataapi.LostLeaseTTL (trap 119).
+	lost bool
 }
 
 // splitBytes is after how many bytes of keys and values another range begins. Ranges split by themselves at twice as
@@ -48,25 +53,36 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 	if err != nil {
 		return err
 	}
+	if p == nil {
+		return l.restoreAccess(ctx, c)
+	}
 	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
 		return fmt.Errorf("finish the load: %w", err)
 	}
 	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
-	if l.access == nil {
-		return nil
-	}
-	return restoreAccess(ctx, c, l.access)
+	return l.restoreAccess(ctx, c)
 }
 
-// bring begins the load and brings leases and versions.
+// bring begins the load and brings leases and versions. It returns nil for a load that had finished before.
 func (l *load) bring(ctx context.Context, c *Cluster, loader *dataapi.Loader) (*progress, error) {
-	if _, err := loader.Begin(ctx); err != nil {
+	st, err := loader.Begin(ctx)
+	if err != nil {
 		return nil, fmt.Errorf("begin the load: %w", err)
+	}
+	if st.GetPhase() == datapb.LoadPhase_LOAD_FINISHED {
+		c.Report("the load had finished before, and the cluster serves from revision %d on", st.GetPosition())
+		return nil, nil
 	}
 	if err := loader.Leases(ctx, l.leases, nil); err != nil {
 		return nil, fmt.Errorf("grant %d leases: %w", len(l.leases), err)
 	}
 	p := &progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	if l.lost {
+		p.granted = map[keyspace.LeaseID]bool{}
+		for _, lease := range l.leases {
+			p.granted[lease.ID] = true
+		}
+	}
 	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
@@ -82,6 +98,8 @@ type progress struct {
 	versions, bytes int64
 	sinceBorder     int64
 	key             []byte
+	// granted are the leases that there are, nil if no lease is granted for keys of others.
+	granted map[keyspace.LeaseID]bool
 }
 
 func (p *progress) through(ctx context.Context, versions iter.Seq2[*mvcc.Version, error]) iter.Seq2[*mvcc.Version, error] {
@@ -104,6 +122,12 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 		}
 		p.sinceBorder = 0
 	}
+	if p.granted != nil && v.Lease != 0 && !p.granted[v.Lease] && string(p.key) != string(v.Key) {
+		p.granted[v.Lease] = true
+		if err := p.loader.Leases(ctx, []dataapi.LoadLease{{ID: v.Lease, TTL: int64(dataapi.LostLeaseTTL / time.Second)}}, nil); err != nil {
+			return fmt.Errorf("grant lease %x of key %q: %w", int64(v.Lease), v.Key, err)
+		}
+	}
 	p.key = append(p.key[:0], v.Key...)
 	p.versions, p.bytes, p.sinceBorder = p.versions+1, p.bytes+v.Size(), p.sinceBorder+v.Size()
 	if took := p.began.Elapsed(); took-p.told >= reportEvery {
@@ -115,15 +139,22 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 
 // restoreAccess makes users and roles, and has them checked if they were. What is there already is left, so it can be
 // done again.
-func restoreAccess(ctx context.Context, c *Cluster, s *rights.State) error {
+func (l *load) restoreAccess(ctx context.Context, c *Cluster) error {
+	s := l.access
+	if s == nil {
+		return nil
+	}
 	client := pb.NewAuthClient(c.Client.ActiveConnection())
+	switch st, err := client.AuthStatus(ctx, &pb.AuthStatusRequest{}); {
+	case err == nil && st.GetEnabled(), errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty), errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied):
+		c.Report("users are checked already")
+		return nil
+	}
 	did := func(what string, err error) error {
-		switch e := rpctypes.Error(err); e {
-		case nil, rpctypes.ErrRoleAlreadyExist, rpctypes.ErrUserAlreadyExist: //nolint:errorlint // etcd's values, which Error returns unwrapped
+		if err = rpctypes.Error(err); err == nil || errors.Is(err, rpctypes.ErrRoleAlreadyExist) || errors.Is(err, rpctypes.ErrUserAlreadyExist) {
 			return nil
-		default:
-			return fmt.Errorf("%s: %w", what, e)
 		}
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	for _, r := range s.Roles() {
 		_, err := client.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: r.Name})

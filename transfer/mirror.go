@@ -146,8 +146,12 @@ func (m *mirrored) Import(ctx context.Context, nonce, path string) (in mirror.Im
 		return in, err
 	}
 	defer done()
-	if _, err := l.bring(ctx, m.c, loader); err != nil {
+	p, err := l.bring(ctx, m.c, loader)
+	if err != nil {
 		return in, err
+	}
+	if p == nil {
+		return in, errors.New("the cluster was opened before its import had ended: the mirror's directory is older than the cluster")
 	}
 	for _, lease := range l.leases {
 		m.granted[lease.ID] = lease.TTL
@@ -316,7 +320,7 @@ func (m *mirrored) access(ctx context.Context, source *mirror.Etcd) (err error) 
 	if err = errors.Join(err, db.Close()); err != nil {
 		return fmt.Errorf("users and roles of the source: %w", err)
 	}
-	return restoreAccess(ctx, m.c, rights)
+	return (&load{access: rights}).restoreAccess(ctx, m.c)
 }
 
 // hasUsers says whether the source has users or roles.

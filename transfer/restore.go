@@ -2,14 +2,11 @@ package transfer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"github.com/skeindb/skein/backup"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/placement/fsm"
-	"github.com/skeindb/skein/rights"
 )
 
 // RestoreOptions say which state becomes a new cluster.
@@ -30,6 +27,9 @@ const DefaultBump = 1_000_000_000
 
 // Restore makes a new cluster what a backup is.
 func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOptions) error {
+	if o.Bump < 0 {
+		return fmt.Errorf("the revision cannot be lowered, by %d: clients have seen it", -o.Bump)
+	}
 	p, err := r.Plan(ctx, o.Source, o.When)
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 	l := load{
 		name:     fmt.Sprintf("backup of cluster %s at revision %d", p.Cluster, p.Revision),
 		identity: fmt.Sprintf("backup %s %s at revision %d, bump %d", p.Cluster, p.Chain, p.Revision, o.Bump),
-		revision: p.Revision + o.Bump, compacted: max(p.Compacted, 0), versions: r.Versions(ctx, p, keyspace.Span{}),
+		lost:     true, revision: p.Revision + o.Bump, compacted: max(p.Compacted, 0), versions: r.Versions(ctx, p, keyspace.Span{}),
 	}
 	if o.Bump > 0 {
 		l.compacted = l.revision
@@ -55,17 +55,4 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 		}
 	}
 	return l.run(ctx, c)
-}
-
-// decodeUsers reads what encodeUsers wrote.
-func decodeUsers(b []byte) (*rights.State, error) {
-	var rows []fsm.AccessRow
-	if err := json.Unmarshal(b, &rows); err != nil {
-		return nil, fmt.Errorf("users and roles of the backup: %w", err)
-	}
-	s, err := fsm.AccessOf(rows)
-	if err != nil {
-		return nil, fmt.Errorf("users and roles of the backup: %w", err)
-	}
-	return s, nil
 }

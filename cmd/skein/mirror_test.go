@@ -107,7 +107,7 @@ func TestMirrorDocument(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan string, 1)
-	go func() { done <- said(t, ctx, lines[0], replace...) }()
+	go func() { done <- said(ctx, t, lines[0], replace...) }()
 	for {
 		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Passes > 0 {
 			break
@@ -119,15 +119,15 @@ func TestMirrorDocument(t *testing.T) {
 		}
 	}
 	rev := fill(t, client, "b")
-	if out := said(t, ctx, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
+	if out := said(ctx, t, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
 		t.Errorf("%s:\n%s", lines[1], out)
 	}
-	for _, out := range []string{said(t, ctx, lines[2], replace...), <-done} {
+	for _, out := range []string{said(ctx, t, lines[2], replace...), <-done} {
 		if want := fmt.Sprintf("done: position %d of %d, behind by 0 revisions", rev, rev); !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)
 		}
 	}
-	if out := said(t, ctx, "skein diff A B", "A", source, "B", into); !strings.Contains(out, "equal") {
+	if out := said(ctx, t, "skein diff A B", "A", source, "B", into); !strings.Contains(out, "equal") {
 		t.Error(out)
 	}
 	if u, err := mirrored.UserGet(ctx, "buser"); err != nil || len(u.Roles) != 1 {
@@ -155,7 +155,7 @@ func TestMirrorAbandoned(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	if said := said(t, t.Context(), "skein mirror abandon --spool DIR", "DIR", dir); !strings.Contains(said, "abandoned") {
+	if said := said(t.Context(), t, "skein mirror abandon --spool DIR", "DIR", dir); !strings.Contains(said, "abandoned") {
 		t.Error(said)
 	}
 	if code := <-ended; code != exitRefused || !strings.Contains(out.String(), "next: a new one needs an empty cluster and another --spool") {

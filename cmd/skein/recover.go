@@ -7,13 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/recovery"
@@ -116,7 +116,7 @@ func newApply() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		a, err := recovery.Apply(c.Context(), d, p, time.Now())
+		a, err := recovery.Apply(c.Context(), d, p, clock.System().Wall())
 		if err != nil {
 			return err
 		}
@@ -186,7 +186,7 @@ func (r recovered) Revision(ctx context.Context) (keyspace.Revision, error) {
 
 // forceNewCluster is --force-new-cluster.
 func forceNewCluster(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-	p, err := recovery.Force(ctx, recovery.Dir{Data: cfg.DataDir, WAL: cfg.WALDir, Logger: logger}, time.Now())
+	p, err := recovery.Force(ctx, recovery.Dir{Data: cfg.DataDir, WAL: cfg.WALDir, Logger: logger}, clock.System().Wall())
 	switch {
 	case errors.Is(err, recovery.ErrLostSpans):
 		return fmt.Errorf("--force-new-cluster: %w; to give them up use skein recover plan instead of this flag", err)

@@ -110,6 +110,8 @@ func (d *decider) followLoad(ctx context.Context, own *keyspace.Descriptor, busy
 	}
 	if err != nil {
 		d.seat.failed(now)
+		d.s.o.Logger.Info("a node asks for most revisions, and cannot lead placement now", zap.Stringer("peer", to), zap.Error(err))
+		return
 	}
-	d.s.o.Logger.Info("a node asks for most revisions, and leads placement from now on: writes there need not ask another node", zap.Stringer("peer", to), zap.Error(err))
+	d.s.o.Logger.Info("a node asks for most revisions, and leads placement from now on: writes there need not ask another node", zap.Stringer("peer", to))
 }

@@ -237,10 +237,10 @@ func (r *Reader) alarmCommand() ChangeAlarm {
 // mergeEffect reads a step of a merge.
 func (r *Reader) mergeEffect(kind opKind) Effect {
 	m := r.mergeRef()
-	switch kind {
-	case opAlignMerge:
+	if kind == opAlignMerge {
 		return AlignMerge{Merge: m, From: keyspace.NodeID(r.Uvarint()), To: keyspace.NodeID(r.Uvarint())}
-	case opCommitMerge:
+	}
+	if kind == opCommitMerge {
 		return CommitMerge{Merge: m, Left: r.rangeVersion(), Right: r.rangeVersion()}
 	}
 	return AbortMerge{Merge: m}

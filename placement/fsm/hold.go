@@ -161,7 +161,7 @@ func (s *State) applyPutHold(index uint64, o PutHold) Result {
 	case o.Revision != 0:
 		h.Revision = o.Revision
 	}
-	h.Expires = max(h.Expires, o.Now+UnixMillis(o.Life/time.Millisecond))
+	h.Expires = o.Now + UnixMillis(o.Life/time.Millisecond) // also where an earlier leader's clock was ahead
 	if old, ok := s.standing[o.ID]; !ok || old != h {
 		s.standing[o.ID] = h
 		s.holdChanged(index, o.ID)

@@ -3,6 +3,7 @@ package fsm
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -252,8 +253,8 @@ func (s *State) beginLoad(index uint64, o *ChangeLoad) Result {
 		return Result{Err: kverror.New(kverror.BadRequest, "only a new cluster can be loaded: "+format, args...)}
 	}
 	switch l := s.loading; {
-	case l != nil && l.Nonce == o.Nonce && l.Phase != PhaseFinished && l.Phase != PhaseAbandoned:
-		return Result{Loading: l}
+	case l != nil && l.Nonce == o.Nonce && l.Phase != PhaseAbandoned:
+		return Result{Loading: l} // also where it has finished: the answer may be lost, or users be missing
 	case l != nil:
 		return Result{Err: s.otherLoader(o.Nonce)}
 	case s.ClusterVersion < keyspace.VersionData:
@@ -278,8 +279,8 @@ func (s *State) beginLoad(index uint64, o *ChangeLoad) Result {
 // otherLoader is the answer to a loader that is not the one whose load it is.
 func (s *State) otherLoader(nonce LoadNonce) error {
 	l := s.loading
-	return kverror.New(kverror.BadRequest, "this cluster belongs to the load of %s by loader %016x, begun at %d (milliseconds since 1970) and now %s: loader %016x cannot go on with it",
-		l.Source, uint64(l.Nonce), l.Started, l.Phase, uint64(nonce))
+	return kverror.New(kverror.BadRequest, "this cluster belongs to the load of %s by loader %016x, begun at %s and now %s: loader %016x cannot go on with it",
+		l.Source, uint64(l.Nonce), time.UnixMilli(int64(l.Started)).UTC().Format(time.RFC3339), l.Phase, uint64(nonce))
 }
 
 func (s *State) setLoading(index uint64, l *Loading) {

@@ -19,6 +19,7 @@ type loadStory struct {
 }
 
 func newLoadStory(t *testing.T) *loadStory {
+	t.Helper()
 	h := &loadStory{t, bootstrapped(t), records{}, firstIndex}
 	h.s.ClusterVersion = keyspace.VersionData
 	h.s.dirty.meta = true
@@ -76,11 +77,17 @@ func TestLoading(t *testing.T) {
 		t.Errorf("begun again: %+v", again)
 	}
 	for _, step := range []LoadStep{LoadBegin, LoadAdvance, LoadGrant, LoadRegister, LoadFinish, LoadAbandon} {
-		h.refused(ChangeLoad{Step: step, Nonce: 8, Source: "b.db", Phase: PhaseFollow, Position: 9}, kverror.BadRequest, "belongs to the load of a.db by loader 0000000000000007, begun at 1000")
+		h.refused(ChangeLoad{Step: step, Nonce: 8, Source: "b.db", Phase: PhaseFollow, Position: 9}, kverror.BadRequest, "belongs to the load of a.db by loader 0000000000000007, begun at 1970-01-01T00:00:01Z")
 	}
 	for _, op := range []Effect{
-		RaiseCeiling{To: 10}, Compact{At: 1}, GrantLease{ID: 1, TTL: 9}, RegisterLease{ID: 1}, RevokeLeases{}, RevokeChecked{At: 1},
-		ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "root"}}, BeginOperation{Operation: Operation{Kind: OperationMerge}},
+		RaiseCeiling{To: 10},
+		Compact{At: 1},
+		GrantLease{ID: 1, TTL: 9},
+		RegisterLease{ID: 1},
+		RevokeLeases{},
+		RevokeChecked{At: 1},
+		ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "root"}},
+		BeginOperation{Operation: Operation{Kind: OperationMerge}},
 		Guarded{Permit: 1 << 40, Op: Compact{At: 1}},
 	} {
 		h.refused(op, kverror.Loading, "source a.db, phase bulk, position 0")
@@ -115,7 +122,12 @@ func TestLoading(t *testing.T) {
 	}
 	h.must(finish)
 	h.refused(ChangeLoad{Step: LoadAdvance, Nonce: 7, Phase: PhaseFollow, Position: 130}, kverror.BadRequest, "is finished")
-	h.refused(begin, kverror.BadRequest, "belongs to the load")
+	if l = h.must(begin); l.Phase != PhaseFinished || l.Position != 120 {
+		t.Errorf("begun again by its loader, whose answer was lost: %+v", l)
+	}
+	other := begin
+	other.Nonce++
+	h.refused(other, kverror.BadRequest, "belongs to the load")
 	h.must(RaiseCeiling{To: 10_120})
 	h.must(GrantLease{ID: 1, TTL: 9})
 }

@@ -16,10 +16,9 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The change's context carries what raft's own fields cannot: a version, a number by
-// which the proposer recognizes its change, the nodes of added replicas, and the caller's
+// Version leads the context of a change (docs/format/raftgroup.md). The context carries what raft's own fields
+// cannot: a number by which the proposer recognizes its change, the nodes of added replicas, and the caller's
 // payload.
-// Version leads the context of a change (docs/format/raftgroup.md).
 const Version = 1
 
 // Type says what a Change does to one replica.

@@ -145,6 +145,7 @@ func FuzzLoad(f *testing.F) {
 }
 
 func describeBody(t *testing.T, body []byte) string {
+	t.Helper()
 	s, err := describeLoad(body)
 	if err != nil {
 		t.Fatalf("%x: %v", body, err)

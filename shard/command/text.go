@@ -26,22 +26,8 @@ func Describe(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += fmt.Sprintf(" %d on %d/%d", c.Number, c.Prev.Term, c.Prev.Number)
-		items, err := VisitBatch(&c, rest, func(txn int, v *mvcc.Version, before Prior) error {
-			s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
-			if v.Tombstone {
-				s += "†"
-			} else {
-				s += fmt.Sprintf("=%s(create=%d version=%d)", v.Value, v.Create, v.Version)
-			}
-			if v.Lease != 0 {
-				s += fmt.Sprintf(" lease=%d", v.Lease)
-			}
-			if before.Lease != 0 {
-				s += fmt.Sprintf(" was=%d", before.Lease)
-			}
-			if before.Replaced {
-				s += " replaced"
-			}
+		items, err := VisitBatch(&c, rest, func(_ int, v *mvcc.Version, before Prior) error {
+			s += describeVersion(v, before)
 			return nil
 		})
 		if err != nil {
@@ -82,6 +68,25 @@ func Describe(term uint64, data []byte) string {
 			return "broken: " + err.Error()
 		}
 		s += text
+	}
+	return s
+}
+
+func describeVersion(v *mvcc.Version, before Prior) string {
+	s := fmt.Sprintf(" %s@%d", v.Key, v.Mod)
+	if v.Tombstone {
+		s += "†"
+	} else {
+		s += fmt.Sprintf("=%s(create=%d version=%d)", v.Value, v.Create, v.Version)
+	}
+	if v.Lease != 0 {
+		s += fmt.Sprintf(" lease=%d", v.Lease)
+	}
+	if before.Lease != 0 {
+		s += fmt.Sprintf(" was=%d", before.Lease)
+	}
+	if before.Replaced {
+		s += " replaced"
 	}
 	return s
 }
