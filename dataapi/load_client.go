@@ -178,17 +178,17 @@ func passed(c *datapb.LoadCursor, v *mvcc.Version) bool {
 	return c.GetPhase() > datapb.LoadPhase_LOAD_BULK || at.Passed(v)
 }
 
-// Follow brings the versions of all revisions above the position up to upTo, in the order of revisions, operations
-// and keys, and moves the position there. The first call ends the bulk; its upTo is the revision of the
-// bulk, if no versions follow yet.
+// Follow brings versions above the position in the order of revisions, operations and keys, and moves the position
+// to upTo. Versions above upTo are there and not visible until a later call moves the position to them. The first
+// call ends the bulk; its upTo is the revision of the bulk, without versions.
 func (l *Loader) Follow(ctx context.Context, upTo keyspace.Revision, versions []mvcc.Version) error {
 	if l.position == 0 {
 		return l.endBulk(ctx, upTo, versions)
 	}
 	b := blockWriter{l: l, phase: datapb.LoadPhase_LOAD_FOLLOW}
 	for i := range versions {
-		if m := versions[i].Mod; m <= l.position || m > upTo {
-			return fmt.Errorf("dataapi: key %q at revision %d follows position %d up to %d", versions[i].Key, m, l.position, upTo)
+		if m := versions[i].Mod; m <= l.position {
+			return fmt.Errorf("dataapi: key %q at revision %d follows position %d", versions[i].Key, m, l.position)
 		}
 		if err := b.add(ctx, &versions[i]); err != nil {
 			return err
@@ -197,14 +197,30 @@ func (l *Loader) Follow(ctx context.Context, upTo keyspace.Revision, versions []
 	if err := b.flush(ctx); err != nil {
 		return err
 	}
-	if err := l.advance(ctx, upTo); err != nil {
-		return err
+	if upTo > l.position {
+		if err := l.advance(ctx, upTo); err != nil {
+			return err
+		}
 	}
 	for i := range versions {
 		l.count(&versions[i])
 	}
 	return nil
 }
+
+// EndBulk ends the bulk at its revision. A repeat does nothing.
+func (l *Loader) EndBulk(ctx context.Context, at keyspace.Revision) error {
+	switch {
+	case l.position == 0:
+		return l.endBulk(ctx, at, nil)
+	case l.position == at:
+		return nil
+	}
+	return fmt.Errorf("dataapi: the bulk is to end at revision %d, and the load follows at revision %d", at, l.position)
+}
+
+// Position returns the revision up to which the cluster is known to have everything, 0 in bulk.
+func (l *Loader) Position() keyspace.Revision { return l.position }
 
 func (l *Loader) endBulk(ctx context.Context, at keyspace.Revision, versions []mvcc.Version) error {
 	if len(versions) > 0 {
@@ -236,8 +252,27 @@ func (l *Loader) count(v *mvcc.Version) {
 	l.mu.Unlock()
 }
 
+// A Sum is what the cluster must have at the end: the number of versions and the sum of their hashes
+// (mvcc.HashWrite), with earlier writes of a transaction.
+type Sum struct{ Versions, Hashes uint64 }
+
+// Sum returns the sum of what came by this Loader. SetSum replaces it: a Loader that goes on in the follow phase does
+// not know what came by others, and whoever has read the source does.
+func (l *Loader) Sum() Sum {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Sum{l.versions, l.sum}
+}
+
+// SetSum replaces the sum.
+func (l *Loader) SetSum(s Sum) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.versions, l.sum = s.Versions, s.Hashes
+}
+
 // Finish lets the cluster serve from the revision on, compacted up to another one, 0 for none. It fails if the cluster
-// has anything else than what came by this Loader.
+// has anything else than the sum.
 func (l *Loader) Finish(ctx context.Context, revision, compacted keyspace.Revision) error {
 	_, err := call(ctx, l, l.client.LoadFinish, &datapb.LoadFinishRequest{
 		Loader: l.o.Number, Revision: int64(revision), CompactedRevision: int64(compacted), Versions: l.versions, Sum: l.sum,

@@ -111,10 +111,26 @@ func (s *Server) whileLoading(method string, req any) error {
 	default:
 		return nil
 	}
-	if r, ok := req.(*pb.RangeRequest); ok && follows && !r.GetSerializable() {
+	if follows && onlyReads(req) {
 		return nil
 	}
 	return kverror.GRPC(err)
+}
+
+// onlyReads says whether a request is a linearizable read, or several.
+func onlyReads(req any) bool {
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		return !r.GetSerializable()
+	case *pb.TxnRequest:
+		for _, op := range r.GetSuccess() {
+			if q := op.GetRequestRange(); q == nil || q.GetSerializable() {
+				return false
+			}
+		}
+		return len(r.GetCompare())+len(r.GetFailure()) == 0
+	}
+	return false
 }
 
 // logSlow logs the sizes of a slow call, because keys and values may be secrets.

@@ -125,9 +125,11 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 	m.follow.Lock()
 	defer m.follow.Unlock()
 	f.Revision = rev
-	if m.position() != rev {
+	if m.position() != rev || m.state.Counted != rev {
 		return false, nil
 	}
+	f.Sum = m.state.Sum
+	f.Compacted = max(f.Compacted, m.state.Compacted) // the source may not have told it
 	before, err := m.o.SourceData.Leases(ctx)
 	if err != nil {
 		return false, err
@@ -157,14 +159,7 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 	if err != nil || now != rev || !slices.Equal(before, after) {
 		return false, err
 	}
-	f.Keys, f.Leases = source, map[keyspace.LeaseID]int64{}
-	m.mu.Lock()
-	for _, id := range after {
-		if ttl, known := m.leases[id]; known {
-			f.Leases[id] = ttl
-		}
-	}
-	m.mu.Unlock()
+	f.Keys, f.Leases = source, m.ttls(after)
 	if len(f.Leases) != len(after) {
 		return false, nil // one ended while it was looked up
 	}
@@ -194,6 +189,11 @@ func (m *Mirror) finish(ctx context.Context) error {
 		return err
 	}
 	warning := m.checkFinished(ctx, f)
+	if m.o.Opened != nil {
+		if err := m.retry(ctx, "end the cut-over", func() error { return m.o.Opened(ctx) }); err != nil {
+			return err
+		}
+	}
 	m.mu.Lock()
 	m.status.Waiting, m.status.Cutover, m.status.Warning = "", "", warning
 	m.mu.Unlock()

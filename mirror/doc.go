@@ -34,6 +34,13 @@
 // batch whose fate is not known is brought again. A revision that is larger than a batch comes
 // in parts and is visible with the last one.
 //
+// # The sum
+//
+// The mirror sums up the hashes of all versions that the source has shown, and the target opens
+// only if it has exactly these. The sum is the source's and never the target's, also across a
+// crash: it is written each second with the revision up to which it counts, and the spool keeps
+// what lies above. The next start counts from there, and brings what lies above the position.
+//
 // # Steps and requests are files
 //
 // The step is a file in the directory, replaced by a rename. A request (cut over, abandon) is a

@@ -374,20 +374,28 @@ func readDatabase(fs vfs.FS, path string) (db database, err error) {
 	return db, err
 }
 
-func (t *target) Import(_ context.Context, nonce, path string) error {
+func (t *target) Import(_ context.Context, nonce, path string) (in Imported, err error) {
 	if err := t.use("import", nonce); err != nil {
-		return err
+		return in, err
 	}
 	defer t.mu.Unlock()
 	db, err := readDatabase(t.fs, path)
 	if err != nil {
-		return err
+		return in, err
+	}
+	in.Revision = db.Revision
+	for _, versions := range db.Keys {
+		for i := range versions {
+			if versions[i].Mod <= db.Revision {
+				in.Sum.Add(&versions[i])
+			}
+		}
 	}
 	if t.phase == TargetLoading && t.rev >= db.Revision {
-		return nil // a repeat
+		return in, nil // a repeat
 	}
 	if t.phase != TargetEmpty {
-		return fmt.Errorf("import into a cluster that is %s", t.phase)
+		return in, fmt.Errorf("import into a cluster that is %s", t.phase)
 	}
 	t.phase, t.nonce, t.rev, t.keys = TargetLoading, nonce, db.Revision, map[string][]mvcc.Version{}
 	for k, versions := range db.Keys {
@@ -397,7 +405,7 @@ func (t *target) Import(_ context.Context, nonce, path string) error {
 			}
 		}
 	}
-	return nil
+	return in, nil
 }
 
 // cursor is how far the target is.
@@ -408,7 +416,8 @@ func (t *target) cursor() (keyspace.Revision, int64) {
 	return t.rev + 1, -1
 }
 
-func (t *target) Follow(_ context.Context, nonce string, versions []mvcc.Version, upTo keyspace.Revision) error {
+func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
+	versions, upTo := b.Versions, b.UpTo
 	if err := t.use("follow", nonce); err != nil {
 		return err
 	}
@@ -451,6 +460,15 @@ func (t *target) Finish(_ context.Context, nonce string, f Finish) error {
 	}
 	if f.Revision != t.rev || len(t.held) > 0 {
 		return fmt.Errorf("finished at revision %d, the position is %d", f.Revision, t.rev)
+	}
+	var sum Sum
+	for _, versions := range t.keys {
+		for i := range versions {
+			sum.Add(&versions[i])
+		}
+	}
+	if f.Sum != sum {
+		return fmt.Errorf("finished with the sum %+v, and the target has %+v", f.Sum, sum)
 	}
 	t.phase, t.finish, t.leases = TargetServing, f, maps.Clone(f.Leases)
 	return nil

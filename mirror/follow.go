@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sort"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/spool"
 	"github.com/skeindb/skein/mvcc"
@@ -19,6 +22,10 @@ const (
 	batchBytes     = 4 << 20
 	batchKeys      = 4000
 )
+
+// noteEvery is how often the sum of what the target must have is written, and with that what the
+// next start reads again.
+const noteEvery = time.Second
 
 // eventBytes is about the memory of an event beside its key and value.
 const eventBytes = 96
@@ -49,8 +56,12 @@ func (m *Mirror) followAndVerify(ctx context.Context) error {
 type applier struct {
 	m *Mirror
 	r *spool.Reader
-	// position is the revision at which the target can be read.
-	position keyspace.Revision
+	// position is the revision at which the target can be read. counted is the one up to which the
+	// sum has everything: after a start it is below, and what lies between is only counted.
+	position, counted keyspace.Revision
+	// pending is the sum of versions above counted.
+	pending Sum
+	noted   clock.Time
 	// versions are what the batch brings, of whole revisions up to upTo.
 	versions  []mvcc.Version
 	bytes     int
@@ -61,12 +72,16 @@ type applier struct {
 
 // apply brings everything above pos to the target, for ever.
 func (m *Mirror) apply(ctx context.Context, pos keyspace.Revision) error {
-	r, err := m.spool.NewReader(pos)
+	counted := m.state.Counted
+	if counted > pos {
+		return stopf("the target is at revision %d and has been at revision %d", pos, counted)
+	}
+	r, err := m.spool.NewReader(counted)
 	if err != nil {
 		return stopf("%v", err)
 	}
 	defer r.Close()
-	a := &applier{m: m, r: r, position: pos, upTo: pos}
+	a := &applier{m: m, r: r, position: pos, counted: counted, upTo: counted, noted: m.o.Clock.Now()}
 	for {
 		if err := a.revision(ctx); err != nil {
 			return err
@@ -77,10 +92,26 @@ func (m *Mirror) apply(ctx context.Context, pos keyspace.Revision) error {
 		if err := a.flush(ctx); err != nil {
 			return err
 		}
-		if err := m.spool.Drop(a.position); err != nil {
-			return err
+		if now := m.o.Clock.Now(); now.Sub(a.noted) >= noteEvery {
+			if err := m.retry(ctx, "note the sum", m.note); err != nil {
+				return err
+			}
+			if err := m.spool.Drop(a.counted); err != nil {
+				return err
+			}
+			a.noted = now
 		}
 	}
+}
+
+// note writes the sum. The spool may drop what is in it.
+func (m *Mirror) note() error {
+	m.follow.Lock()
+	defer m.follow.Unlock()
+	if m.frozen {
+		return errDone
+	}
+	return writeJSON(m.o.FS, m.o.Dir, stateName, m.state)
 }
 
 // revision reads one revision into the batch. One that is larger than a batch is brought to
@@ -164,39 +195,72 @@ func (a *applier) add(e mvcc.Version) {
 
 // flush checks the batch and brings it to the target.
 func (a *applier) flush(ctx context.Context) error {
-	if len(a.versions) == 0 && a.upTo == a.position {
+	if len(a.versions) == 0 && a.upTo == a.counted {
 		return nil
 	}
+	first := sort.Search(len(a.versions), func(i int) bool { return a.versions[i].Mod > a.position })
+	b := Batch{Versions: a.versions[first:], UpTo: a.upTo}
+	if len(b.Versions) > 0 || b.UpTo > a.position {
+		if err := a.bring(ctx, b); err != nil {
+			return err
+		}
+	}
+	a.m.follow.Lock()
+	defer a.m.follow.Unlock()
+	if a.m.frozen {
+		return errDone
+	}
+	for i := range a.versions {
+		a.pending.Add(&a.versions[i])
+	}
+	if a.counted < a.upTo {
+		a.m.count(a.upTo, a.pending)
+		a.counted, a.pending = a.upTo, Sum{}
+	}
+	a.versions, a.bytes, a.revisions = a.versions[:0], 0, 0
+	return nil
+}
+
+// count takes the sum of the versions up to a revision in.
+func (m *Mirror) count(upTo keyspace.Revision, s Sum) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.Counted = upTo
+	m.state.Sum.Versions += s.Versions
+	m.state.Sum.Hashes += s.Hashes
+}
+
+// bring brings a batch to the target.
+func (a *applier) bring(ctx context.Context, b Batch) error {
 	m := a.m
-	if err := m.retry(ctx, "look up the keys of a batch at the target", func() error { return a.fit(ctx) }); err != nil {
+	if err := m.retry(ctx, "look up the keys of a batch at the target", func() error { return a.fit(ctx, b.Versions) }); err != nil {
 		return err
 	}
-	if err := m.retry(ctx, "look up leases at the source", func() error { return m.lookupLeases(ctx, leasesOf(a.versions)) }); err != nil {
+	ids := leasesOf(b.Versions)
+	if err := m.retry(ctx, "look up leases at the source", func() error { return m.lookupLeases(ctx, ids) }); err != nil {
 		return err
 	}
+	b.Leases = m.ttls(ids)
 	m.follow.Lock()
 	defer m.follow.Unlock()
 	if m.frozen {
 		return errDone
 	}
-	err := m.retry(ctx, "bring a batch to the target", func() error {
-		return m.o.Target.Follow(ctx, m.state.Nonce, a.versions, a.upTo)
-	})
+	err := m.retry(ctx, "bring a batch to the target", func() error { return m.o.Target.Follow(ctx, m.state.Nonce, b) })
 	if err != nil {
 		return err
 	}
-	a.position = a.upTo
-	a.versions, a.bytes, a.revisions = a.versions[:0], 0, 0
+	a.position = b.UpTo
 	m.at(a.position)
 	return nil
 }
 
 // fit says whether each version of the batch follows on what the target has at the position.
-func (a *applier) fit(ctx context.Context) error {
+func (a *applier) fit(ctx context.Context, versions []mvcc.Version) error {
 	index := map[string]int{}
 	var keys [][]byte
-	for i := range a.versions {
-		if k := a.versions[i].Key; !has(index, k) {
+	for i := range versions {
+		if k := versions[i].Key; !has(index, k) {
 			index[string(k)] = len(keys)
 			keys = append(keys, k)
 		}
@@ -205,8 +269,8 @@ func (a *applier) fit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for i := range a.versions {
-		if err := fits(&known[index[string(a.versions[i].Key)]], &a.versions[i]); err != nil {
+	for i := range versions {
+		if err := fits(&known[index[string(versions[i].Key)]], &versions[i]); err != nil {
 			return err
 		}
 	}

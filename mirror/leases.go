@@ -42,3 +42,16 @@ func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error
 
 // maxLeases bounds the leases whose TTLs are kept while the source is followed.
 const maxLeases = 1 << 20
+
+// ttls returns the granted TTLs of those leases that are known.
+func (m *Mirror) ttls(ids []keyspace.LeaseID) map[keyspace.LeaseID]int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[keyspace.LeaseID]int64{}
+	for _, id := range ids {
+		if ttl, known := m.leases[id]; known {
+			out[id] = ttl
+		}
+	}
+	return out
+}

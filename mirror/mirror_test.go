@@ -500,3 +500,42 @@ func TestHistoryThatIsNoHistory(t *testing.T) {
 }
 
 var errFull = syscall.ENOSPC
+
+// TestLossIsFound: an old version that the target loses while no mirror runs is in no comparison of keys, and the
+// target is not opened all the same: the sum is the source's.
+func TestLossIsFound(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, 1))
+			s, d, disk := newSource(1), newTarget(), simdisk.New()
+			s.keeps = true
+			s.work(rng, 50, time.Millisecond)
+			ctx, kill := context.WithCancel(t.Context())
+			ended := start(ctx, options(s, d, disk))
+			s.work(rng, 500, 3*time.Millisecond)
+			time.Sleep(3 * time.Second)
+			kill()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			s.work(rng, 50, time.Millisecond)
+			if lost {
+				for k, versions := range d.keys {
+					if len(versions) > 3 {
+						d.keys[k] = versions[1:]
+						break
+					}
+				}
+			}
+			ended = start(t.Context(), options(s, d, disk))
+			time.Sleep(3 * time.Second)
+			if err := RequestCutover(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			err := <-ended
+			if !lost && err != nil || lost && (err == nil || !strings.Contains(err.Error(), "finished with the sum")) {
+				t.Errorf("lost %t: %v", lost, err)
+			}
+		})
+	}
+}

@@ -70,16 +70,49 @@ type Target interface {
 	// there and visible.
 	State(ctx context.Context, nonce string) (Phase, keyspace.Revision, error)
 	// Import loads a database file, from its beginning or where an earlier call ended. Its
-	// revision is then the target's position.
-	Import(ctx context.Context, nonce, path string) error
-	// Follow adds versions in the order of (Mod, Sub), above the position. With the call
-	// that brings the last ones of revision upTo it becomes the position; in calls before
-	// that upTo is the old one.
-	Follow(ctx context.Context, nonce string, versions []mvcc.Version, upTo keyspace.Revision) error
+	// revision is then the target's position. What it returns is always that of the whole file.
+	Import(ctx context.Context, nonce, path string) (Imported, error)
+	// Follow adds a batch.
+	Follow(ctx context.Context, nonce string, b Batch) error
 	// Finish opens the target for its clients. Its next revision is Finish.Revision+1.
 	Finish(ctx context.Context, nonce string, f Finish) error
 	// Abandon gives the load up.
 	Abandon(ctx context.Context, nonce string) error
+}
+
+// Sum is by what a target finds that it lacks a version, or has one that the source has not: the
+// number of versions and the sum of their hashes (mvcc.HashWrite). Earlier writes of a
+// transaction count as versions.
+type Sum struct {
+	Versions uint64 `json:"versions"`
+	Hashes   uint64 `json:"hashes"`
+}
+
+// Add adds a version with its earlier writes.
+func (s *Sum) Add(v *mvcc.Version) {
+	for w := v; w != nil; w = w.Earlier {
+		s.Versions++
+		s.Hashes += mvcc.HashWrite(w)
+	}
+}
+
+// Imported is what a database file has.
+type Imported struct {
+	// Compacted is 0 for none.
+	Revision, Compacted keyspace.Revision
+	Sum                 Sum
+}
+
+// Batch is what a target is to add.
+type Batch struct {
+	// Versions are in the order of (Mod, Sub), above the position.
+	Versions []mvcc.Version
+	// UpTo becomes the position. It is the old one as long as more versions of the next revision
+	// are to come.
+	UpTo keyspace.Revision
+	// Leases are those of Versions that live, with their granted TTLs in seconds. The others
+	// attach nothing.
+	Leases map[keyspace.LeaseID]int64
 }
 
 // Finish is the end of a load.
@@ -90,6 +123,8 @@ type Finish struct {
 	Compacted keyspace.Revision `json:"compacted"`
 	// Keys is the number of keys at Revision.
 	Keys int64 `json:"keys"`
+	// Sum is that of all versions: of the file, and of what followed.
+	Sum Sum `json:"sum"`
 	// Leases are those of the source with their granted TTLs in seconds. They begin anew,
 	// as they do when etcd's leader changes.
 	Leases map[keyspace.LeaseID]int64 `json:"leases"`
@@ -111,6 +146,9 @@ type Options struct {
 	Nonce string
 	// VerifyBytesPerSecond bounds the verification; 0 for 16 MiB.
 	VerifyBytesPerSecond int64
+	// Opened, if not nil, is called when the target has been opened, and again after a crash.
+	// The mirror is done once it has succeeded.
+	Opened func(context.Context) error
 	// Progress, if not nil, is called each second.
 	Progress func(Status)
 }

@@ -136,9 +136,17 @@ func (m *Mirror) copyAndFollow(ctx context.Context) error {
 	}
 	if m.state.Step == Importing {
 		path := m.o.FS.PathJoin(m.o.Dir, snapshotName)
-		if err := m.retry(ctx, "import the snapshot", func() error { return m.o.Target.Import(ctx, m.state.Nonce, path) }); err != nil {
+		var in Imported
+		err := m.retry(ctx, "import the snapshot", func() (err error) {
+			in, err = m.o.Target.Import(ctx, m.state.Nonce, path)
+			return err
+		})
+		if err != nil {
 			return err
 		}
+		m.mu.Lock()
+		m.state.Counted, m.state.Sum, m.state.Compacted = in.Revision, in.Sum, in.Compacted
+		m.mu.Unlock()
 		if err := m.step(Following); err != nil {
 			return err
 		}

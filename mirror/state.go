@@ -52,6 +52,11 @@ type state struct {
 	Source uint64 `json:"source"`
 	// After is the revision behind which the watch began.
 	After keyspace.Revision `json:"after"`
+	// Counted is the revision up to which Sum has all versions that the source had: it is at or
+	// below the target's position. Compacted is that of the imported file.
+	Counted   keyspace.Revision `json:"counted,omitempty"`
+	Sum       Sum               `json:"sum"`
+	Compacted keyspace.Revision `json:"compacted,omitempty"`
 	// Finish is what the target is finished with, from step finishing on.
 	Finish *Finish `json:"finish,omitempty"`
 	// Stop says why the mirror failed.

@@ -167,6 +167,11 @@ func TestLoadedCluster(t *testing.T) {
 			r.start(r.nodes[1])
 		}
 		last = r.follow(l, last, vs)
+		// Whoever goes on with the load sees which leases it has.
+		leases, _, err := r.nodes[1].core.Placement().ListLeases(ctx)
+		if err != nil || len(leases) != 1 || leases[0].ID != 77 || leases[0].TTL != 60 {
+			r.t.Errorf("leases of the load: %+v, %v", leases, err)
+		}
 		if err := l.Finish(ctx, last+2, 3); err != nil {
 			r.t.Fatal(err)
 		}
@@ -206,7 +211,12 @@ func (r *rig) follow(l *dataapi.Loader, last keyspace.Revision, vs []mvcc.Versio
 	for i := range 500 {
 		many = append(many, mvcc.Version{Key: fmt.Appendf(nil, "k%04d/m", 2*i), Mod: last + 2, Create: last + 2, Version: 1, Sub: uint32(i)})
 	}
-	if err := l.Follow(ctx, last+2, many); err != nil {
+	// A revision that comes in parts is visible with the last one.
+	if err := l.Follow(ctx, last, many[:200]); err != nil {
+		r.t.Fatal(err)
+	}
+	r.mustGet(r.nodes[1], string(key), "value-0")
+	if err := l.Follow(ctx, last+2, many[200:]); err != nil {
 		r.t.Fatal(err)
 	}
 	resp, err := r.nodes[0].core.KV().Range(ctx, &pb.RangeRequest{Key: key})

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
@@ -217,14 +218,25 @@ func (s *Service) serveLeaseLook(term uint64, last keyspace.Revision, id keyspac
 func (s *Service) serveLeaseList(term uint64, from keyspace.LeaseID) (leaseResponse, error) {
 	var a leaseResponse
 	var ids []keyspace.LeaseID
-	s.View().Leases(from, func(l *fsm.Lease) bool {
+	v := s.View()
+	loading := v.Loading.Active() // nobody counts the times of leases yet
+	v.Leases(from, func(l *fsm.Lease) bool {
 		if a.More = len(ids) == fsm.MaxLeaseBatch; a.More {
 			return false
 		}
 		ids = append(ids, l.ID)
+		if loading {
+			st := recordStatus(l)
+			st.Remaining = time.Duration(l.TTL) * time.Second
+			a.Leases = append(a.Leases, st)
+		}
 		return true
 	})
 	var err error
+	if loading {
+		a.Revision, err = s.lastRevision(term)
+		return a, err
+	}
 	if a.Leases, err = s.o.LeaseTimes.Look(term, ids); err != nil {
 		return leaseResponse{}, err
 	}

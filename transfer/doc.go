@@ -4,6 +4,7 @@
 //
 //	Export  Backup    cluster ──cut──▶ versions ──▶ etcd's file | chain of backups
 //	Import  Restore   cluster ◀──load── versions ◀── etcd's file | chain of backups
+//	Mirror            cluster ◀──load── versions ◀── a running etcd (package mirror)
 //
 // # Out
 //
@@ -20,8 +21,9 @@
 // # Files
 //
 //	restore.go  from a backup into a new cluster
+//	mirror.go   from a running etcd into a new cluster
 //	import.go   from etcd's file into a new cluster
-//	load.go     what both do
+//	load.go     what these do
 //	backup.go   into a chain of backups
 //	export.go   into etcd's file
 //	cluster.go  a cluster, cuts through it

@@ -32,20 +32,38 @@ const maxVersionBytes = 3 << 19
 
 // Import makes a new cluster what a file of etcd's is.
 func Import(ctx context.Context, c *Cluster, o ImportOptions) error {
-	db, err := etcdfile.Open(ctx, o.Path, etcdfile.Options{SkipHashCheck: o.SkipHashCheck})
+	l, done, err := loadOfFile(ctx, c, &o)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer done()
+	return l.run(ctx, c)
+}
+
+// loadOfFile is the load that a file of etcd's makes. done closes the file.
+func loadOfFile(ctx context.Context, c *Cluster, o *ImportOptions) (l *load, done func(), err error) {
+	db, err := etcdfile.Open(ctx, o.Path, etcdfile.Options{SkipHashCheck: o.SkipHashCheck})
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			db.Close()
+		}
+	}()
 	info := db.Info()
 	c.Report("%s: revision %d, compacted at %d, %d leases, %d users", o.Path, info.Revision, info.Compacted, len(info.Leases), len(info.Auth.Users))
 	vs, err := db.Versions(ctx, etcdfile.ReadOptions{Latest: o.Latest, MaxVersionBytes: cmp.Or(o.MaxVersionBytes, maxVersionBytes), TempDir: o.TempDir})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer vs.Close()
+	defer func() {
+		if err != nil {
+			vs.Close()
+		}
+	}()
 	name := filepath.Base(o.Path)
-	l := load{
+	l = &load{
 		name:     "etcd's file " + name,
 		identity: fmt.Sprintf("etcd file %s at revision %d, compacted %d, raft index %d, %d bytes, latest %t", name, info.Revision, info.Compacted, info.ConsistentIndex, info.Bytes, o.Latest),
 		revision: info.Revision, compacted: vs.Compacted(), versions: fromFile(vs),
@@ -55,10 +73,13 @@ func Import(ctx context.Context, c *Cluster, o ImportOptions) error {
 	}
 	if !o.WithoutAuth && len(info.Auth.Users)+len(info.Auth.Roles) > 0 {
 		if l.access, err = info.Auth.Rights(); err != nil {
-			return fmt.Errorf("users and roles of %s: %w", o.Path, err)
+			return nil, nil, fmt.Errorf("users and roles of %s: %w", o.Path, err)
 		}
 	}
-	return l.run(ctx, c)
+	return l, func() {
+		vs.Close()
+		db.Close()
+	}, nil
 }
 
 // fromFile are the versions of a file.

@@ -49,18 +49,34 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 	loader := dataapi.NewLoader(dataapi.LoaderOptions{
 		Conn: c.Client.ActiveConnection(), Clock: c.Clock, Number: max(1, xxhash.Sum64String(l.identity)), Source: l.name,
 	})
+	p, err := l.bring(ctx, c, loader)
+	if err != nil {
+		return err
+	}
+	if p == nil {
+		return l.restoreAccess(ctx, c)
+	}
+	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
+		return fmt.Errorf("finish the load: %w", err)
+	}
+	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
+	return l.restoreAccess(ctx, c)
+}
+
+// bring begins the load and brings leases and versions. It returns nil for a load that had finished before.
+func (l *load) bring(ctx context.Context, c *Cluster, loader *dataapi.Loader) (*progress, error) {
 	st, err := loader.Begin(ctx)
 	if err != nil {
-		return fmt.Errorf("begin the load: %w", err)
+		return nil, fmt.Errorf("begin the load: %w", err)
 	}
 	if st.GetPhase() == datapb.LoadPhase_LOAD_FINISHED {
 		c.Report("the load had finished before, and the cluster serves from revision %d on", st.GetPosition())
-		return l.restoreAccess(ctx, c)
+		return nil, nil
 	}
 	if err := loader.Leases(ctx, l.leases, nil); err != nil {
-		return fmt.Errorf("grant %d leases: %w", len(l.leases), err)
+		return nil, fmt.Errorf("grant %d leases: %w", len(l.leases), err)
 	}
-	p := progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	p := &progress{c: c, loader: loader, began: clock.StartStopwatch()}
 	if l.lost {
 		p.granted = map[keyspace.LeaseID]bool{}
 		for _, lease := range l.leases {
@@ -68,13 +84,9 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 		}
 	}
 	if err := loader.Bulk(ctx, p.through(ctx, l.versions)); err != nil {
-		return fmt.Errorf("load: %w", err)
+		return nil, fmt.Errorf("load: %w", err)
 	}
-	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
-		return fmt.Errorf("finish the load: %w", err)
-	}
-	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
-	return l.restoreAccess(ctx, c)
+	return p, nil
 }
 
 // progress counts what passes, and has ranges begin in it.

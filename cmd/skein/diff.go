@@ -44,8 +44,8 @@ const (
 	keepAlive = 10 * time.Second
 )
 
-// dial connects to the endpoints, which are separated by commas.
-func (f *sideFlags) dial(c *cobra.Command, endpoints string) (*clientv3.Client, error) {
+// config is that of clients of the endpoints, which are separated by commas.
+func (f *sideFlags) config(c *cobra.Command, endpoints string) (clientv3.Config, error) {
 	t, err := f.tls()
 	if err == nil && t == nil && strings.Contains(endpoints, "https://") {
 		t = &tls.Config{MinVersion: tls.VersionTLS12}
@@ -55,13 +55,22 @@ func (f *sideFlags) dial(c *cobra.Command, endpoints string) (*clientv3.Client, 
 		user, password, err = f.login(os.Stdin, c.ErrOrStderr())
 	}
 	if err != nil {
-		return nil, &config.UsageError{Err: fmt.Errorf("store %s: %w", strings.ToUpper(f.name), err)}
+		return clientv3.Config{}, &config.UsageError{Err: fmt.Errorf("store %s: %w", strings.ToUpper(f.name), err)}
 	}
-	client, err := clientv3.New(clientv3.Config{
+	return clientv3.Config{
 		Context: c.Context(), Endpoints: strings.Split(endpoints, ","), TLS: t, Username: user, Password: password,
 		DialTimeout: dialTime, DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAlive,
 		MaxCallRecvMsgSize: diff.MaxMessageBytes, Logger: zap.NewNop(),
-	})
+	}, nil
+}
+
+// dial connects to the endpoints and asks for an answer.
+func (f *sideFlags) dial(c *cobra.Command, endpoints string) (*clientv3.Client, error) {
+	cfg, err := f.config(c, endpoints)
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("store %s at %s: %w", strings.ToUpper(f.name), endpoints, err)
 	}

@@ -13,6 +13,7 @@
 //	cert.go       skein cert
 //	recover.go    skein recover, and --force-new-cluster
 //	backup.go     skein backup
+//	mirror.go     skein mirror
 //	transfer.go   skein backup create and follow, restore, import, export
 //	diff.go       skein diff
 //	admin.go      flags of all commands that ask a running cluster

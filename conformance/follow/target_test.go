@@ -29,6 +29,8 @@ type target struct {
 	order  []string
 	cursor [2]int64 // revision and sub of the last version
 	leases map[keyspace.LeaseID]int64
+	// imported is what the file had.
+	imported mirror.Imported
 	// versions counts what Follow has brought.
 	versions, batches int
 }
@@ -78,22 +80,34 @@ func (t *target) State(context.Context, string) (mirror.Phase, keyspace.Revision
 	return t.phase, t.rev, nil
 }
 
-func (t *target) Import(_ context.Context, _, path string) error {
+func (t *target) Import(_ context.Context, _, path string) (in mirror.Imported, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.phase == mirror.TargetLoading {
-		return nil
+		return t.imported, nil
 	}
 	t.rev = 1
-	err := eachRecord(path, func(v mvcc.Version) {
+	err = eachRecord(path, func(v mvcc.Version) {
 		t.add(v)
 		t.rev = v.Mod
 	})
 	t.phase, t.cursor = mirror.TargetLoading, [2]int64{int64(t.rev) + 1, -1}
-	return err
+	t.imported = mirror.Imported{Revision: t.rev, Sum: t.sum()}
+	return t.imported, err
 }
 
-func (t *target) Follow(_ context.Context, _ string, versions []mvcc.Version, upTo keyspace.Revision) error {
+// sum is that of all versions.
+func (t *target) sum() (s mirror.Sum) {
+	for _, versions := range t.keys {
+		for i := range versions {
+			s.Add(&versions[i])
+		}
+	}
+	return s
+}
+
+func (t *target) Follow(_ context.Context, _ string, b mirror.Batch) error {
+	versions, upTo := b.Versions, b.UpTo
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.batches++
@@ -119,6 +133,9 @@ func (t *target) Finish(_ context.Context, _ string, f mirror.Finish) error {
 	defer t.mu.Unlock()
 	if f.Revision != t.rev {
 		return fmt.Errorf("finished at revision %d, the position is %d", f.Revision, t.rev)
+	}
+	if sum := t.sum(); f.Sum != sum {
+		return fmt.Errorf("finished with the sum %+v, and the target has %+v", f.Sum, sum)
 	}
 	t.phase, t.leases = mirror.TargetServing, maps.Clone(f.Leases)
 	return nil

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/spf13/cobra"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/mirror"
+	"github.com/skeindb/skein/transfer"
+)
+
+// mirrorFlags are those of all commands about a mirror.
+type mirrorFlags struct{ spool string }
+
+func (f *mirrorFlags) check() error {
+	if f.spool == "" {
+		return &config.UsageError{Err: errors.New("--spool is missing: give the directory of the mirror")}
+	}
+	return nil
+}
+
+func newMirror(environ []string) *cobra.Command {
+	f := &mirrorFlags{}
+	c := &cobra.Command{
+		Use: "mirror", Short: "Follow a running etcd into a new cluster, until the cluster takes its place", Args: cobra.NoArgs, RunE: needsCommand,
+		Long: `Follow a running etcd into a new cluster, until the cluster takes its place. docs/MIGRATION.md has
+it step by step.`,
+	}
+	c.PersistentFlags().StringVar(&f.spool, "spool", "", "directory of the mirror: what it has received and how far it is; with room for a copy of the source and for sorting it, twice its size, and for what is written meanwhile")
+	c.AddCommand(newMirrorStart(environ, f), newMirrorStatus(f), newMirrorCutover(f), newMirrorAbandon(f))
+	return c
+}
+
+func newMirrorStart(environ []string, m *mirrorFlags) *cobra.Command {
+	f, source := &adminFlags{environ: environ}, &sideFlags{name: "source"}
+	var endpoints string
+	var o transfer.MirrorOptions
+	c := &cobra.Command{
+		Use: "start", Short: "Begin to follow, or go on with it", Args: cobra.NoArgs,
+		Long: `Copy a running etcd into a new, empty cluster, and follow what is written there. It goes on until
+the cut-over (skein mirror cutover). The same command goes on with a mirror that was broken off.`,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			if err := m.check(); err != nil {
+				return err
+			}
+			if endpoints == "" {
+				return &config.UsageError{Err: errors.New("--source-endpoints is missing: give client URLs of the etcd to follow")}
+			}
+			var err error
+			if o.Source, err = source.config(c, endpoints); err != nil {
+				return err
+			}
+			o.Dir = m.spool
+			if o.Number, err = loadNumber(); err != nil {
+				return err
+			}
+			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error {
+				if err := transfer.Mirror(ctx, cluster, o); err != nil {
+					return refused(err)
+				}
+				return printStatus(c, m.spool, adminapi.Table)
+			})
+		}),
+	}
+	f.addConnection(c.Flags())
+	source.add(c.Flags())
+	c.Flags().StringVar(&endpoints, "source-endpoints", "", "client URLs of the etcd to follow, separated by commas")
+	c.Flags().BoolVar(&o.WithoutAuth, "without-auth", false, "leave users and roles out")
+	c.Flags().Int64Var(&o.MaxVersionBytes, "max-version-bytes", 3<<19, "largest key with its value: raise it with the nodes' --max-request-bytes")
+	return c
+}
+
+// loadNumber returns a number for a new load.
+func loadNumber() (uint64, error) {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return 0, err
+	}
+	return max(1, binary.BigEndian.Uint64(b[:])), nil
+}
+
+// refused shows the next step of a mirror that stopped for good.
+func refused(err error) error {
+	if stop := (*mirror.Stop)(nil); errors.As(err, &stop) {
+		return &adminapi.Refusal{Reason: stop.Reason, NextStep: stop.Next}
+	}
+	return err
+}
+
+func newMirrorStatus(m *mirrorFlags) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use: "status", Short: "Show how far a mirror is", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			format := adminapi.Format(output)
+			if format != adminapi.Table && format != adminapi.JSON {
+				return &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", output)}
+			}
+			if err := m.check(); err != nil {
+				return err
+			}
+			return printStatus(c, m.spool, format)
+		}),
+	}
+	c.Flags().StringVarP(&output, "write-out", "w", "table", "table or json")
+	return c
+}
+
+func printStatus(c *cobra.Command, dir string, format adminapi.Format) error {
+	st, err := mirror.ReadStatus(vfs.Default, dir)
+	if err != nil {
+		return err
+	}
+	if format == adminapi.JSON {
+		return json.NewEncoder(c.OutOrStdout()).Encode(st)
+	}
+	line := st.String()
+	if !st.Running && !ended(st.Step) {
+		line += "; no `skein mirror start` runs"
+	}
+	fmt.Fprintln(c.OutOrStdout(), line)
+	return nil
+}
+
+func ended(s mirror.Step) bool {
+	return s == mirror.Done || s == mirror.Failed || s == mirror.Abandoned
+}
+
+func newMirrorCutover(m *mirrorFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "cutover", Short: "Let the cluster take the source's place", Args: cobra.NoArgs,
+		Long: `Let the cluster take the source's place, as soon as the source stands still and the cluster has
+all of it. Stop the source's clients first. The command waits until the cluster serves. If it is
+broken off, the request stands.`,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			if err := m.check(); err != nil {
+				return err
+			}
+			if err := mirror.RequestCutover(vfs.Default, m.spool); err != nil {
+				return err
+			}
+			return m.await(c, mirror.Done)
+		}),
+	}
+}
+
+func newMirrorAbandon(m *mirrorFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "abandon", Short: "Give a mirror up: its cluster never serves", Args: cobra.NoArgs,
+		RunE: failing(func(c *cobra.Command, _ []string) error {
+			if err := m.check(); err != nil {
+				return err
+			}
+			if err := mirror.RequestAbandon(vfs.Default, m.spool); err != nil {
+				return err
+			}
+			return m.await(c, mirror.Abandoned)
+		}),
+	}
+}
+
+// Times of a command that waits for the mirror.
+const (
+	mirrorLook = 200 * time.Millisecond
+	mirrorTell = 5 * time.Second
+)
+
+// await waits until the mirror has come to a step.
+func (f *mirrorFlags) await(c *cobra.Command, step mirror.Step) error {
+	clk := clock.System()
+	var told clock.Time
+	for {
+		st, err := mirror.ReadStatus(vfs.Default, f.spool)
+		if err == nil && !st.Running {
+			st, err = mirror.ReadStatus(vfs.Default, f.spool) // its last step may have come between step and lock
+		}
+		switch {
+		case err != nil:
+			return err
+		case st.Step == step:
+			return printStatus(c, f.spool, adminapi.Table)
+		case ended(st.Step) && step == mirror.Done:
+			return fmt.Errorf("the mirror is %s: %s", st.Step, st.Stopped)
+		case !st.Running:
+			return &adminapi.Refusal{Reason: fmt.Sprintf("the mirror in %s is %s and does not run; the request stands", f.spool, st.Step), NextStep: "give its `skein mirror start` again"}
+		}
+		if now := clk.Now(); told == 0 || now.Sub(told) >= mirrorTell {
+			told = now
+			fmt.Fprintln(c.ErrOrStderr(), st)
+		}
+		if err := clock.Sleep(c.Context(), clk, mirrorLook); err != nil {
+			return fmt.Errorf("wait for the mirror: %w; the request stands", err)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/skeindb/skein/internal/ports"
+	"github.com/skeindb/skein/mirror"
+)
+
+// TestMirrorErrors: wrong input is named with what to do, and a script tells it from a mirror that cannot run.
+func TestMirrorErrors(t *testing.T) {
+	nobody, err := ports.Unused(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"", exitUsage, "skein mirror needs a command"},
+		{"start", exitUsage, "--spool is missing"},
+		{"start --spool DIR", exitUsage, "--source-endpoints is missing"},
+		{"start --spool DIR --source-endpoints http://x --source-cacert /nowhere", exitUsage, "store SOURCE: --cacert: open /nowhere"},
+		{"start --spool DIR --source-endpoints http://x --source-password p", exitUsage, "store SOURCE: --password without a user"},
+		{"start --spool DIR --source-endpoints http://x --user u:", exitUsage, "--user without a name or a password"},
+		{fmt.Sprintf("start --spool DIR --source-endpoints http://x --command-timeout 200ms --endpoints http://127.0.0.1:%d", nobody[0]), exitRefused, "give client URLs of running nodes to --endpoints"},
+		{"status", exitUsage, "--spool is missing"},
+		{"status --spool DIR", exitRefused, "holds no mirror: give the --spool of `skein mirror start`"},
+		{"status --spool DIR -w xml", exitUsage, "there are table and json"},
+		{"cutover", exitUsage, "--spool is missing"},
+		{"cutover --spool DIR", exitRefused, "holds no mirror"},
+		{"abandon --spool DIR", exitRefused, "holds no mirror"},
+		{"abandon DIR", exitUsage, "unknown command"},
+	} {
+		var out bytes.Buffer
+		line := strings.ReplaceAll(c.args, "DIR", filepath.Join(dir, "none"))
+		code := execute(t.Context(), append([]string{"mirror"}, strings.Fields(line)...), nil, &out, &out)
+		if code != c.code || !strings.Contains(out.String(), c.want) {
+			t.Errorf("skein mirror %s: exit code %d, want %d and %q in\n%s", c.args, code, c.code, c.want, &out)
+		}
+	}
+	if _, err := vfs.Default.Stat(filepath.Join(dir, "none")); err == nil {
+		t.Error("a command that failed has made the directory")
+	}
+}
+
+// TestMirrorRequests: a request stands where no mirror runs, and one that has ended takes none.
+func TestMirrorRequests(t *testing.T) {
+	for _, c := range []struct {
+		step, command, want string
+		code                int
+	}{
+		{"following", "status", "following: position 0 of 0", 0},
+		{"following", "cutover", "does not run; the request stands\nnext: give its `skein mirror start` again", exitRefused},
+		{"following", "abandon", "does not run; the request stands", exitRefused},
+		{"done", "cutover", "the mirror in DIR has ended: it is done", exitRefused},
+		{"failed", "cutover", "the mirror in DIR has ended: it is failed", exitRefused},
+		{"failed", "abandon", "does not run; the request stands", exitRefused},
+		{"done", "status -w json", `"step":"done"`, 0},
+	} {
+		dir := t.TempDir()
+		state := fmt.Sprintf(`{"version":1,"step":%q,"nonce":"7","source":1,"after":1,"sum":{}}`, c.step)
+		f, err := vfs.Default.Create(filepath.Join(dir, "state.json"), vfs.WriteCategoryUnspecified)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Write([]byte(state)); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		code := execute(t.Context(), append([]string{"mirror"}, strings.Fields(c.command+" --spool "+dir)...), nil, &out, &out)
+		if want := strings.ReplaceAll(c.want, "DIR", dir); code != c.code || !strings.Contains(out.String(), want) {
+			t.Errorf("skein mirror %s, step %s: exit code %d, want %d and %q in\n%s", c.command, c.step, code, c.code, want, &out)
+		}
+		_, err = vfs.Default.Stat(filepath.Join(dir, c.command))
+		if stands := strings.Contains(c.want, "stands"); stands != (err == nil) {
+			t.Errorf("skein mirror %s, step %s: the request: %v", c.command, c.step, err)
+		}
+	}
+	if _, err := mirror.ReadStatus(vfs.Default, t.TempDir()); err == nil {
+		t.Error("an empty directory has a status")
+	}
+}
+
+// TestMirrorDocument runs the commands of docs/MIGRATION.md about a mirror. The source is a cluster of Skein; module
+// conformance has an etcd.
+func TestMirrorDocument(t *testing.T) {
+	lines := documented(t, "../../docs/MIGRATION.md")[2:5]
+	source, client := runningCluster(t, 1)
+	into, mirrored := runningCluster(t, 1)
+	dir := filepath.Join(t.TempDir(), "mirror")
+	replace := []string{"http://127.0.0.1:4379", source, "http://127.0.0.1:2379", into, "/var/lib/skein-mirror", dir}
+	fill(t, client, "a")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := make(chan string, 1)
+	go func() { done <- said(ctx, t, lines[0], replace...) }()
+	for {
+		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Passes > 0 {
+			break
+		}
+		select {
+		case <-done:
+			t.Fatal("the mirror has ended")
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	rev := fill(t, client, "b")
+	if out := said(ctx, t, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
+		t.Errorf("%s:\n%s", lines[1], out)
+	}
+	for _, out := range []string{said(ctx, t, lines[2], replace...), <-done} {
+		if want := fmt.Sprintf("done: position %d of %d, behind by 0 revisions", rev, rev); !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if out := said(ctx, t, "skein diff A B", "A", source, "B", into); !strings.Contains(out, "equal") {
+		t.Error(out)
+	}
+	if u, err := mirrored.UserGet(ctx, "buser"); err != nil || len(u.Roles) != 1 {
+		t.Errorf("%v, %v", u, err)
+	}
+	if put, err := mirrored.Put(ctx, "next", ""); err != nil || put.Header.Revision != rev+1 {
+		t.Errorf("%v, %v, want revision %d", put, err, rev+1)
+	}
+}
+
+// TestMirrorAbandoned: a mirror that runs is given up, and its cluster never serves.
+func TestMirrorAbandoned(t *testing.T) {
+	source, client := runningCluster(t, 1)
+	into, abandoned := runningCluster(t, 1)
+	dir := filepath.Join(t.TempDir(), "mirror")
+	fill(t, client, "a")
+	var out bytes.Buffer
+	ended := make(chan int, 1)
+	go func() {
+		ended <- execute(t.Context(), []string{"mirror", "start", "--source-endpoints", source, "--endpoints", into, "--spool", dir}, nil, &out, &out)
+	}()
+	for {
+		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Step == mirror.Following {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if said := said(t.Context(), t, "skein mirror abandon --spool DIR", "DIR", dir); !strings.Contains(said, "abandoned") {
+		t.Error(said)
+	}
+	if code := <-ended; code != exitRefused || !strings.Contains(out.String(), "next: a new one needs an empty cluster and another --spool") {
+		t.Errorf("exit code %d\n%s", code, &out)
+	}
+	if _, err := abandoned.Put(t.Context(), "a", ""); err == nil || !strings.Contains(err.Error(), "was abandoned") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,343 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/skeindb/skein/api/datapb"
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
+	"github.com/skeindb/skein/etcdfile"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror"
+	"github.com/skeindb/skein/mirror/diff"
+)
+
+// MirrorOptions say what is mirrored.
+type MirrorOptions struct {
+	// Source is the configuration of clients of the source, in the name of a user who may read everything.
+	Source clientv3.Config
+	// Dir is the mirror's: what it has received, a copy of the source, and how far it is.
+	Dir string
+	// Number names a new mirror: random, never 0.
+	Number uint64
+	// WithoutAuth leaves users and roles out.
+	WithoutAuth bool
+	// MaxVersionBytes bounds key and value of one version. 0 is what nodes take by their defaults.
+	MaxVersionBytes int64
+}
+
+// Mirror makes a new cluster what a running etcd is, and follows it until the cluster takes its place.
+func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
+	source, err := mirror.NewEtcd(o.Source, c.Clock)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	m := &mirrored{c: c, o: o}
+	var told clock.Time
+	run := mirror.Options{
+		FS: vfs.Default, Dir: o.Dir, Clock: c.Clock, Source: source, SourceData: source.Data(), Target: m, TargetData: diff.NewEndpoint(c.Client),
+		SnapshotRevision: func(path string) (keyspace.Revision, error) { return fileRevision(ctx, path) },
+		Nonce:            strconv.FormatUint(o.Number, 16),
+		Progress: func(s mirror.Status) {
+			if now := c.Clock.Now(); told == 0 || now.Sub(told) >= reportEvery {
+				told = now
+				c.Report("%s", s)
+			}
+		},
+	}
+	if !o.WithoutAuth {
+		run.Opened = func(ctx context.Context) error { return m.access(ctx, source) }
+	}
+	return mirror.Run(ctx, run)
+}
+
+func fileRevision(ctx context.Context, path string) (keyspace.Revision, error) {
+	db, err := etcdfile.Open(ctx, path, etcdfile.Options{})
+	if err != nil {
+		return 0, err
+	}
+	return db.Info().Revision, db.Close()
+}
+
+// mirrored is a cluster as the target of a mirror.
+type mirrored struct {
+	c *Cluster
+	o MirrorOptions
+
+	// mu is held over each call.
+	mu sync.Mutex
+	// loader is that of the nonce, nil before the first call. begun says that it knows the position.
+	loader  *dataapi.Loader
+	begun   bool
+	granted map[keyspace.LeaseID]int64
+}
+
+var _ mirror.Target = (*mirrored)(nil)
+
+// use returns the loader with a nonce. mu is held.
+func (m *mirrored) use(nonce string) (*dataapi.Loader, uint64, error) {
+	number, err := strconv.ParseUint(nonce, 16, 64)
+	if err != nil || number == 0 {
+		return nil, 0, fmt.Errorf("the mirror in %s names its load %q, and a number in hexadecimal above 0 is meant: the file was changed by hand", m.o.Dir, nonce)
+	}
+	if m.loader == nil {
+		m.granted = map[keyspace.LeaseID]int64{}
+		m.loader = dataapi.NewLoader(dataapi.LoaderOptions{Conn: m.c.Client.ActiveConnection(), Clock: m.c.Clock, Number: number, Source: "a running etcd"})
+	}
+	return m.loader, number, nil
+}
+
+// State implements mirror.Target.
+func (m *mirrored) State(ctx context.Context, nonce string) (mirror.Phase, keyspace.Revision, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, number, err := m.use(nonce)
+	if err != nil {
+		return "", 0, err
+	}
+	st, _, err := l.State(ctx)
+	if err != nil {
+		return "", 0, err
+	}
+	phase := st.GetPhase()
+	if phase != datapb.LoadPhase_LOAD_NONE && st.GetLoader() != number {
+		return "", 0, fmt.Errorf("the cluster belongs to the load of %s by loader %016x, and not to this mirror's, %016x: give the --endpoints of the cluster that this mirror began with", st.GetSource(), st.GetLoader(), number)
+	}
+	switch phase {
+	case datapb.LoadPhase_LOAD_NONE:
+		return mirror.TargetEmpty, 0, nil
+	case datapb.LoadPhase_LOAD_BULK, datapb.LoadPhase_LOAD_FOLLOW:
+		return mirror.TargetLoading, keyspace.Revision(st.GetPosition()), nil
+	case datapb.LoadPhase_LOAD_FINISHED:
+		return mirror.TargetServing, keyspace.Revision(st.GetPosition()), nil
+	case datapb.LoadPhase_LOAD_ABANDONED:
+		return mirror.TargetAbandoned, 0, nil
+	default:
+		return "", 0, fmt.Errorf("the cluster's load is in phase %d, which this build does not know", phase)
+	}
+}
+
+// Import implements mirror.Target.
+func (m *mirrored) Import(ctx context.Context, nonce, path string) (in mirror.Imported, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.loader, m.begun = nil, false // the sum begins anew
+	loader, _, err := m.use(nonce)
+	if err != nil {
+		return in, err
+	}
+	l, done, err := loadOfFile(ctx, m.c, &ImportOptions{Path: path, WithoutAuth: true, TempDir: m.o.Dir, MaxVersionBytes: m.o.MaxVersionBytes})
+	if err != nil {
+		return in, err
+	}
+	defer done()
+	p, err := l.bring(ctx, m.c, loader)
+	if err != nil {
+		return in, err
+	}
+	if p == nil {
+		return in, errors.New("the cluster was opened before its import had ended: the mirror's directory is older than the cluster")
+	}
+	for _, lease := range l.leases {
+		m.granted[lease.ID] = lease.TTL
+	}
+	in.Revision, in.Compacted = l.revision, l.compacted
+	in.Sum.Versions, in.Sum.Hashes = loader.Sum().Versions, loader.Sum().Hashes
+	if err := loader.EndBulk(ctx, l.revision); err != nil {
+		return in, fmt.Errorf("end the import: %w", err)
+	}
+	m.begun = true
+	return in, nil
+}
+
+// begin has the loader go on where an earlier one was.
+func (m *mirrored) begin(ctx context.Context, nonce string) (*dataapi.Loader, error) {
+	l, _, err := m.use(nonce)
+	if err != nil || m.begun {
+		return l, err
+	}
+	_, err = l.Begin(ctx)
+	m.begun = err == nil
+	return l, err
+}
+
+// grant grants the leases that are not known to be granted with these TTLs.
+func (m *mirrored) grant(ctx context.Context, l *dataapi.Loader, ttls map[keyspace.LeaseID]int64) error {
+	var missing []dataapi.LoadLease
+	for id, ttl := range ttls {
+		if m.granted[id] != ttl {
+			missing = append(missing, dataapi.LoadLease{ID: id, TTL: ttl})
+		}
+	}
+	if err := l.Leases(ctx, missing, nil); err != nil {
+		return fmt.Errorf("grant %d leases: %w", len(missing), err)
+	}
+	for _, lease := range missing {
+		m.granted[lease.ID] = lease.TTL
+	}
+	return nil
+}
+
+// Follow implements mirror.Target.
+func (m *mirrored) Follow(ctx context.Context, nonce string, b mirror.Batch) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.begin(ctx, nonce)
+	if err == nil {
+		err = m.grant(ctx, l, b.Leases)
+	}
+	if err != nil {
+		return err
+	}
+	at := l.Position()
+	for len(b.Versions) > 0 && b.Versions[0].Mod <= at {
+		b.Versions = b.Versions[1:] // an earlier call brought it, whose answer was lost
+	}
+	if err = l.Follow(ctx, b.UpTo, b.Versions); err != nil {
+		m.begun = false // the position may have moved
+	}
+	return err
+}
+
+// Finish implements mirror.Target.
+func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.begin(ctx, nonce)
+	if err != nil {
+		return err
+	}
+	// An earlier run of the mirror may have granted some that have ended.
+	if err := m.lookGranted(ctx); err != nil {
+		return fmt.Errorf("list the leases of the load: %w", err)
+	}
+	var ended []keyspace.LeaseID
+	for id := range m.granted {
+		if _, lives := f.Leases[id]; !lives {
+			ended = append(ended, id)
+		}
+	}
+	if err := m.grant(ctx, l, f.Leases); err != nil {
+		return err
+	}
+	l.SetSum(dataapi.Sum{Versions: f.Sum.Versions, Hashes: f.Sum.Hashes})
+	if err := l.Finish(ctx, f.Revision, f.Compacted); err != nil {
+		return err
+	}
+	m.revoke(ctx, ended)
+	return nil
+}
+
+// revokesAtOnce is how many leases are revoked at a time, revokeTime bounds the wait for one.
+const (
+	revokesAtOnce = 16
+	revokeTime    = 10 * time.Second
+)
+
+// revoke ends leases that have ended at the source and that no key is attached to any more. It comes behind the load,
+// since ranges remember that they had keys of them. What fails ends with its TTL.
+func (m *mirrored) revoke(ctx context.Context, ids []keyspace.LeaseID) {
+	var failed atomic.Int64
+	var g errgroup.Group
+	g.SetLimit(revokesAtOnce)
+	for _, id := range ids {
+		g.Go(func() error {
+			once, cancel := clock.WithTimeout(ctx, m.c.Clock, revokeTime)
+			defer cancel()
+			if _, err := m.c.Client.Revoke(once, clientv3.LeaseID(id)); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				failed.Add(1)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // failures are counted
+	if n := failed.Load(); n > 0 {
+		m.c.Report("%d leases that have ended at the source are left to end with their TTLs", n)
+	}
+}
+
+// lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.
+func (m *mirrored) lookGranted(ctx context.Context) error {
+	client := dataapi.NewClient(m.c.Client.ActiveConnection(), m.c.Clock)
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "mirror: leases at the cut-over"})
+	if err != nil {
+		return err
+	}
+	m.granted = map[keyspace.LeaseID]int64{}
+	for _, l := range cut.Leases {
+		m.granted[l.ID] = l.TTL
+	}
+	return client.Release(ctx, cut.Hold)
+}
+
+// Abandon implements mirror.Target.
+func (m *mirrored) Abandon(ctx context.Context, nonce string) error {
+	phase, _, err := m.State(ctx, nonce)
+	if err != nil || phase == mirror.TargetEmpty {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.loader.Abandon(ctx)
+}
+
+// access makes the source's users and roles. Their passwords are in the source's database only, so it is copied once
+// more where there are any.
+func (m *mirrored) access(ctx context.Context, source *mirror.Etcd) (err error) {
+	there, err := hasUsers(ctx, m.o.Source)
+	if err != nil || !there {
+		return err
+	}
+	path := filepath.Join(m.o.Dir, "users.db")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(path)) }()
+	if err := errors.Join(source.Snapshot(ctx, 0, f), f.Close()); err != nil {
+		return fmt.Errorf("copy the source's users: %w", err)
+	}
+	db, err := etcdfile.Open(ctx, path, etcdfile.Options{})
+	if err != nil {
+		return err
+	}
+	rights, err := db.Info().Auth.Rights()
+	if err = errors.Join(err, db.Close()); err != nil {
+		return fmt.Errorf("users and roles of the source: %w", err)
+	}
+	return (&load{access: rights}).restoreAccess(ctx, m.c)
+}
+
+// hasUsers says whether the source has users or roles.
+func hasUsers(ctx context.Context, cfg clientv3.Config) (bool, error) {
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	auth := pb.NewAuthClient(c.ActiveConnection())
+	users, err := auth.UserList(ctx, &pb.AuthUserListRequest{})
+	if err != nil {
+		return false, fmt.Errorf("list the source's users: %w", err)
+	}
+	roles, err := auth.RoleList(ctx, &pb.AuthRoleListRequest{})
+	if err != nil {
+		return false, fmt.Errorf("list the source's roles: %w", err)
+	}
+	return len(users.Users)+len(roles.Roles) > 0, nil
+}
