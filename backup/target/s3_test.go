@@ -95,6 +95,9 @@ func (s *s3Server) stop() {
 // openS3Test opens a bucket of its own behind a proxy.
 func openS3Test(t *testing.T) (*bucket, *proxy) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("the S3 server is compiled for it, which takes minutes: make long")
+	}
 	server.once.Do(func() { server.err = server.start() })
 	if server.err != nil {
 		t.Fatal(server.err)
