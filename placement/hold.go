@@ -21,16 +21,6 @@ func (s *Service) serveHold(ctx context.Context, term uint64, q *request) (respo
 	return s.servePutHold(ctx, term, q.PutHold)
 }
 
-// storable refuses revisions that an entry cannot have: every replica would refuse it, and nobody be answered.
-func storable(revisions ...keyspace.Revision) error {
-	for _, r := range revisions {
-		if r < 0 || r >= keyspace.MaxRevision {
-			return kverror.New(kverror.BadRequest, "revision %d: want 0 to %d", r, keyspace.MaxRevision-1)
-		}
-	}
-	return nil
-}
-
 // servePutHold makes a hold, renews it or moves it up, by this node's clock.
 func (s *Service) servePutHold(ctx context.Context, term uint64, o fsm.PutHold) (response, error) {
 	if o.Life <= 0 {

@@ -37,3 +37,13 @@ func (s *Service) serveLoad(ctx context.Context, term uint64, o fsm.ChangeLoad) 
 	}
 	return response{MapVersion: s.View().Version, Loading: r.Loading}, r.Err
 }
+
+// storable refuses revisions that an entry cannot have: every replica would refuse it, and nobody be answered.
+func storable(revisions ...keyspace.Revision) error {
+	for _, r := range revisions {
+		if r < 0 || r >= keyspace.MaxRevision {
+			return kverror.New(kverror.BadRequest, "revision %d: want 0 to %d", r, keyspace.MaxRevision-1)
+		}
+	}
+	return nil
+}
