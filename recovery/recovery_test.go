@@ -221,7 +221,7 @@ func TestTailsWithChanges(t *testing.T) {
 
 func noteTails(t *testing.T, in []*recovery.Collected) {
 	t.Helper()
-	virtual, absorbs, bound, unsettled, confs := 0, 0, 0, 0, 0
+	virtual, absorbs, bound, unsettled, tentative, confs := 0, 0, 0, 0, 0, 0
 	for _, c := range in {
 		for _, x := range c.Copies {
 			if x.Made != nil {
@@ -234,13 +234,19 @@ func noteTails(t *testing.T, in []*recovery.Collected) {
 			if x.Unsettled {
 				unsettled++
 			}
+			if x.Tentative {
+				tentative++
+			}
+			if x.Tentative && (!x.Unsettled || x.Commit >= x.Last.Index) {
+				t.Errorf("node %x, range %s: a tentative generation, and yet nothing is unsettled: %+v", uint64(c.Node), x.Range, x)
+			}
 			confs += len(x.InForce) - 1
 			if x.Unusable != "" {
 				t.Logf("node %x, range %s: %s", uint64(c.Node), x.Range, x.Unusable)
 			}
 		}
 	}
-	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d changes of members", virtual, absorbs, bound, unsettled, confs)
+	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d of them tentative, %d changes of members", virtual, absorbs, bound, unsettled, tentative, confs)
 }
 
 // Three of five survive. Placement makes the missing replicas by itself. The disk of a node that was given up comes
