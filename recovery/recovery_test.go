@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -296,5 +297,86 @@ func TestRepairAndADeadNodesDisk(t *testing.T) {
 			t.Error("the map has changed")
 		}
 		r.check(p, &writers{acked: map[string]string{keysOf(5, 2)[0]: "after"}, tried: map[string][]string{keysOf(5, 2)[0]: {"after"}}, revisions: w.revisions}, survivors...)
+	})
+}
+
+// The node that is forced to be a cluster of its own loses its power at any moment. Forced again, it is as if nothing had
+// happened.
+func TestCrashWithinForce(t *testing.T) {
+	bubble(t, 3, bordersOf(3), func(r *rig) {
+		w := r.write(keysOf(3, 2), r.nodes...)
+		time.Sleep(2 * time.Second)
+		one := r.nodes[0]
+		r.crash(r.nodes...)
+		w.stop()
+		d := &crashAt{FS: one.disk, disk: one.disk, rng: r.rng}
+		dir := one.dir()
+		dir.FS = d
+		p, err := recovery.Force(r.t.Context(), dir, time.Now())
+		if err != nil || p == nil {
+			t.Fatalf("force: %v, %v", p, err)
+		}
+		half := 0
+		for i, disk := range append(d.copies, one.disk) {
+			one.disk = disk
+			c := r.collect(one)[0]
+			if c.Interrupted != "" {
+				half++
+			}
+			again, err := recovery.Force(r.t.Context(), one.dir(), time.Now())
+			switch {
+			case err != nil:
+				t.Fatalf("copy %d, interrupted %q: %v", i, c.Interrupted, err)
+			case again != nil && again.ID != p.ID, again == nil && i < len(d.copies)/2:
+				t.Fatalf("copy %d, interrupted %q: plan %+v, at first it was %s", i, c.Interrupted, again, p.ID)
+			}
+			if again, err = recovery.Force(r.t.Context(), one.dir(), time.Now()); err != nil || again != nil {
+				t.Fatalf("copy %d, once more: %+v, %v", i, again, err)
+			}
+			if i%8 == 0 {
+				r.start(one)
+				r.check(p, &writers{acked: w.acked, tried: w.tried, revisions: maps.Clone(w.revisions)}, one)
+				one.core.Crash()
+				one.core = nil
+			}
+		}
+		t.Logf("%d syncs, %d half applied", len(d.copies), half)
+		if half < 3 {
+			t.Errorf("of %d copies %d are half applied", len(d.copies), half)
+		}
+	})
+}
+
+// A plan of skein recover that was only half applied is not that of --force-new-cluster.
+func TestForceRefusesAnotherPlan(t *testing.T) {
+	bubble(t, 3, bordersOf(2), func(r *rig) {
+		w := r.write(keysOf(2, 1), r.nodes...)
+		time.Sleep(2 * time.Second)
+		one := r.nodes[0]
+		r.crash(r.nodes...)
+		w.stop()
+		p := r.plan(r.collect(one), recovery.PlanOptions{Dead: []string{"n2", "n3"}, Bump: 5})
+		d := &crashAt{FS: one.disk, disk: one.disk, rng: r.rng}
+		dir := one.dir()
+		dir.FS = d
+		if _, err := recovery.Apply(r.t.Context(), dir, p, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for i, disk := range d.copies {
+			one.disk = disk
+			if r.collect(one)[0].Interrupted == "" {
+				continue
+			}
+			refused++
+			_, err := recovery.Force(r.t.Context(), one.dir(), time.Now())
+			if err == nil || !strings.Contains(err.Error(), "run skein recover apply with it again") {
+				t.Errorf("copy %d: %v", i, err)
+			}
+			r.apply(p, one)
+		}
+		if refused == 0 {
+			t.Error("no copy is half applied")
+		}
 	})
 }
