@@ -23,15 +23,14 @@ var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
 	var order []*group
-	stands := map[*group]foundation{}
 	for _, g := range p.groups {
 		g.end = nil
 		if g.rng != 0 && g.chosen != nil {
-			order, stands[g] = append(order, g), p.foundation(g)
+			order = append(order, g)
 		}
 	}
 	slices.SortFunc(order, func(a, b *group) int {
-		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(stands[a], stands[b]), cmp.Compare(a.rng, b.rng))
+		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(a.stands, b.stands), cmp.Compare(a.rng, b.rng))
 	})
 	var rows []RangeRow
 	for _, g := range order {

@@ -376,7 +376,7 @@ func (p *planner) judge() error {
 		if g.chosen == nil {
 			continue
 		}
-		if g.unheard = p.foundation(g) == unheard; g.unheard {
+		if g.stands = p.foundation(g); g.stands == unheard {
 			// Copies of what may never have been made prove nothing. If all else is kept, the nodes decide it themselves.
 			g.verdict, g.why = Doubtful, "a split makes it that may never have been committed: the newest copy of its parent does not have it"
 			continue
@@ -531,8 +531,7 @@ type group struct {
 	verdict string
 	why     string
 	chosen  *located
-	// unheard says that its foundation is that.
-	unheard bool
+	stands  foundation
 	// covered says that other ranges have all of its span after it.
 	covered bool
 	// cuts are the splits that leave the range what is its own, and end is its own then.
@@ -648,7 +647,7 @@ func (g *group) says() Verdict {
 	e := &g.chosen.copy.End
 	if g.covered {
 		why := "other ranges have held all of its span since"
-		if g.unheard {
+		if g.stands == unheard {
 			why = "it is made by a split that was never committed, and other ranges have all of its span"
 		}
 		return Verdict{Range: g.rng, Verdict: Covered, Why: why, Start: e.Start, End: e.End}
