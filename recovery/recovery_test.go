@@ -380,3 +380,97 @@ func TestForceRefusesAnotherPlan(t *testing.T) {
 		}
 	})
 }
+
+// A leader that is cut off has a split in its log that is never committed; the others split elsewhere (trap 126). What a
+// plan makes of both directories gives no key to the first.
+func TestSplitThatWasNeverCommitted(t *testing.T) {
+	bubble(t, 3, nil, func(r *rig) {
+		w := r.write(keysOf(4, 1), r.nodes...)
+		time.Sleep(time.Second)
+		w.stop()
+		leader := func(ms ...*machine) (led *machine, rng keyspace.RangeID) {
+			r.wait(time.Minute, "a leader", func() bool {
+				for _, m := range ms {
+					list, err := m.core.Ranges().List(r.t.Context(), m.id)
+					for _, s := range list {
+						if err == nil && s.IsLeader && s.Descriptor.Span.Contains([]byte("k0003")) {
+							led, rng = m, s.Descriptor.Range
+						}
+					}
+				}
+				return led != nil
+			})
+			return led, rng
+		}
+		split := func(m *machine, rng keyspace.RangeID, key string) error {
+			ctx, cancel := context.WithTimeout(r.t.Context(), 300*time.Millisecond)
+			defer cancel()
+			_, err := m.core.Ranges().Split(ctx, m.id, rng, 0, []byte(key))
+			return err
+		}
+		old, rng := leader(r.nodes...)
+		if err := split(old, rng, "z"); err != nil { // so that it has ids for more
+			t.Fatal(err)
+		}
+		r.net.Partition(old.id)
+		if err := split(old, rng, "k0002"); err == nil {
+			t.Fatal("a leader that is cut off has split")
+		}
+		var others []*machine
+		for _, m := range r.nodes {
+			if m != old {
+				others = append(others, m)
+			}
+		}
+		r.wait(time.Minute, "another leader splits", func() bool {
+			m, at := leader(others...)
+			return at == rng && split(m, rng, "k0001") == nil
+		})
+		for _, key := range []string{"k0000/0", "k0003/0"} { // so that the logs say that the split is committed
+			for range 2 {
+				r.wait(time.Minute, "a write behind the split", func() bool {
+					ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+					defer cancel()
+					_, err := others[0].put(ctx, key, "behind")
+					return err == nil
+				})
+			}
+		}
+		time.Sleep(time.Second)
+		r.crash(r.nodes...)
+		in := r.collect(old, others[0])
+		var phantom *recovery.Copy
+		for i := range in[0].Copies {
+			c := &in[0].Copies[i]
+			if c.Made != nil && string(c.End.Start) == "k0002" {
+				phantom = c
+			}
+			if c.Range == rng && (!c.Tentative || !c.Unsettled) {
+				t.Errorf("the copy of the old leader: %+v", c)
+			}
+		}
+		if phantom == nil || phantom.Made.Certain {
+			t.Fatalf("the split that was not committed: %+v", phantom)
+		}
+		o := recovery.PlanOptions{Dead: []string{fmt.Sprintf("n%d", others[1].id)}}
+		for i := range in[1].Copies {
+			if in[1].Copies[i].Range == 0 { // so that there is something to do
+				in[1].Copies[i].Unusable = "by the test"
+			}
+		}
+		p, err := recovery.MakePlan(in, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range p.Groups {
+			if v.Range == phantom.Range && v.Verdict != recovery.Covered {
+				t.Errorf("the split that was not committed: %+v", v)
+			}
+		}
+		for _, row := range p.Map {
+			if (keyspace.Span{Start: row.Start, End: row.End}).Contains([]byte("k0002")) && (string(row.Start) != "k0001" || row.Range == phantom.Range) {
+				t.Errorf("%+v has the keys of the committed split", row)
+			}
+		}
+	})
+}
