@@ -239,7 +239,10 @@ func (v *view) addRange(made *Made, self keyspace.ReplicaID, a engine.Applied) e
 		c.refuse(r.Visit(v.s.wal, func(e *offline.Entry) error {
 			c.follow(e)
 			c.Unsettled = c.Unsettled || e.Index > c.Commit && changes(e)
-			return w.entry(e)
+			was := w.rec.Generation
+			err := w.entry(e)
+			c.Tentative = c.Tentative || e.Index > c.Commit && w.rec.Generation != was
+			return err
 		}))
 	}
 	if txns, err := command.LoadTxns(v.s.engine, rec.RangeID); err != nil {

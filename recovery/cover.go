@@ -14,7 +14,11 @@ import (
 // ErrLostSpans says that no copy of a span of keys survives.
 var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 
-// cover gives each key to the range that held it last, by the generation: for each key it only grows.
+// cover gives each key to the range that held it last, by the generation: for each key it only grows. A
+// generation that a committed entry gave is the only one of its number at a key. One that is not known to be committed is
+// at most one above the last committed one: a leader proposes one change at a time, for the generation that it has
+// applied. Whatever was committed instead has that number too, or a higher one. So it is only in a tie that
+// the foundation decides.
 // A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
@@ -26,7 +30,7 @@ func (p *planner) cover() error {
 		}
 	}
 	slices.SortFunc(order, func(a, b *group) int {
-		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(a.rng, b.rng))
+		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(a.stands, b.stands), cmp.Compare(a.rng, b.rng))
 	})
 	var rows []RangeRow
 	for _, g := range order {

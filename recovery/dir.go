@@ -28,6 +28,13 @@ type Dir struct {
 	Logger *zap.Logger
 }
 
+func (d Dir) fs() vfs.FS {
+	if d.FS == nil {
+		return vfs.Default
+	}
+	return d.FS
+}
+
 // store is a node's opened directories.
 type store struct {
 	id     engine.Identity
@@ -42,9 +49,7 @@ const cacheBytes = 64 << 20
 // open opens the directories. Their locks say that no node runs in them. Beside what each start of a
 // node does (it finds the end of the log), nothing is changed.
 func (d Dir) open() (_ *store, err error) {
-	if d.FS == nil {
-		d.FS = vfs.Default
-	}
+	d.FS = d.fs()
 	if d.Clock == nil {
 		d.Clock = clock.System()
 	}

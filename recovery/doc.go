@@ -33,7 +33,7 @@
 //   - a tail absorbs a neighbour: the neighbour's frozen copy stays beside it until then.
 //   - a merge binds ranges: it is ended by the entry that ends an aborted one.
 //   - another range has held a part of a copy's span since: the copy is split around it.
-//   - a split was never committed: see doubtSplits.
+//   - a split was never committed: see doubtSplits and foundation.
 //
 // # Files
 //

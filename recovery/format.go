@@ -59,6 +59,8 @@ type Copy struct {
 	End End `json:"end"`
 	// Unsettled says that entries which may be committed or not change the members or the span.
 	Unsettled bool `json:"unsettled,omitempty"`
+	// Tentative says that an entry gave End its generation that may be committed or not.
+	Tentative bool `json:"tentative,omitempty"`
 	// Revision is the highest in state and tail, SequencerTerm the highest term of a sequencer there.
 	Revision      keyspace.Revision `json:"revision"`
 	SequencerTerm uint64            `json:"sequencer_term"`

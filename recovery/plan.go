@@ -25,6 +25,8 @@ const (
 	Doubtful = "may have lost writes"
 	// Lost: no copy survives.
 	Lost = "lost"
+	// Covered: other ranges have held all of its span since. Its copies go.
+	Covered = "covered"
 )
 
 // DefaultBump is how far above the highest known revision the next one is: more than was under way
@@ -257,12 +259,53 @@ func (p *planner) doubtSplits() {
 				if m == nil || m.Certain || l.copy.Unusable != "" || p.groups[m.Parent] == nil {
 					continue
 				}
-				if n := p.groups[m.Parent].newest(); n != nil && n.node != l.node && n.copy.End.Generation < m.Generation {
+				n := p.groups[m.Parent].newest()
+				never := n != nil && n.node != l.node && n.copy.End.Generation < m.Generation
+				if never || p.groups[m.Parent].unusableOn(l.node) {
 					l.copy.Unusable, again = fmt.Sprintf("made by a split of range %s that was never committed", m.Parent), true
 				}
 			}
 		}
 	}
+}
+
+// foundation says on what a group's generation stands. With the same generation, the firmer one has held
+// the keys of both.
+type foundation int
+
+const (
+	// committed: a committed entry gave it.
+	committed foundation = iota
+	// tentative: an entry gave it that may not be committed, but becomes so by what goes on from here.
+	tentative
+	// unheard: so too, and the newest copy of the parent does not have that entry. If that copy is of the same
+	// generation, it may have split otherwise.
+	unheard
+)
+
+// foundation weighs the group. A copy with a record of its own proves that the split was committed which has made
+// it, whatever its state. That the newest copy of the parent has none of the child beside it proves nothing: it may be
+// from a snapshot.
+func (p *planner) foundation(g *group) foundation {
+	parent, heard := keyspace.RangeID(0), false
+	for _, l := range g.copies {
+		m := l.copy.Made
+		if m == nil || m.Certain {
+			if g.chosen != nil && g.chosen.copy.Tentative {
+				return tentative
+			}
+			return committed
+		}
+		if o := p.groups[m.Parent]; o != nil && l.copy.Unusable == "" {
+			n := o.newest()
+			heard = heard || n != nil && n.node == l.node
+		}
+		parent = m.Parent
+	}
+	if parent != 0 && !heard {
+		return unheard
+	}
+	return tentative
 }
 
 // nodes says who survives and who is dead. Each node of the cluster must be one or the other.
@@ -330,7 +373,15 @@ func (p *planner) judge() error {
 		if err := g.judge(); err != nil {
 			return err
 		}
-		needed = needed || g.verdict != Kept && g.chosen != nil
+		if g.chosen == nil {
+			continue
+		}
+		if g.stands = p.foundation(g); g.stands == unheard {
+			// Copies of what may never have been made prove nothing. If all else is kept, the nodes decide it themselves.
+			g.verdict, g.why = Doubtful, "a split makes it that may never have been committed: the newest copy of its parent does not have it"
+			continue
+		}
+		needed = needed || g.verdict != Kept
 	}
 	for _, r := range p.placed.Ranges {
 		if p.groups[r.Range] == nil {
@@ -378,7 +429,11 @@ func (p *planner) order() {
 		if rng == 0 && g.verdict == Kept {
 			g.verdict, g.why = Safe, "the majority of its voters survives; one of them goes on, with the new map"
 		}
-		if g.chosen == nil || g.covered {
+		if g.chosen == nil {
+			continue
+		}
+		if g.covered {
+			p.plan.Groups = append(p.plan.Groups, g.says())
 			continue
 		}
 		lossy = lossy || g.verdict == Doubtful
@@ -476,11 +531,17 @@ type group struct {
 	verdict string
 	why     string
 	chosen  *located
+	stands  foundation
 	// covered says that other ranges have all of its span after it.
 	covered bool
 	// cuts are the splits that leave the range what is its own, and end is its own then.
 	cuts []Cut
 	end  []byte
+}
+
+// unusableOn says whether the node has a copy that cannot be used.
+func (g *group) unusableOn(n id) bool {
+	return slices.ContainsFunc(g.copies, func(l located) bool { return l.node == n && l.copy.Unusable != "" })
 }
 
 // newest returns the usable copy with the newest log, nil if there is none: by the term of the last
@@ -584,6 +645,13 @@ func halves(rs []keyspace.Replica) (in, out []keyspace.ReplicaID) {
 
 func (g *group) says() Verdict {
 	e := &g.chosen.copy.End
+	if g.covered {
+		why := "other ranges have held all of its span since"
+		if g.stands == unheard {
+			why = "it is made by a split that was never committed, and other ranges have all of its span"
+		}
+		return Verdict{Range: g.rng, Verdict: Covered, Why: why, Start: e.Start, End: e.End}
+	}
 	return Verdict{Range: g.rng, Verdict: g.verdict, Why: g.why, Node: g.chosen.node, Start: e.Start, End: key(g.end)}
 }
 

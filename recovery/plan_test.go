@@ -103,6 +103,8 @@ func (s *planStory) copyOf(line string) (c Copy) {
 			c.End.Merge = s.number(v)
 		case "unsettled":
 			c.Unsettled = true
+		case "tentative":
+			c.Tentative = true
 		case "unusable":
 			c.Unusable = v
 		case "absorbs":

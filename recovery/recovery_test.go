@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -221,7 +222,7 @@ func TestTailsWithChanges(t *testing.T) {
 
 func noteTails(t *testing.T, in []*recovery.Collected) {
 	t.Helper()
-	virtual, absorbs, bound, unsettled, confs := 0, 0, 0, 0, 0
+	virtual, absorbs, bound, unsettled, tentative, confs := 0, 0, 0, 0, 0, 0
 	for _, c := range in {
 		for _, x := range c.Copies {
 			if x.Made != nil {
@@ -234,13 +235,19 @@ func noteTails(t *testing.T, in []*recovery.Collected) {
 			if x.Unsettled {
 				unsettled++
 			}
+			if x.Tentative {
+				tentative++
+			}
+			if x.Tentative && (!x.Unsettled || x.Commit >= x.Last.Index) {
+				t.Errorf("node %x, range %s: a tentative generation, and yet nothing is unsettled: %+v", uint64(c.Node), x.Range, x)
+			}
 			confs += len(x.InForce) - 1
 			if x.Unusable != "" {
 				t.Logf("node %x, range %s: %s", uint64(c.Node), x.Range, x.Unusable)
 			}
 		}
 	}
-	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d changes of members", virtual, absorbs, bound, unsettled, confs)
+	t.Logf("tails: %d children, %d absorbed, %d bound, %d unsettled, %d of them tentative, %d changes of members", virtual, absorbs, bound, unsettled, tentative, confs)
 }
 
 // Three of five survive. Placement makes the missing replicas by itself. The disk of a node that was given up comes
@@ -290,5 +297,180 @@ func TestRepairAndADeadNodesDisk(t *testing.T) {
 			t.Error("the map has changed")
 		}
 		r.check(p, &writers{acked: map[string]string{keysOf(5, 2)[0]: "after"}, tried: map[string][]string{keysOf(5, 2)[0]: {"after"}}, revisions: w.revisions}, survivors...)
+	})
+}
+
+// The node that is forced to be a cluster of its own loses its power at any moment. Forced again, it is as if nothing had
+// happened.
+func TestCrashWithinForce(t *testing.T) {
+	bubble(t, 3, bordersOf(3), func(r *rig) {
+		w := r.write(keysOf(3, 2), r.nodes...)
+		time.Sleep(2 * time.Second)
+		one := r.nodes[0]
+		r.crash(r.nodes...)
+		w.stop()
+		d := &crashAt{FS: one.disk, disk: one.disk, rng: r.rng}
+		dir := one.dir()
+		dir.FS = d
+		p, err := recovery.Force(r.t.Context(), dir, time.Now())
+		if err != nil || p == nil {
+			t.Fatalf("force: %v, %v", p, err)
+		}
+		half := 0
+		for i, disk := range append(d.copies, one.disk) {
+			one.disk = disk
+			c := r.collect(one)[0]
+			if c.Interrupted != "" {
+				half++
+			}
+			again, err := recovery.Force(r.t.Context(), one.dir(), time.Now())
+			switch {
+			case err != nil:
+				t.Fatalf("copy %d, interrupted %q: %v", i, c.Interrupted, err)
+			case again != nil && again.ID != p.ID, again == nil && i < len(d.copies)/2:
+				t.Fatalf("copy %d, interrupted %q: plan %+v, at first it was %s", i, c.Interrupted, again, p.ID)
+			}
+			if again, err = recovery.Force(r.t.Context(), one.dir(), time.Now()); err != nil || again != nil {
+				t.Fatalf("copy %d, once more: %+v, %v", i, again, err)
+			}
+			if i%8 == 0 {
+				r.start(one)
+				r.check(p, &writers{acked: w.acked, tried: w.tried, revisions: maps.Clone(w.revisions)}, one)
+				one.core.Crash()
+				one.core = nil
+			}
+		}
+		t.Logf("%d syncs, %d half applied", len(d.copies), half)
+		if half < 3 {
+			t.Errorf("of %d copies %d are half applied", len(d.copies), half)
+		}
+	})
+}
+
+// A plan of skein recover that was only half applied is not that of --force-new-cluster.
+func TestForceRefusesAnotherPlan(t *testing.T) {
+	bubble(t, 3, bordersOf(2), func(r *rig) {
+		w := r.write(keysOf(2, 1), r.nodes...)
+		time.Sleep(2 * time.Second)
+		one := r.nodes[0]
+		r.crash(r.nodes...)
+		w.stop()
+		p := r.plan(r.collect(one), recovery.PlanOptions{Dead: []string{"n2", "n3"}, Bump: 5})
+		d := &crashAt{FS: one.disk, disk: one.disk, rng: r.rng}
+		dir := one.dir()
+		dir.FS = d
+		if _, err := recovery.Apply(r.t.Context(), dir, p, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for i, disk := range d.copies {
+			one.disk = disk
+			if r.collect(one)[0].Interrupted == "" {
+				continue
+			}
+			refused++
+			_, err := recovery.Force(r.t.Context(), one.dir(), time.Now())
+			if err == nil || !strings.Contains(err.Error(), "run skein recover apply with it again") {
+				t.Errorf("copy %d: %v", i, err)
+			}
+			r.apply(p, one)
+		}
+		if refused == 0 {
+			t.Error("no copy is half applied")
+		}
+	})
+}
+
+// A leader that is cut off has a split in its log that is never committed; the others split elsewhere (trap 126). What a
+// plan makes of both directories gives no key to the first.
+func TestSplitThatWasNeverCommitted(t *testing.T) {
+	bubble(t, 3, nil, func(r *rig) {
+		w := r.write(keysOf(4, 1), r.nodes...)
+		time.Sleep(time.Second)
+		w.stop()
+		leader := func(ms ...*machine) (led *machine, rng keyspace.RangeID) {
+			r.wait(time.Minute, "a leader", func() bool {
+				for _, m := range ms {
+					list, err := m.core.Ranges().List(r.t.Context(), m.id)
+					for _, s := range list {
+						if err == nil && s.IsLeader && s.Descriptor.Span.Contains([]byte("k0003")) {
+							led, rng = m, s.Descriptor.Range
+						}
+					}
+				}
+				return led != nil
+			})
+			return led, rng
+		}
+		split := func(m *machine, rng keyspace.RangeID, key string) error {
+			ctx, cancel := context.WithTimeout(r.t.Context(), 300*time.Millisecond)
+			defer cancel()
+			_, err := m.core.Ranges().Split(ctx, m.id, rng, 0, []byte(key))
+			return err
+		}
+		old, rng := leader(r.nodes...)
+		if err := split(old, rng, "z"); err != nil { // so that it has ids for more
+			t.Fatal(err)
+		}
+		r.net.Partition(old.id)
+		if err := split(old, rng, "k0002"); err == nil {
+			t.Fatal("a leader that is cut off has split")
+		}
+		var others []*machine
+		for _, m := range r.nodes {
+			if m != old {
+				others = append(others, m)
+			}
+		}
+		r.wait(time.Minute, "another leader splits", func() bool {
+			m, at := leader(others...)
+			return at == rng && split(m, rng, "k0001") == nil
+		})
+		for _, key := range []string{"k0000/0", "k0003/0"} { // so that the logs say that the split is committed
+			for range 2 {
+				r.wait(time.Minute, "a write behind the split", func() bool {
+					ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+					defer cancel()
+					_, err := others[0].put(ctx, key, "behind")
+					return err == nil
+				})
+			}
+		}
+		time.Sleep(time.Second)
+		r.crash(r.nodes...)
+		in := r.collect(old, others[0])
+		var phantom *recovery.Copy
+		for i := range in[0].Copies {
+			c := &in[0].Copies[i]
+			if c.Made != nil && string(c.End.Start) == "k0002" {
+				phantom = c
+			}
+			if c.Range == rng && (!c.Tentative || !c.Unsettled) {
+				t.Errorf("the copy of the old leader: %+v", c)
+			}
+		}
+		if phantom == nil || phantom.Made.Certain {
+			t.Fatalf("the split that was not committed: %+v", phantom)
+		}
+		o := recovery.PlanOptions{Dead: []string{fmt.Sprintf("n%d", others[1].id)}}
+		for i := range in[1].Copies {
+			if in[1].Copies[i].Range == 0 { // so that there is something to do
+				in[1].Copies[i].Unusable = "by the test"
+			}
+		}
+		p, err := recovery.MakePlan(in, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range p.Groups {
+			if v.Range == phantom.Range && v.Verdict != recovery.Covered {
+				t.Errorf("the split that was not committed: %+v", v)
+			}
+		}
+		for _, row := range p.Map {
+			if (keyspace.Span{Start: row.Start, End: row.End}).Contains([]byte("k0002")) && (string(row.Start) != "k0001" || row.Range == phantom.Range) {
+				t.Errorf("%+v has the keys of the committed split", row)
+			}
+		}
 	})
 }

@@ -37,7 +37,11 @@ func (p *Plan) Write(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, ": %s\n", v.Why)
 	}
-	fmt.Fprintf(&b, "in all: %d kept, %d safe, %d that may have lost writes, %d lost\n", count[Kept], count[Safe], count[Doubtful], count[Lost])
+	fmt.Fprintf(&b, "in all: %d kept, %d safe, %d that may have lost writes, %d lost", count[Kept], count[Safe], count[Doubtful], count[Lost])
+	if count[Covered] > 0 {
+		fmt.Fprintf(&b, ", %d covered by others", count[Covered])
+	}
+	b.WriteByte('\n')
 	fmt.Fprintf(&b, "the next revision is above %d; the highest that a survivor knows is %d\n", p.Ceiling, p.Highest)
 	if p.Compacted > 0 {
 		fmt.Fprintf(&b, "history up to revision %d is compacted, because it may be incomplete: watchers begin anew\n", p.Compacted)

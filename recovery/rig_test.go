@@ -253,6 +253,9 @@ func (w *writers) stop() {
 func verdictOf(p *recovery.Plan, key string) string {
 	for _, v := range p.Groups {
 		s := keyspace.Span{Start: v.Start, End: v.End}
+		if v.Verdict == recovery.Covered {
+			continue
+		}
 		if (v.Range != 0 || v.Verdict == recovery.Lost) && s.Contains([]byte(key)) {
 			return v.Verdict
 		}

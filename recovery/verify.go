@@ -13,9 +13,10 @@ import (
 
 // Cluster is a running cluster as Verify asks it.
 type Cluster interface {
-	// RangeList and RangeShow are the admin service's.
+	// RangeList, RangeShow and PlacementShow are the admin service's.
 	RangeList(ctx context.Context) (*adminpb.RangeListResponse, error)
 	RangeShow(ctx context.Context, id uint64) (*adminpb.RangeShowResponse, error)
+	PlacementShow(ctx context.Context) (*adminpb.PlacementShowResponse, error)
 	// Revision is that of a linearizable read.
 	Revision(ctx context.Context) (keyspace.Revision, error)
 }
@@ -40,16 +41,33 @@ func Verify(ctx context.Context, c Cluster, p *Plan) (wrong []string, err error)
 	for _, s := range gaps(rows) {
 		wrong = append(wrong, fmt.Sprintf("no range answers for %s", s))
 	}
+	place, err := c.PlacementShow(ctx)
+	if err != nil {
+		return wrong, err
+	}
+	for _, x := range place.GetReplicas() {
+		if p.gone(x.GetNode(), x.GetReplicaId()) {
+			wrong = append(wrong, onDead("the placement group", x.GetReplicaId(), x.GetNode()))
+		}
+	}
 	for _, r := range ranges {
 		if r.GetLeader() == "" || r.GetState() == "unreachable" {
 			wrong = append(wrong, fmt.Sprintf("range %d has no leader", r.GetId()))
 			continue
 		}
-		why, err := hashes(ctx, c, r.GetId())
+		show, err := c.RangeShow(ctx, r.GetId())
 		if err != nil {
 			return wrong, err
 		}
-		wrong = append(wrong, why...)
+		wrong = append(wrong, hashes(show, r.GetId())...)
+		if !p.repairs(keyspace.RangeID(r.GetId())) {
+			continue
+		}
+		for _, x := range show.GetReplicas() {
+			if p.gone(x.GetNode(), x.GetReplicaId()) {
+				wrong = append(wrong, onDead(fmt.Sprintf("range %d", r.GetId()), x.GetReplicaId(), x.GetNode()))
+			}
+		}
 	}
 	rev, err := c.Revision(ctx)
 	if err != nil {
@@ -61,12 +79,25 @@ func Verify(ctx context.Context, c Cluster, p *Plan) (wrong []string, err error)
 	return wrong, nil
 }
 
+// repairs says whether the plan changes the range: then none of its replicas is on a dead node. A kept one loses
+// those later, by placement.
+func (p *Plan) repairs(r keyspace.RangeID) bool {
+	kept := slices.ContainsFunc(p.Groups, func(v Verdict) bool { return v.Range == r && v.Verdict == Kept })
+	return !kept && slices.ContainsFunc(p.Map, func(row RangeRow) bool { return row.Range == r })
+}
+
+// gone says whether the replica is one that a dead node had. A new node may have such a node's name, but
+// no such replica.
+func (p *Plan) gone(node string, r uint64) bool {
+	return node != "" && r < uint64(p.NextReplica) && slices.ContainsFunc(p.Dead, func(n NodeRow) bool { return n.Name == node })
+}
+
+func onDead(what string, r uint64, node string) string {
+	return fmt.Sprintf("%s: replica %d is on %s, which never comes back by the plan: a node was started before apply had run on all survivors", what, r, node)
+}
+
 // hashes compares the replicas of a range that have applied the same entries.
-func hashes(ctx context.Context, c Cluster, r uint64) (wrong []string, err error) {
-	show, err := c.RangeShow(ctx, r)
-	if err != nil {
-		return nil, err
-	}
+func hashes(show *adminpb.RangeShowResponse, r uint64) (wrong []string) {
 	type state struct {
 		Applied struct{ Index, Term uint64 } `json:"applied"`
 		Hash    string                       `json:"hash"`
@@ -82,5 +113,5 @@ func hashes(ctx context.Context, c Cluster, r uint64) (wrong []string, err error
 		}
 		at[s.Applied.Index] = s
 	}
-	return wrong, nil
+	return wrong
 }

@@ -44,7 +44,15 @@ func changes(e *offline.Entry) bool {
 		return true
 	}
 	h, _, err := command.DecodeHeader(e.Data)
-	return err == nil && h.Kind != command.KindBatch && h.Kind != command.KindCompact && h.Kind != command.KindCount
+	if err != nil {
+		return false
+	}
+	switch h.Kind {
+	case command.KindSplit, command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
+		return true
+	case command.KindBatch, command.KindCompact, command.KindCount, command.KindLoad:
+	}
+	return false
 }
 
 // entry follows one entry.
@@ -75,10 +83,26 @@ func (w *walk) entry(e *offline.Entry) error {
 		w.split(e.Index, body)
 	case command.KindBind, command.KindFreeze, command.KindAbsorb, command.KindRelease:
 		return w.merge(h.Kind, body)
-	case command.KindBatch, command.KindCompact, command.KindCount, command.KindLoad:
-		// A load brings revisions that were never allocated here. Placement knows how far they go.
+	case command.KindLoad:
+		w.load(body)
+	case command.KindBatch, command.KindCompact, command.KindCount:
 	}
 	return nil
+}
+
+// load takes note of the revisions that a load brings. No sequencer has given them out, so nobody else knows
+// them for certain.
+func (w *walk) load(body []byte) {
+	c, rest, err := command.DecodeLoad(body)
+	if err != nil {
+		return // refused by every replica
+	}
+	w.revision = max(w.revision, c.Revision, c.From.Revision)
+	// What comes behind a version that cannot be read is refused as well.
+	_ = command.VisitLoad(&c, rest, func(v *mvcc.Version, _ command.LoadPrior) error {
+		w.revision = max(w.revision, v.Mod)
+		return nil
+	})
 }
 
 // batch takes note of the revisions in a batch. Those of a batch that does nothing were allocated too.

@@ -198,9 +198,10 @@ func forceNewCluster(ctx context.Context, cfg *config.Config, logger *zap.Logger
 	}
 	var lossy, kept int
 	for _, v := range p.Groups {
-		if v.Verdict == recovery.Doubtful {
+		switch v.Verdict {
+		case recovery.Doubtful:
 			lossy++
-		} else {
+		case recovery.Safe, recovery.Kept:
 			kept++
 		}
 	}

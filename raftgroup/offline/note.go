@@ -67,5 +67,5 @@ func Refuse(e engine.Reader) error {
 	if err != nil || !ok || n.Done {
 		return err
 	}
-	return fmt.Errorf("%w: run skein recover apply again with plan %s", ErrInterrupted, n.Plan)
+	return fmt.Errorf("%w: run skein recover apply again with plan %s, or give --force-new-cluster again if that began it", ErrInterrupted, n.Plan)
 }
