@@ -3,7 +3,10 @@ package shard
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/skeindb/skein/clock"
@@ -48,9 +51,12 @@ func (r *Replica) applyLoad(b *engine.Batch, body []byte, out *outcome) error {
 		}
 	}
 	turns := c.Stage == rangeapi.LoadEnded || c.From.Stage == rangeapi.LoadNone
-	if c.Stage == rangeapi.LoadEnded {
+	switch {
+	case c.Stage == rangeapi.LoadEnded:
 		err = s.endLoad(&c)
-	} else {
+	case len(c.Unused) > 0:
+		err = r.trimLoaded(b, &c, versions, out)
+	default:
 		err = r.takeLoaded(b, &c, versions, out)
 	}
 	if err != nil {
@@ -67,6 +73,19 @@ func (s *applyState) endLoad(c *command.Load) error {
 	}
 	s.rec.LastRevision, s.rec.Compacted = c.Revision, max(s.rec.Compacted, c.Compacted)
 	s.rec.Load.LoadCursor = rangeapi.LoadCursor{Stage: rangeapi.LoadEnded, Revision: c.Revision}
+	return nil
+}
+
+// trimLoaded takes attachments away that no key of the range needs any more.
+func (r *Replica) trimLoaded(b *engine.Batch, c *command.Load, rest []byte, out *outcome) error {
+	if len(rest) > 0 {
+		return refuse(fmt.Errorf("%d bytes behind %d leases", len(rest), len(c.Unused)))
+	}
+	for _, lease := range c.Unused {
+		if err := r.applyDetachment(b, rangeapi.Attachment{Lease: lease, Incarnation: c.Incarnation}, out); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -228,7 +247,7 @@ func (r *Replica) lookLoad(ctx context.Context, q *rangeapi.LoadRequest) (*range
 	return a, nil
 }
 
-// loadOnce has one entry of a load applied. more says that there are versions left.
+// loadOnce has one entry of a load applied. more says that there are versions or leases left.
 func (r *Replica) loadOnce(ctx context.Context, term uint64, q *rangeapi.LoadRequest) (more bool, err error) {
 	if q.Step == rangeapi.LoadPut {
 		if err := r.store.noSpace(); err != nil {
@@ -264,7 +283,13 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 	case rec.Merge.Role != command.MergeNone || locks+records > 0:
 		err = r.errorLocked(kverror.Busy, "the range is being merged, or has locks of transactions")
 	case rec.Load.Stage == rangeapi.LoadEnded && q.Step == rangeapi.LoadEnd && rec.Load.Revision == q.Revision:
+		if q.Compacted < rec.Compacted {
+			err = kverror.New(kverror.BadRequest, "the load of range %s has ended with compacted revision %d, and cannot end with %d: finish with the same revisions as before", r.id, rec.Compacted, q.Compacted)
+		}
 		r.mu.Unlock()
+		return nil, false, err
+	case q.Step == rangeapi.LoadTrim && (rec.Load.Stage == rangeapi.LoadEnded || rec.Load.Stage == rangeapi.LoadNone):
+		r.mu.Unlock() // it was trimmed before it ended, or has no lease yet
 		return nil, false, nil
 	case !loads(&rec):
 		err = kverror.New(kverror.BadRequest, "range %s takes no versions of a load: it has revision %d, and its load is in stage %s: load into a new cluster", r.id, rec.LastRevision, rec.Load.Stage)
@@ -300,9 +325,17 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRequest) (entry []byte, more bool, err error) {
 	c := command.Load{Stage: q.Stage, Hash: rec.Hash, From: rec.Load.LoadCursor, Incarnation: q.Incarnation, Revision: q.Revision, Compacted: q.Compacted}
 	head := command.Header{Kind: command.KindLoad, Term: term, Generation: rec.Generation}
-	if q.Step == rangeapi.LoadEnd {
+	switch q.Step {
+	case rangeapi.LoadEnd:
 		c.Stage = rangeapi.LoadEnded
 		return command.AppendLoad(command.AppendHeader(nil, head), &c), false, nil
+	case rangeapi.LoadTrim:
+		c.Stage = c.From.Stage
+		if c.Unused, more, err = r.unusedLeases(rec.Span); len(c.Unused) == 0 || err != nil {
+			return nil, false, err
+		}
+		return command.AppendLoad(command.AppendHeader(nil, head), &c), more, nil
+	case rangeapi.LoadPut, rangeapi.LoadLook:
 	}
 	if c.From.Stage > q.Stage {
 		return nil, false, kverror.New(kverror.BadRequest, "range %s follows revisions already: its bulk is over", r.id)
@@ -317,6 +350,59 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 	c.Versions = l.count
 	entry = command.AppendLoad(command.AppendHeader(make([]byte, 0, len(l.body)+len(c.From.Key)+96), head), &c)
 	return append(entry, l.body...), l.more, nil
+}
+
+// maxUnusedBytes is about how many bytes of leases one entry takes away.
+const maxUnusedBytes = 64 << 10
+
+// unusedLeases returns leases that have an attachment and no key here. A lease can have ended at the source while
+// versions followed: its keys went, one by one, and the attachment stays. It must go. Who is granted a lease
+// of the same id later would attach keys here, and the lease's record would not list the range. more says that there are
+// others.
+func (r *Replica) unusedLeases(span keyspace.Span) (unused []keyspace.LeaseID, more bool, err error) {
+	r.mu.Lock()
+	all := slices.Sorted(maps.Keys(r.leases.attached))
+	r.mu.Unlock()
+	limit := min(maxUnusedBytes, r.store.cfg.Limits.MaxEntryBytes) / binary.MaxVarintLen64
+	limit = max(1, min(limit, rangeapi.MaxLoadLeases))
+	newest, err := mvcc.NewGetter(r.store.cfg.Engine)
+	if err != nil {
+		return nil, false, fmt.Errorf("shard: range %s: %w", r.id, err)
+	}
+	for _, lease := range all {
+		used, uerr := leaseUsed(r.store.cfg.Engine, newest, lease, span)
+		if err = uerr; err != nil {
+			err = fmt.Errorf("shard: range %s: keys of lease %d: %w", r.id, lease, err)
+			break
+		}
+		if used {
+			continue
+		}
+		if more = len(unused) == limit; more {
+			break
+		}
+		unused = append(unused, lease)
+	}
+	return unused, more, errors.Join(err, newest.Close())
+}
+
+// errFound stops a search.
+var errFound = errors.New("shard: found")
+
+// leaseUsed says whether a key of the span is attached to the lease: its newest version says so, and not the
+// index alone.
+func leaseUsed(store engine.Reader, newest *mvcc.Getter, lease keyspace.LeaseID, span keyspace.Span) (bool, error) {
+	err := mvcc.Attached(store, lease, span, func(key []byte) error {
+		v, ok, err := newest.Get(key, keyspace.MaxRevision)
+		if err == nil && ok && !v.Tombstone && v.Lease == lease {
+			err = errFound
+		}
+		return err
+	})
+	if errors.Is(err, errFound) {
+		return true, nil
+	}
+	return false, err
 }
 
 // loadWriter writes the versions of one entry.
@@ -362,10 +448,6 @@ func (l *loadWriter) versions(store engine.Reader) (err error) {
 		if err := l.fits(&v, &at, i); err != nil {
 			return err
 		}
-		if size := len(v.Key) + len(v.Value); l.count > 0 && len(l.body)+size > min(loadEntryBytes, l.limit) {
-			l.more = true
-			return nil
-		}
 		prior := command.LoadPrior{Old: l.q.Stage == rangeapi.LoadBulk && bytes.Equal(v.Key, at.Key)}
 		if !prior.Old {
 			if _, alive := slices.BinarySearch(l.q.Alive, v.Lease); alive {
@@ -377,16 +459,29 @@ func (l *loadWriter) versions(store engine.Reader) (err error) {
 				}
 			}
 		}
-		l.body = command.AppendLoadVersion(l.body, &v, prior)
-		l.count++
-		if len(l.body) > l.limit && l.count == 1 {
-			return kverror.New(kverror.RequestTooLarge, "key %q at revision %d takes %d bytes, more than the %d of an entry", v.Key, v.Mod, len(l.body), l.limit)
+		if err := l.add(&v, prior); l.more || err != nil {
+			return err
 		}
 		at = l.q.Stage.At(&v)
 	}
 	if len(b) > 0 {
 		return rangeapi.BadRequest("%d bytes behind %d versions of a load", len(b), l.q.Count)
 	}
+	return nil
+}
+
+// add writes a version, or says that there is more than one entry takes.
+func (l *loadWriter) add(v *mvcc.Version, prior command.LoadPrior) error {
+	before := len(l.body)
+	l.body = command.AppendLoadVersion(l.body, v, prior)
+	switch size := len(l.body); {
+	case l.count == 0 && size > l.limit:
+		return kverror.New(kverror.RequestTooLarge, "key %q at revision %d takes %d bytes, more than the %d of an entry", v.Key, v.Mod, size, l.limit)
+	case l.count > 0 && size > min(loadEntryBytes, l.limit):
+		l.body, l.more = l.body[:before], true
+		return nil
+	}
+	l.count++
 	return nil
 }
 

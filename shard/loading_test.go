@@ -267,6 +267,90 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// A lease whose keys went while the range followed leaves an attachment. A trim takes that away and no other, on
+// as many entries as it needs; the range goes on, through restarts. Otherwise a lease that has the same id later gets
+// keys here of which its record does not know.
+func TestLoadTrim(t *testing.T) {
+	loading(t, func(t *testing.T, w *loadRig) {
+		const many = 7000 // more than one entry has
+		all := []mvcc.Version{attached(loaded("a", 3, 3, 1), 7), attached(loaded("b", 4, 4, 1), 9)}
+		var alive []keyspace.LeaseID
+		for i := range keyspace.LeaseID(many) {
+			all = append(all, attached(loaded(fmt.Sprintf("c%05d", i), 5, 5, 1), 100+i))
+			alive = append(alive, 100+i)
+		}
+		put := putOf(1, 1, rangeapi.LoadBulk, all...)
+		put.Alive = append([]keyspace.LeaseID{7, 9}, alive...)
+		w.must(put)
+		leases := func() []keyspace.LeaseID {
+			return w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadLook, Lease: -1 << 63}).Leases
+		}
+		trim := &rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadTrim, Incarnation: 40}
+		w.must(trim)
+		if got := leases(); len(got) != many+2 {
+			t.Fatalf("%d leases with keys, want %d", len(got), many+2)
+		}
+		after := []mvcc.Version{gone("b", 6)}
+		for i := range many {
+			v := gone(fmt.Sprintf("c%05d", i), 7)
+			v.Sub = uint32(i)
+			after = append(after, v)
+		}
+		w.must(putOf(1, 1, rangeapi.LoadFollow, after...))
+		if got := leases(); len(got) != many+2 {
+			t.Fatalf("%d leases before the trim, want %d", len(got), many+2)
+		}
+		before := w.record(1)
+		w.must(trim)
+		w.must(trim)
+		for range 2 {
+			if got := leases(); fmt.Sprint(got) != "[7]" {
+				t.Errorf("leases %v, want [7]", got)
+			}
+			if rec := w.record(1); fmt.Sprint(rec.Load) != fmt.Sprint(before.Load) || rec.Hash != before.Hash {
+				t.Errorf("the trim changed the load from %v to %v", before.Load, rec.Load)
+			}
+			w.restart()
+		}
+		w.want(append(all, after...), 1)
+		w.must(putOf(1, 1, rangeapi.LoadFollow, attached(loaded("a", 8, 3, 2), 7), gone("a", 9)))
+		w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadEnd, Incarnation: 40, Revision: 20, Compacted: 5})
+		w.must(trim) // the rest of a finish that is repeated
+		if got := leases(); fmt.Sprint(got) != "[7]" {
+			t.Errorf("a trim behind the end left leases %v, want [7]", got)
+		}
+		_, err := w.load(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadEnd, Incarnation: 40, Revision: 20, Compacted: 4})
+		wantKind(t, "an end that is compacted less", err, kverror.BadRequest)
+	})
+}
+
+// An entry holds what its bound says, also where a version brings earlier ones of its revision along.
+func TestLoadEntries(t *testing.T) {
+	var q rangeapi.LoadRequest
+	q.Stage = rangeapi.LoadBulk
+	long := bytes.Repeat([]byte("v"), 400)
+	for i := range 10 {
+		v := mvcc.Version{Key: fmt.Appendf(nil, "k%d", i), Mod: 9, Sub: 1, Tombstone: true}
+		v.Earlier = &mvcc.Version{Key: v.Key, Mod: 9, Create: 9, Version: 1, Value: long}
+		q.Versions = rangeapi.AppendStoredVersion(q.Versions, &v)
+		q.Count++
+	}
+	rec := command.Record{}
+	for brought := 0; brought < q.Count; {
+		l := loadWriter{rec: &rec, q: &q, limit: 1000}
+		if err := l.versions(nil); err != nil {
+			t.Fatal(err)
+		}
+		brought += l.count
+		if len(l.body) > l.limit || l.count != 2 || l.more != (brought < q.Count) {
+			t.Fatalf("%d versions in %d bytes, more %t, with %d of %d", l.count, len(l.body), l.more, brought, q.Count)
+		}
+		rec.Load.LoadCursor = rangeapi.LoadCursor{Stage: rangeapi.LoadBulk, Key: fmt.Appendf(nil, "k%d", brought-1), Revision: 9}
+	}
+	l := loadWriter{rec: &command.Record{}, q: &q, limit: 300}
+	wantKind(t, "a version that fits into no entry", l.versions(nil), kverror.RequestTooLarge)
+}
+
 // What a load cannot take is refused with what is wrong, and changes nothing. Trap 115: a value above the bound of an
 // entry is refused by key. Trap 122: a full disk refuses versions, and the load goes on once there is room.
 func TestLoadRefuses(t *testing.T) {
