@@ -175,22 +175,51 @@ func (s *Store) Load(ctx context.Context, q *rangeapi.LoadRequest) (*rangeapi.Lo
 	if q.Step == rangeapi.LoadLook {
 		return r.lookLoad(ctx, q)
 	}
-	for {
-		term, err := r.awaitLead(ctx, q.Generation)
-		if err != nil {
+	if err := r.loadAll(ctx, q); err != nil {
+		return nil, err
+	}
+	if q.Step == rangeapi.LoadPut && q.Stage == rangeapi.LoadFollow {
+		if err := r.trimFollowing(ctx, q); err != nil {
 			return nil, err
-		}
-		more, err := r.loadOnce(ctx, term, q)
-		if err != nil {
-			return nil, err
-		}
-		if !more {
-			break
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.loadAnswerLocked(), nil
+}
+
+// loadAll has all entries of a request applied.
+func (r *Replica) loadAll(ctx context.Context, q *rangeapi.LoadRequest) error {
+	for {
+		term, err := r.awaitLead(ctx, q.Generation)
+		if err != nil {
+			return err
+		}
+		if more, err := r.loadOnce(ctx, term, q); !more || err != nil {
+			return err
+		}
+	}
+}
+
+// trimFloor is how many attachments a range has without a trim while it follows.
+const trimFloor = 4096
+
+// trimFollowing trims a range once its attachments have doubled. A source may end leases and grant others for as long as
+// the range follows, so memory would have no bound otherwise.
+func (r *Replica) trimFollowing(ctx context.Context, put *rangeapi.LoadRequest) error {
+	r.mu.Lock()
+	due := len(r.leases.attached) > max(trimFloor, 2*r.leases.trimmed)
+	r.mu.Unlock()
+	if !due {
+		return nil
+	}
+	err := r.loadAll(ctx, &rangeapi.LoadRequest{Range: put.Range, Generation: put.Generation, Step: rangeapi.LoadTrim, Incarnation: put.Incarnation})
+	if err == nil {
+		r.mu.Lock()
+		r.leases.trimmed = len(r.leases.attached)
+		r.mu.Unlock()
+	}
+	return err
 }
 
 // awaitLead waits until this replica leads the range of the generation, and returns its term.
