@@ -3,8 +3,6 @@ package shard
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +14,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -160,9 +159,6 @@ func (r *Replica) publishLoadLocked(o *outcome, feeds *rangefeed.Publication) {
 		r.pipe.Rebase()
 	}
 }
-
-// loadEntryBytes is about how many bytes of versions one entry has.
-const loadEntryBytes = rangeapi.MaxLoadBytes
 
 // Load answers a request about the load of a new cluster. Versions are on a quorum when it returns; those that the
 // range has already are left out. Errors are of package kverror. A request whose fate is unknown can be
@@ -359,9 +355,15 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 		c.Stage = rangeapi.LoadEnded
 		return command.AppendLoad(command.AppendHeader(nil, head), &c), false, nil
 	case rangeapi.LoadTrim:
+		r.mu.Lock()
+		leases := slices.Sorted(maps.Keys(r.leases.attached))
+		r.mu.Unlock()
 		c.Stage = c.From.Stage
-		if c.Unused, more, err = r.unusedLeases(rec.Span); len(c.Unused) == 0 || err != nil {
-			return nil, false, err
+		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, r.store.cfg.Limits.MaxEntryBytes); err != nil {
+			return nil, false, fmt.Errorf("shard: leases without keys of range %s: %w", r.id, err)
+		}
+		if len(c.Unused) == 0 {
+			return nil, false, nil
 		}
 		return command.AppendLoad(command.AppendHeader(nil, head), &c), more, nil
 	case rangeapi.LoadPut, rangeapi.LoadLook:
@@ -369,184 +371,14 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 	if c.From.Stage > q.Stage {
 		return nil, false, kverror.New(kverror.BadRequest, "range %s follows revisions already: its bulk is over", r.id)
 	}
-	l := loadWriter{rec: rec, q: q, limit: r.store.cfg.Limits.MaxEntryBytes}
-	if err := l.versions(r.store.cfg.Engine); err != nil {
+	l := eval.LoadWriter{Record: rec, Request: q, Limit: r.store.cfg.Limits.MaxEntryBytes}
+	if err := l.Versions(r.store.cfg.Engine); err != nil {
 		return nil, false, fmt.Errorf("shard: load range %s: %w", r.id, err)
 	}
-	if l.count == 0 {
+	if l.Count == 0 {
 		return nil, false, nil
 	}
-	c.Versions = l.count
-	entry = command.AppendLoad(command.AppendHeader(make([]byte, 0, len(l.body)+len(c.From.Key)+96), head), &c)
-	return append(entry, l.body...), l.more, nil
-}
-
-// maxUnusedBytes is about how many bytes of leases one entry takes away.
-const maxUnusedBytes = 64 << 10
-
-// unusedLeases returns leases that have an attachment and no key here. A lease can have ended at the source while
-// versions followed: its keys went, one by one, and the attachment stays. It must go. Who is granted a lease
-// of the same id later would attach keys here, and the lease's record would not list the range. more says that there are
-// others.
-func (r *Replica) unusedLeases(span keyspace.Span) (unused []keyspace.LeaseID, more bool, err error) {
-	r.mu.Lock()
-	all := slices.Sorted(maps.Keys(r.leases.attached))
-	r.mu.Unlock()
-	limit := min(maxUnusedBytes, r.store.cfg.Limits.MaxEntryBytes) / binary.MaxVarintLen64
-	limit = max(1, min(limit, rangeapi.MaxLoadLeases))
-	newest, err := mvcc.NewGetter(r.store.cfg.Engine)
-	if err != nil {
-		return nil, false, fmt.Errorf("shard: range %s: %w", r.id, err)
-	}
-	for _, lease := range all {
-		used, uerr := leaseUsed(r.store.cfg.Engine, newest, lease, span)
-		if err = uerr; err != nil {
-			err = fmt.Errorf("shard: range %s: keys of lease %d: %w", r.id, lease, err)
-			break
-		}
-		if used {
-			continue
-		}
-		if more = len(unused) == limit; more {
-			break
-		}
-		unused = append(unused, lease)
-	}
-	return unused, more, errors.Join(err, newest.Close())
-}
-
-// errFound stops a search.
-var errFound = errors.New("shard: found")
-
-// leaseUsed says whether a key of the span is attached to the lease: its newest version says so, and not the
-// index alone.
-func leaseUsed(store engine.Reader, newest *mvcc.Getter, lease keyspace.LeaseID, span keyspace.Span) (bool, error) {
-	err := mvcc.Attached(store, lease, span, func(key []byte) error {
-		v, ok, err := newest.Get(key, keyspace.MaxRevision)
-		if err == nil && ok && !v.Tombstone && v.Lease == lease {
-			err = errFound
-		}
-		return err
-	})
-	if errors.Is(err, errFound) {
-		return true, nil
-	}
-	return false, err
-}
-
-// loadWriter writes the versions of one entry.
-type loadWriter struct {
-	rec   *command.Record
-	q     *rangeapi.LoadRequest
-	limit int
-	// body has count versions. more says that others do not fit in.
-	body  []byte
-	count int
-	more  bool
-	// newest are the versions of the entry that are the newest of their keys; only for a range that follows.
-	newest map[string]mvcc.Version
-}
-
-// versions takes in those that the range does not have.
-func (l *loadWriter) versions(store engine.Reader) (err error) {
-	var before *mvcc.Getter
-	if l.q.Stage == rangeapi.LoadFollow {
-		if before, err = mvcc.NewGetter(store); err != nil {
-			return err
-		}
-		defer func() {
-			if cerr := before.Close(); err == nil {
-				err = cerr
-			}
-		}()
-		l.newest = map[string]mvcc.Version{}
-	}
-	from := l.rec.Load.LoadCursor
-	if from.Stage != l.q.Stage {
-		from = rangeapi.LoadCursor{Stage: l.q.Stage}
-	}
-	b, at := l.q.Versions, from
-	for i := range l.q.Count {
-		var v mvcc.Version
-		if b, err = rangeapi.DecodeStoredVersion(b, &v); err != nil {
-			return rangeapi.BadRequest("version %d of a load: %v", i, err)
-		}
-		if from.Passed(&v) {
-			continue
-		}
-		if err := l.fits(&v, &at, i); err != nil {
-			return err
-		}
-		prior := command.LoadPrior{Old: l.q.Stage == rangeapi.LoadBulk && bytes.Equal(v.Key, at.Key)}
-		if !prior.Old {
-			if _, alive := slices.BinarySearch(l.q.Alive, v.Lease); alive {
-				prior.Attach = v.Lease != 0
-			}
-			if before != nil {
-				if err := l.prior(before, &v, &prior); err != nil {
-					return err
-				}
-			}
-		}
-		if err := l.add(&v, prior); l.more || err != nil {
-			return err
-		}
-		at = l.q.Stage.At(&v)
-	}
-	if len(b) > 0 {
-		return rangeapi.BadRequest("%d bytes behind %d versions of a load", len(b), l.q.Count)
-	}
-	return nil
-}
-
-// add writes a version, or says that there is more than one entry takes.
-func (l *loadWriter) add(v *mvcc.Version, prior command.LoadPrior) error {
-	before := len(l.body)
-	l.body = command.AppendLoadVersion(l.body, v, prior)
-	switch size := len(l.body); {
-	case l.count == 0 && size > l.limit:
-		return kverror.New(kverror.RequestTooLarge, "key %q at revision %d takes %d bytes, more than the %d of an entry", v.Key, v.Mod, size, l.limit)
-	case l.count > 0 && size > min(loadEntryBytes, l.limit):
-		l.body, l.more = l.body[:before], true
-		return nil
-	}
-	l.count++
-	return nil
-}
-
-// fits says why the i-th version cannot come behind the one at.
-func (l *loadWriter) fits(v *mvcc.Version, at *rangeapi.LoadCursor, i int) error {
-	switch {
-	case !l.rec.Span.Contains(v.Key):
-		return rangeapi.BadRequest("key %q of a load is outside of %s", v.Key, l.rec.Span)
-	case at.Passed(v):
-		return rangeapi.BadRequest("key %q at revision %d, operation %d, of a load is not behind %s", v.Key, v.Mod, v.Sub, at)
-	case i == 0 && l.q.Stage == rangeapi.LoadBulk && len(l.q.After.Key) > 0 && l.rec.Span.Contains(l.q.After.Key) &&
-		!at.Passed(&mvcc.Version{Key: l.q.After.Key, Mod: l.q.After.Revision}):
-		return rangeapi.BadRequest("a load goes on behind key %q at revision %d, and the range %s is at %s: ask for its state and go on from there", l.q.After.Key, l.q.After.Revision, l.rec.RangeID, at)
-	}
-	return nil
-}
-
-// prior finds what the key was before a version that follows.
-func (l *loadWriter) prior(store *mvcc.Getter, v *mvcc.Version, prior *command.LoadPrior) error {
-	was, known := l.newest[string(v.Key)]
-	if !known {
-		w, ok, err := store.Get(v.Key, keyspace.MaxRevision)
-		if err != nil {
-			return err
-		}
-		if known = ok; ok {
-			was = mvcc.Version{Mod: w.Mod, Tombstone: w.Tombstone, Lease: w.Lease}
-		}
-	}
-	if known && was.Mod >= v.Mod {
-		return rangeapi.BadRequest("key %q has revision %d already, and a load brings revision %d", v.Key, was.Mod, v.Mod)
-	}
-	prior.Lived = known && !was.Tombstone
-	if prior.Lease = was.Lease; prior.Attach && prior.Lease == v.Lease {
-		prior.Lease = 0 // it stays attached; writing that once more does no harm
-	}
-	l.newest[string(v.Key)] = mvcc.Version{Mod: v.Mod, Tombstone: v.Tombstone, Lease: v.Lease}
-	return nil
+	c.Versions = l.Count
+	entry = command.AppendLoad(command.AppendHeader(make([]byte, 0, len(l.Body)+len(c.From.Key)+96), head), &c)
+	return append(entry, l.Body...), l.More, nil
 }

@@ -329,33 +329,6 @@ func TestLoadTrim(t *testing.T) {
 	})
 }
 
-// An entry holds what its bound says, also where a version brings earlier ones of its revision along.
-func TestLoadEntries(t *testing.T) {
-	var q rangeapi.LoadRequest
-	q.Stage = rangeapi.LoadBulk
-	long := bytes.Repeat([]byte("v"), 400)
-	for i := range 10 {
-		v := mvcc.Version{Key: fmt.Appendf(nil, "k%d", i), Mod: 9, Sub: 1, Tombstone: true}
-		v.Earlier = &mvcc.Version{Key: v.Key, Mod: 9, Create: 9, Version: 1, Value: long}
-		q.Versions = rangeapi.AppendStoredVersion(q.Versions, &v)
-		q.Count++
-	}
-	rec := command.Record{}
-	for brought := 0; brought < q.Count; {
-		l := loadWriter{rec: &rec, q: &q, limit: 1000}
-		if err := l.versions(nil); err != nil {
-			t.Fatal(err)
-		}
-		brought += l.count
-		if len(l.body) > l.limit || l.count != 2 || l.more != (brought < q.Count) {
-			t.Fatalf("%d versions in %d bytes, more %t, with %d of %d", l.count, len(l.body), l.more, brought, q.Count)
-		}
-		rec.Load.LoadCursor = rangeapi.LoadCursor{Stage: rangeapi.LoadBulk, Key: fmt.Appendf(nil, "k%d", brought-1), Revision: 9}
-	}
-	l := loadWriter{rec: &command.Record{}, q: &q, limit: 300}
-	wantKind(t, "a version that fits into no entry", l.versions(nil), kverror.RequestTooLarge)
-}
-
 // What a load cannot take is refused with what is wrong, and changes nothing. Trap 115: a value above the bound of an
 // entry is refused by key. Trap 122: a full disk refuses versions, and the load goes on once there is room.
 func TestLoadRefuses(t *testing.T) {
