@@ -272,7 +272,9 @@ func (l *Loader) SetSum(s Sum) {
 }
 
 // Finish lets the cluster serve from the revision on, compacted up to another one, 0 for none. It fails if the cluster
-// has anything else than the sum.
+// has anything else than the sum. One that got half-way pins the load to its revision: ranges that have
+// ended take no more versions, and none ends at another revision. Repeat it with the same revisions, and with
+// the same leases.
 func (l *Loader) Finish(ctx context.Context, revision, compacted keyspace.Revision) error {
 	_, err := call(ctx, l, l.client.LoadFinish, &datapb.LoadFinishRequest{
 		Loader: l.o.Number, Revision: int64(revision), CompactedRevision: int64(compacted), Versions: l.versions, Sum: l.sum,

@@ -29,6 +29,7 @@ type LoadPlacement interface {
 type LoadRanges interface {
 	LoadPut(ctx context.Context, b *router.LoadBlock) error
 	LoadLook(ctx context.Context, key []byte, lease keyspace.LeaseID) (*rangeapi.LoadAnswer, error)
+	LoadTrim(ctx context.Context, key []byte, inc keyspace.LeaseIncarnation) (*rangeapi.LoadAnswer, error)
 	LoadEnd(ctx context.Context, key []byte, inc keyspace.LeaseIncarnation, revision, compacted keyspace.Revision) (*rangeapi.LoadAnswer, error)
 }
 
@@ -248,8 +249,9 @@ func (s *loadServer) LoadState(ctx context.Context, q *datapb.LoadStateRequest) 
 	}
 }
 
-// LoadFinish checks that the ranges have what the loader says, has the leases' records list the ranges, ends the
-// load of each range and then that of the cluster. Each part can be repeated.
+// LoadFinish checks that the ranges have what the loader says, has the ranges forget leases that have no key any more
+// and the other leases' records list the ranges, ends the load of each range and then that of the cluster. Each
+// part can be repeated.
 func (s *loadServer) LoadFinish(ctx context.Context, q *datapb.LoadFinishRequest) (*datapb.LoadStatus, error) {
 	const what = "finish the load"
 	at, compacted := keyspace.Revision(q.GetRevision()), keyspace.Revision(q.GetCompactedRevision())
@@ -269,6 +271,9 @@ func (s *loadServer) LoadFinish(ctx context.Context, q *datapb.LoadFinishRequest
 	}
 	if err := s.check(ctx, q, at); err != nil {
 		return nil, err
+	}
+	if err := s.trim(ctx, l.Incarnation); err != nil {
+		return nil, loadError(what+": leases without keys", err)
 	}
 	if err := s.register(ctx, l.Nonce); err != nil {
 		return nil, loadError(what+": leases", err)
@@ -301,6 +306,13 @@ func (s *loadServer) check(ctx context.Context, q *datapb.LoadFinishRequest, at 
 		return status.Errorf(codes.FailedPrecondition, "skein: finish the load: the cluster has revision %d, and is to finish at %d", last, at)
 	}
 	return nil
+}
+
+// trim has the ranges forget leases that have no key any more.
+func (s *loadServer) trim(ctx context.Context, inc keyspace.LeaseIncarnation) error {
+	return router.LoadEach(func(key []byte) (*rangeapi.LoadAnswer, error) {
+		return s.ranges.LoadTrim(ctx, key, inc)
+	}, func(*rangeapi.LoadAnswer) error { return nil })
 }
 
 // register has the records of leases list the ranges that have keys of them.

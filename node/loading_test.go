@@ -172,6 +172,7 @@ func TestLoadedCluster(t *testing.T) {
 		if err != nil || len(leases) != 1 || leases[0].ID != 77 || leases[0].TTL != 60 {
 			r.t.Errorf("leases of the load: %+v, %v", leases, err)
 		}
+		last = r.endALease(l, last)
 		if err := l.Finish(ctx, last+2, 3); err != nil {
 			r.t.Fatal(err)
 		}
@@ -179,6 +180,7 @@ func TestLoadedCluster(t *testing.T) {
 			r.t.Errorf("finished again: %v", err)
 		}
 		r.asWritten(int64(last+2), keys)
+		r.sameLease(80)
 		r.stop(r.nodes...)
 	})
 }
@@ -224,6 +226,59 @@ func (r *rig) follow(l *dataapi.Loader, last keyspace.Revision, vs []mvcc.Versio
 		r.t.Fatalf("%v, %v", resp, err)
 	}
 	return last + 2
+}
+
+// endALease has a lease come, get keys in two ranges, and end at the source, whose keys go with it. The cluster
+// finishes only once the revision came that deletes them.
+func (r *rig) endALease(l *dataapi.Loader, last keyspace.Revision) keyspace.Revision {
+	r.t.Helper()
+	ctx := r.t.Context()
+	if err := l.Leases(ctx, []dataapi.LoadLease{{ID: 80, TTL: 60}}, nil); err != nil {
+		r.t.Fatal(err)
+	}
+	put, gone := make([]mvcc.Version, 2), make([]mvcc.Version, 2)
+	for i, key := range []string{"k0001/leased", "k0999/leased"} {
+		put[i] = mvcc.Version{Key: []byte(key), Mod: last + 1, Sub: uint32(i), Create: last + 1, Version: 1, Lease: 80}
+		gone[i] = mvcc.Version{Key: []byte(key), Mod: last + 2, Sub: uint32(i), Tombstone: true}
+	}
+	if err := l.Follow(ctx, last+1, put); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := l.Leases(ctx, nil, []keyspace.LeaseID{80}); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := l.Finish(ctx, last+1, 3); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "keys of lease 50") {
+		r.t.Errorf("finished with keys of a lease that is gone: %v", err)
+	}
+	if err := l.Follow(ctx, last+2, gone); err != nil {
+		r.t.Fatal(err)
+	}
+	return last + 2
+}
+
+// sameLease checks that a lease that has the id of one that ended in the load deletes its keys when it is revoked. A range
+// that has still an attachment of the first one would take them without telling the lease's record.
+func (r *rig) sameLease(id int64) {
+	r.t.Helper()
+	ctx := r.t.Context()
+	if _, err := r.nodes[0].core.Leases().Grant(ctx, &pb.LeaseGrantRequest{ID: id, TTL: 600}); err != nil {
+		r.t.Fatal(err)
+	}
+	keys := []string{"k0001/again", "k0999/again"}
+	for i, key := range keys {
+		if _, err := r.nodes[i].core.KV().Put(ctx, &pb.PutRequest{Key: []byte(key), Lease: id}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.wantLeased(r.nodes[1], id, len(keys))
+	if _, err := r.nodes[2].core.Leases().Revoke(ctx, &pb.LeaseRevokeRequest{ID: id}, func([][]byte) error { return nil }); err != nil {
+		r.t.Fatal(err)
+	}
+	for _, key := range keys {
+		if resp, err := r.nodes[0].core.KV().Range(ctx, &pb.RangeRequest{Key: []byte(key)}); err != nil || len(resp.Kvs) > 0 {
+			r.t.Errorf("after the revoke: %v, %v", resp, err)
+		}
+	}
 }
 
 // asWritten checks that the cluster serves what was loaded.

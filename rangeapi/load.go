@@ -211,6 +211,9 @@ const (
 	LoadLook
 	// LoadEnd ends the load of the range: it takes no more.
 	LoadEnd
+	// LoadTrim has the range forget leases of which it has no key any more: they may have ended at the source. It comes
+	// before the leases' records are told of the range.
+	LoadTrim
 )
 
 // Bounds of a request about a load.
@@ -250,7 +253,8 @@ type LoadAnswer struct {
 	Span keyspace.Span
 	// LastRevision is the highest that was applied.
 	LastRevision keyspace.Revision
-	// Leases are those that the range has keys of, ascending; only for LoadLook. More says that others follow.
+	// Leases are those that keys of the range may be attached to, ascending; only for LoadLook. Right behind a LoadTrim
+	// the range has keys of all of them. More says that others follow.
 	Leases []keyspace.LeaseID
 	More   bool
 }
@@ -313,7 +317,7 @@ func DecodeLoadRequest(b []byte) (*LoadRequest, error) {
 	switch puts := q.Step == LoadPut; {
 	case r.Err() != nil:
 		return nil, r.Err()
-	case q.Step < LoadPut || q.Step > LoadEnd || q.Incarnation == 0 && q.Step != LoadLook:
+	case q.Step < LoadPut || q.Step > LoadTrim || q.Incarnation == 0 && q.Step != LoadLook:
 		return nil, fmt.Errorf("rangeapi: load step %d of incarnation %d", q.Step, q.Incarnation)
 	case puts != (q.Stage == LoadBulk || q.Stage == LoadFollow), puts != (q.Count > 0), !puts && len(q.Versions) > 0:
 		return nil, fmt.Errorf("rangeapi: load step %d of stage %d with %d versions in %d bytes", q.Step, q.Stage, q.Count, len(q.Versions))

@@ -22,6 +22,7 @@ func sampleLoadRequests() map[string]*LoadRequest {
 		},
 		"load-look.v1": {Range: 7, Generation: 3, Step: LoadLook, Lease: -9, Versions: []byte{}},
 		"load-end.v1":  {Range: 7, Generation: 3, Step: LoadEnd, Incarnation: 44, Revision: 300, Compacted: 200, Versions: []byte{}},
+		"load-trim.v1": {Range: 7, Generation: 3, Step: LoadTrim, Incarnation: 44, Versions: []byte{}},
 	}
 }
 

@@ -123,6 +123,13 @@ func (r *Router) LoadLook(ctx context.Context, key []byte, lease keyspace.LeaseI
 	})
 }
 
+// LoadTrim has the range that holds the key forget the leases of which it has no key any more.
+func (r *Router) LoadTrim(ctx context.Context, key []byte, inc keyspace.LeaseIncarnation) (*rangeapi.LoadAnswer, error) {
+	return r.load(ctx, key, func(*keyspace.Descriptor) *rangeapi.LoadRequest {
+		return &rangeapi.LoadRequest{Step: rangeapi.LoadTrim, Incarnation: inc}
+	})
+}
+
 // LoadEnd ends the load of the range that holds the key: the store has the revision, and is compacted up to another.
 func (r *Router) LoadEnd(ctx context.Context, key []byte, inc keyspace.LeaseIncarnation, revision, compacted keyspace.Revision) (*rangeapi.LoadAnswer, error) {
 	return r.load(ctx, key, func(*keyspace.Descriptor) *rangeapi.LoadRequest {

@@ -172,7 +172,10 @@
 //  1. Bulk. Versions come in the order of the store: by key, the newest version of a key first. Only that
 //     one counts as living and is attached to its lease. The record's cursor is the last version.
 //  2. Follow. Versions come in the order of revisions. The leader reads what each key was before.
-//  3. End. One entry of each range: its last revision is the store's, and it takes no more of the load.
+//  3. Trim. A lease can end at the source meanwhile. Then its keys go, and its attachment is left, of which no
+//     lease's record would know. The leader looks for those without a key, and entries take them away.
+//     That is also done while a range follows, whenever its attachments have doubled.
+//  4. End. One entry of each range: its last revision is the store's, and it takes no more of the load.
 //
 // An entry names the cursor on which it stands, and does nothing on another. A split cuts the cursor.
 // Merges, compaction and counts rest, and the resolved revision stays where it was: feeds and reads at a

@@ -138,6 +138,8 @@ func (r *Replica) forgetAttached(now *command.Record, txns *command.TxnState) er
 type leases struct {
 	// attached are the applied attachments.
 	attached map[keyspace.LeaseID]keyspace.LeaseIncarnation
+	// trimmed is how many there were behind the last trim of a load that follows.
+	trimmed int
 	// changing has the registration of each attachment that comes or goes; nil if there are none.
 	changing map[keyspace.LeaseID]*registration
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/skeindb/skein/clock"
@@ -13,6 +14,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/rangefeed"
 )
 
@@ -48,9 +50,12 @@ func (r *Replica) applyLoad(b *engine.Batch, body []byte, out *outcome) error {
 		}
 	}
 	turns := c.Stage == rangeapi.LoadEnded || c.From.Stage == rangeapi.LoadNone
-	if c.Stage == rangeapi.LoadEnded {
+	switch {
+	case c.Stage == rangeapi.LoadEnded:
 		err = s.endLoad(&c)
-	} else {
+	case len(c.Unused) > 0:
+		err = r.trimLoaded(b, &c, versions, out)
+	default:
 		err = r.takeLoaded(b, &c, versions, out)
 	}
 	if err != nil {
@@ -67,6 +72,19 @@ func (s *applyState) endLoad(c *command.Load) error {
 	}
 	s.rec.LastRevision, s.rec.Compacted = c.Revision, max(s.rec.Compacted, c.Compacted)
 	s.rec.Load.LoadCursor = rangeapi.LoadCursor{Stage: rangeapi.LoadEnded, Revision: c.Revision}
+	return nil
+}
+
+// trimLoaded takes attachments away that no key of the range needs any more.
+func (r *Replica) trimLoaded(b *engine.Batch, c *command.Load, rest []byte, out *outcome) error {
+	if len(rest) > 0 {
+		return refuse(fmt.Errorf("%d bytes behind %d leases", len(rest), len(c.Unused)))
+	}
+	for _, lease := range c.Unused {
+		if err := r.applyDetachment(b, rangeapi.Attachment{Lease: lease, Incarnation: c.Incarnation}, out); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -142,9 +160,6 @@ func (r *Replica) publishLoadLocked(o *outcome, feeds *rangefeed.Publication) {
 	}
 }
 
-// loadEntryBytes is about how many bytes of versions one entry has.
-const loadEntryBytes = rangeapi.MaxLoadBytes
-
 // Load answers a request about the load of a new cluster. Versions are on a quorum when it returns; those that the
 // range has already are left out. Errors are of package kverror. A request whose fate is unknown can be
 // repeated.
@@ -156,22 +171,51 @@ func (s *Store) Load(ctx context.Context, q *rangeapi.LoadRequest) (*rangeapi.Lo
 	if q.Step == rangeapi.LoadLook {
 		return r.lookLoad(ctx, q)
 	}
-	for {
-		term, err := r.awaitLead(ctx, q.Generation)
-		if err != nil {
+	if err := r.loadAll(ctx, q); err != nil {
+		return nil, err
+	}
+	if q.Step == rangeapi.LoadPut && q.Stage == rangeapi.LoadFollow {
+		if err := r.trimFollowing(ctx, q); err != nil {
 			return nil, err
-		}
-		more, err := r.loadOnce(ctx, term, q)
-		if err != nil {
-			return nil, err
-		}
-		if !more {
-			break
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.loadAnswerLocked(), nil
+}
+
+// loadAll has all entries of a request applied.
+func (r *Replica) loadAll(ctx context.Context, q *rangeapi.LoadRequest) error {
+	for {
+		term, err := r.awaitLead(ctx, q.Generation)
+		if err != nil {
+			return err
+		}
+		if more, err := r.loadOnce(ctx, term, q); !more || err != nil {
+			return err
+		}
+	}
+}
+
+// trimFloor is how many attachments a range has without a trim while it follows.
+const trimFloor = 4096
+
+// trimFollowing trims a range once its attachments have doubled. A source may end leases and grant others for as long as
+// the range follows, so memory would have no bound otherwise.
+func (r *Replica) trimFollowing(ctx context.Context, put *rangeapi.LoadRequest) error {
+	r.mu.Lock()
+	due := len(r.leases.attached) > max(trimFloor, 2*r.leases.trimmed)
+	r.mu.Unlock()
+	if !due {
+		return nil
+	}
+	err := r.loadAll(ctx, &rangeapi.LoadRequest{Range: put.Range, Generation: put.Generation, Step: rangeapi.LoadTrim, Incarnation: put.Incarnation})
+	if err == nil {
+		r.mu.Lock()
+		r.leases.trimmed = len(r.leases.attached)
+		r.mu.Unlock()
+	}
+	return err
 }
 
 // awaitLead waits until this replica leads the range of the generation, and returns its term.
@@ -228,7 +272,7 @@ func (r *Replica) lookLoad(ctx context.Context, q *rangeapi.LoadRequest) (*range
 	return a, nil
 }
 
-// loadOnce has one entry of a load applied. more says that there are versions left.
+// loadOnce has one entry of a load applied. more says that there are versions or leases left.
 func (r *Replica) loadOnce(ctx context.Context, term uint64, q *rangeapi.LoadRequest) (more bool, err error) {
 	if q.Step == rangeapi.LoadPut {
 		if err := r.store.noSpace(); err != nil {
@@ -264,7 +308,13 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 	case rec.Merge.Role != command.MergeNone || locks+records > 0:
 		err = r.errorLocked(kverror.Busy, "the range is being merged, or has locks of transactions")
 	case rec.Load.Stage == rangeapi.LoadEnded && q.Step == rangeapi.LoadEnd && rec.Load.Revision == q.Revision:
+		if q.Compacted < rec.Compacted {
+			err = kverror.New(kverror.BadRequest, "the load of range %s has ended with compacted revision %d, and cannot end with %d: finish with the same revisions as before", r.id, rec.Compacted, q.Compacted)
+		}
 		r.mu.Unlock()
+		return nil, false, err
+	case q.Step == rangeapi.LoadTrim && (rec.Load.Stage == rangeapi.LoadEnded || rec.Load.Stage == rangeapi.LoadNone):
+		r.mu.Unlock() // it was trimmed before it ended, or has no lease yet
 		return nil, false, nil
 	case !loads(&rec):
 		err = kverror.New(kverror.BadRequest, "range %s takes no versions of a load: it has revision %d, and its load is in stage %s: load into a new cluster", r.id, rec.LastRevision, rec.Load.Stage)
@@ -300,129 +350,35 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRequest) (entry []byte, more bool, err error) {
 	c := command.Load{Stage: q.Stage, Hash: rec.Hash, From: rec.Load.LoadCursor, Incarnation: q.Incarnation, Revision: q.Revision, Compacted: q.Compacted}
 	head := command.Header{Kind: command.KindLoad, Term: term, Generation: rec.Generation}
-	if q.Step == rangeapi.LoadEnd {
+	switch q.Step {
+	case rangeapi.LoadEnd:
 		c.Stage = rangeapi.LoadEnded
 		return command.AppendLoad(command.AppendHeader(nil, head), &c), false, nil
+	case rangeapi.LoadTrim:
+		r.mu.Lock()
+		leases := slices.Sorted(maps.Keys(r.leases.attached))
+		r.mu.Unlock()
+		c.Stage = c.From.Stage
+		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, r.store.cfg.Limits.MaxEntryBytes); err != nil {
+			return nil, false, fmt.Errorf("shard: leases without keys of range %s: %w", r.id, err)
+		}
+		if len(c.Unused) == 0 {
+			return nil, false, nil
+		}
+		return command.AppendLoad(command.AppendHeader(nil, head), &c), more, nil
+	case rangeapi.LoadPut, rangeapi.LoadLook:
 	}
 	if c.From.Stage > q.Stage {
 		return nil, false, kverror.New(kverror.BadRequest, "range %s follows revisions already: its bulk is over", r.id)
 	}
-	l := loadWriter{rec: rec, q: q, limit: r.store.cfg.Limits.MaxEntryBytes}
-	if err := l.versions(r.store.cfg.Engine); err != nil {
+	l := eval.LoadWriter{Record: rec, Request: q, Limit: r.store.cfg.Limits.MaxEntryBytes}
+	if err := l.Versions(r.store.cfg.Engine); err != nil {
 		return nil, false, fmt.Errorf("shard: load range %s: %w", r.id, err)
 	}
-	if l.count == 0 {
+	if l.Count == 0 {
 		return nil, false, nil
 	}
-	c.Versions = l.count
-	entry = command.AppendLoad(command.AppendHeader(make([]byte, 0, len(l.body)+len(c.From.Key)+96), head), &c)
-	return append(entry, l.body...), l.more, nil
-}
-
-// loadWriter writes the versions of one entry.
-type loadWriter struct {
-	rec   *command.Record
-	q     *rangeapi.LoadRequest
-	limit int
-	// body has count versions. more says that others do not fit in.
-	body  []byte
-	count int
-	more  bool
-	// newest are the versions of the entry that are the newest of their keys; only for a range that follows.
-	newest map[string]mvcc.Version
-}
-
-// versions takes in those that the range does not have.
-func (l *loadWriter) versions(store engine.Reader) (err error) {
-	var before *mvcc.Getter
-	if l.q.Stage == rangeapi.LoadFollow {
-		if before, err = mvcc.NewGetter(store); err != nil {
-			return err
-		}
-		defer func() {
-			if cerr := before.Close(); err == nil {
-				err = cerr
-			}
-		}()
-		l.newest = map[string]mvcc.Version{}
-	}
-	from := l.rec.Load.LoadCursor
-	if from.Stage != l.q.Stage {
-		from = rangeapi.LoadCursor{Stage: l.q.Stage}
-	}
-	b, at := l.q.Versions, from
-	for i := range l.q.Count {
-		var v mvcc.Version
-		if b, err = rangeapi.DecodeStoredVersion(b, &v); err != nil {
-			return rangeapi.BadRequest("version %d of a load: %v", i, err)
-		}
-		if from.Passed(&v) {
-			continue
-		}
-		if err := l.fits(&v, &at, i); err != nil {
-			return err
-		}
-		if size := len(v.Key) + len(v.Value); l.count > 0 && len(l.body)+size > min(loadEntryBytes, l.limit) {
-			l.more = true
-			return nil
-		}
-		prior := command.LoadPrior{Old: l.q.Stage == rangeapi.LoadBulk && bytes.Equal(v.Key, at.Key)}
-		if !prior.Old {
-			if _, alive := slices.BinarySearch(l.q.Alive, v.Lease); alive {
-				prior.Attach = v.Lease != 0
-			}
-			if before != nil {
-				if err := l.prior(before, &v, &prior); err != nil {
-					return err
-				}
-			}
-		}
-		l.body = command.AppendLoadVersion(l.body, &v, prior)
-		l.count++
-		if len(l.body) > l.limit && l.count == 1 {
-			return kverror.New(kverror.RequestTooLarge, "key %q at revision %d takes %d bytes, more than the %d of an entry", v.Key, v.Mod, len(l.body), l.limit)
-		}
-		at = l.q.Stage.At(&v)
-	}
-	if len(b) > 0 {
-		return rangeapi.BadRequest("%d bytes behind %d versions of a load", len(b), l.q.Count)
-	}
-	return nil
-}
-
-// fits says why the i-th version cannot come behind the one at.
-func (l *loadWriter) fits(v *mvcc.Version, at *rangeapi.LoadCursor, i int) error {
-	switch {
-	case !l.rec.Span.Contains(v.Key):
-		return rangeapi.BadRequest("key %q of a load is outside of %s", v.Key, l.rec.Span)
-	case at.Passed(v):
-		return rangeapi.BadRequest("key %q at revision %d, operation %d, of a load is not behind %s", v.Key, v.Mod, v.Sub, at)
-	case i == 0 && l.q.Stage == rangeapi.LoadBulk && len(l.q.After.Key) > 0 && l.rec.Span.Contains(l.q.After.Key) &&
-		!at.Passed(&mvcc.Version{Key: l.q.After.Key, Mod: l.q.After.Revision}):
-		return rangeapi.BadRequest("a load goes on behind key %q at revision %d, and the range %s is at %s: ask for its state and go on from there", l.q.After.Key, l.q.After.Revision, l.rec.RangeID, at)
-	}
-	return nil
-}
-
-// prior finds what the key was before a version that follows.
-func (l *loadWriter) prior(store *mvcc.Getter, v *mvcc.Version, prior *command.LoadPrior) error {
-	was, known := l.newest[string(v.Key)]
-	if !known {
-		w, ok, err := store.Get(v.Key, keyspace.MaxRevision)
-		if err != nil {
-			return err
-		}
-		if known = ok; ok {
-			was = mvcc.Version{Mod: w.Mod, Tombstone: w.Tombstone, Lease: w.Lease}
-		}
-	}
-	if known && was.Mod >= v.Mod {
-		return rangeapi.BadRequest("key %q has revision %d already, and a load brings revision %d", v.Key, was.Mod, v.Mod)
-	}
-	prior.Lived = known && !was.Tombstone
-	if prior.Lease = was.Lease; prior.Attach && prior.Lease == v.Lease {
-		prior.Lease = 0 // it stays attached; writing that once more does no harm
-	}
-	l.newest[string(v.Key)] = mvcc.Version{Mod: v.Mod, Tombstone: v.Tombstone, Lease: v.Lease}
-	return nil
+	c.Versions = l.Count
+	entry = command.AppendLoad(command.AppendHeader(make([]byte, 0, len(l.Body)+len(c.From.Key)+96), head), &c)
+	return append(entry, l.Body...), l.More, nil
 }

@@ -267,6 +267,68 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// A lease whose keys went while the range followed leaves an attachment. A trim takes that away and no other, on
+// as many entries as it needs; the range goes on, through restarts. Otherwise a lease that has the same id later gets
+// keys here of which its record does not know. A range that follows trims by itself when there are many.
+func TestLoadTrim(t *testing.T) {
+	loading(t, func(t *testing.T, w *loadRig) {
+		const many = 7000 // more than one entry has
+		all := []mvcc.Version{attached(loaded("a", 3, 3, 1), 7), attached(loaded("b", 4, 4, 1), 9)}
+		var alive []keyspace.LeaseID
+		for i := range keyspace.LeaseID(many) {
+			all = append(all, attached(loaded(fmt.Sprintf("c%05d", i), 5, 5, 1), 100+i))
+			alive = append(alive, 100+i)
+		}
+		put := putOf(1, 1, rangeapi.LoadBulk, all...)
+		put.Alive = append([]keyspace.LeaseID{7, 9}, alive...)
+		w.must(put)
+		leases := func() []keyspace.LeaseID {
+			return w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadLook, Lease: -1 << 63}).Leases
+		}
+		trim := &rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadTrim, Incarnation: 40}
+		w.must(trim)
+		if got := leases(); len(got) != many+2 {
+			t.Fatalf("%d leases with keys, want %d", len(got), many+2)
+		}
+		var after []mvcc.Version
+		for i := range many {
+			v := gone(fmt.Sprintf("c%05d", i), 7)
+			v.Sub = uint32(i)
+			after = append(after, v)
+		}
+		w.must(putOf(1, 1, rangeapi.LoadFollow, after...))
+		if got := leases(); fmt.Sprint(got) != "[7 9]" {
+			t.Fatalf("%d leases after most of them ended, want [7 9]", len(got))
+		}
+		after = append(after, gone("b", 8))
+		w.must(putOf(1, 1, rangeapi.LoadFollow, after...))
+		if got := leases(); fmt.Sprint(got) != "[7 9]" {
+			t.Fatalf("leases %v before the trim, want [7 9]", got)
+		}
+		before := w.record(1)
+		w.must(trim)
+		w.must(trim)
+		for range 2 {
+			if got := leases(); fmt.Sprint(got) != "[7]" {
+				t.Errorf("leases %v, want [7]", got)
+			}
+			if rec := w.record(1); fmt.Sprint(rec.Load) != fmt.Sprint(before.Load) || rec.Hash != before.Hash {
+				t.Errorf("the trim changed the load from %v to %v", before.Load, rec.Load)
+			}
+			w.restart()
+		}
+		w.want(append(all, after...), 1)
+		w.must(putOf(1, 1, rangeapi.LoadFollow, attached(loaded("a", 9, 3, 2), 7), gone("a", 10)))
+		w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadEnd, Incarnation: 40, Revision: 20, Compacted: 5})
+		w.must(trim) // the rest of a finish that is repeated
+		if got := leases(); fmt.Sprint(got) != "[7]" {
+			t.Errorf("a trim behind the end left leases %v, want [7]", got)
+		}
+		_, err := w.load(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadEnd, Incarnation: 40, Revision: 20, Compacted: 4})
+		wantKind(t, "an end that is compacted less", err, kverror.BadRequest)
+	})
+}
+
 // What a load cannot take is refused with what is wrong, and changes nothing. Trap 115: a value above the bound of an
 // entry is refused by key. Trap 122: a full disk refuses versions, and the load goes on once there is room.
 func TestLoadRefuses(t *testing.T) {

@@ -312,7 +312,7 @@ func (s *leases) loaded(inc keyspace.LeaseIncarnation, o *ChangeLoad) error {
 		case o.Step == LoadGrant && ok:
 			next.Spans = l.Spans
 		case o.Step == LoadRegister && !ok:
-			return kverror.New(kverror.LeaseNotFound, "ranges have keys of lease %x, which the load has not granted", int64(in.ID))
+			return kverror.New(kverror.LeaseNotFound, "ranges have keys of lease %x, which the load has not granted, or has revoked too early: grant it, or follow the revisions that delete its keys", int64(in.ID))
 		}
 		if o.Step == LoadRegister {
 			next = l

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// Load brings finished versions at given revisions, or ends the load of the range.
+// Load brings finished versions at given revisions, takes attachments away, or ends the load of the range.
 type Load struct {
 	Stage rangeapi.LoadStage
 	// Hash is the range's hash before the entry, as its leader counted it.
@@ -25,6 +25,9 @@ type Load struct {
 	Revision, Compacted keyspace.Revision
 	// Versions is how many follow.
 	Versions int
+	// Unused are leases of which the range has no key any more, ascending: their attachments go. An entry has either
+	// these or versions, and one that ends the load has none of both.
+	Unused []keyspace.LeaseID
 }
 
 // The flags of a loaded version.
@@ -57,7 +60,38 @@ func AppendLoad(dst []byte, c *Load) []byte {
 	dst = binary.AppendUvarint(dst, uint64(c.Incarnation))
 	dst = binary.AppendUvarint(dst, uint64(c.Revision))
 	dst = binary.AppendUvarint(dst, uint64(c.Compacted))
-	return binary.AppendUvarint(dst, uint64(c.Versions))
+	dst = binary.AppendUvarint(dst, uint64(c.Versions))
+	if c.Versions > 0 || c.Stage == rangeapi.LoadEnded {
+		return dst
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(c.Unused)))
+	for _, lease := range c.Unused {
+		dst = binary.AppendUvarint(dst, uint64(lease))
+	}
+	return dst
+}
+
+// decodeUnused reads the leases of an entry that has no versions and does not end the load.
+func (c *Load) decodeUnused(b []byte) (rest []byte, err error) {
+	n, b, err := wire.Uvarint(b)
+	switch {
+	case err != nil:
+		return nil, err
+	case n == 0 || n > rangeapi.MaxLoadLeases || n > uint64(len(b)):
+		return nil, fmt.Errorf("command: load of stage %d without versions, with %d leases in %d bytes", c.Stage, n, len(b))
+	}
+	c.Unused = make([]keyspace.LeaseID, 0, n)
+	for range n {
+		var lease keyspace.LeaseID
+		if lease, b, err = leaseField(b); err != nil {
+			return nil, err
+		}
+		if k := len(c.Unused); k > 0 && lease <= c.Unused[k-1] {
+			return nil, fmt.Errorf("command: lease %d behind lease %d", lease, c.Unused[k-1])
+		}
+		c.Unused = append(c.Unused, lease)
+	}
+	return b, nil
 }
 
 // AppendLoadVersion appends one version.
@@ -104,10 +138,12 @@ func DecodeLoad(b []byte) (c Load, rest []byte, err error) {
 		err = fmt.Errorf("command: load of stage %d on %s", c.Stage, &c.From)
 	case ints[1] > uint64(keyspace.MaxRevision) || ints[2] > ints[1] || ends != (ints[1] > 0):
 		err = fmt.Errorf("command: load of stage %d to revision %d, compacted %d", c.Stage, ints[1], ints[2])
-	case ints[3] > uint64(len(b)) || ends != (ints[3] == 0) || c.Incarnation == 0:
+	case ints[3] > uint64(len(b)) || ends && ints[3] > 0 || c.Incarnation == 0:
 		err = fmt.Errorf("command: load of stage %d with %d versions in %d bytes, incarnation %d", c.Stage, ints[3], len(b), ints[0])
 	}
-	c.Versions = int(ints[3])
+	if c.Versions = int(ints[3]); err == nil && c.Versions == 0 && !ends {
+		b, err = c.decodeUnused(b)
+	}
 	return c, b, err
 }
 

@@ -27,6 +27,7 @@ func sampleLoads() map[string][]byte {
 	return map[string][]byte{
 		"load-bulk.v7": bulk, "load-follow.v7": follow,
 		"load-ended.v7": AppendLoad(head(), &Load{Stage: rangeapi.LoadEnded, Hash: 1, From: rangeapi.LoadCursor{Stage: rangeapi.LoadBulk}, Incarnation: 40, Revision: 310, Compacted: 200}),
+		"load-trim.v7":  AppendLoad(head(), &Load{Stage: rangeapi.LoadFollow, Hash: 1, From: rangeapi.LoadCursor{Stage: rangeapi.LoadFollow, Revision: 300, Key: []byte("l")}, Incarnation: 40, Unused: []keyspace.LeaseID{-9, 7, 300}}),
 	}
 }
 
@@ -54,6 +55,7 @@ func TestLoadFormats(t *testing.T) {
 		"load-bulk.v7":   `term=5 load bulk on bulk "j"@7 j@4 old k@9† twice l@300 attached`,
 		"load-follow.v7": `term=5 load follow on follow 300.1 "l" m@300† lived was=8 a@301`,
 		"load-ended.v7":  `term=5 load ended on bulk ""@0 to 310 compacted=200`,
+		"load-trim.v7":   `term=5 load follow on follow 300.0 "l" unused=[-9 7 300]`,
 	}
 	for name, b := range sampleLoads() {
 		if got := Describe(5, b); got != want[name] {

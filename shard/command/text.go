@@ -100,6 +100,9 @@ func describeLoad(body []byte) (s string, err error) {
 	if c.Stage == rangeapi.LoadEnded {
 		s += fmt.Sprintf(" to %d compacted=%d", c.Revision, c.Compacted)
 	}
+	if len(c.Unused) > 0 {
+		s += fmt.Sprintf(" unused=%d", c.Unused)
+	}
 	err = VisitLoad(&c, versions, func(v *mvcc.Version, before LoadPrior) error {
 		s += fmt.Sprintf(" %s@%d", v.Key, v.Mod)
 		if v.Tombstone {

@@ -36,6 +36,7 @@
 //	draft.go         answers that lack revisions
 //	rangeop.go       reads inside a transaction
 //	sweep.go         the next keys that a committed lock deletes
+//	load.go          the versions of a load that one entry has; leases without keys
 //	view.go          the state that one request sees
 //	spancount.go     living applied keys of spans that transactions count
 //	overlay.go       pending versions by key
