@@ -95,6 +95,7 @@ func (m *Mirror) waitRequested(ctx context.Context) error {
 func (m *Mirror) waitQuiet(ctx context.Context) (still keyspace.Revision, since clock.Time, err error) {
 	for {
 		var rev keyspace.Revision
+		before := m.position() // it may move on while the source answers
 		err := m.retry(ctx, "ask the source for its revision", func() (err error) {
 			_, rev, err = m.o.Source.Now(ctx)
 			return err
@@ -105,8 +106,8 @@ func (m *Mirror) waitQuiet(ctx context.Context) (still keyspace.Revision, since 
 		m.saw(rev)
 		now, pos := m.o.Clock.Now(), m.position()
 		switch {
-		case rev < pos:
-			return 0, 0, stopf("the source has gone back to revision %d, and the target is at revision %d", rev, pos)
+		case rev < before:
+			return 0, 0, stopf("the source has gone back to revision %d, and the target is at revision %d", rev, before)
 		case since == 0 || rev != still:
 			still, since = rev, now
 		case rev == pos && now.Sub(since) >= quiet:

@@ -16,7 +16,7 @@ type Cluster struct {
 	// Client reaches its nodes, in the name of a user who may read and change everything.
 	Client *clientv3.Client
 	Clock  clock.Clock
-	// Report gets lines that say what happens, for people.
+	// Report gets lines that say what happens, for people. It may be called from many goroutines.
 	Report func(format string, args ...any)
 }
 

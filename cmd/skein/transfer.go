@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,9 +59,14 @@ func (f *adminFlags) withCluster(c *cobra.Command, do func(context.Context, *tra
 		return fmt.Errorf("cluster at %s: %w: give client URLs of running nodes to --endpoints", strings.Join(f.endpoints, ","), err)
 	}
 	out := c.ErrOrStderr()
+	var mu sync.Mutex
 	return do(c.Context(), &transfer.Cluster{
 		Client: client, Clock: clock.System(),
-		Report: func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
+		Report: func(format string, args ...any) {
+			mu.Lock()
+			defer mu.Unlock()
+			fmt.Fprintf(out, format+"\n", args...)
+		},
 	})
 }
 
