@@ -451,8 +451,7 @@ func loginsOfMany(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		defer c.Close()
-		clients = append(clients, c)
+		clients = append(clients, c) // they end with the process
 	}
 	call, cancel := context.WithTimeout(ctx, during)
 	defer cancel()
