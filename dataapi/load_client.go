@@ -20,7 +20,6 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/shard/command"
 )
 
 // LoaderOptions are what a Loader is made of.
@@ -245,7 +244,7 @@ func (l *Loader) count(v *mvcc.Version) {
 	var n, sum uint64
 	for w := v; w != nil; w = w.Earlier {
 		n++
-		sum += command.HashVersion(w)
+		sum += mvcc.HashWrite(w)
 	}
 	l.mu.Lock()
 	l.versions, l.sum, l.last = l.versions+n, l.sum+sum, max(l.last, v.Mod)

@@ -37,7 +37,7 @@ func (l *logWriter) batch(term uint64, gen keyspace.Generation, keys ...string) 
 			v = &mvcc.Version{Key: []byte(k[1:]), Mod: l.rev, Tombstone: true}
 		}
 		b = command.AppendVersion(binary.AppendUvarint(b, 1), v, command.Prior{Lived: lived})
-		l.hash += command.HashVersion(v)
+		l.hash += mvcc.HashWrite(v)
 	}
 	l.last = next
 	return raftgroup.Entry{Term: term, Data: b}

@@ -120,7 +120,7 @@ func (r *Replica) takeLoaded(b *engine.Batch, c *command.Load, versions []byte, 
 // addLoaded takes a version in: into counts, hash, index of leases, and what is written.
 func (s *applyState) addLoaded(v *mvcc.Version, before command.LoadPrior) {
 	for w := v; w != nil; w = w.Earlier {
-		h := command.HashVersion(w)
+		h := mvcc.HashWrite(w)
 		s.rec.Hash += h
 		s.rec.Load.Sum += h
 		s.rec.Load.Versions++

@@ -156,7 +156,7 @@ func (w *loadRig) want(vs []mvcc.Version, ids ...keyspace.RangeID) {
 	var live int64
 	newest := map[string]mvcc.Version{}
 	for i := range vs {
-		want += command.HashVersion(&vs[i])
+		want += mvcc.HashWrite(&vs[i])
 		if n := newest[string(vs[i].Key)]; vs[i].Mod > n.Mod {
 			newest[string(vs[i].Key)] = vs[i]
 		}

@@ -179,7 +179,7 @@ func (r *Replica) applySweep(b *engine.Batch, it *command.TxnItem, out *outcome)
 // addVersion takes a version of the batch at hand in: into the counts, the hash and
 // what is written.
 func (s *applyState) addVersion(v *mvcc.Version, before command.Prior, out *outcome) error {
-	s.rec.Hash += command.HashVersion(v)
+	s.rec.Hash += mvcc.HashWrite(v)
 	s.versions = append(s.versions, *v)
 	if before.Replaced {
 		s.replaced++

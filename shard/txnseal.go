@@ -121,7 +121,7 @@ func (s *txnCommand) AppendItem(dst []byte, id rangeapi.LockID) (_ []byte, hash 
 	from := len(dst)
 	dst = command.AppendItem(dst, s.item)
 	hash = xxhash.Sum64(dst[from:])
-	s.versions(func(v *mvcc.Version) { hash += command.HashVersion(v) })
+	s.versions(func(v *mvcc.Version) { hash += mvcc.HashWrite(v) })
 	return dst, hash
 }
 

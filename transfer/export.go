@@ -61,11 +61,15 @@ func Export(ctx context.Context, c *Cluster, o ExportOptions) (done Exported, er
 	if err != nil {
 		return done, err
 	}
-	stats, err := write(ctx, sorter, w)
-	if err != nil {
-		return done, errors.Join(err, w.Abort())
+	err = w.AddAll(ctx, sorter)
+	if err == nil {
+		done.Stats, err = w.Finish(ctx)
 	}
-	return Exported{Stats: stats, Revision: h.Revision, Compacted: h.Compacted}, nil
+	if err != nil {
+		return Exported{}, errors.Join(err, w.Abort())
+	}
+	done.Revision, done.Compacted = h.Revision, h.Compacted
+	return done, nil
 }
 
 // exportHeader is what the file has beside versions.
@@ -114,20 +118,4 @@ func collect(vs *dataapi.Versions, h *etcdfile.Header, sorter *etcdfile.Sorter) 
 	}
 	slices.SortFunc(h.Leases, func(a, b etcdfile.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	return nil
-}
-
-// write writes the sorted versions and finishes the file.
-func write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdfile.Writer) (s etcdfile.Stats, err error) {
-	for {
-		v, err := sorter.Next()
-		if errors.Is(err, io.EOF) {
-			return w.Finish(ctx)
-		}
-		if err == nil {
-			err = errors.Join(ctx.Err(), w.Add(v))
-		}
-		if err != nil {
-			return s, err
-		}
-	}
 }

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -15,8 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeindb/skein/backup"
-	"github.com/skeindb/skein/backup/target"
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -49,30 +45,11 @@ func (f *backupFlags) open(url string) (r *backup.Repository, cluster keyspace.C
 	if f.output != "table" && f.output != "json" {
 		return nil, 0, &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", f.output)}
 	}
-	if f.cluster != "" {
-		id, err := strconv.ParseUint(f.cluster, 16, 64)
-		if err != nil || id == 0 {
-			return nil, 0, &config.UsageError{Err: fmt.Errorf("--cluster %q: want an id in hexadecimal, as backup list shows it", f.cluster)}
-		}
-		cluster = keyspace.ClusterID(id)
+	if cluster, err = parseCluster(f.cluster); err != nil {
+		return nil, 0, err
 	}
-	var file io.Reader
-	if f.identity != "" {
-		b, err := os.ReadFile(f.identity)
-		if err != nil {
-			return nil, 0, fmt.Errorf("--identity: %w", err)
-		}
-		file = bytes.NewReader(b)
-	}
-	keys, err := backup.ParseKeys(nil, file)
-	if err != nil {
-		return nil, 0, fmt.Errorf("--identity %s: %w", f.identity, err)
-	}
-	t, err := target.Open(url, clock.System())
-	if err != nil {
-		return nil, 0, &config.UsageError{Err: err}
-	}
-	return backup.NewRepository(t, keys, clock.System()), cluster, nil
+	r, err = repository(url, nil, f.identity)
+	return r, cluster, err
 }
 
 // only returns the one cluster that has backups, if none was given.

@@ -12,7 +12,7 @@
 //	placement.go  skein placement
 //	cert.go       skein cert
 //	recover.go    skein recover, and --force-new-cluster
-//	backup.go     skein backup
+//	backup.go     skein backup, what backups are read by
 //	mirror.go     skein mirror
 //	transfer.go   skein backup create and follow, restore, import, export
 //	diff.go       skein diff

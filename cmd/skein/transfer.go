@@ -81,7 +81,10 @@ func repository(url string, recipients []string, identity string) (*backup.Repos
 		file = bytes.NewReader(b)
 	}
 	keys, err := backup.ParseKeys(recipients, file)
-	if err != nil {
+	switch {
+	case err != nil && identity != "":
+		return nil, fmt.Errorf("--identity %s: %w", identity, err)
+	case err != nil:
 		return nil, &config.UsageError{Err: err}
 	}
 	t, err := target.Open(url, clock.System())
@@ -89,6 +92,18 @@ func repository(url string, recipients []string, identity string) (*backup.Repos
 		return nil, &config.UsageError{Err: err}
 	}
 	return backup.NewRepository(t, keys, clock.System()), nil
+}
+
+// parseCluster reads --cluster; 0 is none given.
+func parseCluster(text string) (keyspace.ClusterID, error) {
+	if text == "" {
+		return 0, nil
+	}
+	id, err := strconv.ParseUint(text, 16, 64)
+	if err != nil || id == 0 {
+		return 0, &config.UsageError{Err: fmt.Errorf("--cluster %q: want an id in hexadecimal, as backup list shows it", text)}
+	}
+	return keyspace.ClusterID(id), nil
 }
 
 // makeFlags are those of backups that are made.
@@ -209,12 +224,9 @@ Clients have seen more of the lost cluster than the backup has. So the revision 
 			if exact {
 				o.Bump = 0
 			}
-			if source != "" {
-				id, err := strconv.ParseUint(source, 16, 64)
-				if err != nil || id == 0 {
-					return &config.UsageError{Err: fmt.Errorf("--cluster %q: want an id in hexadecimal, as backup list shows it", source)}
-				}
-				o.Source = keyspace.ClusterID(id)
+			var err error
+			if o.Source, err = parseCluster(source); err != nil {
+				return err
 			}
 			r, err := repository(args[0], nil, identity)
 			if err != nil {

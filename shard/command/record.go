@@ -7,7 +7,6 @@ import (
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 )
 
@@ -36,7 +35,7 @@ type Record struct {
 	// number since the split that left the range uncounted.
 	Live    int64
 	Counted bool
-	// Hash is the sum over all versions that were applied to the range (S8). A
+	// Hash is the sum of mvcc.HashWrite over all versions that were applied to the range (S8). A
 	// child's begins at 0.
 	Hash uint64
 	// Fence is the highest attempt of a transaction that was aborted at an anchor here: no
@@ -152,10 +151,6 @@ func DecodeRecord(b []byte) (r Record, err error) {
 	r.Hash = binary.BigEndian.Uint64(b)
 	return r, nil
 }
-
-// HashVersion is what one applied version adds to the range's hash: mvcc.HashWrite. An
-// earlier write of the same transaction is a version of its own in an entry.
-func HashVersion(v *mvcc.Version) uint64 { return mvcc.HashWrite(v) }
 
 // Descriptor returns the descriptor that the record and the configuration make.
 func (r *Record) Descriptor(confIndex uint64, replicas []keyspace.Replica) keyspace.Descriptor {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
@@ -151,7 +152,7 @@ func (b *batch) encode(id keyspace.RangeID, generation keyspace.Generation, firs
 		for sub, p := range c.writes {
 			v := p.Stored(uint32(sub))
 			dst = command.AppendVersion(dst, &v, p.Prior())
-			hash += command.HashVersion(&v)
+			hash += mvcc.HashWrite(&v)
 		}
 	}
 	if b.items > 0 {

@@ -292,7 +292,7 @@ func (w *world) apply(ok bool) {
 				case !v.Tombstone && !before.Lived:
 					w.rec.Live++
 				}
-				w.rec.Hash += command.HashVersion(v)
+				w.rec.Hash += mvcc.HashWrite(v)
 				w.rec.LastRevision = v.Mod
 				if v.Tombstone {
 					delete(w.store, string(v.Key))
