@@ -59,10 +59,11 @@ func TestHashIsTheSameEverywhere(t *testing.T) {
 		r.mustPut(r.nodes[0], keyOf(0), "later")
 		r.wantHash("with later writes", at, want)
 		var meanwhile sync.WaitGroup
+		nodes := r.nodes
 		for i := range 40 { // hashes under way while the ranges change
 			meanwhile.Go(func() {
 				time.Sleep(time.Duration(i) * 2 * time.Second)
-				h, err := r.nodes[i%3].core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: at})
+				h, err := nodes[i%3].core.KV().HashKV(r.t.Context(), &pb.HashKVRequest{Revision: at})
 				if err == nil && h.GetHash() != want {
 					r.t.Errorf("meanwhile: %#x, want %#x", h.GetHash(), want)
 				}
