@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -241,7 +242,8 @@ func killLeader(t *testing.T, etcds []*embed.Etcd) {
 func compact(ctx context.Context, t *testing.T, c *clientv3.Client, d *target) {
 	t.Helper()
 	_, rev, _ := d.State(ctx, "")
-	if _, err := c.Compact(ctx, int64(rev)-100); err != nil {
+	// A mirror that has got no further since the last compaction is compacted already.
+	if _, err := c.Compact(ctx, int64(rev)-100); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		t.Error(err)
 	}
 }
