@@ -258,7 +258,7 @@ var stories = []story{
 	// Tables that rot, one node after the other: replicas are rebuilt in place or elsewhere.
 	{name: "rot", long: true, cfg: func(seed uint64) Config {
 		return Config{
-			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Splits: 4, Padding: 256, Borders: []string{"j", "s"},
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Splits: 6, Padding: 256, Borders: []string{"j", "s"},
 			Faults: []Fault{Rot, CrashOne, Rot, IsolateLeader, Rot, Flaky},
 		}
 	}},

@@ -21,11 +21,18 @@ func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	})
 }
 
-// split asks, through one node, each replica of the key's range to split it there.
+// split asks, through one node, each replica of the key's range to split it there, or in the middle of the
+// key's group where a range begins with the key already.
 func (n *nemesis) split(ctx context.Context, r *run, ds []keyspace.Descriptor, key []byte) {
 	for _, d := range ds {
-		if !d.Span.Contains(key) || string(d.Span.Start) == string(key) {
+		if !d.Span.Contains(key) {
 			continue
+		}
+		if string(d.Span.Start) == string(key) {
+			if len(key) > 1 {
+				return
+			}
+			key = fmt.Append(key, keysPerGroup/2)
 		}
 		var err error
 		for _, rep := range d.Replicas {
