@@ -71,7 +71,7 @@ func builds(ctx context.Context, b *bench, o buildsOptions) error {
 		clusters = append(clusters, c)
 	}
 	// By workload and clients, and then by side.
-	runs, names := map[string]map[string][]float64{}, []string{}
+	runs, names := map[string]map[string][]buildRun{}, []string{}
 	err = b.with(ctx, clusters, func() error {
 		for _, c := range clusters {
 			if err := c.layOut(ctx, o.ranges); err != nil {
@@ -83,7 +83,7 @@ func builds(ctx context.Context, b *bench, o buildsOptions) error {
 				for _, n := range clients {
 					name := fmt.Sprintf("%s, %d clients", load, n)
 					if runs[name] == nil {
-						runs[name], names = map[string][]float64{}, append(names, name)
+						runs[name], names = map[string][]buildRun{}, append(names, name)
 					}
 					order := slices.Clone(clusters)
 					rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
@@ -110,22 +110,44 @@ func builds(ctx context.Context, b *bench, o buildsOptions) error {
 	return err
 }
 
-func writeBuilds(o buildsOptions, names []string, runs map[string]map[string][]float64) {
-	t := newTable("servers' CPU per operation, µs", beforeSide, twiceSide, nowSide, "now / before: median (lowest to highest)", "again / before")
-	for _, name := range names {
-		r := runs[name]
-		// Both clusters of the other commit say what it costs.
-		var both []float64
-		for i := range min(len(r[beforeSide]), len(r[twiceSide])) {
-			both = append(both, mean(r[beforeSide][i], r[twiceSide][i]))
+// buildRun is the processor time of a run, in µs for each operation.
+type buildRun struct {
+	Servers, Loadtest float64
+}
+
+// inLoadtest is the servers' processor time with the load generator's as its unit. The generator does the
+// same for an operation of either build. What else the machine does slows both, so this differs less from
+// run to run than the time itself.
+func (r buildRun) inLoadtest() float64 { return r.Servers / r.Loadtest }
+
+func (r buildRun) servers() float64 { return r.Servers }
+
+func writeBuilds(o buildsOptions, names []string, runs map[string]map[string][]buildRun) {
+	for _, unit := range []struct {
+		name, format string
+		of           func(buildRun) float64
+	}{{"µs", "%.1f", buildRun.servers}, {"in units of loadtest's", "%.2f", buildRun.inLoadtest}} {
+		t := newTable("servers' CPU per operation, "+unit.name, beforeSide, twiceSide, nowSide, "now / before: median (lowest to highest)", "again / before")
+		for _, name := range names {
+			by := map[string][]float64{}
+			for side, of := range runs[name] {
+				for _, r := range of {
+					by[side] = append(by[side], unit.of(r))
+				}
+			}
+			// Both clusters of the other commit say what it costs.
+			var both []float64
+			for i := range min(len(by[beforeSide]), len(by[twiceSide])) {
+				both = append(both, mean(by[beforeSide][i], by[twiceSide][i]))
+			}
+			row := []string{name}
+			for _, side := range buildSides {
+				row = append(row, figures(by[side], unit.format))
+			}
+			t.add(append(row, precise(by[nowSide], both), precise(by[twiceSide], by[beforeSide]))...)
 		}
-		row := []string{name}
-		for _, side := range buildSides {
-			row = append(row, figures(r[side], "%.1f"))
-		}
-		t.add(append(row, precise(r[nowSide], both), precise(r[twiceSide], r[beforeSide]))...)
+		t.write(os.Stdout, fmt.Sprintf("This tree against %s; the ratio is that to the mean of its two clusters", o.before))
 	}
-	t.write(os.Stdout, fmt.Sprintf("This tree against %s; the ratio is that to the mean of its two clusters", o.before))
 }
 
 // precise is spread with one figure more.
@@ -140,9 +162,9 @@ func precise(a, b []float64) string {
 	return fmt.Sprintf("%.3f (%.3f to %.3f)", median(ratios), slices.Min(ratios), slices.Max(ratios))
 }
 
-// costs loads a cluster once, and returns the servers' processor time for each operation in µs, with
-// the work that the load leaves behind.
-func (c *cluster) costs(ctx context.Context, b *bench, o buildsOptions, load string, clients, pair int) (float64, error) {
+// costs loads a cluster once, and returns the processor time for each operation, the servers' with the
+// work that the load leaves behind.
+func (c *cluster) costs(ctx context.Context, b *bench, o buildsOptions, load string, clients, pair int) (buildRun, error) {
 	r, err := loadOnce(ctx, b, c, pair, throughputOptions{
 		total: min(o.total, o.ofClient*int64(clients)), warmup: time.Second, conns: max(1, min(30, clients/4)), clients: clients,
 		value: 256, keys: 10_000, load: load,
@@ -150,7 +172,7 @@ func (c *cluster) costs(ctx context.Context, b *bench, o buildsOptions, load str
 	if err == nil && r.Failed > 0 {
 		err = fmt.Errorf("%s: %d operations failed", c.name, r.Failed)
 	}
-	return r.CPU.Servers, err
+	return buildRun{Servers: r.CPU.Servers, Loadtest: r.CPU.Self}, err
 }
 
 // buildOf compiles Skein as of a commit.
