@@ -112,6 +112,23 @@ func TestDirect(t *testing.T) {
 				}
 				last = a
 			}
+			// A read that comes right after another one is answered with those that come meanwhile.
+			read := func() (within bool) {
+				got := make(chan keyspace.SequenceAnswer, 1)
+				n.client.Sequence(keyspace.SequenceRequest{Range: 1, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
+				within = len(got) == 1
+				if a := <-got; a.Err != nil || a.Current != last.Current {
+					t.Errorf("lease %t: a read got %+v, want revision %d", lease, a, last.Current)
+				}
+				return within
+			}
+			if read() != lease || lease && read() {
+				t.Errorf("lease %t: of two reads at one time not the first alone is answered within the call", lease)
+			}
+			time.Sleep(directReadEvery)
+			if read() != lease {
+				t.Errorf("lease %t: a read after a while is not answered as the first one was", lease)
+			}
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/wake"
@@ -38,10 +39,12 @@ type sequenceQueue struct {
 
 	// turn is held while a batch is under way. It guards the number of the last batch, the
 	// highest term that an answer of was used, and the last revision in one. It comes before mu.
-	turn   sync.Mutex
-	number uint64
-	term   uint64
-	last   keyspace.Revision
+	// directRead is when a read was last answered directly.
+	turn       sync.Mutex
+	number     uint64
+	term       uint64
+	last       keyspace.Revision
+	directRead clock.Time
 
 	// The following belong to the sequence loop.
 	taken   []queued
@@ -154,14 +157,26 @@ func (c *Client) sequenceLoop() {
 	}
 }
 
+// directReadEvery lies between two reads that are answered directly. Reads that come faster cost less in batches: a
+// thousand clients' gets took 3 to 12 % more of the servers' processor time where each was answered directly. A batch
+// of writes has come together already.
+const directReadEvery = 200 * time.Microsecond
+
 // sequenceDirect answers a request as a batch of its own if this node is the sequencer, no other batch is under
-// way, and the answer is there at once. Else the request has to wait like any other.
+// way, no read was answered so just before, and the answer is there at once. Else the request has to wait like any
+// other.
 func (c *Client) sequenceDirect(e *queued) (a keyspace.SequenceAnswer, ok bool) {
 	q := &c.queue
 	if c.Leader() != c.o.Self || c.ctx.Err() != nil || !q.turn.TryLock() {
 		return a, false
 	}
 	defer q.turn.Unlock()
+	if e.item.Count == 0 {
+		if q.directRead != 0 && e.at.Sub(q.directRead) < directReadEvery {
+			return a, false
+		}
+		q.directRead = e.at
+	}
 	q.number++
 	b := sequencer.Batch{Boot: c.o.Boot, Number: q.number, Items: []sequencer.Item{e.item}}
 	own := c.o.Service.sequencer.Begin(c.o.Self, b)
