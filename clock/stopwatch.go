@@ -4,7 +4,8 @@ import "time"
 
 // Stopwatch measures how long something takes, for metrics and logs. Unlike a Clock it
 // costs no system call, stands still while the machine is suspended, and does not follow a
-// simulated node's clock. No decision may depend on it, except when to yield to others.
+// simulated node's clock. No decision may depend on it, except when to yield to others or to
+// give up waiting.
 type Stopwatch struct{ start time.Time }
 
 // StartStopwatch returns a stopwatch that runs.

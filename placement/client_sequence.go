@@ -19,7 +19,8 @@ import (
 // queued is a request for revisions that waits for its batch.
 type queued struct {
 	item sequencer.Item
-	at   clock.Time
+	// age counts from Sequence on. It is a stopwatch since each request takes a look at it, and only gives up by it.
+	age  clock.Stopwatch
 	done func(keyspace.SequenceAnswer)
 	// err is set where the request is refused.
 	err error
@@ -39,12 +40,12 @@ type sequenceQueue struct {
 
 	// turn is held while a batch is under way. It guards the number of the last batch, the
 	// highest term that an answer of was used, and the last revision in one. It comes before mu.
-	// directRead is when a read was last answered directly.
+	// directRead runs since a read was last answered directly.
 	turn       sync.Mutex
 	number     uint64
 	term       uint64
 	last       keyspace.Revision
-	directRead clock.Time
+	directRead clock.Stopwatch
 
 	// The following belong to the sequence loop.
 	taken   []queued
@@ -69,7 +70,7 @@ func (q *sequenceQueue) init() {
 func (c *Client) Sequence(req keyspace.SequenceRequest, done func(keyspace.SequenceAnswer)) {
 	e := queued{
 		item: sequencer.Item{Range: req.Range, Generation: req.Generation, Count: uint32(max(req.Count, 0)), Also: req.Also, Permit: req.Permit},
-		at:   c.o.Clock.Now(), done: done,
+		age:  clock.StartStopwatch(), done: done,
 	}
 	q := &c.queue
 	if req.Direct && req.Count >= 0 && req.Count <= sequencer.MaxBatchRevisions && len(req.Also) == 0 {
@@ -149,7 +150,7 @@ func (c *Client) sequenceLoop() {
 			return
 		case <-c.queue.wake:
 		}
-		for c.ctx.Err() == nil && c.queue.take(c.o.Clock.Now().Add(-c.o.SequenceTimeout)) {
+		for c.ctx.Err() == nil && c.queue.take(c.o.SequenceTimeout) {
 			c.queue.turn.Lock()
 			c.sequenceBatch()
 			c.queue.turn.Unlock()
@@ -172,10 +173,10 @@ func (c *Client) sequenceDirect(e *queued) (a keyspace.SequenceAnswer, ok bool) 
 	}
 	defer q.turn.Unlock()
 	if e.item.Count == 0 {
-		if q.directRead != 0 && e.at.Sub(q.directRead) < directReadEvery {
+		if q.directRead.Elapsed() < directReadEvery {
 			return a, false
 		}
-		q.directRead = e.at
+		q.directRead = e.age
 	}
 	q.number++
 	b := sequencer.Batch{Boot: c.o.Boot, Number: q.number, Items: []sequencer.Item{e.item}}
@@ -195,16 +196,17 @@ func (c *Client) sequenceDirect(e *queued) (a keyspace.SequenceAnswer, ok bool) 
 }
 
 // take moves what the next batch can carry into q.taken, in the order of arrival,
-// and what arrived at or before expired into q.expired. It returns false where
-// nothing waits.
-func (q *sequenceQueue) take(expired clock.Time) bool {
+// and what has waited for timeout into q.expired. It returns false where nothing
+// waits.
+func (q *sequenceQueue) take(timeout time.Duration) bool {
 	q.taken, q.items, q.expired = q.taken[:0], q.items[:0], q.expired[:0]
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n, total, also := 0, 0, 0
+	old := true // until one is met that is not: they are in order
 	for ; n < len(q.waiting) && len(q.taken) < sequencer.MaxItems; n++ {
 		e := &q.waiting[n]
-		if e.at <= expired {
+		if old = old && e.age.Elapsed() >= timeout; old {
 			q.expired = append(q.expired, *e)
 			continue
 		}
@@ -252,7 +254,7 @@ func (c *Client) answer(e *queued, a keyspace.SequenceAnswer) {
 	if a.Err != nil {
 		c.o.Metrics.SequenceErrors.Inc()
 	}
-	c.o.Metrics.SequenceSeconds.Observe(c.o.Clock.Now().Sub(e.at).Seconds())
+	c.o.Metrics.SequenceSeconds.Observe(e.age.Elapsed().Seconds())
 	e.done(a)
 }
 
@@ -274,7 +276,7 @@ func (c *Client) sequenceOnce(b *sequencer.Batch) (sequencer.Grant, error) {
 			local = nil
 		}
 	}
-	left := c.o.SequenceTimeout - c.o.Clock.Now().Sub(q.taken[0].at)
+	left := c.o.SequenceTimeout - q.taken[0].age.Elapsed()
 	ctx, cancel := clock.WithTimeout(c.ctx, c.o.Clock, left)
 	defer cancel()
 	var g sequencer.Grant

@@ -2,7 +2,9 @@ package placement
 
 import (
 	"testing"
+	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/sequencer"
 )
@@ -13,10 +15,10 @@ func TestBatchesOfManyRangesAreBounded(t *testing.T) {
 	var q sequenceQueue
 	const asked = 30
 	for i := range asked {
-		q.waiting = append(q.waiting, queued{at: 2, item: sequencer.Item{Range: keyspace.RangeID(i + 1), Count: 1, Also: make([]keyspace.RangeAt, keyspace.MaxRevisionRanges-1)}})
+		q.waiting = append(q.waiting, queued{age: clock.StartStopwatch(), item: sequencer.Item{Range: keyspace.RangeID(i + 1), Count: 1, Also: make([]keyspace.RangeAt, keyspace.MaxRevisionRanges-1)}})
 	}
 	next := keyspace.RangeID(1)
-	for q.take(1) {
+	for q.take(time.Hour) {
 		b := sequencer.Batch{Boot: 1, Number: 1, Items: q.items}
 		if len(b.Items) != sequencer.MaxAlso/(keyspace.MaxRevisionRanges-1) && next+keyspace.RangeID(len(b.Items)) <= asked {
 			t.Fatalf("%d requests in a batch", len(b.Items))
