@@ -51,7 +51,7 @@ PURE         := /placement/decide
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -72,6 +72,7 @@ soak:
 	$(MAKE) kills
 	$(MAKE) elastic SEEDS=2000
 	$(MAKE) sim SEEDS=100
+	$(MAKE) links
 	$(MAKE) lockstep SEEDS=100
 	$(MAKE) placement-sim
 	$(MAKE) storage-suite
@@ -161,6 +162,11 @@ sim: stories
 # The first half of sim alone: CI takes a few seeds of every story.
 stories:
 	SKEIN_SIM_SEEDS=$(SIM_SEEDS) go test $(TAGS) -count=1 -timeout 10h -v -run '^TestStories$$' ./sim
+
+# Every link, one way and both, and every two links, of three and of five nodes are broken, with each
+# node as the leader of placement.
+links:
+	SKEIN_LINKS_ALL=1 go test $(TAGS) -count=1 -timeout 1h -run '^TestBrokenLinks$$' ./sim
 
 # The decisions of placement on 5,000 nodes and 1,000,000 ranges. Each story prints its
 # time, and the last line the memory.
