@@ -163,16 +163,18 @@ type Core struct {
 
 	dirs    *engine.DirLock
 	version *writtenVersion
-	wal     *wal.Log
-	engine  *engine.Engine
-	bus     Bus
-	host    *raftgroup.Host
-	service *placement.Service
-	client  *placement.Client
-	shards  *shard.Store
-	router  *router.Router
-	cuts    *dataapi.Cutter
-	watches *watch.Hub
+	// recovered is what the node knows of a recovery of its directory.
+	recovered *recovered
+	wal       *wal.Log
+	engine    *engine.Engine
+	bus       Bus
+	host      *raftgroup.Host
+	service   *placement.Service
+	client    *placement.Client
+	shards    *shard.Store
+	router    *router.Router
+	cuts      *dataapi.Cutter
+	watches   *watch.Hub
 	// leases counts the time of leases while this node leads placement; grants answers
 	// etcd's questions about leases.
 	leases *lease.Timer

@@ -101,6 +101,10 @@
 //   - The directory is empty, but the cluster knows this node: the peers say so at the admission,
 //     and the node refuses to start. A node that has forgotten its votes must not vote again.
 //
+//   - A recovery plan was applied to the directory: at its next start the node has no session and runs no group
+//     until it has heard that all survivors of the plan have applied it. One that has not might go on by the old
+//     members of a group, beside the new ones.
+//
 //   - The bus reaches nobody: the node waits. It serves once there is a quorum.
 //
 // It decides nothing: no request, no placement. Package operate executes operators' commands,
@@ -133,6 +137,7 @@
 //	alarm.go       alarms of all members, and what this node observes of itself
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster
+//	recovered.go   the first start behind a recovery plan
 //	questions.go   questions of other nodes, and those to them
 //	callbacks.go   what parts call of parts that are made after them
 //	scrub.go       replicas are compared as the disks have them

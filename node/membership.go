@@ -33,6 +33,9 @@ func (c *Core) bootstrap(ctx context.Context) error {
 // takePart has the peers admit a new node and starts what takes part in the cluster. The bus
 // speaks already.
 func (c *Core) takePart(ctx context.Context) error {
+	if err := c.awaitSurvivors(ctx); err != nil {
+		return err
+	}
 	admitted, err := c.storedAdmission()
 	if err != nil {
 		return err

@@ -131,6 +131,9 @@ func (c *Core) openStorage(ctx context.Context, undo *[]func()) (err error) {
 	if err := offline.Refuse(c.engine); err != nil {
 		return err
 	}
+	if c.recovered, err = openRecovered(c.engine, o.Self, c.log); err != nil {
+		return err
+	}
 	if !c.wal.BeganEmpty() {
 		return nil
 	}
@@ -181,7 +184,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		// A request to a node that died is given up soon after that node's leaderships
 		// have moved on.
 		PingInterval: o.Election / 4, MaxMissedPings: 6,
-		Version: c.version, Relays: func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
+		Version: c.version, Recovery: c.recovered, Relays: func(to keyspace.NodeID) []keyspace.NodeID { return c.host.Relays(to) },
 	}); err != nil {
 		return err
 	}

@@ -23,6 +23,8 @@ type Applied struct {
 	// placement goes on here.
 	Sole, Dropped int
 	Placement     bool
+	// Awaits are the other survivors. The node goes on only once all of them have applied the plan too.
+	Awaits []offline.Survivor
 }
 
 // Apply does what the plan says of the node whose directories these are. All of it is durable when it
@@ -43,7 +45,7 @@ func Apply(ctx context.Context, d Dir, p *Plan, now time.Time) (_ *Applied, err 
 	}
 	switch {
 	case ok && note.Plan == p.ID && note.Done:
-		return &Applied{Already: true}, nil
+		return &Applied{Already: true, Awaits: note.Awaits(s.id.Node)}, nil
 	case ok && note.Plan != p.ID && !note.Done:
 		return nil, fmt.Errorf("recovery: plan %s was only half applied here: run skein recover apply with it again", note.Plan)
 	}
@@ -65,10 +67,14 @@ func Apply(ctx context.Context, d Dir, p *Plan, now time.Time) (_ *Applied, err 
 			return nil, err
 		}
 	}
-	if err := offline.WriteNote(ctx, s.engine, offline.Note{Plan: p.ID, Done: true}); err != nil {
+	note = offline.Note{Plan: p.ID, Done: true, Together: len(p.Survivors) == 1}
+	for _, n := range p.Survivors {
+		note.Survivors = append(note.Survivors, offline.Survivor{Node: n.Node.node(), Name: n.Name})
+	}
+	if err := offline.WriteNote(ctx, s.engine, note); err != nil {
 		return nil, err
 	}
-	return &Applied{Sole: len(o.Sole), Dropped: len(o.Drop) + len(o.Leave), Placement: o.Placement}, nil
+	return &Applied{Sole: len(o.Sole), Dropped: len(o.Drop) + len(o.Leave), Placement: o.Placement, Awaits: note.Awaits(s.id.Node)}, nil
 }
 
 // ordersOf returns what the plan says of a node.

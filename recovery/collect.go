@@ -53,8 +53,14 @@ func (s *store) view() (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ok && !n.Done {
+	switch {
+	case ok && !n.Done:
 		v.collected.Interrupted = n.Plan
+	case ok:
+		v.collected.Plan = n.Plan
+		for _, s := range n.Awaits(s.id.Node) {
+			v.collected.Awaits = append(v.collected.Awaits, id(s.Node))
+		}
 	}
 	for _, g := range s.wal.Removed() {
 		v.removed[g] = true

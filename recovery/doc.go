@@ -25,6 +25,8 @@
 //  3. The new map covers each key once, by the range that held it last.
 //  4. Apply is durable step by step and may be repeated. Until it is done the node does not start.
 //  5. A plan is applied to the state that it was made for, or not at all.
+//  6. No node goes on by a plan before all its survivors have applied it (node.recovered). One that has not may go on
+//     by the old members of a group: so it never does beside the new ones.
 //
 // # What if …
 //

@@ -31,6 +31,10 @@ type Collected struct {
 	Version keyspace.Version `json:"version"`
 	// Interrupted is the plan that was only half applied here.
 	Interrupted string `json:"interrupted,omitempty"`
+	// Plan is the one that was applied here last. Awaits are its other survivors, as long as the node does not know that all
+	// of them have applied it: it has not run since.
+	Plan   string `json:"plan,omitempty"`
+	Awaits []id   `json:"awaits,omitempty"`
 	// Placement is what the node's replica of the placement group says, nil where it has none.
 	Placement *Placement `json:"placement,omitempty"`
 	// Copies are its replicas, that of placement first.

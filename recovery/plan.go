@@ -224,6 +224,21 @@ func (p *planner) check() error {
 		seen[c.Node] = true
 	}
 	p.plan.Cluster = p.in[0].Cluster
+	return p.checkTogether()
+}
+
+// checkTogether refuses a plan that was applied to some of the directories and not to the others: what it has written
+// looks newer than all that the others have done since.
+func (p *planner) checkTogether() error {
+	for _, c := range p.in {
+		for _, o := range p.in {
+			if slices.Contains(c.Awaits, o.Node) && o.Plan != c.Plan {
+				return fmt.Errorf("recovery: plan %s was applied on node %s, and not on node %s: apply it there too, then collect again. "+
+					"If apply refuses there because the node has run since, leave out the file of one of the two, and name that node with --dead: "+
+					"what node %[3]s has written since is only there, and what goes on from node %[2]s by the plan only here", c.Plan, c.Node.node(), o.Node.node())
+			}
+		}
+	}
 	return nil
 }
 

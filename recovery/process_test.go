@@ -2,6 +2,7 @@ package recovery_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -230,6 +231,43 @@ func TestDocument(t *testing.T) {
 	out, err := c.run("skein recover apply --data-dir n1 --plan plan.json")
 	if err != nil || !strings.Contains(out, "before") {
 		t.Errorf("applied again: %v %s", err, out)
+	}
+}
+
+// Apply was run on one of three survivors alone, and all are started: that one does not serve, and says why.
+func TestApplyForgotten(t *testing.T) {
+	c := newProcesses(t, 5)
+	c.start(nil, c.nodes...)
+	cl := c.clientOf(c.nodes...)
+	c.eventually("the cluster serves", func(ctx context.Context) error {
+		_, err := cl.Put(ctx, "ready", "yes")
+		return err
+	})
+	c.kill(c.nodes...) // all but three for good
+	for _, line := range []string{
+		"skein recover collect --data-dir n1 -o n1.json", "skein recover collect --data-dir n2 -o n2.json", "skein recover collect --data-dir n3 -o n3.json",
+		"skein recover plan n1.json n2.json n3.json --dead n4,n5 -o plan.json", "skein recover apply --data-dir n1 --plan plan.json",
+	} {
+		if out, err := c.run(line); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+	}
+	c.start(nil, c.nodes[:3]...)
+	c.eventually("n1 says that it waits", func(context.Context) error {
+		b, err := os.ReadFile(filepath.Join(c.dir, "n1.log"))
+		if err == nil && !strings.Contains(string(b), `"without the plan": "n2, n3"`) && !strings.Contains(string(b), `"without the plan":"n2, n3"`) {
+			err = errors.New("nothing in its log")
+		}
+		return err
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := c.clientOf(c.nodes[0]).Get(ctx, "ready"); err == nil {
+		t.Error("n1 serves beside the two to which the plan was not applied")
+	}
+	c.kill(c.nodes...)
+	if out, err := c.run("skein recover apply --data-dir n2 --plan plan.json"); err == nil || !strings.Contains(out, "the plan is stale") {
+		t.Errorf("apply on a node that has run since: %v\n%s", err, out)
 	}
 }
 

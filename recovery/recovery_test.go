@@ -152,9 +152,14 @@ func TestCrashWithinApply(t *testing.T) {
 	})
 }
 
-// change splits, merges and moves ranges until ctx ends.
-func (r *rig) change(ctx context.Context, n int, ms ...*machine) (wait func()) {
+// change splits, merges and moves ranges until the nodes crash.
+func (r *rig) change(n int, ms ...*machine) {
 	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(r.t.Context())
+	r.operators = func() {
+		cancel()
+		wg.Wait()
+	}
 	for i, m := range ms {
 		rng := rand.New(rand.NewPCG(uint64(i), r.rng.Uint64()))
 		admin := m.core.Admin()
@@ -178,7 +183,6 @@ func (r *rig) change(ctx context.Context, n int, ms ...*machine) (wait func()) {
 			}
 		})
 	}
-	return wg.Wait
 }
 
 // Ranges are split, merged and moved all the time until the power is cut, so that tails have splits, steps of merges and
@@ -193,13 +197,10 @@ func TestTailsWithChanges(t *testing.T) {
 			bubble(t, 5, bordersOf(6), func(r *rig) {
 				r.rng = rand.New(rand.NewPCG(seed, 1))
 				w := r.write(keysOf(6, 2), r.nodes...)
-				ctx, cancel := context.WithCancel(r.t.Context())
-				wait := r.change(ctx, 6, r.nodes...)
+				r.change(6, r.nodes...)
 				time.Sleep(4*time.Second + time.Duration(r.rng.IntN(3000))*time.Millisecond)
 				r.crash(r.nodes...)
-				cancel()
 				w.stop()
-				wait()
 				survivors, dead := r.nodes[:2], []string{"n3", "n4", "n5"}
 				if seed%2 == 1 {
 					survivors, dead = []*machine{r.nodes[1], r.nodes[3], r.nodes[4]}, []string{"n1", "n3"}

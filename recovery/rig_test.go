@@ -35,6 +35,8 @@ type rig struct {
 	nodes  []*machine
 	splits [][]byte
 	rng    *rand.Rand
+	// operators ends the calls of operators, which are within the process and must not outlive the stores.
+	operators func()
 }
 
 // machine is a node's disk and the Core that runs on it, nil while none does.
@@ -121,6 +123,10 @@ func (r *rig) crash(ms ...*machine) {
 	}
 	for _, m := range ms {
 		m.disk = m.disk.Crash(50, r.rng)
+	}
+	if r.operators != nil {
+		r.operators()
+		r.operators = nil
 	}
 	for _, m := range ms {
 		c := m.core

@@ -182,6 +182,9 @@ func (q *QUIC) judge(conn wire, h *hello) (*link, verdict) {
 	if err := q.checkCertificate(conn, h); err != nil {
 		return nil, verdictIdentity
 	}
+	if v := q.recovered(h); v != verdictWelcome {
+		return l, v
+	}
 	return l, q.meet(h)
 }
 

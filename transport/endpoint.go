@@ -27,6 +27,8 @@ type Config struct {
 	// Version is the version in which this node writes; nil writes in none. There is no session
 	// with a peer that does not read it.
 	Version Version
+	// Recovery is what the node knows of a recovery of its directory; nil knows of none.
+	Recovery Recovery
 	// Tell returns the answer to a node that asks without knowing its own identity (see
 	// Ask), less than 32 MiB. An empty answer, or no Tell, refuses.
 	Tell func() []byte
@@ -86,6 +88,15 @@ type Version interface {
 	// Fresh says that Now is only what the node's build begins with: the node is new, and its peers
 	// have not admitted it yet.
 	Fresh() bool
+}
+
+// Recovery is what a node knows of the recovery plan that was applied to its directory while it did not run.
+// None of its methods blocks.
+type Recovery interface {
+	// Now returns the plan, 0 for none, and whether all its survivors are known to have applied it.
+	Now() (plan uint64, together bool)
+	// Meet takes note of what a peer says of itself before there is a session with it, and returns whether there may be one.
+	Meet(peer keyspace.NodeID, plan uint64, together bool) bool
 }
 
 func (c *Config) setDefaults() {

@@ -58,7 +58,7 @@ func TestFormat(t *testing.T) {
 		args := map[string]any{
 			"id": &f.id, "side": &f.side, "status": &f.status, "method": &f.method, "credit": &f.credit, "timeout": &f.timeout,
 			"kind": &kind, "class": &class, "slot": &slot, "by": &f.node, "verdict": &h.verdict, "features": &h.features,
-			"cluster": &h.cluster, "node": &h.node, "to": &h.to, "boot": &h.boot, "max": &h.maxMessage, "window": &h.window,
+			"cluster": &h.cluster, "node": &h.node, "to": &h.to, "boot": &h.boot, "max": &h.maxMessage, "window": &h.window, "plan": &h.plan,
 		}
 		for _, a := range d.CmdArgs {
 			if _, err := fmt.Sscan(a.Vals[0], scanTarget(args[a.Key])); err != nil {

@@ -22,7 +22,7 @@ const (
 // ALPN is the protocol's name in the TLS handshake: the version of what comes before a session
 // stands. What a session carries goes by the cluster version. Peers of another ALPN name do not
 // get past the handshake.
-const ALPN = "skein-bus/4"
+const ALPN = "skein-bus/5"
 
 // verdict is the answer to a Hello.
 type verdict uint8
@@ -37,15 +37,16 @@ const (
 	verdictMalformed verdict = 6
 	verdictClosing   verdict = 7
 	verdictVersion   verdict = 8 // one of the two does not read what the other writes
+	verdictRecovery  verdict = 9 // one of the two waits for the survivors of a recovery
 
-	numVerdicts = 9
+	numVerdicts = 10
 )
 
 // String returns the reason for logs and metrics.
 func (v verdict) String() string {
 	names := [numVerdicts]string{
 		"welcome", "wrong cluster", "wrong node", "unknown peer", "duplicate",
-		"certificate names another node", "malformed", "closing", "the builds are too far apart",
+		"certificate names another node", "malformed", "closing", "the builds are too far apart", "waits for the survivors of a recovery",
 	}
 	if v < numVerdicts {
 		return names[v]
@@ -75,6 +76,8 @@ type hello struct {
 	// reads are the versions that the speaker reads; it writes in version.
 	reads   keyspace.Versions
 	version keyspace.Version
+	// plan is the recovery plan that was applied to the speaker's directory, 0 for none.
+	plan uint64
 }
 
 // errTooLate says that a Hello or its answer took too long.
@@ -83,7 +86,10 @@ var errTooLate = errors.New("no hello in time")
 // featureFresh says that the speaker's version is only what its build begins with (Version.Fresh).
 const featureFresh = 1 << 0
 
-const helloBody = 1 + 1 + 1 + 5*8 + 5*4
+// featureTogether says that all survivors have applied the speaker's plan (Recovery.Now).
+const featureTogether = 1 << 1
+
+const helloBody = 1 + 1 + 1 + 5*8 + 5*4 + 8
 
 // maxHelloBytes bounds the bytes read before the peer is known. A later minor version
 // may append fields, which this one ignores.
@@ -102,7 +108,8 @@ func helloFrame(frameKind uint8, h *hello) []byte {
 	dst = be.AppendUint32(dst, h.window)
 	dst = be.AppendUint32(dst, uint32(h.reads.Oldest))
 	dst = be.AppendUint32(dst, uint32(h.reads.Newest))
-	return be.AppendUint32(dst, uint32(h.version))
+	dst = be.AppendUint32(dst, uint32(h.version))
+	return be.AppendUint64(dst, h.plan)
 }
 
 // parseHello decodes the body of a Hello or an answer.
@@ -118,6 +125,7 @@ func parseHello(b []byte, frameKind uint8) (hello, error) {
 		maxMessage: be.Uint32(b[43:]), window: be.Uint32(b[47:]),
 		reads:   keyspace.Versions{Oldest: keyspace.Version(be.Uint32(b[51:])), Newest: keyspace.Version(be.Uint32(b[55:]))},
 		version: keyspace.Version(be.Uint32(b[59:])),
+		plan:    be.Uint64(b[63:]),
 	}
 	if h.verdict >= numVerdicts || h.kind >= numKinds {
 		return hello{}, fmt.Errorf("%w: hello with verdict %d, kind %d", errMalformed, b[1], b[2])

@@ -97,7 +97,21 @@ func (q *QUIC) hello(k Kind, to keyspace.NodeID, v verdict) *hello {
 			h.features |= featureFresh
 		}
 	}
+	if q.cfg.Recovery != nil {
+		together := false
+		if h.plan, together = q.cfg.Recovery.Now(); together {
+			h.features |= featureTogether
+		}
+	}
 	return h
+}
+
+// recovered compares a peer's recovery with this node's. The peer has proven who it is.
+func (q *QUIC) recovered(h *hello) verdict {
+	if q.cfg.Recovery != nil && !q.cfg.Recovery.Meet(h.node, h.plan, h.features&featureTogether != 0) {
+		return verdictRecovery
+	}
+	return verdictWelcome
 }
 
 // meet compares a peer's version with this node's, before there is a session. A node that was away

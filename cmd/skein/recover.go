@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -122,9 +123,12 @@ func newApply() *cobra.Command {
 		}
 		if a.Already {
 			_, err = fmt.Fprintf(c.OutOrStdout(), "plan %s was applied here before: nothing is done\n", p.ID)
-			return err
+		} else {
+			_, err = fmt.Fprintf(c.OutOrStdout(), "plan %s is applied: %d ranges go on from here, %d replicas go\n", p.ID, a.Sole, a.Dropped)
 		}
-		_, err = fmt.Fprintf(c.OutOrStdout(), "plan %s is applied: %d ranges go on from here, %d replicas go\n", p.ID, a.Sole, a.Dropped)
+		if err == nil && len(a.Awaits) > 0 {
+			_, err = fmt.Fprintf(c.OutOrStdout(), "next: apply it on %s, if it is not applied there yet, and start all survivors: each waits at its first start until it has heard that all have the plan\n", namesOf(a.Awaits))
+		}
 		return err
 	})
 	return c
@@ -167,6 +171,15 @@ func newVerify(environ []string) *cobra.Command {
 		})
 	})
 	return c
+}
+
+// namesOf lists names.
+func namesOf[T fmt.Stringer](all []T) string {
+	names := make([]string, len(all))
+	for i, x := range all {
+		names[i] = x.String()
+	}
+	return strings.Join(names, ", ")
 }
 
 // recovered is a running cluster as recovery.Verify asks it.

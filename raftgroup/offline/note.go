@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
@@ -16,6 +18,45 @@ type Note struct {
 	// Plan is the plan's id. Done says that all that it says of this node is durable.
 	Plan string `json:"plan"`
 	Done bool   `json:"done"`
+	// Survivors are all nodes on which the plan is to be applied. A node that has applied it goes on only once it
+	// knows that all of them have, and notes that in Together. Otherwise those that have not might go on by the
+	// old members of a group, beside the new ones.
+	Survivors []Survivor `json:"survivors,omitempty"`
+	Together  bool       `json:"together,omitempty"`
+}
+
+// Survivor is a node on which a plan is to be applied.
+type Survivor struct {
+	Node keyspace.NodeID `json:"node"`
+	Name string          `json:"name"`
+}
+
+// String returns the node's name, or its id where it has none.
+func (s Survivor) String() string {
+	if s.Name == "" {
+		return s.Node.String()
+	}
+	return s.Name
+}
+
+// Awaits returns the other survivors of which self does not know yet that they have applied the plan.
+func (n *Note) Awaits(self keyspace.NodeID) []Survivor {
+	if n.Together {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(n.Survivors), func(s Survivor) bool { return s.Node == self })
+}
+
+// Number is the plan's id as nodes tell it one another, 0 for none.
+func (n *Note) Number() (uint64, error) {
+	if n.Plan == "" {
+		return 0, nil
+	}
+	id, err := strconv.ParseUint(n.Plan, 16, 64)
+	if err != nil {
+		return 0, fmt.Errorf("offline: note of a recovery: plan %q: %w", n.Plan, err)
+	}
+	return id, nil
 }
 
 const noteVersion = 1

@@ -176,6 +176,10 @@ func (n *Network) connect(p *pair, k transport.Kind) {
 	n.made++
 	number := n.made
 	n.mu.Unlock()
+	a, b := met(buses[0].Config(), buses[1].Config()), met(buses[1].Config(), buses[0].Config())
+	if !a || !b {
+		return
+	}
 	j := &joint{net: n, pair: p}
 	for side := range buses {
 		s, err := n.attach(j, buses, side, k)
@@ -205,6 +209,18 @@ func (n *Network) connect(p *pair, k transport.Kind) {
 			}
 		}
 	}
+}
+
+// met tells a node of its peer's recovery, as a Hello does, and returns whether there may be a session.
+func met(me, other transport.Config) bool {
+	if me.Recovery == nil {
+		return true
+	}
+	plan, together := uint64(0), false
+	if other.Recovery != nil {
+		plan, together = other.Recovery.Now()
+	}
+	return me.Recovery.Meet(other.Node, plan, together)
 }
 
 func (n *Network) attach(j *joint, buses [2]*Bus, side int, k transport.Kind) (*transport.Session, error) {
