@@ -23,6 +23,8 @@ const (
 	Safe = "safe"
 	// Doubtful: writes may be lost that only nodes have acknowledged which are gone.
 	Doubtful = "may have lost writes"
+	// Unusable: survivors have copies, and none of them can be used. What other ranges do not have of its span is Lost.
+	Unusable = "no usable copy"
 	// Lost: no copy survives.
 	Lost = "lost"
 	// Covered: other ranges have held all of its span since. Its copies go.
@@ -91,6 +93,8 @@ type Verdict struct {
 	Node  id  `json:"node"`
 	Start key `json:"start"`
 	End   key `json:"end"`
+	// NoSpan says that the span is not known: no copy can be read, and the map does not have the range.
+	NoSpan bool `json:"no_span,omitempty"`
 }
 
 // Orders are what is done on one node.
@@ -159,6 +163,8 @@ type planner struct {
 	groups map[keyspace.RangeID]*group
 	orders map[id]*Orders
 	placed *Placement // of the chosen replica of placement
+	// phantoms are the copies that doubtSplits has sorted out.
+	phantoms map[*Copy]bool
 	// next are ids to give out.
 	nextRange   keyspace.RangeID
 	nextReplica keyspace.ReplicaID
@@ -168,7 +174,7 @@ type planner struct {
 // MakePlan decides what becomes of each group. It depends on its arguments alone. Where it returns a
 // plan and an error, the plan cannot be applied, and says why.
 func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
-	p := &planner{o: o, in: slices.Clone(in), plan: &Plan{}, names: map[id]string{}, groups: map[keyspace.RangeID]*group{}, orders: map[id]*Orders{}}
+	p := &planner{o: o, in: slices.Clone(in), plan: &Plan{}, names: map[id]string{}, groups: map[keyspace.RangeID]*group{}, orders: map[id]*Orders{}, phantoms: map[*Copy]bool{}}
 	if p.o.Bump == 0 {
 		p.o.Bump = DefaultBump
 	}
@@ -178,6 +184,13 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 		p.in[i] = &own
 	}
 	slices.SortFunc(p.in, func(a, b *Collected) int { return cmp.Compare(a.Node, b.Node) })
+	for _, c := range p.in {
+		if c.Placement != nil {
+			for _, n := range c.Placement.Nodes {
+				p.names[n.Node] = n.Name
+			}
+		}
+	}
 	if err := p.check(); err != nil {
 		return nil, err
 	}
@@ -202,6 +215,9 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 	return p.plan, err
 }
 
+// nodeName names a node for people: by the name if one is known, and the id.
+func (p *planner) nodeName(n id) string { return (&NodeRow{Node: n, Name: p.names[n]}).text() }
+
 // check refuses what cannot be files of one cluster's survivors.
 func (p *planner) check() error {
 	if len(p.in) == 0 {
@@ -215,11 +231,11 @@ func (p *planner) check() error {
 		switch {
 		case c.Cluster != p.in[0].Cluster:
 			return fmt.Errorf("recovery: node %s is of cluster %s and node %s of cluster %s: give the files of one cluster",
-				p.in[0].Node.node(), keyspace.ClusterID(p.in[0].Cluster), c.Node.node(), keyspace.ClusterID(c.Cluster))
+				p.nodeName(p.in[0].Node), keyspace.ClusterID(p.in[0].Cluster), p.nodeName(c.Node), keyspace.ClusterID(c.Cluster))
 		case seen[c.Node]:
-			return fmt.Errorf("recovery: node %s is given twice: one of the two files is stale; give the newer one alone", c.Node.node())
+			return fmt.Errorf("recovery: node %s is given twice: one of the two files is stale; give the newer one alone", p.nodeName(c.Node))
 		case c.Interrupted != "":
-			return fmt.Errorf("recovery: plan %s was only half applied on node %s: run skein recover apply with it again", c.Interrupted, c.Node.node())
+			return fmt.Errorf("recovery: plan %s was only half applied on node %s: run skein recover apply with it again", c.Interrupted, p.nodeName(c.Node))
 		}
 		seen[c.Node] = true
 	}
@@ -235,7 +251,7 @@ func (p *planner) checkTogether() error {
 			if slices.Contains(c.Awaits, o.Node) && o.Plan != c.Plan {
 				return fmt.Errorf("recovery: plan %s was applied on node %s, and not on node %s: apply it there too, then collect again. "+
 					"If apply refuses there because the node has run since, leave out the file of one of the two, and name that node with --dead: "+
-					"what node %[3]s has written since is only there, and what goes on from node %[2]s by the plan only here", c.Plan, c.Node.node(), o.Node.node())
+					"what node %[3]s has written since is only there, and what goes on from node %[2]s by the plan only here", c.Plan, p.nodeName(c.Node), p.nodeName(o.Node))
 			}
 		}
 	}
@@ -278,6 +294,7 @@ func (p *planner) doubtSplits() {
 				never := n != nil && n.node != l.node && n.copy.End.Generation < m.Generation
 				if never || p.groups[m.Parent].unusableOn(l.node) {
 					l.copy.Unusable, again = fmt.Sprintf("made by a split of range %s that was never committed", m.Parent), true
+					p.phantoms[l.copy] = true
 				}
 			}
 		}
@@ -336,7 +353,7 @@ func (p *planner) nodes() error {
 		}
 	}
 	if p.placed == nil {
-		return fmt.Errorf("recovery: the file of node %s has a copy of placement without its state: collect anew", chosen.node())
+		return fmt.Errorf("recovery: the file of node %s has a copy of placement without its state: collect anew", p.nodeName(chosen))
 	}
 	byName := map[string]id{}
 	collected := map[id]bool{}
@@ -344,7 +361,6 @@ func (p *planner) nodes() error {
 		collected[c.Node] = true
 	}
 	for _, n := range p.placed.Nodes {
-		p.names[n.Node] = n.Name
 		byName[strings.ToLower(n.Node.node().String())] = n.Node
 	}
 	for _, n := range p.placed.Nodes {
@@ -370,12 +386,12 @@ func (p *planner) nodes() error {
 		case collected[n.Node]:
 			p.plan.Survivors = append(p.plan.Survivors, n)
 		case n.State != "removed" && n.State != "unstarted" && n.State != "unstarted learner":
-			return fmt.Errorf("recovery: node %s (%s) is neither collected nor dead: collect from it, or name it with --dead if it never comes back", n.Node.node(), n.Name)
+			return fmt.Errorf("recovery: node %s is neither collected nor dead: collect from it, or name it with --dead if it never comes back", n.text())
 		}
 	}
 	for n := range collected {
 		if !slices.ContainsFunc(p.plan.Survivors, func(r NodeRow) bool { return r.Node == n && r.State != "removed" }) {
-			return fmt.Errorf("recovery: node %s is no member of the cluster by the newest map: leave its file out", n.node())
+			return fmt.Errorf("recovery: node %s is no member of the cluster by the newest map: leave its file out", p.nodeName(n))
 		}
 	}
 	return nil
@@ -385,10 +401,12 @@ func (p *planner) nodes() error {
 func (p *planner) judge() error {
 	needed := false
 	for _, g := range p.groups {
-		if err := g.judge(); err != nil {
+		if err := g.judge(p.nodeName); err != nil {
 			return err
 		}
 		if g.chosen == nil {
+			// Whether somebody is missing is not known. Of what is none, and of a log alone, nobody is.
+			needed = needed || slices.ContainsFunc(g.copies, func(l located) bool { return l.copy.Replica != 0 && !p.phantoms[l.copy] })
 			continue
 		}
 		if g.stands = p.foundation(g); g.stands == unheard {
@@ -445,6 +463,7 @@ func (p *planner) order() {
 			g.verdict, g.why = Safe, "the majority of its voters survives; one of them goes on, with the new map"
 		}
 		if g.chosen == nil {
+			p.plan.Groups = append(p.plan.Groups, p.saysUnusable(g))
 			continue
 		}
 		if g.covered {
@@ -587,10 +606,10 @@ func (g *group) newest() (n *located) {
 //
 // A joint configuration acknowledges with a majority of both halves. So it is enough to be in every
 // majority of one of them.
-func (g *group) judge() error {
+func (g *group) judge(name func(id) string) error {
 	g.chosen = g.newest()
 	if g.chosen == nil {
-		g.verdict, g.why = Lost, g.unusable()
+		g.verdict, g.why = Unusable, g.unusable(name)
 		return nil
 	}
 	g.verdict, g.why = Kept, "the majority of its voters survives"
@@ -634,10 +653,10 @@ func (g *group) judge() error {
 	return nil
 }
 
-func (g *group) unusable() string {
+func (g *group) unusable(name func(id) string) string {
 	var why []string
 	for _, l := range g.copies {
-		why = append(why, fmt.Sprintf("node %s: %s", l.node.node(), l.copy.Unusable))
+		why = append(why, fmt.Sprintf("that of node %s: %s", name(l.node), l.copy.Unusable))
 	}
 	return "no copy can be used: " + strings.Join(why, "; ")
 }
@@ -668,6 +687,29 @@ func (g *group) says() Verdict {
 		return Verdict{Range: g.rng, Verdict: Covered, Why: why, Start: e.Start, End: e.End}
 	}
 	return Verdict{Range: g.rng, Verdict: g.verdict, Why: g.why, Node: g.chosen.node, Start: e.Start, End: key(g.end)}
+}
+
+// saysUnusable is the verdict on a group of which no copy can be used. Its span is the last that a copy or the map knows.
+func (p *planner) saysUnusable(g *group) Verdict {
+	v := Verdict{Range: g.rng, Verdict: Unusable, Why: g.why, NoSpan: true}
+	generation := keyspace.Generation(0)
+	for _, l := range g.copies {
+		if e := &l.copy.End; e.Generation > generation {
+			v.Start, v.End, v.NoSpan, generation = e.Start, e.End, false, e.Generation
+		}
+	}
+	for i := range p.placed.Ranges {
+		if r := &p.placed.Ranges[i]; r.Range == g.rng && r.Generation > generation {
+			v.Start, v.End, v.NoSpan = r.Start, r.End, false
+		}
+	}
+	lost := slices.ContainsFunc(p.plan.Groups, func(o Verdict) bool {
+		return o.Verdict == Lost && (&keyspace.Span{Start: o.Start, End: o.End}).Overlaps(keyspace.Span{Start: v.Start, End: v.End})
+	})
+	if !v.NoSpan && !lost {
+		v.Verdict, v.Why = Covered, "other ranges have all of its span; "+g.why
+	}
+	return v
 }
 
 // sole is what is done with the chosen copy.
