@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/internal/ports"
+	"github.com/skeindb/skein/recovery"
 )
 
 // process is a node as a process of its own.
@@ -227,11 +229,38 @@ func TestDocument(t *testing.T) {
 	})
 	here := c.still(after, last, revisions)
 	t.Logf("%d of %d keys are there with two nodes", here, len(last))
+	c.waitsForALeader(lines[5])
 	c.kill(c.nodes[:2]...)
 	out, err := c.run("skein recover apply --data-dir n1 --plan plan.json")
 	if err != nil || !strings.Contains(out, "before") {
 		t.Errorf("applied again: %v %s", err, out)
 	}
+}
+
+// waitsForALeader ends the survivor without placement: verify says which ranges wait for it, and that nothing is wrong.
+func (c *processes) waitsForALeader(verify string) {
+	c.t.Helper()
+	b, err := os.ReadFile(filepath.Join(c.dir, "plan.json"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	p, err := recovery.DecodePlan(b)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	asked, ended := c.nodes[0], c.nodes[1]
+	if p.Nodes[slices.IndexFunc(p.Nodes, func(o recovery.Orders) bool { return o.Placement })].Node == p.Survivors[slices.IndexFunc(p.Survivors, func(n recovery.NodeRow) bool { return n.Name == "n2" })].Node {
+		asked, ended = ended, asked
+	}
+	c.kill(ended)
+	c.eventually("verify says what waits", func(context.Context) error {
+		out, err := c.run(strings.ReplaceAll(verify, "http://127.0.0.1:2379", asked.client))
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if !ok || exit.ExitCode() != 4 || !strings.Contains(out, "has no leader yet: its replicas are on "+ended.name) {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 }
 
 // Apply was run on one of three survivors alone, and all are started: that one does not serve, and says why.

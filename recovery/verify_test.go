@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,12 +18,15 @@ type fakeCluster struct {
 	placement []*adminpb.PlacementReplica
 	revision  keyspace.Revision
 	leader    string
+	stale     bool
+	showFails error
+	readFails error
 }
 
 func (c *fakeCluster) RangeList(context.Context) (*adminpb.RangeListResponse, error) {
-	l := &adminpb.RangeListResponse{}
+	l := &adminpb.RangeListResponse{Stale: c.stale}
 	for r := range c.ranges {
-		row := &adminpb.Range{Id: r, Leader: c.leader, Start: []byte(fmt.Sprint(r)), End: []byte(fmt.Sprint(r + 1))}
+		row := &adminpb.Range{Id: r, Leader: c.leader, Replicas: []string{"n1", "n3"}, Start: []byte(fmt.Sprint(r)), End: []byte(fmt.Sprint(r + 1))}
 		if r == 1 {
 			row.Start = nil
 		}
@@ -35,21 +39,23 @@ func (c *fakeCluster) RangeList(context.Context) (*adminpb.RangeListResponse, er
 }
 
 func (c *fakeCluster) RangeShow(_ context.Context, r uint64) (*adminpb.RangeShowResponse, error) {
-	return &adminpb.RangeShowResponse{Replicas: c.ranges[r]}, nil
+	return &adminpb.RangeShowResponse{Replicas: c.ranges[r]}, c.showFails
 }
 
 func (c *fakeCluster) PlacementShow(context.Context) (*adminpb.PlacementShowResponse, error) {
 	return &adminpb.PlacementShowResponse{Replicas: c.placement}, nil
 }
 
-func (c *fakeCluster) Revision(context.Context) (keyspace.Revision, error) { return c.revision, nil }
+func (c *fakeCluster) Revision(context.Context) (keyspace.Revision, error) {
+	return c.revision, c.readFails
+}
 
 // What is not as the plan says is told. A kept range may have a replica on a dead node for a while, and a new node
 // may have a dead one's name.
 func TestVerify(t *testing.T) {
 	p := &Plan{
 		Ceiling: 100, NextReplica: 1000, Survivors: []NodeRow{{1, "n1", "serving"}}, Dead: []NodeRow{{2, "n2", "serving"}, {3, "", "serving"}},
-		Groups: []Verdict{{Verdict: Safe}, {Range: 1, Verdict: Kept}, {Range: 2, Verdict: Safe}, {Range: 9, Verdict: Covered}},
+		Groups: []Verdict{{Verdict: Safe, Node: 1}, {Range: 1, Verdict: Kept}, {Range: 2, Verdict: Safe}, {Range: 9, Verdict: Covered}},
 		Map:    []RangeRow{{Range: 1}, {Range: 2}, {Range: 3, New: true}},
 	}
 	on := func(node string, r uint64) *adminpb.ReplicaState {
@@ -71,23 +77,36 @@ func TestVerify(t *testing.T) {
 		name   string
 		change func(*fakeCluster)
 		want   []string
+		// waits says that it may pass.
+		waits bool
 	}{
-		{"healthy", func(*fakeCluster) {}, nil},
-		{"a dead node in a repaired range", func(c *fakeCluster) { c.ranges[2][1] = on("n2", 999) }, []string{"range 2: replica 999 is on n2, which never comes back"}},
-		{"a dead node in a range made anew", func(c *fakeCluster) { c.ranges[3] = append(c.ranges[3], on("n2", 5)) }, []string{"range 3: replica 5 is on n2"}},
-		{"a dead node in placement", func(c *fakeCluster) { c.placement[1].ReplicaId = 2 }, []string{"placement group: replica 2 is on n2"}},
+		{"healthy", func(*fakeCluster) {}, nil, false},
+		{"a dead node in a repaired range", func(c *fakeCluster) { c.ranges[2][1] = on("n2", 999) }, []string{"replica 999 is on n2, which never comes back"}, false},
+		{"a dead node in a range made anew", func(c *fakeCluster) { c.ranges[3] = append(c.ranges[3], on("n2", 5)) }, []string{"replica 5 is on n2"}, false},
+		{"a dead node in placement", func(c *fakeCluster) { c.placement[1].ReplicaId = 2 }, []string{"placement group: replica 2 is on n2"}, false},
 		{"hashes", func(c *fakeCluster) {
 			c.ranges[1] = []*adminpb.ReplicaState{hash("n1", 7, "a"), hash("n2", 7, "b"), hash("n3", 8, "c")}
-		}, []string{"range 1: replicas at entry 7"}},
-		{"a gap", func(c *fakeCluster) { delete(c.ranges, 1) }, []string{"no range answers for"}},
-		{"no leader", func(c *fakeCluster) { c.leader = "" }, []string{"range 1 has no leader", "range 2 has no leader", "range 3 has no leader"}},
-		{"an old revision", func(c *fakeCluster) { c.revision = 99 }, []string{"the revision is 99"}},
+		}, []string{"replicas at entry 7"}, false},
+		{"a gap", func(c *fakeCluster) { delete(c.ranges, 1) }, []string{"no range answers for"}, false},
+		{"no leader", func(c *fakeCluster) { c.leader = "" }, []string{"range 1 [\"\", \"2\") has no leader yet: its replicas are on n1, n3", "range 2 ", "range 3 "}, true},
+		{"a range that cannot be asked", func(c *fakeCluster) { c.showFails = errors.New("no") }, []string{"cannot be asked yet: no"}, true},
+		{"no read is answered", func(c *fakeCluster) { c.readFails = errors.New("no") }, []string{"no linearizable read is answered yet: no"}, true},
+		{"placement without a leader", func(c *fakeCluster) { c.stale = true }, []string{"It goes on from n1 (1)"}, true},
+		{"an old revision", func(c *fakeCluster) { c.revision = 99 }, []string{"the revision is 99"}, false},
 	} {
 		f := healthy()
 		c.change(f)
-		wrong, err := Verify(t.Context(), f, p)
+		found, err := Verify(t.Context(), f, p)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		wrong, none := found.Wrong, found.Waits
+		if c.waits {
+			wrong, none = none, wrong
+		}
+		if len(none) > 0 {
+			t.Errorf("%s: besides %q", c.name, none)
 		}
 		for _, w := range c.want {
 			if !slices.ContainsFunc(wrong, func(s string) bool { return strings.Contains(s, w) }) {

@@ -22,6 +22,7 @@ const (
 	exitRefused = 1 // with the reason and the next step on standard error
 	exitUsage   = 2
 	exitDiffers = 3 // of skein diff
+	exitNotYet  = 4 // of skein recover verify: nothing is wrong, and not all can be checked yet
 )
 
 func main() {
@@ -48,6 +49,8 @@ func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		code = exitUsage
 	case errors.Is(err, diff.ErrDifferent):
 		code = exitDiffers
+	case errors.As(err, new(notYet)):
+		code = exitNotYet
 	}
 	var r *adminapi.Refusal
 	switch {
