@@ -51,7 +51,7 @@ PURE         := /placement/decide
 # Where -short leaves something out.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -71,6 +71,7 @@ soak:
 	$(MAKE) modules RACE=-race
 	$(MAKE) kills
 	$(MAKE) elastic SEEDS=2000
+	$(MAKE) tails SEEDS=100
 	$(MAKE) sim SEEDS=100
 	$(MAKE) links
 	$(MAKE) lockstep SEEDS=100
@@ -184,6 +185,11 @@ kills:
 # over SEEDS seeds: a few a second. test runs some of the first.
 elastic:
 	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestElasticRanges$$' ./shard
+
+# Recoveries of clusters that lose most nodes while ranges split, merge and move, over SEEDS seeds: some seconds each.
+# long runs the first four.
+tails:
+	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestTailsWithChanges$$' ./recovery
 
 # Each mutation: the seed and checker that find it, and the same seeds without it.
 planted:

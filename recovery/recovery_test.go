@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -186,13 +188,15 @@ func (r *rig) change(n int, ms ...*machine) {
 }
 
 // Ranges are split, merged and moved all the time until the power is cut, so that tails have splits, steps of merges and
-// changes of members (trap 126).
+// changes of members (trap 126). Each seed takes many seconds of the processor: SKEIN_SIM_SEEDS says how many are run,
+// SKEIN_SIM_FIRST which is the first. Even ones leave two survivors, odd ones three.
 func TestTailsWithChanges(t *testing.T) {
-	seeds := uint64(8)
+	usual := uint64(4)
 	if testing.Short() {
-		seeds = 2 // each takes some seconds of the processor
+		usual = 2
 	}
-	for seed := range seeds {
+	first, n := seedNumber(t, "SKEIN_SIM_FIRST", 0), seedNumber(t, "SKEIN_SIM_SEEDS", usual)
+	for seed := first; seed < first+n; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			bubble(t, 5, bordersOf(6), func(r *rig) {
 				r.rng = rand.New(rand.NewPCG(seed, 1))
@@ -219,6 +223,19 @@ func TestTailsWithChanges(t *testing.T) {
 			})
 		})
 	}
+}
+
+func seedNumber(t *testing.T, name string, usual uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
 }
 
 func noteTails(t *testing.T, in []*recovery.Collected) {
