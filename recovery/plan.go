@@ -401,7 +401,7 @@ func (p *planner) nodes() error {
 func (p *planner) judge() error {
 	needed := false
 	for _, g := range p.groups {
-		if err := g.judge(p.nodeName); err != nil {
+		if err := g.judge(p.nodeName, func(n keyspace.NodeID) bool { return p.neverHeld(g, id(n)) }); err != nil {
 			return err
 		}
 		if g.chosen == nil {
@@ -425,6 +425,29 @@ func (p *planner) judge() error {
 		return ErrNothing
 	}
 	return nil
+}
+
+// neverHeld says that a survivor has certainly never stored an entry of the group. It has no copy of it, and a copy of
+// another range has the group's first key there, of a generation below the group's: that copy has not come to the split
+// that made the group. No node has two ranges with the same key, for each key the generation only grows, and a range has
+// its first key until it is absorbed, by one of a higher generation. A replica that a crash has taken back behind that
+// split has it in its tail still.
+func (p *planner) neverHeld(g *group, n id) bool {
+	if p.orders[n] == nil || slices.ContainsFunc(g.copies, func(l located) bool { return l.node == n }) {
+		return false
+	}
+	e, generation := &g.chosen.copy.End, g.chosen.copy.End.Generation
+	if g.chosen.copy.Tentative {
+		generation-- // see cover
+	}
+	for _, o := range p.groups {
+		for _, l := range o.copies {
+			if c := l.copy; l.node == n && c.Range != 0 && c.Unusable == "" && c.End.span().Contains(e.Start) && c.End.Generation < generation {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // numbers sets what must be above all that was ever given out.
@@ -604,9 +627,12 @@ func (g *group) newest() (n *located) {
 // behind it in the log. For a later one is an entry too. It was acknowledged under the one before it, so m has it
 // by the same argument, for as long as the survivors are in every quorum of each.
 //
+// A voter on a survivor that has never stored an entry of the group (neverHeld) has acknowledged none. So only the
+// majorities without it count. It may have voted, for whoever had what such a majority has stored.
+//
 // A joint configuration acknowledges with a majority of both halves. So it is enough to be in every
 // majority of one of them.
-func (g *group) judge(name func(id) string) error {
+func (g *group) judge(name func(id) string, neverHeld func(keyspace.NodeID) bool) error {
 	g.chosen = g.newest()
 	if g.chosen == nil {
 		g.verdict, g.why = Unusable, g.unusable(name)
@@ -626,6 +652,16 @@ func (g *group) judge(name func(id) string) error {
 			}
 			return n
 		}
+		// gone are the voters that may have acknowledged something that no survivor has.
+		gone := func(half []keyspace.ReplicaID) (n int) {
+			for _, r := range rs {
+				held := slices.ContainsFunc(g.copies, func(l located) bool { return l.copy.Unusable == "" && l.copy.Replica == r.ID })
+				if slices.Contains(half, r.ID) && !held && !neverHeld(r.Node) {
+					n++
+				}
+			}
+			return n
+		}
 		a, b := halves(rs)
 		na, nb := alive(a), alive(b)
 		if quorum := na > len(a)/2 && nb > len(b)/2; quorum {
@@ -636,9 +672,9 @@ func (g *group) judge(name func(id) string) error {
 			lost, of = len(b)-nb, len(b)
 		}
 		// In every majority is who leaves less than one to the others.
-		if len(a)-na < len(a)/2+1 || len(b)-nb < len(b)/2+1 {
+		if gone(a) < len(a)/2+1 || gone(b) < len(b)/2+1 {
 			if g.verdict == Kept {
-				g.verdict, g.why = Safe, fmt.Sprintf("%d of %d voters are gone, and every majority had a survivor", lost, of)
+				g.verdict, g.why = Safe, g.safe(lost, of, gone(a) < len(a)-na || gone(b) < len(b)-nb)
 			}
 			continue
 		}
@@ -651,6 +687,13 @@ func (g *group) judge(name func(id) string) error {
 		g.verdict, g.why = Safe, "the majority of its voters survives, and the fate of a change of its members or span is decided here"
 	}
 	return nil
+}
+
+func (g *group) safe(lost, of int, never bool) string {
+	if never {
+		return fmt.Sprintf("%d of %d voters are gone or never had a copy, and every majority of those that had one had a survivor", lost, of)
+	}
+	return fmt.Sprintf("%d of %d voters are gone, and every majority had a survivor", lost, of)
 }
 
 func (g *group) unusable(name func(id) string) string {
