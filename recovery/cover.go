@@ -19,6 +19,9 @@ var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 // at most one above the last committed one: a leader proposes one change at a time, for the generation that it has
 // applied. Whatever was committed instead has that number too, or a higher one. So it is only in a tie that
 // the foundation decides.
+// An absorb that is not known to be committed may be further above: its generation is above the source's too. If a split
+// was committed instead, that absorb is taken for newer than the child, whose copies go. The range with the absorb then
+// lacks a committed entry, so it is not called safe.
 // A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
