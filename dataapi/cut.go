@@ -122,7 +122,7 @@ func (c *Cutter) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
 	cut := &Cut{Hold: h.ID, Held: h.Revision, Cluster: c.o.Cluster}
 	if err := c.fill(ctx, cut); err != nil {
 		if put.Create {
-			c.ReleaseSoon(ctx, h.ID)
+			_ = c.ReleaseSoon(ctx, h.ID) // it expires
 		}
 		return nil, err
 	}
@@ -132,13 +132,30 @@ func (c *Cutter) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
 // releaseTimeout bounds how long a hold is released for somebody who has gone.
 const releaseTimeout = 5 * time.Second
 
-// ReleaseSoon ends a hold though its owner may have gone, within seconds. If that fails the hold expires.
-func (c *Cutter) ReleaseSoon(ctx context.Context, id fsm.HoldID) {
+// ReleaseSoon ends a hold though its owner may have gone, within seconds. If that fails the hold expires, and the log
+// says so.
+func (c *Cutter) ReleaseSoon(ctx context.Context, id fsm.HoldID) error {
 	ctx, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.o.Clock, releaseTimeout)
 	defer cancel()
-	if err := c.o.Holds.EndHold(ctx, id); err != nil {
+	err := c.o.Holds.EndHold(ctx, id)
+	if err != nil {
 		c.o.Logger.Warn("a hold of old versions could not be released, and ends when it expires", zap.Uint64("hold", uint64(id)), zap.Error(err))
 	}
+	return err
+}
+
+// Hold renews a hold in the background until stop is called. The context that it returns ends with ctx, or once the
+// hold has ended or could not be renewed for its whole life; its cause says why.
+func (c *Cutter) Hold(ctx context.Context, id fsm.HoldID) (held context.Context, stop func()) {
+	return keepHold(ctx, c.o.Clock, func(ctx context.Context) error {
+		_, err := c.Renew(ctx, id, 0)
+		return err
+	})
+}
+
+// Each calls f with the versions of a cut, see Read.
+func (c *Cutter) Each(ctx context.Context, cut mvcc.Cut, f func(*mvcc.Version) error) error {
+	return c.Read(ctx, cut, mvcc.VersionCursor{}, nil, f, func(*mvcc.VersionCursor) error { return nil })
 }
 
 // fill chooses the revision and reads what the cut has beside keys.

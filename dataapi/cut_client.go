@@ -65,33 +65,34 @@ func (c *Client) Release(ctx context.Context, id fsm.HoldID) error {
 	return nil
 }
 
-// renewEvery is the pause between two renewals of a hold. Half an hour of failures does no harm.
-const renewEvery = time.Minute
-
 // Hold renews a hold in the background until stop is called. The context that it returns ends with ctx, or once the
 // hold has ended or could not be renewed for its whole life; its cause says why.
 func (c *Client) Hold(ctx context.Context, id fsm.HoldID) (held context.Context, stop func()) {
-	held, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		last := c.clock.Now()
-		for clock.Sleep(held, c.clock, renewEvery) == nil {
-			once, end := clock.WithTimeout(held, c.clock, renewEvery)
-			err := c.Renew(once, id, 0)
-			end()
-			switch {
-			case err == nil:
-				last = c.clock.Now()
-			case status.Code(err) == codes.FailedPrecondition, c.clock.Now().Sub(last) >= HoldLife:
-				cancel(err)
-				return
-			}
+	return keepHold(ctx, c.clock, func(ctx context.Context) error { return c.Renew(ctx, id, 0) })
+}
+
+// ReleaseSoon ends a hold though its owner may have gone, within seconds. If that fails the hold expires.
+func (c *Client) ReleaseSoon(ctx context.Context, id fsm.HoldID) error {
+	ctx, cancel := clock.WithTimeout(context.WithoutCancel(ctx), c.clock, releaseTimeout)
+	defer cancel()
+	return c.Release(ctx, id)
+}
+
+// Each calls f with the versions of a cut, see Read.
+func (c *Client) Each(ctx context.Context, cut mvcc.Cut, f func(*mvcc.Version) error) error {
+	vs := c.Read(ctx, ReadOptions{Cut: cut})
+	defer vs.Close()
+	for {
+		v, err := vs.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-	}()
-	return held, func() {
-		cancel(context.Canceled)
-		<-done
+		if err == nil {
+			err = f(v)
+		}
+		if err != nil {
+			return err
+		}
 	}
 }
 

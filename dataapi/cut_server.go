@@ -39,7 +39,7 @@ func (s *dataServer) Cut(q *datapb.CutRequest, st datapb.Data_CutServer) error {
 	for _, p := range cut.parts() {
 		if err := st.Send(p); err != nil {
 			if q.GetHold() == 0 {
-				s.c.ReleaseSoon(st.Context(), cut.Hold) // nobody knows of it
+				_ = s.c.ReleaseSoon(st.Context(), cut.Hold) // nobody knows of it
 			}
 			return err
 		}

@@ -46,7 +46,10 @@ type store struct {
 	// pageVersions are those of a page. fails are how many pages fail, each one behind.
 	pageVersions, fails int
 	broken              error
-	renewed             atomic.Int64
+	// ended are the failures of the next reads. withoutAccess leaves out users, which are none.
+	ended         []error
+	withoutAccess bool
+	renewed       atomic.Int64
 }
 
 func (s *store) PutHold(_ context.Context, o fsm.PutHold) (fsm.Hold, error) {
@@ -82,6 +85,9 @@ func (s *store) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, err
 }
 
 func (s *store) AccessRows(context.Context) ([]fsm.AccessRow, error) {
+	if s.withoutAccess {
+		return nil, s.broken
+	}
 	var rows []fsm.AccessRow
 	for i := range 40 {
 		rows = append(rows, fsm.AccessRow{Key: fmt.Appendf(nil, "p%02d", i), Value: make([]byte, 100<<10)})
@@ -98,6 +104,11 @@ func (s *store) Present(context.Context) (current, compacted keyspace.Revision, 
 }
 
 func (s *store) ReadCut(_ context.Context, c mvcc.Cut, from mvcc.VersionCursor, end []byte, send func(p *rangeapi.VersionsPage, next *mvcc.VersionCursor) error) error {
+	if len(s.ended) > 0 {
+		err := s.ended[0]
+		s.ended = s.ended[1:]
+		return err
+	}
 	rest := slices.DeleteFunc(slices.Clone(s.versions), func(v mvcc.Version) bool {
 		k := string(v.Key)
 		return k < string(from.Key) || k == string(from.Key) && from.Below > 0 && v.Mod >= from.Below || len(end) > 0 && k >= string(end)

@@ -202,6 +202,30 @@ func (o Options) LeavesRoom(dir string, bytes int64) bool {
 	return l.avail-bytes >= need
 }
 
+// SpareBytes returns how much may be written to dir, outside the store, before the store counts as full: what is free
+// beyond the space below which it does, a quarter of that, and the ballast while there is none. A directory on another
+// disk takes nothing from the store. known is false if the file system does not report its space.
+func (e *Engine) SpareBytes(dir string) (spare int64, known bool) {
+	s := e.space
+	own, err := s.fs.GetDiskUsage(s.dir)
+	if err != nil {
+		return 0, false
+	}
+	u, err := s.fs.GetDiskUsage(dir)
+	if err != nil {
+		return 0, false
+	}
+	l := s.limitsOf(u)
+	if u.TotalBytes != own.TotalBytes {
+		return l.avail, true
+	}
+	need := l.low + l.low/4
+	if !s.ballastExists() {
+		need += l.ballast
+	}
+	return max(0, l.avail-need), true
+}
+
 // loop polls the free space until the engine ends.
 func (s *space) loop() {
 	t := s.clock.NewTimer(spacePoll)

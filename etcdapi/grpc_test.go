@@ -6,16 +6,19 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,7 +27,9 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -249,6 +254,45 @@ func TestSnapshot(t *testing.T) {
 	if m, err := st.Recv(); m != nil || status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%v, %v", m, err)
 	}
+}
+
+// TestSnapshotOfAnIdleClient: a client may be slow, but one that takes nothing for snapshotPatience keeps no file.
+func TestSnapshotOfAnIdleClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		files := &fakeSnapshots{file: make([]byte, 40*snapshotPieceBytes+sha256.Size)}
+		server, lis := grpc.NewServer(), bufconn.Listen(1<<20)
+		pb.RegisterMaintenanceServer(server, &maintenanceServer{s: &Server{opts: Options{Clock: clock.System(), Snapshots: files}, log: zap.NewNop()}})
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(lis) }()
+		conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
+		must(t, err)
+		st, err := pb.NewMaintenanceClient(conn).Snapshot(t.Context(), &pb.SnapshotRequest{})
+		must(t, err)
+		for range 12 { // slowly
+			_, err := st.Recv()
+			must(t, err)
+			time.Sleep(snapshotPatience - time.Minute)
+		}
+		synctest.Wait()
+		if files.open != 1 {
+			t.Errorf("%d files are open while a slow client reads", files.open)
+		}
+		time.Sleep(snapshotPatience + time.Second)
+		synctest.Wait()
+		if files.open != 0 {
+			t.Errorf("%d files are open of a client that takes nothing", files.open)
+		}
+		for err == nil {
+			_, err = st.Recv()
+		}
+		if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "taken nothing of its snapshot for 5m0s") {
+			t.Error(err)
+		}
+		must(t, conn.Close())
+		server.Stop()
+		must(t, <-served)
+	})
 }
 
 // fakeDowngrades may go back or not.

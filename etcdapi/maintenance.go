@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -125,11 +126,16 @@ func (m *maintenanceServer) HashKV(ctx context.Context, r *pb.HashKVRequest) (*p
 	return serve(ctx, m.s, r, m.s.opts.Hashes.HashKV)
 }
 
-// snapshotPieceBytes is how much of a file a message has, as in etcd.
-const snapshotPieceBytes = 32 << 10
+const (
+	// snapshotPieceBytes is how much of a file a message has, as in etcd.
+	snapshotPieceBytes = 32 << 10
+	// snapshotPatience is how long a client may take nothing of a file, which takes room on the node's disk.
+	snapshotPatience = 5 * time.Minute
+)
 
 // Snapshot sends the store as a database file of etcd's, and its hash in a message of its own, as etcd does. The file is
-// made before anything is sent, so that there is no half of one where the disk has no room.
+// made before anything is sent, so that there is no half of one where the disk has no room. A slow client may take as
+// long as it needs; one that takes nothing for snapshotPatience gets an error, and the file goes.
 func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, st pb.Maintenance_SnapshotServer) (err error) {
 	if m.s.opts.Snapshots == nil {
 		return notYet("Snapshot", "")
@@ -138,11 +144,42 @@ func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, st pb.Maintenance_Sn
 	if err != nil {
 		return kverror.GRPC(err)
 	}
-	defer func() {
+	taken, ended := make(chan struct{}, 1), make(chan error, 1)
+	// A blocked Send ends when this method returns: gRPC ends the stream's context then.
+	go func() {
+		err := m.sendSnapshot(f, st, taken)
 		if cerr := f.Close(); cerr != nil {
 			m.s.log.Warn("the file of a snapshot that was sent could not be removed", zap.Error(cerr))
 		}
+		ended <- err
 	}()
+	patience := m.s.opts.Clock.NewTimer(snapshotPatience)
+	defer patience.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-taken:
+			patience.Reset(snapshotPatience)
+		case <-patience.C():
+			m.s.log.Warn("a client takes nothing of its snapshot, which ends", zap.Duration("for", snapshotPatience))
+			return status.Errorf(codes.DeadlineExceeded, "skein: the client has taken nothing of its snapshot for %v, and the file is removed: ask for another one, and read it as it comes", snapshotPatience)
+		}
+	}
+}
+
+// sendSnapshot sends a file and its hash. taken gets a token, unless it has one, when gRPC takes a message.
+func (m *maintenanceServer) sendSnapshot(f SnapshotFile, st pb.Maintenance_SnapshotServer, taken chan<- struct{}) error {
+	send := func(r *pb.SnapshotResponse) error {
+		if err := st.Send(r); err != nil {
+			return err
+		}
+		select {
+		case taken <- struct{}{}:
+		default:
+		}
+		return nil
+	}
 	left := f.Size() - sha256.Size
 	if left < 0 {
 		return kverror.GRPC(kverror.New(kverror.Internal, "a snapshot of %d bytes", f.Size()))
@@ -154,7 +191,7 @@ func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, st pb.Maintenance_Sn
 			return kverror.GRPC(kverror.New(kverror.Internal, "read the file of a snapshot, of which %d bytes are left: %v", left, err))
 		}
 		left -= int64(len(piece))
-		if err := st.Send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: piece, Version: StorageVersion}); err != nil {
+		if err := send(&pb.SnapshotResponse{RemainingBytes: uint64(left), Blob: piece, Version: StorageVersion}); err != nil {
 			return err
 		}
 	}
@@ -162,7 +199,7 @@ func (m *maintenanceServer) Snapshot(_ *pb.SnapshotRequest, st pb.Maintenance_Sn
 	if _, err := io.ReadFull(f, hash); err != nil {
 		return kverror.GRPC(kverror.New(kverror.Internal, "read the hash of a snapshot: %v", err))
 	}
-	return st.Send(&pb.SnapshotResponse{Blob: hash, Version: StorageVersion})
+	return send(&pb.SnapshotResponse{Blob: hash, Version: StorageVersion})
 }
 
 // MoveLeader makes another node lead, if this one leads. As in etcd, its answer has no header.

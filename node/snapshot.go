@@ -1,40 +1,40 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/etcdfile"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/placement/fsm"
 )
 
 // snapshots makes etcd's database files of the store, for etcd's Maintenance.Snapshot. It implements
 // etcdapi.Snapshots. One file is made at a time: it takes room on the disk of the data directory. While it is
 // made there is twice the size of the data, and then the file until the client has it.
 type snapshots struct {
-	cuts  *dataapi.Cutter
+	cuts  dataapi.Cuts
 	self  keyspace.NodeID
 	clock clock.Clock
 	log   *zap.Logger
-	// full says that the node takes no more writes: the disk has no room to spare.
-	full func() bool
+	// spare returns how much may be written to dir before the node takes no more writes; known is false where the
+	// file system does not say.
+	spare func(dir string) (bytes int64, known bool)
+	// estimate returns about how many bytes all keys and values have.
+	estimate func(context.Context) (int64, error)
 	// dir has the files that are being made. One that is done has no name any more.
 	dir string
 	// turn holds a token while a file is made.
@@ -52,22 +52,42 @@ const (
 	// Sorting needs little of it by then.
 	snapshotRunBytes         = 32 << 20
 	snapshotTransactionBytes = 8 << 20
-	// snapshotSpaceEvery is after how many versions the room on the disk is looked at.
-	snapshotSpaceEvery = 1024
-	// snapshotRenewEvery is the pause between two renewals of the hold.
-	snapshotRenewEvery = time.Minute
+	// snapshotStepBytes is more than what is written between two looks at the room on the disk: a run of the sorter,
+	// or a transaction.
+	snapshotStepBytes = snapshotRunBytes + snapshotTransactionBytes + dataapi.LookBytes
+	// snapshotRecordBytes is about what a record takes beside its key and value.
+	snapshotRecordBytes = 64
+	// snapshotEstimateTimeout bounds how long all nodes are asked for the sizes of their ranges.
+	snapshotEstimateTimeout = 10 * time.Second
 )
 
 // newSnapshots removes what an earlier run has left.
 func newSnapshots(c *Core) (*snapshots, error) {
 	s := &snapshots{
-		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, full: c.noRoom,
+		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, spare: c.spare, estimate: c.rangeBytes,
 		dir: filepath.Join(c.o.DataDir, snapshotDirName), turn: make(chan struct{}, 1), maxBytes: snapshotMaxBytes,
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("remove unfinished snapshots: %w", err)
 	}
 	return s, nil
+}
+
+// spare returns how much may be written to a directory before this node takes no more writes.
+func (c *Core) spare(dir string) (bytes int64, known bool) {
+	if c.noRoom() {
+		return 0, true
+	}
+	return c.engine.SpareBytes(dir)
+}
+
+// rangeBytes returns about how many bytes all ranges have on the disks of their leaders, each counted once.
+func (c *Core) rangeBytes(ctx context.Context) (sum int64, err error) {
+	l, err := c.admin.Ranges(ctx, &adminpb.RangeListRequest{})
+	for _, r := range l.GetRanges() {
+		sum += r.GetBytes()
+	}
+	return sum, err
 }
 
 // Snapshot implements etcdapi.Snapshots.
@@ -86,35 +106,62 @@ func (s *snapshots) Snapshot(ctx context.Context) (etcdapi.SnapshotFile, error) 
 		if errors.As(err, &large) {
 			return nil, status.Error(codes.ResourceExhausted, "skein: "+large.Error())
 		}
+		if dataapi.IsHoldEnded(err) {
+			return nil, status.Error(codes.FailedPrecondition, "skein: the snapshot was given up: "+err.Error())
+		}
 		return nil, err
 	}
 	s.log.Info("a snapshot for an etcd client is made", zap.Int64("bytes", f.size), zap.Duration("took", watch.Elapsed()))
 	return f, nil
 }
 
-// room refuses to fill the disk up to where the node would take no more writes.
-func (s *snapshots) room() error {
-	if s.full() {
-		return kverror.New(kverror.NoSpace, "the disk of node %s has no room for a snapshot: ask another node, or take a backup (skein backup create), which needs none", s.self)
+// room refuses to write so many bytes more where the node would then take no more writes.
+func (s *snapshots) room(need int64) error {
+	spare, known := s.spare(s.dir)
+	if !known || spare >= need {
+		return nil
 	}
-	return nil
+	return status.Errorf(codes.ResourceExhausted, "skein: no room for a snapshot: it needs about %d bytes of the disk of node %s, and %d are free beside what the node keeps for itself: "+
+		"ask another node, make room, or let the client's disk take it all (skein export etcd, skein backup create)", need, s.self, spare)
+}
+
+// roomForAll looks before anything is read whether the versions fit, sorted and once more as a file, by the sizes of the
+// ranges. They are rough: who cannot say them is not refused, since the room is looked at while it is used, too.
+func (s *snapshots) roomForAll(ctx context.Context) error {
+	ctx, cancel := clock.WithTimeout(ctx, s.clock, snapshotEstimateTimeout)
+	defer cancel()
+	size, err := s.estimate(ctx)
+	if err != nil {
+		s.log.Warn("the size of a snapshot is not known beforehand", zap.Error(err))
+	}
+	return s.room(2*min(size, s.maxBytes) + snapshotStepBytes)
 }
 
 // make makes a file, whose name is gone when it returns.
 func (s *snapshots) make(ctx context.Context) (f *snapshotFile, err error) {
-	if err := s.room(); err != nil {
-		return nil, err
-	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a directory for snapshots: %w", err)
 	}
-	h, sorter, err := s.collect(ctx)
+	if err := s.roomForAll(ctx); err != nil {
+		return nil, err
+	}
+	h, sorter, err := dataapi.Collect(ctx, s.cuts, dataapi.CollectOptions{
+		Cut: dataapi.CutOptions{Owner: fmt.Sprintf("Maintenance.Snapshot of node %s", s.self)}, Clock: s.clock,
+		MaxBytes: s.maxBytes, TransactionBytes: snapshotTransactionBytes, TempDir: s.dir, RunBytes: snapshotRunBytes,
+		Look: func() error { return s.room(snapshotStepBytes) },
+		Again: func(err error) {
+			s.log.Info("a snapshot for an etcd client begins anew, since a compaction came before the hold", zap.Error(err))
+		},
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer sorter.Close()
+	if err := s.room(h.DataBytes + snapshotStepBytes); err != nil {
+		return nil, err
+	}
 	path := filepath.Join(s.dir, "db")
-	w, err := etcdfile.Create(path, h)
+	w, err := etcdfile.Create(path, *h)
 	if err != nil {
 		return nil, err
 	}
@@ -141,65 +188,9 @@ type snapshotFile struct {
 // Size implements etcdapi.SnapshotFile.
 func (f *snapshotFile) Size() int64 { return f.size }
 
-// collect makes a cut and sorts all of its versions. It returns what the file has beside them. The hold is released
-// when it returns: the sorter has everything.
-func (s *snapshots) collect(ctx context.Context) (h etcdfile.Header, sorter *etcdfile.Sorter, err error) {
-	cut, err := s.cuts.Cut(ctx, dataapi.CutOptions{Owner: fmt.Sprintf("Maintenance.Snapshot of node %s", s.self)})
-	if err != nil {
-		return h, nil, err
-	}
-	ctx, stop := s.keep(ctx, cut.Hold)
-	defer stop()
-	access, err := fsm.AccessOf(cut.Access)
-	if err != nil {
-		return h, nil, err
-	}
-	h = etcdfile.Header{
-		Revision: max(cut.Revision, 1), Compacted: max(cut.Compacted, 0), Auth: etcdfile.AuthOf(access),
-		MaxBytes: s.maxBytes, TransactionBytes: snapshotTransactionBytes,
-	}
-	leases := map[keyspace.LeaseID]bool{}
-	for _, l := range cut.Leases {
-		leases[l.ID] = true
-		h.Leases = append(h.Leases, fileLease(l.ID, l.TTL, l.Remaining))
-	}
-	sorter = etcdfile.NewSorter(etcdfile.SorterOptions{Order: etcdfile.ByRevision, TempDir: s.dir, RunBytes: snapshotRunBytes, Compacted: h.Compacted})
-	var last []byte
-	err = s.cuts.Read(ctx, mvcc.Cut{Select: mvcc.SelectKept, At: cut.Revision, After: h.Compacted}, mvcc.VersionCursor{}, nil, func(v *mvcc.Version) error {
-		if newest := string(last) != string(v.Key); newest && v.Lease != 0 && !leases[v.Lease] {
-			leases[v.Lease] = true // trap 119: it was revoked around the cut
-			h.Leases = append(h.Leases, fileLease(v.Lease, int64(dataapi.LostLeaseTTL/time.Second), dataapi.LostLeaseTTL))
-		}
-		last = append(last[:0], v.Key...)
-		if h.DataBytes += v.Size(); h.DataBytes > s.maxBytes {
-			return &etcdfile.TooLargeError{Bytes: h.DataBytes, MaxBytes: s.maxBytes}
-		}
-		return sorter.Add(v)
-	}, func(*mvcc.VersionCursor) error { return s.room() })
-	if err != nil {
-		sorter.Close()
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		return h, nil, err
-	}
-	slices.SortFunc(h.Leases, func(a, b etcdfile.Lease) int { return cmp.Compare(a.ID, b.ID) })
-	return h, sorter, nil
-}
-
-// fileLease is a lease as a file has it. An overdue one has a second left there: 0 would be all of its TTL.
-func fileLease(id keyspace.LeaseID, ttl int64, remaining time.Duration) etcdfile.Lease {
-	return etcdfile.Lease{ID: id, TTLSeconds: ttl, RemainingSeconds: max(int64(remaining/time.Second), 1)}
-}
-
 // write writes the sorted versions and finishes the file.
 func (s *snapshots) write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdfile.Writer) error {
-	for n := 1; ; n++ {
-		if n%snapshotSpaceEvery == 0 {
-			if err := errors.Join(ctx.Err(), s.room()); err != nil {
-				return err
-			}
-		}
+	for n := int64(0); ; {
 		v, err := sorter.Next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -210,26 +201,13 @@ func (s *snapshots) write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdf
 		if err != nil {
 			return err
 		}
+		if n += v.Size() + snapshotRecordBytes; n >= dataapi.LookBytes {
+			n = 0
+			if err := errors.Join(ctx.Err(), s.room(snapshotStepBytes)); err != nil {
+				return err
+			}
+		}
 	}
 	_, err := w.Finish(ctx)
 	return err
-}
-
-// keep renews a hold until stop, which releases it. The context ends once the hold has ended.
-func (s *snapshots) keep(ctx context.Context, id fsm.HoldID) (held context.Context, stop func()) {
-	held, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for clock.Sleep(held, s.clock, snapshotRenewEvery) == nil {
-			if _, err := s.cuts.Renew(held, id, 0); kverror.Of(err) != nil && kverror.Of(err).Kind == kverror.HoldEnded {
-				cancel(err)
-			}
-		}
-	}()
-	return held, func() {
-		cancel(context.Canceled)
-		<-done
-		s.cuts.ReleaseSoon(ctx, id)
-	}
 }

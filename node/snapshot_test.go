@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -30,6 +31,8 @@ type cutStore struct {
 	versions []mvcc.Version
 	// page is called behind each version.
 	page func(n int)
+	// late is how many times the hold comes too late for a leader.
+	late int
 }
 
 func (s *cutStore) PutHold(_ context.Context, o fsm.PutHold) (fsm.Hold, error) {
@@ -64,6 +67,10 @@ func (s *cutStore) ReadCut(ctx context.Context, c mvcc.Cut, _ mvcc.VersionCursor
 	if c != (mvcc.Cut{Select: mvcc.SelectKept, At: 50, After: 20}) {
 		return fmt.Errorf("a cut %+v", c)
 	}
+	if s.late > 0 {
+		s.late--
+		return kverror.New(kverror.HoldEnded, "a test")
+	}
 	for i := range s.versions {
 		v, p := &s.versions[i], &rangeapi.VersionsPage{}
 		p.Add(nil, &mvcc.StoredVersion{Key: v.Key, Mod: v.Mod, Value: v.AppendValue(nil)})
@@ -79,7 +86,7 @@ func (s *cutStore) ReadCut(ctx context.Context, c mvcc.Cut, _ mvcc.VersionCursor
 }
 
 // snapshotsOf makes files of a store in a directory, to which a crash has left something.
-func snapshotsOf(t *testing.T, s *cutStore, full func() bool) *snapshots {
+func snapshotsOf(t *testing.T, s *cutStore) *snapshots {
 	t.Helper()
 	c := &Core{o: Options{DataDir: t.TempDir(), Clock: clock.System(), Self: 1}, log: zap.NewNop()}
 	c.cuts = dataapi.NewCutter(dataapi.Options{Cluster: 1, Holds: s, Records: s, Keys: s, Clock: clock.System(), Logger: zap.NewNop()})
@@ -94,7 +101,8 @@ func snapshotsOf(t *testing.T, s *cutStore, full func() bool) *snapshots {
 	if _, err := os.Stat(left); !os.IsNotExist(err) {
 		t.Errorf("what a crash has left is there: %v", err)
 	}
-	files.full = full
+	files.spare = func(string) (int64, bool) { return 0, false }
+	files.estimate = func(context.Context) (int64, error) { return 0, errors.New("nobody answers") }
 	return files
 }
 
@@ -112,7 +120,7 @@ func someVersions() []mvcc.Version {
 // Leases in old versions attach nothing, and get none.
 func TestSnapshotLeases(t *testing.T) {
 	s := &cutStore{versions: someVersions()}
-	f, err := snapshotsOf(t, s, func() bool { return false }).Snapshot(t.Context())
+	f, err := snapshotsOf(t, s).Snapshot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,36 +144,101 @@ func TestSnapshotLeases(t *testing.T) {
 	}
 }
 
+// largeVersions are 40 versions of a MiB.
+func largeVersions() (vs []mvcc.Version) {
+	for i := range 40 {
+		vs = append(vs, mvcc.Version{Key: fmt.Appendf(nil, "k%02d", i), Mod: 30, Create: 30, Version: 1, Value: make([]byte, 1<<20)})
+	}
+	return vs
+}
+
 // A disk without room, and a store that is larger than etcd supports, are refused before the first byte, and leave
-// neither a file nor a hold.
+// neither a file nor a hold. The node's own reserve is not touched: what is written between two looks fits beside it.
 func TestSnapshotWithoutRoom(t *testing.T) {
-	full := false
+	const gib = 1 << 30
+	spare := int64(64 * gib)
 	s := &cutStore{versions: someVersions()}
-	files := snapshotsOf(t, s, func() bool { return full })
-	check := func(when, want string, code codes.Code) {
+	files := snapshotsOf(t, s)
+	files.spare = func(dir string) (int64, bool) {
+		if dir != files.dir {
+			t.Errorf("the room of %s is asked for", dir)
+		}
+		return spare, true
+	}
+	check := func(when string, want ...string) {
 		t.Helper()
 		f, err := files.Snapshot(t.Context())
-		if f != nil || status.Code(kverror.GRPC(err)) != code || !strings.Contains(fmt.Sprint(err), want) {
+		if f != nil || status.Code(kverror.GRPC(err)) != codes.ResourceExhausted {
 			t.Errorf("%s: %v", when, err)
+		}
+		for _, w := range want {
+			if !strings.Contains(fmt.Sprint(kverror.GRPC(err)), w) {
+				t.Errorf("%s: %v, want %q", when, err, w)
+			}
 		}
 		if left, err := os.ReadDir(files.dir); len(left) > 0 || err != nil && !os.IsNotExist(err) || s.held != 0 {
 			t.Errorf("%s: %v is left, %v, and %d holds", when, left, err, s.held)
 		}
 	}
-	full = true
-	check("full before", "no room for a snapshot", codes.ResourceExhausted)
-	full = false
-	s.page = func(n int) { full = n == 2 }
-	check("full in the middle", "no room for a snapshot", codes.ResourceExhausted)
-	s.page, full = nil, false
+	spare = 0
+	check("no room, and nobody knows the size", "no room for a snapshot")
+	spare, files.estimate = 7*gib, func(context.Context) (int64, error) { return 4 * gib, nil }
+	s.page = func(int) { t.Error("versions are read though they do not fit") }
+	check("by the estimate", fmt.Sprintf("about %d bytes of the disk of node 1, and %d are free", 8*gib+snapshotStepBytes, spare), "ask another node", "skein export etcd")
+	files.estimate = func(context.Context) (int64, error) { return 4 << 10, nil }
+	s.versions = largeVersions()
+	s.page = func(n int) { spare = int64(gib) - int64(n)*(30<<20) }
+	check("less and less while it is read", "no room for a snapshot")
+	if spare < 0 {
+		t.Errorf("it was read until %d bytes of the reserve were taken", -spare)
+	}
+	s.page, spare = nil, 64<<20
+	check("less than the file, once its size is known", fmt.Sprintf("about %d bytes", 40<<20+40*3+snapshotStepBytes))
+	s.versions, spare = someVersions(), 64*gib
 	files.maxBytes = 4
-	check("too large", "etcd supports 8 GiB", codes.ResourceExhausted)
+	check("too large", "etcd supports 8 GiB")
 	files.maxBytes = 20 << 10
-	check("too large as a file", "etcd supports 8 GiB", codes.ResourceExhausted)
+	check("too large as a file", "etcd supports 8 GiB")
 	ctx, cancel := context.WithCancel(t.Context())
 	files.maxBytes = snapshotMaxBytes
 	s.page = func(int) { cancel() }
 	if f, err := files.Snapshot(ctx); f != nil || !errors.Is(err, context.Canceled) || s.held != 0 {
 		t.Errorf("the client has gone: %v, %d holds", err, s.held)
 	}
+}
+
+// A disk that fills up while the file is written, by others, ends it before the node's reserve is touched.
+func TestSnapshotDiskFillsUp(t *testing.T) {
+	s := &cutStore{versions: largeVersions()}
+	files := snapshotsOf(t, s)
+	looks := 0
+	files.spare = func(string) (int64, bool) {
+		if _, err := os.Stat(filepath.Join(files.dir, "db.part")); err == nil {
+			looks++
+		}
+		return max(0, 200<<20-int64(looks)*(40<<20)), true
+	}
+	if f, err := files.Snapshot(t.Context()); f != nil || status.Code(err) != codes.ResourceExhausted || looks < 3 || s.held != 0 {
+		t.Errorf("%v after %d looks while it is written, %d holds", err, looks, s.held)
+	}
+	if left, err := os.ReadDir(files.dir); len(left) > 0 || err != nil {
+		t.Errorf("%v is left, %v", left, err)
+	}
+}
+
+// Compactions that come before the hold begin the reading anew, a few times.
+func TestSnapshotAmongCompactions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &cutStore{versions: someVersions(), late: 5}
+		files := snapshotsOf(t, s)
+		f, err := files.Snapshot(t.Context())
+		if err != nil || f.Size() == 0 || s.late != 0 || s.held != 0 {
+			t.Fatalf("%v, %d more, %d holds", err, s.late, s.held)
+		}
+		f.Close()
+		s.late = 100
+		if f, err := files.Snapshot(t.Context()); f != nil || !strings.Contains(fmt.Sprint(kverror.GRPC(err)), "ask again when fewer compactions run") || s.late != 94 || s.held != 0 {
+			t.Errorf("%v, %d more, %d holds", err, s.late, s.held)
+		}
+	})
 }

@@ -23,16 +23,6 @@ type Cluster struct {
 // releaseTime bounds how long a hold is released when its work is over. It ends by itself otherwise.
 const releaseTime = 5 * time.Second
 
-// cut makes a cut and holds it until stop. The context ends with its hold.
-func (c *Cluster) cut(ctx context.Context, o dataapi.CutOptions) (client *dataapi.Client, cut *dataapi.Cut, held context.Context, stop func(), err error) {
-	client = dataapi.NewClient(c.Client.ActiveConnection(), c.Clock)
-	if cut, err = client.Cut(ctx, o); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	held, end := c.hold(ctx, client, cut)
-	return client, cut, held, func() { end(true) }, nil
-}
-
 // hold renews a cut's hold until stop, which releases it, or leaves it to expire.
 func (c *Cluster) hold(ctx context.Context, client *dataapi.Client, cut *dataapi.Cut) (held context.Context, stop func(release bool)) {
 	held, end := client.Hold(ctx, cut.Hold)
