@@ -61,6 +61,33 @@ type fakeBackend struct {
 	mergeMs int64
 }
 
+// Holds are two, the later one first.
+func (f *fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) {
+	l := &adminpb.HoldListResponse{Revision: 50}
+	if f.stale {
+		l.Revision = 0
+	}
+	if !f.empty {
+		l.Holds = []*adminpb.Hold{
+			{Id: "00000000000000b1", Kind: "snapshot", Owner: "node a1", Revision: 50, MadeUnixMs: 1_800_000_060_000, ExpiresUnixMs: 1_800_003_660_000},
+			{Id: "00000000000000b0", Kind: "backup", Owner: "db7, process 12", Revision: 40, MadeUnixMs: 1_800_000_000_000, ExpiresUnixMs: 1_800_003_600_000},
+		}
+	}
+	return l, f.err
+}
+
+// ReleaseHold knows the older one.
+func (f *fakeBackend) ReleaseHold(ctx context.Context, id string) (*adminpb.Hold, error) {
+	l, err := f.Holds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if id != l.Holds[1].Id {
+		return nil, &Refusal{Reason: "there is no such hold", NextStep: "skein hold list shows those that there are"}
+	}
+	return l.Holds[1], nil
+}
+
 func (f *fakeBackend) Ranges(_ context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {
 	if f.err != nil || f.empty {
 		return &adminpb.RangeListResponse{}, f.err

@@ -39,6 +39,7 @@ type Backend interface {
 	PlacementBackend
 	ClusterBackend
 	NodeBackend
+	HoldBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

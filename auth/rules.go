@@ -58,11 +58,11 @@ var rules = tabulate([]rulesOf{
 	{"grpc.reflection.v1.ServerReflection", Open, "ServerReflectionInfo"},
 	{"grpc.reflection.v1alpha.ServerReflection", Open, "ServerReflectionInfo"},
 	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
-	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow"},
+	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList"},
 	{"skein.data.v1.Data", RootOrHere, "Cut Renew Release"},
 	{"skein.data.v1.Data", RootOnly, "Read"},
 	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause
-		PlacementSetReplication PlacementSetMergeAfter NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove ClusterUpgrade`},
+		PlacementSetReplication PlacementSetMergeAfter NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove ClusterUpgrade HoldRelease`},
 	{"skein.data.v1.Load", RootOnly, "LoadState"},
 	{"skein.data.v1.Load", RootOrHere, "LoadBegin LoadSplit LoadLeases LoadPut LoadAdvance LoadFinish LoadAbandon"},
 })

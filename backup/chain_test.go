@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -194,6 +196,22 @@ func TestLongChain(t *testing.T) {
 	}
 	_, got := restore(t, r, When{}, keyspace.Span{})
 	same(t, got, m.at(m.rev, 5))
+	plan, err := r.Plan(t.Context(), testCluster, When{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.TempDir = t.TempDir()
+	made := 0
+	for range r.Versions(t.Context(), plan, keyspace.Span{}) {
+		left, err := filepath.Glob(filepath.Join(plan.TempDir, "skein-backup-*"))
+		if made = len(left); made != 1 || err != nil {
+			t.Errorf("%v in the directory of the plan, %v", left, err)
+		}
+		break
+	}
+	if left, err := os.ReadDir(plan.TempDir); made != 1 || err != nil || len(left) > 0 {
+		t.Errorf("%v is left behind, %v", left, err)
+	}
 	part := keyspace.Span{Start: []byte("/registry/things/011"), End: []byte("/registry/things/012")}
 	_, got = restore(t, r, When{Revision: m.rev - 1}, part)
 	same(t, got, slices.DeleteFunc(m.at(m.rev-1, 5), func(v mvcc.Version) bool { return !part.Contains(v.Key) }))

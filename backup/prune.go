@@ -18,7 +18,8 @@ import (
 type Retention struct {
 	// KeepFull keeps so many of the newest chains, if it is not 0.
 	KeepFull int
-	// Keep keeps what restores any state of the time since then, if it is not 0.
+	// Keep keeps what restores any state of the time since then, if it is not 0: the last one before it too, which was
+	// the state until the next.
 	Keep time.Duration
 }
 
@@ -53,7 +54,8 @@ func (r *Repository) Prune(ctx context.Context, cluster keyspace.ClusterID, keep
 	}
 	now := r.clock.Wall()
 	p := new(Pruned)
-	whole := 0 // chains so far that are restorable, the newest first
+	whole := 0        // chains so far that are restorable, the newest first
+	covered := false // one of them begins before the time to keep: nothing older was a state of it
 	for i := range slices.Backward(chains) {
 		c := &chains[i]
 		ms, err := c.usable()
@@ -65,7 +67,8 @@ func (r *Repository) Prune(ctx context.Context, cluster keyspace.ClusterID, keep
 		default:
 			whole++
 			byNumber := keep.KeepFull == 0 || whole > keep.KeepFull
-			byAge := keep.Keep == 0 || now.Sub(c.End()) > keep.Keep
+			byAge := keep.Keep == 0 || covered && now.Sub(c.End()) > keep.Keep
+			covered = covered || err == nil && now.Sub(ms[0].Time) >= keep.Keep
 			if whole > 1 && byNumber && byAge && err == nil {
 				if err := r.removeChain(ctx, c, p, dryRun); err != nil {
 					return p, err

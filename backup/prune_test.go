@@ -32,6 +32,25 @@ func days(t *testing.T, n int) (*memTarget, *Repository, *model) {
 	return mem, r, m
 }
 
+// lastBefore returns a function that says what was the last revision at a time, by the backups of now.
+func lastBefore(t *testing.T, r *Repository) func(time.Time) keyspace.Revision {
+	t.Helper()
+	chains, err := r.List(t.Context(), testCluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(at time.Time) (last keyspace.Revision) {
+		for _, c := range chains {
+			for _, b := range c.Backups {
+				if !b.Manifest.Time.After(at) {
+					last = max(last, b.Revision)
+				}
+			}
+		}
+		return last
+	}
+}
+
 func TestPrune(t *testing.T) {
 	for _, c := range []struct {
 		keep Retention
@@ -42,12 +61,16 @@ func TestPrune(t *testing.T) {
 		{Retention{KeepFull: 100}, 6},
 		{Retention{Keep: time.Hour}, 1}, // never the last
 		{Retention{Keep: 60 * time.Hour}, 3},
+		{Retention{Keep: 59 * time.Hour}, 3}, // the state until the chain after it
+		{Retention{Keep: 49 * time.Hour}, 3},
+		{Retention{Keep: 47 * time.Hour}, 2},
 		{Retention{KeepFull: 2, Keep: 60 * time.Hour}, 3},
 		{Retention{KeepFull: 4, Keep: 60 * time.Hour}, 4},
 	} {
 		t.Run(fmt.Sprint(c.keep), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				mem, r, m := days(t, 6)
+				at := lastBefore(t, r)
 				before := len(mem.files)
 				dry, err := r.Prune(t.Context(), testCluster, c.keep, true)
 				if err != nil || len(mem.files) != before {
@@ -69,6 +92,10 @@ func TestPrune(t *testing.T) {
 				}
 				_, got := restore(t, r, When{}, keyspace.Span{})
 				same(t, got, m.at(m.rev, chains[len(chains)-1].Backups[0].Manifest.Compacted))
+				border := time.Now().Add(time.Second - c.keep.Keep) // just inside of what is kept
+				if p, err := r.Plan(t.Context(), testCluster, When{Time: border}); err != nil || p.Revision != at(border) {
+					t.Errorf("restore of %v: %+v, %v, want revision %d", border, p, err, at(border))
+				}
 			})
 		})
 	}

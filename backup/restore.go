@@ -46,6 +46,8 @@ type Plan struct {
 	Leases []Lease
 	// Settings and Users are those of the last backup.
 	Settings, Users []byte
+	// TempDir is where Versions merges more than 64 backups. Empty, as Plan leaves it, is the system's.
+	TempDir string
 }
 
 // Plan chooses the backups for a state of a cluster. Cluster 0 is the only one that the
@@ -211,14 +213,14 @@ const maxOpen = 64
 // next. Segments that are read to their end are compared with their manifests.
 //
 // A plan of more than 64 backups is merged in several steps, with temporary files of the size
-// of all backups but the full one. They are encrypted if the backups are.
+// of all backups but the full one, in the plan's TempDir. They are encrypted if the backups are.
 func (r *Repository) Versions(ctx context.Context, p *Plan, span keyspace.Span) iter.Seq2[*mvcc.Version, error] {
 	return func(yield func(*mvcc.Version, error) bool) {
 		var in []input
 		for _, m := range p.Manifests {
 			in = append(in, input{r, m})
 		}
-		t := &temporary{keys: r.keys, clock: r.clock}
+		t := &temporary{keys: r.keys, clock: r.clock, in: p.TempDir}
 		defer t.remove()
 		for len(in) > maxOpen {
 			var err error
@@ -273,6 +275,7 @@ func merge(ctx context.Context, in []input, span keyspace.Span) iter.Seq2[*mvcc.
 type temporary struct {
 	keys  Keys
 	clock clock.Clock
+	in    string // the directory to make one in
 	dir   string
 	r     *Repository // nil until the first
 	n     int
@@ -285,10 +288,14 @@ func (t *temporary) remove() {
 }
 
 func (t *temporary) open() (err error) {
-	if t.dir, err = os.MkdirTemp("", "skein-backup-"); err != nil {
+	if t.dir, err = os.MkdirTemp(t.in, "skein-backup-"); err != nil {
 		return fmt.Errorf("folder for the merge: %w", err)
 	}
-	dir, err := target.Open("file://"+filepath.ToSlash(t.dir), t.clock)
+	abs, err := filepath.Abs(t.dir)
+	if err != nil {
+		return fmt.Errorf("folder for the merge: %w", err)
+	}
+	dir, err := target.Open("file://"+filepath.ToSlash(abs), t.clock)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,15 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
+// The kinds of cuts.
+const (
+	KindBackup   = "backup"
+	KindFollow   = "backup follow"
+	KindExport   = "export"
+	KindMirror   = "mirror"
+	KindSnapshot = "snapshot" // etcd's Maintenance.Snapshot
+)
+
 // HoldLife is how long a hold lasts that nobody renews. LostLeaseTTL is the TTL of a lease of which a cut has keys
 // and no record.
 const (
@@ -95,8 +104,8 @@ type Cut struct {
 
 // CutOptions say from which revision on a cut is held.
 type CutOptions struct {
-	// Owner says for people who makes the cut and why.
-	Owner string
+	// Kind says for people why the cut is made, and Owner who makes it. skein hold list shows both.
+	Kind, Owner string
 	// From is the lowest revision to hold, 0 for the compacted one of now.
 	From keyspace.Revision
 	// Hold, if not 0, is that of an earlier cut. It is renewed, and moved up to From.
@@ -106,9 +115,10 @@ type CutOptions struct {
 // Cut makes a cut. The caller renews the hold and releases it. If there is an error, a new hold is released.
 // HoldEnded says that the earlier cut's has ended, Compacted that From is compacted already.
 func (c *Cutter) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
-	put := fsm.PutHold{Create: o.Hold == 0, ID: o.Hold, Owner: o.Owner, Revision: o.From, Life: HoldLife}
-	if len(o.Owner) > fsm.MaxHoldOwnerBytes || o.From < 0 {
-		return nil, kverror.New(kverror.BadRequest, "a cut from revision %d on by an owner of %d bytes, at most %d", o.From, len(o.Owner), fsm.MaxHoldOwnerBytes)
+	put := fsm.PutHold{Create: o.Hold == 0, ID: o.Hold, Kind: o.Kind, Owner: o.Owner, Revision: o.From, Life: HoldLife}
+	if len(o.Kind) > fsm.MaxHoldKindBytes || len(o.Owner) > fsm.MaxHoldOwnerBytes || o.From < 0 {
+		return nil, kverror.New(kverror.BadRequest, "a cut from revision %d on, of a kind of %d bytes, at most %d, by an owner of %d, at most %d",
+			o.From, len(o.Kind), fsm.MaxHoldKindBytes, len(o.Owner), fsm.MaxHoldOwnerBytes)
 	}
 	if put.Create {
 		var id [8]byte
@@ -139,7 +149,7 @@ func (c *Cutter) ReleaseSoon(ctx context.Context, id fsm.HoldID) error {
 	defer cancel()
 	err := c.o.Holds.EndHold(ctx, id)
 	if err != nil {
-		c.o.Logger.Warn("a hold of old versions could not be released, and ends when it expires", zap.Uint64("hold", uint64(id)), zap.Error(err))
+		c.o.Logger.Warn("a hold of old versions could not be released, and ends when it expires", zap.Stringer("hold", id), zap.Error(err))
 	}
 	return err
 }

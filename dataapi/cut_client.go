@@ -32,7 +32,7 @@ func NewClient(conn grpc.ClientConnInterface, c clock.Clock) *Client {
 
 // Cut makes a cut, see Cutter.Cut. The caller holds it with Hold, and releases it.
 func (c *Client) Cut(ctx context.Context, o CutOptions) (*Cut, error) {
-	st, err := c.data.Cut(ctx, &datapb.CutRequest{Owner: o.Owner, FromRevision: int64(o.From), Hold: uint64(o.Hold)})
+	st, err := c.data.Cut(ctx, &datapb.CutRequest{Kind: o.Kind, Owner: o.Owner, FromRevision: int64(o.From), Hold: uint64(o.Hold)})
 	if err != nil {
 		return nil, fmt.Errorf("make a cut: %w", err)
 	}

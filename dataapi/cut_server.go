@@ -32,7 +32,7 @@ const (
 
 // Cut implements the service.
 func (s *dataServer) Cut(q *datapb.CutRequest, st datapb.Data_CutServer) error {
-	cut, err := s.c.Cut(st.Context(), CutOptions{Owner: q.GetOwner(), From: keyspace.Revision(q.GetFromRevision()), Hold: fsm.HoldID(q.GetHold())})
+	cut, err := s.c.Cut(st.Context(), CutOptions{Kind: q.GetKind(), Owner: q.GetOwner(), From: keyspace.Revision(q.GetFromRevision()), Hold: fsm.HoldID(q.GetHold())})
 	if err != nil {
 		return kverror.GRPC(err)
 	}

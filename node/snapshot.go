@@ -146,7 +146,7 @@ func (s *snapshots) make(ctx context.Context) (f *snapshotFile, err error) {
 		return nil, err
 	}
 	h, sorter, err := dataapi.Collect(ctx, s.cuts, dataapi.CollectOptions{
-		Cut: dataapi.CutOptions{Owner: fmt.Sprintf("Maintenance.Snapshot of node %s", s.self)}, Clock: s.clock,
+		Cut: dataapi.CutOptions{Kind: dataapi.KindSnapshot, Owner: fmt.Sprintf("node %s", s.self)}, Clock: s.clock,
 		MaxBytes: s.maxBytes, TransactionBytes: snapshotTransactionBytes, TempDir: s.dir, RunBytes: snapshotRunBytes,
 		Look: func() error { return s.room(snapshotStepBytes) },
 		Again: func(err error) {

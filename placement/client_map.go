@@ -84,6 +84,9 @@ func (c *Client) storeMap(m *fsm.Map) {
 	}
 	c.o.Metrics.MapVersion.Set(float64(m.Version))
 	c.o.Metrics.Ranges.Set(float64(m.Len()))
+	held, oldest := m.Holds.Count()
+	c.o.Metrics.Holds.Set(float64(held))
+	c.o.Metrics.OldestHold.Set(float64(oldest) / 1000)
 	c.o.Metrics.ClusterVersion.Set(float64(m.ClusterVersion))
 }
 

@@ -50,7 +50,7 @@ func sampleRequests() []request {
 		{Kind: requestChangeAccess, Caller: "root", Access: rights.Change{Kind: rights.AddUser, User: "alice", Hash: []byte("$2a$10$hash")}},
 		{Kind: requestTakenAccess, Index: 301},
 		{Kind: requestAwaitAccess, Index: 301, Silence: 3030 * time.Millisecond},
-		{Kind: requestPutHold, PutHold: fsm.PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Life: time.Hour}},
+		{Kind: requestPutHold, PutHold: fsm.PutHold{Create: true, ID: 0xb0, Kind: "backup", Owner: "db7, process 1", Revision: 40, Life: time.Hour}},
 		{Kind: requestAccessRows, Key: []byte("ualice")},
 		{Kind: requestEndHold, EndHold: fsm.EndHold{ID: 0xb0}},
 		{Kind: requestAlarms, Alarm: fsm.ChangeAlarm{Change: fsm.AlarmDeactivated, Alarm: fsm.AlarmID{Type: fsm.AlarmNoSpace, Member: 0xa1}}},
@@ -144,7 +144,7 @@ var sampleAccessPart = feedPart{Version: 302, Access: &fsm.AccessPart{
 	GoneUsers: []string{"bob"}, GoneRoles: []string{"s"},
 }}
 
-var sampleHolds = []fsm.Hold{{ID: 0xb0, Owner: "backup", Revision: 40, Expires: 1_800_000_000_000}, {ID: 0xb1, Revision: 50, Expires: 1}}
+var sampleHolds = []fsm.Hold{{ID: 0xb0, Kind: "backup", Owner: "db7, process 1", Revision: 40, Made: 1_700_000_000_000, Expires: 1_800_000_000_000}, {ID: 0xb1, Revision: 50, Expires: 1}}
 
 var sampleHoldsPart = feedPart{Version: 302, Holds: &fsm.Holds{All: sampleHolds, Changed: 301}}
 

@@ -37,7 +37,7 @@ func (s *Service) servePutHold(ctx context.Context, term uint64, o fsm.PutHold) 
 		a.Hold = *r.Hold
 		if !known {
 			s.o.Logger.Info("old versions are held for a cut through the whole store: no range removes them until it is released or expires",
-				zap.Uint64("hold", uint64(o.ID)), zap.String("owner", o.Owner), zap.Int64("revision", int64(r.Hold.Revision)))
+				zap.Stringer("hold", o.ID), zap.String("kind", o.Kind), zap.String("owner", o.Owner), zap.Int64("revision", int64(r.Hold.Revision)))
 		}
 	}
 	return a, r.Err

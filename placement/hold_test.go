@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement/driver"
@@ -52,7 +54,7 @@ func TestHolds(t *testing.T) {
 		r.startAll()
 		r.leader()
 		r.written.Store(uint32(keyspace.VersionData))
-		put := fsm.PutHold{Create: true, ID: 7, Owner: "me", Life: time.Hour}
+		put := fsm.PutHold{Create: true, ID: 7, Kind: "backup", Owner: "me", Life: time.Hour}
 		waits, stop := context.WithTimeout(ctx, 10*time.Second)
 		defer stop()
 		if _, err := r.nodes[0].client.PutHold(waits, put); !errors.Is(err, kverror.Timeout) || !strings.Contains(err.Error(), "cluster version 4") {
@@ -66,11 +68,14 @@ func TestHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 		h, err := n.client.PutHold(ctx, put)
-		if err != nil || h.Revision != last-10 || h.Owner != "me" {
+		if err != nil || h.Revision != last-10 || h.Kind != "backup" || h.Owner != "me" || h.Made == 0 || h.Expires != h.Made+fsm.UnixMillis(time.Hour/time.Millisecond) {
 			t.Fatalf("%+v, %v", h, err)
 		}
 		if known := n.client.KnownHolds(); len(known) != 1 || known[0] != h {
 			t.Errorf("node %s, which answered, knows %v", n.id, known)
+		}
+		if count, made := testutil.ToFloat64(n.client.o.Metrics.Holds), testutil.ToFloat64(n.client.o.Metrics.OldestHold); count != 1 || made != float64(h.Made)/1000 {
+			t.Errorf("the metrics count %v holds, the oldest of %v", count, made)
 		}
 		r.awaitHeld(last - 10)
 		if _, err := r.nodes[1].client.PutHold(ctx, fsm.PutHold{Create: true, ID: 8, Revision: last - 11, Life: time.Hour}); !errors.Is(err, kverror.Compacted) {

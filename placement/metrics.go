@@ -30,6 +30,10 @@ type Metrics struct {
 	// number in it.
 	MapVersion prometheus.Gauge
 	Ranges     prometheus.Gauge
+	// Holds is how many holds of old versions there are in it, and OldestHold when the oldest was made, in seconds since
+	// 1970, 0 if there is none.
+	Holds      prometheus.Gauge
+	OldestHold prometheus.Gauge
 	// ClusterVersion is the one in the node's copy of the map, 0 for none.
 	ClusterVersion prometheus.Gauge
 	// LeasesGranted, LeasesRevoked and LeaseTTLs are etcd's: applied here, by whichever node
@@ -69,6 +73,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		LogFollowers:   gauge("skein_placement_log_followers", "Gateways that follow this node's allocation log."),
 		MapVersion:     gauge("skein_placement_map_version", "Version of this node's copy of the range map."),
 		Ranges:         gauge("skein_placement_ranges", "Ranges in this node's copy of the range map."),
+		Holds:          gauge("skein_placement_holds", "Holds of old versions in this node's copy of the range map."),
+		OldestHold:     gauge("skein_placement_oldest_hold_timestamp_seconds", "When the oldest hold of old versions was made, in seconds since 1970, 0 for none."),
 		ClusterVersion: gauge("skein_placement_cluster_version", "Cluster version in this node's copy of the range map, 0 for none."),
 		LeasesGranted:  counter("etcd_debugging_lease_granted_total", "The total number of granted leases."),
 		LeasesRevoked:  counter("etcd_debugging_lease_revoked_total", "The total number of revoked leases."),
@@ -81,7 +87,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 	if r != nil {
 		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.BatchRequests, m.BatchRevisions,
-			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.ClusterVersion, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
+			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.Holds, m.OldestHold, m.ClusterVersion, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
 	}
 	return m
 }

@@ -49,27 +49,60 @@ func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptio
 			return resume(ctx, c, client, r, draft, o)
 		}
 	}
-	chain, kind, from := "", backup.Full, keyspace.Revision(0)
 	if o.Incremental {
-		kind = backup.Tombstones
-		if chain, from, err = r.Latest(ctx, cluster); err != nil {
-			return nil, fmt.Errorf("go on with a chain: %w", err)
+		m, err := incremental(ctx, c, client, r, cluster, o)
+		var anew *fullNeeded
+		if !errors.As(err, &anew) {
+			return m, err
 		}
+		c.Report("%s, so a full backup is made", anew.why)
 	}
-	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "backup", From: from})
-	if o.Incremental && compacted(err) {
-		c.Report("revision %d is compacted, so a full backup is made: nobody has kept the versions since then", from)
-		chain, kind, from = "", backup.Full, 0
-		cut, err = client.Cut(ctx, dataapi.CutOptions{Owner: "backup"})
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindBackup, Owner: owner()})
+	if err != nil {
+		return nil, err
+	}
+	return write(ctx, c, client, r, cut, "", 0, o)
+}
+
+// fullNeeded says why an incremental backup cannot be made.
+type fullNeeded struct{ why string }
+
+// Error implements error.
+func (e *fullNeeded) Error() string { return e.why }
+
+// incremental adds to the newest chain, nil if nothing has changed. A *fullNeeded says that the cluster has not kept what
+// that takes.
+func incremental(ctx context.Context, c *Cluster, client *dataapi.Client, r *backup.Repository, cluster keyspace.ClusterID, o BackupOptions) (*backup.Manifest, error) {
+	chain, from, err := r.Latest(ctx, cluster)
+	if err != nil {
+		return nil, fmt.Errorf("go on with a chain: %w", err)
+	}
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindBackup, Owner: owner(), From: from})
+	if compacted(err) {
+		return nil, &fullNeeded{fmt.Sprintf("revision %d is compacted: nobody has kept the versions since then", from)}
 	}
 	if err != nil {
 		return nil, err
 	}
-	held, stop := c.hold(ctx, client, cut)
-	if kind == backup.Tombstones && cut.Revision == from {
+	if cut.Revision == from {
+		_, stop := c.hold(ctx, client, cut)
 		stop(true)
 		return nil, nil
 	}
+	m, err := write(ctx, c, client, r, cut, chain, from, o)
+	if dataapi.IsHoldEnded(err) {
+		return nil, &fullNeeded{fmt.Sprintf("the cluster does not keep the versions since revision %d any more: %v", from, err)}
+	}
+	return m, err
+}
+
+// write makes a backup of a cut: a full one begins a chain, and chain is empty.
+func write(ctx context.Context, c *Cluster, client *dataapi.Client, r *backup.Repository, cut *dataapi.Cut, chain string, from keyspace.Revision, o BackupOptions) (*backup.Manifest, error) {
+	kind := backup.Full
+	if chain != "" {
+		kind = backup.Tombstones
+	}
+	held, stop := c.hold(ctx, client, cut)
 	draft, err := begin(ctx, r, cut, chain, kind, from)
 	if err != nil {
 		stop(true)
@@ -80,8 +113,8 @@ func Backup(ctx context.Context, c *Cluster, r *backup.Repository, o BackupOptio
 
 // resume goes on with a backup. It needs what the first run has held.
 func resume(ctx context.Context, c *Cluster, client *dataapi.Client, r *backup.Repository, draft *backup.Draft, o BackupOptions) (*backup.Manifest, error) {
-	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "backup", Hold: fsm.HoldID(draft.Cut().Hold)})
-	if status.Code(err) == codes.FailedPrecondition {
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Hold: fsm.HoldID(draft.Cut().Hold)})
+	if dataapi.IsHoldEnded(err) {
 		return nil, fmt.Errorf("the backup at revision %d cannot be gone on with, since the cluster does not keep what it needs any more: make a new one, without --resume (%w)", draft.Cut().Revision, err)
 	}
 	if err != nil {
@@ -96,8 +129,18 @@ func finish(held context.Context, stop func(release bool), c *Cluster, client *d
 	name, number := draft.Chain()
 	c.Report("chain %s, backup %d: %s at revision %d", name, number, draft.Cut().Kind, draft.Cut().Revision)
 	m, err := r.Write(held, draft, source{client, draft.Cut()}, o.Options)
-	stop(err == nil)
-	if err != nil {
+	if cause := context.Cause(held); err != nil && dataapi.IsHoldEnded(cause) {
+		err = cause // and not what that has broken off
+	}
+	ended := dataapi.IsHoldEnded(err)
+	late := ended && client.Renew(held, fsm.HoldID(draft.Cut().Hold), 0) == nil
+	stop(err == nil || ended)
+	switch {
+	case late:
+		return nil, fmt.Errorf("a client's compaction came before the hold of old versions was everywhere: make a new backup, without --resume: %w", err)
+	case ended:
+		return nil, fmt.Errorf("the hold of old versions has ended, by skein hold release or since nobody could renew it: make a new backup, without --resume: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("%w (for %v the cluster keeps what is missing: --resume goes on)", err, dataapi.HoldLife)
 	}
 	return m, nil
@@ -172,13 +215,18 @@ type follower struct {
 
 // once makes one backup, nil if nothing has changed.
 func (f *follower) once(ctx context.Context) (*backup.Manifest, error) {
-	if f.held != nil && f.held.Err() != nil {
-		f.c.Report("the hold of old versions has ended, so a full backup is made: %v", context.Cause(f.held))
-		f.end()
-	}
 	now := f.c.Clock.Now()
 	if f.chain != "" && (f.o.FullEvery == 0 || now < f.fullAt) {
-		return f.increment(ctx)
+		held := f.held
+		m, err := f.increment(ctx)
+		if cause := context.Cause(held); err != nil && dataapi.IsHoldEnded(cause) {
+			err = cause // and not what that has broken off
+		}
+		if !dataapi.IsHoldEnded(err) {
+			return m, err
+		}
+		f.c.Report("the hold of old versions has ended, by skein hold release or since nobody could renew it, so a full backup is made: %v", err)
+		f.end()
 	}
 	m, err := f.full(ctx)
 	if err != nil {
@@ -192,7 +240,7 @@ const fullRetry = 10 * time.Minute
 
 // full begins a chain. The one before is given up once it is there.
 func (f *follower) full(ctx context.Context) (*backup.Manifest, error) {
-	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Owner: "backup follow"})
+	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindFollow, Owner: owner()})
 	if err != nil {
 		return nil, err
 	}
@@ -210,10 +258,7 @@ func (f *follower) full(ctx context.Context) (*backup.Manifest, error) {
 
 // increment adds to the chain.
 func (f *follower) increment(ctx context.Context) (*backup.Manifest, error) {
-	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Owner: "backup follow", Hold: f.hold, From: f.last})
-	if status.Code(err) == codes.FailedPrecondition {
-		f.end() // there is no such hold any more: the next one is a full backup
-	}
+	cut, err := f.client.Cut(ctx, dataapi.CutOptions{Hold: f.hold, From: f.last})
 	if err != nil || cut.Revision == f.last {
 		return nil, err
 	}
@@ -230,6 +275,13 @@ func (f *follower) increment(ctx context.Context) (*backup.Manifest, error) {
 
 func (f *follower) write(ctx, held context.Context, cut *dataapi.Cut, chain string, kind backup.Kind, previous keyspace.Revision) (*backup.Manifest, error) {
 	draft, err := begin(ctx, f.r, cut, chain, kind, previous)
+	if errors.Is(err, backup.ErrTaken) {
+		// It may be this follower's: the last attempt at the same revision has failed.
+		own, ownErr := f.r.Unfinished(ctx, cut.Cluster)
+		if ownErr == nil && own != nil && own.Cut().Hold == uint64(cut.Hold) && own.Cut().Revision == cut.Revision {
+			draft, err = own, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

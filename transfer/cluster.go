@@ -2,6 +2,8 @@ package transfer
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -22,6 +24,18 @@ type Cluster struct {
 
 // releaseTime bounds how long a hold is released when its work is over. It ends by itself otherwise.
 const releaseTime = 5 * time.Second
+
+// owner says who this is, for those who look at holds.
+func owner() string {
+	host, err := os.Hostname()
+	if err != nil || len(host) > maxHostBytes {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s, process %d", host, os.Getpid())
+}
+
+// maxHostBytes bounds a host's name within an owner's.
+const maxHostBytes = 200
 
 // hold renews a cut's hold until stop, which releases it, or leaves it to expire.
 func (c *Cluster) hold(ctx context.Context, client *dataapi.Client, cut *dataapi.Cut) (held context.Context, stop func(release bool)) {

@@ -274,7 +274,7 @@ func (m *mirrored) revoke(ctx context.Context, ids []keyspace.LeaseID) {
 // lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.
 func (m *mirrored) lookGranted(ctx context.Context) error {
 	client := dataapi.NewClient(m.c.Client.ActiveConnection(), m.c.Clock)
-	cut, err := client.Cut(ctx, dataapi.CutOptions{Owner: "mirror: leases at the cut-over"})
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindMirror, Owner: owner()})
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,8 @@ type RestoreOptions struct {
 	// Bump is added to the revision, and what lies below is compacted. Clients have seen more of the lost cluster than
 	// its backup has. With 0 history and revision are kept.
 	Bump keyspace.Revision
+	// TempDir is for merging more than 64 backups: up to the size of all but the full one. Empty is the system's.
+	TempDir string
 	// WithoutAuth leaves users and roles out.
 	WithoutAuth bool
 }
@@ -34,6 +36,7 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 	if err != nil {
 		return err
 	}
+	p.TempDir = o.TempDir
 	if p.Revision > keyspace.MaxRevision-o.Bump {
 		return fmt.Errorf("revision %d cannot be raised by %d: the last one is %d", p.Revision, o.Bump, keyspace.MaxRevision)
 	}

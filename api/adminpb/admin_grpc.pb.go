@@ -45,6 +45,8 @@ const (
 	Admin_PlacementSetMergeAfter_FullMethodName  = "/skein.admin.v1.Admin/PlacementSetMergeAfter"
 	Admin_ClusterShow_FullMethodName             = "/skein.admin.v1.Admin/ClusterShow"
 	Admin_ClusterUpgrade_FullMethodName          = "/skein.admin.v1.Admin/ClusterUpgrade"
+	Admin_HoldList_FullMethodName                = "/skein.admin.v1.Admin/HoldList"
+	Admin_HoldRelease_FullMethodName             = "/skein.admin.v1.Admin/HoldRelease"
 )
 
 // AdminClient is the client API for Admin service.
@@ -110,6 +112,10 @@ type AdminClient interface {
 	// ClusterUpgrade raises the cluster version by one, or has it not be raised by itself. A cluster
 	// never goes back to an earlier version.
 	ClusterUpgrade(ctx context.Context, in *ClusterUpgradeRequest, opts ...grpc.CallOption) (*ClusterUpgradeResponse, error)
+	// HoldList lists what keeps old versions from being removed, the oldest first.
+	HoldList(ctx context.Context, in *HoldListRequest, opts ...grpc.CallOption) (*HoldListResponse, error)
+	// HoldRelease ends a hold. Whoever reads by it is told so.
+	HoldRelease(ctx context.Context, in *HoldReleaseRequest, opts ...grpc.CallOption) (*HoldReleaseResponse, error)
 }
 
 type adminClient struct {
@@ -350,6 +356,26 @@ func (c *adminClient) ClusterUpgrade(ctx context.Context, in *ClusterUpgradeRequ
 	return out, nil
 }
 
+func (c *adminClient) HoldList(ctx context.Context, in *HoldListRequest, opts ...grpc.CallOption) (*HoldListResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HoldListResponse)
+	err := c.cc.Invoke(ctx, Admin_HoldList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) HoldRelease(ctx context.Context, in *HoldReleaseRequest, opts ...grpc.CallOption) (*HoldReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HoldReleaseResponse)
+	err := c.cc.Invoke(ctx, Admin_HoldRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -413,6 +439,10 @@ type AdminServer interface {
 	// ClusterUpgrade raises the cluster version by one, or has it not be raised by itself. A cluster
 	// never goes back to an earlier version.
 	ClusterUpgrade(context.Context, *ClusterUpgradeRequest) (*ClusterUpgradeResponse, error)
+	// HoldList lists what keeps old versions from being removed, the oldest first.
+	HoldList(context.Context, *HoldListRequest) (*HoldListResponse, error)
+	// HoldRelease ends a hold. Whoever reads by it is told so.
+	HoldRelease(context.Context, *HoldReleaseRequest) (*HoldReleaseResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -491,6 +521,12 @@ func (UnimplementedAdminServer) ClusterShow(context.Context, *ClusterShowRequest
 }
 func (UnimplementedAdminServer) ClusterUpgrade(context.Context, *ClusterUpgradeRequest) (*ClusterUpgradeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClusterUpgrade not implemented")
+}
+func (UnimplementedAdminServer) HoldList(context.Context, *HoldListRequest) (*HoldListResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HoldList not implemented")
+}
+func (UnimplementedAdminServer) HoldRelease(context.Context, *HoldReleaseRequest) (*HoldReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HoldRelease not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -927,6 +963,42 @@ func _Admin_ClusterUpgrade_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_HoldList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HoldListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).HoldList(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_HoldList_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).HoldList(ctx, req.(*HoldListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_HoldRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HoldReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).HoldRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_HoldRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).HoldRelease(ctx, req.(*HoldReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1025,6 +1097,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ClusterUpgrade",
 			Handler:    _Admin_ClusterUpgrade_Handler,
+		},
+		{
+			MethodName: "HoldList",
+			Handler:    _Admin_HoldList_Handler,
+		},
+		{
+			MethodName: "HoldRelease",
+			Handler:    _Admin_HoldRelease_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

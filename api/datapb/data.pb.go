@@ -86,7 +86,8 @@ func (Select) EnumDescriptor() ([]byte, []int) {
 
 type CutRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// owner says for people who makes the cut and why.
+	// kind says for people why the cut is made, and owner who makes it.
+	Kind  string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
 	Owner string `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// from_revision is the lowest revision that is held; 0 is the compacted one of now.
 	FromRevision int64 `protobuf:"varint,2,opt,name=from_revision,json=fromRevision,proto3" json:"from_revision,omitempty"`
@@ -124,6 +125,13 @@ func (x *CutRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use CutRequest.ProtoReflect.Descriptor instead.
 func (*CutRequest) Descriptor() ([]byte, []int) {
 	return file_datapb_data_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CutRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
 }
 
 func (x *CutRequest) GetOwner() string {
@@ -773,9 +781,10 @@ var File_datapb_data_proto protoreflect.FileDescriptor
 
 const file_datapb_data_proto_rawDesc = "" +
 	"\n" +
-	"\x11datapb/data.proto\x12\rskein.data.v1\"[\n" +
+	"\x11datapb/data.proto\x12\rskein.data.v1\"o\n" +
 	"\n" +
-	"CutRequest\x12\x14\n" +
+	"CutRequest\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12#\n" +
 	"\rfrom_revision\x18\x02 \x01(\x03R\ffromRevision\x12\x12\n" +
 	"\x04hold\x18\x03 \x01(\x04R\x04hold\"\xfc\x02\n" +

@@ -84,6 +84,6 @@ func newRoot(environ []string) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ), newMirror(environ))
+	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ), newMirror(environ))
 	return root
 }

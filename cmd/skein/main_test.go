@@ -29,7 +29,12 @@ import (
 	"github.com/skeindb/skein/kverror"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // fakeBackend is a cluster of one node with one range, which refuses to split at "m".
 type fakeBackend struct{}
@@ -110,6 +115,14 @@ func (fakeBackend) ClusterVersion(context.Context) (*adminpb.ClusterShowResponse
 
 func (fakeBackend) Upgrade(context.Context) (uint32, error) {
 	return 0, &adminapi.Refusal{Reason: "the cluster is not raised to version 4", NextStep: "skein cluster show says what each node reads"}
+}
+
+func (fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) {
+	return &adminpb.HoldListResponse{Revision: 9, Holds: []*adminpb.Hold{{Id: "00000000000000b0", Kind: "backup", Owner: "db7", Revision: 4}}}, nil
+}
+
+func (fakeBackend) ReleaseHold(context.Context, string) (*adminpb.Hold, error) {
+	return nil, &adminapi.Refusal{Reason: "there is no such hold", NextStep: "skein hold list shows those that there are"}
 }
 
 func (fakeBackend) HoldUpgrade(context.Context, bool) error { return nil }

@@ -245,6 +245,7 @@ Clients have seen more of the lost cluster than the backup has. So the revision 
 	c.Flags().Int64Var((*int64)(&o.Bump), "bump-revision", transfer.DefaultBump, "add to the revision")
 	c.Flags().BoolVar(&exact, "exact", false, "keep revision and history as they are")
 	c.Flags().BoolVar(&o.WithoutAuth, "without-auth", false, "leave users and roles out")
+	c.Flags().StringVar(&o.TempDir, "temp-dir", "", "directory for merging more than 64 backups, with room for all of them but the full one; the system's by default")
 	c.MarkFlagsMutuallyExclusive("at", "revision")
 	c.MarkFlagsMutuallyExclusive("exact", "bump-revision")
 	return c

@@ -43,6 +43,7 @@ type Placement interface {
 	Settings
 	Group
 	Upgrades
+	Holds
 }
 
 // NodeTable reads the node table. With linearizable a quorum answers, else the newest copy
@@ -110,6 +111,14 @@ type Group interface {
 	TransferLeader(ctx context.Context, to keyspace.NodeID) error
 }
 
+// Holds tells of holds of old versions, and ends them.
+type Holds interface {
+	// KnownHolds returns all holds by this node's copy of the range map.
+	KnownHolds() []fsm.Hold
+	// EndHold ends a hold. One that has ended already is no error.
+	EndHold(ctx context.Context, id fsm.HoldID) error
+}
+
 // Replicas asks the replicas on a node; *shard.AdminClient implements it.
 type Replicas interface {
 	// List returns a summary of each replica of the node.
@@ -127,6 +136,8 @@ type Replicas interface {
 // Routes is this node's range cache; *router.Router implements it.
 type Routes interface {
 	Locate(ctx context.Context, span keyspace.Span) ([]router.Located, error)
+	// Present returns the current revision and the compacted one.
+	Present(ctx context.Context) (current, compacted keyspace.Revision, err error)
 	Learn(descs ...keyspace.Descriptor)
 	Led(id keyspace.RangeID, leader keyspace.NodeID)
 }

@@ -104,6 +104,8 @@
 //
 //   - cluster.go: the cluster version
 //
+//   - holds.go: holds of old versions
+//
 //   - drain.go: what a node may become
 //
 //   - decider.go: a view as package decide has it

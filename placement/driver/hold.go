@@ -19,7 +19,7 @@ func (d *decider) endHolds(ctx context.Context, v *fsm.View) {
 		if h.Expires > now {
 			continue
 		}
-		fields := []zap.Field{zap.Uint64("hold", uint64(h.ID)), zap.String("owner", h.Owner), zap.Int64("revision", int64(h.Revision))}
+		fields := []zap.Field{zap.Stringer("hold", h.ID), zap.String("kind", h.Kind), zap.String("owner", h.Owner), zap.Int64("revision", int64(h.Revision))}
 		if err := d.s.o.Group.Propose(ctx, d.term, fsm.EndHold{ID: h.ID, Expires: h.Expires}).Err; err != nil {
 			// The next round tries again.
 			d.s.o.Logger.Warn("a hold of old versions has expired and cannot be ended yet", append(fields, zap.Error(err))...)

@@ -32,7 +32,7 @@ var (
 	goldenRole   = rights.Role{Name: "r", Permissions: []rights.Permission{{Type: rights.Write, Key: []byte("a")}, {Type: rights.Type(-1), Key: []byte("a"), RangeEnd: []byte("b")}}}
 	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
 	goldenAlarm  = Alarm{AlarmID{AlarmNoSpace, 0xa1}, true}
-	goldenHold   = Hold{ID: 0xb0, Owner: "backup", Revision: 40, Expires: 1_800_000_000_000}
+	goldenHold   = Hold{ID: 0xb0, Kind: "backup", Owner: "db7, process 1", Revision: 40, Made: 1_700_000_000_000, Expires: 1_800_000_000_000}
 	goldenLoad   = Loading{Phase: PhaseFollow, Nonce: 0xa1b2, Source: "etcd a.db", Position: 300, Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
@@ -69,7 +69,7 @@ func sampleCommands() []Command {
 		Guarded{Permit: 302, Op: Compact{At: 40}},
 		RevokeChecked{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
 		KeepLease{Lease: LeaseRef{ID: 0x7b, Incarnation: 44}, At: 57},
-		PutHold{Create: true, ID: 0xb0, Owner: "backup", Revision: 40, Now: 1_800_000_000_000, Life: time.Hour},
+		PutHold{Create: true, ID: 0xb0, Kind: "backup", Owner: "db7, process 1", Revision: 40, Now: 1_800_000_000_000, Life: time.Hour},
 		EndHold{ID: 0xb0, Expires: 1_800_000_000_000},
 		ChangeLoad{Step: LoadBegin, Nonce: 0xa1b2, Source: "etcd a.db", Now: 1_800_000_000_000},
 		ChangeLoad{Step: LoadAdvance, Nonce: 0xa1b2, Phase: PhaseFollow, Position: 300},

@@ -14,14 +14,20 @@ import (
 // HoldID names a hold. Who makes the hold chooses it at random, and repeats the command without harm.
 type HoldID uint64
 
+// String returns the id as operators see it.
+func (id HoldID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
+
 // Hold keeps the versions of all ranges that are readable at its revision or above it, until it expires or
 // its owner ends it. Clients' compactions go on: what they read is refused as ever.
 type Hold struct {
 	ID HoldID
-	// Owner says for people who holds and why, in at most MaxHoldOwnerBytes.
-	Owner string
+	// Kind says for people what holds, as backup or snapshot, in at most MaxHoldKindBytes, and Owner who does, in at most
+	// MaxHoldOwnerBytes.
+	Kind, Owner string
 	// Revision is the lowest one that is held. The owner may move it up.
 	Revision keyspace.Revision
+	// Made is when the hold was made.
+	Made UnixMillis
 	// Expires is when placement's leader may end the hold. Until it has done so the hold can be renewed.
 	Expires UnixMillis
 }
@@ -38,7 +44,8 @@ type Holds struct {
 const (
 	// MaxHolds bounds the holds of a cluster: each of them may cost disk space everywhere.
 	MaxHolds = 16
-	// MaxHoldOwnerBytes bounds an owner.
+	// MaxHoldKindBytes and MaxHoldOwnerBytes bound what says who holds.
+	MaxHoldKindBytes  = 32
 	MaxHoldOwnerBytes = 256
 	// MaxHoldLife bounds how long a hold lasts without being renewed.
 	MaxHoldLife = 24 * time.Hour
@@ -53,6 +60,19 @@ func (l *Holds) Lowest() keyspace.Revision {
 		}
 	}
 	return low
+}
+
+// Count returns how many holds there are, and when the oldest was made, 0 if there is none. The list may be nil.
+func (l *Holds) Count() (n int, oldest UnixMillis) {
+	if l == nil {
+		return 0, 0
+	}
+	for i := range l.All {
+		if made := l.All[i].Made; i == 0 || made < oldest {
+			oldest = made
+		}
+	}
+	return len(l.All), oldest
 }
 
 // Find returns a hold of the list, which may be nil.
@@ -74,8 +94,8 @@ type PutHold struct {
 	// Create says that the hold is made if there is none of this id. Without it an ended hold is refused.
 	Create bool
 	ID     HoldID
-	// Owner is for a new hold.
-	Owner string
+	// Kind and Owner are for a new hold.
+	Kind, Owner string
 	// Revision is the lowest one to hold from now on. 0 is the compacted revision for a new hold, and
 	// leaves an older one where it is.
 	Revision keyspace.Revision
@@ -101,14 +121,14 @@ func (o EndHold) append(dst []byte) []byte { return AppendEndHold(dst, o) }
 func AppendPutHold(dst []byte, o PutHold) []byte {
 	dst = AppendBool(dst, o.Create)
 	dst = binary.BigEndian.AppendUint64(dst, uint64(o.ID))
-	dst = AppendRevision(AppendString(dst, o.Owner), o.Revision)
+	dst = AppendRevision(AppendString(AppendString(dst, o.Kind), o.Owner), o.Revision)
 	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(o.Now)), uint64(o.Life/time.Millisecond))
 }
 
 // PutHold reads what AppendPutHold wrote.
 func (r *Reader) PutHold() PutHold {
 	return PutHold{
-		Create: r.Bool(), ID: r.holdID(), Owner: r.StringUpTo(MaxHoldOwnerBytes), Revision: r.Revision(), Now: r.millis(),
+		Create: r.Bool(), ID: r.holdID(), Kind: r.StringUpTo(MaxHoldKindBytes), Owner: r.StringUpTo(MaxHoldOwnerBytes), Revision: r.Revision(), Now: r.millis(),
 		Life: time.Duration(r.Bounded(int(MaxHoldLife/time.Millisecond))) * time.Millisecond,
 	}
 }
@@ -146,18 +166,18 @@ func (s *State) applyPutHold(index uint64, o PutHold) Result {
 	case o.Revision > s.Ceiling:
 		return Result{Err: kverror.New(kverror.FutureRevision, "a hold of revision %d, none above %d is given out", o.Revision, s.Ceiling)}
 	case !known && !o.Create:
-		return Result{Err: kverror.New(kverror.HoldEnded, "there is no hold %016x any more: it has expired or was released", uint64(o.ID))}
+		return Result{Err: kverror.New(kverror.HoldEnded, "there is no hold %s any more: it has expired or was released", o.ID)}
 	case !known && len(s.standing) >= MaxHolds:
-		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d holds, and no more are made: end a backup, or wait until the hold of a dead one expires", len(s.standing))}
+		return Result{Err: kverror.New(kverror.TooManyRequests, "there are %d holds, and no more are made: skein hold list shows them, and skein hold release ends one of a dead backup", len(s.standing))}
 	case !known && o.Revision != 0 && o.Revision < s.Compacted:
 		return Result{Err: &kverror.Error{Kind: kverror.Compacted, CompactRevision: s.Compacted, Detail: fmt.Sprintf("revision %d cannot be held", o.Revision)}}
 	case !known:
-		h = Hold{ID: o.ID, Owner: o.Owner, Revision: o.Revision}
+		h = Hold{ID: o.ID, Kind: o.Kind, Owner: o.Owner, Revision: o.Revision, Made: o.Now}
 		if o.Revision == 0 {
 			h.Revision = max(s.Compacted, 0)
 		}
 	case o.Revision != 0 && o.Revision < h.Revision:
-		return Result{Err: kverror.New(kverror.BadRequest, "hold %016x holds what is at revision %d or above, and cannot go back to %d", uint64(o.ID), h.Revision, o.Revision)}
+		return Result{Err: kverror.New(kverror.BadRequest, "hold %s holds what is at revision %d or above, and cannot go back to %d", o.ID, h.Revision, o.Revision)}
 	case o.Revision != 0:
 		h.Revision = o.Revision
 	}
@@ -226,19 +246,22 @@ func (s *State) loadHold(key, value []byte) error {
 		return err
 	}
 	if string(key) != string(holdKey(h.ID)) {
-		return fmt.Errorf("placement: hold %016x under key %x", uint64(h.ID), key)
+		return fmt.Errorf("placement: hold %s under key %x", h.ID, key)
 	}
 	s.standing[h.ID] = h
 	return nil
 }
 
 func appendHold(dst []byte, h Hold) []byte {
-	dst = AppendString(binary.BigEndian.AppendUint64(dst, uint64(h.ID)), h.Owner)
-	return binary.AppendUvarint(AppendRevision(dst, h.Revision), uint64(h.Expires))
+	dst = AppendString(AppendString(binary.BigEndian.AppendUint64(dst, uint64(h.ID)), h.Kind), h.Owner)
+	dst = AppendRevision(dst, h.Revision)
+	return binary.AppendUvarint(binary.AppendUvarint(dst, uint64(h.Made)), uint64(h.Expires))
 }
 
 func (r *Reader) hold() Hold {
-	return Hold{ID: r.holdID(), Owner: r.StringUpTo(MaxHoldOwnerBytes), Revision: r.Revision(), Expires: r.millis()}
+	return Hold{
+		ID: r.holdID(), Kind: r.StringUpTo(MaxHoldKindBytes), Owner: r.StringUpTo(MaxHoldOwnerBytes), Revision: r.Revision(), Made: r.millis(), Expires: r.millis(),
+	}
 }
 
 func decodeHold(b []byte) (Hold, error) {
@@ -263,13 +286,13 @@ func AppendHolds(dst []byte, all []Hold) []byte {
 // Holds reads a list of holds.
 func (r *Reader) Holds() []Hold {
 	var all []Hold
-	for range r.CountUpTo(MaxHolds, 11) {
+	for range r.CountUpTo(MaxHolds, 13) {
 		h := r.hold()
 		if !r.OK() {
 			return nil
 		}
 		if n := len(all); n > 0 && all[n-1].ID >= h.ID {
-			r.Failf("hold %016x behind a later one", uint64(h.ID))
+			r.Failf("hold %s behind a later one", h.ID)
 			return nil
 		}
 		all = append(all, h)

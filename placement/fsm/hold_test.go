@@ -37,7 +37,7 @@ func holdEffect(t *testing.T, d *datadriven.TestData) Effect {
 }
 
 func printHold(h Hold) string {
-	return fmt.Sprintf("hold %d of %q from revision %d on, expires at %d ms", h.ID, h.Owner, h.Revision, h.Expires)
+	return fmt.Sprintf("hold %d of %q from revision %d on, made at %d ms, expires at %d ms", uint64(h.ID), h.Owner, h.Revision, h.Made, h.Expires)
 }
 
 func (h *stateStory) printHolds() string {
