@@ -12,6 +12,7 @@
 //	wait.go         commands that wait for what they have begun
 //	placement.go    the placement group: service, client, output
 //	cluster.go      the cluster version: service, client, output
+//	hold.go         holds of old versions: service, client, output
 //	replication.go  the replication factor, and merges by themselves
 //	join.go         a node that joins
 //	output_node.go  nodes as tables and JSON

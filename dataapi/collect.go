@@ -4,18 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/etcdfile"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement/fsm"
 )
@@ -106,11 +101,6 @@ func Collect(ctx context.Context, c Cuts, o CollectOptions) (*etcdfile.Header, *
 	}
 }
 
-// IsHoldEnded says that a hold has ended, or came too late.
-func IsHoldEnded(err error) bool {
-	return errors.Is(err, kverror.HoldEnded) || status.Code(err) == codes.FailedPrecondition
-}
-
 // collect reads a cut.
 func collect(ctx context.Context, c Cuts, cut *Cut, o *CollectOptions) (h *etcdfile.Header, sorter *etcdfile.Sorter, err error) {
 	if h, err = fileHeader(cut, o); err != nil {
@@ -176,34 +166,4 @@ func fileHeader(cut *Cut, o *CollectOptions) (*etcdfile.Header, error) {
 // fileLease is a lease as a file has it. An overdue one has a second left there: 0 would be all of its TTL.
 func fileLease(id keyspace.LeaseID, ttl int64, remaining time.Duration) etcdfile.Lease {
 	return etcdfile.Lease{ID: id, TTLSeconds: ttl, RemainingSeconds: max(int64(remaining/time.Second), 1)}
-}
-
-// renewEvery is the pause between two renewals of a hold. Half an hour of failures does no harm.
-const renewEvery = time.Minute
-
-// keepHold renews a hold in the background until stop. The context ends with ctx, or once the hold has ended or could
-// not be renewed for its whole life; its cause says why.
-func keepHold(ctx context.Context, c clock.Clock, renew func(context.Context) error) (held context.Context, stop func()) {
-	held, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		last := c.Now()
-		for clock.Sleep(held, c, renewEvery) == nil {
-			once, end := clock.WithTimeout(held, c, renewEvery)
-			err := renew(once)
-			end()
-			switch {
-			case err == nil:
-				last = c.Now()
-			case IsHoldEnded(err), c.Now().Sub(last) >= HoldLife:
-				cancel(err)
-				return
-			}
-		}
-	}()
-	return held, func() {
-		cancel(context.Canceled)
-		<-done
-	}
 }

@@ -5,12 +5,15 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -250,4 +253,39 @@ func (c *Cutter) Read(ctx context.Context, cut mvcc.Cut, from mvcc.VersionCursor
 		}
 		return page(next)
 	})
+}
+
+// renewEvery is the pause between two renewals of a hold. Half an hour of failures does no harm.
+const renewEvery = time.Minute
+
+// keepHold renews a hold in the background until stop. The context ends with ctx, or once the hold has ended or could
+// not be renewed for its whole life; its cause says why.
+func keepHold(ctx context.Context, c clock.Clock, renew func(context.Context) error) (held context.Context, stop func()) {
+	held, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		last := c.Now()
+		for clock.Sleep(held, c, renewEvery) == nil {
+			once, end := clock.WithTimeout(held, c, renewEvery)
+			err := renew(once)
+			end()
+			switch {
+			case err == nil:
+				last = c.Now()
+			case IsHoldEnded(err), c.Now().Sub(last) >= HoldLife:
+				cancel(err)
+				return
+			}
+		}
+	}()
+	return held, func() {
+		cancel(context.Canceled)
+		<-done
+	}
+}
+
+// IsHoldEnded says that a hold has ended, or came too late.
+func IsHoldEnded(err error) bool {
+	return errors.Is(err, kverror.HoldEnded) || status.Code(err) == codes.FailedPrecondition
 }

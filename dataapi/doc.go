@@ -49,7 +49,7 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	collect.go      a whole cut, sorted for a file of etcd's; keeps a hold
+//	collect.go      a whole cut, sorted for a file of etcd's
 //	load_client.go  Loader: the client of a load
 //	cut_client.go   the client of cuts
 //	load_server.go  the service of loads

@@ -10,6 +10,7 @@
 //	node.go       skein node, cluster and audit
 //	range.go      skein range
 //	placement.go  skein placement
+//	hold.go       skein hold
 //	cert.go       skein cert
 //	recover.go    skein recover, and --force-new-cluster
 //	backup.go     skein backup, what backups are read by
