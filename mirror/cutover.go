@@ -34,7 +34,9 @@ func (m *Mirror) cutover(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return m.lookupLeases(ctx, ids)
+		m.forgetLeases()
+		_, err = m.lookupLeases(ctx, ids)
+		return err
 	})
 	if err != nil {
 		return err
@@ -123,8 +125,10 @@ func (m *Mirror) waitQuiet(ctx context.Context) (still keyspace.Revision, since 
 // freeze checks once more, while nothing is brought to the target, and opens it. It returns
 // false if the source has moved.
 func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (done bool, err error) {
-	m.follow.Lock()
-	defer m.follow.Unlock()
+	if err := m.follow.lock(ctx); err != nil {
+		return false, err
+	}
+	defer m.follow.unlock()
 	f.Revision = rev
 	if m.position() != rev || m.state.Counted != rev {
 		return false, nil
@@ -136,7 +140,7 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 		return false, err
 	}
 	slices.Sort(before)
-	if err := m.lookupLeases(ctx, before); err != nil {
+	if f.Leases, err = m.lookupLeases(ctx, before); err != nil {
 		return false, err
 	}
 	source, _, err := m.o.SourceData.Count(ctx, nil, nil, rev)
@@ -160,7 +164,7 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 	if err != nil || now != rev || !slices.Equal(before, after) {
 		return false, err
 	}
-	f.Keys, f.Leases = source, m.ttls(after)
+	f.Keys = source
 	if len(f.Leases) != len(after) {
 		return false, nil // one ended while it was looked up
 	}

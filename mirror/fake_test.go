@@ -192,6 +192,29 @@ func newSource(seed uint64) *source {
 	return &source{store: newStore(), cluster: 7, events: map[keyspace.Revision][]mvcc.Version{}, changed: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 2))}
 }
 
+// grant grants a lease.
+func (s *source) grant(id keyspace.LeaseID, ttl int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases[id] = ttl
+}
+
+// revoke ends a lease, and deletes the keys in one revision.
+func (s *source) revoke(id keyspace.LeaseID) {
+	s.mu.Lock()
+	var deletes []op
+	for k := range s.keys {
+		if v := s.get(k, s.rev); v != nil && v.Lease == id {
+			deletes = append(deletes, op{key: k})
+		}
+	}
+	s.mu.Unlock()
+	s.txn(deletes...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.leases, id)
+}
+
 // op is a write of a transaction: a put, or a delete without a value.
 type op struct {
 	key, value string
@@ -345,6 +368,9 @@ type target struct {
 	// largest is the largest batch in versions, held the most versions of a revision that
 	// was not visible.
 	largest, largestHeld, batches int
+	// taken counts the leases that were taken back, attached are those of them with keys.
+	taken    int
+	attached []keyspace.LeaseID
 }
 
 func newTarget() *target { return &target{store: newStore(), phase: TargetEmpty} }
@@ -446,6 +472,29 @@ func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
 	}
 	if t.held = t.held[n:]; upTo > t.rev {
 		t.rev = upTo
+	}
+	maps.Copy(t.leases, b.Leases)
+	return t.end(b.Ended)
+}
+
+// end takes leases back. No key may be attached to them.
+func (t *target) end(ended []keyspace.LeaseID) error {
+	for _, id := range ended {
+		if _, has := t.leases[id]; !has {
+			return fmt.Errorf("lease %x is taken back and was not granted", int64(id))
+		}
+		delete(t.leases, id)
+		t.taken++
+		for k := range t.keys {
+			if v := t.get(k, t.rev); v != nil && v.Lease == id {
+				t.attached = append(t.attached, id)
+			}
+		}
+		for i := range t.held {
+			if t.held[i].Lease == id {
+				t.attached = append(t.attached, id)
+			}
+		}
 	}
 	return nil
 }

@@ -48,6 +48,7 @@ func (m *Mirror) followAndVerify(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.apply(ctx, pos) })
 	g.Go(func() error { return m.verify(ctx) })
+	g.Go(func() error { return m.sweepLeases(ctx) })
 	g.Go(func() error { return m.cutover(ctx) })
 	return g.Wait()
 }
@@ -93,7 +94,7 @@ func (m *Mirror) apply(ctx context.Context, pos keyspace.Revision) error {
 			return err
 		}
 		if now := m.o.Clock.Now(); now.Sub(a.noted) >= noteEvery {
-			if err := m.retry(ctx, "note the sum", m.note); err != nil {
+			if err := m.retry(ctx, "note the sum", func() error { return m.note(ctx) }); err != nil {
 				return err
 			}
 			if err := m.spool.Drop(a.counted); err != nil {
@@ -105,12 +106,11 @@ func (m *Mirror) apply(ctx context.Context, pos keyspace.Revision) error {
 }
 
 // note writes the sum. The spool may drop what is in it.
-func (m *Mirror) note() error {
-	m.follow.Lock()
-	defer m.follow.Unlock()
-	if m.frozen {
-		return errDone
+func (m *Mirror) note(ctx context.Context) error {
+	if err := m.bringing(ctx); err != nil {
+		return err
 	}
+	defer m.follow.unlock()
 	return writeJSON(m.o.FS, m.o.Dir, stateName, m.state)
 }
 
@@ -205,11 +205,10 @@ func (a *applier) flush(ctx context.Context) error {
 			return err
 		}
 	}
-	a.m.follow.Lock()
-	defer a.m.follow.Unlock()
-	if a.m.frozen {
-		return errDone
+	if err := a.m.bringing(ctx); err != nil {
+		return err
 	}
+	defer a.m.follow.unlock()
 	for i := range a.versions {
 		a.pending.Add(&a.versions[i])
 	}
@@ -237,16 +236,22 @@ func (a *applier) bring(ctx context.Context, b Batch) error {
 		return err
 	}
 	ids := leasesOf(b.Versions)
-	if err := m.retry(ctx, "look up leases at the source", func() error { return m.lookupLeases(ctx, ids) }); err != nil {
+	if err := m.bringing(ctx); err != nil {
 		return err
 	}
-	b.Leases = m.ttls(ids)
-	m.follow.Lock()
-	defer m.follow.Unlock()
-	if m.frozen {
-		return errDone
+	defer m.follow.unlock()
+	// No lease is taken back between the look at it and the batch that attaches keys to it.
+	err := m.retry(ctx, "look up leases at the source", func() (err error) {
+		b.Leases, err = m.lookupLeases(ctx, ids)
+		return err
+	})
+	if err != nil {
+		return err
 	}
-	err := m.retry(ctx, "bring a batch to the target", func() error { return m.o.Target.Follow(ctx, m.state.Nonce, b) })
+	m.mu.Lock()
+	m.spare(ids)
+	m.mu.Unlock()
+	err = m.retry(ctx, "bring a batch to the target", func() error { return m.o.Target.Follow(ctx, m.state.Nonce, b) })
 	if err != nil {
 		return err
 	}

@@ -3,55 +3,141 @@ package mirror
 import (
 	"context"
 	"maps"
+	"slices"
+	"time"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
 )
 
-// lookupLeases notes the granted TTLs of leases that are not known yet. One that is gone at the
-// source is left out: its keys go with a later revision.
-func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) error {
-	m.mu.Lock()
+// lookupLeases returns the granted TTLs of leases at the source. One that is gone there is left out: its keys go with a
+// later revision.
+func (m *Mirror) lookupLeases(ctx context.Context, ids []keyspace.LeaseID) (map[keyspace.LeaseID]int64, error) {
+	living := make(map[keyspace.LeaseID]int64, len(ids))
 	var unknown []keyspace.LeaseID
+	m.mu.Lock()
 	for _, id := range ids {
-		if _, known := m.leases[id]; !known {
+		if ttl, known := m.leases[id]; known {
+			living[id] = ttl
+		} else {
 			unknown = append(unknown, id)
 		}
 	}
 	m.mu.Unlock()
 	ttls, err := diff.TTLs(ctx, m.o.SourceData, unknown)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	maps.Copy(living, ttls)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// What was looked up saves time at the cut-over. It is no loss to forget what is not
-	// asked for now.
+	// What was looked up saves time at the cut-over. It is no loss to forget it.
 	if len(m.leases) > maxLeases {
-		asked := make(map[keyspace.LeaseID]bool, len(ids))
-		for _, id := range ids {
-			asked[id] = true
-		}
-		maps.DeleteFunc(m.leases, func(id keyspace.LeaseID, _ int64) bool { return !asked[id] })
+		m.leases = maps.Clone(living)
 	}
-	for id, ttl := range ttls {
-		m.leases[id] = ttl
-	}
-	return nil
+	maps.Copy(m.leases, ttls)
+	return living, nil
+}
+
+// forgetLeases has all TTLs looked up anew: a lease may have ended, and its id be granted again with another one.
+func (m *Mirror) forgetLeases() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leases = map[keyspace.LeaseID]int64{}
 }
 
 // maxLeases bounds the leases whose TTLs are kept while the source is followed.
 const maxLeases = 1 << 20
 
-// ttls returns the granted TTLs of those leases that are known.
-func (m *Mirror) ttls(ids []keyspace.LeaseID) map[keyspace.LeaseID]int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := map[keyspace.LeaseID]int64{}
-	for _, id := range ids {
-		if ttl, known := m.leases[id]; known {
-			out[id] = ttl
+const (
+	// sweepEvery is the pause between two looks for leases that have ended at the source.
+	sweepEvery = 30 * time.Second
+	// sweepBatch is the largest number of leases that are taken back while no batch is brought.
+	sweepBatch = 1000
+)
+
+// sweepLeases takes leases back that have ended at the source, again and again.
+func (m *Mirror) sweepLeases(ctx context.Context) error {
+	for {
+		if err := clock.Sleep(ctx, m.o.Clock, sweepEvery); err != nil {
+			return err
+		}
+		if err := m.retry(ctx, "take back leases that have ended", func() error { return m.sweep(ctx) }); err != nil {
+			return err
 		}
 	}
-	return out
+}
+
+// sweep takes leases back that have ended at the source and that no key of the target is attached to.
+//
+// Those that the target has are ending, until one is seen alive or a batch attaches a key to it. One that stays was dead at
+// the source at some moment behind that, so the revisions up to then delete all keys that older batches
+// have attached to it. Once the target has these revisions, nothing is attached.
+func (m *Mirror) sweep(ctx context.Context) error {
+	has, err := m.o.TargetData.Leases(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.ending = make(map[keyspace.LeaseID]bool, len(has))
+	for _, id := range has {
+		m.ending[id] = true
+	}
+	m.mu.Unlock()
+	alive, err := m.o.SourceData.Leases(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.spare(alive)
+	m.mu.Unlock()
+	_, rev, err := m.o.Source.Now(ctx)
+	if err != nil {
+		return err
+	}
+	m.saw(rev)
+	for m.position() < rev {
+		if err := clock.Sleep(ctx, m.o.Clock, requestEvery); err != nil {
+			return err
+		}
+	}
+	for {
+		more, err := m.takeBack(ctx)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// spare takes leases out of those that are ending. Mirror.mu is held.
+func (m *Mirror) spare(ids []keyspace.LeaseID) {
+	for _, id := range ids {
+		delete(m.ending, id)
+	}
+}
+
+// takeBack takes some of the leases back that are ending, and says whether there are more.
+func (m *Mirror) takeBack(ctx context.Context) (more bool, err error) {
+	if err := m.bringing(ctx); err != nil {
+		return false, err
+	}
+	defer m.follow.unlock()
+	m.mu.Lock()
+	var ended []keyspace.LeaseID
+	for id := range m.ending {
+		if len(ended) == sweepBatch {
+			more = true
+			break
+		}
+		ended = append(ended, id)
+		delete(m.leases, id) // its id may be granted again
+	}
+	m.spare(ended)
+	m.mu.Unlock()
+	if len(ended) == 0 {
+		return false, nil
+	}
+	slices.Sort(ended)
+	return more, m.o.Target.Follow(ctx, m.state.Nonce, Batch{UpTo: m.position(), Ended: ended})
 }

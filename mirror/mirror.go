@@ -34,7 +34,7 @@ type Mirror struct {
 
 	// follow is held while something is brought to the target, and by a cut-over that lets
 	// nothing more be brought.
-	follow sync.Mutex
+	follow gate
 	frozen bool // nothing more may be brought; guarded by follow
 
 	mu       sync.Mutex
@@ -42,8 +42,35 @@ type Mirror struct {
 	status   Status
 	seen     []sighting
 	leases   map[keyspace.LeaseID]int64 // granted TTLs that were looked up
+	ending   map[keyspace.LeaseID]bool  // of the target, and perhaps no longer at the source
 	wantEnd  bool                       // a cut-over is requested
 	verified chan struct{}              // closed after the first pass
+}
+
+// A gate is a lock that is held over requests: whoever waits for it can be told to end.
+type gate chan struct{}
+
+func (g gate) lock(ctx context.Context) error {
+	select {
+	case g <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g gate) unlock() { <-g }
+
+// bringing takes the lock to bring something to the target. The error is errDone if nothing more may be brought.
+func (m *Mirror) bringing(ctx context.Context) error {
+	if err := m.follow.lock(ctx); err != nil {
+		return err
+	}
+	if m.frozen {
+		m.follow.unlock()
+		return errDone
+	}
+	return nil
 }
 
 // sighting says when the source was first known to have a revision.

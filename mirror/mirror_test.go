@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -535,6 +536,79 @@ func TestLossIsFound(t *testing.T) {
 			err := <-ended
 			if !lost && err != nil || lost && (err == nil || !strings.Contains(err.Error(), "finished with the sum")) {
 				t.Errorf("lost %t: %v", lost, err)
+			}
+		})
+	}
+}
+
+// TestEndedLeases: leases that end at the source are taken back while it is followed, in no more than one sweep's time, and
+// never one with keys, also where an id is granted again with another TTL, and where the mirror is started anew.
+func TestEndedLeases(t *testing.T) {
+	for seed := range uint64(5) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			s, d, disk := newSource(seed), newTarget(), simdisk.New()
+			s.keeps = true
+			s.txn(op{"a", "1", 0})
+			const ids = 120 // of which about 40 live at a time
+			slow := func(what string) error {
+				if what == "follow" || what == "now" {
+					time.Sleep(time.Duration(rand.IntN(4000)) * time.Millisecond)
+				}
+				return nil
+			}
+			s.onCall(slow)
+			d.onCall(slow)
+			ctx, kill := context.WithCancel(t.Context())
+			ended := start(ctx, options(s, d, disk))
+			granted := 0
+			work := func(times int) {
+				for range times {
+					id := keyspace.LeaseID(1 + rng.IntN(ids))
+					s.revoke(id) // the id may come again
+					s.grant(id, 60+rng.Int64N(5))
+					granted++
+					for range rng.IntN(3) {
+						s.txn(op{fmt.Sprint("k", rng.IntN(50)), "v", id})
+					}
+					if s.mu.Lock(); len(s.leases) > 40 {
+						one := slices.Sorted(maps.Keys(s.leases))[rng.IntN(len(s.leases))]
+						s.mu.Unlock()
+						s.revoke(one)
+					} else {
+						s.mu.Unlock()
+					}
+					time.Sleep(time.Duration(rng.IntN(600)) * time.Millisecond)
+				}
+			}
+			work(1000)
+			kill()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			work(100)
+			ended = start(t.Context(), options(s, d, disk))
+			work(1000)
+			time.Sleep(3 * sweepEvery)
+			d.mu.Lock()
+			for id := range d.leases {
+				if s.leases[id] == 0 {
+					t.Errorf("lease %x has ended and was not taken back", int64(id))
+				}
+			}
+			d.mu.Unlock()
+			if err := RequestCutover(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			finished(t, s, d)
+			if len(d.attached) > 0 {
+				t.Errorf("leases %x were taken back with keys", d.attached)
+			}
+			if granted < 2000 || d.taken < 200 {
+				t.Errorf("of %d leases %d were taken back", granted, d.taken)
 			}
 		})
 	}

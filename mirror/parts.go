@@ -113,6 +113,9 @@ type Batch struct {
 	// Leases are those of Versions that live, with their granted TTLs in seconds. The others
 	// attach nothing.
 	Leases map[keyspace.LeaseID]int64
+	// Ended are leases that have ended at the source, and that no key is attached to at UpTo. The target takes them
+	// back, so that it does not keep each lease that the source ever had.
+	Ended []keyspace.LeaseID
 }
 
 // Finish is the end of a load.

@@ -30,7 +30,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("mirror %s: another process uses it: %w", o.Dir, err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	m := &Mirror{o: o, leases: map[keyspace.LeaseID]int64{}, verified: make(chan struct{})}
+	m := &Mirror{o: o, follow: make(gate, 1), leases: map[keyspace.LeaseID]int64{}, verified: make(chan struct{})}
 	if err := m.load(ctx); err != nil {
 		return err
 	}

@@ -8,14 +8,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
@@ -176,19 +172,22 @@ func (m *mirrored) begin(ctx context.Context, nonce string) (*dataapi.Loader, er
 	return l, err
 }
 
-// grant grants the leases that are not known to be granted with these TTLs.
-func (m *mirrored) grant(ctx context.Context, l *dataapi.Loader, ttls map[keyspace.LeaseID]int64) error {
+// grant grants the leases that are not known to be granted with these TTLs, and takes those back that have ended.
+func (m *mirrored) grant(ctx context.Context, l *dataapi.Loader, ttls map[keyspace.LeaseID]int64, ended []keyspace.LeaseID) error {
 	var missing []dataapi.LoadLease
 	for id, ttl := range ttls {
 		if m.granted[id] != ttl {
 			missing = append(missing, dataapi.LoadLease{ID: id, TTL: ttl})
 		}
 	}
-	if err := l.Leases(ctx, missing, nil); err != nil {
-		return fmt.Errorf("grant %d leases: %w", len(missing), err)
+	if err := l.Leases(ctx, missing, ended); err != nil {
+		return fmt.Errorf("grant %d leases, take back %d: %w", len(missing), len(ended), err)
 	}
 	for _, lease := range missing {
 		m.granted[lease.ID] = lease.TTL
+	}
+	for _, id := range ended {
+		delete(m.granted, id)
 	}
 	return nil
 }
@@ -199,7 +198,7 @@ func (m *mirrored) Follow(ctx context.Context, nonce string, b mirror.Batch) err
 	defer m.mu.Unlock()
 	l, err := m.begin(ctx, nonce)
 	if err == nil {
-		err = m.grant(ctx, l, b.Leases)
+		err = m.grant(ctx, l, b.Leases, nil)
 	}
 	if err != nil {
 		return err
@@ -210,8 +209,9 @@ func (m *mirrored) Follow(ctx context.Context, nonce string, b mirror.Batch) err
 	}
 	if err = l.Follow(ctx, b.UpTo, b.Versions); err != nil {
 		m.begun = false // the position may have moved
+		return err
 	}
-	return err
+	return m.grant(ctx, l, nil, b.Ended)
 }
 
 // Finish implements mirror.Target.
@@ -232,57 +232,50 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 			ended = append(ended, id)
 		}
 	}
-	if err := m.grant(ctx, l, f.Leases); err != nil {
+	if err := m.grant(ctx, l, f.Leases, ended); err != nil {
 		return err
 	}
 	l.SetSum(dataapi.Sum{Versions: f.Sum.Versions, Hashes: f.Sum.Hashes})
-	if err := l.Finish(ctx, f.Revision, f.Compacted); err != nil {
-		return err
-	}
-	m.revoke(ctx, ended)
-	return nil
+	return l.Finish(ctx, f.Revision, f.Compacted)
 }
 
-// revokesAtOnce is how many leases are revoked at a time, revokeTime bounds the wait for one.
-const (
-	revokesAtOnce = 16
-	revokeTime    = 10 * time.Second
-)
-
-// revoke ends leases that have ended at the source and that no key is attached to any more. It comes behind the load,
-// since ranges remember that they had keys of them. What fails ends with its TTL.
-func (m *mirrored) revoke(ctx context.Context, ids []keyspace.LeaseID) {
-	var failed atomic.Int64
-	var g errgroup.Group
-	g.SetLimit(revokesAtOnce)
-	for _, id := range ids {
-		g.Go(func() error {
-			once, cancel := clock.WithTimeout(ctx, m.c.Clock, revokeTime)
-			defer cancel()
-			if _, err := m.c.Client.Revoke(once, clientv3.LeaseID(id)); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-				failed.Add(1)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // failures are counted
-	if n := failed.Load(); n > 0 {
-		m.c.Report("%d leases that have ended at the source are left to end with their TTLs", n)
-	}
-}
-
-// lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.
+// lookGranted reads which leases the cluster has.
 func (m *mirrored) lookGranted(ctx context.Context) error {
-	client := dataapi.NewClient(m.c.Client.ActiveConnection(), m.c.Clock)
-	cut, err := client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindMirror, Owner: owner()})
+	leases, err := m.leases(ctx)
 	if err != nil {
 		return err
 	}
 	m.granted = map[keyspace.LeaseID]int64{}
-	for _, l := range cut.Leases {
+	for _, l := range leases {
 		m.granted[l.ID] = l.TTL
 	}
-	return client.Release(ctx, cut.Hold)
+	return nil
+}
+
+// leases lists the cluster's leases by a cut, also while clients may not.
+func (m *mirrored) leases(ctx context.Context) ([]dataapi.Lease, error) {
+	client := dataapi.NewClient(m.c.Client.ActiveConnection(), m.c.Clock)
+	cut, err := client.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindMirror, Owner: owner()})
+	if err != nil {
+		return nil, err
+	}
+	return cut.Leases, client.Release(ctx, cut.Hold)
+}
+
+// loaded reads a cluster that is loaded.
+type loaded struct {
+	*diff.Endpoint
+	m *mirrored
+}
+
+// Leases implements diff.Reader.
+func (l loaded) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
+	leases, err := l.m.leases(ctx)
+	ids := make([]keyspace.LeaseID, len(leases))
+	for i := range leases {
+		ids[i] = leases[i].ID
+	}
+	return ids, err
 }
 
 // Abandon implements mirror.Target.
