@@ -21,7 +21,7 @@ func TestDiff(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	open := func(most int) *clientv3.Client {
-		cfg := config(endpoints)
+		cfg := clientConfig(endpoints)
 		cfg.MaxCallRecvMsgSize, cfg.MaxCallSendMsgSize = most, most
 		c, err := clientv3.New(cfg)
 		if err != nil {

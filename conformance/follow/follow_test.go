@@ -75,8 +75,8 @@ func startEtcds(t *testing.T) (all []*embed.Etcd, endpoints []string) {
 	return all, endpoints
 }
 
-// config is that of a client of the source.
-func config(endpoints []string) clientv3.Config {
+// clientConfig is that of a client of the source.
+func clientConfig(endpoints []string) clientv3.Config {
 	return clientv3.Config{
 		Endpoints: endpoints, DialTimeout: 10 * time.Second, DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second, Logger: zap.NewNop(),
 		MaxCallRecvMsgSize: diff.MaxMessageBytes,
@@ -129,7 +129,7 @@ func TestFollow(t *testing.T) {
 	etcds, endpoints := startEtcds(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	client, err := clientv3.New(config(endpoints))
+	client, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestFollow(t *testing.T) {
 	run := func(ctx context.Context) chan error {
 		ended := make(chan error, 1)
 		go func() {
-			source, err := mirror.NewEtcd(config(endpoints), clock.System())
+			source, err := mirror.NewEtcd(clientConfig(endpoints), clock.System())
 			if err == nil {
 				err = errors.Join(mirror.Run(ctx, mirror.Options{
 					FS: vfs.Default, Dir: dir, Clock: clock.System(), Source: source, Target: d, SourceData: source.Data(), TargetData: d,
@@ -281,12 +281,12 @@ func TestCompactedBelowThePosition(t *testing.T) {
 	_, endpoints := startEtcds(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	source, err := mirror.NewEtcd(config(endpoints), clock.System())
+	source, err := mirror.NewEtcd(clientConfig(endpoints), clock.System())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer source.Close()
-	client, err := clientv3.New(config(endpoints))
+	client, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
 		t.Fatal(err)
 	}

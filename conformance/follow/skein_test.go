@@ -36,7 +36,7 @@ func startSkein(ctx context.Context, t *testing.T) *clientv3.Client {
 			t.Error(err)
 		}
 	})
-	client, err := clientv3.New(config(c.Endpoints()))
+	client, err := clientv3.New(clientConfig(c.Endpoints()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestSkein(t *testing.T) {
 	_, endpoints := startEtcds(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	source, err := clientv3.New(config(endpoints))
+	source, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestSkein(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() {
 			ended <- transfer.Mirror(ctx, &transfer.Cluster{Client: target, Clock: clock.System(), Report: t.Logf}, transfer.MirrorOptions{
-				Source: config(endpoints), Dir: dir, Number: number,
+				Source: clientConfig(endpoints), Dir: dir, Number: number,
 			})
 		}()
 		return ended

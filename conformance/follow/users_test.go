@@ -18,7 +18,7 @@ func TestUsers(t *testing.T) {
 	_, endpoints := startEtcds(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	admin, err := clientv3.New(config(endpoints))
+	admin, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := func(user string) *mirror.Etcd {
-		cfg := config(endpoints)
+		cfg := clientConfig(endpoints)
 		cfg.Username, cfg.Password = user, "p"
 		e, err := mirror.NewEtcd(cfg, clock.System())
 		if err != nil {
