@@ -60,6 +60,9 @@
 // I3: the source is restored or replaced. Its cluster id, or a revision that is not the next
 // one, stops the mirror.
 //
+// I3a: the source is a Skein. A crash there leaves revisions without events. The source's watch says that nothing is
+// missing, so they are skipped, in the spool too. An etcd has none, and a gap there stops the mirror.
+//
 // I4: the disk is full. What is not synced is dropped and asked for again once there is room.
 //
 // I5: the mirror is killed while the target is opened. What it is opened with stands in the
@@ -80,8 +83,9 @@
 //	follow.go   from the spool to the target
 //	verify.go   pages of both sides compared
 //	cutover.go  the end: stand still, compare, open
-//	leases.go   leases of the source, looked up ahead
+//	leases.go   leases of the source, looked up ahead, and taken back once they have ended
 //	mirror.go   Mirror: its state, retries, the status
+//	metrics.go  the status for Prometheus
 //	state.go    the files of the directory, requests of other processes
 //	etcd.go     the source as etcd's API shows it
 //	parts.go    Source, Target, Options

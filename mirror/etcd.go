@@ -15,7 +15,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
@@ -44,6 +47,34 @@ type Etcd struct {
 	clk clock.Clock
 	// asked counts snapshots, so that the next try asks another member.
 	asked atomic.Int64
+	// kind is what the source is, 0 as long as it is not known.
+	kind atomic.Int32
+}
+
+// What a source is.
+const (
+	kindEtcd int32 = iota + 1
+	kindSkein
+)
+
+// sparse says whether the source is a Skein: it has a service that etcd has not.
+func (e *Etcd) sparse(ctx context.Context) (bool, error) {
+	if kind := e.kind.Load(); kind != 0 {
+		return kind == kindSkein, nil
+	}
+	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
+	defer cancel()
+	_, err := datapb.NewLoadClient(e.c.ActiveConnection()).LoadState(ctx, &datapb.LoadStateRequest{Limit: 1})
+	switch status.Code(err) {
+	case codes.OK, codes.PermissionDenied, codes.Unauthenticated:
+		e.kind.Store(kindSkein)
+		return true, nil
+	case codes.Unimplemented:
+		e.kind.Store(kindEtcd)
+		return false, nil
+	default:
+		return false, fmt.Errorf("ask the source whether it is an etcd or a Skein: %w", err)
+	}
 }
 
 // NewEtcd connects to the endpoints of cfg. The caller closes the Source.
@@ -61,7 +92,41 @@ func NewEtcd(cfg clientv3.Config, clk clock.Clock) (*Etcd, error) {
 var _ Source = (*Etcd)(nil)
 
 // Data reads the source's keys and leases.
-func (e *Etcd) Data() diff.Reader { return diff.NewEndpoint(e.c) }
+func (e *Etcd) Data() diff.Reader { return data{diff.NewEndpoint(e.c), e} }
+
+// data reads a source.
+type data struct {
+	*diff.Endpoint
+	e *Etcd
+}
+
+// Leases implements diff.Reader. A member of etcd lists the leases that it knows itself, also where it lags or is cut off.
+// So one is asked that has just answered a linearizable read: it knows all that were granted before.
+func (d data) Leases(ctx context.Context) (ids []keyspace.LeaseID, err error) {
+	for _, endpoint := range d.e.cfg.Endpoints {
+		var failed error
+		if ids, failed = d.e.leasesOf(ctx, endpoint); failed == nil {
+			return ids, nil
+		}
+		err = failed // that of the last one
+	}
+	return nil, err
+}
+
+// leasesOf lists the leases by one member.
+func (e *Etcd) leasesOf(ctx context.Context, endpoint string) ([]keyspace.LeaseID, error) {
+	cfg := e.cfg
+	cfg.Endpoints = []string{endpoint}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	defer c.Close()
+	if _, _, err := (&Etcd{c: c, clk: e.clk}).Now(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", endpoint, err)
+	}
+	return diff.NewEndpoint(c).Leases(ctx)
+}
 
 // Close closes the connections.
 func (e *Etcd) Close() error { return e.c.Close() }
@@ -131,6 +196,10 @@ func (e *Etcd) open(ctx context.Context, from keyspace.Revision) (*stream, error
 func (e *Etcd) Watch(ctx context.Context, from keyspace.Revision, out chan<- Part) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	sparse, err := e.sparse(ctx)
+	if err != nil {
+		return err
+	}
 	s, err := e.open(ctx, from)
 	if err != nil {
 		return fmt.Errorf("watch from revision %d: %w", from, err)
@@ -144,8 +213,12 @@ func (e *Etcd) Watch(ctx context.Context, from keyspace.Revision, out chan<- Par
 			if err := canceled(r); err != nil {
 				return err
 			}
+			p := part(r)
+			if p.Sparse = sparse; sparse && !r.Created && len(r.Events) == 0 {
+				p.Through = p.Revision // that of progress
+			}
 			select {
-			case out <- part(r):
+			case out <- p:
 			case <-ctx.Done():
 				return ctx.Err()
 			}

@@ -119,7 +119,8 @@ func (m *Mirror) note(ctx context.Context) error {
 func (a *applier) revision(ctx context.Context) error {
 	a.fold.reset()
 	var events []mvcc.Version
-	for size := 0; ; {
+	size := 0
+	for {
 		rec, err := a.r.Next(ctx)
 		if err != nil {
 			return err
@@ -143,7 +144,7 @@ func (a *applier) revision(ctx context.Context) error {
 			events = nil
 		}
 	}
-	if events == nil {
+	if size > batchBytes {
 		return a.large(ctx)
 	}
 	for i := range events {

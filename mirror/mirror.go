@@ -73,7 +73,7 @@ func (m *Mirror) bringing(ctx context.Context) error {
 	return nil
 }
 
-// sighting says when the source was first known to have a revision.
+// sighting says when the source was first known to have a revision, or the target to be at it.
 type sighting struct {
 	revision keyspace.Revision
 	at       clock.Time
@@ -209,10 +209,33 @@ func (m *Mirror) noteSpool() {
 	m.status.Spooled, m.status.SpoolBytes = last, size
 }
 
+// rateSamples is over how many reports the speed is taken.
+const rateSamples = 10
+
+// measure notes how fast the position moves. past are the positions of the last reports.
+func (m *Mirror) measure(past []sighting) []sighting {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := sighting{m.status.Position, m.o.Clock.Now()}
+	if len(past) > 0 && past[0].revision == 0 {
+		past = nil // it did not follow yet
+	}
+	if past = append(past, now); len(past) > rateSamples {
+		past = past[1:]
+	}
+	m.status.RevisionsPerSecond = 0
+	if took := now.at.Sub(past[0].at); took > 0 {
+		m.status.RevisionsPerSecond = float64(now.revision-past[0].revision) / took.Seconds()
+	}
+	return past
+}
+
 // report writes the status again and again.
 func (m *Mirror) report(ctx context.Context) error {
+	var past []sighting
 	for {
 		m.noteSpool()
+		past = m.measure(past)
 		// A status that cannot be written now will be the next time; what counts is the
 		// state.
 		if err := m.writeStatus(); err != nil && !spool.IsNoSpace(err) {

@@ -613,3 +613,37 @@ func TestEndedLeases(t *testing.T) {
 		})
 	}
 }
+
+// TestSparse: a source that leaves revisions out, as a Skein does behind a crash, is followed to its end, also where the
+// last ones are left out, and where the mirror is started again.
+func TestSparse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(1, 1))
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.sparse, s.keeps, s.breaks, d.gaps = true, true, 5, true
+		s.txn(op{"a", "1", 0})
+		s.leaveOut(100)
+		for range 3 {
+			ctx, kill := context.WithCancel(t.Context())
+			ended := start(ctx, options(s, d, disk))
+			for range 20 {
+				s.work(rng, 10, 10*time.Millisecond)
+				s.leaveOut(1 + keyspace.Revision(rng.IntN(3000)))
+			}
+			caughtUp(t, s, d, ended)
+			kill()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+		}
+		s.leaveOut(10)
+		ended := start(t.Context(), options(s, d, disk))
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+	})
+}

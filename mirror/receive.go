@@ -116,6 +116,12 @@ func (m *Mirror) take(next keyspace.Revision, p Part) (keyspace.Revision, error)
 			}
 			next, sub = next+1, 0
 		}
+		if p.Sparse && rev > next {
+			if err := m.spool.Skip(rev - 1); err != nil {
+				return next, err
+			}
+			next = rev
+		}
 		if rev != next {
 			return next, stopf("the source's watch went on with revision %d where revision %d is next; it has lost a part of its history or was restored", rev, next)
 		}
@@ -132,7 +138,13 @@ func (m *Mirror) take(next keyspace.Revision, p Part) (keyspace.Revision, error)
 		at = end
 	}
 	if !p.More && m.spool.Midway() {
-		return next + 1, m.spool.End()
+		if err := m.spool.End(); err != nil {
+			return next, err
+		}
+		next++
+	}
+	if p.Through >= next && !m.spool.Midway() {
+		return p.Through + 1, m.spool.Skip(p.Through)
 	}
 	return next, nil
 }

@@ -77,9 +77,14 @@ type Status struct {
 	SpoolBytes int64 `json:"spool_bytes"`
 	// LagSeconds is how long ago the source made the first revision that the target lacks.
 	LagSeconds float64 `json:"lag_seconds"`
-	// VerifiedKeys counts compared keys, Passes whole comparisons, both since the start.
-	VerifiedKeys int64 `json:"verified_keys"`
-	Passes       int64 `json:"passes"`
+	// RevisionsPerSecond is how fast the position moved in the last ten seconds.
+	RevisionsPerSecond float64 `json:"revisions_per_second"`
+	// VerifiedKeys and VerifiedPages count what was compared and equal, Passes whole comparisons, all since the
+	// start. VerifiedFrom is the position at which the last whole one began.
+	VerifiedKeys  int64             `json:"verified_keys"`
+	VerifiedPages int64             `json:"verified_pages"`
+	Passes        int64             `json:"passes"`
+	VerifiedFrom  keyspace.Revision `json:"verified_from"`
 	// Waiting is the error that the mirror waits out.
 	Waiting string `json:"waiting,omitempty"`
 	// Cutover is what a requested cut-over waits for.
@@ -95,8 +100,11 @@ type Status struct {
 
 // String returns the status in one line.
 func (s Status) String() string {
-	line := fmt.Sprintf("%s: position %d of %d, behind by %d revisions (%.1f s), %d keys verified, %d passes",
-		s.Step, s.Position, s.Source, max(0, s.Source-s.Position), s.LagSeconds, s.VerifiedKeys, s.Passes)
+	line := fmt.Sprintf("%s: position %d of %d, behind by %d revisions (%.1f s), %.0f revisions/s, %d keys verified, %d passes",
+		s.Step, s.Position, s.Source, max(0, s.Source-s.Position), s.LagSeconds, s.RevisionsPerSecond, s.VerifiedKeys, s.Passes)
+	if s.VerifiedFrom > 0 {
+		line += fmt.Sprintf(", the last from revision %d on", s.VerifiedFrom)
+	}
 	if s.Cutover != "" {
 		line += "; the cut-over waits " + s.Cutover
 	}

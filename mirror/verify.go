@@ -23,6 +23,7 @@ const (
 func (m *Mirror) verify(ctx context.Context) error {
 	for pass := int64(1); ; pass++ {
 		var from []byte
+		began := m.position()
 		for {
 			next, size, err := m.verifyPage(ctx, from)
 			if err != nil {
@@ -37,6 +38,7 @@ func (m *Mirror) verify(ctx context.Context) error {
 			}
 		}
 		m.mu.Lock()
+		m.status.VerifiedFrom = began
 		if m.status.Passes = pass; pass == 1 {
 			close(m.verified)
 		}
@@ -94,6 +96,7 @@ func (m *Mirror) comparePage(ctx context.Context, page diff.Page, from, end []by
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status.VerifiedKeys += int64(len(page.Keys))
+	m.status.VerifiedPages++
 	return size, nil
 }
 

@@ -32,6 +32,8 @@ type MirrorOptions struct {
 	Number uint64
 	// WithoutAuth leaves users and roles out.
 	WithoutAuth bool
+	// Progress, if not nil, gets the status each second.
+	Progress func(mirror.Status)
 	// MaxVersionBytes bounds key and value of one version. 0 is what nodes take by their defaults.
 	MaxVersionBytes int64
 }
@@ -50,6 +52,9 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 		SnapshotRevision: func(path string) (keyspace.Revision, error) { return fileRevision(ctx, path) },
 		Nonce:            strconv.FormatUint(o.Number, 16),
 		Progress: func(s mirror.Status) {
+			if o.Progress != nil {
+				o.Progress(s)
+			}
 			if now := c.Clock.Now(); told == 0 || now.Sub(told) >= reportEvery {
 				told = now
 				c.Report("%s", s)

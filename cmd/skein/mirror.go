@@ -7,9 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/skeindb/skein/adminapi"
@@ -43,7 +47,7 @@ it step by step.`,
 
 func newMirrorStart(environ []string, m *mirrorFlags) *cobra.Command {
 	f, source := &adminFlags{environ: environ}, &sideFlags{name: "source"}
-	var endpoints string
+	var endpoints, listen string
 	var o transfer.MirrorOptions
 	c := &cobra.Command{
 		Use: "start", Short: "Begin to follow, or go on with it", Args: cobra.NoArgs,
@@ -64,6 +68,13 @@ the cut-over (skein mirror cutover). The same command goes on with a mirror that
 			if o.Number, err = loadNumber(); err != nil {
 				return err
 			}
+			metrics := &mirror.Metrics{}
+			o.Progress = metrics.Set
+			stop, err := serveMetrics(listen, metrics)
+			if err != nil {
+				return err
+			}
+			defer stop()
 			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error {
 				if err := transfer.Mirror(ctx, cluster, o); err != nil {
 					return refused(err)
@@ -75,10 +86,41 @@ the cut-over (skein mirror cutover). The same command goes on with a mirror that
 	f.addConnection(c.Flags())
 	source.add(c.Flags())
 	c.Flags().StringVar(&endpoints, "source-endpoints", "", "client URLs of the etcd to follow, separated by commas")
+	c.Flags().StringVar(&listen, "metrics-listen", "", "HOST:PORT to serve the mirror's metrics at, as /metrics for Prometheus; without it, none")
 	c.Flags().BoolVar(&o.WithoutAuth, "without-auth", false, "leave users and roles out")
 	c.Flags().Int64Var(&o.MaxVersionBytes, "max-version-bytes", 3<<19, "largest key with its value: raise it with the nodes' --max-request-bytes")
 	return c
 }
+
+// serveMetrics serves metrics for Prometheus at an address until stop is called. Without an address it does nothing.
+func serveMetrics(address string, metrics prometheus.Collector) (stop func(), err error) {
+	if address == "" {
+		return func() {}, nil
+	}
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(metrics); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, &config.UsageError{Err: fmt.Errorf("--metrics-listen %s: %w", address, err)}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: metricsTimeout}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(l) // it ends with stop
+	}()
+	return func() {
+		_ = s.Close()
+		<-done
+	}, nil
+}
+
+// metricsTimeout bounds how long a client may take for the head of its request.
+const metricsTimeout = 10 * time.Second
 
 // loadNumber returns a number for a new load.
 func loadNumber() (uint64, error) {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,6 +36,7 @@ func TestMirrorErrors(t *testing.T) {
 		{"start --spool DIR --source-endpoints http://x --source-password p", exitUsage, "store SOURCE: --password without a user"},
 		{"start --spool DIR --source-endpoints http://x --user u:", exitUsage, "--user without a name or a password"},
 		{fmt.Sprintf("start --spool DIR --source-endpoints http://x --command-timeout 200ms --endpoints http://127.0.0.1:%d", nobody[0]), exitRefused, "give client URLs of running nodes to --endpoints"},
+		{"start --spool DIR --source-endpoints http://x --metrics-listen nowhere", exitUsage, "--metrics-listen nowhere: listen tcp"},
 		{"status", exitUsage, "--spool is missing"},
 		{"status --spool DIR", exitRefused, "holds no mirror: give the --spool of `skein mirror start`"},
 		{"status --spool DIR -w xml", exitUsage, "there are table and json"},
@@ -106,8 +109,13 @@ func TestMirrorDocument(t *testing.T) {
 	fill(t, client, "a")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	port, err := ports.Unused(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := fmt.Sprintf("127.0.0.1:%d", port[0])
 	done := make(chan string, 1)
-	go func() { done <- said(ctx, t, lines[0], replace...) }()
+	go func() { done <- said(ctx, t, lines[0]+" --metrics-listen "+metrics, replace...) }()
 	for {
 		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Passes > 0 {
 			break
@@ -121,6 +129,18 @@ func TestMirrorDocument(t *testing.T) {
 	rev := fill(t, client, "b")
 	if out := said(ctx, t, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
 		t.Errorf("%s:\n%s", lines[1], out)
+	}
+	for { // until a status has the revision
+		if text := scraped(ctx, t, metrics); strings.Contains(text, fmt.Sprintf("skein_mirror_position_revision %d\n", rev)) {
+			for _, want := range []string{"skein_mirror_step{step=\"following\"} 1\n", "skein_mirror_lag_seconds 0\n", fmt.Sprintf("skein_mirror_source_revision %d\n", rev)} {
+				if !strings.Contains(text, want) {
+					t.Errorf("%q is missing in\n%s", want, text)
+				}
+			}
+			break
+		} else if ctx.Err() != nil {
+			t.Fatal(text)
+		}
 	}
 	for _, out := range []string{said(ctx, t, lines[2], replace...), <-done} {
 		if want := fmt.Sprintf("done: position %d of %d, behind by 0 revisions", rev, rev); !strings.Contains(out, want) {
@@ -136,6 +156,25 @@ func TestMirrorDocument(t *testing.T) {
 	if put, err := mirrored.Put(ctx, "next", ""); err != nil || put.Header.Revision != rev+1 {
 		t.Errorf("%v, %v, want revision %d", put, err, rev+1)
 	}
+}
+
+// scraped returns what is served as /metrics at an address.
+func scraped(ctx context.Context, t *testing.T, address string) string {
+	t.Helper()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%s, %v", r.Status, err)
+	}
+	return string(b)
 }
 
 // TestMirrorAbandoned: a mirror that runs is given up, and its cluster never serves.

@@ -28,6 +28,9 @@ import (
 
 const members = 3
 
+// maxTxnOps is how many operations a transaction may have.
+const maxTxnOps = 256
+
 // startEtcds starts an etcd of three members.
 func startEtcds(t *testing.T) (all []*embed.Etcd, endpoints []string) {
 	t.Helper()
@@ -49,7 +52,7 @@ func startEtcds(t *testing.T) (all []*embed.Etcd, endpoints []string) {
 		cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = at(i), at(i)
 		cfg.ListenClientUrls, cfg.AdvertiseClientUrls = at(members+i), at(members+i)
 		cfg.InitialCluster, cfg.UnsafeNoFsync = strings.Join(initial, ","), true
-		cfg.MaxTxnOps = 256
+		cfg.MaxTxnOps = maxTxnOps
 		cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 		wg.Go(func() {
 			e, err := embed.StartEtcd(cfg)

@@ -22,14 +22,21 @@ import (
 
 // TestKills: real processes on both sides are killed with signal 9 while clients of the source write, compact, grant and
 // revoke: the mirror in each of its steps, nodes of the target and the one that leads, members of the source and the one that leads.
+// The source is an etcd or a Skein.
 // Behind the cut-over no write is lost and none is there twice, every lease lives with its TTL, and the next write has the next revision.
 func TestKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes minutes")
 	}
+	t.Run("etcd", func(t *testing.T) { testKills(t, "etcd", etcdArguments) })
+	// A Skein leaves revisions out behind a kill.
+	t.Run("skein", func(t *testing.T) { testKills(t, "skein", skeinArguments) })
+}
+
+func testKills(t *testing.T, role string, arguments func(name, dir, client, peer, initial string) []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	etcds, from := startProcesses(t, "etcd", etcdArguments)
+	sources, from := startProcesses(t, role, arguments)
 	skeins, to := startProcesses(t, "skein", skeinArguments)
 	source, target := connect(ctx, t, from), connect(ctx, t, to)
 	putMany(ctx, t, source)
@@ -55,7 +62,7 @@ func TestKills(t *testing.T) {
 		case 1:
 			again(skeins[leader(ctx, t, target, to)])
 		case 2:
-			again(etcds[leader(ctx, t, source, from)])
+			again(sources[leader(ctx, t, source, from)])
 		case 3: // both at once, and what does not lead
 			m.kill()
 			again(skeins[(leader(ctx, t, target, to)+1)%members])

@@ -68,6 +68,7 @@ func playEtcd(ctx context.Context, name, dir, client, peer, initial string) erro
 	cfg.Name, cfg.Dir, cfg.InitialCluster = name, dir, initial
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = urls(peer), urls(peer)
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = urls(client), urls(client)
+	cfg.MaxTxnOps = maxTxnOps
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
@@ -203,7 +204,7 @@ func etcdArguments(name, dir, client, peer, initial string) []string {
 func skeinArguments(name, dir, client, peer, initial string) []string {
 	return []string{
 		"--name", name, "--data-dir", dir, "--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", initial, "--initial-ranges", "4",
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", initial, "--initial-ranges", "4", "--max-txn-ops", fmt.Sprint(maxTxnOps),
 	}
 }
 

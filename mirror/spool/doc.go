@@ -5,7 +5,8 @@
 //
 //   - A revision is read as a whole or not at all. It is written in pieces, so that a
 //     revision of any size needs little memory, and counts when its end is synced.
-//   - Revisions are without a gap: Append refuses any but the next one.
+//   - Revisions are without a gap: Append refuses any but the next one. Skip says of those that
+//     have no event that there is none.
 //   - What was read survives every crash: readers see only what is synced.
 //   - A torn tail is cut. Damage to what a later segment calls whole is an error.
 //   - A spool belongs to one source. A lock keeps a second process away.

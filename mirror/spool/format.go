@@ -88,7 +88,7 @@ type Record struct {
 	Events []mvcc.Version
 	// End says that this is the end of the revision; then there are no Events.
 	End bool
-	// Total is the number of events of the revision, at its end.
+	// Total is the number of events of the revision, at its end. It is 0 for one that the source has left out.
 	Total int
 }
 
@@ -129,7 +129,7 @@ func decodeBody(b []byte) (Record, error) {
 	switch kind {
 	case kindEnd:
 		rec.End, rec.Total = true, int(r.Uvarint())
-		if rec.Total < 1 {
+		if rec.Total < 0 {
 			r.Failf("a revision of %d events", rec.Total)
 		}
 	case kindPiece:

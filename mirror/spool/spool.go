@@ -248,6 +248,21 @@ func (s *Spool) End() error {
 	return err
 }
 
+// Skip adds revisions without an event, from the next one up to upTo. None may have begun.
+func (s *Spool) Skip(upTo keyspace.Revision) error {
+	if s.midway {
+		panic(fmt.Sprintf("spool: revision %d is skipped and has begun", s.next))
+	}
+	for s.failed == nil && s.next <= upTo {
+		if err := s.add(Record{Revision: s.next, End: true}); err != nil {
+			return err
+		}
+		s.next++
+		s.whole = s.written + int64(len(s.buf))
+	}
+	return s.failed
+}
+
 // Midway says that a revision has begun and not ended.
 func (s *Spool) Midway() bool { return s.midway }
 
