@@ -1,13 +1,22 @@
 package mirror
 
 import (
+	"context"
 	"errors"
+	"net"
+	"slices"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // TestEndOfWatch: what ends a watch at a source is waited out only if it goes away by itself.
@@ -45,5 +54,63 @@ func TestEndOfWatch(t *testing.T) {
 		if transient(err) != again {
 			t.Errorf("%v: again %v", err, !again)
 		}
+	}
+}
+
+// fakeMember is a member of a source that lists leases.
+type fakeMember struct {
+	etcdserverpb.UnimplementedKVServer
+	etcdserverpb.UnimplementedLeaseServer
+	cutOff bool
+	leases []int64
+}
+
+func (m *fakeMember) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	if m.cutOff {
+		return nil, status.Error(codes.Internal, "cut off from the others")
+	}
+	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: 7, Revision: 9}}, nil
+}
+
+func (m *fakeMember) LeaseLeases(context.Context, *etcdserverpb.LeaseLeasesRequest) (*etcdserverpb.LeaseLeasesResponse, error) {
+	r := &etcdserverpb.LeaseLeasesResponse{}
+	for _, id := range m.leases {
+		r.Leases = append(r.Leases, &etcdserverpb.LeaseStatus{ID: id})
+	}
+	return r, nil
+}
+
+// TestLeasesOfAMemberThatIsCutOff: such a member lists what it knew last, and is not believed: a lease that it leaves out lives.
+func TestLeasesOfAMemberThatIsCutOff(t *testing.T) {
+	var endpoints []string
+	for _, m := range []*fakeMember{{cutOff: true, leases: []int64{1}}, {leases: []int64{1, 2}}} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		etcdserverpb.RegisterKVServer(s, m)
+		etcdserverpb.RegisterLeaseServer(s, m)
+		ended := make(chan error, 1)
+		go func() { ended <- s.Serve(l) }()
+		t.Cleanup(func() {
+			s.Stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+		endpoints = append(endpoints, "http://"+l.Addr().String())
+	}
+	e, err := NewEtcd(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()}, clock.System())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		if ids, err := e.Data().Leases(t.Context()); err != nil || !slices.Equal(ids, []keyspace.LeaseID{1, 2}) {
+			t.Errorf("%v, %v", ids, err)
+		}
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
 	}
 }
