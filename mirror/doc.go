@@ -4,8 +4,10 @@
 // # What is guaranteed
 //
 //   - Every revision of the source behind the snapshot reaches the target once, whole and in
-//     order, with create revision, version, lease and the order of its writes. A gap, or a
-//     write that does not follow on what the target has, stops the mirror and names the key.
+//     order, with create revision, version, lease and the order of its writes. A gap in an etcd's
+//     revisions, or a write that does not follow on what the target has, stops the mirror and
+//     names the key.
+//   - While it follows, the target has few leases more than the source. None with keys is taken back.
 //   - Whatever is killed, and whenever, the next start goes on.
 //   - The target is opened only at a revision at which the source stands still, and that the
 //     target has as a whole. The next write is that revision + 1.
@@ -41,6 +43,13 @@
 // crash: it is written each second with the revision up to which it counts, and the spool keeps
 // what lies above. The next start counts from there, and brings what lies above the position.
 //
+// # Leases that end
+//
+// Each half minute the leases that the target has are compared with the source's. One that was dead
+// there is taken back, once the target has all revisions up to a moment behind that: so no key is
+// attached to it. The source's are listed by a member that has just answered a linearizable read:
+// a member of etcd that is cut off leaves out what was granted since.
+//
 // # Steps and requests are files
 //
 // The step is a file in the directory, replaced by a rename. A request (cut over, abandon) is a
@@ -60,13 +69,13 @@
 // I3: the source is restored or replaced. Its cluster id, or a revision that is not the next
 // one, stops the mirror.
 //
-// I3a: the source is a Skein. A crash there leaves revisions without events. The source's watch says that nothing is
-// missing, so they are skipped, in the spool too. An etcd has none, and a gap there stops the mirror.
-//
 // I4: the disk is full. What is not synced is dropped and asked for again once there is room.
 //
 // I5: the mirror is killed while the target is opened. What it is opened with stands in the
 // state, so the next start opens it in the same way.
+//
+// I6: the source is a Skein. A crash there leaves revisions without events. The source's watch says that nothing is
+// missing, so they are skipped, in the spool too. An etcd has none, and a gap there stops the mirror.
 //
 // # Locks
 //

@@ -1,4 +1,4 @@
-// Package follow tests package mirror with real etcds as the source: a cluster of three whose
-// leader is killed while clients write. The target is in memory, keeps every version, and
-// checks their order. The test compares it with the source at many revisions.
+// Package follow tests package mirror with real sources, clusters of three whose leader is killed while clients write. With an
+// etcd as the source and a target in memory, which keeps every version and checks their order, source and target are
+// compared at many revisions. TestKills has real processes on both sides, of etcd and of Skein, and kills any of them.
 package follow
