@@ -4,9 +4,9 @@
 // # What is guaranteed
 //
 //   - Every revision of the source behind the snapshot reaches the target once, whole and in
-//     order, with create revision, version, lease and the order of its writes. A gap in an etcd's
-//     revisions, or a write that does not follow on what the target has, stops the mirror and
-//     names the key.
+//     order, with create revision, version, lease and the order of its writes.
+//   - A gap in an etcd's revisions stops the mirror. A write that does not follow on what the
+//     target has stops it too, and the error names the key.
 //   - While it follows, the target has few leases more than the source. None with keys is taken back.
 //   - Whatever is killed, and whenever, the next start goes on.
 //   - The target is opened only at a revision at which the source stands still, and that the
@@ -47,8 +47,8 @@
 //
 // Each half minute the leases that the target has are compared with the source's. One that was dead
 // there is taken back, once the target has all revisions up to a moment behind that: so no key is
-// attached to it. The source's are listed by a member that has just answered a linearizable read:
-// a member of etcd that is cut off leaves out what was granted since.
+// attached to it. The source's are listed by a member that has just answered a linearizable read.
+// A member of etcd that is cut off leaves out what was granted since.
 //
 // # Steps and requests are files
 //

@@ -72,8 +72,8 @@ func (m *Mirror) sweepLeases(ctx context.Context) error {
 // sweep takes leases back that have ended at the source and that no key of the target is attached to.
 //
 // Those that the target has are ending, until one is seen alive or a batch attaches a key to it. One that stays was dead at
-// the source at some moment behind that, so the revisions up to then delete all keys that older batches
-// have attached to it. Once the target has these revisions, nothing is attached.
+// the source at a later moment. The revisions up to that moment delete all its keys. Once the target has
+// these revisions, nothing is attached.
 func (m *Mirror) sweep(ctx context.Context) error {
 	has, err := m.o.TargetData.Leases(ctx)
 	if err != nil {

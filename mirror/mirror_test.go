@@ -541,8 +541,8 @@ func TestLossIsFound(t *testing.T) {
 	}
 }
 
-// TestEndedLeases: leases that end at the source are taken back while it is followed, in no more than one sweep's time, and
-// never one with keys, also where an id is granted again with another TTL, and where the mirror is started anew.
+// TestEndedLeases: leases that end at the source are taken back while it is followed, and never one with keys. Ids are
+// granted again with other TTLs, both sides answer late, and the mirror is started anew on the way.
 func TestEndedLeases(t *testing.T) {
 	for seed := range uint64(5) {
 		synctest.Test(t, func(t *testing.T) {
@@ -614,8 +614,8 @@ func TestEndedLeases(t *testing.T) {
 	}
 }
 
-// TestSparse: a source that leaves revisions out, as a Skein does behind a crash, is followed to its end, also where the
-// last ones are left out, and where the mirror is started again.
+// TestSparse: a source that leaves revisions out, as a Skein does behind a crash, is followed to its end. It also leaves
+// out the last ones, and the mirror is started again on the way.
 func TestSparse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 1))

@@ -40,8 +40,8 @@ type Part struct {
 	Events []mvcc.Version
 	// More says that the last revision may go on in the next Part.
 	More bool
-	// Sparse says that the source may have revisions without events, as Skein has behind a crash, and that it does not send
-	// one that it may not leave out. Etcd has none: there a gap is a loss.
+	// Sparse says that the source may have revisions without events, as a Skein has behind a crash. An etcd has none: there
+	// a gap is a loss.
 	Sparse bool
 	// Through is the revision up to which a sparse source has sent everything, 0 if it does not say.
 	Through keyspace.Revision

@@ -22,8 +22,8 @@ import (
 	"github.com/skeindb/skein/mirror/diff"
 )
 
-// TestKills: real processes on both sides are killed with signal 9 while clients of the source write, compact, grant and
-// revoke: the mirror in each of its steps, nodes of the target and the one that leads, members of the source and the one that leads.
+// TestKills: real processes are killed with signal 9 while clients of the source write, compact, grant and revoke. They are
+// the mirror, nodes of the target, the one that leads among them, and the source's leader.
 // The source is an etcd or a Skein.
 // Behind the cut-over no write is lost and none is there twice, every lease lives with its TTL, and the next write has the next revision.
 func TestKills(t *testing.T) {
