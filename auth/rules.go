@@ -23,7 +23,8 @@ const (
 	AnyUser
 	// RootOnly: root alone.
 	RootOnly
-	// RootOrHere: root. While checks are off: clients that are here. The face that is asked says who that is.
+	// RootOrHere: root. While checks are off, or the cluster is loaded: clients that are here. The face that is asked says
+	// who that is.
 	RootOrHere
 	// NodeOrHere is RootOrHere, and the nodes by their certificates.
 	NodeOrHere
@@ -63,8 +64,7 @@ var rules = tabulate([]rulesOf{
 	{"skein.data.v1.Data", RootOnly, "Read"},
 	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause
 		PlacementSetReplication PlacementSetMergeAfter NodeDrain NodeUndrain NodeDecommission NodeRecommission NodeRemove ClusterUpgrade HoldRelease`},
-	{"skein.data.v1.Load", RootOnly, "LoadState"},
-	{"skein.data.v1.Load", RootOrHere, "LoadBegin LoadSplit LoadLeases LoadPut LoadAdvance LoadFinish LoadAbandon"},
+	{"skein.data.v1.Load", RootOrHere, "LoadBegin LoadState LoadSplit LoadLeases LoadPut LoadAdvance LoadAccess LoadFinish LoadAbandon"},
 })
 
 // rulesOf are methods of one service with the same rule.

@@ -30,7 +30,7 @@
 //
 // A new cluster takes finished versions at given revisions: from a backup, from etcd's files, from a running etcd.
 //
-//	loader ──gRPC──▶ Load ──┬─▶ placement: phase, position, leases
+//	loader ──gRPC──▶ Load ──┬─▶ placement: phase, position, leases, users
 //	                        └─▶ router ──▶ leaders of ranges: versions, cursors
 //
 // The service has no state. What is durable is placement's phase and the cursor of each range. So a loader that has
@@ -42,7 +42,8 @@
 //  3. LoadPut in bulk, in the order of keys, the newest version of a key first.
 //  4. LoadAdvance to follow, then LoadPut in the order of revisions and LoadAdvance, as often as wanted. Clients read at
 //     the position.
-//  5. LoadFinish compares the number of versions and the sum of their hashes with what the loader says. Then the
+//  5. LoadAccess: users and roles. Every node goes by them before the cluster serves anybody.
+//  6. LoadFinish compares the number of versions and the sum of their hashes with what the loader says. Then the
 //     cluster serves, and the next write has the revision behind.
 //
 // # Files

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,6 +22,7 @@ import (
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rights"
 )
 
 // LoaderOptions are what a Loader is made of.
@@ -48,6 +51,10 @@ type Loader struct {
 	versions, sum uint64
 	last          keyspace.Revision
 	position      keyspace.Revision
+
+	// set names the users and roles that were brought, checked says that requests are checked by them.
+	set     fsm.AccessSet
+	checked bool
 }
 
 // Bounds of a call with versions. A node takes messages of 2 MiB by its defaults.
@@ -94,7 +101,15 @@ func (l *Loader) Begin(ctx context.Context) (*datapb.LoadStatus, error) {
 	if err == nil {
 		l.position = keyspace.Revision(st.GetPosition())
 	}
-	return st, err
+	return st, servesUsers(err)
+}
+
+// servesUsers explains why a cluster asks who it is whose load it does not know to be under way.
+func servesUsers(err error) error {
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty) {
+		return fmt.Errorf("the cluster checks users and is not being loaded: if this load had finished before, nothing is left to do; to see that, give a user who has the role root: %w", err)
+	}
+	return err
 }
 
 // Split has a range begin at each of the keys.
@@ -270,14 +285,45 @@ func (l *Loader) SetSum(s Sum) {
 	l.versions, l.sum = s.Versions, s.Hashes
 }
 
+// Access brings the users and roles of the source, nil for none, in the place of those that an earlier call has brought.
+// They are checked, if they are at the source, before the cluster serves anybody. Finish demands that those of the last call
+// are there. If a node is down that may not know of them, the error names it.
+func (l *Loader) Access(ctx context.Context, s *rights.State) error {
+	var pieces [][]fsm.AccessRow
+	l.set, l.checked = 0, false
+	if s != nil {
+		pieces = fsm.AccessPieces(s)
+		sum := xxhash.New()
+		for _, rows := range pieces {
+			_, _ = sum.Write(fsm.AppendAccessRows(nil, rows)) // never fails
+		}
+		l.set, l.checked = max(1, fsm.AccessSet(sum.Sum64())), s.Enabled
+	} else {
+		pieces = [][]fsm.AccessRow{nil}
+	}
+	for _, rows := range pieces {
+		q := &datapb.LoadAccessRequest{Loader: l.o.Number, Set: uint64(l.set)}
+		for _, r := range rows {
+			q.Rows = append(q.Rows, &datapb.AccessRow{Key: r.Key, Value: r.Value})
+		}
+		if _, err := call(ctx, l, l.client.LoadAccess, q); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Finish lets the cluster serve from the revision on, compacted up to another one, 0 for none. It fails if the cluster
 // has anything else than the sum. One that got half-way pins the load to its revision: ranges that have
 // ended take no more versions, and none ends at another revision. Repeat it with the same revisions, and with
 // the same leases.
 func (l *Loader) Finish(ctx context.Context, revision, compacted keyspace.Revision) error {
 	_, err := call(ctx, l, l.client.LoadFinish, &datapb.LoadFinishRequest{
-		Loader: l.o.Number, Revision: int64(revision), CompactedRevision: int64(compacted), Versions: l.versions, Sum: l.sum,
+		Loader: l.o.Number, Revision: int64(revision), CompactedRevision: int64(compacted), Versions: l.versions, Sum: l.sum, AccessSet: uint64(l.set),
 	})
+	if l.checked && errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty) {
+		return nil // the answer to the call before was lost: while it is loaded the cluster asks its loader for no user
+	}
 	return err
 }
 
@@ -293,7 +339,7 @@ func (l *Loader) State(ctx context.Context) (st *datapb.LoadStatus, ranges []*da
 	for {
 		a, err := call(ctx, l, l.client.LoadState, &datapb.LoadStateRequest{From: from})
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, servesUsers(err)
 		}
 		ranges = append(ranges, a.GetRanges()...)
 		if !a.GetMore() {

@@ -139,6 +139,17 @@ func (s *loadServer) LoadLeases(ctx context.Context, q *datapb.LoadLeasesRequest
 	return st, nil
 }
 
+func (s *loadServer) LoadAccess(ctx context.Context, q *datapb.LoadAccessRequest) (*datapb.LoadStatus, error) {
+	o := fsm.ChangeLoad{Step: fsm.LoadAccess, Nonce: fsm.LoadNonce(q.GetLoader()), Set: fsm.AccessSet(q.GetSet())}
+	for _, r := range q.GetRows() {
+		o.Access = append(o.Access, fsm.AccessRow{Key: r.GetKey(), Value: r.GetValue()})
+	}
+	if err := fsm.CheckAccessPiece(o.Access); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "skein: users and roles of the load: %v", err)
+	}
+	return s.change(ctx, "users and roles of the load", o)
+}
+
 // mine returns the load if it is the loader's and says so by known, else as placement has it now.
 func (s *loadServer) mine(ctx context.Context, loader uint64, known func(*fsm.Loading) bool) (*fsm.Loading, error) {
 	if l := s.placement.KnownLoading(); l != nil && uint64(l.Nonce) == loader && known(l) {
@@ -255,7 +266,9 @@ func (s *loadServer) LoadState(ctx context.Context, q *datapb.LoadStateRequest) 
 func (s *loadServer) LoadFinish(ctx context.Context, q *datapb.LoadFinishRequest) (*datapb.LoadStatus, error) {
 	const what = "finish the load"
 	at, compacted := keyspace.Revision(q.GetRevision()), keyspace.Revision(q.GetCompactedRevision())
-	finish := fsm.ChangeLoad{Step: fsm.LoadFinish, Nonce: fsm.LoadNonce(q.GetLoader()), Position: at, Compacted: compacted}
+	finish := fsm.ChangeLoad{
+		Step: fsm.LoadFinish, Nonce: fsm.LoadNonce(q.GetLoader()), Position: at, Compacted: compacted, Set: fsm.AccessSet(q.GetAccessSet()),
+	}
 	if at < 1 || at >= keyspace.MaxRevision || compacted < 0 || compacted > at {
 		return nil, status.Errorf(codes.InvalidArgument, "skein: %s: revision %d, compacted %d", what, at, compacted)
 	}
@@ -268,6 +281,9 @@ func (s *loadServer) LoadFinish(ctx context.Context, q *datapb.LoadFinishRequest
 	}
 	if at < l.Position {
 		return nil, status.Errorf(codes.FailedPrecondition, "skein: %s: at revision %d, and the load is at %d", what, at, l.Position)
+	}
+	if l.Set != finish.Set {
+		return s.change(ctx, what, finish) // refused before any range ends, with the reason
 	}
 	if err := s.check(ctx, q, at); err != nil {
 		return nil, err

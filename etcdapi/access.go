@@ -114,9 +114,13 @@ func (s *Server) begin(ctx context.Context, rule auth.Rule) (context.Context, er
 	}
 	c, err := s.allowed(ctx, func(c *auth.Caller) error {
 		if c.Off() && rule.Commands() {
-			return s.fromHere(ctx)
+			return s.fromHere(ctx, commands)
 		}
-		return rule.Begin(c)
+		err := rule.Begin(c)
+		if err != nil && rule.Commands() && s.isLoading() {
+			return s.fromHere(ctx, commands) // whoever began the load may end it: its users serve nobody before
+		}
+		return err
 	})
 	if err != nil {
 		err = kverror.GRPC(err)

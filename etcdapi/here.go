@@ -17,13 +17,13 @@ import (
 // users. A user of this machine could as well stop the node. Somebody has given a certificate to its owner.
 // An address counts only if it is one of this machine's loopback: connections within the process, as the JSON
 // gateway's, stand for clients from everywhere.
-func (s *Server) fromHere(ctx context.Context) error {
+func (s *Server) fromHere(ctx context.Context, what wish) error {
 	if s.opts.Users.InsecureAdmin {
 		return nil
 	}
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return elsewhere("an unknown address")
+		return elsewhere("an unknown address", what)
 	}
 	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
 		return nil
@@ -36,15 +36,24 @@ func (s *Server) fromHere(ctx context.Context) error {
 			return nil
 		}
 	}
-	return elsewhere(p.Addr.String())
+	return elsewhere(p.Addr.String(), what)
 }
 
-// elsewhere names the two ways to permit the request. They come in two halves too, as skein's commands show them.
-func elsewhere(address string) error {
+// wish is what somebody wants to do who is to be here for it, and what he can do who is not.
+type wish struct{ reason, next string }
+
+var (
+	commands = wish{"checks no users, so %s may not change it", "let users be checked and give --user root (etcdctl user add root, then etcdctl auth enable), " +
+		"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster"}
+	readsLoad = wish{"is being loaded and checks no users yet, so %s may not read it", "wait for the end of the load, " +
+		"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster"}
+)
+
+// elsewhere names the ways to permit the request. They come in two halves too, as skein's commands show them.
+func elsewhere(address string, what wish) error {
 	r := &adminpb.Refusal{
-		Reason: fmt.Sprintf("this cluster checks no users, so %s may not change it: only loopback, unix sockets and clients with a certificate may", address),
-		NextStep: "let users be checked and give --user root (etcdctl user add root, then etcdctl auth enable), " +
-			"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster",
+		Reason:   fmt.Sprintf("this cluster "+what.reason+": only loopback, unix sockets and clients with a certificate may", address),
+		NextStep: what.next,
 	}
 	plain := status.New(codes.PermissionDenied, r.Reason+"; "+r.NextStep)
 	if st, err := plain.WithDetails(r); err == nil {

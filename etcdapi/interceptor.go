@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
@@ -73,7 +74,7 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 				b.refuse(err)
 				return err
 			}
-			if err = s.whileLoading(info.FullMethod, req); err == nil {
+			if err = s.whileLoading(ctx, info.FullMethod, req); err == nil {
 				resp, err = handler(ctx, req)
 			}
 			return err
@@ -96,8 +97,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 // whileLoading refuses keys, leases and watches of a cluster that is being loaded. Once it follows its source,
-// linearizable reads are answered at its position; what a replica has by itself is not to be seen yet.
-func (s *Server) whileLoading(method string, req any) error {
+// linearizable reads are answered at its position; what a replica has by itself is not to be seen yet. The source may check
+// users, who come last: so before that only who is here may read.
+func (s *Server) whileLoading(ctx context.Context, method string, req any) error {
 	if s.opts.Loading == nil {
 		return nil
 	}
@@ -108,13 +110,27 @@ func (s *Server) whileLoading(method string, req any) error {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch service {
 	case "etcdserverpb.KV", "etcdserverpb.Lease", "etcdserverpb.Watch", "v3lockpb.Lock", "v3electionpb.Election":
+		if !follows || !onlyReads(req) {
+			return kverror.GRPC(err)
+		}
 	default:
-		return nil
+		if method != pb.Maintenance_Snapshot_FullMethodName && method != datapb.Data_Read_FullMethodName {
+			return nil
+		}
 	}
-	if follows && onlyReads(req) {
-		return nil
+	if s.opts.Users.Gate.Off() == nil {
+		return nil // users are checked
 	}
-	return kverror.GRPC(err)
+	return s.fromHere(ctx, readsLoad)
+}
+
+// isLoading says whether the cluster is being loaded, as far as this node knows.
+func (s *Server) isLoading() bool {
+	if s.opts.Loading == nil {
+		return false
+	}
+	_, err := s.opts.Loading()
+	return err != nil
 }
 
 // onlyReads says whether a request is a linearizable read, or several.
@@ -159,7 +175,7 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	m := s.methods[info.FullMethod]
 	m.started.Inc()
 	b := s.beginAudit(ss.Context(), info.FullMethod, m)
-	err := s.whileLoading(info.FullMethod, nil)
+	err := s.whileLoading(ss.Context(), info.FullMethod, nil)
 	if err == nil {
 		err = s.streamAdmitted(srv, countedStream{ss, m}, m.rule, b, handler)
 	}

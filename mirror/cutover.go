@@ -2,10 +2,13 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -35,8 +38,10 @@ func (m *Mirror) cutover(ctx context.Context) error {
 			return err
 		}
 		m.forgetLeases()
-		_, err = m.lookupLeases(ctx, ids)
-		return err
+		if _, err := m.lookupLeases(ctx, ids); err != nil || m.o.Prepare == nil {
+			return err
+		}
+		return m.o.Prepare(ctx)
 	})
 	if err != nil {
 		return err
@@ -194,11 +199,6 @@ func (m *Mirror) finish(ctx context.Context) error {
 		return err
 	}
 	warning := m.checkFinished(ctx, f)
-	if m.o.Opened != nil {
-		if err := m.retry(ctx, "end the cut-over", func() error { return m.o.Opened(ctx) }); err != nil {
-			return err
-		}
-	}
 	m.mu.Lock()
 	m.status.Waiting, m.status.Cutover, m.status.Warning = "", "", warning
 	m.mu.Unlock()
@@ -216,6 +216,8 @@ func (m *Mirror) checkFinished(ctx context.Context, f *Finish) string {
 	}
 	ttls, err := diff.TTLs(ctx, m.o.TargetData, slices.Collect(maps.Keys(f.Leases)))
 	switch {
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		return "" // the target checks users by now, and the mirror is none of them
 	case err != nil:
 		return fmt.Sprintf("the target's leases could not be compared: %v", err)
 	case !maps.Equal(ttls, f.Leases):

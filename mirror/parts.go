@@ -154,9 +154,8 @@ type Options struct {
 	Nonce string
 	// VerifyBytesPerSecond bounds the verification; 0 for 16 MiB.
 	VerifyBytesPerSecond int64
-	// Opened, if not nil, is called when the target has been opened, and again after a crash.
-	// The mirror is done once it has succeeded.
-	Opened func(context.Context) error
+	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long.
+	Prepare func(context.Context) error
 	// Progress, if not nil, is called each second.
 	Progress func(Status)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
@@ -26,6 +28,9 @@ func (m *Mirror) verify(ctx context.Context) error {
 		began := m.position()
 		for {
 			next, size, err := m.verifyPage(ctx, from)
+			if errors.Is(err, rpctypes.ErrUserEmpty) && m.isFrozen(ctx) {
+				return nil // the target checks users by now, before it serves
+			}
 			if err != nil {
 				return err
 			}
@@ -47,6 +52,15 @@ func (m *Mirror) verify(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// isFrozen says whether the cut-over has come so far that nothing more is brought. It waits for its end.
+func (m *Mirror) isFrozen(ctx context.Context) bool {
+	if m.follow.lock(ctx) != nil {
+		return false
+	}
+	defer m.follow.unlock()
+	return m.frozen
 }
 
 // verifyPage compares a page from a key on. It returns where the next one begins, nil behind

@@ -34,11 +34,16 @@ func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (re
 	}
 	o := fsm.ChangeAccess{Caller: q.Caller, Change: q.Access}
 	if q.Access.Kind == rights.Enable {
-		o.Key = make([]byte, secretBytes)
-		_, _ = rand.Read(o.Key) // never fails
+		o.Key = newSecret()
 	}
 	res := s.propose(ctx, term, o)
 	return response{Index: res.Access}, res.Err
+}
+
+func newSecret() []byte {
+	key := make([]byte, secretBytes)
+	_, _ = rand.Read(key) // never fails
+	return key
 }
 
 // awaitAccessHold is how long a leader keeps the question which nodes lack an index. It is far below an

@@ -22,7 +22,8 @@ func (c *Client) KnownLoading() *fsm.Loading {
 }
 
 // ChangeLoad takes a step of a load. A step can be repeated, so it is asked again until its fate is known. The
-// error is BadRequest where the load is another loader's, or cannot go on so.
+// error is BadRequest where the load is another loader's, or cannot go on so. A step that has users checked returns once
+// every node has noted that: none will serve without, whatever it knows of the load. Else Timeout names those that lack it.
 func (c *Client) ChangeLoad(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, error) {
 	return c.loading(ctx, o)
 }
@@ -39,5 +40,10 @@ func (c *Client) loading(ctx context.Context, o fsm.ChangeLoad) (*fsm.Loading, e
 		return nil, err
 	}
 	c.maps.await(ctx, c.ctx, a.MapVersion)
+	if a.Index != 0 {
+		if err := c.awaitAccess(ctx, a.Index, true); err != nil {
+			return nil, err
+		}
+	}
 	return a.Loading, nil
 }

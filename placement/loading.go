@@ -30,12 +30,15 @@ func (s *Service) serveLoad(ctx context.Context, term uint64, o fsm.ChangeLoad) 
 		}
 		defer s.sequencer.Resume()
 	}
+	if o.Step == fsm.LoadAccess {
+		o.Key = newSecret() // it counts if the step switches checks on
+	}
 	r := s.propose(ctx, term, o)
 	if r.Err == nil && r.Loading != nil && (o.Step == fsm.LoadBegin || o.Step == fsm.LoadFinish || o.Step == fsm.LoadAbandon) {
 		s.o.Logger.Warn("the load of this cluster goes into another phase: until it has finished no client can write",
 			zap.Stringer("phase", r.Loading.Phase), zap.String("source", r.Loading.Source), zap.Int64("revision", int64(r.Loading.Position)))
 	}
-	return response{MapVersion: s.View().Version, Loading: r.Loading}, r.Err
+	return response{MapVersion: s.View().Version, Loading: r.Loading, Index: r.Access}, r.Err
 }
 
 // storable refuses revisions that an entry cannot have: every replica would refuse it, and nobody be answered.

@@ -296,7 +296,7 @@ type response struct {
 	// Credential is what proves that somebody is the user.
 	Credential rights.Credential
 	// Index is the access index that nodes have to have before a change is acknowledged, 0 for none
-	// (requestChangeAccess), or the present one (requestTakenAccess).
+	// (requestChangeAccess, requestLoad), or the present one (requestTakenAccess).
 	Index keyspace.AccessIndex
 	// Lacking are the nodes that have not said that they have taken an index in.
 	Lacking []keyspace.NodeID
@@ -345,7 +345,8 @@ func (a *response) encode(kind requestKind) []byte {
 	case requestAccessRows:
 		dst = fsm.AppendAccessRows(fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.More), a.AccessRows)
 	case requestLoad:
-		dst = fsm.AppendBool(binary.AppendUvarint(dst, a.MapVersion), a.Loading != nil)
+		dst = binary.AppendUvarint(binary.AppendUvarint(dst, a.MapVersion), uint64(a.Index))
+		dst = fsm.AppendBool(dst, a.Loading != nil)
 		if a.Loading != nil {
 			dst = fsm.AppendLoading(dst, a.Loading)
 		}
@@ -405,7 +406,8 @@ func decodeResponse(kind requestKind, p []byte) (response, error) {
 	case requestAccessRows:
 		a.MapVersion, a.More, a.AccessRows = r.Uvarint(), r.Bool(), r.AccessRows()
 	case requestLoad:
-		if a.MapVersion = r.Uvarint(); r.Bool() {
+		a.MapVersion, a.Index = r.Uvarint(), keyspace.AccessIndex(r.Uvarint())
+		if r.Bool() {
 			l := r.Loading()
 			a.Loading = &l
 		}

@@ -16,7 +16,7 @@
 // A new cluster takes finished versions: every key keeps its revisions, version and lease, and the next write has the
 // revision behind the last one. The cluster says how much it has. So a command that was broken off goes on when it is
 // given again, with the number of its load. It finishes only if the cluster has all that the source has, by count and
-// hash. Users come last, by etcd's own calls: until then nobody has told anybody a client URL.
+// hash. Users come last. They are checked, if they were at the source, before the cluster serves anybody.
 //
 // # Files
 //

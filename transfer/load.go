@@ -2,16 +2,11 @@ package transfer
 
 import (
 	"context"
-	"encoding/base64"
-	"errors"
 	"fmt"
 	"iter"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
-	"go.etcd.io/etcd/api/v3/authpb"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
@@ -54,13 +49,27 @@ func (l *load) run(ctx context.Context, c *Cluster) error {
 		return err
 	}
 	if p == nil {
-		return l.restoreAccess(ctx, c)
+		return nil
+	}
+	if err := bringAccess(ctx, c, loader, l.access); err != nil {
+		return err
 	}
 	if err := loader.Finish(ctx, l.revision, l.compacted); err != nil {
 		return fmt.Errorf("finish the load: %w", err)
 	}
 	c.Report("%d versions, %d bytes of keys and values: the cluster serves from revision %d on", p.versions, p.bytes, l.revision)
-	return l.restoreAccess(ctx, c)
+	return nil
+}
+
+// bringAccess brings users and roles, nil for none.
+func bringAccess(ctx context.Context, c *Cluster, loader *dataapi.Loader, s *rights.State) error {
+	if err := loader.Access(ctx, s); err != nil {
+		return fmt.Errorf("users and roles: %w", err)
+	}
+	if s != nil {
+		c.Report("%d users, %d roles; they are checked: %t", len(s.Users()), len(s.Roles()), s.Enabled)
+	}
+	return nil
 }
 
 // bring begins the load and brings leases and versions. It returns nil for a load that had finished before.
@@ -134,65 +143,5 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 		p.told = took
 		p.c.Report("%d versions, %d bytes of keys and values, after %v", p.versions, p.bytes, took.Round(time.Second))
 	}
-	return nil
-}
-
-// restoreAccess makes users and roles, and has them checked if they were. What is there already is left, so it can be
-// done again.
-func (l *load) restoreAccess(ctx context.Context, c *Cluster) error {
-	s := l.access
-	if s == nil {
-		return nil
-	}
-	client := pb.NewAuthClient(c.Client.ActiveConnection())
-	switch st, err := client.AuthStatus(ctx, &pb.AuthStatusRequest{}); {
-	case err == nil && st.GetEnabled(), errors.Is(rpctypes.Error(err), rpctypes.ErrUserEmpty), errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied):
-		c.Report("users are checked already")
-		return nil
-	}
-	did := func(what string, err error) error {
-		if err = rpctypes.Error(err); err == nil || errors.Is(err, rpctypes.ErrRoleAlreadyExist) || errors.Is(err, rpctypes.ErrUserAlreadyExist) {
-			return nil
-		}
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	for _, r := range s.Roles() {
-		_, err := client.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: r.Name})
-		if err := did("role "+r.Name, err); err != nil {
-			return err
-		}
-		for _, p := range r.Permissions {
-			perm := &authpb.Permission{PermType: authpb.Permission_Type(p.Type), Key: p.Key, RangeEnd: p.RangeEnd}
-			_, err := client.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{Name: r.Name, Perm: perm})
-			if err := did("a permission of role "+r.Name, err); err != nil {
-				return err
-			}
-		}
-	}
-	for _, u := range s.Users() {
-		q := &pb.AuthUserAddRequest{Name: u.Name, Options: &authpb.UserAddOptions{NoPassword: u.NoPassword}}
-		if !u.NoPassword {
-			q.HashedPassword = base64.StdEncoding.EncodeToString(u.Hash)
-		}
-		_, err := client.UserAdd(ctx, q)
-		if err := did("user "+u.Name, err); err != nil {
-			return err
-		}
-		for _, r := range u.Roles {
-			_, err := client.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: u.Name, Role: r})
-			if err := did(fmt.Sprintf("role %s of user %s", r, u.Name), err); err != nil {
-				return err
-			}
-		}
-	}
-	c.Report("%d users and %d roles are there", len(s.Users()), len(s.Roles()))
-	if !s.Enabled {
-		return nil
-	}
-	_, err := client.AuthEnable(ctx, &pb.AuthEnableRequest{})
-	if err := did("enable the check of users", err); err != nil {
-		return err
-	}
-	c.Report("users are checked from now on")
 	return nil
 }

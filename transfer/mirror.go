@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/skeindb/skein/api/datapb"
@@ -20,6 +19,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror"
 	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/rights"
 )
 
 // MirrorOptions say what is mirrored.
@@ -62,7 +62,8 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 		},
 	}
 	if !o.WithoutAuth {
-		run.Opened = func(ctx context.Context) error { return m.access(ctx, source) }
+		m.source = source
+		run.Prepare = m.copyUsers
 	}
 	return mirror.Run(ctx, run)
 }
@@ -86,6 +87,10 @@ type mirrored struct {
 	loader  *dataapi.Loader
 	begun   bool
 	granted map[keyspace.LeaseID]int64
+
+	// source has users to bring, nil for none. users are those that were copied last, nil before.
+	source *mirror.Etcd
+	users  *rights.State
 }
 
 var _ mirror.Target = (*mirrored)(nil)
@@ -240,11 +245,17 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 	if err := m.grant(ctx, l, f.Leases, ended); err != nil {
 		return err
 	}
+	if err := m.copyUsers(ctx); err != nil {
+		return err
+	}
+	if err := bringAccess(ctx, m.c, l, m.users); err != nil {
+		return err
+	}
 	l.SetSum(dataapi.Sum{Versions: f.Sum.Versions, Hashes: f.Sum.Hashes})
 	return l.Finish(ctx, f.Revision, f.Compacted)
 }
 
-// lookGranted reads which leases the cluster has.
+// lookGranted reads which leases the cluster has. A cut lists them, also while clients may not.
 func (m *mirrored) lookGranted(ctx context.Context) error {
 	leases, err := m.leases(ctx)
 	if err != nil {
@@ -294,48 +305,48 @@ func (m *mirrored) Abandon(ctx context.Context, nonce string) error {
 	return m.loader.Abandon(ctx)
 }
 
-// access makes the source's users and roles. Their passwords are in the source's database only, so it is copied once
-// more where there are any.
-func (m *mirrored) access(ctx context.Context, source *mirror.Etcd) (err error) {
-	there, err := hasUsers(ctx, m.o.Source)
-	if err != nil || !there {
+// copyUsers has users be those of the source. Their passwords are in the source's database only, so it is copied once more
+// where there are any, and again if they have changed since. The first call comes before the source has to stand still.
+func (m *mirrored) copyUsers(ctx context.Context) error {
+	if m.source == nil {
+		return nil
+	}
+	c, err := clientv3.New(m.o.Source)
+	if err != nil {
 		return err
 	}
+	defer c.Close()
+	for {
+		st, err := c.AuthStatus(ctx)
+		switch {
+		case err != nil:
+			return fmt.Errorf("ask the source whether it has users: %w", err)
+		case m.users == nil && !st.Enabled && st.AuthRevision <= 1:
+			return nil // it never had any
+		case m.users != nil && m.users.Enabled == st.Enabled && m.users.Revision == st.AuthRevision:
+			return nil
+		}
+		if m.users, err = m.usersOfCopy(ctx); err != nil {
+			return fmt.Errorf("copy the source's users: %w", err)
+		}
+	}
+}
+
+// usersOfCopy copies the source, and returns its users and roles.
+func (m *mirrored) usersOfCopy(ctx context.Context) (s *rights.State, err error) {
 	path := filepath.Join(m.o.Dir, "users.db")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.Remove(path)) }()
-	if err := errors.Join(source.Snapshot(ctx, 0, f), f.Close()); err != nil {
-		return fmt.Errorf("copy the source's users: %w", err)
+	if err := errors.Join(m.source.Snapshot(ctx, 0, f), f.Close()); err != nil {
+		return nil, err
 	}
 	db, err := etcdfile.Open(ctx, path, etcdfile.Options{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	rights, err := db.Info().Auth.Rights()
-	if err = errors.Join(err, db.Close()); err != nil {
-		return fmt.Errorf("users and roles of the source: %w", err)
-	}
-	return (&load{access: rights}).restoreAccess(ctx, m.c)
-}
-
-// hasUsers says whether the source has users or roles.
-func hasUsers(ctx context.Context, cfg clientv3.Config) (bool, error) {
-	c, err := clientv3.New(cfg)
-	if err != nil {
-		return false, err
-	}
-	defer c.Close()
-	auth := pb.NewAuthClient(c.ActiveConnection())
-	users, err := auth.UserList(ctx, &pb.AuthUserListRequest{})
-	if err != nil {
-		return false, fmt.Errorf("list the source's users: %w", err)
-	}
-	roles, err := auth.RoleList(ctx, &pb.AuthRoleListRequest{})
-	if err != nil {
-		return false, fmt.Errorf("list the source's roles: %w", err)
-	}
-	return len(users.Users)+len(roles.Roles) > 0, nil
+	s, err = db.Info().Auth.Rights()
+	return s, errors.Join(err, db.Close())
 }

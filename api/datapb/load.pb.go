@@ -882,8 +882,10 @@ type LoadFinishRequest struct {
 	Revision          int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	CompactedRevision int64 `protobuf:"varint,3,opt,name=compacted_revision,json=compactedRevision,proto3" json:"compacted_revision,omitempty"`
 	// versions and sum are those of all that was loaded.
-	Versions      uint64 `protobuf:"varint,4,opt,name=versions,proto3" json:"versions,omitempty"`
-	Sum           uint64 `protobuf:"fixed64,5,opt,name=sum,proto3" json:"sum,omitempty"`
+	Versions uint64 `protobuf:"varint,4,opt,name=versions,proto3" json:"versions,omitempty"`
+	Sum      uint64 `protobuf:"fixed64,5,opt,name=sum,proto3" json:"sum,omitempty"`
+	// access_set is the set of users and roles that was brought, 0 for none.
+	AccessSet     uint64 `protobuf:"fixed64,6,opt,name=access_set,json=accessSet,proto3" json:"access_set,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -953,6 +955,74 @@ func (x *LoadFinishRequest) GetSum() uint64 {
 	return 0
 }
 
+func (x *LoadFinishRequest) GetAccessSet() uint64 {
+	if x != nil {
+		return x.AccessSet
+	}
+	return 0
+}
+
+type LoadAccessRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Loader uint64                 `protobuf:"fixed64,1,opt,name=loader,proto3" json:"loader,omitempty"`
+	// set names all users and roles of the source at one moment, 0 for none. The rows of several calls add up.
+	Set           uint64       `protobuf:"fixed64,2,opt,name=set,proto3" json:"set,omitempty"`
+	Rows          []*AccessRow `protobuf:"bytes,3,rep,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadAccessRequest) Reset() {
+	*x = LoadAccessRequest{}
+	mi := &file_datapb_load_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadAccessRequest) ProtoMessage() {}
+
+func (x *LoadAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_datapb_load_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadAccessRequest.ProtoReflect.Descriptor instead.
+func (*LoadAccessRequest) Descriptor() ([]byte, []int) {
+	return file_datapb_load_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LoadAccessRequest) GetLoader() uint64 {
+	if x != nil {
+		return x.Loader
+	}
+	return 0
+}
+
+func (x *LoadAccessRequest) GetSet() uint64 {
+	if x != nil {
+		return x.Set
+	}
+	return 0
+}
+
+func (x *LoadAccessRequest) GetRows() []*AccessRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
 type LoadAbandonRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Loader        uint64                 `protobuf:"fixed64,1,opt,name=loader,proto3" json:"loader,omitempty"`
@@ -962,7 +1032,7 @@ type LoadAbandonRequest struct {
 
 func (x *LoadAbandonRequest) Reset() {
 	*x = LoadAbandonRequest{}
-	mi := &file_datapb_load_proto_msgTypes[14]
+	mi := &file_datapb_load_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1044,7 @@ func (x *LoadAbandonRequest) String() string {
 func (*LoadAbandonRequest) ProtoMessage() {}
 
 func (x *LoadAbandonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_load_proto_msgTypes[14]
+	mi := &file_datapb_load_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1057,7 @@ func (x *LoadAbandonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAbandonRequest.ProtoReflect.Descriptor instead.
 func (*LoadAbandonRequest) Descriptor() ([]byte, []int) {
-	return file_datapb_load_proto_rawDescGZIP(), []int{14}
+	return file_datapb_load_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LoadAbandonRequest) GetLoader() uint64 {
@@ -1001,7 +1071,7 @@ var File_datapb_load_proto protoreflect.FileDescriptor
 
 const file_datapb_load_proto_rawDesc = "" +
 	"\n" +
-	"\x11datapb/load.proto\x12\rskein.data.v1\"\xb0\x01\n" +
+	"\x11datapb/load.proto\x12\rskein.data.v1\x1a\x11datapb/data.proto\"\xb0\x01\n" +
 	"\n" +
 	"LoadStatus\x12.\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x18.skein.data.v1.LoadPhaseR\x05phase\x12\x16\n" +
@@ -1055,13 +1125,19 @@ const file_datapb_load_proto_rawDesc = "" +
 	"\x12LoadAdvanceRequest\x12\x16\n" +
 	"\x06loader\x18\x01 \x01(\x06R\x06loader\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.skein.data.v1.LoadPhaseR\x05phase\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\x03R\bposition\"\xa4\x01\n" +
+	"\bposition\x18\x03 \x01(\x03R\bposition\"\xc3\x01\n" +
 	"\x11LoadFinishRequest\x12\x16\n" +
 	"\x06loader\x18\x01 \x01(\x06R\x06loader\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12-\n" +
 	"\x12compacted_revision\x18\x03 \x01(\x03R\x11compactedRevision\x12\x1a\n" +
 	"\bversions\x18\x04 \x01(\x04R\bversions\x12\x10\n" +
-	"\x03sum\x18\x05 \x01(\x06R\x03sum\",\n" +
+	"\x03sum\x18\x05 \x01(\x06R\x03sum\x12\x1d\n" +
+	"\n" +
+	"access_set\x18\x06 \x01(\x06R\taccessSet\"k\n" +
+	"\x11LoadAccessRequest\x12\x16\n" +
+	"\x06loader\x18\x01 \x01(\x06R\x06loader\x12\x10\n" +
+	"\x03set\x18\x02 \x01(\x06R\x03set\x12,\n" +
+	"\x04rows\x18\x03 \x03(\v2\x18.skein.data.v1.AccessRowR\x04rows\",\n" +
 	"\x12LoadAbandonRequest\x12\x16\n" +
 	"\x06loader\x18\x01 \x01(\x06R\x06loader*a\n" +
 	"\tLoadPhase\x12\r\n" +
@@ -1069,7 +1145,7 @@ const file_datapb_load_proto_rawDesc = "" +
 	"\tLOAD_BULK\x10\x01\x12\x0f\n" +
 	"\vLOAD_FOLLOW\x10\x02\x12\x11\n" +
 	"\rLOAD_FINISHED\x10\x03\x12\x12\n" +
-	"\x0eLOAD_ABANDONED\x10\x042\xf9\x04\n" +
+	"\x0eLOAD_ABANDONED\x10\x042\xc6\x05\n" +
 	"\x04Load\x12I\n" +
 	"\tLoadBegin\x12\x1f.skein.data.v1.LoadBeginRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00\x12P\n" +
 	"\tLoadState\x12\x1f.skein.data.v1.LoadStateRequest\x1a .skein.data.v1.LoadStateResponse\"\x00\x12P\n" +
@@ -1078,6 +1154,8 @@ const file_datapb_load_proto_rawDesc = "" +
 	"LoadLeases\x12 .skein.data.v1.LoadLeasesRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00\x12J\n" +
 	"\aLoadPut\x12\x1d.skein.data.v1.LoadPutRequest\x1a\x1e.skein.data.v1.LoadPutResponse\"\x00\x12M\n" +
 	"\vLoadAdvance\x12!.skein.data.v1.LoadAdvanceRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00\x12K\n" +
+	"\n" +
+	"LoadAccess\x12 .skein.data.v1.LoadAccessRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00\x12K\n" +
 	"\n" +
 	"LoadFinish\x12 .skein.data.v1.LoadFinishRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00\x12M\n" +
 	"\vLoadAbandon\x12!.skein.data.v1.LoadAbandonRequest\x1a\x19.skein.data.v1.LoadStatus\"\x00B%Z#github.com/skeindb/skein/api/datapbb\x06proto3"
@@ -1095,7 +1173,7 @@ func file_datapb_load_proto_rawDescGZIP() []byte {
 }
 
 var file_datapb_load_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_datapb_load_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_datapb_load_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_datapb_load_proto_goTypes = []any{
 	(LoadPhase)(0),             // 0: skein.data.v1.LoadPhase
 	(*LoadStatus)(nil),         // 1: skein.data.v1.LoadStatus
@@ -1112,7 +1190,9 @@ var file_datapb_load_proto_goTypes = []any{
 	(*LoadPutResponse)(nil),    // 12: skein.data.v1.LoadPutResponse
 	(*LoadAdvanceRequest)(nil), // 13: skein.data.v1.LoadAdvanceRequest
 	(*LoadFinishRequest)(nil),  // 14: skein.data.v1.LoadFinishRequest
-	(*LoadAbandonRequest)(nil), // 15: skein.data.v1.LoadAbandonRequest
+	(*LoadAccessRequest)(nil),  // 15: skein.data.v1.LoadAccessRequest
+	(*LoadAbandonRequest)(nil), // 16: skein.data.v1.LoadAbandonRequest
+	(*AccessRow)(nil),          // 17: skein.data.v1.AccessRow
 }
 var file_datapb_load_proto_depIdxs = []int32{
 	0,  // 0: skein.data.v1.LoadStatus.phase:type_name -> skein.data.v1.LoadPhase
@@ -1124,27 +1204,30 @@ var file_datapb_load_proto_depIdxs = []int32{
 	0,  // 6: skein.data.v1.LoadPutRequest.phase:type_name -> skein.data.v1.LoadPhase
 	6,  // 7: skein.data.v1.LoadPutRequest.after:type_name -> skein.data.v1.LoadCursor
 	0,  // 8: skein.data.v1.LoadAdvanceRequest.phase:type_name -> skein.data.v1.LoadPhase
-	2,  // 9: skein.data.v1.Load.LoadBegin:input_type -> skein.data.v1.LoadBeginRequest
-	3,  // 10: skein.data.v1.Load.LoadState:input_type -> skein.data.v1.LoadStateRequest
-	7,  // 11: skein.data.v1.Load.LoadSplit:input_type -> skein.data.v1.LoadSplitRequest
-	10, // 12: skein.data.v1.Load.LoadLeases:input_type -> skein.data.v1.LoadLeasesRequest
-	11, // 13: skein.data.v1.Load.LoadPut:input_type -> skein.data.v1.LoadPutRequest
-	13, // 14: skein.data.v1.Load.LoadAdvance:input_type -> skein.data.v1.LoadAdvanceRequest
-	14, // 15: skein.data.v1.Load.LoadFinish:input_type -> skein.data.v1.LoadFinishRequest
-	15, // 16: skein.data.v1.Load.LoadAbandon:input_type -> skein.data.v1.LoadAbandonRequest
-	1,  // 17: skein.data.v1.Load.LoadBegin:output_type -> skein.data.v1.LoadStatus
-	4,  // 18: skein.data.v1.Load.LoadState:output_type -> skein.data.v1.LoadStateResponse
-	8,  // 19: skein.data.v1.Load.LoadSplit:output_type -> skein.data.v1.LoadSplitResponse
-	1,  // 20: skein.data.v1.Load.LoadLeases:output_type -> skein.data.v1.LoadStatus
-	12, // 21: skein.data.v1.Load.LoadPut:output_type -> skein.data.v1.LoadPutResponse
-	1,  // 22: skein.data.v1.Load.LoadAdvance:output_type -> skein.data.v1.LoadStatus
-	1,  // 23: skein.data.v1.Load.LoadFinish:output_type -> skein.data.v1.LoadStatus
-	1,  // 24: skein.data.v1.Load.LoadAbandon:output_type -> skein.data.v1.LoadStatus
-	17, // [17:25] is the sub-list for method output_type
-	9,  // [9:17] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	17, // 9: skein.data.v1.LoadAccessRequest.rows:type_name -> skein.data.v1.AccessRow
+	2,  // 10: skein.data.v1.Load.LoadBegin:input_type -> skein.data.v1.LoadBeginRequest
+	3,  // 11: skein.data.v1.Load.LoadState:input_type -> skein.data.v1.LoadStateRequest
+	7,  // 12: skein.data.v1.Load.LoadSplit:input_type -> skein.data.v1.LoadSplitRequest
+	10, // 13: skein.data.v1.Load.LoadLeases:input_type -> skein.data.v1.LoadLeasesRequest
+	11, // 14: skein.data.v1.Load.LoadPut:input_type -> skein.data.v1.LoadPutRequest
+	13, // 15: skein.data.v1.Load.LoadAdvance:input_type -> skein.data.v1.LoadAdvanceRequest
+	15, // 16: skein.data.v1.Load.LoadAccess:input_type -> skein.data.v1.LoadAccessRequest
+	14, // 17: skein.data.v1.Load.LoadFinish:input_type -> skein.data.v1.LoadFinishRequest
+	16, // 18: skein.data.v1.Load.LoadAbandon:input_type -> skein.data.v1.LoadAbandonRequest
+	1,  // 19: skein.data.v1.Load.LoadBegin:output_type -> skein.data.v1.LoadStatus
+	4,  // 20: skein.data.v1.Load.LoadState:output_type -> skein.data.v1.LoadStateResponse
+	8,  // 21: skein.data.v1.Load.LoadSplit:output_type -> skein.data.v1.LoadSplitResponse
+	1,  // 22: skein.data.v1.Load.LoadLeases:output_type -> skein.data.v1.LoadStatus
+	12, // 23: skein.data.v1.Load.LoadPut:output_type -> skein.data.v1.LoadPutResponse
+	1,  // 24: skein.data.v1.Load.LoadAdvance:output_type -> skein.data.v1.LoadStatus
+	1,  // 25: skein.data.v1.Load.LoadAccess:output_type -> skein.data.v1.LoadStatus
+	1,  // 26: skein.data.v1.Load.LoadFinish:output_type -> skein.data.v1.LoadStatus
+	1,  // 27: skein.data.v1.Load.LoadAbandon:output_type -> skein.data.v1.LoadStatus
+	19, // [19:28] is the sub-list for method output_type
+	10, // [10:19] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_datapb_load_proto_init() }
@@ -1152,13 +1235,14 @@ func file_datapb_load_proto_init() {
 	if File_datapb_load_proto != nil {
 		return
 	}
+	file_datapb_data_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_datapb_load_proto_rawDesc), len(file_datapb_load_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

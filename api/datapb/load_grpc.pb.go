@@ -28,6 +28,7 @@ const (
 	Load_LoadLeases_FullMethodName  = "/skein.data.v1.Load/LoadLeases"
 	Load_LoadPut_FullMethodName     = "/skein.data.v1.Load/LoadPut"
 	Load_LoadAdvance_FullMethodName = "/skein.data.v1.Load/LoadAdvance"
+	Load_LoadAccess_FullMethodName  = "/skein.data.v1.Load/LoadAccess"
 	Load_LoadFinish_FullMethodName  = "/skein.data.v1.Load/LoadFinish"
 	Load_LoadAbandon_FullMethodName = "/skein.data.v1.Load/LoadAbandon"
 )
@@ -48,6 +49,9 @@ type LoadClient interface {
 	LoadPut(ctx context.Context, in *LoadPutRequest, opts ...grpc.CallOption) (*LoadPutResponse, error)
 	// LoadAdvance says that all ranges have everything up to a position, and perhaps that the bulk is over.
 	LoadAdvance(ctx context.Context, in *LoadAdvanceRequest, opts ...grpc.CallOption) (*LoadStatus, error)
+	// LoadAccess brings users and roles. They are there, and checked if they were at the source, before LoadFinish. It
+	// may be repeated. Those of another set than before take the place of what was brought.
+	LoadAccess(ctx context.Context, in *LoadAccessRequest, opts ...grpc.CallOption) (*LoadStatus, error)
 	// LoadFinish lets the cluster serve, if it has exactly what the loader says.
 	LoadFinish(ctx context.Context, in *LoadFinishRequest, opts ...grpc.CallOption) (*LoadStatus, error)
 	// LoadAbandon ends the load for good: the cluster never serves.
@@ -122,6 +126,16 @@ func (c *loadClient) LoadAdvance(ctx context.Context, in *LoadAdvanceRequest, op
 	return out, nil
 }
 
+func (c *loadClient) LoadAccess(ctx context.Context, in *LoadAccessRequest, opts ...grpc.CallOption) (*LoadStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LoadStatus)
+	err := c.cc.Invoke(ctx, Load_LoadAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *loadClient) LoadFinish(ctx context.Context, in *LoadFinishRequest, opts ...grpc.CallOption) (*LoadStatus, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LoadStatus)
@@ -158,6 +172,9 @@ type LoadServer interface {
 	LoadPut(context.Context, *LoadPutRequest) (*LoadPutResponse, error)
 	// LoadAdvance says that all ranges have everything up to a position, and perhaps that the bulk is over.
 	LoadAdvance(context.Context, *LoadAdvanceRequest) (*LoadStatus, error)
+	// LoadAccess brings users and roles. They are there, and checked if they were at the source, before LoadFinish. It
+	// may be repeated. Those of another set than before take the place of what was brought.
+	LoadAccess(context.Context, *LoadAccessRequest) (*LoadStatus, error)
 	// LoadFinish lets the cluster serve, if it has exactly what the loader says.
 	LoadFinish(context.Context, *LoadFinishRequest) (*LoadStatus, error)
 	// LoadAbandon ends the load for good: the cluster never serves.
@@ -189,6 +206,9 @@ func (UnimplementedLoadServer) LoadPut(context.Context, *LoadPutRequest) (*LoadP
 }
 func (UnimplementedLoadServer) LoadAdvance(context.Context, *LoadAdvanceRequest) (*LoadStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method LoadAdvance not implemented")
+}
+func (UnimplementedLoadServer) LoadAccess(context.Context, *LoadAccessRequest) (*LoadStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method LoadAccess not implemented")
 }
 func (UnimplementedLoadServer) LoadFinish(context.Context, *LoadFinishRequest) (*LoadStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method LoadFinish not implemented")
@@ -325,6 +345,24 @@ func _Load_LoadAdvance_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Load_LoadAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LoadAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LoadServer).LoadAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Load_LoadAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LoadServer).LoadAccess(ctx, req.(*LoadAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Load_LoadFinish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LoadFinishRequest)
 	if err := dec(in); err != nil {
@@ -391,6 +429,10 @@ var Load_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LoadAdvance",
 			Handler:    _Load_LoadAdvance_Handler,
+		},
+		{
+			MethodName: "LoadAccess",
+			Handler:    _Load_LoadAccess_Handler,
 		},
 		{
 			MethodName: "LoadFinish",

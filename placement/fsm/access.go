@@ -75,6 +75,12 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	if o.Change.Kind == rights.Enable {
 		s.accessKey = o.Key
 	}
+	s.accessTouched(index, touched)
+	return res
+}
+
+// accessTouched notes that users and roles have changed.
+func (s *State) accessTouched(index uint64, touched rights.Touched) {
 	s.accessChanged, s.dirty.access = index, true
 	s.accessLog.add(index, touched)
 	s.changedMap(index)
@@ -84,7 +90,6 @@ func (s *State) applyChangeAccess(index uint64, o ChangeAccess) Result {
 	for _, name := range touched.Roles {
 		s.dirty.roles[name] = true
 	}
-	return res
 }
 
 // maxAccessLog is how many changes a node may be behind and still be told the changes alone.

@@ -59,6 +59,16 @@ func AccessOf(rows []AccessRow) (*rights.State, error) {
 	return s.access, s.access.Check()
 }
 
+// MaxAccessPiece is about how many bytes of rows one step of a load has.
+const MaxAccessPiece = 256 << 10
+
+// CheckAccessPiece says why a step of a load cannot have the rows.
+func CheckAccessPiece(rows []AccessRow) error {
+	r := NewReader(AppendAccessRows(nil, rows))
+	r.AccessRows()
+	return r.Finish()
+}
+
 // AppendAccessRows appends a list of rows.
 func AppendAccessRows(dst []byte, rows []AccessRow) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(rows)))
@@ -66,6 +76,42 @@ func AppendAccessRows(dst []byte, rows []AccessRow) []byte {
 		dst = AppendBytes(AppendBytes(dst, rows[i].Key), rows[i].Value)
 	}
 	return dst
+}
+
+// AccessPieces returns the rows of a state by which a load brings it, in pieces of about MaxAccessPiece. The last piece has
+// the row that says whether users are checked, alone. Users and roles that are large are divided: rows of one key add up.
+func AccessPieces(s *rights.State) (pieces [][]AccessRow) {
+	var piece []AccessRow
+	size := 0
+	add := func(row AccessRow) {
+		if size += len(row.Key) + len(row.Value); size > MaxAccessPiece && len(piece) > 0 {
+			pieces, piece, size = append(pieces, piece), nil, len(row.Key)+len(row.Value)
+		}
+		piece = append(piece, row)
+	}
+	for _, r := range s.Roles() {
+		for rest, first := r.Permissions, true; first || len(rest) > 0; first = false {
+			part := rights.Role{Name: r.Name}
+			for len(rest) > 0 && (len(part.Permissions) == 0 || part.Bytes() < MaxAccessPiece/2) {
+				part.Permissions, rest = append(part.Permissions, rest[0]), rest[1:]
+			}
+			add(AccessRow{roleKey(r.Name), appendRole([]byte{FormatVersion}, &part)})
+		}
+	}
+	for _, u := range s.Users() {
+		for rest, first := u.Roles, true; first || len(rest) > 0; first = false {
+			part := rights.User{Name: u.Name, NoPassword: u.NoPassword, Hash: u.Hash}
+			for len(rest) > 0 && (len(part.Roles) == 0 || part.Bytes() < MaxAccessPiece/2) {
+				part.Roles, rest = append(part.Roles, rest[0]), rest[1:]
+			}
+			add(AccessRow{userKey(u.Name), appendUser([]byte{FormatVersion}, &part)})
+		}
+	}
+	if len(piece) > 0 {
+		pieces = append(pieces, piece)
+	}
+	meta := accessMeta{Meta: rights.Meta{Enabled: s.Enabled, Revision: s.Revision}}
+	return append(pieces, []AccessRow{{[]byte{recordAccess}, appendAccessMeta([]byte{FormatVersion}, &meta)}})
 }
 
 // AccessRows reads what AppendAccessRows wrote.

@@ -33,7 +33,7 @@ var (
 	goldenRights = accessMeta{Meta: rights.Meta{Enabled: true, Revision: 9, EnabledSince: 290, Access: 301}, Changed: 302, Key: []byte{7, 8}}
 	goldenAlarm  = Alarm{AlarmID{AlarmNoSpace, 0xa1}, true}
 	goldenHold   = Hold{ID: 0xb0, Kind: "backup", Owner: "db7, process 1", Revision: 40, Made: 1_700_000_000_000, Expires: 1_800_000_000_000}
-	goldenLoad   = Loading{Phase: PhaseFollow, Nonce: 0xa1b2, Source: "etcd a.db", Position: 300, Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
+	goldenLoad   = Loading{Phase: PhaseFollow, Nonce: 0xa1b2, Source: "etcd a.db", Position: 300, Set: 0x5e7, Incarnation: 44, Started: 1_800_000_000_000, Changed: 301}
 	goldenRange  = Range{Descriptor: goldenDescriptor, Preferred: 0xa2, Created: true, Kept: true, Changed: 33}
 )
 
@@ -75,7 +75,8 @@ func sampleCommands() []Command {
 		ChangeLoad{Step: LoadAdvance, Nonce: 0xa1b2, Phase: PhaseFollow, Position: 300},
 		ChangeLoad{Step: LoadGrant, Nonce: 0xa1b2, Leases: []LoadedLease{{ID: 0x7b, TTL: 60}, {ID: -2, TTL: 61}}},
 		ChangeLoad{Step: LoadRegister, Nonce: 0xa1b2, Leases: []LoadedLease{{ID: -2, Spans: []keyspace.Span{{Start: []byte("b"), End: []byte("d")}}}}},
-		ChangeLoad{Step: LoadFinish, Nonce: 0xa1b2, Position: 310, Compacted: 200},
+		ChangeLoad{Step: LoadFinish, Nonce: 0xa1b2, Position: 310, Compacted: 200, Set: 0x5e7},
+		ChangeLoad{Step: LoadAccess, Nonce: 0xa1b2, Set: 0x5e7, Access: []AccessRow{{Key: []byte("a"), Value: []byte{1}}, {Key: []byte("ualice"), Value: []byte{1, 2}}}, Key: []byte("secret")},
 	}
 	cs := make([]Command, len(ops))
 	for i, op := range ops {

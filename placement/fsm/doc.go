@@ -121,6 +121,7 @@
 //	begin.go        an operation begins and ends
 //	mergestate.go   the phases of a merge
 //	loading.go      the load of a new cluster
+//	loading_access.go  users and roles of a load
 //	lease.go        leases: records, commands, their spans
 //	operation.go    Operation: what is under way on a range
 //	version.go      the cluster version

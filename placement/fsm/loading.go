@@ -35,6 +35,9 @@ func (p LoadPhase) String() string {
 // LoadNonce names a loader: a random number, never 0.
 type LoadNonce uint64
 
+// AccessSet names all users and roles of a source at one moment: those of another moment have another number.
+type AccessSet uint64
+
 // Loading is the load of a new cluster.
 type Loading struct {
 	Phase LoadPhase
@@ -43,6 +46,8 @@ type Loading struct {
 	Source string
 	// Position is the revision up to which all ranges have the source's versions; 0 in bulk.
 	Position keyspace.Revision
+	// Set names the users and roles that the load has brought, 0 for none.
+	Set AccessSet
 	// Incarnation is that of all leases of the load.
 	Incarnation keyspace.LeaseIncarnation
 	// Started is when it began, by the clock of placement's leader.
@@ -86,6 +91,9 @@ const (
 	LoadFinish
 	// LoadAbandon ends the load for good.
 	LoadAbandon
+	// LoadAccess brings users and roles. They are checked from then on if they were at the source, though the cluster
+	// serves nobody yet.
+	LoadAccess
 )
 
 // MaxSourceBytes bounds the text of a source.
@@ -110,6 +118,11 @@ type ChangeLoad struct {
 	Position, Compacted keyspace.Revision
 	// Leases are for LoadGrant, LoadRegister and LoadRevoke, at most MaxLeaseBatch.
 	Leases []LoadedLease
+	// Set is for LoadAccess and LoadFinish, Access for LoadAccess: some of the set's users and roles (see AccessPieces).
+	Set    AccessSet
+	Access []AccessRow
+	// Key is for LoadAccess: the secret of the tokens' MAC from now on, if users are checked from now on.
+	Key []byte
 }
 
 func (ChangeLoad) kind() opKind { return opChangeLoad }
@@ -126,14 +139,15 @@ func AppendChangeLoad(dst []byte, o *ChangeLoad) []byte {
 		dst = binary.AppendUvarint(AppendLeaseID(dst, o.Leases[i].ID), uint64(o.Leases[i].TTL))
 		dst = AppendSpans(dst, o.Leases[i].Spans)
 	}
-	return dst
+	dst = binary.BigEndian.AppendUint64(dst, uint64(o.Set))
+	return AppendBytes(AppendAccessRows(dst, o.Access), o.Key)
 }
 
 // ChangeLoad reads a step of a load. A request may have step 0: it asks how far the load is.
 func (r *Reader) ChangeLoad() ChangeLoad {
 	o := ChangeLoad{Step: LoadStep(r.Byte()), Nonce: LoadNonce(r.Uint64BE()), Source: r.StringUpTo(MaxSourceBytes), Now: r.millis()}
 	o.Phase, o.Position, o.Compacted = r.loadPhase(), r.Revision(), r.Revision()
-	if o.Step > LoadAbandon || o.Step != 0 && o.Nonce == 0 {
+	if o.Step > LoadAccess || o.Step != 0 && o.Nonce == 0 {
 		r.Failf("step %d of a load by loader %d", o.Step, o.Nonce)
 	}
 	for range r.CountUpTo(MaxLeaseBatch, 10) {
@@ -143,6 +157,7 @@ func (r *Reader) ChangeLoad() ChangeLoad {
 		}
 		o.Leases = append(o.Leases, l)
 	}
+	o.Set, o.Access, o.Key = AccessSet(r.Uint64BE()), r.AccessRows(), r.CopyUpTo(MaxKeyBytes)
 	return o
 }
 
@@ -166,7 +181,7 @@ func (r *Reader) loadPhase() LoadPhase {
 // AppendLoading appends a load, for records, answers and feeds.
 func AppendLoading(dst []byte, l *Loading) []byte {
 	dst = binary.BigEndian.AppendUint64(append(dst, byte(l.Phase)), uint64(l.Nonce))
-	dst = AppendRevision(AppendString(dst, l.Source), l.Position)
+	dst = binary.BigEndian.AppendUint64(AppendRevision(AppendString(dst, l.Source), l.Position), uint64(l.Set))
 	for _, n := range []uint64{uint64(l.Incarnation), uint64(l.Started), l.Changed} {
 		dst = binary.AppendUvarint(dst, n)
 	}
@@ -175,7 +190,7 @@ func AppendLoading(dst []byte, l *Loading) []byte {
 
 // Loading reads a load.
 func (r *Reader) Loading() Loading {
-	l := Loading{Phase: r.loadPhase(), Nonce: LoadNonce(r.Uint64BE()), Source: r.StringUpTo(MaxSourceBytes), Position: r.Revision()}
+	l := Loading{Phase: r.loadPhase(), Nonce: LoadNonce(r.Uint64BE()), Source: r.StringUpTo(MaxSourceBytes), Position: r.Revision(), Set: AccessSet(r.Uint64BE())}
 	l.Incarnation, l.Started, l.Changed = keyspace.LeaseIncarnation(r.Uvarint()), r.millis(), r.Uvarint()
 	if r.OK() && (l.Phase == 0 || l.Nonce == 0) {
 		r.Failf("a load in phase %d by loader %d", l.Phase, l.Nonce)
@@ -229,7 +244,18 @@ func (s *State) applyChangeLoad(index uint64, o ChangeLoad) Result {
 		next.Phase, next.Position = o.Phase, o.Position
 	case LoadGrant, LoadRegister, LoadRevoke:
 		return Result{Loading: l, Err: s.leases.loaded(l.Incarnation, &o)}
+	case LoadAccess:
+		at, err := s.takeAccess(index, &o)
+		if err != nil {
+			return Result{Err: err}
+		}
+		next.Set = o.Set
+		s.setLoading(index, &next)
+		return Result{Loading: &next, Access: at}
 	case LoadFinish:
+		if o.Set != l.Set {
+			return Result{Err: kverror.New(kverror.BadRequest, "the cluster has users and roles of set %016x, and the load finishes with set %016x: bring users and roles again", uint64(l.Set), uint64(o.Set))}
+		}
 		if o.Position < max(l.Position, 1) || o.Compacted > o.Position {
 			return Result{Err: kverror.New(kverror.BadRequest, "a load at revision %d cannot finish at revision %d, compacted %d", l.Position, o.Position, o.Compacted)}
 		}
@@ -254,7 +280,7 @@ func (s *State) beginLoad(index uint64, o *ChangeLoad) Result {
 	}
 	switch l := s.loading; {
 	case l != nil && l.Nonce == o.Nonce && l.Phase != PhaseAbandoned:
-		return Result{Loading: l} // also where it has finished: the answer may be lost, or users be missing
+		return Result{Loading: l} // also where it has finished: the answer may be lost
 	case l != nil:
 		return Result{Err: s.otherLoader(o.Nonce)}
 	case s.ClusterVersion < keyspace.VersionData:
