@@ -30,6 +30,8 @@ type inProcess struct {
 	next  int
 	// before is called before each call, if it is set.
 	before func(method string)
+	// calls is the number of the call before which the process that calls dies, 0 for never.
+	calls int
 }
 
 type registrar struct{ srv any }
@@ -40,7 +42,9 @@ func (p *inProcess) Invoke(ctx context.Context, method string, args, reply any, 
 	if p.before != nil {
 		p.before(method)
 	}
-	p.next++
+	if p.next++; p.next == p.calls {
+		return status.Error(codes.Aborted, "killed")
+	}
 	n := p.nodes[p.next%len(p.nodes)]
 	if n.core == nil {
 		return status.Error(codes.Unavailable, "the node is down")

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -162,4 +163,118 @@ func TestLoadingNeedsAnEmptyCluster(t *testing.T) {
 	h := newLoadStory(t)
 	h.s.ClusterVersion = keyspace.VersionData - 1
 	h.refused(ChangeLoad{Step: LoadBegin, Nonce: 7}, kverror.BadRequest, "upgrade")
+}
+
+// someRights are users and roles of a source: one role is too large for one step.
+func someRights(t *testing.T, enabled bool, users ...string) *rights.State {
+	t.Helper()
+	s := rights.New()
+	for _, name := range users {
+		s.PutUser(&rights.User{Name: name, Hash: []byte("hash of " + name), Roles: []string{"big", "root"}, Since: 1 << 40})
+	}
+	big := &rights.Role{Name: "big"}
+	for i := range 5000 {
+		big.Permissions = append(big.Permissions, rights.Permission{Type: rights.Write, Key: fmt.Appendf(nil, "%0100d", i/2), RangeEnd: fmt.Appendf(nil, "%0100d", i+3)})
+	}
+	s.PutRole(big)
+	s.PutRole(&rights.Role{Name: "root"})
+	s.Enabled, s.Revision, s.Access, s.EnabledSince = enabled, 77, 1<<40, 1<<40
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// bring brings users and roles, each piece twice.
+func (h *loadStory) bring(set AccessSet, s *rights.State) {
+	h.t.Helper()
+	pieces := AccessPieces(s)
+	if len(pieces) < 3 {
+		h.t.Fatalf("%d pieces", len(pieces))
+	}
+	for _, rows := range pieces {
+		o := ChangeLoad{Step: LoadAccess, Nonce: 7, Set: set, Access: rows, Key: []byte("secret")}
+		if n := len(AppendChangeLoad(nil, &o)); n > 2*MaxAccessPiece {
+			h.t.Errorf("a step of %d bytes", n)
+		}
+		h.must(o)
+		h.must(o)
+	}
+}
+
+// sameRights checks that the state has the users and roles, with indexes of its own, and that they are stored.
+func (h *loadStory) sameRights(want *rights.State) {
+	h.t.Helper()
+	if err := h.s.access.Check(); err != nil {
+		h.t.Error(err)
+	}
+	for _, got := range []*rights.State{h.s.access, h.r.reload(h.t).access} {
+		own := want.Clone()
+		own.EnabledSince, own.Access = got.EnabledSince, got.Access
+		for _, u := range got.Users() {
+			if w := want.User(u.Name); w != nil {
+				next := *w
+				next.Since = u.Since
+				own.PutUser(&next)
+			}
+			if u.Since > h.index {
+				h.t.Errorf("user %s is there since index %d of %d", u.Name, u.Since, h.index)
+			}
+		}
+		if got.String() != own.String() || !reflect.DeepEqual(got.Users(), own.Users()) || got.Access > h.index || got.EnabledSince > h.index {
+			h.t.Errorf("users and roles:\n%.2000s\nwant\n%.2000s", got, own)
+		}
+	}
+}
+
+// A load brings users and roles as the source has them. They are checked before the cluster serves anybody. Each piece
+// can come twice, and others take their place if the source has others by now.
+func TestLoadingAccess(t *testing.T) {
+	h := newLoadStory(t)
+	h.must(ChangeLoad{Step: LoadBegin, Nonce: 7, Source: "a.db", Now: 1000})
+	first, second := someRights(t, true, "alice", "root"), someRights(t, true, "bob", "root")
+	pieces := AccessPieces(first)
+	h.must(ChangeLoad{Step: LoadAccess, Nonce: 7, Set: 1, Access: pieces[0]}) // its loader dies here
+	h.bring(1, first)
+	h.sameRights(first)
+	if !h.s.access.Enabled || string(h.s.accessKey) != "secret" || h.s.access.EnabledSince == 0 || h.s.access.Access < h.s.access.EnabledSince {
+		t.Errorf("users are not checked: %+v", h.s.access.Meta)
+	}
+	before := h.s.access.Access
+	h.bring(2, second)
+	h.sameRights(second)
+	if h.s.access.Access <= before {
+		t.Errorf("access index %d after others were taken away, and %d before", h.s.access.Access, before)
+	}
+
+	h.refused(ChangeLoad{Step: LoadFinish, Nonce: 7, Position: 120, Set: 1}, kverror.BadRequest, "bring users and roles again")
+	h.refused(ChangeLoad{Step: LoadFinish, Nonce: 7, Position: 120}, kverror.BadRequest, "bring users and roles again")
+	h.refused(ChangeLoad{Step: LoadAccess, Nonce: 8, Set: 1, Access: pieces[0]}, kverror.BadRequest, "belongs to the load")
+	h.refused(ChangeLoad{Step: LoadAccess, Nonce: 7, Access: pieces[0]}, kverror.BadRequest, "no set")
+	h.refused(ChangeLoad{Step: LoadAccess, Nonce: 7, Set: 2, Access: []AccessRow{{Key: []byte("x")}}}, kverror.BadRequest, "under key 78")
+	h.refused(ChangeLoad{Step: LoadAccess, Nonce: 7, Set: 3, Access: pieces[len(pieces)-1]}, kverror.BadRequest, "checks are on")
+	h.sameRights(second)
+
+	finish := ChangeLoad{Step: LoadFinish, Nonce: 7, Position: 120, Set: 2}
+	h.must(finish)
+	h.must(finish)
+	h.sameRights(second)
+	h.refused(ChangeLoad{Step: LoadAccess, Nonce: 7, Set: 2, Access: pieces[0]}, kverror.BadRequest, "is finished")
+	if r := h.apply(ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "mallory", NoPassword: true}}); r.Err == nil {
+		t.Error("somebody without a name has made a user")
+	}
+}
+
+// A load that is begun again without users, or with users that are not checked, finishes so.
+func TestLoadingWithoutAccess(t *testing.T) {
+	h := newLoadStory(t)
+	h.must(ChangeLoad{Step: LoadBegin, Nonce: 7, Source: "a.db", Now: 1000})
+	h.bring(1, someRights(t, true, "root"))
+	unchecked := someRights(t, false, "carol")
+	h.bring(2, unchecked)
+	h.sameRights(unchecked)
+	h.must(ChangeLoad{Step: LoadAccess, Nonce: 7})
+	h.sameRights(rights.New())
+	h.must(ChangeLoad{Step: LoadFinish, Nonce: 7, Position: 120})
+	h.must(ChangeAccess{Change: rights.Change{Kind: rights.AddUser, User: "anybody", NoPassword: true}})
 }
