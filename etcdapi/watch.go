@@ -72,6 +72,8 @@ type watchStream struct {
 	grpc  pb.Watch_WatchServer
 	local bool // see watchServer
 	hub   *watch.Stream
+	// end ends the stream with an error.
+	end context.CancelCauseFunc
 	// asked are answers in the order of their requests, and control those that may be sent.
 	asked, control chan control
 	// ask has a value when the client wants progress.
@@ -133,18 +135,26 @@ func (ws *watchServer) Watch(g pb.Watch_WatchServer) error {
 		ids: make(map[int64]*watcher), announced: make(map[*watch.Watcher]*watcher),
 	}
 	defer st.hub.Close()
+	ctx, cancel := context.WithCancelCause(g.Context())
+	defer cancel(nil)
+	st.end = cancel
 	ws.s.watchers.add(st)
 	defer ws.s.watchers.remove(st)
-	ctx, cancel := context.WithCancel(g.Context())
-	defer cancel()
+	// From here on LoadBegun ends the stream. It may have passed by before.
+	if err := ws.s.whileLoading(ctx, pb.Watch_Watch_FullMethodName, nil); err != nil {
+		return err
+	}
 	received := make(chan error, 1)
 	// It may wait for the client until the handler returns, which ends the stream.
 	go func() { received <- st.receive(ctx) }()
 	var asker sync.WaitGroup
 	asker.Go(func() { st.askSequencer(ctx) })
 	err := st.send(ctx, received)
-	cancel()
+	cancel(nil)
 	asker.Wait()
+	if loads := (loadBegun{}); errors.As(context.Cause(ctx), &loads) {
+		return kverror.GRPC(loads.why)
+	}
 	if errors.Is(err, context.Canceled) {
 		return rpctypes.ErrGRPCWatchCanceled
 	}

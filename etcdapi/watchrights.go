@@ -44,6 +44,21 @@ func (s *Server) RightsTaken() {
 	}
 }
 
+// loadBegun ends the streams of watchers from before a load.
+type loadBegun struct{ why error }
+
+func (l loadBegun) Error() string { return l.why.Error() }
+
+// LoadBegun ends all streams of watchers, with the error that the cluster gives while it is loaded: what comes by the load
+// is no event. It waits for no client.
+func (s *Server) LoadBegun(why error) {
+	s.watchers.mu.Lock()
+	defer s.watchers.mu.Unlock()
+	for st := range s.watchers.all {
+		st.end(loadBegun{why})
+	}
+}
+
 // endDenied ends the watchers whose callers may not read their keys any more. now has the callers as they are now.
 func (st *watchStream) endDenied(now map[*auth.Caller]*auth.Caller) {
 	st.mu.Lock()

@@ -18,6 +18,7 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
@@ -126,6 +127,8 @@ type access struct {
 	note func(ctx context.Context, since uint64) error
 	// revoked cancels watchers that a view does not cover; nil before there are any.
 	revoked atomic.Pointer[func(*auth.View)]
+	// loads ends the watchers from before a load; nil before there are any.
+	loads atomic.Pointer[func(error)]
 	// told says that placement is to be asked at once.
 	told wake.Signal
 
@@ -133,6 +136,8 @@ type access struct {
 	// when rights are checked, as noted.
 	view  *auth.View
 	noted uint64
+	// loaded says that the node knows of a load.
+	loaded bool
 }
 
 // follow takes in what the node hears of rights.
@@ -141,6 +146,7 @@ func (a *access) follow(ctx context.Context) {
 		m, changed := a.source.WatchMap()
 		var again <-chan time.Time
 		if m != nil {
+			a.takeLoad(m.Loading)
 			if err := a.take(ctx, m); err != nil && ctx.Err() == nil {
 				a.log.Warn("the node goes by new rights, and tells placement once it has noted that they are checked", zap.Error(err))
 				again = a.clk.NewTimer(raiseAgain).C()
@@ -152,6 +158,17 @@ func (a *access) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// takeLoad ends the watchers from before a load when the node hears of it, perhaps once it is over.
+func (a *access) takeLoad(l *fsm.Loading) {
+	if l == nil || a.loaded {
+		return
+	}
+	a.loaded = true
+	if f := a.loads.Load(); f != nil {
+		(*f)(kverror.New(kverror.Loading, "source %s, phase %s, position %d", l.Source, l.Phase, l.Position))
 	}
 }
 

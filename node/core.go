@@ -239,6 +239,9 @@ func (c *Core) MayServe() bool { return c.access.lease.Valid() }
 // returns, no watcher receives what the view does not cover.
 func (c *Core) OnRevoked(f func(*auth.View)) { c.access.revoked.Store(&f) }
 
+// OnLoad has f called when the node hears that the cluster is loaded, with what clients are told meanwhile.
+func (c *Core) OnLoad(f func(error)) { c.access.loads.Store(&f) }
+
 // Store is what the node has applied, for who checks it.
 func (c *Core) Store() engine.Reader { return c.engine }
 

@@ -80,7 +80,8 @@ func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	return s.c.admin.MoveLeader(ctx, to)
 }
 
-// Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked.
+// Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked and
+// their LoadBegun by OnLoad.
 func (c *Core) Face(o *etcdapi.Options) error {
 	passwords, err := auth.NewPasswords(c.o.BcryptCost)
 	if err != nil {

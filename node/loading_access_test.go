@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ func (r *rig) serve(n *rigNode) *etcdapi.Server {
 	}
 	s := etcdapi.New(face)
 	n.core.OnRevoked(func(*auth.View) { s.RightsTaken() })
+	n.core.OnLoad(s.LoadBegun)
 	s.Start()
 	return s
 }
@@ -170,4 +172,55 @@ func (r *rig) sameUsers(source *rights.State) {
 	if err != nil || string(c.Hash) != "$2a$10$theroots" {
 		r.t.Errorf("%v, %v", c, err)
 	}
+}
+
+// A watcher from before a load ends with what a new one is told, at every node, though the load is over at once.
+func TestLoadEndsWatchers(t *testing.T) {
+	bubble(t, 3, borders(3), func(o *Options) { o.BcryptCost = 4 }, func(r *rig) {
+		r.publish(r.nodes...)
+		ctx := r.t.Context()
+		ended := make(chan error, len(r.nodes))
+		var servers []*etcdapi.Server
+		for _, n := range r.nodes {
+			s := r.serve(n)
+			servers = append(servers, s)
+			w, err := pb.NewWatchClient(s.Conn()).Watch(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			create := &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), StartRevision: 1}}
+			if err := w.Send(&pb.WatchRequest{RequestUnion: create}); err != nil {
+				t.Fatal(err)
+			}
+			if created, err := w.Recv(); err != nil || !created.Created {
+				t.Fatal(created, err)
+			}
+			go func() {
+				for {
+					a, err := w.Recv()
+					if err == nil && len(a.Events) == 0 {
+						continue
+					}
+					if err == nil {
+						err = fmt.Errorf("told %d events of the load", len(a.Events))
+					}
+					ended <- err
+					return
+				}
+			}()
+		}
+		vs, last := storeOf(100)
+		if err := r.loadOnce(0, vs, last, nil); err != nil {
+			t.Fatal(err)
+		}
+		for range r.nodes {
+			if err := <-ended; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "this cluster is being loaded") {
+				t.Errorf("a watcher from before the load: %v", err)
+			}
+		}
+		for _, s := range servers {
+			s.Stop(context.Background())
+		}
+		r.stop(r.nodes...)
+	})
 }
