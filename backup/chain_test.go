@@ -71,7 +71,7 @@ func TestRestoreEveryRevision(t *testing.T) {
 			}
 			want := slices.DeleteFunc(m.at(m.rev, p.Compacted), func(v mvcc.Version) bool { return !part.Contains(v.Key) })
 			same(t, got, want)
-			if string(p.Settings) != "settings" || string(p.Users) != "users" || len(p.Leases) != 1 || p.Leases[0].ID != keyspace.LeaseID(m.rev) {
+			if string(p.Users) != "users" || len(p.Leases) != 1 || p.Leases[0].ID != keyspace.LeaseID(m.rev) {
 				t.Errorf("plan %+v", p)
 			}
 		})

@@ -25,7 +25,7 @@ func someManifest() *Manifest {
 			Kind: Versions, Revision: 130, Previous: 100, Compacted: 90, Time: at,
 			Points:   []Point{{Time: at.Add(-time.Minute), Revision: 120}, {Time: at, Revision: 130}},
 			Leases:   []Lease{{ID: 1<<63 - 1, TTLSeconds: 60, RemainingSeconds: 12}},
-			Settings: []byte("settings"), Users: []byte("users"),
+			Users: []byte("users"),
 		},
 		PreviousManifest: strings.Repeat("0f", 32),
 		Spans: []SpanFiles{

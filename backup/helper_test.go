@@ -215,7 +215,7 @@ func (m *model) cut(kind Kind, previous, compacted keyspace.Revision) Cut {
 	return Cut{
 		Kind: kind, Revision: m.rev, Previous: previous, Compacted: compacted, Time: m.time,
 		Leases:   []Lease{{ID: keyspace.LeaseID(m.rev), TTLSeconds: 60, RemainingSeconds: 30}},
-		Settings: []byte("settings"), Users: []byte("users"),
+		Users: []byte("users"),
 	}
 }
 

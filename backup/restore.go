@@ -44,8 +44,8 @@ type Plan struct {
 	// between both: a lease may have been revoked after the state. Granted in between, and
 	// revoked, it is in neither.
 	Leases []Lease
-	// Settings and Users are those of the last backup.
-	Settings, Users []byte
+	// Users are those of the last backup.
+	Users []byte
 	// TempDir is where Versions merges more than 64 backups. Empty, as Plan leaves it, is the system's.
 	TempDir string
 }
@@ -167,7 +167,7 @@ func choose(ms []*Manifest, w When) *Plan {
 	case last.Kind == Tombstones, last.Kind == Full && rev < last.Compacted:
 		return nil
 	}
-	p := &Plan{Revision: rev, Manifests: ms[:i+1], Leases: slices.Clone(last.Leases), Settings: last.Settings, Users: last.Users}
+	p := &Plan{Revision: rev, Manifests: ms[:i+1], Leases: slices.Clone(last.Leases), Users: last.Users}
 	for _, m := range p.Manifests {
 		if m.Kind == Tombstones {
 			p.Compacted = m.Revision

@@ -49,7 +49,6 @@ type Holds interface {
 // Records are what a cut has beside keys; placement's client has them.
 type Records interface {
 	ListLeases(ctx context.Context) ([]placement.LeaseStatus, keyspace.Revision, error)
-	Settings(ctx context.Context) ([]fsm.Setting, keyspace.Revision, error)
 	AccessRows(ctx context.Context) ([]fsm.AccessRow, error)
 	RangeMap(ctx context.Context) ([]keyspace.Descriptor, error)
 }
@@ -97,8 +96,7 @@ type Cut struct {
 	// Time is when Revision was the current one, by the clock of the node that was asked.
 	Time time.Time
 	// Leases are in the order of their ids: those of a moment before the revision, and of one behind it.
-	Leases   []Lease
-	Settings []fsm.Setting
+	Leases []Lease
 	// Access are users and roles, see fsm.AccessOf.
 	Access []fsm.AccessRow
 	// Borders are the first keys of all ranges but the first one, ascending.
@@ -195,9 +193,6 @@ func (c *Cutter) fill(ctx context.Context, cut *Cut) (err error) {
 		return err
 	}
 	cut.Leases = slices.SortedFunc(maps.Values(leases), func(a, b Lease) int { return cmp.Compare(a.ID, b.ID) })
-	if cut.Settings, _, err = c.o.Records.Settings(ctx); err != nil {
-		return err
-	}
 	if cut.Access, err = c.o.Records.AccessRows(ctx); err != nil {
 		return err
 	}

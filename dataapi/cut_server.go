@@ -65,10 +65,6 @@ func (c *Cut) parts() []*datapb.CutPart {
 		l := &c.Leases[i]
 		p.Leases = append(p.Leases, &datapb.Lease{Id: int64(l.ID), TtlSeconds: l.TTL, RemainingMs: l.Remaining.Milliseconds()})
 	}
-	for i := range c.Settings {
-		room(len(c.Settings[i].Name) + len(c.Settings[i].Value))
-		p.Settings = append(p.Settings, &datapb.Setting{Name: c.Settings[i].Name, Value: c.Settings[i].Value})
-	}
 	for i := range c.Access {
 		room(len(c.Access[i].Key) + len(c.Access[i].Value))
 		p.Access = append(p.Access, &datapb.AccessRow{Key: c.Access[i].Key, Value: c.Access[i].Value})
@@ -90,9 +86,6 @@ func (c *Cut) add(p *datapb.CutPart, first bool) {
 	}
 	for _, l := range p.GetLeases() {
 		c.Leases = append(c.Leases, Lease{ID: keyspace.LeaseID(l.GetId()), TTL: l.GetTtlSeconds(), Remaining: time.Duration(l.GetRemainingMs()) * time.Millisecond})
-	}
-	for _, s := range p.GetSettings() {
-		c.Settings = append(c.Settings, fsm.Setting{Name: s.GetName(), Value: s.GetValue()})
 	}
 	for _, r := range p.GetAccess() {
 		c.Access = append(c.Access, fsm.AccessRow{Key: r.GetKey(), Value: r.GetValue()})

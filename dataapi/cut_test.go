@@ -80,10 +80,6 @@ func (s *store) ListLeases(context.Context) (all []placement.LeaseStatus, _ keys
 	return all, 0, nil
 }
 
-func (s *store) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, error) {
-	return []fsm.Setting{{Name: "replication", Value: []byte("3")}}, 1, nil
-}
-
 func (s *store) AccessRows(context.Context) ([]fsm.AccessRow, error) {
 	if s.withoutAccess {
 		return nil, s.broken
@@ -180,7 +176,7 @@ func TestCut(t *testing.T) {
 	}
 	rows, _ := s.AccessRows(t.Context())
 	if len(s.holds) != 1 || s.holds[cut.Hold].Owner != "me" || cut.Held != 30 || cut.Revision != 50 || cut.Compacted != 20 || cut.Cluster != 0xc1 || cut.Time.IsZero() ||
-		!reflect.DeepEqual(cut.Access, rows) || len(cut.Settings) != 1 || len(cut.Borders) != 1 || string(cut.Borders[0]) != "g" {
+		!reflect.DeepEqual(cut.Access, rows) || len(cut.Borders) != 1 || string(cut.Borders[0]) != "g" {
 		t.Errorf("%+v with %d rows, holds %v", cut, len(cut.Access), s.holds)
 	}
 	want := []Lease{{1, 60, time.Minute}, {2, 60, 59 * time.Second}, {3, 60, 59 * time.Second}}

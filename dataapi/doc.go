@@ -2,7 +2,7 @@
 // its client. Data of the whole cluster leave by it, as of one revision: for backups, exports and comparisons. And
 // they come by it into a new cluster: from a backup, from etcd's files, from a running etcd.
 //
-//	command ──▶ Client ──gRPC──▶ server ──▶ Cutter ──┬─▶ placement: hold, leases, settings, users
+//	command ──▶ Client ──gRPC──▶ server ──▶ Cutter ──┬─▶ placement: hold, leases, users
 //	                                                 ├─▶ router: the revision of now
 //	                                                 └─▶ router: pages of versions from the ranges
 //

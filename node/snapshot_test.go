@@ -51,10 +51,6 @@ func (s *cutStore) ListLeases(context.Context) ([]placement.LeaseStatus, keyspac
 	return []placement.LeaseStatus{{LeaseRef: fsm.LeaseRef{ID: 7}, TTL: 600, Remaining: 300e9}, {LeaseRef: fsm.LeaseRef{ID: 5}, TTL: 10, Remaining: -1}}, 50, nil
 }
 
-func (s *cutStore) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, error) {
-	return nil, 0, nil
-}
-
 func (s *cutStore) AccessRows(context.Context) ([]fsm.AccessRow, error) { return nil, nil }
 
 func (s *cutStore) RangeMap(context.Context) ([]keyspace.Descriptor, error) { return nil, nil }

@@ -159,10 +159,8 @@ func begin(ctx context.Context, r *backup.Repository, cut *dataapi.Cut, chain st
 	for _, l := range cut.Leases {
 		b.Leases = append(b.Leases, backup.Lease{ID: l.ID, TTLSeconds: l.TTL, RemainingSeconds: int64(l.Remaining / time.Second)})
 	}
-	var err, also error
-	b.Users, err = encodeUsers(cut.Access)
-	b.Settings, also = encodeSettings(cut.Settings)
-	if err = errors.Join(err, also); err != nil {
+	var err error
+	if b.Users, err = encodeUsers(cut.Access); err != nil {
 		return nil, err
 	}
 	return r.Begin(ctx, cut.Cluster, chain, b, cut.Borders)
@@ -345,7 +343,5 @@ func decodeUsers(b []byte) (*rights.State, error) {
 	return s, nil
 }
 
-// encodeUsers and encodeSettings are what a backup has of a cluster beside keys. Nobody but a cluster reads it.
+// encodeUsers is what a backup has of users and roles. Nobody but a cluster reads it.
 func encodeUsers(rows []fsm.AccessRow) ([]byte, error) { return json.Marshal(rows) }
-
-func encodeSettings(all []fsm.Setting) ([]byte, error) { return json.Marshal(all) }

@@ -168,12 +168,11 @@ type CutPart struct {
 	// time_unix_ms is when the revision was the current one.
 	TimeUnixMs int64 `protobuf:"varint,6,opt,name=time_unix_ms,json=timeUnixMs,proto3" json:"time_unix_ms,omitempty"`
 	// leases are those of a moment before the revision, and those of one behind it.
-	Leases   []*Lease   `protobuf:"bytes,7,rep,name=leases,proto3" json:"leases,omitempty"`
-	Settings []*Setting `protobuf:"bytes,8,rep,name=settings,proto3" json:"settings,omitempty"`
+	Leases []*Lease `protobuf:"bytes,7,rep,name=leases,proto3" json:"leases,omitempty"`
 	// access are users and roles as rows of the placement group.
-	Access []*AccessRow `protobuf:"bytes,9,rep,name=access,proto3" json:"access,omitempty"`
+	Access []*AccessRow `protobuf:"bytes,8,rep,name=access,proto3" json:"access,omitempty"`
 	// borders are the first keys of all ranges but the first one, ascending.
-	Borders       [][]byte `protobuf:"bytes,10,rep,name=borders,proto3" json:"borders,omitempty"`
+	Borders       [][]byte `protobuf:"bytes,9,rep,name=borders,proto3" json:"borders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -257,13 +256,6 @@ func (x *CutPart) GetLeases() []*Lease {
 	return nil
 }
 
-func (x *CutPart) GetSettings() []*Setting {
-	if x != nil {
-		return x.Settings
-	}
-	return nil
-}
-
 func (x *CutPart) GetAccess() []*AccessRow {
 	if x != nil {
 		return x.Access
@@ -339,58 +331,6 @@ func (x *Lease) GetRemainingMs() int64 {
 	return 0
 }
 
-type Setting struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Setting) Reset() {
-	*x = Setting{}
-	mi := &file_datapb_data_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Setting) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Setting) ProtoMessage() {}
-
-func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
-func (*Setting) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Setting) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Setting) GetValue() []byte {
-	if x != nil {
-		return x.Value
-	}
-	return nil
-}
-
 type AccessRow struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -401,7 +341,7 @@ type AccessRow struct {
 
 func (x *AccessRow) Reset() {
 	*x = AccessRow{}
-	mi := &file_datapb_data_proto_msgTypes[4]
+	mi := &file_datapb_data_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +353,7 @@ func (x *AccessRow) String() string {
 func (*AccessRow) ProtoMessage() {}
 
 func (x *AccessRow) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[4]
+	mi := &file_datapb_data_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +366,7 @@ func (x *AccessRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessRow.ProtoReflect.Descriptor instead.
 func (*AccessRow) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{4}
+	return file_datapb_data_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AccessRow) GetKey() []byte {
@@ -454,7 +394,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_datapb_data_proto_msgTypes[5]
+	mi := &file_datapb_data_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -466,7 +406,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[5]
+	mi := &file_datapb_data_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -479,7 +419,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{5}
+	return file_datapb_data_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RenewRequest) GetHold() uint64 {
@@ -506,7 +446,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_datapb_data_proto_msgTypes[6]
+	mi := &file_datapb_data_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +458,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[6]
+	mi := &file_datapb_data_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +471,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{6}
+	return file_datapb_data_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RenewResponse) GetHeldRevision() int64 {
@@ -557,7 +497,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_datapb_data_proto_msgTypes[7]
+	mi := &file_datapb_data_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +509,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[7]
+	mi := &file_datapb_data_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +522,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{7}
+	return file_datapb_data_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReleaseRequest) GetHold() uint64 {
@@ -600,7 +540,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_datapb_data_proto_msgTypes[8]
+	mi := &file_datapb_data_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +552,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[8]
+	mi := &file_datapb_data_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +565,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{8}
+	return file_datapb_data_proto_rawDescGZIP(), []int{7}
 }
 
 type ReadRequest struct {
@@ -644,7 +584,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_datapb_data_proto_msgTypes[9]
+	mi := &file_datapb_data_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +596,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[9]
+	mi := &file_datapb_data_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +609,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{9}
+	return file_datapb_data_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReadRequest) GetSelect() Select {
@@ -728,7 +668,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_datapb_data_proto_msgTypes[10]
+	mi := &file_datapb_data_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +680,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_datapb_data_proto_msgTypes[10]
+	mi := &file_datapb_data_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +693,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_datapb_data_proto_rawDescGZIP(), []int{10}
+	return file_datapb_data_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadResponse) GetBlock() []byte {
@@ -787,7 +727,7 @@ const file_datapb_data_proto_rawDesc = "" +
 	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12#\n" +
 	"\rfrom_revision\x18\x02 \x01(\x03R\ffromRevision\x12\x12\n" +
-	"\x04hold\x18\x03 \x01(\x04R\x04hold\"\xfc\x02\n" +
+	"\x04hold\x18\x03 \x01(\x04R\x04hold\"\xc8\x02\n" +
 	"\aCutPart\x12\x12\n" +
 	"\x04hold\x18\x01 \x01(\x04R\x04hold\x12#\n" +
 	"\rheld_revision\x18\x02 \x01(\x03R\fheldRevision\x12\x1a\n" +
@@ -797,19 +737,14 @@ const file_datapb_data_proto_rawDesc = "" +
 	"cluster_id\x18\x05 \x01(\x04R\tclusterId\x12 \n" +
 	"\ftime_unix_ms\x18\x06 \x01(\x03R\n" +
 	"timeUnixMs\x12,\n" +
-	"\x06leases\x18\a \x03(\v2\x14.skein.data.v1.LeaseR\x06leases\x122\n" +
-	"\bsettings\x18\b \x03(\v2\x16.skein.data.v1.SettingR\bsettings\x120\n" +
-	"\x06access\x18\t \x03(\v2\x18.skein.data.v1.AccessRowR\x06access\x12\x18\n" +
-	"\aborders\x18\n" +
-	" \x03(\fR\aborders\"[\n" +
+	"\x06leases\x18\a \x03(\v2\x14.skein.data.v1.LeaseR\x06leases\x120\n" +
+	"\x06access\x18\b \x03(\v2\x18.skein.data.v1.AccessRowR\x06access\x12\x18\n" +
+	"\aborders\x18\t \x03(\fR\aborders\"[\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x03R\x02id\x12\x1f\n" +
 	"\vttl_seconds\x18\x02 \x01(\x03R\n" +
 	"ttlSeconds\x12!\n" +
 	"\fremaining_ms\x18\x03 \x01(\x03R\vremainingMs\"3\n" +
-	"\aSetting\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"3\n" +
 	"\tAccessRow\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\">\n" +
@@ -860,39 +795,37 @@ func file_datapb_data_proto_rawDescGZIP() []byte {
 }
 
 var file_datapb_data_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_datapb_data_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_datapb_data_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_datapb_data_proto_goTypes = []any{
 	(Select)(0),             // 0: skein.data.v1.Select
 	(*CutRequest)(nil),      // 1: skein.data.v1.CutRequest
 	(*CutPart)(nil),         // 2: skein.data.v1.CutPart
 	(*Lease)(nil),           // 3: skein.data.v1.Lease
-	(*Setting)(nil),         // 4: skein.data.v1.Setting
-	(*AccessRow)(nil),       // 5: skein.data.v1.AccessRow
-	(*RenewRequest)(nil),    // 6: skein.data.v1.RenewRequest
-	(*RenewResponse)(nil),   // 7: skein.data.v1.RenewResponse
-	(*ReleaseRequest)(nil),  // 8: skein.data.v1.ReleaseRequest
-	(*ReleaseResponse)(nil), // 9: skein.data.v1.ReleaseResponse
-	(*ReadRequest)(nil),     // 10: skein.data.v1.ReadRequest
-	(*ReadResponse)(nil),    // 11: skein.data.v1.ReadResponse
+	(*AccessRow)(nil),       // 4: skein.data.v1.AccessRow
+	(*RenewRequest)(nil),    // 5: skein.data.v1.RenewRequest
+	(*RenewResponse)(nil),   // 6: skein.data.v1.RenewResponse
+	(*ReleaseRequest)(nil),  // 7: skein.data.v1.ReleaseRequest
+	(*ReleaseResponse)(nil), // 8: skein.data.v1.ReleaseResponse
+	(*ReadRequest)(nil),     // 9: skein.data.v1.ReadRequest
+	(*ReadResponse)(nil),    // 10: skein.data.v1.ReadResponse
 }
 var file_datapb_data_proto_depIdxs = []int32{
 	3,  // 0: skein.data.v1.CutPart.leases:type_name -> skein.data.v1.Lease
-	4,  // 1: skein.data.v1.CutPart.settings:type_name -> skein.data.v1.Setting
-	5,  // 2: skein.data.v1.CutPart.access:type_name -> skein.data.v1.AccessRow
-	0,  // 3: skein.data.v1.ReadRequest.select:type_name -> skein.data.v1.Select
-	1,  // 4: skein.data.v1.Data.Cut:input_type -> skein.data.v1.CutRequest
-	6,  // 5: skein.data.v1.Data.Renew:input_type -> skein.data.v1.RenewRequest
-	8,  // 6: skein.data.v1.Data.Release:input_type -> skein.data.v1.ReleaseRequest
-	10, // 7: skein.data.v1.Data.Read:input_type -> skein.data.v1.ReadRequest
-	2,  // 8: skein.data.v1.Data.Cut:output_type -> skein.data.v1.CutPart
-	7,  // 9: skein.data.v1.Data.Renew:output_type -> skein.data.v1.RenewResponse
-	9,  // 10: skein.data.v1.Data.Release:output_type -> skein.data.v1.ReleaseResponse
-	11, // 11: skein.data.v1.Data.Read:output_type -> skein.data.v1.ReadResponse
-	8,  // [8:12] is the sub-list for method output_type
-	4,  // [4:8] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	4,  // 1: skein.data.v1.CutPart.access:type_name -> skein.data.v1.AccessRow
+	0,  // 2: skein.data.v1.ReadRequest.select:type_name -> skein.data.v1.Select
+	1,  // 3: skein.data.v1.Data.Cut:input_type -> skein.data.v1.CutRequest
+	5,  // 4: skein.data.v1.Data.Renew:input_type -> skein.data.v1.RenewRequest
+	7,  // 5: skein.data.v1.Data.Release:input_type -> skein.data.v1.ReleaseRequest
+	9,  // 6: skein.data.v1.Data.Read:input_type -> skein.data.v1.ReadRequest
+	2,  // 7: skein.data.v1.Data.Cut:output_type -> skein.data.v1.CutPart
+	6,  // 8: skein.data.v1.Data.Renew:output_type -> skein.data.v1.RenewResponse
+	8,  // 9: skein.data.v1.Data.Release:output_type -> skein.data.v1.ReleaseResponse
+	10, // 10: skein.data.v1.Data.Read:output_type -> skein.data.v1.ReadResponse
+	7,  // [7:11] is the sub-list for method output_type
+	3,  // [3:7] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_datapb_data_proto_init() }
@@ -906,7 +839,7 @@ func file_datapb_data_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_datapb_data_proto_rawDesc), len(file_datapb_data_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
