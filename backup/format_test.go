@@ -23,9 +23,9 @@ func someManifest() *Manifest {
 		Cluster: "abc", Chain: "20261124T120000Z-100", Number: 2,
 		Cut: Cut{
 			Kind: Versions, Revision: 130, Previous: 100, Compacted: 90, Time: at,
-			Points:   []Point{{Time: at.Add(-time.Minute), Revision: 120}, {Time: at, Revision: 130}},
-			Leases:   []Lease{{ID: 1<<63 - 1, TTLSeconds: 60, RemainingSeconds: 12}},
-			Users: []byte("users"),
+			Points: []Point{{Time: at.Add(-time.Minute), Revision: 120}, {Time: at, Revision: 130}},
+			Leases: []Lease{{ID: 1<<63 - 1, TTLSeconds: 60, RemainingSeconds: 12}},
+			Users:  []byte("users"),
 		},
 		PreviousManifest: strings.Repeat("0f", 32),
 		Spans: []SpanFiles{

@@ -214,8 +214,8 @@ func (m *model) within(c Cut) (vs []mvcc.Version) {
 func (m *model) cut(kind Kind, previous, compacted keyspace.Revision) Cut {
 	return Cut{
 		Kind: kind, Revision: m.rev, Previous: previous, Compacted: compacted, Time: m.time,
-		Leases:   []Lease{{ID: keyspace.LeaseID(m.rev), TTLSeconds: 60, RemainingSeconds: 30}},
-		Users: []byte("users"),
+		Leases: []Lease{{ID: keyspace.LeaseID(m.rev), TTLSeconds: 60, RemainingSeconds: 30}},
+		Users:  []byte("users"),
 	}
 }
 

@@ -44,7 +44,7 @@ type Cut struct {
 	Points []Point `json:"points,omitempty"`
 	Leases []Lease `json:"leases,omitempty"`
 	// Users are the cluster's; only a cluster reads them.
-	Users    []byte `json:"users,omitempty"`
+	Users []byte `json:"users,omitempty"`
 	// Hold is the cluster's name of what keeps the versions of the cut until the backup is finished, 0 for nothing.
 	Hold uint64 `json:"hold,omitempty,string"`
 }
