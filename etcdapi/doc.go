@@ -104,6 +104,7 @@
 //	leaserights.go  who may use a lease, by its keys
 //	audit.go        what goes into the audit log
 //	access.go       who sends a request, and whether that user may
+//	loading.go  who may do what while the cluster is loaded
 //	here.go         who may command a cluster that knows no users
 //	check.go        checks of requests that need no data
 //	codec.go        answers that are encoded once or in parts

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"context"
-	"crypto/rand"
 	"slices"
 	"sync"
 	"time"
@@ -12,9 +11,6 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
 )
-
-// secretBytes is the length of the secret of tokens' MACs.
-const secretBytes = 32
 
 // serveCredential answers with what is applied here, which is not older than the question. Its index is that of
 // the last change: nodes hear of changes, and would wait for any later index in vain.
@@ -38,12 +34,6 @@ func (s *Service) changeAccess(ctx context.Context, term uint64, q *request) (re
 	}
 	res := s.propose(ctx, term, o)
 	return response{Index: res.Access}, res.Err
-}
-
-func newSecret() []byte {
-	key := make([]byte, secretBytes)
-	_, _ = rand.Read(key) // never fails
-	return key
 }
 
 // awaitAccessHold is how long a leader keeps the question which nodes lack an index. It is far below an

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 
 	"go.uber.org/zap"
@@ -49,4 +50,14 @@ func storable(revisions ...keyspace.Revision) error {
 		}
 	}
 	return nil
+}
+
+// secretBytes is the length of the secret of tokens' MACs.
+const secretBytes = 32
+
+// newSecret makes a secret of tokens' MACs.
+func newSecret() []byte {
+	key := make([]byte, secretBytes)
+	_, _ = rand.Read(key) // never fails
+	return key
 }

@@ -33,7 +33,6 @@ func serveUsers(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
 	}
 	s := etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { s.RightsTaken() })
-	core.OnLoad(s.LoadBegun)
 	s.Start()
 	return s, nil
 }
