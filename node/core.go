@@ -60,6 +60,10 @@ type Options struct {
 	// be asked.
 	Peers func(ctx context.Context) ([]fsm.Node, error)
 
+	// Name is the name that the node is started with. A directory that knows its node by another one
+	// is refused; "" fits every directory.
+	Name string
+
 	// FS holds DataDir and WALDir.
 	FS              vfs.FS
 	DataDir, WALDir string

@@ -233,8 +233,8 @@ func (o *Options) SetMembership(m *join.Membership) {
 // options translates the configuration. unusable counts changed files of the peers' certificates that cannot be taken.
 func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter) Options {
 	o := Options{
-		SplitKeys: cfg.SplitKeys(),
-		FS:        vfs.Default, Snapshots: true, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
+		SplitKeys: cfg.SplitKeys(), Name: cfg.Name,
+		FS: vfs.Default, Snapshots: true, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:   !cfg.LeaseReads,
 		NodeDeadAfter:  cfg.NodeDeadAfter,

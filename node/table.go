@@ -54,7 +54,19 @@ func (c *Core) loadTable(ctx context.Context) error {
 		}
 	}
 	c.nodes = nodes
-	return nil
+	return c.refuseName()
+}
+
+// refuseName refuses the directory of a node that has another name. Whoever mistook the directory would
+// have two nodes of one name, and commands that name either would be refused.
+func (c *Core) refuseName() error {
+	i := slices.IndexFunc(c.nodes, func(n fsm.Node) bool { return n.ID == c.o.Self })
+	if c.o.Name == "" || i < 0 || c.nodes[i].Name == "" || c.nodes[i].Name == c.o.Name {
+		return nil
+	}
+	own := c.nodes[i].Name
+	return fmt.Errorf("%s is the data directory of node %s, and this node is named %s: start it with --name %s and the other flags of %s, or give the data directory of %s",
+		c.o.DataDir, own, c.o.Name, own, own, c.o.Name)
 }
 
 // keepTable stores the node table, and has it known to the bus. It is durable with what is
