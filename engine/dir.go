@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	iofs "io/fs"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -122,6 +124,9 @@ func (l *DirLock) lock(fs vfs.FS, dir string) error {
 		return err
 	}
 	c, err := fs.Lock(fs.PathJoin(dir, lockName))
+	if at := (*iofs.PathError)(nil); errors.As(err, &at) && !errors.Is(err, syscall.EAGAIN) {
+		return fmt.Errorf("engine: make the lock of directory %s: %w", dir, err) // it could not be opened: nobody need have it
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s: another skein process uses it; stop that process or choose another directory: %w", ErrLocked, dir, err)
 	}

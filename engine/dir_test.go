@@ -3,8 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -153,6 +155,20 @@ func TestOpenDirCrash(t *testing.T) {
 		if _, err := openDirs(mem.Crash(0, nil), me); err != nil {
 			t.Fatalf("operation %d failed, then: %v", n, err)
 		}
+	}
+}
+
+// TestOpenDirWithoutPermission: a directory that cannot be written is not said to be another process's.
+func TestOpenDirWithoutPermission(t *testing.T) {
+	denied := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind != errorfs.OpLock {
+			return nil
+		}
+		return &fs.PathError{Op: "open", Path: op.Path, Err: syscall.EACCES}
+	})
+	_, err := openDirs(errorfs.Wrap(simdisk.New(), denied), me)
+	if !errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLocked) || strings.Contains(err.Error(), "process") || !strings.Contains(err.Error(), "directory data") {
+		t.Error(err)
 	}
 }
 

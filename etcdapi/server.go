@@ -1,6 +1,7 @@
 package etcdapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -318,19 +320,51 @@ func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
 	for _, u := range clientURLs {
 		l, err := s.listen(&u)
 		if err != nil {
-			return fmt.Errorf("listen for clients at %s: %w", u.String(), err)
+			return listenError(clients, clientsFlag, &u, err)
 		}
 		s.clients = append(s.clients, l)
 	}
 	for _, u := range metricsURLs {
 		l, err := s.listen(&u)
 		if err != nil {
-			return fmt.Errorf("listen for metrics at %s: %w", u.String(), err)
+			return listenError(metrics, metricsFlag, &u, err)
 		}
 		l.Listener = netutil.LimitListener(l.Listener, metricsConnections)
 		s.extra = append(s.extra, l)
 	}
 	return nil
+}
+
+// Whom listeners are for, and the flags that name their addresses.
+const (
+	clients, clientsFlag = "clients", "--listen-client-urls"
+	metrics, metricsFlag = "metrics", "--listen-metrics-urls"
+)
+
+func listenError(whom, flag string, u *url.URL, err error) error {
+	if u.Scheme != "unix" && u.Scheme != "unixs" && errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("listen for %s at %s: %w: stop what listens there, or give another address (%s)", whom, u.String(), err, flag)
+	}
+	return fmt.Errorf("listen for %s at %s: %w", whom, u.String(), err)
+}
+
+// CheckPorts says what would keep Bind from the TCP ports of the URLs now, and leaves them unbound: a
+// client that connects before the server starts is to go on to another node, and not to wait.
+func CheckPorts(clientURLs, metricsURLs []url.URL) error {
+	check := func(whom, flag string, urls []url.URL) error {
+		for _, u := range urls {
+			if u.Scheme == "unix" || u.Scheme == "unixs" {
+				continue // who has the data directory may have it still
+			}
+			l, err := net.Listen("tcp", u.Host)
+			if err != nil {
+				return listenError(whom, flag, &u, err)
+			}
+			defer l.Close()
+		}
+		return nil
+	}
+	return cmp.Or(check(clients, clientsFlag, clientURLs), check(metrics, metricsFlag, metricsURLs))
 }
 
 func (s *Server) listen(u *url.URL) (boundListener, error) {

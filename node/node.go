@@ -81,7 +81,8 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 	return start(ctx, cfg, logger, nil)
 }
 
-func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (*Node, error) {
+func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (_ *Node, err error) {
+	defer func() { err = adviseOnPermission(err) }()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	unusable := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -105,15 +106,16 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err := refuseEtcd(o.FS, cfg.DataDir, types.URLs(cfg.AdvertiseClientURLs).StringSlice()); err != nil {
 		return nil, err
 	}
+	// Before anything is decided that stays: a founder that then cannot serve has founded its cluster.
+	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
+		return nil, err
+	}
 	s.enter("find the node's place in the cluster")
 	membership, err := joiner(cfg, &o).Find(ctx)
 	if err != nil {
 		return nil, err
 	}
 	o.SetMembership(membership)
-	if err := o.FS.MkdirAll(cfg.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("--data-dir: %w", err)
-	}
 	core, err := Open(ctx, o)
 	if err != nil {
 		return nil, err
