@@ -45,12 +45,22 @@ func nodeToJSON(n *adminpb.Node) nodeJSON {
 	return out
 }
 
-// stateText says what the node is to the cluster, and whether it leaves.
+// stateText says what the node is to the cluster, and whether it leaves. A node that has something left to
+// give up is not decommissioned yet.
 func stateText(n *adminpb.Node, and string) string {
-	if n.GetLeaves() {
-		return n.GetState() + and + "leaves"
+	state := n.GetState()
+	if givesUp(n) {
+		state = "decommissioning"
 	}
-	return n.GetState()
+	if n.GetLeaves() {
+		return state + and + "leaves"
+	}
+	return state
+}
+
+// givesUp reports whether a decommissioned node has something left to give up.
+func givesUp(n *adminpb.Node) bool {
+	return n.GetState() == "decommissioned" && (n.GetRanges() > 0 || n.GetPlacement())
 }
 
 // since says when a node became what it is, "" where nobody knows.
@@ -251,7 +261,11 @@ func NodeProgress(n *adminpb.Node) string {
 	if n.GetState() == "removed" {
 		return n.GetName() + " has left the cluster: it held nothing any more, and was removed"
 	}
-	text := fmt.Sprintf("%s is %s: it holds %d replicas and leads %d ranges", n.GetName(), stateText(n, " and "), n.GetRanges(), n.GetLeaders())
+	holds := "holds"
+	if givesUp(n) {
+		holds = "still holds"
+	}
+	text := fmt.Sprintf("%s is %s: it %s %d replicas and leads %d ranges", n.GetName(), stateText(n, " and "), holds, n.GetRanges(), n.GetLeaders())
 	switch {
 	case n.GetPlacementLeader():
 		text += ", and leads the placement group"

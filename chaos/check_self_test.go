@@ -141,7 +141,7 @@ func TestRefusals(t *testing.T) {
 
 // Only a node whose last words are that it was removed may end by itself.
 func TestRemovedNodeSaysSo(t *testing.T) {
-	const word = "skein: the node was removed from its cluster: node 1 of cluster 2 is never admitted again\n"
+	const word = "the node was removed from its cluster: node 1 of cluster 2 is never admitted again\n"
 	for text, want := range map[string]bool{
 		"": false, "panic: 1\n": false, word: true, strings.Repeat("a line\n", 1000) + word: true,
 		word + "panic: 1\n" + strings.Repeat("goroutine 1\n", 1000): false,

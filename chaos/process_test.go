@@ -311,7 +311,7 @@ func (c *cluster) start(n *node) {
 // removed says whether a node has ended since its removal from its cluster.
 func removed(log string) bool {
 	words, err := os.ReadFile(log)
-	return err == nil && strings.Contains(string(words[max(0, len(words)-1<<10):]), "skein: the node was removed from its cluster")
+	return err == nil && strings.Contains(string(words[max(0, len(words)-1<<10):]), "the node was removed from its cluster: ")
 }
 
 // environment is this process's, without variables that Skein's commands would read as

@@ -20,7 +20,7 @@ func flagged(cfg *config.Config) func(*Options) {
 	return func(o *Options) {
 		rigs := *o
 		*o = options(cfg, zap.NewNop(), nil)
-		o.Cluster, o.Self, o.Founders = rigs.Cluster, rigs.Self, rigs.Founders
+		o.Cluster, o.Self, o.Founders, o.Name = rigs.Cluster, rigs.Self, rigs.Founders, ""
 		o.WALSegmentBytes = 16 << 20
 		o.FS, o.DataDir, o.WALDir, o.Clock, o.NewBus, o.Logger = rigs.FS, rigs.DataDir, rigs.WALDir, rigs.Clock, rigs.NewBus, rigs.Logger
 	}

@@ -271,7 +271,9 @@ func (c *Core) Err() error {
 func (c *Core) fail(err error) {
 	c.fatalOnce.Do(func() {
 		c.fatalErr = err
-		c.log.Error("the node cannot go on", zap.Error(err))
+		if !errors.Is(err, join.ErrRemoved) { // that was planned
+			c.log.Error("the node cannot go on", zap.Error(err))
+		}
 		close(c.fatal)
 	})
 }

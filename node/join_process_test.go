@@ -129,6 +129,41 @@ func TestJoinByCommand(t *testing.T) {
 	c.refusedToJoin(l.GetNodes(), n4)
 }
 
+// A node that is decommissioned ends well, so that no supervisor starts it again. Who does is told that it
+// was removed.
+func TestADecommissionedNodeEndsWell(t *testing.T) {
+	c := serving(t)
+	n4 := c.joiner("n4", c.nodes[0])
+	c.start(n4)
+	c.ready()
+	op, err := adminapi.NewClient([]string{c.nodes[0].client}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, err := op.ChangeNode(t.Context(), adminapi.Decommission, "n4")
+	if err == nil {
+		_, err = op.AwaitNode(t.Context(), adminapi.Wait{Call: 10 * time.Second, Pause: 100 * time.Millisecond, Tell: func(string) {}}, adminapi.Decommission, row)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n4.exited:
+	case <-time.After(time.Minute):
+		t.Fatal("n4 goes on")
+	}
+	log, err := os.ReadFile(n4.logPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n4.exitErr != nil || strings.Contains(string(log), `"level":"error"`) || !strings.Contains(string(log), "the node has left") {
+		t.Errorf("n4 ended with %v:\n%s", n4.exitErr, tail(log, 2<<10))
+	}
+	if c.refused(n4, "the node was removed from its cluster", "let it join anew"); n4.exitErr == nil {
+		t.Error("started again, it ends well")
+	}
+}
+
 // refusedToJoin: what cannot be admitted ends with what to do instead.
 func (c *processes) refusedToJoin(nodes []*adminpb.Node, n4 *process) {
 	c.t.Helper()

@@ -146,6 +146,9 @@ func sameTable(a, b []fsm.Node) bool {
 
 // learnNodes takes over another node table.
 func (c *Core) learnNodes(nodes []fsm.Node) {
+	if err := c.keepTable(nodes); err != nil { // first, so that a node that was removed knows it at its next start
+		c.fail(err)
+	}
 	c.setMembers(nodes)
 	c.names.set(nodes)
 	for i := range nodes {
@@ -158,9 +161,6 @@ func (c *Core) learnNodes(nodes []fsm.Node) {
 		case n.State == fsm.NodeRemoved:
 			c.fail(c.admission.RemovedError())
 		}
-	}
-	if err := c.keepTable(nodes); err != nil {
-		c.fail(err)
 	}
 }
 

@@ -46,7 +46,7 @@ type Node struct {
 const stopServingTimeout = 5 * time.Second
 
 // Run runs one node until ctx ends or it cannot go on, and stops it in order. The error is nil
-// after a clean stop that was asked for. A stage of the stop, or of a start that the stop ends,
+// after a clean stop that was asked for, and of a node that was removed from its cluster while it ran. A stage of the stop, or of a start that the stop ends,
 // has a bound that a working disk and working peers keep. Beyond it Run logs the stage and
 // returns. The process should then leave; after a few seconds it is ended.
 func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
@@ -69,7 +69,12 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		failure = n.core.Err()
 		s.end()
 	}
-	if err := n.Stop(context.Background()); failure == nil && err != nil {
+	err = n.Stop(context.Background())
+	switch {
+	case errors.Is(failure, join.ErrRemoved): // it was asked for, by whoever decommissioned the node
+		n.log.Info("the node has left", zap.Error(failure))
+		return nil
+	case failure == nil && err != nil:
 		return fmt.Errorf("stop: %w", err)
 	}
 	return failure

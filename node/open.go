@@ -68,6 +68,9 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 		return nil, err
 	} else if admitted {
 		c.admission.SetAdmitted() // peers that are new may ask before this node has joined
+		if c.knowsOfRemoval() {
+			return nil, c.admission.RemovedError()
+		}
 	}
 	// Before the bus speaks: it brings orders to create ranges.
 	if err := c.shards.Open(); err != nil {

@@ -57,6 +57,11 @@ func (c *Core) loadTable(ctx context.Context) error {
 	return c.refuseName()
 }
 
+// knowsOfRemoval reports whether the node has learnt, at its last run, that it was removed.
+func (c *Core) knowsOfRemoval() bool {
+	return slices.ContainsFunc(c.nodes, func(n fsm.Node) bool { return n.ID == c.o.Self && n.State == fsm.NodeRemoved })
+}
+
 // refuseName refuses the directory of a node that has another name. Whoever mistook the directory would
 // have two nodes of one name, and commands that name either would be refused.
 func (c *Core) refuseName() error {
