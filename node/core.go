@@ -318,7 +318,18 @@ const recordSlackBytes = 256
 const (
 	drainTimeout = 5 * time.Second
 	hostTimeout  = 5 * time.Second
+	// aloneTimeout is in the place of each of the longer ones where a node hears too few others: what needs
+	// a quorum does not end.
+	aloneTimeout = 250 * time.Millisecond
 )
+
+// patience is how long a stop waits for something that usually takes up to the given time.
+func (c *Core) patience(usually time.Duration) time.Duration {
+	if c.host.Connected(c.o.Self) {
+		return usually
+	}
+	return min(usually, aloneTimeout)
+}
 
 // Stop ends the node in order, so that nothing has to be replayed and the next sequencer skips
 // no revision. It takes at most about 20 s; ctx cuts the waiting short, not the order.
@@ -327,9 +338,11 @@ func (c *Core) Stop(ctx context.Context) error {
 	enter := c.o.stages.enter
 	if c.Err() == nil {
 		enter("end transactions over several ranges")
-		c.router.Drain(ctx)
+		drain, cancel := context.WithTimeout(ctx, c.patience(drainTimeout))
+		c.router.Drain(drain)
+		cancel()
 		enter("hand over what the node leads")
-		drain, cancel := context.WithTimeout(ctx, drainTimeout)
+		drain, cancel = context.WithTimeout(ctx, c.patience(drainTimeout))
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all
 			// stop at once there is nobody to hand over to.
@@ -337,9 +350,11 @@ func (c *Core) Stop(ctx context.Context) error {
 		}
 		cancel()
 		enter("lower the ceiling of revisions and hand placement over")
-		if err := c.service.Shutdown(ctx); err != nil {
+		handover, cancel := context.WithTimeout(ctx, c.patience(placement.ShutdownTimeout))
+		if err := c.service.Shutdown(handover); err != nil {
 			c.log.Warn("stop with unused revisions below the ceiling", zap.Error(err))
 		}
+		cancel()
 	}
 	c.stopServing()
 	// The bus waits for its handlers, which read the engine on behalf of other nodes.

@@ -58,7 +58,11 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 
 func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) error {
 	n, err := start(ctx, cfg, logger, s)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil && err != nil:
+		logger.Info("stopped before the node served clients", zap.Error(err))
+		return nil
+	case err != nil:
 		return err
 	}
 	var failure error
@@ -198,7 +202,7 @@ func tellInsecure(cfg *config.Config, log *zap.Logger, reg prometheus.Registerer
 func (n *Node) Stop(ctx context.Context) error {
 	s := n.core.o.stages
 	s.enter("end the requests of clients")
-	serving, cancel := context.WithTimeout(ctx, stopServingTimeout)
+	serving, cancel := context.WithTimeout(ctx, n.core.patience(stopServingTimeout))
 	n.api.Stop(serving)
 	cancel()
 	auditing, cancel := context.WithTimeout(ctx, stopServingTimeout)

@@ -17,18 +17,20 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Delays of the dialler. The node with the higher id lets the other one dial first.
+// Delays of the dialler. The node with the higher id lets the other one dial first. At most backoffMax
+// lies between the beginnings of two attempts. One to a peer that is down takes about a second, so that
+// backoffMax adds little to that. A lone founder relies on it (join.aloneTimeout).
 const (
 	firstDelay     = 10 * time.Millisecond
 	yieldDelay     = 60 * time.Millisecond
 	backoffMin     = 50 * time.Millisecond
-	backoffMax     = 2 * time.Second
+	backoffMax     = 1200 * time.Millisecond
 	misconfigDelay = 5 * time.Second
 )
 
 // noBulkLogged is the failed bulk attempts beside a main session after which the
 // failure is logged. They take longer than it takes to notice that the peer is down.
-const noBulkLogged = 12
+const noBulkLogged = 16
 
 // jitter returns a random time up to d, at least 1 ms.
 func jitter(d time.Duration) time.Duration {
@@ -71,7 +73,7 @@ func (l *link) dialLoop(k Kind) {
 func (l *link) dialUntilServed(k Kind) {
 	backoff := backoffMin
 	for tries := 0; l.ctx.Err() == nil; tries++ {
-		moved := l.addrsMoved()
+		moved, began := l.addrsMoved(), l.q.clock.Now()
 		s, err := l.dialNext(k, tries)
 		if err == nil {
 			if k == KindBulk {
@@ -83,7 +85,7 @@ func (l *link) dialUntilServed(k Kind) {
 			}
 			return
 		}
-		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, backoff), moved) {
+		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, l.q.clock.Now().Sub(began), backoff), moved) {
 			return
 		}
 		backoff = min(2*backoff, backoffMax)
@@ -147,9 +149,15 @@ func (l *link) sleep(k Kind, d time.Duration, moved uint64) bool {
 	}
 }
 
+// afterFailure is how long to wait after a failed attempt: what is left of a random time up to backoff that
+// began with the attempt.
+func afterFailure(took, backoff time.Duration) time.Duration {
+	return max(jitter(backoff)-took, backoffMin)
+}
+
 // dialFailed logs and counts a failed attempt, and returns how long to wait.
-func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duration {
-	kind, delay := "unreachable", jitter(backoff)
+func (l *link) dialFailed(k Kind, err error, took, backoff time.Duration) time.Duration {
+	kind, delay := "unreachable", afterFailure(took, backoff)
 	te, isTransport := errors.AsType[*quic.TransportError](err)
 	re, isRefusal := errors.AsType[*refusalError](err)
 	switch {

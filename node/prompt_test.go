@@ -1,0 +1,88 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/simdisk"
+)
+
+// A single node serves within a second of its first start, in the time of its own clock.
+func TestASingleNodesFirstStartIsPrompt(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		n := r.nodes[0]
+		r.crash(n)
+		n.disk = newMemDisk(simdisk.New())
+		began := time.Now()
+		r.start(n)
+		r.mustPut(n, "k", "v")
+		if took := time.Since(began); took >= time.Second {
+			r.t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// A node that hears no quorum stops within a second, in the time of its own clock: what clients wait for
+// does not come, and nobody takes over what it leads.
+func TestANodeWithoutQuorumStopsPromptly(t *testing.T) {
+	bubble(t, 3, borders(4), nil, func(r *rig) {
+		r.publish(r.nodes...)
+		r.spread(r.nodes[0], 4, "v")
+		leader := r.nodes[0]
+		for _, n := range r.nodes {
+			if n.id == r.nodes[0].core.client.Leader() {
+				leader = n
+			}
+		}
+		if got := leader.core.patience(stopServingTimeout); got != stopServingTimeout {
+			r.t.Errorf("with a quorum, a stop waits %v for clients", got)
+		}
+		for _, n := range r.nodes {
+			if n != leader {
+				r.crash(n)
+			}
+		}
+		ctx, cancel := context.WithCancel(r.t.Context())
+		defer cancel()
+		var waiting sync.WaitGroup
+		for i := range 4 {
+			waiting.Go(func() { _, _ = leader.put(ctx, keyOf(i), "w") })
+		}
+		time.Sleep(3 * rigElection)
+		if got := leader.core.patience(stopServingTimeout); got >= time.Second/2 {
+			r.t.Errorf("without a quorum, a stop waits %v for clients", got)
+		}
+		began := time.Now()
+		r.stop(leader)
+		if took := time.Since(began); took >= time.Second {
+			r.t.Errorf("it took %v", took)
+		}
+		cancel()
+		waiting.Wait()
+	})
+}
+
+// A start that a signal ends is no failure.
+func TestAStartThatIsEndedEndsWell(t *testing.T) {
+	url := "http://127.0.0.1:0"
+	cfg, _, err := config.Load([]string{
+		"--data-dir", filepath.Join(t.TempDir(), "data"), "--name", "n1",
+		"--listen-client-urls", url, "--advertise-client-urls", "http://127.0.0.1:1", "--listen-peer-urls", url,
+		"--initial-advertise-peer-urls", "http://127.0.0.1:2", "--initial-cluster", fmt.Sprintf("n1=%s,n2=%s,n3=%s", "http://127.0.0.1:2", "http://127.0.0.1:3", "http://127.0.0.1:4"),
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	if err := Run(ctx, cfg, zap.NewNop()); err != nil {
+		t.Error(err)
+	}
+}
