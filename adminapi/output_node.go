@@ -45,12 +45,18 @@ func nodeToJSON(n *adminpb.Node) nodeJSON {
 	return out
 }
 
+// StateDead is the state of a node that is to serve, and that nobody hears. It is so since it was heard last.
+const StateDead = "dead"
+
 // stateText says what the node is to the cluster, and whether it leaves. A node that has something left to
 // give up is not decommissioned yet.
 func stateText(n *adminpb.Node, and string) string {
 	state := n.GetState()
 	if givesUp(n) {
 		state = "decommissioning"
+	}
+	if state == StateDead && n.GetSinceUnixMs() > 0 {
+		state += " since " + max(0, time.Since(time.UnixMilli(n.GetSinceUnixMs()))).Round(time.Second).String()
 	}
 	if n.GetLeaves() {
 		return state + and + "leaves"
@@ -84,6 +90,14 @@ func placementText(n *adminpb.Node) string {
 	return ""
 }
 
+// bytesText says what the node's data take, "" where it does not say.
+func bytesText(n *adminpb.Node) string {
+	if n.GetState() == StateDead {
+		return ""
+	}
+	return fmt.Sprint(n.GetBytes())
+}
+
 func attributesText(n *adminpb.Node) string {
 	var as []string
 	for _, a := range n.GetAttributes() {
@@ -97,7 +111,7 @@ func writeNodeTable(w io.Writer, nodes []*adminpb.Node) error {
 	for _, n := range nodes {
 		rows = append(rows, []string{
 			n.GetId(), n.GetName(), stateText(n, ", "), since(n), strconv.FormatBool(n.GetAlive()), attributesText(n),
-			fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), placementText(n), fmt.Sprint(n.GetBytes()),
+			fmt.Sprint(n.GetRanges()), fmt.Sprint(n.GetLeaders()), placementText(n), bytesText(n),
 			strings.Join(n.GetPeerUrls(), ","), strings.Join(n.GetClientUrls(), ","),
 		})
 	}
@@ -191,8 +205,8 @@ func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) er
 		under   string
 		refused *adminpb.Refusal
 	}{
-		{Drain, []string{"serving"}, "draining", s.GetDrain()},
-		{Decommission, []string{"serving", "draining", "learner"}, "decommissioned", s.GetDecommission()},
+		{Drain, []string{"serving", StateDead}, "draining", s.GetDrain()},
+		{Decommission, []string{"serving", StateDead, "draining", "learner"}, "decommissioned", s.GetDecommission()},
 	} {
 		text, r := "not possible now", can.refused
 		switch state := s.GetNode().GetState(); {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
@@ -42,6 +43,8 @@ func (c *Core) askCheck(ctx context.Context, peer keyspace.NodeID, question []by
 type peers struct{ c *Core }
 
 // Alive implements operate.Peers.
+func (p peers) SilentFor(n keyspace.NodeID) time.Duration { return p.c.host.SilentFor(n) }
+
 func (p peers) Alive(n keyspace.NodeID) bool { return p.c.alive(n) }
 
 // Central implements operate.Peers.

@@ -401,6 +401,18 @@ func (h *Host) Reached(node keyspace.NodeID) bool {
 	return relays > 0 && 2*relays >= others-1
 }
 
+// SilentFor returns for how long a peer that is not alive has been so; 0 if it is alive, or has not been
+// heard since the start of this node.
+func (h *Host) SilentFor(node keyspace.NodeID) time.Duration {
+	h.peers.mu.RLock()
+	defer h.peers.mu.RUnlock()
+	q := h.peers.mu.nodes[node]
+	if q == nil || q.alive || q.healthy == 0 {
+		return 0
+	}
+	return h.cfg.Clock.Now().Sub(q.healthy)
+}
+
 // Connected reports whether the node hears at least half of the other nodes, and the node
 // that leaders need (Config.Needed). For a peer its last liveness message decides, and a
 // peer that is not alive is not connected. This node stays connected until it has heard

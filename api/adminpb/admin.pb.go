@@ -2526,9 +2526,9 @@ type Node struct {
 	Leaders int64 `protobuf:"varint,7,opt,name=leaders,proto3" json:"leaders,omitempty"`
 	// Bytes of its data directory; 0 if it does not answer.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// unstarted, serving, draining, decommissioned or removed.
+	// unstarted, serving, dead, draining, decommissioned or removed.
 	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
-	// When it became that, in milliseconds since 1970; 0 if unknown.
+	// When it became that, or was heard last if it is dead, in milliseconds since 1970; 0 if unknown.
 	SinceUnixMs int64 `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	// The operator's attributes, in the order of the keys.
 	Attributes []*Attribute `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty"`

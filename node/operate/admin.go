@@ -147,6 +147,8 @@ type Peers interface {
 	// Alive reports whether this node receives the node's liveness messages. It is always
 	// true of this node.
 	Alive(keyspace.NodeID) bool
+	// SilentFor returns for how long a node that is not alive has been silent; 0 where that is not known.
+	SilentFor(keyspace.NodeID) time.Duration
 	// Central reports whether the node hears at least half of the others.
 	Central(keyspace.NodeID) bool
 	// Report returns what a node, this one included, says of itself.

@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/driver"
 	"github.com/skeindb/skein/placement/fsm"
 )
@@ -60,6 +61,21 @@ func (v *clusterView) namedNodes(ids map[keyspace.NodeID]bool) string {
 	}
 	slices.Sort(all)
 	return strings.Join(all, ", ")
+}
+
+// whatOfDead says that a dead node has nothing to drain, and what to do about it.
+func (v *clusterView) whatOfDead(n *fsm.Node) error {
+	others := 0
+	for i := range v.nodes {
+		if o := &v.nodes[i]; o.ID != n.ID && o.State == fsm.NodeServing && v.alive(o.ID) {
+			others++
+		}
+	}
+	next := "start it again, or wait: its replicas are rebuilt on other nodes once it counts as lost (--node-dead-after)"
+	if want := placement.Replication(v.settings); others < want {
+		next = fmt.Sprintf("start it again, or add a node: ranges have %d replicas, and %d other nodes serve, so that nothing can be rebuilt elsewhere", want, others)
+	}
+	return &adminapi.Refusal{Reason: fmt.Sprintf("node %s is dead, and leads nothing", n.Name), NextStep: next}
 }
 
 // mayDrain says why the node cannot be drained and then stopped, and what to do.

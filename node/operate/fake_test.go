@@ -67,6 +67,13 @@ func (f *fake) admin() *Admin {
 	})
 }
 
+func (f *fake) SilentFor(n keyspace.NodeID) time.Duration {
+	if f.dead[n] {
+		return 12 * time.Second
+	}
+	return 0
+}
+
 func (f *fake) Alive(n keyspace.NodeID) bool   { return !f.dead[n] }
 func (f *fake) Central(n keyspace.NodeID) bool { return !f.dead[n] }
 

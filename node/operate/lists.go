@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
@@ -59,6 +60,9 @@ func (v *clusterView) row(n *fsm.Node) *adminpb.Node {
 		Alive: v.alive(n.ID), Bytes: v.reports[n.ID].Bytes, State: n.State.String(), SinceUnixMs: int64(n.Since), Leaves: n.Leaves,
 		Ranges: int64(len(v.held(n.ID))), Leaders: int64(len(v.ledBy(n.ID))), PlacementLeader: v.placement.Leader == n.ID,
 		Quarantined: int64(len(v.reports[n.ID].Quarantined)),
+	}
+	if v.dead(n) {
+		r.State, r.SinceUnixMs = adminapi.StateDead, int64(v.silentSince[n.ID])
 	}
 	for _, a := range n.Attributes {
 		r.Attributes = append(r.Attributes, &adminpb.Attribute{Key: a.Key, Value: a.Value})

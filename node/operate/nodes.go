@@ -78,6 +78,9 @@ func (a *Admin) ShowNode(ctx context.Context, name string) (*adminpb.NodeShowRes
 	if n.State == fsm.NodeServing || n.State == fsm.NodeDraining && (unknown || row.GetLeaders() > 0 || row.GetPlacementLeader()) {
 		out.Drain = refusalRow(a.mayBecome(v, &n, fsm.NodeDraining))
 	}
+	if v.dead(&n) && out.GetDrain() == nil {
+		out.Drain = refusalRow(v.whatOfDead(&n))
+	}
 	if n.State == fsm.NodeServing || n.State == fsm.NodeDraining ||
 		n.State == fsm.NodeDecommissioned && (row.GetRanges() > 0 || row.GetPlacement()) {
 		out.Decommission = refusalRow(a.mayBecome(v, &n, fsm.NodeDecommissioned))

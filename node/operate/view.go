@@ -25,6 +25,8 @@ type clusterView struct {
 	// heard are the nodes that this one hears, or one that answers does. A loaded node, or one with
 	// very many replicas, may be heard and yet not answer in time.
 	heard map[keyspace.NodeID]bool
+	// silentSince says when this node has last heard those that it does not hear; 0 where it does not know.
+	silentSince map[keyspace.NodeID]fsm.UnixMillis
 	// supposed are ranges that nobody says it leads itself, by the node that others take for the
 	// leader.
 	supposed map[keyspace.NodeID]map[keyspace.RangeID]bool
@@ -197,9 +199,12 @@ func (a *Admin) ask(ctx context.Context, v *clusterView) {
 		})
 	}
 	wg.Wait()
-	v.isolated, v.heard = map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}
+	v.isolated, v.heard, v.silentSince = map[keyspace.NodeID]bool{}, map[keyspace.NodeID]bool{}, map[keyspace.NodeID]fsm.UnixMillis{}
 	for _, n := range v.nodes {
 		v.heard[n.ID] = a.o.Peers.Alive(n.ID)
+		if silent := a.o.Peers.SilentFor(n.ID); silent > 0 {
+			v.silentSince[n.ID] = fsm.UnixMillis(a.o.Clock.Wall().Add(-silent).UnixMilli())
+		}
 	}
 	for node, r := range v.reports {
 		if r.Isolated {
@@ -223,6 +228,9 @@ func (v *clusterView) answered(n keyspace.NodeID) bool {
 
 // alive says whether the node has answered, or is heard by one that has.
 func (v *clusterView) alive(n keyspace.NodeID) bool { return v.answered(n) || v.heard[n] }
+
+// dead says whether a node that is to serve neither answers nor is heard.
+func (v *clusterView) dead(n *fsm.Node) bool { return n.State == fsm.NodeServing && !v.alive(n.ID) }
 
 // unsure says whether the node has not answered and may lead something all the same, as it is not
 // known to be down: it is heard, or taken for a leader.
