@@ -36,6 +36,8 @@ type cluster struct {
 	port   int    // of the first node's clients; node i has 10·i more, its peers one more
 	args   func(c *cluster, i int) []string
 	web    func(i int) string // see webURL; nil if it is the clients'
+	// single says that it has one node only, for a source of data that is not measured itself.
+	single bool
 
 	// running are the processes; a killed one is nil.
 	running [mostNodes]*process
@@ -61,7 +63,7 @@ func (p *process) wait() error {
 func etcdArgs(flags ...string) func(*cluster, int) []string {
 	return func(c *cluster, i int) []string {
 		var peers []string
-		for j := range nodes {
+		for j := range c.founders() {
 			peers = append(peers, fmt.Sprintf("%s=%s", nodeName(j), c.peerURL(j)))
 		}
 		cluster := []string{"--initial-cluster", strings.Join(peers, ",")}
@@ -81,6 +83,14 @@ func emptyArgs(valueBytes int) func(*cluster, int) []string {
 	return func(c *cluster, i int) []string {
 		return []string{"empty", "--listen", c.clientAddr(i), "--web", c.peerAddr(i), "--value-size", strconv.Itoa(valueBytes)}
 	}
+}
+
+// founders is how many nodes the cluster begins with.
+func (c *cluster) founders() int {
+	if c.single {
+		return 1
+	}
+	return nodes
 }
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i+1) }
@@ -114,7 +124,7 @@ func (c *cluster) start(ctx context.Context) error {
 		// The old ranges, keys and history belong to another measure.
 		return fmt.Errorf("start %s: %s is left of an earlier run", c.name, c.dir)
 	}
-	for i := range nodes {
+	for i := range c.founders() {
 		if err := c.startNode(i); err != nil {
 			return fmt.Errorf("start %s: %w", c.name, err)
 		}
@@ -197,7 +207,7 @@ func (c *cluster) pid(i int) int { return c.running[i].cmd.Process.Pid }
 func (c *cluster) waitHealthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	for i := range nodes {
+	for i := range c.founders() {
 		if err := c.waitNode(ctx, i); err != nil {
 			return err
 		}

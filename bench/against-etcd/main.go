@@ -21,6 +21,10 @@
 //	go run . rebuild
 //	go run . fourth
 //	go run . users
+//	go run . import
+//	go run . backup
+//	go run . snapshot
+//	go run . mirror
 package main
 
 import (
@@ -76,6 +80,10 @@ var measures = []measure{
 	{"rebuild", "a node of many ranges is lost and rebuilt on a fourth", rebuildFlags},
 	{"fourth", "a fourth node joins three loaded ones and takes its share", fourthFlags},
 	{"users", "puts and gets with users checked beside those without, and changes of rights", usersFlags},
+	{"import", "an etcd's snapshot into three new nodes, and an export of it", importFlags},
+	{"backup", "backups and restores, and puts beside backups", backupFlags},
+	{"snapshot", "Maintenance.Snapshot: time, and memory of each node", snapshotFlags},
+	{"mirror", "an etcd under load mirrored into three new nodes, and the cut-over", mirrorFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 

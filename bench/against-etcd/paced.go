@@ -164,10 +164,12 @@ func (l *pacedLoad) each(from, to time.Duration, f func(*put)) {
 }
 
 // p99 is the 99th percentile of the puts that were due between two times.
-func (l *pacedLoad) p99(from, to time.Duration) time.Duration {
-	var took []time.Duration
+func (l *pacedLoad) p99(from, to time.Duration) time.Duration { return quantile(l.took(from, to), 990) }
+
+// took is how long each of the puts took that were due between two times.
+func (l *pacedLoad) took(from, to time.Duration) (took []time.Duration) {
 	l.each(from, to, func(p *put) { took = append(took, p.acked()-p.due) })
-	return quantile(took, 990)
+	return took
 }
 
 // madeRate is how many of the puts that were due between two times were acknowledged, a

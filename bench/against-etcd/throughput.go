@@ -132,7 +132,7 @@ func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
 
 // cpu returns the processor time of all nodes since their start.
 func (c *cluster) cpu() (sum time.Duration, err error) {
-	for i := range nodes {
+	for i := range c.founders() {
 		d, err := cpuTime(c.pid(i))
 		if err != nil {
 			return 0, err
