@@ -271,11 +271,21 @@ func part(r *etcdserverpb.WatchResponse) Part {
 	return p
 }
 
-// Compacted implements Source. A watch from the first revision is refused with the answer. If
-// it is not refused, nothing is compacted.
+// Compacted implements Source. A read at the first revision is refused if anything is compacted, and a
+// watch from there says up to where. Without a compaction such a watch would have the source read all of
+// its history, while its clients wait for the cut-over.
 func (e *Etcd) Compacted(ctx context.Context) (keyspace.Revision, error) {
 	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
 	defer cancel()
+	_, err := e.c.Get(ctx, "\x00", clientv3.WithKeysOnly(), clientv3.WithRev(1))
+	switch {
+	case err == nil:
+		return 0, nil
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return 0, fmt.Errorf("ask the source for its compacted revision: %w", context.DeadlineExceeded)
+	case !errors.Is(err, rpctypes.ErrCompacted):
+		return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
+	}
 	s, err := e.open(ctx, 1)
 	if err != nil {
 		return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
@@ -283,16 +293,13 @@ func (e *Etcd) Compacted(ctx context.Context) (keyspace.Revision, error) {
 	for {
 		select {
 		case r := <-s.received:
-			if c := (*CompactedError)(nil); errors.As(canceled(r), &c) {
-				return c.Compacted, nil
-			}
-			if len(r.Events) > 0 {
-				return 0, nil
+			if err := canceled(r); err != nil {
+				if c := (*CompactedError)(nil); errors.As(err, &c) {
+					return c.Compacted, nil
+				}
+				return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
 			}
 		case err := <-s.ended:
-			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-				return 0, nil // an empty source sends nothing
-			}
 			return 0, fmt.Errorf("ask the source for its compacted revision: %w", err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -112,5 +113,67 @@ func TestLeasesOfAMemberThatIsCutOff(t *testing.T) {
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// compactions is a source that says what is compacted.
+type compactions struct {
+	etcdserverpb.UnimplementedKVServer
+	etcdserverpb.UnimplementedWatchServer
+	upTo    int64
+	watches atomic.Int64
+}
+
+func (c *compactions) Range(_ context.Context, q *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
+	if q.Revision > 0 && q.Revision < c.upTo {
+		return nil, rpctypes.ErrGRPCCompacted
+	}
+	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{Revision: 20}}, nil
+}
+
+func (c *compactions) Watch(st etcdserverpb.Watch_WatchServer) error {
+	c.watches.Add(1)
+	q, err := st.Recv()
+	if err != nil {
+		return err
+	}
+	if err := st.Send(&etcdserverpb.WatchResponse{Created: true}); err != nil {
+		return err
+	}
+	if q.GetCreateRequest().GetStartRevision() < c.upTo {
+		return st.Send(&etcdserverpb.WatchResponse{Canceled: true, CompactRevision: c.upTo})
+	}
+	<-st.Context().Done()
+	return st.Context().Err()
+}
+
+// TestCompacted: a source that has compacted nothing is not made to read its history. It would be read into the
+// source's memory while its clients wait.
+func TestCompacted(t *testing.T) {
+	for _, c := range []struct{ upTo, watches int64 }{{0, 0}, {9, 1}} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, server := &compactions{upTo: c.upTo}, grpc.NewServer()
+		etcdserverpb.RegisterKVServer(server, source)
+		etcdserverpb.RegisterWatchServer(server, source)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		e, err := NewEtcd(clientv3.Config{Endpoints: []string{listener.Addr().String()}, Logger: zap.NewNop()}, clock.System())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := e.Compacted(t.Context())
+		if err != nil || int64(got) != c.upTo || source.watches.Load() != c.watches {
+			t.Errorf("compacted %d, %v, %d watches; want %d and %d", got, err, source.watches.Load(), c.upTo, c.watches)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
 	}
 }
