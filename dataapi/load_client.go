@@ -161,7 +161,9 @@ func (l *Loader) Leases(ctx context.Context, granted []LoadLease, revoked []keys
 // so a load goes on that was interrupted. Several calls at a time load disjoint spans, whose borders are
 // borders of ranges (Split). A version that is refused is named in the error.
 func (l *Loader) Bulk(ctx context.Context, versions iter.Seq2[*mvcc.Version, error]) error {
+	ctx, cancel := context.WithCancel(ctx)
 	b := blockWriter{l: l, phase: datapb.LoadPhase_LOAD_BULK}
+	defer b.end(cancel)
 	var known *datapb.LoadRange // the range of the last version that may be here already
 	for v, err := range versions {
 		if err != nil {
@@ -199,7 +201,9 @@ func (l *Loader) Follow(ctx context.Context, upTo keyspace.Revision, versions []
 	if l.position == 0 {
 		return l.endBulk(ctx, upTo, versions)
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	b := blockWriter{l: l, phase: datapb.LoadPhase_LOAD_FOLLOW}
+	defer b.end(cancel)
 	for i := range versions {
 		if m := versions[i].Mod; m <= l.position {
 			return fmt.Errorf("dataapi: key %q at revision %d follows position %d", versions[i].Key, m, l.position)
@@ -352,7 +356,7 @@ func (l *Loader) State(ctx context.Context) (st *datapb.LoadStatus, ranges []*da
 	}
 }
 
-// blockWriter gathers versions into calls.
+// blockWriter gathers versions into calls. One call is under way while the versions of the next are gathered.
 type blockWriter struct {
 	l     *Loader
 	phase datapb.LoadPhase
@@ -363,22 +367,22 @@ type blockWriter struct {
 	after        *datapb.LoadCursor
 	lastKey      []byte
 	lastRevision keyspace.Revision
+	// sent gets the outcome of the call under way, nil if there is none. Its versions are in sending.
+	sent    chan error
+	sending []byte
 }
 
 // skip notes a version that the cluster has.
 func (b *blockWriter) skip(v *mvcc.Version) { b.noteAfter(v.Key, v.Mod) }
 
 func (b *blockWriter) noteAfter(key []byte, rev keyspace.Revision) {
-	if b.after == nil {
-		b.after = &datapb.LoadCursor{Phase: b.phase}
-	}
-	b.after.Key, b.after.Revision = append(b.after.Key[:0], key...), int64(rev)
+	b.after = &datapb.LoadCursor{Phase: b.phase, Key: bytes.Clone(key), Revision: int64(rev)}
 }
 
 // add takes a version, and sends what was gathered where there is enough.
 func (b *blockWriter) add(ctx context.Context, v *mvcc.Version) error {
 	if b.count > 0 && (len(b.body)+len(v.Key)+len(v.Value) > blockBytes || b.count == blockVersions) {
-		if err := b.flush(ctx); err != nil {
+		if err := b.send(ctx); err != nil {
 			return err
 		}
 	}
@@ -399,10 +403,10 @@ func (b *blockWriter) add(ctx context.Context, v *mvcc.Version) error {
 	return nil
 }
 
-// flush sends what was gathered.
-func (b *blockWriter) flush(ctx context.Context) error {
-	if b.count == 0 {
-		return nil
+// send sends what was gathered, once the call before has succeeded. wait tells how it ended.
+func (b *blockWriter) send(ctx context.Context) error {
+	if err := b.wait(); err != nil || b.count == 0 {
+		return err
 	}
 	q := &datapb.LoadPutRequest{Loader: b.l.o.Number, Phase: b.phase, Position: int64(b.l.position), Count: b.count, Versions: b.body}
 	if b.phase == datapb.LoadPhase_LOAD_BULK {
@@ -411,10 +415,37 @@ func (b *blockWriter) flush(ctx context.Context) error {
 	for id := range b.alive {
 		q.Alive = append(q.Alive, int64(id))
 	}
-	if _, err := call(ctx, b.l, b.l.client.LoadPut, q); err != nil {
-		return err
-	}
-	b.body, b.count, b.alive = b.body[:0], 0, nil
+	sent := make(chan error, 1)
+	go func() {
+		_, err := call(ctx, b.l, b.l.client.LoadPut, q)
+		sent <- err
+	}()
+	b.sent, b.body, b.sending = sent, b.sending[:0], b.body
+	b.count, b.alive = 0, nil
 	b.noteAfter(b.lastKey, b.lastRevision)
 	return nil
+}
+
+// wait waits for the end of the call under way.
+func (b *blockWriter) wait() error {
+	if b.sent == nil {
+		return nil
+	}
+	err := <-b.sent
+	b.sent = nil
+	return err
+}
+
+// flush sends what was gathered and waits until all is there.
+func (b *blockWriter) flush(ctx context.Context) error {
+	if err := b.send(ctx); err != nil {
+		return err
+	}
+	return b.wait()
+}
+
+// end waits for a call that was begun before something failed. cancel cancels it.
+func (b *blockWriter) end(cancel context.CancelFunc) {
+	cancel()
+	_ = b.wait() // what failed is known
 }

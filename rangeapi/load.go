@@ -177,7 +177,23 @@ func DecodeLoadState(b []byte) (l LoadState, rest []byte, err error) {
 func AppendStoredVersion(dst []byte, v *mvcc.Version) []byte {
 	dst = wire.AppendBytes(dst, v.Key)
 	dst = binary.AppendUvarint(dst, uint64(v.Mod))
-	return wire.AppendBytes(dst, v.AppendValue(nil))
+	// The value is written behind its largest possible length, and moved to its own: without a buffer beside dst.
+	at := len(dst)
+	dst = v.AppendValue(append(dst, make([]byte, binary.MaxVarintLen64)...))
+	value := dst[at+binary.MaxVarintLen64:]
+	head := binary.PutUvarint(dst[at:], uint64(len(value)))
+	return dst[:at+head+copy(dst[at+head:], value)]
+}
+
+// storedHead is about the most that AppendStoredVersion takes beside key and values, without earlier writes.
+const storedHead = 48
+
+// StoredSize is about the most that AppendStoredVersion takes.
+func StoredSize(v *mvcc.Version) (size int) {
+	for w := v; w != nil; w = w.Earlier {
+		size += storedHead + len(w.Key) + len(w.Value)
+	}
+	return size
 }
 
 // DecodeStoredVersion reads what AppendStoredVersion wrote into v, whose key and values stay parts of b.

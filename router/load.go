@@ -81,6 +81,11 @@ func (r *Router) loadPart(ctx context.Context, b *LoadBlock, part []int, alive [
 		_, err := r.load(ctx, b.Versions[part[0]].Key, func(d *keyspace.Descriptor) *rangeapi.LoadRequest {
 			q := &rangeapi.LoadRequest{Step: rangeapi.LoadPut, Stage: b.Stage, Incarnation: b.Incarnation}
 			sent, rest = sent[:0], nil
+			size := 0
+			for _, i := range part {
+				size += rangeapi.StoredSize(&b.Versions[i])
+			}
+			q.Versions = make([]byte, 0, min(size, rangeapi.MaxLoadBytes+size/len(part)))
 			for n, i := range part {
 				if v := &b.Versions[i]; !d.Span.Contains(v.Key) {
 					rest = append(rest, i)

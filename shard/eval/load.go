@@ -51,6 +51,8 @@ func (l *LoadWriter) Versions(store engine.Reader) (err error) {
 		from = rangeapi.LoadCursor{Stage: l.Request.Stage}
 	}
 	b, at := l.Request.Versions, from
+	// Before each version come its flags, and rarely more.
+	l.Body = make([]byte, 0, min(len(b)+l.Request.Count, loadEntryBytes))
 	for i := range l.Request.Count {
 		var v mvcc.Version
 		if b, err = rangeapi.DecodeStoredVersion(b, &v); err != nil {
