@@ -142,14 +142,14 @@ func (s *store) Lookup(_ context.Context, keys [][]byte, rev keyspace.Revision) 
 	return out, nil
 }
 
-func (s *store) Count(_ context.Context, _, _ []byte, rev keyspace.Revision) (n int64, at keyspace.Revision, err error) {
+func (s *store) Count(_ context.Context, from, end []byte, rev keyspace.Revision) (n int64, at keyspace.Revision, err error) {
 	rev, err = s.enter("count", rev)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer s.mu.Unlock()
 	for k := range s.keys {
-		if s.get(k, rev) != nil {
+		if k >= string(from) && (end == nil || k < string(end)) && s.get(k, rev) != nil {
 			n++
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mirror/diff"
 	"github.com/skeindb/skein/mvcc"
 )
 
@@ -98,6 +100,53 @@ func TestMirror(t *testing.T) {
 			}
 		})
 	}
+}
+
+// counting is a source that counts the keys of the spans that it is asked for, as an etcd does.
+type counting struct {
+	*source
+	counted atomic.Int64
+}
+
+func (c *counting) Page(ctx context.Context, from, end []byte, rev keyspace.Revision, limit int) (diff.Page, error) {
+	n, _, err := c.source.Count(ctx, from, end, rev)
+	if err != nil {
+		return diff.Page{}, err
+	}
+	c.counted.Add(n)
+	return c.source.Page(ctx, from, end, rev, limit)
+}
+
+// TestComparisonCountsKeysOnce: a whole comparison costs the source as much for each key, however many there are.
+func TestComparisonCountsKeysOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 10 * diff.PageKeys
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		for i := range keys {
+			s.txn(op{fmt.Sprintf("key-%05d", i), "v", 0})
+		}
+		o, c := options(s, d, disk), &counting{source: s}
+		o.SourceData = c
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := start(ctx, o)
+		for {
+			time.Sleep(time.Second)
+			st, err := ReadStatus(disk, "m")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.Passes > 0 {
+				break
+			}
+		}
+		if n := c.counted.Load(); n < keys || n > 2*keys {
+			t.Errorf("the source has counted %d keys, and has %d", n, keys)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 }
 
 // TestKilledAtEachStep: whatever the mirror does when it is killed and its machine loses power,

@@ -21,7 +21,8 @@ const (
 )
 
 // verify compares source and target page by page, again and again, each page at the position
-// of that moment.
+// of that moment. The pages are the target's, and the source is asked for the keys between their ends: an etcd
+// counts all keys of the span that it is asked for, whatever the limit.
 func (m *Mirror) verify(ctx context.Context) error {
 	for pass := int64(1); ; pass++ {
 		var from []byte
@@ -68,28 +69,28 @@ func (m *Mirror) isFrozen(ctx context.Context) bool {
 func (m *Mirror) verifyPage(ctx context.Context, from []byte) (next []byte, size int, err error) {
 	err = m.retry(ctx, "compare source and target", func() error {
 		pos := m.position()
-		page, err := m.o.SourceData.Page(ctx, from, nil, pos, diff.PageKeys)
-		if errors.Is(err, diff.ErrCompacted) {
-			return errBehindCompaction
-		}
+		page, err := m.o.TargetData.Page(ctx, from, nil, pos, diff.PageKeys)
 		if err != nil {
 			return err
 		}
 		if next, size = nil, 0; page.More && len(page.Keys) > 0 {
 			next = append(append([]byte{}, page.Keys[len(page.Keys)-1].Key...), 0)
 		}
-		size, err = m.comparePage(ctx, page, from, next, pos)
+		if size, err = m.comparePage(ctx, page, from, next, pos); errors.Is(err, diff.ErrCompacted) {
+			return errBehindCompaction
+		}
 		return err
 	})
 	return next, size, err
 }
 
-// comparePage compares a page of the source, all of [from, end), with the target.
+// comparePage compares a page of the target, all of [from, end), with the source.
 func (m *Mirror) comparePage(ctx context.Context, page diff.Page, from, end []byte, pos keyspace.Revision) (size int, err error) {
-	c := diff.NewCursor(m.o.TargetData, from, end, pos)
+	c := diff.NewCursor(m.o.SourceData, from, end, pos)
+	c.Expect(len(page.Keys))
 	for i := range page.Keys {
-		k := &page.Keys[i]
-		t, err := c.Key(ctx)
+		t := &page.Keys[i]
+		k, err := c.Key(ctx)
 		if err != nil {
 			return 0, err
 		}
@@ -97,14 +98,14 @@ func (m *Mirror) comparePage(ctx context.Context, page diff.Page, from, end []by
 			return 0, different(d, pos)
 		}
 		c.Advance()
-		size += len(k.Key) + len(k.Value) + eventBytes
+		size += len(t.Key) + len(t.Value) + eventBytes
 	}
-	t, err := c.Key(ctx)
+	k, err := c.Key(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if t != nil {
-		d, _ := diff.Keys(nil, t)
+	if k != nil {
+		d, _ := diff.Keys(k, nil)
 		return 0, different(d, pos)
 	}
 	m.mu.Lock()

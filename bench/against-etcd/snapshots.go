@@ -22,7 +22,7 @@ func snapshotFlags(set *flag.FlagSet) func(context.Context, *bench) error {
 	var o snapshotOptions
 	sizes := set.String("keys", "200000,2000000", "keys of each size, separated by commas")
 	value := set.Int("value-size", 242, "bytes of a value; a key has 14 more")
-	set.IntVar(&o.pairs, "pairs", 3, "snapshots of each side, at each endpoint in turn")
+	set.IntVar(&o.pairs, "pairs", 6, "snapshots of each side, at each endpoint in turn: the first one at each fills its caches")
 	return func(ctx context.Context, b *bench) error {
 		for text := range strings.SplitSeq(*sizes, ",") {
 			n, err := strconv.Atoi(text)

@@ -243,6 +243,9 @@ func NewCursor(side Reader, from, end []byte, revision keyspace.Revision) *Curso
 	return &Cursor{side: side, next: from, end: end, revision: revision, limit: firstLimit}
 }
 
+// Expect says about how many keys there are, if it is known that they fit in a page. It comes first.
+func (c *Cursor) Expect(keys int) { c.limit = max(1, min(PageKeys, keys)) }
+
 // Revision is the revision that the Cursor reads at, 0 before the first page.
 func (c *Cursor) Revision() keyspace.Revision { return c.revision }
 
