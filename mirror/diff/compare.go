@@ -132,18 +132,19 @@ func Compare(ctx context.Context, a, b Reader, o Options) (*Result, error) {
 // progressKeys is how many keys are compared between two calls of Options.Progress.
 const progressKeys = 10000
 
-// keys joins the sorted keys of both sides.
+// keys joins the sorted keys of both sides. It reads the pages of B, and of A what lies between their ends.
 func (r *Result) keys(ctx context.Context, a, b Reader, o Options) error {
 	end := prefixEnd(o.Prefix)
 	ca, cb := NewCursor(a, o.Prefix, end, o.Revision), NewCursor(b, o.Prefix, end, o.Revision)
+	ca.beside = cb
 	for n := int64(1); ; n++ {
-		ka, err := ca.Key(ctx)
-		if err != nil {
-			return fmt.Errorf("side A: %w", err)
-		}
 		kb, err := cb.Key(ctx)
 		if err != nil {
 			return fmt.Errorf("side B: %w", err)
+		}
+		ka, err := ca.Key(ctx)
+		if err != nil {
+			return fmt.Errorf("side A: %w", err)
 		}
 		r.RevisionA, r.RevisionB = ca.Revision(), cb.Revision()
 		if ka == nil && kb == nil {

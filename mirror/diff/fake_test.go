@@ -24,7 +24,9 @@ type side struct {
 	revision keyspace.Revision
 	// largest is the largest page that was asked for, in keys and in bytes of what it gave.
 	largest, largestBytes int
-	fail                  error
+	// counted are the keys of all spans that were asked for: an etcd counts them.
+	counted int
+	fail    error
 }
 
 func newSide(keys ...mvcc.Version) *side {
@@ -44,11 +46,10 @@ func (s *side) Page(_ context.Context, from, end []byte, revision keyspace.Revis
 		if bytes.Compare(k.Key, from) < 0 || end != nil && bytes.Compare(k.Key, end) >= 0 {
 			continue
 		}
-		if len(p.Keys) == limit {
-			p.More = true
-			break
+		s.counted++
+		if p.More = p.More || len(p.Keys) == limit; !p.More {
+			p.Keys = append(p.Keys, k)
 		}
-		p.Keys = append(p.Keys, k)
 	}
 	s.largest, s.largestBytes = max(s.largest, len(p.Keys)), max(s.largestBytes, p.bytes())
 	return p, nil
@@ -142,6 +143,26 @@ func TestPagesAreBounded(t *testing.T) {
 	}
 	if most := firstLimit * (256<<10 + 256); a.largestBytes > most {
 		t.Errorf("a page of %d bytes", a.largestBytes)
+	}
+}
+
+// TestKeysOfOneSideAreCountedOnce: a comparison costs an etcd as much for each key, however many there are. It is side A.
+func TestKeysOfOneSideAreCountedOnce(t *testing.T) {
+	const keys = 20 * PageKeys
+	var both [2]*side
+	for i := range both {
+		var all []mvcc.Version
+		for n := range keys {
+			all = append(all, mvcc.Version{Key: fmt.Appendf(nil, "%06d", n), Mod: 2, Create: 2, Version: 1})
+		}
+		both[i] = newSide(all...)
+	}
+	r, err := Compare(t.Context(), both[0], both[1], Options{})
+	if err != nil || !r.Equal() || r.KeysA != keys || r.KeysB != keys {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if n := both[0].counted; n != keys {
+		t.Errorf("%d keys were counted, and there are %d", n, keys)
 	}
 }
 

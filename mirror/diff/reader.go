@@ -1,6 +1,7 @@
 package diff
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -232,6 +233,10 @@ type Cursor struct {
 	page      Page
 	at        int
 	begun     bool
+	// beside is a Cursor over the same keys of another side, or nil. A page ends where the page of that one ends: an etcd
+	// counts all keys of the span that it is asked for, whatever the limit. asked is the end of the page.
+	beside *Cursor
+	asked  []byte
 }
 
 // firstLimit is the number of keys in the first page, whose sizes are not known.
@@ -253,9 +258,13 @@ func (c *Cursor) Revision() keyspace.Revision { return c.revision }
 func (c *Cursor) Key(ctx context.Context) (*mvcc.Version, error) {
 	for c.at == len(c.page.Keys) {
 		if c.begun && !c.page.More {
-			return nil, nil
+			if bytes.Equal(c.asked, c.end) {
+				return nil, nil
+			}
+			c.next = c.asked
 		}
-		p, err := c.side.Page(ctx, c.next, c.end, c.revision, c.limit)
+		c.asked = c.pageEnd()
+		p, err := c.side.Page(ctx, c.next, c.asked, c.revision, c.limit)
 		if err != nil {
 			return nil, err
 		}
@@ -269,6 +278,14 @@ func (c *Cursor) Key(ctx context.Context) (*mvcc.Version, error) {
 		}
 	}
 	return &c.page.Keys[c.at], nil
+}
+
+// pageEnd is where the next page ends at the latest.
+func (c *Cursor) pageEnd() []byte {
+	if b := c.beside; b != nil && b.page.More && bytes.Compare(b.next, c.next) > 0 {
+		return b.next
+	}
+	return c.end
 }
 
 // Advance goes to the next key.
