@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
@@ -231,6 +232,12 @@ func (c *Core) Leases() *lease.Gateway { return c.grants }
 
 // Cuts makes cuts through the whole store, and reads them.
 func (c *Core) Cuts() *dataapi.Cutter { return c.cuts }
+
+// RegisterData adds the services of cuts and loads to a gRPC server.
+func (c *Core) RegisterData(r grpc.ServiceRegistrar) {
+	dataapi.RegisterData(r, c.cuts)
+	dataapi.RegisterLoad(r, c.client, c.router, c.admin)
+}
 
 // Gate says who sends a request to this node.
 func (c *Core) Gate() *auth.Gate { return c.access.gate }

@@ -23,7 +23,6 @@ import (
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement/fsm"
@@ -146,8 +145,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.Metrics, face.Gatherer, face.TLS, face.Verify = etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) {
 		adminapi.Register(r, core.Admin())
-		dataapi.RegisterData(r, core.Cuts())
-		dataapi.RegisterLoad(r, core.client, core.router, core.admin)
+		core.RegisterData(r)
 	}
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })

@@ -47,6 +47,7 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 	p, wrong := checkReplay(ops, r.Versions)
 	bad = append(bad, wrong...)
 	bad = append(bad, checkGaps(ops, r.Versions, r.Failures, r.Rebooted)...)
+	bad = append(bad, checkCuts(r.Cuts, ops, r.Versions)...)
 	bad = append(bad, checkWatchers(r.Watchers, r.Versions, compactedAt(ops))...)
 	if len(wrong) > 0 {
 		p = nil

@@ -80,6 +80,10 @@ const (
 	Merge Fault = "merge"
 	// Lose loses machines for good. It happens beside the others if Config.Lose says so.
 	Lose Fault = "lose"
+	// FullCut reads everything at one revision, as a full backup does, and Increment all versions since the last
+	// time. It goes on all the time if Config.Cuts says so, and is no failure.
+	FullCut   Fault = "full cut"
+	Increment Fault = "increment"
 	// Compact compacts. It goes on all the time if Config.Compactions says so.
 	Compact Fault = "compact"
 )

@@ -59,6 +59,12 @@ func (o *outcome) take(rep *Report, bad []string) {
 		"(delivered)": int(n.Delivered), "(lost)": int(n.Lost), "(duplicated)": int(n.Duplicated), "(reordered)": int(n.Reordered),
 		"(met a cut)": int(n.CutOff), "(sessions broken)": int(n.Broken), "(power cuts)": int(n.Crashes),
 	}
+	for _, c := range rep.Cuts {
+		o.Counts["(cuts)"]++
+		for i := range c.Parts {
+			o.Counts["(read "+c.Parts[i].Select.String()+")"]++
+		}
+	}
 	if a := rep.Access; a != nil {
 		o.Counts["(users' operations)"], o.Counts["(users' events)"], o.Counts["(logins)"] = len(a.ops), len(a.told), len(a.logins)
 		o.Counts["(rights)"], o.Counts["(times unchecked)"] = len(a.Rights.Rights), len(a.Off)

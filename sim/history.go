@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +80,7 @@ type History struct {
 	tick atomic.Int64
 
 	mu sync.Mutex
-	// ops, guarded by mu, are in the order of their calls.
+	// ops, guarded by mu, are in the order in which they were recorded.
 	ops []*Op
 }
 
@@ -112,11 +114,22 @@ func (h *History) End(o *Op, resp proto.Message, err error, lost bool, now time.
 	}
 }
 
+// Add records an answered operation, whose Call and Return were taken from the history before.
+func (h *History) Add(o *Op) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o.ID = len(h.ops)
+	h.ops = append(h.ops, o)
+}
+
+// now takes the next place in the order of all calls and returns.
+func (h *History) now() int64 { return h.tick.Add(1) }
+
 // Ops returns all operations in the order of their calls.
 func (h *History) Ops() []*Op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]*Op(nil), h.ops...)
+	return slices.SortedStableFunc(slices.Values(h.ops), func(a, b *Op) int { return cmp.Compare(a.Call, b.Call) })
 }
 
 // WriteTo writes one line for each operation.

@@ -202,8 +202,8 @@ func (m *machine) open(ctx context.Context, o *node.Options) (*run, error) {
 	}
 	r := &run{core: core, idle: make(chan struct{}), metrics: reg}
 	r.ctx, r.kill = context.WithCancel(context.Background())
-	if m.c.cfg.Users > 0 {
-		if r.api, err = serveUsers(core, o); err != nil {
+	if cfg := &m.c.cfg; cfg.Users > 0 || cfg.Cuts > 0 || cfg.Load > 0 {
+		if r.api, err = serveAPI(core, o); err != nil {
 			return nil, errors.Join(err, core.Stop(ctx))
 		}
 	}
@@ -374,7 +374,7 @@ type run struct {
 	announced  context.CancelFunc
 	// metrics are the node's.
 	metrics *prometheus.Registry
-	// api has etcd's services, nil if the run has no users.
+	// api has the services that clients call by gRPC, nil if the run has no such clients.
 	api *etcdapi.Server
 
 	mu sync.Mutex

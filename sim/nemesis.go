@@ -34,6 +34,8 @@ type nemesis struct {
 	// kept is what compactions may have removed. It belongs to compactLoop while that
 	// runs.
 	kept *keptVersions
+	// cutter is who makes cuts, nil if nobody does.
+	cutter *cutter
 	// home is the machine that leads everything, if one does.
 	home *machine
 	// unbuilt says that replicas in quarantine were not rebuilt in time.
@@ -733,6 +735,10 @@ func (n *nemesis) missing() []string {
 	if n.c.cfg.Joins > 0 {
 		promise(Join, n.joins.Load() > 0)
 		promise(Leave, n.leaves.Load() > 0)
+	}
+	if t := n.cutter; t != nil {
+		promise(FullCut, t.full > 0)
+		promise(Increment, t.increments > 0)
 	}
 	if n.c.cfg.Compactions > 0 && n.happened[Rot] == 0 {
 		// The versions that a compaction may remove are read from all stores before, also from

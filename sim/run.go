@@ -84,6 +84,11 @@ type Config struct {
 	// snapshot. The one node has much in memory that is not durable.
 	Compactions int
 	ShortLogs   bool
+	// Cuts is how often meanwhile a reader makes a cut through the whole store, and reads it.
+	Cuts int
+	// Load is how many revisions the store has that is loaded into the cluster before anything else, with faults of
+	// its own; 0 is a cluster that begins empty.
+	Load int
 	// NoLeaseReads is the nodes' --lease-reads=false.
 	NoLeaseReads bool
 	// Quiet is how long the clients run if there are no faults.
@@ -142,6 +147,8 @@ type Report struct {
 	Watchers []*Watcher
 	// Access is what happened to users, nil without any.
 	Access *Access
+	// Cuts are the cuts that were made.
+	Cuts []*Cut
 	// Drained says that no lease was left at the end.
 	Drained bool
 	// Failures counts what may have left gaps in the revisions. Rebooted is the highest
@@ -237,7 +244,7 @@ func Run(rep *Report) {
 	if rep.SelfMerges = c.countMerges(); rep.Config.MergeAfter > 0 && rep.SelfMerges == 0 {
 		rep.violate("the fault %q never happened", SelfMerge)
 	}
-	if len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
+	if !n.heldStays(rep, probe) || len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
 		return
 	}
 	converge(rep, c, healed)
@@ -295,6 +302,10 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	n.loseLoop(stop, &wg)
 	n.joinLoop(stop, &wg)
 	n.zoneLoop(stop, &wg)
+	if c.cfg.Cuts > 0 {
+		n.cutter = newCutter(c, rep.History)
+		n.cutLoop(stop, &wg)
+	}
 	n.compactLoop(stop, &wg, newClient(c, rep.History, rep.Config.Clients+rep.Config.impatient()+1))
 	c.sleep(2 * time.Second)
 	err := n.run()

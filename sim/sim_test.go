@@ -285,6 +285,24 @@ var stories = []story{
 	{name: "usersquiet", long: true, cfg: func(uint64) Config {
 		return Config{Nodes: 3, Clients: 4, BurstOps: 4, Txns: 20, Users: 4, Splits: 6, Merges: 4, Quiet: 12 * time.Second, Borders: []string{"f", "j", "s"}}
 	}},
+	// Cuts through the whole store, full ones and what came since, while ranges split, merge and move and old versions
+	// are removed, under all faults.
+	{name: "cuts", long: true, cfg: func(seed uint64) Config {
+		rounds := uint64(roundsOf(AllFaults))
+		faults := roundOf(AllFaults, int(seed/2%rounds))
+		half := len(faults) / 4 * 2 // whole pairs
+		if faults = faults[:half]; seed%2 == 1 {
+			faults = roundOf(AllFaults, int(seed/2%rounds))[half:]
+		}
+		cfg := Config{
+			Nodes: 3, Clients: 5, BurstOps: 4, Txns: 30, Leases: 2, Cuts: 40, Splits: 16, Merges: 16, Compactions: 14, ShortLogs: seed%4 < 2,
+			Borders: []string{"f", "j", "s"}, Pairs: true, Faults: faults,
+		}
+		if seed%3 == 2 {
+			cfg.Nodes, cfg.Moves = 5, 10
+		}
+		return cfg
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

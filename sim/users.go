@@ -22,8 +22,9 @@ import (
 	"github.com/skeindb/skein/node"
 )
 
-// serveUsers serves etcd's services of a node, without a port: users' clients call them by gRPC within the process.
-func serveUsers(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
+// serveAPI serves etcd's services of a node and those of data, without a port: clients call them by gRPC within the
+// process.
+func serveAPI(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
 	face := etcdapi.Options{
 		Members: core.Members(1, true), Cluster: o.Cluster, Self: o.Self, MaxRequestBytes: o.MaxRequestBytes, MaxTxnOps: o.MaxTxnOps,
 		RequestTimeout: o.RequestTimeout, ElectionTimeout: o.Election, Gatherer: prometheus.NewRegistry(),
@@ -31,6 +32,7 @@ func serveUsers(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
 	if err := core.Face(&face); err != nil {
 		return nil, fmt.Errorf("sim: etcd's services of node %s: %w", o.Self, err)
 	}
+	face.Register, face.Users.InsecureAdmin = core.RegisterData, true
 	s := etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { s.RightsTaken() })
 	s.Start()
