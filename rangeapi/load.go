@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/skeindb/skein/internal/wire"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -98,7 +99,7 @@ func (l *LoadState) Active() bool { return l.Stage == LoadBulk || l.Stage == Loa
 // is before it.
 func (l *LoadState) Cut(key []byte) (child LoadState) {
 	child = LoadState{LoadCursor: l.LoadCursor}
-	if l.Stage == LoadBulk && bytes.Compare(l.Key, key) < 0 {
+	if l.Stage == LoadBulk && (bytes.Compare(l.Key, key) < 0 || mutation.Is(mutation.LoadCursorLost)) {
 		child.Key, child.Revision = nil, 0
 	}
 	return child

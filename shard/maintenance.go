@@ -266,7 +266,12 @@ func (s *Store) SetHeld(low keyspace.Revision) {
 }
 
 // mayCompactTo returns the revision to which the ranges of this node may be compacted.
-func (s *Store) mayCompactTo() keyspace.Revision { return min(s.Compacted(), s.heldFrom()) }
+func (s *Store) mayCompactTo() keyspace.Revision {
+	if mutation.Is(mutation.HoldIgnored) {
+		return s.Compacted()
+	}
+	return min(s.Compacted(), s.heldFrom())
+}
 
 // heldFrom is the lowest revision that is held, keyspace.MaxRevision if none is, and -1 while that is not known.
 func (s *Store) heldFrom() keyspace.Revision { return keyspace.Revision(s.held.Load()) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/skeindb/skein/internal/background"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
@@ -51,9 +52,16 @@ const cutReads = 2
 // will ever be up to the cut's revision, and has removed nothing that the cut takes. installs is hashable's.
 func (r *Replica) cuttable(q *rangeapi.VersionsRequest) (rest keyspace.Span, installs uint64, err error) {
 	lowest := q.Cut.Lowest()
-	rest, installs, err = r.hashable(&rangeapi.HashRequest{
+	need := rangeapi.HashRequest{
 		Range: q.Range, Generation: q.Generation, From: q.From.Key, Revision: q.Cut.At, Compacted: lowest, Position: q.Position,
-	})
+	}
+	if mutation.Is(mutation.CutTooEarly) {
+		need.Revision = 0
+	}
+	if mutation.Is(mutation.CutOfCompacted) {
+		need.Compacted = keyspace.MaxRevision
+	}
+	rest, installs, err = r.hashable(&need)
 	if e := kverror.Of(err); e != nil && e.Kind == kverror.Compacted {
 		err = kverror.New(kverror.HoldEnded, "range %s has compacted up to revision %d, and this cut needs what is kept at %d", r.id, e.CompactRevision, lowest)
 	}

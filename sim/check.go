@@ -44,9 +44,12 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 		bad = append(bad, checkAccess(r.Access, ops, nil)...)
 		return bad, nil // the run did not reach its end
 	}
-	p, wrong := checkReplay(ops, r.Versions)
+	start := r.History.Start()
+	bad = append(bad, start.check(r.Versions)...)
+	p, wrong := checkReplay(ops, r.Versions, start)
+	bad = append(bad, start.checkReads(p)...)
 	bad = append(bad, wrong...)
-	bad = append(bad, checkGaps(ops, r.Versions, r.Failures, r.Rebooted)...)
+	bad = append(bad, checkGaps(ops, r.Versions, start.last()+1, r.Failures, r.Rebooted)...)
 	bad = append(bad, checkCuts(r.Cuts, ops, r.Versions)...)
 	bad = append(bad, checkWatchers(r.Watchers, r.Versions, compactedAt(ops))...)
 	if len(wrong) > 0 {
@@ -62,9 +65,9 @@ func checkAnswers(r *Report) (bad []string, p *replay) {
 func checkOrder(r *Report, p *replay) []string {
 	ops := r.History.Ops()
 	if p == nil {
-		return checkKeys(ops, r.Versions, nil)
+		return checkKeys(ops, r.Versions, nil, r.History.Start())
 	}
-	return append(checkKeys(p.decided(ops), r.Versions, p), checkWindows(p)...)
+	return append(checkKeys(p.decided(ops), r.Versions, p, r.History.Start()), checkWindows(p)...)
 }
 
 // decided returns the operations with those of unknown fate decided. An operation that
@@ -108,7 +111,7 @@ func CheckUnfinished(h *History) []string {
 	bad = append(bad, checkGrants(ops)...)
 	bad = append(bad, checkLeases(ops, nil, nil, false)...)
 	if len(bad) == 0 {
-		bad = checkKeys(ops, nil, nil)
+		bad = checkKeys(ops, nil, nil, h.Start())
 	}
 	return bad
 }
@@ -189,10 +192,10 @@ func highestBefore(ops []*Op) func(tick int64) int64 {
 // maxGap is how many revisions a crashed sequencer may leave unused.
 const maxGap = 10_000
 
-// checkGaps checks that every revision is used, except those that failures may leave
+// checkGaps checks that every revision from the first one on is used, except those that failures may leave
 // unused. A stop of all nodes at once may skip revisions above rebooted, which was known
 // before it; 0 says that there was none.
-func checkGaps(ops []*Op, vs []Version, failures int, rebooted int64) []string {
+func checkGaps(ops []*Op, vs []Version, first int64, failures int, rebooted int64) []string {
 	used := map[int64]bool{}
 	for _, v := range vs {
 		used[v.Mod] = true
@@ -202,7 +205,7 @@ func checkGaps(ops []*Op, vs []Version, failures int, rebooted int64) []string {
 		last = max(last, vs[len(vs)-1].Mod)
 	}
 	gaps, skipped := int64(0), int64(0)
-	for rev := int64(2); rev <= last; rev++ {
+	for rev := first; rev <= last; rev++ {
 		switch {
 		case used[rev]:
 		case rebooted > 0 && rev > rebooted && skipped < maxGap:
@@ -234,6 +237,8 @@ func known(ops []*Op) int64 {
 type replay struct {
 	revs   []int64
 	models []*model // the state at revs[i]
+	// begin is the place in both from which on clients change anything.
+	begin int
 	// ops are the operations known to have taken effect, with their revisions: those
 	// with an answer, and those of unknown fate whose changes are on the disks.
 	ops []placed
@@ -261,15 +266,18 @@ func (p *replay) at(rev int64) *model {
 
 // checkReplay runs all changes in the order of their revisions, as the disks have them,
 // and compares every answer. Each event without an answer must belong to one operation
-// of unknown fate, and each of those has at most one.
-func checkReplay(ops []*Op, vs []Version) (*replay, []string) {
+// of unknown fate, and each of those has at most one. What start has is there before.
+func checkReplay(ops []*Op, vs []Version, start *Loaded) (*replay, []string) {
 	p := &replay{revs: []int64{1}, models: []*model{newModel()}, known: highestBefore(ops)}
 	grants := granted(ops)
 	ops = onKeys(ops)
 	p.models[0].past = p.at
+	start.replay(p)
 	events := map[int64][]Version{}
 	for _, v := range vs {
-		events[v.Mod] = append(events[v.Mod], v)
+		if v.Mod > p.revs[p.begin] {
+			events[v.Mod] = append(events[v.Mod], v)
+		}
 	}
 	for _, e := range events {
 		slices.SortFunc(e, compareVersions)

@@ -139,7 +139,7 @@ func TestGoodHistoryPasses(t *testing.T) {
 	if bad := Check(r); len(bad) != 0 {
 		t.Fatalf("%s", strings.Join(bad, "\n"))
 	}
-	p, _ := checkReplay(r.History.Ops(), r.Versions)
+	p, _ := checkReplay(r.History.Ops(), r.Versions, nil)
 	if len(p.ops) < 50 || len(p.revs) < 45 {
 		t.Fatalf("%d operations at %d revisions were judged", len(p.ops), len(p.revs))
 	}
@@ -289,7 +289,7 @@ func TestWindowsOrderInRealTime(t *testing.T) {
 	s.answer(second)
 	// second returned before first began.
 	first.Call, first.Return, second.Call, second.Return = 3, 4, 1, 2
-	p, bad := checkReplay(s.h.Ops(), s.disks)
+	p, bad := checkReplay(s.h.Ops(), s.disks, nil)
 	if len(bad) != 0 {
 		t.Fatalf("%v", bad)
 	}

@@ -113,8 +113,8 @@ func TestManyDeletionsOfUnknownFate(t *testing.T) {
 		for range deletions {
 			s.do(get)
 		}
-		p, _ := checkReplay(s.h.Ops(), s.disks)
-		return checkKeys(p.decided(s.h.Ops()), s.disks, p)
+		p, _ := checkReplay(s.h.Ops(), s.disks, nil)
+		return checkKeys(p.decided(s.h.Ops()), s.disks, p, nil)
 	}
 	if bad := build(false); len(bad) > 0 {
 		t.Errorf("nothing is wrong: %q", bad)
@@ -151,7 +151,7 @@ func TestNarrowedIntervalsSparePorcupine(t *testing.T) {
 		for _, o := range waiting {
 			s.h.End(o, answers[o], nil, false, s.at)
 		}
-		p, _ = checkReplay(s.h.Ops(), s.disks)
+		p, _ = checkReplay(s.h.Ops(), s.disks, nil)
 		return s.h.Ops(), p, s.disks
 	}
 	judge := func(ops []*Op, vs []Version, patience time.Duration) porcupine.CheckResult {

@@ -80,6 +80,8 @@ const (
 	Merge Fault = "merge"
 	// Lose loses machines for good. It happens beside the others if Config.Lose says so.
 	Lose Fault = "lose"
+	// Killed is a loader that ends in the middle of a load, which another one goes on with.
+	Killed Fault = "loader killed"
 	// FullCut reads everything at one revision, as a full backup does, and Increment all versions since the last
 	// time. It goes on all the time if Config.Cuts says so, and is no failure.
 	FullCut   Fault = "full cut"

@@ -82,6 +82,8 @@ type History struct {
 	mu sync.Mutex
 	// ops, guarded by mu, are in the order in which they were recorded.
 	ops []*Op
+	// start, guarded by mu, is what is there before the first operation, nil for nothing.
+	start *Loaded
 }
 
 // Begin records a client's call.
@@ -112,6 +114,13 @@ func (h *History) End(o *Op, resp proto.Message, err error, lost bool, now time.
 			o.Outcome, o.Return = Refused, h.tick.Add(1)
 		}
 	}
+}
+
+// Start returns what is there before the first operation, nil for nothing.
+func (h *History) Start() *Loaded {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.start
 }
 
 // Add records an answered operation, whose Call and Return were taken from the history before.

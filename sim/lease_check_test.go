@@ -87,7 +87,7 @@ func TestGoodLeasesPass(t *testing.T) {
 	if bad := Check(r); len(bad) != 0 {
 		t.Fatalf("%s", strings.Join(bad, "\n"))
 	}
-	p, _ := checkReplay(r.History.Ops(), r.Versions)
+	p, _ := checkReplay(r.History.Ops(), r.Versions, nil)
 	if len(p.ends) != 2 || !p.ends[0].sure || !p.ends[1].sure {
 		t.Fatalf("the ends are %+v", p.ends)
 	}

@@ -58,12 +58,13 @@ var keyModel = porcupine.Model{
 // version on the disks, it wrote nothing; this spares porcupine most of its attempts.
 // If many operations overlap, porcupine may not end in its time. Then it is asked again
 // with the narrower intervals that the replay gives, if there is a replay.
-func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
+func checkKeys(ops []*Op, vs []Version, p *replay, start *Loaded) (bad []string) {
 	written := map[string]bool{"": true}
 	for _, v := range vs {
 		written[v.Value] = true
 	}
 	leased := leasedKeys(ops)
+	start.leased(leased)
 	for _, key := range allKeys() {
 		if len(vs) == 0 && leased[key] {
 			continue // nobody can say when its lease has ended
@@ -71,10 +72,10 @@ func checkKeys(ops []*Op, vs []Version, p *replay) (bad []string) {
 		if len(bad) > 0 {
 			break // one violation is enough, and the next may take the whole time
 		}
-		h := historyOf(ops, vs, written, key)
+		h := append(historyOf(ops, vs, written, key), start.written(key)...)
 		verdict := porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout)
 		if verdict == porcupine.Unknown && p != nil {
-			h = historyOf(p.narrowed(ops), vs, written, key)
+			h = append(historyOf(p.narrowed(ops), vs, written, key), start.written(key)...)
 			verdict = porcupine.CheckOperationsTimeout(keyModel, h, judgeTimeout)
 		}
 		switch verdict {
@@ -340,7 +341,7 @@ const windowRevisions = 60
 // time where many operations overlap, as behind a node that stood still.
 func checkWindows(p *replay) (bad []string) {
 	sortPlaced(p.ops)
-	for from := 0; from < len(p.revs) && len(bad) == 0; from += windowRevisions {
+	for from := p.begin; from < len(p.revs) && len(bad) == 0; from += windowRevisions {
 		begin := p.revs[from]
 		end := int64(math.MaxInt64)
 		if from+windowRevisions < len(p.revs) {

@@ -89,6 +89,8 @@ type Config struct {
 	// Load is how many revisions the store has that is loaded into the cluster before anything else, with faults of
 	// its own; 0 is a cluster that begins empty.
 	Load int
+	// LoadFaults are injected one after the other while it is loaded.
+	LoadFaults []Fault
 	// NoLeaseReads is the nodes' --lease-reads=false.
 	NoLeaseReads bool
 	// Quiet is how long the clients run if there are no faults.
@@ -220,6 +222,9 @@ func Run(rep *Report) {
 	}()
 	if err := c.bootAll(); err != nil {
 		rep.violate("the cluster does not start: %v", err)
+		return
+	}
+	if rep.Config.Load > 0 && !loadStore(rep, c, n) {
 		return
 	}
 	stopWatching := watchAll(c)

@@ -303,6 +303,16 @@ var stories = []story{
 		}
 		return cfg
 	}},
+	// A cluster that is loaded with a store from elsewhere under faults, by loaders that are killed, and then works as
+	// always.
+	{name: "load", long: true, cfg: func(seed uint64) Config {
+		kinds := []Fault{CrashOne, CrashAll, Transfer, CrashTwo, IsolateLeader, CrashOne, Flaky, PauseLeader, CrashLoop, Restart, CrashAll, SyncError}
+		at := int(seed % uint64(len(kinds)))
+		return Config{
+			Nodes: 3 + 2*int(seed%2), Clients: 5, BurstOps: 4, Txns: 20, Leases: 2, Load: 150, LoadFaults: append(kinds[at:], kinds[:at]...)[:6],
+			Splits: 4, Compactions: 4, Cuts: 4, ShortLogs: seed%4 < 2, Borders: []string{"j", "s"}, Faults: []Fault{CrashOne, IsolateLeader, Transfer},
+		}
+	}},
 	// Power cuts.
 	{name: "power", long: true, cfg: func(uint64) Config {
 		return Config{

@@ -165,6 +165,24 @@ const (
 	QuotaUnseen
 	// CursorNotDurable: a replica does not store how far its range has taken a load.
 	CursorNotDurable
+	// CutTooEarly: a range gives a page of a cut before everything up to the cut's revision is applied.
+	CutTooEarly
+	// HoldIgnored: ranges are compacted whatever is held.
+	HoldIgnored
+	// CutOfCompacted: a range gives a page of a cut that needs versions which it may have removed.
+	CutOfCompacted
+	// LoadRepeated: a range takes versions of a load again that it has.
+	LoadRepeated
+	// LoadUnchecked: a load finishes although the cluster has something else than its source.
+	LoadUnchecked
+	// LoadedUnleased: keys that a load brings are not attached to their leases.
+	LoadedUnleased
+	// LoadedCeilingKept: the sequencer of a loaded cluster begins where that of an empty one does.
+	LoadedCeilingKept
+	// LoadedAhead: reads of a cluster that follows its source see revisions that have not come whole.
+	LoadedAhead
+	// LoadCursorLost: the upper half of a split does not know how far the range has taken a load.
+	LoadCursorLost
 
 	// The last ones lie between a node and its machine, where sim puts them. A request
 	// reaches its range twice. A disk's syncs of the wal soon do nothing. A clock nearly
@@ -200,6 +218,9 @@ var names = [end]string{
 	"permits unseen by the sequencer", "refused revisions counted", "first batch of a term by old rights", "watchers kept without rights",
 	"hashes of passwords told", "raised alarm unseen", "ended alarm goes on", "alarm of a removed member stays",
 	"key hashed twice", "range left out of a hash", "replica that differs goes on", "full quota unseen", "cursor of a load not durable",
+	"page of a cut too early", "hold ignored", "cut of removed versions",
+	"load taken twice", "incomplete load finishes", "loaded key without its lease", "loaded revisions forgotten", "loaded revision seen too early",
+	"cursor of a load lost at a split",
 	"request run twice", "disk that lies", "clock that freezes",
 }
 

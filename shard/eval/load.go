@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/engine"
+	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
@@ -50,6 +51,9 @@ func (l *LoadWriter) Versions(store engine.Reader) (err error) {
 	if from.Stage != l.Request.Stage {
 		from = rangeapi.LoadCursor{Stage: l.Request.Stage}
 	}
+	if mutation.Is(mutation.LoadRepeated) {
+		from = rangeapi.LoadCursor{Stage: l.Request.Stage}
+	}
 	b, at := l.Request.Versions, from
 	// Before each version come its flags, and rarely more.
 	l.Body = make([]byte, 0, min(len(b)+l.Request.Count, loadEntryBytes))
@@ -67,7 +71,7 @@ func (l *LoadWriter) Versions(store engine.Reader) (err error) {
 		prior := command.LoadPrior{Old: l.Request.Stage == rangeapi.LoadBulk && bytes.Equal(v.Key, at.Key)}
 		if !prior.Old {
 			if _, alive := slices.BinarySearch(l.Request.Alive, v.Lease); alive {
-				prior.Attach = v.Lease != 0
+				prior.Attach = v.Lease != 0 && !mutation.Is(mutation.LoadedUnleased)
 			}
 			if before != nil {
 				if err := l.prior(before, &v, &prior); err != nil {
