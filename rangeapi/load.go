@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"

@@ -44,6 +44,12 @@
 //   - With zones, replicas in different zones stay so, and at the end all are.
 //   - A node that has lost its disk is not admitted under its old id, also while
 //     another node joins. No two disks belong to one node.
+//   - Each selection that was read of a cut is that of the history at exactly the cut's revision, with all of create,
+//     mod, version and lease. A cut has every lease that was there while it was made. The keys at an earlier cut and
+//     all versions since are the keys at a later one. After healing a hold keeps what it promises.
+//   - A loaded cluster has what its source had, and nothing else. Reads meanwhile are those of the source at the
+//     position. Its first write has the revision behind the source's, unless a fault came between. A load that
+//     lacks something does not finish.
 //   - Users whose rights change: no change of theirs gets a revision after the
 //     acknowledgement of what takes its right. After it no serializable read is answered
 //     and no watcher told by that right, also at a node that is cut off. Nobody is denied

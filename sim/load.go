@@ -274,6 +274,11 @@ func loadStore(rep *Report, c *cluster, n *nemesis) bool {
 	if c.cfg.Seed%2 == 0 {
 		l.calm = make(chan struct{})
 	}
+	// Only a new cluster is loaded, and one that has lost its sequencer is none.
+	if _, err := l.loader(rand.New(rand.NewPCG(c.cfg.Seed, 29))).Begin(context.Background()); err != nil {
+		rep.violate("load: a new cluster: %v", err)
+		return false
+	}
 	reads := &History{}
 	done, stop := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
@@ -385,7 +390,7 @@ func (l *loading) run() (killed int, err error) {
 
 // once is one loader, which goes on where the last one was.
 func (l *loading) once(ctx context.Context, rng *rand.Rand) error {
-	d := dataapi.NewLoader(dataapi.LoaderOptions{Conn: l.c.conn(rng, 8, 0), Clock: l.c.time, Number: loadNumber, Source: "the simulator"})
+	d := l.loader(rng)
 	if _, err := d.Begin(ctx); err != nil {
 		return err
 	}
@@ -405,6 +410,11 @@ func (l *loading) once(ctx context.Context, rng *rand.Rand) error {
 		return err
 	}
 	return l.finish(ctx, d)
+}
+
+// loader returns another loader of the load.
+func (l *loading) loader(rng *rand.Rand) *dataapi.Loader {
+	return dataapi.NewLoader(dataapi.LoaderOptions{Conn: l.c.conn(rng, 8, 0), Clock: l.c.time, Number: loadNumber, Source: "the simulator"})
 }
 
 // granted are the leases that were granted behind a revision and up to another one, where they live.

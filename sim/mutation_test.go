@@ -101,6 +101,16 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.ViewLeaseIgnored:         "usersaway",
 	mutation.PermitsUnseen:            "users",
 	mutation.WatchersKept:             "usersquiet",
+	mutation.CursorNotDurable:         "load",
+	mutation.CutTooEarly:              "cuts",
+	mutation.HoldIgnored:              "cuts",
+	mutation.CutOfCompacted:           "cuts",
+	mutation.LoadRepeated:             "load",
+	mutation.LoadUnchecked:            "load",
+	mutation.LoadedUnleased:           "load",
+	mutation.LoadedCeilingKept:        "load",
+	mutation.LoadedAhead:              "load",
+	mutation.LoadCursorLost:           "load",
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",
 	mutation.ClockFreezes:             "alone",
@@ -128,7 +138,6 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 	mutation.RangeUnhashed:      {"node", "TestHashIsTheSameEverywhere"},
 	mutation.DifferenceKept:     {"node", "TestScrub/leads_false"},
 	mutation.QuotaUnseen:        {"node", "TestQuota"},
-	mutation.CursorNotDurable:   {"shard", "TestLoad"},
 }
 
 // How the verdicts of the checkers of runs begin: about what clients were told, and
@@ -136,10 +145,10 @@ var mutationTests = map[mutation.Bug]struct{ pkg, test string }{
 // themselves, or say that a run missed its purpose. They may come from the mutation but
 // prove nothing about the checkers.
 var (
-	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: ", "access: "}
+	ofAnswers = []string{"real time: ", "gaps: ", "compaction: ", "replay: ", "linearizability: key", "linearizability: revisions", "leases: ", "progress: ", "access: ", "cut: "}
 	ofNodes   = []string{
 		"not live ", "an operation of a healthy cluster ", "the replicas do not become equal ", "not repaired ", "sim: the disks of nodes ", "watcher ",
-		"membership: ", "zones: ", "range map of node ", "an orphan ",
+		"membership: ", "zones: ", "load: ", "range map of node ", "an orphan ",
 	}
 )
 
