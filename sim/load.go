@@ -13,8 +13,6 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/dataapi"
@@ -141,7 +139,10 @@ const (
 	loadWithin = 5 * time.Minute
 	// loadStreams is how many loaders send the bulk at a time.
 	loadStreams = 3
-	loadNumber  = 7
+	// maxLoaders is how many loaders the load may take. Some are killed.
+	maxLoaders = 12
+	maxKilled  = 4
+	loadNumber = 7
 )
 
 // newSource makes a source. The clients get its leases.
@@ -370,20 +371,19 @@ func (l *loading) run() (killed int, err error) {
 	defer cancel()
 	for {
 		life := killAfter/2 + time.Duration(l.draw(int64(killAfter)))
-		if killed > 3 {
+		if killed >= maxKilled {
 			life = loadWithin
 		}
 		ctx, cancel := context.WithTimeout(within, life)
 		err := l.once(ctx, rand.New(rand.NewPCG(l.c.cfg.Seed, 30+uint64(killed)))) //nolint:gosec // a few
-		ended := ctx.Err() != nil
 		cancel()
-		switch code := status.Code(err); {
-		case err == nil:
+		if err == nil {
 			return killed, nil
-		case !ended && code != codes.Unavailable && code != codes.DeadlineExceeded || within.Err() != nil:
-			return killed, fmt.Errorf("the %d. loader: %w", killed+1, err)
 		}
-		killed++
+		// A late call of the loader before may have moved the load. Then this one is refused, and the next one is not.
+		if killed++; killed == maxLoaders || within.Err() != nil {
+			return killed, fmt.Errorf("%d loaders have not loaded it: %w", killed, err)
+		}
 		l.c.logf("load: the %d. loader is killed: %v", killed, err)
 	}
 }

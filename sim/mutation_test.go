@@ -108,8 +108,6 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.LoadRepeated:             "load",
 	mutation.LoadUnchecked:            "load",
 	mutation.LoadedUnleased:           "load",
-	mutation.LoadedCeilingKept:        "load",
-	mutation.LoadedAhead:              "load",
 	mutation.LoadCursorLost:           "load",
 	mutation.RequestTwice:             "quiet",
 	mutation.DiskLies:                 "blackout",

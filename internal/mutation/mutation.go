@@ -177,10 +177,6 @@ const (
 	LoadUnchecked
 	// LoadedUnleased: keys that a load brings are not attached to their leases.
 	LoadedUnleased
-	// LoadedCeilingKept: the sequencer of a loaded cluster begins where that of an empty one does.
-	LoadedCeilingKept
-	// LoadedAhead: reads of a cluster that follows its source see revisions that have not come whole.
-	LoadedAhead
 	// LoadCursorLost: the upper half of a split does not know how far the range has taken a load.
 	LoadCursorLost
 
@@ -219,7 +215,7 @@ var names = [end]string{
 	"hashes of passwords told", "raised alarm unseen", "ended alarm goes on", "alarm of a removed member stays",
 	"key hashed twice", "range left out of a hash", "replica that differs goes on", "full quota unseen", "cursor of a load not durable",
 	"page of a cut too early", "hold ignored", "cut of removed versions",
-	"load taken twice", "incomplete load finishes", "loaded key without its lease", "loaded revisions forgotten", "loaded revision seen too early",
+	"load taken twice", "incomplete load finishes", "loaded key without its lease",
 	"cursor of a load lost at a split",
 	"request run twice", "disk that lies", "clock that freezes",
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
@@ -261,9 +260,7 @@ func (s *State) applyChangeLoad(index uint64, o ChangeLoad) Result {
 			return Result{Err: kverror.New(kverror.BadRequest, "a load at revision %d cannot finish at revision %d, compacted %d", l.Position, o.Position, o.Compacted)}
 		}
 		next.Phase, next.Position = PhaseFinished, o.Position
-		if !mutation.Is(mutation.LoadedCeilingKept) {
-			s.Ceiling, s.dirty.meta = o.Position, true
-		}
+		s.Ceiling, s.dirty.meta = o.Position, true
 		if o.Compacted > 0 {
 			s.Compacted = o.Compacted
 		}

@@ -189,9 +189,6 @@ func (c *allocator) answerLoading(out *output) {
 		case !a.confirmed:
 			kept = append(kept, a)
 		default:
-			if mutation.Is(mutation.LoadedAhead) {
-				position++
-			}
 			g := Grant{Number: a.Number, Term: c.term, Before: position, Compacted: c.compacted, Settings: c.settings, Access: c.access}
 			c.remember(a, g)
 			out.answers = append(out.answers, answered{batch: a, grant: g})
