@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -19,10 +21,13 @@ import (
 type Gateway struct {
 	client *placement.Client
 	keys   Revoker
+	clock  clock.Clock
 }
 
 // NewGateway returns a node's Gateway.
-func NewGateway(c *placement.Client, keys Revoker) *Gateway { return &Gateway{client: c, keys: keys} }
+func NewGateway(c *placement.Client, keys Revoker, clk clock.Clock) *Gateway {
+	return &Gateway{client: c, keys: keys, clock: clk}
+}
 
 // Grant implements etcdapi.Leases.
 func (g *Gateway) Grant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
@@ -54,8 +59,12 @@ func header(rev keyspace.Revision) *pb.ResponseHeader {
 	return &pb.ResponseHeader{Revision: int64(rev)}
 }
 
+// A revoke whose keys are written meanwhile is tried again after a pause, which doubles each time from the first one to
+// the last one: each try is two entries of the placement group's log.
+const firstRevokePause, lastRevokePause = 10 * time.Millisecond, time.Second
+
 // Revoke implements etcdapi.Leases. It begins anew where a key of the lease is written between the check and the
-// deletion.
+// deletion, after a pause that grows.
 func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check func(keys [][]byte) error) (*pb.LeaseRevokeResponse, error) {
 	if check == nil {
 		rev, err := g.client.RevokeLease(ctx, keyspace.LeaseID(r.GetID()))
@@ -64,7 +73,7 @@ func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check fu
 		}
 		return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
 	}
-	for {
+	for pause := firstRevokePause; ; pause = min(2*pause, lastRevokePause) {
 		info, err := g.client.LookLease(ctx, keyspace.LeaseID(r.GetID()))
 		if err != nil {
 			return nil, err
@@ -87,7 +96,7 @@ func (g *Gateway) Revoke(ctx context.Context, r *pb.LeaseRevokeRequest, check fu
 		if err == nil {
 			return &pb.LeaseRevokeResponse{Header: header(rev)}, nil
 		}
-		if !errors.Is(err, kverror.KeysChanged) || ctx.Err() != nil {
+		if !errors.Is(err, kverror.KeysChanged) || clock.Sleep(ctx, g.clock, pause) != nil {
 			return nil, err
 		}
 	}

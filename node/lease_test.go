@@ -195,6 +195,34 @@ func TestRevokeChecked(t *testing.T) {
 	})
 }
 
+// TestRevokeCheckedPauses: a revoke whose keys are written again and again waits longer each time before it looks again,
+// because each look costs the placement group entries.
+func TestRevokeCheckedPauses(t *testing.T) {
+	bubble(t, 3, nil, nil, func(r *rig) {
+		id := r.leased(r.nodes[0], 60, 1)
+		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+		defer cancel()
+		var looks []time.Time
+		_, err := r.nodes[1].core.Leases().Revoke(ctx, &pb.LeaseRevokeRequest{ID: id}, func([][]byte) error {
+			looks = append(looks, time.Now())
+			_, err := r.nodes[2].attach(r.t.Context(), keyOf(0), id)
+			return err
+		})
+		if !errors.Is(err, kverror.KeysChanged) && !errors.Is(err, context.DeadlineExceeded) {
+			r.t.Errorf("a revoke of keys that are always written: %v", err)
+		}
+		if len(looks) < 5 {
+			r.t.Errorf("%d looks in 5 s", len(looks))
+		}
+		for i := 1; i < len(looks); i++ {
+			if pause, least := looks[i].Sub(looks[i-1]), min(10*time.Millisecond<<(i-1), time.Second); pause < least {
+				r.t.Errorf("look %d came after %v, before %v were over", i+1, pause, least)
+			}
+		}
+		r.wantLeased(r.nodes[0], id, 2)
+	})
+}
+
 // TestLeasesOverLeaderChanges: leases outlive their leader, planned or not, and the end
 // of all nodes. A revoke that waits when its leader dies is done by the next one.
 func TestLeasesOverLeaderChanges(t *testing.T) {

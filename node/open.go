@@ -236,7 +236,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		Clock: o.Clock, Records: c.service, Revoker: c.router, Extend: o.Election, Logger: c.log, Metrics: lease.NewMetrics(o.Registry),
 	})
 	*undo = append(*undo, c.leases.Stop)
-	c.grants = lease.NewGateway(c.client, c.router)
+	c.grants = lease.NewGateway(c.client, c.router, o.Clock)
 	c.openAdmin()
 	c.registerHandlers()
 	return nil
