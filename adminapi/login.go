@@ -24,7 +24,7 @@ type login struct {
 func (c *Client) As(user, password string) { c.login.user, c.login.password = user, password }
 
 // callAs makes one call in the name of the user, if there is one. A command may wait for longer than a token is
-// valid, and then logs in anew.
+// valid, and then logs in anew. So it does with a JWT that is older than the last change of users.
 func callAs[Q, A any](ctx context.Context, l *login, conn *grpc.ClientConn, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
 	admin := adminpb.NewAdminClient(conn)
 	if l.user == "" {
@@ -43,7 +43,8 @@ func callAs[Q, A any](ctx context.Context, l *login, conn *grpc.ClientConn, req 
 			named = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, l.token)
 		}
 		a, err := f(admin, named, req)
-		if anew || rpctypes.Error(err) != rpctypes.ErrInvalidAuthToken { //nolint:errorlint // etcd's values, which Error returns unwrapped
+		again := rpctypes.Error(err) == rpctypes.ErrInvalidAuthToken || rpctypes.Error(err) == rpctypes.ErrAuthOldRevision //nolint:errorlint // etcd's values, which Error returns unwrapped
+		if anew || !again {
 			return a, err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 type logins struct {
 	etcdserverpb.UnimplementedAuthServer
 	off   bool
+	old   bool // tokens that were taken are JWTs before the last change of users
 	given int
 	taken map[string]bool
 	calls int
@@ -40,6 +41,8 @@ func (l *logins) check(ctx context.Context, q any, info *grpc.UnaryServerInfo, h
 		case l.off && len(token) == 0:
 		case len(token) == 0:
 			return nil, rpctypes.ErrGRPCUserEmpty
+		case l.taken[token[0]] && l.old:
+			return nil, rpctypes.ErrGRPCAuthOldRevision
 		case l.taken[token[0]]:
 			return nil, rpctypes.ErrGRPCInvalidAuthToken
 		default:
@@ -71,6 +74,7 @@ func TestLogin(t *testing.T) {
 	}
 	c.As("root", "secret")
 	for i := range 3 { // each but the first with a token that was taken already
+		users.old = i == 2
 		if err := c.PlacementPause(t.Context(), true); err != nil {
 			t.Errorf("call %d: %v", i, err)
 		}

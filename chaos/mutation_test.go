@@ -20,12 +20,12 @@ const mutationStorms = 4
 // TestMutationStorms builds nodes with mutations, some of each kind that a storm can
 // find, and requires a storm to find each within a few seeds.
 func TestMutationStorms(t *testing.T) {
-	binary := buildOnce(t)
+	binary := buildForStorms(t)
 	var table string
 	for _, bug := range []mutation.Bug{
 		mutation.AcknowledgedBeforeQuorum, mutation.FsyncSkipped, mutation.TxnHalfVisible,
 		mutation.ReleasedTooEarly, mutation.EventLostAtSplit, mutation.AttachedWhileEnding,
-		mutation.ProgressBehindEvent,
+		mutation.ProgressBehindEvent, mutation.ViewLeaseIgnored,
 	} {
 		found := ""
 		for seed := uint64(0); seed < mutationStorms && found == ""; seed++ {

@@ -12,7 +12,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// inside is set in the process that runs in namespaces of its own.
+// inside is set in the process that runs in namespaces of its own. It is a directory for what all tests need, which the
+// parent process removes.
 const inside = "SKEIN_CHAOS_INSIDE"
 
 // noNamespace says why this process has no namespaces of its own, "" if it has.
@@ -57,8 +58,13 @@ func runInside() (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	dir, err := os.MkdirTemp("", "skein-chaos-binaries-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), inside+"="+dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

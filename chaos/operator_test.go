@@ -15,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/skeindb/skein/sim"
 )
 
@@ -48,6 +51,7 @@ const (
 // operator changes the cluster as a person at a terminal does.
 type operator struct {
 	s    *storm
+	all  *clientv3.Client // of all machines, for etcd's own commands
 	has  map[string]bool
 	rngs [3]*rand.Rand // of splits and merges, of moves and transfers, of nodes
 	// probes are the requests sent through each machine.
@@ -71,7 +75,8 @@ type tries struct {
 }
 
 func newOperator(ctx context.Context, s *storm, seed uint64) *operator {
-	o := &operator{s: s, nextID: stormMachines + 1, tries: map[string]*tries{}}
+	o := &operator{s: s, all: s.c.connect(s.c.urls()...), nextID: stormMachines + 1, tries: map[string]*tries{}}
+	s.t.Cleanup(func() { o.all.Close() })
 	for i := range o.rngs {
 		o.rngs[i] = rand.New(rand.NewPCG(seed, uint64(10+i)))
 	}
@@ -140,6 +145,9 @@ func (o *operator) run(ctx context.Context, args ...string) (string, error) {
 func (o *operator) ask(ctx context.Context, rng *rand.Rand, args ...string) (string, error) {
 	urls := o.s.c.urls()
 	rng.Shuffle(len(urls), func(i, j int) { urls[i], urls[j] = urls[j], urls[i] })
+	if root := o.s.c.root; root != nil {
+		args = append(args, "--user", root.name+":"+root.password)
+	}
 	return o.run(ctx, append(args, "--endpoints", strings.Join(urls, ","), "--command-timeout", commandTime.String())...)
 }
 
@@ -395,7 +403,7 @@ func (o *operator) replace(ctx context.Context, rng *rand.Rand) (what string, er
 			return old, err
 		}
 	}
-	name := o.begin(machine)
+	name := o.begin(ctx, machine)
 	return fmt.Sprintf("%s by %s", old, name), o.joined(ctx, rng, name)
 }
 
@@ -405,7 +413,7 @@ func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err e
 	if !n.away.Load() {
 		return "", nil
 	}
-	name := o.begin(stormMachines)
+	name := o.begin(ctx, stormMachines)
 	if err = o.joined(ctx, rng, name); err == nil {
 		n.away.Store(false)
 	}
@@ -414,15 +422,41 @@ func (o *operator) join(ctx context.Context, rng *rand.Rand) (what string, err e
 
 // begin starts a node under a new name on a machine without one. It only gets the
 // addresses of the others.
-func (o *operator) begin(machine int) (name string) {
+func (o *operator) begin(ctx context.Context, machine int) (name string) {
 	name = fmt.Sprintf("n%d", o.nextID)
 	o.nextID++
 	n := o.s.c.nodes[machine]
 	n.rename(name)
-	others := strings.ReplaceAll(strings.Join(o.s.c.urls(), ","), "http://", "")
-	n.args = append(n.arguments(machine), "--join", others)
+	if o.s.c.root == nil {
+		others := strings.ReplaceAll(strings.Join(o.s.c.urls(), ","), "http://", "")
+		n.args = append(o.s.c.arguments(machine), "--join", others)
+	} else {
+		n.args = append(o.s.c.arguments(machine), "--initial-cluster-state", "existing", "--initial-cluster", o.added(ctx, machine))
+	}
 	o.s.c.start(n)
 	return name
+}
+
+// added has root admit the node of a machine, because a node without a certificate may not ask for that by itself where
+// users are checked. It returns the node's --initial-cluster.
+func (o *operator) added(ctx context.Context, machine int) string {
+	var members []string
+	for i, n := range o.s.c.nodes {
+		if i == machine || !n.away.Load() {
+			members = append(members, n.is()+"="+peerURL(i))
+		}
+	}
+	for term := o.s.c.still.term(replacePatience, "adding machine %d", machine+1); ; wait(ctx, 200*time.Millisecond) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		_, err := o.all.MemberAdd(ctx, []string{peerURL(machine)})
+		cancel()
+		if term.over() {
+			o.s.c.late("operator: machine %d is not added in %v: %v", machine+1, replacePatience, err)
+		}
+		if err == nil || message(err) == message(rpctypes.ErrPeerURLExist) || term.over() {
+			return strings.Join(members, ",")
+		}
+	}
 }
 
 // takeBack cancels the removal of a node, and says whether the node has gone already.

@@ -62,6 +62,9 @@ type cluster struct {
 	admin *adminapi.Client
 	still *standstills
 	told  *tellings // messages to watchers, nil without them
+	// root is who operates a cluster that checks requests; nil for one that does not. tokens are the nodes' flags then.
+	root   *login
+	tokens []string
 
 	mu sync.Mutex
 	// Guarded by mu: violations that the rig itself saw. wrong are nodes that ended by
@@ -115,7 +118,7 @@ func (c *cluster) judged() (bad, aside []string, unjudged error) {
 func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := build(t, dir, buildTags)
+	binary := build(t)
 	splits := filepath.Join(dir, "split-keys")
 	if err := os.WriteFile(splits, []byte(strings.Join(borders, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -193,16 +196,19 @@ func (n *node) rename(name string) {
 	n.name = name
 }
 
+// peerURL is that of the node of a machine.
+func peerURL(machine int) string { return fmt.Sprintf("http://%s:2380", address(machine)) }
+
 // arguments are the arguments of every node of a network, on one machine.
-func (n *node) arguments(machine int) []string {
-	peer := fmt.Sprintf("http://%s:2380", address(machine))
-	return []string{
+func (c *cluster) arguments(machine int) []string {
+	n, peer := c.nodes[machine], peerURL(machine)
+	return append([]string{
 		"--name", n.is(), "--data-dir", filepath.Join(n.mount, "data"),
 		"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 		"--watch-progress-notify-interval", stormNotify.String(),
 		fmt.Sprintf("--lease-reads=%t", n.clock == ""),
-	}
+	}, c.tokens...)
 }
 
 // losePower cuts the power of a node's machine; heal restores it.
@@ -221,13 +227,23 @@ func (n *node) losePower(c *cluster) (heal func() error, err error) {
 	}, nil
 }
 
-// build builds the server's command into a directory, with some build tags.
-func build(t *testing.T, dir, tags string) (binary string) {
+// build builds the server's command with the tests' build tags, once for all tests: linking takes longer than some
+// storms' checks.
+func build(t *testing.T) (binary string) {
 	t.Helper()
+	dir := os.Getenv(inside)
+	if dir == "" {
+		dir = t.TempDir() // there is no parent process that removes it
+	}
 	binary = filepath.Join(dir, "skein")
-	if err := outside(func() error { return command("", "go", "build", "-tags", tags, "-o", binary, "../cmd/skein") }); err != nil {
+	if _, err := os.Stat(binary); err == nil {
+		return binary
+	}
+	start := time.Now()
+	if err := outside(func() error { return command("", "go", "build", "-tags", buildTags, "-o", binary, "../cmd/skein") }); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("built in %v", time.Since(start).Round(time.Millisecond))
 	return binary
 }
 
@@ -246,11 +262,19 @@ func (c *cluster) close() {
 	}
 }
 
-// connect makes a client that soon finds a node that has returned.
-func (c *cluster) connect(urls ...string) *clientv3.Client {
-	c.t.Helper()
+// dialling are the options of a connection that soon finds a node that has returned.
+func dialling() []grpc.DialOption {
 	pause := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: time.Second}
-	options := []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})}
+	return []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: time.Second})}
+}
+
+// connect makes a client of the operator.
+func (c *cluster) connect(urls ...string) *clientv3.Client { return c.connectAs(c.root, urls...) }
+
+// connectAs makes a client that calls in the name of a user.
+func (c *cluster) connectAs(who *login, urls ...string) *clientv3.Client {
+	c.t.Helper()
+	options := append(dialling(), who.options()...)
 	if c.told != nil {
 		options = append(options, grpc.WithChainStreamInterceptor(c.told.intercept))
 	}

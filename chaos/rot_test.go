@@ -152,6 +152,7 @@ func (s *storm) rots(ctx context.Context, n *node, rng *rand.Rand) (heal healing
 	}
 	s.note("%s on %s, restarted %t", f, n.is(), restart)
 	return func() (took bool, err error) {
+		n.readAll(ctx)
 		if n.ended() {
 			if !s.saysDamage(n, log) {
 				return false, nil
@@ -168,6 +169,16 @@ func (s *storm) rots(ctx context.Context, n *node, rng *rand.Rand) (heal healing
 		}
 		return true, s.rebuilt(ctx, n)
 	}, nil
+}
+
+// readAll has a node read all its tables: nobody may have asked for what is in the bad one, and then the fault would
+// have to be dealt again. A node that meets it says so soon.
+func (n *node) readAll(ctx context.Context) {
+	actx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if _, err := n.client.HashKV(actx, n.url, 0); err != nil {
+		wait(ctx, 500*time.Millisecond)
+	}
 }
 
 // rebuilt waits until a node has no replica in quarantine any more.
@@ -273,7 +284,7 @@ func (o *operator) lost(ctx context.Context, n *node) error {
 		}
 	}
 	rng := rand.New(rand.NewPCG(uint64(o.nextID), 1))
-	name := o.begin(machine)
+	name := o.begin(ctx, machine)
 	if err := o.joined(ctx, rng, name); err != nil {
 		return nil // it counts as late
 	}
@@ -300,13 +311,13 @@ func (o *operator) lost(ctx context.Context, n *node) error {
 func (o *operator) remove(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTime)
 	defer cancel()
-	members, err := o.s.l.all.MemberList(ctx)
+	members, err := o.all.MemberList(ctx)
 	if err != nil {
 		return err
 	}
 	for _, m := range members.Members {
 		if m.Name == name {
-			_, err := o.s.l.all.MemberRemove(ctx, m.ID)
+			_, err := o.all.MemberRemove(ctx, m.ID)
 			return err
 		}
 	}

@@ -50,8 +50,10 @@ type load struct {
 	workload *sim.Workload
 	seed     uint64
 	began    time.Time
-	// all is a client of all machines.
+	// all is a client of all machines, and each one of one machine; those of users have rights of their own.
 	all      *clientv3.Client
+	each     []*clientv3.Client
+	users    *sim.Users // nil if nothing is checked
 	writers  sync.WaitGroup
 	stop     context.CancelFunc
 	watching sync.WaitGroup
@@ -61,8 +63,15 @@ type load struct {
 
 // newLoad makes the part that clients share.
 func newLoad(c *cluster, seed uint64, began time.Time) *load {
-	l := &load{c: c, h: &sim.History{}, began: began, all: c.connect(c.urls()...), seed: seed}
-	l.workload = sim.NewWorkload(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders})
+	var who *login
+	if c.root != nil {
+		who = &login{name: everything, password: everythingPassword}
+	}
+	l := &load{c: c, h: &sim.History{}, began: began, all: c.connectAs(who, c.urls()...), seed: seed}
+	for _, n := range c.nodes {
+		l.each = append(l.each, c.connectAs(who, n.url))
+	}
+	l.workload = sim.NewWorkload(sim.Config{Seed: seed, Txns: stormTxns, Leases: stormHolders, Users: stormUsers})
 	l.stop, l.unwatch = func() {}, func() {}
 	return l
 }
@@ -100,7 +109,7 @@ func (l *load) start(ctx context.Context) {
 // client of all.
 func (l *load) client(machine int) *clientv3.Client {
 	if machine < len(l.c.nodes) && !l.c.nodes[machine].away.Load() {
-		return l.c.nodes[machine].client
+		return l.each[machine]
 	}
 	return l.all
 }
@@ -311,6 +320,9 @@ func behind(ws []*sim.Watcher, rev int64) *sim.Watcher {
 func (l *load) endWrites() {
 	l.stop()
 	l.writers.Wait()
+	if l.users != nil {
+		l.users.End()
+	}
 }
 
 // close ends everything.
@@ -318,7 +330,9 @@ func (l *load) close() {
 	l.endWrites()
 	l.unwatch()
 	l.watching.Wait()
-	l.all.Close()
+	for _, cl := range append(l.each, l.all) {
+		cl.Close()
+	}
 }
 
 // wait returns after d, or when ctx ends.

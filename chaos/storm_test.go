@@ -40,6 +40,7 @@ type storm struct {
 	binary   string // of the nodes
 	dir      string // where evidence goes
 	mutation string // the number of the nodes' mutation
+	users    bool   // whether requests are checked
 	began    time.Time
 	leftOut  []string
 	unwatch  func() // ends the watch for standstills of the machine
@@ -60,7 +61,7 @@ func TestStorm(t *testing.T) {
 		t.Skip("runs real processes for a minute")
 	}
 	seed, duration := settings(t)
-	binary := buildOnce(t)
+	binary := buildForStorms(t)
 	began := time.Now()
 	for i := uint64(0); ; i++ {
 		left := min(stormLength, duration-time.Since(began))
@@ -79,24 +80,20 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// buildOnce builds the nodes' binary for all storms of a test: linking takes longer
-// than some storms' checks.
-func buildOnce(t *testing.T) (binary string) {
+// buildForStorms builds the nodes' binary, or leaves out a test of storms.
+func buildForStorms(t *testing.T) (binary string) {
 	t.Helper()
 	if noNamespace != "" {
 		leaveOut(t, errors.New(noNamespace))
 	}
-	start := time.Now()
-	binary = build(t, t.TempDir(), buildTags)
-	t.Logf("built in %v", time.Since(start).Round(time.Millisecond))
-	return binary
+	return build(t)
 }
 
 // runStorm makes one storm of nodes of a binary, with a mutation if one is named, and
 // returns the violations.
 func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, mutation string) []string {
 	t.Helper()
-	s := &storm{t: t, binary: binary, dir: evidenceDir(t), mutation: mutation, began: time.Now(), outages: map[breakage]*outage{}}
+	s := &storm{t: t, binary: binary, dir: evidenceDir(t), mutation: mutation, users: hasUsers(seed), began: time.Now(), outages: map[breakage]*outage{}}
 	t.Cleanup(s.keep)
 	missing, err := s.build(seed)
 	if err != nil {
@@ -122,6 +119,9 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	defer s.l.close()
 	s.op = newOperator(ctx, s, seed)
 	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
+	if s.users {
+		s.l.startUsers(ctx, s, seed%2 == 1)
+	}
 	s.l.start(ctx)
 	s.play(ctx, seed, duration, append(can, ofNetwork...))
 	var versions []sim.Version
@@ -229,13 +229,19 @@ func (s *storm) build(seed uint64) (missing, err error) {
 	}
 	var members []string
 	for i := range stormMachines { // the last machine is for the joining node
-		members = append(members, fmt.Sprintf("n%d=http://%s:2380", i+1, address(i)))
+		members = append(members, fmt.Sprintf("n%d=%s", i+1, peerURL(i)))
 	}
 	told, err := newTellings(filepath.Join(s.dir, "told.txt.gz"), s.began)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.c = &cluster{t: t, still: newStandstills(s.note), told: told}
+	if s.users {
+		s.c.root = &login{name: "root", password: sim.RootPassword}
+		if s.c.tokens, err = tokensOf(dir, seed); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s.unwatch = s.c.still.watch(t.Context())
 	t.Cleanup(s.unwatch)
 	for i := range stormMachines + 1 {
@@ -252,12 +258,15 @@ func (s *storm) build(seed uint64) (missing, err error) {
 				t.Fatal(err)
 			}
 		}
-		n.args = append(n.arguments(i), "--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits)
 		n.away.Store(i == stormMachines)
 		s.c.nodes = append(s.c.nodes, n)
+		n.args = append(s.c.arguments(i), "--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits)
 	}
 	if s.c.admin, err = newAdmin(s.c.urls()); err != nil {
 		t.Fatal(err)
+	}
+	if root := s.c.root; root != nil {
+		s.c.admin.As(root.name, root.password)
 	}
 	t.Cleanup(s.c.close)
 	for _, n := range s.c.nodes {
@@ -688,6 +697,9 @@ func (s *storm) judge(versions []sim.Version, drained bool) []string {
 		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures()),
 		Violations: s.c.told.judged(),
 	}
+	if s.l.users != nil {
+		report.Access = s.l.users.End()
+	}
 	start := time.Now()
 	check := sim.CheckAnswers // without the versions no order can be checked
 	if versions != nil {
@@ -728,6 +740,10 @@ func (s *storm) table(out io.Writer, versions int) {
 	}
 	fmt.Fprintf(out, "\n%d operations, %d answered, %d refused, %d of unknown fate; %d versions, in %v\n",
 		len(ops), n[sim.Answered], n[sim.Refused], n[sim.Unknown], versions, time.Since(s.began).Round(time.Second))
+	if s.l.users != nil {
+		ops, denied, logins, events, rights := s.l.users.End().Counts()
+		fmt.Fprintf(out, "%d operations of users with %d rights, %d denied; %d logins, %d messages to their watchers\n", ops, rights, denied, logins, events)
+	}
 	fmt.Fprintf(out, "\nTROUBLE\tTIMES\tOTHERS SERVED AFTER\tALL, HEALED, AFTER\n")
 	for _, name := range slices.Sorted(maps.Keys(s.outages)) {
 		o := s.outages[name]

@@ -26,7 +26,7 @@ func TestUpgrade(t *testing.T) {
 		t.Skip("builds an earlier release, and runs real processes for a minute")
 	}
 	older, from := buildEarlier(t)
-	newer := buildOnce(t)
+	newer := buildForStorms(t)
 	seed, _ := settings(t)
 	t.Logf("from %s to this build, seed %d", from, seed)
 	s := &storm{t: t, binary: older, dir: evidenceDir(t), began: time.Now(), outages: map[breakage]*outage{}}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -21,7 +23,7 @@ type Requests struct{ c *client }
 // Workload is what the clients of such a rig share.
 type Workload struct{ c *cluster }
 
-// NewWorkload makes a Workload. It uses Seed, Txns and Leases of cfg.
+// NewWorkload makes a Workload. It uses Seed, Txns, Leases and Users of cfg.
 func NewWorkload(cfg Config) *Workload { return &Workload{&cluster{cfg: cfg}} }
 
 // Requests returns the request source of a client. Its values have up to padding more
@@ -78,6 +80,46 @@ func taken(req proto.Message) bool {
 		}
 	}
 	return true
+}
+
+// Users are the users of such a rig at work: their clients, and the admin who changes their rights. RootPassword is
+// the admin's, whose name is root.
+type Users struct {
+	access *Access
+	stop   func()
+	work   sync.WaitGroup
+}
+
+// RootPassword is the password of root, who is made with the other users.
+var RootPassword = word(rootPassword)
+
+// StartUsers makes the users of the workload and begins their work. What they do and are told goes into h, and what is
+// asked of the admin to logf. ready is closed when the users are there, and checked. pausedClocks says that the nodes' clocks may stand still.
+func (o *Workload) StartUsers(v Venue, h *History, pausedClocks bool, logf func(format string, args ...any)) (u *Users, ready <-chan struct{}) {
+	stop, there := make(chan struct{}), make(chan struct{})
+	u = &Users{access: &Access{Remote: true, PausedClocks: pausedClocks}, stop: sync.OnceFunc(func() { close(stop) })}
+	all := &users{venue: v, prepare: func(<-chan struct{}) {}, logf: logf, c: o.c, h: h, a: u.access}
+	all.load(stop, &u.work, there)
+	return u, there
+}
+
+// End ends their work, waits for the last calls, and returns what happened, for a Report.
+func (u *Users) End() *Access {
+	u.stop()
+	u.work.Wait()
+	return u.access
+}
+
+// Counts says how many operations, logins and events there were, and how many rights.
+func (a *Access) Counts() (ops, denied, logins, events, rights int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, o := range a.ops {
+		if o.Err != nil && kverror.Of(fated(o.Err)).Kind == kverror.PermissionDenied {
+			denied++
+		}
+	}
+	return len(a.ops), denied, len(a.logins), len(a.told), len(a.Rights.Rights)
 }
 
 // Probes are requests for the ranges of all written keys, none of which another range

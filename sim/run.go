@@ -297,8 +297,8 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	stop := make(chan struct{})
 	if c.cfg.Users > 0 {
 		rep.Access = &Access{}
-		u := &users{c: c, h: rep.History, a: rep.Access}
-		u.load(stop, &wg)
+		u := &users{venue: c, prepare: c.raiseAccess, logf: c.logf, c: c, h: rep.History, a: rep.Access}
+		u.load(stop, &wg, make(chan struct{}))
 	}
 	n.splitLoop(stop, &wg)
 	n.moveLoop(stop, &wg)

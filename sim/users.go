@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
@@ -114,6 +115,9 @@ type Told struct {
 // Access is what happened to the users of a run.
 type Access struct {
 	Rights
+	// Remote says that an answer and an event may be on their way for long. PausedClocks says that the nodes' clocks may
+	// stand still, and with them the leases by which nodes answer alone.
+	Remote, PausedClocks bool
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -153,15 +157,78 @@ func (a *account) set(password int, groups []byte) {
 	a.password, a.groups, a.lost = password, groups, lost[:min(len(lost), 3)]
 }
 
+// Gateway is a node that takes a client's call.
+type Gateway struct {
+	Node keyspace.NodeID
+	Conn grpc.ClientConnInterface
+	// Ctx ends with the node: its clients receive nothing any more.
+	Ctx context.Context
+	// Leave says that the call is over.
+	Leave func()
+}
+
+// Venue is where users work: simulated nodes, or processes.
+type Venue interface {
+	// Elapsed is the time since the run began.
+	Elapsed() time.Duration
+	Sleep(d time.Duration)
+	// Places is how many machines there are. Enter begins a call at the node of one, and returns nil if that takes none.
+	Places() int
+	Enter(place int) *Gateway
+}
+
+// Elapsed is part of Venue.
+func (c *cluster) Elapsed() time.Duration { return c.elapsed() }
+
+// Sleep is part of Venue.
+func (c *cluster) Sleep(d time.Duration) { c.sleep(d) }
+
+// Places is part of Venue.
+func (c *cluster) Places() int { return len(c.machines) }
+
+// Enter is part of Venue.
+func (c *cluster) Enter(place int) *Gateway {
+	m := c.machines[place]
+	r := m.current()
+	if r == nil || !r.enter() {
+		return nil
+	}
+	return &Gateway{m.id(), r.api.Conn(), r.ctx, r.leave}
+}
+
+// raiseAccess lets the cluster have users, until stop is closed.
+func (c *cluster) raiseAccess(stop <-chan struct{}) {
+	for ; !isClosed(stop); c.sleep(100 * time.Millisecond) {
+		for _, m := range c.machines {
+			r := m.current()
+			if r == nil || !r.enter() {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
+			err := r.core.Placement().RaiseVersion(ctx, keyspace.VersionAccess)
+			cancel()
+			r.leave()
+			if err == nil {
+				return
+			}
+		}
+	}
+}
+
 // users is the workload of users: their clients, and the admin who changes what they may do.
 type users struct {
+	venue Venue
+	// prepare lets the cluster have users, until stop is closed.
+	prepare func(stop <-chan struct{})
+	logf    func(format string, args ...any)
+	// c has the seed and the form of the requests.
 	c   *cluster
 	h   *History
 	a   *Access
 	all []*account
 }
 
-func (u *users) moment() Moment { return Moment{u.h.tick.Add(1), u.c.elapsed()} }
+func (u *users) moment() Moment { return Moment{u.h.tick.Add(1), u.venue.Elapsed()} }
 
 // clientsOfUser is how many clients each user has.
 const clientsOfUser = 2
@@ -169,12 +236,11 @@ const clientsOfUser = 2
 // userClients is the id of the first client of a user, beyond all other ids but those of leases.
 const userClients = 300
 
-// load begins the work of all users until stop is closed.
-func (u *users) load(stop <-chan struct{}, wg *sync.WaitGroup) {
+// load begins the work of all users until stop is closed. ready is closed when they are there, and checked.
+func (u *users) load(stop <-chan struct{}, wg *sync.WaitGroup, ready chan struct{}) {
 	for i := range u.c.cfg.Users {
 		u.all = append(u.all, &account{name: fmt.Sprintf("u%d", i)})
 	}
-	ready := make(chan struct{})
 	adm := &admin{users: u, rng: rand.New(rand.NewPCG(u.c.cfg.Seed, 3000))}
 	wg.Go(func() { adm.run(stop, ready) })
 	for i, who := range u.all {
@@ -191,6 +257,51 @@ func (u *users) load(stop <-chan struct{}, wg *sync.WaitGroup) {
 			w.watchUntil(stop)
 		})
 	}
+	if !u.a.Remote {
+		return
+	}
+	for place := range u.venue.Places() {
+		wg.Go(func() {
+			<-ready
+			u.peekUntil(stop, place)
+		})
+	}
+}
+
+// peekUntil asks one machine for serializable reads of what each user has lost just now, until stop is closed. The
+// other clients wait for their writes while a machine is cut off.
+func (u *users) peekUntil(stop <-chan struct{}, place int) {
+	var cls []*userClient
+	for i, who := range u.all {
+		cls = append(cls, u.newClient(who, userClients+150+place*len(u.all)+i))
+	}
+	for !isClosed(stop) {
+		for _, c := range cls {
+			if g := u.venue.Enter(place); g != nil {
+				ctx, cancel := context.WithTimeout(g.Ctx, time.Second)
+				c.peek(ctx, g)
+				cancel()
+				g.Leave()
+			}
+		}
+		u.venue.Sleep(100 * time.Millisecond)
+	}
+}
+
+// peek reads a group that the user has lost, or one that it has.
+func (c *userClient) peek(ctx context.Context, g *Gateway) {
+	password, groups, lost := c.who.now()
+	if c.token == "" || password != c.password && c.rng.IntN(16) == 0 {
+		c.login(ctx, g, password)
+		return
+	}
+	all := append(slices.Clone(lost[:min(len(lost), 2)]), groups...)
+	if len(all) == 0 {
+		return
+	}
+	q := groupRead(string(all[c.rng.IntN(min(len(all), 3))]))
+	q.Serializable = true
+	c.ask(metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, c.token), g, q, true)
 }
 
 // isClosed says whether a channel is closed.
@@ -205,21 +316,19 @@ func isClosed(stop <-chan struct{}) bool {
 
 // at calls services of a node that is up, mostly the one at a place, in the name of who has the token. It does
 // nothing if no node takes calls.
-func (u *users) at(place int, token string, timeout time.Duration, call func(context.Context, *machine, *run)) {
-	ms := u.c.machines
-	for i := range ms {
-		m := ms[(place+i)%len(ms)]
-		r := m.current()
-		if r == nil || !r.enter() {
+func (u *users) at(place int, token string, timeout time.Duration, call func(context.Context, *Gateway)) {
+	for i := range u.venue.Places() {
+		g := u.venue.Enter((place + i) % u.venue.Places())
+		if g == nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(r.ctx, timeout)
+		ctx, cancel := context.WithTimeout(g.Ctx, timeout)
 		if token != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
 		}
-		call(ctx, m, r)
+		call(ctx, g)
 		cancel()
-		r.leave()
+		g.Leave()
 		return
 	}
 }
@@ -277,45 +386,51 @@ func (c *userClient) runUntil(stop <-chan struct{}) {
 	for !isClosed(stop) {
 		for range 2 + c.rng.IntN(6) {
 			c.users.at(c.place(), c.token, 2*requestTimeout, c.step)
-			c.users.c.sleep(time.Duration(c.rng.Int64N(int64(burstThink))))
+			c.venue.Sleep(time.Duration(c.rng.Int64N(int64(burstThink))))
 		}
-		c.users.c.sleep(time.Duration(c.rng.Int64N(int64(burstEvery / 2))))
+		c.venue.Sleep(time.Duration(c.rng.Int64N(int64(burstEvery / 2))))
 	}
 }
 
 // place is mostly the client's own.
 func (c *userClient) place() int {
 	if c.rng.IntN(3) == 0 {
-		return c.rng.IntN(len(c.users.c.machines))
+		return c.rng.IntN(c.venue.Places())
 	}
 	return c.client.id
 }
 
 // step does one operation. A client without a token logs in first. It keeps an old token for a while.
-func (c *userClient) step(ctx context.Context, m *machine, r *run) {
+func (c *userClient) step(ctx context.Context, g *Gateway) {
 	password, groups, lost := c.who.now()
 	if c.token == "" || password != c.password && c.rng.IntN(4) == 0 {
-		c.login(ctx, m, r, password)
+		c.login(ctx, g, password)
 		return
 	}
 	req, serializable := c.draw(groups, lost)
-	o := &Op{Client: c.client.id, Node: m.id(), Request: req, Call: c.h().tick.Add(1), Began: c.users.c.elapsed()}
+	c.ask(ctx, g, req, serializable)
+}
+
+// ask sends a request and records the outcome.
+func (c *userClient) ask(ctx context.Context, g *Gateway, req proto.Message, serializable bool) {
+	o := &Op{Client: c.client.id, Node: g.Node, Request: req, Call: c.h().tick.Add(1), Began: c.venue.Elapsed()}
 	if !serializable {
-		o = c.h().Begin(c.client.id, m.id(), req, c.users.c.elapsed())
+		o = c.h().Begin(c.client.id, g.Node, req, c.venue.Elapsed())
 	}
-	resp, err := call(ctx, pb.NewKVClient(r.api.Conn()), req)
+	resp, err := call(ctx, pb.NewKVClient(g.Conn), req)
 	if serializable {
-		o.Ended, o.Return, o.Outcome, o.Response, o.Err = c.users.c.elapsed(), c.h().tick.Add(1), Answered, resp, err
+		o.Ended, o.Return, o.Outcome, o.Response, o.Err = c.venue.Elapsed(), c.h().tick.Add(1), Answered, resp, err
 		if err != nil {
 			o.Outcome = Refused
 		}
 	} else {
-		c.h().End(o, resp, fated(err), r.ctx.Err() != nil, c.users.c.elapsed())
+		c.h().End(o, resp, fated(err), g.Ctx.Err() != nil, c.venue.Elapsed())
 	}
-	if r.ctx.Err() == nil || !serializable {
+	if g.Ctx.Err() == nil || !serializable {
 		note(c.a, &c.a.ops, UserOp{o, c.actor()})
 	}
-	if is(err, rpctypes.ErrGRPCInvalidAuthToken) && c.rng.IntN(3) == 0 {
+	// A JWT is void with the next change of rights, and says nothing of a password.
+	if is(err, rpctypes.ErrGRPCInvalidAuthToken) && c.rng.IntN(3) == 0 || is(err, rpctypes.ErrGRPCAuthOldRevision) {
 		c.token = ""
 	}
 }
@@ -338,10 +453,10 @@ func call(ctx context.Context, kv pb.KVClient, req proto.Message) (proto.Message
 }
 
 // login gets a token for a password. While nothing is checked there is none, and an old one does.
-func (c *userClient) login(ctx context.Context, m *machine, r *run, password int) {
-	l := Login{Actor: Actor{c.who.name, password}, Node: m.id(), Begun: c.users.moment()}
-	resp, err := pb.NewAuthClient(r.api.Conn()).Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: c.who.name, Password: word(password)})
-	if r.ctx.Err() != nil {
+func (c *userClient) login(ctx context.Context, g *Gateway, password int) {
+	l := Login{Actor: Actor{c.who.name, password}, Node: g.Node, Begun: c.users.moment()}
+	resp, err := pb.NewAuthClient(g.Conn).Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: c.who.name, Password: word(password)})
+	if g.Ctx.Err() != nil {
 		return
 	}
 	l.Over, l.OK, l.Refused = c.users.moment(), err == nil, is(err, rpctypes.ErrGRPCAuthFailed)
@@ -412,32 +527,33 @@ func (c *userClient) watchUntil(stop <-chan struct{}) {
 		cancel()
 	})
 	for !isClosed(stop) {
-		m := c.users.c.machines[c.place()%len(c.users.c.machines)]
-		if r := m.current(); r != nil {
-			c.watchAt(ctx, m, r)
+		place := c.place() % c.venue.Places()
+		if g := c.venue.Enter(place); g != nil {
+			g.Leave() // a watch is no call that ends
+			c.watchAt(ctx, place, g)
 		}
-		c.users.c.sleep(time.Duration(10+c.rng.IntN(100)) * time.Millisecond)
+		c.venue.Sleep(time.Duration(10+c.rng.IntN(100)) * time.Millisecond)
 	}
 }
 
 // watchAt watches one group at a node, for a while.
-func (c *userClient) watchAt(ctx context.Context, m *machine, r *run) {
+func (c *userClient) watchAt(ctx context.Context, place int, g *Gateway) {
 	password, groups, _ := c.who.now()
 	if password == 0 || len(groups) == 0 {
 		return
 	}
 	if c.token == "" || c.password != password {
-		c.users.at(slices.Index(c.users.c.machines, m), "", requestTimeout, func(ctx context.Context, m *machine, r *run) { c.login(ctx, m, r, password) })
+		c.users.at(place, "", requestTimeout, func(ctx context.Context, g *Gateway) { c.login(ctx, g, password) })
 		if c.token == "" {
 			return
 		}
 	}
 	group := groups[c.rng.IntN(len(groups))]
-	wctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(r.ctx, metadata.Pairs(rpctypes.TokenFieldNameGRPC, c.token)), 8*time.Second)
+	wctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(g.Ctx, metadata.Pairs(rpctypes.TokenFieldNameGRPC, c.token)), 8*time.Second)
 	defer cancel()
 	end := context.AfterFunc(ctx, cancel)
 	defer end()
-	s, err := pb.NewWatchClient(r.api.Conn()).Watch(wctx)
+	s, err := pb.NewWatchClient(g.Conn).Watch(wctx)
 	if err != nil {
 		return
 	}
@@ -445,20 +561,20 @@ func (c *userClient) watchAt(ctx context.Context, m *machine, r *run) {
 	err = s.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{Key: span.GetKey(), RangeEnd: span.GetRangeEnd()}}})
 	for err == nil {
 		var resp *pb.WatchResponse
-		if resp, err = s.Recv(); err != nil || r.ctx.Err() != nil {
+		if resp, err = s.Recv(); err != nil || g.Ctx.Err() != nil {
 			break
 		}
 		if n := len(resp.GetEvents()); n > 0 {
-			note(c.a, &c.a.told, Told{c.actor(), m.id(), group, resp.GetEvents()[n-1].GetKv().GetModRevision(), c.users.moment()})
+			note(c.a, &c.a.told, Told{c.actor(), g.Node, group, resp.GetEvents()[n-1].GetKv().GetModRevision(), c.users.moment()})
 		}
 		if resp.GetCanceled() {
-			if resp.GetCancelReason() == rpctypes.ErrGRPCInvalidAuthToken.Error() {
+			if r := resp.GetCancelReason(); r == rpctypes.ErrGRPCInvalidAuthToken.Error() || r == rpctypes.ErrGRPCAuthOldRevision.Error() {
 				c.token = ""
 			}
 			return
 		}
 	}
-	if is(err, rpctypes.ErrGRPCInvalidAuthToken) {
+	if is(err, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCAuthOldRevision) {
 		c.token = ""
 	}
 }
@@ -501,21 +617,12 @@ func (a *admin) run(stop <-chan struct{}, ready chan<- struct{}) {
 	close(ready)
 	for !isClosed(stop) {
 		a.step()
-		a.c.sleep(time.Duration(50+a.rng.IntN(500)) * time.Millisecond)
+		a.venue.Sleep(time.Duration(50+a.rng.IntN(500)) * time.Millisecond)
 	}
 }
 
 func (a *admin) setUp() {
-	for !isClosed(a.stop) {
-		raised := false
-		a.at(0, "", requestTimeout, func(ctx context.Context, _ *machine, r *run) {
-			raised = r.core.Placement().RaiseVersion(ctx, keyspace.VersionAccess) == nil
-		})
-		if raised {
-			break
-		}
-		a.c.sleep(100 * time.Millisecond)
-	}
+	a.prepare(a.stop)
 	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
 		_, err = s.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: word(rootPassword)})
 		return err
@@ -572,20 +679,20 @@ func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) e
 		f.MustNot = begun
 	}
 	a.ended = append(a.ended, ends...)
-	for unknown := false; !isClosed(a.stop); a.c.sleep(50 * time.Millisecond) {
+	for unknown := false; !isClosed(a.stop); a.venue.Sleep(50 * time.Millisecond) {
 		err := error(kverror.NoLeader)
-		a.at(a.rng.IntN(len(a.c.machines)), a.token, requestTimeout, func(ctx context.Context, m *machine, r *run) {
-			s := pb.NewAuthClient(r.api.Conn())
+		a.at(a.rng.IntN(a.venue.Places()), a.token, requestTimeout, func(ctx context.Context, g *Gateway) {
+			s := pb.NewAuthClient(g.Conn)
 			if err = call(ctx, s); is(err, rpctypes.ErrGRPCInvalidAuthToken, rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCAuthOldRevision) {
 				resp, lerr := s.Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: "root", Password: word(rootPassword)})
 				if lerr == nil {
 					a.token = resp.GetToken()
 				}
 			}
-			if r.ctx.Err() != nil {
+			if g.Ctx.Err() != nil {
 				err = context.Canceled // the client has not received it
 			}
-			a.c.logf("admin: change begun at %d by node %s: %v", begun.Tick, m.id(), err)
+			a.logf("admin: change begun at %d by node %s: %v", begun.Tick, g.Node, err)
 		})
 		switch {
 		case err == nil:

@@ -124,6 +124,39 @@ func TestCheckAccess(t *testing.T) {
 			s.revoke(&s.a.Identities[0].Fact)
 			s.a.logins = append(s.a.logins, Login{Actor{"u", 2}, 1, s.moment(), s.moment(), true, false})
 		}, "this is no password of the user"},
+		{"a far answer to a right that is taken meanwhile", func(s *accessScript) {
+			s.a.Remote = true
+			s.done(read(true), &pb.RangeResponse{}, nil, func() { s.revoke(&s.a.Rights.Rights[0].Fact) })
+		}, ""},
+		{"a far read that was asked for too late", func(s *accessScript) {
+			s.a.Remote = true
+			s.revoke(&s.a.Rights.Rights[0].Fact)
+			s.done(read(true), &pb.RangeResponse{}, nil, nil)
+		}, "had not the right when this was answered"},
+		{"that read at a node whose clock may stand still", func(s *accessScript) {
+			s.a.Remote, s.a.PausedClocks = true, true
+			s.revoke(&s.a.Rights.Rights[0].Fact)
+			s.done(read(true), &pb.RangeResponse{}, nil, nil)
+		}, ""},
+		{"a change that was asked for too late there", func(s *accessScript) {
+			s.a.Remote, s.a.PausedClocks = true, true
+			s.revoke(&s.a.Rights.Rights[0].Fact)
+			s.done(put("c0"), &pb.PutResponse{}, nil, nil)
+		}, "had not the right from"},
+		{"a far event that is older than the acknowledgement", func(s *accessScript) {
+			s.a.Remote = true
+			s.done(read(false), &pb.RangeResponse{}, nil, nil)
+			s.others()
+			s.revoke(&s.a.Rights.Rights[0].Fact)
+			s.a.told = append(s.a.told, Told{Actor{"u", 2}, 1, 'c', s.now.rev, s.moment()})
+		}, ""},
+		{"a far event that is younger", func(s *accessScript) {
+			s.a.Remote = true
+			s.done(read(false), &pb.RangeResponse{}, nil, nil)
+			s.revoke(&s.a.Rights.Rights[0].Fact)
+			s.others()
+			s.a.told = append(s.a.told, Told{Actor{"u", 2}, 1, 'c', s.now.rev + 1, s.moment()})
+		}, "a watcher without the right"},
 		{"nothing happened", func(*accessScript) {}, "missed its purpose"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
