@@ -47,6 +47,11 @@
 // replacements. The report names the operations for which the build has no command;
 // those are left out.
 //
+// Two of four seeds have users, and requests are checked. The clients above call in the name of one who may use every
+// key, and the operator is root. Three other users have clients and watchers of their own, and an admin makes them,
+// deletes them, and grants and revokes their rights all the time. Every second time tokens are JWTs. A new node is
+// admitted by root then, because it has no certificate by which it could ask for itself.
+//
 // The simulator makes the requests and checks the results:
 //
 //   - A replay of the whole history in the order of revisions gives every answer.
@@ -54,6 +59,9 @@
 //   - Leases last as long as their holders were told, and no key outlives its lease.
 //   - Watchers receive everything once and in order, over all faults. On no stream do
 //     they receive progress below earlier progress, or an event at or below it.
+//   - What needs a right is done only while the user may have it, and is not denied while the user surely has it. After
+//     the acknowledgement of a revocation no node, cut off or not, answers a read of what was revoked, and no watcher
+//     gets an event of a later revision. Where clocks pause only what has a revision is judged.
 //
 // All versions come from a watch from the first revision on; an error in it would
 // contradict the answers. After healing every machine serves every range, and the
