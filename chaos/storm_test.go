@@ -662,7 +662,6 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 	var late []*sim.Watcher
 	var wg sync.WaitGroup
 	for _, machine := range s.everyone() {
-		n := s.c.nodes[machine]
 		w := sim.NewWatcher(fmt.Sprintf("watcher of the past at machine %d", machine+1), sim.WatchedSpans()[0])
 		late = append(late, w)
 		wg.Go(func() {
@@ -674,7 +673,7 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 					}
 					cancel()
 				})
-				s.l.watchOnce(wctx, n.client, w)
+				s.l.watchOnce(wctx, s.l.client(machine), w)
 				cancel()
 			}
 		})

@@ -86,6 +86,7 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 }
 
 // stream opens a stream with the present token. Whoever is refused opens another one, after a unary call has renewed it.
+// So streams are for a user in whose name there are such calls, as for the one of all keys.
 func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	return open(l.named(ctx), desc, cc, method, opts...)
 }
