@@ -59,10 +59,11 @@ func (s step) name() string {
 }
 
 // leastHold is longer than lease and election timeout, for faults in which others take
-// over from a node that is still alive.
+// over from a node that is still alive. A node that is cut off is so for longer than the
+// three election timeouts for which it goes by the rights that it knows.
 var leastHold = map[breakage]time.Duration{
 	kill: 500 * time.Millisecond, stop: 2500 * time.Millisecond, power: 500 * time.Millisecond, hang: 3 * time.Second, full: time.Second,
-	paused: 2500 * time.Millisecond,
+	paused: 2500 * time.Millisecond, cutOff: 5 * time.Second,
 }
 
 // schedule is one round of faults in a random order: each possible one on one node, one

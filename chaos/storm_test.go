@@ -238,7 +238,7 @@ func (s *storm) build(seed uint64) (missing, err error) {
 	s.c = &cluster{t: t, still: newStandstills(s.note), told: told}
 	if s.users {
 		s.c.root = &login{name: "root", password: sim.RootPassword}
-		if s.c.tokens, err = tokensOf(dir, seed); err != nil {
+		if s.c.tokens, err = tokensOf(seed); err != nil {
 			t.Fatal(err)
 		}
 	}

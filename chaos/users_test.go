@@ -159,11 +159,12 @@ func makeEverything(ctx context.Context, cl *clientv3.Client) error {
 }
 
 // tokensOf are the flags of the nodes of a storm with users. A hash of a low cost leaves the machine's time to the nodes.
-func tokensOf(dir string, seed uint64) (flags []string, err error) {
+func tokensOf(seed uint64) (flags []string, err error) {
 	flags = []string{"--bcrypt-cost", "4"}
 	if !hasJWTs(seed) {
 		return flags, nil
 	}
+	dir := os.Getenv(inside) // a test's own directory has its name, with the "=" that such options cannot have
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
