@@ -131,6 +131,7 @@
 //
 //	node.go        Run, Node: the process, its ports, start and stop
 //	foreign.go     refuses a directory of etcd
+//	permission.go  what a lack of permission says of the directory
 //	admin.go       the backend of the admin service
 //	etcd.go        what etcd's services ask of the node itself
 //	snapshot.go    etcd's database files of the store, for etcd's Snapshot
