@@ -54,7 +54,7 @@ func (r *Repository) Prune(ctx context.Context, cluster keyspace.ClusterID, keep
 	}
 	now := r.clock.Wall()
 	p := new(Pruned)
-	whole := 0        // chains so far that are restorable, the newest first
+	whole := 0       // chains so far that are restorable, the newest first
 	covered := false // one of them begins before the time to keep: nothing older was a state of it
 	for i := range slices.Backward(chains) {
 		c := &chains[i]

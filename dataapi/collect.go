@@ -123,8 +123,8 @@ func collect(ctx context.Context, c Cuts, cut *Cut, o *CollectOptions) (h *etcdf
 		}
 		last = append(last[:0], v.Key...)
 		h.DataBytes += v.Size()
-		if max := cmp.Or(o.MaxBytes, etcdfile.DefaultMaxBytes); h.DataBytes > max {
-			return &etcdfile.TooLargeError{Bytes: h.DataBytes, MaxBytes: max}
+		if most := cmp.Or(o.MaxBytes, etcdfile.DefaultMaxBytes); h.DataBytes > most {
+			return &etcdfile.TooLargeError{Bytes: h.DataBytes, MaxBytes: most}
 		}
 		if o.Look != nil && h.DataBytes-looked >= LookBytes {
 			looked = h.DataBytes

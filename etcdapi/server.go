@@ -351,6 +351,12 @@ func listenError(whom, flag string, u *url.URL, err error) error {
 // CheckPorts says what would keep Bind from the TCP ports of the URLs now, and leaves them unbound: a
 // client that connects before the server starts is to go on to another node, and not to wait.
 func CheckPorts(clientURLs, metricsURLs []url.URL) error {
+	var bound []net.Listener
+	defer func() {
+		for _, l := range bound {
+			_ = l.Close() // nobody has connected, or is answered by it
+		}
+	}()
 	check := func(whom, flag string, urls []url.URL) error {
 		for _, u := range urls {
 			if u.Scheme == "unix" || u.Scheme == "unixs" {
@@ -360,7 +366,7 @@ func CheckPorts(clientURLs, metricsURLs []url.URL) error {
 			if err != nil {
 				return listenError(whom, flag, &u, err)
 			}
-			defer l.Close()
+			bound = append(bound, l)
 		}
 		return nil
 	}

@@ -62,7 +62,7 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		logger.Info("stopped before the node served clients", zap.Error(err))
 		return nil
 	case err != nil:
-		return err
+		return adviseOnPermission(err)
 	}
 	var failure error
 	select {
@@ -86,11 +86,11 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 // Start starts a node from its configuration. It returns when the node serves
 // clients; whether their requests succeed depends on a quorum being there.
 func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, error) {
-	return start(ctx, cfg, logger, nil)
+	n, err := start(ctx, cfg, logger, nil)
+	return n, adviseOnPermission(err)
 }
 
 func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (_ *Node, err error) {
-	defer func() { err = adviseOnPermission(err) }()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	unusable := prometheus.NewCounterVec(prometheus.CounterOpts{

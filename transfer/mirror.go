@@ -48,7 +48,7 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 	m := &mirrored{c: c, o: o}
 	var told clock.Time
 	run := mirror.Options{
-		FS: vfs.Default, Dir: o.Dir, Clock: c.Clock, Source: source, SourceData: source.Data(), Target: m, TargetData: diff.NewEndpoint(c.Client),
+		FS: vfs.Default, Dir: o.Dir, Clock: c.Clock, Source: source, SourceData: source.Data(), Target: m, TargetData: loaded{diff.NewEndpoint(c.Client), m},
 		SnapshotRevision: func(path string) (keyspace.Revision, error) { return fileRevision(ctx, path) },
 		Nonce:            strconv.FormatUint(o.Number, 16),
 		Progress: func(s mirror.Status) {

@@ -137,8 +137,10 @@ func newApply() *cobra.Command {
 func newVerify(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	var plan string
-	c := &cobra.Command{Use: "verify --plan PLAN", Short: "Check the running cluster against the plan", Args: cobra.NoArgs,
-		Long: "Check the running cluster against the plan. Its exit code is 0 if all is as the plan says, 1 if something is wrong or nobody\nanswers, and 4 if nothing is wrong and a range still waits for its leader: then run it again."}
+	c := &cobra.Command{
+		Use: "verify --plan PLAN", Short: "Check the running cluster against the plan", Args: cobra.NoArgs,
+		Long: "Check the running cluster against the plan. Its exit code is 0 if all is as the plan says, 1 if something is wrong or nobody\nanswers, and 4 if nothing is wrong and a range still waits for its leader: then run it again.",
+	}
 	f.add(c.Flags())
 	c.Flags().StringVar(&plan, "plan", "", "the file of skein recover plan")
 	_ = c.MarkFlagRequired("plan")

@@ -71,7 +71,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	defer p.Leave()
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()
-	defer context.AfterFunc(p.Life, cancel)()
+	stop := context.AfterFunc(p.Life, cancel)
+	defer stop()
 	err := p.Conn.Invoke(ctx, method, args, reply, opts...)
 	if p.Life.Err() != nil || c.o.Lose > 0 && c.draw(c.o.Lose) == 0 {
 		return errGone
