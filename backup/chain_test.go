@@ -202,7 +202,10 @@ func TestLongChain(t *testing.T) {
 	}
 	plan.TempDir = t.TempDir()
 	made := 0
-	for range r.Versions(t.Context(), plan, keyspace.Span{}) {
+	for _, err := range r.Versions(t.Context(), plan, keyspace.Span{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
 		left, err := filepath.Glob(filepath.Join(plan.TempDir, "skein-backup-*"))
 		if made = len(left); made != 1 || err != nil {
 			t.Errorf("%v in the directory of the plan, %v", left, err)
