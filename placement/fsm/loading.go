@@ -286,7 +286,8 @@ func (s *State) beginLoad(index uint64, o *ChangeLoad) Result {
 	case s.ClusterVersion < keyspace.VersionData:
 		return refuse("nodes write version %d, and loads come with version %d: upgrade them first", s.ClusterVersion, keyspace.VersionData)
 	case s.Ceiling > 1 || s.Compacted > 1:
-		return refuse("this one has used revisions up to %d", s.Ceiling)
+		// After a crash of the sequencer's node nobody can tell which of them were used.
+		return refuse("this one may have used revisions up to %d: it was written to, or its first leader of placement died: start one with new data directories", s.Ceiling)
 	case s.leases.tree.Len() > 0:
 		return refuse("this one has %d leases", s.leases.tree.Len())
 	case s.access.Enabled || len(s.access.Users()) > 0 || len(s.access.Roles()) > 0:
