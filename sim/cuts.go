@@ -51,8 +51,9 @@ const (
 	callTimeout = 3 * time.Second
 	// cutBreaks is after how many messages a stream breaks at most: most readings are on several nodes.
 	cutBreaks = 6
-	// heldFor is how long after a compaction a hold is tried: the ranges would be compacted by then.
-	heldFor = 2 * time.Second
+	// heldFor is how long after a compaction a hold is tried: the ranges would be compacted by then, though reads pin them
+	// for up to 20 s.
+	heldFor = 25 * time.Second
 	// cutReader is the id of the reader as a client, beyond all others.
 	cutReader = 900
 )
