@@ -161,6 +161,8 @@ func TestAuditOfEveryMethod(t *testing.T) {
 		"etcdserverpb.AuthUserChangePasswordRequest.password":       "a password",
 		"etcdserverpb.AuthUserChangePasswordRequest.hashedPassword": "the hash of one",
 		"skein.admin.v1.RangeSplitRequest.key":                      "a key",
+		"skein.data.v1.AccessRow.key":                               "it is told that users and roles come",
+		"skein.data.v1.AccessRow.value":                             "hashes of passwords",
 		"skein.data.v1.ReadRequest.start":                           "a key",
 		"skein.data.v1.ReadRequest.end":                             "a key",
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -203,7 +204,7 @@ func TestNotYet(t *testing.T) {
 // fakeSnapshots makes files of a few bytes, which say whether they are closed.
 type fakeSnapshots struct {
 	file   []byte
-	open   int
+	open   atomic.Int64
 	failed error
 }
 
@@ -211,7 +212,7 @@ func (f *fakeSnapshots) Snapshot(context.Context) (SnapshotFile, error) {
 	if f.failed != nil {
 		return nil, f.failed
 	}
-	f.open++
+	f.open.Add(1)
 	return &fakeSnapshot{f, bytes.NewReader(f.file)}, nil
 }
 
@@ -221,7 +222,7 @@ type fakeSnapshot struct {
 }
 
 func (s *fakeSnapshot) Close() error {
-	s.f.open--
+	s.f.open.Add(-1)
 	return nil
 }
 
@@ -245,8 +246,8 @@ func TestSnapshot(t *testing.T) {
 		}
 		got = append(got, m.GetBlob()...)
 	}
-	if _, err := st.Recv(); !errors.Is(err, io.EOF) || !bytes.Equal(got, files.file) || files.open != 0 {
-		t.Errorf("%v at the end, %d bytes, %d files are open", err, len(got), files.open)
+	if _, err := st.Recv(); !errors.Is(err, io.EOF) || !bytes.Equal(got, files.file) || files.open.Load() != 0 {
+		t.Errorf("%v at the end, %d bytes, %d files are open", err, len(got), files.open.Load())
 	}
 	files.failed = kverror.New(kverror.NoSpace, "a test")
 	st, err = c.Snapshot(t.Context(), &pb.SnapshotRequest{})
@@ -275,13 +276,13 @@ func TestSnapshotOfAnIdleClient(t *testing.T) {
 			time.Sleep(snapshotPatience - time.Minute)
 		}
 		synctest.Wait()
-		if files.open != 1 {
-			t.Errorf("%d files are open while a slow client reads", files.open)
+		if files.open.Load() != 1 {
+			t.Errorf("%d files are open while a slow client reads", files.open.Load())
 		}
 		time.Sleep(snapshotPatience + time.Second)
 		synctest.Wait()
-		if files.open != 0 {
-			t.Errorf("%d files are open of a client that takes nothing", files.open)
+		if files.open.Load() != 0 {
+			t.Errorf("%d files are open of a client that takes nothing", files.open.Load())
 		}
 		for err == nil {
 			_, err = st.Recv()
