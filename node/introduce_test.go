@@ -212,14 +212,14 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 	})
 }
 
-// visitedBus hears of a node as late after its start as a dial may come.
+// visitedBus hears of a node two seconds after its start.
 type visitedBus struct {
 	Bus
 	comes func()
 }
 
 func (b visitedBus) Start() error {
-	time.AfterFunc(600*time.Millisecond, b.comes)
+	time.AfterFunc(2*time.Second, b.comes)
 	return b.Bus.Start()
 }
 

@@ -58,7 +58,7 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) error {
 	n, err := start(ctx, cfg, logger, s)
 	switch {
-	case ctx.Err() != nil && err != nil:
+	case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
 		logger.Info("stopped before the node served clients", zap.Error(err))
 		return nil
 	case err != nil:
@@ -75,7 +75,7 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	err = n.Stop(context.Background())
 	switch {
 	case errors.Is(failure, join.ErrRemoved): // it was asked for, by whoever decommissioned the node
-		n.log.Info("the node has left", zap.Error(failure))
+		n.log.Warn("the node has left the cluster", zap.Error(failure), zap.NamedError("stop", err))
 		return nil
 	case failure == nil && err != nil:
 		return fmt.Errorf("stop: %w", err)

@@ -11,23 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/internal/simdisk"
 )
-
-// A single node serves within a second of its first start, in the time of its own clock.
-func TestASingleNodesFirstStartIsPrompt(t *testing.T) {
-	bubble(t, 1, nil, nil, func(r *rig) {
-		n := r.nodes[0]
-		r.crash(n)
-		n.disk = newMemDisk(simdisk.New())
-		began := time.Now()
-		r.start(n)
-		r.mustPut(n, "k", "v")
-		if took := time.Since(began); took >= time.Second {
-			r.t.Errorf("it took %v", took)
-		}
-	})
-}
 
 // A node that hears no quorum stops within a second, in the time of its own clock: what clients wait for
 // does not come, and nobody takes over what it leads.

@@ -42,9 +42,10 @@ func (c *Core) askCheck(ctx context.Context, peer keyspace.NodeID, question []by
 // peers tells operators what this node observes of the nodes.
 type peers struct{ c *Core }
 
-// Alive implements operate.Peers.
+// SilentFor implements operate.Peers.
 func (p peers) SilentFor(n keyspace.NodeID) time.Duration { return p.c.host.SilentFor(n) }
 
+// Alive implements operate.Peers.
 func (p peers) Alive(n keyspace.NodeID) bool { return p.c.alive(n) }
 
 // Central implements operate.Peers.

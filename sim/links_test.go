@@ -125,7 +125,7 @@ func brokenLinks(t *testing.T, nodes, placement int, sets [][]link) (wrong []str
 	}
 	if nodes > 3 && os.Getenv("SKEIN_LINKS_ALL") == "" {
 		sets = slices.Clone(sets)
-		rand.Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
+		rand.New(rand.NewPCG(seed, 2)).Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
 		some := someOf
 		if testing.Short() {
 			some = shortOf

@@ -17,20 +17,18 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// Delays of the dialler. The node with the higher id lets the other one dial first. At most backoffMax
-// lies between the beginnings of two attempts. One to a peer that is down takes about a second, so that
-// backoffMax adds little to that. A lone founder relies on it (join.aloneTimeout).
+// Delays of the dialler. The node with the higher id lets the other one dial first.
 const (
 	firstDelay     = 10 * time.Millisecond
 	yieldDelay     = 60 * time.Millisecond
 	backoffMin     = 50 * time.Millisecond
-	backoffMax     = 1200 * time.Millisecond
+	backoffMax     = 2 * time.Second
 	misconfigDelay = 5 * time.Second
 )
 
 // noBulkLogged is the failed bulk attempts beside a main session after which the
 // failure is logged. They take longer than it takes to notice that the peer is down.
-const noBulkLogged = 16
+const noBulkLogged = 12
 
 // jitter returns a random time up to d, at least 1 ms.
 func jitter(d time.Duration) time.Duration {
@@ -73,7 +71,7 @@ func (l *link) dialLoop(k Kind) {
 func (l *link) dialUntilServed(k Kind) {
 	backoff := backoffMin
 	for tries := 0; l.ctx.Err() == nil; tries++ {
-		moved, began := l.addrsMoved(), l.q.clock.Now()
+		moved := l.addrsMoved()
 		s, err := l.dialNext(k, tries)
 		if err == nil {
 			if k == KindBulk {
@@ -85,7 +83,7 @@ func (l *link) dialUntilServed(k Kind) {
 			}
 			return
 		}
-		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, l.q.clock.Now().Sub(began), backoff), moved) {
+		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, backoff), moved) {
 			return
 		}
 		backoff = min(2*backoff, backoffMax)
@@ -149,15 +147,9 @@ func (l *link) sleep(k Kind, d time.Duration, moved uint64) bool {
 	}
 }
 
-// afterFailure is how long to wait after a failed attempt: what is left of a random time up to backoff that
-// began with the attempt.
-func afterFailure(took, backoff time.Duration) time.Duration {
-	return max(jitter(backoff)-took, backoffMin)
-}
-
 // dialFailed logs and counts a failed attempt, and returns how long to wait.
-func (l *link) dialFailed(k Kind, err error, took, backoff time.Duration) time.Duration {
-	kind, delay := "unreachable", afterFailure(took, backoff)
+func (l *link) dialFailed(k Kind, err error, backoff time.Duration) time.Duration {
+	kind, delay := "unreachable", jitter(backoff)
 	te, isTransport := errors.AsType[*quic.TransportError](err)
 	re, isRefusal := errors.AsType[*refusalError](err)
 	switch {
@@ -327,7 +319,7 @@ func (l *link) beginHello(k Kind) bool {
 
 // checkAnswer compares an answer with the node that was dialled.
 func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error {
-	if answer.verdict != verdictWelcome && answer.verdict != verdictRecovery {
+	if answer.verdict != verdictWelcome {
 		return &refusalError{answer.verdict}
 	}
 	if answer.cluster != q.cfg.Cluster || answer.node != want {
@@ -335,10 +327,6 @@ func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error
 	}
 	if err := q.checkCertificate(conn, answer); err != nil {
 		return err
-	}
-	// The peer that waits for a recovery needs to be heard: it may be what this node waits for.
-	if v := q.recovered(answer); v != verdictWelcome || answer.verdict != verdictWelcome {
-		return &refusalError{verdictRecovery}
 	}
 	if v := q.meet(answer); v != verdictWelcome {
 		return &refusalError{v}

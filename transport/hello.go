@@ -22,7 +22,7 @@ const (
 // ALPN is the protocol's name in the TLS handshake: the version of what comes before a session
 // stands. What a session carries goes by the cluster version. Peers of another ALPN name do not
 // get past the handshake.
-const ALPN = "skein-bus/5"
+const ALPN = "skein-bus/4"
 
 // verdict is the answer to a Hello.
 type verdict uint8
@@ -89,7 +89,10 @@ const featureFresh = 1 << 0
 // featureTogether says that all survivors have applied the speaker's plan (Recovery.Now).
 const featureTogether = 1 << 1
 
-const helloBody = 1 + 1 + 1 + 5*8 + 5*4 + 8
+const helloBody = leastHelloBody + 8
+
+// leastHelloBody is that of a node whose build knows no recovery plan: it has none.
+const leastHelloBody = 1 + 1 + 1 + 5*8 + 5*4
 
 // maxHelloBytes bounds the bytes read before the peer is known. A later minor version
 // may append fields, which this one ignores.
@@ -114,7 +117,7 @@ func helloFrame(frameKind uint8, h *hello) []byte {
 
 // parseHello decodes the body of a Hello or an answer.
 func parseHello(b []byte, frameKind uint8) (hello, error) {
-	if len(b) < helloBody || b[0] != frameKind {
+	if len(b) < leastHelloBody || b[0] != frameKind {
 		return hello{}, fmt.Errorf("%w: hello of %d bytes", errMalformed, len(b))
 	}
 	be := binary.BigEndian
@@ -125,7 +128,9 @@ func parseHello(b []byte, frameKind uint8) (hello, error) {
 		maxMessage: be.Uint32(b[43:]), window: be.Uint32(b[47:]),
 		reads:   keyspace.Versions{Oldest: keyspace.Version(be.Uint32(b[51:])), Newest: keyspace.Version(be.Uint32(b[55:]))},
 		version: keyspace.Version(be.Uint32(b[59:])),
-		plan:    be.Uint64(b[63:]),
+	}
+	if len(b) >= helloBody {
+		h.plan = be.Uint64(b[leastHelloBody:])
 	}
 	if h.verdict >= numVerdicts || h.kind >= numKinds {
 		return hello{}, fmt.Errorf("%w: hello with verdict %d, kind %d", errMalformed, b[1], b[2])

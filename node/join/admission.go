@@ -24,9 +24,9 @@ const (
 	// others before it goes by those that it has. Where these do not admit it, it asks
 	// everybody again.
 	checkTimeout = time.Second
-	// aloneTimeout is how long the only founder listens: longer than a node that dials one that was down
-	// sends nothing to it. Within an attempt that is 400 ms at most, and 600 ms between two of them.
-	aloneTimeout = 700 * time.Millisecond
+	// aloneTimeout is how long the only founder listens: longer than the pause between two
+	// attempts to reach a node that was down.
+	aloneTimeout = 3 * time.Second
 	// checkPause lies between two attempts to reach a peer that is not up yet.
 	checkPause = 20 * time.Millisecond
 	// judgeTimeout is how long a peer asks placement before it says that it cannot tell: well

@@ -79,7 +79,7 @@
 // cluster has run. A node that is no founder is a sign of that too. Otherwise the founder waits
 // and says for whom. So a founder without its disk does not come back while its peers are out
 // of reach, and a new cluster serves as soon as a majority is up, as with etcd. A single
-// founder has nobody to ask: it listens for a moment and bootstraps nothing if a node comes
+// founder has nobody to ask: it listens for a few seconds and bootstraps nothing if a node comes
 // that has joined since.
 //
 // Two cases are open: docs/decisions/0017-what-founders-cannot-see.md has them.

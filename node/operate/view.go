@@ -229,8 +229,11 @@ func (v *clusterView) answered(n keyspace.NodeID) bool {
 // alive says whether the node has answered, or is heard by one that has.
 func (v *clusterView) alive(n keyspace.NodeID) bool { return v.answered(n) || v.heard[n] }
 
-// dead says whether a node that is to serve neither answers nor is heard.
-func (v *clusterView) dead(n *fsm.Node) bool { return n.State == fsm.NodeServing && !v.alive(n.ID) }
+// dead says whether a node that is to serve neither answers nor is heard any more. A node that this one has not
+// heard since its own start may be well.
+func (v *clusterView) dead(n *fsm.Node) bool {
+	return n.State == fsm.NodeServing && !v.alive(n.ID) && v.silentSince[n.ID] != 0
+}
 
 // unsure says whether the node has not answered and may lead something all the same, as it is not
 // known to be down: it is heard, or taken for a leader.
