@@ -275,17 +275,16 @@ func tlsFlags() []Flag {
 }
 
 func authFlags() []Flag {
-	const noUsers = " Users and roles are not there yet, and nothing uses it before."
 	return []Flag{
 		{
 			Name: "auth-token", kind: kindString, Default: "simple", File: "auth-token", Section: sectionAuth,
 			Usage: "Tokens of users who log in: simple, or jwt,sign-method=METHOD,pub-key=FILE,priv-key=FILE,ttl=TIME.",
-			Note:  "Any node takes a simple token of any other." + noUsers,
+			Note:  "Any node takes a simple token of any other.",
 			set:   setString(func(c *Config) *string { return &c.AuthToken }),
 		},
 		{
 			Name: "auth-token-ttl", kind: kindUint, Default: "300", File: "auth-token-ttl", Section: sectionAuth,
-			Usage: "Seconds for which a simple token is valid without use.", Note: "0 means 300." + noUsers,
+			Usage: "Seconds for which a simple token is valid without use.", Note: "0 means 300.",
 			set: func(c *Config, v value) error {
 				if v.u > uint64(math.MaxInt64/time.Second) {
 					return errors.New("value out of range")
@@ -296,7 +295,7 @@ func authFlags() []Flag {
 		},
 		{
 			Name: "bcrypt-cost", kind: kindUint, Default: "10", File: "bcrypt-cost", Section: sectionAuth,
-			Usage: "Cost of the hashes of new passwords.", Note: "4 to 14: each step doubles the time of a login, which 14 makes a second." + noUsers,
+			Usage: "Cost of the hashes of new passwords.", Note: "4 to 14: each step doubles the time of a login, which 14 makes a second.",
 			set: setInt(func(c *Config) *int { return &c.BcryptCost }),
 		},
 	}

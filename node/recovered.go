@@ -22,9 +22,8 @@ const awaitLogInterval = 10 * time.Second
 // recovered is what the node knows of the recovery plan that was applied to its directory while it did not run
 // (package recovery). It implements transport.Recovery.
 //
-// The plan takes members out of groups. A survivor to which it was not applied does not know that, and may go on with
-// others like it, as the group that the plan has ended: with two of three replicas of placement there would be two
-// maps. So no node goes on by a plan before all its survivors have it, whatever the operator forgets.
+// The plan takes members out of groups. A survivor to which it was not applied does not know that. With others like it
+// it may go on as the group that the plan has ended: two of three replicas of placement would be a second map. So no node goes on by a plan before all its survivors have it, whatever the operator forgets.
 type recovered struct {
 	note offline.Note
 	plan uint64
