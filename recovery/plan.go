@@ -151,7 +151,7 @@ type Leave struct {
 	Through uint64             `json:"through"`
 }
 
-// ErrNothing says that no group needs a recovery.
+// ErrNothing says that no group needs a recovery, and that no survivor waits for a node that is gone.
 var ErrNothing = errors.New("recovery: every group has the majority of its voters among the survivors: start them, and remove the dead nodes with skein node decommission")
 
 // planner makes a Plan.
@@ -421,10 +421,18 @@ func (p *planner) judge() error {
 			needed = true
 		}
 	}
-	if !needed {
+	if !needed && !p.awaitsLost() {
 		return ErrNothing
 	}
 	return nil
+}
+
+// awaitsLost says that a plan that was applied before has a node wait at its start for one that is none of the survivors. Only
+// a plan without that one ends the wait.
+func (p *planner) awaitsLost() bool {
+	return slices.ContainsFunc(p.in, func(c *Collected) bool {
+		return slices.ContainsFunc(c.Awaits, func(n id) bool { return p.orders[n] == nil })
+	})
 }
 
 // neverHeld says that a survivor has certainly never stored an entry of the group. It has no copy of it, and a copy of

@@ -15,7 +15,8 @@ import (
 // TestPlans runs the stories of testdata/plan. Their commands:
 //
 //	cluster nodes=(1,2,3)                       the node table; begins anew
-//	node id=1 [cluster=2] [interrupted=x]       what a node has: a line for each copy
+//	node id=1 [cluster=2] [interrupted=x] [awaits=(2)]
+//	                                            what a node has: a line for each copy
 //	  range N replica=R last=I/T [span=a..c] [gen=G] [members=1/1v,2/2v] [commit] [conf=...] ...
 //	plan dead=(n3) [accept]                     the plan, as people read it, the map and the orders
 func TestPlans(t *testing.T) {
@@ -54,6 +55,11 @@ func (s *planStory) node(d *datadriven.TestData) {
 		c.Cluster = id(n)
 	}
 	d.MaybeScanArgs(s.t, "interrupted", &c.Interrupted)
+	var awaits []uint64
+	d.MaybeScanArgs(s.t, "awaits", &awaits)
+	for _, n := range awaits {
+		c.Awaits = append(c.Awaits, id(n))
+	}
 	for line := range strings.SplitSeq(strings.TrimSpace(d.Input), "\n") {
 		if line != "" {
 			c.Copies = append(c.Copies, s.copyOf(line))

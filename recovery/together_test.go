@@ -3,11 +3,13 @@ package recovery_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/recovery"
 )
@@ -95,4 +97,69 @@ func TestApplyOnOneSurvivor(t *testing.T) {
 		r.start(others...)
 		r.check(p, w, others...)
 	})
+}
+
+// A plan gives every group to one of two survivors, and the other one is lost before the first start. The one that has
+// everything waits for it; a new plan without the lost one, and --force-new-cluster, let it serve.
+func TestForceWithoutALostSurvivor(t *testing.T) {
+	bubble(t, 5, nil, func(r *rig) {
+		w := r.write(keysOf(1, 2), r.nodes[0])
+		time.Sleep(time.Second)
+		w.stop()
+		time.Sleep(20 * time.Second) // all of it has reached all replicas
+		r.crash(r.nodes...)
+		p, one, lost := r.givesAllToOne()
+		r.apply(p, one)
+		r.waits("not heard: n", one)
+		var dead []string
+		for _, m := range r.nodes {
+			if m != one {
+				dead = append(dead, m.id.String())
+			}
+		}
+		r.plan(r.collect(one), recovery.PlanOptions{Dead: dead})
+		forced, err := recovery.Force(r.t.Context(), one.dir(), time.Now())
+		if err != nil || forced == nil {
+			t.Fatalf("force without node %s: plan %v, %v", lost.id, forced, err)
+		}
+		r.start(one)
+		r.check(forced, w, one)
+		r.crash(one)
+		if again, err := recovery.Force(r.t.Context(), one.dir(), time.Now()); err != nil || again != nil {
+			t.Errorf("force once more: plan %v, %v", again, err)
+		}
+	})
+}
+
+// givesAllToOne plans for two survivors of which one gets every group.
+func (r *rig) givesAllToOne() (p *recovery.Plan, one, other *machine) {
+	r.t.Helper()
+	for _, one := range r.nodes {
+		for _, other := range r.nodes {
+			if one == other {
+				continue
+			}
+			var dead []string
+			for _, m := range r.nodes {
+				if m != one && m != other {
+					dead = append(dead, m.id.String())
+				}
+			}
+			p, err := recovery.MakePlan(r.collect(one, other), recovery.PlanOptions{Dead: dead})
+			if errors.Is(err, recovery.ErrLostSpans) {
+				continue
+			}
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			all := !slices.ContainsFunc(p.Groups, func(v recovery.Verdict) bool {
+				return v.Verdict == recovery.Kept || keyspace.NodeID(v.Node) != one.id
+			})
+			if all {
+				return p, one, other
+			}
+		}
+	}
+	r.t.Fatal("no two nodes of which one would get every group")
+	return nil, nil, nil
 }
