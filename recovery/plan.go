@@ -440,17 +440,27 @@ func (p *planner) awaitsLost() bool {
 // that made the group. No node has two ranges with the same key, for each key the generation only grows, and a range has
 // its first key until it is absorbed, by one of a higher generation. A replica that a crash has taken back behind that
 // split has it in its tail still.
+//
+// A generation that may not be committed is at most one too high where a split gave it. Where an absorb did, it may be
+// any number too high, and the keys are those of two ranges: then it proves nothing.
 func (p *planner) neverHeld(g *group, n id) bool {
 	if p.orders[n] == nil || slices.ContainsFunc(g.copies, func(l located) bool { return l.node == n }) {
 		return false
 	}
 	e, generation := &g.chosen.copy.End, g.chosen.copy.End.Generation
 	if g.chosen.copy.Tentative {
+		if len(g.chosen.copy.Absorbs) > 0 {
+			return false
+		}
 		generation-- // see cover
 	}
 	for _, o := range p.groups {
 		for _, l := range o.copies {
-			if c := l.copy; l.node == n && c.Range != 0 && c.Unusable == "" && c.End.span().Contains(e.Start) && c.End.Generation < generation {
+			c := l.copy
+			if l.node != n || c.Range == 0 || c.Unusable != "" || c.Tentative {
+				continue
+			}
+			if c.End.span().Contains(e.Start) && c.End.Generation < generation {
 				return true
 			}
 		}
