@@ -2,9 +2,12 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -57,15 +60,28 @@ const (
 	sweepBatch = 1000
 )
 
-// sweepLeases takes leases back that have ended at the source, again and again.
+// sweepLeases takes leases back that have ended at the source, again and again. It only tidies up, so no failure of it ends the
+// mirror: the next turn tries again, and the cut-over takes back what is left.
 func (m *Mirror) sweepLeases(ctx context.Context) error {
+	failed := false
 	for {
 		if err := clock.Sleep(ctx, m.o.Clock, sweepEvery); err != nil {
 			return err
 		}
-		if err := m.retry(ctx, "take back leases that have ended", func() error { return m.sweep(ctx) }); err != nil {
-			return err
+		err := m.retry(ctx, "take back leases that have ended", func() error { return m.sweep(ctx) })
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errDone):
+			return nil
+		case errors.Is(err, rpctypes.ErrUserEmpty) && m.isFrozen(ctx):
+			return nil // the target checks users by now, before it serves
+		case err != nil:
+			m.wait(err.Error())
+		case failed:
+			m.wait("")
 		}
+		failed = err != nil
 	}
 }
 

@@ -663,6 +663,80 @@ func TestEndedLeases(t *testing.T) {
 	}
 }
 
+// TestSweepBesideCutover: the target checks users before the answer to the cut-over has come, and leases are to be taken back
+// just then.
+func TestSweepBesideCutover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		var serving, asked atomic.Bool
+		d.onCall(func(what string) error {
+			switch {
+			case what == "finish":
+				serving.Store(true)
+				time.Sleep(sweepEvery + 5*time.Second)
+			case serving.Load() && (what == "leases" || what == "page"):
+				asked.Store(asked.Load() || what == "leases")
+				return rpctypes.ErrUserEmpty
+			}
+			return nil
+		})
+		ended := start(t.Context(), options(s, d, disk))
+		time.Sleep(10 * time.Second)
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+		if st, err := ReadStatus(disk, "m"); err != nil || st.Step != Done || st.Warning != "" {
+			t.Errorf("%+v, %v", st, err)
+		}
+		if !asked.Load() {
+			t.Error("nobody asked for leases beside the cut-over")
+		}
+	})
+}
+
+// TestSweepFails: a target that does not list its leases for a while is followed all the same. The status says what fails.
+func TestSweepFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.grant(7, 60)
+		s.txn(op{"a", "1", 0})
+		var fails atomic.Bool
+		fails.Store(true)
+		d.onCall(func(what string) error {
+			if what == "leases" && fails.Load() {
+				return errors.New("too many holds")
+			}
+			return nil
+		})
+		ended := following(t, s, d, options(s, d, disk))
+		s.txn(op{"a", "2", 7})
+		caughtUp(t, s, d, ended)
+		s.revoke(7)
+		time.Sleep(2 * sweepEvery)
+		if st, err := ReadStatus(disk, "m"); err != nil || st.Step != Following || !strings.Contains(st.Waiting, "too many holds") {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		fails.Store(false)
+		time.Sleep(2 * sweepEvery)
+		if st, err := ReadStatus(disk, "m"); err != nil || st.Waiting != "" || d.taken != 1 {
+			t.Fatalf("%d leases were taken back; %+v, %v", d.taken, st, err)
+		}
+		caughtUp(t, s, d, ended)
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+	})
+}
+
 // TestSparse: a source that leaves revisions out, as a Skein does behind a crash, is followed to its end. It also leaves
 // out the last ones, and the mirror is started again on the way.
 func TestSparse(t *testing.T) {
