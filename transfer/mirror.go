@@ -8,9 +8,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
@@ -41,6 +45,12 @@ type MirrorOptions struct {
 // Mirror makes a new cluster what a running etcd is, and follows it until the cluster takes its place.
 func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 	source, err := mirror.NewEtcd(o.Source, c.Clock)
+	if silent(err) && stepOf(o.Dir) == mirror.Finishing {
+		// Nothing more is needed of the source, which may have been shut down. Without a user it is not asked at once.
+		o := o.Source
+		o.Username, o.Password = "", ""
+		source, err = mirror.NewEtcd(o, c.Clock)
+	}
 	if err != nil {
 		return err
 	}
@@ -65,7 +75,38 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 		m.source = source
 		run.Prepare = m.copyUsers
 	}
-	return mirror.Run(ctx, run)
+	err = mirror.Run(ctx, run)
+	if step := stepOf(o.Dir); step == mirror.Done || step == mirror.Abandoned {
+		if gone := os.Remove(m.usersPath()); !errors.Is(gone, os.ErrNotExist) {
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
+}
+
+// stepOf returns how far the mirror in a directory is, nothing if that cannot be read.
+func stepOf(dir string) mirror.Step {
+	st, err := mirror.ReadStatus(vfs.Default, dir)
+	if err != nil {
+		return ""
+	}
+	return st.Step
+}
+
+// silent says that an error is of a source that does not answer.
+func silent(err error) bool {
+	if err == nil {
+		return false
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clientv3.ErrNoAvailableEndpoints) {
+		return true
+	}
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return true
+	default:
+		return errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader)
+	}
 }
 
 func fileRevision(ctx context.Context, path string) (keyspace.Revision, error) {
@@ -91,6 +132,8 @@ type mirrored struct {
 	// source has users to bring, nil for none. users are those that were copied last, nil before.
 	source *mirror.Etcd
 	users  *rights.State
+	// unanswered counts how often in a row Finish asked the source for its users in vain.
+	unanswered int
 }
 
 var _ mirror.Target = (*mirrored)(nil)
@@ -245,7 +288,7 @@ func (m *mirrored) Finish(ctx context.Context, nonce string, f mirror.Finish) er
 	if err := m.grant(ctx, l, f.Leases, ended); err != nil {
 		return err
 	}
-	if err := m.copyUsers(ctx); err != nil {
+	if err := m.lastUsers(ctx); err != nil {
 		return err
 	}
 	if err := bringAccess(ctx, m.c, l, m.users); err != nil {
@@ -305,48 +348,114 @@ func (m *mirrored) Abandon(ctx context.Context, nonce string) error {
 	return m.loader.Abandon(ctx)
 }
 
+// usersPath is the file of the source's users: a copy of its database, or nothing if it never had any. It is kept until the
+// cut-over is done, since the source may be shut down before.
+func (m *mirrored) usersPath() string { return filepath.Join(m.o.Dir, "users.db") }
+
+const (
+	// asksOfSource is how often a source that does not answer is asked for its users before the copy of them is taken.
+	asksOfSource = 3
+	// askWithin bounds one of them where the source's DialTimeout does not.
+	askWithin = 15 * time.Second
+	// copyPause is the pause before the source's users are copied again.
+	copyPause = time.Second
+)
+
+// lastUsers has users be those of the source, or, if it does not answer, those that were copied before it had to stand still.
+func (m *mirrored) lastUsers(ctx context.Context) error {
+	err := m.copyUsers(ctx)
+	if !silent(err) || ctx.Err() != nil {
+		m.unanswered = 0
+		return err
+	}
+	if m.unanswered++; m.unanswered < asksOfSource {
+		return err
+	}
+	info, none := os.Stat(m.usersPath())
+	if none != nil {
+		return errors.Join(err, none)
+	}
+	m.c.Report("the source does not answer; its users are those of the copy of %s: %v", info.ModTime().UTC().Format(time.RFC3339), err)
+	if m.users = nil; info.Size() > 0 {
+		m.users, err = usersOf(ctx, m.usersPath())
+		return err
+	}
+	return nil
+}
+
 // copyUsers has users be those of the source. Their passwords are in the source's database only, so it is copied once more
 // where there are any, and again if they have changed since. The first call comes before the source has to stand still.
 func (m *mirrored) copyUsers(ctx context.Context) error {
 	if m.source == nil {
 		return nil
 	}
-	c, err := clientv3.New(m.o.Source)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cfg := m.o.Source
+	if cfg.Context = ctx; cfg.DialTimeout == 0 {
+		cfg.DialTimeout = askWithin
+	}
+	c, err := clientv3.New(cfg)
 	if err != nil {
-		return err
+		return fmt.Errorf("ask the source whether it has users: %w", err)
 	}
 	defer c.Close()
-	for {
-		st, err := c.AuthStatus(ctx)
+	for copied := false; ; copied = true {
+		ask, done := clock.WithTimeout(ctx, m.c.Clock, cfg.DialTimeout)
+		st, err := c.AuthStatus(ask)
+		if err != nil && errors.Is(context.Cause(ask), context.DeadlineExceeded) {
+			err = context.DeadlineExceeded
+		}
+		done()
 		switch {
 		case err != nil:
 			return fmt.Errorf("ask the source whether it has users: %w", err)
-		case m.users == nil && !st.Enabled && st.AuthRevision <= 1:
-			return nil // it never had any
+		case m.users == nil && !st.Enabled && st.AuthRevision <= 1: // it never had any
+			return m.keepUsers(func(*os.File) error { return nil })
 		case m.users != nil && m.users.Enabled == st.Enabled && m.users.Revision == st.AuthRevision:
 			return nil
 		}
-		if m.users, err = m.usersOfCopy(ctx); err != nil {
+		if copied {
+			if err := clock.Sleep(ctx, m.c.Clock, copyPause); err != nil {
+				return err
+			}
+		}
+		err = m.keepUsers(func(f *os.File) error { return m.source.Snapshot(ctx, 0, f) })
+		if err == nil {
+			m.users, err = usersOf(ctx, m.usersPath())
+		}
+		if err != nil {
 			return fmt.Errorf("copy the source's users: %w", err)
 		}
 	}
 }
 
-// usersOfCopy copies the source, and returns its users and roles.
-func (m *mirrored) usersOfCopy(ctx context.Context) (s *rights.State, err error) {
-	path := filepath.Join(m.o.Dir, "users.db")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+// keepUsers writes the file of users. The one before stays until that is done.
+func (m *mirrored) keepUsers(write func(f *os.File) error) error {
+	part := m.usersPath() + ".part"
+	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { err = errors.Join(err, os.Remove(path)) }()
-	if err := errors.Join(m.source.Snapshot(ctx, 0, f), f.Close()); err != nil {
-		return nil, err
+	if err := errors.Join(write(f), f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(part))
 	}
+	if err := os.Rename(part, m.usersPath()); err != nil {
+		return err
+	}
+	dir, err := os.Open(m.o.Dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// usersOf returns the users and roles of a copy.
+func usersOf(ctx context.Context, path string) (*rights.State, error) {
 	db, err := etcdfile.Open(ctx, path, etcdfile.Options{})
 	if err != nil {
 		return nil, err
 	}
-	s, err = db.Info().Auth.Rights()
+	s, err := db.Info().Auth.Rights()
 	return s, errors.Join(err, db.Close())
 }

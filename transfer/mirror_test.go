@@ -1,0 +1,88 @@
+package transfer
+
+import (
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/authpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/etcdfile"
+	"github.com/skeindb/skein/internal/ports"
+	"github.com/skeindb/skein/mirror"
+)
+
+// TestUsersOfASourceThatIsGone: a mirror that was killed while it cut over opens the cluster although the source was shut down,
+// with the users that it had copied, or none if the source had none. It never takes a source for one without users that it
+// has not seen.
+func TestUsersOfASourceThatIsGone(t *testing.T) {
+	unused, err := ports.Unused(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, user := range map[string]string{"a source without users": "", "a source with users": "root"} {
+		t.Run(name, func(t *testing.T) {
+			source := clientv3.Config{
+				Endpoints: []string{"http://127.0.0.1:" + strconv.Itoa(unused[0])}, DialTimeout: 100 * time.Millisecond, MaxUnaryRetries: 1, Logger: zap.NewNop(),
+			}
+			etcd, err := mirror.NewEtcd(source, clock.System())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer etcd.Close()
+			source.Username, source.Password = user, user
+			told := 0
+			m := &mirrored{c: &Cluster{Clock: clock.System(), Report: func(string, ...any) { told++ }}, o: MirrorOptions{Source: source, Dir: t.TempDir()}, source: etcd}
+			for range asksOfSource {
+				if err := m.lastUsers(t.Context()); !silent(err) {
+					t.Fatal(err)
+				}
+			}
+			if user == "" {
+				err = m.keepUsers(func(*os.File) error { return nil })
+			} else {
+				err = os.Rename(databaseWith(t, user), m.usersPath())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.unanswered = 0
+			for range asksOfSource - 1 {
+				if err := m.lastUsers(t.Context()); !silent(err) {
+					t.Fatal(err)
+				}
+			}
+			if err := m.lastUsers(t.Context()); err != nil || told != 1 {
+				t.Fatalf("told %d times, %v", told, err)
+			}
+			switch {
+			case user == "" && m.users != nil:
+				t.Errorf("%d users", len(m.users.Users()))
+			case user != "" && (m.users == nil || !m.users.Enabled || m.users.Revision != 7 || len(m.users.Users()) != 1):
+				t.Errorf("users: %+v", m.users)
+			}
+		})
+	}
+}
+
+// databaseWith makes a copy of a source with a user.
+func databaseWith(t *testing.T, user string) string {
+	t.Helper()
+	path := t.TempDir() + "/db"
+	w, err := etcdfile.Create(path, etcdfile.Header{Revision: 2, Auth: etcdfile.Auth{
+		Enabled: true, Revision: 7,
+		Users: []*authpb.User{{Name: []byte(user), Password: []byte("hash"), Roles: []string{"root"}}},
+		Roles: []*authpb.Role{{Name: []byte("root")}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
