@@ -73,6 +73,15 @@ func (m *Mirror) bringing(ctx context.Context) error {
 	return nil
 }
 
+// isFrozen says whether the cut-over has come so far that nothing more is brought. It waits for its end.
+func (m *Mirror) isFrozen(ctx context.Context) bool {
+	if m.follow.lock(ctx) != nil {
+		return false
+	}
+	defer m.follow.unlock()
+	return m.frozen
+}
+
 // sighting says when the source was first known to have a revision, or the target to be at it.
 type sighting struct {
 	revision keyspace.Revision

@@ -55,15 +55,6 @@ func (m *Mirror) verify(ctx context.Context) error {
 	}
 }
 
-// isFrozen says whether the cut-over has come so far that nothing more is brought. It waits for its end.
-func (m *Mirror) isFrozen(ctx context.Context) bool {
-	if m.follow.lock(ctx) != nil {
-		return false
-	}
-	defer m.follow.unlock()
-	return m.frozen
-}
-
 // verifyPage compares a page from a key on. It returns where the next one begins, nil behind
 // the last, and the bytes that were compared.
 func (m *Mirror) verifyPage(ctx context.Context, from []byte) (next []byte, size int, err error) {
