@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -301,7 +302,11 @@ func loadStore(rep *Report, c *cluster, n *nemesis) bool {
 	<-done
 	close(stop)
 	wg.Wait()
+	if l.calm != nil && len(n.c.cfg.LoadFaults) > 0 && len(n.happened) == 0 {
+		rep.violate("load: no fault happened")
+	}
 	n.happened[Killed] = killed
+	n.loadHappened, n.loadSplits = maps.Clone(n.happened), n.splits.Load()
 	rep.Violations = append(rep.Violations, l.wrong...)
 	if err = errors.Join(healed, err); err != nil {
 		rep.violate("load: %v", err)

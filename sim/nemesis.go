@@ -26,6 +26,9 @@ type nemesis struct {
 	rng *rand.Rand
 	// happened counts the faults that took effect.
 	happened map[Fault]int
+	// loadHappened and loadSplits are those of the load. They keep no promise of what comes later.
+	loadHappened map[Fault]int
+	loadSplits   int64
 	// met counts the pairs of faults that were there at the same time.
 	met map[Pair]int
 	// splits, compactions, moves, merges and systemMoves count the successful ones.
@@ -717,7 +720,7 @@ func (n *nemesis) missing() []string {
 		promise(f, n.took(f))
 	}
 	if n.c.cfg.Splits > 0 {
-		promise(Split, n.splits.Load() > 0)
+		promise(Split, n.splits.Load() > n.loadSplits)
 	}
 	if n.c.cfg.Moves > 0 && n.c.cfg.Joins == 0 {
 		// Each of three nodes has every range. A replica can move only while a fourth node is there.
@@ -750,15 +753,15 @@ func (n *nemesis) missing() []string {
 
 // took says whether a fault has had an effect.
 func (n *nemesis) took(f Fault) bool {
-	st := n.c.net.Stats()
+	st, happened := n.c.net.Stats(), n.happened[f] > n.loadHappened[f]
 	switch f {
 	case Isolate, IsolateLeader, OneWay, DeafLeader, MuteLeader, Blink, Apart, TwoApart, CutOff, Overtake:
-		return n.happened[f] > 0 && st.CutOff > 0
+		return happened && st.CutOff > 0
 	case Flaky:
-		return n.happened[f] > 0 && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
+		return happened && st.Lost > 0 && st.Duplicated > 0 && st.Reordered > 0
 	case CrashOne, CrashTwo, CrashAll:
-		return n.happened[f] > 0 && st.Crashes > 0
+		return happened && st.Crashes > 0
 	default: // happened says all
-		return n.happened[f] > 0
+		return happened
 	}
 }
