@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -46,7 +47,13 @@ func (m *Mirror) followAndVerify(ctx context.Context) error {
 	}
 	m.at(pos)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.apply(ctx, pos) })
+	g.Go(func() error {
+		// What freezes the target says how that ends.
+		if err := m.apply(ctx, pos); !errors.Is(err, errDone) {
+			return err
+		}
+		return nil
+	})
 	g.Go(func() error { return m.verify(ctx) })
 	g.Go(func() error { return m.sweepLeases(ctx) })
 	g.Go(func() error { return m.cutover(ctx) })
