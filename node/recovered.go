@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -98,13 +97,15 @@ func (r *recovered) missing() (silent, without string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var s, w []string
-	for _, id := range slices.Sorted(maps.Keys(r.awaited)) {
+	for id := range r.awaited {
 		if r.otherwise[id] {
 			w = append(w, r.awaited[id].String())
 		} else {
 			s = append(s, r.awaited[id].String())
 		}
 	}
+	slices.Sort(s)
+	slices.Sort(w)
 	return strings.Join(s, ", "), strings.Join(w, ", ")
 }
 

@@ -319,7 +319,7 @@ func (l *link) beginHello(k Kind) bool {
 
 // checkAnswer compares an answer with the node that was dialled.
 func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error {
-	if answer.verdict != verdictWelcome {
+	if answer.verdict != verdictWelcome && answer.verdict != verdictRecovery {
 		return &refusalError{answer.verdict}
 	}
 	if answer.cluster != q.cfg.Cluster || answer.node != want {
@@ -327,6 +327,10 @@ func (q *QUIC) checkAnswer(conn wire, answer *hello, want keyspace.NodeID) error
 	}
 	if err := q.checkCertificate(conn, answer); err != nil {
 		return err
+	}
+	// The peer that waits for a recovery needs to be heard: it may be what this node waits for.
+	if v := q.recovered(answer); v != verdictWelcome || answer.verdict != verdictWelcome {
+		return &refusalError{verdictRecovery}
 	}
 	if v := q.meet(answer); v != verdictWelcome {
 		return &refusalError{v}
