@@ -39,7 +39,7 @@ func (s *Server) fromHere(ctx context.Context, what wish) error {
 	return elsewhere(p.Addr.String(), what)
 }
 
-// wish is what somebody wants to do who is to be here for it, and what he can do who is not.
+// wish is a call that is permitted from here alone: what a caller from elsewhere is told, and what to do next.
 type wish struct{ reason, next string }
 
 var (

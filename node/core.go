@@ -325,9 +325,9 @@ const recordSlackBytes = 256
 const (
 	drainTimeout = 5 * time.Second
 	hostTimeout  = 5 * time.Second
-	// aloneTimeout is in the place of each of the longer ones where a node hears too few others: what needs
+	// unheardTimeout is in the place of each of the longer ones where a node hears too few others: what needs
 	// a quorum does not end.
-	aloneTimeout = 250 * time.Millisecond
+	unheardTimeout = 250 * time.Millisecond
 )
 
 // patience is how long a stop waits for something that usually takes up to the given time.
@@ -335,7 +335,7 @@ func (c *Core) patience(usually time.Duration) time.Duration {
 	if c.host.Connected(c.o.Self) {
 		return usually
 	}
-	return min(usually, aloneTimeout)
+	return min(usually, unheardTimeout)
 }
 
 // Stop ends the node in order, so that nothing has to be replayed and the next sequencer skips

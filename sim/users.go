@@ -198,7 +198,7 @@ func (c *cluster) Enter(place int) *Gateway {
 
 // raiseAccess lets the cluster have users, until stop is closed.
 func (c *cluster) raiseAccess(stop <-chan struct{}) {
-	for ; !isClosed(stop); c.sleep(100 * time.Millisecond) {
+	for ; !closed(stop); c.sleep(100 * time.Millisecond) {
 		for _, m := range c.machines {
 			r := m.current()
 			if r == nil || !r.enter() {
@@ -275,7 +275,7 @@ func (u *users) peekUntil(stop <-chan struct{}, place int) {
 	for i, who := range u.all {
 		cls = append(cls, u.newClient(who, userClients+150+place*len(u.all)+i))
 	}
-	for !isClosed(stop) {
+	for !closed(stop) {
 		for _, c := range cls {
 			if g := u.venue.Enter(place); g != nil {
 				ctx, cancel := context.WithTimeout(g.Ctx, time.Second)
@@ -302,16 +302,6 @@ func (c *userClient) peek(ctx context.Context, g *Gateway) {
 	q := groupRead(string(all[c.rng.IntN(min(len(all), 3))]))
 	q.Serializable = true
 	c.ask(metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, c.token), g, q, true)
-}
-
-// isClosed says whether a channel is closed.
-func isClosed(stop <-chan struct{}) bool {
-	select {
-	case <-stop:
-		return true
-	default:
-		return false
-	}
 }
 
 // at calls services of a node that is up, mostly the one at a place, in the name of who has the token. It does
@@ -383,7 +373,7 @@ func (c *userClient) actor() Actor { return Actor{c.who.name, c.password} }
 
 // runUntil works in bursts until stop is closed.
 func (c *userClient) runUntil(stop <-chan struct{}) {
-	for !isClosed(stop) {
+	for !closed(stop) {
 		for range 2 + c.rng.IntN(6) {
 			c.users.at(c.place(), c.token, 2*requestTimeout, c.step)
 			c.venue.Sleep(time.Duration(c.rng.Int64N(int64(burstThink))))
@@ -526,7 +516,7 @@ func (c *userClient) watchUntil(stop <-chan struct{}) {
 		<-stop
 		cancel()
 	})
-	for !isClosed(stop) {
+	for !closed(stop) {
 		place := c.place() % c.venue.Places()
 		if g := c.venue.Enter(place); g != nil {
 			g.Leave() // a watch is no call that ends
@@ -615,7 +605,7 @@ func (a *admin) run(stop <-chan struct{}, ready chan<- struct{}) {
 	a.a.Off = append(a.a.Off, a.off)
 	a.setUp()
 	close(ready)
-	for !isClosed(stop) {
+	for !closed(stop) {
 		a.step()
 		a.venue.Sleep(time.Duration(50+a.rng.IntN(500)) * time.Millisecond)
 	}
@@ -679,7 +669,7 @@ func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) e
 		f.MustNot = begun
 	}
 	a.ended = append(a.ended, ends...)
-	for unknown := false; !isClosed(a.stop); a.venue.Sleep(50 * time.Millisecond) {
+	for unknown := false; !closed(a.stop); a.venue.Sleep(50 * time.Millisecond) {
 		err := error(kverror.NoLeader)
 		a.at(a.rng.IntN(a.venue.Places()), a.token, requestTimeout, func(ctx context.Context, g *Gateway) {
 			s := pb.NewAuthClient(g.Conn)
