@@ -99,6 +99,7 @@ func TestDirect(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			n := r.leader()
 			ask := func() (a keyspace.SequenceAnswer, within bool) {
+				synctest.Wait() // the batch before has ended, not only answered
 				got := make(chan keyspace.SequenceAnswer, 1)
 				n.client.Sequence(keyspace.SequenceRequest{Range: 1, Generation: 1, Count: 1, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
 				within = len(got) == 1
@@ -114,6 +115,7 @@ func TestDirect(t *testing.T) {
 			}
 			// A read that comes right after another one is answered with those that come meanwhile.
 			read := func() (within bool) {
+				synctest.Wait()
 				got := make(chan keyspace.SequenceAnswer, 1)
 				n.client.Sequence(keyspace.SequenceRequest{Range: 1, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
 				within = len(got) == 1
