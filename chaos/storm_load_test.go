@@ -53,6 +53,7 @@ type load struct {
 	// all is a client of all machines, and each one of one machine; those of users have rights of their own.
 	all      *clientv3.Client
 	each     []*clientv3.Client
+	who      *login     // in whose name all and each call, nil if nothing is checked
 	users    *sim.Users // nil if nothing is checked
 	writers  sync.WaitGroup
 	stop     context.CancelFunc
@@ -67,7 +68,7 @@ func newLoad(c *cluster, seed uint64, began time.Time) *load {
 	if c.root != nil {
 		who = &login{name: everything, password: everythingPassword}
 	}
-	l := &load{c: c, h: &sim.History{}, began: began, all: c.connectAs(who, c.urls()...), seed: seed}
+	l := &load{c: c, h: &sim.History{}, began: began, who: who, all: c.connectAs(who, c.urls()...), seed: seed}
 	for _, n := range c.nodes {
 		l.each = append(l.each, c.connectAs(who, n.url))
 	}
@@ -284,6 +285,11 @@ func (l *load) watch(ctx context.Context, ws []*sim.Watcher, rng *rand.Rand, roa
 func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watcher) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if l.who != nil {
+		// A stream of watchers keeps its token. clientv3 has one stream for each metadata. Without the token in there a watcher
+		// that is refused since the token is old would ask on the same stream again, for as long as another watcher keeps that.
+		ctx = l.who.named(ctx)
+	}
 	from := w.Begin()
 	// etcd's names of the first key and of the end of the keyspace.
 	key, end := cmp.Or(string(w.Span.Start), "\x00"), cmp.Or(string(w.Span.End), "\x00")

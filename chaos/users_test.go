@@ -50,8 +50,11 @@ type login struct {
 	token string // guarded by mu
 }
 
-// named adds the token to a call.
+// named adds the token to a call that has none.
 func (l *login) named(ctx context.Context) context.Context {
+	if out, _ := metadata.FromOutgoingContext(ctx); len(out.Get(rpctypes.TokenFieldNameGRPC)) > 0 {
+		return ctx
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.token == "" {
