@@ -17,6 +17,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
@@ -125,21 +127,6 @@ func (s *store) Page(_ context.Context, from, end []byte, rev keyspace.Revision,
 		p.Keys = append(p.Keys, *v)
 	}
 	return p, nil
-}
-
-func (s *store) Lookup(_ context.Context, keys [][]byte, rev keyspace.Revision) ([]mvcc.Version, error) {
-	rev, err := s.enter("lookup", rev)
-	if err != nil {
-		return nil, err
-	}
-	defer s.mu.Unlock()
-	out := make([]mvcc.Version, len(keys))
-	for i, k := range keys {
-		if v := s.get(string(k), rev); v != nil {
-			out[i] = *v
-		}
-	}
-	return out, nil
 }
 
 func (s *store) Count(_ context.Context, from, end []byte, rev keyspace.Revision) (n int64, at keyspace.Revision, err error) {
@@ -473,6 +460,10 @@ func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
 	}
 	t.batches++
 	t.largest = max(t.largest, len(versions))
+	newest := map[string]mvcc.Version{}
+	for i := range t.held {
+		newest[string(t.held[i].Key)] = t.held[i]
+	}
 	for i := range versions {
 		v := versions[i].Clone()
 		rev, sub := t.cursor()
@@ -483,6 +474,14 @@ func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
 		case v.Mod > rev+1 && len(t.held) > 0 || v.Mod > rev && len(t.held) == 0:
 			return fmt.Errorf("revision %d behind revision %d", v.Mod, rev)
 		}
+		before, known := newest[string(v.Key)]
+		if all := t.keys[string(v.Key)]; !known && len(all) > 0 {
+			before = all[len(all)-1]
+		}
+		if err := fits(&before, &v); err != nil {
+			return err
+		}
+		newest[string(v.Key)] = before
 		t.held = append(t.held, v)
 	}
 	t.largestHeld = max(t.largestHeld, len(t.held))
@@ -496,6 +495,27 @@ func (t *target) Follow(_ context.Context, nonce string, b Batch) error {
 	}
 	maps.Copy(t.leases, b.Leases)
 	return t.end(b.Ended)
+}
+
+// fits says whether v can follow on the key as it is, and changes that to v.
+func fits(before, v *mvcc.Version) error {
+	if v.Earlier != nil {
+		if err := fits(before, v.Earlier); err != nil {
+			return err
+		}
+	}
+	create, version := before.Create, before.Version+1
+	if before.Version == 0 {
+		create, version = v.Mod, 1
+	}
+	switch {
+	case v.Tombstone && before.Version == 0:
+		return status.Errorf(codes.InvalidArgument, "key %q: revision %d deletes it, and there is no such key", v.Key, v.Mod)
+	case !v.Tombstone && (v.Create != create || v.Version != version):
+		return status.Errorf(codes.InvalidArgument, "key %q: revision %d is version %d, and would be version %d", v.Key, v.Mod, v.Version, version)
+	}
+	*before = *v
+	return nil
 }
 
 // end takes leases back. No key may be attached to them.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -175,8 +177,6 @@ func (a *applier) large(ctx context.Context) error {
 			return err
 		}
 		if rec.End {
-			// The next revisions are compared with what the target shows, so this one must
-			// be visible before they come.
 			a.upTo = revision
 			return a.flush(ctx)
 		}
@@ -240,9 +240,6 @@ func (m *Mirror) count(upTo keyspace.Revision, s Sum) {
 // bring brings a batch to the target.
 func (a *applier) bring(ctx context.Context, b Batch) error {
 	m := a.m
-	if err := m.retry(ctx, "look up the keys of a batch at the target", func() error { return a.fit(ctx, b.Versions) }); err != nil {
-		return err
-	}
 	ids := leasesOf(b.Versions)
 	if err := m.bringing(ctx); err != nil {
 		return err
@@ -260,63 +257,14 @@ func (a *applier) bring(ctx context.Context, b Batch) error {
 	m.spare(ids)
 	m.mu.Unlock()
 	err = m.retry(ctx, "bring a batch to the target", func() error { return m.o.Target.Follow(ctx, m.state.Nonce, b) })
+	if status.Code(err) == codes.InvalidArgument {
+		return stopf("the target refuses a batch: %v", err)
+	}
 	if err != nil {
 		return err
 	}
 	a.position = b.UpTo
 	m.at(a.position)
-	return nil
-}
-
-// fit says whether each version of the batch follows on what the target has at the position.
-func (a *applier) fit(ctx context.Context, versions []mvcc.Version) error {
-	index := map[string]int{}
-	var keys [][]byte
-	for i := range versions {
-		if k := versions[i].Key; !has(index, k) {
-			index[string(k)] = len(keys)
-			keys = append(keys, k)
-		}
-	}
-	known, err := a.m.o.TargetData.Lookup(ctx, keys, a.position)
-	if err != nil {
-		return err
-	}
-	for i := range versions {
-		if err := fits(&known[index[string(versions[i].Key)]], &versions[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func has(index map[string]int, k []byte) bool {
-	_, there := index[string(k)]
-	return there
-}
-
-// fits says whether v can follow on the key as it is, and changes that to v.
-func fits(before, v *mvcc.Version) error {
-	if v.Earlier != nil {
-		if err := fits(before, v.Earlier); err != nil {
-			return err
-		}
-	}
-	create, version := before.Create, before.Version+1
-	if before.Version == 0 {
-		create, version = v.Mod, 1
-	}
-	switch {
-	case v.Tombstone && before.Version == 0:
-		return stopf("key %q: revision %d deletes it, and the target has no such key", v.Key, v.Mod)
-	case v.Tombstone:
-		*before = mvcc.Version{}
-		return nil
-	case v.Create != create || v.Version != version:
-		return stopf("key %q: revision %d is version %d since revision %d at the source, and would be version %d since revision %d at the target",
-			v.Key, v.Mod, v.Version, v.Create, version, create)
-	}
-	before.Create, before.Version = create, version
 	return nil
 }
 

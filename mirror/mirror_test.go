@@ -293,9 +293,9 @@ func TestDifferences(t *testing.T) {
 		"lease":  {func(d *target) { d.keys["a"][0].Lease = 4 }, nil, `differ: key "a": unequal: lease 0 and 4`},
 		"lost":   {func(d *target) { delete(d.keys, "a") }, nil, `differ: key "a": only in A`},
 		"extra":  {func(d *target) { d.keys["z"] = []mvcc.Version{{Key: []byte("z"), Mod: 2, Create: 2, Version: 1}} }, nil, `differ: key "z": only in B`},
-		"put":    {func(d *target) { d.keys["a"][0].Version = 9 }, []op{{"a", "2", 0}}, `key "a": revision 3 is version 2 since revision 2 at the source, and would be version 10`},
-		"new":    {func(d *target) { d.keys["b"] = d.keys["a"] }, []op{{"b", "2", 0}}, `key "b": revision 3 is version 1 since revision 3 at the source, and would be version 2`},
-		"delete": {func(d *target) { delete(d.keys, "a") }, []op{{key: "a"}}, `key "a": revision 3 deletes it, and the target has no such key`},
+		"put":    {func(d *target) { d.keys["a"][0].Version = 9 }, []op{{"a", "2", 0}}, `key "a": revision 3 is version 2, and would be version 10`},
+		"new":    {func(d *target) { d.keys["b"] = d.keys["a"] }, []op{{"b", "2", 0}}, `key "b": revision 3 is version 1, and would be version 2`},
+		"delete": {func(d *target) { delete(d.keys, "a") }, []op{{key: "a"}}, `key "a": revision 3 deletes it, and there is no such key`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -16,19 +16,25 @@ const (
 	defaultVerifyBytes = 16 << 20
 	// verifyPause is the pause after a whole comparison.
 	verifyPause = 5 * time.Second
+	// verifyStretch is how long pages are compared at one position. A store that counts the keys behind a page, as an answer
+	// to Range says it, counts them once for all pages of a revision: 1,000,000 keys take longer than the page.
+	verifyStretch = 10 * time.Second
+	// verifyYield is how many times slower pages are compared while the target is behind by more than a batch.
+	verifyYield = 10
 	// pauseLeast is the pause after a page, so that a small store is not read all the time.
 	pauseLeast = time.Millisecond
 )
 
-// verify compares source and target page by page, again and again, each page at the position
-// of that moment. The pages are the target's, and the source is asked for the keys between their ends: an etcd
+// verify compares source and target page by page, again and again, each page at a position of the last seconds. The pages are the target's, and the source is asked for the keys between their ends: an etcd
 // counts all keys of the span that it is asked for, whatever the limit.
 func (m *Mirror) verify(ctx context.Context) error {
+	var at stretch
 	for pass := int64(1); ; pass++ {
 		var from []byte
+		at = stretch{} // a pass shows nothing that is older than it
 		began := m.position()
 		for {
-			next, size, err := m.verifyPage(ctx, from)
+			next, size, err := m.verifyPage(ctx, &at, from)
 			if errors.Is(err, rpctypes.ErrUserEmpty) && m.isFrozen(ctx) {
 				return nil // the target checks users by now, before it serves
 			}
@@ -36,6 +42,9 @@ func (m *Mirror) verify(ctx context.Context) error {
 				return err
 			}
 			pause := max(pauseLeast, time.Duration(size)*time.Second/time.Duration(m.o.VerifyBytesPerSecond))
+			if m.isBehind() {
+				pause *= verifyYield
+			}
 			if err := clock.Sleep(ctx, m.o.Clock, pause); err != nil {
 				return err
 			}
@@ -55,11 +64,28 @@ func (m *Mirror) verify(ctx context.Context) error {
 	}
 }
 
+// isBehind says whether more than a batch waits in the spool.
+func (m *Mirror) isBehind() bool { return m.spool.Last()-m.position() > batchRevisions }
+
+// stretch is the position of some pages, one after the other.
+type stretch struct {
+	position keyspace.Revision
+	since    clock.Time
+}
+
+// of returns the position of the next page.
+func (s *stretch) of(m *Mirror) keyspace.Revision {
+	if now := m.o.Clock.Now(); s.position == 0 || now.Sub(s.since) >= verifyStretch {
+		*s = stretch{m.position(), now}
+	}
+	return s.position
+}
+
 // verifyPage compares a page from a key on. It returns where the next one begins, nil behind
 // the last, and the bytes that were compared.
-func (m *Mirror) verifyPage(ctx context.Context, from []byte) (next []byte, size int, err error) {
+func (m *Mirror) verifyPage(ctx context.Context, at *stretch, from []byte) (next []byte, size int, err error) {
 	err = m.retry(ctx, "compare source and target", func() error {
-		pos := m.position()
+		pos := at.of(m)
 		page, err := m.o.TargetData.Page(ctx, from, nil, pos, diff.PageKeys)
 		if err != nil {
 			return err
@@ -68,6 +94,7 @@ func (m *Mirror) verifyPage(ctx context.Context, from []byte) (next []byte, size
 			next = append(append([]byte{}, page.Keys[len(page.Keys)-1].Key...), 0)
 		}
 		if size, err = m.comparePage(ctx, page, from, next, pos); errors.Is(err, diff.ErrCompacted) {
+			at.position = 0
 			return errBehindCompaction
 		}
 		return err

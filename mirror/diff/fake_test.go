@@ -55,10 +55,6 @@ func (s *side) Page(_ context.Context, from, end []byte, revision keyspace.Revis
 	return p, nil
 }
 
-func (s *side) Lookup(context.Context, [][]byte, keyspace.Revision) ([]mvcc.Version, error) {
-	return nil, errors.New("nobody looks keys up")
-}
-
 func (s *side) Count(context.Context, []byte, []byte, keyspace.Revision) (int64, keyspace.Revision, error) {
 	return int64(len(s.keys)), s.revision, nil
 }

@@ -11,7 +11,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -39,10 +38,6 @@ type Reader interface {
 	// most limit of them. A nil end is the end of the keyspace. Revision 0 is the present
 	// one, read linearizably. The error is ErrCompacted if the revision is gone.
 	Page(ctx context.Context, from, end []byte, revision keyspace.Revision, limit int) (Page, error)
-	// Lookup returns the keys as they were at a revision, in the order of the question,
-	// without values and leases: etcd 3.7 tells neither where only keys are asked for.
-	// Version is 0 for a key that was not there.
-	Lookup(ctx context.Context, keys [][]byte, revision keyspace.Revision) ([]mvcc.Version, error)
 	// Count returns the number of keys in [from, end) at a revision, and that revision.
 	Count(ctx context.Context, from, end []byte, revision keyspace.Revision) (int64, keyspace.Revision, error)
 	// Leases returns the ids of all leases.
@@ -140,42 +135,6 @@ func failed(what string, revision keyspace.Revision, err error) error {
 		return fmt.Errorf("%s at revision %d: %w", what, revision, ErrCompacted)
 	}
 	return fmt.Errorf("%s at revision %d: %w", what, revision, err)
-}
-
-const (
-	// lookupKeys is how many keys one request looks up: what etcd allows in a transaction.
-	lookupKeys = 128
-	// lookupRequests is how many requests are made at a time.
-	lookupRequests = 4
-)
-
-// Lookup implements Reader.
-func (e *Endpoint) Lookup(ctx context.Context, keys [][]byte, revision keyspace.Revision) ([]mvcc.Version, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	out := make([]mvcc.Version, len(keys))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(lookupRequests)
-	for from := 0; from < len(keys); from += lookupKeys {
-		part := keys[from:min(len(keys), from+lookupKeys)]
-		g.Go(func() error {
-			ops := make([]clientv3.Op, len(part))
-			for i, k := range part {
-				ops[i] = clientv3.OpGet(string(k), clientv3.WithRev(int64(revision)), clientv3.WithKeysOnly())
-			}
-			r, err := e.c.Txn(ctx).Then(ops...).Commit()
-			if err != nil {
-				return failed(fmt.Sprintf("look up %d keys from %q", len(part), part[0]), revision, err)
-			}
-			for i, a := range r.Responses {
-				if kvs := a.GetResponseRange().GetKvs(); len(kvs) > 0 {
-					out[from+i] = version(kvs[0])
-				}
-			}
-			return nil
-		})
-	}
-	return out, g.Wait()
 }
 
 // Count implements Reader.

@@ -128,17 +128,43 @@ func (l *LoadWriter) prior(store *mvcc.Getter, v *mvcc.Version, prior *command.L
 			return err
 		}
 		if known = ok; ok {
-			was = mvcc.Version{Mod: w.Mod, Tombstone: w.Tombstone, Lease: w.Lease}
+			was = mvcc.Version{Create: w.Create, Mod: w.Mod, Version: w.Version, Tombstone: w.Tombstone, Lease: w.Lease}
 		}
 	}
 	if known && was.Mod >= v.Mod {
 		return rangeapi.BadRequest("key %q has revision %d already, and a load brings revision %d", v.Key, was.Mod, v.Mod)
 	}
+	if err := follows(was, v); err != nil {
+		return err
+	}
 	prior.Lived = known && !was.Tombstone
 	if prior.Lease = was.Lease; prior.Attach && prior.Lease == v.Lease {
 		prior.Lease = 0 // it stays attached; writing that once more does no harm
 	}
-	l.newest[string(v.Key)] = mvcc.Version{Mod: v.Mod, Tombstone: v.Tombstone, Lease: v.Lease}
+	l.newest[string(v.Key)] = mvcc.Version{Create: v.Create, Mod: v.Mod, Version: v.Version, Tombstone: v.Tombstone, Lease: v.Lease}
+	return nil
+}
+
+// follows says why a version, with its earlier writes, cannot be the next of a key. was is the one before, the zero one
+// for a key that was never there.
+func follows(was mvcc.Version, v *mvcc.Version) error {
+	if v.Earlier != nil {
+		if err := follows(was, v.Earlier); err != nil {
+			return err
+		}
+		was = *v.Earlier
+	}
+	create, version := was.Create, was.Version+1
+	if was.Tombstone || was.Mod == 0 {
+		create, version = v.Mod, 1
+	}
+	switch {
+	case v.Tombstone && (was.Tombstone || was.Mod == 0):
+		return rangeapi.BadRequest("key %q: revision %d of a load deletes it, and there is no such key", v.Key, v.Mod)
+	case !v.Tombstone && (v.Create != create || v.Version != version):
+		return rangeapi.BadRequest("key %q: revision %d of a load is version %d since revision %d, and would be version %d since revision %d here",
+			v.Key, v.Mod, v.Version, v.Create, version, create)
+	}
 	return nil
 }
 
