@@ -25,7 +25,7 @@ func TestMutationStorms(t *testing.T) {
 	for _, bug := range []mutation.Bug{
 		mutation.AcknowledgedBeforeQuorum, mutation.FsyncSkipped, mutation.TxnHalfVisible,
 		mutation.ReleasedTooEarly, mutation.EventLostAtSplit, mutation.AttachedWhileEnding,
-		mutation.ProgressBehindEvent,
+		mutation.ProgressBehindEvent, mutation.WatchersKept,
 	} {
 		found := ""
 		for seed := uint64(0); seed < mutationStorms && found == ""; seed++ {
