@@ -50,8 +50,8 @@ const (
 	snapshotMaxBytes = 8 << 30
 	// snapshotRunBytes bounds the memory of sorting, snapshotTransactionBytes a quarter of that of writing.
 	// Sorting needs little of it by then.
-	snapshotRunBytes         = 32 << 20
-	snapshotTransactionBytes = 8 << 20
+	snapshotRunBytes         = 16 << 20
+	snapshotTransactionBytes = 2 << 20
 	// snapshotStepBytes is more than what is written between two looks at the room on the disk: a run of the sorter,
 	// or a transaction.
 	snapshotStepBytes = snapshotRunBytes + snapshotTransactionBytes + dataapi.LookBytes
