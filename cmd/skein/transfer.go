@@ -114,17 +114,20 @@ type makeFlags struct {
 }
 
 func (m *makeFlags) add(fs *pflag.FlagSet) {
-	fs.StringVar(&m.rate, "rate", "64MiB", "bytes a second that are read of the cluster at most; 0 is no bound")
+	fs.StringVar(&m.rate, "rate", "8MiB", "bytes a second that are read of the cluster at most; 0 is no bound")
 	fs.StringSliceVar(&m.recipients, "encrypt-to", nil, "public keys of age (age1…), separated by commas: who has a key of one of them can read the backup")
-	fs.IntVar(&m.parallel, "parallel", 4, "spans that are read at once, each in 16 MiB of memory")
+	fs.IntVar(&m.parallel, "parallel", 0, "spans that are read at once, each in 16 MiB of memory; 0 is one, and 4 where there is no --rate: a backup that takes its time leaves the processors to others")
 }
 
 func (m *makeFlags) options() (o backup.Options, err error) {
 	if o.RateBytesPerSecond, err = parseBytes(m.rate); err != nil {
 		return o, &config.UsageError{Err: fmt.Errorf("--rate %s: %w", m.rate, err)}
 	}
-	if o.Parallel = m.parallel; m.parallel < 1 || m.parallel > 64 {
-		return o, &config.UsageError{Err: fmt.Errorf("--parallel %d: want 1 to 64", m.parallel)}
+	if o.Parallel = m.parallel; m.parallel < 0 || m.parallel > 64 {
+		return o, &config.UsageError{Err: fmt.Errorf("--parallel %d: want 1 to 64, or 0", m.parallel)}
+	}
+	if o.Parallel == 0 && o.RateBytesPerSecond > 0 {
+		o.Parallel = 1
 	}
 	return o, nil
 }
