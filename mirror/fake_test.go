@@ -286,6 +286,9 @@ func (s *source) Watch(ctx context.Context, from keyspace.Revision, out chan<- P
 		}
 		var events []mvcc.Version
 		for n := 1 + s.rng.IntN(5); n > 0 && from <= s.rev; n-- {
+			if s.sparse {
+				from = s.made(from)
+			}
 			events = append(events, s.events[from]...)
 			from++
 		}
@@ -322,6 +325,17 @@ func (s *source) Watch(ctx context.Context, from keyspace.Revision, out chan<- P
 			return ctx.Err()
 		}
 	}
+}
+
+// made returns the first revision from one on that has events, or else the present one. s.mu is held.
+func (s *source) made(from keyspace.Revision) keyspace.Revision {
+	first := s.rev
+	for rev := range s.events {
+		if rev >= from && rev < first {
+			first = rev
+		}
+	}
+	return first
 }
 
 func (s *source) chance(percent int) bool {

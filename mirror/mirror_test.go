@@ -751,7 +751,7 @@ func TestSparse(t *testing.T) {
 			ended := start(ctx, options(s, d, disk))
 			for range 20 {
 				s.work(rng, 10, 10*time.Millisecond)
-				s.leaveOut(1 + keyspace.Revision(rng.IntN(3000)))
+				s.leaveOut(1 + keyspace.Revision(rng.IntN(3000))<<rng.IntN(30))
 			}
 			caughtUp(t, s, d, ended)
 			kill()

@@ -72,6 +72,7 @@ func decodeHeader(b []byte) (h header, err error) {
 const (
 	kindPiece byte = 1
 	kindEnd   byte = 2
+	kindGap   byte = 3
 )
 
 // Flags of an event.
@@ -80,20 +81,35 @@ const (
 	flagLease  byte = 2
 )
 
-// A Record is a piece of a revision, or its end.
+// A Record is a piece of a revision, its end, or a gap: a run of revisions that the source has left out.
 type Record struct {
+	// Revision is the last one of a gap.
 	Revision keyspace.Revision
 	// Events are those of a piece, in the order of their Sub. Each has the revision as its
 	// Mod.
 	Events []mvcc.Version
-	// End says that this is the end of the revision; then there are no Events.
+	// End says that the revision is whole with this; then there are no Events. It is set for a gap too.
 	End bool
-	// Total is the number of events of the revision, at its end. It is 0 for one that the source has left out.
+	// Total is the number of events of the revision, at its end. A gap has none.
 	Total int
+	// Gap is the first revision of a gap, 0 for any other record.
+	Gap keyspace.Revision
+}
+
+// first returns the first revision that the record is about.
+func (r *Record) first() keyspace.Revision {
+	if r.Gap != 0 {
+		return r.Gap
+	}
+	return r.Revision
 }
 
 // appendBody appends the bytes of a record.
 func appendBody(b []byte, r Record) []byte {
+	if r.Gap != 0 {
+		b = binary.AppendUvarint(append(b, kindGap), uint64(r.Revision))
+		return binary.AppendUvarint(b, uint64(r.Gap))
+	}
 	if r.End {
 		b = binary.AppendUvarint(append(b, kindEnd), uint64(r.Revision))
 		return binary.AppendUvarint(b, uint64(r.Total))
@@ -129,8 +145,13 @@ func decodeBody(b []byte) (Record, error) {
 	switch kind {
 	case kindEnd:
 		rec.End, rec.Total = true, int(r.Uvarint())
-		if rec.Total < 0 {
+		if rec.Total <= 0 {
 			r.Failf("a revision of %d events", rec.Total)
+		}
+	case kindGap:
+		rec.End, rec.Gap = true, keyspace.Revision(r.Uvarint())
+		if rec.Gap <= 0 || rec.Gap > rec.Revision {
+			r.Failf("a gap from revision %d to %d", rec.Gap, rec.Revision)
 		}
 	case kindPiece:
 		decodeEvents(&r, &rec)

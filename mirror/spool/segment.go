@@ -94,8 +94,8 @@ func (s *scan) wholeUpTo(after keyspace.Revision) (end int64, last keyspace.Revi
 			return end, last, nil
 		case err != nil:
 			return 0, 0, err
-		case r.Revision != last+1:
-			return 0, 0, fmt.Errorf("offset %d: revision %d behind revision %d", s.at, r.Revision, last)
+		case r.first() != last+1 || r.Gap != 0 && events > 0:
+			return 0, 0, fmt.Errorf("offset %d: revision %d behind revision %d and %d events", s.at, r.first(), last, events)
 		case r.End && r.Total != events:
 			return 0, 0, fmt.Errorf("offset %d: revision %d has %d events and says %d", s.at, r.Revision, events, r.Total)
 		case r.End:

@@ -248,19 +248,19 @@ func (s *Spool) End() error {
 	return err
 }
 
-// Skip adds revisions without an event, from the next one up to upTo. None may have begun.
+// Skip adds revisions that the source has left out, from the next one up to upTo. None may have begun. However many they
+// are, they take one record.
 func (s *Spool) Skip(upTo keyspace.Revision) error {
 	if s.midway {
 		panic(fmt.Sprintf("spool: revision %d is skipped and has begun", s.next))
 	}
-	for s.failed == nil && s.next <= upTo {
-		if err := s.add(Record{Revision: s.next, End: true}); err != nil {
-			return err
-		}
-		s.next++
-		s.whole = s.written + int64(len(s.buf))
+	if s.failed != nil || s.next > upTo {
+		return s.failed
 	}
-	return s.failed
+	err := s.add(Record{Revision: upTo, Gap: s.next, End: true})
+	s.next = upTo + 1
+	s.whole = s.written + int64(len(s.buf))
+	return err
 }
 
 // Midway says that a revision has begun and not ended.

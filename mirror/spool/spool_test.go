@@ -380,11 +380,66 @@ func TestRewind(t *testing.T) {
 	}
 }
 
+// TestGaps: however many revisions the source leaves out in a row, they take one record. They are there after a start, and
+// whoever begins to read within them gets their end.
+func TestGaps(t *testing.T) {
+	const gap = 1 << 40
+	disk := simdisk.New()
+	s := open(t, disk)
+	last := keyspace.Revision(100)
+	for range 20 {
+		before := s.written + int64(len(s.buf))
+		if err := s.Skip(last + gap); err != nil {
+			t.Fatal(err)
+		}
+		if took := s.written + int64(len(s.buf)) - before; took > 32 {
+			t.Fatalf("a gap of %d revisions takes %d bytes", int64(gap), took)
+		}
+		last += gap + 1
+		if err := errors.Join(write(s, last, 2, 1), s.Skip(last), s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(s.Skip(last+gap), s.Sync(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, disk)
+	defer s.Close()
+	if s.Last() != last+gap {
+		t.Fatalf("the last revision is %d, not %d", s.Last(), last+gap)
+	}
+	r, err := s.NewReader(100 + gap/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	want := keyspace.Revision(100)
+	for want < last {
+		for i := range 4 { // a gap, two pieces, an end
+			rec, err := r.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			isGap := rec.Gap == want+1 && rec.Revision == want+gap && rec.End
+			isPiece := rec.Gap == 0 && rec.Revision == want+gap+1 && !rec.End
+			isEnd := rec.Gap == 0 && rec.Revision == want+gap+1 && rec.End && rec.Total == 2
+			if i == 0 && !isGap || (i == 1 || i == 2) && !isPiece || i == 3 && !isEnd {
+				t.Fatalf("record %d behind revision %d: %+v", i, want, rec)
+			}
+		}
+		want += gap + 1
+	}
+	if rec, err := r.Next(t.Context()); err != nil || rec.Gap != last+1 || rec.Revision != last+gap || r.Ready() {
+		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
 func formats() map[string][]byte {
 	return map[string][]byte{
 		"header": header{seq: 2, source: 0xabc, after: 1000, prevEnd: 4096}.append(nil),
 		"piece":  appendRecord(nil, 2, 52, Record{Revision: 1001, Events: []mvcc.Version{event(1001, 1), event(1001, 2), event(1001, 3)}}),
 		"end":    appendRecord(nil, 2, 300, Record{Revision: 1001, End: true, Total: 4}),
+		"gap":    appendRecord(nil, 2, 312, Record{Revision: 5001, Gap: 1002, End: true}),
 	}
 }
 
@@ -416,6 +471,7 @@ func FuzzSegment(f *testing.F) {
 	b = appendRecord(b, 1, int64(len(b)), Record{Revision: 101, End: true, Total: 1})
 	f.Add(b)
 	f.Add(b[:len(b)-1])
+	f.Add(appendRecord(b, 1, int64(len(b)), Record{Revision: 1 << 40, Gap: 102, End: true}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		disk := simdisk.New()
 		if err := disk.MkdirAll("s", 0o700); err != nil {
@@ -443,11 +499,11 @@ func FuzzSegment(f *testing.F) {
 		defer cancel()
 		for next := s.First(); next <= s.Last(); {
 			rec, err := r.Next(ctx)
-			if err != nil || rec.Revision != next {
-				t.Fatalf("revision %d, not %d: %v", rec.Revision, next, err)
+			if err != nil || rec.first() != next {
+				t.Fatalf("revision %d, not %d: %v", rec.first(), next, err)
 			}
 			if rec.End {
-				next++
+				next = rec.Revision + 1
 			}
 		}
 	})
