@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,8 @@ type Etcd struct {
 	asked atomic.Int64
 	// kind is what the source is, 0 as long as it is not known.
 	kind atomic.Int32
+	// cluster is the id of the source, as the first answer said; 0 before.
+	cluster atomic.Uint64
 }
 
 // What a source is.
@@ -101,14 +104,36 @@ type data struct {
 }
 
 // Leases implements diff.Reader. A member of etcd lists the leases that it knows itself, also where it lags or is cut off.
-// So one is asked that has just answered a linearizable read: it knows all that were granted before.
+// So one is asked that has just answered a linearizable read: it knows all that were granted before. All are asked at once,
+// and the first list counts: the source's clients may be waiting, and a member that is silent keeps them for no moment.
 func (d data) Leases(ctx context.Context) (ids []keyspace.LeaseID, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type list struct {
+		ids []keyspace.LeaseID
+		err error
+	}
+	lists := make(chan list)
 	for _, endpoint := range d.e.cfg.Endpoints {
-		var failed error
-		if ids, failed = d.e.leasesOf(ctx, endpoint); failed == nil {
-			return ids, nil
+		go func() {
+			ids, err := d.e.leasesOf(ctx, endpoint)
+			lists <- list{ids, err}
+		}()
+	}
+	err = errors.New("list the leases: the source has no endpoints")
+	found := false
+	for range d.e.cfg.Endpoints {
+		switch l := <-lists; {
+		case found:
+		case l.err != nil:
+			err = l.err // that of the last one, if none has a list
+		default:
+			found, ids = true, l.ids
+			cancel()
 		}
-		err = failed // that of the last one
+	}
+	if found {
+		return ids, nil
 	}
 	return nil, err
 }
@@ -116,13 +141,13 @@ func (d data) Leases(ctx context.Context) (ids []keyspace.LeaseID, err error) {
 // leasesOf lists the leases by one member.
 func (e *Etcd) leasesOf(ctx context.Context, endpoint string) ([]keyspace.LeaseID, error) {
 	cfg := e.cfg
-	cfg.Endpoints = []string{endpoint}
+	cfg.Endpoints, cfg.Context = []string{endpoint}, ctx
 	c, err := clientv3.New(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
 	defer c.Close()
-	if _, _, err := (&Etcd{c: c, clk: e.clk}).Now(ctx); err != nil {
+	if _, _, err := e.nowBy(ctx, c); err != nil {
 		return nil, fmt.Errorf("%s: %w", endpoint, err)
 	}
 	return diff.NewEndpoint(c).Leases(ctx)
@@ -133,16 +158,26 @@ func (e *Etcd) Close() error { return e.c.Close() }
 
 // Now implements Source.
 func (e *Etcd) Now(ctx context.Context) (cluster uint64, revision keyspace.Revision, err error) {
+	return e.nowBy(ctx, e.c)
+}
+
+// nowBy is Now by a client. A member of another cluster, as at an address that is used again, answers with an error.
+func (e *Etcd) nowBy(ctx context.Context, c *clientv3.Client) (cluster uint64, revision keyspace.Revision, err error) {
 	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
 	defer cancel()
-	r, err := e.c.Get(ctx, "\x00", clientv3.WithKeysOnly())
+	r, err := c.Get(ctx, "\x00", clientv3.WithKeysOnly())
 	if err != nil {
 		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 			err = context.DeadlineExceeded
 		}
 		return 0, 0, fmt.Errorf("ask the source for its revision: %w", err)
 	}
-	return r.Header.ClusterId, keyspace.Revision(r.Header.Revision), nil
+	cluster = r.Header.ClusterId
+	e.cluster.CompareAndSwap(0, cluster)
+	if known := e.cluster.Load(); known != cluster {
+		return 0, 0, fmt.Errorf("a member of cluster %x answers for the source, which is cluster %x: leave its address out of --source-endpoints", cluster, known)
+	}
+	return cluster, keyspace.Revision(r.Header.Revision), nil
 }
 
 // everything is the request for a watch of all keys.
@@ -318,18 +353,9 @@ func (e *Etcd) Snapshot(ctx context.Context, atLeast keyspace.Revision, w io.Wri
 	if err != nil {
 		return err
 	}
-	var able []member
-	for _, endpoint := range e.cfg.Endpoints {
-		ask, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
-		s, err := e.c.Status(ask, endpoint)
-		cancel()
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil || s.Header.ClusterId != cluster || keyspace.Revision(s.Header.Revision) < atLeast {
-			continue // another one may do
-		}
-		able = append(able, member{endpoint, s.Leader == s.Header.MemberId})
+	able := e.able(ctx, cluster, atLeast)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if len(able) == 0 {
 		return fmt.Errorf("revision %d: %w", atLeast, ErrLagging)
@@ -345,6 +371,29 @@ func (e *Etcd) Snapshot(ctx context.Context, atLeast keyspace.Revision, w io.Wri
 	})
 	turn := int(e.asked.Add(1)-1) % len(able)
 	return e.snapshotOf(ctx, able[turn].endpoint, w)
+}
+
+// able asks all members at once, and returns those of the cluster that have a revision.
+func (e *Etcd) able(ctx context.Context, cluster uint64, atLeast keyspace.Revision) []member {
+	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
+	defer cancel()
+	answers := make([]*clientv3.StatusResponse, len(e.cfg.Endpoints))
+	var wg sync.WaitGroup
+	for i, endpoint := range e.cfg.Endpoints {
+		wg.Go(func() {
+			if s, err := e.c.Status(ctx, endpoint); err == nil {
+				answers[i] = s
+			}
+		})
+	}
+	wg.Wait()
+	var able []member
+	for i, s := range answers {
+		if s != nil && s.Header.ClusterId == cluster && keyspace.Revision(s.Header.Revision) >= atLeast {
+			able = append(able, member{e.cfg.Endpoints[i], s.Leader == s.Header.MemberId})
+		}
+	}
+	return able
 }
 
 // snapshotOf copies the database of one member.

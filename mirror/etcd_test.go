@@ -1,12 +1,15 @@
 package mirror
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -62,15 +65,17 @@ func TestEndOfWatch(t *testing.T) {
 type fakeMember struct {
 	etcdserverpb.UnimplementedKVServer
 	etcdserverpb.UnimplementedLeaseServer
-	cutOff bool
-	leases []int64
+	// cluster is its cluster id, 7 if it is 0.
+	cluster uint64
+	cutOff  bool
+	leases  []int64
 }
 
 func (m *fakeMember) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
 	if m.cutOff {
 		return nil, status.Error(codes.Internal, "cut off from the others")
 	}
-	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: 7, Revision: 9}}, nil
+	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: cmp.Or(m.cluster, 7), Revision: 9}}, nil
 }
 
 func (m *fakeMember) LeaseLeases(context.Context, *etcdserverpb.LeaseLeasesRequest) (*etcdserverpb.LeaseLeasesResponse, error) {
@@ -81,38 +86,98 @@ func (m *fakeMember) LeaseLeases(context.Context, *etcdserverpb.LeaseLeasesReque
 	return r, nil
 }
 
-// TestLeasesOfAMemberThatIsCutOff: such a member lists what it knew last, and is not believed: a lease that it leaves out lives.
-func TestLeasesOfAMemberThatIsCutOff(t *testing.T) {
-	var endpoints []string
-	for _, m := range []*fakeMember{{cutOff: true, leases: []int64{1}}, {leases: []int64{1, 2}}} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := grpc.NewServer()
-		etcdserverpb.RegisterKVServer(s, m)
-		etcdserverpb.RegisterLeaseServer(s, m)
-		ended := make(chan error, 1)
-		go func() { ended <- s.Serve(l) }()
-		t.Cleanup(func() {
-			s.Stop()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
-		endpoints = append(endpoints, "http://"+l.Addr().String())
-	}
-	e, err := NewEtcd(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()}, clock.System())
+// serves serves a member until the test ends.
+func (m *fakeMember) serves(t *testing.T) (endpoint string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := grpc.NewServer()
+	etcdserverpb.RegisterKVServer(s, m)
+	etcdserverpb.RegisterLeaseServer(s, m)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
+// silentMember takes connections and never answers.
+func silentMember(t *testing.T) (endpoint string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return "http://" + l.Addr().String()
+}
+
+// sourceAt is the source at endpoints. It is of cluster 7.
+func sourceAt(t *testing.T, clk clock.Clock, endpoints ...string) *Etcd {
+	t.Helper()
+	e, err := NewEtcd(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()}, clk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.cluster.Store(7)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// TestLeasesOfAMemberThatIsCutOff: such a member lists what it knew last, and is not believed: a lease that it leaves out lives.
+func TestLeasesOfAMemberThatIsCutOff(t *testing.T) {
+	e := sourceAt(t, clock.System(), (&fakeMember{cutOff: true, leases: []int64{1}}).serves(t), (&fakeMember{leases: []int64{1, 2}}).serves(t))
 	for range 4 {
 		if ids, err := e.Data().Leases(t.Context()); err != nil || !slices.Equal(ids, []keyspace.LeaseID{1, 2}) {
 			t.Errorf("%v, %v", ids, err)
 		}
 	}
-	if err := e.Close(); err != nil {
-		t.Error(err)
+}
+
+// TestLeasesOfAnotherCluster: at an address of a member that is gone, one of another cluster may listen. Its leases are not
+// the source's.
+func TestLeasesOfAnotherCluster(t *testing.T) {
+	other, own := (&fakeMember{cluster: 8, leases: []int64{3}}).serves(t), (&fakeMember{leases: []int64{1, 2}}).serves(t)
+	e := sourceAt(t, clock.System(), other, own)
+	for range 4 {
+		if ids, err := e.Data().Leases(t.Context()); err != nil || !slices.Equal(ids, []keyspace.LeaseID{1, 2}) {
+			t.Errorf("%v, %v", ids, err)
+		}
+	}
+	e = sourceAt(t, clock.System(), other)
+	const want = "a member of cluster 8 answers for the source, which is cluster 7"
+	if ids, err := e.Data().Leases(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if _, _, err := e.Now(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v", err)
+	}
+}
+
+// patient is a clock by which nobody gives up.
+type patient struct{ clock.Clock }
+
+func (p patient) AfterFunc(d time.Duration, f func()) clock.Timer {
+	return p.Clock.AfterFunc(d+time.Hour, f)
+}
+
+// TestSilentMembers: members that take connections and do not answer keep nobody waiting, however long they have for an answer.
+func TestSilentMembers(t *testing.T) {
+	e := sourceAt(t, patient{clock.System()}, silentMember(t), (&fakeMember{leases: []int64{1, 2}}).serves(t), silentMember(t))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if ids, err := e.Data().Leases(ctx); err != nil || !slices.Equal(ids, []keyspace.LeaseID{1, 2}) {
+		t.Errorf("%v, %v", ids, err)
 	}
 }
 
