@@ -24,27 +24,19 @@ const (
 
 // cutover waits until it is requested and possible, and does it. It returns errDone.
 func (m *Mirror) cutover(ctx context.Context) error {
-	if err := m.waitRequested(ctx); err != nil {
-		return err
-	}
-	f := &Finish{}
-	// What takes long comes before the source stands still.
-	err := m.retry(ctx, "prepare the cut-over", func() (err error) {
-		if f.Compacted, err = m.o.Source.Compacted(ctx); err != nil {
+	var f *Finish
+	for f == nil {
+		if err := m.waitRequested(ctx); err != nil {
 			return err
 		}
-		ids, err := m.o.SourceData.Leases(ctx)
+		var err error
+		f, err = m.prepare(ctx)
+		if refusal := (*Refusal)(nil); errors.As(err, &refusal) {
+			err = m.callOff(ctx, refusal)
+		}
 		if err != nil {
 			return err
 		}
-		m.forgetLeases()
-		if _, err := m.lookupLeases(ctx, ids); err != nil || m.o.Prepare == nil {
-			return err
-		}
-		return m.o.Prepare(ctx)
-	})
-	if err != nil {
-		return err
 	}
 	for {
 		still, since, err := m.waitQuiet(ctx)
@@ -68,6 +60,42 @@ func (m *Mirror) cutover(ctx context.Context) error {
 	}
 }
 
+// prepare does what takes long, before the source stands still.
+func (m *Mirror) prepare(ctx context.Context) (*Finish, error) {
+	f := &Finish{}
+	err := m.retry(ctx, "prepare the cut-over", func() (err error) {
+		if f.Compacted, err = m.o.Source.Compacted(ctx); err != nil {
+			return err
+		}
+		ids, err := m.o.SourceData.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		m.forgetLeases()
+		if _, err := m.lookupLeases(ctx, ids); err != nil || m.o.Prepare == nil {
+			return err
+		}
+		return m.o.Prepare(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// callOff withdraws the request for a cut-over. Who made it sees that it is gone, and by then the status says why.
+func (m *Mirror) callOff(ctx context.Context, why *Refusal) error {
+	m.mu.Lock()
+	m.status.Cutover, m.status.Refused = "", why
+	m.mu.Unlock()
+	return m.retry(ctx, "call the cut-over off", func() error {
+		if err := m.writeStatus(); err != nil {
+			return err
+		}
+		return errors.Join(m.remove(cutoverName), syncDir(m.o.FS, m.o.Dir))
+	})
+}
+
 // cutoverWaits notes what a cut-over waits for.
 func (m *Mirror) cutoverWaits(what string) {
 	m.mu.Lock()
@@ -78,16 +106,20 @@ func (m *Mirror) cutoverWaits(what string) {
 // waitRequested waits for the request and for the end of the first comparison.
 func (m *Mirror) waitRequested(ctx context.Context) error {
 	for {
-		m.mu.Lock()
-		want := m.wantEnd
-		m.mu.Unlock()
-		if want {
+		yes, err := requested(m.o.FS, m.o.Dir, cutoverName)
+		if err != nil {
+			return err
+		}
+		if yes {
 			break
 		}
 		if err := clock.Sleep(ctx, m.o.Clock, requestEvery); err != nil {
 			return err
 		}
 	}
+	m.mu.Lock()
+	m.status.Refused = nil
+	m.mu.Unlock()
 	m.cutoverWaits("for the first whole comparison")
 	select {
 	case <-m.verified:

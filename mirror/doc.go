@@ -55,7 +55,8 @@
 // The step is a file in the directory, replaced by a rename. A request (cut over, abandon) is a
 // file too, which the mirror looks for. So a request needs no port, no second protocol and no
 // running mirror: one that is killed and started again still finds it. Another process reads
-// the status from a file as well, and sees by the lock whether a mirror runs.
+// the status from a file as well, and sees by the lock whether a mirror runs. A request to cut over
+// that cannot be met is removed before the source has to stand still, and the status says why.
 //
 // # What if ...
 //
@@ -80,8 +81,8 @@
 // # Locks
 //
 // Mirror.follow is held while something is brought to the target, and by a cut-over from its
-// last look at the source to its end. Mirror.mu guards the status. They are taken in this
-// order; mu is not held over a request.
+// last look at the source to its end. Mirror.statusFile is held while the status is written.
+// Mirror.mu guards the status. They are taken in this order; mu is not held over a request.
 //
 // # Files
 //

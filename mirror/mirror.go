@@ -37,13 +37,15 @@ type Mirror struct {
 	follow gate
 	frozen bool // nothing more may be brought; guarded by follow
 
+	// statusFile is held over a write of the status.
+	statusFile sync.Mutex
+
 	mu       sync.Mutex
 	state    state
 	status   Status
 	seen     []sighting
 	leases   map[keyspace.LeaseID]int64 // granted TTLs that were looked up
 	ending   map[keyspace.LeaseID]bool  // of the target, and perhaps no longer at the source
-	wantEnd  bool                       // a cut-over is requested
 	verified chan struct{}              // closed after the first pass
 }
 
@@ -260,5 +262,7 @@ func (m *Mirror) report(ctx context.Context) error {
 }
 
 func (m *Mirror) writeStatus() error {
+	m.statusFile.Lock()
+	defer m.statusFile.Unlock()
 	return writeJSON(m.o.FS, m.o.Dir, statusName, m.now())
 }

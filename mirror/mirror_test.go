@@ -444,6 +444,59 @@ func TestOthers(t *testing.T) {
 	})
 }
 
+// TestRefused: a cut-over that cannot be done is called off before the source has to stand still, and the status says why.
+// The mirror goes on, and the next request is met once what hindered it is over. A refused request is not met later.
+func TestRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk)
+		hinders := &Refusal{Reason: "node n2 does not answer", Next: "start it"}
+		o.Prepare = func(context.Context) error {
+			if hinders != nil {
+				return fmt.Errorf("look at the target: %w", hinders)
+			}
+			return nil
+		}
+		ended := following(t, s, d, o)
+		for i := range 3 {
+			if err := RequestCutover(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			for stands := true; stands; time.Sleep(10 * time.Millisecond) {
+				var err error
+				if stands, err = CutoverRequested(disk, "m"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			st, err := ReadStatus(disk, "m")
+			if err != nil || st.Refused == nil || *st.Refused != *hinders || st.Step != Following || st.Cutover != "" {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if want := "the cut-over was refused: node n2 does not answer: start it"; !strings.Contains(st.String(), want) {
+				t.Errorf("%q is missing in %s", want, st)
+			}
+			s.txn(op{"a", fmt.Sprint(i), 0})
+			caughtUp(t, s, d, ended)
+		}
+		hinders = nil
+		time.Sleep(time.Minute)
+		if d.phase != TargetLoading {
+			t.Fatalf("the target is %s, and nobody has asked for it again", d.phase)
+		}
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+		if st, err := ReadStatus(disk, "m"); err != nil || st.Step != Done || st.Refused != nil {
+			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
+
 // TestLateWrites: a client that still writes to the source behind the cut-over is not overlooked.
 func TestLateWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

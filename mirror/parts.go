@@ -155,7 +155,8 @@ type Options struct {
 	Nonce string
 	// VerifyBytesPerSecond bounds the verification; 0 for 16 MiB.
 	VerifyBytesPerSecond int64
-	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long.
+	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long. A
+	// *Refusal calls the cut-over off.
 	Prepare func(context.Context) error
 	// Progress, if not nil, is called each second.
 	Progress func(Status)
@@ -168,6 +169,15 @@ type Stop struct {
 }
 
 func (s *Stop) Error() string { return s.Reason + ": " + s.Next }
+
+// A Refusal says why the target cannot be opened now. The mirror goes on.
+type Refusal struct {
+	// Reason is what hinders it, Next what to do.
+	Reason string `json:"reason"`
+	Next   string `json:"next"`
+}
+
+func (r *Refusal) Error() string { return r.Reason + ": " + r.Next }
 
 // anew is what helps where the copy cannot be continued.
 const anew = "begin anew: `skein mirror abandon`, then start with an empty cluster and another --spool"

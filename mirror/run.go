@@ -90,7 +90,7 @@ func (m *Mirror) run(ctx context.Context) error {
 	m.spool = sp
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.receive(ctx) })
-	g.Go(func() error { return m.watchRequests(ctx) })
+	g.Go(func() error { return m.watchAbandon(ctx) })
 	g.Go(func() error { return m.report(ctx) })
 	g.Go(func() error { return m.copyAndFollow(ctx) })
 	err = g.Wait()
@@ -188,19 +188,12 @@ func (m *Mirror) fetch(ctx context.Context) error {
 	return syncDir(m.o.FS, m.o.Dir)
 }
 
-// watchRequests looks for requests of other processes.
-func (m *Mirror) watchRequests(ctx context.Context) error {
+// watchAbandon looks for the request of another process to give the mirror up.
+func (m *Mirror) watchAbandon(ctx context.Context) error {
 	for {
 		if yes, err := requested(m.o.FS, m.o.Dir, abandonName); yes || err != nil {
 			return errors.Join(err, errAbandoned)
 		}
-		yes, err := requested(m.o.FS, m.o.Dir, cutoverName)
-		if err != nil {
-			return err
-		}
-		m.mu.Lock()
-		m.wantEnd = yes
-		m.mu.Unlock()
 		if err := clock.Sleep(ctx, m.o.Clock, requestEvery); err != nil {
 			return err
 		}

@@ -89,6 +89,8 @@ type Status struct {
 	Waiting string `json:"waiting,omitempty"`
 	// Cutover is what a requested cut-over waits for.
 	Cutover string `json:"cutover,omitempty"`
+	// Refused says why the last request for a cut-over was withdrawn.
+	Refused *Refusal `json:"refused,omitempty"`
 	// FreezeSeconds is how long the source had to stand still for the cut-over.
 	FreezeSeconds float64 `json:"freeze_seconds,omitempty"`
 	// Warning is what was found after the cut-over.
@@ -107,6 +109,9 @@ func (s Status) String() string {
 	}
 	if s.Cutover != "" {
 		line += "; the cut-over waits " + s.Cutover
+	}
+	if s.Refused != nil {
+		line += "; the cut-over was refused: " + s.Refused.Error()
 	}
 	for _, more := range []string{s.Waiting, s.Warning, s.Stopped} {
 		if more != "" {
@@ -186,8 +191,12 @@ func requested(fs vfs.FS, dir, name string) (bool, error) {
 }
 
 // RequestCutover asks the mirror of a directory to cut over: the one that runs, or the next
-// one that is started. ReadStatus tells when it is done.
+// one that is started. ReadStatus tells when it is done. If it cannot be done, the request is withdrawn.
 func RequestCutover(fs vfs.FS, dir string) error { return request(fs, dir, cutoverName) }
+
+// CutoverRequested says whether the request for a cut-over of the mirror of a directory stands. If it was withdrawn, the
+// status says why.
+func CutoverRequested(fs vfs.FS, dir string) (bool, error) { return requested(fs, dir, cutoverName) }
 
 // RequestAbandon asks the mirror of a directory to give up.
 func RequestAbandon(fs vfs.FS, dir string) error { return request(fs, dir, abandonName) }

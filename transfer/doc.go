@@ -22,6 +22,7 @@
 //
 //	restore.go  from a backup into a new cluster
 //	mirror.go   from a running etcd into a new cluster
+//	users.go    the users of that etcd, which come last
 //	import.go   from etcd's file into a new cluster
 //	load.go     what these do
 //	backup.go   into a chain of backups

@@ -5,16 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/clock"
@@ -73,7 +68,7 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 	}
 	if !o.WithoutAuth {
 		m.source = source
-		run.Prepare = m.copyUsers
+		run.Prepare = m.prepare
 	}
 	err = mirror.Run(ctx, run)
 	if step := stepOf(o.Dir); step == mirror.Done || step == mirror.Abandoned {
@@ -91,22 +86,6 @@ func stepOf(dir string) mirror.Step {
 		return ""
 	}
 	return st.Step
-}
-
-// silent says that an error is of a source that does not answer.
-func silent(err error) bool {
-	if err == nil {
-		return false
-	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clientv3.ErrNoAvailableEndpoints) {
-		return true
-	}
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded:
-		return true
-	default:
-		return errors.Is(rpctypes.Error(err), rpctypes.ErrNoLeader)
-	}
 }
 
 func fileRevision(ctx context.Context, path string) (keyspace.Revision, error) {
@@ -346,116 +325,4 @@ func (m *mirrored) Abandon(ctx context.Context, nonce string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.loader.Abandon(ctx)
-}
-
-// usersPath is the file of the source's users: a copy of its database, or nothing if it never had any. It is kept until the
-// cut-over is done, since the source may be shut down before.
-func (m *mirrored) usersPath() string { return filepath.Join(m.o.Dir, "users.db") }
-
-const (
-	// asksOfSource is how often a source that does not answer is asked for its users before the copy of them is taken.
-	asksOfSource = 3
-	// askWithin bounds one of them where the source's DialTimeout does not.
-	askWithin = 15 * time.Second
-	// copyPause is the pause before the source's users are copied again.
-	copyPause = time.Second
-)
-
-// lastUsers has users be those of the source, or, if it does not answer, those that were copied before it had to stand still.
-func (m *mirrored) lastUsers(ctx context.Context) error {
-	err := m.copyUsers(ctx)
-	if !silent(err) || ctx.Err() != nil {
-		m.unanswered = 0
-		return err
-	}
-	if m.unanswered++; m.unanswered < asksOfSource {
-		return err
-	}
-	info, none := os.Stat(m.usersPath())
-	if none != nil {
-		return errors.Join(err, none)
-	}
-	m.c.Report("the source does not answer; its users are those of the copy of %s: %v", info.ModTime().UTC().Format(time.RFC3339), err)
-	if m.users = nil; info.Size() > 0 {
-		m.users, err = usersOf(ctx, m.usersPath())
-		return err
-	}
-	return nil
-}
-
-// copyUsers has users be those of the source. Their passwords are in the source's database only, so it is copied once more
-// where there are any, and again if they have changed since. The first call comes before the source has to stand still.
-func (m *mirrored) copyUsers(ctx context.Context) error {
-	if m.source == nil {
-		return nil
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	cfg := m.o.Source
-	if cfg.Context = ctx; cfg.DialTimeout == 0 {
-		cfg.DialTimeout = askWithin
-	}
-	c, err := clientv3.New(cfg)
-	if err != nil {
-		return fmt.Errorf("ask the source whether it has users: %w", err)
-	}
-	defer c.Close()
-	for copied := false; ; copied = true {
-		ask, done := clock.WithTimeout(ctx, m.c.Clock, cfg.DialTimeout)
-		st, err := c.AuthStatus(ask)
-		if err != nil && errors.Is(context.Cause(ask), context.DeadlineExceeded) {
-			err = context.DeadlineExceeded
-		}
-		done()
-		switch {
-		case err != nil:
-			return fmt.Errorf("ask the source whether it has users: %w", err)
-		case m.users == nil && !st.Enabled && st.AuthRevision <= 1: // it never had any
-			return m.keepUsers(func(*os.File) error { return nil })
-		case m.users != nil && m.users.Enabled == st.Enabled && m.users.Revision == st.AuthRevision:
-			return nil
-		}
-		if copied {
-			if err := clock.Sleep(ctx, m.c.Clock, copyPause); err != nil {
-				return err
-			}
-		}
-		err = m.keepUsers(func(f *os.File) error { return m.source.Snapshot(ctx, 0, f) })
-		if err == nil {
-			m.users, err = usersOf(ctx, m.usersPath())
-		}
-		if err != nil {
-			return fmt.Errorf("copy the source's users: %w", err)
-		}
-	}
-}
-
-// keepUsers writes the file of users. The one before stays until that is done.
-func (m *mirrored) keepUsers(write func(f *os.File) error) error {
-	part := m.usersPath() + ".part"
-	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(write(f), f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(part))
-	}
-	if err := os.Rename(part, m.usersPath()); err != nil {
-		return err
-	}
-	dir, err := os.Open(m.o.Dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// usersOf returns the users and roles of a copy.
-func usersOf(ctx context.Context, path string) (*rights.State, error) {
-	db, err := etcdfile.Open(ctx, path, etcdfile.Options{})
-	if err != nil {
-		return nil, err
-	}
-	s, err := db.Info().Auth.Rights()
-	return s, errors.Join(err, db.Close())
 }

@@ -1,8 +1,10 @@
 package transfer
 
 import (
+	"errors"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/etcdfile"
 	"github.com/skeindb/skein/internal/ports"
@@ -85,4 +88,24 @@ func databaseWith(t *testing.T, user string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// TestRefusedBy: a cut-over is refused by each node that it would wait for, and the text has the names and what to do.
+func TestRefusedBy(t *testing.T) {
+	node := func(name, state string, alive bool) *adminpb.Node {
+		return &adminpb.Node{Id: "id-" + name, Name: name, State: state, Alive: alive}
+	}
+	well := []*adminpb.Node{
+		node("n1", "serving", true), node("n2", "draining", true), node("n3", "unstarted", false), node("n4", "unstarted learner", false), node("n5", "removed", false),
+	}
+	if err := refusedBy(well); err != nil {
+		t.Error(err)
+	}
+	for _, state := range []string{"serving", "dead", "draining", "decommissioned", "learner"} {
+		var refusal *mirror.Refusal
+		err := refusedBy(append(well, node("n6", state, false), node("n7", "dead", false)))
+		if !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "do not answer: n6 (id-n6), n7 (id-n7)") || !strings.Contains(refusal.Next, "start them") {
+			t.Errorf("%s: %v", state, err)
+		}
+	}
 }
