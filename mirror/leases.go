@@ -54,7 +54,7 @@ func (m *Mirror) forgetLeases() {
 const maxLeases = 1 << 20
 
 const (
-	// sweepEvery is the pause between two looks for leases that have ended at the source.
+	// sweepEvery is the pause between two looks for leases that have ended at the source, by default.
 	sweepEvery = 30 * time.Second
 	// sweepBatch is the largest number of leases that are taken back while no batch is brought.
 	sweepBatch = 1000
@@ -65,7 +65,7 @@ const (
 func (m *Mirror) sweepLeases(ctx context.Context) error {
 	failed := false
 	for {
-		if err := clock.Sleep(ctx, m.o.Clock, sweepEvery); err != nil {
+		if err := clock.Sleep(ctx, m.o.Clock, m.o.SweepEvery); err != nil {
 			return err
 		}
 		err := m.retry(ctx, "take back leases that have ended", func() error { return m.sweep(ctx) })

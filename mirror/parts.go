@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -155,6 +156,8 @@ type Options struct {
 	Nonce string
 	// VerifyBytesPerSecond bounds the verification; 0 for 16 MiB.
 	VerifyBytesPerSecond int64
+	// SweepEvery is the pause between two looks for leases that have ended at the source; 0 for half a minute.
+	SweepEvery time.Duration
 	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long. A
 	// *Refusal calls the cut-over off.
 	Prepare func(context.Context) error

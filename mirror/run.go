@@ -22,6 +22,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.VerifyBytesPerSecond == 0 {
 		o.VerifyBytesPerSecond = defaultVerifyBytes
 	}
+	if o.SweepEvery == 0 {
+		o.SweepEvery = sweepEvery
+	}
 	if err := errors.Join(o.FS.MkdirAll(o.Dir, 0o700), syncDir(o.FS, o.FS.PathDir(o.Dir))); err != nil {
 		return fmt.Errorf("mirror %s: %w", o.Dir, err)
 	}

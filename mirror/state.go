@@ -212,6 +212,12 @@ func request(fs vfs.FS, dir, name string) error {
 	return writeJSON(fs, dir, name, struct{}{})
 }
 
+// Nonce returns by which name the mirror of a directory is known to its target.
+func Nonce(fs vfs.FS, dir string) (string, error) {
+	st, err := readState(fs, dir)
+	return st.Nonce, err
+}
+
 // ReadStatus returns what the mirror of a directory has told last.
 func ReadStatus(fs vfs.FS, dir string) (Status, error) {
 	st, err := readState(fs, dir)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -18,6 +20,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror"
 	"github.com/skeindb/skein/mirror/diff"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
 )
 
@@ -33,6 +36,8 @@ type MirrorOptions struct {
 	WithoutAuth bool
 	// Progress, if not nil, gets the status each second.
 	Progress func(mirror.Status)
+	// SweepEvery is the pause between two looks for leases that have ended at the source; 0 for half a minute.
+	SweepEvery time.Duration
 	// MaxVersionBytes bounds key and value of one version. 0 is what nodes take by their defaults.
 	MaxVersionBytes int64
 }
@@ -56,6 +61,7 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 		FS: vfs.Default, Dir: o.Dir, Clock: c.Clock, Source: source, SourceData: source.Data(), Target: m, TargetData: loaded{diff.NewEndpoint(c.Client), m},
 		SnapshotRevision: func(path string) (keyspace.Revision, error) { return fileRevision(ctx, path) },
 		Nonce:            strconv.FormatUint(o.Number, 16),
+		SweepEvery:       o.SweepEvery,
 		Progress: func(s mirror.Status) {
 			if o.Progress != nil {
 				o.Progress(s)
@@ -77,6 +83,50 @@ func Mirror(ctx context.Context, c *Cluster, o MirrorOptions) (err error) {
 		}
 	}
 	return err
+}
+
+// By its text about the source the cluster tells people and MirrorOf where its mirror is.
+const (
+	sourceName = "a running etcd"
+	sourceForm = sourceName + ", by the mirror in %q on %q"
+)
+
+func sourceText(dir string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		return sourceName
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return sourceName
+	}
+	if text := fmt.Sprintf(sourceForm, dir, host); len(text) <= fsm.MaxSourceBytes {
+		return text
+	}
+	return sourceName
+}
+
+// MirrorOf returns the directory of the mirror that loads a cluster, or has loaded it. The error says what to do if it is
+// not on this machine, or not known.
+func MirrorOf(ctx context.Context, c *Cluster) (dir string, err error) {
+	a, err := datapb.NewLoadClient(c.Client.ActiveConnection()).LoadState(ctx, &datapb.LoadStateRequest{Limit: 1})
+	if err != nil {
+		return "", fmt.Errorf("ask the cluster for its mirror: %w", err)
+	}
+	st := a.GetStatus()
+	var host string
+	if st.GetPhase() == datapb.LoadPhase_LOAD_NONE {
+		return "", errors.New("no mirror has begun to load this cluster: give --endpoints of one that has, or the directory of the mirror to --spool")
+	}
+	if _, err := fmt.Sscanf(st.GetSource(), sourceForm, &dir, &host); err != nil {
+		return "", fmt.Errorf("the source of this cluster is %s, which does not tell where a mirror is: give its directory to --spool", st.GetSource())
+	}
+	if here, err := os.Hostname(); err != nil || here != host {
+		return "", fmt.Errorf("the mirror of this cluster is in %s on %s: give the command there, or the directory to --spool", dir, host)
+	}
+	if nonce, err := mirror.Nonce(vfs.Default, dir); err != nil || nonce != strconv.FormatUint(st.GetLoader(), 16) {
+		return "", fmt.Errorf("the mirror of this cluster was in %s and is not there any more: give its directory to --spool", dir)
+	}
+	return dir, nil
 }
 
 // stepOf returns how far the mirror in a directory is, nothing if that cannot be read.
@@ -125,7 +175,7 @@ func (m *mirrored) use(nonce string) (*dataapi.Loader, uint64, error) {
 	}
 	if m.loader == nil {
 		m.granted = map[keyspace.LeaseID]int64{}
-		m.loader = dataapi.NewLoader(dataapi.LoaderOptions{Conn: m.c.Client.ActiveConnection(), Clock: m.c.Clock, Number: number, Source: "a running etcd"})
+		m.loader = dataapi.NewLoader(dataapi.LoaderOptions{Conn: m.c.Client.ActiveConnection(), Clock: m.c.Clock, Number: number, Source: sourceText(m.o.Dir)})
 	}
 	return m.loader, number, nil
 }

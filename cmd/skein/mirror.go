@@ -26,11 +26,21 @@ import (
 // mirrorFlags are those of all commands about a mirror.
 type mirrorFlags struct{ spool string }
 
-func (f *mirrorFlags) check() error {
-	if f.spool == "" {
-		return &config.UsageError{Err: errors.New("--spool is missing: give the directory of the mirror")}
+// find has spool be the directory of the mirror that loads the cluster at --endpoints, if --spool was not given.
+func (f *mirrorFlags) find(c *cobra.Command, cluster *adminFlags) error {
+	if f.spool != "" {
+		return nil
 	}
-	return nil
+	if err := cluster.fromEnvironment(c.Flags()); err != nil {
+		return err
+	}
+	if !c.Flags().Changed("endpoints") {
+		return &config.UsageError{Err: errors.New("--spool is missing: give the directory of the mirror, or client URLs of its new cluster to --endpoints")}
+	}
+	return cluster.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) (err error) {
+		f.spool, err = transfer.MirrorOf(ctx, cluster)
+		return err
+	})
 }
 
 func newMirror(environ []string) *cobra.Command {
@@ -41,7 +51,7 @@ func newMirror(environ []string) *cobra.Command {
 it step by step.`,
 	}
 	c.PersistentFlags().StringVar(&f.spool, "spool", "", "directory of the mirror: what it has received and how far it is; with room for a copy of the source and for sorting it, twice its size, and for what is written meanwhile")
-	c.AddCommand(newMirrorStart(environ, f), newMirrorStatus(f), newMirrorCutover(f), newMirrorAbandon(f))
+	c.AddCommand(newMirrorStart(environ, f), newMirrorStatus(environ, f), newMirrorCutover(environ, f), newMirrorAbandon(environ, f))
 	return c
 }
 
@@ -54,8 +64,8 @@ func newMirrorStart(environ []string, m *mirrorFlags) *cobra.Command {
 		Long: `Copy a running etcd into a new, empty cluster, and follow what is written there. It goes on until
 the cut-over (skein mirror cutover). The same command goes on with a mirror that was broken off.`,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			if err := m.check(); err != nil {
-				return err
+			if m.spool == "" {
+				return &config.UsageError{Err: errors.New("--spool is missing: give a directory for the mirror")}
 			}
 			if endpoints == "" {
 				return &config.UsageError{Err: errors.New("--source-endpoints is missing: give client URLs of the etcd to follow")}
@@ -139,21 +149,27 @@ func refused(err error) error {
 	return err
 }
 
-func newMirrorStatus(m *mirrorFlags) *cobra.Command {
+// byCluster is what commands say that find the mirror by its cluster.
+const byCluster = `The mirror is the one in --spool. Without that flag it is the one that loads the cluster at
+--endpoints, if its directory is on this machine.`
+
+func newMirrorStatus(environ []string, m *mirrorFlags) *cobra.Command {
+	f := &adminFlags{environ: environ}
 	var output string
 	c := &cobra.Command{
-		Use: "status", Short: "Show how far a mirror is", Args: cobra.NoArgs,
+		Use: "status", Short: "Show how far a mirror is", Args: cobra.NoArgs, Long: "Show how far a mirror is. " + byCluster,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
 			format := adminapi.Format(output)
 			if format != adminapi.Table && format != adminapi.JSON {
 				return &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", output)}
 			}
-			if err := m.check(); err != nil {
+			if err := m.find(c, f); err != nil {
 				return err
 			}
 			return printStatus(c, m.spool, format)
 		}),
 	}
+	f.addConnection(c.Flags())
 	c.Flags().StringVarP(&output, "write-out", "w", "table", "table or json")
 	return c
 }
@@ -178,14 +194,18 @@ func ended(s mirror.Step) bool {
 	return s == mirror.Done || s == mirror.Failed || s == mirror.Abandoned
 }
 
-func newMirrorCutover(m *mirrorFlags) *cobra.Command {
-	return &cobra.Command{
+func newMirrorCutover(environ []string, m *mirrorFlags) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{
 		Use: "cutover", Short: "Let the cluster take the source's place", Args: cobra.NoArgs,
 		Long: `Let the cluster take the source's place, as soon as the source stands still and the cluster has
 all of it. Stop the source's clients first. The command waits until the cluster serves. If it is
-broken off, the request stands.`,
+broken off, the request stands. If the cluster cannot serve now, as a node does not answer that has
+to note the users, the request is refused, and the mirror goes on.
+
+` + byCluster,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			if err := m.check(); err != nil {
+			if err := m.find(c, f); err != nil {
 				return err
 			}
 			if err := mirror.RequestCutover(vfs.Default, m.spool); err != nil {
@@ -194,13 +214,17 @@ broken off, the request stands.`,
 			return m.await(c, mirror.Done)
 		}),
 	}
+	f.addConnection(c.Flags())
+	return c
 }
 
-func newMirrorAbandon(m *mirrorFlags) *cobra.Command {
-	return &cobra.Command{
+func newMirrorAbandon(environ []string, m *mirrorFlags) *cobra.Command {
+	f := &adminFlags{environ: environ}
+	c := &cobra.Command{
 		Use: "abandon", Short: "Give a mirror up: its cluster never serves", Args: cobra.NoArgs,
+		Long: "Give a mirror up. Its cluster never serves, and the source stays as it is. " + byCluster,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			if err := m.check(); err != nil {
+			if err := m.find(c, f); err != nil {
 				return err
 			}
 			if err := mirror.RequestAbandon(vfs.Default, m.spool); err != nil {
@@ -209,6 +233,8 @@ func newMirrorAbandon(m *mirrorFlags) *cobra.Command {
 			return m.await(c, mirror.Abandoned)
 		}),
 	}
+	f.addConnection(c.Flags())
+	return c
 }
 
 // Times of a command that waits for the mirror.
@@ -222,6 +248,10 @@ func (f *mirrorFlags) await(c *cobra.Command, step mirror.Step) error {
 	clk := clock.System()
 	var told clock.Time
 	for {
+		stands, err := mirror.CutoverRequested(vfs.Default, f.spool)
+		if err != nil {
+			return err
+		}
 		st, err := mirror.ReadStatus(vfs.Default, f.spool)
 		if err == nil && !st.Running {
 			st, err = mirror.ReadStatus(vfs.Default, f.spool) // its last step may have come between step and lock
@@ -233,6 +263,10 @@ func (f *mirrorFlags) await(c *cobra.Command, step mirror.Step) error {
 			return printStatus(c, f.spool, adminapi.Table)
 		case ended(st.Step) && step == mirror.Done:
 			return fmt.Errorf("the mirror is %s: %s", st.Step, st.Stopped)
+		case step == mirror.Done && !stands && st.Refused != nil:
+			return &adminapi.Refusal{Reason: st.Refused.Reason, NextStep: st.Refused.Next}
+		case step == mirror.Done && !stands:
+			return fmt.Errorf("the request for a cut-over of the mirror in %s is gone", f.spool)
 		case !st.Running:
 			return &adminapi.Refusal{Reason: fmt.Sprintf("the mirror in %s is %s and does not run; the request stands", f.spool, st.Step), NextStep: "give its `skein mirror start` again"}
 		}

@@ -7,14 +7,20 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/internal/ports"
 	"github.com/skeindb/skein/mirror"
+	"github.com/skeindb/skein/transfer"
 )
 
 // TestMirrorErrors: wrong input is named with what to do, and a script tells it from a mirror that cannot run.
@@ -44,6 +50,7 @@ func TestMirrorErrors(t *testing.T) {
 		{"cutover --spool DIR", exitRefused, "holds no mirror"},
 		{"abandon --spool DIR", exitRefused, "holds no mirror"},
 		{"abandon DIR", exitUsage, "unknown command"},
+		{fmt.Sprintf("cutover --command-timeout 200ms --endpoints http://127.0.0.1:%d", nobody[0]), exitRefused, "give client URLs of running nodes to --endpoints"},
 	} {
 		var out bytes.Buffer
 		line := strings.ReplaceAll(c.args, "DIR", filepath.Join(dir, "none"))
@@ -102,6 +109,12 @@ func TestMirrorRequests(t *testing.T) {
 // conformance has an etcd.
 func TestMirrorDocument(t *testing.T) {
 	lines := documented(t, "../../docs/MIGRATION.md")[2:5]
+	named := []string{ // which TestMirrorTakesLeasesBack and TestMirrorAbandoned run too
+		"skein mirror start --metrics-listen 127.0.0.1:9090", "skein mirror cutover --endpoints http://127.0.0.1:2379", "skein mirror abandon --spool DIR",
+	}
+	if all := mentioned(t, "../../docs/MIGRATION.md"); !slices.Equal(all, named) {
+		t.Errorf("the text names %q, and tests run %q", all, named)
+	}
 	source, client := runningCluster(t, 1)
 	into, mirrored := runningCluster(t, 1)
 	dir := filepath.Join(t.TempDir(), "mirror")
@@ -127,8 +140,10 @@ func TestMirrorDocument(t *testing.T) {
 		}
 	}
 	rev := fill(t, client, "b")
-	if out := said(ctx, t, lines[1], replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
-		t.Errorf("%s:\n%s", lines[1], out)
+	for _, line := range []string{lines[1], "skein mirror status --endpoints http://127.0.0.1:2379"} {
+		if out := said(ctx, t, line, replace...); !strings.Contains(out, "following: position") || strings.Contains(out, "no `skein mirror start` runs") {
+			t.Errorf("%s:\n%s", line, out)
+		}
 	}
 	for { // until a status has the revision
 		if text := scraped(ctx, t, metrics); strings.Contains(text, fmt.Sprintf("skein_mirror_position_revision %d\n", rev)) {
@@ -175,6 +190,103 @@ func scraped(ctx context.Context, t *testing.T, address string) string {
 		t.Fatalf("%s, %v", r.Status, err)
 	}
 	return string(b)
+}
+
+// TestMirrorTakesLeasesBack: a cluster that is loaded lists its leases to no client of etcd's, and the mirror takes back one that
+// has ended at the source all the same. The others live. The cut-over finds the mirror by its cluster.
+func TestMirrorTakesLeasesBack(t *testing.T) {
+	source, client := runningCluster(t, 1)
+	into, target := runningCluster(t, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	granted := func(key string) clientv3.LeaseID {
+		l, err := client.Grant(ctx, 3000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Put(ctx, key, "", clientv3.WithLease(l.ID)); err != nil {
+			t.Fatal(err)
+		}
+		return l.ID
+	}
+	ends, lives := granted("ends"), granted("lives")
+	var out reported
+	ended := make(chan error, 1)
+	go func() {
+		ended <- transfer.Mirror(ctx, &transfer.Cluster{Client: target, Clock: clock.System(), Report: out.add}, transfer.MirrorOptions{
+			Source: clientv3.Config{Endpoints: []string{source}, Logger: zap.NewNop()}, Dir: filepath.Join(t.TempDir(), "mirror"), Number: 7,
+			SweepEvery: 100 * time.Millisecond,
+		})
+	}()
+	// loaded says whether the cluster that is loaded has these leases and no others.
+	loaded := func(ids ...clientv3.LeaseID) bool {
+		data := dataapi.NewClient(target.ActiveConnection(), clock.System())
+		cut, err := data.Cut(ctx, dataapi.CutOptions{Kind: dataapi.KindMirror, Owner: "a test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := data.Release(ctx, cut.Hold); err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range cut.Leases {
+			if !slices.Contains(ids, clientv3.LeaseID(l.ID)) {
+				return false
+			}
+		}
+		return len(cut.Leases) == len(ids)
+	}
+	awaits(t, "the import of leases", func() bool { return loaded(ends, lives) })
+	if l, err := target.Leases(ctx); err == nil || !strings.Contains(err.Error(), "this cluster is being loaded") {
+		t.Errorf("%v, %v", l, err)
+	}
+	late := granted("late")
+	awaits(t, "the grant of a lease", func() bool { return loaded(ends, lives, late) })
+	if _, err := client.Revoke(ctx, ends); err != nil {
+		t.Fatal(err)
+	}
+	awaits(t, "the end of a lease", func() bool { return loaded(lives, late) })
+	if out := said(ctx, t, "skein mirror cutover --endpoints http://127.0.0.1:2379", "http://127.0.0.1:2379", into); !strings.Contains(out, "done: position") {
+		t.Error(out)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	for id, key := range map[clientv3.LeaseID]string{lives: "lives", late: "late"} {
+		if l, err := target.TimeToLive(ctx, id, clientv3.WithAttachedKeys()); err != nil || l.GrantedTTL != 3000 || len(l.Keys) != 1 || string(l.Keys[0]) != key {
+			t.Errorf("%+v, %v", l, err)
+		}
+	}
+	if l, err := target.Leases(ctx); err != nil || len(l.Leases) != 2 {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+// TestMirrorOfACluster: where the mirror of a cluster is not known, the error says which flag is missing.
+func TestMirrorOfACluster(t *testing.T) {
+	url, client := runningCluster(t, 1)
+	for _, command := range []string{"status", "cutover", "abandon"} {
+		var out bytes.Buffer
+		code := execute(t.Context(), []string{"mirror", command, "--endpoints", url}, nil, &out, &out)
+		if want := "no mirror has begun to load this cluster: give --endpoints of one that has, or the directory of the mirror to --spool"; code != exitRefused || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d, %q is missing in\n%s", command, code, want, &out)
+		}
+	}
+	for _, c := range []struct{ source, want string }{
+		{"a file", "the source of this cluster is a file, which does not tell where a mirror is: give its directory to --spool"},
+		{`a running etcd, by the mirror in "/a dir" on "somewhere else"`, "is in /a dir on somewhere else: give the command there, or the directory to --spool"},
+	} {
+		into, other := runningCluster(t, 1)
+		if _, err := dataapi.NewLoader(dataapi.LoaderOptions{Conn: other.ActiveConnection(), Number: 7, Source: c.source}).Begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if code := execute(t.Context(), []string{"mirror", "status"}, []string{"ETCDCTL_ENDPOINTS=" + into}, &out, &out); code != exitRefused || !strings.Contains(out.String(), c.want) {
+			t.Errorf("exit code %d, %q is missing in\n%s", code, c.want, &out)
+		}
+	}
+	if _, err := client.Put(t.Context(), "k", ""); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestMirrorAbandoned: a mirror that runs is given up, and its cluster never serves.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/demo"
 	"github.com/skeindb/skein/internal/ports"
 )
@@ -67,6 +70,26 @@ func documented(t *testing.T, path string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// mentioned returns the commands of skein's that the text of a document names outside of its blocks.
+func mentioned(t *testing.T, path string) (commands []string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, block := range strings.Split(string(b), "```") {
+		if i%2 == 1 {
+			continue
+		}
+		for j, span := range strings.Split(block, "`") {
+			if words := strings.Fields(span); j%2 == 1 && len(words) > 0 && words[0] == "skein" {
+				commands = append(commands, strings.Join(words, " "))
+			}
+		}
+	}
+	return commands
 }
 
 // said runs a command line of a document with other URLs and paths.
@@ -155,6 +178,24 @@ func TestBackupDocument(t *testing.T) {
 	}
 	if len(lines) != 7 {
 		t.Errorf("%d commands", len(lines))
+	}
+	if _, err := dataapi.NewClient(client.ActiveConnection(), clock.System()).Cut(t.Context(), dataapi.CutOptions{Kind: dataapi.KindMirror, Owner: "a test"}); err != nil {
+		t.Fatal(err)
+	}
+	replace = append(replace, "ID", heldNow(t, from)[0].ID, "FILE", filepath.Join(t.TempDir(), "file"))
+	const at = " --endpoints http://127.0.0.1:2379"
+	for _, command := range mentioned(t, "../../docs/BACKUP.md") {
+		// What the text leaves out. The blocks have the others.
+		rest, ok := map[string]string{
+			"skein hold list": at, "skein hold release ID": at, "skein export etcd": " FILE" + at,
+			"skein placement show": at, "skein placement set-replication": " 3" + at, "skein diff": " http://127.0.0.1:2379 http://127.0.0.1:2379",
+		}[command]
+		switch {
+		case ok:
+			said(t.Context(), t, command+rest, replace...)
+		case !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, command+" ") }):
+			t.Errorf("nothing runs %s", command)
+		}
 	}
 	last, err := client.Get(t.Context(), "", clientv3.WithPrefix())
 	if err != nil {
