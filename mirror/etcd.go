@@ -106,7 +106,7 @@ type data struct {
 // Leases implements diff.Reader. A member of etcd lists the leases that it knows itself, also where it lags or is cut off.
 // So one is asked that has just answered a linearizable read: it knows all that were granted before. All are asked at once,
 // and the first list counts: the source's clients may be waiting, and a member that is silent keeps them for no moment.
-func (d data) Leases(ctx context.Context) (ids []keyspace.LeaseID, err error) {
+func (d data) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type list struct {
@@ -120,22 +120,20 @@ func (d data) Leases(ctx context.Context) (ids []keyspace.LeaseID, err error) {
 			lists <- list{ids, err}
 		}()
 	}
-	err = errors.New("list the leases: the source has no endpoints")
-	found := false
+	var first *list
+	var failed error // that of the last one
 	for range d.e.cfg.Endpoints {
-		switch l := <-lists; {
-		case found:
-		case l.err != nil:
-			err = l.err // that of the last one, if none has a list
-		default:
-			found, ids = true, l.ids
+		if l := <-lists; l.err != nil {
+			failed = l.err
+		} else if first == nil {
+			first = &l
 			cancel()
 		}
 	}
-	if found {
-		return ids, nil
+	if first == nil {
+		return nil, failed
 	}
-	return nil, err
+	return first.ids, nil
 }
 
 // leasesOf lists the leases by one member.
