@@ -24,19 +24,26 @@ const (
 
 // cutover waits until it is requested and possible, and does it. It returns errDone.
 func (m *Mirror) cutover(ctx context.Context) error {
-	var f *Finish
-	for f == nil {
-		if err := m.waitRequested(ctx); err != nil {
+	for {
+		err := m.cutoverOnce(ctx)
+		refusal := (*Refusal)(nil)
+		if !errors.As(err, &refusal) {
 			return err
 		}
-		var err error
-		f, err = m.prepare(ctx)
-		if refusal := (*Refusal)(nil); errors.As(err, &refusal) {
-			err = m.callOff(ctx, refusal)
-		}
-		if err != nil {
+		if err := m.callOff(ctx, refusal); err != nil {
 			return err
 		}
+	}
+}
+
+// cutoverOnce waits for a request and meets it. It returns errDone, or a *Refusal.
+func (m *Mirror) cutoverOnce(ctx context.Context) error {
+	if err := m.waitRequested(ctx); err != nil {
+		return err
+	}
+	f, err := m.prepare(ctx)
+	if err != nil {
+		return err
 	}
 	for {
 		still, since, err := m.waitQuiet(ctx)
@@ -169,6 +176,11 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 	f.Revision = rev
 	if m.position() != rev || m.state.Counted != rev {
 		return false, nil
+	}
+	if m.o.Prepare != nil { // the source may have been written to for long since the first time
+		if err := m.o.Prepare(ctx); err != nil {
+			return false, err
+		}
 	}
 	f.Sum = m.state.Sum
 	f.Compacted = max(f.Compacted, m.state.Compacted) // the source may not have told it

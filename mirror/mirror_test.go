@@ -444,16 +444,17 @@ func TestOthers(t *testing.T) {
 	})
 }
 
-// TestRefused: a cut-over that cannot be done is called off before the source has to stand still, and the status says why.
+// TestRefused: a cut-over that cannot be done is called off, and the status says why.
 // The mirror goes on, and the next request is met once what hindered it is over. A refused request is not met later.
 func TestRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d, disk := newSource(1), newTarget(), simdisk.New()
 		s.txn(op{"a", "1", 0})
 		o := options(s, d, disk)
-		hinders := &Refusal{Reason: "node n2 does not answer", Next: "start it"}
+		hinders, calls := &Refusal{Reason: "node n2 does not answer", Next: "start it"}, 0
 		o.Prepare = func(context.Context) error {
-			if hinders != nil {
+			// The third request is refused at the last moment.
+			if calls++; hinders != nil && calls != 3 {
 				return fmt.Errorf("look at the target: %w", hinders)
 			}
 			return nil

@@ -158,8 +158,8 @@ type Options struct {
 	VerifyBytesPerSecond int64
 	// SweepEvery is the pause between two looks for leases that have ended at the source; 0 for half a minute.
 	SweepEvery time.Duration
-	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long. A
-	// *Refusal calls the cut-over off.
+	// Prepare, if not nil, is called before the source has to stand still for the cut-over, for what takes long, and once more
+	// right before the target is opened. A *Refusal calls the cut-over off.
 	Prepare func(context.Context) error
 	// Progress, if not nil, is called each second.
 	Progress func(Status)
