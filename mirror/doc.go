@@ -56,7 +56,7 @@
 // file too, which the mirror looks for. So a request needs no port, no second protocol and no
 // running mirror: one that is killed and started again still finds it. Another process reads
 // the status from a file as well, and sees by the lock whether a mirror runs. A request to cut over
-// that cannot be met is removed before the source has to stand still, and the status says why.
+// that cannot be met is removed, and the status says why.
 //
 // # What if ...
 //

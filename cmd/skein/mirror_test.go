@@ -211,10 +211,10 @@ func TestMirrorTakesLeasesBack(t *testing.T) {
 	}
 	ends, lives := granted("ends"), granted("lives")
 	var out reported
-	ended := make(chan error, 1)
+	dir, ended := filepath.Join(t.TempDir(), "mirror"), make(chan error, 1)
 	go func() {
 		ended <- transfer.Mirror(ctx, &transfer.Cluster{Client: target, Clock: clock.System(), Report: out.add}, transfer.MirrorOptions{
-			Source: clientv3.Config{Endpoints: []string{source}, Logger: zap.NewNop()}, Dir: filepath.Join(t.TempDir(), "mirror"), Number: 7,
+			Source: clientv3.Config{Endpoints: []string{source}, Logger: zap.NewNop()}, Dir: dir, Number: 7,
 			SweepEvery: 100 * time.Millisecond,
 		})
 	}()
@@ -276,9 +276,10 @@ func TestMirrorOfACluster(t *testing.T) {
 		{`a running etcd, by the mirror in "/a dir" on "somewhere else"`, "is in /a dir on somewhere else: give the command there, or the directory to --spool"},
 	} {
 		into, other := runningCluster(t, 1)
-		if _, err := dataapi.NewLoader(dataapi.LoaderOptions{Conn: other.ActiveConnection(), Number: 7, Source: c.source}).Begin(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		awaits(t, "the begin of a load", func() bool {
+			_, err := dataapi.NewLoader(dataapi.LoaderOptions{Conn: other.ActiveConnection(), Number: 7, Source: c.source}).Begin(t.Context())
+			return err == nil
+		})
 		var out bytes.Buffer
 		if code := execute(t.Context(), []string{"mirror", "status"}, []string{"ETCDCTL_ENDPOINTS=" + into}, &out, &out); code != exitRefused || !strings.Contains(out.String(), c.want) {
 			t.Errorf("exit code %d, %q is missing in\n%s", code, c.want, &out)
