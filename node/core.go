@@ -318,7 +318,7 @@ func (c *Core) watchRestores() {
 	}
 }
 
-// recordSlackBytes is what an entry with nothing but a commit record holds beside it, at most.
+// recordSlackBytes is what an entry with nothing but a commit record, or versions of a load, holds beside them, at most.
 const recordSlackBytes = 256
 
 // Bounds of a clean stop.

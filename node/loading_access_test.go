@@ -84,7 +84,7 @@ func (r *rig) anybody(servers []*etcdapi.Server) (stop func()) {
 func (r *rig) loadOnce(calls int, vs []mvcc.Version, last keyspace.Revision, s *rights.State) error {
 	ctx := r.t.Context()
 	l, conn := r.loaderOf(7)
-	conn.calls = calls
+	conn.calls = int64(calls)
 	if _, err := l.Begin(ctx); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,11 +28,11 @@ import (
 // inProcess calls the load services of nodes without a network: one that is down is unavailable.
 type inProcess struct {
 	nodes []*rigNode
-	next  int
+	next  atomic.Int64
 	// before is called before each call, if it is set.
 	before func(method string)
 	// calls is the number of the call before which the process that calls dies, 0 for never.
-	calls int
+	calls int64
 }
 
 type registrar struct{ srv any }
@@ -42,10 +43,11 @@ func (p *inProcess) Invoke(ctx context.Context, method string, args, reply any, 
 	if p.before != nil {
 		p.before(method)
 	}
-	if p.next++; p.next == p.calls {
+	next := p.next.Add(1)
+	if next == p.calls {
 		return status.Error(codes.Aborted, "killed")
 	}
-	n := p.nodes[p.next%len(p.nodes)]
+	n := p.nodes[next%int64(len(p.nodes))]
 	if n.core == nil {
 		return status.Error(codes.Unavailable, "the node is down")
 	}

@@ -345,6 +345,12 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 	return p, more, nil
 }
 
+// loadBytes bounds the versions or leases of an entry, which has the cursor's key beside them. A larger one would be
+// proposed again and again: the log takes less than a request may write where its segments are small.
+func (s *Store) loadBytes(c *command.Load) int {
+	return min(s.cfg.Limits.MaxEntryBytes, s.cfg.Limits.MaxRecordBytes-len(c.From.Key))
+}
+
 // loadEntry makes the next entry of what is asked for, nil if the range has it all. Nothing changes the range
 // meanwhile.
 func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRequest) (entry []byte, more bool, err error) {
@@ -359,7 +365,7 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 		leases := slices.Sorted(maps.Keys(r.leases.attached))
 		r.mu.Unlock()
 		c.Stage = c.From.Stage
-		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, r.store.cfg.Limits.MaxEntryBytes); err != nil {
+		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, r.store.loadBytes(&c)); err != nil {
 			return nil, false, fmt.Errorf("shard: leases without keys of range %s: %w", r.id, err)
 		}
 		if len(c.Unused) == 0 {
@@ -371,7 +377,7 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 	if c.From.Stage > q.Stage {
 		return nil, false, kverror.New(kverror.BadRequest, "range %s follows revisions already: its bulk is over", r.id)
 	}
-	l := eval.LoadWriter{Record: rec, Request: q, Limit: r.store.cfg.Limits.MaxEntryBytes}
+	l := eval.LoadWriter{Record: rec, Request: q, Limit: r.store.loadBytes(&c)}
 	if err := l.Versions(r.store.cfg.Engine); err != nil {
 		return nil, false, fmt.Errorf("shard: load range %s: %w", r.id, err)
 	}

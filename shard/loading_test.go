@@ -31,9 +31,11 @@ type loadRig struct {
 	term uint64
 }
 
-func loading(t *testing.T, f func(t *testing.T, w *loadRig)) {
+func loading(t *testing.T, f func(t *testing.T, w *loadRig)) { loadingWith(t, Limits{}, f) }
+
+func loadingWith(t *testing.T, l Limits, f func(t *testing.T, w *loadRig)) {
 	virtually(t, func(t *testing.T) {
-		w := &loadRig{newLeasedWorld(t, Limits{}, "auto"), t, 5}
+		w := &loadRig{newLeasedWorld(t, l, "auto"), t, 5}
 		defer w.stop()
 		w.serve(1, 5)
 		f(t, w)
@@ -93,10 +95,59 @@ func (w *loadRig) load(q *rangeapi.LoadRequest) (*rangeapi.LoadAnswer, error) {
 		default:
 		}
 		e := g.take(0)
+		// What a log does not take would be proposed for ever.
+		if most := w.limits.MaxRecordBytes; most > 0 && len(e.data) > most+128 {
+			w.t.Fatalf("an entry of %d bytes, and the log takes %d", len(e.data), most+128)
+		}
 		if err := g.apply(entryOf(e)); err != nil {
 			w.t.Fatal(err)
 		}
 	}
+}
+
+// An entry holds what the log takes, which is less than a request may write where the log's segments are small: versions
+// in both stages, whatever key the cursor has, and leases. What no entry can hold is refused.
+func TestLoadFitsIntoTheLog(t *testing.T) {
+	loadingWith(t, Limits{MaxRecordBytes: 1000}, func(t *testing.T, w *loadRig) {
+		large := func(key string, mod keyspace.Revision, bytes int) mvcc.Version {
+			v := loaded(key, mod, mod, 1)
+			v.Value = make([]byte, bytes)
+			return v
+		}
+		long := strings.Repeat("k", 400)
+		var bulk, follow []mvcc.Version
+		for i := range 20 {
+			bulk = append(bulk, large(fmt.Sprintf("%s%02d", long, i), keyspace.Revision(i+2), 150))
+			follow = append(follow, large(fmt.Sprint("m", i), keyspace.Revision(i+30), 300))
+		}
+		w.must(putOf(1, 1, rangeapi.LoadBulk, bulk...))
+		_, err := w.load(putOf(1, 1, rangeapi.LoadBulk, large("l", 25, 700)))
+		wantKind(t, "a version that fits into no entry", err, kverror.RequestTooLarge)
+		w.must(putOf(1, 1, rangeapi.LoadFollow, follow...))
+		w.want(append(bulk, follow...), 1)
+
+		attach := putOf(1, 1, rangeapi.LoadFollow)
+		attach.Alive = nil
+		var all []mvcc.Version
+		for i := range 300 {
+			lease := keyspace.LeaseID(1<<60 + i)
+			attach.Alive = append(attach.Alive, lease)
+			all = append(all, attached(loaded(fmt.Sprintf("n%03d", i), keyspace.Revision(60+i), keyspace.Revision(60+i), 1), lease))
+		}
+		for i := range 300 {
+			all = append(all, gone(fmt.Sprintf("n%03d", i), keyspace.Revision(400+i)))
+		}
+		for i := range all {
+			attach.Versions = rangeapi.AppendStoredVersion(attach.Versions, &all[i])
+		}
+		attach.Count = len(all)
+		w.must(attach)
+		w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadTrim, Incarnation: 40})
+		a := w.must(&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadLook, Lease: -1 << 63})
+		if len(a.Leases) != 0 || a.Versions != uint64(len(bulk)+len(follow)+len(all)) {
+			t.Errorf("%d leases without keys, %d versions", len(a.Leases), a.Versions)
+		}
+	})
 }
 
 // restart stops the node and starts it again; its replicas lead in a new term.
