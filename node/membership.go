@@ -81,7 +81,7 @@ func (c *Core) storeAdmission(ctx context.Context) error {
 	err := b.Set(admittedKey, []byte{1})
 	if err == nil {
 		// In the same batch: an admitted node asks nobody any more, and must know its peers.
-		err = b.Set(tableKey, placement.EncodeNodeTable(c.nodes))
+		err = placement.StoreNodeTable(b, c.nodes)
 	}
 	if err == nil {
 		err = b.Commit()

@@ -14,28 +14,11 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// tableKey is where a node keeps its last node table: its peers at the next start. A founder also
-// has a configuration that names them. A node that has joined has only this, and both learn from
-// here which nodes have moved since.
-var tableKey = engine.NodeLocalKey([]byte("node/table"))
-
-// storedTable returns the node table that the directory holds; ok is false where it holds
-// none yet.
-func (c *Core) storedTable() (nodes []fsm.Node, ok bool, err error) {
-	b, ok, err := c.engine.Get(tableKey)
-	if err == nil && ok {
-		nodes, err = placement.DecodeNodeTable(b)
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("read the node table: %w", err)
-	}
-	return nodes, ok, nil
-}
-
 // loadTable finds out whom the node speaks to at first: as the directory has it, or else
-// as the configuration or a running node says.
+// as the configuration or a running node says. A node that has joined has no configuration that
+// names its peers, and all learn from the directory which of them have moved since.
 func (c *Core) loadTable(ctx context.Context) error {
-	nodes, ok, err := c.storedTable()
+	nodes, ok, err := placement.StoredNodeTable(c.engine)
 	switch {
 	case err != nil:
 		return err
@@ -78,7 +61,7 @@ func (c *Core) refuseName() error {
 // flushed next: an old one does as long as one of its nodes is where it was.
 func (c *Core) keepTable(nodes []fsm.Node) error {
 	b := c.engine.NewBatch()
-	err := b.Set(tableKey, placement.EncodeNodeTable(nodes))
+	err := placement.StoreNodeTable(b, nodes)
 	if err == nil {
 		err = b.Commit()
 	}

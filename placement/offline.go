@@ -9,6 +9,26 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
+// tableKey is where a node keeps its newest node table: its peers at the next start.
+var tableKey = engine.NodeLocalKey([]byte("node/table"))
+
+// StoredNodeTable returns the node table that a node keeps; ok is false if there is none yet.
+func StoredNodeTable(e engine.Reader) (nodes []fsm.Node, ok bool, err error) {
+	b, ok, err := e.Get(tableKey)
+	if err == nil && ok {
+		nodes, err = DecodeNodeTable(b)
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read the node table: %w", err)
+	}
+	return nodes, ok, nil
+}
+
+// StoreNodeTable has a node keep the node table.
+func StoreNodeTable(w engine.Writer, nodes []fsm.Node) error {
+	return w.Set(tableKey, EncodeNodeTable(nodes))
+}
+
 // LoadStored returns the group's state as a node's engine has it, and its applied record; ok is false if
 // the node has no replica.
 func LoadStored(e engine.Reader) (s *fsm.State, a engine.Applied, ok bool, err error) {

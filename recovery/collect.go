@@ -68,6 +68,7 @@ func (s *store) view() (*view, error) {
 	if v.closed, err = quarantine.Load(s.engine, prometheus.NewGauge(prometheus.GaugeOpts{Name: "quarantine"})); err != nil {
 		return nil, err
 	}
+	v.collected.Name = v.ownName()
 	if err := v.addPlacement(); err != nil {
 		return nil, err
 	}
@@ -87,6 +88,15 @@ func (s *store) view() (*view, error) {
 	}
 	slices.SortFunc(v.collected.Copies, func(a, b Copy) int { return int(min(max(int64(a.Range)-int64(b.Range), -1), 1)) })
 	return v, nil
+}
+
+// ownName returns the node's name, empty where the directory does not say: it is for people alone.
+func (v *view) ownName() string {
+	nodes, _, err := placement.StoredNodeTable(v.s.engine)
+	if i := slices.IndexFunc(nodes, func(n fsm.Node) bool { return n.ID == v.s.id.Node }); err == nil && i >= 0 {
+		return nodes[i].Name
+	}
+	return ""
 }
 
 // addLost adds a group of which there is nothing but entries, and which has not left the node.

@@ -25,9 +25,11 @@ const MaxFileBytes = 256 << 20
 type Collected struct {
 	Format uint64 `json:"format"`
 	Kind   string `json:"kind"`
-	// Cluster and Node say whose directory it is; Version is the cluster version in which it is written.
+	// Cluster and Node say whose directory it is; Name is the node's, if it knows it; Version is the cluster version in which
+	// it is written.
 	Cluster id               `json:"cluster"`
 	Node    id               `json:"node"`
+	Name    string           `json:"name,omitempty"`
 	Version keyspace.Version `json:"version"`
 	// Interrupted is the plan that was only half applied here.
 	Interrupted string `json:"interrupted,omitempty"`
@@ -142,6 +144,9 @@ func (r *RangeRow) descriptor() (keyspace.Descriptor, error) {
 		Range: r.Range, Generation: r.Generation, Span: keyspace.Span{Start: r.Start, End: r.End}, ConfIndex: r.ConfIndex, Replicas: rs,
 	}, err
 }
+
+// NodeName names the node for people.
+func (c *Collected) NodeName() string { return (&NodeRow{Node: c.Node, Name: c.Name}).text() }
 
 // Encode returns the file.
 func (c *Collected) Encode() ([]byte, error) {

@@ -11,7 +11,7 @@ import (
 func sample() *Collected {
 	ms := []Member{{1, 1, "voter"}, {2, 2, "voter"}, {3, 0xabc, "outgoing voter"}}
 	return &Collected{
-		Cluster: 0xc1, Node: 1, Version: 4,
+		Cluster: 0xc1, Node: 1, Name: "n1", Version: 4,
 		Placement: &Placement{
 			Ceiling: 10_001, Compacted: 7, NextRange: 9, NextReplica: 12,
 			Nodes:  []NodeRow{{1, "n1", "serving"}, {2, "n2", "serving"}, {0xabc, "n3", "decommissioned"}},

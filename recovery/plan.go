@@ -185,6 +185,9 @@ func MakePlan(in []*Collected, o PlanOptions) (*Plan, error) {
 	}
 	slices.SortFunc(p.in, func(a, b *Collected) int { return cmp.Compare(a.Node, b.Node) })
 	for _, c := range p.in {
+		p.names[c.Node] = c.Name
+	}
+	for _, c := range p.in {
 		if c.Placement != nil {
 			for _, n := range c.Placement.Nodes {
 				p.names[n.Node] = n.Name

@@ -147,6 +147,9 @@ func (r *rig) collect(ms ...*machine) (all []*recovery.Collected) {
 		if err != nil {
 			r.t.Fatalf("collect from node %s: %v", m.id, err)
 		}
+		if want := fmt.Sprintf("n%d (%[1]d)", m.id); c.NodeName() != want {
+			r.t.Errorf("collected from node %q, want %q", c.NodeName(), want)
+		}
 		b, err := c.Encode()
 		if err == nil {
 			c, err = recovery.DecodeCollected(b)

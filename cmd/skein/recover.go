@@ -57,7 +57,7 @@ func newCollect() *cobra.Command {
 		if err := writeNew(out, b); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(c.OutOrStdout(), "%s: node %x has %d replicas\n", out, uint64(got.Node), len(got.Copies))
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s: node %s has %d replicas\n", out, got.NodeName(), len(got.Copies))
 		return err
 	})
 	return c
