@@ -255,9 +255,12 @@ func (v *view) addRange(made *Made, self keyspace.ReplicaID, a engine.Applied) e
 		c.refuse(r.Visit(v.s.wal, func(e *offline.Entry) error {
 			c.follow(e)
 			c.Unsettled = c.Unsettled || e.Index > c.Commit && changes(e)
-			was := w.rec.Generation
+			was := Settled{Generation: w.rec.Generation, End: key(w.rec.Span.End)}
 			err := w.entry(e)
-			c.Tentative = c.Tentative || e.Index > c.Commit && w.rec.Generation != was
+			if e.Index > c.Commit && w.rec.Generation != was.Generation {
+				// A leader proposes a change once it has applied the one before: only the last one is in doubt.
+				c.Tentative, c.Settled = true, &was
+			}
 			return err
 		}))
 	}

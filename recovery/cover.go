@@ -19,9 +19,9 @@ var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 // at most one above the last committed one: a leader proposes one change at a time, for the generation that it has
 // applied. Whatever was committed instead has that number too, or a higher one. So it is only in a tie that
 // the foundation decides.
-// An absorb that is not known to be committed may be further above: its generation is above the source's too. If a split
-// was committed instead, that absorb is taken for newer than the child, whose copies go. The range with the absorb then
-// lacks a committed entry, so it is not called safe.
+// An absorb that is not known to be committed may be further above: its generation is above the source's too. neverAbsorbed
+// tells whether something else was committed instead; where nothing proves it, the absorb is taken for newer. The range with
+// the absorb then may lack a committed entry, so it is not called safe.
 // A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
@@ -29,14 +29,28 @@ func (p *planner) cover() error {
 	for _, g := range p.groups {
 		g.end = nil
 		if g.rng != 0 && g.chosen != nil {
+			g.generation = g.chosen.copy.End.Generation
 			order = append(order, g)
 		}
 	}
+	var doubted []*group
+	for _, g := range order {
+		if g.neverAbsorbed(order) {
+			doubted = append(doubted, g)
+		}
+	}
+	for _, g := range doubted {
+		p.doubtAbsorb(g)
+	}
 	slices.SortFunc(order, func(a, b *group) int {
-		return cmp.Or(cmp.Compare(b.chosen.copy.End.Generation, a.chosen.copy.End.Generation), cmp.Compare(a.stands, b.stands), cmp.Compare(a.rng, b.rng))
+		return cmp.Or(cmp.Compare(b.generation, a.generation), cmp.Compare(a.stands, b.stands), cmp.Compare(a.rng, b.rng))
 	})
 	var rows []RangeRow
 	for _, g := range order {
+		if g.covered {
+			g.end = g.chosen.copy.End.End
+			continue
+		}
 		more, err := p.fit(g, rows)
 		if err != nil {
 			return err
@@ -58,6 +72,42 @@ func (p *planner) cover() error {
 	sortRows(rows)
 	p.plan.Map = rows
 	return nil
+}
+
+// neverAbsorbed says that the absorb in the tail of the group's chosen copy was certainly not committed. A committed
+// generation at one of its own keys lies between that before the absorb and that of the absorb: what a committed absorb has
+// left there has that of the absorb at least, and what was there before has the one before at most.
+// Where the group's first key has gone to another range, the group goes altogether. Then it has to absorb nothing, and
+// this is not asked.
+func (g *group) neverAbsorbed(all []*group) bool {
+	c := g.chosen.copy
+	if !c.Tentative || c.Settled == nil || len(c.Absorbs) == 0 {
+		return false
+	}
+	own, proven := keyspace.Span{Start: c.End.Start, End: c.Settled.End}, false
+	for _, o := range all {
+		e := &o.chosen.copy.End
+		if o == g || e.Generation <= c.Settled.Generation || !own.Overlaps(e.span()) {
+			continue
+		}
+		if e.span().Contains(own.Start) {
+			return false
+		}
+		proven = proven || o.stands == committed && e.Generation < c.End.Generation
+	}
+	return proven
+}
+
+// doubtAbsorb has a group whose absorb was not committed count by what is certain. The tail that goes on still absorbs the
+// copy of the source beside it, so that one does not go on by itself.
+func (p *planner) doubtAbsorb(g *group) {
+	c := g.chosen.copy
+	g.generation, g.stands = c.Settled.Generation, committed
+	for _, r := range c.Absorbs {
+		if s := p.groups[r]; s != nil && s.chosen != nil && s.chosen.node == g.chosen.node {
+			s.covered = true
+		}
+	}
 }
 
 func sortRows(rows []RangeRow) {

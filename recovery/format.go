@@ -65,13 +65,21 @@ type Copy struct {
 	End End `json:"end"`
 	// Unsettled says that entries which may be committed or not change the members or the span.
 	Unsettled bool `json:"unsettled,omitempty"`
-	// Tentative says that an entry gave End its generation that may be committed or not.
-	Tentative bool `json:"tentative,omitempty"`
+	// Tentative says that an entry gave End its generation that may be committed or not. Settled is what the range
+	// certainly was before that entry.
+	Tentative bool     `json:"tentative,omitempty"`
+	Settled   *Settled `json:"settled,omitempty"`
 	// Revision is the highest in state and tail, SequencerTerm the highest term of a sequencer there.
 	Revision      keyspace.Revision `json:"revision"`
 	SequencerTerm uint64            `json:"sequencer_term"`
 	// Absorbs are the ranges that the tail absorbs.
 	Absorbs []keyspace.RangeID `json:"absorbs,omitempty"`
+}
+
+// Settled is the last generation of a range that is certain, and the end of its span then. Its start never changes.
+type Settled struct {
+	Generation keyspace.Generation `json:"generation"`
+	End        key                 `json:"end"`
 }
 
 // Made is a split in a tail.

@@ -610,6 +610,8 @@ type group struct {
 	why     string
 	chosen  *located
 	stands  foundation
+	// generation is that by which keys go to the group: of its chosen copy, or the last one that is certain.
+	generation keyspace.Generation
 	// covered says that other ranges have all of its span after it.
 	covered bool
 	// cuts are the splits that leave the range what is its own, and end is its own then.

@@ -111,6 +111,9 @@ func (s *planStory) copyOf(line string) (c Copy) {
 			c.Unsettled = true
 		case "tentative":
 			c.Tentative = true
+		case "settled": // generation/end
+			g, end, _ := strings.Cut(v, "/")
+			c.Settled = &Settled{keyspace.Generation(s.number(g)), key(end)}
 		case "unusable":
 			c.Unusable = v
 		case "absorbs":

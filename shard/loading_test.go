@@ -109,9 +109,9 @@ func (w *loadRig) load(q *rangeapi.LoadRequest) (*rangeapi.LoadAnswer, error) {
 // in both stages, whatever key the cursor has, and leases. What no entry can hold is refused.
 func TestLoadFitsIntoTheLog(t *testing.T) {
 	loadingWith(t, Limits{MaxRecordBytes: 1000}, func(t *testing.T, w *loadRig) {
-		large := func(key string, mod keyspace.Revision, bytes int) mvcc.Version {
+		large := func(key string, mod keyspace.Revision, size int) mvcc.Version {
 			v := loaded(key, mod, mod, 1)
-			v.Value = make([]byte, bytes)
+			v.Value = make([]byte, size)
 			return v
 		}
 		long := strings.Repeat("k", 400)
