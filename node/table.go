@@ -15,8 +15,8 @@ import (
 )
 
 // loadTable finds out whom the node speaks to at first: as the directory has it, or else
-// as the configuration or a running node says. A node that has joined has no configuration that
-// names its peers, and all learn from the directory which of them have moved since.
+// as the configuration or a running node says. A node that has joined has its peers in the directory
+// alone, and each learns there which of them have moved since.
 func (c *Core) loadTable(ctx context.Context) error {
 	nodes, ok, err := placement.StoredNodeTable(c.engine)
 	switch {

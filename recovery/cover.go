@@ -19,9 +19,9 @@ var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 // at most one above the last committed one: a leader proposes one change at a time, for the generation that it has
 // applied. Whatever was committed instead has that number too, or a higher one. So it is only in a tie that
 // the foundation decides.
-// An absorb that is not known to be committed may be further above: its generation is above the source's too. neverAbsorbed
-// tells whether something else was committed instead; where nothing proves it, the absorb is taken for newer. The range with
-// the absorb then may lack a committed entry, so it is not called safe.
+// An absorb that is not known to be committed may be further above: its generation is above the source's too. If nothing
+// proves that it was not (neverAbsorbed), it counts. The range with the absorb then may lack a committed entry, so it is not
+// called safe.
 // A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
@@ -74,11 +74,11 @@ func (p *planner) cover() error {
 	return nil
 }
 
-// neverAbsorbed says that the absorb in the tail of the group's chosen copy was certainly not committed. A committed
-// generation at one of its own keys lies between that before the absorb and that of the absorb: what a committed absorb has
-// left there has that of the absorb at least, and what was there before has the one before at most.
-// Where the group's first key has gone to another range, the group goes altogether. Then it has to absorb nothing, and
-// this is not asked.
+// neverAbsorbed says that the absorb in the tail of the group's chosen copy was certainly not committed. The proof is
+// another range with one of the group's own keys, whose committed generation lies between that before the absorb and the
+// absorb's. For an absorb that was committed leaves its own generation or a higher one there, and all that was there before
+// has that before the absorb or a lower one.
+// If the group's first key has gone to another range, the group goes as a whole. Its source needs no care then.
 func (g *group) neverAbsorbed(all []*group) bool {
 	c := g.chosen.copy
 	if !c.Tentative || c.Settled == nil || len(c.Absorbs) == 0 {

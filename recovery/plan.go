@@ -610,7 +610,7 @@ type group struct {
 	why     string
 	chosen  *located
 	stands  foundation
-	// generation is that by which keys go to the group: of its chosen copy, or the last one that is certain.
+	// generation decides which keys go to the group. It is the chosen copy's, or the last one that is certain.
 	generation keyspace.Generation
 	// covered says that other ranges have all of its span after it.
 	covered bool

@@ -105,8 +105,8 @@ func (w *loadRig) load(q *rangeapi.LoadRequest) (*rangeapi.LoadAnswer, error) {
 	}
 }
 
-// An entry holds what the log takes, which is less than a request may write where the log's segments are small: versions
-// in both stages, whatever key the cursor has, and leases. What no entry can hold is refused.
+// An entry is as large as the log takes, which is less than a request may write if the log has small segments. This holds
+// for versions in both stages, for leases, and with a long key in the cursor. What no entry can hold is refused.
 func TestLoadFitsIntoTheLog(t *testing.T) {
 	loadingWith(t, Limits{MaxRecordBytes: 1000}, func(t *testing.T, w *loadRig) {
 		large := func(key string, mod keyspace.Revision, size int) mvcc.Version {

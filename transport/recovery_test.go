@@ -37,8 +37,8 @@ func withRecovery(o transport.Options, p *planned) transport.Options {
 	return o
 }
 
-// TestDiallerMindsARecovery: a node that dials hears of the recovery of the one that answers, whether that welcomes it or not,
-// and there is no session as long as one of the two waits. The other one never dials here, so that nothing else tells it.
+// TestDiallerMindsARecovery: a node that dials hears of the other's recovery, also from one that refuses it. There is no
+// session as long as one of the two waits. The other one never dials here, so that nothing else tells it.
 func TestDiallerMindsARecovery(t *testing.T) {
 	for name, c := range map[string]struct {
 		dials, answers planned
