@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"strings"
 	"sync"
 	"time"
 
@@ -418,12 +419,20 @@ func (b *blockWriter) send(ctx context.Context) error {
 	sent := make(chan error, 1)
 	go func() {
 		_, err := call(ctx, b.l, b.l.client.LoadPut, q)
-		sent <- err
+		sent <- tooLarge(err, len(q.Versions))
 	}()
 	b.sent, b.body, b.sending = sent, b.sending[:0], b.body
 	b.count, b.alive = 0, nil
 	b.noteAfter(b.lastKey, b.lastRevision)
 	return nil
+}
+
+// tooLarge says what to do about a call with so many bytes of versions that is larger than what nodes take.
+func tooLarge(err error, size int) error {
+	if s := status.Convert(err); s.Code() != codes.ResourceExhausted || !strings.Contains(s.Message(), "message larger than max") {
+		return err
+	}
+	return fmt.Errorf("the nodes take no call with %d bytes of versions: raise --max-request-bytes of all to %[1]d, and go on with the same load: %w", size, err)
 }
 
 // wait waits for the end of the call under way.
