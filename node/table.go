@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
