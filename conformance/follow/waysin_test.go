@@ -18,7 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/backup"
-	"github.com/skeindb/skein/backup/target"
+	backups "github.com/skeindb/skein/backup/target"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/mirror"
 	"github.com/skeindb/skein/transfer"
@@ -241,7 +241,7 @@ func TestUsersOfEachWayIn(t *testing.T) {
 	if _, err := clientsnapshot.SaveWithVersion(ctx, zap.NewNop(), userConfig(endpoints[:1], "root"), file); err != nil {
 		t.Fatal(err)
 	}
-	place, err := target.Open("file://"+filepath.Join(dir, "backups"), clock.System())
+	place, err := backups.Open("file://"+filepath.Join(dir, "backups"), clock.System())
 	if err != nil {
 		t.Fatal(err)
 	}
