@@ -161,7 +161,7 @@ func newVerify(environ []string) *cobra.Command {
 			defer kv.Close()
 			found, err := recovery.Verify(ctx, recovered{client, kv}, p)
 			if err != nil {
-				return fmt.Errorf("%w; a survivor serves once all survivors have applied the plan: its log says for whom it waits", err)
+				return unanswered(err)
 			}
 			for _, w := range found.Wrong {
 				fmt.Fprintln(c.OutOrStdout(), "WRONG  ", w)
@@ -180,6 +180,15 @@ func newVerify(environ []string) *cobra.Command {
 		})
 	})
 	return c
+}
+
+// unanswered says why a cluster may not answer behind a recovery.
+func unanswered(err error) error {
+	const why = "a survivor serves once all survivors have applied the plan: its log says for whom it waits"
+	if r := (*adminapi.Refusal)(nil); errors.As(err, &r) {
+		return &adminapi.Refusal{Reason: r.Reason, NextStep: r.NextStep + "; " + why}
+	}
+	return fmt.Errorf("%w; %s", err, why)
 }
 
 // notYet says that a check has to be repeated.
