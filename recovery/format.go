@@ -153,9 +153,6 @@ func (r *RangeRow) descriptor() (keyspace.Descriptor, error) {
 	}, err
 }
 
-// NodeName names the node for people.
-func (c *Collected) NodeName() string { return (&NodeRow{Node: c.Node, Name: c.Name}).text() }
-
 // Encode returns the file.
 func (c *Collected) Encode() ([]byte, error) {
 	c.Format, c.Kind = Format, kindCollected

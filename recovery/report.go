@@ -80,6 +80,9 @@ func (p *Plan) nodeName(n id) string {
 	return n.node().String()
 }
 
+// NodeName names the node for people.
+func (c *Collected) NodeName() string { return (&NodeRow{Node: c.Node, Name: c.Name}).text() }
+
 // text names the node for people: by its name, if it has one, and its id, which logs have.
 func (n *NodeRow) text() string {
 	if n.Name == "" {

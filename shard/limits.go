@@ -23,9 +23,8 @@ type Limits struct {
 	// MaxEntryBytes bounds what one request may write, and what the requests of one
 	// entry write together. Default 4 MiB and 64 KiB. A DeleteRange beyond it is refused.
 	MaxEntryBytes int
-	// MaxRecordBytes bounds the commit record of a transaction, and what an entry of a load brings.
-	// RequestTooLarge beyond it: no entry could hold it. A record that only has too little room beside
-	// others is tried again. Default twice MaxEntryBytes.
+	// MaxRecordBytes bounds the commit record of a transaction, and what an entry of a load brings. RequestTooLarge
+	// beyond it: no entry could hold it. A record that only has too little room beside others is tried again.
 	MaxRecordBytes int
 	// PendingBytes bounds all requests of the node that wait for evaluation, a
 	// revision or their entry. Default 128 MiB. TooManyRequests beyond it.

@@ -296,8 +296,7 @@ func (r *Replica) loadOnce(ctx context.Context, term uint64, q *rangeapi.LoadReq
 	}
 }
 
-// proposeLoad proposes the next entry. The pipeline is closed and empty. nil without an error says that nothing
-// is left to do.
+// proposeLoad proposes the next entry. The pipeline is closed and empty. nil without an error says that nothing is left to do.
 func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingChange, more bool, err error) {
 	r.mu.Lock()
 	rec := r.rec
@@ -345,17 +344,12 @@ func (r *Replica) proposeLoad(term uint64, q *rangeapi.LoadRequest) (p *pendingC
 	return p, more, nil
 }
 
-// loadBytes bounds the versions or leases of an entry, which has the cursor's key beside them. A larger one would be
-// proposed again and again: the log takes less than a request may write where its segments are small.
-func (s *Store) loadBytes(c *command.Load) int {
-	return min(s.cfg.Limits.MaxEntryBytes, s.cfg.Limits.MaxRecordBytes-len(c.From.Key))
-}
-
-// loadEntry makes the next entry of what is asked for, nil if the range has it all. Nothing changes the range
-// meanwhile.
+// loadEntry makes the next entry of what is asked for, nil if the range has it all. Nothing changes the range meanwhile.
 func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRequest) (entry []byte, more bool, err error) {
 	c := command.Load{Stage: q.Stage, Hash: rec.Hash, From: rec.Load.LoadCursor, Incarnation: q.Incarnation, Revision: q.Revision, Compacted: q.Compacted}
 	head := command.Header{Kind: command.KindLoad, Term: term, Generation: rec.Generation}
+	// A larger entry would be proposed for ever: a log with small segments takes less than a request may write.
+	most := min(r.store.cfg.Limits.MaxEntryBytes, r.store.cfg.Limits.MaxRecordBytes-len(c.From.Key))
 	switch q.Step {
 	case rangeapi.LoadEnd:
 		c.Stage = rangeapi.LoadEnded
@@ -365,7 +359,7 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 		leases := slices.Sorted(maps.Keys(r.leases.attached))
 		r.mu.Unlock()
 		c.Stage = c.From.Stage
-		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, r.store.loadBytes(&c)); err != nil {
+		if c.Unused, more, err = eval.UnusedLeases(r.store.cfg.Engine, leases, rec.Span, most); err != nil {
 			return nil, false, fmt.Errorf("shard: leases without keys of range %s: %w", r.id, err)
 		}
 		if len(c.Unused) == 0 {
@@ -377,7 +371,7 @@ func (r *Replica) loadEntry(rec *command.Record, term uint64, q *rangeapi.LoadRe
 	if c.From.Stage > q.Stage {
 		return nil, false, kverror.New(kverror.BadRequest, "range %s follows revisions already: its bulk is over", r.id)
 	}
-	l := eval.LoadWriter{Record: rec, Request: q, Limit: r.store.loadBytes(&c)}
+	l := eval.LoadWriter{Record: rec, Request: q, Limit: most}
 	if err := l.Versions(r.store.cfg.Engine); err != nil {
 		return nil, false, fmt.Errorf("shard: load range %s: %w", r.id, err)
 	}
