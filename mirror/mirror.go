@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -106,6 +107,14 @@ func (m *Mirror) step(s Step) error {
 	m.state.Step, m.status.Step = s, s
 	m.mu.Unlock()
 	return writeJSON(m.o.FS, m.o.Dir, stateName, m.state)
+}
+
+// remove removes a file of the directory, if it is there.
+func (m *Mirror) remove(name string) error {
+	if err := m.o.FS.Remove(m.o.FS.PathJoin(m.o.Dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // retry repeats f until it succeeds or fails for another reason than that somebody is away.

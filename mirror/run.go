@@ -160,13 +160,6 @@ func (m *Mirror) copyAndFollow(ctx context.Context) error {
 	return m.followAndVerify(ctx)
 }
 
-func (m *Mirror) remove(name string) error {
-	if err := m.o.FS.Remove(m.o.FS.PathJoin(m.o.Dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
 // fetch gets a snapshot that has everything up to the beginning of the watch.
 func (m *Mirror) fetch(ctx context.Context) error {
 	part, whole := m.o.FS.PathJoin(m.o.Dir, partName), m.o.FS.PathJoin(m.o.Dir, snapshotName)
