@@ -148,6 +148,27 @@ func (d *Descriptor) Newer(o *Descriptor) bool {
 	return d.ConfIndex > o.ConfIndex
 }
 
+// HasQuorum reports whether the voters that are up are a majority, in both halves of a joint configuration.
+func (d *Descriptor) HasQuorum(up func(Replica) bool) bool {
+	old, now := 0, 0 // voters that are up less those that are not
+	for _, r := range d.Replicas {
+		weight := -1
+		if up(r) {
+			weight = 1
+		}
+		switch r.Role {
+		case RoleVoter:
+			old, now = old+weight, now+weight
+		case RoleVoterIncoming:
+			now += weight
+		case RoleVoterOutgoing, RoleVoterDemoting:
+			old += weight
+		case RoleLearner:
+		}
+	}
+	return old > 0 && now > 0
+}
+
 // ReplicaOn returns the replica on the node, if there is one.
 func (d *Descriptor) ReplicaOn(n NodeID) (Replica, bool) {
 	for _, r := range d.Replicas {

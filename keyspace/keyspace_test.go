@@ -128,3 +128,35 @@ func FuzzDecodeDescriptor(f *testing.F) {
 		}
 	})
 }
+
+// A quorum is a majority of the voters, in both halves of a joint configuration; learners count for nothing.
+func TestHasQuorum(t *testing.T) {
+	voter, learner, in, out, demoted := RoleVoter, RoleLearner, RoleVoterIncoming, RoleVoterOutgoing, RoleVoterDemoting
+	for _, c := range []struct {
+		roles []Role
+		up    string // one digit for each
+		want  bool
+	}{
+		{nil, "", false},
+		{[]Role{voter}, "1", true},
+		{[]Role{voter}, "0", false},
+		{[]Role{voter, voter}, "10", false},
+		{[]Role{voter, voter, voter}, "110", true},
+		{[]Role{voter, voter, voter}, "100", false},
+		{[]Role{voter, voter, voter, learner}, "1001", false},
+		{[]Role{voter, voter, voter, learner}, "1100", true},
+		{[]Role{voter, voter, in, out}, "1110", true},
+		{[]Role{voter, voter, in, out}, "1001", false}, // the new half has one of three
+		{[]Role{voter, voter, in, out}, "1010", false}, // the old half has one of three
+		{[]Role{voter, voter, in, demoted}, "0111", true},
+		{[]Role{voter, voter, in, demoted}, "0011", false},
+	} {
+		d := Descriptor{}
+		for i, role := range c.roles {
+			d.Replicas = append(d.Replicas, Replica{ID: ReplicaID(i), Role: role})
+		}
+		if got := d.HasQuorum(func(r Replica) bool { return c.up[r.ID] == '1' }); got != c.want {
+			t.Errorf("%v with %s up: %v", c.roles, c.up, got)
+		}
+	}
+}

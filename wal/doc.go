@@ -118,5 +118,6 @@
 //	segment.go  a segment file, made or reused
 //	options.go  Options
 //	format.go   the bytes of headers, marks and records
+//	fsyncs.go   how long the last fsyncs have taken
 //	metrics.go  metrics
 package wal

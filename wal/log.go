@@ -39,6 +39,7 @@ type Log struct {
 	beganEmpty bool
 	dir        directory
 	metrics    *Metrics
+	fsyncs     recentFsyncs
 	logger     *zap.Logger
 	clock      clock.Clock
 	cache      *cache

@@ -308,7 +308,9 @@ func (w *writer) syncActive() bool {
 		l.fail(fmt.Errorf("wal: sync %s: %w", s.path, err))
 		return false
 	}
-	l.metrics.fsyncSeconds.Observe(l.clock.Now().Sub(begin).Seconds())
+	took := l.clock.Now().Sub(begin)
+	l.metrics.fsyncSeconds.Observe(took.Seconds())
+	l.fsyncs.add(took)
 	l.metrics.appendsPerSync.Observe(float64(w.unsyncedRecords))
 	l.syncs.Add(1)
 	s.synced = s.end.Load()
