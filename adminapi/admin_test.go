@@ -76,6 +76,11 @@ func (f *fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) 
 	return l, f.err
 }
 
+// Survey is of a node that is alone.
+func (f *fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
+	return &adminpb.SurveyResponse{Asked: "n1", Nodes: []*adminpb.NodeSurvey{{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true}}}}, f.err
+}
+
 // ReleaseHold knows the older one.
 func (f *fakeBackend) ReleaseHold(ctx context.Context, id string) (*adminpb.Hold, error) {
 	l, err := f.Holds(ctx)

@@ -272,7 +272,7 @@ func (c *Client) PlacementPause(ctx context.Context, paused bool) error {
 // call asks the endpoints in their order until one answers. An endpoint that cannot
 // be reached is passed over; every other error is the answer.
 func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
-	var unreachable []string
+	var silent []string
 	for _, ep := range c.endpoints {
 		answer, err := callOne(ctx, c, ep, req, f)
 		if err == nil {
@@ -281,10 +281,15 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 		if status.Code(err) != codes.Unavailable || refusal(err) != nil {
 			return nil, asRefusal(ep, err)
 		}
-		unreachable = append(unreachable, fmt.Sprintf("%s: %s", ep.name, status.Convert(err).Message()))
+		silent = append(silent, fmt.Sprintf("%s: %s", ep.name, status.Convert(err).Message()))
 	}
-	return nil, &Refusal{
-		Reason:   "no endpoint can be reached: " + strings.Join(unreachable, "; "),
+	return nil, unreachable(silent)
+}
+
+// unreachable says that no endpoint could be reached, and why each could not.
+func unreachable(why []string) *Refusal {
+	return &Refusal{
+		Reason:   "no endpoint can be reached: " + strings.Join(why, "; "),
 		NextStep: "give the client URL of a running node to --endpoints",
 		Later:    true,
 	}

@@ -1,6 +1,6 @@
 // Package adminapi is Skein's admin service, which every node offers beside etcd's
 // services on its client port, its client, and the output of the commands skein
-// range, skein node and skein placement.
+// range, skein node, skein placement, skein status and skein doctor.
 //
 // It checks requests, words refusals, each with the next step, and prints. It asks a
 // [Backend], which package node implements, for ranges and nodes. It holds no state. Of etcd's
@@ -9,6 +9,9 @@
 //
 // # Files
 //
+//	status.go       the cluster at a glance, for people and as JSON
+//	doctor.go       what is wrong, and what to do about it
+//	survey.go       what there is to know at a glance: service, client
 //	wait.go         commands that wait for what they have begun
 //	placement.go    the placement group: service, client, output
 //	cluster.go      the cluster version: service, client, output

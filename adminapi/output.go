@@ -38,6 +38,8 @@ type rangeJSON struct {
 	State       string   `json:"state"`
 	// Kept says that the range is to begin where it does.
 	Kept bool `json:"kept,omitempty"`
+	// WaitsFor are the silent nodes for which a range without a quorum waits.
+	WaitsFor []string `json:"waits_for,omitempty"`
 	// ConfIndex, Members and Operation are absent in an answer that knows nothing of them.
 	ConfIndex uint64         `json:"conf_index,omitempty"`
 	Members   []memberJSON   `json:"members,omitempty"`
@@ -59,7 +61,7 @@ func toJSON(r *adminpb.Range) rangeJSON {
 		Start: string(r.GetStart()), StartBase64: base64.StdEncoding.EncodeToString(r.GetStart()),
 		End: string(r.GetEnd()), EndBase64: base64.StdEncoding.EncodeToString(r.GetEnd()),
 		Leader: r.GetLeader(), Replicas: list(r.GetReplicas()), Keys: r.GetKeys(), DiskBytes: r.GetBytes(), State: r.GetState(),
-		ConfIndex: r.GetConfIndex(), Kept: r.GetKept(),
+		ConfIndex: r.GetConfIndex(), Kept: r.GetKept(), WaitsFor: r.GetWaitsFor(),
 	}
 	for _, m := range r.GetMembers() {
 		out.Members = append(out.Members, memberJSON{m.GetNode(), m.GetReplicaId(), m.GetRole(), m.GetQuarantine()})

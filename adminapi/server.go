@@ -21,7 +21,7 @@ import (
 
 // Backend is what the service asks of the node. All methods may be called from many
 // goroutines, answer for the whole cluster, and return by ctx's deadline. Errors are
-// a *[Refusal], a kverror, or a context's.
+// a *[Refusal], an *[Explained], a kverror, or a context's.
 type Backend interface {
 	// Ranges returns all ranges, or those that the request asks for, in any order; as the
 	// node last knew them, and marked as stale, where no quorum can be asked. With what is
@@ -40,6 +40,7 @@ type Backend interface {
 	ClusterBackend
 	NodeBackend
 	HoldBackend
+	SurveyBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by
@@ -94,6 +95,19 @@ type Refusal struct {
 
 // Error implements error.
 func (r *Refusal) Error() string { return r.Reason + " (" + r.NextStep + ")" }
+
+// Explained is a failure of which the operator can be told the reason and the next step. Unlike with a [Refusal], the
+// command may have been executed all the same.
+type Explained struct {
+	Reason, NextStep string
+	Cause            error
+}
+
+// Error implements error.
+func (e *Explained) Error() string { return e.Reason + " (" + e.NextStep + "): " + e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *Explained) Unwrap() error { return e.Cause }
 
 // maxKeyBytes bounds the key of a split. etcd has no bound of its own but that of a
 // request.
@@ -276,11 +290,16 @@ func grpcError(what string, err error, unknown string) error {
 		return kverror.GRPC(err) // the caller is checked anew, and the command is repeated
 	}
 	var r *Refusal
+	var x *Explained
 	code := codes.FailedPrecondition
-	if !errors.As(err, &r) {
+	if errors.As(err, &x) {
+		r, code = &Refusal{Reason: x.Reason, NextStep: x.NextStep}, codes.Unavailable
+	} else if !errors.As(err, &r) {
 		e := kverror.Of(err)
 		code = status.Code(kverror.GRPC(err))
 		r = &Refusal{Reason: err.Error(), NextStep: nextStep(e.Kind, unknown), Removed: e.Kind == kverror.NodeRemoved}
+	} else if r.Later {
+		code = codes.Unavailable
 	}
 	st, derr := status.New(code, what+": "+r.Reason).WithDetails(&adminpb.Refusal{
 		Reason: what + ": " + r.Reason, NextStep: r.NextStep, Removed: r.Removed,

@@ -14,13 +14,13 @@ func TestAdminService(t *testing.T) {
 	if got := string(sd.FullName()); got != "skein.admin.v1.Admin" {
 		t.Errorf("service %s", got)
 	}
-	for _, want := range []protoreflect.Name{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "PlacementShow", "PlacementMove", "PlacementTransferLeader", "NodeList", "NodeShow", "NodeDrain", "NodeUndrain", "NodeDecommission", "NodeRecommission", "NodeRemove", "PlacementPause", "NodeJoin", "RangeMerge", "PlacementSetReplication", "PlacementSetMergeAfter"} {
+	for _, want := range []protoreflect.Name{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "PlacementShow", "PlacementMove", "PlacementTransferLeader", "NodeList", "NodeShow", "NodeDrain", "NodeUndrain", "NodeDecommission", "NodeRecommission", "NodeRemove", "PlacementPause", "NodeJoin", "RangeMerge", "PlacementSetReplication", "PlacementSetMergeAfter", "Survey"} {
 		if sd.Methods().ByName(want) == nil {
 			t.Errorf("there is no method %s", want)
 		}
 	}
 	fields := (&adminpb.Range{}).ProtoReflect().Descriptor().Fields()
-	for i, want := range []string{"id", "generation", "start", "end", "leader", "replicas", "keys", "bytes", "state", "members", "conf_index", "operation", "kept"} {
+	for i, want := range []string{"id", "generation", "start", "end", "leader", "replicas", "keys", "bytes", "state", "members", "conf_index", "operation", "kept", "waits_for"} {
 		if f := fields.Get(i); string(f.Name()) != want || int(f.Number()) != i+1 {
 			t.Errorf("field %d of Range is %s, want %s", i+1, f.Name(), want)
 		}

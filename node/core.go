@@ -353,13 +353,13 @@ func (c *Core) Stop(ctx context.Context) error {
 		if err := c.shards.Drain(drain); err != nil {
 			// No reason to call the stop a failure: the others elect leaders, and where all
 			// stop at once there is nobody to hand over to.
-			c.log.Warn("drain", zap.Error(err))
+			c.log.Warn("not all leaderships were handed over: others elect leaders of these ranges", zap.Error(err))
 		}
 		cancel()
-		enter("lower the ceiling of revisions and hand placement over")
+		enter("hand placement over")
 		handover, cancel := context.WithTimeout(ctx, c.patience(placement.ShutdownTimeout))
 		if err := c.service.Shutdown(handover); err != nil {
-			c.log.Warn("stop with unused revisions below the ceiling", zap.Error(err))
+			c.log.Warn("placement was not handed over: some revisions may be skipped", zap.Error(err))
 		}
 		cancel()
 	}

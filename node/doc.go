@@ -145,9 +145,11 @@
 //	compact.go     how a compaction waits for reads on all nodes
 //	lease.go       the time of leases, for placement
 //	measure.go     the measures of this node, for placement
+//	quorum.go      what the node tells of quorums and leaders
 //	core.go        Core, Options, Stop, Crash
 //	access.go      the rights of users as this node knows them, and for how long they count
 //	version.go     the version in which the node writes
+//	names.go       names of nodes beside their ids in the log
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided
 //	files.go       how the files that the process may open are divided

@@ -21,6 +21,7 @@ import (
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/raftgroup/offline"
 	"github.com/skeindb/skein/rangeapi"
@@ -40,7 +41,11 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	}
 	c := &Core{o: o, budget: NewBudget(o.MemoryBytes), fatal: make(chan struct{})}
 	c.answers = budget.New(c.budget.Reads, answer(o.MemoryBytes))
-	c.log = o.Logger.With(zap.Stringer("node", o.Self))
+	if o.Name != "" {
+		c.names.set([]fsm.Node{{ID: o.Self, Name: o.Name}}) // the others follow with the node table
+	}
+	c.o.Logger = withNames(o.Logger, &c.names)
+	c.log = c.o.Logger.With(zap.Stringer("node", o.Self))
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.boot, err = newBoot(); err != nil {
 		return nil, err
@@ -86,6 +91,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 		return nil, err
 	}
 	c.compact()
+	c.observe()
 	return c, nil
 }
 
@@ -297,7 +303,7 @@ func (c *Core) openAdmin() {
 		},
 	})
 	c.admin = operate.New(operate.Options{
-		Clock: o.Clock, Election: o.Election, Heartbeat: o.Heartbeat, Logger: c.log,
+		Self: o.Self, Clock: o.Clock, Election: o.Election, Heartbeat: o.Heartbeat, Logger: c.log,
 		Placement: c.client, Replicas: c.shards.Admin(), Routes: c.router, Peers: peers{c},
 	})
 }

@@ -66,7 +66,9 @@ func (p peers) Report(ctx context.Context, node keyspace.NodeID) (r operate.Repo
 // report is what this node says of itself.
 func (c *Core) report() operate.Report {
 	total, _ := c.engine.DiskBytes()
-	r := operate.Report{Bytes: total + c.wal.LiveBytes(), Isolated: !c.host.Connected(c.o.Self)}
+	r := operate.Report{Bytes: total + c.wal.LiveBytes(), Isolated: !c.host.Connected(c.o.Self), Wall: fsm.UnixMillis(c.o.Clock.Wall().UnixMilli())}
+	r.FsyncP99 = c.wal.FsyncP99()
+	r.NoSpace, r.Corrupt = measurer{c}.Alarms()
 	if u, err := c.o.FS.GetDiskUsage(c.o.DataDir); err == nil {
 		r.Capacity, r.Used = int64(min(u.TotalBytes, math.MaxInt64)), int64(min(u.UsedBytes, math.MaxInt64))
 	}

@@ -1,11 +1,13 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
@@ -82,11 +84,13 @@ func (c *Core) setPeer(n *fsm.Node) {
 	c.bus.SetPeer(n.ID, addrs)
 }
 
-// nodeNames has the names of the node table, for the bus, which compares them with the roles of
-// peers' certificates. It is set before the bus hears of the nodes.
+// nodeNames has the names of the node table, for the log, and for the bus, which compares them with the
+// roles of peers' certificates. It is set before the bus hears of the nodes.
 type nodeNames struct {
 	mu    sync.Mutex
 	nodes map[keyspace.NodeID]nodeName // guarded by mu
+	// texts puts names into texts; guarded by mu, nil before set.
+	texts *strings.Replacer
 }
 
 type nodeName struct {
@@ -101,7 +105,7 @@ func (n *nodeNames) set(nodes []fsm.Node) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.nodes = m
+	n.nodes, n.texts = m, replacer(m)
 }
 
 // fit says whether the node bears the name. A member that was added without a name gets it when it
@@ -120,6 +124,49 @@ func (n *nodeNames) fit(id keyspace.NodeID, name string) bool {
 		}
 	}
 	return true
+}
+
+// of returns name and id of a node, or the id alone where nobody knows a name.
+func (n *nodeNames) of(id keyspace.NodeID) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if name := n.nodes[id].name; name != "" {
+		return name + " (" + id.String() + ")"
+	}
+	return id.String()
+}
+
+// longID is how many digits an id has at least that is looked for in texts. A shorter one may be any number; those that nodes
+// choose have sixteen, or hardly fewer.
+const longID = 8
+
+// inText puts names before the ids in a text.
+func (n *nodeNames) inText(text string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.texts == nil {
+		return text
+	}
+	return n.texts.Replace(text)
+}
+
+// replacer puts names before long ids.
+func replacer(nodes map[keyspace.NodeID]nodeName) *strings.Replacer {
+	ids := make([]keyspace.NodeID, 0, len(nodes))
+	for id, node := range nodes {
+		if node.name != "" && len(id.String()) >= longID {
+			ids = append(ids, id)
+		}
+	}
+	// The first pair that fits counts: longer ids come first.
+	slices.SortFunc(ids, func(a, b keyspace.NodeID) int {
+		return cmp.Or(len(b.String())-len(a.String()), cmp.Compare(a, b))
+	})
+	var pairs []string
+	for _, id := range ids {
+		pairs = append(pairs, id.String(), nodes[id].name+" ("+id.String()+")")
+	}
+	return strings.NewReplacer(pairs...)
 }
 
 // setMembers tells the raft groups which nodes are the cluster's.

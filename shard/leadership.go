@@ -1,6 +1,9 @@
 package shard
 
 import (
+	"sync"
+
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/shard/pipeline"
@@ -28,12 +31,52 @@ func (r *Replica) LeaderChanged(s raftgroup.LeaderState) {
 
 	if gained {
 		r.store.metrics.leaders.Inc()
+		r.store.moves.note(true, r.id)
 	} else if old.IsLeader && !s.IsLeader {
 		r.store.metrics.leaders.Dec()
+		r.store.moves.note(false, r.id)
 	}
 	if leads {
 		r.leads()
 	}
+}
+
+// Moves are the leaderships that this node has gained and lost in some time.
+type Moves struct{ Gained, Lost Moved }
+
+// Moved counts ranges, and has the first of them.
+type Moved struct {
+	Count int
+	First []keyspace.RangeID
+}
+
+// maxMoved bounds the ranges of Moved.
+const maxMoved = 8
+
+// moves are those since they were last taken.
+type moves struct {
+	mu sync.Mutex
+	m  Moves // guarded by mu
+}
+
+func (m *moves) note(gained bool, id keyspace.RangeID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := &m.m.Lost
+	if gained {
+		w = &m.m.Gained
+	}
+	if w.Count++; len(w.First) < maxMoved {
+		w.First = append(w.First, id)
+	}
+}
+
+// TakeMoves returns the leaderships that have come and gone since it was last called.
+func (s *Store) TakeMoves() (m Moves) {
+	s.moves.mu.Lock()
+	defer s.moves.mu.Unlock()
+	m, s.moves.m = s.moves.m, Moves{}
+	return m
 }
 
 // becomeLocked starts a leadership: everything that earlier leaders committed is

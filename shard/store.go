@@ -120,6 +120,7 @@ type Store struct {
 	// floor is the highest revision that the node has heard of, compacted the highest
 	// compacted revision of the cluster.
 	floor, compacted atomic.Int64
+	moves            moves
 	// held is the lowest revision that somebody's hold keeps, keyspace.MaxRevision if nobody's does.
 	held atomic.Int64
 	// sequencerTerm is the highest term of a sequencer that the node has heard of.

@@ -24,6 +24,441 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type SurveyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SurveyRequest) Reset() {
+	*x = SurveyRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SurveyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SurveyRequest) ProtoMessage() {}
+
+func (x *SurveyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SurveyRequest.ProtoReflect.Descriptor instead.
+func (*SurveyRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// SurveyResponse is what the asked node knows, and what the nodes that answer it say, at about one moment.
+type SurveyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node that was asked, and its clock in milliseconds since 1970.
+	Asked  string `protobuf:"bytes,1,opt,name=asked,proto3" json:"asked,omitempty"`
+	UnixMs int64  `protobuf:"varint,2,opt,name=unix_ms,json=unixMs,proto3" json:"unix_ms,omitempty"`
+	// Node table, operations and settings are what one node knew last: no quorum could be asked.
+	Stale bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
+	// In the order of their names.
+	Nodes []*NodeSurvey `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// All ranges; those that have a quorum and no known leader; spans of keys without a known range.
+	Ranges     int64 `protobuf:"varint,5,opt,name=ranges,proto3" json:"ranges,omitempty"`
+	Leaderless int64 `protobuf:"varint,6,opt,name=leaderless,proto3" json:"leaderless,omitempty"`
+	Missing    int64 `protobuf:"varint,7,opt,name=missing,proto3" json:"missing,omitempty"`
+	// What has no quorum, the placement group first.
+	Outages    []*Outage    `protobuf:"bytes,8,rep,name=outages,proto3" json:"outages,omitempty"`
+	Operations []*Operation `protobuf:"bytes,9,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Absent if unknown.
+	Replication *Replication `protobuf:"bytes,10,opt,name=replication,proto3" json:"replication,omitempty"`
+	Alarms      []*Alarm     `protobuf:"bytes,11,rep,name=alarms,proto3" json:"alarms,omitempty"`
+	// Absent if unknown.
+	Versions      *ClusterShowResponse `protobuf:"bytes,12,opt,name=versions,proto3" json:"versions,omitempty"`
+	Holds         []*Hold              `protobuf:"bytes,13,rep,name=holds,proto3" json:"holds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SurveyResponse) Reset() {
+	*x = SurveyResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SurveyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SurveyResponse) ProtoMessage() {}
+
+func (x *SurveyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SurveyResponse.ProtoReflect.Descriptor instead.
+func (*SurveyResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SurveyResponse) GetAsked() string {
+	if x != nil {
+		return x.Asked
+	}
+	return ""
+}
+
+func (x *SurveyResponse) GetUnixMs() int64 {
+	if x != nil {
+		return x.UnixMs
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
+}
+
+func (x *SurveyResponse) GetNodes() []*NodeSurvey {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetRanges() int64 {
+	if x != nil {
+		return x.Ranges
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetLeaderless() int64 {
+	if x != nil {
+		return x.Leaderless
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetMissing() int64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *SurveyResponse) GetOutages() []*Outage {
+	if x != nil {
+		return x.Outages
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetReplication() *Replication {
+	if x != nil {
+		return x.Replication
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetAlarms() []*Alarm {
+	if x != nil {
+		return x.Alarms
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetVersions() *ClusterShowResponse {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *SurveyResponse) GetHolds() []*Hold {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+// NodeSurvey is a node, and what it says of itself.
+type NodeSurvey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Why it says nothing of itself; empty if it does.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// The disk of its data directory, in bytes; 0 where the file system does not say.
+	DiskCapacity int64 `protobuf:"varint,3,opt,name=disk_capacity,json=diskCapacity,proto3" json:"disk_capacity,omitempty"`
+	DiskUsed     int64 `protobuf:"varint,4,opt,name=disk_used,json=diskUsed,proto3" json:"disk_used,omitempty"`
+	// How far its clock is ahead of that of the asked node, in milliseconds.
+	ClockAheadMs int64 `protobuf:"varint,5,opt,name=clock_ahead_ms,json=clockAheadMs,proto3" json:"clock_ahead_ms,omitempty"`
+	// It has heard fewer than half of the others for a while.
+	Isolated bool `protobuf:"varint,6,opt,name=isolated,proto3" json:"isolated,omitempty"`
+	// The nodes that live, and that it does not hear.
+	Unheard []string `protobuf:"bytes,7,rep,name=unheard,proto3" json:"unheard,omitempty"`
+	// The 99th percentile of its log's last fsyncs, in microseconds; 0 if it does not say.
+	FsyncP99Us    int64 `protobuf:"varint,8,opt,name=fsync_p99_us,json=fsyncP99Us,proto3" json:"fsync_p99_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSurvey) Reset() {
+	*x = NodeSurvey{}
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSurvey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSurvey) ProtoMessage() {}
+
+func (x *NodeSurvey) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSurvey.ProtoReflect.Descriptor instead.
+func (*NodeSurvey) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodeSurvey) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *NodeSurvey) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *NodeSurvey) GetDiskCapacity() int64 {
+	if x != nil {
+		return x.DiskCapacity
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetDiskUsed() int64 {
+	if x != nil {
+		return x.DiskUsed
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetClockAheadMs() int64 {
+	if x != nil {
+		return x.ClockAheadMs
+	}
+	return 0
+}
+
+func (x *NodeSurvey) GetIsolated() bool {
+	if x != nil {
+		return x.Isolated
+	}
+	return false
+}
+
+func (x *NodeSurvey) GetUnheard() []string {
+	if x != nil {
+		return x.Unheard
+	}
+	return nil
+}
+
+func (x *NodeSurvey) GetFsyncP99Us() int64 {
+	if x != nil {
+		return x.FsyncP99Us
+	}
+	return 0
+}
+
+// Outage is what has no quorum because of the same nodes.
+type Outage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is the placement group, and not ranges.
+	Placement bool `protobuf:"varint,1,opt,name=placement,proto3" json:"placement,omitempty"`
+	// How many ranges, and the first ids of them.
+	Ranges int64    `protobuf:"varint,2,opt,name=ranges,proto3" json:"ranges,omitempty"`
+	Ids    []uint64 `protobuf:"varint,3,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	// The nodes that have voters and are not heard, in the order of their names.
+	WaitsFor []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// The voters in quarantine of the first of these ranges.
+	Quarantined   int64 `protobuf:"varint,5,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outage) Reset() {
+	*x = Outage{}
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outage) ProtoMessage() {}
+
+func (x *Outage) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outage.ProtoReflect.Descriptor instead.
+func (*Outage) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Outage) GetPlacement() bool {
+	if x != nil {
+		return x.Placement
+	}
+	return false
+}
+
+func (x *Outage) GetRanges() int64 {
+	if x != nil {
+		return x.Ranges
+	}
+	return 0
+}
+
+func (x *Outage) GetIds() []uint64 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *Outage) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+func (x *Outage) GetQuarantined() int64 {
+	if x != nil {
+		return x.Quarantined
+	}
+	return 0
+}
+
+// Alarm is an alarm of a node, as etcd's clients see it.
+type Alarm struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// NOSPACE or CORRUPT.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// A client has raised it, and a client ends it.
+	Sticky        bool `protobuf:"varint,3,opt,name=sticky,proto3" json:"sticky,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Alarm) Reset() {
+	*x = Alarm{}
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Alarm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Alarm) ProtoMessage() {}
+
+func (x *Alarm) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Alarm.ProtoReflect.Descriptor instead.
+func (*Alarm) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Alarm) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Alarm) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Alarm) GetSticky() bool {
+	if x != nil {
+		return x.Sticky
+	}
+	return false
+}
+
 type HoldListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -32,7 +467,7 @@ type HoldListRequest struct {
 
 func (x *HoldListRequest) Reset() {
 	*x = HoldListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -44,7 +479,7 @@ func (x *HoldListRequest) String() string {
 func (*HoldListRequest) ProtoMessage() {}
 
 func (x *HoldListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[0]
+	mi := &file_adminpb_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -57,7 +492,7 @@ func (x *HoldListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldListRequest.ProtoReflect.Descriptor instead.
 func (*HoldListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{0}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
 }
 
 type HoldListResponse struct {
@@ -71,7 +506,7 @@ type HoldListResponse struct {
 
 func (x *HoldListResponse) Reset() {
 	*x = HoldListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -83,7 +518,7 @@ func (x *HoldListResponse) String() string {
 func (*HoldListResponse) ProtoMessage() {}
 
 func (x *HoldListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[1]
+	mi := &file_adminpb_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -96,7 +531,7 @@ func (x *HoldListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldListResponse.ProtoReflect.Descriptor instead.
 func (*HoldListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{1}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HoldListResponse) GetHolds() []*Hold {
@@ -132,7 +567,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -144,7 +579,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[2]
+	mi := &file_adminpb_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -157,7 +592,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{2}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Hold) GetId() string {
@@ -211,7 +646,7 @@ type HoldReleaseRequest struct {
 
 func (x *HoldReleaseRequest) Reset() {
 	*x = HoldReleaseRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -223,7 +658,7 @@ func (x *HoldReleaseRequest) String() string {
 func (*HoldReleaseRequest) ProtoMessage() {}
 
 func (x *HoldReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[3]
+	mi := &file_adminpb_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -236,7 +671,7 @@ func (x *HoldReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReleaseRequest.ProtoReflect.Descriptor instead.
 func (*HoldReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{3}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HoldReleaseRequest) GetId() string {
@@ -256,7 +691,7 @@ type HoldReleaseResponse struct {
 
 func (x *HoldReleaseResponse) Reset() {
 	*x = HoldReleaseResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -268,7 +703,7 @@ func (x *HoldReleaseResponse) String() string {
 func (*HoldReleaseResponse) ProtoMessage() {}
 
 func (x *HoldReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[4]
+	mi := &file_adminpb_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -281,7 +716,7 @@ func (x *HoldReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReleaseResponse.ProtoReflect.Descriptor instead.
 func (*HoldReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{4}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HoldReleaseResponse) GetHold() *Hold {
@@ -299,7 +734,7 @@ type ClusterShowRequest struct {
 
 func (x *ClusterShowRequest) Reset() {
 	*x = ClusterShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +746,7 @@ func (x *ClusterShowRequest) String() string {
 func (*ClusterShowRequest) ProtoMessage() {}
 
 func (x *ClusterShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[5]
+	mi := &file_adminpb_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +759,7 @@ func (x *ClusterShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterShowRequest.ProtoReflect.Descriptor instead.
 func (*ClusterShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{5}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type ClusterShowResponse struct {
@@ -344,7 +779,7 @@ type ClusterShowResponse struct {
 
 func (x *ClusterShowResponse) Reset() {
 	*x = ClusterShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +791,7 @@ func (x *ClusterShowResponse) String() string {
 func (*ClusterShowResponse) ProtoMessage() {}
 
 func (x *ClusterShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[6]
+	mi := &file_adminpb_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +804,7 @@ func (x *ClusterShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterShowResponse.ProtoReflect.Descriptor instead.
 func (*ClusterShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{6}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClusterShowResponse) GetVersion() uint32 {
@@ -423,7 +858,7 @@ type NodeVersions struct {
 
 func (x *NodeVersions) Reset() {
 	*x = NodeVersions{}
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -435,7 +870,7 @@ func (x *NodeVersions) String() string {
 func (*NodeVersions) ProtoMessage() {}
 
 func (x *NodeVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[7]
+	mi := &file_adminpb_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -448,7 +883,7 @@ func (x *NodeVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeVersions.ProtoReflect.Descriptor instead.
 func (*NodeVersions) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{7}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeVersions) GetName() string {
@@ -497,7 +932,7 @@ type ClusterUpgradeRequest struct {
 
 func (x *ClusterUpgradeRequest) Reset() {
 	*x = ClusterUpgradeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +944,7 @@ func (x *ClusterUpgradeRequest) String() string {
 func (*ClusterUpgradeRequest) ProtoMessage() {}
 
 func (x *ClusterUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[8]
+	mi := &file_adminpb_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +957,7 @@ func (x *ClusterUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*ClusterUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{8}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ClusterUpgradeRequest) GetHold() bool {
@@ -542,7 +977,7 @@ type ClusterUpgradeResponse struct {
 
 func (x *ClusterUpgradeResponse) Reset() {
 	*x = ClusterUpgradeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +989,7 @@ func (x *ClusterUpgradeResponse) String() string {
 func (*ClusterUpgradeResponse) ProtoMessage() {}
 
 func (x *ClusterUpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[9]
+	mi := &file_adminpb_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +1002,7 @@ func (x *ClusterUpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterUpgradeResponse.ProtoReflect.Descriptor instead.
 func (*ClusterUpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{9}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClusterUpgradeResponse) GetVersion() uint32 {
@@ -603,7 +1038,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +1050,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[10]
+	mi := &file_adminpb_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +1063,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{10}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -710,7 +1145,7 @@ type NodeJoinRequest struct {
 
 func (x *NodeJoinRequest) Reset() {
 	*x = NodeJoinRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +1157,7 @@ func (x *NodeJoinRequest) String() string {
 func (*NodeJoinRequest) ProtoMessage() {}
 
 func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[11]
+	mi := &file_adminpb_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +1170,7 @@ func (x *NodeJoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeJoinRequest.ProtoReflect.Descriptor instead.
 func (*NodeJoinRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{11}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeJoinRequest) GetName() string {
@@ -786,7 +1221,7 @@ type NodeJoinResponse struct {
 
 func (x *NodeJoinResponse) Reset() {
 	*x = NodeJoinResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +1233,7 @@ func (x *NodeJoinResponse) String() string {
 func (*NodeJoinResponse) ProtoMessage() {}
 
 func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[12]
+	mi := &file_adminpb_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +1246,7 @@ func (x *NodeJoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeJoinResponse.ProtoReflect.Descriptor instead.
 func (*NodeJoinResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{12}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeJoinResponse) GetCluster() string {
@@ -847,7 +1282,7 @@ type RangeMoveRequest struct {
 
 func (x *RangeMoveRequest) Reset() {
 	*x = RangeMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1294,7 @@ func (x *RangeMoveRequest) String() string {
 func (*RangeMoveRequest) ProtoMessage() {}
 
 func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[13]
+	mi := &file_adminpb_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1307,7 @@ func (x *RangeMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveRequest.ProtoReflect.Descriptor instead.
 func (*RangeMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{13}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RangeMoveRequest) GetId() uint64 {
@@ -905,7 +1340,7 @@ type RangeMoveResponse struct {
 
 func (x *RangeMoveResponse) Reset() {
 	*x = RangeMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1352,7 @@ func (x *RangeMoveResponse) String() string {
 func (*RangeMoveResponse) ProtoMessage() {}
 
 func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[14]
+	mi := &file_adminpb_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1365,7 @@ func (x *RangeMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMoveResponse.ProtoReflect.Descriptor instead.
 func (*RangeMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{14}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RangeMoveResponse) GetOperation() *Operation {
@@ -951,7 +1386,7 @@ type RangeTransferLeaderRequest struct {
 
 func (x *RangeTransferLeaderRequest) Reset() {
 	*x = RangeTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +1398,7 @@ func (x *RangeTransferLeaderRequest) String() string {
 func (*RangeTransferLeaderRequest) ProtoMessage() {}
 
 func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[15]
+	mi := &file_adminpb_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,7 +1411,7 @@ func (x *RangeTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{15}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RangeTransferLeaderRequest) GetId() uint64 {
@@ -1001,7 +1436,7 @@ type RangeTransferLeaderResponse struct {
 
 func (x *RangeTransferLeaderResponse) Reset() {
 	*x = RangeTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1448,7 @@ func (x *RangeTransferLeaderResponse) String() string {
 func (*RangeTransferLeaderResponse) ProtoMessage() {}
 
 func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[16]
+	mi := &file_adminpb_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1461,7 @@ func (x *RangeTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*RangeTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{16}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
 }
 
 type PlacementShowRequest struct {
@@ -1037,7 +1472,7 @@ type PlacementShowRequest struct {
 
 func (x *PlacementShowRequest) Reset() {
 	*x = PlacementShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1484,7 @@ func (x *PlacementShowRequest) String() string {
 func (*PlacementShowRequest) ProtoMessage() {}
 
 func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[17]
+	mi := &file_adminpb_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1497,7 @@ func (x *PlacementShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementShowRequest.ProtoReflect.Descriptor instead.
 func (*PlacementShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{17}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type PlacementShowResponse struct {
@@ -1086,7 +1521,7 @@ type PlacementShowResponse struct {
 
 func (x *PlacementShowResponse) Reset() {
 	*x = PlacementShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1533,7 @@ func (x *PlacementShowResponse) String() string {
 func (*PlacementShowResponse) ProtoMessage() {}
 
 func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[18]
+	mi := &file_adminpb_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1546,7 @@ func (x *PlacementShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementShowResponse.ProtoReflect.Descriptor instead.
 func (*PlacementShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{18}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlacementShowResponse) GetLeader() string {
@@ -1176,7 +1611,7 @@ type Replication struct {
 
 func (x *Replication) Reset() {
 	*x = Replication{}
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1623,7 @@ func (x *Replication) String() string {
 func (*Replication) ProtoMessage() {}
 
 func (x *Replication) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[19]
+	mi := &file_adminpb_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1636,7 @@ func (x *Replication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replication.ProtoReflect.Descriptor instead.
 func (*Replication) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{19}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Replication) GetFactor() int64 {
@@ -1266,7 +1701,7 @@ type PlacementReplica struct {
 
 func (x *PlacementReplica) Reset() {
 	*x = PlacementReplica{}
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1713,7 @@ func (x *PlacementReplica) String() string {
 func (*PlacementReplica) ProtoMessage() {}
 
 func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[20]
+	mi := &file_adminpb_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1726,7 @@ func (x *PlacementReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementReplica.ProtoReflect.Descriptor instead.
 func (*PlacementReplica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{20}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PlacementReplica) GetNode() string {
@@ -1327,7 +1762,7 @@ type PlacementMoveRequest struct {
 
 func (x *PlacementMoveRequest) Reset() {
 	*x = PlacementMoveRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1774,7 @@ func (x *PlacementMoveRequest) String() string {
 func (*PlacementMoveRequest) ProtoMessage() {}
 
 func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[21]
+	mi := &file_adminpb_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1787,7 @@ func (x *PlacementMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveRequest.ProtoReflect.Descriptor instead.
 func (*PlacementMoveRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{21}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PlacementMoveRequest) GetFrom() string {
@@ -1378,7 +1813,7 @@ type PlacementMoveResponse struct {
 
 func (x *PlacementMoveResponse) Reset() {
 	*x = PlacementMoveResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1390,7 +1825,7 @@ func (x *PlacementMoveResponse) String() string {
 func (*PlacementMoveResponse) ProtoMessage() {}
 
 func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[22]
+	mi := &file_adminpb_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1403,7 +1838,7 @@ func (x *PlacementMoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementMoveResponse.ProtoReflect.Descriptor instead.
 func (*PlacementMoveResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{22}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PlacementMoveResponse) GetOperation() *Operation {
@@ -1423,7 +1858,7 @@ type PlacementTransferLeaderRequest struct {
 
 func (x *PlacementTransferLeaderRequest) Reset() {
 	*x = PlacementTransferLeaderRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1870,7 @@ func (x *PlacementTransferLeaderRequest) String() string {
 func (*PlacementTransferLeaderRequest) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[23]
+	mi := &file_adminpb_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1883,7 @@ func (x *PlacementTransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{23}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PlacementTransferLeaderRequest) GetTo() string {
@@ -1466,7 +1901,7 @@ type PlacementTransferLeaderResponse struct {
 
 func (x *PlacementTransferLeaderResponse) Reset() {
 	*x = PlacementTransferLeaderResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1913,7 @@ func (x *PlacementTransferLeaderResponse) String() string {
 func (*PlacementTransferLeaderResponse) ProtoMessage() {}
 
 func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[24]
+	mi := &file_adminpb_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1926,7 @@ func (x *PlacementTransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementTransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*PlacementTransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{24}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
 }
 
 type OperationListRequest struct {
@@ -1502,7 +1937,7 @@ type OperationListRequest struct {
 
 func (x *OperationListRequest) Reset() {
 	*x = OperationListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1949,7 @@ func (x *OperationListRequest) String() string {
 func (*OperationListRequest) ProtoMessage() {}
 
 func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[25]
+	mi := &file_adminpb_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1962,7 @@ func (x *OperationListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListRequest.ProtoReflect.Descriptor instead.
 func (*OperationListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{25}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
 }
 
 type OperationListResponse struct {
@@ -1544,7 +1979,7 @@ type OperationListResponse struct {
 
 func (x *OperationListResponse) Reset() {
 	*x = OperationListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1991,7 @@ func (x *OperationListResponse) String() string {
 func (*OperationListResponse) ProtoMessage() {}
 
 func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[26]
+	mi := &file_adminpb_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +2004,7 @@ func (x *OperationListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationListResponse.ProtoReflect.Descriptor instead.
 func (*OperationListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{26}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OperationListResponse) GetOperations() []*Operation {
@@ -1603,7 +2038,7 @@ type PlacementPauseRequest struct {
 
 func (x *PlacementPauseRequest) Reset() {
 	*x = PlacementPauseRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +2050,7 @@ func (x *PlacementPauseRequest) String() string {
 func (*PlacementPauseRequest) ProtoMessage() {}
 
 func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[27]
+	mi := &file_adminpb_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +2063,7 @@ func (x *PlacementPauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseRequest.ProtoReflect.Descriptor instead.
 func (*PlacementPauseRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{27}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PlacementPauseRequest) GetPaused() bool {
@@ -1646,7 +2081,7 @@ type PlacementPauseResponse struct {
 
 func (x *PlacementPauseResponse) Reset() {
 	*x = PlacementPauseResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +2093,7 @@ func (x *PlacementPauseResponse) String() string {
 func (*PlacementPauseResponse) ProtoMessage() {}
 
 func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[28]
+	mi := &file_adminpb_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +2106,7 @@ func (x *PlacementPauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementPauseResponse.ProtoReflect.Descriptor instead.
 func (*PlacementPauseResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{28}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
 }
 
 // Range is one range as the cluster sees it.
@@ -1691,8 +2126,9 @@ type Range struct {
 	// Bytes on the leader's disk, roughly. Data that are only in its memory do not count, so a
 	// new range has 0.
 	Bytes int64 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// awake, asleep, merging or unreachable. Merging lasts from the commit of a
+	// awake, asleep, merging, no quorum or unreachable. Merging lasts from the commit of a
 	// merge until the leader has the other half too: keys and bytes do not count that half.
+	// Without a quorum the leader is the last one, which can do nothing.
 	State string `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`
 	// The replicas with their roles, in the order of replicas.
 	Members []*Replica `protobuf:"bytes,10,rep,name=members,proto3" json:"members,omitempty"`
@@ -1701,14 +2137,16 @@ type Range struct {
 	// The operation under way on the range, if any.
 	Operation *Operation `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"`
 	// Its start was set by command: its left neighbour absorbs it only by command.
-	Kept          bool `protobuf:"varint,13,opt,name=kept,proto3" json:"kept,omitempty"`
+	Kept bool `protobuf:"varint,13,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Without a quorum: the nodes that have voters and are not heard.
+	WaitsFor      []string `protobuf:"bytes,14,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Range) Reset() {
 	*x = Range{}
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +2158,7 @@ func (x *Range) String() string {
 func (*Range) ProtoMessage() {}
 
 func (x *Range) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[29]
+	mi := &file_adminpb_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +2171,7 @@ func (x *Range) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Range.ProtoReflect.Descriptor instead.
 func (*Range) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{29}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Range) GetId() uint64 {
@@ -1827,6 +2265,13 @@ func (x *Range) GetKept() bool {
 	return false
 }
 
+func (x *Range) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
 // Replica is one node's copy of a range.
 type Replica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1843,7 +2288,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2300,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[30]
+	mi := &file_adminpb_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2313,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{30}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Replica) GetNode() string {
@@ -1915,7 +2360,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2372,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[31]
+	mi := &file_adminpb_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2385,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{31}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Quarantine) GetRange() uint64 {
@@ -1990,7 +2435,7 @@ type RangeListRequest struct {
 
 func (x *RangeListRequest) Reset() {
 	*x = RangeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2447,7 @@ func (x *RangeListRequest) String() string {
 func (*RangeListRequest) ProtoMessage() {}
 
 func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[32]
+	mi := &file_adminpb_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2460,7 @@ func (x *RangeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListRequest.ProtoReflect.Descriptor instead.
 func (*RangeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{32}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RangeListRequest) GetNode() string {
@@ -2046,7 +2491,7 @@ type RangeListResponse struct {
 
 func (x *RangeListResponse) Reset() {
 	*x = RangeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2503,7 @@ func (x *RangeListResponse) String() string {
 func (*RangeListResponse) ProtoMessage() {}
 
 func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[33]
+	mi := &file_adminpb_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2516,7 @@ func (x *RangeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeListResponse.ProtoReflect.Descriptor instead.
 func (*RangeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{33}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RangeListResponse) GetRanges() []*Range {
@@ -2106,7 +2551,7 @@ type KeySpan struct {
 
 func (x *KeySpan) Reset() {
 	*x = KeySpan{}
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2563,7 @@ func (x *KeySpan) String() string {
 func (*KeySpan) ProtoMessage() {}
 
 func (x *KeySpan) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[34]
+	mi := &file_adminpb_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2576,7 @@ func (x *KeySpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeySpan.ProtoReflect.Descriptor instead.
 func (*KeySpan) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{34}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KeySpan) GetStart() []byte {
@@ -2158,7 +2603,7 @@ type RangeSplitRequest struct {
 
 func (x *RangeSplitRequest) Reset() {
 	*x = RangeSplitRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2615,7 @@ func (x *RangeSplitRequest) String() string {
 func (*RangeSplitRequest) ProtoMessage() {}
 
 func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[35]
+	mi := &file_adminpb_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2628,7 @@ func (x *RangeSplitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitRequest.ProtoReflect.Descriptor instead.
 func (*RangeSplitRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{35}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RangeSplitRequest) GetKey() []byte {
@@ -2203,7 +2648,7 @@ type RangeSplitResponse struct {
 
 func (x *RangeSplitResponse) Reset() {
 	*x = RangeSplitResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2660,7 @@ func (x *RangeSplitResponse) String() string {
 func (*RangeSplitResponse) ProtoMessage() {}
 
 func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[36]
+	mi := &file_adminpb_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2673,7 @@ func (x *RangeSplitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeSplitResponse.ProtoReflect.Descriptor instead.
 func (*RangeSplitResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{36}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RangeSplitResponse) GetLeft() *Range {
@@ -2254,7 +2699,7 @@ type RangeShowRequest struct {
 
 func (x *RangeShowRequest) Reset() {
 	*x = RangeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2711,7 @@ func (x *RangeShowRequest) String() string {
 func (*RangeShowRequest) ProtoMessage() {}
 
 func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[37]
+	mi := &file_adminpb_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2724,7 @@ func (x *RangeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowRequest.ProtoReflect.Descriptor instead.
 func (*RangeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{37}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RangeShowRequest) GetId() uint64 {
@@ -2300,7 +2745,7 @@ type RangeShowResponse struct {
 
 func (x *RangeShowResponse) Reset() {
 	*x = RangeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2757,7 @@ func (x *RangeShowResponse) String() string {
 func (*RangeShowResponse) ProtoMessage() {}
 
 func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[38]
+	mi := &file_adminpb_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2770,7 @@ func (x *RangeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeShowResponse.ProtoReflect.Descriptor instead.
 func (*RangeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{38}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RangeShowResponse) GetRange() *Range {
@@ -2359,7 +2804,7 @@ type ReplicaState struct {
 
 func (x *ReplicaState) Reset() {
 	*x = ReplicaState{}
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2816,7 @@ func (x *ReplicaState) String() string {
 func (*ReplicaState) ProtoMessage() {}
 
 func (x *ReplicaState) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[39]
+	mi := &file_adminpb_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2829,7 @@ func (x *ReplicaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaState.ProtoReflect.Descriptor instead.
 func (*ReplicaState) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{39}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReplicaState) GetNode() string {
@@ -2430,7 +2875,7 @@ type NodeListRequest struct {
 
 func (x *NodeListRequest) Reset() {
 	*x = NodeListRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2887,7 @@ func (x *NodeListRequest) String() string {
 func (*NodeListRequest) ProtoMessage() {}
 
 func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[40]
+	mi := &file_adminpb_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2900,7 @@ func (x *NodeListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListRequest.ProtoReflect.Descriptor instead.
 func (*NodeListRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{40}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
 }
 
 type NodeListResponse struct {
@@ -2469,7 +2914,7 @@ type NodeListResponse struct {
 
 func (x *NodeListResponse) Reset() {
 	*x = NodeListResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2926,7 @@ func (x *NodeListResponse) String() string {
 func (*NodeListResponse) ProtoMessage() {}
 
 func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[41]
+	mi := &file_adminpb_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2939,7 @@ func (x *NodeListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeListResponse.ProtoReflect.Descriptor instead.
 func (*NodeListResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{41}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NodeListResponse) GetNodes() []*Node {
@@ -2546,7 +2991,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +3003,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[42]
+	mi := &file_adminpb_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +3016,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{42}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Node) GetId() string {
@@ -2690,7 +3135,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +3147,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[43]
+	mi := &file_adminpb_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +3160,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{43}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Attribute) GetKey() string {
@@ -2742,7 +3187,7 @@ type NodeShowRequest struct {
 
 func (x *NodeShowRequest) Reset() {
 	*x = NodeShowRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +3199,7 @@ func (x *NodeShowRequest) String() string {
 func (*NodeShowRequest) ProtoMessage() {}
 
 func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[44]
+	mi := &file_adminpb_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +3212,7 @@ func (x *NodeShowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowRequest.ProtoReflect.Descriptor instead.
 func (*NodeShowRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{44}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NodeShowRequest) GetNode() string {
@@ -2798,7 +3243,7 @@ type NodeShowResponse struct {
 
 func (x *NodeShowResponse) Reset() {
 	*x = NodeShowResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +3255,7 @@ func (x *NodeShowResponse) String() string {
 func (*NodeShowResponse) ProtoMessage() {}
 
 func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[45]
+	mi := &file_adminpb_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +3268,7 @@ func (x *NodeShowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShowResponse.ProtoReflect.Descriptor instead.
 func (*NodeShowResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{45}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NodeShowResponse) GetNode() *Node {
@@ -2892,7 +3337,7 @@ type NodeRange struct {
 
 func (x *NodeRange) Reset() {
 	*x = NodeRange{}
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3349,7 @@ func (x *NodeRange) String() string {
 func (*NodeRange) ProtoMessage() {}
 
 func (x *NodeRange) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[46]
+	mi := &file_adminpb_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3362,7 @@ func (x *NodeRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRange.ProtoReflect.Descriptor instead.
 func (*NodeRange) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{46}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NodeRange) GetId() uint64 {
@@ -2973,7 +3418,7 @@ type NodeChangeRequest struct {
 
 func (x *NodeChangeRequest) Reset() {
 	*x = NodeChangeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3430,7 @@ func (x *NodeChangeRequest) String() string {
 func (*NodeChangeRequest) ProtoMessage() {}
 
 func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[47]
+	mi := &file_adminpb_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3443,7 @@ func (x *NodeChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeRequest.ProtoReflect.Descriptor instead.
 func (*NodeChangeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{47}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeChangeRequest) GetNode() string {
@@ -3018,7 +3463,7 @@ type NodeChangeResponse struct {
 
 func (x *NodeChangeResponse) Reset() {
 	*x = NodeChangeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3475,7 @@ func (x *NodeChangeResponse) String() string {
 func (*NodeChangeResponse) ProtoMessage() {}
 
 func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[48]
+	mi := &file_adminpb_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3488,7 @@ func (x *NodeChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeChangeResponse.ProtoReflect.Descriptor instead.
 func (*NodeChangeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{48}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NodeChangeResponse) GetNode() *Node {
@@ -3067,7 +3512,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3524,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[49]
+	mi := &file_adminpb_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3537,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{49}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Refusal) GetReason() string {
@@ -3126,7 +3571,7 @@ type RangeMergeRequest struct {
 
 func (x *RangeMergeRequest) Reset() {
 	*x = RangeMergeRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[50]
+	mi := &file_adminpb_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3583,7 @@ func (x *RangeMergeRequest) String() string {
 func (*RangeMergeRequest) ProtoMessage() {}
 
 func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[50]
+	mi := &file_adminpb_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3596,7 @@ func (x *RangeMergeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeRequest.ProtoReflect.Descriptor instead.
 func (*RangeMergeRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{50}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RangeMergeRequest) GetLeft() uint64 {
@@ -3170,7 +3615,7 @@ type RangeMergeResponse struct {
 
 func (x *RangeMergeResponse) Reset() {
 	*x = RangeMergeResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[51]
+	mi := &file_adminpb_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3627,7 @@ func (x *RangeMergeResponse) String() string {
 func (*RangeMergeResponse) ProtoMessage() {}
 
 func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[51]
+	mi := &file_adminpb_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3640,7 @@ func (x *RangeMergeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeMergeResponse.ProtoReflect.Descriptor instead.
 func (*RangeMergeResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{51}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RangeMergeResponse) GetOperation() *Operation {
@@ -3217,7 +3662,7 @@ type PlacementSetReplicationRequest struct {
 
 func (x *PlacementSetReplicationRequest) Reset() {
 	*x = PlacementSetReplicationRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[52]
+	mi := &file_adminpb_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3674,7 @@ func (x *PlacementSetReplicationRequest) String() string {
 func (*PlacementSetReplicationRequest) ProtoMessage() {}
 
 func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[52]
+	mi := &file_adminpb_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3687,7 @@ func (x *PlacementSetReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{52}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PlacementSetReplicationRequest) GetFactor() int64 {
@@ -3276,7 +3721,7 @@ type PlacementSetReplicationResponse struct {
 
 func (x *PlacementSetReplicationResponse) Reset() {
 	*x = PlacementSetReplicationResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[53]
+	mi := &file_adminpb_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +3733,7 @@ func (x *PlacementSetReplicationResponse) String() string {
 func (*PlacementSetReplicationResponse) ProtoMessage() {}
 
 func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[53]
+	mi := &file_adminpb_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +3746,7 @@ func (x *PlacementSetReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetReplicationResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{53}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlacementSetReplicationResponse) GetBefore() int64 {
@@ -3363,7 +3808,7 @@ type PlacementSetMergeAfterRequest struct {
 
 func (x *PlacementSetMergeAfterRequest) Reset() {
 	*x = PlacementSetMergeAfterRequest{}
-	mi := &file_adminpb_admin_proto_msgTypes[54]
+	mi := &file_adminpb_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3820,7 @@ func (x *PlacementSetMergeAfterRequest) String() string {
 func (*PlacementSetMergeAfterRequest) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[54]
+	mi := &file_adminpb_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3833,7 @@ func (x *PlacementSetMergeAfterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterRequest.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterRequest) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{54}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlacementSetMergeAfterRequest) GetMergeAfterMs() int64 {
@@ -3406,7 +3851,7 @@ type PlacementSetMergeAfterResponse struct {
 
 func (x *PlacementSetMergeAfterResponse) Reset() {
 	*x = PlacementSetMergeAfterResponse{}
-	mi := &file_adminpb_admin_proto_msgTypes[55]
+	mi := &file_adminpb_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3863,7 @@ func (x *PlacementSetMergeAfterResponse) String() string {
 func (*PlacementSetMergeAfterResponse) ProtoMessage() {}
 
 func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_adminpb_admin_proto_msgTypes[55]
+	mi := &file_adminpb_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,14 +3876,55 @@ func (x *PlacementSetMergeAfterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementSetMergeAfterResponse.ProtoReflect.Descriptor instead.
 func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
-	return file_adminpb_admin_proto_rawDescGZIP(), []int{55}
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{60}
 }
 
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\x11\n" +
+	"\x13adminpb/admin.proto\x12\x0eskein.admin.v1\"\x0f\n" +
+	"\rSurveyRequest\"\xa1\x04\n" +
+	"\x0eSurveyResponse\x12\x14\n" +
+	"\x05asked\x18\x01 \x01(\tR\x05asked\x12\x17\n" +
+	"\aunix_ms\x18\x02 \x01(\x03R\x06unixMs\x12\x14\n" +
+	"\x05stale\x18\x03 \x01(\bR\x05stale\x120\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x1a.skein.admin.v1.NodeSurveyR\x05nodes\x12\x16\n" +
+	"\x06ranges\x18\x05 \x01(\x03R\x06ranges\x12\x1e\n" +
+	"\n" +
+	"leaderless\x18\x06 \x01(\x03R\n" +
+	"leaderless\x12\x18\n" +
+	"\amissing\x18\a \x01(\x03R\amissing\x120\n" +
+	"\aoutages\x18\b \x03(\v2\x16.skein.admin.v1.OutageR\aoutages\x129\n" +
+	"\n" +
+	"operations\x18\t \x03(\v2\x19.skein.admin.v1.OperationR\n" +
+	"operations\x12=\n" +
+	"\vreplication\x18\n" +
+	" \x01(\v2\x1b.skein.admin.v1.ReplicationR\vreplication\x12-\n" +
+	"\x06alarms\x18\v \x03(\v2\x15.skein.admin.v1.AlarmR\x06alarms\x12?\n" +
+	"\bversions\x18\f \x01(\v2#.skein.admin.v1.ClusterShowResponseR\bversions\x12*\n" +
+	"\x05holds\x18\r \x03(\v2\x14.skein.admin.v1.HoldR\x05holds\"\x8c\x02\n" +
+	"\n" +
+	"NodeSurvey\x12(\n" +
+	"\x04node\x18\x01 \x01(\v2\x14.skein.admin.v1.NodeR\x04node\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12#\n" +
+	"\rdisk_capacity\x18\x03 \x01(\x03R\fdiskCapacity\x12\x1b\n" +
+	"\tdisk_used\x18\x04 \x01(\x03R\bdiskUsed\x12$\n" +
+	"\x0eclock_ahead_ms\x18\x05 \x01(\x03R\fclockAheadMs\x12\x1a\n" +
+	"\bisolated\x18\x06 \x01(\bR\bisolated\x12\x18\n" +
+	"\aunheard\x18\a \x03(\tR\aunheard\x12 \n" +
+	"\ffsync_p99_us\x18\b \x01(\x03R\n" +
+	"fsyncP99Us\"\x8f\x01\n" +
+	"\x06Outage\x12\x1c\n" +
+	"\tplacement\x18\x01 \x01(\bR\tplacement\x12\x16\n" +
+	"\x06ranges\x18\x02 \x01(\x03R\x06ranges\x12\x10\n" +
+	"\x03ids\x18\x03 \x03(\x04R\x03ids\x12\x1b\n" +
+	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\x12 \n" +
+	"\vquarantined\x18\x05 \x01(\x03R\vquarantined\"G\n" +
+	"\x05Alarm\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
+	"\x06sticky\x18\x03 \x01(\bR\x06sticky\"\x11\n" +
 	"\x0fHoldListRequest\"Z\n" +
 	"\x10HoldListResponse\x12*\n" +
 	"\x05holds\x18\x01 \x03(\v2\x14.skein.admin.v1.HoldR\x05holds\x12\x1a\n" +
@@ -3545,7 +4031,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05stale\x18\x03 \x01(\bR\x05stale\"/\n" +
 	"\x15PlacementPauseRequest\x12\x16\n" +
 	"\x06paused\x18\x01 \x01(\bR\x06paused\"\x18\n" +
-	"\x16PlacementPauseResponse\"\xf2\x02\n" +
+	"\x16PlacementPauseResponse\"\x8f\x03\n" +
 	"\x05Range\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1e\n" +
 	"\n" +
@@ -3563,7 +4049,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\n" +
 	"conf_index\x18\v \x01(\x04R\tconfIndex\x127\n" +
 	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\x12\x12\n" +
-	"\x04kept\x18\r \x01(\bR\x04kept\"p\n" +
+	"\x04kept\x18\r \x01(\bR\x04kept\x12\x1b\n" +
+	"\twaits_for\x18\x0e \x03(\tR\bwaitsFor\"p\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
@@ -3681,7 +4168,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x1dPlacementSetMergeAfterRequest\x12)\n" +
 	"\x0emerge_after_ms\x18\x01 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
 	"\x0f_merge_after_ms\" \n" +
-	"\x1ePlacementSetMergeAfterResponse2\xb7\x12\n" +
+	"\x1ePlacementSetMergeAfterResponse2\x82\x13\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -3710,7 +4197,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\vClusterShow\x12\".skein.admin.v1.ClusterShowRequest\x1a#.skein.admin.v1.ClusterShowResponse\"\x00\x12a\n" +
 	"\x0eClusterUpgrade\x12%.skein.admin.v1.ClusterUpgradeRequest\x1a&.skein.admin.v1.ClusterUpgradeResponse\"\x00\x12O\n" +
 	"\bHoldList\x12\x1f.skein.admin.v1.HoldListRequest\x1a .skein.admin.v1.HoldListResponse\"\x00\x12X\n" +
-	"\vHoldRelease\x12\".skein.admin.v1.HoldReleaseRequest\x1a#.skein.admin.v1.HoldReleaseResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\vHoldRelease\x12\".skein.admin.v1.HoldReleaseRequest\x1a#.skein.admin.v1.HoldReleaseResponse\"\x00\x12I\n" +
+	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -3724,147 +4212,162 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_adminpb_admin_proto_goTypes = []any{
-	(*HoldListRequest)(nil),                 // 0: skein.admin.v1.HoldListRequest
-	(*HoldListResponse)(nil),                // 1: skein.admin.v1.HoldListResponse
-	(*Hold)(nil),                            // 2: skein.admin.v1.Hold
-	(*HoldReleaseRequest)(nil),              // 3: skein.admin.v1.HoldReleaseRequest
-	(*HoldReleaseResponse)(nil),             // 4: skein.admin.v1.HoldReleaseResponse
-	(*ClusterShowRequest)(nil),              // 5: skein.admin.v1.ClusterShowRequest
-	(*ClusterShowResponse)(nil),             // 6: skein.admin.v1.ClusterShowResponse
-	(*NodeVersions)(nil),                    // 7: skein.admin.v1.NodeVersions
-	(*ClusterUpgradeRequest)(nil),           // 8: skein.admin.v1.ClusterUpgradeRequest
-	(*ClusterUpgradeResponse)(nil),          // 9: skein.admin.v1.ClusterUpgradeResponse
-	(*Operation)(nil),                       // 10: skein.admin.v1.Operation
-	(*NodeJoinRequest)(nil),                 // 11: skein.admin.v1.NodeJoinRequest
-	(*NodeJoinResponse)(nil),                // 12: skein.admin.v1.NodeJoinResponse
-	(*RangeMoveRequest)(nil),                // 13: skein.admin.v1.RangeMoveRequest
-	(*RangeMoveResponse)(nil),               // 14: skein.admin.v1.RangeMoveResponse
-	(*RangeTransferLeaderRequest)(nil),      // 15: skein.admin.v1.RangeTransferLeaderRequest
-	(*RangeTransferLeaderResponse)(nil),     // 16: skein.admin.v1.RangeTransferLeaderResponse
-	(*PlacementShowRequest)(nil),            // 17: skein.admin.v1.PlacementShowRequest
-	(*PlacementShowResponse)(nil),           // 18: skein.admin.v1.PlacementShowResponse
-	(*Replication)(nil),                     // 19: skein.admin.v1.Replication
-	(*PlacementReplica)(nil),                // 20: skein.admin.v1.PlacementReplica
-	(*PlacementMoveRequest)(nil),            // 21: skein.admin.v1.PlacementMoveRequest
-	(*PlacementMoveResponse)(nil),           // 22: skein.admin.v1.PlacementMoveResponse
-	(*PlacementTransferLeaderRequest)(nil),  // 23: skein.admin.v1.PlacementTransferLeaderRequest
-	(*PlacementTransferLeaderResponse)(nil), // 24: skein.admin.v1.PlacementTransferLeaderResponse
-	(*OperationListRequest)(nil),            // 25: skein.admin.v1.OperationListRequest
-	(*OperationListResponse)(nil),           // 26: skein.admin.v1.OperationListResponse
-	(*PlacementPauseRequest)(nil),           // 27: skein.admin.v1.PlacementPauseRequest
-	(*PlacementPauseResponse)(nil),          // 28: skein.admin.v1.PlacementPauseResponse
-	(*Range)(nil),                           // 29: skein.admin.v1.Range
-	(*Replica)(nil),                         // 30: skein.admin.v1.Replica
-	(*Quarantine)(nil),                      // 31: skein.admin.v1.Quarantine
-	(*RangeListRequest)(nil),                // 32: skein.admin.v1.RangeListRequest
-	(*RangeListResponse)(nil),               // 33: skein.admin.v1.RangeListResponse
-	(*KeySpan)(nil),                         // 34: skein.admin.v1.KeySpan
-	(*RangeSplitRequest)(nil),               // 35: skein.admin.v1.RangeSplitRequest
-	(*RangeSplitResponse)(nil),              // 36: skein.admin.v1.RangeSplitResponse
-	(*RangeShowRequest)(nil),                // 37: skein.admin.v1.RangeShowRequest
-	(*RangeShowResponse)(nil),               // 38: skein.admin.v1.RangeShowResponse
-	(*ReplicaState)(nil),                    // 39: skein.admin.v1.ReplicaState
-	(*NodeListRequest)(nil),                 // 40: skein.admin.v1.NodeListRequest
-	(*NodeListResponse)(nil),                // 41: skein.admin.v1.NodeListResponse
-	(*Node)(nil),                            // 42: skein.admin.v1.Node
-	(*Attribute)(nil),                       // 43: skein.admin.v1.Attribute
-	(*NodeShowRequest)(nil),                 // 44: skein.admin.v1.NodeShowRequest
-	(*NodeShowResponse)(nil),                // 45: skein.admin.v1.NodeShowResponse
-	(*NodeRange)(nil),                       // 46: skein.admin.v1.NodeRange
-	(*NodeChangeRequest)(nil),               // 47: skein.admin.v1.NodeChangeRequest
-	(*NodeChangeResponse)(nil),              // 48: skein.admin.v1.NodeChangeResponse
-	(*Refusal)(nil),                         // 49: skein.admin.v1.Refusal
-	(*RangeMergeRequest)(nil),               // 50: skein.admin.v1.RangeMergeRequest
-	(*RangeMergeResponse)(nil),              // 51: skein.admin.v1.RangeMergeResponse
-	(*PlacementSetReplicationRequest)(nil),  // 52: skein.admin.v1.PlacementSetReplicationRequest
-	(*PlacementSetReplicationResponse)(nil), // 53: skein.admin.v1.PlacementSetReplicationResponse
-	(*PlacementSetMergeAfterRequest)(nil),   // 54: skein.admin.v1.PlacementSetMergeAfterRequest
-	(*PlacementSetMergeAfterResponse)(nil),  // 55: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
+	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
+	(*NodeSurvey)(nil),                      // 2: skein.admin.v1.NodeSurvey
+	(*Outage)(nil),                          // 3: skein.admin.v1.Outage
+	(*Alarm)(nil),                           // 4: skein.admin.v1.Alarm
+	(*HoldListRequest)(nil),                 // 5: skein.admin.v1.HoldListRequest
+	(*HoldListResponse)(nil),                // 6: skein.admin.v1.HoldListResponse
+	(*Hold)(nil),                            // 7: skein.admin.v1.Hold
+	(*HoldReleaseRequest)(nil),              // 8: skein.admin.v1.HoldReleaseRequest
+	(*HoldReleaseResponse)(nil),             // 9: skein.admin.v1.HoldReleaseResponse
+	(*ClusterShowRequest)(nil),              // 10: skein.admin.v1.ClusterShowRequest
+	(*ClusterShowResponse)(nil),             // 11: skein.admin.v1.ClusterShowResponse
+	(*NodeVersions)(nil),                    // 12: skein.admin.v1.NodeVersions
+	(*ClusterUpgradeRequest)(nil),           // 13: skein.admin.v1.ClusterUpgradeRequest
+	(*ClusterUpgradeResponse)(nil),          // 14: skein.admin.v1.ClusterUpgradeResponse
+	(*Operation)(nil),                       // 15: skein.admin.v1.Operation
+	(*NodeJoinRequest)(nil),                 // 16: skein.admin.v1.NodeJoinRequest
+	(*NodeJoinResponse)(nil),                // 17: skein.admin.v1.NodeJoinResponse
+	(*RangeMoveRequest)(nil),                // 18: skein.admin.v1.RangeMoveRequest
+	(*RangeMoveResponse)(nil),               // 19: skein.admin.v1.RangeMoveResponse
+	(*RangeTransferLeaderRequest)(nil),      // 20: skein.admin.v1.RangeTransferLeaderRequest
+	(*RangeTransferLeaderResponse)(nil),     // 21: skein.admin.v1.RangeTransferLeaderResponse
+	(*PlacementShowRequest)(nil),            // 22: skein.admin.v1.PlacementShowRequest
+	(*PlacementShowResponse)(nil),           // 23: skein.admin.v1.PlacementShowResponse
+	(*Replication)(nil),                     // 24: skein.admin.v1.Replication
+	(*PlacementReplica)(nil),                // 25: skein.admin.v1.PlacementReplica
+	(*PlacementMoveRequest)(nil),            // 26: skein.admin.v1.PlacementMoveRequest
+	(*PlacementMoveResponse)(nil),           // 27: skein.admin.v1.PlacementMoveResponse
+	(*PlacementTransferLeaderRequest)(nil),  // 28: skein.admin.v1.PlacementTransferLeaderRequest
+	(*PlacementTransferLeaderResponse)(nil), // 29: skein.admin.v1.PlacementTransferLeaderResponse
+	(*OperationListRequest)(nil),            // 30: skein.admin.v1.OperationListRequest
+	(*OperationListResponse)(nil),           // 31: skein.admin.v1.OperationListResponse
+	(*PlacementPauseRequest)(nil),           // 32: skein.admin.v1.PlacementPauseRequest
+	(*PlacementPauseResponse)(nil),          // 33: skein.admin.v1.PlacementPauseResponse
+	(*Range)(nil),                           // 34: skein.admin.v1.Range
+	(*Replica)(nil),                         // 35: skein.admin.v1.Replica
+	(*Quarantine)(nil),                      // 36: skein.admin.v1.Quarantine
+	(*RangeListRequest)(nil),                // 37: skein.admin.v1.RangeListRequest
+	(*RangeListResponse)(nil),               // 38: skein.admin.v1.RangeListResponse
+	(*KeySpan)(nil),                         // 39: skein.admin.v1.KeySpan
+	(*RangeSplitRequest)(nil),               // 40: skein.admin.v1.RangeSplitRequest
+	(*RangeSplitResponse)(nil),              // 41: skein.admin.v1.RangeSplitResponse
+	(*RangeShowRequest)(nil),                // 42: skein.admin.v1.RangeShowRequest
+	(*RangeShowResponse)(nil),               // 43: skein.admin.v1.RangeShowResponse
+	(*ReplicaState)(nil),                    // 44: skein.admin.v1.ReplicaState
+	(*NodeListRequest)(nil),                 // 45: skein.admin.v1.NodeListRequest
+	(*NodeListResponse)(nil),                // 46: skein.admin.v1.NodeListResponse
+	(*Node)(nil),                            // 47: skein.admin.v1.Node
+	(*Attribute)(nil),                       // 48: skein.admin.v1.Attribute
+	(*NodeShowRequest)(nil),                 // 49: skein.admin.v1.NodeShowRequest
+	(*NodeShowResponse)(nil),                // 50: skein.admin.v1.NodeShowResponse
+	(*NodeRange)(nil),                       // 51: skein.admin.v1.NodeRange
+	(*NodeChangeRequest)(nil),               // 52: skein.admin.v1.NodeChangeRequest
+	(*NodeChangeResponse)(nil),              // 53: skein.admin.v1.NodeChangeResponse
+	(*Refusal)(nil),                         // 54: skein.admin.v1.Refusal
+	(*RangeMergeRequest)(nil),               // 55: skein.admin.v1.RangeMergeRequest
+	(*RangeMergeResponse)(nil),              // 56: skein.admin.v1.RangeMergeResponse
+	(*PlacementSetReplicationRequest)(nil),  // 57: skein.admin.v1.PlacementSetReplicationRequest
+	(*PlacementSetReplicationResponse)(nil), // 58: skein.admin.v1.PlacementSetReplicationResponse
+	(*PlacementSetMergeAfterRequest)(nil),   // 59: skein.admin.v1.PlacementSetMergeAfterRequest
+	(*PlacementSetMergeAfterResponse)(nil),  // 60: skein.admin.v1.PlacementSetMergeAfterResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
-	2,  // 0: skein.admin.v1.HoldListResponse.holds:type_name -> skein.admin.v1.Hold
-	2,  // 1: skein.admin.v1.HoldReleaseResponse.hold:type_name -> skein.admin.v1.Hold
-	7,  // 2: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
-	10, // 3: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	20, // 4: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
-	19, // 5: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
-	10, // 6: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
-	10, // 7: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
-	30, // 8: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
-	10, // 9: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
-	29, // 10: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
-	34, // 11: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
-	29, // 12: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
-	29, // 13: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
-	29, // 14: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
-	39, // 15: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
-	42, // 16: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
-	43, // 17: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
-	42, // 18: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
-	46, // 19: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
-	10, // 20: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
-	49, // 21: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
-	49, // 22: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
-	31, // 23: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
-	42, // 24: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
-	10, // 25: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	32, // 26: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	35, // 27: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	37, // 28: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	13, // 29: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	15, // 30: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	25, // 31: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	17, // 32: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	21, // 33: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	23, // 34: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	40, // 35: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	44, // 36: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	47, // 37: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	47, // 38: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	47, // 39: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	47, // 40: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	47, // 41: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	27, // 42: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	11, // 43: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	50, // 44: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	52, // 45: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	54, // 46: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	5,  // 47: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	8,  // 48: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	0,  // 49: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	3,  // 50: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	33, // 51: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	36, // 52: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	38, // 53: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	14, // 54: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	16, // 55: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	26, // 56: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	18, // 57: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	22, // 58: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	24, // 59: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	41, // 60: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	45, // 61: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	48, // 62: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	48, // 63: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	48, // 64: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	48, // 65: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	48, // 66: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	28, // 67: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	12, // 68: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	51, // 69: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	53, // 70: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	55, // 71: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	6,  // 72: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	9,  // 73: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	1,  // 74: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	4,  // 75: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	51, // [51:76] is the sub-list for method output_type
-	26, // [26:51] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
+	3,  // 1: skein.admin.v1.SurveyResponse.outages:type_name -> skein.admin.v1.Outage
+	15, // 2: skein.admin.v1.SurveyResponse.operations:type_name -> skein.admin.v1.Operation
+	24, // 3: skein.admin.v1.SurveyResponse.replication:type_name -> skein.admin.v1.Replication
+	4,  // 4: skein.admin.v1.SurveyResponse.alarms:type_name -> skein.admin.v1.Alarm
+	11, // 5: skein.admin.v1.SurveyResponse.versions:type_name -> skein.admin.v1.ClusterShowResponse
+	7,  // 6: skein.admin.v1.SurveyResponse.holds:type_name -> skein.admin.v1.Hold
+	47, // 7: skein.admin.v1.NodeSurvey.node:type_name -> skein.admin.v1.Node
+	7,  // 8: skein.admin.v1.HoldListResponse.holds:type_name -> skein.admin.v1.Hold
+	7,  // 9: skein.admin.v1.HoldReleaseResponse.hold:type_name -> skein.admin.v1.Hold
+	12, // 10: skein.admin.v1.ClusterShowResponse.nodes:type_name -> skein.admin.v1.NodeVersions
+	15, // 11: skein.admin.v1.RangeMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	25, // 12: skein.admin.v1.PlacementShowResponse.replicas:type_name -> skein.admin.v1.PlacementReplica
+	24, // 13: skein.admin.v1.PlacementShowResponse.replication:type_name -> skein.admin.v1.Replication
+	15, // 14: skein.admin.v1.PlacementMoveResponse.operation:type_name -> skein.admin.v1.Operation
+	15, // 15: skein.admin.v1.OperationListResponse.operations:type_name -> skein.admin.v1.Operation
+	35, // 16: skein.admin.v1.Range.members:type_name -> skein.admin.v1.Replica
+	15, // 17: skein.admin.v1.Range.operation:type_name -> skein.admin.v1.Operation
+	34, // 18: skein.admin.v1.RangeListResponse.ranges:type_name -> skein.admin.v1.Range
+	39, // 19: skein.admin.v1.RangeListResponse.missing:type_name -> skein.admin.v1.KeySpan
+	34, // 20: skein.admin.v1.RangeSplitResponse.left:type_name -> skein.admin.v1.Range
+	34, // 21: skein.admin.v1.RangeSplitResponse.right:type_name -> skein.admin.v1.Range
+	34, // 22: skein.admin.v1.RangeShowResponse.range:type_name -> skein.admin.v1.Range
+	44, // 23: skein.admin.v1.RangeShowResponse.replicas:type_name -> skein.admin.v1.ReplicaState
+	47, // 24: skein.admin.v1.NodeListResponse.nodes:type_name -> skein.admin.v1.Node
+	48, // 25: skein.admin.v1.Node.attributes:type_name -> skein.admin.v1.Attribute
+	47, // 26: skein.admin.v1.NodeShowResponse.node:type_name -> skein.admin.v1.Node
+	51, // 27: skein.admin.v1.NodeShowResponse.ranges:type_name -> skein.admin.v1.NodeRange
+	15, // 28: skein.admin.v1.NodeShowResponse.operations:type_name -> skein.admin.v1.Operation
+	54, // 29: skein.admin.v1.NodeShowResponse.drain:type_name -> skein.admin.v1.Refusal
+	54, // 30: skein.admin.v1.NodeShowResponse.decommission:type_name -> skein.admin.v1.Refusal
+	36, // 31: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
+	47, // 32: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
+	15, // 33: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
+	37, // 34: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	40, // 35: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	42, // 36: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	18, // 37: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	20, // 38: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	30, // 39: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	22, // 40: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	26, // 41: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	28, // 42: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	45, // 43: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	49, // 44: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	52, // 45: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 46: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 47: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 48: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 49: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	32, // 50: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	16, // 51: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	55, // 52: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	57, // 53: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	59, // 54: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	10, // 55: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	13, // 56: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	5,  // 57: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	8,  // 58: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	0,  // 59: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	38, // 60: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 61: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 62: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 63: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 64: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 65: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 66: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 67: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 68: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 69: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 70: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 71: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 72: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 73: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 74: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 75: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 76: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 77: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 78: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 79: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 80: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 81: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 82: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 83: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 84: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 85: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	60, // [60:86] is the sub-list for method output_type
+	34, // [34:60] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -3872,17 +4375,17 @@ func file_adminpb_admin_proto_init() {
 	if File_adminpb_admin_proto != nil {
 		return
 	}
-	file_adminpb_admin_proto_msgTypes[8].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[18].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[32].OneofWrappers = []any{}
-	file_adminpb_admin_proto_msgTypes[54].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[13].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[23].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[37].OneofWrappers = []any{}
+	file_adminpb_admin_proto_msgTypes[59].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   56,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

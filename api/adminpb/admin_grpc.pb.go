@@ -47,6 +47,7 @@ const (
 	Admin_ClusterUpgrade_FullMethodName          = "/skein.admin.v1.Admin/ClusterUpgrade"
 	Admin_HoldList_FullMethodName                = "/skein.admin.v1.Admin/HoldList"
 	Admin_HoldRelease_FullMethodName             = "/skein.admin.v1.Admin/HoldRelease"
+	Admin_Survey_FullMethodName                  = "/skein.admin.v1.Admin/Survey"
 )
 
 // AdminClient is the client API for Admin service.
@@ -116,6 +117,8 @@ type AdminClient interface {
 	HoldList(ctx context.Context, in *HoldListRequest, opts ...grpc.CallOption) (*HoldListResponse, error)
 	// HoldRelease ends a hold. Whoever reads by it is told so.
 	HoldRelease(ctx context.Context, in *HoldReleaseRequest, opts ...grpc.CallOption) (*HoldReleaseResponse, error)
+	// Survey returns what there is to know of the cluster at a glance. It needs no quorum.
+	Survey(ctx context.Context, in *SurveyRequest, opts ...grpc.CallOption) (*SurveyResponse, error)
 }
 
 type adminClient struct {
@@ -376,6 +379,16 @@ func (c *adminClient) HoldRelease(ctx context.Context, in *HoldReleaseRequest, o
 	return out, nil
 }
 
+func (c *adminClient) Survey(ctx context.Context, in *SurveyRequest, opts ...grpc.CallOption) (*SurveyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SurveyResponse)
+	err := c.cc.Invoke(ctx, Admin_Survey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -443,6 +456,8 @@ type AdminServer interface {
 	HoldList(context.Context, *HoldListRequest) (*HoldListResponse, error)
 	// HoldRelease ends a hold. Whoever reads by it is told so.
 	HoldRelease(context.Context, *HoldReleaseRequest) (*HoldReleaseResponse, error)
+	// Survey returns what there is to know of the cluster at a glance. It needs no quorum.
+	Survey(context.Context, *SurveyRequest) (*SurveyResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -527,6 +542,9 @@ func (UnimplementedAdminServer) HoldList(context.Context, *HoldListRequest) (*Ho
 }
 func (UnimplementedAdminServer) HoldRelease(context.Context, *HoldReleaseRequest) (*HoldReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method HoldRelease not implemented")
+}
+func (UnimplementedAdminServer) Survey(context.Context, *SurveyRequest) (*SurveyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Survey not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -999,6 +1017,24 @@ func _Admin_HoldRelease_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Survey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SurveyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Survey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Survey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Survey(ctx, req.(*SurveyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1105,6 +1141,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "HoldRelease",
 			Handler:    _Admin_HoldRelease_Handler,
+		},
+		{
+			MethodName: "Survey",
+			Handler:    _Admin_Survey_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -20,6 +20,8 @@ type Admin struct{ o Options }
 
 // Options are what an Admin is made of. All of them are required.
 type Options struct {
+	// Self is this node.
+	Self  keyspace.NodeID
 	Clock clock.Clock
 	// Election and Heartbeat are the node's election timeout and raft tick.
 	Election, Heartbeat time.Duration
@@ -170,6 +172,12 @@ type Report struct {
 	Hears []keyspace.NodeID
 	// Quarantined are its replicas in quarantine.
 	Quarantined []Quarantined
+	// NoSpace and Corrupt say that it has a cause for these alarms of etcd's.
+	NoSpace, Corrupt bool
+	// FsyncP99 is the 99th percentile of its log's last fsyncs.
+	FsyncP99 time.Duration
+	// Wall is what its wall clock shows; 0 in the report of a build that does not say.
+	Wall fsm.UnixMillis
 }
 
 // Quarantined is a replica that its node keeps closed until it is replaced.

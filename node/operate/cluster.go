@@ -27,29 +27,34 @@ func (a *Admin) ClusterVersion(ctx context.Context) (*adminpb.ClusterShowRespons
 	if err != nil {
 		return nil, err
 	}
-	resp := &adminpb.ClusterShowResponse{Version: uint32(m.ClusterVersion), Stale: stale}
-	if settings, err := a.settings(ctx, stale); err == nil { // the version is to be seen without it
-		for _, s := range settings {
-			resp.Held = resp.Held || s.Name == fsm.SettingUpgradeHeld && len(s.Value) > 0
-		}
+	settings, _ := a.settings(ctx, stale) // the version is to be seen without them
+	return versionRows(m.ClusterVersion, nodes, settings, stale), nil
+}
+
+// versionRows says in which version the cluster writes, and what the nodes read.
+func versionRows(version keyspace.Version, nodes []fsm.Node, settings []fsm.Setting, stale bool) *adminpb.ClusterShowResponse {
+	resp := &adminpb.ClusterShowResponse{Version: uint32(version), Stale: stale}
+	for _, s := range settings {
+		resp.Held = resp.Held || s.Name == fsm.SettingUpgradeHeld && len(s.Value) > 0
 	}
 	for i := range nodes {
 		n := &nodes[i]
 		if !n.State.Started() {
 			continue
 		}
-		if next := m.ClusterVersion + 1; m.ClusterVersion != 0 && n.Reads.Newest >= next {
+		if next := version + 1; version != 0 && n.Reads.Newest >= next {
 			resp.Next = uint32(next)
 		}
 		resp.Nodes = append(resp.Nodes, &adminpb.NodeVersions{
 			Name: n.Name, Build: n.Build, Oldest: uint32(n.Reads.Oldest), Newest: uint32(n.Reads.Newest), SinceUnixMs: int64(n.ReadsSince),
 		})
 	}
-	return resp, nil
+	return resp
 }
 
 // Upgrade implements adminapi.ClusterBackend.
-func (a *Admin) Upgrade(ctx context.Context) (uint32, error) {
+func (a *Admin) Upgrade(ctx context.Context) (_ uint32, err error) {
+	defer a.explain(&err)
 	m, err := a.o.Placement.Map(ctx)
 	if err != nil {
 		return 0, err
@@ -69,6 +74,7 @@ func (a *Admin) Upgrade(ctx context.Context) (uint32, error) {
 }
 
 // HoldUpgrade implements adminapi.ClusterBackend.
-func (a *Admin) HoldUpgrade(ctx context.Context, hold bool) error {
+func (a *Admin) HoldUpgrade(ctx context.Context, hold bool) (err error) {
+	defer a.explain(&err)
 	return a.o.Placement.SetUpgradeHeld(ctx, hold)
 }

@@ -71,7 +71,8 @@
 //   - A node hears fewer than half of the others: it is isolated. Nobody counts on it to lead or
 //     to take a replica, unless all nodes that answer are isolated.
 //
-//   - There is no quorum: lists are stale; changes are refused with kverror.NoLeader.
+//   - There is no quorum: lists are stale; changes are refused, and the refusal names the silent nodes that it is for. Once
+//     these have been silent for a while, nobody is asked any more.
 //
 //   - The range's leader is cut off and accepts a split or a transfer without being able to finish
 //     it: atLeader asks the other replicas for their leader. If that one confirms it, the first
@@ -93,6 +94,8 @@
 // # Files
 //
 //   - admin.go: what an Admin is made of and needs
+//
+//   - survey.go: everything at a glance
 //
 //   - members.go: etcd's members
 //
@@ -125,6 +128,8 @@
 //   - cover.go: which ranges there are, of what nodes say
 //
 //   - table.go: what placement says
+//
+//   - quorum.go: what has no quorum, and for whom it waits
 //
 //   - rows.go: nodes, ranges and operations as operators see them
 package operate

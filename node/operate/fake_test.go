@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"testing/synctest"
@@ -33,6 +34,9 @@ type fake struct {
 	looks map[keyspace.NodeID]keyspace.NodeID
 	// dead are the nodes that do not live.
 	dead map[keyspace.NodeID]bool
+	// silentFor is how long the dead nodes are silent, 12 s by default; unheard says that they were never heard.
+	silentFor time.Duration
+	unheard   bool
 	// states are the changes of nodes that were made.
 	states []fsm.NodeState
 	// begun are the operations that were begun; begin is the error of whoever begins one.
@@ -42,6 +46,8 @@ type fake struct {
 	settings []fsm.Setting
 	// quarantined are replicas of the nodes.
 	quarantined map[keyspace.NodeID][]Quarantined
+	// known is the map of the asked node, nil for none.
+	known *fsm.Map
 	// before is called before a change of a node is made, and may refuse it.
 	before func() error
 }
@@ -62,14 +68,14 @@ func newFake(n keyspace.NodeID) *fake {
 
 func (f *fake) admin() *Admin {
 	return New(Options{
-		Clock: clock.Virtual(), Election: time.Second, Heartbeat: 100 * time.Millisecond, Logger: zap.NewNop(),
+		Self: 1, Clock: clock.Virtual(), Election: time.Second, Heartbeat: 100 * time.Millisecond, Logger: zap.NewNop(),
 		Placement: f, Replicas: f, Routes: f, Peers: f,
 	})
 }
 
 func (f *fake) SilentFor(n keyspace.NodeID) time.Duration {
-	if f.dead[n] {
-		return 12 * time.Second
+	if f.dead[n] && !f.unheard {
+		return cmp.Or(f.silentFor, 12*time.Second)
 	}
 	return 0
 }
@@ -87,9 +93,13 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 func (f *fake) Members(context.Context, bool) ([]fsm.Node, error) { return f.nodes, f.quorum }
 
 func (f *fake) NodeTable(context.Context, bool) ([]fsm.Node, error)     { return f.nodes, f.quorum }
-func (f *fake) WatchMap() (*fsm.Map, <-chan struct{})                   { return nil, nil }
+func (f *fake) WatchMap() (*fsm.Map, <-chan struct{})                   { return f.known, nil }
+func (f *fake) KnownHolds() []fsm.Hold                                  { return nil }
 func (f *fake) RangeMap(context.Context) ([]keyspace.Descriptor, error) { return f.ranges, nil }
 func (f *fake) Status(context.Context) (placement.Status, error)        { return f.group, nil }
+
+func (f *fake) LastOperations(context.Context) ([]fsm.Operation, error) { return nil, nil }
+func (f *fake) LastSettings(context.Context) ([]fsm.Setting, error)     { return f.settings, nil }
 
 func (f *fake) Operations(context.Context) ([]fsm.Operation, error) { return nil, f.quorum }
 func (f *fake) Settings(context.Context) ([]fsm.Setting, keyspace.Revision, error) {

@@ -83,7 +83,14 @@ func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 			state = "asleep"
 		}
 	}
+	stands := d.HasQuorum(v.up(d))
+	if !stands {
+		state = StateNoQuorum
+	}
 	r := rangeRow(d, v.byName, leader, keys, bytes, state)
+	if !stands {
+		r.WaitsFor = waitsFor(d, v.byName, v.alive)
+	}
 	markQuarantined(r, closedOf(d, v.reports))
 	if o, ok := v.operations[d.Range]; ok {
 		r.Operation = operationRow(&o, v.byName)

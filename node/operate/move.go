@@ -20,7 +20,11 @@ func (a *Admin) MoveRange(ctx context.Context, id keyspace.RangeID, from, to str
 
 // move begins to move a replica of a range, or of fsm.OwnGroup; look says where to
 // look if that is refused.
-func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (*adminpb.Operation, error) {
+func (a *Admin) move(ctx context.Context, id keyspace.RangeID, from, to, look string) (_ *adminpb.Operation, err error) {
+	if err := a.needs(fsm.OwnGroup); err != nil {
+		return nil, err
+	}
+	defer a.explain(&err, id)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -90,7 +94,11 @@ func notBegun(e *kverror.Error, nodes []fsm.Node, look string) error {
 }
 
 // MergeRange implements adminapi.Backend.
-func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (*adminpb.Operation, error) {
+func (a *Admin) MergeRange(ctx context.Context, left keyspace.RangeID) (_ *adminpb.Operation, err error) {
+	if err := a.needs(fsm.OwnGroup); err != nil {
+		return nil, err
+	}
+	defer a.explain(&err, left)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return nil, err
@@ -125,6 +133,7 @@ func (a *Admin) Operations(ctx context.Context) (*adminpb.OperationListResponse,
 }
 
 // Pause implements adminapi.Backend.
-func (a *Admin) Pause(ctx context.Context, paused bool) error {
+func (a *Admin) Pause(ctx context.Context, paused bool) (err error) {
+	defer a.explain(&err)
 	return a.o.Placement.SetPaused(ctx, paused)
 }

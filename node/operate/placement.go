@@ -64,7 +64,11 @@ func (a *Admin) placementGroup(ctx context.Context, stale bool) (st placement.St
 const lookAtGroup = "skein placement show shows who holds the group, skein placement operations what is under way"
 
 // MovePlacement implements adminapi.PlacementBackend.
-func (a *Admin) MovePlacement(ctx context.Context, from, to string) (*adminpb.Operation, error) {
+func (a *Admin) MovePlacement(ctx context.Context, from, to string) (_ *adminpb.Operation, err error) {
+	if err := a.needs(fsm.OwnGroup); err != nil {
+		return nil, err
+	}
+	defer a.explain(&err)
 	if from != "" && to != "" {
 		return a.move(ctx, fsm.OwnGroup, from, to, lookAtGroup)
 	}
@@ -193,7 +197,11 @@ func (a *Admin) removesVoter(g *voterGroup, name string) (keyspace.NodeID, error
 }
 
 // TransferPlacement implements adminapi.PlacementBackend.
-func (a *Admin) TransferPlacement(ctx context.Context, to string) error {
+func (a *Admin) TransferPlacement(ctx context.Context, to string) (err error) {
+	if err := a.needs(fsm.OwnGroup); err != nil {
+		return err
+	}
+	defer a.explain(&err)
 	nodes, _, err := a.members(ctx)
 	if err != nil {
 		return err

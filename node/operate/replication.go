@@ -16,7 +16,8 @@ import (
 )
 
 // SetReplication implements adminapi.PlacementBackend.
-func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*adminpb.PlacementSetReplicationResponse, error) {
+func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (_ *adminpb.PlacementSetReplicationResponse, err error) {
+	defer a.explain(&err)
 	if !placement.ValidReplication(factor) {
 		return nil, &adminapi.Refusal{Reason: fmt.Sprintf("a range has 1, 3, 5 or 7 voters, not %d", factor), NextStep: "give one of these: an even number outlives no more losses than the odd one below it"}
 	}
@@ -58,11 +59,12 @@ func (a *Admin) SetReplication(ctx context.Context, factor int, dryRun bool) (*a
 }
 
 // SetMergeAfter implements adminapi.PlacementBackend.
-func (a *Admin) SetMergeAfter(ctx context.Context, after *time.Duration) error {
+func (a *Admin) SetMergeAfter(ctx context.Context, after *time.Duration) (err error) {
+	defer a.explain(&err)
 	if after == nil {
 		return a.o.Placement.UnsetMergeAfter(ctx)
 	}
-	err := a.o.Placement.SetMergeAfter(ctx, *after)
+	err = a.o.Placement.SetMergeAfter(ctx, *after)
 	if e := kverror.Of(err); err != nil && e.Kind == kverror.BadRequest {
 		return &adminapi.Refusal{Reason: e.Detail, NextStep: "give one of these, or default for what the nodes were started with"}
 	}
@@ -98,13 +100,24 @@ func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replicatio
 	if err != nil {
 		return nil
 	}
-	out := &adminpb.Replication{Factor: int64(placement.Replication(settings)), Ranges: int64(len(descs)), Paused: placement.Paused(settings)}
+	byRange := map[keyspace.RangeID]fsm.Operation{}
+	for _, o := range ops {
+		byRange[o.Range] = o
+	}
+	return progress(placement.Replication(settings), placement.Paused(settings), descs, byRange, a.o.Peers.Alive)
+}
+
+// progress says how many ranges have not as many voters as they are to have, or not all alive.
+func progress(
+	factor int, paused bool, descs []keyspace.Descriptor, ops map[keyspace.RangeID]fsm.Operation, alive func(keyspace.NodeID) bool,
+) *adminpb.Replication {
+	out := &adminpb.Replication{Factor: int64(factor), Ranges: int64(len(descs)), Paused: paused}
 	for i := range descs {
 		voters, silent := int64(0), false
 		for _, m := range descs[i].Replicas {
 			if m.Role == keyspace.RoleVoter || m.Role == keyspace.RoleVoterIncoming {
 				voters++
-				silent = silent || !a.o.Peers.Alive(m.Node)
+				silent = silent || !alive(m.Node)
 			}
 		}
 		switch {
@@ -117,8 +130,8 @@ func (a *Admin) replication(ctx context.Context, stale bool) *adminpb.Replicatio
 			out.Silent++
 		}
 	}
-	for i := range ops {
-		if ops[i].Reason == decide.Factor && ops[i].Range != fsm.OwnGroup {
+	for id, o := range ops {
+		if o.Reason == decide.Factor && id != fsm.OwnGroup {
 			out.Operations++
 		}
 	}

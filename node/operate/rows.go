@@ -118,6 +118,17 @@ func closedOf(d *keyspace.Descriptor, reports map[keyspace.NodeID]Report) (close
 	return closed
 }
 
+// waitsFor names the nodes with voters that are not heard.
+func waitsFor(d *keyspace.Descriptor, byName map[keyspace.NodeID]string, alive func(keyspace.NodeID) bool) (all []string) {
+	for _, r := range d.Replicas {
+		if r.Role != keyspace.RoleLearner && !alive(r.Node) {
+			all = append(all, cmp.Or(byName[r.Node], r.Node.String()))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // markQuarantined says in a row of the range which of its replicas are in quarantine.
 func markQuarantined(row *adminpb.Range, closed []decide.Quarantined) {
 	for _, q := range closed {

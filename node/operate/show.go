@@ -54,6 +54,9 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 		leader, state, size = byName[st.Node], StateMerging, st.Bytes
 	}
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
+	if !d.HasQuorum(func(r keyspace.Replica) bool { return a.o.Peers.Alive(r.Node) && !inQuarantine(r, said) }) {
+		resp.Range.State, resp.Range.WaitsFor = StateNoQuorum, waitsFor(&d, byName, a.o.Peers.Alive)
+	}
 	for i := range said {
 		markQuarantined(resp.Range, said[i].closed)
 	}
@@ -156,6 +159,11 @@ func saidBy(d *keyspace.Descriptor, all []shown) []shown {
 		said = append(said, s)
 	}
 	return said
+}
+
+// inQuarantine says whether the replica's node keeps it closed.
+func inQuarantine(r keyspace.Replica, said []shown) bool {
+	return slices.ContainsFunc(said, func(s shown) bool { return s.of.ID == r.ID && len(s.closed) > 0 })
 }
 
 var errNotAsked = errors.New("it came to the range while its replicas were asked: ask again")

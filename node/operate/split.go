@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
 )
 
 // splitTimeout bounds a split by command, and splitPause lies between attempts to
@@ -22,6 +23,11 @@ const (
 
 // SplitRange implements adminapi.Backend.
 func (a *Admin) SplitRange(ctx context.Context, key []byte) (left, right *adminpb.Range, err error) {
+	id := a.rangeOf(key)
+	if err := a.needs(id, fsm.OwnGroup); err != nil { // a split needs the ids of a range, too
+		return nil, nil, err
+	}
+	defer a.explain(&err, id)
 	ctx, cancel := context.WithTimeout(ctx, splitTimeout)
 	defer cancel()
 	nodes, err := a.o.Placement.Members(ctx, false)

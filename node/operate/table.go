@@ -16,10 +16,12 @@ const quorumTimeout = 3 * time.Second
 // nodeTable returns the node table, with those that were removed: the quorum's, or else
 // what this node knew last.
 func (a *Admin) nodeTable(ctx context.Context) (nodes []fsm.Node, stale bool, err error) {
-	asked, cancel := context.WithTimeout(ctx, quorumTimeout)
-	defer cancel()
-	if nodes, err = a.o.Placement.NodeTable(asked, true); err == nil || ctx.Err() != nil {
-		return nodes, false, err
+	if err = a.needs(fsm.OwnGroup); err == nil {
+		asked, cancel := context.WithTimeout(ctx, quorumTimeout)
+		defer cancel()
+		if nodes, err = a.o.Placement.NodeTable(asked, true); err == nil || ctx.Err() != nil {
+			return nodes, false, err
+		}
 	}
 	if m, _ := a.o.Placement.WatchMap(); m != nil {
 		return m.NodeTable(), true, nil

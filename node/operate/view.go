@@ -22,6 +22,10 @@ type clusterView struct {
 	// that does not answer has neither.
 	lists   map[keyspace.NodeID][]shard.Summary
 	reports map[keyspace.NodeID]Report
+	// unanswered says why a node has no list or no report.
+	unanswered map[keyspace.NodeID]error
+	// clockAhead is how far a node's clock is ahead of this one's, by its report.
+	clockAhead map[keyspace.NodeID]time.Duration
 	// heard are the nodes that this one hears, or one that answers does. A loaded node, or one with
 	// very many replicas, may be heard and yet not answer in time.
 	heard map[keyspace.NodeID]bool
@@ -179,6 +183,7 @@ func (a *Admin) askFor(ctx context.Context, n keyspace.NodeID) time.Duration {
 // ask has every node say what it has.
 func (a *Admin) ask(ctx context.Context, v *clusterView) {
 	v.lists, v.reports = map[keyspace.NodeID][]shard.Summary{}, map[keyspace.NodeID]Report{}
+	v.unanswered, v.clockAhead = map[keyspace.NodeID]error{}, map[keyspace.NodeID]time.Duration{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, n := range v.nodes {
@@ -187,14 +192,23 @@ func (a *Admin) ask(ctx context.Context, v *clusterView) {
 			defer cancel()
 			l, err := a.o.Replicas.List(ctx, n.ID)
 			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				v.unanswered[n.ID] = err
 				return
 			}
+			asked := a.o.Clock.Now()
 			rep, rerr := a.report(ctx, n.ID)
+			// It has read its clock at about the middle of the call.
+			here := a.o.Clock.Wall().Add(-a.o.Clock.Now().Sub(asked) / 2)
 			mu.Lock()
 			defer mu.Unlock()
 			v.lists[n.ID] = l
-			if rerr == nil {
+			if v.unanswered[n.ID] = rerr; rerr == nil {
 				v.reports[n.ID] = rep
+				if rep.Wall != 0 {
+					v.clockAhead[n.ID] = rep.Wall.Time().Sub(here)
+				}
 			}
 		})
 	}
@@ -233,6 +247,19 @@ func (v *clusterView) alive(n keyspace.NodeID) bool { return v.answered(n) || v.
 // heard since its own start may be well.
 func (v *clusterView) dead(n *fsm.Node) bool {
 	return n.State == fsm.NodeServing && !v.alive(n.ID) && v.silentSince[n.ID] != 0
+}
+
+// up says whether a replica can vote as far as the answers of all nodes tell.
+func (v *clusterView) up(d *keyspace.Descriptor) func(keyspace.Replica) bool {
+	closed := closedOf(d, v.reports)
+	return func(r keyspace.Replica) bool {
+		for _, q := range closed {
+			if q.Replica == r.ID {
+				return false
+			}
+		}
+		return v.alive(r.Node)
+	}
 }
 
 // unsure says whether the node has not answered and may lead something all the same, as it is not

@@ -1,0 +1,73 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
+)
+
+// SurveyBackend is what the service asks of the node for a look at everything.
+type SurveyBackend interface {
+	// Survey returns what is known of the cluster, in any order, also without a quorum.
+	Survey(ctx context.Context) (*adminpb.SurveyResponse, error)
+}
+
+func (s *server) Survey(ctx context.Context, _ *adminpb.SurveyRequest) (*adminpb.SurveyResponse, error) {
+	r, err := s.backend.Survey(ctx)
+	if err != nil {
+		return nil, grpcError("look at the cluster", err, readAgain)
+	}
+	slices.SortFunc(r.Nodes, func(a, b *adminpb.NodeSurvey) int {
+		return cmp.Or(cmp.Compare(a.GetNode().GetName(), b.GetNode().GetName()), cmp.Compare(a.GetNode().GetId(), b.GetNode().GetId()))
+	})
+	slices.SortFunc(r.Operations, func(a, b *adminpb.Operation) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	slices.SortFunc(r.Alarms, func(a, b *adminpb.Alarm) int {
+		return cmp.Or(cmp.Compare(a.GetType(), b.GetType()), cmp.Compare(a.GetNode(), b.GetNode()))
+	})
+	slices.SortFunc(r.Holds, func(a, b *adminpb.Hold) int {
+		return cmp.Or(cmp.Compare(a.GetMadeUnixMs(), b.GetMadeUnixMs()), cmp.Compare(a.GetId(), b.GetId()))
+	})
+	return r, nil
+}
+
+// EndpointError is an endpoint that was asked and did not answer.
+type EndpointError struct {
+	Endpoint string `json:"endpoint"`
+	Error    string `json:"error"`
+}
+
+// Survey asks the endpoints in their order until one answers. silent are those that did not, also where nobody did and
+// there is an error: a [Refusal] then. Each has an equal part of the time that ctx leaves.
+func (c *Client) Survey(ctx context.Context) (s *adminpb.SurveyResponse, silent []EndpointError, err error) {
+	var why []string
+	for i, ep := range c.endpoints {
+		s, err := c.surveyAt(ctx, ep, len(c.endpoints)-i)
+		if err == nil {
+			return s, silent, nil
+		}
+		late := status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil
+		if !late && status.Code(err) != codes.Unavailable || refusal(err) != nil {
+			return nil, silent, asRefusal(ep, err)
+		}
+		silent = append(silent, EndpointError{ep.name, status.Convert(err).Message()})
+		why = append(why, ep.name+": "+status.Convert(err).Message())
+	}
+	return nil, silent, unreachable(why)
+}
+
+// surveyAt asks one of so many endpoints that are left.
+func (c *Client) surveyAt(ctx context.Context, ep endpoint, left int) (*adminpb.SurveyResponse, error) {
+	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, end.Sub(clock.System().Wall())/time.Duration(left))
+		defer cancel()
+	}
+	return callOne(ctx, c, ep, &adminpb.SurveyRequest{}, adminpb.AdminClient.Survey)
+}

@@ -1,0 +1,137 @@
+package adminapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/prototext"
+
+	"github.com/skeindb/skein/api/adminpb"
+)
+
+// TestSurveyStories walks testdata: each story is a survey in protobuf's text form, and shows what status or doctor says of it.
+//
+//	status|doctor [json] [silent=ENDPOINT]
+func TestSurveyStories(t *testing.T) {
+	datadriven.RunTest(t, "testdata/survey", func(t *testing.T, d *datadriven.TestData) string {
+		s := &adminpb.SurveyResponse{}
+		if err := prototext.Unmarshal([]byte(d.Input), s); err != nil {
+			t.Fatalf("%s: %v", d.Pos, err)
+		}
+		var silent []EndpointError
+		var endpoint string
+		if d.MaybeScanArgs(t, "silent", &endpoint) {
+			silent = append(silent, EndpointError{endpoint, "connection refused"})
+		}
+		format := Table
+		if d.HasArg("json") {
+			format = JSON
+		}
+		found := Diagnose(s, silent)
+		var out bytes.Buffer
+		var err error
+		switch d.Cmd {
+		case "status":
+			err = WriteStatus(&out, format, s, silent, found)
+		case "doctor":
+			err = WriteFindings(&out, format, found)
+		default:
+			t.Fatalf("%s: there is no command %s", d.Pos, d.Cmd)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if format == JSON && !json.Valid(out.Bytes()) {
+			t.Errorf("%s: no JSON", d.Pos)
+		}
+		if !Healthy(found) {
+			out.WriteString("exit code 1\n")
+		}
+		return out.String()
+	})
+}
+
+// Each finding says what to do, so that a check cannot be forgotten half.
+func TestFindingsSayWhatToDo(t *testing.T) {
+	s := &adminpb.SurveyResponse{
+		Asked: "n1", UnixMs: 1_800_000_000_000, Stale: true, Ranges: 9, Leaderless: 1, Missing: 1,
+		Outages: []*adminpb.Outage{
+			{Placement: true, WaitsFor: []string{"n2"}}, {Ranges: 1, Ids: []uint64{4}, WaitsFor: []string{"n2", "n3"}, Quarantined: 1},
+			{Ranges: 2, Ids: []uint64{5, 6}, Quarantined: 2}, {Ranges: 1, Ids: []uint64{7}},
+		},
+		Alarms:      []*adminpb.Alarm{{Type: "NOSPACE", Node: "n1"}, {Type: "CORRUPT", Node: "n1"}, {Type: "type 9", Node: "n1"}, {Type: "NOSPACE", Node: "n2", Sticky: true}},
+		Replication: &adminpb.Replication{Factor: 3, Ranges: 9, Fewer: 2, Paused: true},
+		Holds:       []*adminpb.Hold{{Id: "b0", Kind: "backup", Owner: "x", MadeUnixMs: 1_700_000_000_000}},
+		Versions:    &adminpb.ClusterShowResponse{Version: 4, Next: 5, Held: true, Nodes: []*adminpb.NodeVersions{{Name: "n1", Build: "0.2.0"}, {Name: "n2", Build: "0.1.0"}}},
+		Nodes: []*adminpb.NodeSurvey{
+			{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true, Quarantined: 1, PeerUrls: []string{"http://10.0.0.1:2380"}}, DiskCapacity: 100, DiskUsed: 96, Unheard: []string{"n4"}},
+			{Node: &adminpb.Node{Name: "n1", State: "draining", Alive: true, Attributes: []*adminpb.Attribute{{Key: "zone", Value: "a"}}}, DiskCapacity: 100, DiskUsed: 86, ClockAheadMs: -900, FsyncP99Us: 40_000},
+			{Node: &adminpb.Node{Name: "n2", State: StateDead, SinceUnixMs: 1_799_999_000_000}, Error: "no route"},
+			{Node: &adminpb.Node{Name: "n3", State: "serving", Alive: true}, Error: "deadline exceeded"},
+			{Node: &adminpb.Node{Name: "n4", State: "serving", Alive: true}, Isolated: true, ClockAheadMs: 900},
+			{Node: &adminpb.Node{Name: "n5", State: "unstarted"}}, {Node: &adminpb.Node{Name: "n6", State: "draining"}},
+		},
+	}
+	checks := map[string]bool{}
+	last := Critical
+	for _, f := range Diagnose(s, []EndpointError{{"h:1", "refused"}}) {
+		checks[f.Check] = true
+		if f.What == "" || f.Next == "" || f.Severity != Critical && f.Severity != Warning && f.Severity != Note || f.Severity == Critical && last != Critical {
+			t.Errorf("%+v", f)
+		}
+		last = f.Severity
+	}
+	for _, check := range strings.Fields("quorum alarm node fsync network quarantine disk ranges replicas placement names versions clock hold certificates zones endpoint") {
+		if !checks[check] {
+			t.Errorf("%s has found nothing", check)
+		}
+	}
+}
+
+// The survey names the endpoints that do not answer, and asks the next one in time: one that is closed, one that takes
+// connections and says nothing, and one that answers.
+func TestSurveyPassesOverSilentEndpoints(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	Register(s, &fakeBackend{})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	defer func() { s.Stop(); <-done }()
+	c, err := NewClient([]string{closed.Addr().String(), mute.Addr().String(), l.Addr().String()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	got, silent, err := c.Survey(ctx)
+	if err != nil || got.GetAsked() != "n1" || len(silent) != 2 || silent[0].Endpoint != closed.Addr().String() || silent[1].Endpoint != mute.Addr().String() || silent[1].Error == "" {
+		t.Errorf("%v, %v, %v", got, silent, err)
+	}
+	c, err = NewClient([]string{closed.Addr().String()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, silent, err = c.Survey(ctx); len(silent) != 1 || err == nil || !strings.Contains(err.Error(), "no endpoint can be reached: "+closed.Addr().String()) {
+		t.Errorf("%v, %v", silent, err)
+	}
+}

@@ -1,0 +1,145 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// withMap gives the asked node a map of what the fake has.
+func (f *fake) withMap() *fake {
+	var rows []*fsm.Range
+	for i := range f.ranges {
+		rows = append(rows, &fsm.Range{Descriptor: f.ranges[i]})
+	}
+	f.known = (&fsm.Map{}).With(1, rows, f.nodes, keyspace.Descriptor{ConfIndex: 1, Replicas: f.group.Replicas})
+	return f
+}
+
+// What has no quorum is known from who is heard alone, and names the nodes that it waits for.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(3).withMap()
+		if o := f.admin().Outage(); o.Any() {
+			t.Errorf("all live: %+v", o)
+		}
+		f.dead[2] = true
+		if o := f.admin().Outage(); o.Any() {
+			t.Errorf("one of three is silent: %+v", o)
+		}
+		f.dead[3] = true
+		o := f.admin().Outage()
+		since := time.Now().Add(-12 * time.Second).UTC().Format(time.RFC3339)
+		if got, want := o.What()+": "+o.Who(), "one range and the placement group: n2, n3 silent since "+since; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		f.unheard = true
+		o = f.admin().Outage()
+		if got, want := o.Who(), "n2, n3 not heard since this node has started"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
+}
+
+// A command that needs a quorum is refused at once where nodes are silent for long, and else when it has failed. It names them
+// either way.
+func TestCommandsWithoutQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(4).withMap()
+		f.dead[2], f.dead[3], f.dead[4] = true, true, true
+		f.quorum, f.begin = kverror.Timeout, errors.New("call placement-request at node 2: no route")
+		commands := map[string]func(context.Context, *Admin) error{
+			"split": func(ctx context.Context, a *Admin) error { _, _, err := a.SplitRange(ctx, []byte("k")); return err },
+			"move":  func(ctx context.Context, a *Admin) error { _, err := a.MoveRange(ctx, 1, "n1", "n1"); return err },
+			"merge": func(ctx context.Context, a *Admin) error { _, err := a.MergeRange(ctx, 1); return err },
+			"drain": func(ctx context.Context, a *Admin) error {
+				_, err := a.ChangeNode(ctx, adminapi.Drain, "n2")
+				return err
+			},
+			"factor":   func(ctx context.Context, a *Admin) error { _, err := a.SetReplication(ctx, 3, false); return err },
+			"transfer": func(ctx context.Context, a *Admin) error { return a.TransferPlacement(ctx, "n1") },
+		}
+		for _, silentFor := range []time.Duration{12 * time.Second, time.Second} {
+			f.silentFor = silentFor
+			for what, run := range commands {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				begun := time.Now()
+				err := run(ctx, f.admin())
+				cancel()
+				// Only what was not begun is refused.
+				var r *adminapi.Refusal
+				var x *adminapi.Explained
+				if tried := errors.As(err, &x); tried == errors.As(err, &r) || tried != (silentFor < givenUpAfter || what == "factor" || what == "drain") {
+					t.Errorf("%s, silent for %v: %T", what, silentFor, err)
+				}
+				if err == nil || !strings.HasPrefix(err.Error(), "no quorum for ") || !strings.Contains(err.Error(), "n2, n3, n4 silent since ") || !strings.Contains(err.Error(), "docs/RECOVERY.md") {
+					t.Errorf("%s, silent for %v: %v", what, silentFor, err)
+				}
+				if took := time.Since(begun); silentFor > givenUpAfter && took > 0 && what != "factor" && what != "drain" {
+					t.Errorf("%s took %v", what, took)
+				}
+			}
+		}
+		// What has nothing to do with a quorum stays.
+		f.begin = nil
+		err := error(kverror.New(kverror.BadRequest, "x"))
+		f.admin().explain(&err, 1)
+		if kverror.Of(err).Kind != kverror.BadRequest {
+			t.Error(err)
+		}
+	})
+}
+
+// A range without a quorum is listed so, also where its last leader does not know it yet, and one whose replicas are in
+// quarantine. The survey puts together what waits for the same nodes.
+func TestRangesWithoutQuorumAreShown(t *testing.T) {
+	f := newFake(3).withMap()
+	list := func() *adminpb.Range {
+		t.Helper()
+		l, err := f.admin().Ranges(t.Context(), &adminpb.RangeListRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.GetRanges()[0]
+	}
+	f.dead[3] = true
+	if r := list(); r.GetState() != "awake" || len(r.GetWaitsFor()) != 0 {
+		t.Errorf("two of three: %v", r)
+	}
+	f.dead[2] = true
+	f.quorum = kverror.Timeout
+	if r := list(); r.GetState() != StateNoQuorum || fmt.Sprint(r.GetWaitsFor()) != "[n2 n3]" {
+		t.Errorf("one of three: %v", r)
+	}
+	s, err := f.admin().Survey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := s.GetOutages(); len(o) != 2 || !o[0].GetPlacement() || o[1].GetRanges() != 1 || fmt.Sprint(o[1].GetIds(), o[1].GetWaitsFor()) != "[1] [n2 n3]" || !s.GetStale() || s.GetAsked() != "n1" {
+		t.Errorf("%v", s)
+	}
+	for _, n := range s.GetNodes() {
+		if dead := n.GetNode().GetState() == "dead"; dead != (n.GetNode().GetName() != "n1") || dead != (n.GetError() != "") {
+			t.Errorf("%v", n)
+		}
+	}
+	f.dead, f.quorum = map[keyspace.NodeID]bool{}, nil
+	bad := func(m keyspace.ReplicaID) []Quarantined { return []Quarantined{{Range: 1, Replica: m}} }
+	f.quarantined = map[keyspace.NodeID][]Quarantined{2: bad(2), 3: bad(3)}
+	if r := list(); r.GetState() != StateNoQuorum || len(r.GetWaitsFor()) != 0 {
+		t.Errorf("two in quarantine: %v", r)
+	}
+	if s, err := f.admin().Survey(t.Context()); err != nil || len(s.GetOutages()) != 1 || s.GetOutages()[0].GetQuarantined() != 2 {
+		t.Errorf("%v, %v", s, err)
+	}
+}

@@ -1,0 +1,146 @@
+package operate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/placement"
+	"github.com/skeindb/skein/placement/fsm"
+)
+
+// maxOutageIDs bounds the ids of an outage that are listed.
+const maxOutageIDs = 16
+
+// Survey implements adminapi.Backend. One view of all nodes gives it nearly everything.
+func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
+	v, err := a.completeView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if m, _ := a.o.Placement.WatchMap(); m != nil && len(v.placement.Replicas) == 0 {
+		v.placement.Replicas = m.PlacementGroup().Replicas // none of them answers
+	}
+	out := &adminpb.SurveyResponse{
+		UnixMs: a.o.Clock.Wall().UnixMilli(), Stale: v.stale, Ranges: int64(len(v.ranges)), Missing: int64(len(v.missing)),
+		Outages: v.outages(), Alarms: a.alarms(v), Replication: a.replicationOf(v), Versions: a.versions(v),
+	}
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		out.Nodes = append(out.Nodes, v.nodeSurvey(n))
+		if n.ID == a.o.Self {
+			out.Asked = n.Name
+		}
+	}
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		if v.leaders[d.Range] == 0 && d.HasQuorum(v.up(d)) {
+			out.Leaderless++
+		}
+	}
+	for _, o := range v.operations {
+		out.Operations = append(out.Operations, operationRow(&o, v.byName))
+	}
+	for _, h := range a.o.Placement.KnownHolds() {
+		out.Holds = append(out.Holds, holdRow(&h))
+	}
+	return out, nil
+}
+
+func (v *clusterView) nodeSurvey(n *fsm.Node) *adminpb.NodeSurvey {
+	r := v.reports[n.ID]
+	s := &adminpb.NodeSurvey{
+		Node: v.row(n), DiskCapacity: r.Capacity, DiskUsed: r.Used, Isolated: r.Isolated, ClockAheadMs: v.clockAhead[n.ID].Milliseconds(),
+		FsyncP99Us: r.FsyncP99.Microseconds(),
+	}
+	if err := v.unanswered[n.ID]; err != nil {
+		s.Error = v.words().Replace(err.Error())
+	}
+	if _, said := v.reports[n.ID]; !said {
+		return s
+	}
+	for i := range v.nodes {
+		o := &v.nodes[i]
+		if o.ID != n.ID && o.State.Started() && v.alive(o.ID) && !slices.Contains(r.Hears, o.ID) {
+			s.Unheard = append(s.Unheard, o.Name)
+		}
+	}
+	return s
+}
+
+// outages returns what has no quorum, by what it waits for; the placement group comes first.
+func (v *clusterView) outages() (all []*adminpb.Outage) {
+	if len(v.placement.Replicas) > 0 {
+		own := keyspace.Descriptor{Replicas: v.placement.Replicas}
+		if up := func(r keyspace.Replica) bool { return v.alive(r.Node) }; !own.HasQuorum(up) {
+			all = append(all, &adminpb.Outage{Placement: true, WaitsFor: waitsFor(&own, v.byName, v.alive)})
+		}
+	}
+	by := map[string]*adminpb.Outage{}
+	for i := range v.ranges {
+		d := &v.ranges[i]
+		if d.HasQuorum(v.up(d)) {
+			continue
+		}
+		names, closed := waitsFor(d, v.byName, v.alive), len(closedOf(d, v.reports))
+		key := fmt.Sprintf("%s/%d", strings.Join(names, "/"), closed)
+		o := by[key]
+		if o == nil {
+			o = &adminpb.Outage{WaitsFor: names, Quarantined: int64(closed)}
+			by[key], all = o, append(all, o)
+		}
+		if o.Ranges++; len(o.Ids) < maxOutageIDs {
+			o.Ids = append(o.Ids, uint64(d.Range))
+		}
+	}
+	return all
+}
+
+// alarms are those of the map, and what nodes say of themselves: without a leader of placement nobody records it.
+func (a *Admin) alarms(v *clusterView) (all []*adminpb.Alarm) {
+	known := map[fsm.AlarmID]bool{} // whether they are sticky
+	if m, _ := a.o.Placement.WatchMap(); m != nil && m.Alarms != nil {
+		for _, r := range m.Alarms.All {
+			known[r.AlarmID] = r.Sticky
+		}
+	}
+	for id, r := range v.reports {
+		for _, own := range []struct {
+			is   bool
+			kind fsm.AlarmType
+		}{{r.NoSpace, fsm.AlarmNoSpace}, {r.Corrupt, fsm.AlarmCorrupt}} {
+			if alarm := (fsm.AlarmID{Type: own.kind, Member: id}); own.is && !known[alarm] {
+				known[alarm] = false
+			}
+		}
+	}
+	for id, sticky := range known {
+		kind := map[fsm.AlarmType]string{fsm.AlarmNoSpace: "NOSPACE", fsm.AlarmCorrupt: "CORRUPT"}[id.Type]
+		all = append(all, &adminpb.Alarm{
+			Type: cmp.Or(kind, fmt.Sprintf("type %d", id.Type)), Node: cmp.Or(v.byName[id.Member], id.Member.String()), Sticky: sticky,
+		})
+	}
+	return all
+}
+
+// replicationOf is how many voters ranges are to have and how many have others, by the view; nil where the settings are not
+// known.
+func (a *Admin) replicationOf(v *clusterView) *adminpb.Replication {
+	if v.settings == nil && v.stale {
+		return nil
+	}
+	return progress(placement.Replication(v.settings), placement.Paused(v.settings), v.ranges, v.operations, v.alive)
+}
+
+// versions is what the nodes of the view read, by this node's copy of the node table.
+func (a *Admin) versions(v *clusterView) *adminpb.ClusterShowResponse {
+	m, _ := a.o.Placement.WatchMap()
+	if m == nil {
+		return nil
+	}
+	return versionRows(m.ClusterVersion, v.nodes, v.settings, v.stale)
+}

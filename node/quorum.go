@@ -1,0 +1,87 @@
+package node
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/shard"
+)
+
+const (
+	// startPatience is for how long after its start a node does not miss others: they may start at the same time.
+	startPatience = 5 * time.Second
+	// leadersEvery is how many looks lie between two lines about leaders.
+	leadersEvery = 5
+)
+
+// watcher tells the operator what the node hears: what has no quorum, and whose leaders have changed. It looks once in an
+// election timeout, so that however much happens its lines are few.
+type watcher struct {
+	log    *zap.Logger
+	clock  clock.Clock
+	begun  clock.Time
+	look   func() operate.Outage
+	moves  func() shard.Moves
+	ranges prometheus.Gauge
+	// since is when the present outage was seen first; 0 without one. told says that the log has it.
+	since clock.Time
+	told  bool
+	looks int
+}
+
+// observe runs a watcher until the node stops.
+func (c *Core) observe() {
+	o := &watcher{
+		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: c.admin.Outage, moves: c.shards.TakeMoves,
+		ranges: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears.",
+		}),
+	}
+	if c.o.Registry != nil {
+		c.o.Registry.MustRegister(o.ranges)
+	}
+	c.wait.Go(func() {
+		for clock.Sleep(c.ctx, c.o.Clock, c.o.Election) == nil {
+			o.step()
+		}
+	})
+}
+
+func (o *watcher) step() {
+	now := o.clock.Now()
+	o.leaders()
+	out := o.look()
+	if out.Any() && now.Sub(o.begun) < startPatience {
+		return
+	}
+	o.ranges.Set(float64(out.Ranges))
+	switch {
+	case out.Any() && o.since == 0:
+		o.since = now // the next look says whether it lasts
+	case out.Any() && !o.told:
+		o.told = true
+		o.log.Error("no quorum for "+out.What()+": "+out.Who(), zap.Int("ranges", out.Ranges), zap.Bool("placement", out.Placement),
+			zap.String("next", "start these nodes again; if they are lost for good, see docs/RECOVERY.md"))
+	case !out.Any():
+		if o.told {
+			o.log.Info("all ranges and the placement group have a quorum again", zap.Duration("after", now.Sub(o.since)))
+		}
+		o.since, o.told = 0, false
+	}
+}
+
+// leaders logs which leaderships have come and gone.
+func (o *watcher) leaders() {
+	if o.looks++; o.looks%leadersEvery != 0 {
+		return
+	}
+	if m := o.moves(); m.Gained.Count+m.Lost.Count > 0 {
+		o.log.Info("leaders of ranges have changed: this node has begun to lead, and ceased",
+			zap.Int("gained", m.Gained.Count), zap.Stringers("first-gained", m.Gained.First),
+			zap.Int("lost", m.Lost.Count), zap.Stringers("first-lost", m.Lost.First))
+	}
+}
