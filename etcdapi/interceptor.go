@@ -3,6 +3,7 @@ package etcdapi
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -99,7 +100,11 @@ func (s *Server) logSlow(ctx context.Context, method string, took time.Duration,
 	if p, ok := peer.FromContext(ctx); ok {
 		remote = p.Addr.String()
 	}
-	s.log.Warn("request took long", zap.String("method", method), zap.Duration("took", took), zap.String("remote", remote),
+	level := zap.WarnLevel
+	if strings.HasPrefix(method, "/skein.admin.") {
+		level = zap.InfoLevel // an operator waits for it, and sees that it takes long
+	}
+	s.log.Log(level, "request took long", zap.String("method", method), zap.Duration("took", took), zap.String("remote", remote),
 		zap.Int("request-bytes", sizeOf(req)), zap.Int("response-bytes", sizeOf(resp)), zap.Error(err))
 }
 

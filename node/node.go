@@ -72,7 +72,9 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 		failure = n.core.Err()
 		s.end()
 	}
+	stopping := clock.StartStopwatch()
 	err = n.Stop(context.Background())
+	n.log.Info("the node has stopped", zap.Duration("took", stopping.Elapsed()), zap.Error(err))
 	switch {
 	case errors.Is(failure, join.ErrRemoved): // it was asked for, by whoever decommissioned the node
 		n.log.Warn("the node has left the cluster", zap.Error(failure), zap.NamedError("stop", err))

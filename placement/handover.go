@@ -32,7 +32,7 @@ func (s *Service) Shutdown(ctx context.Context) error {
 	// On every node: a follower may be elected yet, and a new leader may not have begun to
 	// allocate.
 	if err := s.sequencer.Close(ctx); err != nil {
-		return fmt.Errorf("lower the ceiling of revisions: %w", err)
+		return fmt.Errorf("give back the revisions that were not used: %w", err)
 	}
 	g := s.replica()
 	if g == nil || !g.Status().IsLeader {

@@ -246,7 +246,7 @@ func (p *peers) heard(from keyspace.NodeID, l liveness) {
 
 // died queues the groups whose leader was on the node for a paced wake-up.
 func (p *peers) died(node keyspace.NodeID) {
-	p.h.log.Warn("peer has lost liveness", zap.Stringer("peer", node))
+	p.h.log.Warn("peer is not heard any more, and counts as dead", zap.Stringer("peer", node))
 	p.h.pacer.add(p.affected(func(g *Group) bool {
 		return keyspace.NodeID(g.public.leaderNode.Load()) == node
 	}))
@@ -304,7 +304,7 @@ func othersCanLead(replicas []keyspace.Replica, lost map[keyspace.NodeID]bool) b
 // returned queues groups for a paced wake-up: those that this host leads and that have a
 // replica on the node, which may lag, and after a restart those that the node led.
 func (p *peers) returned(node keyspace.NodeID, restarted bool) {
-	p.h.log.Info("peer lives", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
+	p.h.log.Info("peer is heard", zap.Stringer("peer", node), zap.Bool("restarted", restarted))
 	p.h.pacer.add(p.affected(func(g *Group) bool {
 		if g.public.leading.Load() != 0 {
 			return hasNode(g.public.replicas.Load(), node)

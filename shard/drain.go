@@ -84,7 +84,7 @@ type drain struct {
 func (d *drain) one(ctx, closing context.Context, r *Replica) {
 	if err := r.closePipeline(closing); err != nil {
 		d.open.Add(1)
-		r.log.Warn("close the pipeline", zap.Error(err))
+		r.log.Warn("the queue of a range has not emptied before the stop", zap.Error(err))
 		return
 	}
 	r.mu.Lock()
@@ -104,6 +104,6 @@ func (d *drain) one(ctx, closing context.Context, r *Replica) {
 	defer cancel()
 	if err := r.group.Transfer(tctx, 0); err != nil {
 		d.kept.Add(1)
-		r.log.Warn("hand the leadership over", zap.Error(err))
+		r.log.Warn("the leadership of a range was not handed over", zap.Error(err))
 	}
 }

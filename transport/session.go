@@ -134,7 +134,7 @@ func (s *Session) downPeer(err error) {
 	if bulk := s.peer.sessions[KindBulk].Load(); bulk != nil {
 		bulk.End(err)
 	}
-	e.log.Info("peer is down", zap.Stringer("peer", s.cfg.Peer), zap.Stringer("boot", s.cfg.Boot), zap.Error(err))
+	e.log.Warn("peer is down: its connection has ended", zap.Stringer("peer", s.cfg.Peer), zap.Stringer("boot", s.cfg.Boot), zap.Error(err))
 }
 
 // BeginRead is called by a carrier's goroutine before its first Receive for a class,

@@ -143,7 +143,7 @@ func (s *Sequencer) takeLocked(out *output) {
 	if s.c.phase != s.phase {
 		s.logger.Info("sequencer changes",
 			zap.Stringer("from", s.phase), zap.Stringer("to", s.c.phase), zap.Uint64("term", s.c.term),
-			zap.Int64("revision", int64(s.c.last)), zap.Int64("ceiling", int64(s.c.ceiling)))
+			zap.Int64("revision", int64(s.c.last)), zap.Int64("may-allocate-up-to", int64(s.c.ceiling)))
 		s.phase = s.c.phase
 		close(s.moved)
 		s.moved = make(chan struct{})

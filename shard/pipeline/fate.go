@@ -45,7 +45,7 @@ func (p *Pipeline) cut(b *batch, err error, out *Answers) {
 		p.discard(gone[k], err, out)
 	}
 	p.shared.Metrics.cuts.Inc()
-	p.log.Info("cut the pipeline", zap.Uint64("term", old.term), zap.Int("batches", len(gone)), zap.Error(err))
+	p.log.Info("gave up batches that were not committed", zap.Uint64("term", old.term), zap.Int("batches", len(gone)), zap.Error(err))
 }
 
 // discard takes a batch out of the overlay and answers its calls.
