@@ -72,12 +72,9 @@ func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
 
 // ask calls do with a client, within the command's time.
 func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Client, adminapi.Format) error) error {
-	if err := f.fromEnvironment(c.Flags()); err != nil {
+	format, err := f.format(c)
+	if err != nil {
 		return err
-	}
-	format := adminapi.Format(f.output)
-	if format != adminapi.Table && format != adminapi.JSON {
-		return &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", f.output)}
 	}
 	t, err := f.tls()
 	if err != nil {
@@ -95,6 +92,18 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	ctx, cancel := context.WithTimeout(c.Context(), f.timeout)
 	defer cancel()
 	return do(ctx, client, format)
+}
+
+// format reads the environment, and returns how the command prints.
+func (f *adminFlags) format(c *cobra.Command) (adminapi.Format, error) {
+	if err := f.fromEnvironment(c.Flags()); err != nil {
+		return "", err
+	}
+	format := adminapi.Format(f.output)
+	if format != adminapi.Table && format != adminapi.JSON {
+		return "", &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", f.output)}
+	}
+	return format, nil
 }
 
 // login returns the user in whose name the command asks, if one was given. It asks a terminal for a password that is

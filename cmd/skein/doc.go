@@ -7,6 +7,7 @@
 //	main.go       the command line, exit codes
 //	start.go      skein start: one node
 //	demo.go       skein demo
+//	status.go     skein status and doctor
 //	node.go       skein node, cluster and audit
 //	range.go      skein range
 //	placement.go  skein placement

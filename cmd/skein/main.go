@@ -54,6 +54,7 @@ func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 	}
 	var r *adminapi.Refusal
 	switch {
+	case errors.As(err, new(unwell)): // which its output has said
 	case errors.As(err, &r):
 		fmt.Fprintf(stderr, "skein: %s\nnext: %s\n", r.Reason, r.NextStep)
 	case code == exitUsage:
@@ -84,6 +85,6 @@ func newRoot(environ []string) *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStart(environ), newDemo(), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ), newMirror(environ))
+	root.AddCommand(newStart(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ), newMirror(environ))
 	return root
 }

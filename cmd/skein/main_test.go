@@ -121,6 +121,22 @@ func (fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) {
 	return &adminpb.HoldListResponse{Revision: 9, Holds: []*adminpb.Hold{{Id: "00000000000000b0", Kind: "backup", Owner: "db7", Revision: 4}}}, nil
 }
 
+// Survey is of three nodes, two of which are dead.
+func (fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
+	row := func(name string, since int64) *adminpb.NodeSurvey {
+		n := &adminpb.NodeSurvey{Node: &adminpb.Node{Name: name, State: "serving", Alive: true, Ranges: 1, Placement: true}}
+		if since != 0 {
+			n.Node.State, n.Node.Alive, n.Node.SinceUnixMs, n.Error = adminapi.StateDead, false, since, "no route"
+		}
+		return n
+	}
+	const now = 1_800_000_000_000
+	return &adminpb.SurveyResponse{
+		Asked: "n1", UnixMs: now, Stale: true, Nodes: []*adminpb.NodeSurvey{row("n3", now-15_000), row("n1", 0), row("n2", now-12_000)}, Ranges: 1,
+		Outages: []*adminpb.Outage{{Placement: true, WaitsFor: []string{"n2", "n3"}}, {Ranges: 1, Ids: []uint64{1}, WaitsFor: []string{"n2", "n3"}}},
+	}, nil
+}
+
 func (fakeBackend) ReleaseHold(context.Context, string) (*adminpb.Hold, error) {
 	return nil, &adminapi.Refusal{Reason: "there is no such hold", NextStep: "skein hold list shows those that there are"}
 }
