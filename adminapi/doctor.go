@@ -159,6 +159,7 @@ func checkAlarms(s *adminpb.SurveyResponse) (all []Finding) {
 }
 
 func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
+	alive := countAlive(s)
 	for _, n := range s.GetNodes() {
 		row := n.GetNode()
 		name := cmp.Or(row.GetName(), row.GetId())
@@ -185,7 +186,7 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 		case n.GetError() != "":
 			all = append(all, Finding{Warning, "node", fmt.Sprintf("%s lives and does not answer: %s", name, n.GetError()),
 				"it is busy, or its disk hangs: see its log"})
-		case n.GetIsolated():
+		case n.GetIsolated() && alive > 1: // else there is nobody to be heard
 			all = append(all, Finding{Warning, "network", name + " hears fewer than half of the others, and leads nothing",
 				"see to its network: the peer port needs UDP and TCP"})
 		case len(n.GetUnheard()) > 0:
@@ -271,6 +272,15 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 			next})
 	}
 	return all
+}
+
+func countAlive(s *adminpb.SurveyResponse) (k int) {
+	for _, n := range s.GetNodes() {
+		if n.GetNode().GetAlive() {
+			k++
+		}
+	}
+	return k
 }
 
 func serving(s *adminpb.SurveyResponse) (k int) {

@@ -66,11 +66,8 @@ func WriteStatus(w io.Writer, f Format, s *adminpb.SurveyResponse, silent []Endp
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-12s%s\n", name, fmt.Sprintf(format, args...))
 	}
-	alive, placement := 0, "no known leader"
+	placement := "no known leader"
 	for _, n := range s.GetNodes() {
-		if n.GetNode().GetAlive() {
-			alive++
-		}
 		if n.GetNode().GetPlacementLeader() {
 			placement = "led by " + n.GetNode().GetName()
 		}
@@ -82,7 +79,7 @@ func WriteStatus(w io.Writer, f Format, s *adminpb.SurveyResponse, silent []Endp
 	if s.GetStale() {
 		stale = "; no quorum answers: this is what " + s.GetAsked() + " knew last, and hears"
 	}
-	line("cluster", "%d nodes, %d alive; %d ranges; %s%s", len(s.GetNodes()), alive, s.GetRanges(), versionText(s.GetVersions()), stale)
+	line("cluster", "%d nodes, %d alive; %d ranges; %s%s", len(s.GetNodes()), countAlive(s), s.GetRanges(), versionText(s.GetVersions()), stale)
 	if len(s.GetOutages()) == 0 {
 		line("quorum", "all ranges and the placement group have one")
 	}
