@@ -60,8 +60,10 @@ func Diagnose(s *adminpb.SurveyResponse, silent []EndpointError) []Finding {
 		all = append(all, check(s)...)
 	}
 	for _, e := range silent {
-		all = append(all, Finding{Warning, "endpoint", fmt.Sprintf("endpoint %s does not answer: %s", e.Endpoint, e.Error),
-			"start the node there, or leave the endpoint out"})
+		all = append(all, Finding{
+			Warning, "endpoint", fmt.Sprintf("endpoint %s does not answer: %s", e.Endpoint, e.Error),
+			"start the node there, or leave the endpoint out",
+		})
 	}
 	rank := map[Severity]int{Critical: 0, Warning: 1, Note: 2}
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(rank[a.Severity], rank[b.Severity]) })
@@ -76,12 +78,16 @@ func checkQuorum(s *adminpb.SurveyResponse) (all []Finding) {
 		if len(o.GetWaitsFor()) == 0 {
 			next = "skein range show says why; serializable reads are still answered, so save the data, or restore a backup"
 		}
-		all = append(all, Finding{Critical, "quorum", "no quorum for " + outageText(o, s.GetRanges()) + ": " + waitText(s, o),
-			next})
+		all = append(all, Finding{
+			Critical, "quorum", "no quorum for " + outageText(o, s.GetRanges()) + ": " + waitText(s, o),
+			next,
+		})
 	}
 	if s.GetStale() && len(all) == 0 {
-		all = append(all, Finding{Critical, "quorum", "no quorum of the placement group answers, though its nodes are heard",
-			"look again in a moment; if it stays so, see the logs of the nodes that hold it (skein placement show)"})
+		all = append(all, Finding{
+			Critical, "quorum", "no quorum of the placement group answers, though its nodes are heard",
+			"look again in a moment; if it stays so, see the logs of the nodes that hold it (skein placement show)",
+		})
 	}
 	return all
 }
@@ -165,12 +171,16 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 		name := cmp.Or(row.GetName(), row.GetId())
 		switch {
 		case row.GetState() == "unstarted", row.GetState() == "unstarted learner":
-			all = append(all, Finding{Note, "node", name + " was added and has never started",
-				"start it, or remove it: etcdctl member remove " + row.GetId()})
+			all = append(all, Finding{
+				Note, "node", name + " was added and has never started",
+				"start it, or remove it: etcdctl member remove " + row.GetId(),
+			})
 			continue
 		case !row.GetAlive() && row.GetState() == "draining":
-			all = append(all, Finding{Note, "node", name + " is drained and not heard",
-				"when its work is done: start it, and take it back with skein node undrain " + name})
+			all = append(all, Finding{
+				Note, "node", name + " is drained and not heard",
+				"when its work is done: start it, and take it back with skein node undrain " + name,
+			})
 			continue
 		case !row.GetAlive():
 			what := name + " is dead"
@@ -180,27 +190,39 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 			if n.GetError() != "" {
 				what += ": " + n.GetError()
 			}
-			all = append(all, Finding{Warning, "node", what,
-				"start it again; skein node show " + name + " says what becomes of its replicas"})
+			all = append(all, Finding{
+				Warning, "node", what,
+				"start it again; skein node show " + name + " says what becomes of its replicas",
+			})
 			continue
 		case n.GetError() != "":
-			all = append(all, Finding{Warning, "node", fmt.Sprintf("%s lives and does not answer: %s", name, n.GetError()),
-				"it is busy, or its disk hangs: see its log"})
+			all = append(all, Finding{
+				Warning, "node", fmt.Sprintf("%s lives and does not answer: %s", name, n.GetError()),
+				"it is busy, or its disk hangs: see its log",
+			})
 		case n.GetIsolated() && alive > 1: // else there is nobody to be heard
-			all = append(all, Finding{Warning, "network", name + " hears fewer than half of the others, and leads nothing",
-				"see to its network: the peer port needs UDP and TCP"})
+			all = append(all, Finding{
+				Warning, "network", name + " hears fewer than half of the others, and leads nothing",
+				"see to its network: the peer port needs UDP and TCP",
+			})
 		case len(n.GetUnheard()) > 0:
-			all = append(all, Finding{Warning, "network",
+			all = append(all, Finding{
+				Warning, "network",
 				fmt.Sprintf("%s does not hear %s, which others hear", name, strings.Join(n.GetUnheard(), ", ")),
-				"see to the network between them; others relay what they say meanwhile"})
+				"see to the network between them; others relay what they say meanwhile",
+			})
 		}
 		if k := row.GetQuarantined(); k > 0 {
-			all = append(all, Finding{Warning, "quarantine", fmt.Sprintf("%s has replicas in quarantine (%d)", name, k),
-				"skein node show " + name + " says why, and what becomes of them"})
+			all = append(all, Finding{
+				Warning, "quarantine", fmt.Sprintf("%s has replicas in quarantine (%d)", name, k),
+				"skein node show " + name + " says why, and what becomes of them",
+			})
 		}
 		if row.GetState() == "draining" || row.GetState() == "decommissioned" {
-			all = append(all, Finding{Note, "node", name + " is " + stateText(row, " and "),
-				"skein node show " + name + " says how far it is"})
+			all = append(all, Finding{
+				Note, "node", name + " is " + stateText(row, " and "),
+				"skein node show " + name + " says how far it is",
+			})
 		}
 	}
 	return all
@@ -209,9 +231,11 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 func checkDisks(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, n := range s.GetNodes() {
 		if took := time.Duration(n.GetFsyncP99Us()) * time.Microsecond; took >= fsyncWarning {
-			all = append(all, Finding{Warning, "fsync",
+			all = append(all, Finding{
+				Warning, "fsync",
 				fmt.Sprintf("one in a hundred fsyncs of %s takes %v or more: writes wait for it", n.GetNode().GetName(), took.Round(time.Millisecond)),
-				"see what else uses its disk, or give the log one of its own (--wal-dir); skein doctor --local there measures it"})
+				"see what else uses its disk, or give the log one of its own (--wal-dir); skein doctor --local there measures it",
+			})
 		}
 		if n.GetDiskCapacity() == 0 {
 			continue
@@ -224,9 +248,11 @@ func checkDisks(s *adminpb.SurveyResponse) (all []Finding) {
 		case percent < diskWarning:
 			continue
 		}
-		all = append(all, Finding{severity, "disk",
+		all = append(all, Finding{
+			severity, "disk",
 			fmt.Sprintf("the disk of %s is used to %d %%: %s are free", name, percent, sizeText(n.GetDiskCapacity()-n.GetDiskUsed())),
-			"make room, or add a node: placement moves replicas to it. A full node takes no writes"})
+			"make room, or add a node: placement moves replicas to it. A full node takes no writes",
+		})
 	}
 	return all
 }
@@ -250,12 +276,16 @@ func sizeText(bytes int64) string {
 
 func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 	if k := s.GetMissing(); k > 0 {
-		all = append(all, Finding{Warning, "ranges", fmt.Sprintf("of %d spans of keys nobody could say who holds them", k),
-			"look with skein range list; behind a split or a merge it passes"})
+		all = append(all, Finding{
+			Warning, "ranges", fmt.Sprintf("of %d spans of keys nobody could say who holds them", k),
+			"look with skein range list; behind a split or a merge it passes",
+		})
 	}
 	if k := s.GetLeaderless(); k > 0 {
-		all = append(all, Finding{Warning, "ranges", fmt.Sprintf("%d ranges have a quorum and no known leader", k),
-			"look again in a moment: an election takes about a second"})
+		all = append(all, Finding{
+			Warning, "ranges", fmt.Sprintf("%d ranges have a quorum and no known leader", k),
+			"look again in a moment: an election takes about a second",
+		})
 	}
 	r := s.GetReplication()
 	if r.GetFewer() > 0 {
@@ -267,9 +297,11 @@ func checkRanges(s *adminpb.SurveyResponse) (all []Finding) {
 		if len(s.GetNodes()) == 1 {
 			severity = Note // whoever runs one node knows
 		}
-		all = append(all, Finding{severity, "replicas",
+		all = append(all, Finding{
+			severity, "replicas",
 			fmt.Sprintf("%d of %d ranges have fewer than %d voters", r.GetFewer(), r.GetRanges(), r.GetFactor()),
-			next})
+			next,
+		})
 	}
 	return all
 }
@@ -296,8 +328,10 @@ func checkPlacement(s *adminpb.SurveyResponse) []Finding {
 	if !s.GetReplication().GetPaused() {
 		return nil
 	}
-	return []Finding{{Warning, "placement", "placement is paused: lost replicas are not rebuilt, and nothing is balanced",
-		"skein placement resume has it go on"}}
+	return []Finding{{
+		Warning, "placement", "placement is paused: lost replicas are not rebuilt, and nothing is balanced",
+		"skein placement resume has it go on",
+	}}
 }
 
 // checkNames finds nodes that commands cannot tell apart.
@@ -306,8 +340,10 @@ func checkNames(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, n := range s.GetNodes() {
 		if name := n.GetNode().GetName(); name != "" {
 			if count[name]++; count[name] == 2 {
-				all = append(all, Finding{Warning, "names", "several nodes are named " + name,
-					"name them by their ids in commands; remove one (etcdctl member remove ID), and let it join under another --name with an empty directory"})
+				all = append(all, Finding{
+					Warning, "names", "several nodes are named " + name,
+					"name them by their ids in commands; remove one (etcdctl member remove ID), and let it join under another --name with an empty directory",
+				})
 			}
 		}
 	}
@@ -329,13 +365,17 @@ func checkVersions(s *adminpb.SurveyResponse) (all []Finding) {
 			builds = append(builds, build+" on "+strings.Join(names, ", "))
 		}
 		slices.Sort(builds)
-		all = append(all, Finding{Note, "versions", "the nodes run several builds: " + strings.Join(builds, "; "),
-			"finish the upgrade: install the newest on all of them"})
+		all = append(all, Finding{
+			Note, "versions", "the nodes run several builds: " + strings.Join(builds, "; "),
+			"finish the upgrade: install the newest on all of them",
+		})
 	}
 	if v.GetNext() != 0 && v.GetHeld() && len(by) == 1 {
-		all = append(all, Finding{Note, "versions",
+		all = append(all, Finding{
+			Note, "versions",
 			fmt.Sprintf("the cluster could be raised to version %d, and is held at %d", v.GetNext(), v.GetVersion()),
-			"skein cluster upgrade raises it"})
+			"skein cluster upgrade raises it",
+		})
 	}
 	return all
 }
@@ -350,9 +390,11 @@ func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
 		if off < 0 {
 			way = "behind"
 		}
-		all = append(all, Finding{Warning, "clock",
+		all = append(all, Finding{
+			Warning, "clock",
 			fmt.Sprintf("the clock of %s is %v %s that of %s", n.GetNode().GetName(), off.Abs(), way, s.GetAsked()),
-			"let the nodes keep their time by NTP; no promise depends on it, but times in logs and of leases after a restart do"})
+			"let the nodes keep their time by NTP; no promise depends on it, but times in logs and of leases after a restart do",
+		})
 	}
 	return all
 }
@@ -360,9 +402,11 @@ func checkClocks(s *adminpb.SurveyResponse) (all []Finding) {
 func checkHolds(s *adminpb.SurveyResponse) (all []Finding) {
 	for _, h := range s.GetHolds() {
 		if age := time.Duration(s.GetUnixMs()-h.GetMadeUnixMs()) * time.Millisecond; age >= holdWarning {
-			all = append(all, Finding{Warning, "hold",
+			all = append(all, Finding{
+				Warning, "hold",
 				fmt.Sprintf("hold %s of %s (%s) keeps old versions for %s", h.GetId(), h.GetOwner(), h.GetKind(), age.Round(time.Hour)),
-				"make a full backup anew, or end it: skein hold release " + h.GetId()})
+				"make a full backup anew, or end it: skein hold release " + h.GetId(),
+			})
 		}
 	}
 	return all
@@ -379,8 +423,10 @@ func checkSecurity(s *adminpb.SurveyResponse) (all []Finding) {
 	if len(names) == 0 {
 		return nil
 	}
-	return []Finding{{Warning, "certificates", "others reach " + strings.Join(names, ", ") + " without TLS, by http:// URLs",
-		"make certificates with skein cert, and use https:// URLs and --certs-dir"}}
+	return []Finding{{
+		Warning, "certificates", "others reach " + strings.Join(names, ", ") + " without TLS, by http:// URLs",
+		"make certificates with skein cert, and use https:// URLs and --certs-dir",
+	}}
 }
 
 // openURL says whether a URL is without TLS and of more than this machine.
@@ -414,12 +460,16 @@ func checkZones(s *adminpb.SurveyResponse) []Finding {
 	case len(zones) == 0:
 		return nil
 	case len(without) > 0:
-		return []Finding{{Warning, "zones", strings.Join(without, ", ") + " has no zone, and others do",
-			"start each node with --node-attributes zone=NAME"}}
+		return []Finding{{
+			Warning, "zones", strings.Join(without, ", ") + " has no zone, and others do",
+			"start each node with --node-attributes zone=NAME",
+		}}
 	case int64(len(zones)) < s.GetReplication().GetFactor():
-		return []Finding{{Note, "zones",
+		return []Finding{{
+			Note, "zones",
 			fmt.Sprintf("%d zones have nodes, and ranges have %d voters: some share a zone", len(zones), s.GetReplication().GetFactor()),
-			"add a node in another zone"}}
+			"add a node in another zone",
+		}}
 	}
 	return nil
 }

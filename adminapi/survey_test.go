@@ -63,8 +63,10 @@ func TestFindingsSayWhatToDo(t *testing.T) {
 	s := &adminpb.SurveyResponse{
 		Asked: "n1", UnixMs: 1_800_000_000_000, Stale: true, Ranges: 9, Leaderless: 1, Missing: 1,
 		Outages: []*adminpb.Outage{
-			{Placement: true, WaitsFor: []string{"n2"}}, {Ranges: 1, Ids: []uint64{4}, WaitsFor: []string{"n2", "n3"}, Quarantined: 1},
-			{Ranges: 2, Ids: []uint64{5, 6}, Quarantined: 2}, {Ranges: 1, Ids: []uint64{7}},
+			{Placement: true, WaitsFor: []string{"n2"}},
+			{Ranges: 1, Ids: []uint64{4}, WaitsFor: []string{"n2", "n3"}, Quarantined: 1},
+			{Ranges: 2, Ids: []uint64{5, 6}, Quarantined: 2},
+			{Ranges: 1, Ids: []uint64{7}},
 		},
 		Alarms:      []*adminpb.Alarm{{Type: "NOSPACE", Node: "n1"}, {Type: "CORRUPT", Node: "n1"}, {Type: "type 9", Node: "n1"}, {Type: "NOSPACE", Node: "n2", Sticky: true}},
 		Replication: &adminpb.Replication{Factor: 3, Ranges: 9, Fewer: 2, Paused: true},
@@ -76,7 +78,8 @@ func TestFindingsSayWhatToDo(t *testing.T) {
 			{Node: &adminpb.Node{Name: "n2", State: StateDead, SinceUnixMs: 1_799_999_000_000}, Error: "no route"},
 			{Node: &adminpb.Node{Name: "n3", State: "serving", Alive: true}, Error: "deadline exceeded"},
 			{Node: &adminpb.Node{Name: "n4", State: "serving", Alive: true}, Isolated: true, ClockAheadMs: 900},
-			{Node: &adminpb.Node{Name: "n5", State: "unstarted"}}, {Node: &adminpb.Node{Name: "n6", State: "draining"}},
+			{Node: &adminpb.Node{Name: "n5", State: "unstarted"}},
+			{Node: &adminpb.Node{Name: "n6", State: "draining"}},
 		},
 	}
 	checks := map[string]bool{}
