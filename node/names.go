@@ -26,12 +26,27 @@ func (c namingCore) With(fields []zapcore.Field) zapcore.Core {
 	return namingCore{c.Core.With(c.named(fields)), c.names}
 }
 
-// Check implements zapcore.Core.
+// Check implements zapcore.Core. The core below may have several that write, or write not each line, and says so by its own
+// entry.
 func (c namingCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
-	if c.Core.Check(e, nil) == nil { // which also decides how many lines of a kind there are
+	below := c.Core.Check(e, nil)
+	if below == nil {
 		return ce
 	}
-	return ce.AddCore(e, c)
+	return ce.AddCore(e, namedEntry{c, below})
+}
+
+// namedEntry is one line that the core below has agreed to write.
+type namedEntry struct {
+	namingCore
+	below *zapcore.CheckedEntry
+}
+
+// Write implements zapcore.Core.
+func (n namedEntry) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	n.below.Entry = e // with what was added since, as the caller
+	n.below.Write(n.named(fields)...)
+	return nil
 }
 
 // Write implements zapcore.Core.
