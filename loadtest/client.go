@@ -15,11 +15,13 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// kv is the part of etcd's API that a client uses. clientv3.RetryKVClient satisfies it.
+// kv is the part of etcd's API that a client uses. A conn satisfies it.
 type kv interface {
 	Put(ctx context.Context, in *etcdserverpb.PutRequest, opts ...grpc.CallOption) (*etcdserverpb.PutResponse, error)
 	Range(ctx context.Context, in *etcdserverpb.RangeRequest, opts ...grpc.CallOption) (*etcdserverpb.RangeResponse, error)
 	Txn(ctx context.Context, in *etcdserverpb.TxnRequest, opts ...grpc.CallOption) (*etcdserverpb.TxnResponse, error)
+	LeaseGrant(ctx context.Context, in *etcdserverpb.LeaseGrantRequest, opts ...grpc.CallOption) (*etcdserverpb.LeaseGrantResponse, error)
+	LeaseRevoke(ctx context.Context, in *etcdserverpb.LeaseRevokeRequest, opts ...grpc.CallOption) (*etcdserverpb.LeaseRevokeResponse, error)
 }
 
 // errorPause is how long a client of a closed loop rests after an error. Otherwise it
@@ -41,6 +43,7 @@ type client struct {
 	ops    uint64 // puts made so far
 	put    etcdserverpb.PutRequest
 	get    etcdserverpb.RangeRequest
+	kube   *kubeWorker // in workload kubernetes, which uses none of the rest
 }
 
 func newClient(id int, cfg *Config, kv kv, space *keySpace, v *values, l *ledger, turn *atomic.Uint64) *client {
@@ -100,8 +103,15 @@ func (c *client) run(ctx context.Context, p *phase) {
 
 // operate sends operation n of a phase.
 func (c *client) operate(ctx context.Context, p *phase, n int64) (class, error) {
+	if c.cfg.Cleanup {
+		// An interrupted run waits for its last answers. Otherwise a put could arrive behind its deletion.
+		ctx = context.WithoutCancel(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
+	if c.kube != nil {
+		return c.kube.operate(ctx, p.fill, n)
+	}
 	if p.fill {
 		return classPut, c.doPut(ctx, uint64(n))
 	}

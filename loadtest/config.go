@@ -1,7 +1,6 @@
 package loadtest
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/url"
@@ -22,6 +21,8 @@ const (
 	Get   Workload = "get"
 	Mixed Workload = "mixed"
 	Txn   Workload = "txn"
+	// Kubernetes is what the API servers of a large cluster do; see Config.Kubernetes.
+	Kubernetes Workload = "kubernetes"
 )
 
 // Dist says how keys are drawn.
@@ -52,8 +53,8 @@ type Config struct {
 	// Endpoints are addresses of client ports, as etcdctl takes them. Connection i uses
 	// endpoint i modulo their number and no other one.
 	Endpoints []string `json:"endpoints"`
-	// TLS is used for https:// endpoints and metrics URLs; nil for Go's defaults.
-	TLS *tls.Config `json:"-"`
+	Access
+
 	// Conns is the number of gRPC connections, over all endpoints.
 	Conns int `json:"conns"`
 	// Clients is the number of requests that can be under way at once. Client i
@@ -80,8 +81,11 @@ type Config struct {
 	// printable ASCII; otherwise over what lies below the prefix.
 	KeyPrefix string `json:"key_prefix"`
 	Dist      Dist   `json:"dist"`
-	// ZipfSkew is the exponent s > 1 of Zipf: the k-th key has weight k^-s.
+	// ZipfSkew is the exponent s > 0 of Zipf: the k-th key has weight k^-s. YCSB's is 0.99.
 	ZipfSkew float64 `json:"zipf_skew"`
+	// Kubernetes is the cluster of workload Kubernetes, which uses neither the fields of keys and
+	// values nor Fill: what it needs is always put before.
+	Kubernetes KubernetesConfig `json:"kubernetes"`
 	// Seed determines keys and kinds of the operations of each client.
 	Seed uint64 `json:"seed"`
 	// Fill writes each key once before anything else. Without it, gets of keys that were
@@ -89,11 +93,13 @@ type Config struct {
 	Fill bool `json:"fill"`
 	// Warmup is how long the workload runs before it is measured; 0 is none.
 	Warmup time.Duration `json:"warmup_ns"`
-	// Timeout bounds each request. In an open loop it also bounds how long overdue
-	// operations are sent after the schedule's end.
+	// Timeout bounds each request, and so how long a run waits for the last answers after its end.
 	Timeout time.Duration `json:"timeout_ns"`
 	// Verify keeps a ledger of acknowledged puts and reads all keys at the end.
 	Verify bool `json:"verify"`
+	// Cleanup deletes the run's keys at the end, also of a run that was interrupted: all that it may have put,
+	// whoever put them last.
+	Cleanup bool `json:"cleanup,omitempty"`
 	// ServerMetrics are the URLs of the servers' /metrics pages. If it is empty, the
 	// servers' CPU time is not reported.
 	ServerMetrics []string `json:"server_metrics"`
@@ -122,6 +128,7 @@ func DefaultConfig() Config {
 		ZipfSkew:    1.1,
 		Seed:        1,
 		Timeout:     10 * time.Second,
+		Kubernetes:  KubernetesConfig{Nodes: 1000, Pods: 10_000, Watchers: 3, Mix: DefaultMix},
 		DataPath:    ".",
 		Clock:       clock.System(),
 	}
@@ -174,8 +181,11 @@ func (c *Config) Validate() error {
 func (c *Config) validateWorkload() []error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
-	if !slices.Contains([]Workload{Put, Get, Mixed, Txn}, c.Workload) {
-		bad("workload: %q is none of put, get, mixed, txn", c.Workload)
+	if !slices.Contains([]Workload{Put, Get, Mixed, Txn, Kubernetes}, c.Workload) {
+		bad("workload: %q is none of put, get, mixed, txn, kubernetes", c.Workload)
+	}
+	if c.Workload == Kubernetes {
+		return append(wrong, c.Kubernetes.validate(c.Clients)...)
 	}
 	if c.ReadPercent < 0 || c.ReadPercent > 100 {
 		bad("read-percent: %d is not between 0 and 100", c.ReadPercent)
@@ -183,8 +193,8 @@ func (c *Config) validateWorkload() []error {
 	if !slices.Contains([]Dist{Uniform, Zipf, Sequential}, c.Dist) {
 		bad("dist: %q is none of uniform, zipf, sequential", c.Dist)
 	}
-	if c.Dist == Zipf && !(c.ZipfSkew > 1 && c.ZipfSkew <= 10) {
-		bad("zipf-skew: %g is not above 1 and at most 10", c.ZipfSkew)
+	if c.Dist == Zipf && !(c.ZipfSkew > 0 && c.ZipfSkew <= 10) {
+		bad("zipf-skew: %g is not above 0 and at most 10", c.ZipfSkew)
 	}
 	if c.ValueBytes < 0 || c.ValueBytes > maxValueBytes {
 		bad("value-size: %d is not between 0 and %d", c.ValueBytes, maxValueBytes)

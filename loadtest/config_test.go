@@ -39,7 +39,8 @@ func TestValidate(t *testing.T) {
 		{func(c *Config) { c.Workload = "scan" }, "workload:"},
 		{func(c *Config) { c.ReadPercent = 101 }, "read-percent:"},
 		{func(c *Config) { c.Dist = "normal" }, "dist:"},
-		{func(c *Config) { c.Dist, c.ZipfSkew = Zipf, 1 }, "zipf-skew:"},
+		{func(c *Config) { c.Dist, c.ZipfSkew = Zipf, 0 }, "zipf-skew:"},
+		{func(c *Config) { c.Dist, c.ZipfSkew = Zipf, math.NaN() }, "zipf-skew:"},
 		{func(c *Config) { c.ValueBytes = -1 }, "value-size:"},
 		{func(c *Config) { c.ValueBytes = maxValueBytes + 1 }, "value-size:"},
 		{func(c *Config) { c.ValueBytes, c.Verify = 15, true }, "value-size:"},
@@ -50,6 +51,13 @@ func TestValidate(t *testing.T) {
 		{func(c *Config) { c.KeyBytes = 0 }, "key-size:"},
 		{func(c *Config) { c.KeyBytes = maxKeyBytes + 1 }, "key-size:"},
 		{func(c *Config) { c.KeyPrefix = strings.Repeat("p", 32) }, "key-size:"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Nodes = Kubernetes, c.Clients-1 }, "nodes:"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Pods = Kubernetes, -1 }, "pods:"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Watchers = Kubernetes, -1 }, "watchers:"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Mix = Kubernetes, "" }, "mix:"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Mix = Kubernetes, "renew=0" }, "mix: no kind"},
+		{func(c *Config) { c.Workload, c.Kubernetes.Mix = Kubernetes, "renew=1,scale=2" }, `mix: "scale=2"`},
+		{func(c *Config) { c.Workload, c.Kubernetes.Mix = Kubernetes, "renew=-1" }, "mix:"},
 		{func(c *Config) { c.ServerMetrics = []string{"127.0.0.1:2379/metrics"} }, "server-metrics:"},
 	} {
 		cfg := good

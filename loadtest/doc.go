@@ -1,5 +1,5 @@
-// Package loadtest drives any etcd endpoint with puts, gets and transactions, measures it, and checks
-// that acknowledged writes are there. This one tool measures etcd and Skein.
+// Package loadtest drives any etcd endpoint with puts, gets and transactions, or as the API servers of a Kubernetes
+// cluster do, measures it, and checks that acknowledged writes are there. This one tool measures etcd and Skein.
 //
 // A run has up to four phases: fill (each key is written once, so that gets find
 // something), warm-up (not measured), the measured phase, and verification. Keys are
@@ -13,8 +13,8 @@
 //     percentiles say little about what users would see at a given load.
 //   - Open loop (a rate): request n is due at start + n/rate whatever the server does.
 //     Latency counts from the moment it was due. So a stall of one second shows in all
-//     requests that were due in it (no coordinated omission). Requests still unsent a
-//     timeout after the schedule's end count as never started.
+//     requests that were due in it (no coordinated omission). The run ends in time:
+//     requests still unsent then are counted as failed.
 //   - Throughput counts the requests that succeeded within the measured time.
 //   - CPU per operation of the servers comes from their process_cpu_seconds_total, that
 //     of the load generator from getrusage, both over the measured phase alone.
@@ -27,24 +27,35 @@
 // a higher one. During the run revisions may not go back in real time. A linearizable
 // get may not return less than was acknowledged to anyone before it was sent.
 //
+// In workload Kubernetes each object has one writer, which compares its mod_revision: a
+// transaction that finds another one than was last answered is a broken promise. Each watcher must get
+// each acknowledged change exactly once, in the order of revisions.
+//
 // Of Skein the package uses only its clock; it observes servers from outside. Package
 // cmd/loadtest is its command line; `skein demo --load` calls Run.
 //
 // # Files
 //
-//	run.go       the phases of a run
-//	reads.go     many clients that read large answers, and a watcher beside them
-//	idle.go      connections and watchers that rest, and the server's memory
-//	verify.go    the keys at the end, against the ledger
-//	client.go    the clients, closed and open loop
-//	config.go    what a run is told
-//	servers.go   processor time and versions of the servers
-//	recorder.go  latencies of a phase
-//	report.go    the report
-//	machine.go   the machine on which a run took place
-//	schedule.go  when the requests of an open loop are due
-//	errors.go    errors by kind
-//	ledger.go    what was acknowledged
-//	value.go     values that name their writer
-//	keys.go      keys
+//	run.go        the phases of a run
+//	reads.go      many clients that read large answers, and a watcher beside them
+//	idle.go       connections and watchers that rest, and the server's memory
+//	cleanup.go    deletes a run's keys
+//	client.go     the clients, closed and open loop
+//	kubernetes.go the clients of workload kubernetes, and what must be there at its end
+//	kubewatch.go  its watchers
+//	verify.go     the keys at the end, against the ledger
+//	config.go     what a run is told
+//	kubeconfig.go what workload kubernetes is told: kinds of operations and objects
+//	servers.go    processor time and versions of the servers
+//	access.go     connections to endpoints, and why there is none
+//	recorder.go   latencies of a phase
+//	report.go     the report
+//	machine.go    the machine on which a run took place
+//	schedule.go   when the requests of an open loop are due
+//	errors.go     errors by kind
+//	ledger.go     what was acknowledged
+//	revisions.go  sets of revisions
+//	value.go      values that name their writer
+//	keys.go       keys
+//	zipf.go       ranks of frequent keys
 package loadtest

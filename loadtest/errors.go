@@ -20,7 +20,7 @@ const (
 	// otherErrors is the kind of errors that came after the last place was taken.
 	otherErrors = "other"
 	// neverStarted is the kind of operations that an open loop had due and never sent.
-	neverStarted = "never started: the servers are slower than the offered rate"
+	neverStarted = "never sent: the servers are slower than the offered rate, or there are too few clients for it"
 )
 
 // errorKind returns code and text of an error.

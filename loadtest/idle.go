@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/skeindb/skein/clock"
@@ -25,16 +23,21 @@ import (
 
 // IdleConfig describes connections and watchers that a server holds without work.
 type IdleConfig struct {
+	Access
+
 	// Endpoint is the address of a client port. MetricsURL is where the server's /metrics tells its
 	// memory; empty means Endpoint. A server with --enable-pprof collects its garbage before, but only
 	// if it is asked at its client port.
-	Endpoint, MetricsURL string
+	Endpoint   string `json:"endpoint"`
+	MetricsURL string `json:"metrics_url,omitempty"`
 	// Connections each answer one read and then rest. Watchers are spread over Streams, on one
 	// connection; each watches a key of its own.
-	Connections, Watchers, Streams int
+	Connections int `json:"connections"`
+	Watchers    int `json:"watchers"`
+	Streams     int `json:"streams"`
 	// Pause is how long all is held before the memory is read.
-	Pause time.Duration
-	Clock clock.Clock
+	Pause time.Duration `json:"pause_ns"`
+	Clock clock.Clock   `json:"-"`
 }
 
 // Validate says what is wrong with the settings.
@@ -53,15 +56,26 @@ func (c *IdleConfig) Validate() error {
 }
 
 // serverMemory is what a server's metrics say of its memory, in bytes.
-type serverMemory struct{ Resident, Heap, Stacks float64 }
+type serverMemory struct {
+	Resident float64 `json:"resident_bytes"`
+	Heap     float64 `json:"heap_bytes"`
+	Stacks   float64 `json:"stack_bytes"`
+}
 
 // IdleReport is what came of idle connections and watchers.
 type IdleReport struct {
-	Config IdleConfig
+	Config IdleConfig `json:"settings"`
 	// Connections and Watchers are those that the server took, Errors what it said to the others.
-	Connections, Watchers int
-	Errors                map[string]int64
-	Before, After         serverMemory
+	Connections int              `json:"connections"`
+	Watchers    int              `json:"watchers"`
+	Errors      map[string]int64 `json:"errors,omitempty"`
+	Before      serverMemory     `json:"before"`
+	After       serverMemory     `json:"after"`
+}
+
+// WriteJSON writes the report to a file, or to stdout for "-".
+func (r *IdleReport) WriteJSON(name string, stdout io.Writer) error {
+	return writeJSON(r, name, stdout)
 }
 
 // Write writes the report.
@@ -90,6 +104,9 @@ func Idle(ctx context.Context, c IdleConfig) (*IdleReport, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
+	if _, err := c.status(ctx, c.Endpoint); err != nil {
+		return nil, fmt.Errorf("idle: %w", err)
+	}
 	r := &IdleReport{Config: c}
 	var err error
 	if r.Before, err = c.memory(ctx); err != nil {
@@ -104,7 +121,7 @@ func Idle(ctx context.Context, c IdleConfig) (*IdleReport, error) {
 		}
 	}()
 	connect := func() (*clientv3.Client, error) {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{c.Endpoint}, Logger: zap.NewNop(), MaxUnaryRetries: 1})
+		client, err := c.connect(c.Endpoint, once)
 		if err != nil {
 			return nil, err
 		}
@@ -158,25 +175,9 @@ func Idle(ctx context.Context, c IdleConfig) (*IdleReport, error) {
 	return r, err
 }
 
-// opening is how many connections or watchers are opened at a time.
-const opening = 64
-
-// eachOf calls f with the numbers below n, several at a time.
-func eachOf(n int, f func(i int)) {
-	var wg sync.WaitGroup
-	for first := range opening {
-		wg.Go(func() {
-			for i := first; i < n; i += opening {
-				f(i)
-			}
-		})
-	}
-	wg.Wait()
-}
-
 // memory reads the server's memory.
 func (c *IdleConfig) memory(ctx context.Context) (m serverMemory, err error) {
-	s := &servers{http: &http.Client{Timeout: askTimeout, Transport: &http.Transport{DisableKeepAlives: true}}}
+	s := &servers{http: webClient(c.TLS)}
 	base := strings.TrimSuffix(cmp.Or(c.MetricsURL, c.Endpoint), "/")
 	// A server without profiles says so; its figures then have garbage in them.
 	_ = s.page(ctx, base+"/debug/pprof/heap?gc=1", func(body io.Reader) error {

@@ -82,7 +82,7 @@ func newPicker(c *Config, rng *rand.Rand, turn *atomic.Uint64) picker {
 	n := uint64(c.Keys)
 	switch c.Dist {
 	case Zipf:
-		return &zipfPicker{rand.NewZipf(rng, c.ZipfSkew, 1, n-1), n, stride(n)}
+		return &zipfPicker{rng, newZipf(n, c.ZipfSkew), n, stride(n)}
 	case Sequential:
 		return &sequentialPicker{turn, n}
 	default:
@@ -105,13 +105,14 @@ type sequentialPicker struct {
 func (p *sequentialPicker) next() uint64 { return (p.turn.Add(1) - 1) % p.n }
 
 type zipfPicker struct {
-	zipf      *rand.Zipf
+	rng       *rand.Rand
+	zipf      *zipf
 	n, stride uint64
 }
 
 // next scatters the ranks, so that the most frequent keys are not neighbours.
 func (p *zipfPicker) next() uint64 {
-	hi, lo := bits.Mul64(p.zipf.Uint64(), p.stride)
+	hi, lo := bits.Mul64(p.zipf.rank(p.rng), p.stride)
 	return bits.Rem64(hi, lo, p.n)
 }
 

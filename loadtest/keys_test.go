@@ -3,6 +3,7 @@ package loadtest
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -74,7 +75,7 @@ func TestLargestKeySpace(t *testing.T) {
 func TestPickers(t *testing.T) {
 	const keys, draws = 1000, 200_000
 	count := func(d Dist) (counts [keys]int) {
-		cfg := &Config{Keys: keys, Dist: d, ZipfSkew: 1.2}
+		cfg := &Config{Keys: keys, Dist: d, ZipfSkew: 0.99}
 		p := newPicker(cfg, rand.New(rand.NewPCG(1, 1)), new(atomic.Uint64))
 		for range draws {
 			counts[p.next()]++ // panics outside the keys
@@ -106,6 +107,59 @@ func TestPickers(t *testing.T) {
 	}
 	if d := top - second; d*d < 100*100 {
 		t.Errorf("zipf: the most frequent keys %d and %d are neighbours", top, second)
+	}
+}
+
+// TestZipf: ranks have the frequencies that the exponent says, below 1, at 1 and above it, also where there are few or
+// very many.
+func TestZipf(t *testing.T) {
+	const draws = 100_000
+	for _, n := range []uint64{1, 2, 10, 1000, maxKeys} {
+		for _, skew := range []float64{0.01, 0.5, 0.99, 1, 1 + 1e-12, 1.1, 3, 10} {
+			z, rng := newZipf(n, skew), rand.New(rand.NewPCG(1, n))
+			var counts [10]float64
+			for range draws {
+				rank := z.rank(rng)
+				if rank >= n {
+					t.Fatalf("rank %d of %d", rank, n)
+				}
+				if rank < uint64(len(counts)) {
+					counts[rank]++
+				}
+			}
+			// Frequencies are compared among the first ranks: the sum over all of many is not to be had.
+			var all, weights float64
+			first := min(n, 10)
+			for k := range first {
+				all, weights = all+counts[k], weights+math.Pow(float64(k+1), -skew)
+			}
+			if n <= 10 && all != draws {
+				t.Errorf("%d ranks, exponent %g: %g of %d draws", n, skew, all, draws)
+			}
+			for k := range first {
+				want := all * math.Pow(float64(k+1), -skew) / weights
+				if d := counts[k] - want; d*d > 36*want+25 { // six standard deviations
+					t.Errorf("%d ranks, exponent %g: rank %d was drawn %g times in place of %g", n, skew, k, counts[k], want)
+				}
+			}
+		}
+	}
+	// Half of 1,000 ranks by YCSB's exponent: the sum of weights says how many draws they get.
+	z, rng, low := newZipf(1000, 0.99), rand.New(rand.NewPCG(1, 1)), 0.0
+	for range draws {
+		if z.rank(rng) < 500 {
+			low++
+		}
+	}
+	var half, whole float64
+	for k := range 1000 {
+		whole += math.Pow(float64(k+1), -0.99)
+		if k < 500 {
+			half = whole
+		}
+	}
+	if got, want := low/draws, half/whole; math.Abs(got-want) > 0.01 {
+		t.Errorf("the first half of the ranks got %.4f of the draws in place of %.4f", got, want)
 	}
 }
 

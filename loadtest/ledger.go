@@ -29,11 +29,14 @@ type ledger struct {
 	stripes  [ledgerStripes]ledgerStripe
 	unknowns atomic.Int64 // puts of unknown fate, including those not remembered
 
-	found struct {
-		sync.Mutex
-		count int64
-		told  []string // the first maxViolations
-	}
+	findings
+}
+
+// findings are broken promises.
+type findings struct {
+	mu    sync.Mutex
+	count int64
+	told  []string // the first maxViolations
 }
 
 // ledgerStripe guards the keys whose number is its own modulo ledgerStripes.
@@ -64,12 +67,12 @@ func (l *ledger) stripe(key uint64) (*ledgerStripe, uint64) {
 }
 
 // violation records a broken promise.
-func (l *ledger) violation(format string, args ...any) {
-	l.found.Lock()
-	defer l.found.Unlock()
-	l.found.count++
-	if len(l.found.told) < maxViolations {
-		l.found.told = append(l.found.told, fmt.Sprintf(format, args...))
+func (f *findings) violation(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+	if len(f.told) < maxViolations {
+		f.told = append(f.told, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -193,8 +196,8 @@ func (l *ledger) final(key uint64, kv *mvccpb.KeyValue) (acknowledged bool) {
 }
 
 // violations returns the number of broken promises and describes the first of them.
-func (l *ledger) violations() (int64, []string) {
-	l.found.Lock()
-	defer l.found.Unlock()
-	return l.found.count, slices.Clone(l.found.told)
+func (f *findings) violations() (int64, []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count, slices.Clone(f.told)
 }

@@ -18,7 +18,7 @@ func foreignPut() *etcdserverpb.PutRequest {
 }
 
 // instant answers at once, with a revision higher than the last.
-type instant struct{}
+type instant struct{ kv }
 
 var instantRevision atomic.Int64
 

@@ -15,22 +15,27 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
 )
 
 // ReadsConfig describes a load of large answers.
 type ReadsConfig struct {
+	Access
+
 	// Endpoint is the address of a client port.
-	Endpoint string
+	Endpoint string `json:"endpoint"`
 	// Clients each read all keys again and again, with a connection of their own. An answer has
 	// about AnswerBytes, in values of ValueBytes. Without clients there is only the watcher, and the keys
 	// are left alone: beside the clients of another process it does not wait for the work of these.
-	Clients, AnswerBytes, ValueBytes int
+	Clients     int `json:"clients"`
+	AnswerBytes int `json:"answer_bytes"`
+	ValueBytes  int `json:"value_bytes"`
 	// Duration is how long reads are begun. One under way then is waited for, and counts.
-	Duration time.Duration
-	Clock    clock.Clock
+	Duration time.Duration `json:"duration_ns"`
+	// Cleanup deletes the keys at the end.
+	Cleanup bool        `json:"cleanup"`
+	Clock   clock.Clock `json:"-"`
 }
 
 // readsPrefix stands before the keys of Reads. watchedKey is put again and again meanwhile.
@@ -60,14 +65,20 @@ func (c *ReadsConfig) Validate() error {
 
 // ReadsReport is what came of a load of large answers.
 type ReadsReport struct {
-	Config ReadsConfig
+	Config ReadsConfig `json:"settings"`
 	// Answers were right; Bytes are those of their values.
-	Answers, Bytes int64
-	Took           time.Duration
+	Answers int64         `json:"answers"`
+	Bytes   int64         `json:"bytes"`
+	Took    time.Duration `json:"elapsed_ns"`
 	// Errors counts reads that failed, by kind.
-	Errors map[string]int64
+	Errors map[string]int64 `json:"errors,omitempty"`
 	// Late is how late a watcher got each of its events meanwhile, in order: from before the put to the event's arrival.
-	Late []time.Duration
+	Late []time.Duration `json:"late_ns"`
+}
+
+// WriteJSON writes the report to a file, or to stdout for "-".
+func (r *ReadsReport) WriteJSON(name string, stdout io.Writer) error {
+	return writeJSON(r, name, stdout)
 }
 
 // Write writes the report.
@@ -95,13 +106,14 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 		return nil, err
 	}
 	connect := func() (*clientv3.Client, error) {
-		return clientv3.New(clientv3.Config{
-			Endpoints: []string{c.Endpoint}, Logger: zap.NewNop(), MaxCallRecvMsgSize: math.MaxInt32, MaxUnaryRetries: 1,
-		})
+		return c.connect(c.Endpoint, func(cfg *clientv3.Config) { cfg.MaxCallRecvMsgSize, cfg.MaxUnaryRetries = math.MaxInt32, 1 })
+	}
+	if _, err := c.status(ctx, c.Endpoint); err != nil {
+		return nil, fmt.Errorf("reads: %w", err)
 	}
 	client, err := connect()
 	if err != nil {
-		return nil, fmt.Errorf("reads: connect to %s: %w", c.Endpoint, err)
+		return nil, fmt.Errorf("reads: %w", err)
 	}
 	defer client.Close()
 	keys := c.AnswerBytes / c.ValueBytes
@@ -151,6 +163,11 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 	if watched != nil {
 		return nil, fmt.Errorf("reads: watch: %w", watched)
 	}
+	if c.Cleanup {
+		if err := c.clean(ctx, client); err != nil {
+			return nil, err
+		}
+	}
 	report.Answers, report.Bytes, report.Errors = answers.Load(), read.Load(), tally.kinds
 	slices.Sort(report.Late)
 	return report, nil
@@ -166,6 +183,20 @@ func (c *ReadsConfig) fill(ctx context.Context, client *clientv3.Client, keys in
 		if _, err := client.Put(ctx, fmt.Sprintf("%s%08d", readsPrefix, i), value); err != nil {
 			return fmt.Errorf("reads: put key %d: %w", i, err)
 		}
+	}
+	return nil
+}
+
+// clean deletes what fill and watch have put.
+func (c *ReadsConfig) clean(ctx context.Context, client *clientv3.Client) error {
+	// An interrupted run cleans up too.
+	ctx = context.WithoutCancel(ctx)
+	_, err := client.Delete(ctx, watchedKey)
+	if err == nil && c.Clients > 0 {
+		_, err = client.Delete(ctx, readsPrefix, clientv3.WithPrefix())
+	}
+	if err != nil {
+		return fmt.Errorf("reads: clean up: %w", err)
 	}
 	return nil
 }

@@ -18,8 +18,18 @@ const (
 	// due a request left although a client was free. It is part of the latencies and
 	// shows how far they can be trusted.
 	classLate
+	// The operations of workload kubernetes.
+	classRenew
+	classStatus
+	classEvent
+	classCreate
+	classDelete
+	classPage
 	classCount
 )
+
+// succeeded are the classes of operations that succeeded.
+var succeeded = []class{classPut, classGet, classRenew, classStatus, classEvent, classCreate, classDelete, classPage}
 
 // Latencies are kept in microseconds, to three digits, from 1 µs to an hour; a longer
 // one counts as an hour.
@@ -46,7 +56,7 @@ type recorder struct {
 type recorderShard struct {
 	sync.Mutex
 	hist     [classCount]*hdrhistogram.Histogram
-	inWindow int64 // succeeded within the measured time
+	inWindow [classCount]int64 // succeeded within the measured time
 	_        [64]byte
 }
 
@@ -69,7 +79,7 @@ func (r *recorder) record(client int, c class, latency time.Duration, inWindow b
 	// The value lies within the histogram's bounds, so there is no error.
 	_ = s.hist[c].RecordValue(micros)
 	if inWindow {
-		s.inWindow++
+		s.inWindow[c]++
 	}
 	s.Unlock()
 }
@@ -93,14 +103,25 @@ func (r *recorder) drain() {
 	}
 }
 
-// answeredInWindow returns how many operations succeeded within the measured time.
-func (r *recorder) answeredInWindow() int64 {
+// answeredInWindow returns how many operations of these classes succeeded within the measured time.
+func (r *recorder) answeredInWindow(of ...class) int64 {
 	var n int64
 	for i := range r.shards {
 		s := &r.shards[i]
 		s.Lock()
-		n += s.inWindow
+		for _, c := range of {
+			n += s.inWindow[c]
+		}
 		s.Unlock()
+	}
+	return n
+}
+
+// countOf returns how many latencies of these classes there are.
+func countOf(of [classCount]*hdrhistogram.Histogram, classes ...class) int64 {
+	var n int64
+	for _, c := range classes {
+		n += of[c].TotalCount()
 	}
 	return n
 }

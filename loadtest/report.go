@@ -55,13 +55,46 @@ type Report struct {
 	CPU      CPU       `json:"cpu"`
 	Seconds  []Second  `json:"seconds,omitempty"`
 	Verify   *Verified `json:"verify,omitempty"`
+
+	// Kinds are the operations of workload kubernetes by kind, and Watch what its watchers got.
+	Kinds []KindReport `json:"kinds,omitempty"`
+	Watch *Watched     `json:"watch,omitempty"`
+	// CleanedUp is how many keys the clean-up has deleted.
+	CleanedUp int64 `json:"cleaned_up,omitempty"`
+}
+
+// KindReport describes the successes of one kind of operation.
+type KindReport struct {
+	Kind       string    `json:"kind"`
+	Throughput float64   `json:"throughput_per_second"`
+	Latency    Latencies `json:"latency"`
+}
+
+// Watched is what the watchers of workload kubernetes got. A change that was acknowledged must come to each watcher
+// of its resource exactly once, in the order of revisions, and before a progress notification with its revision.
+type Watched struct {
+	Watchers int `json:"watchers"`
+	// Events and Progress count what came to all watchers together, over the whole run.
+	Events   int64 `json:"events"`
+	Progress int64 `json:"progress_notifications"`
+	// Delay is the time from before a put was sent until its event came, of the measured phase.
+	Delay *Latencies `json:"delay,omitempty"`
+	// Lost changes did not come, Duplicate ones came twice, Disordered ones came behind a later revision. Unasked
+	// ones were acknowledged to nobody, and there are more of them than puts of unknown fate.
+	Lost       int64 `json:"lost"`
+	Duplicate  int64 `json:"duplicate"`
+	Disordered int64 `json:"disordered"`
+	Unasked    int64 `json:"unasked"`
+	// Failed watchers ended with an error; Errors counts these by text.
+	Failed int64            `json:"failed"`
+	Errors map[string]int64 `json:"errors,omitempty"`
 }
 
 // OpenLoop describes a run with a rate.
 type OpenLoop struct {
 	Offered float64 `json:"offered_per_second"`
-	// NeverStarted counts operations that were due and still unsent at the end. If it is
-	// not 0 the true percentiles are higher than the reported ones.
+	// NeverStarted counts operations that were due and still unsent at the end of the run. If it
+	// is not 0 the true percentiles are higher than the reported ones.
 	NeverStarted int64 `json:"never_started"`
 	// Lateness is the generator's own part of the latencies: how long after they were
 	// due requests left although a client was free. Requests without a free client are
@@ -142,8 +175,10 @@ func (r *Report) Broken() error {
 }
 
 // WriteJSON writes the report to a file, or to stdout for "-".
-func (r *Report) WriteJSON(name string, stdout io.Writer) error {
-	text, err := json.MarshalIndent(r, "", "  ")
+func (r *Report) WriteJSON(name string, stdout io.Writer) error { return writeJSON(r, name, stdout) }
+
+func writeJSON(report any, name string, stdout io.Writer) error {
+	text, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
@@ -162,17 +197,17 @@ func (r *Report) WriteJSON(name string, stdout io.Writer) error {
 // WriteText writes the report for people.
 func (r *Report) WriteText(out io.Writer) {
 	c := &r.Settings
-	fmt.Fprintf(out, "%s: %d clients, %d connections, %d endpoints; %d keys (%s) of %d B, values of %d B\n",
-		r.workload(), c.Clients, c.Conns, len(c.Endpoints), c.Keys, c.Dist, c.KeyBytes, c.ValueBytes)
+	fmt.Fprintf(out, "%s: %d clients, %d connections, %d endpoints; %s\n", r.workload(), c.Clients, c.Conns, len(c.Endpoints), c.data())
 	fmt.Fprintf(out, "%.1f/s: %d operations in %.2f s, %d failed\n",
 		r.Throughput, r.Operations, r.ElapsedSeconds, r.Failed)
 	if r.OpenLoop != nil {
-		fmt.Fprintf(out, "offered %.1f/s, latency from the moment an operation was due; %d never started\n",
+		fmt.Fprintf(out, "offered %.1f/s, latency from the moment an operation was due; %d never sent\n",
 			r.OpenLoop.Offered, r.OpenLoop.NeverStarted)
 	}
 	fmt.Fprintln(out)
 	r.writeLatencies(out)
 	r.writeCPU(out)
+	r.writeWatched(out)
 	writeErrors(out, "errors", r.Errors)
 	writeErrors(out, "errors before the measured phase", r.ErrorsBefore)
 	if v := r.Verify; v != nil {
@@ -185,9 +220,32 @@ func (r *Report) WriteText(out io.Writer) {
 			fmt.Fprintf(out, "  … and %d more\n", more)
 		}
 	}
+	if r.Settings.Cleanup {
+		fmt.Fprintf(out, "\ncleaned up: %d keys deleted\n", r.CleanedUp)
+	}
 	if r.Interrupted {
 		fmt.Fprintln(out, "\nThe run was interrupted; nothing was verified.")
 	}
+}
+
+// writeWatched says what the watchers got.
+func (r *Report) writeWatched(out io.Writer) {
+	w := r.Watch
+	if w == nil {
+		return
+	}
+	fmt.Fprintf(out, "\n%d watchers: %d events, %d progress notifications; %d events lost, %d duplicate, %d out of order, %d unasked; %d watchers failed\n",
+		w.Watchers, w.Events, w.Progress, w.Lost, w.Duplicate, w.Disordered, w.Unasked, w.Failed)
+	writeErrors(out, "errors of watchers", w.Errors)
+}
+
+// data describes keys and values.
+func (c *Config) data() string {
+	if c.Workload == Kubernetes {
+		k := &c.Kubernetes
+		return fmt.Sprintf("%d nodes, %d pods at the begin, %d watchers of each resource; %s", k.Nodes, k.Pods, k.Watchers, k.Mix)
+	}
+	return fmt.Sprintf("%d keys (%s) of %d B, values of %d B", c.Keys, c.Dist, c.KeyBytes, c.ValueBytes)
 }
 
 func (r *Report) workload() string {
@@ -214,6 +272,12 @@ func (r *Report) writeLatencies(out io.Writer) {
 			fmt.Fprintf(t, "\t%s", micros(v))
 		}
 		fmt.Fprintln(t, "\t")
+	}
+	for _, k := range r.Kinds {
+		row(fmt.Sprintf("%s, %.1f/s", k.Kind, k.Throughput), &k.Latency)
+	}
+	if r.Watch != nil {
+		row("event's delay", r.Watch.Delay)
 	}
 	row("put", r.Put)
 	row("get", r.Get)

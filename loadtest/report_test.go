@@ -87,6 +87,16 @@ func TestReportGolden(t *testing.T) {
 	if err := plain.Err(); err != nil {
 		t.Errorf("a clean run is not: %v", err)
 	}
+
+	kube := plain
+	kube.Settings.Workload, kube.Settings.Cleanup, kube.Put, kube.CleanedUp = Kubernetes, true, nil, 11_000
+	kube.Kinds = []KindReport{{"renew", 1500.25, *plain.Put}, {"page", 30, *fullReport().Get}}
+	kube.Watch = &Watched{
+		Watchers: 9, Events: 100, Progress: 7, Delay: fullReport().Get,
+		Lost: 1, Duplicate: 2, Disordered: 3, Unasked: 4, Failed: 5, Errors: map[string]int64{"Unknown: compacted": 5},
+	}
+	text.WriteString("\n-- kubernetes\n")
+	kube.WriteText(&text)
 	golden(t, "report.txt", text.Bytes())
 
 	file := filepath.Join(t.TempDir(), "report.json")

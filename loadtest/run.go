@@ -24,28 +24,44 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return Report{}, err
 	}
+	// First of all: who cannot be reached is told before anybody waits for connections.
+	serverVersions, err := versions(ctx, &cfg)
+	if err != nil {
+		return Report{}, err
+	}
 	s, err := dial(&cfg)
 	if err != nil {
 		return Report{}, err
 	}
 	defer s.close()
-	versions, err := s.versions(ctx, &cfg)
-	if err != nil {
-		return Report{}, err
-	}
 	var id [8]byte
 	// crypto/rand.Read never fails.
 	_, _ = rand.Read(id[:])
 	r := newRun(cfg, s.kvs, s, binary.BigEndian.Uint64(id[:]), out)
 	r.report.Versions = buildVersions()
-	r.report.Versions.Servers = versions
+	r.report.Versions.Servers = serverVersions
 	r.report.Machine = thisMachine()
 	r.report.FileSystem = fileSystemOf(cfg.DataPath)
-	if err := r.do(ctx); err != nil {
+	err = r.do(ctx)
+	if cfg.Cleanup {
+		// An interrupted run cleans up too.
+		err = errors.Join(err, r.cleanup(context.WithoutCancel(ctx)))
+	}
+	if err != nil {
 		return r.report, err
 	}
 	r.report.WriteText(out)
 	return r.report, nil
+}
+
+// cleanup deletes the run's keys.
+func (r *run) cleanup(ctx context.Context) (err error) {
+	if r.kube != nil {
+		r.report.CleanedUp, err = r.kube.clear(ctx)
+		return err
+	}
+	r.report.CleanedUp, err = cleanup(ctx, &r.cfg, r.kvs, &r.space)
+	return err
 }
 
 // meter reads the servers' CPU time. servers satisfies it.
@@ -61,6 +77,7 @@ type run struct {
 	out     io.Writer
 	space   keySpace
 	ledger  *ledger
+	kube    *kubeRun // in workload kubernetes
 	clients []*client
 	before  errorTally // of fill and warm-up
 	report  Report
@@ -69,12 +86,19 @@ type run struct {
 func newRun(cfg Config, kvs []kv, m meter, id uint64, out io.Writer) *run {
 	r := &run{cfg: cfg, kvs: kvs, meter: m, out: out, space: newKeySpace(&cfg)}
 	v := newValues(id, cfg.ValueBytes)
-	if cfg.Verify {
+	switch {
+	case cfg.Workload == Kubernetes:
+		r.kube = newKubeRun(&r.cfg, kvs, id)
+	case cfg.Verify:
 		r.ledger = newLedger(cfg.Keys, v)
 	}
 	turn := new(atomic.Uint64)
 	for i := range cfg.Clients {
-		r.clients = append(r.clients, newClient(i, &r.cfg, kvs[i%len(kvs)], &r.space, v, r.ledger, turn))
+		c := newClient(i, &r.cfg, kvs[i%len(kvs)], &r.space, v, r.ledger, turn)
+		if r.kube != nil {
+			c.kube = r.kube.worker(i, c.kv, c.rng)
+		}
+		r.clients = append(r.clients, c)
 	}
 	r.report.Format, r.report.Settings, r.report.Started = reportFormat, cfg, cfg.Clock.Wall()
 	return r
@@ -82,13 +106,14 @@ func newRun(cfg Config, kvs []kv, m meter, id uint64, out io.Writer) *run {
 
 // do runs the phases in their order.
 func (r *run) do(ctx context.Context) error {
-	if r.cfg.Fill {
-		p := r.newPhase("fill", 0, int64(r.cfg.Keys), 0)
-		p.fill = true
-		r.runPhase(ctx, p, nil)
-		if kinds, n := p.errors.all(); n > 0 && ctx.Err() == nil {
-			return fmt.Errorf("fill: %d of %d puts failed: %v", n, r.cfg.Keys, kinds)
+	if r.kube != nil {
+		defer r.kube.end()
+		if err := r.kube.begin(ctx); err != nil {
+			return err
 		}
+	}
+	if err := r.fill(ctx); err != nil {
+		return err
 	}
 	if r.cfg.Warmup > 0 && ctx.Err() == nil {
 		p := r.newPhase("warm-up", r.cfg.Warmup, 0, r.cfg.Rate)
@@ -105,12 +130,34 @@ func (r *run) do(ctx context.Context) error {
 		r.report.Interrupted = true
 		return nil
 	}
-	if r.ledger == nil {
+	var err error
+	switch {
+	case r.kube != nil:
+		r.report.Watch, r.report.Verify, err = r.kube.judge(ctx)
+		return err
+	case r.ledger == nil:
 		return nil
 	}
-	var err error
 	r.report.Verify, err = verify(ctx, &r.cfg, r.kvs, &r.space, r.ledger)
 	return err
+}
+
+// fill writes each key once.
+func (r *run) fill(ctx context.Context) error {
+	n := r.cfg.Keys
+	switch {
+	case r.kube != nil:
+		n = r.cfg.Kubernetes.Nodes + r.cfg.Kubernetes.Pods
+	case !r.cfg.Fill:
+		return nil
+	}
+	p := r.newPhase("fill", 0, int64(n), 0)
+	p.fill = true
+	r.runPhase(ctx, p, nil)
+	if kinds, failed := p.errors.all(); failed > 0 && ctx.Err() == nil {
+		return fmt.Errorf("fill: %d of %d puts failed: %v", failed, n, kinds)
+	}
+	return nil
 }
 
 // measure runs the measured phase between two readings of all CPU times.
@@ -119,6 +166,9 @@ func (r *run) measure(ctx context.Context) error {
 	selfBefore, err := selfCPU()
 	if err != nil {
 		return err
+	}
+	if r.kube != nil {
+		r.kube.measuring.Store(true)
 	}
 	p := r.newPhase("run", r.cfg.Duration, r.cfg.Total, r.cfg.Rate)
 	began := p.schedule.start
@@ -158,10 +208,16 @@ func (r *run) summarise(ctx context.Context, p *phase, elapsed time.Duration) {
 	}
 	out.ElapsedSeconds = elapsed.Seconds()
 	out.Put, out.Get, out.FailedLatency = summary(h[classPut]), summary(h[classGet]), summary(h[classFailed])
-	out.Operations = h[classPut].TotalCount() + h[classGet].TotalCount()
+	out.Operations = countOf(p.recorder.total, succeeded...)
 	out.Errors, out.Failed = p.errors.all()
 	if elapsed > 0 {
-		out.Throughput = float64(p.recorder.answeredInWindow()) / elapsed.Seconds()
+		out.Throughput = float64(p.recorder.answeredInWindow(succeeded...)) / elapsed.Seconds()
+	}
+	for _, k := range kubeKinds {
+		if l := summary(h[k.class]); l != nil {
+			rate := float64(p.recorder.answeredInWindow(k.class)) / max(elapsed.Seconds(), 1e-9)
+			out.Kinds = append(out.Kinds, KindReport{k.name, rate, *l})
+		}
 	}
 }
 
@@ -202,7 +258,7 @@ func (r *run) summariseCPU(self time.Duration, before, after []usage) {
 func (r *run) newPhase(name string, d time.Duration, total int64, rate float64) *phase {
 	return &phase{
 		name:     name,
-		schedule: newSchedule(r.cfg.Clock.Now(), d, total, rate, r.cfg.Timeout),
+		schedule: newSchedule(r.cfg.Clock.Now(), d, total, rate),
 		recorder: newRecorder(),
 		errors:   &errorTally{},
 	}
@@ -259,7 +315,7 @@ func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 func secondOf(rec *recorder, at, length time.Duration, failed int64) Second {
 	s := Second{At: at.Seconds(), Length: length.Seconds(), Failed: failed}
 	put, get := rec.second[classPut], rec.second[classGet]
-	s.Operations = put.TotalCount() + get.TotalCount()
+	s.Operations = countOf(rec.second, succeeded...)
 	if put.TotalCount() > 0 {
 		s.PutP50, s.PutP99, s.PutMax = put.ValueAtPercentile(50), put.ValueAtPercentile(99), put.Max()
 	}

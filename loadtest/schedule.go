@@ -19,8 +19,6 @@ type schedule struct {
 	limit int64
 	// nanosEach is the time from one operation to the next; 0 in a closed loop.
 	nanosEach float64
-	// giveUp is when overdue operations are no longer sent; 0 in a closed loop.
-	giveUp clock.Time
 
 	drawn   atomic.Int64
 	started atomic.Int64
@@ -28,7 +26,7 @@ type schedule struct {
 
 // newSchedule makes the schedule of a phase that begins at start. One of d and total is
 // set. Rate is per second, 0 for a closed loop.
-func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, patience time.Duration) *schedule {
+func newSchedule(start clock.Time, d time.Duration, total int64, rate float64) *schedule {
 	s := &schedule{start: start, limit: total}
 	if total == 0 {
 		s.end, s.limit = start.Add(d), math.MaxInt64
@@ -40,7 +38,6 @@ func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, p
 		} else {
 			s.end = s.due(total)
 		}
-		s.giveUp = s.end.Add(patience)
 	}
 	return s
 }
@@ -49,9 +46,11 @@ func newSchedule(start clock.Time, d time.Duration, total int64, rate float64, p
 func (s *schedule) due(n int64) clock.Time { return s.start + clock.Time(float64(n)*s.nanosEach) }
 
 // draw gives a client its next operation: number and the moment from which its latency
-// counts. ok is false once there is none.
+// counts. ok is false once there is none, or the phase is over: what an open loop could not
+// send until then is not sent any more. A client that waits has drawn, so nothing is lost
+// while one is free.
 func (s *schedule) draw(now clock.Time) (n int64, due clock.Time, ok bool) {
-	if s.nanosEach == 0 && s.end != 0 && now >= s.end || s.giveUp != 0 && now >= s.giveUp {
+	if s.end != 0 && now >= s.end {
 		return 0, 0, false
 	}
 	n = s.drawn.Add(1) - 1

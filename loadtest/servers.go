@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 )
 
 const (
@@ -32,69 +32,62 @@ type servers struct {
 	http    *http.Client
 }
 
-// dial makes the connections. It does not wait for them.
+// conn is one connection to them.
+type conn struct {
+	etcdserverpb.KVClient
+	etcdserverpb.LeaseClient
+}
+
+// dial makes the connections. It waits for the logins, but for no connection without a user.
 func dial(cfg *Config) (*servers, error) {
-	s := &servers{http: &http.Client{
-		Timeout:   askTimeout,
-		Transport: &http.Transport{TLSClientConfig: cfg.TLS, DisableKeepAlives: true},
-	}}
-	for i := range cfg.Conns {
-		endpoint := cfg.Endpoints[i%len(cfg.Endpoints)]
-		var tlsConfig *tls.Config
-		if strings.HasPrefix(endpoint, "https://") || cfg.TLS != nil && !strings.Contains(endpoint, "://") {
-			tlsConfig = cfg.TLS
-			if tlsConfig == nil {
-				tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-			}
-		}
-		c, err := clientv3.New(clientv3.Config{
-			Endpoints: []string{endpoint},
-			TLS:       tlsConfig,
-			Logger:    zap.NewNop(),
-		})
+	s := &servers{http: webClient(cfg.TLS)}
+	s.clients = make([]*clientv3.Client, cfg.Conns)
+	wrong := make([]error, cfg.Conns)
+	// With a user each connection logs in, and a server takes its time for each password.
+	eachOf(cfg.Conns, func(i int) {
+		s.clients[i], wrong[i] = cfg.connect(cfg.Endpoints[i%len(cfg.Endpoints)], nil)
+	})
+	for i, err := range wrong {
 		if err != nil {
 			s.close()
-			return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+			return nil, err
 		}
-		s.clients = append(s.clients, c)
-		s.kvs = append(s.kvs, clientv3.RetryKVClient(c))
+		s.kvs = append(s.kvs, conn{clientv3.RetryKVClient(s.clients[i]), clientv3.RetryLeaseClient(s.clients[i])})
 	}
 	return s, nil
 }
 
 func (s *servers) close() {
 	for _, c := range s.clients {
-		// Nothing is under way any more and nothing follows, so nobody needs the error.
-		_ = c.Close()
+		if c != nil {
+			// Nothing is under way any more and nothing follows, so nobody needs the error.
+			_ = c.Close()
+		}
 	}
 	s.http.CloseIdleConnections()
 }
 
 // versions asks each endpoint for its version. An endpoint that does not answer is an
 // error: without a third of its servers a run measures something else.
-func (s *servers) versions(ctx context.Context, cfg *Config) ([]ServerVersion, error) {
+func versions(ctx context.Context, cfg *Config) ([]ServerVersion, error) {
+	s := &servers{http: webClient(cfg.TLS)}
+	defer s.close()
 	out := make([]ServerVersion, len(cfg.Endpoints))
 	for i, endpoint := range cfg.Endpoints {
 		out[i].Endpoint = endpoint
 		// With fewer connections than endpoints the later ones are not part of the
 		// load.
-		if i >= len(s.clients) {
+		if i >= cfg.Conns {
 			continue
 		}
-		status, err := s.status(ctx, s.clients[i], endpoint)
+		status, err := cfg.status(ctx, endpoint)
 		if err != nil {
-			return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+			return nil, err
 		}
 		out[i].Version = status.Version
 		out[i].HTTP = s.httpVersion(ctx, cfg, endpoint)
 	}
 	return out, nil
-}
-
-func (s *servers) status(ctx context.Context, c *clientv3.Client, endpoint string) (*clientv3.StatusResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	return c.Status(ctx, endpoint)
 }
 
 // httpVersion returns the answer of /version, and nil if there is none.
@@ -114,6 +107,11 @@ func (s *servers) httpVersion(ctx context.Context, cfg *Config, endpoint string)
 		return nil
 	}
 	return out
+}
+
+// webClient asks the servers' pages.
+func webClient(t *tls.Config) *http.Client {
+	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{TLSClientConfig: t, DisableKeepAlives: true}}
 }
 
 // page gets a URL and passes its bounded body to read.
@@ -192,4 +190,20 @@ func parseUsage(page io.Reader) (usage, error) {
 		return u, errors.New("metrics: no process_cpu_seconds_total")
 	}
 	return u, nil
+}
+
+// opening is how many connections, watchers or deletions are under way at a time.
+const opening = 64
+
+// eachOf calls f with the numbers below n, several at a time.
+func eachOf(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	for first := range opening {
+		wg.Go(func() {
+			for i := first; i < n; i += opening {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/loadtest/fakekv"
 )
 
@@ -108,6 +109,7 @@ func TestRunOverTLS(t *testing.T) {
 
 // TestRunRefuses: a run that cannot be done fails at the start.
 func TestRunRefuses(t *testing.T) {
+	t.Parallel()
 	if _, err := Run(t.Context(), Config{}, io.Discard); err == nil || !strings.Contains(err.Error(), "endpoints") {
 		t.Errorf("no settings: %v", err)
 	}
@@ -116,10 +118,90 @@ func TestRunRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if _, err := Run(ctx, smallConfig(endpoint), io.Discard); err == nil || !strings.Contains(err.Error(), endpoint) {
-		t.Errorf("nobody there: %v", err)
+	for name, run := range map[string]func(Access) error{
+		"run": func(a Access) error {
+			cfg := smallConfig(endpoint)
+			cfg.Access = a
+			_, err := Run(t.Context(), cfg, io.Discard)
+			return err
+		},
+		"reads": func(a Access) error {
+			_, err := Reads(t.Context(), ReadsConfig{Access: a, Endpoint: "http://" + endpoint, AnswerBytes: 1, ValueBytes: 1, Duration: 1, Clock: clock.System()})
+			return err
+		},
+		"idle": func(a Access) error {
+			_, err := Idle(t.Context(), IdleConfig{Access: a, Endpoint: "http://" + endpoint, Streams: 1, Clock: clock.System()})
+			return err
+		},
+	} {
+		for _, a := range []Access{{}, {User: "root", Password: "secret"}} {
+			if err := run(a); err == nil || !strings.Contains(err.Error(), "nobody listens at "+endpoint) {
+				t.Errorf("%s: nobody there: %v", name, err)
+			}
+		}
+	}
+	// A server that speaks no TLS, and one that speaks nothing else.
+	plain := smallConfig("https://" + serve(t, &fakekv.Store{}))
+	web := httptest.NewTLSServer(http.NotFoundHandler())
+	defer web.Close()
+	secure := smallConfig(strings.Replace(web.URL, "https://", "http://", 1))
+	for _, cfg := range []Config{plain, secure} {
+		if _, err := Run(t.Context(), cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "somebody listens there") {
+			t.Errorf("%s: %v", cfg.Endpoints[0], err)
+		}
+	}
+}
+
+// TestLogin: with a user each connection logs in, and a wrong password is told at the start.
+func TestLogin(t *testing.T) {
+	s := &fakekv.Store{User: "root", Password: "secret"}
+	cfg := smallConfig(serve(t, s))
+	if _, err := Run(t.Context(), cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "user name is empty") {
+		t.Errorf("without a user: %v", err)
+	}
+	cfg.User, cfg.Password = "root", "wrong"
+	if _, err := Run(t.Context(), cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "log in as root: etcdserver: authentication failed") {
+		t.Errorf("with a wrong password: %v", err)
+	}
+	cfg.Password = "secret"
+	if r, err := Run(t.Context(), cfg, io.Discard); err != nil || r.Err() != nil || r.Operations != 3000 {
+		t.Errorf("%v, %v, %d operations", err, r.Err(), r.Operations)
+	}
+}
+
+// TestCleanup: the run's keys are deleted at the end, of an interrupted run too, and those of others stay.
+func TestCleanup(t *testing.T) {
+	cleaned := func(interrupted bool) {
+		s := &fakekv.Store{}
+		if _, err := s.Direct().Put(t.Context(), foreignPut()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s.After = func(_ context.Context, n int64) error {
+			if interrupted && n == 1000 {
+				cancel()
+			}
+			return nil
+		}
+		cfg := smallConfig(serve(t, s))
+		cfg.Keys, cfg.Cleanup = 250, true // two full transactions of deletions and a half
+		var out bytes.Buffer
+		r, err := Run(ctx, cfg, &out)
+		if err != nil || r.Interrupted != interrupted || s.Len() != 1 {
+			t.Errorf("interrupted %v: %v, %d keys are left of 1", interrupted, err, s.Len())
+		}
+		if !interrupted && (r.CleanedUp != 250 || !strings.Contains(out.String(), "cleaned up: 250 keys deleted")) {
+			t.Errorf("%d keys deleted\n%s", r.CleanedUp, &out)
+		}
+	}
+	cleaned(false)
+	cleaned(true)
+	// Reads too leaves nothing behind.
+	s := &fakekv.Store{}
+	cfg := ReadsConfig{Endpoint: serve(t, s), Clients: 1, AnswerBytes: 100, ValueBytes: 10, Duration: 50 * time.Millisecond, Cleanup: true, Clock: clock.System()}
+	if r, err := Reads(t.Context(), cfg); err != nil || r.Answers == 0 || s.Len() != 0 {
+		t.Errorf("reads: %v, %d keys are left", err, s.Len())
 	}
 }
 

@@ -14,7 +14,8 @@ func newEmptyCommand() *cobra.Command {
 		Short: "Serves puts and gets that are answered at once, to measure the measuring",
 		Long: "Serves puts and gets that are answered at once and keeps nothing: what `loadtest run` reaches against it\n" +
 			"is the load generator and gRPC alone. /health and /metrics have a port of their own. Ctrl-C stops it.",
-		Args: noArgs,
+		Example: "  loadtest empty --listen 127.0.0.1:2379 & loadtest run --server-metrics http://127.0.0.1:2381/metrics",
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}

@@ -17,7 +17,7 @@ import (
 
 // Exit codes.
 const (
-	exitFailed = 1 // the run could not be done, nothing succeeded, or a promise was broken
+	exitFailed = 1 // the run could not be done or was interrupted, operations failed, or a promise was broken
 	exitUsage  = 2
 )
 
@@ -39,8 +39,10 @@ func main() {
 // execute runs the command line and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
-		Use:           "loadtest",
-		Short:         "Drives any etcd endpoint with puts and gets and measures it",
+		Use:   "loadtest",
+		Short: "Drives any etcd endpoint, measures it and checks what it promised",
+		Example: "  loadtest run --endpoints 127.0.0.1:2379 --clients 50 --duration 30s --cleanup\n" +
+			"  loadtest kubernetes --endpoints 127.0.0.1:2379 --rate 1000 --duration 1m --cleanup",
 		Args:          noArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -50,7 +52,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRunCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand())
+	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0

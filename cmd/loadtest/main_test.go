@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.uber.org/goleak"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/loadtest"
 	"github.com/skeindb/skein/loadtest/fakekv"
 )
@@ -32,7 +34,18 @@ func TestUsageErrors(t *testing.T) {
 		{"run --no-such-flag", "unknown flag"},
 		{"run --clients many", "--clients"},
 		{"run positional", "positional"},
-		{"run --clients 10", "conns: 100 is not between 1 and the number of clients, 10"},
+		{"run --clients 10 --conns 100", "conns: 100 is not between 1 and the number of clients, 10"},
+		{"run --clients 0", "clients: 0"},
+		{"run --max-failures -1", "max-failures: -1"},
+		{"run --dist zipf --zipf-skew 0", "zipf-skew: 0"},
+		{"run --user root", "--user without a name or a password"},
+		{"run --user :secret", "--user without a name or a password"},
+		{"run --password secret", "--password without a user"},
+		{"reads --user root", "--user without a name or a password"},
+		{"idle --cert c.pem", "--cert and --key go together"},
+		{"kubernetes --mix scale=1", `mix: "scale=1"`},
+		{"kubernetes --nodes 63", "nodes: 63"},
+		{"kubernetes --keys 5", "unknown flag"},
 		{"run --duration 1s --total 5", "duration and total"},
 		{"run --duration 0", "duration and total"},
 		{"run --workload scan", `workload: "scan"`},
@@ -64,15 +77,15 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
-		if code != 0 || !strings.Contains(stdout, "Usage:") {
+		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
 		}
 	}
 	_, stdout, _ := loadtestCommand(t, "run", "--help")
 	for _, flag := range strings.Fields("endpoints conns clients duration total rate workload read-percent key-size value-size " +
-		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify") {
+		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify user password cleanup max-failures") {
 		if !strings.Contains(stdout, "--"+flag+" ") {
 			t.Errorf("--%s is not explained", flag)
 		}
@@ -103,6 +116,72 @@ func TestRun(t *testing.T) {
 	code, stdout, stderr = loadtestCommand(t, append(small, "--json", "-")...)
 	if code != 0 || !strings.Contains(stderr, "500 operations") || json.Unmarshal([]byte(stdout), &r) != nil || r.Settings.Fill {
 		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// TestDefaults: few clients need no other flag, the keys lie below a prefix of their own, and --cleanup leaves none.
+func TestDefaults(t *testing.T) {
+	s := &fakekv.Store{}
+	endpoint, stop, err := s.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	args := []string{"run", "--endpoints", endpoint, "--clients", "5", "--keys", "50", "--total", "100"}
+	if code, stdout, stderr := loadtestCommand(t, args...); code != 0 || !strings.Contains(stdout, "5 clients, 5 connections") {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+	s.Edit(func(kvs map[string]*mvccpb.KeyValue) {
+		for key := range kvs {
+			if !strings.HasPrefix(key, "loadtest/") {
+				t.Errorf("key %q", key)
+			}
+		}
+	})
+	if code, stdout, stderr := loadtestCommand(t, append(args, "--cleanup")...); code != 0 || s.Len() != 0 || !strings.Contains(stdout, "cleaned up") {
+		t.Errorf("code %d, %d keys are left\n%s%s", code, s.Len(), stdout, stderr)
+	}
+	args = []string{"kubernetes", "--endpoints", endpoint, "--clients", "5", "--nodes", "10", "--pods", "20", "--total", "200", "--verify", "--cleanup"}
+	if code, stdout, stderr := loadtestCommand(t, args...); code != 0 || s.Len() != 0 || !strings.Contains(stdout, "9 watchers: ") || !strings.Contains(stdout, "renew, ") {
+		t.Errorf("code %d, %d keys are left\n%s%s", code, s.Len(), stdout, stderr)
+	}
+}
+
+// TestAccess: flags and environment say who the user is, as etcdctl's do.
+func TestAccess(t *testing.T) {
+	s := &fakekv.Store{User: "load", Password: "secret"}
+	endpoint, stop, err := s.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	small := []string{"--clients", "2", "--total", "10"}
+	for _, args := range [][]string{{"--user", "load:secret"}, {"--user", "load", "--password", "secret"}} {
+		if code, _, stderr := loadtestCommand(t, append(append([]string{"run", "--endpoints", endpoint}, args...), small...)...); code != 0 {
+			t.Errorf("%v: code %d, %s", args, code, stderr)
+		}
+	}
+	reads := []string{"reads", "--endpoint", endpoint, "--clients", "1", "--answer-size", "10", "--value-size", "10", "--duration", "10ms", "--json", "-"}
+	code, stdout, stderr := loadtestCommand(t, append(reads, "--user", "load:secret")...)
+	var report loadtest.ReadsReport
+	if err := json.Unmarshal([]byte(stdout), &report); code != 0 || err != nil || report.Answers == 0 || report.Config.User != "load" || !strings.Contains(stderr, " answers in ") {
+		t.Errorf("reads: code %d, %v\n%s%s", code, err, stdout, stderr)
+	}
+	if strings.Contains(stdout, "secret") {
+		t.Error("the password is part of the report")
+	}
+	if code, _, stderr := loadtestCommand(t, append(reads, "--user", "load:wrong")...); code != exitFailed || !strings.Contains(stderr, "log in as load") {
+		t.Errorf("wrong password: code %d, %s", code, stderr)
+	}
+	t.Setenv("ETCDCTL_ENDPOINTS", endpoint)
+	t.Setenv("ETCDCTL_USER", "load")
+	t.Setenv("ETCDCTL_PASSWORD", "secret")
+	if code, stdout, stderr := loadtestCommand(t, append([]string{"run"}, small...)...); code != 0 {
+		t.Errorf("by the environment: code %d\n%s%s", code, stdout, stderr)
+	}
+	t.Setenv("ETCDCTL_INSECURE_SKIP_TLS_VERIFY", "perhaps")
+	if code, _, stderr := loadtestCommand(t, "run"); code != exitUsage || !strings.Contains(stderr, "ETCDCTL_INSECURE_SKIP_TLS_VERIFY") {
+		t.Errorf("a wrong variable: code %d, %s", code, stderr)
 	}
 }
 
@@ -142,6 +221,36 @@ func TestFailures(t *testing.T) {
 	defer stop()
 	if code, _, stderr := loadtestCommand(t, args(endpoint)[:len(args(endpoint))-1]...); code != exitFailed || !strings.Contains(stderr, "no operation succeeded") {
 		t.Errorf("refusal: code %d\n%s", code, stderr)
+	}
+	// Some failures make the status 1 too, unless they are accepted.
+	some := &fakekv.Store{Before: func(_ context.Context, n int64) error {
+		if n%10 == 0 {
+			return os.ErrPermission
+		}
+		return nil
+	}}
+	mostly, stopMostly, err := some.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stopMostly()
+	run := []string{"run", "--endpoints", mostly, "--clients", "2", "--keys", "10", "--total", "20"}
+	if code, stdout, stderr := loadtestCommand(t, run...); code != exitFailed || !strings.Contains(stderr, "2 of 20 operations failed; --max-failures accepts 0") || !strings.Contains(stdout, "18 operations") {
+		t.Errorf("failures: code %d\n%s%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := loadtestCommand(t, append(run, "--max-failures", "2")...); code != 0 {
+		t.Errorf("accepted failures: code %d\n%s%s", code, stdout, stderr)
+	}
+	// So does a rate that the servers cannot do.
+	slow := &fakekv.Store{Before: func(ctx context.Context, _ int64) error { return clock.Sleep(ctx, clock.System(), 20*time.Millisecond) }}
+	busy, stopBusy, err := slow.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stopBusy()
+	if code, stdout, stderr := loadtestCommand(t, "run", "--endpoints", busy, "--clients", "1", "--rate", "1000", "--duration", "300ms"); code != exitFailed ||
+		!strings.Contains(stderr, "of 300 operations failed") || !strings.Contains(stdout, "never sent: the servers are slower") {
+		t.Errorf("overload: code %d\n%s%s", code, stdout, stderr)
 	}
 	if code, _, stderr := loadtestCommand(t, append(args(endpoint), "--fill")...); code != exitFailed || !strings.HasPrefix(stderr, "loadtest: fill: ") {
 		t.Errorf("refusal of the fill: code %d\n%s", code, stderr)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -10,138 +9,222 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeindb/skein/loadtest"
 )
 
-// defaultDuration is how long a run takes for which neither duration nor total is
-// given.
-const defaultDuration = 10 * time.Second
+const (
+	// defaultDuration is how long a run takes for which neither duration nor total is
+	// given.
+	defaultDuration = 10 * time.Second
+	// defaultPrefix keeps a run's keys apart from those of others.
+	defaultPrefix = "loadtest/"
+	// kubeWorkers is the default number of clients of loadtest kubernetes.
+	kubeWorkers = 64
+)
 
-// runFlags are the flags of `loadtest run` that are no field of a Config.
+// runFlags are the flags of runs that are no field of a Config.
 type runFlags struct {
-	cacert, cert, key  string
-	insecureSkipVerify bool
-	json               string
+	access      accessFlags
+	json        jsonFlag
+	maxFailures int64
 }
 
 func newRunCommand() *cobra.Command {
 	cfg, flags := loadtest.DefaultConfig(), &runFlags{}
-	cfg.Duration = 0
+	cfg.Duration, cfg.KeyPrefix = 0, defaultPrefix
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Runs a load and reports throughput, latencies, errors and CPU per operation",
-		Example: "  loadtest run --endpoints 127.0.0.1:2379 --workload put --value-size 256 --conns 100 --clients 1000 --total 100000\n" +
-			"  loadtest run --endpoints 127.0.0.1:2379 --workload mixed --read-percent 80 --rate 5000 --duration 1m --json report.json",
+		Long: "Runs a load and reports throughput, latencies, errors and CPU per operation.\n\n" +
+			"Without --rate each client sends its next request after the last answer. With --rate requests are due at fixed times\n" +
+			"whatever the servers do, and latencies count from there. The run ends in time: what could not be sent is counted as\n" +
+			"failed, and said.\n\n" +
+			"Status: 0 for a clean run; 1 if more operations failed than --max-failures accepts, none succeeded, a promise was\n" +
+			"broken (--verify), or the run was interrupted or could not be done; 2 for a wrong command line.",
+		Example: "  # the most puts that the servers can do, and their processor time for each\n" +
+			"  loadtest run --endpoints 127.0.0.1:2379 --clients 1000 --total 100000 --server-metrics http://127.0.0.1:2379/metrics\n" +
+			"  # latencies at a steady load, with YCSB's distribution of keys, kept as JSON\n" +
+			"  loadtest run --workload mixed --read-percent 80 --dist zipf --zipf-skew 0.99 --rate 5000 --duration 1m --json report.json\n" +
+			"  # is everything there that was acknowledged? Then nothing is left behind\n" +
+			"  loadtest run --workload txn --total 50000 --verify --cleanup\n" +
+			"  # a cluster that checks users and certificates\n" +
+			"  loadtest run --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key --user load:secret\n" +
+			"  # keys in all ranges of an empty cluster, not below one prefix\n" +
+			"  loadtest run --key-prefix '' --cleanup",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := flags.complete(&cfg, c.Flags()); err != nil {
-				return usageError{err}
+			if !c.Flags().Changed("fill") {
+				cfg.Fill = cfg.Workload != loadtest.Put
 			}
-			cfg.Live = isTerminal(c.OutOrStdout())
-			return run(c, cfg, flags.json)
+			return flags.run(c, &cfg)
 		},
 	}
-	addFlags(c.Flags(), &cfg, flags)
-	return c
-}
-
-func addFlags(f *pflag.FlagSet, cfg *loadtest.Config, flags *runFlags) {
+	f := c.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&cfg.Endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client ports; connection i goes to endpoint i modulo their number")
-	f.IntVar(&cfg.Conns, "conns", cfg.Conns, "gRPC connections over all endpoints")
-	f.IntVar(&cfg.Clients, "clients", cfg.Clients, "requests that can be under way at once")
-	f.DurationVar(&cfg.Duration, "duration", 0, "measured time (default 10s unless --total is given)")
-	f.Int64Var(&cfg.Total, "total", 0, "measured operations, in place of --duration")
-	f.Float64Var(&cfg.Rate, "rate", 0, "operations per second over all clients, whatever the servers do; 0 sends as fast as they answer")
+	flags.addLoad(f, &cfg)
 	f.StringVar((*string)(&cfg.Workload), "workload", string(cfg.Workload), "put, get, mixed, or txn: one compare and one put")
 	f.IntVar(&cfg.ReadPercent, "read-percent", cfg.ReadPercent, "share of gets in workload mixed")
 	f.BoolVar(&cfg.Serializable, "serializable", false, "make gets serializable")
 	f.IntVar(&cfg.KeyBytes, "key-size", cfg.KeyBytes, "bytes of a key, with its prefix")
 	f.IntVar(&cfg.ValueBytes, "value-size", cfg.ValueBytes, "bytes of a value")
 	f.IntVar(&cfg.Keys, "keys", cfg.Keys, "number of different keys")
-	f.StringVar(&cfg.KeyPrefix, "key-prefix", "", "stands before each key; without it the keys spread evenly over printable ASCII")
+	f.StringVar(&cfg.KeyPrefix, "key-prefix", cfg.KeyPrefix, "stands before each key; with an empty one the keys spread evenly over printable ASCII, and so over all ranges")
 	f.StringVar((*string)(&cfg.Dist), "dist", string(cfg.Dist), "how keys are drawn: uniform, zipf or sequential")
-	f.Float64Var(&cfg.ZipfSkew, "zipf-skew", cfg.ZipfSkew, "exponent of zipf, above 1")
-	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "determines the operations of each client")
+	f.Float64Var(&cfg.ZipfSkew, "zipf-skew", cfg.ZipfSkew, "exponent of zipf, above 0; YCSB's is 0.99")
 	f.BoolVar(&cfg.Fill, "fill", false, "put each key once before the rest (default for all workloads but put)")
-	f.DurationVar(&cfg.Warmup, "warmup", 0, "how long the workload runs before it is measured")
-	f.DurationVar(&cfg.Timeout, "timeout", cfg.Timeout, "bound of each request")
-	f.BoolVar(&cfg.Verify, "verify", false, "check at the end that everything acknowledged is there")
-	f.StringSliceVar(&cfg.ServerMetrics, "server-metrics", nil, "URLs of the servers' /metrics pages, for their CPU per operation")
-	f.StringVar(&cfg.DataPath, "data-dir", cfg.DataPath, "a path on the servers' disk, whose file system the report names")
-	f.StringVar(&flags.json, "json", "", "write the report as JSON to this file (- for stdout; the text then goes to stderr)")
-	f.StringVar(&flags.cacert, "cacert", "", "CA certificates that the servers' certificates are checked against")
-	f.StringVar(&flags.cert, "cert", "", "client certificate")
-	f.StringVar(&flags.key, "key", "", "key of the client certificate")
-	f.BoolVar(&flags.insecureSkipVerify, "insecure-skip-tls-verify", false, "do not check the servers' certificates")
+	flags.addRest(f, &cfg, "delete the run's keys at the end, whoever put them last")
+	return c
+}
+
+func newKubernetesCommand() *cobra.Command {
+	cfg, flags := loadtest.DefaultConfig(), &runFlags{}
+	cfg.Duration, cfg.Workload, cfg.Clients, cfg.Fill = 0, loadtest.Kubernetes, kubeWorkers, true
+	c := &cobra.Command{
+		Use:   "kubernetes",
+		Short: "Does what the API servers of a large Kubernetes cluster do, and checks what its watchers get",
+		Long: "Does what the API servers of a large Kubernetes cluster do, and checks what its watchers get.\n\n" +
+			"It puts lease objects of nodes and pods, and then does by weight (--mix): renew a node's lease object, update the status\n" +
+			"of a pod, create an event with a lease of etcd's, create a pod, delete one, read a page of 500 of a list of all pods at\n" +
+			"the revision of its first page. Each write is a transaction that compares the key's mod_revision. Each of --watchers API\n" +
+			"servers watches pods, leases and events, and asks for progress. Every acknowledged change must come to each watcher once,\n" +
+			"in order: lost and duplicate events are counted, and make the status 1, as all broken promises do.\n\n" +
+			"All keys lie below /registry/loadtest/, which no API server reads; what an earlier run has left there is deleted first.\n" +
+			"So only one such run at a time can use a cluster.",
+		Example: "  # 64 workers, as fast as the servers answer\n" +
+			"  loadtest kubernetes --endpoints 127.0.0.1:2379 --total 100000\n" +
+			"  # 5,000 nodes that renew their leases every 10 s, and the rest in proportion, as a steady load\n" +
+			"  loadtest kubernetes --nodes 5000 --pods 150000 --rate 1000 --duration 10m --cleanup\n" +
+			"  # creates alone\n" +
+			"  loadtest kubernetes --mix create=1 --total 20000",
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return flags.run(c, &cfg) },
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	flags.addLoad(f, &cfg)
+	f.IntVar(&cfg.Kubernetes.Nodes, "nodes", cfg.Kubernetes.Nodes, "nodes, each with a lease object")
+	f.IntVar(&cfg.Kubernetes.Pods, "pods", cfg.Kubernetes.Pods, "pods at the begin")
+	f.IntVar(&cfg.Kubernetes.Watchers, "watchers", cfg.Kubernetes.Watchers, "API servers that watch all three resources; 0 watches nothing")
+	f.StringVar(&cfg.Kubernetes.Mix, "mix", cfg.Kubernetes.Mix, "kinds of operations and their weights")
+	flags.addRest(f, &cfg, "delete all below /registry/loadtest/ at the end")
+	return c
+}
+
+// addLoad adds the flags of where and how much is sent.
+func (f *runFlags) addLoad(set *pflag.FlagSet, cfg *loadtest.Config) {
+	set.StringSliceVar(&cfg.Endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client ports; connection i goes to endpoint i modulo their number")
+	set.IntVar(&cfg.Conns, "conns", cfg.Conns, "gRPC connections over all endpoints (without this flag at most one for each client)")
+	set.IntVar(&cfg.Clients, "clients", cfg.Clients, "requests that can be under way at once")
+	set.DurationVar(&cfg.Duration, "duration", 0, "measured time (default 10s unless --total is given)")
+	set.Int64Var(&cfg.Total, "total", 0, "measured operations, in place of --duration")
+	set.Float64Var(&cfg.Rate, "rate", 0, "operations per second over all clients, whatever the servers do; 0 sends as fast as they answer")
+}
+
+// addRest adds the other flags that all workloads have.
+func (f *runFlags) addRest(set *pflag.FlagSet, cfg *loadtest.Config, cleanup string) {
+	set.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "determines the operations of each client")
+	set.DurationVar(&cfg.Warmup, "warmup", 0, "how long the workload runs before it is measured")
+	set.DurationVar(&cfg.Timeout, "timeout", cfg.Timeout, "bound of each request")
+	set.BoolVar(&cfg.Verify, "verify", false, "check at the end that everything acknowledged is there")
+	set.BoolVar(&cfg.Cleanup, "cleanup", false, cleanup)
+	set.Int64Var(&f.maxFailures, "max-failures", 0, "measured operations that may fail or stay unsent before the status is 1")
+	set.StringSliceVar(&cfg.ServerMetrics, "server-metrics", nil, "URLs of the servers' /metrics pages, for their CPU per operation")
+	set.StringVar(&cfg.DataPath, "data-dir", cfg.DataPath, "a path on the servers' disk, whose file system the report names")
+	f.json.add(set)
+	f.access.add(set)
 }
 
 // complete fills in what depends on several flags and checks the whole.
-func (f *runFlags) complete(cfg *loadtest.Config, set *pflag.FlagSet) error {
+func (f *runFlags) complete(cfg *loadtest.Config, set *pflag.FlagSet, prompts io.Writer) (err error) {
 	if cfg.Total == 0 && !set.Changed("duration") {
 		cfg.Duration = defaultDuration
 	}
-	if !set.Changed("fill") {
-		cfg.Fill = cfg.Workload != loadtest.Put
+	if !set.Changed("conns") {
+		cfg.Conns = max(1, min(cfg.Conns, cfg.Clients))
+	}
+	if f.maxFailures < 0 {
+		return fmt.Errorf("max-failures: %d is below 0", f.maxFailures)
 	}
 	if _, err := os.Stat(cfg.DataPath); err != nil {
 		return fmt.Errorf("data-dir: %w", err)
 	}
-	var err error
-	if cfg.TLS, err = f.tls(); err != nil {
+	if cfg.Access, err = f.access.access(set, prompts); err != nil {
 		return err
 	}
 	return cfg.Validate()
 }
 
-// tls returns nil if no TLS flag is given.
-func (f *runFlags) tls() (*tls.Config, error) {
-	if (f.cert == "") != (f.key == "") {
-		return nil, errors.New("--cert and --key go together")
-	}
-	if f.cacert == "" && f.cert == "" && !f.insecureSkipVerify {
-		return nil, nil
-	}
-	return transport.TLSInfo{
-		TrustedCAFile:      f.cacert,
-		CertFile:           f.cert,
-		KeyFile:            f.key,
-		InsecureSkipVerify: f.insecureSkipVerify,
-	}.ClientConfig()
-}
-
 // run does the run and writes the report to where it belongs.
-func run(c *cobra.Command, cfg loadtest.Config, json string) error {
-	text := c.OutOrStdout()
-	switch json {
-	case "":
-	case "-":
-		text = c.ErrOrStderr()
-	default:
-		// A long run is not lost to a wrong path. An older report stays until there is a
-		// new one.
-		f, err := os.OpenFile(json, os.O_WRONLY|os.O_CREATE, 0o644)
-		if err != nil {
-			return fmt.Errorf("json: %w", err)
-		}
-		f.Close()
+func (f *runFlags) run(c *cobra.Command, cfg *loadtest.Config) error {
+	if err := f.complete(cfg, c.Flags(), c.ErrOrStderr()); err != nil {
+		return usageError{err}
 	}
-	report, err := loadtest.Run(c.Context(), cfg, text)
+	cfg.Live = isTerminal(c.OutOrStdout())
+	text, err := f.json.text(c)
 	if err != nil {
 		return err
 	}
-	if json != "" {
-		if err := report.WriteJSON(json, c.OutOrStdout()); err != nil {
-			return err
+	report, err := loadtest.Run(c.Context(), *cfg, text)
+	if err != nil {
+		return err
+	}
+	if err := f.json.write(c, &report); err != nil {
+		return err
+	}
+	return f.fault(&report)
+}
+
+// jsonFlag is where a report is written as JSON: a file, - for stdout, or nowhere.
+type jsonFlag string
+
+func (j *jsonFlag) add(set *pflag.FlagSet) {
+	set.StringVar((*string)(j), "json", "", "write the report as JSON to this file (- for stdout; the text then goes to stderr)")
+}
+
+// text returns where the report for people goes.
+func (j *jsonFlag) text(c *cobra.Command) (io.Writer, error) {
+	switch *j {
+	case "":
+	case "-":
+		return c.ErrOrStderr(), nil
+	default:
+		// A long run is not lost to a wrong path. An older report stays until there is a
+		// new one.
+		file, err := os.OpenFile(string(*j), os.O_WRONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("json: %w", err)
 		}
+		file.Close()
 	}
-	if report.Operations == 0 {
-		return errors.New("no operation succeeded")
+	return c.OutOrStdout(), nil
+}
+
+// write writes a report to where the flag says.
+func (j *jsonFlag) write(c *cobra.Command, report interface {
+	WriteJSON(name string, stdout io.Writer) error
+},
+) error {
+	if *j == "" {
+		return nil
 	}
-	return report.Broken()
+	return report.WriteJSON(string(*j), c.OutOrStdout())
+}
+
+// fault returns what makes the status of a run 1.
+func (f *runFlags) fault(r *loadtest.Report) error {
+	var all []error
+	switch {
+	case r.Interrupted:
+		all = append(all, errors.New("the run was interrupted"))
+	case r.Operations == 0:
+		all = append(all, errors.New("no operation succeeded"))
+	}
+	if r.Failed > f.maxFailures {
+		all = append(all, fmt.Errorf("%d of %d operations failed; --max-failures accepts %d", r.Failed, r.Failed+r.Operations, f.maxFailures))
+	}
+	return errors.Join(append(all, r.Broken())...)
 }
 
 // isTerminal says whether w is a terminal.

@@ -1,6 +1,6 @@
 // Package fakekv is a tiny etcd in memory for the tests of the load generator: puts,
-// gets, transactions and status, over gRPC or called directly. Hooks make it slow, faulty or
-// forgetful. It is no model of etcd: it supports only what the load generator uses.
+// gets, transactions, watchers, leases, logins and status, over gRPC or called directly. Hooks make it slow,
+// faulty or forgetful. It is no model of etcd: it supports only what the load generator uses.
 package fakekv
 
 import (
@@ -13,23 +13,32 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // Store is the fake. Its zero value is ready. Set the hooks before use.
 type Store struct {
 	etcdserverpb.UnimplementedKVServer
 	etcdserverpb.UnimplementedMaintenanceServer
+	etcdserverpb.UnimplementedLeaseServer
+	etcdserverpb.UnimplementedAuthServer
+	etcdserverpb.UnimplementedWatchServer
 
+	// User and Password are a login without which nothing is served; empty, everybody is.
+	User, Password string
 	// Before is called at the start of request n, counted from 1, and may wait. If it
 	// returns an error, nothing is applied.
 	Before func(ctx context.Context, n int64) error
 	// After is called when request n was applied. If it returns an error, the client
 	// gets the error instead of the answer.
 	After func(ctx context.Context, n int64) error
+	// Copies is how often a watcher gets an event.
+	Copies func(*mvccpb.Event) int
 
 	mu       sync.Mutex
+	events   []*mvccpb.Event // all of them
+	more     chan struct{}   // closed when there are more
+	leases   map[int64]bool
+	granted  int64
 	requests int64
 	txns     int64
 	revision int64 // of the last change, less 1
@@ -38,31 +47,41 @@ type Store struct {
 
 // Put implements etcdserverpb.KVServer.
 func (s *Store) Put(ctx context.Context, in *etcdserverpb.PutRequest) (*etcdserverpb.PutResponse, error) {
+	answer, err := s.write(ctx, &etcdserverpb.TxnRequest{
+		Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: in}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &etcdserverpb.PutResponse{Header: answer.Header}, nil
+}
+
+// Txn implements etcdserverpb.KVServer; apply says for which transactions.
+func (s *Store) Txn(ctx context.Context, in *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+	s.mu.Lock()
+	s.txns++
+	s.mu.Unlock()
+	return s.write(ctx, in)
+}
+
+// write applies a transaction between the hooks.
+func (s *Store) write(ctx context.Context, in *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
 	n := s.count()
 	if s.Before != nil {
 		if err := s.Before(ctx, n); err != nil {
 			return nil, err
 		}
 	}
-	answer := &etcdserverpb.PutResponse{Header: &etcdserverpb.ResponseHeader{Revision: s.set(in.Key, in.Value)}}
+	answer, err := s.apply(in)
+	if err != nil {
+		return nil, err
+	}
 	if s.After != nil {
 		if err := s.After(ctx, n); err != nil {
 			return nil, err
 		}
 	}
 	return answer, nil
-}
-
-// Txn implements etcdserverpb.KVServer for one compare, of a version above -1, and one put.
-func (s *Store) Txn(ctx context.Context, in *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
-	if len(in.Compare) != 1 || in.Compare[0].GetVersion() != -1 || len(in.Success) != 1 || len(in.Failure) != 0 {
-		return nil, status.Errorf(codes.Unimplemented, "transaction of %d compares, %d and %d operations", len(in.Compare), len(in.Success), len(in.Failure))
-	}
-	s.mu.Lock()
-	s.txns++
-	s.mu.Unlock()
-	put, err := s.Put(ctx, in.Success[0].GetRequestPut())
-	return &etcdserverpb.TxnResponse{Header: put.GetHeader(), Succeeded: true}, err
 }
 
 // Range implements etcdserverpb.KVServer for a key or a span, with a limit.
@@ -75,24 +94,34 @@ func (s *Store) Range(ctx context.Context, in *etcdserverpb.RangeRequest) (*etcd
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.read(in), nil
+}
+
+// read reads a key or a span. The caller holds the lock.
+func (s *Store) read(in *etcdserverpb.RangeRequest) *etcdserverpb.RangeResponse {
 	out := &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{Revision: s.revision + 1}}
-	if len(in.RangeEnd) == 0 {
-		if kv := s.kvs[string(in.Key)]; kv != nil {
-			out.Kvs = append(out.Kvs, kv)
-		}
-		return out, nil
+	kvs := s.kvs
+	if in.Revision > 0 {
+		kvs = s.at(in.Revision)
 	}
-	for _, key := range slices.Sorted(maps.Keys(s.kvs)) {
+	if len(in.RangeEnd) == 0 {
+		if kv := kvs[string(in.Key)]; kv != nil {
+			out.Kvs, out.Count = append(out.Kvs, kv), 1
+		}
+		return out
+	}
+	for _, key := range slices.Sorted(maps.Keys(kvs)) {
 		if key < string(in.Key) || key >= string(in.RangeEnd) {
 			continue
 		}
+		out.Count++
 		if in.Limit > 0 && int64(len(out.Kvs)) == in.Limit {
 			out.More = true
-			break
+			continue
 		}
-		out.Kvs = append(out.Kvs, s.kvs[key])
+		out.Kvs = append(out.Kvs, kvs[key])
 	}
-	return out, nil
+	return out
 }
 
 // Status implements etcdserverpb.MaintenanceServer.
@@ -105,17 +134,6 @@ func (s *Store) count() int64 {
 	defer s.mu.Unlock()
 	s.requests++
 	return s.requests
-}
-
-func (s *Store) set(key, value []byte) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.revision++
-	if s.kvs == nil {
-		s.kvs = map[string]*mvccpb.KeyValue{}
-	}
-	s.kvs[string(key)] = &mvccpb.KeyValue{Key: slices.Clone(key), Value: slices.Clone(value), ModRevision: s.revision + 1}
-	return s.revision + 1
 }
 
 // Txns returns how many transactions came.
@@ -146,8 +164,19 @@ func (s *Store) Serve(options ...grpc.ServerOption) (endpoint string, stop func(
 	if err != nil {
 		return "", nil, err
 	}
-	server := grpc.NewServer(options...)
+	checked := grpc.ChainUnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		if info.FullMethod != etcdserverpb.Auth_Authenticate_FullMethodName {
+			if err := s.allowed(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return next(ctx, in)
+	})
+	server := grpc.NewServer(append(options, checked)...)
 	etcdserverpb.RegisterKVServer(server, s)
+	etcdserverpb.RegisterLeaseServer(server, s)
+	etcdserverpb.RegisterWatchServer(server, s)
+	etcdserverpb.RegisterAuthServer(server, s)
 	etcdserverpb.RegisterMaintenanceServer(server, s)
 	done := make(chan struct{})
 	go func() {
@@ -178,4 +207,14 @@ func (d *Direct) Txn(ctx context.Context, in *etcdserverpb.TxnRequest, _ ...grpc
 // Range calls Store.Range.
 func (d *Direct) Range(ctx context.Context, in *etcdserverpb.RangeRequest, _ ...grpc.CallOption) (*etcdserverpb.RangeResponse, error) {
 	return d.s.Range(ctx, in)
+}
+
+// LeaseGrant calls Store.LeaseGrant.
+func (d *Direct) LeaseGrant(ctx context.Context, in *etcdserverpb.LeaseGrantRequest, _ ...grpc.CallOption) (*etcdserverpb.LeaseGrantResponse, error) {
+	return d.s.LeaseGrant(ctx, in)
+}
+
+// LeaseRevoke calls Store.LeaseRevoke.
+func (d *Direct) LeaseRevoke(ctx context.Context, in *etcdserverpb.LeaseRevokeRequest, _ ...grpc.CallOption) (*etcdserverpb.LeaseRevokeResponse, error) {
+	return d.s.LeaseRevoke(ctx, in)
 }
