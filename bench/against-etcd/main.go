@@ -25,6 +25,7 @@
 //	go run . backup
 //	go run . snapshot
 //	go run . mirror
+//	go run . kubernetes
 package main
 
 import (
@@ -84,6 +85,7 @@ var measures = []measure{
 	{"backup", "backups and restores, and puts beside backups", backupFlags},
 	{"snapshot", "Maintenance.Snapshot: time, and memory of each node", snapshotFlags},
 	{"mirror", "an etcd under load mirrored into three new nodes, and the cut-over", mirrorFlags},
+	{"kubernetes", "what the API servers of a large Kubernetes cluster do, by kind, and the CPU that it costs", kubeFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 

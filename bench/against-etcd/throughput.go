@@ -75,7 +75,8 @@ func loadOnce(ctx context.Context, b *bench, c *cluster, i int, o throughputOpti
 		"--workload", o.load, "--total", strconv.FormatInt(o.total, 10), "--warmup", o.warmup.String(),
 		"--conns", strconv.Itoa(o.conns), "--clients", strconv.Itoa(o.clients),
 		"--value-size", strconv.Itoa(o.value), "--keys", strconv.Itoa(o.keys),
-		"--data-dir", c.dir, "--json", file,
+		// Keys in all ranges; failures are a row of the table.
+		"--key-prefix", "", "--max-failures", strconv.FormatInt(o.total, 10), "--data-dir", c.dir, "--json", file,
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), append(args, strings.Fields(o.extra)...)...)
 	text, err := cmd.CombinedOutput()
