@@ -219,6 +219,9 @@ type Config struct {
 	// CPU and show what the process holds in memory.
 	EnablePprof bool
 
+	// ExtensiveMetrics has the times of each method measured, in histograms. Default false.
+	ExtensiveMetrics bool
+
 	// InitialRanges is how many ranges a new cluster begins with, split evenly over
 	// printable ASCII. At least 1, at most 10,000. Default 1. Read by the founders, who
 	// must have the same. Keys that all begin alike fall into one range: use split keys.

@@ -134,6 +134,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"warning-unary-request-duration": {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
 		"watch-progress-notify-interval": {value: "5s", file: "5000000000", get: func(c *Config) any { return c.WatchProgressInterval }, want: 5 * time.Second},
 		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
+		"metrics":                        {value: "extensive", get: func(c *Config) any { return c.ExtensiveMetrics }, want: true},
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
 		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
 		"force-new-cluster":              {value: "true", get: func(c *Config) any { return c.ForceNewCluster }, want: true},

@@ -17,6 +17,15 @@ func setBool(f func(*Config) *bool) func(*Config, value) error {
 	return func(c *Config, v value) error { *f(c) = v.b; return nil }
 }
 
+// setExtensive reads --metrics.
+func setExtensive(c *Config, v value) error {
+	if v.text != "basic" && v.text != "extensive" {
+		return errors.New("must be basic or extensive")
+	}
+	c.ExtensiveMetrics = v.text == "extensive"
+	return nil
+}
+
 func setDuration(f func(*Config) *time.Duration) func(*Config, value) error {
 	return func(c *Config, v value) error { *f(c) = v.d; return nil }
 }

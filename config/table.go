@@ -372,6 +372,11 @@ func loggingFlags() []Flag {
 			Note:  "To root alone, once users are checked: by a token in the header Authorization, or with client-cert-auth by a certificate.", set: setBool(func(c *Config) *bool { return &c.EnablePprof }),
 		},
 		{
+			Name: "metrics", kind: kindString, Default: "basic", File: "metrics", Section: sectionProfiling,
+			Usage: "basic, or extensive for histograms of the times of each method (grpc_server_handling_seconds).",
+			set:   setExtensive,
+		},
+		{
 			Name: "listen-metrics-urls", kind: kindURLs, Default: "", File: "listen-metrics-urls", Section: sectionProfiling,
 			Usage: "Extra URLs to listen on for /metrics and the health checks.",
 			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenMetricsURLs }),

@@ -76,7 +76,6 @@ func notYetFlags() []Flag {
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionProfiling, "metrics", kindString, "basic", "metrics", "per-method histograms are not there yet"),
 		notYet(sectionLogging, "enable-log-rotation", kindBool, "false", "enable-log-rotation", rotation),
 		notYet(sectionLogging, "log-rotation-config-json", kindString,
 			`{"maxsize": 100, "maxage": 0, "maxbackups": 0, "localtime": false, "compress": false}`, "log-rotation-config-json", rotation, ""),

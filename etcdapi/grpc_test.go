@@ -675,12 +675,6 @@ func TestMetrics(t *testing.T) {
 	if got := testutil.ToFloat64(m.ServerID.WithLabelValues("b")); got != 1 {
 		t.Errorf("etcd_server_id of this node is %v", got)
 	}
-	if err := testutil.GatherAndCompare(r.reg, strings.NewReader(`# HELP etcd_server_is_learner Whether or not this member is a learner. 1 if is, 0 otherwise.
-# TYPE etcd_server_is_learner gauge
-etcd_server_is_learner 0
-`), "etcd_server_is_learner"); err != nil {
-		t.Error(err)
-	}
 	if testutil.ToFloat64(m.ReceivedBytes) < 8 || testutil.ToFloat64(m.SentBytes) < 8 {
 		t.Error("bytes are not counted")
 	}

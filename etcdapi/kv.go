@@ -36,6 +36,9 @@ func (k *kvServer) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResp
 	if err == nil && r.GetSerializable() {
 		err = k.s.held(c)
 	}
+	if err == nil {
+		k.s.metrics.Ranges.Inc()
+	}
 	return resp, err
 }
 
@@ -77,6 +80,7 @@ func (k *kvServer) rangeSpan(ctx context.Context, r *pb.RangeRequest, c *auth.Ca
 		}
 	}
 	k.s.fill(checkedHeader(a.rest))
+	k.s.metrics.Ranges.Inc()
 	return a.rest, nil
 }
 
@@ -112,6 +116,7 @@ func (k *kvServer) RangeStream(r *pb.RangeRequest, rs pb.KV_RangeStreamServer) e
 			begun = true
 			if last != nil {
 				k.s.fill(checkedHeader(last))
+				k.s.metrics.Ranges.Inc()
 			}
 			return rs.SendMsg(&streamedKeys{keys, last})
 		}))
@@ -127,7 +132,11 @@ func (k *kvServer) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, 
 	if err != nil {
 		return nil, err
 	}
-	return serve(ctx, k.s, r, k.s.opts.KV.Put)
+	resp, err := serve(ctx, k.s, r, k.s.opts.KV.Put)
+	if err == nil {
+		k.s.metrics.countPut(r)
+	}
+	return resp, err
 }
 
 // DeleteRange deletes keys.
@@ -139,7 +148,11 @@ func (k *kvServer) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	return serve(ctx, k.s, r, k.s.opts.KV.DeleteRange)
+	resp, err := serve(ctx, k.s, r, k.s.opts.KV.DeleteRange)
+	if err == nil {
+		k.s.metrics.Deletes.Inc()
+	}
+	return resp, err
 }
 
 // Txn runs a transaction.
@@ -161,7 +174,11 @@ func (k *kvServer) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, 
 			return nil, kverror.GRPC(err)
 		}
 	}
-	return serve(ctx, k.s, r, k.s.opts.KV.Txn)
+	resp, err := serve(ctx, k.s, r, k.s.opts.KV.Txn)
+	if err == nil {
+		k.s.metrics.countTxn(r, resp)
+	}
+	return resp, err
 }
 
 // Compact makes old revisions unreadable.

@@ -5,13 +5,16 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // maxClientVersions bounds the label client_api_version, whose values clients choose.
@@ -29,9 +32,14 @@ type Metrics struct {
 	// MessagesReceived and MessagesSent count the messages of all calls; a unary call has one each
 	// way.
 	MessagesReceived, MessagesSent *prometheus.CounterVec
-	// ServerID is 1 for the node's own id. Learner is 1 while the node is a learner.
+	// HandlingSeconds are the times of calls by method, nil unless they were asked for.
+	HandlingSeconds *prometheus.HistogramVec
+	// Ranges, Puts and Deletes count what requests have asked for and got, those of transactions too;
+	// Txns counts the transactions of several of them. PutBytes is the size of all pairs put.
+	Ranges, Puts, Deletes, Txns prometheus.Counter
+	PutBytes                    prometheus.Gauge
+	// ServerID is 1 for the node's own id.
 	ServerID *prometheus.GaugeVec
-	Learner  prometheus.Gauge
 	// HealthSuccess and HealthFailures count /health.
 	HealthSuccess, HealthFailures prometheus.Counter
 	// HealthCheck and HealthChecks are for /livez and /readyz.
@@ -52,6 +60,85 @@ type Metrics struct {
 		sync.RWMutex
 		seen map[string]bool
 	}
+	// known returns the alarms, which are read at each scrape; New sets it.
+	known atomic.Pointer[func() []Alarm]
+}
+
+var descAlarms = prometheus.NewDesc("etcd_debugging_server_alarms",
+	"Alarms for every member in cluster. 1 for 'server_id' label with current ID. 2 for 'alarm_type' label with type of this alarm",
+	[]string{"server_id", "alarm_type"}, nil)
+
+// alarmCollector tells of the alarms.
+type alarmCollector struct{ m *Metrics }
+
+// Describe implements prometheus.Collector.
+func (alarmCollector) Describe(ch chan<- *prometheus.Desc) { ch <- descAlarms }
+
+// Collect implements prometheus.Collector.
+func (c alarmCollector) Collect(ch chan<- prometheus.Metric) {
+	known := c.m.known.Load()
+	if known == nil {
+		return
+	}
+	type alarm struct {
+		member keyspace.NodeID
+		kind   pb.AlarmType
+	}
+	told := map[alarm]bool{} // one may be raised by its cause and by a client
+	for _, a := range (*known)() {
+		if k := (alarm{a.Member, a.Type}); !told[k] {
+			told[k] = true
+			ch <- prometheus.MustNewConstMetric(descAlarms, prometheus.GaugeValue, 1, a.Member.String(), a.Type.String())
+		}
+	}
+}
+
+// TimeMethods has the times of all methods measured, as etcd does with --metrics=extensive. It comes before New.
+func (m *Metrics) TimeMethods(reg prometheus.Registerer) {
+	m.HandlingSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "grpc_server_handling_seconds",
+		Help: "Histogram of response latency (seconds) of gRPC that had been application-level handled by the server.", Buckets: prometheus.DefBuckets,
+	}, []string{"grpc_type", "grpc_service", "grpc_method"})
+	if reg != nil {
+		reg.MustRegister(m.HandlingSeconds)
+	}
+}
+
+// countOps counts the operations of a transaction's branch that was executed, and returns how many there were.
+func (m *Metrics) countOps(r *pb.TxnRequest, resp *pb.TxnResponse) (n int) {
+	ops := r.GetFailure()
+	if resp.GetSucceeded() {
+		ops = r.GetSuccess()
+	}
+	for i, op := range ops {
+		n++
+		switch q := op.GetRequest().(type) {
+		case *pb.RequestOp_RequestRange:
+			m.Ranges.Inc()
+		case *pb.RequestOp_RequestPut:
+			m.countPut(q.RequestPut)
+		case *pb.RequestOp_RequestDeleteRange:
+			m.Deletes.Inc()
+		case *pb.RequestOp_RequestTxn:
+			n--
+			if i < len(resp.GetResponses()) {
+				n += m.countOps(q.RequestTxn, resp.GetResponses()[i].GetResponseTxn())
+			}
+		}
+	}
+	return n
+}
+
+// countTxn counts an executed transaction. etcd does not count those of one operation.
+func (m *Metrics) countTxn(r *pb.TxnRequest, resp *pb.TxnResponse) {
+	if m.countOps(r, resp) > 1 {
+		m.Txns.Inc()
+	}
+}
+
+func (m *Metrics) countPut(r *pb.PutRequest) {
+	m.Puts.Inc()
+	m.PutBytes.Add(float64(len(r.GetKey()) + len(r.GetValue())))
 }
 
 // NewMetrics makes the metrics and registers them; reg may be nil.
@@ -84,9 +171,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "etcd_server_id",
 			Help: "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
 		}, []string{"server_id"}),
-		Learner: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "etcd_server_is_learner",
-			Help: "Whether or not this member is a learner. 1 if is, 0 otherwise.",
+		Ranges:  counter("etcd_mvcc_range_total", "Total number of ranges that clients of this member have got."),
+		Puts:    counter("etcd_mvcc_put_total", "Total number of puts that clients of this member have made."),
+		Deletes: counter("etcd_mvcc_delete_total", "Total number of deletes that clients of this member have made."),
+		Txns:    counter("etcd_mvcc_txn_total", "Total number of txns of several operations that clients of this member have made."),
+		PutBytes: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "etcd_debugging_mvcc_total_put_size_in_bytes",
+			Help: "The total size of the key-value pairs that clients of this member have put.",
 		}),
 		HealthSuccess:  counter("etcd_server_health_success", "The total number of successful health checks"),
 		HealthFailures: counter("etcd_server_health_failures", "The total number of failed health checks"),
@@ -114,7 +205,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.versions.seen = make(map[string]bool)
 	if reg != nil {
 		reg.MustRegister(m.SentBytes, m.ReceivedBytes, m.ClientRequests, m.RequestSeconds, m.Started, m.Handled, m.MessagesReceived,
-			m.MessagesSent, m.ServerID, m.Learner, m.HealthSuccess,
+			m.MessagesSent, m.ServerID, m.Ranges, m.Puts, m.Deletes, m.Txns, m.PutBytes, alarmCollector{m}, m.HealthSuccess,
 			m.HealthFailures, m.HealthCheck, m.HealthChecks, m.OpenConnections, m.RejectedConnections, m.SlowRequests,
 			m.StreamFailures, m.WatchSendSeconds, m.WatchEventSeconds, m.WatchControlSeconds, m.WatchProgressSeconds)
 		reg.MustRegister(versionGauges()...)
@@ -166,8 +257,8 @@ type methodMetrics struct {
 	started, ok           prometheus.Counter
 	received, sent        prometheus.Counter
 	handled               *prometheus.CounterVec
-	// succeeded and failed are nil for methods without a histogram.
-	succeeded, failed prometheus.Observer
+	// succeeded and failed are nil for methods without a histogram, and handling without --metrics=extensive.
+	succeeded, failed, handling prometheus.Observer
 }
 
 // etcd's histogram covers the KV service.
@@ -201,6 +292,9 @@ func methodTable(m *Metrics, services map[string]grpc.ServiceInfo) map[string]*m
 				mm.succeeded = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(true))
 				mm.failed = m.RequestSeconds.WithLabelValues(method.Name, strconv.FormatBool(false))
 			}
+			if m.HandlingSeconds != nil {
+				mm.handling = m.HandlingSeconds.WithLabelValues(kind, service, method.Name)
+			}
 			table[full] = mm
 		}
 	}
@@ -213,6 +307,9 @@ func (mm *methodMetrics) done(code codes.Code, took time.Duration) {
 		mm.ok.Inc()
 	} else {
 		mm.handled.WithLabelValues(mm.kind, mm.service, mm.method, code.String()).Inc()
+	}
+	if mm.handling != nil {
+		mm.handling.Observe(took.Seconds())
 	}
 	switch {
 	case mm.succeeded == nil:

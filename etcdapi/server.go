@@ -227,6 +227,8 @@ func New(o Options) *Server {
 	}
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
+	known := s.known
+	s.metrics.known.Store(&known)
 	s.methods = methodTable(s.metrics, s.grpc.GetServiceInfo())
 	for name, m := range s.methods {
 		m.audited = audited(name, m.rule)

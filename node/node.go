@@ -34,6 +34,8 @@ type Node struct {
 	core *Core
 	api  *etcdapi.Server
 	log  *zap.Logger
+	// metrics has all metrics of the node.
+	metrics *prometheus.Registry
 	// audit is nil without an audit log.
 	audit *audit.Log
 	// cancel ends the background work of announcing the node; done is closed at its end.
@@ -105,6 +107,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err != nil {
 		return nil, err
 	}
+	reg.MustRegister(fileGauges(limit)...)
 	files, err := NewFileBudget(limit)
 	if err != nil {
 		return nil, err
@@ -137,7 +140,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
-	n := &Node{core: core, log: core.log, done: make(chan struct{})}
+	n := &Node{core: core, log: core.log, metrics: reg, done: make(chan struct{})}
 	face := faceOptions(cfg, membership)
 	if err := n.guard(cfg, &face, reg); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
@@ -145,6 +148,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	face.Members = core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck)
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Metrics, face.Gatherer, face.TLS, face.Verify = etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
+	if cfg.ExtensiveMetrics {
+		face.Metrics.TimeMethods(reg)
+	}
 	face.Register = func(r grpc.ServiceRegistrar) {
 		adminapi.Register(r, core.Admin())
 		core.RegisterData(r)
