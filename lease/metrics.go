@@ -20,7 +20,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Name: "etcd_debugging_lease_renewed_total", Help: "The number of renewed leases seen by the leader.",
 		}),
 		Expired: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "etcd_server_lease_expired_total", Help: "The total number of expired leases.",
+			Name: "etcd_debugging_server_lease_expired_total", Help: "The total number of expired leases.",
 		}),
 		Leases: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "skein_lease_leases", Help: "Leases whose time is counted here: all of them on the node that leads, none elsewhere.",

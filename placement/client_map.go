@@ -88,6 +88,15 @@ func (c *Client) storeMap(m *fsm.Map) {
 	c.o.Metrics.Holds.Set(float64(held))
 	c.o.Metrics.OldestHold.Set(float64(oldest) / 1000)
 	c.o.Metrics.ClusterVersion.Set(float64(m.ClusterVersion))
+	self, _ := m.Node(c.o.Self)
+	c.o.Metrics.IsLearner.Set(0)
+	if self.State.Learner() {
+		c.o.Metrics.IsLearner.Set(1)
+	}
+	c.o.Metrics.AuthRevision.Set(1) // etcd's first
+	if m.Access != nil {
+		c.o.Metrics.AuthRevision.Set(float64(m.Access.Revision))
+	}
 }
 
 // feedLoop keeps the copy of the map new by feeds from other nodes while this one's

@@ -36,6 +36,8 @@ type Metrics struct {
 	OldestHold prometheus.Gauge
 	// ClusterVersion is the one in the node's copy of the map, 0 for none.
 	ClusterVersion prometheus.Gauge
+	// IsLearner and AuthRevision are etcd's, of the node's copy of the map.
+	IsLearner, AuthRevision prometheus.Gauge
 	// LeasesGranted, LeasesRevoked and LeaseTTLs are etcd's: applied here, by whichever node
 	// leads.
 	LeasesGranted prometheus.Counter
@@ -76,6 +78,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		Holds:          gauge("skein_placement_holds", "Holds of old versions in this node's copy of the range map."),
 		OldestHold:     gauge("skein_placement_oldest_hold_timestamp_seconds", "When the oldest hold of old versions was made, in seconds since 1970, 0 for none."),
 		ClusterVersion: gauge("skein_placement_cluster_version", "Cluster version in this node's copy of the range map, 0 for none."),
+		IsLearner:      gauge("etcd_server_is_learner", "Whether or not this member is a learner. 1 if is, 0 otherwise."),
+		AuthRevision:   gauge("etcd_debugging_auth_revision", "The current revision of auth store."),
 		LeasesGranted:  counter("etcd_debugging_lease_granted_total", "The total number of granted leases."),
 		LeasesRevoked:  counter("etcd_debugging_lease_revoked_total", "The total number of revoked leases."),
 		LeaseTTLs: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -87,7 +91,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 	if r != nil {
 		r.MustRegister(m.HasLeader, m.LeaderChanges, m.IsLeader, m.BatchRequests, m.BatchRevisions,
-			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.Holds, m.OldestHold, m.ClusterVersion, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
+			m.SequenceSeconds, m.SequenceErrors, m.LogFollowers, m.MapVersion, m.Ranges, m.Holds, m.OldestHold, m.ClusterVersion,
+			m.IsLearner, m.AuthRevision, m.LeasesGranted, m.LeasesRevoked, m.LeaseTTLs)
 	}
 	return m
 }

@@ -153,7 +153,10 @@ func (a *applier) apply() {
 	a.began.Store(0)
 	if committed {
 		a.h.m.applyGroups.Observe(float64(groups))
-		a.h.m.applySeconds.Observe(a.h.cfg.Clock.Now().Sub(start).Seconds())
+		took := a.h.cfg.Clock.Now().Sub(start)
+		if a.h.m.applySeconds.Observe(took.Seconds()); took > slowApply {
+			a.h.m.slowApplies.Inc()
+		}
 		for _, t := range a.round {
 			if t.next > t.first && !t.failed {
 				t.g.appliedEntries(t)

@@ -33,6 +33,8 @@ type peers struct {
 	sequence   uint64
 	wal, store diskProgress
 	probe      wake.Signal
+	// told is when this node last sent its liveness messages, 0 before the first.
+	told clock.Time
 	// connectedAt is when this node last heard at least half of the other members. isolated says
 	// that this is longer ago than the liveness timeout; workers read it.
 	connectedAt clock.Time
@@ -122,6 +124,11 @@ func (p *peers) tick(now clock.Time, n uint64) {
 	p.h.m.peersAlive.Set(float64(alive))
 	if n == 1 || n%p.h.cfg.livenessEvery() == 0 {
 		slices.Sort(heard)
+		// Twice the interval is late, as a leader's heartbeat is with etcd.
+		if p.told != 0 && now.Sub(p.told) > 2*p.h.cfg.livenessInterval() {
+			p.h.m.heartbeatFailures.Inc()
+		}
+		p.told = now
 		p.tell(p.updateConnectivity(now), heard)
 		p.updateLost(now)
 	}

@@ -1,6 +1,16 @@
 package raftgroup
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
+)
+
+// slowApply is how long etcd lets an apply take before it counts it as slow (its --warning-apply-duration).
+const slowApply = 100 * time.Millisecond
 
 // Metrics are the measurements of one Host.
 type Metrics struct {
@@ -17,6 +27,50 @@ type Metrics struct {
 	snapshotsSent, snapshotsReceived, snapshotsFailed                              prometheus.Counter
 	snapshotBytes, truncations, cutOffs, forcedFlushes                             prometheus.Counter
 	peersAlive, walStalled, applyStalled                                           prometheus.Gauge
+
+	// These are etcd's alone.
+	slowApplies, slowReads, failedReads, heartbeatFailures prometheus.Counter
+	installing                                             prometheus.Gauge
+	sends, receives                                        copyMetrics
+}
+
+// copyMetrics are etcd's metrics of snapshots in one direction, by peer.
+type copyMetrics struct {
+	succeeded, failed *prometheus.CounterVec
+	underWay          *prometheus.GaugeVec
+	seconds           *prometheus.HistogramVec
+}
+
+func newCopyMetrics(r prometheus.Registerer, verb, what, label string) copyMetrics {
+	name := "etcd_network_snapshot_" + verb + "_"
+	counter := func(end, help string) *prometheus.CounterVec {
+		return register(r, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name + end, Help: help}, []string{label}))
+	}
+	return copyMetrics{
+		succeeded: counter("success", "Total number of successful snapshot "+what),
+		failed:    counter("failures", "Total number of snapshot "+verb+" failures"),
+		underWay: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: name + "inflights_total", Help: "Total number of inflight snapshot " + what,
+		}, []string{label})),
+		seconds: register(r, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: name + "total_duration_seconds", Help: "Total latency distributions of v3 snapshot " + what, Buckets: prometheus.ExponentialBuckets(0.1, 2, 10),
+		}, []string{label})),
+	}
+}
+
+// begin notes that a snapshot is under way. The result notes how it has ended.
+func (m *copyMetrics) begin(peer keyspace.NodeID, c clock.Clock) (end func(error)) {
+	id, start := peer.String(), c.Now()
+	m.underWay.WithLabelValues(id).Inc()
+	return func(err error) {
+		m.underWay.WithLabelValues(id).Dec()
+		if err != nil {
+			m.failed.WithLabelValues(id).Inc()
+			return
+		}
+		m.succeeded.WithLabelValues(id).Inc()
+		m.seconds.WithLabelValues(id).Observe(c.Now().Sub(start).Seconds())
+	}
 }
 
 // NewMetrics returns metrics registered with r; nil registers nowhere.
@@ -57,6 +111,14 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		applied:   gauge("etcd_server_proposals_applied_total", "The total number of consensus proposals applied, over all groups of the node, in this run."),
 		pending:   gauge("etcd_server_proposals_pending", "The current number of pending proposals to commit, over all groups that the node leads."),
 		failed:    counter("etcd_server_proposals_failed_total", "The total number of failed proposals seen: not appended, or left without an answer by a lost leadership."),
+
+		slowApplies:       counter("etcd_server_slow_apply_total", "The total number of slow apply requests (likely overloaded from slow disk): batches of entries that took over 100 ms."),
+		slowReads:         counter("etcd_server_slow_read_indexes_total", "The total number of pending read indexes not in sync with leader's or timed out read index requests."),
+		failedReads:       counter("etcd_server_read_indexes_failed_total", "The total number of failed read indexes seen."),
+		heartbeatFailures: counter("etcd_server_heartbeat_send_failures_total", "The total number of liveness messages that were sent late (likely overloaded from slow disk)."),
+		installing:        gauge("etcd_server_snapshot_apply_in_progress_total", "Snapshots of ranges that are being installed."),
+		sends:             newCopyMetrics(r, "send", "sends", "To"),
+		receives:          newCopyMetrics(r, "receive", "receives", "From"),
 
 		proposals:        counter("skein_raftgroup_proposals_total", "Proposals that raft accepted."),
 		dropped:          counter("skein_raftgroup_proposals_dropped_total", "Proposals that were certainly not appended."),

@@ -130,12 +130,14 @@ func (g *Group) tickReads() {
 		switch r.ticks++; {
 		case g.isLeader:
 		case r.ticks > g.h.cfg.electionTicks():
+			g.h.m.slowReads.Inc()
 			g.retryReads()
 		case r.ticks%g.h.cfg.retryTicks() == 0:
 			// The request may have been lost on its way to a sleeping leader. With one
 			// request per election timeout, this replica would take that leader for dead
 			// first. The context stays the same, so a late answer to the first request
 			// still counts.
+			g.h.m.slowReads.Inc()
 			g.rn.ReadIndex(r.ctx)
 		}
 	}
@@ -152,19 +154,25 @@ func (g *Group) expireReads() {
 	}
 	limit := g.w.now.Add(-3 * g.h.cfg.ElectionTimeout)
 	if late := expired(&r.issued, limit); len(late) > 0 {
-		if g.answerReads(late, 0, ErrNoLeader); len(r.issued) == 0 {
+		if g.failLate(late); len(r.issued) == 0 {
 			r.ctx = nil
 		}
 	}
 	if late := expired(&r.waiting, limit); len(late) > 0 {
-		g.answerReads(late, 0, ErrNoLeader)
+		g.failLate(late)
 	}
 	for i := range r.confirmed {
 		if late := expired(&r.confirmed[i].waiters, limit); len(late) > 0 {
-			g.answerReads(late, 0, ErrNoLeader)
+			g.failLate(late)
 		}
 	}
 	r.confirmed = slices.DeleteFunc(r.confirmed, func(c confirmedReads) bool { return len(c.waiters) == 0 })
+}
+
+// failLate fails reads that no leader has confirmed in time.
+func (g *Group) failLate(late []readWaiter) {
+	g.h.m.failedReads.Add(float64(len(late)))
+	g.answerReads(late, 0, ErrNoLeader)
 }
 
 // expired cuts off the waiters that wait since before limit; they are the first ones.

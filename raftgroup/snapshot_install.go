@@ -70,6 +70,8 @@ func (s *snapshots) abandon(i *install) {
 
 // installOne ingests until it succeeds: raft cannot go back.
 func (s *snapshots) installOne(i *install) {
+	s.h.m.installing.Inc()
+	defer s.h.m.installing.Dec()
 	for {
 		err := s.ingest(i)
 		if err == nil {

@@ -65,7 +65,10 @@ func (h *Host) handleSnapshot(ctx context.Context, from keyspace.NodeID, first [
 		return fmt.Errorf("%w: %d are under way", errSnapshotRefused, h.cfg.SnapshotReceives)
 	}
 	defer h.snaps.done(nil, r)
-	return r.run(from, s)
+	ended := h.m.receives.begin(from, h.cfg.Clock)
+	err = r.run(from, s)
+	ended(err)
+	return err
 }
 
 func (r *incomingSnapshot) run(from keyspace.NodeID, s transport.Stream) error {

@@ -97,7 +97,9 @@ func (g *Group) snapshotEnded(to keyspace.ReplicaID, err error) {
 
 func (x *outgoingSnapshot) run() {
 	start := x.g.h.cfg.Clock.Now()
+	ended := x.g.h.m.sends.begin(x.node, x.g.h.cfg.Clock)
 	err := x.ctx.end(x.send())
+	ended(err)
 	x.g.h.snaps.done(x, nil)
 	if err != nil {
 		x.g.h.m.snapshotsFailed.Inc()

@@ -333,6 +333,22 @@ func TestManySmallSnapshots(t *testing.T) {
 		if most := time.Duration(turns) * 150 * time.Millisecond; took > most {
 			t.Errorf("%.0f snapshots took %v, want at most %v", testutil.ToFloat64(received), took, most)
 		}
+		// etcd's names for them are by peer.
+		var sent, taken, underWay float64
+		r.eventually("all are counted", 10*time.Second, func() bool {
+			sent, taken, underWay = 0, 0, 0
+			for _, n := range r.nodes {
+				m := n.host.m
+				for _, peer := range r.nodes {
+					id := peer.host.cfg.Node.String()
+					sent += testutil.ToFloat64(m.sends.succeeded.WithLabelValues(id))
+					taken += testutil.ToFloat64(m.receives.succeeded.WithLabelValues(id))
+					underWay += testutil.ToFloat64(m.sends.underWay.WithLabelValues(id)) + testutil.ToFloat64(m.receives.underWay.WithLabelValues(id))
+				}
+				underWay += testutil.ToFloat64(m.installing)
+			}
+			return sent >= groups && taken == sent && underWay == 0
+		})
 	})
 }
 

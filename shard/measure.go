@@ -51,6 +51,18 @@ func (r *Replica) measureLocked() RangeMeasure {
 	return m
 }
 
+// liveKeys returns how many keys the ranges have that this node leads, as far as they are counted.
+func (s *Store) liveKeys() (n int64) {
+	for _, r := range s.Replicas() {
+		r.mu.Lock()
+		if r.pipe.Leads() && r.rec.Counted {
+			n += r.rec.Live
+		}
+		r.mu.Unlock()
+	}
+	return n
+}
+
 // Count implements pipeline.Range: it counts a call that was evaluated.
 func (e *pipelineEnv) Count(c *pipeline.Call) {
 	var look bool

@@ -1,8 +1,11 @@
 package shard
 
 import (
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/pipeline"
@@ -31,6 +34,15 @@ type Metrics struct {
 	removePauses, removeTotals prometheus.Histogram
 	removedLast, compacted     prometheus.Gauge
 	removed                    prometheus.Counter
+
+	// scraped are asked at each scrape; NewStore sets them.
+	scraped atomic.Pointer[scraped]
+}
+
+// scraped are figures of etcd's that a Store has in other forms.
+type scraped struct {
+	floor func() keyspace.Revision
+	keys  func() int64
 }
 
 // NewMetrics makes the metrics and registers them, if reg is not nil.
@@ -93,8 +105,18 @@ func (m *Metrics) addCompaction(reg prometheus.Registerer) {
 	m.removeTotals = millis("db_compaction_total_duration_milliseconds", "Removing the old versions of all ranges on this node that a compaction lets go.", 100, 14)
 	m.removedLast = prometheus.NewGauge(prometheus.GaugeOpts(opts("db_compaction_last", "The unix time at which a range's old versions were last removed. Resets to 0 on start.")))
 	m.removed = prometheus.NewCounter(prometheus.CounterOpts(opts("db_compaction_keys_total", "Old versions that were removed.")))
+	asked := func(name, help string, value func(*scraped) int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts(name, help)), func() float64 {
+			if s := m.scraped.Load(); s != nil {
+				return float64(value(s))
+			}
+			return 0
+		})
+	}
+	revision := asked("current_revision", "The current revision of the store, as far as this node has heard.", func(s *scraped) int64 { return max(1, int64(s.floor())) })
+	keys := asked("keys_total", "Keys of the ranges that this node leads. Those that are being counted are left out.", func(s *scraped) int64 { return s.keys() })
 	m.compacted = prometheus.NewGauge(prometheus.GaugeOpts(opts("compact_revision", "The compacted revision as far as this node has heard, -1 before the first compaction.")))
 	if reg != nil {
-		reg.MustRegister(m.removePauses, m.removeTotals, m.removedLast, m.removed, m.compacted)
+		reg.MustRegister(m.removePauses, m.removeTotals, m.removedLast, m.removed, m.compacted, revision, keys)
 	}
 }

@@ -40,6 +40,7 @@ func NewStore(cfg Config) *Store {
 		s.held.Store(-1) // not known yet
 	}
 	s.metrics.compacted.Set(-1)
+	s.metrics.scraped.Store(&scraped{s.Floor, s.liveKeys})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.pipes = s.newPipes()
 	s.readers = eval.ReadShared{

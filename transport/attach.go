@@ -68,7 +68,7 @@ func (e *Endpoint) newSession(p *peer, cfg SessionConfig) *Session {
 		b := &budget{pool: &e.queues, total: m.queued}
 		for slot := range e.cfg.Lanes[c] {
 			s.lanes[c] = append(s.lanes[c], &Lane{
-				class: c, slot: slot, budget: b, metrics: m, sent: sent,
+				class: c, slot: slot, budget: b, metrics: m, sent: sent, failed: p.metrics.sentFailures,
 				wake: wake.New(), ended: s.ctx.Done(),
 			})
 		}

@@ -216,6 +216,7 @@ type peer struct {
 	streams  atomic.Int32
 	detours  detours
 	state    PeerState // guarded by Endpoint.mu
+	metrics  peerMetrics
 
 	attach  sync.Mutex                  // one Attach at a time
 	readers [numClasses]*sync.WaitGroup // of the last session; guarded by attach
@@ -359,7 +360,7 @@ func (e *Endpoint) AddPeer(id keyspace.NodeID) {
 		return
 	}
 	table := maps.Clone(old)
-	p := &peer{id: id}
+	p := &peer{id: id, metrics: e.metrics.know(e.cfg.Node, id)}
 	p.held.pool, p.held.total = &e.handling, new(atomic.Int64)
 	table[id] = p
 	e.table.Store(&table)
@@ -419,6 +420,10 @@ func (e *Endpoint) OnPeer(fn func(keyspace.NodeID, PeerState)) {
 // setStateLocked changes a peer's state and schedules its listeners. e.mu is held.
 func (e *Endpoint) setStateLocked(p *peer, up bool, boot keyspace.BootID) {
 	p.state.Up, p.state.Boot, p.state.Since = up, boot, e.clock.Now()
+	p.metrics.active.Set(0)
+	if up {
+		p.metrics.active.Set(1)
+	}
 	if !slices.Contains(e.changed, p.id) {
 		e.changed = append(e.changed, p.id)
 	}

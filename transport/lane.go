@@ -18,6 +18,7 @@ type Lane struct {
 	budget  *budget
 	metrics *classMetrics
 	sent    prometheus.Counter // bytes to the peer, over all classes
+	failed  prometheus.Counter // frames that did not leave for it
 	wake    wake.Signal        // frames came, or the lane was closed
 	ended   <-chan struct{}    // closed at the session's end
 
@@ -67,6 +68,7 @@ func (l *Lane) enqueue(h *header, payload []byte, force bool, pos *uint64) error
 	err := l.put(h, payload, force, pos)
 	if err == ErrQueueFull { //nolint:errorlint // put returns it bare
 		l.metrics.dropped.Inc()
+		l.failed.Inc()
 	}
 	return err
 }
@@ -248,6 +250,7 @@ func (l *Lane) close() (taken uint64) {
 	for _, c := range l.queue[l.head:] {
 		b := Batch{chunk: c, lane: l}
 		l.metrics.dropped.Add(float64(b.frames))
+		l.failed.Add(float64(b.frames))
 		b.Done()
 	}
 	l.queue, l.head = nil, 0

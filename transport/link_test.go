@@ -251,6 +251,7 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{
 		"etcd_network_peer_round_trip_time_seconds", "skein_transport_sent_frames_total", "skein_transport_received_bytes_total",
 		"skein_transport_queue_bytes", "skein_transport_batch_frames", "skein_transport_dropped_frames_total", "skein_transport_sessions",
+		"etcd_network_peer_sent_failures_total", "etcd_network_peer_received_failures_total", "etcd_network_disconnected_peers_total",
 	} {
 		if !have[want] {
 			t.Errorf("no metric %s", want)
@@ -262,8 +263,32 @@ func TestMetrics(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for a.Peer(2).Up {
+		time.Sleep(time.Millisecond)
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(`# HELP etcd_network_active_peers The current number of active peer connections.
+# TYPE etcd_network_active_peers gauge
+etcd_network_active_peers{Local="1",Remote="2"} 0
+# HELP etcd_network_known_peers The current number of known peers.
+# TYPE etcd_network_known_peers gauge
+etcd_network_known_peers{Local="1",Remote="2"} 1
+`), "etcd_network_active_peers", "etcd_network_known_peers"); err != nil {
+		t.Error(err)
+	}
+	if err := a.Send(2, transport.MethodRaftControl, 0, nil); err == nil {
+		t.Error("a message to a peer that is down was taken")
+	}
+	if peerBytes(t, reg, "etcd_network_peer_sent_failures_total", "To", 2) < 1 {
+		t.Error("a message that was not sent is not counted")
+	}
 	a.RemovePeer(2)
-	for _, name := range []string{"etcd_network_peer_sent_bytes_total", "etcd_network_peer_received_bytes_total"} {
+	for _, name := range []string{
+		"etcd_network_peer_sent_bytes_total", "etcd_network_peer_received_bytes_total", "etcd_network_peer_sent_failures_total",
+		"etcd_network_peer_received_failures_total", "etcd_network_active_peers", "etcd_network_known_peers", "etcd_network_disconnected_peers_total",
+	} {
 		if n, err := testutil.GatherAndCount(reg, name); err != nil || n != 0 {
 			t.Errorf("%s of a peer that is gone: %d, %v", name, n, err)
 		}

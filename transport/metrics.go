@@ -15,10 +15,14 @@ type Metrics struct {
 	// peerSent and peerReceived count the classes' bytes by peer.
 	peerSent     *prometheus.CounterVec
 	peerReceived *prometheus.CounterVec
-	sessions     prometheus.Gauge
-	dialFailures *prometheus.CounterVec
-	refusals     *prometheus.CounterVec
-	sessionEnds  prometheus.Counter
+	// sentFailures count frames that did not leave, receivedFailures sessions that broke, by peer.
+	// activePeers, knownPeers and disconnections have both ends as labels. All five are etcd's.
+	sentFailures, receivedFailures, disconnections *prometheus.CounterVec
+	activePeers, knownPeers                        *prometheus.GaugeVec
+	sessions                                       prometheus.Gauge
+	dialFailures                                   *prometheus.CounterVec
+	refusals                                       *prometheus.CounterVec
+	sessionEnds                                    prometheus.Counter
 	// detours and passed count calls and streams.
 	detours, passed prometheus.Counter
 }
@@ -48,6 +52,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		all = append(all, v)
 		return v
 	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		all = append(all, v)
+		return v
+	}
 	framesSent := counter("skein_transport_sent_frames_total", "Frames handed to the network.", "class")
 	framesReceived := counter("skein_transport_received_frames_total", "Frames received.", "class")
 	bytesSent := counter("skein_transport_sent_bytes_total", "Bytes handed to the network, with frame headers.", "class")
@@ -67,8 +76,13 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help:    "Round-Trip-Time histogram between peers",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
 		}, []string{"To"}),
-		peerSent:     counter("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", "To"),
-		peerReceived: counter("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", "From"),
+		peerSent:         counter("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", "To"),
+		peerReceived:     counter("etcd_network_peer_received_bytes_total", "The total number of bytes received from peers.", "From"),
+		sentFailures:     counter("etcd_network_peer_sent_failures_total", "The total number of send failures from peers.", "To"),
+		receivedFailures: counter("etcd_network_peer_received_failures_total", "The total number of receive failures from peers.", "From"),
+		disconnections:   counter("etcd_network_disconnected_peers_total", "The total number of disconnected peers.", "Local", "Remote"),
+		activePeers:      gauge("etcd_network_active_peers", "The current number of active peer connections.", "Local", "Remote"),
+		knownPeers:       gauge("etcd_network_known_peers", "The current number of known peers.", "Local", "Remote"),
 		sessions: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "skein_transport_sessions", Help: "Sessions that stand, of both kinds.",
 		}),
@@ -105,9 +119,31 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
+// peerMetrics are those of one peer, which count where no session is at hand.
+type peerMetrics struct {
+	sentFailures, receivedFailures, disconnections prometheus.Counter
+	active                                         prometheus.Gauge
+}
+
+// know makes the metrics of a peer.
+func (m *Metrics) know(self, peer keyspace.NodeID) peerMetrics {
+	local, remote := self.String(), peer.String()
+	m.knownPeers.WithLabelValues(local, remote).Set(1)
+	return peerMetrics{
+		sentFailures: m.sentFailures.WithLabelValues(remote), receivedFailures: m.receivedFailures.WithLabelValues(remote),
+		disconnections: m.disconnections.WithLabelValues(local, remote), active: m.activePeers.WithLabelValues(local, remote),
+	}
+}
+
 // forget drops the metrics of a peer.
 func (m *Metrics) forget(peer keyspace.NodeID) {
 	m.roundTrip.DeleteLabelValues(peer.String())
 	m.peerSent.DeleteLabelValues(peer.String())
 	m.peerReceived.DeleteLabelValues(peer.String())
+	m.sentFailures.DeleteLabelValues(peer.String())
+	m.receivedFailures.DeleteLabelValues(peer.String())
+	of := prometheus.Labels{"Remote": peer.String()}
+	m.disconnections.DeletePartialMatch(of)
+	m.activePeers.DeletePartialMatch(of)
+	m.knownPeers.DeletePartialMatch(of)
 }

@@ -20,6 +20,9 @@ func (e *Endpoint) Send(to keyspace.NodeID, m Method, order uint64, payload []by
 	s, err := e.route(to, c, len(payload))
 	if err != nil {
 		e.metrics.class[c].dropped.Inc()
+		if p := e.peer(to); p != nil {
+			p.metrics.sentFailures.Inc()
+		}
 		return err
 	}
 	h := messageFrame(m)
@@ -72,6 +75,9 @@ func (e *Endpoint) around(to keyspace.NodeID, c Class, payloadBytes int) (sessio
 		e.metrics.detours.Inc()
 	} else {
 		e.metrics.class[c].dropped.Inc()
+		if p := e.peer(to); p != nil {
+			p.metrics.sentFailures.Inc()
+		}
 	}
 	return sessions
 }

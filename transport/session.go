@@ -106,6 +106,9 @@ func (s *Session) End(err error) {
 	if s.peer.sessions[s.cfg.Kind].CompareAndSwap(s, nil) {
 		e.metrics.sessions.Dec()
 		e.metrics.sessionEnds.Inc()
+		if broke(err) {
+			s.peer.metrics.receivedFailures.Inc()
+		}
 		if s.cfg.Kind == KindMain {
 			s.downPeer(err)
 		}
@@ -123,6 +126,11 @@ func (s *Session) End(err error) {
 	}
 }
 
+// broke says whether a session that ended so was still needed.
+func broke(err error) bool {
+	return !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoRoute) && !errors.Is(err, errReplaced)
+}
+
 // downPeer reports the loss of the main session and ends the bulk session.
 func (s *Session) downPeer(err error) {
 	e := s.ep
@@ -131,6 +139,7 @@ func (s *Session) downPeer(err error) {
 		e.setStateLocked(s.peer, false, s.peer.state.Boot)
 	}
 	e.mu.Unlock()
+	s.peer.metrics.disconnections.Inc()
 	if bulk := s.peer.sessions[KindBulk].Load(); bulk != nil {
 		bulk.End(err)
 	}

@@ -9,6 +9,7 @@ type Metrics struct {
 	batchBytes     prometheus.Histogram
 	appendsPerSync prometheus.Histogram
 	liveBytes      prometheus.Gauge
+	targetBytes    prometheus.Gauge
 	segments       *prometheus.GaugeVec
 	queueBytes     prometheus.Gauge
 	cacheBytes     prometheus.Gauge
@@ -44,6 +45,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		appendsPerSync: histogram("appends_per_fsync", "Records that one fsync made durable.",
 			prometheus.ExponentialBuckets(1, 2, 16)),
 		liveBytes: prometheus.NewGauge(prometheus.GaugeOpts(opts("live_bytes", "Length of the log from the oldest segment that is needed."))),
+		targetBytes: prometheus.NewGauge(prometheus.GaugeOpts(opts("target_bytes",
+			"Length beyond which the log is shortened. One that stays longer is pinned: something still needs its old entries."))),
 		segments: prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("segments", "Segment files by state: live, prepared, dead.")),
 			[]string{"state"}),
 		queueBytes: prometheus.NewGauge(prometheus.GaugeOpts(opts("queue_bytes", "Bytes submitted and not yet written."))),
@@ -53,7 +56,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		full:       prometheus.NewGauge(prometheus.GaugeOpts(opts("full", "1 while the disk has no room for the reserve segment."))),
 	}
 	if reg != nil {
-		reg.MustRegister(m.fsyncSeconds, m.writtenBytes, m.batchBytes, m.appendsPerSync, m.liveBytes, m.segments,
+		reg.MustRegister(m.fsyncSeconds, m.writtenBytes, m.batchBytes, m.appendsPerSync, m.liveBytes, m.targetBytes, m.segments,
 			m.queueBytes, m.cacheBytes, m.diskReads, m.rewritten, m.full)
 	}
 	return m

@@ -29,6 +29,7 @@ func open(opts Options, salt func() (uint64, error)) (_ *Log, err error) {
 		return nil, errors.Join(err, l.closeFiles())
 	}
 	l.gauges()
+	l.metrics.targetBytes.Set(float64(opts.TargetBytes))
 	active := l.segs[len(l.segs)-1]
 	w := &writer{l: l, active: active, planned: map[*GroupLog]run{}}
 	go w.run()

@@ -133,6 +133,7 @@ func (d *delivery) adds() int64 {
 func (h *Hub) releaseDelivery(d *delivery) {
 	d.of.users--
 	h.queuedBytes -= d.adds()
+	h.queuedEvents -= len(d.events)
 }
 
 // Bounds of one message to a client: a client that takes no more in one would otherwise never catch

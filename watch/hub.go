@@ -64,6 +64,8 @@ type Hub struct {
 	recent recentEvents
 	// pendingBytes are those of all groups; queuedBytes are those of all watchers.
 	pendingBytes, queuedBytes int64
+	// queuedEvents are those of all watchers' queues.
+	queuedEvents int
 	// idleBytes are what watchers and streams count for without events.
 	idleBytes int64
 	// linkWarned is when a lost link was last logged as a warning.
@@ -92,7 +94,10 @@ type Hub struct {
 // New returns a hub without watchers.
 func New(cfg Config) *Hub {
 	cfg.fill()
-	return &Hub{cfg: cfg, streams: map[*Stream]struct{}{}}
+	h := &Hub{cfg: cfg, streams: map[*Stream]struct{}{}}
+	count := h.countLagging
+	cfg.Metrics.lagging.Store(&count)
+	return h
 }
 
 // Stop ends the hub and its streams, and waits for its goroutines.
@@ -149,6 +154,7 @@ func (h *Hub) sleepLocked() {
 	h.subs, h.byRange, h.links, h.allocs, h.unknown = nil, nil, nil, allocationList{}, nil
 	h.recent, h.lagging, h.toAsk, h.parked, h.waiting = recentEvents{}, nil, nil, nil, nil
 	h.cfg.Metrics.Subscriptions.Set(0)
+	h.cfg.Metrics.QueuedEvents.Set(float64(h.queuedEvents))
 }
 
 // ticks calls tickLocked until the run ends.
@@ -221,4 +227,5 @@ func (h *Hub) tickLocked(now clock.Time) {
 	h.cfg.Metrics.Subscriptions.Set(float64(len(h.subs)))
 	h.cfg.Metrics.PendingBytes.Set(float64(h.pendingBytes))
 	h.cfg.Metrics.QueuedBytes.Set(float64(h.queuedBytes))
+	h.cfg.Metrics.QueuedEvents.Set(float64(h.queuedEvents))
 }

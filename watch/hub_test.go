@@ -609,6 +609,9 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 			h.mu.Unlock()
 		}
 		time.Sleep(time.Second)
+		if slow, waiting := testutil.ToFloat64(h.cfg.Metrics.Lagging), testutil.ToFloat64(h.cfg.Metrics.QueuedEvents); slow != 1 || waiting == 0 {
+			t.Errorf("%v watchers are slow, and %v events wait", slow, waiting)
+		}
 		if n := fast.count(); n != 400 {
 			t.Errorf("the other one got %d events", n)
 		}
@@ -630,6 +633,10 @@ func TestASlowWatcherHarmsNobody(t *testing.T) {
 			t.Error("the slow one was never cut")
 		}
 		s.Close()
+		time.Sleep(2 * tick)
+		if slow, waiting := testutil.ToFloat64(h.cfg.Metrics.Lagging), testutil.ToFloat64(h.cfg.Metrics.QueuedEvents); slow != 0 || waiting != 0 {
+			t.Errorf("%v watchers are slow, and %v events wait, when all are taken", slow, waiting)
+		}
 		cancel()
 		wg.Wait()
 	})

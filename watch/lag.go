@@ -25,6 +25,16 @@ func (h *Hub) lagBehindLocked(w *Watcher, pos keyspace.Revision) *group {
 	return g
 }
 
+// countLagging returns how many watchers are not live.
+func (h *Hub) countLagging() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for g := range h.lagGroups {
+		n += len(g.members)
+	}
+	return n
+}
+
 // lagLocked queues a group for a reader, once its watcher's queue is empty.
 func (h *Hub) lagLocked(g *group) {
 	if _, lags := h.lagGroups[g]; !lags || g.state == lagQueued || g.state == lagReading {

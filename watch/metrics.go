@@ -1,11 +1,18 @@
 package watch
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Metrics are the package's metrics, under etcd's names where etcd has them.
 type Metrics struct {
-	// Streams, Watchers and Events are etcd's.
+	// Streams, Watchers and Events are etcd's, and so are Lagging, the watchers that are not live,
+	// and QueuedEvents, which wait for clients.
 	Streams, Watchers prometheus.Gauge
+	Lagging           prometheus.GaugeFunc
+	QueuedEvents      prometheus.Gauge
 	// Slow counts the watchers whose clients were too slow for live events.
 	Slow   prometheus.Counter
 	Events prometheus.Counter
@@ -25,6 +32,9 @@ type Metrics struct {
 	LinksLost, TooLarge prometheus.Counter
 	// PendingBytes wait for events with lower revisions; QueuedBytes wait for clients.
 	PendingBytes, QueuedBytes prometheus.Gauge
+
+	// lagging is asked by Lagging at each scrape; New sets it.
+	lagging atomic.Pointer[func() int]
 }
 
 // NewMetrics returns the metrics, registered unless reg is nil.
@@ -51,11 +61,20 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		LinksLost:     counter("skein_watch_links_lost_total", "Streams of feeds from a node that ended, with all feeds of that node."),
 		TooLarge:      counter("skein_watch_revisions_too_large_total", "Times that watchers were cancelled for a revision beyond the bound."),
 		PendingBytes:  gauge("skein_watch_pending_bytes", "Bytes of events that wait for lower revisions."),
+		QueuedEvents:  gauge("etcd_debugging_mvcc_pending_events_total", "Total number of pending events to be sent."),
 		QueuedBytes:   gauge("skein_watch_queued_bytes", "Bytes of events that wait for watchers' clients."),
 	}
+	m.Lagging = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "etcd_debugging_mvcc_slow_watcher_total", Help: "Total number of unsynced slow watchers.",
+	}, func() float64 {
+		if count := m.lagging.Load(); count != nil {
+			return float64((*count)())
+		}
+		return 0
+	})
 	if reg != nil {
 		reg.MustRegister(m.Streams, m.Watchers, m.Events, m.Slow, m.Subscriptions, m.FeedsOpened, m.FeedsLost, m.Questions, m.Gaps,
-			m.Cut, m.HistoryReads, m.Shared, m.LinksLost, m.TooLarge, m.PendingBytes, m.QueuedBytes)
+			m.Cut, m.HistoryReads, m.Shared, m.LinksLost, m.TooLarge, m.PendingBytes, m.QueuedBytes, m.QueuedEvents, m.Lagging)
 	}
 	return m
 }

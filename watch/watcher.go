@@ -111,6 +111,7 @@ func (w *Watcher) offerLocked(batch []*event, d delivery) bool {
 	w.queue = append(w.queue, d)
 	w.bytes += d.bytes
 	h.queuedBytes += d.adds()
+	h.queuedEvents += len(d.events)
 	d.of.users++
 	w.readyLocked()
 	return true
@@ -168,6 +169,7 @@ func (w *Watcher) takePartLocked(n int) Delivery {
 	bytes := first.bytes / int64(len(first.events)) * int64(n)
 	first.events, first.bytes = first.events[n:], first.bytes-bytes
 	w.bytes -= bytes
+	w.s.hub.queuedEvents -= n
 	return Delivery{Watcher: w, Events: events, Revision: keyspace.Revision(events[n-1].Kv.ModRevision)}
 }
 

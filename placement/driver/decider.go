@@ -215,6 +215,10 @@ func (d *decider) feedSettings(v *fsm.View) {
 	}
 	d.settings = set
 	d.c.Set(set)
+	d.s.o.Metrics.Paused.Set(0)
+	if set.Paused {
+		d.s.o.Metrics.Paused.Set(1)
+	}
 }
 
 // feedNodes takes over the node table, who is heard and hears others, and what nodes say of

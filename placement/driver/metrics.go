@@ -15,11 +15,13 @@ type Metrics struct {
 	Pending            *prometheus.GaugeVec
 	UnderReplicated    prometheus.Gauge
 	Stopped            prometheus.Gauge
+	// Paused is 1 while the settings have the leader decide nothing.
+	Paused prometheus.Gauge
 }
 
 // forgetDecisions sets what only a leader knows to nothing.
 func (m *Metrics) forgetDecisions() {
-	for _, g := range []prometheus.Gauge{m.OperationsUnderWay, m.UnderReplicated, m.Stopped} {
+	for _, g := range []prometheus.Gauge{m.OperationsUnderWay, m.UnderReplicated, m.Stopped, m.Paused} {
 		g.Set(0)
 	}
 	m.Pending.Reset()
@@ -42,9 +44,10 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		}, []string{"need"}),
 		UnderReplicated: gauge("skein_placement_ranges_under_replicated", "Ranges with fewer live voters than the replication factor, 0 if this node does not lead placement."),
 		Stopped:         gauge("skein_placement_ranges_without_quorum", "Ranges without a live quorum, 0 if this node does not lead placement."),
+		Paused:          gauge("skein_placement_paused", "1 while placement decides nothing by itself, repairs included, because it was paused; 0 if this node does not lead placement."),
 	}
 	if r != nil {
-		r.MustRegister(m.Decisions, m.OperationsEnded, m.OperationsUnderWay, m.Pending, m.UnderReplicated, m.Stopped)
+		r.MustRegister(m.Decisions, m.OperationsEnded, m.OperationsUnderWay, m.Pending, m.UnderReplicated, m.Stopped, m.Paused)
 	}
 	return m
 }
