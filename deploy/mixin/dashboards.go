@@ -35,12 +35,12 @@ func p99(metric string) target { return target{quantile("0.99", metric, "instanc
 func overview() dashboard {
 	return dashboard{"skein-overview", "Skein / Overview", []row{
 		{"Is it well?", []panel{
-			number("Nodes reached", "short", "", `sum(up{`+whole+`})`),
-			number("Nodes that know a leader", "short", "Of the placement group. Without one nothing is written.", `sum(etcd_server_has_leader{`+whole+`})`),
-			number("Ranges without a quorum", "short", "Their keys cannot be read or written.", `max(skein_placement_ranges_without_quorum{`+whole+`})`),
-			number("Ranges that lack a voter", "short", "", `max(skein_placement_ranges_under_replicated{`+whole+`})`),
-			number("Placement paused", "short", "1: nothing is repaired.", `max(skein_placement_paused{`+whole+`})`),
-			number("Keys", "short", "", `sum(etcd_debugging_mvcc_keys_total{`+whole+`})`),
+			number("Nodes reached", "", `sum(up{`+whole+`})`),
+			number("Nodes that know a leader", "Of the placement group. Without one nothing is written.", `sum(etcd_server_has_leader{`+whole+`})`),
+			number("Ranges without a quorum", "Their keys cannot be read or written.", `max(skein_placement_ranges_without_quorum{`+whole+`})`),
+			number("Ranges that lack a voter", "", `max(skein_placement_ranges_under_replicated{`+whole+`})`),
+			number("Placement paused", "1: nothing is repaired.", `max(skein_placement_paused{`+whole+`})`),
+			number("Keys", "", `sum(etcd_debugging_mvcc_keys_total{`+whole+`})`),
 		}},
 		{"Requests", []panel{
 			graph("Requests", "reqps", "", target{rate("grpc_server_handled_total", "grpc_method"), "{{grpc_method}}"}),

@@ -30,8 +30,8 @@ func graph(title, unit, help string, targets ...target) panel {
 	return panel{title: title, unit: unit, help: help, targets: targets}
 }
 
-func number(title, unit, help, expr string) panel {
-	return panel{title: title, unit: unit, help: help, number: true, targets: []target{{expr, ""}}}
+func number(title, help, expr string) panel {
+	return panel{title: title, unit: "short", help: help, number: true, targets: []target{{expr, ""}}}
 }
 
 // object is one of JSON.
