@@ -22,6 +22,8 @@
 //
 // From the top down: calls between files go down this list.
 //
+//	settings.go    Settings: what holds for each flag, and where it comes from
+//	check.go       Check: what would keep a node from starting
 //	load.go        Load: command line, environment and file become one Config
 //	file.go        the configuration file
 //	config.go      Config, Validate, Default
@@ -36,4 +38,5 @@
 //	logger.go      the log's settings and the logger of them
 //	setters.go     how a flag's value gets into the Config
 //	flags.go       Flag: a row, and how a value is read
+//	nearest.go     what a mistyped word means
 package config

@@ -88,7 +88,7 @@ func (w *fileWalk) walk(prefix string, m map[string]any) {
 			w.errs = append(w.errs, fmt.Errorf("unknown key %s: in the file it is %s", key, w.names[k]))
 			continue
 		case !ok:
-			w.errs = append(w.errs, fmt.Errorf("unknown key %s", key))
+			w.errs = append(w.errs, w.unknown(key))
 			continue
 		case x == nil || x == "" && f.kind == kindURLs:
 			continue
@@ -98,8 +98,16 @@ func (w *fileWalk) walk(prefix string, m map[string]any) {
 			w.errs = append(w.errs, fmt.Errorf("invalid %s: %w", key, err))
 			continue
 		}
-		w.out = append(w.out, given{flag: f, value: v, source: key})
+		w.out = append(w.out, given{flag: f, value: v, source: key, origin: FromFile})
 	}
+}
+
+// unknown is the error of an unknown key, with the one that was meant.
+func (w *fileWalk) unknown(key string) error {
+	if n := Nearest(key, slices.Sorted(maps.Keys(w.byKey))); n != "" {
+		return fmt.Errorf("unknown key %s; did you mean %s?", key, n)
+	}
+	return fmt.Errorf("unknown key %s", key)
 }
 
 // sections returns the keys that hold other keys.

@@ -46,16 +46,24 @@ type given struct {
 	flag   *Flag
 	value  value
 	source string // for notices: the flag, the variable or the key of the file
+	origin Origin
 }
 
 // Load makes the configuration from a command line without the program's name and
 // an environment in the form of os.Environ. Errors name the flag, variable or key; all
 // refused settings are named at once.
 func Load(args, environ []string) (*Config, []Notice, error) {
-	table := Flags()
-	flags, err := parseArgs(table, args)
+	l, err := load(Flags(), args, environ)
 	if err != nil {
 		return nil, nil, err
+	}
+	return l.config, l.notices, nil
+}
+
+func load(table []Flag, args, environ []string) (*loader, error) {
+	flags, err := parseArgs(table, args)
+	if err != nil {
+		return nil, err
 	}
 	env := newEnviron(environ)
 	l := &loader{config: Default()}
@@ -63,7 +71,7 @@ func Load(args, environ []string) (*Config, []Notice, error) {
 	for _, g := range flags {
 		switch {
 		case g.flag.Name == "version" && g.value.b:
-			return nil, nil, ErrVersion
+			return nil, ErrVersion
 		case g.flag.Name == "config-file" && g.value.text != "":
 			path = g.value.text
 		}
@@ -74,20 +82,22 @@ func Load(args, environ []string) (*Config, []Notice, error) {
 		err = l.fromFlags(table, flags, env)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	l.config.complete()
 	if err := l.config.Validate(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	l.advise()
-	return l.config, l.notices, nil
+	return l, nil
 }
 
-// loader gathers what Load returns.
+// loader gathers what Load returns, and the settings that it was made of.
 type loader struct {
 	config  *Config
 	notices []Notice
+	given   []given
+	file    string // "" without one
 }
 
 func (l *loader) note(message string, fields ...zap.Field) {
@@ -145,7 +155,7 @@ func (l *loader) fromFlags(table []Flag, flags []given, env *environ) error {
 		if err != nil {
 			return fmt.Errorf("invalid value %q for %s: %w", text, name, err)
 		}
-		flags = append(flags, given{flag: f, value: v, source: name})
+		flags = append(flags, given{flag: f, value: v, source: name, origin: FromEnvironment})
 	}
 	for _, name := range env.unknown() {
 		l.note("unrecognized environment variable", zap.String("environment-variable", name))
@@ -175,6 +185,7 @@ func (l *loader) fromFile(table []Flag, path string, flags []given, env *environ
 			l.note("the configuration file excludes environment variables, this one is ignored", zap.String("environment-variable", name))
 		}
 	}
+	l.file = path
 	keys, err := readFile(table, path)
 	if err != nil {
 		return fmt.Errorf("configuration file %s: %w", path, err)
@@ -187,6 +198,7 @@ func (l *loader) fromFile(table []Flag, path string, flags []given, env *environ
 
 // apply sets honoured flags, notes meaningless ones and gathers the refused.
 func (l *loader) apply(settings []given) error {
+	l.given = settings
 	var refused []error
 	for _, g := range settings {
 		if g.flag.Name == "certs-dir" && g.value.text != "" {
@@ -229,7 +241,7 @@ func (f flagValue) Set(s string) error {
 		return err
 	}
 	*f.out = slices.DeleteFunc(*f.out, func(g given) bool { return g.flag == f.flag }) // the last one counts
-	*f.out = append(*f.out, given{flag: f.flag, value: v, source: "--" + f.flag.Name})
+	*f.out = append(*f.out, given{flag: f.flag, value: v, source: "--" + f.flag.Name, origin: FromFlag})
 	return nil
 }
 
@@ -245,11 +257,33 @@ func parseArgs(table []Flag, args []string) ([]given, error) {
 	case errors.Is(err, flag.ErrHelp):
 		return nil, ErrHelp
 	case err != nil:
-		return nil, &UsageError{err}
+		return nil, &UsageError{withNearest(err, table)}
 	case fs.NArg() > 0:
 		return nil, &UsageError{fmt.Errorf("%q is not a valid flag", fs.Arg(0))}
 	}
 	return out, nil
+}
+
+// withNearest adds to the error of an unknown flag the one that was meant.
+func withNearest(err error, table []Flag) error {
+	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !unknown {
+		return err
+	}
+	names := make([]string, len(table))
+	for i := range table {
+		names[i] = table[i].Name
+	}
+	if n := Nearest(strings.TrimLeft(name, "-"), names); n != "" {
+		return fmt.Errorf("%w; did you mean --%s?", err, n)
+	}
+	return err
+}
+
+// ofCommands are the variables that the commands which ask a cluster read, without their prefix. A node is often
+// started in an environment that has them.
+var ofCommands = []string{
+	"ENDPOINTS", "COMMAND_TIMEOUT", "DIAL_TIMEOUT", "CACERT", "CERT", "KEY", "USER", "PASSWORD", "WRITE_OUT", "INSECURE_SKIP_TLS_VERIFY",
 }
 
 // environ is the part of an environment that concerns this program.
@@ -296,12 +330,13 @@ func (e *environ) configFile() string {
 	return path
 }
 
-// unknown returns the variables that no flag took, ascending. Their values may be
+// unknown returns the variables that no flag and no command takes, ascending. Their values may be
 // secrets and stay unsaid.
 func (e *environ) unknown() []string {
 	var names []string
 	for name := range e.vars {
-		if !e.taken[name] {
+		own, ok := strings.CutPrefix(name, "SKEIN_")
+		if !e.taken[name] && (!ok || !slices.Contains(ofCommands, own)) {
 			names = append(names, name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 )
 
 const (
@@ -95,7 +96,8 @@ func readSplitKeys(path string) ([][]byte, error) {
 }
 
 // parseSplitKeys reads one key a line. A backslash begins \\, \n, \r, \t or \xNN
-// (two hexadecimal digits); every other byte stands for itself, spaces too. A
+// (two hexadecimal digits); every other byte stands for itself, spaces too. A line in
+// double quotes is a quoted key, as skein range list prints it. A
 // carriage return at the end of a line, empty lines and lines that begin with #
 // are left out; a key that begins with # is written \x23. The order does not
 // matter, a key twice is an error.
@@ -107,6 +109,9 @@ func parseSplitKeys(b []byte) ([][]byte, error) {
 			continue
 		}
 		key, err := unescape(line)
+		if len(line) > 1 && line[0] == '"' && line[len(line)-1] == '"' {
+			key, err = unquote(line)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", n+1, err)
 		}
@@ -122,6 +127,14 @@ func parseSplitKeys(b []byte) ([][]byte, error) {
 		}
 	}
 	return keys, nil
+}
+
+func unquote(line []byte) ([]byte, error) {
+	key, err := strconv.Unquote(string(line))
+	if err != nil {
+		return nil, fmt.Errorf("%s is no quoted key: write \\\" and \\\\ for quotes and backslashes in it, or \\x22 for a first quote without quoting", line)
+	}
+	return []byte(key), nil
 }
 
 func unescape(line []byte) ([]byte, error) {

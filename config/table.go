@@ -422,7 +422,7 @@ func ownFlags() []Flag {
 		{
 			Name: "initial-split-keys", kind: kindString, Default: "", File: "initial-split-keys", Section: sectionSkein, Own: true,
 			Usage: "File of the keys at which the ranges of a new cluster begin, one a line.",
-			Note: `Escapes: \\ \n \r \t \xNN. Empty lines and lines that begin with # are left out; a key that begins with # is written \x23. ` +
+			Note: `Escapes: \\ \n \r \t \xNN. Keys in double quotes are taken as skein range list prints them. Empty lines and lines that begin with # are left out; a key that begins with # is written \x23. ` +
 				"Excludes initial-ranges. The same on all founders. Not read once the node has data.",
 			set: func(c *Config, v value) (err error) {
 				if v.text != "" {

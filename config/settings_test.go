@@ -1,0 +1,139 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func setting(t *testing.T, name string, args []string, env ...string) Setting {
+	t.Helper()
+	all, _, _, err := Settings(args, env)
+	if err != nil {
+		t.Fatalf("%v %v: %v", args, env, err)
+	}
+	i := slices.IndexFunc(all, func(s Setting) bool { return s.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no setting %s", name)
+	}
+	return all[i]
+}
+
+// TestSettings: each honoured flag is shown with its value, whether it comes from a flag, the environment or by default.
+func TestSettings(t *testing.T) {
+	cases := honouredCases(t)
+	for _, f := range Flags() {
+		c, ok := cases[f.Name]
+		if f.Support != Honoured || !ok || f.Name == "config-file" || f.Name == "version" {
+			continue
+		}
+		args := []string{}
+		for i := 0; i < len(c.with); i += 2 {
+			args = append(args, "--"+c.with[i]+"="+c.with[i+1])
+		}
+		v, err := f.kind.parse(c.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := setting(t, f.Name, append(args, "--"+f.Name+"="+c.value))
+		if want := (Setting{f.Name, v.text, FromFlag, "--" + f.Name}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		variable := "ETCD_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		got = setting(t, f.Name, args, variable+"="+c.value)
+		if want := (Setting{f.Name, v.text, FromEnvironment, variable}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		got = setting(t, f.Name, nil)
+		if got.Origin != FromDefault || got.Source != "" || f.Default != "" && got.Value != f.Default {
+			t.Errorf("by default %+v, want %q", got, f.Default)
+		}
+	}
+}
+
+// TestEffectiveSettings: what completes or implies a setting is shown.
+func TestEffectiveSettings(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want Setting
+	}{
+		{nil, Setting{"data-dir", "default.skein", FromDefault, ""}},
+		{[]string{"--name=n1"}, Setting{"data-dir", "n1.skein", FromDefault, ""}},
+		{[]string{"--data-dir=d"}, Setting{"wal-dir", filepath.Join("d", "wal"), FromDefault, ""}},
+		{[]string{"--name=n1"}, Setting{"initial-cluster", "n1=http://localhost:2380", FromDefault, ""}},
+		{[]string{"--join=h:1"}, Setting{"initial-cluster", "", FromDefault, ""}},
+		{[]string{"--auth-token-ttl=0"}, Setting{"auth-token-ttl", "300", FromFlag, "--auth-token-ttl"}},
+		{[]string{"--certs-dir=c"}, Setting{"peer-key-file", filepath.Join("c", "node.key"), Implied, "certs-dir"}},
+		{[]string{"--certs-dir=c"}, Setting{"client-cert-auth", "true", Implied, "certs-dir"}},
+		{[]string{"--certs-dir=c"}, Setting{"listen-peer-urls", "https://localhost:2380", FromDefault, ""}},
+	} {
+		if got := setting(t, c.want.Name, c.args); got != c.want {
+			t.Errorf("%v: %+v, want %+v", c.args, got, c.want)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "n1.yaml")
+	if err := os.WriteFile(path, []byte("name: n1\nclient-transport-security: {auto-tls: true}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all, file, _, err := Settings([]string{"--config-file=" + path, "--name=n2"}, nil)
+	if err != nil || file != path {
+		t.Fatalf("%s, %v", file, err)
+	}
+	for _, want := range []Setting{{"name", "n1", FromFile, "name"}, {"auto-tls", "true", FromFile, "client-transport-security.auto-tls"}} {
+		if !slices.Contains(all, want) {
+			t.Errorf("there is no %+v", want)
+		}
+	}
+}
+
+// TestCheck: what a start would find later is found.
+func TestCheck(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want string // "" if nothing is refused
+	}{
+		{"--name=n1", ""},
+		{"--name=n1 --join=h:1", ""},
+		{"--name=n1 --nmae=n2", "did you mean --name?"},
+		{"--name=n1 --initial-cluster=n2=http://h:1", "couldn't find local name"},
+		{"--listen-client-urls=https://127.0.0.1:0 --advertise-client-urls=https://127.0.0.1:0 --cert-file=/none.crt --key-file=/none.key", "client TLS:"},
+		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "peer TLS:"},
+		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "couldn't find local name"},
+	} {
+		_, _, err := Check(strings.Fields(c.args), nil, func() time.Time { return time.Unix(1, 0) })
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.args, err, c.want)
+		}
+	}
+}
+
+// TestVariablesOfCommands: a node is started in the environment of who commands the cluster, and says nothing about that.
+func TestVariablesOfCommands(t *testing.T) {
+	for _, name := range ofCommands {
+		if _, notices := mustLoad(t, []string{"--name=n"}, "SKEIN_"+name+"=x"); len(notices) > 0 {
+			t.Errorf("SKEIN_%s: %v", name, notices)
+		}
+		if _, notices := mustLoad(t, []string{"--name=n"}, "ETCD_"+name+"=x"); len(notices) != 1 {
+			t.Errorf("ETCD_%s: %v", name, notices)
+		}
+		if slices.ContainsFunc(Flags(), func(f Flag) bool { return strings.EqualFold(strings.ReplaceAll(f.Name, "-", "_"), name) }) {
+			t.Errorf("a node has the flag %s too", name)
+		}
+	}
+}
+
+// TestNearest: a slip is understood, and nothing is made up.
+func TestNearest(t *testing.T) {
+	names := []string{"start", "range", "node", "placement", "cluster", "initial-cluster", "initial-ranges", "up"}
+	for word, want := range map[string]string{
+		"strat": "start", "rnage": "range", "Nodes": "node", "placment": "placement", "clsuter": "cluster", "intial-cluster": "initial-cluster",
+		"initial-range": "initial-ranges", "initialclusters": "initial-cluster", "dog": "", "ab": "", "": "", "x": "", "etcdctl": "",
+	} {
+		if got := Nearest(word, names); got != want {
+			t.Errorf("%q means %q, want %q", word, got, want)
+		}
+	}
+}
