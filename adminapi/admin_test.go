@@ -14,6 +14,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
@@ -133,10 +134,23 @@ func (f *fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminp
 	if f.err != nil {
 		return nil, f.err
 	}
-	return &adminpb.RangeShowResponse{Range: &adminpb.Range{Id: uint64(id)}, Replicas: []*adminpb.ReplicaState{
-		{Node: "n1", ReplicaId: 1, Role: "voter", StateJson: `{"applied":12}`},
+	return &adminpb.RangeShowResponse{Range: shownRange(id), Replicas: []*adminpb.ReplicaState{
+		{
+			Node: "n1", ReplicaId: 1, Role: "voter", StateJson: `{"raft":{"Term":7,"IsLeader":true,"Commit":40,"Applied":40},"serving":true,"last_revision":900,"compacted":800,` +
+				`"keys":12345,"counted":true,"bytes":1258291,"queued":3,"locks":2,"leases":1,"load":{"unsplit":"one key takes all the load"}}`,
+		},
+		{Node: "n3", ReplicaId: 3, Role: "voter", StateJson: `{"raft":{"Term":7,"Asleep":true,"Commit":38,"Applied":12},"keys":12000,"bytes":1258291}`},
 		{Node: "n2", ReplicaId: 2, Role: "learner", Error: "node n2 does not answer"},
 	}}, nil
+}
+
+// shownRange is a range that a node is taken from.
+func shownRange(id keyspace.RangeID) *adminpb.Range {
+	return &adminpb.Range{
+		Id: uint64(id), Generation: 4, Start: []byte("m\x00"), Leader: "n1", State: "awake", Keys: 12345, Bytes: 1258291,
+		WritesPerSecond: 120.04, ReadsPerSecond: 3.5, WriteBytesPerSecond: 30 << 10, Kept: true,
+		Operation: &adminpb.Operation{Id: 300, Range: uint64(id), Kind: "move", From: "n2", To: "n4", Reason: "command", Why: "asked for"},
+	}
 }
 
 func (f *fakeBackend) Nodes(context.Context) (*adminpb.NodeListResponse, error) {
@@ -359,7 +373,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		if err != nil {
 			return "", err
 		}
-		err = WriteRanges(&out, &out, f, r)
+		err = WriteRanges(&out, &out, f, QuotedKeys, r)
 		return out.String(), err
 	case "node-list":
 		n, err := c.NodeList(t.Context())
@@ -375,7 +389,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		if err != nil {
 			return "", err
 		}
-		err = WriteSplit(&out, f, s)
+		err = WriteSplit(&out, f, QuotedKeys, s)
 		return out.String(), err
 	case "range-move", "range-merge", "range-transfer", "operations", "placement-show", "placement-move", "placement-transfer", "set-replication":
 		return runMoveStory(t, c, d, f)
@@ -386,7 +400,7 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 		if err != nil {
 			return "", err
 		}
-		err = WriteShow(&out, f, s)
+		err = WriteShow(&out, f, QuotedKeys, s)
 		return out.String(), err
 	}
 	return runNodeStory(t, c, d, f)
@@ -429,7 +443,7 @@ func runNodeStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (st
 	case "node-show":
 		s, err := c.NodeShow(t.Context(), node)
 		if err == nil {
-			err = WriteNodeShow(&out, &out, f, s)
+			err = WriteNodeShow(&out, &out, f, QuotedKeys, s)
 		}
 		return out.String(), err
 	case "pause", "resume":
@@ -715,13 +729,26 @@ func TestNextSteps(t *testing.T) {
 
 func FuzzKeyText(f *testing.F) {
 	f.Add([]byte("a\\\x00\xff\u00e4"))
+	f.Add([]byte(`"a"`))
+	f.Add([]byte("--a b"))
+	f.Add([]byte("\ufffd"))
 	f.Fuzz(func(t *testing.T, key []byte) {
 		var out bytes.Buffer
-		if err := WriteRanges(&out, io.Discard, JSON, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Start: key}}}); err != nil {
+		if err := WriteRanges(&out, io.Discard, JSON, QuotedKeys, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{{Start: key}}}); err != nil {
 			t.Fatal(err)
 		}
-		if !json.Valid(out.Bytes()) || strings.ContainsAny(keyText(key), "\n\x00") {
-			t.Fatalf("%q", keyText(key))
+		if !json.Valid(out.Bytes()) {
+			t.Fatalf("%s", &out)
+		}
+		for _, f := range []KeyFormat{QuotedKeys, HexKeys, Base64Keys} {
+			text := f.Text(key)
+			got, err := f.Key(text)
+			if err != nil || !bytes.Equal(got, key) {
+				t.Fatalf("%q is printed as %s, which is read as %q, %v", key, text, got, err)
+			}
+			if strings.ContainsAny(text, "\n\x00") || strings.HasPrefix(text, "-") || !utf8.ValidString(text) {
+				t.Fatalf("%q is printed as %q", key, text)
+			}
 		}
 	})
 }

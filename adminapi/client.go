@@ -23,7 +23,7 @@ import (
 )
 
 // connectTimeout bounds how long one endpoint may take to be reached before the next
-// one is tried.
+// one is tried, if nothing else is said.
 const connectTimeout = time.Second
 
 // Client calls the admin service of the first of some nodes that answers. It is for
@@ -31,7 +31,11 @@ const connectTimeout = time.Second
 type Client struct {
 	endpoints []endpoint
 	login     login
+	dial      time.Duration
 }
+
+// DialWithin bounds how long one endpoint may take to be reached before the next one is tried.
+func (c *Client) DialWithin(d time.Duration) { c.dial = d }
 
 type endpoint struct {
 	name   string // as it was given
@@ -43,7 +47,7 @@ type endpoint struct {
 // http://HOST:PORT, https://HOST:PORT, unix:PATH. https demands TLS; an endpoint
 // without a scheme uses it where tlsConfig is not nil.
 func NewClient(endpoints []string, tlsConfig *tls.Config) (*Client, error) {
-	c := &Client{}
+	c := &Client{dial: connectTimeout}
 	for _, e := range endpoints {
 		e = strings.TrimSpace(e)
 		if e == "" {
@@ -139,16 +143,25 @@ func (c *Client) OperationList(ctx context.Context) (*adminpb.OperationListRespo
 // movePoll lies between two looks at an operation that is waited for.
 const movePoll = 200 * time.Millisecond
 
-// AwaitOperation returns when the operation is over, or with ctx's error. A stale
+// operationLook bounds one look at an operation that is waited for.
+const operationLook = 10 * time.Second
+
+// AwaitOperation returns when the operation is over, or with ctx's error, or with that of many looks in a row. A stale
 // list does not count.
 func (c *Client) AwaitOperation(ctx context.Context, id uint64) error {
-	for {
-		l, err := c.OperationList(ctx)
-		if err != nil {
+	for failed := 0; ; {
+		look, cancel := context.WithTimeout(ctx, operationLook)
+		l, err := c.OperationList(look)
+		cancel()
+		switch {
+		case err != nil && (ctx.Err() != nil || failed == maxFailedLooks):
 			return err
-		}
-		if !l.GetStale() && !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }) {
+		case err != nil:
+			failed++
+		case !l.GetStale() && !slices.ContainsFunc(l.GetOperations(), func(o *adminpb.Operation) bool { return o.GetId() == id }):
 			return nil
+		default:
+			failed = 0
 		}
 		if err := clock.Sleep(ctx, clock.System(), movePoll); err != nil {
 			return err
@@ -297,7 +310,7 @@ func unreachable(why []string) *Refusal {
 
 func callOne[Q, A any](ctx context.Context, c *Client, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
 	conn, err := grpc.NewClient(ep.target, grpc.WithTransportCredentials(ep.creds),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: c.dial}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", ep.name, err)

@@ -9,18 +9,21 @@
 //
 // # Files
 //
-//	status.go       the cluster at a glance, for people and as JSON
-//	doctor.go       what is wrong, and what to do about it
-//	survey.go       what there is to know at a glance: service, client
-//	wait.go         commands that wait for what they have begun
-//	placement.go    the placement group: service, client, output
-//	cluster.go      the cluster version: service, client, output
-//	hold.go         holds of old versions: service, client, output
-//	replication.go  the replication factor, and merges by themselves
-//	join.go         a node that joins
-//	output_node.go  nodes as tables and JSON
-//	output.go       ranges and operations as tables and JSON
-//	client.go       the client
-//	login.go        the user in whose name the client calls
-//	server.go       the service, and what it asks of the node
+//	status.go        the cluster at a glance, for people and as JSON
+//	doctor.go        what is wrong, and what to do about it
+//	survey.go        what there is to know at a glance: service, client
+//	wait.go          commands that wait for what they have begun
+//	placement.go     the placement group: service, client, output
+//	cluster.go       the cluster version: service, client, output
+//	hold.go          holds of old versions: service, client, output
+//	replication.go   the replication factor, and merges by themselves
+//	join.go          a node that joins
+//	output_node.go   nodes as tables and JSON
+//	page.go          one range and its replicas
+//	output_range.go  ranges as tables and JSON
+//	output.go        operations as tables and JSON, and what all of these use
+//	keys.go          keys, sizes and rates as text
+//	client.go        the client
+//	login.go         the user in whose name the client calls
+//	server.go        the service, and what it asks of the node
 package adminapi

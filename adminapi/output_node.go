@@ -96,7 +96,7 @@ func bytesText(n *adminpb.Node) string {
 	if n.GetState() == StateDead {
 		return ""
 	}
-	return fmt.Sprint(n.GetBytes())
+	return SizeText(n.GetBytes())
 }
 
 func attributesText(n *adminpb.Node) string {
@@ -108,7 +108,7 @@ func attributesText(n *adminpb.Node) string {
 }
 
 func writeNodeTable(w io.Writer, nodes []*adminpb.Node) error {
-	rows := [][]string{{"ID", "NAME", "STATE", "SINCE", "ALIVE", "ATTRIBUTES", "RANGES", "LEADERS", "PLACEMENT", "BYTES", "PEER URLS", "CLIENT URLS"}}
+	rows := [][]string{{"ID", "NAME", "STATE", "SINCE", "ALIVE", "ATTRIBUTES", "RANGES", "LEADERS", "PLACEMENT", "ON DISK", "PEER URLS", "CLIENT URLS"}}
 	for _, n := range nodes {
 		rows = append(rows, []string{
 			n.GetId(), n.GetName(), stateText(n, ", "), since(n), strconv.FormatBool(n.GetAlive()), attributesText(n),
@@ -167,7 +167,7 @@ func refusalToJSON(r *adminpb.Refusal) *refusalJSON {
 
 // WriteNodeShow prints a node, its replicas and which changes of it are possible. Notes get what
 // has no place in a table.
-func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) error {
+func WriteNodeShow(w, notes io.Writer, f Format, k KeyFormat, s *adminpb.NodeShowResponse) error {
 	if f == JSON {
 		return writeNodeShowJSON(w, s)
 	}
@@ -180,7 +180,7 @@ func WriteNodeShow(w, notes io.Writer, f Format, s *adminpb.NodeShowResponse) er
 	rows := [][]string{{"RANGE", "START", "END", "ROLE", "LEADS", "ON DISK"}}
 	for _, r := range s.GetRanges() {
 		rows = append(rows, []string{
-			fmt.Sprint(r.GetId()), keyText(r.GetStart()), keyText(r.GetEnd()), r.GetRole(), strconv.FormatBool(r.GetLeads()), fmt.Sprint(r.GetBytes()),
+			fmt.Sprint(r.GetId()), k.border(r.GetStart(), ""), k.border(r.GetEnd(), ""), r.GetRole(), strconv.FormatBool(r.GetLeads()), SizeText(r.GetBytes()),
 		})
 	}
 	if err := writeTable(w, rows); err != nil {

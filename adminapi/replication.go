@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -102,7 +103,7 @@ func WriteSetReplication(w, notes io.Writer, f Format, r *adminpb.PlacementSetRe
 	}
 	return writeTable(w, [][]string{
 		{"REPLICATION", "BEFORE", "RANGES", "REPLICAS ADDED", "BYTES COPIED", "REPLICAS REMOVED"},
-		numbers(r.GetAfter(), r.GetBefore(), r.GetRanges(), r.GetAdded(), r.GetBytes(), r.GetRemoved()),
+		slices.Concat(numbers(r.GetAfter(), r.GetBefore(), r.GetRanges(), r.GetAdded()), []string{SizeText(r.GetBytes())}, numbers(r.GetRemoved())),
 	})
 }
 

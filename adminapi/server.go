@@ -161,7 +161,7 @@ func (s *server) RangeSplit(ctx context.Context, r *adminpb.RangeSplitRequest) (
 	what := fmt.Sprintf("split at %q", r.Key)
 	switch {
 	case len(r.Key) == 0:
-		return nil, grpcError(what, &Refusal{Reason: "the key to split at is empty, and the first range begins there anyway", NextStep: "give --key the first key of the new range"}, lookFirst)
+		return nil, grpcError(what, &Refusal{Reason: "the key to split at is empty, and the first range begins there anyway", NextStep: "give the first key of the new range"}, lookFirst)
 	case len(r.Key) > maxKeyBytes:
 		return nil, grpcError("split", &Refusal{Reason: fmt.Sprintf("the key to split at has %d bytes", len(r.Key)), NextStep: fmt.Sprintf("give a key of at most %d bytes", maxKeyBytes)}, lookFirst)
 	}

@@ -273,13 +273,13 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 		if len(ranges) >= mostRanges || slices.ContainsFunc(ranges, func(r rangeRow) bool { return r.Start == key }) {
 			return "", nil
 		}
-		_, err = o.ask(ctx, rng, "range", "split", "--key", key)
+		_, err = o.ask(ctx, rng, "range", "split", key)
 		return "at " + key, err
 	case opMerge:
 		if r.End == "" {
 			return "", nil // the last one has no right neighbour
 		}
-		_, err = o.ask(ctx, rng, "range", "merge", "--left", fmt.Sprint(r.ID))
+		_, err = o.ask(ctx, rng, "range", "merge", fmt.Sprint(r.ID), "--wait-timeout", commandTime.String())
 		return fmt.Sprintf("of range %d and the next", r.ID), err
 	case opMove:
 		names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(r.Replicas, n) })
@@ -287,11 +287,11 @@ func (o *operator) one(ctx context.Context, rng *rand.Rand, op string) (what str
 			return "", nil
 		}
 		from, to := r.Replicas[rng.IntN(len(r.Replicas))], names[rng.IntN(len(names))]
-		_, err = o.ask(ctx, rng, "range", "move", "--range", fmt.Sprint(r.ID), "--from", from, "--to", to)
+		_, err = o.ask(ctx, rng, "range", "move", fmt.Sprint(r.ID), "--from", from, "--to", to, "--wait-timeout", commandTime.String())
 		return fmt.Sprintf("of range %d from %s to %s", r.ID, from, to), err
 	case opTransfer:
 		to := r.Replicas[rng.IntN(len(r.Replicas))]
-		_, err = o.ask(ctx, rng, "range", "transfer-leader", "--range", fmt.Sprint(r.ID), "--to", to)
+		_, err = o.ask(ctx, rng, "range", "transfer-leader", fmt.Sprint(r.ID), "--to", to)
 		return fmt.Sprintf("of range %d to %s", r.ID, to), err
 	}
 	return "", fmt.Errorf("no operation is called %q", op)
@@ -336,7 +336,7 @@ func (o *operator) group(ctx context.Context, rng *rand.Rand, op string) (what s
 		return "", nil
 	}
 	from, to := holders[rng.IntN(len(holders))], free[rng.IntN(len(free))]
-	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to)
+	_, err = o.ask(ctx, rng, "placement", "move", "--from", from, "--to", to, "--wait-timeout", commandTime.String())
 	return "from " + from + " to " + to, err
 }
 

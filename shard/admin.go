@@ -103,6 +103,10 @@ type Summary struct {
 	Bytes int64 `json:"bytes"`
 	// Merge is the merge that the range is bound to, 0 for none.
 	Merge uint64 `json:"merge,omitempty"`
+	// The load as RangeMeasure has it, 0 where the replica does not lead.
+	WritesPerSecond float64 `json:"writes,omitempty"`
+	ReadsPerSecond  float64 `json:"reads,omitempty"`
+	BytesPerSecond  float64 `json:"write_bytes,omitempty"`
 }
 
 // Status is the whole state of one replica, for a bug report.
@@ -319,6 +323,10 @@ func (s *Store) summaries() []Summary {
 		}
 		if r.rec.Counted {
 			s.Keys = r.rec.Live
+		}
+		if s.IsLeader {
+			l := r.load.Figures()
+			s.WritesPerSecond, s.ReadsPerSecond, s.BytesPerSecond = l.WritesPerSecond, l.ReadsPerSecond, l.BytesPerSecond
 		}
 		g := r.group
 		r.mu.Unlock()

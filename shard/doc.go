@@ -108,7 +108,7 @@
 // node's one store. What moves is what the right range knows of them.
 //
 //  1. Prepare. Somebody asks placement for an operation of kind merge (skein range merge
-//     --left ID). It binds both ranges: neither has another operation. Placement's leader
+//     ID). It binds both ranges: neither has another operation. Placement's leader
 //     executes it. Each step is idempotent and carries the operation's id, so that the next
 //     leader of placement can continue. A merge that is already binding is aborted then,
 //     because its right range may stand still. The right range's replicas move to the nodes

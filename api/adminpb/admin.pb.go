@@ -2139,9 +2139,14 @@ type Range struct {
 	// Its start was set by command: its left neighbour absorbs it only by command.
 	Kept bool `protobuf:"varint,13,opt,name=kept,proto3" json:"kept,omitempty"`
 	// Without a quorum: the nodes that have voters and are not heard.
-	WaitsFor      []string `protobuf:"bytes,14,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	WaitsFor []string `protobuf:"bytes,14,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// What its leader serves, as means over about ten seconds: requests a second, and bytes a second
+	// of what the writes bring. 0 if it has no leader.
+	WritesPerSecond     float64 `protobuf:"fixed64,15,opt,name=writes_per_second,json=writesPerSecond,proto3" json:"writes_per_second,omitempty"`
+	ReadsPerSecond      float64 `protobuf:"fixed64,16,opt,name=reads_per_second,json=readsPerSecond,proto3" json:"reads_per_second,omitempty"`
+	WriteBytesPerSecond float64 `protobuf:"fixed64,17,opt,name=write_bytes_per_second,json=writeBytesPerSecond,proto3" json:"write_bytes_per_second,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Range) Reset() {
@@ -2270,6 +2275,27 @@ func (x *Range) GetWaitsFor() []string {
 		return x.WaitsFor
 	}
 	return nil
+}
+
+func (x *Range) GetWritesPerSecond() float64 {
+	if x != nil {
+		return x.WritesPerSecond
+	}
+	return 0
+}
+
+func (x *Range) GetReadsPerSecond() float64 {
+	if x != nil {
+		return x.ReadsPerSecond
+	}
+	return 0
+}
+
+func (x *Range) GetWriteBytesPerSecond() float64 {
+	if x != nil {
+		return x.WriteBytesPerSecond
+	}
+	return 0
 }
 
 // Replica is one node's copy of a range.
@@ -4031,7 +4057,7 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05stale\x18\x03 \x01(\bR\x05stale\"/\n" +
 	"\x15PlacementPauseRequest\x12\x16\n" +
 	"\x06paused\x18\x01 \x01(\bR\x06paused\"\x18\n" +
-	"\x16PlacementPauseResponse\"\x8f\x03\n" +
+	"\x16PlacementPauseResponse\"\x9a\x04\n" +
 	"\x05Range\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1e\n" +
 	"\n" +
@@ -4050,7 +4076,10 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"conf_index\x18\v \x01(\x04R\tconfIndex\x127\n" +
 	"\toperation\x18\f \x01(\v2\x19.skein.admin.v1.OperationR\toperation\x12\x12\n" +
 	"\x04kept\x18\r \x01(\bR\x04kept\x12\x1b\n" +
-	"\twaits_for\x18\x0e \x03(\tR\bwaitsFor\"p\n" +
+	"\twaits_for\x18\x0e \x03(\tR\bwaitsFor\x12*\n" +
+	"\x11writes_per_second\x18\x0f \x01(\x01R\x0fwritesPerSecond\x12(\n" +
+	"\x10reads_per_second\x18\x10 \x01(\x01R\x0ereadsPerSecond\x123\n" +
+	"\x16write_bytes_per_second\x18\x11 \x01(\x01R\x13writeBytesPerSecond\"p\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +

@@ -216,7 +216,7 @@ func (c *cluster) layOut(ctx context.Context, ranges int) error {
 		for i := range list {
 			if r := &list[i]; !r.leads(i % nodes) {
 				wrong = append(wrong, fmt.Errorf("range %d is led by %s", r.ID, r.Leader),
-					c.command(ctx, "range", "transfer-leader", "--range", strconv.FormatUint(r.ID, 10), "--to", nodeName(i%nodes)))
+					c.command(ctx, "range", "transfer-leader", strconv.FormatUint(r.ID, 10), "--to", nodeName(i%nodes)))
 			}
 		}
 		clients, err := c.connectAll()

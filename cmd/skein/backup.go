@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/backup"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
@@ -148,7 +149,7 @@ func writeBackups(w io.Writer, chains []backup.Chain) error {
 		row := []string{l.Cluster, l.Chain, strconv.Itoa(l.Number), "?", strconv.FormatInt(int64(l.Revision), 10), "?", "?", "?"}
 		if l.Error == "" {
 			row[3], row[5] = string(l.Kind), l.Time.UTC().Format(time.RFC3339)
-			row[6], row[7] = strconv.FormatInt(l.Versions, 10), bytesText(l.StoredBytes)
+			row[6], row[7] = strconv.FormatInt(l.Versions, 10), adminapi.SizeText(l.StoredBytes)
 		} else {
 			notes = append(notes, fmt.Sprintf("chain %s, backup %d: %s", l.Chain, l.Number, l.Error))
 		}
@@ -166,19 +167,6 @@ func writeBackups(w io.Writer, chains []backup.Chain) error {
 		fmt.Fprintln(w, n)
 	}
 	return nil
-}
-
-// bytesText is a size for people.
-func bytesText(n int64) string {
-	f, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	i := 0
-	for ; f >= 1024 && i < len(units)-1; i++ {
-		f /= 1024
-	}
-	if i == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", f, units[i])
 }
 
 func newBackupShow(f *backupFlags) *cobra.Command {
@@ -235,8 +223,8 @@ func writeManifest(w io.Writer, m *backup.Manifest) error {
 		{"compacted", strconv.FormatInt(int64(m.Compacted), 10)},
 		{"time", m.Time.UTC().Format(time.RFC3339)},
 		{"versions", strconv.FormatInt(m.Sum.Versions, 10)},
-		{"keys and values", bytesText(m.Sum.Bytes)},
-		{"stored", fmt.Sprintf("%s in %d segments of %d spans", bytesText(m.StoredBytes), segments, len(m.Spans))},
+		{"keys and values", adminapi.SizeText(m.Sum.Bytes)},
+		{"stored", fmt.Sprintf("%s in %d segments of %d spans", adminapi.SizeText(m.StoredBytes), segments, len(m.Spans))},
 		{"hash", fmt.Sprintf("%016x", m.Sum.Hash)},
 		{"leases", strconv.Itoa(len(m.Leases))},
 	}
@@ -290,7 +278,7 @@ func writeReport(w io.Writer, output string, r *backup.Report, deep bool) error 
 		for _, p := range r.Problems {
 			fmt.Fprintln(w, p)
 		}
-		fmt.Fprintf(w, "%d chains, %d backups, %d segments, %s", r.Chains, r.Backups, r.Segments, bytesText(r.StoredBytes))
+		fmt.Fprintf(w, "%d chains, %d backups, %d segments, %s", r.Chains, r.Backups, r.Segments, adminapi.SizeText(r.StoredBytes))
 		if deep {
 			fmt.Fprintf(w, "; %d versions read", r.Sum.Versions)
 		}
@@ -342,7 +330,7 @@ backups that were given up go after a week.`,
 			for _, name := range p.Chains {
 				fmt.Fprintf(c.OutOrStdout(), "%s chain %s\n", word, name)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "%s %d files, %s; %d of them were of no finished backup\n", word, p.Files, bytesText(p.Bytes), p.Leftovers)
+			fmt.Fprintf(c.OutOrStdout(), "%s %d files, %s; %d of them were of no finished backup\n", word, p.Files, adminapi.SizeText(p.Bytes), p.Leftovers)
 			return nil
 		}),
 	}

@@ -1,13 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"io"
-	"runtime"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
-	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/config"
 )
 
 // failure marks the errors of commands that were understood. All others, which cobra
@@ -26,12 +28,60 @@ func failing(run func(*cobra.Command, []string) error) func(*cobra.Command, []st
 	}
 }
 
-func printVersion(w io.Writer) {
-	fmt.Fprintf(w, "skein Version: %s\netcd Version: %s\nGo Version: %s\nGo OS/Arch: %s/%s\n",
-		etcdapi.SkeinVersion, etcdapi.EtcdVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+// outputFormat reads -w.
+func outputFormat(text string) (adminapi.Format, error) {
+	f := adminapi.Format(text)
+	if f != adminapi.Table && f != adminapi.JSON {
+		return "", &config.UsageError{Err: fmt.Errorf("-w %s: there are table and json", text)}
+	}
+	return f, nil
 }
 
 // needsCommand refuses a command that only groups others.
 func needsCommand(c *cobra.Command, _ []string) error {
 	return fmt.Errorf("%s needs a command", c.CommandPath())
+}
+
+// onlyCommands refuses the arguments of a command that only groups others, and says which command was meant.
+func onlyCommands(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	meant := ""
+	if n := config.Nearest(args[0], names); n != "" {
+		meant = fmt.Sprintf("; did you mean %s %s?", c.CommandPath(), n)
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), meant)
+}
+
+// flagError says which flag was meant by an unknown one.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if n := config.Nearest(unknown.GetSpecifiedName(), names); n != "" {
+		return fmt.Errorf("%w; did you mean --%s?", err, n)
+	}
+	return err
+}
+
+// waitFlags are those of commands that wait for what they have begun.
+type waitFlags struct {
+	wait  bool
+	limit time.Duration
+}
+
+// add adds them. until says what the command waits for.
+func (w *waitFlags) add(fs *pflag.FlagSet, until string) {
+	fs.BoolVar(&w.wait, "wait", true, "return when "+until+"; with --wait=false, when that has begun")
+	fs.DurationVar(&w.limit, "wait-timeout", time.Hour, "time to wait; what has begun goes on without the command")
 }

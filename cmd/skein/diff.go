@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror/diff"
@@ -31,7 +31,7 @@ func (f *sideFlags) add(fs *pflag.FlagSet) {
 	what := "store " + strings.ToUpper(f.name)
 	fs.StringVar(&f.cacert, f.name+"-cacert", "", "authorities of the certificates of "+what)
 	fs.StringVar(&f.cert, f.name+"-cert", "", "certificate to show to "+what)
-	fs.StringVar(&f.key, f.name+"-key-file", "", "key of --"+f.name+"-cert")
+	fs.StringVar(&f.key, f.name+"-key", "", "file of the key of --"+f.name+"-cert")
 	fs.StringVar(&f.user, f.name+"-user", "", "user NAME or NAME:PASSWORD at "+what+"; without a password the terminal is asked for it")
 	fs.StringVar(&f.password, f.name+"-password", "", "password of --"+f.name+"-user")
 	fs.BoolVar(&f.skipVerify, f.name+"-insecure-skip-tls-verify", false, "do not check the certificates of "+what)
@@ -85,22 +85,20 @@ func (f *sideFlags) dial(c *cobra.Command, endpoints string) (*clientv3.Client, 
 
 // diffFlags are those of skein diff.
 type diffFlags struct {
-	a, b             sideFlags
-	revision         int64
-	prefix, prefix64 string
-	show             int
+	a, b              sideFlags
+	revision          int64
+	prefix, keyFormat string
+	show              int
 }
 
-func (f *diffFlags) options(fs *pflag.FlagSet) (diff.Options, error) {
-	o := diff.Options{Prefix: []byte(f.prefix), Revision: keyspace.Revision(f.revision), Show: f.show}
-	var err error
+func (f *diffFlags) options() (diff.Options, error) {
+	o := diff.Options{Revision: keyspace.Revision(f.revision), Show: f.show}
+	k, err := adminapi.ParseKeyFormat(f.keyFormat)
+	if err == nil {
+		o.Prefix, err = k.Key(f.prefix)
+	}
 	switch {
-	case fs.Changed("prefix") && fs.Changed("prefix-base64"):
-		err = errors.New("give either --prefix or --prefix-base64")
-	case fs.Changed("prefix-base64"):
-		if o.Prefix, err = base64.StdEncoding.DecodeString(f.prefix64); err != nil {
-			err = fmt.Errorf("--prefix-base64: %w", err)
-		}
+	case err != nil:
 	case f.revision < 0:
 		err = fmt.Errorf("--revision %d: a revision is above 0; without the flag each side is read as it is now", f.revision)
 	case f.show < 0:
@@ -125,7 +123,7 @@ versions and leases of keys are compared, then the leases with their granted TTL
 The exit code is 0 if the sides are equal, 3 if they differ, 1 if one of them could not be
 read and 2 for wrong usage.`,
 		RunE: failing(func(c *cobra.Command, args []string) error {
-			o, err := f.options(c.Flags())
+			o, err := f.options()
 			if err != nil {
 				return err
 			}
@@ -137,7 +135,7 @@ read and 2 for wrong usage.`,
 	f.b.add(fs)
 	fs.Int64Var(&f.revision, "revision", 0, "revision to read on both sides; without it each side is read as it is now")
 	fs.StringVar(&f.prefix, "prefix", "", "compare only keys that begin so, and no leases")
-	fs.StringVar(&f.prefix64, "prefix-base64", "", "the same in base64, for keys that are no text")
+	fs.StringVar(&f.keyFormat, "key-format", string(adminapi.QuotedKeys), "how --prefix is read: quoted (plain text, or \"a\\x00\" with Go's escapes), hex or base64")
 	fs.IntVar(&f.show, "show", 20, "number of differences to show; the others are counted")
 	return c
 }

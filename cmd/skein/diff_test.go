@@ -75,7 +75,10 @@ func TestDiffExitCodes(t *testing.T) {
 		{fmt.Sprint(a, " 127.0.0.1:", nobody[0]), exitRefused, "does not answer: context deadline exceeded"},
 		{a, exitUsage, "accepts 2 arg(s), received 1"},
 		{a + " " + same + " --revision -1", exitUsage, "--revision -1: a revision is above 0"},
-		{a + " " + same + " --prefix a --prefix-base64 YQ==", exitUsage, "give either --prefix or --prefix-base64"},
+		{a + " " + same + " --prefix YQ== --key-format base64", 0, "A at revision 7: 1 keys"},
+		{a + " " + same + ` --prefix "\x62"`, 0, "A at revision 7: 0 keys"},
+		{a + " " + same + " --prefix YQ= --key-format base64", exitUsage, "YQ= is no base64 key"},
+		{a + " " + same + " --key-format octal", exitUsage, "there are quoted, hex and base64"},
 		{a + " " + same + " --b-cacert /nowhere", exitUsage, "store B: --cacert: open /nowhere"},
 		{a + " " + same + " --a-password x", exitUsage, "store A: --password without a user"},
 	} {

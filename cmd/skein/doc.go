@@ -4,20 +4,25 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	main.go       the command line, exit codes
-//	start.go      skein start: one node
-//	demo.go       skein demo
-//	status.go     skein status and doctor
-//	node.go       skein node, cluster and audit
-//	range.go      skein range
-//	placement.go  skein placement
-//	hold.go       skein hold
-//	cert.go       skein cert
-//	recover.go    skein recover, and --force-new-cluster
-//	backup.go     skein backup, what backups are read by
-//	mirror.go     skein mirror
-//	transfer.go   skein backup create and follow, restore, import, export
-//	diff.go       skein diff
-//	admin.go      flags of all commands that ask a running cluster
-//	command.go    what all commands share
+//	main.go           the command line, exit codes
+//	help.go           examples, and the words that the help explains
+//	start.go          skein start: one node
+//	configuration.go  skein config
+//	demo.go           skein demo
+//	status.go         skein status and doctor
+//	node.go           skein node, cluster and audit
+//	placement.go      skein placement
+//	range.go          skein range
+//	hold.go           skein hold
+//	cert.go           skein cert
+//	recover.go        skein recover, and --force-new-cluster
+//	backup.go         skein backup, what backups are read by
+//	mirror.go         skein mirror
+//	transfer.go       skein backup create and follow, restore, import, export
+//	diff.go           skein diff
+//	explain.go        skein explain
+//	version.go        skein version
+//	complete.go       what a tab completes
+//	admin.go          flags of all commands that ask a running cluster
+//	command.go        what all commands share
 package main

@@ -66,8 +66,11 @@ func execute(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 }
 
 // withStart makes skein without a subcommand skein start, so that etcd's command
-// lines work as they are.
+// lines work as they are, but for those that ask for the version.
 func withStart(args []string) []string {
+	if len(args) > 0 && (args[0] == "-v" || args[0] == "--version" && (len(args) == 1 || strings.HasPrefix(args[1], "-w") || strings.HasPrefix(args[1], "--write-out"))) {
+		return append([]string{"version"}, args[1:]...)
+	}
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") && args[0] != "-h" && args[0] != "--help" {
 		return append([]string{"start"}, args...)
 	}
@@ -81,10 +84,15 @@ func newRoot(environ []string) *cobra.Command {
 		Long:          "Skein is an etcd that scales out. Without a command, skein starts a node: skein [FLAGS] is skein start [FLAGS].",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newStart(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ), newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ), newMirror(environ))
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(
+		newStart(environ), newConfig(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ),
+		newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ),
+		newMirror(environ), newExplain(), newVersion(),
+	)
+	root.InitDefaultCompletionCmd()
+	addHelp(root)
 	return root
 }

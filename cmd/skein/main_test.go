@@ -246,7 +246,8 @@ func TestStories(t *testing.T) {
 	})
 	dir := t.TempDir()
 	datadriven.RunTest(t, "testdata/skein", func(t *testing.T, d *datadriven.TestData) string {
-		args, env := []string{}, []string{"ETCD_LOG_OUTPUTS=" + filepath.Join(t.TempDir(), "log")}
+		log := filepath.Join(t.TempDir(), "log")
+		args, env := []string{}, []string{"ETCD_LOG_OUTPUTS=" + log}
 		for line := range strings.Lines(d.Input) {
 			line = strings.NewReplacer("\n", "", "GUARDED", guarded, "ADDR", l.Addr().String(), "DIR", dir).Replace(line)
 			if v, ok := strings.CutPrefix(line, "env "); ok {
@@ -261,16 +262,17 @@ func TestStories(t *testing.T) {
 		if stderr.Len() > 0 {
 			out += "stderr:\n" + stderr.String()
 		}
-		out = strings.NewReplacer(guarded, "GUARDED", l.Addr().String(), "ADDR", dir, "DIR").Replace(out)
+		out = strings.NewReplacer(guarded, "GUARDED", l.Addr().String(), "ADDR", dir, "DIR", log, "LOG").Replace(out)
 		out = regexp.MustCompile(`\b[0-9a-f]{32}\b`).ReplaceAllString(out, "SERIAL")
 		out = regexp.MustCompile(`\b2\d\d\d-\d\d-\d\d(T[0-9:]*Z)?\b`).ReplaceAllString(out, "DAY")
-		return regexp.MustCompile(`(?m)^Go (Version|OS/Arch): .*`).ReplaceAllString(out, "Go $1: ...")
+		out = regexp.MustCompile(`"(go|platform)":"[^"]*"`).ReplaceAllString(out, `"$1":"..."`)
+		return regexp.MustCompile(`(?m)^(Go Version|Go OS/Arch|Commit): .*`).ReplaceAllString(out, "$1: ...")
 	})
 }
 
 // TestHelp: the help names every command, and that of start the honoured flags.
 func TestHelp(t *testing.T) {
-	for want, args := range map[string][]string{"range": {"--help"}, "node": {"-h"}, "--initial-ranges": {"start", "--help"}, "--key-base64": {"range", "split", "-h"}} {
+	for want, args := range map[string][]string{"range": {"--help"}, "node": {"-h"}, "--initial-ranges": {"start", "--help"}, "--key-format": {"range", "split", "-h"}, "completion": {"-h"}, "not split": {"range", "show", "-h"}} {
 		var stdout, stderr bytes.Buffer
 		if code := execute(t.Context(), args, nil, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), want) || stderr.Len() > 0 {
 			t.Errorf("%v: exit %d\n%s%s", args, code, &stdout, &stderr)

@@ -17,7 +17,7 @@ const nodePause = 2 * time.Second
 
 func newNode(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "node", Short: "List and show nodes, and take them out of service", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "node", Short: "List and show nodes, and take them out of service", RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	c.AddCommand(&cobra.Command{
 		Use: "list", Short: "List all nodes", Args: cobra.NoArgs,
@@ -30,18 +30,7 @@ func newNode(environ []string) *cobra.Command {
 				return adminapi.WriteNodes(c.OutOrStdout(), c.ErrOrStderr(), format, nodes)
 			})
 		}),
-	}, &cobra.Command{
-		Use: "show NODE", Short: "Say what a node holds, and whether it can be drained or decommissioned", Args: cobra.ExactArgs(1),
-		RunE: failing(func(c *cobra.Command, args []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
-				s, err := client.NodeShow(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				return adminapi.WriteNodeShow(c.OutOrStdout(), c.ErrOrStderr(), format, s)
-			})
-		}),
-	},
+	}, newNodeShow(f),
 		newNodeChange(f, adminapi.Drain, "Have a node give up its leaders, so that it can be stopped for a while", "leads nothing"),
 		newNodeChange(f, adminapi.Undrain, "Take a drained node back", ""),
 		newNodeChange(f, adminapi.Decommission, "Have a node give up all that it holds, so that it can be removed for good", "holds nothing and is removed"),
@@ -49,20 +38,41 @@ func newNode(environ []string) *cobra.Command {
 	return c
 }
 
+func newNodeShow(f *adminFlags) *cobra.Command {
+	show := &cobra.Command{
+		Use: "show NODE", Short: "Say what a node holds, and whether it can be drained or decommissioned", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: f.firstArgument(f.completeNode),
+		RunE: failing(func(c *cobra.Command, args []string) error {
+			k, err := f.keys()
+			if err != nil {
+				return err
+			}
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				s, err := client.NodeShow(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteNodeShow(c.OutOrStdout(), c.ErrOrStderr(), format, k, s)
+			})
+		}),
+	}
+	f.addKeyFormat(show.Flags())
+	return show
+}
+
 // newNodeChange returns the command for a change. until says what it waits for, if it
 // takes a while.
 func newNodeChange(f *adminFlags, change adminapi.NodeChange, short, until string) *cobra.Command {
-	wait, limit := until != "", time.Duration(0)
-	cmd := &cobra.Command{Use: string(change) + " NODE", Short: short, Args: cobra.ExactArgs(1)}
-	if wait {
-		cmd.Flags().BoolVar(&wait, "wait", true, "return when the node "+until+"; with --wait=false, when that has begun")
-		cmd.Flags().DurationVar(&limit, "wait-timeout", time.Hour, "time to wait; the command can be repeated")
+	var w waitFlags
+	cmd := &cobra.Command{Use: string(change) + " NODE", Short: short, Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeNode)}
+	if until != "" {
+		w.add(cmd.Flags(), "the node "+until)
 	}
 	cmd.RunE = failing(func(c *cobra.Command, args []string) error {
 		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 			n, err := client.ChangeNode(ctx, change, args[0])
-			if err == nil && wait {
-				waiting, cancel := context.WithTimeout(c.Context(), limit)
+			if err == nil && w.wait {
+				waiting, cancel := context.WithTimeout(c.Context(), w.limit)
 				defer cancel()
 				n, err = client.AwaitNode(waiting, adminapi.Wait{
 					Call: f.timeout, Pause: nodePause,
@@ -80,7 +90,7 @@ func newNodeChange(f *adminFlags, change adminapi.NodeChange, short, until strin
 
 func newCluster(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "cluster", Short: "Look at the cluster version, and raise it after an upgrade", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "cluster", Short: "Look at the cluster version, and raise it after an upgrade", RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	c.AddCommand(&cobra.Command{
 		Use: "show", Short: "Show the cluster version, and which versions the nodes read", Args: cobra.NoArgs,
@@ -96,22 +106,22 @@ func newCluster(environ []string) *cobra.Command {
 	}, &cobra.Command{
 		Use: "upgrade", Short: "Raise the cluster version by one, once all nodes run a build that reads it; there is no way back", Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 				v, err := client.ClusterUpgrade(ctx)
-				if err == nil {
-					fmt.Fprintf(c.ErrOrStderr(), "cluster version %d\n", v)
+				if err != nil {
+					return err
 				}
-				return err
+				return adminapi.WriteDone(c.OutOrStdout(), format, fmt.Sprintf("cluster version %d", v))
 			})
 		}),
-	}, newSwitch(f, "hold", "Have the cluster version be raised by command alone", (*adminapi.Client).ClusterHold, true),
-		newSwitch(f, "unhold", "Have the cluster version be raised by itself, after --upgrade-after", (*adminapi.Client).ClusterHold, false))
+	}, newSwitch(f, "hold", "Have the cluster version be raised by command alone", "the cluster version is raised by command alone", (*adminapi.Client).ClusterHold, true),
+		newSwitch(f, "unhold", "Have the cluster version be raised by itself, after --upgrade-after", "the cluster version is raised by itself", (*adminapi.Client).ClusterHold, false))
 	return c
 }
 
 // newAudit is skein audit.
 func newAudit() *cobra.Command {
-	c := &cobra.Command{Use: "audit", Short: "Check the audit log of a node", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "audit", Short: "Check the audit log of a node", RunE: needsCommand}
 	c.AddCommand(&cobra.Command{
 		Use:   "check FILE...",
 		Short: "Find lines of an audit log that were removed or changed",

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 
 func newPlacement(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "placement", Short: "Look at what placement does, and stop it", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "placement", Short: "Look at what placement does, and stop it", RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	c.AddCommand(&cobra.Command{
 		Use: "operations", Short: "List the operations under way", Args: cobra.NoArgs,
@@ -29,8 +30,8 @@ func newPlacement(environ []string) *cobra.Command {
 				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, l)
 			})
 		}),
-	}, newSwitch(f, "pause", "Have placement decide nothing by itself; what is under way goes on", (*adminapi.Client).PlacementPause, true),
-		newSwitch(f, "resume", "Have placement decide by itself again", (*adminapi.Client).PlacementPause, false))
+	}, newSwitch(f, "pause", "Have placement decide nothing by itself; what is under way goes on", "placement is paused: skein placement resume has it go on", (*adminapi.Client).PlacementPause, true),
+		newSwitch(f, "resume", "Have placement decide by itself again", "placement decides by itself", (*adminapi.Client).PlacementPause, false))
 	addPlacementGroup(c, f)
 	return c
 }
@@ -60,12 +61,11 @@ func showPlacement(ctx context.Context, c *cobra.Command, client *adminapi.Clien
 }
 
 func newSetReplication(f *adminFlags) *cobra.Command {
-	var dryRun, wait bool
-	var limit time.Duration
+	var dryRun bool
+	var w waitFlags
 	set := &cobra.Command{Use: "set-replication N", Short: "Set how many voters each range has: 1, 3, 5 or 7", Args: cobra.ExactArgs(1)}
 	set.Flags().BoolVar(&dryRun, "dry-run", false, "change nothing: say what it would mean, or why it cannot be done")
-	set.Flags().BoolVar(&wait, "wait", true, "return when each range has so many; with --wait=false, when that is set")
-	set.Flags().DurationVar(&limit, "wait-timeout", time.Hour, "time to wait; the command can be repeated")
+	w.add(set.Flags(), "each range has so many")
 	set.RunE = failing(func(c *cobra.Command, args []string) error {
 		n, err := strconv.Atoi(args[0])
 		if err != nil {
@@ -76,10 +76,10 @@ func newSetReplication(f *adminFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := adminapi.WriteSetReplication(c.OutOrStdout(), c.ErrOrStderr(), format, plan); err != nil || dryRun || !wait {
+			if err := adminapi.WriteSetReplication(c.OutOrStdout(), c.ErrOrStderr(), format, plan); err != nil || dryRun || !w.wait {
 				return err
 			}
-			waiting, cancel := context.WithTimeout(c.Context(), limit)
+			waiting, cancel := context.WithTimeout(c.Context(), w.limit)
 			defer cancel()
 			_, err = client.AwaitReplication(waiting, adminapi.WaitReplication{
 				Call: f.timeout, Pause: nodePause,
@@ -108,7 +108,10 @@ func newSetMergeAfter(f *adminFlags) *cobra.Command {
 					*after = v
 				}
 			}
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+			done := map[string]string{
+				"default": "small and cold neighbours merge as the nodes' --range-merge-after says", "off": "ranges merge by command alone",
+			}[args[0]]
+			return f.do(c, cmp.Or(done, "small and cold neighbours merge after "+args[0]), func(ctx context.Context, client *adminapi.Client) error {
 				return client.PlacementSetMergeAfter(ctx, after)
 			})
 		}),
@@ -118,9 +121,8 @@ func newSetMergeAfter(f *adminFlags) *cobra.Command {
 func newPlacementMove(f *adminFlags) *cobra.Command {
 	var from, to string
 	move := &cobra.Command{Use: "move --from NODE --to NODE", Short: "Put the placement group's replica on one node in the place of that on another", Args: cobra.NoArgs}
-	move.Flags().StringVar(&from, "from", "", "name or id of the node that gives its replica up")
-	move.Flags().StringVar(&to, "to", "", "name or id of the node that gets one")
-	change := changesPlacement(f, move)
+	fromAndTo(f, move, &from, &to)
+	change := changesPlacement(f, move, "the replica has moved")
 	move.RunE = failing(func(c *cobra.Command, _ []string) error {
 		if from == "" || to == "" {
 			return &config.UsageError{Err: errors.New("give --from and --to")}
@@ -131,37 +133,34 @@ func newPlacementMove(f *adminFlags) *cobra.Command {
 }
 
 func newPlacementAdd(f *adminFlags) *cobra.Command {
-	add := &cobra.Command{Use: "add NODE", Short: "Add a voter of the placement group on a node", Args: cobra.ExactArgs(1)}
-	change := changesPlacement(f, add)
+	add := &cobra.Command{
+		Use: "add NODE", Short: "Add a voter of the placement group on a node", Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeNode),
+	}
+	change := changesPlacement(f, add, "it is a voter")
 	add.RunE = failing(func(c *cobra.Command, args []string) error { return change(c, "", args[0]) })
 	return add
 }
 
 func newPlacementRemove(f *adminFlags) *cobra.Command {
-	remove := &cobra.Command{Use: "remove NODE", Short: "Remove the voter of the placement group on a node", Args: cobra.ExactArgs(1)}
-	change := changesPlacement(f, remove)
+	remove := &cobra.Command{
+		Use: "remove NODE", Short: "Remove the voter of the placement group on a node", Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeNode),
+	}
+	change := changesPlacement(f, remove, "it is gone")
 	remove.RunE = failing(func(c *cobra.Command, args []string) error { return change(c, args[0], "") })
 	return remove
 }
 
-// changesPlacement adds --no-wait to a command, and returns what changes the replicas of the
+// changesPlacement adds the flags of waiting to a command, and returns what changes the replicas of the
 // placement group and waits for that.
-func changesPlacement(f *adminFlags, c *cobra.Command) (change func(c *cobra.Command, from, to string) error) {
-	var noWait bool
-	c.Flags().BoolVar(&noWait, "no-wait", false, "return when the change has begun")
+func changesPlacement(f *adminFlags, c *cobra.Command, until string) (change func(c *cobra.Command, from, to string) error) {
+	var w waitFlags
+	w.add(c.Flags(), until)
 	return func(c *cobra.Command, from, to string) error {
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+		return f.operate(c, &w, func(ctx context.Context, client *adminapi.Client) (*adminpb.Operation, error) {
 			m, err := client.PlacementMove(ctx, from, to)
-			if err != nil {
-				return err
-			}
-			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
-			}
-			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
-				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
-			}
-			p, err := client.PlacementMoved(ctx, m.GetOperation())
+			return m.GetOperation(), err
+		}, func(ctx context.Context, client *adminapi.Client, format adminapi.Format, op *adminpb.Operation) error {
+			p, err := client.PlacementMoved(ctx, op)
 			if err != nil {
 				return err
 			}
@@ -174,25 +173,24 @@ func newPlacementTransfer(f *adminFlags) *cobra.Command {
 	var to string
 	transfer := &cobra.Command{Use: "transfer-leader --to NODE", Short: "Have another replica of the placement group lead it", Args: cobra.NoArgs}
 	transfer.Flags().StringVar(&to, "to", "", "name or id of the node that is to lead")
+	f.completeFlag(transfer, "to", f.completeNode)
 	transfer.RunE = failing(func(c *cobra.Command, _ []string) error {
 		if to == "" {
 			return &config.UsageError{Err: errors.New("give --to")}
 		}
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+		return f.do(c, to+" leads the placement group", func(ctx context.Context, client *adminapi.Client) error {
 			return client.PlacementTransferLeader(ctx, to)
 		})
 	})
 	return transfer
 }
 
-// newSwitch is a command that turns something on or off.
-func newSwitch(f *adminFlags, name, short string, set func(*adminapi.Client, context.Context, bool) error, on bool) *cobra.Command {
+// newSwitch is a command that turns something on or off. done says what holds then.
+func newSwitch(f *adminFlags, name, short, done string, set func(*adminapi.Client, context.Context, bool) error, on bool) *cobra.Command {
 	return &cobra.Command{
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
-			return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
-				return set(client, ctx, on)
-			})
+			return f.do(c, done, func(ctx context.Context, client *adminapi.Client) error { return set(client, ctx, on) })
 		}),
 	}
 }

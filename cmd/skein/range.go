@@ -15,144 +15,169 @@ import (
 
 func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", RunE: needsCommand}
 	f.add(c.PersistentFlags())
-	c.AddCommand(newRangeList(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f), &cobra.Command{
-		Use: "show ID", Short: "Dump the state of one range's replicas", Args: cobra.ExactArgs(1),
+	f.addKeyFormat(c.PersistentFlags())
+	// What is wrong is found before anything is changed.
+	c.PersistentPreRunE = failing(func(*cobra.Command, []string) error {
+		_, err := f.keys()
+		return err
+	})
+	c.AddCommand(newRangeList(f), newRangeShow(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f))
+	return c
+}
+
+// rangeID reads the id of a range.
+func rangeID(text string) (uint64, error) {
+	id, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || id == 0 {
+		return 0, &config.UsageError{Err: fmt.Errorf("%q is no id of a range: skein range list shows them", text)}
+	}
+	return id, nil
+}
+
+func newRangeShow(f *adminFlags) *cobra.Command {
+	return &cobra.Command{
+		Use: "show ID", Short: "Show a range and its replicas", Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeRange),
 		RunE: failing(func(c *cobra.Command, args []string) error {
-			id, err := strconv.ParseUint(args[0], 10, 64)
+			id, err := rangeID(args[0])
 			if err != nil {
-				return &config.UsageError{Err: fmt.Errorf("%q is no id of a range", args[0])}
+				return err
 			}
 			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 				s, err := client.RangeShow(ctx, id)
 				if err != nil {
 					return err
 				}
-				return adminapi.WriteShow(c.OutOrStdout(), format, s)
+				return adminapi.WriteShow(c.OutOrStdout(), format, adminapi.KeyFormat(f.keyFormat), s)
 			})
 		}),
-	})
-	return c
+	}
 }
 
 func newRangeList(f *adminFlags) *cobra.Command {
-	var node string
-	var key keyFlags
+	var node, holding, order string
 	ranges := &cobra.Command{Use: "list", Short: "List all ranges, or those of a node or a key", Args: cobra.NoArgs}
 	ranges.Flags().StringVar(&node, "node", "", "name or id of a node: only ranges with a replica there")
-	key.add(ranges.Flags(), "only the range that holds the key")
+	ranges.Flags().StringVar(&holding, "holding", "", "only the range that holds this key")
+	ranges.Flags().StringVar(&order, "sort", "key", "key, size (the largest first) or load (the busiest first)")
+	f.completeFlag(ranges, "node", f.completeNode)
+	f.completeFlag(ranges, "sort", words("key", "size", "load"))
 	ranges.RunE = failing(func(c *cobra.Command, _ []string) error {
 		q := &adminpb.RangeListRequest{Node: node}
-		k, given, err := key.key(c.Flags())
+		key, err := f.parseKey(holding)
 		if err != nil {
 			return err
 		}
-		if given {
-			q.Key = append([]byte{}, k...) // the empty key is one too
+		if c.Flags().Changed("holding") {
+			q.Key = append([]byte{}, key...) // the empty key is one too
+		}
+		if err := adminapi.SortRanges(nil, order); err != nil {
+			return &config.UsageError{Err: err}
 		}
 		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
 			l, err := client.RangeListOf(ctx, q)
 			if err != nil {
 				return err
 			}
-			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, l)
+			if err := adminapi.SortRanges(l.GetRanges(), order); err != nil {
+				return err
+			}
+			return writeRanges(c, f, format, l)
 		})
 	})
 	return ranges
 }
 
+func writeRanges(c *cobra.Command, f *adminFlags, format adminapi.Format, l *adminpb.RangeListResponse) error {
+	return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, adminapi.KeyFormat(f.keyFormat), l)
+}
+
 func newSplit(f *adminFlags) *cobra.Command {
-	var key keyFlags
-	split := &cobra.Command{Use: "split --key KEY", Short: "Make a new range begin at a key", Args: cobra.NoArgs}
-	key.add(split.Flags(), "first key of the new range")
-	split.RunE = failing(func(c *cobra.Command, _ []string) error {
-		k, given, err := key.key(c.Flags())
-		if err != nil {
-			return err
-		}
-		if !given {
-			return &config.UsageError{Err: errors.New("give either --key or --key-base64")}
-		}
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
-			s, err := client.RangeSplit(ctx, k)
+	return &cobra.Command{
+		Use: "split KEY", Short: "Make a new range begin at a key", Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: failing(func(c *cobra.Command, args []string) error {
+			key, err := f.parseKey(args[0])
 			if err != nil {
 				return err
 			}
-			return adminapi.WriteSplit(c.OutOrStdout(), format, s)
-		})
-	})
-	return split
+			return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+				s, err := client.RangeSplit(ctx, key)
+				if err != nil {
+					return err
+				}
+				return adminapi.WriteSplit(c.OutOrStdout(), format, adminapi.KeyFormat(f.keyFormat), s)
+			})
+		}),
+	}
 }
 
 func newMove(f *adminFlags) *cobra.Command {
-	var id uint64
 	var from, to string
-	var noWait bool
-	move := &cobra.Command{Use: "move --range ID --from NODE --to NODE", Short: "Put a range's replica on one node in the place of that on another", Args: cobra.NoArgs}
-	move.Flags().Uint64Var(&id, "range", 0, "id of the range")
-	move.Flags().StringVar(&from, "from", "", "name or id of the node that gives its replica up")
-	move.Flags().StringVar(&to, "to", "", "name or id of the node that gets one")
-	move.Flags().BoolVar(&noWait, "no-wait", false, "return when the move has begun")
-	move.RunE = failing(func(c *cobra.Command, _ []string) error {
-		if id == 0 || from == "" || to == "" {
-			return &config.UsageError{Err: errors.New("give --range, --from and --to")}
+	var w waitFlags
+	move := &cobra.Command{
+		Use: "move ID --from NODE --to NODE", Short: "Put a range's replica on one node in the place of that on another",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeRange),
+	}
+	fromAndTo(f, move, &from, &to)
+	w.add(move.Flags(), "the replica has moved")
+	move.RunE = failing(func(c *cobra.Command, args []string) error {
+		id, err := rangeID(args[0])
+		if err == nil && (from == "" || to == "") {
+			err = &config.UsageError{Err: errors.New("give --from and --to")}
 		}
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+		if err != nil {
+			return err
+		}
+		return f.operate(c, &w, func(ctx context.Context, client *adminapi.Client) (*adminpb.Operation, error) {
 			m, err := client.RangeMove(ctx, id, from, to)
+			return m.GetOperation(), err
+		}, func(ctx context.Context, client *adminapi.Client, format adminapi.Format, op *adminpb.Operation) error {
+			r, err := client.RangeMoved(ctx, op)
 			if err != nil {
 				return err
 			}
-			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{m.GetOperation()}})
-			}
-			if err := client.AwaitOperation(ctx, m.GetOperation().GetId()); err != nil {
-				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", m.GetOperation().GetId(), err)
-			}
-			r, err := client.RangeMoved(ctx, m.GetOperation())
-			if err != nil {
-				return err
-			}
-			return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{r}})
+			return writeRanges(c, f, format, &adminpb.RangeListResponse{Ranges: []*adminpb.Range{r}})
 		})
 	})
 	return move
 }
 
+// fromAndTo adds the flags of a move.
+func fromAndTo(f *adminFlags, c *cobra.Command, from, to *string) {
+	c.Flags().StringVar(from, "from", "", "name or id of the node that gives its replica up")
+	c.Flags().StringVar(to, "to", "", "name or id of the node that gets one")
+	f.completeFlag(c, "from", f.completeNode)
+	f.completeFlag(c, "to", f.completeNode)
+}
+
 func newMerge(f *adminFlags) *cobra.Command {
-	var left uint64
-	var noWait bool
-	merge := &cobra.Command{Use: "merge --left ID", Short: "Let a range absorb its right neighbour", Args: cobra.NoArgs}
-	merge.Flags().Uint64Var(&left, "left", 0, "id of the range that stays")
-	merge.Flags().BoolVar(&noWait, "no-wait", false, "return when the merge has begun")
-	merge.RunE = failing(func(c *cobra.Command, _ []string) error {
-		if left == 0 {
-			return &config.UsageError{Err: errors.New("give --left")}
+	var w waitFlags
+	merge := &cobra.Command{
+		Use: "merge ID", Short: "Let a range absorb its right neighbour", Args: cobra.ExactArgs(1), ValidArgsFunction: f.firstArgument(f.completeRange),
+	}
+	w.add(merge.Flags(), "they are one")
+	merge.RunE = failing(func(c *cobra.Command, args []string) error {
+		left, err := rangeID(args[0])
+		if err != nil {
+			return err
 		}
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+		return f.operate(c, &w, func(ctx context.Context, client *adminapi.Client) (*adminpb.Operation, error) {
 			m, err := client.RangeMerge(ctx, left)
-			if err != nil {
-				return err
-			}
-			op := m.GetOperation()
-			if noWait {
-				return adminapi.WriteOperations(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.OperationListResponse{Operations: []*adminpb.Operation{op}})
-			}
-			if err := client.AwaitOperation(ctx, op.GetId()); err != nil {
-				return fmt.Errorf("operation %d has begun and goes on, though this command ends (skein placement operations shows it): %w", op.GetId(), err)
-			}
+			return m.GetOperation(), err
+		}, func(ctx context.Context, client *adminapi.Client, format adminapi.Format, op *adminpb.Operation) error {
 			l, err := client.RangesMerged(ctx, op)
 			if err != nil {
 				return err
 			}
-			return writeMerged(c, format, l.GetRanges(), op)
+			return writeMerged(c, f, format, l.GetRanges(), op)
 		})
 	})
 	return merge
 }
 
 // writeMerged writes the range that a merge has left, or says that it was given up.
-func writeMerged(c *cobra.Command, format adminapi.Format, all []*adminpb.Range, op *adminpb.Operation) error {
+func writeMerged(c *cobra.Command, f *adminFlags, format adminapi.Format, all []*adminpb.Range, op *adminpb.Operation) error {
 	var merged []*adminpb.Range
 	for _, r := range all {
 		switch r.GetId() {
@@ -164,20 +189,26 @@ func writeMerged(c *cobra.Command, format adminapi.Format, all []*adminpb.Range,
 			merged = append(merged, r)
 		}
 	}
-	return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, &adminpb.RangeListResponse{Ranges: merged})
+	return writeRanges(c, f, format, &adminpb.RangeListResponse{Ranges: merged})
 }
 
 func newTransfer(f *adminFlags) *cobra.Command {
-	var id uint64
 	var to string
-	transfer := &cobra.Command{Use: "transfer-leader --range ID --to NODE", Short: "Have another replica of a range lead it", Args: cobra.NoArgs}
-	transfer.Flags().Uint64Var(&id, "range", 0, "id of the range")
+	transfer := &cobra.Command{
+		Use: "transfer-leader ID --to NODE", Short: "Have another replica of a range lead it", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: f.firstArgument(f.completeRange),
+	}
 	transfer.Flags().StringVar(&to, "to", "", "name or id of the node that is to lead")
-	transfer.RunE = failing(func(c *cobra.Command, _ []string) error {
-		if id == 0 || to == "" {
-			return &config.UsageError{Err: errors.New("give --range and --to")}
+	f.completeFlag(transfer, "to", f.completeNode)
+	transfer.RunE = failing(func(c *cobra.Command, args []string) error {
+		id, err := rangeID(args[0])
+		if err == nil && to == "" {
+			err = &config.UsageError{Err: errors.New("give --to")}
 		}
-		return f.ask(c, func(ctx context.Context, client *adminapi.Client, _ adminapi.Format) error {
+		if err != nil {
+			return err
+		}
+		return f.do(c, fmt.Sprintf("%s leads range %d", to, id), func(ctx context.Context, client *adminapi.Client) error {
 			return client.RangeTransferLeader(ctx, id, to)
 		})
 	})

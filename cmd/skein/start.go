@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/node"
 )
 
@@ -20,6 +20,7 @@ func newStart(environ []string) *cobra.Command {
 		Use:                "start [FLAGS]",
 		Short:              "Start a node",
 		DisableFlagParsing: true,
+		ValidArgsFunction:  completeNodeFlags,
 		RunE:               failing(func(c *cobra.Command, args []string) error { return start(c, args, environ) }),
 	}
 }
@@ -28,11 +29,10 @@ func start(c *cobra.Command, args, environ []string) error {
 	cfg, notices, err := config.Load(args, environ)
 	switch {
 	case errors.Is(err, config.ErrHelp):
-		_, err := fmt.Fprintf(c.OutOrStdout(), "Start a node.\n\nUsage:\n  skein [start] [FLAGS]\n%s", config.Usage())
+		_, err := fmt.Fprintf(c.OutOrStdout(), "Start a node.\n\nUsage:\n  skein [start] [FLAGS]\n\nExamples:\n%s\n%s", c.Example, config.Usage())
 		return err
 	case errors.Is(err, config.ErrVersion):
-		printVersion(c.OutOrStdout())
-		return nil
+		return writeVersion(c.OutOrStdout(), adminapi.Table)
 	case err != nil:
 		return err
 	}
@@ -41,8 +41,8 @@ func start(c *cobra.Command, args, environ []string) error {
 		return err
 	}
 	defer func() { _ = logger.Sync() }() // standard error cannot be synced, and need not be
-	logger.Info("starting skein", zap.String("version", etcdapi.SkeinVersion), zap.String("etcd-version", etcdapi.EtcdVersion),
-		zap.Strings("args", args))
+	v := builtFrom()
+	logger.Info("starting skein", zap.String("version", v.Skein), zap.String("commit", v.Commit), zap.String("etcd-version", v.Etcd), zap.Strings("args", args))
 	for _, n := range notices {
 		logger.Warn(n.Message, n.Fields...)
 	}

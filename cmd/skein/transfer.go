@@ -45,7 +45,7 @@ func (f *adminFlags) withCluster(c *cobra.Command, do func(context.Context, *tra
 		return &config.UsageError{Err: err}
 	}
 	client, err := clientv3.New(clientv3.Config{
-		Context: c.Context(), Endpoints: f.endpoints, TLS: t, Username: user, Password: password, DialTimeout: f.timeout,
+		Context: c.Context(), Endpoints: f.endpoints, TLS: t, Username: user, Password: password, DialTimeout: f.dial,
 		DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAlive, MaxCallRecvMsgSize: diff.MaxMessageBytes, Logger: zap.NewNop(),
 	})
 	if err != nil {

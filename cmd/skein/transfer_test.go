@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,7 +32,11 @@ func runningCluster(t *testing.T, nodes int) (url string, client *clientv3.Clien
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	o := demo.Options{Nodes: nodes, Ranges: 3, DataDir: t.TempDir(), Port: free[0]}
-	go func() { ended <- demo.Run(ctx, o, io.Discard, zap.NewNop()) }()
+	// What it prints is that all nodes serve. Until then its end would be an error.
+	says, serve := io.Pipe()
+	go func() { ended <- errors.Join(demo.Run(ctx, o, serve, zap.NewNop()), serve.Close()) }()
+	_, _ = says.Read(make([]byte, 1))
+	go func() { _, _ = io.Copy(io.Discard, says) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -91,6 +91,9 @@ func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 	if !stands {
 		r.WaitsFor = waitsFor(d, v.byName, v.alive)
 	}
+	if s, ok := v.led[d.Range]; ok {
+		r.WritesPerSecond, r.ReadsPerSecond, r.WriteBytesPerSecond = s.WritesPerSecond, s.ReadsPerSecond, s.BytesPerSecond
+	}
 	markQuarantined(r, closedOf(d, v.reports))
 	if o, ok := v.operations[d.Range]; ok {
 		r.Operation = operationRow(&o, v.byName)
