@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/removal"
 )
 
@@ -103,10 +104,8 @@ type Summary struct {
 	Bytes int64 `json:"bytes"`
 	// Merge is the merge that the range is bound to, 0 for none.
 	Merge uint64 `json:"merge,omitempty"`
-	// The load as RangeMeasure has it, 0 where the replica does not lead.
-	WritesPerSecond float64 `json:"writes,omitempty"`
-	ReadsPerSecond  float64 `json:"reads,omitempty"`
-	BytesPerSecond  float64 `json:"write_bytes,omitempty"`
+	// Rates are the load.
+	load.Rates
 }
 
 // Status is the whole state of one replica, for a bug report.
@@ -166,10 +165,8 @@ type Status struct {
 
 // Load is the load of a range as RangeMeasure has it.
 type Load struct {
-	WritesPerSecond float64 `json:"writes_per_second"`
-	ReadsPerSecond  float64 `json:"reads_per_second"`
-	BytesPerSecond  float64 `json:"bytes_per_second"`
-	SplitKey        []byte  `json:"split_key,omitempty"`
+	load.Rates
+	SplitKey []byte `json:"split_key,omitempty"`
 	// Unsplit is why the range is not split by itself although it is too large or too hot.
 	Unsplit string `json:"unsplit,omitempty"`
 }
@@ -231,10 +228,7 @@ func (r *Replica) show(st *Status) {
 	st.NodePendingBytes = r.store.pipes.Budget.Pending()
 	if r.pipe.Leads() {
 		m := r.measureLocked()
-		st.Load = &Load{
-			WritesPerSecond: m.WritesPerSecond, ReadsPerSecond: m.ReadsPerSecond, BytesPerSecond: m.BytesPerSecond,
-			SplitKey: m.SplitKey, Unsplit: m.Unsplit,
-		}
+		st.Load = &Load{Rates: m.Rates, SplitKey: m.SplitKey, Unsplit: m.Unsplit}
 	}
 }
 
@@ -319,14 +313,10 @@ func (s *Store) summaries() []Summary {
 		r.mu.Lock()
 		s := Summary{
 			Descriptor: r.descriptorLocked(), LeaderNode: r.leader.LeaderNode, IsLeader: r.leader.IsLeader, Keys: -1,
-			Merge: r.rec.Merge.ID,
+			Merge: r.rec.Merge.ID, Rates: r.load.Figures().Rates,
 		}
 		if r.rec.Counted {
 			s.Keys = r.rec.Live
-		}
-		if s.IsLeader {
-			l := r.load.Figures()
-			s.WritesPerSecond, s.ReadsPerSecond, s.BytesPerSecond = l.WritesPerSecond, l.ReadsPerSecond, l.BytesPerSecond
 		}
 		g := r.group
 		r.mu.Unlock()

@@ -44,16 +44,22 @@ type Figures struct {
 	// are not in tables yet included. It follows within seconds; a range at rest keeps the
 	// last figure. After a split the bytes that are not in tables count for neither half.
 	Bytes int64
-	// WritesPerSecond and ReadsPerSecond are requests served here as leader; a transaction
-	// counts once. BytesPerSecond is what the writes brought. All are decaying means over
-	// about 10 s, and 0 where this replica does not lead.
-	WritesPerSecond, ReadsPerSecond, BytesPerSecond float64
+	Rates
 	// SplitKey is the key at which the load divides, while the load is above the bound and
 	// the range is not split there yet.
 	SplitKey []byte
 	// Unsplit says in words why a range that exceeds a bound is not split. It is empty
 	// where there is nothing to say.
 	Unsplit string
+}
+
+// Rates are what a replica serves as leader: decaying means over about 10 s, and 0 where it does not lead.
+type Rates struct {
+	// WritesPerSecond and ReadsPerSecond are requests; a transaction counts once.
+	WritesPerSecond float64 `json:"writes_per_second,omitempty"`
+	ReadsPerSecond  float64 `json:"reads_per_second,omitempty"`
+	// BytesPerSecond is what the writes brought.
+	BytesPerSecond float64 `json:"bytes_per_second,omitempty"`
 }
 
 // Load is reads and writes a second together.
