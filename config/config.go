@@ -40,6 +40,8 @@ const (
 	// MinRangeMergeAfter is the shortest range-merge-after but 0: with less, ranges would be
 	// split for one load and merged before the next.
 	MinRangeMergeAfter = fsm.MinMergeAfter
+	// MaxShutdownDelay bounds shutdown-delay: whoever waits for longer has forgotten the unit.
+	MaxShutdownDelay = time.Hour
 	// MinCopyBytes is the smallest copy-bytes-per-second: below it a copy of a range that is
 	// written to never ends.
 	MinCopyBytes = 1 << 20
@@ -105,8 +107,8 @@ type Config struct {
 	// Join are client addresses of nodes of a running cluster, which this node joins: the
 	// first that answers admits it. HOST:PORT, http://HOST:PORT or https://HOST:PORT, at most
 	// 64. Read only where the data directory is empty; otherwise they are asked whether it is
-	// that cluster's. Excludes initial-cluster. Empty means that the node bootstraps a cluster
-	// or has one.
+	// that cluster's. Empty means that the node bootstraps a cluster or has one. If initial-cluster
+	// is given too, [Load] keeps one of them: join, unless initial-cluster names this node.
 	Join []string
 	// InitialClusterToken goes into the ids, so that clusters with the same peer URLs
 	// do not mix. Default "etcd-cluster". Must be the same on all founders.
@@ -212,6 +214,9 @@ type Config struct {
 
 	// Log says what is logged, how and where.
 	Log Log
+	// ShutdownDelay is how long the node serves on once it was told to stop. 0 to [MaxShutdownDelay]. Default 0. Too
+	// short a delay sends clients of a slow load balancer to a port that is closed.
+	ShutdownDelay time.Duration
 	// AuditLog is the file of the audit log: logins, denials, and changes of users, members, alarms and the cluster. Empty
 	// means none. It is never cut: have it rotated.
 	AuditLog string
@@ -333,6 +338,14 @@ func (c *Config) complete() {
 	}
 	if c.WALDir == "" {
 		c.WALDir = filepath.Join(c.DataDir, "wal")
+	}
+	// One set of flags serves all nodes of an image that has no shell.
+	if len(c.InitialCluster) > 0 && len(c.Join) > 0 {
+		if _, founder := c.InitialCluster[c.Name]; founder {
+			c.Join = nil
+		} else {
+			c.InitialCluster = nil
+		}
 	}
 	if len(c.InitialCluster) == 0 && len(c.Join) == 0 {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
@@ -489,10 +502,13 @@ func (c *Config) validateTiming() error {
 	case c.NodeDeadAfter < 2*c.ElectionTimeout:
 		return fmt.Errorf("--node-dead-after must be at least two election timeouts, %v (set to %v)", 2*c.ElectionTimeout, c.NodeDeadAfter)
 	}
+	if c.ShutdownDelay > MaxShutdownDelay {
+		return fmt.Errorf("--shutdown-delay must be at most %v (set to %v)", MaxShutdownDelay, c.ShutdownDelay)
+	}
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,
 		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
-		"warning-unary-request-duration": c.WarnUnaryRequest, "upgrade-after": c.UpgradeAfter, "watch-progress-notify-interval": c.WatchProgressInterval,
+		"warning-unary-request-duration": c.WarnUnaryRequest, "upgrade-after": c.UpgradeAfter, "shutdown-delay": c.ShutdownDelay, "watch-progress-notify-interval": c.WatchProgressInterval,
 	} {
 		if d < 0 {
 			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)

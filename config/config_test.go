@@ -118,6 +118,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"bcrypt-cost":                  {value: "4", get: func(c *Config) any { return c.BcryptCost }, want: 4},
 		"certs-dir":                    str("cd", func(c *Config) any { return c.CertsDir }),
 		"audit-log":                    str("/tmp/audit", func(c *Config) any { return c.AuditLog }),
+		"shutdown-delay":               {value: "20s", file: "20000000000", get: func(c *Config) any { return c.ShutdownDelay }, want: 20 * time.Second},
 		"insecure-admin":               {value: "true", get: func(c *Config) any { return c.InsecureAdmin }, want: true},
 		"self-signed-cert-validity":    {value: "3", get: func(c *Config) any { return c.SelfSignedCertYears }, want: uint(3)},
 		"cors":                         {value: "http://b:2,http://a:1", get: func(c *Config) any { return c.CORS }, want: []string{"http://a:1", "http://b:2"}},

@@ -30,7 +30,7 @@ func joinFlags() []Flag {
 		{
 			Name: "join", kind: kindList, Default: "", File: "join", Section: sectionSkein, Own: true,
 			Usage: "Client addresses of nodes of a running cluster, which this node joins: the first that answers admits it.",
-			Note:  "HOST:PORT or URL. Excludes initial-cluster. Not read once the node has data, but for a look whether that is of the same cluster.",
+			Note:  "HOST:PORT or URL. If --initial-cluster is given too, the nodes that it names found the cluster, and all others join: all nodes may have the same flags. Not read once the node has data, but for a look whether that is of the same cluster.",
 			set:   setList(func(c *Config) *[]string { return &c.Join }),
 		},
 		{
@@ -50,8 +50,6 @@ func (c *Config) validateJoin() error {
 	switch {
 	case len(c.InitialCluster) == 0 && len(c.Join) == 0:
 		return errors.New("--initial-cluster must not be empty")
-	case len(c.InitialCluster) > 0 && len(c.Join) > 0:
-		return errors.New("--initial-cluster and --join exclude each other: a node bootstraps a cluster, or it joins one")
 	case len(c.Join) > maxJoin:
 		return fmt.Errorf("--join has %d addresses, at most %d", len(c.Join), maxJoin)
 	}

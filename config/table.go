@@ -414,6 +414,12 @@ func commandFlags() []Flag {
 func ownFlags() []Flag {
 	return []Flag{
 		{
+			Name: "shutdown-delay", kind: kindDuration, Default: "0s", File: "shutdown-delay", Section: sectionSkein, Own: true,
+			Usage: "How long the node serves on after SIGTERM, while /readyz and gRPC's health service say that it stops.",
+			Note:  "At most 1h. For load balancers and proxies that need a while to send nobody any more. A second signal ends the node at once.",
+			set:   setDuration(func(c *Config) *time.Duration { return &c.ShutdownDelay }),
+		},
+		{
 			Name: "initial-ranges", kind: kindUint, Default: "1", File: "initial-ranges", Section: sectionSkein, Own: true,
 			Usage: "Number of ranges that a new cluster begins with, split evenly over printable ASCII.",
 			Note:  "The same on all founders. Not read once the node has data.",

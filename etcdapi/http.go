@@ -190,6 +190,7 @@ func (s *Server) handleHealth(mux *http.ServeMux) {
 	mux.HandleFunc("/health", s.serveHealth)
 	s.handleChecks(mux, "livez", []check{{"serializable_read", s.ownReadCheck}})
 	s.handleChecks(mux, "readyz", []check{
+		{"stopping", s.stoppingCheck},
 		{"data_corruption", s.corruptCheck},
 		{"serializable_read", s.ownReadCheck},
 		{"linearizable_read", s.readCheck},
@@ -319,6 +320,14 @@ func wordOf(err error) error {
 		return nil
 	}
 	return errors.New(status.Convert(err).Message())
+}
+
+// stoppingCheck is not etcd's: a node that stops soon serves on for a while, and nobody new is to be sent to it.
+func (s *Server) stoppingCheck(context.Context) error {
+	if s.stopping.Load() {
+		return errors.New("the node stops")
+	}
+	return nil
 }
 
 func (s *Server) corruptCheck(context.Context) error {

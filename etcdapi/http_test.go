@@ -30,6 +30,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
@@ -457,5 +458,28 @@ func TestMixedLoad(t *testing.T) {
 	r.kv.set(kverror.Compacted, false)
 	if _, err := c.Get(t.Context(), "k"); !errors.Is(err, rpctypes.ErrCompacted) {
 		t.Error(err)
+	}
+}
+
+// A node that is to stop serves on, and says so to those who ask whether it is ready.
+func TestStopping(t *testing.T) {
+	r := newRig(t, "http", nil)
+	c := r.client(t, clientv3.Config{})
+	if _, err := c.Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	r.Stopping()
+	if code, body := get(t, &http.Transport{}, "http://"+r.addr()+"/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "[-]stopping failed: the node stops\n[+]") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	if code, body := get(t, &http.Transport{}, "http://"+r.MetricsAddrs()[0].String()+"/livez"); code != http.StatusOK {
+		t.Errorf("/livez: %d %s", code, body)
+	}
+	health := grpc_health_v1.NewHealthClient(c.ActiveConnection())
+	if s, err := health.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil || s.Status != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("gRPC: %v, %v", s, err)
+	}
+	if _, err := c.Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("it does not serve on: %v", err)
 	}
 }

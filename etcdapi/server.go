@@ -170,6 +170,8 @@ type Server struct {
 	watchers   watchStreams
 	// told is the highest revision of any header.
 	told atomic.Int64
+	// stopping says that the server ends soon.
+	stopping atomic.Bool
 
 	connections          *connLimit
 	certified            certifiedConns
@@ -465,6 +467,13 @@ func (s *Server) ended(what string, err error) {
 	}
 }
 
+// Stopping has /readyz and gRPC's health service say that the server ends soon, so that clients go elsewhere. It
+// serves on until Stop.
+func (s *Server) Stopping() {
+	s.stopping.Store(true)
+	s.health.Shutdown()
+}
+
 // Stop accepts nothing more, lets running calls end until ctx is done, cuts the others off, and
 // returns when all goroutines are gone. It may be called without Start, and more than once.
 func (s *Server) Stop(ctx context.Context) {
@@ -472,7 +481,7 @@ func (s *Server) Stop(ctx context.Context) {
 }
 
 func (s *Server) stop(ctx context.Context) {
-	s.health.Shutdown()
+	s.Stopping()
 	s.closeListeners()
 	if s.locks != nil {
 		s.locks.Close(ctx) // while the services that it uses run

@@ -13,7 +13,7 @@
 //
 // # Stop
 //
-//	ports close, requests under way end → pipelines of the ranges close, leaderships are handed
+//	/readyz fails; --shutdown-delay → ports close, requests under way end → pipelines of the ranges close, leaderships are handed
 //	over → the ceiling of revisions is lowered, placement is handed over → clients, replicas,
 //	raft host → engine flushed → wal → bus → directories
 //
@@ -154,5 +154,6 @@
 //	budget.go      how the memory is divided
 //	files.go       how the files that the process may open are divided
 //	memory.go      the process's memory limit
+//	supervisor.go  tells the service manager how far the node is
 //	stages.go      what a start or stop is at, for who waits for it
 package node

@@ -54,10 +54,12 @@ func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
 	stopPacing := useMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()
 	s := newStages(clock.System(), os.Exit) //nolint:forbidigo // where its log hangs, who called Run hangs with it
-	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s) })
+	v, release := supervise(clock.System(), s, logger)
+	defer release()
+	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s, v) })
 }
 
-func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) error {
+func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages, v *supervisor) error {
 	n, err := start(ctx, cfg, logger, s)
 	switch {
 	case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
@@ -66,13 +68,20 @@ func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	case err != nil:
 		return adviseOnPermission(err)
 	}
+	v.serving(n.core.host.DiskStalled)
 	var failure error
 	select {
 	case <-ctx.Done():
-		n.log.Info("stopping")
+		n.log.Info("stopping", zap.Duration("shutdown-delay", cfg.ShutdownDelay))
+		n.api.Stopping()
+		s.end()
+		s.enterFor("serve on for --shutdown-delay", cfg.ShutdownDelay)
+		v.stopping()
+		failure = n.serveOn(cfg.ShutdownDelay)
 	case <-n.core.Fatal():
 		failure = n.core.Err()
 		s.end()
+		v.stopping()
 	}
 	stopping := clock.StartStopwatch()
 	err = n.Stop(context.Background())
@@ -202,6 +211,18 @@ func tellInsecure(cfg *config.Config, log *zap.Logger, reg prometheus.Registerer
 	insecure.Set(1)
 	log.Warn("THIS NODE IS OPEN TO THE NETWORK WITHOUT TLS: whoever reaches these URLs reads all keys and writes them, or takes the part of a node; "+
 		"make certificates with skein cert, and use https:// URLs and --certs-dir", zap.Strings("urls", urls))
+}
+
+// serveOn serves for as long as clients take to see that the node stops. The error says why it could not.
+func (n *Node) serveOn(delay time.Duration) error {
+	timer := n.core.o.Clock.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-n.core.Fatal():
+		return n.core.Err()
+	}
 }
 
 // Stop ends the node in order. Requests under way get a few seconds to end.

@@ -48,13 +48,16 @@ func newStages(c clock.Clock, exit func(code int)) *stages {
 }
 
 // enter says that a stage begins, and the one before is over.
-func (s *stages) enter(name string) {
+func (s *stages) enter(name string) { s.enterFor(name, 0) }
+
+// enterFor is enter for a stage that lasts so long by intention: time counts from then on.
+func (s *stages) enterFor(name string, meant time.Duration) {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.name, s.since = name, s.clock.Now()
+	s.name, s.since = name, s.clock.Now().Add(meant)
 }
 
 // end says that the node is to end, in whatever stage it is: from now on time counts.

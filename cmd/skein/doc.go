@@ -11,8 +11,8 @@
 //	demo.go           skein demo
 //	status.go         skein status and doctor
 //	node.go           skein node, cluster and audit
-//	placement.go      skein placement
 //	range.go          skein range
+//	placement.go      skein placement
 //	hold.go           skein hold
 //	cert.go           skein cert
 //	recover.go        skein recover, and --force-new-cluster
@@ -23,6 +23,8 @@
 //	explain.go        skein explain
 //	version.go        skein version
 //	complete.go       what a tab completes
+//	etcdctl.go        skein etcdctl: etcd's own command line
+//	gateway.go        skein gateway: etcd's TCP proxy
 //	admin.go          flags of all commands that ask a running cluster
 //	command.go        what all commands share
 package main

@@ -7,9 +7,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	_ "golang.org/x/crypto/x509roots/fallback" // an image FROM scratch has no certificates of authorities, and buckets need them
 	"golang.org/x/sys/unix"
 
 	"github.com/skeindb/skein/adminapi"
@@ -29,7 +31,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	// The first signal ends what runs in good order, the second one at once.
 	context.AfterFunc(ctx, stop)
-	os.Exit(execute(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	os.Exit(execute(ctx, byName(os.Args), os.Environ(), os.Stdout, os.Stderr))
+}
+
+// byName returns the arguments of a command line. A link named etcdctl is skein etcdctl. One named etcd needs nothing:
+// a node takes etcd's flags, and skein gateway is etcd's command too.
+func byName(argv []string) []string {
+	if filepath.Base(argv[0]) == "etcdctl" {
+		return append([]string{"etcdctl"}, argv[1:]...)
+	}
+	return argv[1:]
 }
 
 // execute runs a command line and returns the exit code.
@@ -90,7 +101,7 @@ func newRoot(environ []string) *cobra.Command {
 	root.AddCommand(
 		newStart(environ), newConfig(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ),
 		newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ),
-		newMirror(environ), newExplain(), newVersion(),
+		newMirror(environ), newExplain(), newVersion(), newEtcdctl(), newGateway(),
 	)
 	root.InitDefaultCompletionCmd()
 	addHelp(root)

@@ -39,8 +39,8 @@ var lines = []line{
 		"a command has no logic, so there is nothing in it to import",
 	},
 	{
-		[]string{"sim", "chaos", "conformance"},
-		"test rigs around whole nodes",
+		[]string{"sim", "chaos", "conformance", "deploy"},
+		"test rigs around whole nodes; tests of what is published",
 		"what ships must not depend on the rigs that test it",
 	},
 	{

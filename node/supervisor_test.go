@@ -1,0 +1,177 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
+)
+
+// manager is a service manager in virtual time.
+type manager struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (m *manager) tell(state string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.said = append(m.said, state)
+	return nil
+}
+
+// take returns what came since the last take.
+func (m *manager) take() string {
+	synctest.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := strings.Join(m.said, "\n")
+	m.said = nil
+	return all
+}
+
+// supervised starts a supervisor with that watchdog in a bubble.
+func supervised(t *testing.T, watchdog time.Duration) (*supervisor, *stages, *manager) {
+	t.Helper()
+	m, s := &manager{}, newStages(clock.Virtual(), func(int) {})
+	v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.NewNop(), tell: m.tell, watchdog: watchdog, changed: wake.New()}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { v.run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return v, s, m
+}
+
+// A start and a stop that take long get time as long as they take, and READY comes once.
+func TestTheManagerIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, s, m := supervised(t, 0)
+		s.enter("open the storage")
+		time.Sleep(time.Hour)
+		const more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
+		said := m.take()
+		if n := strings.Count(said, more+"open the storage"); n < 359 || n > 361 {
+			t.Errorf("in an hour of replay it got more time %d times", n)
+		}
+		if strings.Contains(said, "READY") || strings.Contains(said, "WATCHDOG") {
+			t.Errorf("while it starts: %s", said)
+		}
+		v.serving(func() bool { return false })
+		if said := m.take(); said != "READY=1\nSTATUS=serves clients" {
+			t.Errorf("when it serves: %q", said)
+		}
+		time.Sleep(time.Hour)
+		if said := m.take(); said != "" {
+			t.Errorf("while it serves, without a watchdog: %q", said)
+		}
+		s.enter("end the requests of clients")
+		v.stopping()
+		if said := m.take(); said != "STOPPING=1\n"+more+"end the requests of clients" {
+			t.Errorf("when it stops: %q", said)
+		}
+		time.Sleep(extendEvery)
+		if said := m.take(); said != more+"end the requests of clients" {
+			t.Errorf("while it stops: %q", said)
+		}
+	})
+}
+
+// The watchdog is fed at least twice in its time, and not while the disk hangs.
+func TestTheWatchdogBitesOnAHangingDisk(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		const watchdog = 20 * time.Second
+		v, _, m := supervised(r.t, watchdog)
+		n := r.nodes[0]
+		if time.Sleep(watchdog); !strings.Contains(m.take(), "WATCHDOG=1") {
+			r.t.Error("a node that starts was not fed")
+		}
+		v.serving(n.core.host.DiskStalled)
+		m.take()
+		for range 10 {
+			if time.Sleep(watchdog / 2); m.take() == "" {
+				r.t.Error("a node whose disk moves was not fed")
+			}
+		}
+		release := n.disk.stall()
+		r.wait(20*time.Second, "the node notices", n.core.host.DiskStalled)
+		m.take()
+		time.Sleep(3 * watchdog)
+		if said := m.take(); said != "" {
+			r.t.Errorf("while the disk hung: %q", said)
+		}
+		release()
+		r.wait(20*time.Second, "the disk moves", func() bool { return !n.core.host.DiskStalled() })
+		if time.Sleep(watchdog); m.take() == "" {
+			r.t.Error("behind a disk that hung it was not fed")
+		}
+		r.stop(n)
+	})
+}
+
+// A manager that cannot be told is reported once, and does not keep the node from anything.
+func TestAManagerThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.WarnLevel)
+		failed, s := 0, newStages(clock.Virtual(), func(int) {})
+		v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.New(core), changed: wake.New(), tell: func(string) error {
+			failed++
+			return errors.New("gone")
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		v.run(ctx)
+		if logs.Len() != 1 || failed < 100 {
+			t.Errorf("%d messages failed, and %d lines say so", failed, logs.Len())
+		}
+	})
+}
+
+// Over a real socket, as systemd has it.
+func TestNotifySocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	t.Setenv("WATCHDOG_USEC", "60000000")
+	s := newStages(clock.System(), func(int) {})
+	v, release := supervise(clock.System(), s, zap.NewNop())
+	defer release()
+	next := func() string {
+		b := make([]byte, 4096)
+		n, err := socket.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+	if got := next(); got != "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=start\nWATCHDOG=1" {
+		t.Errorf("first %q", got)
+	}
+	v.serving(func() bool { return true })
+	if got := next(); got != "READY=1\nSTATUS=serves clients" {
+		t.Errorf("then %q", got)
+	}
+	v.stopping()
+	if got := next(); !strings.HasPrefix(got, "STOPPING=1\n") {
+		t.Errorf("at the end %q", got)
+	}
+	t.Setenv("NOTIFY_SOCKET", "")
+	if v, release := supervise(clock.System(), s, zap.NewNop()); v != nil {
+		release()
+		t.Error("somebody is told where nobody asks")
+	}
+}
