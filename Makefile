@@ -51,12 +51,24 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
 	$(BUILD) -o bin/skein ./cmd/skein
 	$(BUILD) -o bin/loadtest ./cmd/loadtest
+
+# What is published, for ARCH: binary, the image's root, checksums. The same commit gives the same bytes. image needs
+# docker.
+release:
+	deploy/release.sh bin/release
+
+image: release
+	docker build -t skein:$$(sed -n 's/.*SkeinVersion = "\(.*\)"/\1/p' etcdapi/version.go) bin/release
+
+# Installs nothing: what make release makes is looked at, started in an empty root, and made twice.
+packages:
+	go test -count=1 -timeout 1h -v ./deploy -release
 
 # While one works: nothing long, no race detector, and go's cache of results, so that only
 # packages whose code or imports have changed run again.
@@ -79,6 +91,7 @@ soak:
 	$(MAKE) storage-suite
 	$(MAKE) etcd-tests
 	$(MAKE) etcd-files
+	$(MAKE) packages
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted

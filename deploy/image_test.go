@@ -1,0 +1,249 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"sigs.k8s.io/yaml"
+
+	"github.com/skeindb/skein/internal/ports"
+)
+
+// imageUser is the user of the Dockerfile.
+const imageUser = 65532
+
+// image is the root of the image, unpacked.
+type image struct {
+	t    *testing.T
+	root string
+	// clients and peers are the ports of the nodes.
+	clients, peers []int
+}
+
+// command is a program of the image, which sees nothing else.
+func (i *image) command(name string, args ...string) *exec.Cmd {
+	c := exec.Command("/usr/local/bin/"+name, args...)
+	c.Dir = "/"
+	c.SysProcAttr = &syscall.SysProcAttr{Chroot: i.root, Credential: &syscall.Credential{Uid: imageUser, Gid: imageUser}}
+	return c
+}
+
+// start starts a node, with the same settings for all but the names and ports. It returns what kills it.
+func (i *image) start(n int) (kill func()) {
+	i.t.Helper()
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	log, err := os.Create(filepath.Join(i.t.TempDir(), "log"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	c := i.command("skein", "--name", fmt.Sprintf("n%d", n+1), "--data-dir", fmt.Sprintf("/data/n%d", n+1),
+		"--listen-client-urls", url(i.clients[n]), "--advertise-client-urls", url(i.clients[n]),
+		"--listen-peer-urls", url(i.peers[n]), "--initial-advertise-peer-urls", url(i.peers[n]),
+		"--initial-cluster", fmt.Sprintf("n1=%s,n2=%s,n3=%s", url(i.peers[0]), url(i.peers[1]), url(i.peers[2])),
+		"--join", strings.Join([]string{url(i.clients[0]), url(i.clients[1]), url(i.clients[2])}, ","), "--initial-ranges=8")
+	c.Stdout, c.Stderr = log, log
+	if err := c.Start(); err != nil {
+		i.t.Fatal(err)
+	}
+	killed := false
+	kill = func() {
+		if killed {
+			return
+		}
+		killed = true
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		log.Close()
+		if b, _ := os.ReadFile(log.Name()); i.t.Failed() {
+			i.t.Logf("n%d:\n%s", n+1, b[max(0, len(b)-4<<10):])
+		}
+	}
+	i.t.Cleanup(kill)
+	return kill
+}
+
+// runs repeats a program of the image until it succeeds, and returns what it printed.
+func (i *image) runs(name string, args ...string) string {
+	i.t.Helper()
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		out, err := i.command(name, args...).CombinedOutput()
+		if err == nil {
+			return string(out)
+		}
+		if time.Since(began) > time.Minute {
+			i.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+// The image has all that a cluster needs: three nodes in its root, without a file of this machine. They keep their data,
+// a fourth one joins with the same settings, and the gateway finds those that live.
+func TestImageRoot(t *testing.T) {
+	dir := made(t)
+	if os.Getuid() != 0 {
+		t.Skip("left out: only root may change the root of a process")
+	}
+	free, err := ports.Unused(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &image{t: t, root: t.TempDir(), clients: free[:4], peers: free[4:8]}
+	output(t, "tar", "-xpf", filepath.Join(dir, "root.tar"), "-C", i.root)
+	at := fmt.Sprintf("--endpoints=127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d", free[0], free[1], free[2])
+	kills := make([]func(), 4)
+	for n := range 3 {
+		kills[n] = i.start(n)
+	}
+	i.runs("etcdctl", at, "put", "a", "1")
+	for n := range 3 {
+		kills[n]()
+	}
+	for n := range 3 {
+		kills[n] = i.start(n)
+	}
+	if got := i.runs("etcdctl", at, "get", "a", "--print-value-only"); got != "1\n" {
+		t.Errorf("after a restart: %q", got)
+	}
+	kills[3] = i.start(3)
+	i.runs("etcdctl", fmt.Sprintf("--endpoints=127.0.0.1:%d", free[3]), "endpoint", "health")
+	if got := i.runs("skein", "node", "list", at); !strings.Contains(got, "n4") {
+		t.Errorf("the fourth node has not joined:\n%s", got)
+	}
+	i.behindGateway(fmt.Sprintf("127.0.0.1:%d", free[8]), kills[0])
+}
+
+// behindGateway puts through the gateway before and after a node is killed.
+func (i *image) behindGateway(listen string, kill func()) {
+	t := i.t
+	t.Helper()
+	gateway := i.command("etcd", "gateway", "start", "--listen-addr", listen, "--endpoints",
+		fmt.Sprintf("127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d", i.clients[0], i.clients[1], i.clients[2]))
+	if err := gateway.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = gateway.Process.Signal(syscall.SIGTERM)
+		if err := gateway.Wait(); err != nil {
+			t.Errorf("the gateway ended with %v", err)
+		}
+	}()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	put := func(key string) {
+		t.Helper()
+		for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			_, err := client.Put(ctx, key, "v")
+			cancel()
+			if err == nil {
+				return
+			}
+			if time.Since(began) > time.Minute {
+				t.Fatalf("put %s: %v", key, err)
+			}
+		}
+	}
+	put("before")
+	kill()
+	put("after")
+}
+
+// composeFile is what the test reads of compose.yaml.
+type composeFile struct {
+	Services map[string]struct {
+		Image       string
+		Command     []string
+		Environment map[string]string
+		Volumes     []string
+		Profiles    []string
+		Healthcheck struct{ Test []string }
+	}
+}
+
+// The services of compose.yaml run in docker, keep their data when they are made anew, and are healthy by their own check.
+func TestCompose(t *testing.T) {
+	b, err := os.ReadFile("docker/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c composeFile
+	if err := yaml.Unmarshal(b, &c); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Services) != 4 {
+		t.Fatalf("services %v", c.Services)
+	}
+	dir := made(t)
+	if out, err := exec.CommandContext(t.Context(), "docker", "info").CombinedOutput(); err != nil {
+		t.Skipf("left out: docker does not run here: %v\n%s", err, out)
+	}
+	prefix := fmt.Sprintf("skeintest%d-", os.Getpid())
+	tag := c.Services["n1"].Image
+	output(t, "docker", "build", "-q", "-t", tag, dir)
+	output(t, "docker", "network", "create", prefix+"net")
+	t.Cleanup(func() { _ = exec.Command("docker", "network", "rm", prefix+"net").Run() })
+	remove := func(name string) { _ = exec.Command("docker", "rm", "-f", prefix+name).Run() }
+	run := func(name string) {
+		t.Helper()
+		s := c.Services[name]
+		args := []string{"run", "-d", "--name", prefix + name, "--network", prefix + "net", "--network-alias", name}
+		for k, v := range s.Environment {
+			args = append(args, "-e", k+"="+v)
+		}
+		for _, v := range s.Volumes {
+			args = append(args, "-v", prefix+v)
+		}
+		output(t, "docker", append(append(args, s.Image), s.Command...)...)
+	}
+	in := func(name string, args ...string) string {
+		t.Helper()
+		for began := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+			out, err := exec.CommandContext(t.Context(), "docker", append([]string{"exec", prefix + name}, args...)...).CombinedOutput()
+			if err == nil {
+				return string(out)
+			}
+			if time.Since(began) > time.Minute {
+				t.Fatalf("%s: %s: %v\n%s", name, strings.Join(args, " "), err, out)
+			}
+		}
+	}
+	names := []string{"n1", "n2", "n3"}
+	for _, n := range append(names, "n4") {
+		t.Cleanup(func() { _ = exec.Command("docker", "volume", "rm", prefix+n).Run() })
+		t.Cleanup(func() { remove(n) })
+	}
+	for _, n := range names {
+		run(n)
+	}
+	in("n1", "etcdctl", "put", "a", "1")
+	for _, n := range names {
+		in(n, c.Services[n].Healthcheck.Test[1:]...)
+	}
+	for _, n := range names {
+		output(t, "docker", "stop", "-t", "90", prefix+n)
+		remove(n)
+	}
+	for _, n := range names {
+		run(n)
+	}
+	if got := in("n2", "etcdctl", "get", "a", "--print-value-only"); got != "1\n" {
+		t.Errorf("after the containers were made anew: %q", got)
+	}
+	run("n4")
+	in("n4", c.Services["n4"].Healthcheck.Test[1:]...)
+	if got := in("n3", "skein", "node", "list"); !strings.Contains(got, "n4") {
+		t.Errorf("n4 has not joined:\n%s", got)
+	}
+}
