@@ -7,10 +7,13 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 )
 
@@ -63,5 +66,18 @@ func TestLoadIntoNodesWithALowBound(t *testing.T) {
 	}
 	if err := load(100); err == nil || !strings.Contains(err.Error(), "raise --max-request-bytes of all to 7") || !strings.Contains(err.Error(), "larger than max") {
 		t.Errorf("a block that is too large: %v", err)
+	}
+}
+
+// TestWhatDoesNotFollow: what a mirror ends for good at has a code of its own, which nothing else of a load has.
+func TestWhatDoesNotFollow(t *testing.T) {
+	for _, row := range kverror.Table() {
+		err := loadError("versions of the load", kverror.New(row.Kind, "key %q", "k"))
+		if got, want := status.Code(err) == codes.DataLoss, row.Kind == kverror.NotNext || row.Kind == kverror.Corrupt; got != want {
+			t.Errorf("%s: %v", row.Kind, err)
+		}
+	}
+	if err := loadError("versions of the load", kverror.New(kverror.NotNext, "key %q", "k")); !strings.Contains(err.Error(), `key "k"`) {
+		t.Errorf("the key is not named: %v", err)
 	}
 }

@@ -88,6 +88,7 @@ var explanations = [numKinds]Explanation{
 	AccessChanged:         {"Rights were taken away while the request was under way. Nothing was done.", "Repeat the request."},
 	KeysChanged:           {"Keys of a lease were written again and again while it was to be revoked. Nothing was done.", "Repeat the request, once the lease's keys are not written any more."},
 	HoldEnded:             {"What a backup, an export or a snapshot was reading is not kept any more: its hold has expired or was released.", "Begin it anew. skein hold list shows what is kept."},
+	NotNext:               {"A version that a mirror or another load brings is not the next one of its key: what this cluster has of the key is not what the source had.", "Begin anew: skein mirror abandon, then start with an empty cluster. If it happens again, report it with the text."},
 	Loading:               {"The cluster is being loaded by a restore, an import or a mirror, or one was broken off.", "Wait for its end. If it was broken off, give its command again, or begin with empty directories."},
 }
 

@@ -127,6 +127,8 @@ const (
 	HoldEnded
 	// Loading: the cluster is being loaded, or holds a part of a load that was abandoned.
 	Loading
+	// NotNext: a version of a load is not the next one of its key: something before it is missing or different here.
+	NotNext
 
 	numKinds
 )
@@ -234,6 +236,7 @@ var rows = [numKinds]Row{
 	AccessChanged:         {Name: "access changed", Retry: RetryClient, GRPC: grpcAccessChanged},
 	KeysChanged:           {Name: "keys of the lease changed", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: keys of the lease were written again and again while it was to be revoked: repeat the request")},
 	HoldEnded:             {Name: "hold ended", GRPC: status.Error(codes.FailedPrecondition, "skein: old versions are not held for this cut any more: begin it anew")},
+	NotNext:               {Name: "not the next version", GRPC: status.Error(codes.DataLoss, "skein: a version of a load is not the next one of its key")},
 	Loading:               {Name: "loading", Retry: RetryClient, GRPC: status.Error(codes.Unavailable, "skein: this cluster is being loaded")},
 }
 
@@ -346,7 +349,7 @@ func GRPC(err error) error {
 	}
 	e = Of(err)
 	g := e.Kind.row().GRPC
-	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge || e.Kind == Loading) {
+	if e.Detail != "" && (e.Kind == Internal || e.Kind == BadRequest || e.Kind == TooManyRanges || e.Kind == AnswerTooLarge || e.Kind == Loading || e.Kind == NotNext) {
 		s := status.Convert(g)
 		return status.Error(s.Code(), s.Message()+": "+e.Detail)
 	}

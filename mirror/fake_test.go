@@ -524,9 +524,9 @@ func fits(before, v *mvcc.Version) error {
 	}
 	switch {
 	case v.Tombstone && before.Version == 0:
-		return status.Errorf(codes.InvalidArgument, "key %q: revision %d deletes it, and there is no such key", v.Key, v.Mod)
+		return status.Errorf(codes.DataLoss, "key %q: revision %d deletes it, and there is no such key", v.Key, v.Mod)
 	case !v.Tombstone && (v.Create != create || v.Version != version):
-		return status.Errorf(codes.InvalidArgument, "key %q: revision %d is version %d, and would be version %d", v.Key, v.Mod, v.Version, version)
+		return status.Errorf(codes.DataLoss, "key %q: revision %d is version %d, and would be version %d", v.Key, v.Mod, v.Version, version)
 	}
 	*before = *v
 	return nil

@@ -257,7 +257,7 @@ func (a *applier) bring(ctx context.Context, b Batch) error {
 	m.spare(ids)
 	m.mu.Unlock()
 	err = m.retry(ctx, "bring a batch to the target", func() error { return m.o.Target.Follow(ctx, m.state.Nonce, b) })
-	if status.Code(err) == codes.InvalidArgument {
+	if status.Code(err) == codes.DataLoss {
 		return stopf("the target refuses a batch: %v", err)
 	}
 	if err != nil {

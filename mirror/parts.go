@@ -78,7 +78,7 @@ type Target interface {
 	// Import loads a database file, from its beginning or where an earlier call ended. Its
 	// revision is then the target's position. What it returns is always that of the whole file.
 	Import(ctx context.Context, nonce, path string) (Imported, error)
-	// Follow adds a batch. Its error has code InvalidArgument if a version does not follow on what the target has: by create
+	// Follow adds a batch. Its error has code DataLoss if a version does not follow on what the target has: by create
 	// revision, version, or as the end of a key that is not there.
 	Follow(ctx context.Context, nonce string, b Batch) error
 	// Finish opens the target for its clients. Its next revision is Finish.Revision+1.

@@ -407,7 +407,7 @@ func TestLoadRefuses(t *testing.T) {
 			"no order":         {putOf(1, 1, rangeapi.LoadBulk, all[8], all[6]), kverror.BadRequest, "not behind"},
 			"a value too long": {putOf(1, 1, rangeapi.LoadBulk, large), kverror.RequestTooLarge, `key "c" at revision 3`},
 			"an old revision":  {putOf(1, 1, rangeapi.LoadFollow, loaded("a", 9, 9, 1)), kverror.BadRequest, "revision 9 already"},
-			"a gap of a key":   {putOf(1, 1, rangeapi.LoadFollow, loaded("a", 19, 3, 9)), kverror.BadRequest, "would be version"},
+			"a gap of a key":   {putOf(1, 1, rangeapi.LoadFollow, loaded("a", 19, 3, 9)), kverror.NotNext, "would be version"},
 			"an early end":     {&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadEnd, Incarnation: 40, Revision: 8}, kverror.BadRequest, "cannot end"},
 			"broken bytes":     {&rangeapi.LoadRequest{Range: 1, Generation: 1, Step: rangeapi.LoadPut, Stage: rangeapi.LoadBulk, Incarnation: 40, Count: 1, Versions: []byte{1}}, kverror.BadRequest, "version 0"},
 		} {

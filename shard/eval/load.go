@@ -160,9 +160,9 @@ func follows(was mvcc.Version, v *mvcc.Version) error {
 	}
 	switch {
 	case v.Tombstone && (was.Tombstone || was.Mod == 0):
-		return rangeapi.BadRequest("key %q: revision %d of a load deletes it, and there is no such key", v.Key, v.Mod)
+		return kverror.New(kverror.NotNext, "key %q: revision %d of a load deletes it, and there is no such key", v.Key, v.Mod)
 	case !v.Tombstone && (v.Create != create || v.Version != version):
-		return rangeapi.BadRequest("key %q: revision %d of a load is version %d since revision %d, and would be version %d since revision %d here",
+		return kverror.New(kverror.NotNext, "key %q: revision %d of a load is version %d since revision %d, and would be version %d since revision %d here",
 			v.Key, v.Mod, v.Version, v.Create, version, create)
 	}
 	return nil

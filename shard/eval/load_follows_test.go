@@ -42,7 +42,7 @@ func TestFollows(t *testing.T) {
 		"a put that did not end it":       {live(3, 3, 1), after(live(5, 5, 1), live(5, 3, 2)), "would be version 3 since revision 3"},
 	} {
 		err := follows(c.was, &c.v)
-		if (err == nil) != (c.wrong == "") || err != nil && (kverror.Of(err).Kind != kverror.BadRequest || !strings.Contains(err.Error(), c.wrong)) {
+		if (err == nil) != (c.wrong == "") || err != nil && (kverror.Of(err).Kind != kverror.NotNext || !strings.Contains(err.Error(), c.wrong)) {
 			t.Errorf("%s: %v, want %q", name, err, c.wrong)
 		}
 	}
