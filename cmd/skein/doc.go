@@ -11,8 +11,8 @@
 //	demo.go           skein demo
 //	status.go         skein status and doctor
 //	node.go           skein node, cluster and audit
-//	range.go          skein range
 //	placement.go      skein placement
+//	range.go          skein range
 //	hold.go           skein hold
 //	cert.go           skein cert
 //	recover.go        skein recover, and --force-new-cluster

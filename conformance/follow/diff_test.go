@@ -71,18 +71,6 @@ different: 1 only in B, 1 unequal
 	if text.String() != want {
 		t.Errorf("%s\nnot\n%s", text.String(), want)
 	}
-	found, err := a.Lookup(ctx, keysOf(300), keyspace.Revision(before))
-	if err != nil || len(found) != 300 || found[7].Version != 2 || found[8].Create != found[8].Mod || found[250].Version != 0 {
-		t.Errorf("looked up: %+v, %+v, %+v: %v", found[7], found[8], found[250], err)
-	}
-}
-
-// keysOf are keys of which the first 200 exist.
-func keysOf(n int) (keys [][]byte) {
-	for i := range n {
-		keys = append(keys, fmt.Appendf(nil, "b%03d", i))
-	}
-	return keys
 }
 
 // at is a side that is read at one revision where the other is read as it is now.

@@ -121,9 +121,9 @@ var lines = []line{
 		"an error travels through every layer, so its package can sit on none of them",
 	},
 	{
-		[]string{"loadtest", "deploy"},
+		[]string{"loadtest"},
 		"what runs outside a node",
-		"a load generator that knew the server would measure something that etcd has not; rules and dashboards know only names",
+		"a load generator that knew the server would measure something that etcd has not",
 	},
 	{
 		[]string{"keyspace", "clock", "api", "internal"},
