@@ -42,7 +42,7 @@ func quorumAlerts() []alert {
 			"{{ $labels.instance }} knows no leader of placement: nothing is written.",
 		},
 		{
-			"SkeinRangesWithoutQuorum", `max by (job) (skein_ranges_without_quorum{SKEIN}) > 0 or max by (job) (skein_placement_ranges_without_quorum{SKEIN}) > 0`, time.Minute, critical,
+			"SkeinRangesWithoutQuorum", `min by (job) (skein_ranges_without_quorum{SKEIN}) > 0`, time.Minute, critical,
 			"{{ $labels.job }}: {{ $value }} ranges have no quorum, and their keys cannot be read or written.",
 		},
 		{

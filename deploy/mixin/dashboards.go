@@ -37,7 +37,7 @@ func overview() dashboard {
 		{"Is it well?", []panel{
 			number("Nodes reached", "", `sum(up{`+whole+`})`),
 			number("Nodes that know a leader", "Of the placement group. Without one nothing is written.", `sum(etcd_server_has_leader{`+whole+`})`),
-			number("Ranges without a quorum", "Their keys cannot be read or written.", `max(skein_placement_ranges_without_quorum{`+whole+`})`),
+			number("Ranges without a quorum", "Their keys cannot be read or written.", `min(skein_ranges_without_quorum{`+whole+`})`),
 			number("Ranges that lack a voter", "", `max(skein_placement_ranges_under_replicated{`+whole+`})`),
 			number("Placement paused", "1: nothing is repaired.", `max(skein_placement_paused{`+whole+`})`),
 			number("Keys", "", `sum(etcd_debugging_mvcc_keys_total{`+whole+`})`),
@@ -71,7 +71,7 @@ func ranges() dashboard {
 		}},
 		{"Placement", []panel{
 			graph("Operations under way", "short", "", target{`max(skein_placement_operations_under_way{` + whole + `})`, "operations"}),
-			graph("Ranges in need", "short", "", target{`max(skein_placement_ranges_without_quorum{` + whole + `})`, "without a quorum"}, target{`max(skein_placement_ranges_under_replicated{` + whole + `})`, "lack a voter"}),
+			graph("Ranges in need", "short", "", target{`min(skein_ranges_without_quorum{` + whole + `})`, "without a quorum"}, target{`max(skein_placement_ranges_under_replicated{` + whole + `})`, "lack a voter"}),
 			graph("Copies of ranges received", "short", "", target{rate("skein_raftgroup_snapshots_received_total", "instance"), "{{instance}}"}),
 			graph("Copies that failed", "short", "", byNode("skein_raftgroup_snapshots_failed_total")),
 			graph("Holds of old versions", "short", "Backups and loads make them.", target{`max(skein_placement_holds{` + whole + `})`, "holds"}),

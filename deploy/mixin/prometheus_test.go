@@ -400,7 +400,7 @@ func (m *monitored) await(name string, fires bool) {
 }
 
 // withoutData are metrics that a cluster shows only once something has happened.
-var withoutData = []string{"etcd_debugging_server_alarms", "skein_etcdapi_rejected_connections_total", notDocumentedYet}
+var withoutData = []string{"etcd_debugging_server_alarms", "skein_etcdapi_rejected_connections_total"}
 
 // awaitData waits until each query has data. Of an alert's, each metric has.
 func (m *monitored) awaitData() {
