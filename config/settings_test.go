@@ -97,7 +97,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"--name=n1", ""},
 		{"--name=n1 --join=h:1", ""},
-		{"--name=n1 --nmae=n2", "did you mean --name?"},
+		{"--name=n1 --nam=n2", "did you mean --name?"},
 		{"--name=n1 --initial-cluster=n2=http://h:1", "couldn't find local name"},
 		{"--listen-client-urls=https://127.0.0.1:0 --advertise-client-urls=https://127.0.0.1:0 --cert-file=/none.crt --key-file=/none.key", "client TLS:"},
 		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "peer TLS:"},
@@ -129,7 +129,7 @@ func TestVariablesOfCommands(t *testing.T) {
 func TestNearest(t *testing.T) {
 	names := []string{"start", "range", "node", "placement", "cluster", "initial-cluster", "initial-ranges", "up"}
 	for word, want := range map[string]string{
-		"strat": "start", "rnage": "range", "Nodes": "node", "placment": "placement", "clsuter": "cluster", "intial-cluster": "initial-cluster",
+		"strt": "start", "rnage": "range", "Nodes": "node", "placment": "placement", "clsuter": "cluster", "initial-clster": "initial-cluster",
 		"initial-range": "initial-ranges", "initialclusters": "initial-cluster", "dog": "", "ab": "", "": "", "x": "", "etcdctl": "",
 	} {
 		if got := Nearest(word, names); got != want {

@@ -33,8 +33,10 @@ func TestOperationMetrics(t *testing.T) {
 			name      string
 			got, want float64
 		}{
-			{"ranges", testutil.ToFloat64(m.Ranges), ranges}, {"puts", testutil.ToFloat64(m.Puts), puts},
-			{"deletes", testutil.ToFloat64(m.Deletes), deletes}, {"transactions", testutil.ToFloat64(m.Txns), txns},
+			{"ranges", testutil.ToFloat64(m.Ranges), ranges},
+			{"puts", testutil.ToFloat64(m.Puts), puts},
+			{"deletes", testutil.ToFloat64(m.Deletes), deletes},
+			{"transactions", testutil.ToFloat64(m.Txns), txns},
 			{"bytes", testutil.ToFloat64(m.PutBytes), bytes},
 		} {
 			if c.got != c.want {

@@ -106,10 +106,7 @@ func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, 
 func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (_ *Node, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	unusable := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "skein_certificate_files_unusable_total", Help: "Changes of certificate files that could not be taken, so that the last good content stays in use, by side.",
-	}, []string{"side"})
-	reg.MustRegister(unusable)
+	unusable := unusableFiles(reg)
 	o := options(cfg, logger, unusable.WithLabelValues("peer"))
 	o.Registry, o.stages = reg, s
 	limit, err := filesLimit()
@@ -156,10 +153,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}
 	face.Members = core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck)
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
-	face.Metrics, face.Gatherer, face.TLS, face.Verify = etcdapi.NewMetrics(reg), reg, secure.TLS, secure.Verify
-	if cfg.ExtensiveMetrics {
-		face.Metrics.TimeMethods(reg)
-	}
+	face.Metrics, face.Gatherer, face.TLS, face.Verify = faceMetrics(cfg, reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) {
 		adminapi.Register(r, core.Admin())
 		core.RegisterData(r)
@@ -180,6 +174,24 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	}()
 	core.wait.Go(core.watchRestores)
 	return n, nil
+}
+
+// faceMetrics are those of the services that clients call.
+func faceMetrics(cfg *config.Config, reg prometheus.Registerer) *etcdapi.Metrics {
+	m := etcdapi.NewMetrics(reg)
+	if cfg.ExtensiveMetrics {
+		m.TimeMethods(reg)
+	}
+	return m
+}
+
+// unusableFiles counts the certificate files that could not be taken.
+func unusableFiles(reg prometheus.Registerer) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "skein_certificate_files_unusable_total", Help: "Changes of certificate files that could not be taken, so that the last good content stays in use, by side.",
+	}, []string{"side"})
+	reg.MustRegister(c)
+	return c
 }
 
 // guard sets who may do what, and opens the audit log if there is to be one.

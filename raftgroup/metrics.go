@@ -84,8 +84,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
 		return register(r, prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}))
 	}
-	counts := prometheus.ExponentialBuckets(1, 2, 12)
-	bytes := prometheus.ExponentialBuckets(64, 4, 10)
+	counts, bytes := prometheus.ExponentialBuckets(1, 2, 12), prometheus.ExponentialBuckets(64, 4, 10)
 	seconds := prometheus.ExponentialBuckets(0.0001, 2, 16)
 	return &Metrics{
 		passGroups:    histogram("skein_raftgroup_pass_groups", "Groups that one pass of a worker served.", counts),

@@ -67,9 +67,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Name: "skein_transport_batch_frames", Help: "Frames per write.",
 		Buckets: prometheus.ExponentialBuckets(1, 2, 11),
 	}, []string{"class"})
-	handlers := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "skein_transport_handlers", Help: "Handlers of calls and streams that run now.",
-	}, []string{"class"})
+	handlers := gauge("skein_transport_handlers", "Handlers of calls and streams that run now.", "class")
 	m := &Metrics{
 		roundTrip: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "etcd_network_peer_round_trip_time_seconds",
@@ -98,7 +96,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.passed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "skein_transport_passed_on_total", Help: "Calls and streams that this node has passed on between two others.",
 	})
-	all = append(all, batchFrames, handlers, m.roundTrip, m.sessions, m.sessionEnds, m.detours, m.passed)
+	all = append(all, batchFrames, m.roundTrip, m.sessions, m.sessionEnds, m.detours, m.passed)
 	for c := range Class(numClasses) {
 		label := c.String()
 		queued := new(atomic.Int64)

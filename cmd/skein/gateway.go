@@ -85,7 +85,7 @@ func (g *tcpGateway) run(ctx context.Context, log *zap.Logger) error {
 	case err = <-ended:
 	case <-ctx.Done():
 		l.Close()
-		<-ended // Stop must not come before Run has begun
+		log.Debug("the proxy has stopped", zap.Error(<-ended)) // Stop must not come before Run has begun
 	}
 	proxy.Stop()
 	return err
