@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -217,12 +218,27 @@ func (m *Mirror) freeze(ctx context.Context, rev keyspace.Revision, f *Finish) (
 	if len(f.Leases) != len(after) {
 		return false, nil // one ended while it was looked up
 	}
-	m.state.Finish = f
-	m.frozen = true
-	if err := m.step(Finishing); err != nil {
+	if err := m.commit(ctx, f); err != nil {
 		return false, err
 	}
 	return true, m.finish(ctx)
+}
+
+// commit notes that the target is opened with f. If that cannot be written, the mirror goes on, and the source may be written to
+// again. So what was written is taken back: it may be there all the same, and the next start would open the target.
+// Mirror.follow is held.
+func (m *Mirror) commit(ctx context.Context, f *Finish) error {
+	next := m.state
+	next.Step, next.Finish = Finishing, f
+	if err := writeJSON(m.o.FS, m.o.Dir, stateName, next); err != nil {
+		undone := m.retry(ctx, "take the cut-over back", func() error { return writeJSON(m.o.FS, m.o.Dir, stateName, m.state) })
+		return cmp.Or(undone, err)
+	}
+	m.frozen = true
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.Finish, m.state.Step, m.status.Step = f, Finishing, Finishing
+	return nil
 }
 
 // finish opens the target. It may be called again after a crash.
@@ -246,7 +262,7 @@ func (m *Mirror) finish(ctx context.Context) error {
 	m.mu.Lock()
 	m.status.Waiting, m.status.Cutover, m.status.Warning = "", "", warning
 	m.mu.Unlock()
-	return m.step(Done)
+	return m.retry(ctx, "note that the target is open", func() error { return m.step(Done) })
 }
 
 // checkFinished says what is not as it should be behind the cut-over, or nothing.

@@ -1,0 +1,154 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/skeindb/skein/internal/simdisk"
+)
+
+// stateDisk is a disk on which the state of one step cannot be written for a while.
+type stateDisk struct {
+	*simdisk.Disk
+	step Step
+	// fails counts how many more writes fail, hit is called when one does.
+	fails int
+	hit   func()
+	// late says that the file is replaced, and only the sync of the directory fails.
+	late    bool
+	pending atomic.Bool // that sync comes next
+}
+
+func (d *stateDisk) Rename(from, to string) error {
+	if !strings.HasSuffix(to, stateName) || d.fails == 0 {
+		return d.Disk.Rename(from, to)
+	}
+	var st state
+	if err := readJSON(d.Disk, from, &st); err != nil {
+		return err
+	}
+	if st.Step != d.step {
+		return d.Disk.Rename(from, to)
+	}
+	d.fails--
+	d.hit()
+	if !d.late {
+		return errFull
+	}
+	d.pending.Store(true)
+	return d.Disk.Rename(from, to)
+}
+
+func (d *stateDisk) OpenDir(name string) (vfs.File, error) {
+	if d.pending.CompareAndSwap(true, false) {
+		return nil, errFull
+	}
+	return d.Disk.OpenDir(name)
+}
+
+// TestFullDiskAtCutover: the disk is full just when the cut-over is noted, and the source is written to again, or the target cannot
+// be opened any more. The mirror goes on, also if it is started anew, and cuts over once it can.
+func TestFullDiskAtCutover(t *testing.T) {
+	for name, late := range map[string]bool{"nothing is written": false, "only the sync fails": true} {
+		for _, refuses := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s, d := newSource(1), newTarget()
+					s.txn(op{"a", "1", 0})
+					full, failed, refuse := &stateDisk{Disk: simdisk.New(), step: Finishing, fails: 1, late: late}, false, false
+					full.hit = func() {
+						failed, refuse = true, refuses
+						if !refuses {
+							s.txn(op{"a", "2", 0})
+						}
+					}
+					o := options(s, d, full.Disk)
+					o.FS = full
+					o.Prepare = func(context.Context) error {
+						if refuse {
+							return &Refusal{Reason: "node n2 does not answer", Next: "start it"}
+						}
+						return nil
+					}
+					ctx, kill := context.WithCancel(t.Context())
+					ended := start(ctx, o)
+					time.Sleep(10 * time.Second)
+					if err := RequestCutover(full.Disk, "m"); err != nil {
+						t.Fatal(err)
+					}
+					for !failed {
+						time.Sleep(10 * time.Millisecond)
+					}
+					time.Sleep(time.Second)
+					if st, err := readState(full.Disk, "m"); err != nil || st.Step != Following {
+						t.Fatalf("the next start would find %s, %v", st.Step, err)
+					}
+					s.txn(op{"a", "3", 0})
+					time.Sleep(time.Second)
+					if d.present() != s.present() || d.phase != TargetLoading {
+						t.Fatalf("the target is %s at revision %d, the source at %d", d.phase, d.present(), s.present())
+					}
+					kill()
+					if err := <-ended; !errors.Is(err, context.Canceled) {
+						t.Fatal(err)
+					}
+					refuse = false
+					s.txn(op{"a", "4", 0})
+					ended = start(t.Context(), o)
+					time.Sleep(10 * time.Second)
+					if refuses {
+						if err := RequestCutover(full.Disk, "m"); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := <-ended; err != nil {
+						t.Fatal(err)
+					}
+					finished(t, s, d)
+				})
+			})
+		}
+	}
+}
+
+// TestFullDiskBehindCutover: the target serves and the disk is full just then. The mirror notes it once there is room, and asks the target
+// for nothing more: it checks users by now.
+func TestFullDiskBehindCutover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d := newSource(1), newTarget()
+		s.txn(op{"a", "1", 0})
+		full := &stateDisk{Disk: simdisk.New(), step: Done, fails: 3, hit: func() {}}
+		o := options(s, d, full.Disk)
+		o.FS = full
+		var serving atomic.Bool
+		d.onCall(func(what string) error {
+			if what == "finish" {
+				serving.Store(true)
+			}
+			if serving.Load() && (what == "count" || what == "page" || what == "leases") {
+				return rpctypes.ErrUserEmpty
+			}
+			return nil
+		})
+		ended := following(t, s, d, o)
+		time.Sleep(10 * time.Second)
+		if err := RequestCutover(full.Disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		finished(t, s, d)
+		if st, err := ReadStatus(full.Disk, "m"); err != nil || st.Step != Done || full.fails != 0 {
+			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
