@@ -13,7 +13,7 @@ import (
 
 const (
 	magic         = "SKEINSPL"
-	formatVersion = 1
+	formatVersion = 2
 	headerBytes   = 52
 	prefixBytes   = 8
 	// maxBody bounds a record. One event of the largest size that a source may send fits.
@@ -56,7 +56,7 @@ func decodeHeader(b []byte) (h header, err error) {
 		return h, errTorn
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != formatVersion {
-		return h, fmt.Errorf("the format has version %d; this build reads %d", v, formatVersion)
+		return h, fmt.Errorf("the format has version %d; this build reads %d: use the build that wrote it, or begin anew: `skein mirror abandon`, then start with an empty cluster and another --spool", v, formatVersion)
 	}
 	h = header{
 		seq: binary.LittleEndian.Uint64(b[12:]), source: binary.LittleEndian.Uint64(b[20:]),

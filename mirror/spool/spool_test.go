@@ -3,8 +3,11 @@ package spool
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -507,4 +510,29 @@ func FuzzSegment(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestOldVersion: a spool of version 1 is refused with what to do: it has ends of no events where this one has gaps.
+func TestOldVersion(t *testing.T) {
+	b, err := hex.DecodeString("534b4549" + "4e53504c" + "01000000" + "0100000000000000" + "0700000000000000" + "6400000000000000" + "0000000000000000" + "00000000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	disk := simdisk.New()
+	if err := disk.MkdirAll("s", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := disk.Create("s/"+segmentName(1), writes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	const want = "the format has version 1; this build reads 2: use the build that wrote it, or begin anew: `skein mirror abandon`, then start with an empty cluster and another --spool"
+	if _, err := Open(Options{FS: disk, Dir: "s", Source: 7, After: 100}); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v", err)
+	}
 }
