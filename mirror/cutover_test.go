@@ -2,9 +2,14 @@ package mirror
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
+	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,6 +154,100 @@ func TestFullDiskBehindCutover(t *testing.T) {
 		finished(t, s, d)
 		if st, err := ReadStatus(full.Disk, "m"); err != nil || st.Step != Done || full.fails != 0 {
 			t.Errorf("%+v, %v", st, err)
+		}
+	})
+}
+
+// TestAbandonUnreadable: a mirror whose spool this build cannot read, or whose source is gone, can be abandoned.
+func TestAbandonUnreadable(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, d, disk := newSource(1), newTarget(), simdisk.New()
+			s.txn(op{"a", "1", 0})
+			o := options(s, d, disk)
+			ctx, kill := context.WithCancel(t.Context())
+			ended := start(ctx, o)
+			time.Sleep(3 * time.Second)
+			kill()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			if gone {
+				s.onCall(func(string) error { return rpctypes.ErrNoLeader })
+			} else {
+				spoil(t, disk, "m/spool")
+				if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the format has version") {
+					t.Fatal(err)
+				}
+			}
+			if err := RequestAbandon(disk, "m"); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := Run(ctx, o); err == nil || !strings.Contains(err.Error(), "the mirror is abandoned") || d.phase != TargetAbandoned {
+				t.Errorf("the target is %s: %v", d.phase, err)
+			}
+		})
+	}
+}
+
+// spoil has the newest segment of a spool be of a version that does not exist.
+func spoil(t *testing.T, disk *simdisk.Disk, dir string) {
+	t.Helper()
+	names, err := disk.List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := dir + "/" + slices.Max(slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, ".spool") }))
+	f, err := disk.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	binary.LittleEndian.PutUint32(b[8:], 99)
+	binary.LittleEndian.PutUint32(b[48:], crc32.Checksum(b[:48], crc32.MakeTable(crc32.Castagnoli)))
+	w, err := disk.Create(name, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+}
+
+// statFails is a disk on which it cannot be told whether the mirror is to be given up.
+type statFails struct {
+	*simdisk.Disk
+	fails atomic.Bool
+}
+
+func (d *statFails) Stat(name string) (vfs.FileInfo, error) {
+	if d.fails.Load() && strings.HasSuffix(name, abandonName) {
+		return nil, syscall.EIO
+	}
+	return d.Disk.Stat(name)
+}
+
+// TestAbandonByNobody: a directory that cannot be read is no request to give the mirror up.
+func TestAbandonByNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), &statFails{Disk: simdisk.New()}
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk.Disk)
+		o.FS = disk
+		ended := following(t, s, d, o)
+		disk.fails.Store(true)
+		if err := <-ended; !errors.Is(err, syscall.EIO) {
+			t.Errorf("%v", err)
+		}
+		if err := Run(t.Context(), o); !errors.Is(err, syscall.EIO) || d.phase != TargetLoading {
+			t.Errorf("the target is %s: %v", d.phase, err)
 		}
 	})
 }

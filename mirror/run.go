@@ -80,6 +80,10 @@ func (m *Mirror) run(ctx context.Context) error {
 	case Finishing:
 		return m.finish(ctx)
 	case Copying, Importing, Following:
+		// Neither the source nor the spool may be readable any more.
+		if err := m.abandonRequested(); err != nil {
+			return err
+		}
 	default:
 		return fmt.Errorf("mirror %s: %s has the step %q, which this build does not know: use the build that wrote it", m.o.Dir, stateName, m.state.Step)
 	}
@@ -106,8 +110,8 @@ func (m *Mirror) run(ctx context.Context) error {
 
 // failedBefore is the error of a mirror that has failed. It may still be abandoned.
 func (m *Mirror) failedBefore() error {
-	if yes, err := requested(m.o.FS, m.o.Dir, abandonName); yes || err != nil {
-		return errors.Join(err, errAbandoned)
+	if err := m.abandonRequested(); err != nil {
+		return err
 	}
 	return m.state.Stop
 }
@@ -187,13 +191,22 @@ func (m *Mirror) fetch(ctx context.Context) error {
 // watchAbandon looks for the request of another process to give the mirror up.
 func (m *Mirror) watchAbandon(ctx context.Context) error {
 	for {
-		if yes, err := requested(m.o.FS, m.o.Dir, abandonName); yes || err != nil {
-			return errors.Join(err, errAbandoned)
+		if err := m.abandonRequested(); err != nil {
+			return err
 		}
 		if err := clock.Sleep(ctx, m.o.Clock, requestEvery); err != nil {
 			return err
 		}
 	}
+}
+
+// abandonRequested returns errAbandoned if another process has asked to give the mirror up.
+func (m *Mirror) abandonRequested() error {
+	yes, err := requested(m.o.FS, m.o.Dir, abandonName)
+	if yes {
+		return errAbandoned
+	}
+	return err
 }
 
 // abandon gives the target's load up and removes the copy.
