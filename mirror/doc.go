@@ -67,8 +67,8 @@
 // second, and is opened again at the next revision where it is silent or breaks. A snapshot is
 // taken only of a member that is far enough, and its revision is read before it is imported.
 //
-// I3: the source is restored or replaced. Its cluster id, or a revision that is not the next
-// one, stops the mirror.
+// I3: the source is restored or replaced. A revision that is not the next one stops the mirror for good. An answer of another
+// cluster ends it: somebody else may listen at an address of the source, so it can go on without that address.
 //
 // I4: the disk is full. What is not synced is dropped and asked for again once there is room.
 //

@@ -50,7 +50,7 @@ type Etcd struct {
 	asked atomic.Int64
 	// kind is what the source is, 0 as long as it is not known.
 	kind atomic.Int32
-	// cluster is the id of the source, as the first answer said; 0 before.
+	// cluster is the id of the source, as Expect or the first answer said; 0 before.
 	cluster atomic.Uint64
 }
 
@@ -67,17 +67,22 @@ func (e *Etcd) sparse(ctx context.Context) (bool, error) {
 	}
 	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
 	defer cancel()
-	_, err := datapb.NewLoadClient(e.c.ActiveConnection()).LoadState(ctx, &datapb.LoadStateRequest{Limit: 1})
-	switch status.Code(err) {
-	case codes.OK, codes.PermissionDenied, codes.Unauthenticated:
-		e.kind.Store(kindSkein)
-		return true, nil
-	case codes.Unimplemented:
-		e.kind.Store(kindEtcd)
-		return false, nil
-	default:
+	kind, err := first(ctx, e, func(ctx context.Context, c *clientv3.Client) (int32, error) {
+		_, err := datapb.NewLoadClient(c.ActiveConnection()).LoadState(ctx, &datapb.LoadStateRequest{Limit: 1})
+		switch status.Code(err) {
+		case codes.OK, codes.PermissionDenied, codes.Unauthenticated:
+			return kindSkein, nil
+		case codes.Unimplemented:
+			return kindEtcd, nil
+		default:
+			return 0, err
+		}
+	})
+	if err != nil {
 		return false, fmt.Errorf("ask the source whether it is an etcd or a Skein: %w", err)
 	}
+	e.kind.Store(kind)
+	return kind == kindSkein, nil
 }
 
 // NewEtcd connects to the endpoints of cfg. The caller closes the Source.
@@ -85,12 +90,52 @@ func NewEtcd(cfg clientv3.Config, clk clock.Clock) (*Etcd, error) {
 	if cfg.MaxCallRecvMsgSize == 0 {
 		cfg.MaxCallRecvMsgSize = diff.MaxMessageBytes
 	}
+	e := &Etcd{clk: clk}
+	cfg.DialOptions = append(slices.Clip(cfg.DialOptions), e.Own())
 	c, err := clientv3.New(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the source at %q: %w", cfg.Endpoints, err)
 	}
-	return &Etcd{cfg: cfg, c: c, clk: clk}, nil
+	e.cfg, e.c = cfg, c
+	return e, nil
 }
+
+// Own is the option of clients that take answers of the source only. At an address of a member that is gone, one of another cluster
+// may listen.
+func (e *Etcd) Own() grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, q, r any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if err := next(ctx, method, q, r, cc, opts...); err != nil {
+			return err
+		}
+		if r, ok := r.(interface {
+			GetHeader() *etcdserverpb.ResponseHeader
+		}); ok {
+			return e.own(r.GetHeader())
+		}
+		return nil
+	})
+}
+
+// own is the error of an answer that is not the source's.
+func (e *Etcd) own(h *etcdserverpb.ResponseHeader) error {
+	cluster := h.GetClusterId()
+	if cluster == 0 {
+		return nil // it does not say
+	}
+	e.cluster.CompareAndSwap(0, cluster)
+	if known := e.cluster.Load(); known != cluster {
+		return elsewhere(cluster, known)
+	}
+	return nil
+}
+
+// elsewhere is the error of an answer of another cluster. It ends the mirror, and it can go on later.
+func elsewhere(cluster, source uint64) error {
+	return fmt.Errorf("a member of cluster %x answers for the source, which is cluster %x: leave its address out of --source-endpoints", cluster, source)
+}
+
+// Expect implements Source.
+func (e *Etcd) Expect(cluster uint64) { e.cluster.Store(cluster) }
 
 var _ Source = (*Etcd)(nil)
 
@@ -104,51 +149,57 @@ type data struct {
 }
 
 // Leases implements diff.Reader. A member of etcd lists the leases that it knows itself, also where it lags or is cut off.
-// So one is asked that has just answered a linearizable read: it knows all that were granted before. All are asked at once,
-// and the first list counts: the source's clients may be waiting, and a member that is silent keeps them for no moment.
+// So one is asked that has just answered a linearizable read: it knows all that were granted before.
 func (d data) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
+	return first(ctx, d.e, func(ctx context.Context, c *clientv3.Client) ([]keyspace.LeaseID, error) {
+		return diff.NewEndpoint(c).Leases(ctx)
+	})
+}
+
+// first asks all members of the source at once that answer a linearizable read, and returns the first answer: the source's clients may
+// be waiting, and a member that is silent keeps them for no moment.
+func first[T any](ctx context.Context, e *Etcd, ask func(context.Context, *clientv3.Client) (T, error)) (T, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type list struct {
-		ids []keyspace.LeaseID
-		err error
+	type answer struct {
+		what T
+		err  error
 	}
-	lists := make(chan list)
-	for _, endpoint := range d.e.cfg.Endpoints {
+	answers := make(chan answer)
+	for _, endpoint := range e.cfg.Endpoints {
 		go func() {
-			ids, err := d.e.leasesOf(ctx, endpoint)
-			lists <- list{ids, err}
+			what, err := askMember(ctx, e, endpoint, ask)
+			answers <- answer{what, err}
 		}()
 	}
-	var first *list
-	var failed error // that of the last one
-	for range d.e.cfg.Endpoints {
-		if l := <-lists; l.err != nil {
-			failed = l.err
-		} else if first == nil {
-			first = &l
+	var first *answer
+	var last answer
+	for range e.cfg.Endpoints {
+		if last = <-answers; last.err == nil && first == nil {
+			first = &answer{what: last.what}
 			cancel()
 		}
 	}
 	if first == nil {
-		return nil, failed
+		return last.what, last.err
 	}
-	return first.ids, nil
+	return first.what, nil
 }
 
-// leasesOf lists the leases by one member.
-func (e *Etcd) leasesOf(ctx context.Context, endpoint string) ([]keyspace.LeaseID, error) {
+// askMember asks one member.
+func askMember[T any](ctx context.Context, e *Etcd, endpoint string, ask func(context.Context, *clientv3.Client) (T, error)) (T, error) {
+	var none T
 	cfg := e.cfg
 	cfg.Endpoints, cfg.Context = []string{endpoint}, ctx
 	c, err := clientv3.New(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+		return none, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
 	defer c.Close()
 	if _, _, err := e.nowBy(ctx, c); err != nil {
-		return nil, fmt.Errorf("%s: %w", endpoint, err)
+		return none, fmt.Errorf("%s: %w", endpoint, err)
 	}
-	return diff.NewEndpoint(c).Leases(ctx)
+	return ask(ctx, c)
 }
 
 // Close closes the connections.
@@ -159,7 +210,7 @@ func (e *Etcd) Now(ctx context.Context) (cluster uint64, revision keyspace.Revis
 	return e.nowBy(ctx, e.c)
 }
 
-// nowBy is Now by a client. A member of another cluster, as at an address that is used again, answers with an error.
+// nowBy is Now by a client.
 func (e *Etcd) nowBy(ctx context.Context, c *clientv3.Client) (cluster uint64, revision keyspace.Revision, err error) {
 	ctx, cancel := clock.WithTimeout(ctx, e.clk, askTimeout)
 	defer cancel()
@@ -170,12 +221,7 @@ func (e *Etcd) nowBy(ctx context.Context, c *clientv3.Client) (cluster uint64, r
 		}
 		return 0, 0, fmt.Errorf("ask the source for its revision: %w", err)
 	}
-	cluster = r.Header.ClusterId
-	e.cluster.CompareAndSwap(0, cluster)
-	if known := e.cluster.Load(); known != cluster {
-		return 0, 0, fmt.Errorf("a member of cluster %x answers for the source, which is cluster %x: leave its address out of --source-endpoints", cluster, known)
-	}
-	return cluster, keyspace.Revision(r.Header.Revision), nil
+	return r.Header.ClusterId, keyspace.Revision(r.Header.Revision), nil
 }
 
 // everything is the request for a watch of all keys.
@@ -210,6 +256,9 @@ func (e *Etcd) open(ctx context.Context, from keyspace.Revision) (*stream, error
 	go func() {
 		for {
 			r, err := w.Recv()
+			if err == nil {
+				err = e.own(r.Header)
+			}
 			if err != nil {
 				s.ended <- err
 				return

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/simdisk"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -65,21 +67,41 @@ func TestEndOfWatch(t *testing.T) {
 type fakeMember struct {
 	etcdserverpb.UnimplementedKVServer
 	etcdserverpb.UnimplementedLeaseServer
+	etcdserverpb.UnimplementedWatchServer
 	// cluster is its cluster id, 7 if it is 0.
 	cluster uint64
 	cutOff  bool
 	leases  []int64
 }
 
+func (m *fakeMember) header() *etcdserverpb.ResponseHeader {
+	return &etcdserverpb.ResponseHeader{ClusterId: cmp.Or(m.cluster, 7), Revision: 9}
+}
+
 func (m *fakeMember) Range(context.Context, *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
 	if m.cutOff {
 		return nil, status.Error(codes.Internal, "cut off from the others")
 	}
-	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: cmp.Or(m.cluster, 7), Revision: 9}}, nil
+	return &etcdserverpb.RangeResponse{Header: m.header()}, nil
+}
+
+// Watch says that everything up to revision 5 is compacted.
+func (m *fakeMember) Watch(st etcdserverpb.Watch_WatchServer) error {
+	if _, err := st.Recv(); err != nil {
+		return err
+	}
+	if err := st.Send(&etcdserverpb.WatchResponse{Header: m.header(), Created: true}); err != nil {
+		return err
+	}
+	return st.Send(&etcdserverpb.WatchResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: cmp.Or(m.cluster, 7)}, Canceled: true, CompactRevision: 5})
+}
+
+func (m *fakeMember) LeaseTimeToLive(context.Context, *etcdserverpb.LeaseTimeToLiveRequest) (*etcdserverpb.LeaseTimeToLiveResponse, error) {
+	return &etcdserverpb.LeaseTimeToLiveResponse{Header: m.header(), TTL: -1}, nil
 }
 
 func (m *fakeMember) LeaseLeases(context.Context, *etcdserverpb.LeaseLeasesRequest) (*etcdserverpb.LeaseLeasesResponse, error) {
-	r := &etcdserverpb.LeaseLeasesResponse{}
+	r := &etcdserverpb.LeaseLeasesResponse{Header: m.header()}
 	for _, id := range m.leases {
 		r.Leases = append(r.Leases, &etcdserverpb.LeaseStatus{ID: id})
 	}
@@ -96,6 +118,7 @@ func (m *fakeMember) serves(t *testing.T) (endpoint string) {
 	s := grpc.NewServer()
 	etcdserverpb.RegisterKVServer(s, m)
 	etcdserverpb.RegisterLeaseServer(s, m)
+	etcdserverpb.RegisterWatchServer(s, m)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -162,6 +185,71 @@ func TestLeasesOfAnotherCluster(t *testing.T) {
 	if _, _, err := e.Now(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestAnotherCluster: no answer of a member of another cluster is taken for the source's. It ends the mirror for now and not for good.
+func TestAnotherCluster(t *testing.T) {
+	e, err := NewEtcd(clientv3.Config{Endpoints: []string{(&fakeMember{cluster: 8}).serves(t)}, Logger: zap.NewNop()}, clock.System())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	e.Expect(7)
+	d, ctx := e.Data(), t.Context()
+	for name, ask := range map[string]func() error{
+		"now":       func() error { _, _, err := e.Now(ctx); return err },
+		"page":      func() error { _, err := d.Page(ctx, nil, nil, 0, 10); return err },
+		"count":     func() error { _, _, err := d.Count(ctx, nil, nil, 3); return err },
+		"leases":    func() error { _, err := d.Leases(ctx); return err },
+		"ttl":       func() error { _, _, err := d.TTL(ctx, 3); return err },
+		"compacted": func() error { _, err := e.Compacted(ctx); return err },
+		"watch":     func() error { return e.Watch(ctx, 3, make(chan Part, 10)) },
+		"kind":      func() error { _, err := e.sparse(ctx); return err },
+	} {
+		var stop *Stop
+		const want = "a member of cluster 8 answers for the source, which is cluster 7: leave its address out of --source-endpoints"
+		if err := ask(); err == nil || !strings.Contains(err.Error(), want) || errors.As(err, &stop) || transient(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestWatchOfAnotherCluster: a source whose watch tells of another cluster is left out, and the mirror can go on afterwards.
+func TestWatchOfAnotherCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d := newSource(1), newTarget()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, simdisk.New())
+		o.Source = watchedElsewhere{s}
+		var stop *Stop
+		if err := Run(t.Context(), o); err == nil || errors.As(err, &stop) || !strings.Contains(err.Error(), "a member of cluster 8 answers for the source, which is cluster 7") {
+			t.Fatalf("%v", err)
+		}
+		if s.expected.Load() != 7 {
+			t.Errorf("the source is to be cluster %x", s.expected.Load())
+		}
+		o.Source = s
+		ended := following(t, s, d, o)
+		caughtUp(t, s, d, ended)
+		if err := RequestAbandon(o.FS, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), "abandoned") {
+			t.Error(err)
+		}
+	})
+}
+
+// watchedElsewhere is a source whose watches are those of cluster 8.
+type watchedElsewhere struct{ *source }
+
+func (watchedElsewhere) Watch(ctx context.Context, _ keyspace.Revision, out chan<- Part) error {
+	select {
+	case out <- Part{Cluster: 8, Revision: 9}:
+	case <-ctx.Done():
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // patient is a clock by which nobody gives up.

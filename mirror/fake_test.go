@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,7 +176,11 @@ type source struct {
 	lagging int
 	// sparse says that it leaves out revisions, as a Skein does.
 	sparse bool
+	// expected is the cluster that it was told to be.
+	expected atomic.Uint64
 }
+
+func (s *source) Expect(cluster uint64) { s.expected.Store(cluster) }
 
 func newSource(seed uint64) *source {
 	return &source{store: newStore(), cluster: 7, events: map[keyspace.Revision][]mvcc.Version{}, changed: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 2))}

@@ -17,6 +17,8 @@ import (
 
 // Source is the etcd that is followed. All methods may be called from many goroutines.
 type Source interface {
+	// Expect says by its cluster id which source is meant. An answer of another cluster is an error from then on.
+	Expect(cluster uint64)
 	// Now returns the cluster id and the present revision, read linearizably.
 	Now(ctx context.Context) (cluster uint64, revision keyspace.Revision, err error)
 	// Watch sends what happens to all keys from a revision on, until ctx ends or the stream

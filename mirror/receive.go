@@ -104,7 +104,7 @@ func (m *Mirror) receiveOnce(ctx context.Context) error {
 // take writes an answer's events. It returns the revision that comes next.
 func (m *Mirror) take(next keyspace.Revision, p Part) (keyspace.Revision, error) {
 	if p.Cluster != m.state.Source {
-		return next, stopf("a member of cluster %x answers for the source, which is cluster %x", p.Cluster, m.state.Source)
+		return next, elsewhere(p.Cluster, m.state.Source)
 	}
 	m.saw(p.Revision)
 	sub := m.spool.Events()

@@ -70,6 +70,7 @@ func (m *Mirror) load(ctx context.Context) error {
 
 // run goes through the steps.
 func (m *Mirror) run(ctx context.Context) error {
+	m.o.Source.Expect(m.state.Source)
 	switch m.state.Step {
 	case Done:
 		return nil

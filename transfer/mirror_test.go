@@ -1,7 +1,9 @@
 package transfer
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -9,8 +11,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/authpb"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
@@ -69,6 +73,44 @@ func TestUsersOfASourceThatIsGone(t *testing.T) {
 				t.Errorf("users: %+v", m.users)
 			}
 		})
+	}
+}
+
+// userless is a member of cluster 8, which has no users.
+type userless struct{ etcdserverpb.UnimplementedAuthServer }
+
+func (userless) AuthStatus(context.Context, *etcdserverpb.AuthStatusRequest) (*etcdserverpb.AuthStatusResponse, error) {
+	return &etcdserverpb.AuthStatusResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: 8}, AuthRevision: 1}, nil
+}
+
+// TestUsersOfAnotherCluster: a source is not taken for one without users because a member of another cluster has none.
+func TestUsersOfAnotherCluster(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, ended := grpc.NewServer(), make(chan error, 1)
+	etcdserverpb.RegisterAuthServer(s, userless{})
+	go func() { ended <- s.Serve(l) }()
+	defer func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	source := clientv3.Config{Endpoints: []string{"http://" + l.Addr().String()}, Logger: zap.NewNop()}
+	etcd, err := mirror.NewEtcd(source, clock.System())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer etcd.Close()
+	etcd.Expect(7)
+	m := &mirrored{c: &Cluster{Clock: clock.System()}, o: MirrorOptions{Source: source, Dir: t.TempDir()}, source: etcd}
+	if err := m.copyUsers(t.Context()); err == nil || !strings.Contains(err.Error(), "a member of cluster 8 answers for the source, which is cluster 7") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(m.usersPath()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("users were noted: %v", err)
 	}
 }
 

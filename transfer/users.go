@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,6 +105,7 @@ func (m *mirrored) copyUsers(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	cfg := m.o.Source
+	cfg.DialOptions = append(slices.Clip(cfg.DialOptions), m.source.Own())
 	if cfg.Context = ctx; cfg.DialTimeout == 0 {
 		cfg.DialTimeout = askWithin
 	}
