@@ -21,43 +21,31 @@ var ErrLostSpans = errors.New("recovery: spans of keys are lost")
 // the foundation decides.
 // An absorb that is not known to be committed may be further above: its generation is above the source's too. If nothing
 // proves that it was not (neverAbsorbed), it counts. The range with the absorb then may lack a committed entry, so it is not
-// called safe.
+// called safe. If something does, the keys of the range and those of the source count with the generations that each had before.
 // A range keeps of its span what begins at its start, and what no other one has held later becomes ranges of
 // their own. What no survivor has is made anew, and empty.
 func (p *planner) cover() error {
-	var order []*group
-	for _, g := range p.groups {
-		g.end = nil
-		if g.rng != 0 && g.chosen != nil {
-			g.generation = g.chosen.copy.End.Generation
-			order = append(order, g)
-		}
-	}
-	var doubted []*group
-	for _, g := range order {
-		if g.neverAbsorbed(order) {
-			doubted = append(doubted, g)
-		}
-	}
-	for _, g := range doubted {
-		p.doubtAbsorb(g)
-	}
-	slices.SortFunc(order, func(a, b *group) int {
-		return cmp.Or(cmp.Compare(b.generation, a.generation), cmp.Compare(a.stands, b.stands), cmp.Compare(a.rng, b.rng))
-	})
 	var rows []RangeRow
-	for _, g := range order {
-		if g.covered {
+	for _, c := range p.claims() {
+		g := c.group
+		if c.source == nil {
+			rows = slices.DeleteFunc(rows, func(r RangeRow) bool { return r.Range == g.rng })
+		}
+		switch {
+		case c.source != nil:
+			for _, s := range free(*c.source, rows) {
+				rows = append(rows, RangeRow{Range: g.rng, Start: key(s.Start), End: key(s.End)})
+			}
+		case g.covered:
 			g.end = g.chosen.copy.End.End
-			continue
+		default:
+			more, err := p.fit(g, rows)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, more...)
 		}
-		more, err := p.fit(g, rows)
-		if err != nil {
-			return err
-		}
-		if rows = append(rows, more...); len(more) > 0 {
-			sortRows(rows)
-		}
+		sortRows(rows)
 	}
 	lost := gaps(rows)
 	for _, s := range lost {
@@ -74,40 +62,79 @@ func (p *planner) cover() error {
 	return nil
 }
 
+// claim is a group's right to the keys of its span that no claim before it has.
+type claim struct {
+	group      *group
+	generation keyspace.Generation
+	stands     foundation
+	// source is what a doubted absorb has brought to the group, with the generation that it had there. The group gets it by
+	// its own claim, which comes later, and keeps it free of others until then. It is nil for the group's own claim.
+	source *keyspace.Span
+}
+
+// claims returns those of all groups, in their order.
+func (p *planner) claims() (order []claim) {
+	var all []*group
+	for _, g := range p.groups {
+		g.end = nil
+		if g.rng != 0 && g.chosen != nil {
+			all = append(all, g)
+		}
+	}
+	for _, g := range all {
+		c := claim{group: g, generation: g.chosen.copy.End.Generation, stands: g.stands}
+		if never, gone := g.neverAbsorbed(all); gone {
+			g.covered = true
+		} else if never {
+			order = append(order, p.sourceClaim(g))
+			c.generation, c.stands = g.chosen.copy.Settled.Generation, committed
+		}
+		order = append(order, c)
+	}
+	slices.SortFunc(order, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(b.generation, a.generation), cmp.Compare(a.stands, b.stands),
+			cmp.Compare(boolInt(a.source != nil), boolInt(b.source != nil)), cmp.Compare(a.group.rng, b.group.rng))
+	})
+	return order
+}
+
 // neverAbsorbed says that the absorb in the tail of the group's chosen copy was certainly not committed. The proof is
 // another range with one of the group's own keys, whose committed generation lies between that before the absorb and the
 // absorb's. For an absorb that was committed leaves its own generation or a higher one there, and all that was there before
 // has that before the absorb or a lower one.
-// If the group's first key has gone to another range, the group goes as a whole. Its source needs no care then.
-func (g *group) neverAbsorbed(all []*group) bool {
+// If another range certainly had the group's first key later, it has absorbed the group: the group is gone. Its source needs no
+// care then. If it is not certain that the other one had, the absorb counts.
+func (g *group) neverAbsorbed(all []*group) (never, gone bool) {
 	c := g.chosen.copy
 	if !c.Tentative || c.Settled == nil || len(c.Absorbs) == 0 {
-		return false
+		return false, false
 	}
-	own, proven := keyspace.Span{Start: c.End.Start, End: c.Settled.End}, false
+	own := keyspace.Span{Start: c.End.Start, End: c.Settled.End}
 	for _, o := range all {
 		e := &o.chosen.copy.End
 		if o == g || e.Generation <= c.Settled.Generation || !own.Overlaps(e.span()) {
 			continue
 		}
 		if e.span().Contains(own.Start) {
-			return false
+			if o.stands != committed {
+				return false, false
+			}
+			gone = true
 		}
-		proven = proven || o.stands == committed && e.Generation < c.End.Generation
+		never = never || o.stands == committed && e.Generation < c.End.Generation
 	}
-	return proven
+	return never, never && gone
 }
 
-// doubtAbsorb has a group whose absorb was not committed count by what is certain. The tail that goes on still absorbs the
-// copy of the source beside it, so that one does not go on by itself.
-func (p *planner) doubtAbsorb(g *group) {
+// sourceClaim is the claim to the keys of the source, of a group whose absorb was not committed. The tail that goes on
+// absorbs the source's copy beside it all the same, so that copy does not go on by itself. The source had been frozen, with a
+// generation that was certain: one below the absorb's, as the group's own was lower still.
+func (p *planner) sourceClaim(g *group) claim {
 	c := g.chosen.copy
-	g.generation, g.stands = c.Settled.Generation, committed
-	for _, r := range c.Absorbs {
-		if s := p.groups[r]; s != nil && s.chosen != nil && s.chosen.node == g.chosen.node {
-			s.covered = true
-		}
+	if s := p.groups[c.Absorbs[len(c.Absorbs)-1]]; s != nil && s.chosen != nil && s.chosen.node == g.chosen.node {
+		s.covered = true
 	}
+	return claim{group: g, generation: c.End.Generation - 1, stands: committed, source: &keyspace.Span{Start: c.Settled.End, End: c.End.End}}
 }
 
 func sortRows(rows []RangeRow) {

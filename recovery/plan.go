@@ -610,8 +610,6 @@ type group struct {
 	why     string
 	chosen  *located
 	stands  foundation
-	// generation decides which keys go to the group. It is the chosen copy's, or the last one that is certain.
-	generation keyspace.Generation
 	// covered says that other ranges have all of its span after it.
 	covered bool
 	// cuts are the splits that leave the range what is its own, and end is its own then.
