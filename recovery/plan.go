@@ -554,7 +554,7 @@ func (p *planner) stays(l located) bool {
 	if l.copy.Unusable != "" || g.chosen == nil {
 		return false
 	}
-	return g.verdict == Kept || !g.covered && g.chosen.copy == l.copy
+	return !g.covered && (g.verdict == Kept || g.chosen.copy == l.copy)
 }
 
 // leave has all copies of a node go that do not stay. One whose tail makes another range's copy that is needed here
