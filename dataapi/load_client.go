@@ -416,24 +416,33 @@ func (b *blockWriter) send(ctx context.Context) error {
 	for id := range b.alive {
 		q.Alive = append(q.Alive, int64(id))
 	}
-	sent := make(chan error, 1)
+	b.noteAfter(b.lastKey, b.lastRevision)
+	sent, last := make(chan error, 1), b.after
 	go func() {
 		_, err := call(ctx, b.l, b.l.client.LoadPut, q)
-		sent <- tooLarge(err, len(q.Versions))
+		sent <- tooLarge(err, len(q.Versions), last)
 	}()
 	b.sent, b.body, b.sending = sent, b.sending[:0], b.body
 	b.count, b.alive = 0, nil
-	b.noteAfter(b.lastKey, b.lastRevision)
 	return nil
 }
 
-// tooLarge says what to do about a call with so many bytes of versions that is larger than what nodes take.
-func tooLarge(err error, size int) error {
-	if s := status.Convert(err); s.Code() != codes.ResourceExhausted || !strings.Contains(s.Message(), "message larger than max") {
+// tooLarge says what to do about a call with so many bytes of versions that is larger than what nodes take. Where no
+// setting helps, nearly all of them are the last version's: one that makes a call so large ends it.
+func tooLarge(err error, size int, last *datapb.LoadCursor) error {
+	s := status.Convert(err)
+	switch {
+	case s.Code() != codes.ResourceExhausted || !strings.Contains(s.Message(), "message larger than max"):
 		return err
+	case size > rangeapi.MaxRequestBytes:
+		return fmt.Errorf("no cluster takes key %.200q at revision %d, of about %d bytes: --max-request-bytes is %d at most. %s: %w",
+			last.GetKey(), last.GetRevision(), size, rangeapi.MaxRequestBytes, makeSmaller, err)
 	}
 	return fmt.Errorf("the nodes take no call with %d bytes of versions: raise --max-request-bytes of all to %[1]d, and go on with the same load: %w", size, err)
 }
+
+// makeSmaller is what to do about a version that no cluster takes. A file with history has it until it is compacted.
+const makeSmaller = "Make the value smaller or delete the key at the source, compact the source, and begin anew with an empty cluster"
 
 // wait waits for the end of the call under way.
 func (b *blockWriter) wait() error {

@@ -75,8 +75,10 @@ func loadError(what string, err error) error {
 		return kverror.GRPC(err) // the caller is checked anew, and the call is repeated
 	}
 	switch e := kverror.Of(err); e.Kind {
-	case kverror.BadRequest, kverror.LeaseNotFound, kverror.TooManyLeases, kverror.TooManyRanges, kverror.RequestTooLarge:
+	case kverror.BadRequest, kverror.LeaseNotFound, kverror.TooManyLeases, kverror.TooManyRanges:
 		return status.Error(codes.FailedPrecondition, "skein: "+what+": "+e.Error())
+	case kverror.RequestTooLarge: // of an entry, which holds more than --max-request-bytes can be
+		return status.Error(codes.FailedPrecondition, "skein: "+what+": "+e.Error()+". "+makeSmaller)
 	case kverror.NoSpace:
 		return status.Error(codes.ResourceExhausted, "skein: "+what+": "+e.Error()+": make room and go on: nothing is lost")
 	default:

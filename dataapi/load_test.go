@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // emptyRange is a cluster of one range without versions.
@@ -51,21 +52,29 @@ func TestLoadIntoNodesWithALowBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	load := func(count int) error {
+	load := func(count, size int) error {
 		return NewLoader(LoaderOptions{Conn: conn, Number: 7}).Bulk(t.Context(), func(yield func(*mvcc.Version, error) bool) {
 			for i := range count {
-				v := &mvcc.Version{Key: []byte{byte(i)}, Mod: keyspace.Revision(i + 2), Create: keyspace.Revision(i + 2), Version: 1, Value: make([]byte, 10<<10)}
+				v := &mvcc.Version{Key: []byte{byte(i)}, Mod: keyspace.Revision(i + 2), Create: keyspace.Revision(i + 2), Version: 1, Value: make([]byte, size)}
 				if !yield(v, nil) {
 					return
 				}
 			}
 		})
 	}
-	if err := load(50); err != nil {
+	if err := load(50, 10<<10); err != nil {
 		t.Errorf("a small block: %v", err)
 	}
-	if err := load(100); err == nil || !strings.Contains(err.Error(), "raise --max-request-bytes of all to 7") || !strings.Contains(err.Error(), "larger than max") {
+	if err := load(100, 10<<10); err == nil || !strings.Contains(err.Error(), "raise --max-request-bytes of all to 7") || !strings.Contains(err.Error(), "larger than max") {
 		t.Errorf("a block that is too large: %v", err)
+	}
+	// A node does not start with a bound above rangeapi.MaxRequestBytes.
+	if err := load(1, rangeapi.MaxRequestBytes-100); err == nil || !strings.Contains(err.Error(), "raise --max-request-bytes of all to 41942") {
+		t.Errorf("a version that some cluster takes: %v", err)
+	}
+	if err := load(3, 6<<20); err == nil || strings.Contains(err.Error(), "raise") ||
+		!strings.Contains(err.Error(), `no cluster takes key "\x00" at revision 2`) || !strings.Contains(err.Error(), "at the source") {
+		t.Errorf("a version that no cluster takes: %v", err)
 	}
 }
 

@@ -229,7 +229,7 @@ func TestLoadIntoASmallLog(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		err := l.Bulk(ctx, of(1, 90_000))
-		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `key "90000/000" at revision 2 takes`) {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `key "90000/000" at revision 2 takes`) || !strings.Contains(err.Error(), "at the source") {
 			r.t.Errorf("a version that is larger than an entry: %v", err)
 		}
 		r.stop(r.nodes...)
