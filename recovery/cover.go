@@ -137,6 +137,13 @@ func (p *planner) sourceClaim(g *group) claim {
 	return claim{group: g, generation: c.End.Generation - 1, stands: committed, source: &keyspace.Span{Start: c.Settled.End, End: c.End.End}}
 }
 
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func sortRows(rows []RangeRow) {
 	slices.SortFunc(rows, func(a, b RangeRow) int { return bytes.Compare(a.Start, b.Start) })
 }

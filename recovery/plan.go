@@ -541,13 +541,6 @@ func (p *planner) order() {
 	}
 }
 
-func boolInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // stays says whether the copy goes on.
 func (p *planner) stays(l located) bool {
 	g := p.groups[l.copy.Range]
