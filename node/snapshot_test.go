@@ -188,7 +188,7 @@ func TestSnapshotWithoutRoom(t *testing.T) {
 	if spare < 0 {
 		t.Errorf("it was read until %d bytes of the reserve were taken", -spare)
 	}
-	s.page, spare = nil, 64<<20
+	s.page, spare = nil, 60<<20
 	check("less than the file, once its size is known", fmt.Sprintf("about %d bytes", 40<<20+40*3+snapshotStepBytes))
 	s.versions, spare = someVersions(), 64*gib
 	files.maxBytes = 4

@@ -107,13 +107,16 @@ func (v *supervisor) run(ctx context.Context) {
 	defer timer.Stop()
 	told, failed := phaseStarting, false
 	for {
-		var state string
-		if state, told = v.state(told); state != "" {
+		state, now := v.state(told)
+		if state != "" {
 			err := v.tell(state)
 			if err != nil && !failed {
 				v.log.Warn("the service manager cannot be told how far the node is", zap.String("state", state), zap.Error(err))
 			}
 			failed = err != nil
+		}
+		if !failed {
+			told = now // else it is told once more
 		}
 		select {
 		case <-ctx.Done():

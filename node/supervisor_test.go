@@ -137,6 +137,36 @@ func TestAManagerThatIsGone(t *testing.T) {
 	})
 }
 
+// What could not be told is told once more: without READY the manager would end a node that serves.
+func TestReadyIsToldAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		away, s := true, newStages(clock.Virtual(), func(int) {})
+		v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.NewNop(), changed: wake.New(), tell: func(text string) error {
+			if away {
+				return errors.New("gone")
+			}
+			told = append(told, text)
+			return nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			v.run(ctx)
+		}()
+		v.serving(func() bool { return false })
+		time.Sleep(time.Minute)
+		away = false
+		time.Sleep(2 * extendEvery)
+		cancel()
+		<-ended
+		if len(told) == 0 || !strings.HasPrefix(told[0], "READY=1") || strings.Count(strings.Join(told, "\n"), "READY=1") != 1 {
+			t.Errorf("told: %q", told)
+		}
+	})
+}
+
 // Over a real socket, as systemd has it.
 func TestNotifySocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")

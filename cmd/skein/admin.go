@@ -103,6 +103,9 @@ func (f *adminFlags) fromEnvironment(fs *pflag.FlagSet) error {
 				if !ok || text == "" || fs.Changed(flag) || fs.Lookup(flag) == nil {
 					continue
 				}
+				if _, err := outputFormat(text); flag == "write-out" && err != nil && prefix != environmentPrefixes[0] {
+					continue // etcdctl has forms that are not here
+				}
 				if err := fs.Set(flag, text); err != nil {
 					return &config.UsageError{Err: fmt.Errorf("%s%s: %w", prefix, suffix(flag), err)}
 				}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -158,20 +160,55 @@ func TestGateway(t *testing.T) {
 		t.Errorf("exit %d: %s", c, &stderr)
 	}
 	for args, want := range map[string]string{
-		"--endpoints 127.0.0.1:23790":               "leads to --listen-addr 127.0.0.1:23790, the gateway itself",
-		"--endpoints 127.0.0.1":                     `--endpoints: "127.0.0.1" is not HOST:PORT`,
-		"--endpoints http://127.0.0.1:0":            "has no port from 1 to 65535",
-		"--endpoints=":                              "--endpoints must not be empty",
-		"--listen-addr 127.0.0.1":                   `--listen-addr: "127.0.0.1" is not HOST:PORT`,
-		"--discovery-srv nowhere.invalid":           "--discovery-srv: ",
-		"--listen-addr 192.0.2.1:1":                 "--listen-addr: listen tcp 192.0.2.1:1: ",
-		"--endpoints 127.0.0.1:1,nowhere.invalid:1": "--endpoints: lookup nowhere.invalid",
+		"--endpoints 127.0.0.1:23790":                             "leads to --listen-addr 127.0.0.1:23790, the gateway itself",
+		"--listen-addr 0.0.0.0:23790 --endpoints 127.0.0.1:23790": "the gateway itself",
+		"--listen-addr :23790 --endpoints 127.0.0.2:23790":        "the gateway itself",
+		"--endpoints 127.0.0.1":                                   `--endpoints: "127.0.0.1" is not HOST:PORT`,
+		"--endpoints http://127.0.0.1:0":                          "has no port from 1 to 65535",
+		"--endpoints=":                                            "--endpoints must not be empty",
+		"--listen-addr 127.0.0.1":                                 `--listen-addr: "127.0.0.1" is not HOST:PORT`,
+		"--discovery-srv nowhere.invalid":                         "--discovery-srv: ",
+		"--listen-addr 192.0.2.1:1":                               "--listen-addr: listen tcp 192.0.2.1:1: ",
+		"--endpoints 127.0.0.1:1,nowhere.invalid:1":               "--endpoints: lookup nowhere.invalid",
 	} {
 		var stderr bytes.Buffer
 		code := execute(t.Context(), append([]string{"gateway", "start"}, strings.Fields(args)...), nil, io.Discard, &stderr)
 		if code != exitRefused || !strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit %d: %s", args, code, &stderr)
 		}
+	}
+}
+
+// scarce is a listener for which there is no file now and then.
+type scarce struct {
+	net.Listener
+	left []error
+}
+
+func (s *scarce) Accept() (net.Conn, error) {
+	if len(s.left) == 0 {
+		return nil, net.ErrClosed
+	}
+	err := s.left[0]
+	s.left = s.left[1:]
+	if err != nil {
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", err)}
+	}
+	near, far := net.Pipe()
+	far.Close()
+	return near, nil
+}
+
+// TestPatient: a gateway whose files are used up waits for one, and ends neither itself nor its connections.
+func TestPatient(t *testing.T) {
+	l := patient{&scarce{left: []error{syscall.EMFILE, syscall.ENFILE, syscall.ECONNABORTED, nil}}, t.Context(), zap.NewNop()}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
 	}
 }
 

@@ -17,6 +17,7 @@ func init() { cobra.EnablePrefixMatching = false }
 func newEtcdctl() *cobra.Command {
 	return &cobra.Command{
 		Use: "etcdctl COMMAND [FLAGS]", Short: "Use keys, leases, users and members: etcd's own command line",
+		Example:            "  skein etcdctl --endpoints 127.0.0.1:12379 put greeting hello\n  skein etcdctl --endpoints 127.0.0.1:12379 get --prefix greet",
 		DisableFlagParsing: true,
 		Run:                func(_ *cobra.Command, args []string) { runEtcdctl(args) },
 	}

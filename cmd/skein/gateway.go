@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -17,6 +18,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/proxy/tcpproxy"
 	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/clock"
 )
 
 // tcpGateway has etcd's flags of etcd gateway start.
@@ -75,7 +78,7 @@ func (g *tcpGateway) run(ctx context.Context, log *zap.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--listen-addr: %w", err)
 	}
-	proxy := &tcpproxy.TCPProxy{Logger: log, Listener: l, Endpoints: nodes, MonitorInterval: g.retryDelay}
+	proxy := &tcpproxy.TCPProxy{Logger: log, Listener: patient{l, ctx, log}, Endpoints: nodes, MonitorInterval: g.retryDelay}
 	ended := make(chan error, 1)
 	go func() { ended <- proxy.Run() }()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
@@ -143,16 +146,56 @@ func given(endpoints []string) ([]*net.SRV, error) {
 	return nodes, nil
 }
 
+// patient is a listener that waits where a connection cannot be taken for want of files, or was given up by its client.
+// The proxy would end, and with it all connections.
+type patient struct {
+	net.Listener
+	ctx context.Context //nolint:containedctx // a listener is asked without one
+	log *zap.Logger
+}
+
+// acceptPause is the pause before the next connection is taken after one could not be.
+const acceptPause = 100 * time.Millisecond
+
+// Accept implements net.Listener.
+func (p patient) Accept() (net.Conn, error) {
+	for {
+		c, err := p.Listener.Accept()
+		if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) && !errors.Is(err, syscall.ECONNABORTED) {
+			return c, err
+		}
+		p.log.Warn("a connection cannot be taken; raise the limit of open files if this goes on: each connection takes two", zap.Error(err))
+		if err := clock.Sleep(p.ctx, clock.System(), acceptPause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// addressesOf are the addresses of a host, and all those of this machine for none.
+func addressesOf(ctx context.Context, host string) ([]string, error) {
+	if ip := net.ParseIP(host); host != "" && (ip == nil || !ip.IsUnspecified()) {
+		return net.DefaultResolver.LookupHost(ctx, host)
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, err
+	}
+	own := []string{"0.0.0.0", "::"}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok {
+			own = append(own, n.IP.String())
+		}
+	}
+	return own, nil
+}
+
 // refuseLoop refuses a node that is the gateway itself: a connection would be forwarded for ever.
 func (g *tcpGateway) refuseLoop(ctx context.Context, nodes []*net.SRV) error {
 	host, port, err := net.SplitHostPort(g.listen)
 	if err != nil {
 		return fmt.Errorf("--listen-addr: %q is not HOST:PORT: %w", g.listen, err)
 	}
-	if host == "" {
-		return nil // all addresses of this machine, whichever they are
-	}
-	own, err := net.DefaultResolver.LookupHost(ctx, host)
+	own, err := addressesOf(ctx, host)
 	if err != nil {
 		return fmt.Errorf("--listen-addr: %w", err)
 	}
@@ -162,7 +205,7 @@ func (g *tcpGateway) refuseLoop(ctx context.Context, nodes []*net.SRV) error {
 			return fmt.Errorf("--endpoints: %w", err)
 		}
 		for _, a := range theirs {
-			if slices.Contains(own, a) && strconv.Itoa(int(n.Port)) == port {
+			if (slices.Contains(own, a) || slices.Contains(own, "::") && net.ParseIP(a).IsLoopback()) && strconv.Itoa(int(n.Port)) == port {
 				return fmt.Errorf("--endpoints: %s:%d leads to --listen-addr %s, the gateway itself", n.Target, n.Port, g.listen)
 			}
 		}
