@@ -77,7 +77,9 @@ func TestUsersOfASourceThatIsGone(t *testing.T) {
 }
 
 // userless is a member of cluster 8, which has no users.
-type userless struct{ etcdserverpb.UnimplementedAuthServer }
+type userless struct {
+	etcdserverpb.UnimplementedAuthServer
+}
 
 func (userless) AuthStatus(context.Context, *etcdserverpb.AuthStatusRequest) (*etcdserverpb.AuthStatusResponse, error) {
 	return &etcdserverpb.AuthStatusResponse{Header: &etcdserverpb.ResponseHeader{ClusterId: 8}, AuthRevision: 1}, nil
