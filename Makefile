@@ -58,8 +58,8 @@ build:
 	$(BUILD) -o bin/skein ./cmd/skein
 	$(BUILD) -o bin/loadtest ./cmd/loadtest
 
-# What is published, for ARCH: binary, the image's root, checksums. The same commit gives the same bytes. image needs
-# docker.
+# What is published, for ARCH: binary, Debian package, the image's root, SBOM, checksums. The same commit gives the
+# same bytes. image needs docker.
 release:
 	deploy/release.sh bin/release
 
@@ -114,6 +114,7 @@ test:
 modules: conformance $(LINT)
 	cd conformance && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(COMPILE) $(LINT) run
+	cd deploy/grpcproxy && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(GO_TEST) .
 
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
@@ -301,6 +302,8 @@ check-tidy:
 	go mod tidy -diff
 	cd bench/against-etcd && go mod tidy -diff
 	cd backup/target/s3server && go mod tidy -diff
+	cd deploy/tools && go mod tidy -diff
+	cd deploy/grpcproxy && go mod tidy -diff
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
 	cd conformance/etcdtests && go mod tidy -diff

@@ -1,4 +1,4 @@
-// Package deploy tests what is published: the unit, the program, the image and its compose file. Nothing imports it.
+// Package deploy tests what is published: units, the Debian package, the image and its compose file. Nothing imports it.
 //
 // With -release, which make packages sets, release.sh makes everything once for the tests that need it, and once more to
 // compare the bytes. A test whose tool or right is missing says so and leaves itself out.

@@ -21,6 +21,8 @@ import (
 // imageUser is the user of the Dockerfile.
 const imageUser = 65532
 
+const proxyProgram = "skein-grpc-proxy"
+
 // image is the root of the image, unpacked.
 type image struct {
 	t    *testing.T
@@ -92,7 +94,7 @@ func TestImageRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("left out: only root may change the root of a process")
 	}
-	free, err := ports.Unused(9)
+	free, err := ports.Unused(10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +120,61 @@ func TestImageRoot(t *testing.T) {
 	if got := i.runs("skein", "node", "list", at); !strings.Contains(got, "n4") {
 		t.Errorf("the fourth node has not joined:\n%s", got)
 	}
+	i.behindProxy(fmt.Sprintf("127.0.0.1:%d", free[9]))
 	i.behindGateway(fmt.Sprintf("127.0.0.1:%d", free[8]), kills[0])
+}
+
+// behindProxy uses a namespace of etcd's gRPC proxy: keys of its clients begin with it in the cluster, and with nothing
+// for themselves.
+func (i *image) behindProxy(listen string) {
+	t := i.t
+	t.Helper()
+	cluster := fmt.Sprintf("127.0.0.1:%d", i.clients[0])
+	proxy := i.command(proxyProgram, "start", "--listen-addr", listen, "--endpoints", cluster, "--namespace", "tenant/", "--data-dir", "/tmp/proxy")
+	if err := proxy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = proxy.Process.Kill()
+		_ = proxy.Wait()
+	}()
+	i.runs("etcdctl", "--endpoints", listen, "put", "b", "2")
+	if got := i.runs("etcdctl", "--endpoints", cluster, "get", "--prefix", "tenant/"); got != "tenant/b\n2\n" {
+		t.Errorf("in the cluster: %q", got)
+	}
+	if got := i.runs("etcdctl", "--endpoints", listen, "get", "--prefix", "--keys-only", ""); strings.TrimSpace(got) != "b" {
+		t.Errorf("through the proxy: %q", got)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	lease, err := client.Grant(ctx, 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if alive, err := client.KeepAliveOnce(ctx, lease.ID); err != nil || alive.TTL != 60 {
+		t.Errorf("%v, %v", alive, err)
+	}
+	// Two watches of one span are one of the cluster's.
+	one := client.Watch(clientv3.WithRequireLeader(ctx), "c", clientv3.WithCreatedNotify())
+	other := client.Watch(ctx, "c", clientv3.WithCreatedNotify())
+	for _, w := range []clientv3.WatchChan{one, other} {
+		if r := <-w; !r.Created {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if _, err := client.Put(ctx, "c", "3", clientv3.WithLease(lease.ID)); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []clientv3.WatchChan{one, other} {
+		if r := <-w; len(r.Events) != 1 || string(r.Events[0].Kv.Key) != "c" {
+			t.Errorf("%+v", r)
+		}
+	}
 }
 
 // behindGateway puts through the gateway before and after a node is killed.
@@ -230,8 +286,6 @@ func TestCompose(t *testing.T) {
 	in("n1", "etcdctl", "put", "a", "1")
 	for _, n := range names {
 		in(n, c.Services[n].Healthcheck.Test[1:]...)
-	}
-	for _, n := range names {
 		output(t, "docker", "stop", "-t", "90", prefix+n)
 		remove(n)
 	}

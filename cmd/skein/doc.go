@@ -25,6 +25,7 @@
 //	complete.go       what a tab completes
 //	etcdctl.go        skein etcdctl: etcd's own command line
 //	gateway.go        skein gateway: etcd's TCP proxy
+//	grpcproxy.go      skein grpc-proxy: becomes the program of etcd's gRPC proxy
 //	admin.go          flags of all commands that ask a running cluster
 //	command.go        what all commands share
 package main

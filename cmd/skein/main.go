@@ -101,7 +101,7 @@ func newRoot(environ []string) *cobra.Command {
 	root.AddCommand(
 		newStart(environ), newConfig(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ),
 		newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ),
-		newMirror(environ), newExplain(), newVersion(), newEtcdctl(), newGateway(),
+		newMirror(environ), newExplain(), newVersion(), newEtcdctl(), newGateway(), newGRPCProxy(),
 	)
 	root.InitDefaultCompletionCmd()
 	addHelp(root)
