@@ -3,6 +3,8 @@ package deploy
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,8 +22,6 @@ import (
 
 // imageUser is the user of the Dockerfile.
 const imageUser = 65532
-
-const proxyProgram = "skein-grpc-proxy"
 
 // image is the root of the image, unpacked.
 type image struct {
@@ -124,13 +124,13 @@ func TestImageRoot(t *testing.T) {
 	i.behindGateway(fmt.Sprintf("127.0.0.1:%d", free[8]), kills[0])
 }
 
-// behindProxy uses a namespace of etcd's gRPC proxy: keys of its clients begin with it in the cluster, and with nothing
-// for themselves.
+// behindProxy uses etcd's gRPC proxy. Keys of its clients begin with its namespace in the cluster, and with nothing for
+// themselves. Many watches of one key and many clients that keep one lease alive are one each to the cluster.
 func (i *image) behindProxy(listen string) {
 	t := i.t
 	t.Helper()
 	cluster := fmt.Sprintf("127.0.0.1:%d", i.clients[0])
-	proxy := i.command(proxyProgram, "start", "--listen-addr", listen, "--endpoints", cluster, "--namespace", "tenant/", "--data-dir", "/tmp/proxy")
+	proxy := i.command("skein", "grpc-proxy", "start", "--listen-addr", listen, "--endpoints", cluster, "--namespace", "tenant/", "--data-dir", "/tmp/proxy")
 	if err := proxy.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -145,36 +145,94 @@ func (i *image) behindProxy(listen string) {
 	if got := i.runs("etcdctl", "--endpoints", listen, "get", "--prefix", "--keys-only", ""); strings.TrimSpace(got) != "b" {
 		t.Errorf("through the proxy: %q", got)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	i.coalesces(cluster, listen)
+}
+
+// coalesces has four clients watch one key and keep one lease alive through the proxy. The first watch and the first
+// stream of renewals reach the cluster, and those of the others do not.
+func (i *image) coalesces(cluster, listen string) {
+	t := i.t
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	lease, err := client.Grant(ctx, 60)
+	var clients []*clientv3.Client
+	for range 4 {
+		c, err := clientv3.New(clientv3.Config{Endpoints: []string{listen}, Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		clients = append(clients, c)
+	}
+	lease, err := clients[0].Grant(ctx, 60)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if alive, err := client.KeepAliveOnce(ctx, lease.ID); err != nil || alive.TTL != 60 {
-		t.Errorf("%v, %v", alive, err)
-	}
-	// Two watches of one span are one of the cluster's.
-	one := client.Watch(clientv3.WithRequireLeader(ctx), "c", clientv3.WithCreatedNotify())
-	other := client.Watch(ctx, "c", clientv3.WithCreatedNotify())
-	for _, w := range []clientv3.WatchChan{one, other} {
+	before := seen(t, cluster)
+	var watches []clientv3.WatchChan
+	for _, c := range clients {
+		w := c.Watch(ctx, "c", clientv3.WithCreatedNotify())
 		if r := <-w; !r.Created {
 			t.Fatalf("%+v", r)
 		}
+		watches = append(watches, w)
+		renewed, err := c.KeepAlive(ctx, lease.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := <-renewed; r == nil || r.TTL != 60 {
+			t.Fatalf("renewed: %v", r)
+		}
+		if got, want := seen(t, cluster), (load{before.watchers + 1, before.renewing + 1}); got != want {
+			t.Errorf("the node has %+v with %d clients behind the proxy, want %+v", got, len(watches), want)
+		}
 	}
-	if _, err := client.Put(ctx, "c", "3", clientv3.WithLease(lease.ID)); err != nil {
+	if _, err := clients[0].Put(ctx, "c", "3", clientv3.WithLease(lease.ID)); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range []clientv3.WatchChan{one, other} {
+	for _, w := range watches {
 		if r := <-w; len(r.Events) != 1 || string(r.Events[0].Kv.Key) != "c" {
 			t.Errorf("%+v", r)
 		}
 	}
+}
+
+// load is what a node has had to do with its clients.
+type load struct {
+	watchers int // now
+	renewing int // streams that renew leases, ever
+}
+
+// seen reads it from the node's metrics.
+func seen(t *testing.T, node string) (l load) {
+	t.Helper()
+	resp, err := http.Get("http://" + node + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for line := range strings.Lines(string(text)) {
+		for prefix, to := range map[string]*int{
+			"etcd_debugging_mvcc_watcher_total ":                      &l.watchers,
+			`grpc_server_started_total{grpc_method="LeaseKeepAlive",`: &l.renewing,
+		} {
+			if strings.HasPrefix(line, prefix) {
+				found++
+				if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' '):], to); err != nil {
+					t.Fatalf("%s: %v", line, err)
+				}
+			}
+		}
+	}
+	if found != 2 {
+		t.Fatalf("%d of 2 metrics", found)
+	}
+	return l
 }
 
 // behindGateway puts through the gateway before and after a node is killed.

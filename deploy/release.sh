@@ -11,11 +11,13 @@ VERSION=$(sed -n 's/.*SkeinVersion = "\(.*\)"/\1/p' etcdapi/version.go)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export DIST ARCH VERSION SOURCE_DATE_EPOCH
 export LC_ALL=C TZ=UTC
-tool() { GOFLAGS='' go tool -modfile=deploy/tools/go.mod "$@"; }
 
 rm -rf "$DIST"
 mkdir -p "$DIST"
 program() { CGO_ENABLED=0 GOOS=linux GOARCH=$ARCH go build -C "$2" -trimpath -buildvcs=true -ldflags='-s -w' -o "$DIST/$1" .; }
+tools=$DIST/tools # the SBOM has the hash of its tool
+mkdir "$tools"
+CGO_ENABLED=0 GOFLAGS='' go build -modfile=deploy/tools/go.mod -trimpath -o "$tools" tool
 program skein cmd/skein
 program skein-grpc-proxy deploy/grpcproxy
 
@@ -35,10 +37,11 @@ cp deploy/docker/Dockerfile "$DIST/Dockerfile"
 
 printf 'skein (%s-1) unstable; urgency=medium\n\n  * See the commits of the release.\n\n -- Skein developers <skeindb@users.noreply.github.com>  %s\n' \
 	"$VERSION" "$(date -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$DIST/changelog.Debian.gz"
-tool nfpm package --config deploy/deb/nfpm.yaml --packager deb --target "$DIST/skein_${VERSION}_$ARCH.deb"
+"$tools/nfpm" package --config deploy/deb/nfpm.yaml --packager deb --target "$DIST/skein_${VERSION}_$ARCH.deb"
 rm "$DIST/changelog.Debian.gz"
 
 for name in skein skein-grpc-proxy; do
-	tool cyclonedx-gomod bin -json -noserial -version "$VERSION" -output "$DIST/$name.cdx.json" "$DIST/$name"
+	"$tools/cyclonedx-gomod" bin -json -noserial -notimestamp -version "$VERSION" -output "$DIST/$name.cdx.json" "$DIST/$name"
 done
+rm -r "$tools"
 (cd "$DIST" && sha256sum skein skein-grpc-proxy root.tar skein_*.deb *.cdx.json >SHA256SUMS)

@@ -72,6 +72,7 @@ func TestEtcdctl(t *testing.T) {
 		{"skein", "etcdctl --help", "", "A simple command line client for etcd3.", 0},
 		{"etcdctl", "snapshot save " + filepath.Join(t.TempDir(), "a.db"), "", "Snapshot saved at", 0},
 		{"etcdctl", "no-such-command", "", `unknown command "no-such-command" for "etcdctl"`, 1},
+		{"skein", "grpc-proxy start", "", "/skein-grpc-proxy: no such file or directory: it lies beside skein", 1},
 		{"skein", "rang list", "", `unknown command "rang"`, 2},
 	} {
 		env := at

@@ -127,6 +127,9 @@ OWNER       who, as machine and process
 REVISION    the lowest revision that is kept; BEHIND is how far that is behind the newest one`, "skein hold list"},
 	"hold release": {"", "skein hold release 00000000000000b0"},
 
+	"etcdctl":    {"", "skein etcdctl put a 1\nskein etcdctl get a --write-out json\nskein etcdctl --help"},
+	"grpc-proxy": {"", "skein grpc-proxy start --endpoints 127.0.0.1:12379,127.0.0.1:22379 --namespace tenant/\nskein grpc-proxy start --help"},
+
 	"cert create-ca":     {"", "skein cert create-ca --certs-dir certs"},
 	"cert create-node":   {"", "skein cert create-node n1 --host n1.example.com --host 10.0.0.1 --certs-dir certs --out n1"},
 	"cert create-client": {"", "skein cert create-client root --certs-dir certs --out root"},
