@@ -125,7 +125,7 @@ func TestImageRoot(t *testing.T) {
 }
 
 // behindProxy uses etcd's gRPC proxy. Keys of its clients begin with its namespace in the cluster, and with nothing for
-// themselves. Many watches of one key and many clients that keep one lease alive are one each to the cluster.
+// themselves.
 func (i *image) behindProxy(listen string) {
 	t := i.t
 	t.Helper()
@@ -148,7 +148,7 @@ func (i *image) behindProxy(listen string) {
 	i.coalesces(cluster, listen)
 }
 
-// coalesces has four clients watch one key and keep one lease alive through the proxy. The first watch and the first
+// coalesces has four clients watch one key and keep a lease alive each, through the proxy. The first watch and the first
 // stream of renewals reach the cluster, and those of the others do not.
 func (i *image) coalesces(cluster, listen string) {
 	t := i.t
@@ -164,10 +164,6 @@ func (i *image) coalesces(cluster, listen string) {
 		defer c.Close()
 		clients = append(clients, c)
 	}
-	lease, err := clients[0].Grant(ctx, 60)
-	if err != nil {
-		t.Fatal(err)
-	}
 	before := seen(t, cluster)
 	var watches []clientv3.WatchChan
 	for _, c := range clients {
@@ -176,6 +172,10 @@ func (i *image) coalesces(cluster, listen string) {
 			t.Fatalf("%+v", r)
 		}
 		watches = append(watches, w)
+		lease, err := c.Grant(ctx, 60)
+		if err != nil {
+			t.Fatal(err)
+		}
 		renewed, err := c.KeepAlive(ctx, lease.ID)
 		if err != nil {
 			t.Fatal(err)
@@ -187,7 +187,7 @@ func (i *image) coalesces(cluster, listen string) {
 			t.Errorf("the node has %+v with %d clients behind the proxy, want %+v", got, len(watches), want)
 		}
 	}
-	if _, err := clients[0].Put(ctx, "c", "3", clientv3.WithLease(lease.ID)); err != nil {
+	if _, err := clients[0].Put(ctx, "c", "3"); err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range watches {
