@@ -161,7 +161,7 @@ func (i *image) coalesces(cluster, listen string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { c.Close() })
 		clients = append(clients, c)
 	}
 	before := seen(t, cluster)
