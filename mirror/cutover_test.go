@@ -68,17 +68,19 @@ func TestFullDiskAtCutover(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s, d := newSource(1), newTarget()
 					s.txn(op{"a", "1", 0})
-					full, failed, refuse := &stateDisk{Disk: simdisk.New(), step: Finishing, fails: 1, late: late}, false, false
+					full := &stateDisk{Disk: simdisk.New(), step: Finishing, fails: 1, late: late}
+					var failed, refuse atomic.Bool
 					full.hit = func() {
-						failed, refuse = true, refuses
+						refuse.Store(refuses)
 						if !refuses {
 							s.txn(op{"a", "2", 0})
 						}
+						failed.Store(true)
 					}
 					o := options(s, d, full.Disk)
 					o.FS = full
 					o.Prepare = func(context.Context) error {
-						if refuse {
+						if refuse.Load() {
 							return &Refusal{Reason: "node n2 does not answer", Next: "start it"}
 						}
 						return nil
@@ -89,7 +91,7 @@ func TestFullDiskAtCutover(t *testing.T) {
 					if err := RequestCutover(full.Disk, "m"); err != nil {
 						t.Fatal(err)
 					}
-					for !failed {
+					for !failed.Load() {
 						time.Sleep(10 * time.Millisecond)
 					}
 					time.Sleep(time.Second)
@@ -98,14 +100,15 @@ func TestFullDiskAtCutover(t *testing.T) {
 					}
 					s.txn(op{"a", "3", 0})
 					time.Sleep(time.Second)
-					if d.present() != s.present() || d.phase != TargetLoading {
-						t.Fatalf("the target is %s at revision %d, the source at %d", d.phase, d.present(), s.present())
+					phase, rev, err := d.State(t.Context(), o.Nonce)
+					if err != nil || rev != s.present() || phase != TargetLoading {
+						t.Fatalf("the target is %s at revision %d, the source at %d: %v", phase, rev, s.present(), err)
 					}
 					kill()
 					if err := <-ended; !errors.Is(err, context.Canceled) {
 						t.Fatal(err)
 					}
-					refuse = false
+					refuse.Store(false)
 					s.txn(op{"a", "4", 0})
 					ended = start(t.Context(), o)
 					time.Sleep(10 * time.Second)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,9 +142,10 @@ func TestAManagerThatIsGone(t *testing.T) {
 func TestReadyIsToldAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		away, s := true, newStages(clock.Virtual(), func(int) {})
+		var back atomic.Bool
+		s := newStages(clock.Virtual(), func(int) {})
 		v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.NewNop(), changed: wake.New(), tell: func(text string) error {
-			if away {
+			if !back.Load() {
 				return errors.New("gone")
 			}
 			told = append(told, text)
@@ -157,7 +159,7 @@ func TestReadyIsToldAgain(t *testing.T) {
 		}()
 		v.serving(func() bool { return false })
 		time.Sleep(time.Minute)
-		away = false
+		back.Store(true)
 		time.Sleep(2 * extendEvery)
 		cancel()
 		<-ended
