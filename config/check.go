@@ -10,9 +10,9 @@ import (
 	"github.com/skeindb/skein/certs"
 )
 
-// Check says what would keep a node from starting with the configuration that [Load] makes of the same arguments, as far as
-// that can be known without starting one: besides what Load refuses, certificates that cannot be used, and founders that do
-// not fit together. It changes nothing, opens no port, and does not look into the data directory. Errors are joined.
+// Check says what would keep a node from starting with the configuration that [Load] makes of the same arguments. Besides what
+// Load refuses it finds certificates that cannot be used, and founders that do not fit together. It does not look at keys of
+// tokens, the audit log, outputs of the log, or directories. It changes nothing and opens no port. Errors are joined.
 func Check(args, environ []string, wall func() time.Time) (*Config, []Notice, error) {
 	c, notices, err := Load(args, environ)
 	if err != nil {

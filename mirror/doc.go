@@ -27,7 +27,7 @@
 //	    snapshot is fetched, of a member that has reached that revision.
 //	 2. importing: the target loads the file.
 //	 3. following: revisions go from the spool to the target in batches. Meanwhile pages of
-//	    both are compared, each at the target's position of that moment.
+//	    both are compared, each at a position that the target had within the last seconds.
 //	 4. finishing: after a cut-over was requested, the first whole comparison has ended, and the
 //	    source has stood still for two seconds, counts and leases are compared and the target is
 //	    opened with the source's leases.

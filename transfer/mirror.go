@@ -123,7 +123,11 @@ func MirrorOf(ctx context.Context, c *Cluster) (dir string, err error) {
 	if here, err := os.Hostname(); err != nil || here != host {
 		return "", fmt.Errorf("the mirror of this cluster is in %s on %s: give the command there, or the directory to --spool", dir, host)
 	}
-	if nonce, err := mirror.Nonce(vfs.Default, dir); err != nil || nonce != strconv.FormatUint(st.GetLoader(), 16) {
+	nonce, err := mirror.Nonce(vfs.Default, dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("the mirror of this cluster is in %s, which cannot be read: %w", dir, err)
+	}
+	if err != nil || nonce != strconv.FormatUint(st.GetLoader(), 16) {
 		return "", fmt.Errorf("the mirror of this cluster was in %s and is not there any more: give its directory to --spool", dir)
 	}
 	return dir, nil

@@ -60,7 +60,7 @@ func checkConfig(c *cobra.Command, args, environ []string) error {
 		}
 		return fmt.Errorf("the node would not start; reasons: %d", len(reasons))
 	}
-	_, err = fmt.Fprintf(w, "nothing keeps node %s from starting, with its data in %s\n", cfg.Name, cfg.DataDir)
+	_, err = fmt.Fprintf(w, "nothing was found that keeps node %s from starting, with its data in %s\n", cfg.Name, cfg.DataDir)
 	return err
 }
 
