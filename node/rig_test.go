@@ -133,9 +133,10 @@ func (r *rig) start(nodes ...*rigNode) {
 	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
+		o := r.optionsOf(n) // one after the other: tests write what they keep into maps
 		wg.Go(func() {
 			var c *Core
-			c, errs[i] = Open(r.t.Context(), r.optionsOf(n))
+			c, errs[i] = Open(r.t.Context(), o)
 			n.set(c)
 		})
 	}
