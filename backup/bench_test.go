@@ -21,9 +21,14 @@ type packed struct {
 	border [][]byte
 }
 
-func (p *packed) Read(_ context.Context, span keyspace.Span, emit func([]byte) error) error {
+func (p *packed) Read(_ context.Context, span keyspace.Span, emit func([]byte, []mvcc.Version) error) error {
+	var dec block.Decoder
 	for _, b := range p.spans[string(span.Start)] {
-		if err := emit(b); err != nil {
+		vs, err := dec.Decode(b)
+		if err != nil {
+			return err
+		}
+		if err := emit(b, vs); err != nil {
 			return err
 		}
 	}

@@ -458,7 +458,7 @@ func TestSourceIsChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Write(t.Context(), d, sourceFunc(func(emit func([]byte) error) error { return emit(b[0]) }), Options{}); err == nil ||
+	if _, err := r.Write(t.Context(), d, sourceBlock(b[0]), Options{}); err == nil ||
 		!strings.Contains(err.Error(), `key "b" is outside of span`) {
 		t.Error(err)
 	}
@@ -519,11 +519,17 @@ func TestRecipientsOnly(t *testing.T) {
 	same(t, got, m.at(m.rev, 10))
 }
 
-type sourceFunc func(emit func([]byte) error) error
+// sourceBlock is the one block of the first span.
+type sourceBlock []byte
 
-func (f sourceFunc) Read(_ context.Context, span keyspace.Span, emit func([]byte) error) error {
+func (s sourceBlock) Read(_ context.Context, span keyspace.Span, emit func([]byte, []mvcc.Version) error) error {
 	if len(span.Start) > 0 {
 		return nil
 	}
-	return f(emit)
+	var dec block.Decoder
+	vs, err := dec.Decode(s)
+	if err != nil {
+		return err
+	}
+	return emit(s, vs)
 }

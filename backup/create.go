@@ -17,14 +17,16 @@ import (
 
 	"github.com/skeindb/skein/backup/block"
 	"github.com/skeindb/skein/backup/target"
+	"github.com/skeindb/skein/internal/background"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/mvcc"
 )
 
 // A Source is where the versions of a cut come from.
 type Source interface {
-	// Read gives the blocks of the cut's versions in the span to emit, by key, until emit
-	// fails. The spans of concurrent calls are disjoint.
-	Read(ctx context.Context, span keyspace.Span, emit func(b []byte) error) error
+	// Read gives the blocks of the cut's versions in the span to emit, by key, each with the versions that
+	// block.Decoder has found in it, until emit fails. The spans of concurrent calls are disjoint.
+	Read(ctx context.Context, span keyspace.Span, emit func(b []byte, vs []mvcc.Version) error) error
 }
 
 // Options say how a backup is written.
@@ -195,7 +197,11 @@ func (r *Repository) Write(ctx context.Context, d *Draft, src Source, o Options)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(w.o.Parallel)
 	for i := range w.spans {
-		g.Go(func() error { return w.span(gctx, i) })
+		g.Go(func() error {
+			// A node on the same machine has the processors first.
+			background.LowPriority()
+			return w.span(gctx, i)
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return nil, taken(err)
@@ -253,7 +259,7 @@ func (w *writer) span(ctx context.Context, i int) error {
 	rest, done := s.resume()
 	if !done {
 		s.limits = w.d.m.limits(rest)
-		err := w.src.Read(ctx, rest, func(b []byte) error { return s.add(ctx, b) })
+		err := w.src.Read(ctx, rest, func(b []byte, vs []mvcc.Version) error { return s.add(ctx, b, vs) })
 		if err != nil {
 			err = fmt.Errorf("read span %s: %w", rest, err)
 		} else {
@@ -274,7 +280,6 @@ type spanWriter struct {
 	span   keyspace.Span
 	files  *SpanFiles
 	limits limits
-	dec    block.Decoder
 	seg    *segmentWriter // nil between two segments
 	index  int            // of the next record
 	last   []byte         // the highest key so far
@@ -303,11 +308,7 @@ func (s *spanWriter) resume() (rest keyspace.Span, done bool) {
 
 // add appends a block. A segment ends only between two keys, so that another run can go on
 // behind its last one.
-func (s *spanWriter) add(ctx context.Context, b []byte) error {
-	vs, err := s.dec.Decode(b)
-	if err != nil {
-		return err
-	}
+func (s *spanWriter) add(ctx context.Context, b []byte, vs []mvcc.Version) error {
 	if err := s.limits.check(vs, s.last); err != nil {
 		return err
 	}
@@ -325,6 +326,7 @@ func (s *spanWriter) add(ctx context.Context, b []byte) error {
 	}
 	if s.seg == nil {
 		file := fmt.Sprintf("%d/%s%06d-%06d-%s", s.w.d.m.Revision, segmentPrefix, s.i, s.index, rand.Text()[:8])
+		var err error
 		if s.seg, err = s.w.r.newSegment(ctx, s.w.d.m.folder(), file); err != nil {
 			return err
 		}

@@ -234,10 +234,11 @@ type testSource struct {
 	spans []keyspace.Span
 }
 
-func (s *testSource) Read(_ context.Context, span keyspace.Span, emit func([]byte) error) error {
+func (s *testSource) Read(_ context.Context, span keyspace.Span, emit func([]byte, []mvcc.Version) error) error {
 	s.mu.Lock()
 	s.spans = append(s.spans, span)
 	s.mu.Unlock()
+	var dec block.Decoder
 	w := block.NewWriter(block.ByKey, func(b []byte, _ block.Sum) error {
 		s.mu.Lock()
 		s.given++
@@ -246,7 +247,11 @@ func (s *testSource) Read(_ context.Context, span keyspace.Span, emit func([]byt
 		if fails {
 			return errSource
 		}
-		return emit(b)
+		vs, err := dec.Decode(b)
+		if err != nil {
+			return err
+		}
+		return emit(b, vs)
 	})
 	n := 0
 	for i := range s.vs {

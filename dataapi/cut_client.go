@@ -137,12 +137,37 @@ const (
 // Next returns the next version, valid until the next call; io.EOF is the end. A stream that fails for a moment is
 // opened again, behind what was received.
 func (v *Versions) Next() (*mvcc.Version, error) {
-	for len(v.ready) == 0 {
+	if len(v.ready) == 0 {
+		if _, err := v.fill(); err != nil {
+			return nil, err
+		}
+	}
+	one := &v.ready[0]
+	v.ready = v.ready[1:]
+	v.sum.Add(one)
+	return one, nil
+}
+
+// NextBlock returns the next versions together with the block in which the node has sent them, for those who keep it as
+// it is. Both are valid until the next call. It does as Next does, and is not mixed with it.
+func (v *Versions) NextBlock() (b []byte, vs []mvcc.Version, err error) {
+	if b, err = v.fill(); err != nil {
+		return nil, nil, err
+	}
+	vs, v.ready = v.ready, nil
+	for i := range vs {
+		v.sum.Add(&vs[i])
+	}
+	return b, vs, nil
+}
+
+// fill brings the versions of the next block.
+func (v *Versions) fill() (b []byte, err error) {
+	for v.ready = nil; len(v.ready) == 0; {
 		if v.done {
 			return nil, io.EOF
 		}
-		err := v.receive()
-		if err == nil {
+		if b, err = v.receive(); err == nil {
 			v.failures = 0
 			continue
 		}
@@ -162,10 +187,7 @@ func (v *Versions) Next() (*mvcc.Version, error) {
 			return nil, fmt.Errorf("read %s at revision %d: %w", v.o.Cut.Select, v.o.Cut.At, context.Cause(v.ctx))
 		}
 	}
-	one := &v.ready[0]
-	v.ready = v.ready[1:]
-	v.sum.Add(one)
-	return one, nil
+	return b, nil
 }
 
 // passes says whether an error may pass by itself.
@@ -178,28 +200,28 @@ func passes(err error) bool {
 	}
 }
 
-// receive takes the next message.
-func (v *Versions) receive() (err error) {
+// receive takes the next message, and returns its block.
+func (v *Versions) receive() (b []byte, err error) {
 	if v.st == nil {
 		if end := v.o.Span.End; v.began && len(end) > 0 && string(v.next.Key) >= string(end) {
-			return io.EOF // only the end of the stream was missing
+			return nil, io.EOF // only the end of the stream was missing
 		}
 		q := &datapb.ReadRequest{
 			Select: datapb.Select(v.o.Cut.Select), Revision: int64(v.o.Cut.At), AfterRevision: int64(v.o.Cut.After),
 			Start: v.next.Key, Below: int64(v.next.Below), End: v.o.Span.End,
 		}
 		if v.st, err = v.c.data.Read(v.ctx, q); err != nil {
-			return err
+			return nil, err
 		}
-		v.decode, v.began = block.Decoder{}, true
+		v.began = true
 	}
 	m, err := v.st.Recv()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(m.GetBlock()) > 0 {
 		if v.ready, err = v.decode.Decode(m.GetBlock()); err != nil {
-			return err
+			return nil, err
 		}
 		if n := len(v.ready); n > 0 {
 			v.next = v.o.Cut.Behind(v.ready[n-1].Key, v.ready[n-1].Mod)
@@ -208,7 +230,7 @@ func (v *Versions) receive() (err error) {
 	if len(m.GetNextStart()) > 0 {
 		v.next = mvcc.VersionCursor{Key: m.GetNextStart(), Below: keyspace.Revision(m.GetNextBelow())}
 	}
-	return nil
+	return m.GetBlock(), nil
 }
 
 // Sum describes the versions that Next has returned.

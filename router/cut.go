@@ -15,8 +15,9 @@ type Cuts interface {
 	Versions(ctx context.Context, node keyspace.NodeID, q *rangeapi.VersionsRequest) (*rangeapi.VersionsPage, error)
 }
 
-// cutPageBytes bounds a page of a cut.
-const cutPageBytes = 1 << 20
+// cutPageBytes bounds a page of a cut. Versions of some hundred bytes fill one block of package backup/block with it. A
+// larger page would hold a processor for longer than a request takes.
+const cutPageBytes = 192 << 10
 
 // ReadCut passes the versions of a cut to send, page by page, in the order of keys and those of a key newest
 // first, from a place on up to end; an empty end is that of all keys. next is where to go on after a page, nil

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/backup"
-	"github.com/skeindb/skein/backup/block"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
@@ -301,7 +300,7 @@ type source struct {
 }
 
 // Read implements backup.Source.
-func (s source) Read(ctx context.Context, span keyspace.Span, emit func(b []byte) error) error {
+func (s source) Read(ctx context.Context, span keyspace.Span, emit func(b []byte, vs []mvcc.Version) error) error {
 	what := mvcc.Cut{At: s.cut.Revision}
 	switch s.cut.Kind {
 	case backup.Full:
@@ -315,14 +314,13 @@ func (s source) Read(ctx context.Context, span keyspace.Span, emit func(b []byte
 	}
 	vs := s.client.Read(ctx, dataapi.ReadOptions{Cut: what, Span: span})
 	defer vs.Close()
-	w := block.NewWriter(block.ByKey, func(b []byte, _ block.Sum) error { return emit(b) })
 	for {
-		v, err := vs.Next()
+		b, of, err := vs.NextBlock()
 		if errors.Is(err, io.EOF) {
-			return w.Flush()
+			return nil
 		}
 		if err == nil {
-			err = w.Add(v)
+			err = emit(b, of)
 		}
 		if err != nil {
 			return err

@@ -50,16 +50,15 @@ func usualProcs() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// TestExtraProcs: while any work runs, and for a while after, there are additional Ps, so
-// a sequence of work changes their number only twice. Afterwards there are as many as
-// before.
+// TestExtraProcs: while work runs, and for a while after, there are as many additional Ps
+// as pieces of it ran at once, up to a bound. Afterwards there are as many as before.
 func TestExtraProcs(t *testing.T) {
 	usual := usualProcs()
 	synctest.Test(t, func(t *testing.T) {
 		for row := range 3 {
 			var wg sync.WaitGroup
 			release := make(chan struct{})
-			for range 3 {
+			for n := range maxExtraProcs + 2 {
 				begun := make(chan struct{})
 				wg.Go(func() {
 					Run(func() {
@@ -68,15 +67,19 @@ func TestExtraProcs(t *testing.T) {
 					})
 				})
 				<-begun
-				if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
-					t.Errorf("%d Ps while work of row %d runs, want %d", got, row, usual+extraProcs)
+				want := usual + min(n+1, maxExtraProcs)
+				if row > 0 {
+					want = usual + maxExtraProcs
+				}
+				if got := runtime.GOMAXPROCS(0); got != want {
+					t.Errorf("%d Ps while %d pieces of row %d run, want %d", got, n+1, row, want)
 				}
 			}
 			close(release)
 			wg.Wait()
 			time.Sleep(linger * 9 / 10)
-			if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
-				t.Errorf("%d Ps behind row %d, want %d", got, row, usual+extraProcs)
+			if got := runtime.GOMAXPROCS(0); got != usual+maxExtraProcs {
+				t.Errorf("%d Ps behind row %d, want %d", got, row, usual+maxExtraProcs)
 			}
 		}
 		time.Sleep(linger)
@@ -93,8 +96,8 @@ func TestExtraProcsOfAnotherTest(t *testing.T) {
 	for range 2 {
 		synctest.Test(t, func(t *testing.T) {
 			Run(func() {
-				if got := runtime.GOMAXPROCS(0); got != usual+extraProcs {
-					t.Errorf("%d Ps while work runs, want %d", got, usual+extraProcs)
+				if got := runtime.GOMAXPROCS(0); got != usual+1 {
+					t.Errorf("%d Ps while work runs, want %d", got, usual+1)
 				}
 			})
 		})
