@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/backup/block"
@@ -34,7 +35,7 @@ const (
 func (s *dataServer) Cut(q *datapb.CutRequest, st datapb.Data_CutServer) error {
 	cut, err := s.c.Cut(st.Context(), CutOptions{Kind: q.GetKind(), Owner: q.GetOwner(), From: keyspace.Revision(q.GetFromRevision()), Hold: fsm.HoldID(q.GetHold())})
 	if err != nil {
-		return kverror.GRPC(err)
+		return cutError(err)
 	}
 	for _, p := range cut.parts() {
 		if err := st.Send(p); err != nil {
@@ -45,6 +46,15 @@ func (s *dataServer) Cut(q *datapb.CutRequest, st datapb.Data_CutServer) error {
 		}
 	}
 	return nil
+}
+
+// cutError words the error of a cut. That there are too many holds says how one ends.
+func cutError(err error) error {
+	g := kverror.GRPC(err)
+	if e := kverror.Of(err); e.Kind == kverror.TooManyRequests && e.Detail != "" {
+		return status.Error(status.Code(g), "skein: "+e.Detail)
+	}
+	return g
 }
 
 // parts divides the cut into messages.

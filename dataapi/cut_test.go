@@ -193,6 +193,10 @@ func TestCut(t *testing.T) {
 	if _, err := c.Cut(t.Context(), CutOptions{Owner: strings.Repeat("x", 300)}); status.Code(err) != codes.InvalidArgument {
 		t.Error(err)
 	}
+	s.broken = kverror.New(kverror.TooManyRequests, "there are 16 holds")
+	if _, err := c.Cut(t.Context(), CutOptions{}); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "skein: there are 16 holds") {
+		t.Error(err)
+	}
 	s.broken = nil
 	if err := errors.Join(c.Renew(t.Context(), cut.Hold, 45), c.Release(t.Context(), cut.Hold)); err != nil || len(s.holds) > 0 {
 		t.Errorf("%v, holds %v", err, s.holds)
@@ -226,6 +230,27 @@ func TestReadGoesOn(t *testing.T) {
 		}
 		if len(got) != len(s.versions) || got[0] != "k0@30" || got[1] != "k0@29" || vs.Sum() != want || s.fails != 0 {
 			t.Errorf("%s: %v, sum %v, want %v; %d failures are left", span, got, vs.Sum(), want, s.fails)
+		}
+		vs.Close()
+		s.fails = 4
+		vs = c.Read(t.Context(), ReadOptions{Cut: mvcc.Cut{Select: mvcc.SelectAll, At: 50}, Span: span})
+		n, dec := 0, block.Decoder{}
+		for {
+			b, of, err := vs.NextBlock()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := dec.Decode(b)
+			if err != nil || len(again) != len(of) || string(again[0].Key) != string(of[0].Key) {
+				t.Fatalf("a block of %d versions, given as %d: %v", len(again), len(of), err)
+			}
+			n += len(of)
+		}
+		if n != len(s.versions) || vs.Sum() != want || s.fails != 0 {
+			t.Errorf("%s: %d versions in blocks, sum %v, want %v; %d failures are left", span, n, vs.Sum(), want, s.fails)
 		}
 		vs.Close()
 	}
