@@ -318,7 +318,7 @@ func (g *Group) entry(e *pb.Entry, done *applyDone) Entry {
 	s := &g.apply
 	// Raft begins behind the record that at is from (load), hands each entry out once, and none while it has a snapshot
 	// that is not answered (installOne sets at before that). The wal refuses an append whose indexes are not consecutive
-	// or leave a gap, so neither a replayed log nor one that package offline has written has an index twice.
+	// or leave a gap, and reads what was overwritten once, also where package offline has written a tail anew in its old terms.
 	if e.GetIndex() != s.at.Index+1 {
 		panic(fmt.Sprintf("raftgroup: group %s: entry %d to apply after %d", g.id, e.GetIndex(), s.at.Index))
 	}

@@ -62,7 +62,8 @@ func (g *GroupLog) nextChunkLocked(i uint64) (uint64, bool) {
 }
 
 // readRun adds the entries [lo, hi) of a run. It walks back from the run's last record to
-// the one that contains lo.
+// the one that contains lo. A record whose entries begin at or above those of a later one was
+// overwritten as a whole, in the same term: the run was cut before the later one was chained to it.
 func (g *GroupLog) readRun(b *entryBuilder, r run, lo, hi uint64) error {
 	g.log.files.RLock()
 	defer g.log.files.RUnlock()
@@ -70,7 +71,7 @@ func (g *GroupLog) readRun(b *entryBuilder, r run, lo, hi uint64) error {
 		return ErrClosed
 	}
 	var chain []record
-	off, length := r.off, r.len
+	off, length, below := r.off, r.len, hi
 	for {
 		rec, err := r.seg.readRecord(int64(off), int64(length))
 		if err != nil {
@@ -80,8 +81,9 @@ func (g *GroupLog) readRun(b *entryBuilder, r run, lo, hi uint64) error {
 		if rec.group != g.id || rec.count == 0 {
 			return &CorruptionError{r.seg.path, int64(off), fmt.Sprintf("record of group %s, want one of %s", rec.group, g.id)}
 		}
-		if rec.first < hi {
+		if rec.first < below {
 			chain = append(chain, rec)
+			below = rec.first
 		}
 		if rec.first <= lo {
 			break
