@@ -111,7 +111,7 @@ func (m *Mirror) cutoverWaits(what string) {
 	m.status.Cutover = what
 }
 
-// waitRequested waits for the request and for the end of the first comparison.
+// waitRequested waits for the request.
 func (m *Mirror) waitRequested(ctx context.Context) error {
 	for {
 		yes, err := requested(m.o.FS, m.o.Dir, cutoverName)
@@ -126,15 +126,9 @@ func (m *Mirror) waitRequested(ctx context.Context) error {
 		}
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.status.Refused = nil
-	m.mu.Unlock()
-	m.cutoverWaits("for the first whole comparison")
-	select {
-	case <-m.verified:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // waitQuiet waits until the source's revision has not changed for the time quiet and is the

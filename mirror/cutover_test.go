@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/internal/simdisk"
+	"github.com/skeindb/skein/mirror/diff"
 )
 
 // stateDisk is a disk on which the state of one step cannot be written for a while.
@@ -88,9 +90,7 @@ func TestFullDiskAtCutover(t *testing.T) {
 					ctx, kill := context.WithCancel(t.Context())
 					ended := start(ctx, o)
 					time.Sleep(10 * time.Second)
-					if err := RequestCutover(full.Disk, "m"); err != nil {
-						t.Fatal(err)
-					}
+					cutOver(t, full.Disk)
 					for !failed.Load() {
 						time.Sleep(10 * time.Millisecond)
 					}
@@ -113,9 +113,7 @@ func TestFullDiskAtCutover(t *testing.T) {
 					ended = start(t.Context(), o)
 					time.Sleep(10 * time.Second)
 					if refuses {
-						if err := RequestCutover(full.Disk, "m"); err != nil {
-							t.Fatal(err)
-						}
+						cutOver(t, full.Disk)
 					}
 					if err := <-ended; err != nil {
 						t.Fatal(err)
@@ -148,9 +146,7 @@ func TestFullDiskBehindCutover(t *testing.T) {
 		})
 		ended := following(t, s, d, o)
 		time.Sleep(10 * time.Second)
-		if err := RequestCutover(full.Disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, full.Disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -252,5 +248,78 @@ func TestAbandonByNobody(t *testing.T) {
 		if err := Run(t.Context(), o); !errors.Is(err, syscall.EIO) || d.phase != TargetLoading {
 			t.Errorf("the target is %s: %v", d.phase, err)
 		}
+	})
+}
+
+// TestCutoverBeforeComparison: as long as no whole comparison has ended, a cut-over is refused at once, since the source's clients may
+// stand still by then. The text says how far the comparison is, and what to do. One that an earlier process has ended counts.
+func TestCutoverBeforeComparison(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 20 * diff.PageKeys
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		for i := range keys {
+			s.txn(op{fmt.Sprintf("key-%06d", i), "v", 0})
+		}
+		o := options(s, d, disk)
+		o.VerifyBytesPerSecond = 20_000 // a pass takes about two minutes
+		refused := func(want string) {
+			t.Helper()
+			err := RequestCutover(disk, "m")
+			if refusal := (*Refusal)(nil); !errors.As(err, &refusal) || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "let the source's clients go on, and cut over when `skein mirror status` no longer says this") {
+				t.Errorf("%v, want %s", err, want)
+			}
+			stands, err := CutoverRequested(disk, "m")
+			if st, bad := ReadStatus(disk, "m"); err != nil || bad != nil || stands || st.Compared || !strings.Contains(st.String(), "no cut-over yet: the first") || !strings.Contains(st.String(), want) {
+				t.Errorf("the request stands: %t; %v, %v; %v", stands, st, bad, err)
+			}
+		}
+		run := func(f func()) {
+			ctx, kill := context.WithCancel(t.Context())
+			ended := start(ctx, o)
+			f()
+			kill()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+		}
+		var away atomic.Bool
+		away.Store(true)
+		s.onCall(func(what string) error {
+			if what == "snapshot" && away.Load() {
+				return rpctypes.ErrNoLeader
+			}
+			return nil
+		})
+		run(func() {
+			time.Sleep(3 * time.Second)
+			refused("the first comparison of all keys has not begun") // it is copying
+			away.Store(false)
+			time.Sleep(time.Minute)
+			refused(fmt.Sprintf("000 of about %d", keys))
+		})
+		refused(fmt.Sprintf("000 of about %d", keys))
+		run(func() { // the comparison begins anew
+			for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(time.Second) {
+				if st, err := ReadStatus(disk, "m"); err != nil {
+					t.Fatal(err)
+				} else if st.Compared {
+					return
+				}
+			}
+			t.Fatal("no comparison has ended")
+		})
+		ended := start(t.Context(), o)
+		began := time.Now()
+		if err := RequestCutover(disk, "m"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the cut-over took %v", took)
+		}
+		finished(t, s, d)
 	})
 }

@@ -28,9 +28,10 @@
 //	 2. importing: the target loads the file.
 //	 3. following: revisions go from the spool to the target in batches. Meanwhile pages of
 //	    both are compared, each at a position that the target had within the last seconds.
-//	 4. finishing: after a cut-over was requested, the first whole comparison has ended, and the
-//	    source has stood still for two seconds, counts and leases are compared and the target is
-//	    opened with the source's leases.
+//	 4. finishing: after a cut-over was requested and the source has stood still for two seconds,
+//	    counts and leases are compared and the target is opened with the source's leases. No
+//	    cut-over can be requested before all keys were compared once, by this process or an
+//	    earlier one: that may take hours, and the source's clients stand still meanwhile.
 //
 // The target's position is the only one: the spool is asked for what comes behind it, and a
 // batch whose fate is not known is brought again. A revision that is larger than a batch comes

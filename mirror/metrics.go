@@ -40,6 +40,12 @@ var gauges = []gauge{
 	newGauge("verified_pages_total", "Pages of keys that were compared and equal, since the start.", prometheus.CounterValue, func(s *Status) float64 { return float64(s.VerifiedPages) }),
 	newGauge("passes_total", "Whole comparisons, since the start.", prometheus.CounterValue, func(s *Status) float64 { return float64(s.Passes) }),
 	newGauge("verified_revision", "Revision at which the last whole comparison began, 0 for none.", prometheus.GaugeValue, func(s *Status) float64 { return float64(s.VerifiedFrom) }),
+	newGauge("compared", "1 once all keys were compared since the mirror began: before that no cut-over can be requested.", prometheus.GaugeValue, func(s *Status) float64 {
+		if s.Compared {
+			return 1
+		}
+		return 0
+	}),
 	newGauge("waits", "1 while the mirror waits out an error.", prometheus.GaugeValue, func(s *Status) float64 {
 		if s.Waiting != "" {
 			return 1

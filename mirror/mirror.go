@@ -41,13 +41,12 @@ type Mirror struct {
 	// statusFile is held over a write of the status.
 	statusFile sync.Mutex
 
-	mu       sync.Mutex
-	state    state
-	status   Status
-	seen     []sighting
-	leases   map[keyspace.LeaseID]int64 // granted TTLs that were looked up
-	ending   map[keyspace.LeaseID]bool  // of the target, and perhaps no longer at the source
-	verified chan struct{}              // closed after the first pass
+	mu     sync.Mutex
+	state  state
+	status Status
+	seen   []sighting
+	leases map[keyspace.LeaseID]int64 // granted TTLs that were looked up
+	ending map[keyspace.LeaseID]bool  // of the target, and perhaps no longer at the source
 }
 
 // A gate is a lock that is held over requests: whoever waits for it can be told to end.

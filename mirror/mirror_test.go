@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/skeindb/skein/clock"
@@ -71,9 +72,7 @@ func TestMirror(t *testing.T) {
 			if err != nil || !st.Running || st.Step != Following {
 				t.Fatalf("%+v, %v", st, err)
 			}
-			if err := RequestCutover(disk, "m"); err != nil {
-				t.Fatal(err)
-			}
+			cutOver(t, disk)
 			s.work(rng, 300, 10*time.Millisecond)
 			began := time.Now()
 			if err := <-ended; err != nil {
@@ -177,7 +176,9 @@ func TestKilledAtEachStep(t *testing.T) {
 			ended := start(ctx, options(s, d, disk))
 			go s.work(rand.New(rand.NewPCG(uint64(at), 3)), 300, 20*time.Millisecond)
 			time.Sleep(3 * time.Second)
-			_ = RequestCutover(disk, "m") // there may be no mirror yet
+			for RequestCutover(disk, "m") != nil && len(ended) == 0 { // there may be no mirror yet
+				time.Sleep(100 * time.Millisecond)
+			}
 			if err := <-ended; err == nil {
 				reached = true
 				kill()
@@ -191,8 +192,14 @@ func TestKilledAtEachStep(t *testing.T) {
 			d.onCall(alive)
 			ended = start(t.Context(), options(s, d, crashed))
 			time.Sleep(2 * time.Second)
-			if err := RequestCutover(crashed, "m"); err != nil && !strings.Contains(err.Error(), "has ended") {
-				t.Fatal(err)
+			for ; len(ended) == 0; time.Sleep(100 * time.Millisecond) {
+				err := RequestCutover(crashed, "m")
+				if err == nil {
+					break
+				}
+				if refusal := (*Refusal)(nil); !errors.As(err, &refusal) && !strings.Contains(err.Error(), "has ended") {
+					t.Fatal(err)
+				}
 			}
 			if err := <-ended; err != nil {
 				t.Fatalf("killed at call %d: %v", at, err)
@@ -225,6 +232,22 @@ func following(t *testing.T, s *source, d *target, o Options) chan error {
 		t.Fatal("it does not follow")
 	}
 	return nil
+}
+
+// cutOver requests a cut-over, as soon as all keys were compared once.
+func cutOver(t *testing.T, fs vfs.FS) {
+	t.Helper()
+	var err error
+	for range 600 {
+		if err = RequestCutover(fs, "m"); err == nil {
+			return
+		}
+		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Fatal(err)
 }
 
 // caughtUp waits until the target has everything.
@@ -342,9 +365,7 @@ func TestLargeRevision(t *testing.T) {
 		if d.largestHeld < keys-batchKeys {
 			t.Errorf("the revision was visible in parts: %d were held", d.largestHeld)
 		}
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -371,9 +392,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		full.set(false)
 		caughtUp(t, s, d, ended)
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -461,9 +480,7 @@ func TestRefused(t *testing.T) {
 		}
 		ended := following(t, s, d, o)
 		for i := range 3 {
-			if err := RequestCutover(disk, "m"); err != nil {
-				t.Fatal(err)
-			}
+			cutOver(t, disk)
 			for stands := true; stands; time.Sleep(10 * time.Millisecond) {
 				var err error
 				if stands, err = CutoverRequested(disk, "m"); err != nil {
@@ -485,9 +502,7 @@ func TestRefused(t *testing.T) {
 		if d.phase != TargetLoading {
 			t.Fatalf("the target is %s, and nobody has asked for it again", d.phase)
 		}
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -511,9 +526,7 @@ func TestLateWrites(t *testing.T) {
 			}
 			return nil
 		})
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -633,9 +646,7 @@ func TestLossIsFound(t *testing.T) {
 			}
 			ended = start(t.Context(), options(s, d, disk))
 			time.Sleep(3 * time.Second)
-			if err := RequestCutover(disk, "m"); err != nil {
-				t.Fatal(err)
-			}
+			cutOver(t, disk)
 			err := <-ended
 			if !lost && err != nil || lost && (err == nil || !strings.Contains(err.Error(), "finished with the sum")) {
 				t.Errorf("lost %t: %v", lost, err)
@@ -700,9 +711,7 @@ func TestEndedLeases(t *testing.T) {
 				}
 			}
 			d.mu.Unlock()
-			if err := RequestCutover(disk, "m"); err != nil {
-				t.Fatal(err)
-			}
+			cutOver(t, disk)
 			if err := <-ended; err != nil {
 				t.Fatal(err)
 			}
@@ -737,9 +746,7 @@ func TestSweepBesideCutover(t *testing.T) {
 		})
 		ended := start(t.Context(), options(s, d, disk))
 		time.Sleep(10 * time.Second)
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -781,9 +788,7 @@ func TestSweepFails(t *testing.T) {
 			t.Fatalf("%d leases were taken back; %+v, %v", d.taken, st, err)
 		}
 		caughtUp(t, s, d, ended)
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}
@@ -815,9 +820,7 @@ func TestSparse(t *testing.T) {
 		}
 		s.leaveOut(10)
 		ended := start(t.Context(), options(s, d, disk))
-		if err := RequestCutover(disk, "m"); err != nil {
-			t.Fatal(err)
-		}
+		cutOver(t, disk)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("mirror %s: another process uses it: %w", o.Dir, err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	m := &Mirror{o: o, follow: make(gate, 1), leases: map[keyspace.LeaseID]int64{}, verified: make(chan struct{})}
+	m := &Mirror{o: o, follow: make(gate, 1), leases: map[keyspace.LeaseID]int64{}}
 	if err := m.load(ctx); err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func Run(ctx context.Context, o Options) (err error) {
 func (m *Mirror) load(ctx context.Context) error {
 	st, err := readState(m.o.FS, m.o.Dir)
 	if err == nil {
-		m.state, m.status.Step = st, st.Step
+		m.state, m.status.Step, m.status.Compared = st, st.Step, st.Compared
 		return nil
 	}
 	if !errors.Is(err, os.ErrNotExist) {

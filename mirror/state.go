@@ -57,6 +57,8 @@ type state struct {
 	Counted   keyspace.Revision `json:"counted,omitempty"`
 	Sum       Sum               `json:"sum"`
 	Compacted keyspace.Revision `json:"compacted,omitempty"`
+	// Compared says that a whole comparison has ended, in this run or an earlier one.
+	Compared bool `json:"compared,omitempty"`
 	// Finish is what the target is finished with, from step finishing on.
 	Finish *Finish `json:"finish,omitempty"`
 	// Stop says why the mirror failed.
@@ -85,6 +87,11 @@ type Status struct {
 	VerifiedPages int64             `json:"verified_pages"`
 	Passes        int64             `json:"passes"`
 	VerifiedFrom  keyspace.Revision `json:"verified_from"`
+	// Compared says that a whole comparison has ended since the mirror began: before that no cut-over can be requested.
+	Compared bool `json:"compared"`
+	// PassKeys is how many keys the present comparison has, of about PassOf that the target had when it began.
+	PassKeys int64 `json:"pass_keys"`
+	PassOf   int64 `json:"pass_of"`
 	// Waiting is the error that the mirror waits out.
 	Waiting string `json:"waiting,omitempty"`
 	// Cutover is what a requested cut-over waits for.
@@ -107,6 +114,9 @@ func (s Status) String() string {
 	if s.VerifiedFrom > 0 {
 		line += fmt.Sprintf(", the last from revision %d on", s.VerifiedFrom)
 	}
+	if !s.Compared && (s.Step == Copying || s.Step == Importing || s.Step == Following) {
+		line += "; no cut-over yet: " + s.notCompared()
+	}
 	if s.Cutover != "" {
 		line += "; the cut-over waits " + s.Cutover
 	}
@@ -119,6 +129,14 @@ func (s Status) String() string {
 		}
 	}
 	return line
+}
+
+// notCompared says how far the first whole comparison is.
+func (s *Status) notCompared() string {
+	if s.Step != Following || s.PassOf == 0 {
+		return "the first comparison of all keys has not begun"
+	}
+	return fmt.Sprintf("the first comparison of all keys has %d of about %d", s.PassKeys, s.PassOf)
 }
 
 // readState returns the state of a directory, or os.ErrNotExist.
@@ -191,7 +209,8 @@ func requested(fs vfs.FS, dir, name string) (bool, error) {
 }
 
 // RequestCutover asks the mirror of a directory to cut over: the one that runs, or the next
-// one that is started. ReadStatus tells when it is done. If it cannot be done, the request is withdrawn.
+// one that is started. ReadStatus tells when it is done. If it cannot be done, the request is withdrawn. The error is a
+// *Refusal before a whole comparison of source and target has ended.
 func RequestCutover(fs vfs.FS, dir string) error { return request(fs, dir, cutoverName) }
 
 // CutoverRequested says whether the request for a cut-over of the mirror of a directory stands. If it was withdrawn, the
@@ -208,6 +227,17 @@ func request(fs vfs.FS, dir, name string) error {
 	}
 	if st.Step == Done || st.Step == Abandoned || st.Step == Failed && name == cutoverName {
 		return fmt.Errorf("the mirror in %s has ended: it is %s", dir, st.Step)
+	}
+	if name == cutoverName && !st.Compared {
+		s, err := ReadStatus(fs, dir)
+		if err != nil {
+			return err
+		}
+		// Who asks may have stopped the source's clients, and the comparison may take hours.
+		return &Refusal{
+			Reason: fmt.Sprintf("the mirror in %s is %s, and %s", dir, s.Step, s.notCompared()),
+			Next:   "let the source's clients go on, and cut over when `skein mirror status` no longer says this; the mirror compares by itself while `skein mirror start` runs",
+		}
 	}
 	return writeJSON(fs, dir, name, struct{}{})
 }
@@ -228,7 +258,7 @@ func ReadStatus(fs vfs.FS, dir string) (Status, error) {
 	if err := readJSON(fs, fs.PathJoin(dir, statusName), &s); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return Status{}, err
 	}
-	s.Step = st.Step
+	s.Step, s.Compared = st.Step, st.Compared
 	if st.Stop != nil {
 		s.Stopped = st.Stop.Error()
 	}

@@ -28,40 +28,80 @@ const (
 // verify compares source and target page by page, again and again, each page at a position of the last seconds. The pages are the target's, and the source is asked for the keys between their ends: an etcd
 // counts all keys of the span that it is asked for, whatever the limit.
 func (m *Mirror) verify(ctx context.Context) error {
-	var at stretch
 	for pass := int64(1); ; pass++ {
-		var from []byte
-		at = stretch{} // a pass shows nothing that is older than it
 		began := m.position()
-		for {
-			next, size, err := m.verifyPage(ctx, &at, from)
-			if errors.Is(err, rpctypes.ErrUserEmpty) && m.isFrozen(ctx) {
-				return nil // the target checks users by now, before it serves
-			}
-			if err != nil {
-				return err
-			}
-			pause := max(pauseLeast, time.Duration(size)*time.Second/time.Duration(m.o.VerifyBytesPerSecond))
-			if m.isBehind() {
-				pause *= verifyYield
-			}
-			if err := clock.Sleep(ctx, m.o.Clock, pause); err != nil {
-				return err
-			}
-			if from = next; from == nil {
-				break
-			}
+		err := m.pass(ctx)
+		if errors.Is(err, rpctypes.ErrUserEmpty) && m.isFrozen(ctx) {
+			return nil // the target checks users by now, before it serves
+		}
+		if err == nil {
+			err = m.retry(ctx, "note the comparison", func() error { return m.noteCompared(ctx) })
+		}
+		if errors.Is(err, errDone) {
+			return nil
+		}
+		if err != nil {
+			return err
 		}
 		m.mu.Lock()
-		m.status.VerifiedFrom = began
-		if m.status.Passes = pass; pass == 1 {
-			close(m.verified)
-		}
+		m.status.VerifiedFrom, m.status.Passes = began, pass
 		m.mu.Unlock()
 		if err := clock.Sleep(ctx, m.o.Clock, verifyPause); err != nil {
 			return err
 		}
 	}
+}
+
+// pass compares all keys once.
+func (m *Mirror) pass(ctx context.Context) error {
+	var at stretch // a pass shows nothing that is older than it
+	var keys int64
+	err := m.retry(ctx, "count the target's keys", func() (err error) {
+		keys, _, err = m.o.TargetData.Count(ctx, nil, nil, at.of(m))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.status.PassKeys, m.status.PassOf = 0, keys
+	m.mu.Unlock()
+	for from := []byte(nil); ; {
+		next, size, err := m.verifyPage(ctx, &at, from)
+		if err != nil {
+			return err
+		}
+		pause := max(pauseLeast, time.Duration(size)*time.Second/time.Duration(m.o.VerifyBytesPerSecond))
+		if m.isBehind() {
+			pause *= verifyYield
+		}
+		if err := clock.Sleep(ctx, m.o.Clock, pause); err != nil {
+			return err
+		}
+		if from = next; from == nil {
+			return nil
+		}
+	}
+}
+
+// noteCompared notes that a whole comparison has ended. The error is errDone if the target is being opened.
+func (m *Mirror) noteCompared(ctx context.Context) error {
+	if err := m.bringing(ctx); err != nil {
+		return err
+	}
+	defer m.follow.unlock()
+	if m.state.Compared {
+		return nil
+	}
+	next := m.state
+	next.Compared = true
+	if err := writeJSON(m.o.FS, m.o.Dir, stateName, next); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.Compared, m.status.Compared = true, true
+	return nil
 }
 
 // isBehind says whether more than a batch waits in the spool.
@@ -129,6 +169,7 @@ func (m *Mirror) comparePage(ctx context.Context, page diff.Page, from, end []by
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.status.VerifiedKeys += int64(len(page.Keys))
+	m.status.PassKeys += int64(len(page.Keys))
 	m.status.VerifiedPages++
 	return size, nil
 }

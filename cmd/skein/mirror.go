@@ -141,10 +141,13 @@ func loadNumber() (uint64, error) {
 	return max(1, binary.BigEndian.Uint64(b[:])), nil
 }
 
-// refused shows the next step of a mirror that stopped for good.
+// refused shows the next step of a mirror that stopped for good, or refuses a cut-over.
 func refused(err error) error {
 	if stop := (*mirror.Stop)(nil); errors.As(err, &stop) {
 		return &adminapi.Refusal{Reason: stop.Reason, NextStep: stop.Next}
+	}
+	if refusal := (*mirror.Refusal)(nil); errors.As(err, &refusal) {
+		return &adminapi.Refusal{Reason: refusal.Reason, NextStep: refusal.Next}
 	}
 	return err
 }
@@ -200,8 +203,9 @@ func newMirrorCutover(environ []string, m *mirrorFlags) *cobra.Command {
 		Use: "cutover", Short: "Let the cluster take the source's place", Args: cobra.NoArgs,
 		Long: `Let the cluster take the source's place, as soon as the source stands still and the cluster has
 all of it. Stop the source's clients first. The command waits until the cluster serves. If it is
-broken off, the request stands. If the cluster cannot serve now, as a node does not answer that has
-to note the users, the request is refused, and the mirror goes on.
+broken off, the request stands. It is refused before the mirror has compared all keys once. If the
+cluster cannot serve now, as a node does not answer that has to note the users, the request is
+refused too. The mirror goes on in both cases.
 
 ` + byCluster,
 		RunE: failing(func(c *cobra.Command, _ []string) error {
@@ -209,7 +213,7 @@ to note the users, the request is refused, and the mirror goes on.
 				return err
 			}
 			if err := mirror.RequestCutover(vfs.Default, m.spool); err != nil {
-				return err
+				return refused(err)
 			}
 			return m.await(c, mirror.Done)
 		}),
@@ -264,7 +268,7 @@ func (f *mirrorFlags) await(c *cobra.Command, step mirror.Step) error {
 		case ended(st.Step) && step == mirror.Done:
 			return fmt.Errorf("the mirror is %s: %s", st.Step, st.Stopped)
 		case step == mirror.Done && !stands && st.Refused != nil:
-			return &adminapi.Refusal{Reason: st.Refused.Reason, NextStep: st.Refused.Next}
+			return refused(st.Refused)
 		case step == mirror.Done && !stands:
 			return fmt.Errorf("the request for a cut-over of the mirror in %s is gone", f.spool)
 		case !st.Running:

@@ -67,19 +67,24 @@ func TestMirrorErrors(t *testing.T) {
 // TestMirrorRequests: a request stands where no mirror runs, and one that has ended takes none.
 func TestMirrorRequests(t *testing.T) {
 	for _, c := range []struct {
-		step, command, want string
-		code                int
+		step     string
+		compared bool
+
+		command, want string
+		code          int
 	}{
-		{"following", "status", "following: position 0 of 0", 0},
-		{"following", "cutover", "does not run; the request stands\nnext: give its `skein mirror start` again", exitRefused},
-		{"following", "abandon", "does not run; the request stands", exitRefused},
-		{"done", "cutover", "the mirror in DIR has ended: it is done", exitRefused},
-		{"failed", "cutover", "the mirror in DIR has ended: it is failed", exitRefused},
-		{"failed", "abandon", "does not run; the request stands", exitRefused},
-		{"done", "status -w json", `"step":"done"`, 0},
+		{"following", true, "status", "following: position 0 of 0", 0},
+		{"following", false, "status", "no cut-over yet: the first comparison of all keys has not begun", 0},
+		{"following", true, "cutover", "does not run; the request stands\nnext: give its `skein mirror start` again", exitRefused},
+		{"following", false, "cutover", "the mirror in DIR is following, and the first comparison of all keys has not begun\nnext: let the source's clients go on", exitRefused},
+		{"following", false, "abandon", "does not run; the request stands", exitRefused},
+		{"done", true, "cutover", "the mirror in DIR has ended: it is done", exitRefused},
+		{"failed", false, "cutover", "the mirror in DIR has ended: it is failed", exitRefused},
+		{"failed", false, "abandon", "does not run; the request stands", exitRefused},
+		{"done", true, "status -w json", `"step":"done"`, 0},
 	} {
 		dir := t.TempDir()
-		state := fmt.Sprintf(`{"version":1,"step":%q,"nonce":"7","source":1,"after":1,"sum":{}}`, c.step)
+		state := fmt.Sprintf(`{"version":1,"step":%q,"nonce":"7","source":1,"after":1,"sum":{},"compared":%t}`, c.step, c.compared)
 		f, err := vfs.Default.Create(filepath.Join(dir, "state.json"), vfs.WriteCategoryUnspecified)
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +135,7 @@ func TestMirrorDocument(t *testing.T) {
 	done := make(chan string, 1)
 	go func() { done <- said(ctx, t, lines[0]+" --metrics-listen "+metrics, replace...) }()
 	for {
-		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Passes > 0 {
+		if st, err := mirror.ReadStatus(vfs.Default, dir); err == nil && st.Compared {
 			break
 		}
 		select {
@@ -245,6 +250,10 @@ func TestMirrorTakesLeasesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaits(t, "the end of a lease", func() bool { return loaded(lives, late) })
+	awaits(t, "the first comparison", func() bool {
+		st, err := mirror.ReadStatus(vfs.Default, dir)
+		return err == nil && st.Compared
+	})
 	if out := said(ctx, t, "skein mirror cutover --endpoints http://127.0.0.1:2379", "http://127.0.0.1:2379", into); !strings.Contains(out, "done: position") {
 		t.Error(out)
 	}

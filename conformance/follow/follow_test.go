@@ -187,7 +187,7 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	ended := run(ctx)
-	time.Sleep(time.Second)
+	stepped(ctx, t, dir, ended)
 	if err := mirror.RequestCutover(vfs.Default, dir); err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func startSkein(ctx context.Context, t *testing.T) *clientv3.Client {
 	}
 }
 
-// stepped waits until the mirror of a directory follows.
+// stepped waits until the mirror of a directory follows, and has compared all keys since this start.
 func stepped(ctx context.Context, t *testing.T, dir string, ended chan error) {
 	t.Helper()
 	for {
