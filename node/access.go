@@ -18,7 +18,6 @@ import (
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rights"
@@ -168,7 +167,7 @@ func (a *access) takeLoad(l *fsm.Loading) {
 	}
 	a.loaded = true
 	if f := a.loads.Load(); f != nil {
-		(*f)(kverror.New(kverror.Loading, "source %s, phase %s, position %d", l.Source, l.Phase, l.Position))
+		(*f)(l.Refusal())
 	}
 }
 

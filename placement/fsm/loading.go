@@ -63,13 +63,19 @@ func (l *Loading) Active() bool {
 
 // Err is the answer to a client, nil if the load is not active.
 func (l *Loading) Err() error {
-	switch {
-	case !l.Active():
+	if !l.Active() {
 		return nil
-	case l.Phase == PhaseAbandoned:
-		return kverror.New(kverror.Loading, "a load of %s was abandoned: this cluster holds a part of it and will never serve: make a new one", l.Source)
 	}
-	return kverror.New(kverror.Loading, "source %s, phase %s, position %d", l.Source, l.Phase, l.Position)
+	return l.Refusal()
+}
+
+// Refusal is the answer to a client that came before the load or in it. It does not name the source, since every client gets it: a
+// mirror's has a directory of the operator's machine.
+func (l *Loading) Refusal() error {
+	if l.Phase == PhaseAbandoned {
+		return kverror.New(kverror.Loading, "the load was abandoned; this cluster holds a part of the source and will never serve: make a new one")
+	}
+	return kverror.New(kverror.Loading, "by a mirror, an import or a restore; it is in phase %s, at revision %d, and serves at its end", l.Phase, l.Position)
 }
 
 // LoadStep is what a ChangeLoad does; the numbers are stored.

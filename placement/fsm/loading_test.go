@@ -91,7 +91,10 @@ func TestLoading(t *testing.T) {
 		BeginOperation{Operation: Operation{Kind: OperationMerge}},
 		Guarded{Permit: 1 << 40, Op: Compact{At: 1}},
 	} {
-		h.refused(op, kverror.Loading, "source a.db, phase bulk, position 0")
+		h.refused(op, kverror.Loading, "by a mirror, an import or a restore; it is in phase bulk, at revision 0")
+	}
+	if err := h.s.loading.Err(); strings.Contains(err.Error(), "a.db") {
+		t.Errorf("every client is told the source: %v", err)
 	}
 	h.must(ChangeLoad{Step: LoadGrant, Nonce: 7, Leases: []LoadedLease{{ID: 3, TTL: 60}, {ID: 4, TTL: 70}, {ID: -5, TTL: 80}}})
 	h.must(ChangeLoad{Step: LoadRevoke, Nonce: 7, Leases: []LoadedLease{{ID: 4}, {ID: 99}}})
