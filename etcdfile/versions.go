@@ -74,21 +74,24 @@ const maxNamedKeys = 20
 // Error names the keys.
 func (e *TooLargeVersionsError) Error() string {
 	var b strings.Builder
-	count := fmt.Sprint(len(e.Versions))
-	if e.More {
-		count = "more than " + count
+	switch {
+	case e.More:
+		fmt.Fprintf(&b, "more than %d versions are larger than %d bytes with their keys", len(e.Versions), e.MaxBytes)
+	case len(e.Versions) == 1:
+		fmt.Fprintf(&b, "1 version is larger than %d bytes with its key", e.MaxBytes)
+	default:
+		fmt.Fprintf(&b, "%d versions are larger than %d bytes with their keys", len(e.Versions), e.MaxBytes)
 	}
-	fmt.Fprintf(&b, "%s versions are larger than %d bytes with their keys:", count, e.MaxBytes)
+	separator := ":"
 	for i := range e.Versions {
 		if i == maxNamedKeys {
 			b.WriteString(" and others")
 			break
 		}
 		v := &e.Versions[i]
-		fmt.Fprintf(&b, " %.200q at revision %d has %d bytes;", v.Key, v.Revision, v.Bytes)
+		fmt.Fprintf(&b, "%s %.200q at revision %d has %d bytes", separator, v.Key, v.Revision, v.Bytes)
+		separator = ","
 	}
-	b.WriteString(" allow larger requests (--max-request-bytes), or shorten these keys in etcd and take the snapshot again; " +
-		"old versions are left out with --history=latest")
 	return b.String()
 }
 

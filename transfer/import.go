@@ -8,10 +8,12 @@ import (
 	"io"
 	"iter"
 	"path/filepath"
+	"slices"
 
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/etcdfile"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rangeapi"
 )
 
 // ImportOptions say what is imported of a file.
@@ -40,6 +42,23 @@ func Import(ctx context.Context, c *Cluster, o ImportOptions) error {
 	return l.run(ctx, c)
 }
 
+// withAdvice says what to do about versions that are too large.
+func withAdvice(err error) error {
+	var large *etcdfile.TooLargeVersionsError
+	if !errors.As(err, &large) {
+		return err
+	}
+	const smaller = "make these values smaller in etcd, or delete the keys, and take the snapshot again. An import leaves old versions out by --history latest"
+	most := slices.MaxFunc(large.Versions, func(a, b etcdfile.TooLargeVersion) int { return cmp.Compare(a.Bytes, b.Bytes) }).Bytes
+	switch {
+	case most > rangeapi.MaxRequestBytes:
+		return fmt.Errorf("%w. No cluster takes more than %d bytes: %s", err, rangeapi.MaxRequestBytes, smaller)
+	case large.More:
+		return fmt.Errorf("%w. Raise --max-version-bytes, and with it --max-request-bytes of all nodes, to %d at most; or %s", err, rangeapi.MaxRequestBytes, smaller)
+	}
+	return fmt.Errorf("%w. Raise --max-version-bytes to %d, and to as much --max-request-bytes of all nodes; or %s", err, most, smaller)
+}
+
 // loadOfFile is the load that a file of etcd's makes. done closes the file.
 func loadOfFile(ctx context.Context, c *Cluster, o *ImportOptions) (l *load, done func(), err error) {
 	db, err := etcdfile.Open(ctx, o.Path, etcdfile.Options{SkipHashCheck: o.SkipHashCheck})
@@ -53,9 +72,10 @@ func loadOfFile(ctx context.Context, c *Cluster, o *ImportOptions) (l *load, don
 	}()
 	info := db.Info()
 	c.Report("%s: revision %d, compacted at %d, %d leases, %d users", o.Path, info.Revision, info.Compacted, len(info.Leases), len(info.Auth.Users))
-	vs, err := db.Versions(ctx, etcdfile.ReadOptions{Latest: o.Latest, MaxVersionBytes: cmp.Or(o.MaxVersionBytes, maxVersionBytes), TempDir: o.TempDir})
+	largest := min(cmp.Or(o.MaxVersionBytes, maxVersionBytes), rangeapi.MaxRequestBytes)
+	vs, err := db.Versions(ctx, etcdfile.ReadOptions{Latest: o.Latest, MaxVersionBytes: largest, TempDir: o.TempDir})
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, withAdvice(err)
 	}
 	defer func() {
 		if err != nil {
