@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"iter"
 	"strings"
@@ -13,10 +14,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/rights"
 )
 
 // A slowLoad brings a store so that each range is in the middle of its load for minutes.
@@ -206,6 +209,96 @@ func TestANodeJoinsWhileLoaded(t *testing.T) {
 		r.caughtUp(time.Minute)
 		r.stop(r.nodes...)
 	})
+}
+
+// A node dies while a cluster is loaded whose source checks users: each node has to note that before the cluster serves, so the load
+// does not end without it. Once the dead node is taken out it does, also where the end has been asked for before. The node goes by a
+// decommission, which wants another one for its replicas, or as a member of etcd's, which leaves ranges with one replica less.
+func TestADeadNodeIsTakenOutWhileLoaded(t *testing.T) {
+	const keys = 300
+	for name, take := range map[string]func(r *rig, lost *rigNode) (left []*rigNode){
+		"decommission": func(r *rig, lost *rigNode) []*rigNode {
+			k := r.operator(r.nodes[0])
+			k.refused(adminapi.Decommission, lost.id.String(), "need as many nodes, and 2 others take replicas", "add a node")
+			n := r.joiner("n4")
+			if err := r.join(r.t.Context(), n, r.nodes[1]); err != nil {
+				r.t.Fatal(err)
+			}
+			r.announced(n)
+			r.wait(time.Minute, "the dead node may be taken out", func() bool {
+				_, err := k.a.ChangeNode(r.t.Context(), adminapi.Decommission, lost.id.String())
+				return err == nil
+			})
+			r.settle(5*time.Minute, "the dead node holds no range", 3, r.nodes[0], r.nodes[1], n)
+			r.wait(5*time.Minute, "the dead node is removed", func() bool {
+				_, err := k.a.ChangeNode(r.t.Context(), adminapi.Remove, lost.id.String())
+				return err == nil
+			})
+			return []*rigNode{r.nodes[0], r.nodes[1], n}
+		},
+		"member remove": func(r *rig, lost *rigNode) []*rigNode {
+			r.removed(5*time.Minute, r.nodes[0], lost.id)
+			return r.nodes[:2]
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 3, borders(3), func(o *Options) { o.BcryptCost = 4 }, func(r *rig) {
+				source := rights.New()
+				source.PutUser(&rights.User{Name: "root", Roles: []string{"root"}, Hash: []byte("$2a$10$theroots")})
+				source.PutRole(&rights.Role{Name: "root"})
+				source.Enabled, source.Revision = true, 3
+				vs, last := storeOf(keys)
+				lost := r.nodes[2]
+				l, conn := r.loaderOf(7)
+				conn.nodes = r.nodes[:2:2]
+				r.begin(l)
+				if err := l.Leases(r.t.Context(), []dataapi.LoadLease{{ID: 77, TTL: 600}}, nil); err != nil {
+					t.Fatal(err)
+				}
+				if err := l.Bulk(r.t.Context(), each(vs)); err != nil {
+					t.Fatal(err)
+				}
+				r.crash(lost)
+				r.wait(time.Minute, "it is known to be down", func() bool { return !r.nodes[0].core.alive(lost.id) })
+				ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+				err := l.Access(ctx, source)
+				cancel()
+				if err == nil {
+					t.Fatal("a node that is down need not know that users are checked")
+				}
+				ended := make(chan error, 1)
+				go func() {
+					for r.t.Context().Err() == nil {
+						if l.Access(r.t.Context(), source) == nil {
+							ended <- l.Finish(r.t.Context(), last, 3)
+							return
+						}
+						time.Sleep(time.Second)
+					}
+				}()
+				left := take(r, lost)
+				select {
+				case err := <-ended:
+					if err != nil {
+						t.Fatal(err)
+					}
+				case <-time.After(time.Minute):
+					t.Fatal("the load does not end without the node")
+				}
+				for _, n := range left {
+					s := r.serve(n)
+					if what, reasons := served(r.t.Context(), s); what != "" || reasons[0] != codes.InvalidArgument {
+						t.Errorf("node %s: %s, %v", n.id, what, reasons)
+					}
+					s.Stop(context.Background())
+					if got, rev := r.total(n); got != keys-keys/10 || rev != int64(last) {
+						t.Errorf("node %s has %d keys at revision %d, want %d at %d", n.id, got, rev, keys-keys/10, last)
+					}
+				}
+				r.stop(left...)
+			})
+		})
+	}
 }
 
 // A log with small segments takes smaller entries than a block of a load has bytes: it comes in several. A version

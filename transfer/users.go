@@ -92,7 +92,8 @@ func refusedBy(nodes []*adminpb.Node) error {
 	}
 	return &mirror.Refusal{
 		Reason: "each node has to note that users are checked before the cluster serves anybody, and these do not answer: " + strings.Join(silent, ", "),
-		Next:   "start them, or take them out for good with `skein node decommission` and `skein node remove`; then cut over again",
+		Next: "start them, or take them out for good: with `skein node decommission` and `skein node remove` where other nodes can take their replicas, " +
+			"else with `etcdctl member remove`; then cut over again",
 	}
 }
 
