@@ -1,11 +1,14 @@
 package node
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 
@@ -151,4 +154,51 @@ func TestSegmentsHoldTheLargestRequest(t *testing.T) {
 	if holds := wal.MaxEntryBytes(0); holds < 2*rangeapi.MaxRequestBytes+1<<20 {
 		t.Errorf("segments of the default size hold entries of %d bytes", holds)
 	}
+}
+
+// An entry of the log takes in requests until it is full, and so has nearly twice as much as one may write. With the largest requests that
+// any flag allows, writes that come together still fit into the log: none of their entries is refused by it and made again.
+func TestBatchesOfTheLargestRequestsFitIntoTheLog(t *testing.T) {
+	long(t, "writes hundreds of megabytes")
+	var mu sync.Mutex
+	reg := prometheus.NewRegistry()
+	options := func(o *Options) {
+		mu.Lock()
+		defer mu.Unlock()
+		o.MaxRequestBytes, o.MemoryBytes, o.WALSegmentBytes, o.Registry = rangeapi.MaxRequestBytes, 512<<20, 0, reg
+	}
+	bubble(t, 1, nil, options, func(r *rig) {
+		n := r.nodes[0]
+		key := func(of, i int) []byte {
+			return append(fmt.Appendf(nil, "d%02d/%02d/", of, i), bytes.Repeat([]byte("x"), 128<<10)...)
+		}
+		const deletes, keys, puts = 6, 31, 6 // 31 tombstones are what one request may write
+		for of := range deletes {
+			for i := range keys {
+				r.mustPut(n, string(key(of, i)), "")
+			}
+		}
+		value := bytes.Repeat([]byte("v"), rangeapi.MaxRequestBytes-32)
+		errs := make([]error, puts+deletes)
+		var all sync.WaitGroup
+		for i := range errs {
+			all.Go(func() {
+				if i < puts {
+					_, errs[i] = n.core.KV().Put(r.t.Context(), &pb.PutRequest{Key: fmt.Appendf(nil, "p%02d", i), Value: value})
+					return
+				}
+				from := fmt.Appendf(nil, "d%02d/", i-puts)
+				_, errs[i] = n.core.KV().DeleteRange(r.t.Context(), &pb.DeleteRangeRequest{Key: from, RangeEnd: append(from[:len(from)-1:len(from)-1], '0')})
+			})
+		}
+		all.Wait()
+		for i, err := range errs {
+			if err != nil {
+				t.Errorf("request %d: %.200v", i, err)
+			}
+		}
+		if cuts := counted(t, reg, "skein_shard_pipeline_cuts_total"); cuts > 0 {
+			t.Errorf("%v batches did not fit into the log", cuts)
+		}
+	})
 }
