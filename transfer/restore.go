@@ -1,8 +1,14 @@
 package transfer
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/skeindb/skein/backup"
 	"github.com/skeindb/skein/dataapi"
@@ -58,4 +64,62 @@ func Restore(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOpt
 		}
 	}
 	return l.run(ctx, c)
+}
+
+// putsAtOnce is how many puts RestoreAsNew has under way.
+const putsAtOnce = 16
+
+// RestoreAsNew puts the keys with a prefix into a living cluster, with the values that they have in a backup: as ordinary puts, with
+// new revisions and without their leases. A key that has its value stays as it is, and so do other keys, also those with the prefix that
+// the backup does not have. Of the options only Source, When and TempDir count. After an error it may be called again.
+func RestoreAsNew(ctx context.Context, c *Cluster, r *backup.Repository, o RestoreOptions, prefix string) error {
+	p, err := r.Plan(ctx, o.Source, o.When)
+	if err != nil {
+		return err
+	}
+	p.TempDir = o.TempDir
+	span := keyspace.Span{Start: []byte(prefix)}
+	if end := clientv3.GetPrefixRangeEnd(prefix); end != "\x00" {
+		span.End = []byte(end)
+	}
+	g, putting := errgroup.WithContext(ctx)
+	g.SetLimit(putsAtOnce)
+	var last []byte // the newest version of a key comes first
+	keys := 0
+	var puts, leased atomic.Int64
+	for v, err := range r.Versions(ctx, p, span) {
+		if err != nil {
+			return errors.Join(err, g.Wait())
+		}
+		if putting.Err() != nil {
+			break
+		}
+		if last != nil && bytes.Equal(v.Key, last) {
+			continue
+		}
+		if last = append(last[:0], v.Key...); v.Tombstone {
+			continue
+		}
+		keys++
+		key, value, lease := string(v.Key), string(v.Value), v.Lease
+		g.Go(func() error {
+			a, err := c.Client.Txn(putting).If(clientv3.Compare(clientv3.Value(key), "=", value)).Else(clientv3.OpPut(key, value)).Commit()
+			switch {
+			case err != nil:
+				return fmt.Errorf("put key %.200q: %w", key, err)
+			case a.Succeeded:
+				return nil
+			case lease != 0:
+				leased.Add(1)
+			}
+			puts.Add(1)
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	c.Report("put %d of %d keys as they were at revision %d of cluster %s, and the others are so; %d had a lease, and have none now",
+		puts.Load(), keys, p.Revision, p.Cluster, leased.Load())
+	return nil
 }

@@ -210,8 +210,8 @@ one, until it is stopped. The state at any revision can be restored (skein resto
 func newRestore(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
 	var o transfer.RestoreOptions
-	var identity, source, at string
-	var exact bool
+	var identity, source, at, prefix string
+	var exact, asNew bool
 	c := &cobra.Command{
 		Use: "restore URL", Short: "Make a new cluster what a backup is", Args: cobra.ExactArgs(1),
 		Long: `Make a new, empty cluster what a backup is: keys, leases, users and roles. The cluster may have
@@ -219,7 +219,10 @@ any number of nodes.
 
 Clients have seen more of the lost cluster than the backup has. So the revision is raised by
 --bump-revision, and everything below counts as compacted: what watches or caches begins anew.
---exact keeps revision and history.`,
+--exact keeps revision and history.
+
+With --prefix and --as-new it is another command: keys with the prefix are put into a cluster that
+serves, with the values of the backup and without leases. It deletes nothing.`,
 		RunE: failing(func(c *cobra.Command, args []string) error {
 			if err := when(&o.When, at); err != nil {
 				return err
@@ -236,6 +239,9 @@ Clients have seen more of the lost cluster than the backup has. So the revision 
 				return err
 			}
 			return f.withCluster(c, func(ctx context.Context, cluster *transfer.Cluster) error {
+				if asNew {
+					return transfer.RestoreAsNew(ctx, cluster, r, o, prefix)
+				}
 				return transfer.Restore(ctx, cluster, r, o)
 			})
 		}),
@@ -249,8 +255,14 @@ Clients have seen more of the lost cluster than the backup has. So the revision 
 	c.Flags().BoolVar(&exact, "exact", false, "keep revision and history as they are")
 	c.Flags().BoolVar(&o.WithoutAuth, "without-auth", false, "leave users and roles out")
 	c.Flags().StringVar(&o.TempDir, "temp-dir", "", "directory for merging more than 64 backups, with room for all of them but the full one; the system's by default")
+	c.Flags().StringVar(&prefix, "prefix", "", "with --as-new: put only the keys with this prefix")
+	c.Flags().BoolVar(&asNew, "as-new", false, "put keys into a cluster that serves, as a client does")
 	c.MarkFlagsMutuallyExclusive("at", "revision")
 	c.MarkFlagsMutuallyExclusive("exact", "bump-revision")
+	c.MarkFlagsRequiredTogether("prefix", "as-new")
+	for _, other := range []string{"exact", "bump-revision", "without-auth"} {
+		c.MarkFlagsMutuallyExclusive("as-new", other)
+	}
 	return c
 }
 

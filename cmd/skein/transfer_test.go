@@ -267,6 +267,71 @@ func TestRestoreOfAMoment(t *testing.T) {
 	}
 }
 
+// TestRestoreAsNew: keys with a prefix come back into the cluster that serves, as they were, and nothing else changes. The newest version of
+// each counts; a key that was deleted by then stays as it is.
+func TestRestoreAsNew(t *testing.T) {
+	url, client := runningCluster(t, 3)
+	dir := "file://" + filepath.Join(t.TempDir(), "backups")
+	ctx := t.Context()
+	put := func(key, value string, o ...clientv3.OpOption) {
+		t.Helper()
+		if _, err := client.Put(ctx, key, value, o...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove := func(prefix string) {
+		t.Helper()
+		if _, err := client.Delete(ctx, prefix, clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := client.Grant(ctx, 3000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 300 {
+		put(fmt.Sprintf("p/%03d", i), "old")
+		put(fmt.Sprintf("p/%03d", i), fmt.Sprint("v", i), clientv3.WithLease(l.ID))
+	}
+	remove("p/00")
+	put("o/1", "old")
+	put("q/1", "old")
+	said(ctx, t, "skein backup create "+dir+" --endpoints "+url)
+	remove("p/1")
+	put("p/000", "made later")
+	put("p/200", "overwritten")
+	put("p/new", "new")
+	put("o/1", "kept")
+	remove("q/1")
+	line := "skein restore " + dir + " --prefix p/ --as-new --endpoints " + url
+	for _, count := range []string{"put 101 of 290 keys", "put 0 of 290 keys"} { // it may be given again
+		if out := said(ctx, t, line); !strings.Contains(out, count) {
+			t.Errorf("%s:\n%s", line, out)
+		}
+	}
+	got, err := client.Get(ctx, "", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"o/1": "kept", "p/000": "made later", "p/new": "new"}
+	for i := 10; i < 300; i++ {
+		want[fmt.Sprintf("p/%03d", i)] = fmt.Sprint("v", i)
+	}
+	for _, kv := range got.Kvs {
+		if w, ok := want[string(kv.Key)]; !ok || w != string(kv.Value) {
+			t.Errorf("%s, want %q", kv, w)
+		}
+		key := string(kv.Key)
+		stayed := strings.HasPrefix(key, "p/0") && key != "p/000" || strings.HasPrefix(key, "p/2") && key != "p/200"
+		if stayed != (kv.Lease != 0) {
+			t.Errorf("%s has the lease %x", kv.Key, kv.Lease)
+		}
+	}
+	if len(got.Kvs) != len(want) {
+		t.Errorf("%d keys, want %d", len(got.Kvs), len(want))
+	}
+}
+
 // TestMigrationDocument runs the commands of docs/MIGRATION.md that are Skein's: the file is one that Skein has
 // exported, and module conformance has files of etcd's.
 func TestMigrationDocument(t *testing.T) {
@@ -324,6 +389,9 @@ func TestRefusedLoads(t *testing.T) {
 		{"skein import etcd a.db --history some --endpoints URL", "keep and latest"},
 		{"skein restore file://DIR/none --endpoints URL", "there is no backup"},
 		{"skein restore file://DIR/none --at noon --endpoints URL", "want a time"},
+		{"skein restore file://DIR/none --prefix p --endpoints URL", "as-new"},
+		{"skein restore file://DIR/none --prefix p --as-new --exact --endpoints URL", "exact"},
+		{"skein restore file://DIR/none --prefix p --as-new --endpoints URL", "there is no backup"},
 		{"skein export etcd a.db --endpoints URL", "exist"},
 		{"skein export etcd b.db --revision 9999 --endpoints URL", "revision 9999"},
 		{"skein export etcd b.db --etcd-version 2.3 --endpoints URL", "3.5"},
