@@ -158,8 +158,8 @@ func (d data) Leases(ctx context.Context) ([]keyspace.LeaseID, error) {
 
 // first asks all members of the source at once that answer a linearizable read, and returns the first answer: the source's clients may
 // be waiting, and a member that is silent keeps them for no moment.
-func first[T any](ctx context.Context, e *Etcd, ask func(context.Context, *clientv3.Client) (T, error)) (T, error) {
-	ctx, cancel := context.WithCancel(ctx)
+func first[T any](within context.Context, e *Etcd, ask func(context.Context, *clientv3.Client) (T, error)) (T, error) {
+	ctx, cancel := context.WithCancel(within)
 	defer cancel()
 	type answer struct {
 		what T
@@ -179,6 +179,10 @@ func first[T any](ctx context.Context, e *Etcd, ask func(context.Context, *clien
 			first = &answer{what: last.what}
 			cancel()
 		}
+	}
+	if first == nil && errors.Is(context.Cause(within), context.DeadlineExceeded) {
+		// By the error of a client that was still getting its token nobody would see that it is worth another try.
+		return last.what, fmt.Errorf("%w: %w", context.DeadlineExceeded, last.err)
 	}
 	if first == nil {
 		return last.what, last.err

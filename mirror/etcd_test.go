@@ -269,6 +269,20 @@ func TestSilentMembers(t *testing.T) {
 	}
 }
 
+// hasty is a clock by which there is little time for an answer.
+type hasty struct{ clock.Clock }
+
+func (h hasty) AfterFunc(d time.Duration, f func()) clock.Timer { return h.Clock.AfterFunc(d/100, f) }
+
+// TestSilentMembersWithUsers: if no member answers a login in time, a mirror does not end. It asks again.
+func TestSilentMembersWithUsers(t *testing.T) {
+	e := sourceAt(t, hasty{clock.System()}, silentMember(t), silentMember(t))
+	e.cfg.Username, e.cfg.Password = "root", "p"
+	if err := e.Watch(t.Context(), 1, make(chan Part)); err == nil || !transient(err) {
+		t.Errorf("%v", err)
+	}
+}
+
 // compactions is a source that says what is compacted.
 type compactions struct {
 	etcdserverpb.UnimplementedKVServer
