@@ -17,6 +17,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror"
 	"github.com/skeindb/skein/mirror/diff"
@@ -58,6 +59,9 @@ func testKills(t *testing.T, role string, arguments func(name, dir, client, peer
 	compacted := false
 	for round := range 8 {
 		pause(ctx, t, m, time.Duration(rand.IntN(3000))*time.Millisecond)
+		if round%4 != 0 {
+			begun(ctx, t, m, target)
+		}
 		switch round % 4 {
 		case 0: // the copy and the import too, in the first rounds
 			m.kill()
@@ -183,6 +187,19 @@ func pause(ctx context.Context, t *testing.T, m *process, d time.Duration) {
 	case <-time.After(d):
 	case <-ctx.Done():
 		t.Fatal(ctx.Err())
+	}
+}
+
+// begun waits until the load of the target has begun. A new cluster whose first leader of placement dies before may have used
+// revisions, and cannot be loaded.
+func begun(ctx context.Context, t *testing.T, m *process, target *clientv3.Client) {
+	t.Helper()
+	for {
+		a, err := datapb.NewLoadClient(target.ActiveConnection()).LoadState(ctx, &datapb.LoadStateRequest{Limit: 1})
+		if err == nil && a.GetStatus().GetPhase() != datapb.LoadPhase_LOAD_NONE {
+			return
+		}
+		pause(ctx, t, m, 50*time.Millisecond)
 	}
 }
 
