@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
-	"golang.org/x/term"
 
+	"github.com/skeindb/skein/internal/prompt"
 	"github.com/skeindb/skein/loadtest"
 )
 
@@ -54,30 +54,6 @@ func (f *accessFlags) access(set *pflag.FlagSet, prompts io.Writer) (a loadtest.
 			return a, err
 		}
 	}
-	a.User, a.Password, err = f.login(os.Stdin, prompts)
+	a.User, a.Password, err = prompt.Login(f.user, f.password, "ETCDCTL_PASSWORD", os.Stdin, prompts)
 	return a, err
-}
-
-// login returns the user, if one was given. It asks a terminal for a password that is missing.
-func (f *accessFlags) login(in *os.File, prompts io.Writer) (user, password string, err error) {
-	if f.user == "" && f.password != "" {
-		return "", "", errors.New("--password without a user: give --user")
-	}
-	if f.user == "" || f.password != "" {
-		return f.user, f.password, nil
-	}
-	user, password, given := strings.Cut(f.user, ":")
-	if user != "" && !given && term.IsTerminal(int(in.Fd())) {
-		fmt.Fprintf(prompts, "Password of %s: ", user)
-		typed, err := term.ReadPassword(int(in.Fd()))
-		fmt.Fprintln(prompts)
-		if err != nil {
-			return "", "", fmt.Errorf("read the password of %s from the terminal: %w", user, err)
-		}
-		password = string(typed)
-	}
-	if user == "" || password == "" {
-		return "", "", errors.New("--user without a name or a password: give --user NAME:PASSWORD, or --user NAME at a terminal, or --user NAME and ETCDCTL_PASSWORD in the environment")
-	}
-	return user, password, nil
 }

@@ -6,18 +6,17 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/internal/prompt"
 )
 
 // adminFlags are the flags of all commands that ask a running cluster. They are
@@ -129,7 +128,7 @@ func (f *adminFlags) ask(c *cobra.Command, do func(context.Context, *adminapi.Cl
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
-	user, password, err := f.login(os.Stdin, c.ErrOrStderr())
+	user, password, err := f.login(c)
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
@@ -185,29 +184,9 @@ func (f *adminFlags) operate(c *cobra.Command, w *waitFlags, begin func(context.
 	})
 }
 
-// login returns the user in whose name the command asks, if one was given. It asks a terminal for a password that is
-// missing.
-func (f *adminFlags) login(in *os.File, prompts io.Writer) (user, password string, err error) {
-	if f.user == "" && f.password != "" {
-		return "", "", errors.New("--password without a user: give --user")
-	}
-	if f.user == "" || f.password != "" {
-		return f.user, f.password, nil
-	}
-	user, password, given := strings.Cut(f.user, ":")
-	if user != "" && !given && term.IsTerminal(int(in.Fd())) {
-		fmt.Fprintf(prompts, "Password of %s: ", user)
-		typed, err := term.ReadPassword(int(in.Fd()))
-		fmt.Fprintln(prompts)
-		if err != nil {
-			return "", "", fmt.Errorf("read the password of %s from the terminal: %w", user, err)
-		}
-		password = string(typed)
-	}
-	if user == "" || password == "" {
-		return "", "", errors.New("--user without a name or a password: give --user NAME:PASSWORD, or --user NAME at a terminal, or --user NAME and SKEIN_PASSWORD in the environment")
-	}
-	return user, password, nil
+// login returns the user in whose name the command asks, if one was given.
+func (f *adminFlags) login(c *cobra.Command) (user, password string, err error) {
+	return prompt.Login(f.user, f.password, environmentPrefixes[0]+suffix("password"), os.Stdin, c.ErrOrStderr())
 }
 
 // tls returns the settings for secure endpoints, or nil where no flag asks for any.

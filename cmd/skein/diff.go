@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -52,7 +51,7 @@ func (f *sideFlags) config(c *cobra.Command, endpoints string) (clientv3.Config,
 	}
 	user, password := "", ""
 	if err == nil {
-		user, password, err = f.login(os.Stdin, c.ErrOrStderr())
+		user, password, err = f.login(c)
 	}
 	if err != nil {
 		return clientv3.Config{}, &config.UsageError{Err: fmt.Errorf("store %s: %w", strings.ToUpper(f.name), err)}

@@ -39,7 +39,7 @@ func (f *adminFlags) withCluster(c *cobra.Command, do func(context.Context, *tra
 	}
 	user, password := "", ""
 	if err == nil {
-		user, password, err = f.login(os.Stdin, c.ErrOrStderr())
+		user, password, err = f.login(c)
 	}
 	if err != nil {
 		return &config.UsageError{Err: err}

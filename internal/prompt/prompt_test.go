@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package prompt
 
 import (
 	"fmt"
@@ -35,27 +35,30 @@ func terminal(t *testing.T) (user, program *os.File) {
 }
 
 // A password that is missing is asked for at a terminal, and is not shown there. Without a terminal it is an error.
-func TestPasswordPrompt(t *testing.T) {
-	user, program := terminal(t)
+func TestLogin(t *testing.T) {
+	person, program := terminal(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
 	for _, c := range []struct {
-		flags   adminFlags
+		user, password string
+
 		in      *os.File
 		prompts string
 		want    string
 		err     string
 	}{
-		{adminFlags{user: "root"}, program, "Password of root: \n", "root secret", ""},
-		{adminFlags{user: "root"}, null, "", " ", "at a terminal"},
-		{adminFlags{user: "root:"}, program, "", " ", "without a name or a password"},
-		{adminFlags{user: ":x"}, program, "", " ", "without a name or a password"},
-		{adminFlags{user: "root:p:w"}, program, "", "root p:w", ""},
-		{adminFlags{user: "root", password: "p"}, program, "", "root p", ""},
-		{adminFlags{}, program, "", " ", ""},
+		{"root", "", program, "Password of root: \n", "root secret", ""},
+		{"root", "", null, "", " ", "at a terminal"},
+		{"root:", "", program, "", " ", "without a name or a password"},
+		{":x", "", program, "", " ", "without a name or a password"},
+		{"root:p:w", "", program, "", "root p:w", ""},
+		{"root", "p", program, "", "root p", ""},
+		{"", "", program, "", " ", ""},
+		{"", "p", program, "", " ", "--password without a user"},
+		{"root", "", null, "", " ", "and THE_PASSWORD in the environment"},
 	} {
 		var prompts strings.Builder
 		typed := make(chan struct{})
@@ -65,13 +68,13 @@ func TestPasswordPrompt(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			if c.prompts != "" {
-				_, _ = user.WriteString("secret\n")
+				_, _ = person.WriteString("secret\n")
 			}
 		}()
-		name, password, err := c.flags.login(c.in, &prompts)
+		name, password, err := Login(c.user, c.password, "THE_PASSWORD", c.in, &prompts)
 		<-typed
 		if got := name + " " + password; got != c.want || prompts.String() != c.prompts || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%+v: %q, %v, asked %q", c.flags, got, err, &prompts)
+			t.Errorf("%q, %q: %q, %v, asked %q", c.user, c.password, got, err, &prompts)
 		}
 	}
 	if !shown(program) {
