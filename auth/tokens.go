@@ -95,6 +95,14 @@ func (o *Options) parseJWT(values map[string]string) error {
 	return nil
 }
 
+// Secrets returns the files of keys that nobody but the nodes may read.
+func (o *Options) Secrets() []string {
+	if o.jwt.privateFile == "" {
+		return nil
+	}
+	return []string{o.jwt.privateFile}
+}
+
 // Open reads the files of keys, and returns the tokens of the options. ttl is for simple tokens; JWT has
 // its own. random is crypto/rand.Reader, or a simulation's.
 func (o *Options) Open(clk clock.Clock, random io.Reader, ttl time.Duration) (Tokens, error) {

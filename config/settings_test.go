@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,6 +93,11 @@ func TestEffectiveSettings(t *testing.T) {
 
 // TestCheck: what a start would find later is found.
 func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "secret")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args string
 		want string // "" if nothing is refused
@@ -102,11 +109,58 @@ func TestCheck(t *testing.T) {
 		{"--listen-client-urls=https://127.0.0.1:0 --advertise-client-urls=https://127.0.0.1:0 --cert-file=/none.crt --key-file=/none.key", "client TLS:"},
 		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "peer TLS:"},
 		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "couldn't find local name"},
+		{"--auth-token=jwt,sign-method=RS256,priv-key=/none.key", "--auth-token: auth: invalid auth options: open /none.key"},
+		{"--auth-token=jwt,sign-method=ES256,priv-key=" + file, "--auth-token:"},
+		{"--auth-token=jwt,sign-method=HS256,priv-key=" + file, ""},
+		{"--data-dir=" + file + "/d", "--data-dir " + file + "/d: stat " + file + "/d: not a directory"},
+		{"--data-dir=" + file, "--data-dir " + file + ": " + file + " is no directory"},
+		{"--data-dir=" + dir + "/a/b --wal-dir=" + dir + "/c/d", ""},
+		{"--data-dir=" + dir + "/a/b --wal-dir=" + file, "--wal-dir " + file},
+		{"--audit-log=" + dir, "--audit-log " + dir + ": it is a directory"},
+		{"--audit-log=" + dir + "/none/audit.log", "--audit-log " + dir + "/none/audit.log: it cannot be made in " + dir + "/none: no such file"},
+		{"--audit-log=" + dir + "/audit.log", ""},
+		{"--log-outputs=stderr," + file, ""},
+		{"--log-outputs=file://" + dir + "/log", ""},
+		{"--log-outputs=file://" + dir + "/none/log", "--log-outputs " + dir + "/none/log: it cannot be made"},
+		{"--log-outputs=udp://h:1", "--log-outputs udp://h:1: give default"},
 	} {
 		_, _, err := Check(strings.Fields(c.args), nil, func() time.Time { return time.Unix(1, 0) })
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.args, err, c.want)
 		}
+	}
+}
+
+// TestCheckOfRights: what this user may not write is refused, what others may read is told, and nothing is changed.
+func TestCheckOfRights(t *testing.T) {
+	dir := t.TempDir()
+	key, shut := filepath.Join(dir, "key"), filepath.Join(dir, "shut")
+	if err := errors.Join(os.WriteFile(key, []byte("secret"), 0o644), os.Mkdir(shut, 0o500)); err != nil {
+		t.Fatal(err)
+	}
+	check := func(args ...string) ([]Notice, error) {
+		_, notices, err := Check(append(args, "--name=n1", "--data-dir="+filepath.Join(dir, "d")), nil, func() time.Time { return time.Unix(1, 0) })
+		return notices, err
+	}
+	for _, mode := range []os.FileMode{0o644, 0o600} {
+		if err := os.Chmod(key, mode); err != nil {
+			t.Fatal(err)
+		}
+		notices, err := check("--auth-token=jwt,sign-method=HS256,priv-key=" + key)
+		told := slices.ContainsFunc(notices, func(n Notice) bool { return n.Message == "a key is open to other users" })
+		if err != nil || told != (mode != 0o600) {
+			t.Errorf("%04o: %v, %v", mode, notices, err)
+		}
+	}
+	if os.Getuid() != 0 { // root may all
+		for _, arg := range []string{"--wal-dir=" + shut + "/wal", "--audit-log=" + shut + "/a", "--log-outputs=" + shut + "/l"} {
+			if _, err := check(arg); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("%s: %v", arg, err)
+			}
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("%v, %v", left, err)
 	}
 }
 

@@ -24,7 +24,8 @@ func newConfig(environ []string) *cobra.Command {
 	c.AddCommand(&cobra.Command{
 		Use: "check [FILE | FLAGS]", Short: "Say what would keep a node from starting", DisableFlagParsing: true, ValidArgsFunction: completeNodeFlags,
 		Long: `Say what would keep a node from starting with a configuration file, or with the flags of skein start, and the environment.
-It reads certificates and the configuration, opens no port and does not look into the data directory. The exit code is 1 if something is refused.`,
+It reads the configuration, certificates and keys of tokens, and looks whether this user can write the directories, the audit log and
+the outputs of the log. It changes nothing, opens no port and does not look into the data directory. The exit code is 1 if something is refused.`,
 		RunE: failing(func(c *cobra.Command, args []string) error { return checkConfig(c, args, environ) }),
 	}, &cobra.Command{
 		Use: "show [--effective] [-w json] [FILE | FLAGS]", Short: "Show the settings of a node, and where each comes from", DisableFlagParsing: true,
