@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 )
@@ -88,7 +89,7 @@ func (w *fileWalk) walk(prefix string, m map[string]any) {
 			w.errs = append(w.errs, fmt.Errorf("unknown key %s: in the file it is %s", key, w.names[k]))
 			continue
 		case !ok:
-			w.errs = append(w.errs, w.unknown(key))
+			w.errs = append(w.errs, w.unknown(prefix, k))
 			continue
 		case x == nil || x == "" && f.kind == kindURLs:
 			continue
@@ -102,12 +103,21 @@ func (w *fileWalk) walk(prefix string, m map[string]any) {
 	}
 }
 
-// unknown is the error of an unknown key, with the one that was meant.
-func (w *fileWalk) unknown(key string) error {
-	if n := Nearest(key, slices.Sorted(maps.Keys(w.byKey))); n != "" {
-		return fmt.Errorf("unknown key %s; did you mean %s?", key, n)
+// unknown is the error of an unknown key of a section, with the one of this section that was meant: the section's own
+// name, which all of its keys have, says nothing of that.
+func (w *fileWalk) unknown(prefix, name string) error {
+	var names []string
+	for _, keys := range [...][]string{slices.Sorted(maps.Keys(w.byKey)), slices.Sorted(maps.Keys(w.sections))} {
+		for _, key := range keys {
+			if rest, ok := strings.CutPrefix(key, prefix); ok && !strings.Contains(rest, ".") {
+				names = append(names, rest)
+			}
+		}
 	}
-	return fmt.Errorf("unknown key %s", key)
+	if n := Nearest(name, names); n != "" {
+		return fmt.Errorf("unknown key %s%s; did you mean %s%s?", prefix, name, prefix, n)
+	}
+	return fmt.Errorf("unknown key %s%s", prefix, name)
 }
 
 // sections returns the keys that hold other keys.
