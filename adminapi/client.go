@@ -40,6 +40,7 @@ func (c *Client) DialWithin(d time.Duration) { c.dial = d }
 type endpoint struct {
 	name   string // as it was given
 	target string
+	secure bool
 	creds  credentials.TransportCredentials
 }
 
@@ -86,7 +87,7 @@ func parseEndpoint(e string, tlsConfig *tls.Config) (endpoint, error) {
 		// Without it gRPC would ask a resolver of its own what a colon means.
 		host = "dns:///" + host
 	}
-	ep := endpoint{name: e, target: host, creds: insecure.NewCredentials()}
+	ep := endpoint{name: e, target: host, secure: secure, creds: insecure.NewCredentials()}
 	if secure {
 		if tlsConfig == nil {
 			tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
@@ -285,7 +286,7 @@ func (c *Client) PlacementPause(ctx context.Context, paused bool) error {
 // call asks the endpoints in their order until one answers. An endpoint that cannot
 // be reached is passed over; every other error is the answer.
 func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {
-	var silent []string
+	var silent silence
 	for _, ep := range c.endpoints {
 		answer, err := callOne(ctx, c, ep, req, f)
 		if err == nil {
@@ -294,18 +295,9 @@ func call[Q, A any](ctx context.Context, c *Client, req *Q, f func(adminpb.Admin
 		if status.Code(err) != codes.Unavailable || refusal(err) != nil {
 			return nil, asRefusal(ep, err)
 		}
-		silent = append(silent, fmt.Sprintf("%s: %s", ep.name, status.Convert(err).Message()))
+		silent.add(ep.name, ep.secure, err)
 	}
-	return nil, unreachable(silent)
-}
-
-// unreachable says that no endpoint could be reached, and why each could not.
-func unreachable(why []string) *Refusal {
-	return &Refusal{
-		Reason:   "no endpoint can be reached: " + strings.Join(why, "; "),
-		NextStep: "give the client URL of a running node to --endpoints",
-		Later:    true,
-	}
+	return nil, silent.refusal()
 }
 
 func callOne[Q, A any](ctx context.Context, c *Client, ep endpoint, req *Q, f func(adminpb.AdminClient, context.Context, *Q, ...grpc.CallOption) (*A, error)) (*A, error) {

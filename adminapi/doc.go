@@ -24,6 +24,7 @@
 //	output.go        operations as tables and JSON, and what all of these use
 //	keys.go          keys, sizes and rates as text
 //	client.go        the client
+//	silent.go        why no node can be reached, and what to do
 //	login.go         the user in whose name the client calls
 //	server.go        the service, and what it asks of the node
 package adminapi

@@ -46,7 +46,7 @@ type EndpointError struct {
 // Survey asks the endpoints in their order until one answers. silent are those that did not, also where nobody did and
 // there is an error: a [Refusal] then. Each has an equal part of the time that ctx leaves.
 func (c *Client) Survey(ctx context.Context) (s *adminpb.SurveyResponse, silent []EndpointError, err error) {
-	var why []string
+	var none silence
 	for i, ep := range c.endpoints {
 		s, err := c.surveyAt(ctx, ep, len(c.endpoints)-i)
 		if err == nil {
@@ -57,9 +57,9 @@ func (c *Client) Survey(ctx context.Context) (s *adminpb.SurveyResponse, silent 
 			return nil, silent, asRefusal(ep, err)
 		}
 		silent = append(silent, EndpointError{ep.name, status.Convert(err).Message()})
-		why = append(why, ep.name+": "+status.Convert(err).Message())
+		none.add(ep.name, ep.secure, err)
 	}
-	return nil, silent, unreachable(why)
+	return nil, silent, none.refusal()
 }
 
 // surveyAt asks one of so many endpoints that are left.
