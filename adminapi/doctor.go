@@ -177,10 +177,14 @@ func checkNodes(s *adminpb.SurveyResponse) (all []Finding) {
 			})
 			continue
 		case !row.GetAlive() && row.GetState() == "draining":
-			all = append(all, Finding{
+			drained := Finding{
 				Note, "node", name + " is drained and not heard",
 				"when its work is done: start it, and take it back with skein node undrain " + name,
-			})
+			}
+			if row.GetRanges() > 0 || row.GetPlacement() {
+				drained.Severity, drained.What = Warning, drained.What+": what it has replicas of survives one failure less"
+			}
+			all = append(all, drained)
 			continue
 		case !row.GetAlive():
 			what := name + " is dead"
