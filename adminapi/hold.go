@@ -62,6 +62,8 @@ type holdJSON struct {
 	Behind  *int64 `json:"behind,omitempty"`
 	Since   string `json:"since"`
 	Expires string `json:"expires"`
+	// Stale says that no quorum answered: it may have been ended, or its expiry put off, since.
+	Stale bool `json:"stale,omitempty"`
 }
 
 func toHoldJSON(h *adminpb.Hold, current int64) holdJSON {
@@ -72,14 +74,25 @@ func toHoldJSON(h *adminpb.Hold, current int64) holdJSON {
 	return j
 }
 
-// WriteHolds prints holds.
-func WriteHolds(out io.Writer, format Format, l *adminpb.HoldListResponse) error {
-	all := []holdJSON{}
+// staleHoldsNote goes beside a table of holds that is stale; JSON says it in a field of each.
+const staleHoldsNote = "stale: no quorum answers; these are the holds that the asked node knew last"
+
+// WriteHolds prints holds, and on notes what a table has no place for. Whoever knows no current revision has had no answer
+// of a quorum.
+func WriteHolds(out, notes io.Writer, format Format, l *adminpb.HoldListResponse) error {
+	all, stale := []holdJSON{}, l.GetRevision() == 0
 	for _, h := range l.GetHolds() {
-		all = append(all, toHoldJSON(h, l.GetRevision()))
+		j := toHoldJSON(h, l.GetRevision())
+		j.Stale = stale
+		all = append(all, j)
 	}
 	if format == JSON {
 		return writeJSON(out, all)
+	}
+	if stale {
+		if _, err := fmt.Fprintln(notes, staleHoldsNote); err != nil {
+			return err
+		}
 	}
 	if len(all) == 0 {
 		fmt.Fprintln(out, "no holds: compactions remove old versions")

@@ -19,7 +19,7 @@ func TestHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		if err := WriteHolds(&out, format, l); err != nil {
+		if err := WriteHolds(&out, &out, format, l); err != nil {
 			t.Fatal(err)
 		}
 		return out.String()
@@ -43,8 +43,11 @@ func TestHolds(t *testing.T) {
 		t.Errorf("the oldest is not the first:\n%s", table)
 	}
 	b.stale = true
-	if j := show(JSON); strings.Contains(j, "behind") || !strings.Contains(j, `"id":"00000000000000b0"`) {
+	if j := show(JSON); strings.Contains(j, "behind") || !strings.Contains(j, `"id":"00000000000000b0"`) || !strings.Contains(j, `"stale":true`) {
 		t.Error(j)
+	}
+	if !strings.HasPrefix(show(Table), staleHoldsNote+"\n") || strings.Contains(table, "stale") {
+		t.Errorf("before and without a quorum:\n%s%s", table, show(Table))
 	}
 	b.stale, b.empty = false, true
 	if got := show(Table); got != "no holds: compactions remove old versions\n" {

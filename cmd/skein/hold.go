@@ -24,7 +24,7 @@ reads them, though clients have compacted them. It expires an hour after its own
 				if err != nil {
 					return err
 				}
-				return adminapi.WriteHolds(c.OutOrStdout(), format, l)
+				return adminapi.WriteHolds(c.OutOrStdout(), c.ErrOrStderr(), format, l)
 			})
 		}),
 	}, &cobra.Command{
