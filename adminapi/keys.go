@@ -3,6 +3,7 @@ package adminapi
 import (
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -60,10 +61,12 @@ func (f KeyFormat) Key(text string) (key []byte, err error) {
 		key, err = hex.DecodeString(text)
 	case f == Base64Keys:
 		key, err = base64.StdEncoding.DecodeString(text)
-	case len(text) > 1 && text[0] == '"' && text[len(text)-1] == '"':
+	case strings.HasPrefix(text, `"`): // also what the shell has taken the second quote of
 		var s string
 		if s, err = strconv.Unquote(text); err == nil {
 			key = []byte(s)
+		} else {
+			err = errors.New(`a key that begins with a quote is written as Go writes strings, in quotes: '"\x00\""'`)
 		}
 	default:
 		key = []byte(text)

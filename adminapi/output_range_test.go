@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -63,6 +64,11 @@ func TestKeys(t *testing.T) {
 	for f, wrong := range map[KeyFormat]string{QuotedKeys: `"a\q"`, HexKeys: "7", Base64Keys: "YQ="} {
 		if key, err := f.Key(wrong); err == nil {
 			t.Errorf("%s is the %s key %q", wrong, f, key)
+		}
+	}
+	for _, wrong := range []string{`"a`, `"`} { // the shell has taken a quote
+		if key, err := QuotedKeys.Key(wrong); err == nil || !strings.Contains(err.Error(), "in quotes") {
+			t.Errorf("%s is the key %q, %v", wrong, key, err)
 		}
 	}
 	if key, err := QuotedKeys.Key(`a\x00"`); err != nil || string(key) != `a\x00"` {
