@@ -134,7 +134,12 @@ func (f *fakeBackend) ShowRange(_ context.Context, id keyspace.RangeID) (*adminp
 	if f.err != nil {
 		return nil, f.err
 	}
-	return &adminpb.RangeShowResponse{Range: shownRange(id), Replicas: []*adminpb.ReplicaState{
+	shown := shownRange(id)
+	if f.stale {
+		shown.Leader, shown.State, shown.WaitsFor = "", StateNoQuorum, []string{"n3"}
+		shown.Members = []*adminpb.Replica{{Node: "n1", Role: "voter"}, {Node: "n2", Role: "voter", Quarantine: "corruption"}, {Node: "n3", Role: "voter"}}
+	}
+	return &adminpb.RangeShowResponse{Range: shown, Replicas: []*adminpb.ReplicaState{
 		{
 			Node: "n1", ReplicaId: 1, Role: "voter", StateJson: `{"raft":{"Term":7,"IsLeader":true,"Commit":40,"Applied":40},"serving":true,"last_revision":900,"compacted":800,` +
 				`"keys":12345,"counted":true,"bytes":1258291,"queued":3,"locks":2,"leases":1,"load":{"unsplit":"one key takes all the load"}}`,

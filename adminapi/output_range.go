@@ -13,6 +13,10 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 )
 
+// StateNoQuorum is the state of a range whose voters are not heard, or in quarantine, so that those left are no majority.
+// Nobody leads it then, whatever a node says of itself.
+const StateNoQuorum = "no quorum"
+
 // rangeJSON is a range as -w json prints it; the order of the fields is part of the
 // output. Keys that are no text are exact in the base64 fields alone. DiskBytes (bytes)
 // are the leader's, and 0 for a range that is in its memory alone.

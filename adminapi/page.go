@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -35,14 +36,16 @@ type replicaPage struct {
 	} `json:"load"`
 }
 
-// does says what the replica does.
-func (p *replicaPage) does() string {
+// does says what the replica does. Without a quorum of its range it may take itself for the leader still.
+func (p *replicaPage) does(quorum bool) string {
 	var words []string
 	switch {
 	case p.Disagrees:
 		words = append(words, "disagrees with others")
 	case p.Raft.Receiving:
 		words = append(words, "receives a copy")
+	case p.Serving && !quorum:
+		words = append(words, "has led")
 	case p.Serving:
 		words = append(words, "leads")
 	case p.Raft.IsLeader:
@@ -86,7 +89,7 @@ func WriteShow(w io.Writer, f Format, k KeyFormat, s *adminpb.RangeShowResponse)
 	for i, r := range s.GetReplicas() {
 		row := []string{r.GetNode(), fmt.Sprint(r.GetReplicaId()), r.GetRole(), "?", "", "", "", "", ""}
 		if p := pages[i]; p != nil {
-			row[3], row[4], row[7] = p.does(), fmt.Sprint(p.Raft.Applied), SizeText(p.Bytes)
+			row[3], row[4], row[7] = p.does(len(lacks(s.GetRange())) == 0), fmt.Sprint(p.Raft.Applied), SizeText(p.Bytes)
 			if lead != nil {
 				row[5] = fmt.Sprint(max(lead.Raft.Commit, p.Raft.Applied) - p.Raft.Applied)
 			}
@@ -127,6 +130,9 @@ func rangeFacts(k KeyFormat, r *adminpb.Range, lead *replicaPage) (facts [][2]st
 		add("leader", "%s", r.GetLeader())
 	}
 	add("state", "%s", r.GetState())
+	if who := lacks(r); len(who) > 0 {
+		add("waits for", "%s", strings.Join(who, ", "))
+	}
 	add("live keys", "%s", keysText(r))
 	add("on disk", "%s", SizeText(r.GetBytes()))
 	if r.GetLeader() != "" {
@@ -158,6 +164,18 @@ func rangeFacts(k KeyFormat, r *adminpb.Range, lead *replicaPage) (facts [][2]st
 		add("operation", "%s: %s", operationText(o), o.GetWhy())
 	}
 	return facts
+}
+
+// lacks names what a range without a quorum waits for: nodes that are silent, and replicas in quarantine. It is empty for
+// all other ranges.
+func lacks(r *adminpb.Range) []string {
+	who := slices.Clone(r.GetWaitsFor())
+	for _, m := range r.GetMembers() {
+		if r.GetState() == StateNoQuorum && m.GetQuarantine() != "" {
+			who = append(who, m.GetNode()+" (in quarantine)")
+		}
+	}
+	return who
 }
 
 // writeFacts prints pairs of a word and what it is.

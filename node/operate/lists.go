@@ -48,9 +48,22 @@ func (a *Admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
 	}
 	out := &adminpb.NodeListResponse{Stale: v.stale}
 	for i := range v.nodes {
-		out.Nodes = append(out.Nodes, v.row(&v.nodes[i]))
+		out.Nodes = append(out.Nodes, v.listed(&v.nodes[i]))
 	}
 	return out, nil
+}
+
+// listed is row for lists: what has no quorum is led by nobody. Who waits for a drain must know of it all the same, since
+// the leader goes on when the others are back.
+func (v *clusterView) listed(n *fsm.Node) *adminpb.Node {
+	r := v.row(n)
+	for id := range v.ledBy(n.ID) {
+		if v.stopped[id] {
+			r.Leaders--
+		}
+	}
+	r.PlacementLeader = r.PlacementLeader && v.placementStands()
+	return r
 }
 
 // row is the node as operators see it.
@@ -83,15 +96,15 @@ func (v *clusterView) rangeRow(d *keyspace.Descriptor) *adminpb.Range {
 			state = "asleep"
 		}
 	}
-	stands := d.HasQuorum(v.up(d))
-	if !stands {
-		state = StateNoQuorum
+	stopped := v.stopped[d.Range]
+	if stopped {
+		leader, state = "", adminapi.StateNoQuorum
 	}
 	r := rangeRow(d, v.byName, leader, keys, bytes, state)
-	if !stands {
+	if stopped {
 		r.WaitsFor = waitsFor(d, v.byName, v.alive)
 	}
-	if s, ok := v.led[d.Range]; ok {
+	if s, ok := v.led[d.Range]; ok && !stopped {
 		r.WritesPerSecond, r.ReadsPerSecond, r.WriteBytesPerSecond = s.WritesPerSecond, s.ReadsPerSecond, s.BytesPerSecond
 	}
 	markQuarantined(r, closedOf(d, v.reports))

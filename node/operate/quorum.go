@@ -14,9 +14,6 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// StateNoQuorum is what a range is whose voters are not heard, or in quarantine, so that those left are no majority.
-const StateNoQuorum = "no quorum"
-
 // givenUpAfter is how long nodes must be silent before what needs them is refused at once. Until then it is tried, as they
 // may just be restarted.
 const givenUpAfter = 3 * time.Second

@@ -113,12 +113,12 @@ func TestRangesWithoutQuorumAreShown(t *testing.T) {
 		return l.GetRanges()[0]
 	}
 	f.dead[3] = true
-	if r := list(); r.GetState() != "awake" || len(r.GetWaitsFor()) != 0 {
+	if r := list(); r.GetState() != "awake" || len(r.GetWaitsFor()) != 0 || r.GetLeader() != "n1" {
 		t.Errorf("two of three: %v", r)
 	}
 	f.dead[2] = true
-	f.quorum = kverror.Timeout
-	if r := list(); r.GetState() != StateNoQuorum || fmt.Sprint(r.GetWaitsFor()) != "[n2 n3]" {
+	f.quorum, f.group.Leader = kverror.Timeout, 1
+	if r := list(); r.GetState() != adminapi.StateNoQuorum || fmt.Sprint(r.GetWaitsFor()) != "[n2 n3]" || r.GetLeader() != "" {
 		t.Errorf("one of three: %v", r)
 	}
 	s, err := f.admin().Survey(t.Context())
@@ -129,6 +129,10 @@ func TestRangesWithoutQuorumAreShown(t *testing.T) {
 		t.Errorf("%v", s)
 	}
 	for _, n := range s.GetNodes() {
+		// Node 1 takes itself for the leader of the range and of placement still.
+		if n.GetNode().GetLeaders() != 0 || n.GetNode().GetPlacementLeader() {
+			t.Errorf("without a quorum it leads: %v", n)
+		}
 		if dead := n.GetNode().GetState() == "dead"; dead != (n.GetNode().GetName() != "n1") || dead != (n.GetError() != "") {
 			t.Errorf("%v", n)
 		}
@@ -136,7 +140,7 @@ func TestRangesWithoutQuorumAreShown(t *testing.T) {
 	f.dead, f.quorum = map[keyspace.NodeID]bool{}, nil
 	bad := func(m keyspace.ReplicaID) []Quarantined { return []Quarantined{{Range: 1, Replica: m}} }
 	f.quarantined = map[keyspace.NodeID][]Quarantined{2: bad(2), 3: bad(3)}
-	if r := list(); r.GetState() != StateNoQuorum || len(r.GetWaitsFor()) != 0 {
+	if r := list(); r.GetState() != adminapi.StateNoQuorum || len(r.GetWaitsFor()) != 0 {
 		t.Errorf("two in quarantine: %v", r)
 	}
 	if s, err := f.admin().Survey(t.Context()); err != nil || len(s.GetOutages()) != 1 || s.GetOutages()[0].GetQuarantined() != 2 {

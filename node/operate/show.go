@@ -55,9 +55,9 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 	}
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
 	if !d.HasQuorum(func(r keyspace.Replica) bool { return a.o.Peers.Alive(r.Node) && !inQuarantine(r, said) }) {
-		resp.Range.State, resp.Range.WaitsFor = StateNoQuorum, waitsFor(&d, byName, a.o.Peers.Alive)
+		resp.Range.Leader, resp.Range.State, resp.Range.WaitsFor = "", adminapi.StateNoQuorum, waitsFor(&d, byName, a.o.Peers.Alive)
 	}
-	if st := leading(&d, all); st != nil && st.Load != nil {
+	if st := leading(&d, all); st != nil && st.Load != nil && resp.Range.GetLeader() != "" {
 		resp.Range.WritesPerSecond, resp.Range.ReadsPerSecond, resp.Range.WriteBytesPerSecond = st.Load.WritesPerSecond, st.Load.ReadsPerSecond, st.Load.BytesPerSecond
 	}
 	for i := range said {

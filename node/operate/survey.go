@@ -38,7 +38,7 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 	}
 	for i := range v.ranges {
 		d := &v.ranges[i]
-		if v.leaders[d.Range] == 0 && d.HasQuorum(v.up(d)) {
+		if v.leaders[d.Range] == 0 && !v.stopped[d.Range] {
 			out.Leaderless++
 		}
 	}
@@ -54,7 +54,7 @@ func (a *Admin) Survey(ctx context.Context) (*adminpb.SurveyResponse, error) {
 func (v *clusterView) nodeSurvey(n *fsm.Node) *adminpb.NodeSurvey {
 	r := v.reports[n.ID]
 	s := &adminpb.NodeSurvey{
-		Node: v.row(n), DiskCapacity: r.Capacity, DiskUsed: r.Used, Isolated: r.Isolated, ClockAheadMs: v.clockAhead[n.ID].Milliseconds(),
+		Node: v.listed(n), DiskCapacity: r.Capacity, DiskUsed: r.Used, Isolated: r.Isolated, ClockAheadMs: v.clockAhead[n.ID].Milliseconds(),
 		FsyncP99Us: r.FsyncP99.Microseconds(),
 	}
 	if err := v.unanswered[n.ID]; err != nil {
@@ -74,16 +74,14 @@ func (v *clusterView) nodeSurvey(n *fsm.Node) *adminpb.NodeSurvey {
 
 // outages returns what has no quorum, by what it waits for; the placement group comes first.
 func (v *clusterView) outages() (all []*adminpb.Outage) {
-	if len(v.placement.Replicas) > 0 {
+	if !v.placementStands() {
 		own := keyspace.Descriptor{Replicas: v.placement.Replicas}
-		if up := func(r keyspace.Replica) bool { return v.alive(r.Node) }; !own.HasQuorum(up) {
-			all = append(all, &adminpb.Outage{Placement: true, WaitsFor: waitsFor(&own, v.byName, v.alive)})
-		}
+		all = append(all, &adminpb.Outage{Placement: true, WaitsFor: waitsFor(&own, v.byName, v.alive)})
 	}
 	by := map[string]*adminpb.Outage{}
 	for i := range v.ranges {
 		d := &v.ranges[i]
-		if d.HasQuorum(v.up(d)) {
+		if !v.stopped[d.Range] {
 			continue
 		}
 		names, closed := waitsFor(d, v.byName, v.alive), len(closedOf(d, v.reports))

@@ -43,6 +43,8 @@ type clusterView struct {
 	missing []keyspace.Span
 	led     map[keyspace.RangeID]shard.Summary
 	leaders map[keyspace.RangeID]keyspace.NodeID
+	// stopped are the ranges without a quorum, whoever takes himself for their leader: a range at rest notices nothing.
+	stopped map[keyspace.RangeID]bool
 	// placement is the placement group's state, without replicas where nobody could say.
 	placement  placement.Status
 	operations map[keyspace.RangeID]fsm.Operation
@@ -144,6 +146,12 @@ func (a *Admin) look(ctx context.Context, v *clusterView) error {
 		}
 	}
 	v.ranges, v.missing = cover(said)
+	v.stopped = map[keyspace.RangeID]bool{}
+	for i := range v.ranges {
+		if d := &v.ranges[i]; !d.HasQuorum(v.up(d)) {
+			v.stopped[d.Range] = true
+		}
+	}
 	return nil
 }
 
@@ -247,6 +255,12 @@ func (v *clusterView) alive(n keyspace.NodeID) bool { return v.answered(n) || v.
 // heard since its own start may be well.
 func (v *clusterView) dead(n *fsm.Node) bool {
 	return n.State == fsm.NodeServing && !v.alive(n.ID) && v.silentSince[n.ID] != 0
+}
+
+// placementStands says whether the placement group has a quorum, as far as its members are known.
+func (v *clusterView) placementStands() bool {
+	own := keyspace.Descriptor{Replicas: v.placement.Replicas}
+	return len(own.Replicas) == 0 || own.HasQuorum(func(r keyspace.Replica) bool { return v.alive(r.Node) })
 }
 
 // up says whether a replica can vote as far as the answers of all nodes tell.
