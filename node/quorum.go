@@ -21,12 +21,13 @@ const (
 // watcher tells the operator what the node hears: what has no quorum, and whose leaders have changed. It looks once in an
 // election timeout, so that however much happens its lines are few.
 type watcher struct {
-	log    *zap.Logger
-	clock  clock.Clock
-	begun  clock.Time
-	look   func() operate.Outage
-	moves  func() shard.Moves
-	ranges prometheus.Gauge
+	log   *zap.Logger
+	clock clock.Clock
+	begun clock.Time
+	look  func() operate.Outage
+	moves func() shard.Moves
+	// ranges has no label, and no value either until one is known.
+	ranges *prometheus.GaugeVec
 	// since is when the present outage was seen first; 0 without one. told says that the log has it.
 	since clock.Time
 	told  bool
@@ -37,9 +38,9 @@ type watcher struct {
 func (c *Core) observe() {
 	o := &watcher{
 		log: c.log, clock: c.o.Clock, begun: c.o.Clock.Now(), look: c.admin.Outage, moves: c.shards.TakeMoves,
-		ranges: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears.",
-		}),
+		ranges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "skein_ranges_without_quorum", Help: "Ranges of the cluster without a quorum, by the nodes that this one hears; absent in its first seconds.",
+		}, nil),
 	}
 	if c.o.Registry != nil {
 		c.o.Registry.MustRegister(o.ranges)
@@ -54,11 +55,11 @@ func (c *Core) observe() {
 func (o *watcher) step() {
 	now := o.clock.Now()
 	o.leaders()
-	out := o.look()
-	if out.Any() && now.Sub(o.begun) < startPatience {
+	if now.Sub(o.begun) < startPatience {
 		return
 	}
-	o.ranges.Set(float64(out.Ranges))
+	out := o.look()
+	o.ranges.WithLabelValues().Set(float64(out.Ranges))
 	switch {
 	case out.Any() && o.since == 0:
 		o.since = now // the next look says whether it lasts
