@@ -53,6 +53,7 @@ type changes struct {
 
 func newKubeRun(cfg *Config, kvs []kv, id uint64) *kubeRun {
 	k := &kubeRun{cfg: cfg, kvs: kvs, nodes: make([]kubeObject, cfg.Kubernetes.Nodes), pods: make([]kubeObject, cfg.Kubernetes.Pods)}
+	k.leases.last = int64(id >> 2) // room to count in an int64
 	// Validate has read it.
 	k.mix, _ = parseMix(cfg.Kubernetes.Mix)
 	for r, size := range resourceBytes {
@@ -124,7 +125,8 @@ func prefixEnd(prefix string) []byte { return []byte(clientv3.GetPrefixRangeEnd(
 // kubeLeases gives events their leases.
 type kubeLeases struct {
 	mu      sync.Mutex
-	id      int64      // guarded by mu, as all below
+	last    int64      // guarded by mu, as all below: the last id that was asked for; ids go up from a run's own
+	id      int64      // of the lease that is given
 	objects int        // that have it
 	until   clock.Time // when it is given to no more events
 	all     []int64
@@ -135,12 +137,13 @@ func (l *kubeLeases) one(ctx context.Context, c clock.Clock, server kv) (int64, 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.id == 0 || l.objects >= leaseObjects || c.Now() >= l.until {
-		answer, err := server.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: int64(eventTTL / time.Second)})
-		if err != nil {
+		// The id is noted before the lease is asked for: it is there also where the answer is lost.
+		l.last++
+		l.all = append(l.all, l.last)
+		if _, err := server.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{ID: l.last, TTL: int64(eventTTL / time.Second)}); err != nil {
 			return 0, err
 		}
-		l.id, l.objects, l.until = answer.ID, 0, c.Now().Add(leaseReuse)
-		l.all = append(l.all, l.id)
+		l.id, l.objects, l.until = l.last, 0, c.Now().Add(leaseReuse)
 	}
 	l.objects++
 	return l.id, nil

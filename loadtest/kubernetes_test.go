@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -12,7 +13,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -193,6 +196,33 @@ func TestEventLeases(t *testing.T) {
 		time.Sleep(leaseReuse)
 		if _, err := l.one(t.Context(), c, s.Direct()); err != nil || s.Leases() != 4 {
 			t.Errorf("%v, %d leases", err, s.Leases())
+		}
+		if err := l.revoke(t.Context(), &Config{Timeout: time.Second}, s.Direct()); err != nil || s.Leases() != 0 {
+			t.Errorf("%v, %d leases are left", err, s.Leases())
+		}
+	})
+}
+
+// losing loses the answers to grants of leases.
+type losing struct{ kv }
+
+func (l losing) LeaseGrant(ctx context.Context, in *etcdserverpb.LeaseGrantRequest, o ...grpc.CallOption) (*etcdserverpb.LeaseGrantResponse, error) {
+	if _, err := l.kv.LeaseGrant(ctx, in, o...); err != nil {
+		return nil, err
+	}
+	return nil, status.Error(codes.Unavailable, "the answer was lost")
+}
+
+// TestLeasesOfLostAnswers: a lease whose grant was not acknowledged is revoked too, as at the end of a run.
+func TestLeasesOfLostAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c := &fakekv.Store{}, clock.Virtual()
+		l := &newKubeRun(&Config{Kubernetes: KubernetesConfig{Mix: DefaultMix}}, nil, math.MaxUint64).leases
+		if _, err := l.one(t.Context(), c, losing{s.Direct()}); err == nil || s.Leases() != 1 {
+			t.Fatalf("%v, %d leases", err, s.Leases())
+		}
+		if id, err := l.one(t.Context(), c, s.Direct()); err != nil || id <= 0 || s.Leases() != 2 {
+			t.Errorf("%d, %v, %d leases", id, err, s.Leases())
 		}
 		if err := l.revoke(t.Context(), &Config{Timeout: time.Second}, s.Direct()); err != nil || s.Leases() != 0 {
 			t.Errorf("%v, %d leases are left", err, s.Leases())

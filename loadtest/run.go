@@ -15,8 +15,8 @@ import (
 // Run executes cfg and writes the report to out, after a line per second if cfg.Live is
 // set.
 //
-// An error means that the run could not be done: a wrong setting, an endpoint that does
-// not answer at the start, a fill with errors, a verification that could not read.
+// An error means that the run could not be done: a wrong setting, an endpoint or a page of
+// metrics that does not answer at the start, a fill with errors, a verification that could not read.
 // Failed operations and broken promises are part of the report: see Report.Err. When
 // ctx is done while the load runs, Run stops, reports the figures so far, marked
 // Interrupted, and returns no error.
@@ -37,6 +37,12 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	var id [8]byte
 	// crypto/rand.Read never fails.
 	_, _ = rand.Read(id[:])
+	// A long run is not lost to a wrong URL.
+	for i, u := range s.usages(ctx, cfg.ServerMetrics) {
+		if u.err != nil {
+			return Report{}, fmt.Errorf("server-metrics %s: %w", cfg.ServerMetrics[i], u.err)
+		}
+	}
 	r := newRun(cfg, s.kvs, s, binary.BigEndian.Uint64(id[:]), out)
 	r.report.Versions = buildVersions()
 	r.report.Versions.Servers = serverVersions
@@ -178,8 +184,12 @@ func (r *run) measure(ctx context.Context) error {
 		}
 	})
 	elapsed := r.cfg.Clock.Now().Sub(began)
-	if end := p.schedule.end; end != 0 {
-		elapsed = min(elapsed, end.Sub(began))
+	switch whole := p.schedule.end.Sub(began); {
+	case p.schedule.end == 0:
+	case ctx.Err() != nil:
+		elapsed = min(elapsed, whole)
+	default:
+		elapsed = whole // the last operation of an open loop is due, and answered, before its end
 	}
 	selfAfter, err := selfCPU()
 	if err != nil {

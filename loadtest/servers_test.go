@@ -140,6 +140,13 @@ func TestRunRefuses(t *testing.T) {
 			}
 		}
 	}
+	// A page of metrics that is none.
+	s := &fakekv.Store{}
+	blind := smallConfig(serve(t, s))
+	blind.ServerMetrics = []string{"http://" + endpoint + "/metrics"}
+	if _, err := Run(t.Context(), blind, io.Discard); err == nil || !strings.Contains(err.Error(), "server-metrics "+blind.ServerMetrics[0]+": ") || s.Len() > 0 {
+		t.Errorf("no metrics there: %v; %d keys were put", err, s.Len())
+	}
 	// A server that speaks no TLS, and one that speaks nothing else.
 	plain := smallConfig("https://" + serve(t, &fakekv.Store{}))
 	web := httptest.NewTLSServer(http.NotFoundHandler())

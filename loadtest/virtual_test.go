@@ -210,6 +210,23 @@ func TestOpenLoopByTotal(t *testing.T) {
 	})
 }
 
+// TestShortOpenLoop: the rate of a few operations is over the whole time that they were given, and not until the last of them.
+func TestShortOpenLoop(t *testing.T) {
+	for _, run := range []struct {
+		total    int64
+		duration time.Duration
+	}{{total: 5}, {duration: 500 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := virtualConfig()
+			cfg.Duration, cfg.Total, cfg.Rate = run.duration, run.total, 10
+			r := virtualRun(t.Context(), t, cfg, takes(10*time.Millisecond, 0, 0), io.Discard)
+			if r.Operations != 5 || r.ElapsedSeconds != 0.5 || r.Throughput != 10 {
+				t.Errorf("%+v: %d operations in %g s, %g/s", run, r.Operations, r.ElapsedSeconds, r.Throughput)
+			}
+		})
+	}
+}
+
 // TestMixed: gets and puts have their share and their own latencies; fill lets every
 // get find something.
 func TestMixed(t *testing.T) {

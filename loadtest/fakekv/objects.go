@@ -121,12 +121,19 @@ func (s *Store) DeleteRange(_ context.Context, in *etcdserverpb.DeleteRangeReque
 func (s *Store) LeaseGrant(_ context.Context, in *etcdserverpb.LeaseGrantRequest) (*etcdserverpb.LeaseGrantResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.granted++
+	id := in.ID
+	if id == 0 {
+		s.granted++
+		id = s.granted
+	}
+	if s.leases[id] {
+		return nil, rpctypes.ErrGRPCLeaseExist
+	}
 	if s.leases == nil {
 		s.leases = map[int64]bool{}
 	}
-	s.leases[s.granted] = true
-	return &etcdserverpb.LeaseGrantResponse{ID: s.granted, TTL: in.TTL}, nil
+	s.leases[id] = true
+	return &etcdserverpb.LeaseGrantResponse{ID: id, TTL: in.TTL}, nil
 }
 
 // LeaseRevoke implements etcdserverpb.LeaseServer. It leaves the keys.
