@@ -17,7 +17,7 @@ type Explanation struct {
 
 // Texts that several kinds share.
 const (
-	hidden = "The gateway repeats the request by itself. A client sees it only if it lasts until the request's deadline, and then as a timeout."
+	hidden = "The node that the client is connected to repeats the request by itself. A client sees it only if it lasts until the request's deadline, and then as a timeout."
 	wait   = "Nothing, if it passes. If it lasts, see skein status for nodes that are silent and ranges without a quorum."
 	mayBe  = "Read the key to learn whether the write has happened, then repeat it if it has not."
 	fixIt  = "Correct the request."
@@ -41,7 +41,7 @@ var explanations = [numKinds]Explanation{
 	LeaseNotFound:         {"The lease has expired, was revoked, or never was.", "Grant a new one."},
 	TooManyRanges:         {"A transaction or a delete concerns more ranges than one revision may.", "Use several smaller requests."},
 	NotLeader:             {"The node that was asked does not lead the range. " + hidden, wait},
-	WrongRange:            {"The range has other borders than the gateway knew, as after a split or a merge. " + hidden, wait},
+	WrongRange:            {"The range has other borders than the node that the client is connected to knew, as after a split or a merge. " + hidden, wait},
 	RangeNotHere:          {"The node that was asked has no replica of the range any more. " + hidden, wait},
 	Dropped:               {"The request was given up before it was proposed. " + hidden, wait},
 	Busy:                  {"The range takes no requests for a moment, as during a split or a change of its leader. " + hidden, wait},

@@ -76,7 +76,7 @@ request may have been applied, and who repeats it.
 		e, s := r.Kind.Explanation(), status.Convert(r.GRPC)
 		fate := map[Fate]string{NotApplied: "Not applied", Unknown: "May have been applied"}[r.Fate]
 		retry := map[Retry]string{
-			RetryNever: "nobody repeats it by itself", RetryRouter: "the gateway repeats it until the deadline", RetryClient: "the client may repeat it after a pause",
+			RetryNever: "nobody repeats it by itself", RetryRouter: "the node that the client is connected to repeats it until the deadline", RetryClient: "the client may repeat it after a pause",
 		}[r.Retry]
 		fmt.Fprintf(&b, "\n## %s\n\n`%s` (%s). %s; %s.\n\n%s\n\nNext: %s\n", r.Name, s.Message(), s.Code(), fate, retry, e.Means, e.Next)
 	}

@@ -54,7 +54,7 @@ func explain(w io.Writer, text string) error {
 		repeats := "nobody"
 		switch row.Retry {
 		case kverror.RetryRouter:
-			repeats = "the gateway, until the deadline"
+			repeats = "the node that the client is connected to, until the deadline"
 		case kverror.RetryClient:
 			repeats = "the client may, after a pause"
 		case kverror.RetryNever:
