@@ -18,6 +18,9 @@ type helpText struct {
 func addHelp(c *cobra.Command) {
 	if c.HasSubCommands() {
 		c.Args = onlyCommands
+		if !c.Runnable() { // cobra's own: it would show its help for whatever is typed
+			c.RunE = needsCommand
+		}
 	}
 	if h, ok := helpTexts[strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")]; ok {
 		if h.explains != "" {
@@ -84,7 +87,8 @@ skein range list --holding '"a\x00"'
 skein range list --holding YQA= --key-format base64`},
 	"range show": {`generation  how often borders or members of the range have changed: of two copies of its description the one with the higher is newer
 not split   why a range that is too large or too busy is not split by itself
-DOES        leads, follows, asleep (at rest), receives a copy, disagrees with others
+waits for   why it has no quorum: the voters that are silent or in quarantine
+DOES        leads, has led (without a quorum nobody leads), follows, asleep (at rest), receives a copy, disagrees with others
 APPLIED     the log entry up to which the replica has executed; BEHIND is how many it lacks of what is committed
 WAITING     requests that wait for their evaluation
 With -w json it is all that the replicas say of themselves, for a bug report.`, `skein range show 1

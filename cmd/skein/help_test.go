@@ -206,6 +206,8 @@ func TestCompletion(t *testing.T) {
 		{"placement add ", "n1\tserving"},
 		{"node drain --user root ", ":4"},
 		{"start --initial-r", "--initial-ranges\t"},
+		{"--initial-r", "--initial-ranges\t"},
+		{"--name n1 --data-", "--data-dir\t"},
 		{"explain no-l", "no-leader"},
 		{"vers", "version\t"},
 	} {

@@ -85,6 +85,10 @@ func withStart(args []string) []string {
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") && args[0] != "-h" && args[0] != "--help" {
 		return append([]string{"start"}, args...)
 	}
+	// A tab behind such flags is one behind skein start.
+	if asks := args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd; asks && len(args) > 1 && strings.HasPrefix(args[1], "-") {
+		return append([]string{args[0], "start"}, args[1:]...)
+	}
 	return args
 }
 

@@ -73,6 +73,9 @@ The exit code is 0 without findings but notes, and 1 otherwise.`,
 				return writeFindings(c, format, adminapi.Diagnose(s, silent))
 			})
 		}
+		if budget < config.MinMemoryBytes {
+			return &config.UsageError{Err: fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", config.MinMemoryBytes, budget)}
+		}
 		format, err := f.format(c)
 		if err != nil {
 			return err
