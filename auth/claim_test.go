@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// TestReadClaim: what counts of a request's metadata and certificate. Trap 93 is the common name through the
+// TestReadClaim: what counts of a request's metadata and certificate. Trap 93 (CVE-2018-16886) is the common name through the
 // gateway.
 func TestReadClaim(t *testing.T) {
 	cert, other := certificate("a", ""), certificate("b", "")

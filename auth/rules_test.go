@@ -45,7 +45,7 @@ func allMethods() map[string]protoreflect.MethodDescriptor {
 	return all
 }
 
-// TestEveryMethodHasARule is trap 91: a method without a row is refused, so none may be forgotten, and no
+// TestEveryMethodHasARule is trap 91 (CVE-2026-33413): a method without a row is refused, so none may be forgotten, and no
 // row is for a method that is not there.
 func TestEveryMethodHasARule(t *testing.T) {
 	all := allMethods()
@@ -85,7 +85,7 @@ func TestMessagesOfByRequest(t *testing.T) {
 	}
 }
 
-// TestNamesWrittenOtherwise is trap 92, and its kin: what is not written as a method's name is refused, also to
+// TestNamesWrittenOtherwise is trap 92 (CVE-2026-33186), and its kin: what is not written as a method's name is refused, also to
 // root.
 func TestNamesWrittenOtherwise(t *testing.T) {
 	root := testCallers(t)["root"]
@@ -229,7 +229,8 @@ func nested(depth int, of ...proto.Message) *pb.TxnRequest {
 	return t
 }
 
-// TestCheck: what a user's request asks for. Wherever user u is denied nobody else but root may.
+// TestCheck: what a user's request asks for. Wherever user u is denied nobody else but root may. Traps 87
+// (GHSA-xg4h-6gfc-h4m8), 88 (CVE-2026-33343) and 89 (CVE-2026-44283) are among the requests.
 func TestCheck(t *testing.T) {
 	all := testCallers(t)
 	key := func(s string) []byte { return []byte(s) }

@@ -94,7 +94,7 @@ func secureConn(t *testing.T, r *rig, cfg *tls.Config) *grpc.ClientConn {
 
 // A certificate's common name is a user with --client-cert-auth alone. A token wins over it, also a bad one. A node's
 // certificate is no user's, whatever its name (trap 100), and lets a node join alone. Through the gateway and by a
-// websocket a certificate is nobody's (trap 93).
+// websocket a certificate is nobody's (trap 93, CVE-2018-16886).
 func TestCertificatesOfUsers(t *testing.T) {
 	a := newAuthority(t)
 	o := everyService(t)

@@ -198,8 +198,8 @@ func withLeases(t *testing.T, f func(t *testing.T, l *keyedLeases, users *record
 	})
 }
 
-// Traps 88, 89, 90: whoever uses a lease may write all its keys, and whoever is told them may read all of them. Root may
-// everything, without a look at the keys.
+// Traps 88, 89 (CVE-2026-44283), 90 (CVE-2023-32082): whoever uses a lease may write all its keys, and whoever is told
+// them may read all of them. Root may everything, without a look at the keys.
 func TestLeasesByTheirKeys(t *testing.T) {
 	withLeases(t, func(t *testing.T, l *keyedLeases, users *records, as func(string) leaseCalls) {
 		users.do(t, "user reader", "role reads", "permit reads r a z", "grant reader reads")

@@ -54,7 +54,7 @@ func methodsOf(s *Server) map[string]grpc.MethodInfo {
 	return all
 }
 
-// Trap 91: each method that is served has a rule, whatever registered it. So has what the interceptors know of it.
+// Trap 91 (CVE-2026-33413): each method that is served has a rule, whatever registered it. So has what the interceptors know of it.
 func TestEveryServedMethodHasARule(t *testing.T) {
 	r := newRig(t, "http", everyService(t))
 	all := methodsOf(r.Server)
@@ -182,7 +182,7 @@ func TestEveryMethodObeysItsRule(t *testing.T) {
 	}
 }
 
-// Trap 92: what is not written exactly as the method's name is no method, and harms nobody. A path without its slash
+// Trap 92 (CVE-2026-33186): what is not written exactly as the method's name is no method, and harms nobody. A path without its slash
 // comes by none of gRPC's clients.
 func TestPathsWrittenOtherwise(t *testing.T) {
 	r := newAuthRig(t, everyService(t))

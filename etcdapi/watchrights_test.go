@@ -105,7 +105,7 @@ func (v *virtualStream) want(what string, want ...string) {
 
 const deniedText = "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
 
-// Trap 87: what a watcher may see is decided by the end of its span as the client sent it, and a denial has etcd's text.
+// Trap 87 (GHSA-xg4h-6gfc-h4m8): what a watcher may see is decided by the end of its span as the client sent it, and a denial has etcd's text.
 func TestWatchersThatAreNotAllowed(t *testing.T) {
 	withWatchers(t, func(g *guarded) {
 		const empty = "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,7 +37,14 @@ func TestTrapsAreTested(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := 1
+	sources := map[string]string{}
+	source := func(dir string) string {
+		if _, read := sources[dir]; !read {
+			sources[dir] = testSource(t, dir)
+		}
+		return sources[dir]
+	}
+	next, advisories := 1, 0
 	for _, row := range trapRow.FindAllStringSubmatch(string(b), -1) {
 		first, last := number(t, row[1]), number(t, row[1])
 		if row[3] != "" {
@@ -46,6 +54,14 @@ func TestTrapsAreTested(t *testing.T) {
 			t.Errorf("trap %d follows trap %d", first, next-1)
 		}
 		next = last + 1
+		for _, a := range advisory.FindAllString(row[0], -1) {
+			advisories++
+			if !slices.ContainsFunc(testName.FindAllStringSubmatch(row[4], -1), func(name []string) bool {
+				return strings.Contains(commentOf(source(name[1]), name[2]), a)
+			}) {
+				t.Errorf("no test of trap %d names %s", first, a)
+			}
+		}
 		if !testName.MatchString(row[4]) && !strings.HasPrefix(row[4], "with ") {
 			t.Errorf("trap %d has neither a test nor what it comes with: %s", first, row[4])
 		}
@@ -53,14 +69,12 @@ func TestTrapsAreTested(t *testing.T) {
 	if next != lastTrap+1 {
 		t.Errorf("the last trap is %d, not %d", next-1, lastTrap)
 	}
-	sources := map[string]string{}
+	if advisories < 12 {
+		t.Errorf("%d advisories only", advisories)
+	}
 	for _, name := range testName.FindAllStringSubmatch(string(b), -1) {
-		dir := name[1]
-		if _, read := sources[dir]; !read {
-			sources[dir] = testSource(t, dir)
-		}
-		if !strings.Contains(sources[dir], "\nfunc "+name[2]+"(t *testing.T)") {
-			t.Errorf("%s is no test of %s", name[2], dir)
+		if !strings.Contains(source(name[1]), "\nfunc "+name[2]+"(t *testing.T)") {
+			t.Errorf("%s is no test of %s", name[2], name[1])
 		}
 	}
 	if len(sources) < 8 {
@@ -79,6 +93,19 @@ func TestTrapsAreTested(t *testing.T) {
 	if stories < 15 {
 		t.Errorf("%d stories only", stories)
 	}
+}
+
+// advisory is the number of one.
+var advisory = regexp.MustCompile(`\bCVE-\d+-\d+|\bGHSA(?:-[0-9a-z]{4}){3}`)
+
+// commentOf returns the comment that stands before a test.
+func commentOf(source, test string) string {
+	before, _, _ := strings.Cut(source, "\nfunc "+test+"(t *testing.T)")
+	at := len(before)
+	for at > 0 && strings.HasPrefix(before[strings.LastIndexByte(before[:at], '\n')+1:], "//") {
+		at = max(0, strings.LastIndexByte(before[:at], '\n'))
+	}
+	return before[at:]
 }
 
 func number(t *testing.T, s string) int {
