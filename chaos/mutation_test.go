@@ -27,8 +27,12 @@ func TestMutationStorms(t *testing.T) {
 		mutation.ReleasedTooEarly, mutation.EventLostAtSplit, mutation.AttachedWhileEnding,
 		mutation.ProgressBehindEvent, mutation.WatchersKept,
 	} {
-		found := ""
-		for seed := uint64(0); seed < mutationStorms && found == ""; seed++ {
+		found, apart := "", uint64(1)
+		if bug == mutation.WatchersKept {
+			// Only every fourth storm has users, and judges what their watchers are told: the clocks of the others may stand still.
+			apart = 4
+		}
+		for seed := uint64(0); seed < mutationStorms*apart && found == ""; seed += apart {
 			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
 				if wrong := runStorm(t, binary, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
 					t.Log(strings.Join(wrong, "\n"))
