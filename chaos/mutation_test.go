@@ -27,18 +27,22 @@ func TestMutationStorms(t *testing.T) {
 		mutation.ReleasedTooEarly, mutation.EventLostAtSplit, mutation.AttachedWhileEnding,
 		mutation.ProgressBehindEvent, mutation.WatchersKept,
 	} {
-		found, apart := "", uint64(1)
+		found, ran, apart := "", false, uint64(1)
 		if bug == mutation.WatchersKept {
-			// Only every fourth storm has users, and judges what their watchers are told: the clocks of the others may stand still.
+			// Every fourth storm has users and no clock that stands still. Only there what watchers are told is judged.
 			apart = 4
 		}
 		for seed := uint64(0); seed < mutationStorms*apart && found == ""; seed += apart {
 			t.Run(fmt.Sprintf("%s/%d", bug, seed), func(t *testing.T) {
+				ran = true
 				if wrong := runStorm(t, binary, seed, 0, fmt.Sprint(uint32(bug))); len(wrong) > 0 {
 					t.Log(strings.Join(wrong, "\n"))
 					found = fmt.Sprintf("seed %d  %.160s", seed, wrong[0])
 				}
 			})
+		}
+		if !ran {
+			continue // -run names others
 		}
 		if found == "" {
 			t.Errorf("%s was not found", bug)
