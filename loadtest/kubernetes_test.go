@@ -25,7 +25,7 @@ import (
 
 func kubeConfig(endpoints ...string) Config {
 	cfg := smallConfig(endpoints...)
-	cfg.Workload, cfg.Timeout = Kubernetes, 5*time.Second
+	cfg.Workload, cfg.Timeout = Kubernetes, time.Minute
 	cfg.Kubernetes = KubernetesConfig{Nodes: 30, Pods: 600, Watchers: 2, Mix: DefaultMix}
 	return cfg
 }
