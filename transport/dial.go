@@ -69,6 +69,11 @@ func (l *link) dialLoop(k Kind) {
 // dialUntilServed makes attempts until a session stands, whoever made it, or until the
 // addresses change.
 func (l *link) dialUntilServed(k Kind) {
+	if k == KindMain {
+		knocking, cancel := context.WithCancel(l.ctx)
+		defer cancel()
+		l.q.Go(func() { l.knock(knocking) })
+	}
 	backoff := backoffMin
 	for tries := 0; l.ctx.Err() == nil; tries++ {
 		moved := l.addrsMoved()
@@ -207,6 +212,7 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.note(addr, targets)
 	target := targets[turn%len(targets)]
 	conn, err := q.connect(ctx, k, target, q.creds.dialling(host, l.id))
 	if err != nil {

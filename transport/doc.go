@@ -91,6 +91,7 @@
 //     both logs name it, and the dialler waits 5 s between attempts.
 //   - a peer's certificate ends or is revoked, or the authority is exchanged: its sessions
 //     end within a minute, and new ones are refused.
+//   - a peer is down: it is dialled again after up to two seconds, and gets a knock each 100 ms until it is back.
 //   - a node asks that has no identity yet: it gets what Config.Tell returns, and
 //     no session (see Ask).
 //
@@ -121,6 +122,7 @@
 //	quic.go            QUIC: the bus of real clusters; start, stop, peers
 //	accept.go          connections of diallers, and the answers to their Hellos
 //	dial.go            when and where to dial, and the dialler's Hello
+//	knock.go           datagrams to peers without a session
 //	link.go            what stands between this node and one peer
 //	attach.go          a connection becomes the peer's session
 //	ask.go             questions of nodes without identity

@@ -35,6 +35,9 @@ type Config struct {
 	// Unknown is called for a node of the same cluster that is not among this one's
 	// peers; the node is refused. It must not block. It may be nil.
 	Unknown func(keyspace.NodeID)
+	// Knocked is called for a node that says that it belongs to this cluster and looks for this node, and is not among this
+	// one's peers. Nothing of it is proven. It returns whether it wants to hear of more, and must not block. It may be nil.
+	Knocked func(keyspace.NodeID) bool
 
 	// Named says whether the node of the node table bears the name that a certificate proves. It
 	// must not block. Without it no name fits.

@@ -81,6 +81,11 @@ func TestFormat(t *testing.T) {
 			b = appendConfirm(nil)
 		case "lane":
 			b = appendLane(nil, Class(class), slot)
+		case "knock":
+			b = knockFrame(h.cluster, h.node, h.to)
+			if from, ok := parseKnock(b, h.cluster, h.to); !ok || from != h.node {
+				d.Fatalf(t, "read: %s, %t", from, ok)
+			}
 		case "ask":
 			b = askFrame()
 		case "told":

@@ -8,7 +8,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// The frames that make a connection a session. Their numbers differ from those of a
+// The frames that make a connection a session, or come before one. Their numbers differ from those of a
 // session's frames, so that none can be mistaken.
 const (
 	frameHello   = 16
@@ -17,6 +17,7 @@ const (
 	frameLane    = 19
 	frameAsk     = 20
 	frameTold    = 21
+	frameKnock   = 22
 )
 
 // ALPN is the protocol's name in the TLS handshake: the version of what comes before a session

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -37,7 +38,9 @@ type link struct {
 	mu    sync.Mutex // guards what follows
 	addrs []string
 	moved uint64 // counts changes of addrs
-	slots [numKinds]slot
+	// targets are what addrs were resolved to last.
+	targets map[string][]netip.AddrPort
+	slots   [numKinds]slot
 }
 
 // slot is the state of the handshakes for one kind of session.
@@ -59,7 +62,7 @@ func newLink(q *QUIC, id keyspace.NodeID) *link {
 
 func (l *link) setAddrs(addrs []string) {
 	l.mu.Lock()
-	l.addrs = distinctAddrs(addrs)
+	l.addrs, l.targets = distinctAddrs(addrs), nil
 	l.moved++
 	for k := range l.slots {
 		if abort := l.slots[k].abort; abort != nil {

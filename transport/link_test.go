@@ -188,6 +188,60 @@ func TestUnknownNodeIsReported(t *testing.T) {
 	}
 }
 
+// A node knocks at every address of a peer without a session, also while it waits at another one. Who wants to hear of no more
+// hears of no more, and knocks of another cluster or at another node are not heard.
+func TestKnocks(t *testing.T) {
+	h := newQUICHarness()
+	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	came := make(chan keyspace.NodeID, 100)
+	knocks := 0 // of one goroutine
+	o := selfMade(1)
+	o.Knocked = func(n keyspace.NodeID) bool {
+		came <- n
+		knocks++
+		return knocks < 2
+	}
+	other := selfMade(3)
+	other.Cluster++
+	a, b, c, d := h.new(t, o), h.new(t, selfMade(2)), h.new(t, other), h.new(t, selfMade(4))
+	start(t, a)
+	c.SetPeer(1, a.Addrs())
+	d.SetPeer(5, a.Addrs())
+	start(t, c, d)
+	b.SetPeer(1, append([]string{silent.LocalAddr().String()}, a.Addrs()...))
+	start(t, b)
+	for range 2 {
+		if n := <-came; n != 2 {
+			t.Errorf("node %s has knocked", n)
+		}
+	}
+	// One who does not stop hears more.
+	knocked := make(chan []byte, 1)
+	go func() {
+		buf := make([]byte, 2000)
+		for {
+			n, err := silent.Read(buf)
+			if err != nil {
+				return
+			}
+			if buf[0] == 22 {
+				knocked <- buf[:n]
+				return
+			}
+		}
+	}()
+	if k := <-knocked; len(k) != 25 {
+		t.Errorf("%x at the other address", k)
+	}
+	if len(came) > 0 {
+		t.Errorf("node %s was heard when nobody wanted to know", <-came)
+	}
+}
+
 // TestListenAddresses: a node may listen on several addresses, of which one may be the
 // wildcard. It does not start on a malformed one.
 func TestListenAddresses(t *testing.T) {

@@ -98,6 +98,9 @@ func (q *QUIC) Start() error {
 		}
 		q.Go(func() { q.acceptLoop(ln) })
 		q.Go(func() { q.acceptTCP(q.sockets.listen[i].tcp) })
+		if q.cfg.Knocked != nil {
+			q.Go(func() { q.hearKnocks(q.sockets.listen[i]) })
+		}
 	}
 	if q.creds.selfMade == nil {
 		q.Go(q.checkEveryMinute)
