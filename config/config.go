@@ -331,8 +331,8 @@ func mustURL(s string) url.URL {
 	return *u
 }
 
-// complete fills in what depends on other settings and was not given.
-func (c *Config) complete() {
+// Complete fills in what depends on other settings and was not given. [Load] does it.
+func (c *Config) Complete() {
 	if c.DataDir == "" {
 		c.DataDir = c.Name + ".skein"
 	}

@@ -84,7 +84,7 @@ func load(table []Flag, args, environ []string) (*loader, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.config.complete()
+	l.config.Complete()
 	if err := l.config.Validate(); err != nil {
 		return nil, err
 	}

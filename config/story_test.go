@@ -91,7 +91,7 @@ func describe(err error) string {
 // diff prints the fields that are not as in a configuration without any setting.
 func diff(c *Config) string {
 	d := Default()
-	d.complete()
+	d.Complete()
 	var b strings.Builder
 	var walk func(prefix string, x, y reflect.Value)
 	walk = func(prefix string, x, y reflect.Value) {

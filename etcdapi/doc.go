@@ -109,6 +109,7 @@
 //	check.go        checks of requests that need no data
 //	codec.go        answers that are encoded once or in parts
 //	listener.go     connections: TLS, HTTP or gRPC
+//	inside.go       connections within the process
 //	errors.go       errors in etcd's words
 //	metrics.go      metrics
 //	version.go      the versions that clients are told

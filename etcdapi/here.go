@@ -15,8 +15,8 @@ import (
 
 // fromHere returns an error where a request comes from elsewhere, and so may not command a cluster that knows no
 // users. A user of this machine could as well stop the node. Somebody has given a certificate to its owner.
-// An address counts only if it is one of this machine's loopback: connections within the process, as the JSON
-// gateway's, stand for clients from everywhere.
+// An address counts only if it is one of this machine's loopback, or of the program that the node is a part of: the
+// JSON gateway's connections within the process stand for clients from everywhere.
 func (s *Server) fromHere(ctx context.Context, what wish) error {
 	if s.opts.Users.InsecureAdmin {
 		return nil
@@ -29,7 +29,7 @@ func (s *Server) fromHere(ctx context.Context, what wish) error {
 		return nil
 	}
 	switch a := p.Addr.(type) {
-	case *net.UnixAddr:
+	case *net.UnixAddr, insideAddr:
 		return nil
 	case *net.TCPAddr:
 		if a.IP.IsLoopback() {

@@ -88,7 +88,13 @@ func hereRig(t *testing.T, from net.Addr, users *Users, secure *tls.Config) (s *
 // command calls a method of the admin service.
 func command(t *testing.T, target string, creds credentials.TransportCredentials, method string, meta ...string) error {
 	t.Helper()
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
+	return commandBy(t, target, creds, nil, method, meta...)
+}
+
+// commandBy is command with options of the connection.
+func commandBy(t *testing.T, target string, creds credentials.TransportCredentials, dial []grpc.DialOption, method string, meta ...string) error {
+	t.Helper()
+	conn, err := grpc.NewClient(target, append(dial, grpc.WithTransportCredentials(creds))...)
 	must(t, err)
 	defer conn.Close()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), meta...)
@@ -121,6 +127,7 @@ func TestCommandsComeFromHere(t *testing.T) {
 		secure  *tls.Config
 		creds   credentials.TransportCredentials
 		socket  bool
+		inside  bool
 		anyhow  bool // --insecure-admin
 		allowed bool
 	}{
@@ -131,6 +138,7 @@ func TestCommandsComeFromHere(t *testing.T) {
 		{name: "loopback", from: loopback, creds: plain, allowed: true},
 		{name: "mapped loopback", from: &net.TCPAddr{IP: net.ParseIP("::ffff:127.0.0.1")}, creds: plain, allowed: true},
 		{name: "unix socket", from: faraway, creds: plain, socket: true, allowed: true},
+		{name: "this process", from: faraway, creds: plain, inside: true, allowed: true},
 		{name: "--insecure-admin", from: faraway, creds: plain, anyhow: true, allowed: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -141,9 +149,14 @@ func TestCommandsComeFromHere(t *testing.T) {
 			if c.socket {
 				target = "unix:" + socket
 			}
+			var dial []grpc.DialOption
+			if c.inside {
+				target = "passthrough:///nowhere"
+				dial = append(dial, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return s.DialInside(ctx) }))
+			}
 			for reads, names := range methods {
 				for _, m := range names {
-					err := command(t, target, c.creds, m)
+					err := commandBy(t, target, c.creds, dial, m)
 					if reads || c.allowed {
 						if err != nil {
 							t.Errorf("%s: %v", m, err)

@@ -183,7 +183,8 @@ type Server struct {
 	clients, extra []boundListener
 
 	gateway *gateway // nil without a gateway
-	locks   *Locks   // nil without leases or watches
+	inside  insideListener
+	locks   *Locks // nil without leases or watches
 
 	// life ends with the server, by end. timers are for requests.
 	life   context.Context
@@ -204,7 +205,7 @@ type boundListener struct {
 // New makes a server. It opens nothing. What it starts ends in Stop, or in a Bind that failed.
 func New(o Options) *Server {
 	o.fill()
-	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections), why: o.ConnectionsWhy}, grpcConns: newConnQueue(), httpConns: newConnQueue(), ending: make(chan struct{})}
+	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections), why: o.ConnectionsWhy}, grpcConns: newConnQueue(), httpConns: newConnQueue(), inside: newInsideListener(), ending: make(chan struct{})}
 	s.life, s.end = context.WithCancel(context.Background())
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
 	s.confirm.ask = s.reachPlacement
@@ -435,6 +436,7 @@ func (s *Server) Start() {
 	s.wg.Go(func() { s.watchLeader(ctx) })
 	s.wg.Go(func() { s.ended("gRPC", s.grpc.Serve(s.grpcConns)) })
 	s.wg.Go(func() { s.ended("HTTP", s.http.Serve(s.httpConns)) })
+	s.wg.Go(func() { s.ended("this process", s.grpc.Serve(s.inside)) })
 	if s.gateway != nil {
 		s.wg.Go(func() { s.ended("gateway", s.grpc.Serve(s.gateway.listener)) })
 	}
@@ -508,6 +510,7 @@ func (s *Server) stop(ctx context.Context) {
 	if s.gateway != nil {
 		s.gateway.close(s.log)
 	}
+	s.inside.Close()
 	s.grpcConns.Close()
 	s.httpConns.Close()
 	s.wg.Wait()

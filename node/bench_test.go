@@ -19,6 +19,7 @@ import (
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/internal/ports"
+	"github.com/skeindb/skein/node/process"
 	"github.com/skeindb/skein/router"
 )
 
@@ -47,7 +48,7 @@ func unusedAddrs(b *testing.B, n int) (addrs []string) {
 func benchNodes(b *testing.B) []*Node {
 	b.Helper()
 	before := debug.SetGCPercent(-1)
-	stop := useMemoryBudget(1 << 30) // as Run does
+	stop := process.UseMemoryBudget(1 << 30) // as a process does
 	b.Cleanup(func() {
 		stop()
 		debug.SetGCPercent(before)

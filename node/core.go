@@ -61,6 +61,9 @@ type Options struct {
 	// be asked.
 	Peers func(ctx context.Context) ([]fsm.Node, error)
 
+	// SurelyNew says that nobody can have joined the cluster before: the only founder need not listen for such nodes.
+	SurelyNew bool
+
 	// Name is the name that the node is started with. A directory that knows its node by another one
 	// is refused; "" fits every directory.
 	Name string
@@ -135,12 +138,19 @@ type Options struct {
 	// the next; 0 is the default, below 0 it is raised by command alone.
 	UpgradeAfter time.Duration
 
-	// stages, if set, is told how far the node is in its start and stop.
-	stages *stages
+	// Stage, if set, is called with each stage that the node enters in its start and stop. It is one of few words, for people.
+	Stage func(name string)
 
 	Logger *zap.Logger
 	// Registry takes the metrics; nil leaves them unregistered.
 	Registry prometheus.Registerer
+}
+
+// enter tells who wants to know that a stage begins.
+func (o *Options) enter(stage string) {
+	if o.Stage != nil {
+		o.Stage(stage)
+	}
 }
 
 // check refuses limits that contradict one another: a request could be accepted though no log
@@ -342,7 +352,7 @@ func (c *Core) patience(usually time.Duration) time.Duration {
 // no revision. It takes at most about 20 s; ctx cuts the waiting short, not the order.
 func (c *Core) Stop(ctx context.Context) error {
 	var errs []error
-	enter := c.o.stages.enter
+	enter := c.o.enter
 	if c.Err() == nil {
 		enter("end transactions over several ranges")
 		drain, cancel := context.WithTimeout(ctx, c.patience(drainTimeout))
@@ -381,7 +391,7 @@ func (c *Core) Stop(ctx context.Context) error {
 
 // stopServing ends everything between the bus and the storage.
 func (c *Core) stopServing() {
-	enter := c.o.stages.enter
+	enter := c.o.enter
 	c.cancel()
 	for _, part := range []struct {
 		name string

@@ -18,7 +18,7 @@
 //	raft host → engine flushed → wal → bus → directories
 //
 // Each step stops waiting by itself, also when the disk does not move: requests under way and
-// the hand-over of leaderships get 5 s each. Run watches the stages all the same (stages.go).
+// the hand-over of leaderships get 5 s each. The process watches the stages all the same (node/process).
 // If one takes longer than 30 s, the log names it with the stacks of all goroutines, and the
 // process exits without it, as after a crash. If the log hangs too, the process exits 5 s
 // later. After a second signal it exits at once, which costs only a replay.
@@ -108,7 +108,7 @@
 //   - The bus reaches nobody: the node waits. It serves once there is a quorum.
 //
 // It decides nothing: no request, no placement. Package operate executes operators' commands,
-// and package join brings nodes in. cmd calls Run; the simulator opens Cores.
+// and package join brings nodes in. Package embed starts Nodes; the simulator opens Cores.
 //
 // # Rights of users
 //
@@ -129,7 +129,7 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	node.go        Run, Node: the process, its ports, start and stop
+//	node.go        Node: its ports, start and stop
 //	foreign.go     refuses a directory of etcd
 //	permission.go  what a lack of permission says of the directory
 //	admin.go       the backend of the admin service
@@ -153,7 +153,4 @@
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided
 //	files.go       how the files that the process may open are divided
-//	memory.go      the process's memory limit
-//	supervisor.go  tells the service manager how far the node is
-//	stages.go      what a start or stop is at, for who waits for it
 package node

@@ -194,12 +194,12 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 		only := r.nodes[0]
 		r.crash(only)
 		only.disk = newMemDisk(simdisk.New())
-		lost := r.optionsOf(only)
-		bus := lost.NewBus
-		lost.NewBus = func(c transport.Config) (Bus, error) {
-			b, err := bus(c)
-			return visitedBus{b, func() { c.Unknown(4) }}, err
-		}
+		lost := r.visited(only, func(c transport.Config) {
+			time.Sleep(300 * time.Millisecond)
+			c.Knocked(4)
+			time.Sleep(2 * time.Second)
+			c.Unknown(4)
+		})
 		c, err := Open(r.t.Context(), lost)
 		if err == nil {
 			c.Crash()
@@ -212,14 +212,92 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 	})
 }
 
-// visitedBus hears of a node two seconds after its start.
+// trap 47: a node that knows the only founder may start after it. By then the founder without its disk has bootstrapped a second
+// cluster. It gives up, and is refused until its directory is empty again. A node that its cluster has added is no sign of
+// that, nor is a node that comes when the cluster is no longer young: it may be the one with the data by now.
+func TestTheOnlyFounderWithoutItsDiskGivesUpLater(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		only := r.nodes[0]
+		r.crash(only)
+		for _, c := range []struct {
+			what    string
+			after   time.Duration
+			known   bool
+			givesUp bool
+		}{
+			{"at once", 10 * time.Second, false, true},
+			{"a known one", 10 * time.Second, true, false},
+			{"after long", 2 * time.Minute, false, false},
+		} {
+			only.disk = newMemDisk(simdisk.New())
+			o := r.visited(only, func(b transport.Config) {
+				time.Sleep(c.after)
+				b.Unknown(4)
+			})
+			core, err := Open(r.t.Context(), o)
+			if err != nil {
+				r.t.Fatalf("%s: %v", c.what, err)
+			}
+			only.set(core)
+			r.mustPut(only, "k", "v")
+			if c.known {
+				if err := core.client.AddNode(r.t.Context(), fsm.Node{ID: 4, Name: "n4", PeerURLs: []string{"http://n4:2380"}, Instance: 7}); err != nil {
+					r.t.Fatal(err)
+				}
+			}
+			time.Sleep(c.after + time.Second)
+			if err := core.Err(); (err != nil) != c.givesUp || err != nil && !strings.Contains(err.Error(), "has run before") {
+				r.t.Errorf("%s: %v", c.what, err)
+			}
+			if !c.givesUp {
+				r.mustPut(only, "k", "w")
+			}
+			r.crash(only)
+			again, err := Open(r.t.Context(), r.optionsOf(only))
+			if (err != nil) != c.givesUp || err != nil && !strings.Contains(err.Error(), "holds a second cluster") {
+				r.t.Errorf("%s: started again: %v", c.what, err)
+			}
+			if err == nil {
+				again.Crash()
+			}
+		}
+	})
+}
+
+// A single node serves within a second of its first start, in the time of its own clock.
+func TestASingleNodesFirstStartIsPrompt(t *testing.T) {
+	bubble(t, 1, nil, nil, func(r *rig) {
+		n := r.nodes[0]
+		r.crash(n)
+		n.disk = newMemDisk(simdisk.New())
+		began := time.Now()
+		r.start(n)
+		r.mustPut(n, "k", "v")
+		if took := time.Since(began); took >= time.Second {
+			r.t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// visited returns options by which a node's bus, once it has started, hears what visit tells it.
+func (r *rig) visited(n *rigNode, visit func(transport.Config)) Options {
+	o := r.optionsOf(n)
+	bus := o.NewBus
+	o.NewBus = func(c transport.Config) (Bus, error) {
+		b, err := bus(c)
+		return visitedBus{b, func() { visit(c) }}, err
+	}
+	return o
+}
+
+// visitedBus hears of nodes after its start.
 type visitedBus struct {
 	Bus
-	comes func()
+	visit func()
 }
 
 func (b visitedBus) Start() error {
-	time.AfterFunc(2*time.Second, b.comes)
+	go b.visit()
 	return b.Bus.Start()
 }
 

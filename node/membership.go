@@ -59,6 +59,9 @@ func (c *Core) takePart(ctx context.Context) error {
 	c.wait.Go(c.followMap)
 	c.wait.Go(func() { c.access.follow(c.ctx) })
 	c.wait.Go(func() { c.access.ask(c.ctx) })
+	if c.admission.Alone() {
+		c.wait.Go(func() { c.admission.MindStrangers(c.ctx) })
+	}
 	if c.o.ScrubEvery > 0 {
 		c.wait.Go(c.scrub)
 	}
@@ -68,17 +71,55 @@ func (c *Core) takePart(ctx context.Context) error {
 // admittedKey is where a node notes that its peers have admitted this directory.
 var admittedKey = engine.NodeLocalKey([]byte("node/introduced"))
 
+// The values of admittedKey.
+const (
+	noteAdmitted = 1
+	// noteGaveUp: the only founder had bootstrapped a cluster that has run before.
+	noteGaveUp = 2
+)
+
 func (c *Core) storedAdmission() (bool, error) {
-	_, ok, err := c.engine.Get(admittedKey)
+	v, ok, err := c.engine.Get(admittedKey)
 	if err != nil {
 		return false, fmt.Errorf("read whether the node was admitted: %w", err)
+	}
+	if ok && len(v) > 0 && v[0] == noteGaveUp {
+		return false, fmt.Errorf("the directory %s holds a second cluster %s, which node %s bootstrapped after it had lost its disk, and has given up: "+
+			"empty it and %s, and have the member removed and let it join anew (--join); to bootstrap the cluster anew, stop its other nodes first, or give another --initial-cluster-token",
+			c.o.DataDir, c.o.Cluster, c.o.Self, c.o.WALDir)
 	}
 	return ok, nil
 }
 
+// giveUp ends the node, and has its directory refused from now on.
+func (c *Core) giveUp(why error) {
+	c.fail(errors.Join(why, c.setNote(admittedKey, noteGaveUp)))
+}
+
+// setNote writes a note of one byte that is durable when it returns.
+func (c *Core) setNote(key []byte, note byte) error {
+	b := c.engine.NewBatch()
+	err := b.Set(key, []byte{note})
+	if err == nil {
+		err = b.Commit()
+	}
+	if err != nil {
+		return errors.Join(err, b.Close())
+	}
+	return c.engine.Flush(c.ctx)
+}
+
+// knocked is what the bus tells of nodes that look for this one. Only a founder without others has to know.
+func (c *Core) knocked() func(keyspace.NodeID) bool {
+	if len(c.o.Founders) != 1 {
+		return nil
+	}
+	return func(id keyspace.NodeID) bool { return c.admission.Knocked(id) }
+}
+
 func (c *Core) storeAdmission(ctx context.Context) error {
 	b := c.engine.NewBatch()
-	err := b.Set(admittedKey, []byte{1})
+	err := b.Set(admittedKey, []byte{noteAdmitted})
 	if err == nil {
 		// In the same batch: an admitted node asks nobody any more, and must know its peers.
 		err = placement.StoreNodeTable(b, c.nodes)

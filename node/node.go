@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -29,6 +28,9 @@ import (
 	"github.com/skeindb/skein/transport"
 )
 
+// ErrRemoved says that the node was removed from its cluster.
+var ErrRemoved = join.ErrRemoved
+
 // Node is a Core with ports.
 type Node struct {
 	core *Core
@@ -41,74 +43,39 @@ type Node struct {
 	// cancel ends the background work of announcing the node; done is closed at its end.
 	cancel context.CancelFunc
 	done   chan struct{}
+	// announced is closed once a quorum has the node's row of the node table.
+	announced chan struct{}
 }
 
 // stopServingTimeout bounds how long requests under way may take to end at a stop.
 const stopServingTimeout = 5 * time.Second
 
-// Run runs one node until ctx ends or it cannot go on, and stops it in order. The error is nil
-// after a clean stop that was asked for, and of a node that was removed from its cluster while it ran. A stage of the stop, or of a start that the stop ends,
-// has a bound that a working disk and working peers keep. Beyond it Run logs the stage and
-// returns. The process should then leave; after a few seconds it is ended.
-func Run(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-	stopPacing := useMemoryBudget(cfg.MemoryBytes)
-	defer stopPacing()
-	s := newStages(clock.System(), os.Exit) //nolint:forbidigo // where its log hangs, who called Run hangs with it
-	v, release := supervise(clock.System(), s, logger)
-	defer release()
-	return s.run(ctx, logger, func() error { return runIn(ctx, cfg, logger, s, v) })
-}
-
-func runIn(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages, v *supervisor) error {
-	n, err := start(ctx, cfg, logger, s)
-	switch {
-	case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))):
-		logger.Info("stopped before the node served clients", zap.Error(err))
-		return nil
-	case err != nil:
-		return adviseOnPermission(err)
-	}
-	v.serving(n.core.host.DiskStalled)
-	var failure error
-	select {
-	case <-ctx.Done():
-		n.log.Info("stopping", zap.Duration("shutdown-delay", cfg.ShutdownDelay))
-		n.api.Stopping()
-		s.end()
-		s.enterFor("serve on for --shutdown-delay", cfg.ShutdownDelay)
-		v.stopping()
-		failure = n.serveOn(cfg.ShutdownDelay)
-	case <-n.core.Fatal():
-		failure = n.core.Err()
-		s.end()
-		v.stopping()
-	}
-	stopping := clock.StartStopwatch()
-	err = n.Stop(context.Background())
-	n.log.Info("the node has stopped", zap.Duration("took", stopping.Elapsed()), zap.Error(err))
-	switch {
-	case errors.Is(failure, join.ErrRemoved): // it was asked for, by whoever decommissioned the node
-		n.log.Warn("the node has left the cluster", zap.Error(failure), zap.NamedError("stop", err))
-		return nil
-	case failure == nil && err != nil:
-		return fmt.Errorf("stop: %w", err)
-	}
-	return failure
+// StartOptions are what a start may have beside its configuration. The zero value is an ordinary start.
+type StartOptions struct {
+	// Stage is Options.Stage.
+	Stage func(name string)
+	// SurelyNew is Options.SurelyNew.
+	SurelyNew bool
 }
 
 // Start starts a node from its configuration. It returns when the node serves
 // clients; whether their requests succeed depends on a quorum being there.
 func Start(ctx context.Context, cfg *config.Config, logger *zap.Logger) (*Node, error) {
-	n, err := start(ctx, cfg, logger, nil)
+	return StartWith(ctx, cfg, logger, StartOptions{})
+}
+
+// StartWith is Start with options.
+func StartWith(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartOptions) (*Node, error) {
+	n, err := start(ctx, cfg, logger, s)
 	return n, adviseOnPermission(err)
 }
 
-func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stages) (_ *Node, err error) {
+func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartOptions) (_ *Node, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	unusable := unusableFiles(reg)
 	o := options(cfg, logger, unusable.WithLabelValues("peer"))
-	o.Registry, o.stages = reg, s
+	o.Registry, o.Stage, o.SurelyNew = reg, s.Stage, s.SurelyNew
 	limit, err := filesLimit()
 	if err != nil {
 		return nil, err
@@ -129,7 +96,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
 		return nil, err
 	}
-	s.enter("find the node's place in the cluster")
+	o.enter("find the node's place in the cluster")
 	membership, err := joiner(cfg, &o).Find(ctx)
 	if err != nil {
 		return nil, err
@@ -146,7 +113,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	if err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
-	n := &Node{core: core, log: core.log, metrics: reg, done: make(chan struct{})}
+	n := &Node{core: core, log: core.log, metrics: reg, done: make(chan struct{}), announced: make(chan struct{})}
 	face := faceOptions(cfg, membership)
 	if err := n.guard(cfg, &face, reg); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
@@ -171,6 +138,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *stage
 	go func() {
 		defer close(n.done)
 		core.Announce(announce, row)
+		if announce.Err() == nil && core.Err() == nil {
+			close(n.announced)
+		}
 	}()
 	core.wait.Go(core.watchRestores)
 	return n, nil
@@ -225,22 +195,9 @@ func tellInsecure(cfg *config.Config, log *zap.Logger, reg prometheus.Registerer
 		"make certificates with skein cert, and use https:// URLs and --certs-dir", zap.Strings("urls", urls))
 }
 
-// serveOn serves for as long as clients take to see that the node stops. The error says why it could not.
-func (n *Node) serveOn(delay time.Duration) error {
-	timer := n.core.o.Clock.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return nil
-	case <-n.core.Fatal():
-		return n.core.Err()
-	}
-}
-
 // Stop ends the node in order. Requests under way get a few seconds to end.
 func (n *Node) Stop(ctx context.Context) error {
-	s := n.core.o.stages
-	s.enter("end the requests of clients")
+	n.core.o.enter("end the requests of clients")
 	serving, cancel := context.WithTimeout(ctx, n.core.patience(stopServingTimeout))
 	n.api.Stop(serving)
 	cancel()
@@ -249,11 +206,39 @@ func (n *Node) Stop(ctx context.Context) error {
 		n.log.Error("the audit log lacks its last entries", zap.Error(err))
 	}
 	cancel()
-	s.enter("end the announcing of the node")
+	n.core.o.enter("end the announcing of the node")
 	n.cancel()
 	<-n.done
 	return n.core.Stop(ctx)
 }
+
+// Crash ends the node at once, as kill -9 would: nothing is flushed or handed over, and requests under way fail. Only the
+// peers hear that it is gone.
+func (n *Node) Crash() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	n.api.Stop(now)
+	_ = n.audit.Close(now) // a crash has nobody to tell
+	n.cancel()
+	<-n.done
+	n.core.Crash()
+}
+
+// Stopping has /readyz and gRPC's health service say that the node stops soon, so that clients go elsewhere. It serves on
+// until Stop.
+func (n *Node) Stopping() { n.api.Stopping() }
+
+// Announced is closed once a quorum has the node's row of the node table: then requests succeed.
+func (n *Node) Announced() <-chan struct{} { return n.announced }
+
+// DialInside opens a connection to the services of clients within this process.
+func (n *Node) DialInside(ctx context.Context) (net.Conn, error) { return n.api.DialInside(ctx) }
+
+// DiskStalled says that the log or the store waits for its disk.
+func (n *Node) DiskStalled() bool { return n.core.host.DiskStalled() }
+
+// Logger returns the node's log: each of its lines names the node.
+func (n *Node) Logger() *zap.Logger { return n.log }
 
 // Core returns the node without its ports.
 func (n *Node) Core() *Core { return n.core }
@@ -261,8 +246,11 @@ func (n *Node) Core() *Core { return n.core }
 // ClientAddrs returns the addresses at which clients are served.
 func (n *Node) ClientAddrs() []net.Addr { return n.api.ClientAddrs() }
 
-// Fatal is closed when the node cannot go on.
+// Fatal is closed when the node cannot go on, and Err says why. The node is to be stopped then.
 func (n *Node) Fatal() <-chan struct{} { return n.core.Fatal() }
+
+// Err returns why the node cannot go on, nil before Fatal is closed: ErrRemoved for one that was removed from its cluster.
+func (n *Node) Err() error { return n.core.Err() }
 
 // joiner returns what finds the node's membership: it asks the admin services of --join, and the
 // nodes at the peer addresses of --initial-cluster.

@@ -61,11 +61,11 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 			}
 		}
 	}()
-	o.stages.enter("open the storage")
+	o.enter("open the storage")
 	if err := c.openStorage(ctx, &undo); err != nil {
 		return nil, err
 	}
-	o.stages.enter("open the raft groups")
+	o.enter("open the raft groups")
 	if err := c.openGroups(ctx, &undo); err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	if err := c.bus.Start(); err != nil {
 		return nil, fmt.Errorf("start the bus: %w", err)
 	}
-	o.stages.enter("take part in the cluster")
+	o.enter("take part in the cluster")
 	if err := c.takePart(ctx); err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (c *Core) openGroups(ctx context.Context, undo *[]func()) (err error) {
 		return err
 	}
 	if c.bus, err = o.NewBus(transport.Config{
-		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.PeerTable, Unknown: func(id keyspace.NodeID) { c.admission.UnknownCame(id) },
+		Cluster: o.Cluster, Node: o.Self, Boot: c.boot, Clock: o.Clock, Logger: c.log, Tell: c.PeerTable, Unknown: func(id keyspace.NodeID) { c.admission.UnknownCame(id) }, Knocked: c.knocked(),
 		Named:   c.names.fit,
 		Metrics: transport.NewMetrics(o.Registry), QueueBytes: c.budget.busBytes(o.MaxRequestBytes),
 		// A request to a node that died is given up soon after that node's leaderships
@@ -296,8 +296,8 @@ func (c *Core) openAdmin() {
 	o := &c.o
 	c.admission = join.New(join.Options{
 		Cluster: o.Cluster, Self: o.Self, Instance: c.dirs.Identity.Instance, DataDir: o.DataDir, WALDir: o.WALDir,
-		Founders: len(o.Founders), Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
-		Ask: c.askCheck, Placement: c.client, View: c.service.View, LogsEmpty: c.logsEmpty,
+		Founders: len(o.Founders), SurelyNew: o.SurelyNew, Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
+		Ask: c.askCheck, GiveUp: c.giveUp, Placement: c.client, View: c.service.View, LogsEmpty: c.logsEmpty,
 		UndoBootstrap: func(ctx context.Context, holds keyspace.ReplicaID) error {
 			return c.service.UndoBootstrap(ctx, c.host, holds)
 		},

@@ -2,15 +2,9 @@ package node
 
 import (
 	"context"
-	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
-
-	"go.uber.org/zap"
-
-	"github.com/skeindb/skein/config"
 )
 
 // A node that hears no quorum stops within a second, in the time of its own clock: what clients wait for
@@ -51,22 +45,4 @@ func TestANodeWithoutQuorumStopsPromptly(t *testing.T) {
 		cancel()
 		waiting.Wait()
 	})
-}
-
-// A start that a signal ends is no failure.
-func TestAStartThatIsEndedEndsWell(t *testing.T) {
-	url := "http://127.0.0.1:0"
-	cfg, _, err := config.Load([]string{
-		"--data-dir", filepath.Join(t.TempDir(), "data"), "--name", "n1",
-		"--listen-client-urls", url, "--advertise-client-urls", "http://127.0.0.1:1", "--listen-peer-urls", url,
-		"--initial-advertise-peer-urls", "http://127.0.0.1:2", "--initial-cluster", fmt.Sprintf("n1=%s,n2=%s,n3=%s", "http://127.0.0.1:2", "http://127.0.0.1:3", "http://127.0.0.1:4"),
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(100*time.Millisecond, cancel)
-	if err := Run(ctx, cfg, zap.NewNop()); err != nil {
-		t.Error(err)
-	}
 }

@@ -116,7 +116,7 @@ func (c *Core) awaitSurvivors(ctx context.Context) error {
 	if r.open { // nobody else has it yet
 		return nil
 	}
-	c.o.stages.enter("wait for the other survivors of the recovery")
+	c.o.enter("wait for the other survivors of the recovery")
 	for waits := true; waits; {
 		timer := c.o.Clock.NewTimer(awaitLogInterval)
 		select {

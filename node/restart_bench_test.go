@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/node/process"
 )
 
 // What BenchmarkRestart's node has in its log, and in how many ranges.
@@ -30,7 +31,7 @@ const (
 // until a put to each range was answered. It is alone in its cluster, so that nobody else
 // serves meanwhile.
 func BenchmarkRestart(b *testing.B) {
-	stop := useMemoryBudget(restartMemory)
+	stop := process.UseMemoryBudget(restartMemory)
 	defer stop()
 	dir, addrs := b.TempDir(), unusedAddrs(b, 2)
 	keys := filepath.Join(dir, "keys")

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"strings"
@@ -9,8 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
@@ -142,38 +139,6 @@ func TestUnauthenticatedIsExplained(t *testing.T) {
 		s := security(cfg)
 		if !s.SelfMade || !strings.Contains(s.Why, c.why) {
 			t.Errorf("%v: %+v, want SelfMade for %q", c.args, s, c.why)
-		}
-	}
-}
-
-// TestLinesNameTheNode: every line of a node's log, from its start to its stop, says
-// which node it is.
-func TestLinesNameTheNode(t *testing.T) {
-	cfg, _, err := config.Load([]string{
-		"--data-dir=" + t.TempDir(), "--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:1",
-		"--listen-peer-urls=http://127.0.0.1:0",
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	lines, logs := observer.New(zap.InfoLevel)
-	logger := zap.New(lines, zap.Hooks(func(e zapcore.Entry) error {
-		if e.Message == "ready to serve client requests" {
-			cancel()
-		}
-		return nil
-	}))
-	if err := Run(ctx, cfg, logger); err != nil {
-		t.Fatal(err)
-	}
-	if logs.FilterMessage("stopping").Len() != 1 {
-		t.Error("the stop was not logged")
-	}
-	for _, e := range logs.All() {
-		if _, ok := e.ContextMap()["node"]; !ok {
-			t.Errorf("%q does not name the node: %v", e.Message, e.ContextMap())
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/node/process"
 )
 
 // standingMemory is the budget of BenchmarkIdleReplicas.
@@ -34,7 +35,7 @@ func BenchmarkIdleReplicas(b *testing.B) {
 
 func idleReplicas(b *testing.B, ranges int) {
 	b.Helper()
-	stop := useMemoryBudget(standingMemory)
+	stop := process.UseMemoryBudget(standingMemory)
 	defer stop()
 	before := liveBytes()
 	addrs, dir := unusedAddrs(b, 2), b.TempDir()

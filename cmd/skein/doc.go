@@ -7,6 +7,7 @@
 //	main.go           the command line, exit codes
 //	help.go           examples, and the words that the help explains
 //	start.go          skein start: one node
+//	process.go        the node as this process
 //	configuration.go  skein config
 //	demo.go           skein demo
 //	status.go         skein status and doctor

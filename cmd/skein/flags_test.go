@@ -21,8 +21,8 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/embed"
 	"github.com/skeindb/skein/internal/ports"
-	"github.com/skeindb/skein/node"
 )
 
 // flagsNode is a node that a command line started in this process.
@@ -50,7 +50,7 @@ func startWith(t *testing.T, scheme string, args ...string) *flagsNode {
 	n.endpoint = scheme + "://" + addr
 	ready := make(chan *config.Config, 1)
 	replaceRun(t, func(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-		nd, err := node.Start(ctx, cfg, logger)
+		nd, err := embed.Start(ctx, cfg, embed.WithLogger(logger), embed.SurelyNew())
 		if err != nil {
 			return err
 		}

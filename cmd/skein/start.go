@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -10,7 +9,6 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
-	"github.com/skeindb/skein/node"
 )
 
 // newStart is skein start. Its flags are etcd's, which package config reads with
@@ -57,9 +55,4 @@ func start(c *cobra.Command, args, environ []string) error {
 		return err
 	}
 	return nil
-}
-
-// run runs a node until ctx is done or the node cannot go on. Tests replace it.
-var run = func(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
-	return node.Run(ctx, cfg, logger)
 }

@@ -44,9 +44,14 @@ var lines = []line{
 		"what ships must not depend on the rigs that test it",
 	},
 	{
-		[]string{"demo"},
-		"a whole cluster in one process",
-		"a node does not know that there are others in its process",
+		[]string{"demo", "embedtest"},
+		"whole clusters, to be looked at | for tests of programs that use etcd",
+		"a node does not know that there are others on its machine",
+	},
+	{
+		[]string{"embed"},
+		"a node within another program",
+		"what runs within a program does not know which one",
 	},
 	{
 		[]string{"node", "recovery", "transfer"},

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
@@ -24,9 +25,13 @@ const (
 	// others before it goes by those that it has. Where these do not admit it, it asks
 	// everybody again.
 	checkTimeout = time.Second
-	// aloneTimeout is how long the only founder listens: longer than the pause between two
-	// attempts to reach a node that was down.
-	aloneTimeout = 3 * time.Second
+	// aloneTimeout is how long the only founder listens for knocks: four times as long as the pause between two of them.
+	aloneTimeout = 400 * time.Millisecond
+	// knockedTimeout is how long it listens on behind a knock: longer than the pause between two attempts to reach a node that
+	// was down.
+	knockedTimeout = 3 * time.Second
+	// youngTime is for how long after it has bootstrapped a cluster alone a founder gives up for a node of an earlier one.
+	youngTime = time.Minute
 	// checkPause lies between two attempts to reach a peer that is not up yet.
 	checkPause = 20 * time.Millisecond
 	// judgeTimeout is how long a peer asks placement before it says that it cannot tell: well
@@ -46,6 +51,8 @@ type Options struct {
 	DataDir, WALDir string
 	// Founders is the number of founders of a new cluster, 0 for a node that joins.
 	Founders int
+	// SurelyNew says that nobody can have joined the cluster before.
+	SurelyNew bool
 	// Nodes is the node table as this node knew it when it was opened; Others are its nodes
 	// without this one and those that were removed.
 	Nodes  []fsm.Node
@@ -61,6 +68,8 @@ type Options struct {
 	// UndoBootstrap deletes this node's bootstrap state once the placement group has other members.
 	// holds is the node's replica of the group by now, 0 for none.
 	UndoBootstrap func(ctx context.Context, holds keyspace.ReplicaID) error
+	// GiveUp ends the node and has its directory refused from now on, with that error.
+	GiveUp func(error)
 	// LogsEmpty reports that no group on this node ever had a leader that it heard of.
 	LogsEmpty func() bool
 }
@@ -89,10 +98,18 @@ type Admission struct {
 	admitted atomic.Bool
 	// hasRun says of a node that is not admitted yet that the cluster has run before.
 	hasRun atomic.Bool
+	// knocked is set when a node knocks that this one does not know.
+	knocked wake.Signal
+	// alone is when this node has bootstrapped the cluster as its only founder; 0 if it has not.
+	alone atomic.Int64
+	// strangers has a node that has come since, and that this one does not know.
+	strangers chan keyspace.NodeID
 }
 
 // New returns an Admission.
-func New(o Options) *Admission { return &Admission{o: o} }
+func New(o Options) *Admission {
+	return &Admission{o: o, knocked: wake.New(), strangers: make(chan keyspace.NodeID, 1)}
+}
 
 // SetAdmitted notes that the peers have admitted this node.
 func (a *Admission) SetAdmitted() { a.admitted.Store(true) }
@@ -144,18 +161,43 @@ func (a *Admission) Request(ctx context.Context) error {
 const logRounds = 60
 
 // bootstrapAlone is Request of the only founder, which has nobody to ask. If it has lost its
-// disk, nodes that have joined since speak to it: it listens for them before it bootstraps
-// anything.
+// disk, nodes that have joined since knock and dial: it listens for them before it bootstraps
+// anything, and goes on listening while one knocks. One that comes later ends it (UnknownCame).
 func (a *Admission) bootstrapAlone(ctx context.Context) error {
-	if err := clock.Sleep(ctx, a.o.Clock, aloneTimeout); err != nil {
-		return err
+	for patience := aloneTimeout; !a.o.SurelyNew && !a.hasRun.Load(); {
+		knocked, err := a.listen(ctx, patience)
+		if err != nil {
+			return err
+		}
+		if !knocked {
+			break
+		}
+		if patience == aloneTimeout && !a.hasRun.Load() {
+			a.o.Logger.Warn("this node's directory is empty, and a node that says to be of its cluster looks for it: it waits until that one has proven it, or is silent")
+		}
+		patience = knockedTimeout
 	}
 	if a.hasRun.Load() {
 		return fmt.Errorf("the data directory %s is empty, but nodes that have joined cluster %s speak to node %s: it has run before: "+
 			"restore its directory, or have the member removed and let it join anew (--join); to bootstrap the cluster anew, stop its other nodes first, or empty the directory again and give another --initial-cluster-token",
 			a.o.DataDir, a.o.Cluster, a.o.Self)
 	}
+	a.alone.Store(int64(a.o.Clock.Now()))
 	return nil
+}
+
+// listen waits for that long, or until a node knocks or has come.
+func (a *Admission) listen(ctx context.Context, patience time.Duration) (knocked bool, err error) {
+	timer := a.o.Clock.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-a.knocked:
+		return true, nil
+	case <-timer.C():
+		return false, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 }
 
 // mayBootstrap reports whether this founder may go by its configuration. A majority of the
@@ -165,12 +207,67 @@ func (a *Admission) mayBootstrap(p *peerAnswers) bool {
 	return a.o.Founders > 0 && !a.hasRun.Load() && 1+len(p.nothing) > a.o.Founders/2
 }
 
+// Knocked takes note of a node that says that it is of the cluster, and that this one does not know. It returns whether it
+// wants to hear of more.
+func (a *Admission) Knocked(keyspace.NodeID) bool {
+	a.knocked.Set()
+	return !a.admitted.Load()
+}
+
 // UnknownCame takes note of a node of the cluster that this one does not know. Until this node is
-// admitted it knows only the founders: the cluster has run since.
+// admitted it knows only the founders: the cluster has run since. Afterwards it may have been added a moment ago. It does not
+// block.
 func (a *Admission) UnknownCame(id keyspace.NodeID) {
-	if !a.admitted.Load() && a.o.Founders > 0 && !a.hasRun.Swap(true) {
-		a.o.Logger.Warn("a node that is no founder has connected: the cluster has run before", zap.Stringer("peer", id))
+	if !a.admitted.Load() {
+		if a.o.Founders > 0 && !a.hasRun.Swap(true) {
+			a.o.Logger.Warn("a node that is no founder has connected: the cluster has run before", zap.Stringer("peer", id))
+		}
+		a.knocked.Set()
+		return
 	}
+	if a.Alone() {
+		select {
+		case a.strangers <- id:
+		default: // another one is looked up, and this one dials again
+		}
+	}
+}
+
+// Alone reports whether this node has bootstrapped the cluster as its only founder, since it was opened.
+func (a *Admission) Alone() bool { return a.alone.Load() != 0 }
+
+// MindStrangers gives up if a node comes to a young cluster that never added it: it belongs to one that has run before, under
+// the same ids, and this founder had lost its disk when it bootstrapped another one. A cluster that is no longer young is kept,
+// since by now it may be the one with the data. It returns when ctx ends, or nothing is left to do.
+func (a *Admission) MindStrangers(ctx context.Context) {
+	for {
+		select {
+		case id := <-a.strangers:
+			// The node may have been added a moment ago, so a quorum has to say it. Without an answer it dials again.
+			asked, cancel := context.WithTimeout(ctx, judgeTimeout)
+			nodes, err := a.o.Placement.NodeTable(asked, true)
+			cancel()
+			if err == nil && !slices.ContainsFunc(nodes, func(n fsm.Node) bool { return n.ID == id }) {
+				a.stranger(id)
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// stranger acts on a node of the cluster that this cluster never added.
+func (a *Admission) stranger(id keyspace.NodeID) {
+	age := a.o.Clock.Now().Sub(clock.Time(a.alone.Load()))
+	if age >= youngTime {
+		a.o.Logger.Error("a node that was never added to this cluster comes as one of it: this founder seems to have lost its disk before it bootstrapped the cluster; two clusters run under one id",
+			zap.Stringer("peer", id), zap.Duration("age", age), zap.String("next", "stop one of the two, and let its nodes join the other one anew with empty directories"))
+		return
+	}
+	a.o.GiveUp(fmt.Errorf("node %s has joined cluster %s, and was never added to this one, which node %s has bootstrapped %v ago with an empty directory: the cluster has run before: "+
+		"what was written since is in %s alone: empty it and %s, and have the member removed and let it join anew (--join); to bootstrap the cluster anew, stop its other nodes first, or give another --initial-cluster-token",
+		id, a.o.Cluster, a.o.Self, age.Round(time.Millisecond), a.o.DataDir, a.o.WALDir))
 }
 
 // settle acts by the answer that settles it.

@@ -134,6 +134,51 @@ func TestTheOnlyFounderHearsOfALaterNode(t *testing.T) {
 	})
 }
 
+// A knock has the only founder listen on, for as long as there are knocks and longer than the pause between two dials of a node
+// that was down. It founds when nothing follows. Without any knock it listens for a moment, and not at all where nobody can
+// know it.
+func TestTheOnlyFounderListensOn(t *testing.T) {
+	for _, tc := range []struct {
+		what   string
+		surely bool
+		visit  func(a *Admission)
+		took   time.Duration
+		error  bool
+	}{
+		{"nobody", false, func(*Admission) {}, aloneTimeout, false},
+		{"nobody can come", true, func(a *Admission) { a.Knocked(4) }, 0, false},
+		{"knocks that nothing follows", false, func(a *Admission) {
+			for range 100 {
+				time.Sleep(aloneTimeout / 2)
+				a.Knocked(4)
+			}
+		}, 100*aloneTimeout/2 + knockedTimeout, false},
+		{"a knock before it listens", false, func(a *Admission) { a.Knocked(4) }, knockedTimeout, false},
+		{"a dial late behind a knock", false, func(a *Admission) {
+			a.Knocked(4)
+			time.Sleep(knockedTimeout - time.Millisecond)
+			a.UnknownCame(4)
+		}, knockedTimeout - time.Millisecond, true},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := asking(1, nil)
+				a.o.SurelyNew = tc.surely
+				go tc.visit(a)
+				synctest.Wait()
+				began := time.Now()
+				err := a.Request(t.Context())
+				if took := time.Since(began); took != tc.took || (err != nil) != tc.error {
+					t.Errorf("%v after %v, want %v", err, took, tc.took)
+				}
+				if a.Alone() == tc.error {
+					t.Error("it does not know whether it has bootstrapped the cluster")
+				}
+			})
+		})
+	}
+}
+
 // TestAnswer: a peer answers by the node table as a quorum has it. Its own copy counts only against
 // the asker.
 func TestAnswer(t *testing.T) {

@@ -79,8 +79,9 @@
 // cluster has run. A node that is no founder is a sign of that too. Otherwise the founder waits
 // and says for whom. So a founder without its disk does not come back while its peers are out
 // of reach, and a new cluster serves as soon as a majority is up, as with etcd. A single
-// founder has nobody to ask: it listens for a few seconds and bootstraps nothing if a node comes
-// that has joined since.
+// founder has nobody to ask: it listens for a moment. Nodes that have joined since knock at it many times
+// within that, and it then waits for them. It bootstraps nothing if one of them comes. One that comes
+// later, since it was down too, ends a cluster that is younger than a minute: it is a second one.
 //
 // Two cases are open: docs/decisions/0017-what-founders-cannot-see.md has them.
 //
@@ -94,8 +95,16 @@
 //   - The peer is itself not admitted yet: it answers nothing, or Unsure if it knows of an earlier
 //     run.
 //
-//   - The only founder has lost its disk: it listens for aloneTimeout. If a later node connects,
-//     the founder refuses to bootstrap.
+//   - The only founder has lost its disk: it listens for aloneTimeout. If a later node knocks, it
+//     listens on for knockedTimeout behind the last knock. If one connects, the founder refuses to
+//     bootstrap.
+//
+//   - That node was down too and connects within youngTime (MindStrangers): a quorum says that it was never
+//     added, so the founder gives up and its directory is refused from then on. What was written meanwhile
+//     stays in it. After youngTime the founder goes on, and the log says that two clusters run under one id.
+//
+//   - Somebody knocks who never proves to be of the cluster: the founder waits as long as that one knocks, and
+//     the log says so.
 //
 //   - A founder comes late, and the placement group has other members by now (Moved): the node
 //     deletes its bootstrap state (UndoBootstrap).

@@ -1,4 +1,4 @@
-package node
+package process
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/clock"
 )
 
-// useMemoryBudget has the garbage collector use the process's memory budget instead of
+// UseMemoryBudget has the garbage collector use the process's memory budget instead of
 // saving memory that nobody else gets: a quarter of it may be garbage. By default Go lets
 // garbage grow with the live heap. Then a busy small heap is collected all the time, which
 // takes a seventh of a node's CPU. Three nodes took 79 µs of CPU per put with Go's 100 and
@@ -20,7 +20,7 @@ import (
 // large heap, of 10,000 ranges, take five times what it needs. Few collections also help
 // latency: a collection takes all idle processors and more, and requests wait meanwhile.
 // GOGC and GOMEMLIMIT win. The returned function ends it.
-func useMemoryBudget(budgetBytes int64) (stop func()) {
+func UseMemoryBudget(budgetBytes int64) (stop func()) {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budgetBytes + budgetBytes/4)
 	}

@@ -1,4 +1,4 @@
-package node
+package process
 
 import (
 	"context"
@@ -43,13 +43,13 @@ func (m *manager) take() string {
 }
 
 // supervised starts a supervisor with that watchdog in a bubble.
-func supervised(t *testing.T, watchdog time.Duration) (*supervisor, *stages, *manager) {
+func supervised(t *testing.T, watchdog time.Duration) (*Supervisor, *Stages, *manager) {
 	t.Helper()
-	m, s := &manager{}, newStages(clock.Virtual(), func(int) {})
-	v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.NewNop(), tell: m.tell, watchdog: watchdog, changed: wake.New()}
+	m, s := &manager{}, NewStages(clock.Virtual(), func(int) {})
+	v := NewSupervisor(clock.Virtual(), s, watchdog, zap.NewNop(), m.tell)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { v.run(ctx) })
+	wg.Go(func() { v.Run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	return v, s, m
 }
@@ -58,7 +58,7 @@ func supervised(t *testing.T, watchdog time.Duration) (*supervisor, *stages, *ma
 func TestTheManagerIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, s, m := supervised(t, 0)
-		s.enter("open the storage")
+		s.Enter("open the storage")
 		time.Sleep(time.Hour)
 		const more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
 		said := m.take()
@@ -68,7 +68,7 @@ func TestTheManagerIsTold(t *testing.T) {
 		if strings.Contains(said, "READY") || strings.Contains(said, "WATCHDOG") {
 			t.Errorf("while it starts: %s", said)
 		}
-		v.serving(func() bool { return false })
+		v.Serving(func() bool { return false })
 		if said := m.take(); said != "READY=1\nSTATUS=serves clients" {
 			t.Errorf("when it serves: %q", said)
 		}
@@ -76,8 +76,8 @@ func TestTheManagerIsTold(t *testing.T) {
 		if said := m.take(); said != "" {
 			t.Errorf("while it serves, without a watchdog: %q", said)
 		}
-		s.enter("end the requests of clients")
-		v.stopping()
+		s.Enter("end the requests of clients")
+		v.Stopping()
 		if said := m.take(); said != "STOPPING=1\n"+more+"end the requests of clients" {
 			t.Errorf("when it stops: %q", said)
 		}
@@ -88,50 +88,18 @@ func TestTheManagerIsTold(t *testing.T) {
 	})
 }
 
-// The watchdog is fed at least twice in its time, and not while the disk hangs.
-func TestTheWatchdogBitesOnAHangingDisk(t *testing.T) {
-	bubble(t, 1, nil, nil, func(r *rig) {
-		const watchdog = 20 * time.Second
-		v, _, m := supervised(r.t, watchdog)
-		n := r.nodes[0]
-		if time.Sleep(watchdog); !strings.Contains(m.take(), "WATCHDOG=1") {
-			r.t.Error("a node that starts was not fed")
-		}
-		v.serving(n.core.host.DiskStalled)
-		m.take()
-		for range 10 {
-			if time.Sleep(watchdog / 2); m.take() == "" {
-				r.t.Error("a node whose disk moves was not fed")
-			}
-		}
-		release := n.disk.stall()
-		r.wait(20*time.Second, "the node notices", n.core.host.DiskStalled)
-		m.take()
-		time.Sleep(3 * watchdog)
-		if said := m.take(); said != "" {
-			r.t.Errorf("while the disk hung: %q", said)
-		}
-		release()
-		r.wait(20*time.Second, "the disk moves", func() bool { return !n.core.host.DiskStalled() })
-		if time.Sleep(watchdog); m.take() == "" {
-			r.t.Error("behind a disk that hung it was not fed")
-		}
-		r.stop(n)
-	})
-}
-
 // A manager that cannot be told is reported once, and does not keep the node from anything.
 func TestAManagerThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.WarnLevel)
-		failed, s := 0, newStages(clock.Virtual(), func(int) {})
-		v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.New(core), changed: wake.New(), tell: func(string) error {
+		failed, s := 0, NewStages(clock.Virtual(), func(int) {})
+		v := &Supervisor{clock: clock.Virtual(), stage: s.At, log: zap.New(core), changed: wake.New(), tell: func(string) error {
 			failed++
 			return errors.New("gone")
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		v.run(ctx)
+		v.Run(ctx)
 		if logs.Len() != 1 || failed < 100 {
 			t.Errorf("%d messages failed, and %d lines say so", failed, logs.Len())
 		}
@@ -143,8 +111,8 @@ func TestReadyIsToldAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		var back atomic.Bool
-		s := newStages(clock.Virtual(), func(int) {})
-		v := &supervisor{clock: clock.Virtual(), stage: s.at, log: zap.NewNop(), changed: wake.New(), tell: func(text string) error {
+		s := NewStages(clock.Virtual(), func(int) {})
+		v := &Supervisor{clock: clock.Virtual(), stage: s.At, log: zap.NewNop(), changed: wake.New(), tell: func(text string) error {
 			if !back.Load() {
 				return errors.New("gone")
 			}
@@ -155,9 +123,9 @@ func TestReadyIsToldAgain(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			v.run(ctx)
+			v.Run(ctx)
 		}()
-		v.serving(func() bool { return false })
+		v.Serving(func() bool { return false })
 		time.Sleep(time.Minute)
 		back.Store(true)
 		time.Sleep(2 * extendEvery)
@@ -179,8 +147,8 @@ func TestNotifySocket(t *testing.T) {
 	defer socket.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "60000000")
-	s := newStages(clock.System(), func(int) {})
-	v, release := supervise(clock.System(), s, zap.NewNop())
+	s := NewStages(clock.System(), func(int) {})
+	v, release := Supervise(clock.System(), s, zap.NewNop())
 	defer release()
 	next := func() string {
 		b := make([]byte, 4096)
@@ -193,16 +161,16 @@ func TestNotifySocket(t *testing.T) {
 	if got := next(); got != "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=start\nWATCHDOG=1" {
 		t.Errorf("first %q", got)
 	}
-	v.serving(func() bool { return true })
+	v.Serving(func() bool { return true })
 	if got := next(); got != "READY=1\nSTATUS=serves clients" {
 		t.Errorf("then %q", got)
 	}
-	v.stopping()
+	v.Stopping()
 	if got := next(); !strings.HasPrefix(got, "STOPPING=1\n") {
 		t.Errorf("at the end %q", got)
 	}
 	t.Setenv("NOTIFY_SOCKET", "")
-	if v, release := supervise(clock.System(), s, zap.NewNop()); v != nil {
+	if v, release := Supervise(clock.System(), s, zap.NewNop()); v != nil {
 		release()
 		t.Error("somebody is told where nobody asks")
 	}

@@ -1,4 +1,4 @@
-package node
+package process
 
 import (
 	"context"
@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// stageTimeout is how long one stage of a start or stop may take once the node is to end.
+	// StageTimeout is how long one stage of a start or stop may take once the node is to end.
 	// The timeouts within a stage are shorter. But a store may have to flush its memory to disks
 	// that others use too.
-	stageTimeout = 30 * time.Second
+	StageTimeout = 30 * time.Second
 	// stagePoll lies between two looks at the stage.
 	stagePoll = time.Second
 	// exitDelay is how long the process takes to say so: it may be the log that hangs.
@@ -26,12 +26,12 @@ const (
 	stacksBytes = 256 << 10
 )
 
-// errStuck says that a node did not end in time, and that its process exits anyway.
-var errStuck = errors.New("the node does not end")
+// ErrStuck says that a node did not end in time, and that its process exits anyway.
+var ErrStuck = errors.New("the node does not end")
 
-// stages say how far a node is in its start or stop, for who waits for its end. A nil one
+// Stages say how far a node is in its start or stop, for who waits for its end. A nil one
 // takes no note.
-type stages struct {
+type Stages struct {
 	clock clock.Clock
 	// exit ends the process where it cannot even say that it does.
 	exit func(code int)
@@ -43,15 +43,16 @@ type stages struct {
 	ends   bool // ending is closed
 }
 
-func newStages(c clock.Clock, exit func(code int)) *stages {
-	return &stages{clock: c, exit: exit, name: "start", since: c.Now(), ending: make(chan struct{})}
+// NewStages returns those of a node that begins its start. exit ends the process.
+func NewStages(c clock.Clock, exit func(code int)) *Stages {
+	return &Stages{clock: c, exit: exit, name: "start", since: c.Now(), ending: make(chan struct{})}
 }
 
-// enter says that a stage begins, and the one before is over.
-func (s *stages) enter(name string) { s.enterFor(name, 0) }
+// Enter says that a stage begins, and the one before is over.
+func (s *Stages) Enter(name string) { s.EnterFor(name, 0) }
 
-// enterFor is enter for a stage that lasts so long by intention: time counts from then on.
-func (s *stages) enterFor(name string, meant time.Duration) {
+// EnterFor is Enter for a stage that lasts so long by intention: time counts from then on.
+func (s *Stages) EnterFor(name string, meant time.Duration) {
 	if s == nil {
 		return
 	}
@@ -60,8 +61,8 @@ func (s *stages) enterFor(name string, meant time.Duration) {
 	s.name, s.since = name, s.clock.Now().Add(meant)
 }
 
-// end says that the node is to end, in whatever stage it is: from now on time counts.
-func (s *stages) end() {
+// End says that the node is to end, in whatever stage it is: from now on time counts.
+func (s *Stages) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ends {
@@ -70,25 +71,25 @@ func (s *stages) end() {
 	}
 }
 
-// at returns the stage, and for how long it counts.
-func (s *stages) at() (name string, took time.Duration) {
+// At returns the stage, and for how long it counts.
+func (s *Stages) At() (name string, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.name, s.clock.Now().Sub(s.since)
 }
 
-// run runs a node until ctx ends or the node does, and returns the node's error. If the node is
-// to end and a stage of that takes longer than stageTimeout, run returns without it. The process
+// Run runs a node until ctx ends or the node does, and returns the node's error. If the node is
+// to end and a stage of that takes longer than StageTimeout, Run returns without it. The process
 // should then leave as after a crash, which loses nothing acknowledged. Only this case leaves a
 // goroutine behind.
-func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) error {
+func (s *Stages) Run(ctx context.Context, log *zap.Logger, node func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- node() }()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		s.end()
+		s.End()
 	case <-s.ending:
 	}
 	timer := s.clock.NewTimer(stagePoll)
@@ -99,14 +100,14 @@ func (s *stages) run(ctx context.Context, log *zap.Logger, node func() error) er
 			return err
 		case <-timer.C():
 		}
-		if stage, took := s.at(); took >= stageTimeout {
+		if stage, took := s.At(); took >= StageTimeout {
 			// For the caller's words too, so that nothing stops it.
 			s.clock.AfterFunc(exitDelay, func() { s.exit(1) })
 			stacks := make([]byte, stacksBytes)
 			stacks = stacks[:runtime.Stack(stacks, true)]
 			log.Error("the node does not end, and the process leaves without that: what was acknowledged is stored",
 				zap.String("stage", stage), zap.Duration("after", took), zap.ByteString("goroutines", stacks))
-			return fmt.Errorf("%w: %q takes longer than %v", errStuck, stage, stageTimeout)
+			return fmt.Errorf("%w: %q takes longer than %v", ErrStuck, stage, StageTimeout)
 		}
 		timer.Reset(stagePoll)
 	}

@@ -1,4 +1,4 @@
-package node
+package process
 
 import (
 	"context"
@@ -31,13 +31,13 @@ const (
 	phaseStopping
 )
 
-// supervisor tells the service manager how far the node is: systemd with Type=notify, or another one with its
+// Supervisor tells the service manager how far the node is: systemd with Type=notify, or another one with its
 // protocol (sd_notify(3)). A nil one tells nobody.
 //
 // The node is ready once its ports serve. It may lack a quorum then: units that are started one after the other would
 // wait for ever. Only founders wait for each other, before their first start is complete. A start may replay much, and a stop has a bound for each stage, so both ask for more time as long
 // as they take. While the node serves, the watchdog is fed only if wal and store move.
-type supervisor struct {
+type Supervisor struct {
 	clock clock.Clock
 	stage func() (name string, took time.Duration)
 	log   *zap.Logger
@@ -45,7 +45,7 @@ type supervisor struct {
 	tell func(state string) error
 	// watchdog is after which silence the manager kills the process. 0 is never.
 	watchdog time.Duration
-	// changed wakes run: it alone sends, because a manager that hangs must not keep the node from stopping.
+	// changed wakes Run: it alone sends, because a manager that hangs must not keep the node from stopping.
 	changed wake.Signal
 
 	mu      sync.Mutex
@@ -53,8 +53,8 @@ type supervisor struct {
 	stalled func() bool // whether wal or store do not move; set while the node serves
 }
 
-// supervise returns the supervisor of this process, nil if nobody wants to be told, and what ends it.
-func supervise(c clock.Clock, s *stages, log *zap.Logger) (_ *supervisor, release func()) {
+// Supervise returns the Supervisor of this process, nil if nobody wants to be told, and what ends it.
+func Supervise(c clock.Clock, s *Stages, log *zap.Logger) (_ *Supervisor, release func()) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil, func() {}
 	}
@@ -62,18 +62,15 @@ func supervise(c clock.Clock, s *stages, log *zap.Logger) (_ *supervisor, releas
 	if err != nil {
 		log.Warn("the service manager's watchdog is not fed", zap.Error(err))
 	}
-	v := &supervisor{
-		clock: c, stage: s.at, log: log, watchdog: watchdog, changed: wake.New(),
-		tell: func(state string) error {
-			_, err := daemon.SdNotify(false, state)
-			return err
-		},
-	}
+	v := NewSupervisor(c, s, watchdog, log, func(state string) error {
+		_, err := daemon.SdNotify(false, state)
+		return err
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		v.run(ctx)
+		v.Run(ctx)
 	}()
 	return v, func() {
 		cancel()
@@ -81,13 +78,18 @@ func supervise(c clock.Clock, s *stages, log *zap.Logger) (_ *supervisor, releas
 	}
 }
 
-// serving says that the node serves. stalled says whether its wal or store do not move.
-func (v *supervisor) serving(stalled func() bool) { v.set(phaseServing, stalled) }
+// NewSupervisor returns one that tells by tell, and feeds a watchdog of that length; 0 is none.
+func NewSupervisor(c clock.Clock, s *Stages, watchdog time.Duration, log *zap.Logger, tell func(state string) error) *Supervisor {
+	return &Supervisor{clock: c, stage: s.At, log: log, watchdog: watchdog, changed: wake.New(), tell: tell}
+}
 
-// stopping says that the node has begun to stop.
-func (v *supervisor) stopping() { v.set(phaseStopping, nil) }
+// Serving says that the node serves. stalled says whether its wal or store do not move.
+func (v *Supervisor) Serving(stalled func() bool) { v.set(phaseServing, stalled) }
 
-func (v *supervisor) set(p phase, stalled func() bool) {
+// Stopping says that the node has begun to stop.
+func (v *Supervisor) Stopping() { v.set(phaseStopping, nil) }
+
+func (v *Supervisor) set(p phase, stalled func() bool) {
 	if v == nil {
 		return
 	}
@@ -97,8 +99,8 @@ func (v *supervisor) set(p phase, stalled func() bool) {
 	v.changed.Set()
 }
 
-// run tells until ctx ends.
-func (v *supervisor) run(ctx context.Context) {
+// Run tells until ctx ends.
+func (v *Supervisor) Run(ctx context.Context) {
 	every := extendEvery
 	if v.watchdog > 0 {
 		every = min(every, v.watchdog/3)
@@ -129,7 +131,7 @@ func (v *supervisor) run(ctx context.Context) {
 }
 
 // state returns what the manager is to be told now, and which phase it knows then.
-func (v *supervisor) state(told phase) (string, phase) {
+func (v *Supervisor) state(told phase) (string, phase) {
 	v.mu.Lock()
 	now, stalled := v.phase, v.stalled
 	v.mu.Unlock()
