@@ -1,5 +1,15 @@
-// Package demo runs a whole cluster in one process, with real QUIC on loopback and
-// real disks, for people who want to see Skein work: skein demo calls it.
+// Package demo runs a whole cluster on this machine, with real QUIC on loopback and
+// real disks, for people who want to see Skein work: skein demo calls it. The nodes are in this
+// process, or processes of their own where one is to be killed.
+//
+// # Files
+//
+// From the top down: calls between files go down this list.
+//
+//	demo.go       Run: a cluster in this process, a load test
+//	kill.go       a node is killed under load
+//	processes.go  nodes as processes
+//	traffic.go    writes and watchers beside a fault
 package demo
 
 import (
@@ -22,8 +32,8 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/embed"
 	"github.com/skeindb/skein/loadtest"
-	"github.com/skeindb/skein/node"
 )
 
 // Options are the flags of skein demo.
@@ -41,6 +51,10 @@ type Options struct {
 	// Load is how long to run the load test; 0 means none: the cluster runs until ctx
 	// ends.
 	Load time.Duration
+	// Kill has each node run as a process, and kills one under load.
+	Kill bool
+	// Command starts a node as a process: a program and its arguments, behind which the node's flags come. It is for Kill.
+	Command []string
 }
 
 // Validate says what is wrong with the options.
@@ -54,6 +68,10 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--port must leave room for %d ports up to 65535 (set to %d)", 2*o.Nodes, o.Port)
 	case o.Load < 0:
 		return fmt.Errorf("--load must not be negative (set to %v)", o.Load)
+	case o.Kill && o.Load != 0:
+		return errors.New("--kill has a load of its own: leave --load out")
+	case o.Kill && o.Nodes < 3:
+		return fmt.Errorf("--kill needs --nodes 3 at least, of which two go on (set to %d)", o.Nodes)
 	}
 	return nil
 }
@@ -78,6 +96,9 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 			}
 		}()
 	}
+	if o.Kill {
+		return kill(ctx, &o, usualPhases, out)
+	}
 	began := clock.System().Now()
 	nodes, endpoints, err := start(ctx, &o, logger)
 	defer func() { err = errors.Join(err, stop(nodes)) }()
@@ -100,37 +121,36 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 	return nil
 }
 
-// start starts all nodes at the same time and returns those that run. If one fails, the others
-// do not wait for it.
-func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*node.Node, endpoints []string, err error) {
+// configure returns the configuration of each node, and where clients reach it.
+func configure(o *Options) (cfgs []*config.Config, endpoints []string) {
 	cluster := types.URLsMap{}
-	cfgs := make([]*config.Config, o.Nodes)
-	for i := range cfgs {
+	for i := range o.Nodes {
 		cfg := config.Default()
 		cfg.Name = fmt.Sprintf("n%d", i+1)
 		cfg.DataDir = filepath.Join(o.DataDir, cfg.Name)
-		cfg.WALDir = filepath.Join(cfg.DataDir, "wal")
 		client, peer := loopback(o.Port+i), loopback(o.Port+o.Nodes+i)
 		cfg.ListenClientURLs, cfg.AdvertiseClientURLs = client, client
 		cfg.ListenPeerURLs, cfg.AdvertisePeerURLs = peer, peer
 		cfg.InitialCluster, cfg.InitialClusterToken = cluster, "skein-demo"
 		cfg.InitialRanges, cfg.MemoryBytes = o.Ranges, demoMemoryBytes
 		cluster[cfg.Name] = types.URLs(peer)
-		cfgs[i] = cfg
+		cfgs = append(cfgs, cfg)
 		endpoints = append(endpoints, client[0].Host)
 	}
+	return cfgs, endpoints
+}
+
+// start starts all nodes at the same time and returns those that run. If one fails, the others
+// do not wait for it.
+func start(ctx context.Context, o *Options, logger *zap.Logger) (nodes []*embed.Server, endpoints []string, err error) {
+	cfgs, endpoints := configure(o)
 	starting, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, cfg := range cfgs {
-		if err := cfg.Validate(); err != nil {
-			return nil, nil, err
-		}
-	}
-	for _, cfg := range cfgs {
 		wg.Go(func() {
-			n, nerr := node.Start(starting, cfg, logger)
+			n, nerr := embed.Start(starting, cfg, embed.WithLogger(logger))
 			mu.Lock()
 			defer mu.Unlock()
 			if errors.Is(nerr, unix.EADDRINUSE) {
@@ -156,7 +176,7 @@ func loopback(port int) []url.URL {
 
 // stop stops all nodes at the same time, as one that stops after another would hand
 // its leaderships to the next.
-func stop(nodes []*node.Node) error {
+func stop(nodes []*embed.Server) error {
 	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
@@ -167,13 +187,13 @@ func stop(nodes []*node.Node) error {
 }
 
 // anyFatal is closed when one of the nodes cannot go on, or ctx ends.
-func anyFatal(ctx context.Context, nodes []*node.Node) <-chan struct{} {
+func anyFatal(ctx context.Context, nodes []*embed.Server) <-chan struct{} {
 	failed := make(chan struct{})
 	var once sync.Once
 	for _, n := range nodes {
 		go func() {
 			select {
-			case <-n.Fatal():
+			case <-n.Done():
 			case <-ctx.Done():
 			}
 			once.Do(func() { close(failed) })

@@ -77,7 +77,8 @@ skein config check --name n1 --data-dir d1 --initial-ranges 8`},
 skein config show --name n1 --data-dir d1
 skein config show --effective -w json --name n1`},
 	"demo": {"", `skein demo
-skein demo --nodes 5 --ranges 16 --load 10s`},
+skein demo --nodes 5 --ranges 16 --load 10s
+skein demo --kill`},
 
 	"range list": {explainRanges, `skein range list
 skein range list --sort load
