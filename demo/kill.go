@@ -26,9 +26,9 @@ var usualPhases = phases{before: 2 * time.Second, down: 3 * time.Second, after: 
 // goOnTimeout bounds the wait for the first write behind the kill, and for the last event of a watcher.
 const goOnTimeout = time.Minute
 
-// kill shows what clients see of a node that is killed: it starts each node as a process, writes and watches, kills the node
-// that allocates the revisions, since all writes depend on it, and starts it again. A lost write, and an event that is missing
-// or out of order, is an error.
+// kill shows what clients see of a node that is killed. Each node is a process. While clients write and watch, the node that
+// allocates the revisions is killed, since all writes depend on it, and then started again. A lost write, and an event that is
+// missing or out of order, is an error.
 func kill(ctx context.Context, o *Options, p phases, out io.Writer) (err error) {
 	began := clock.System().Now()
 	c, err := startProcesses(ctx, o)

@@ -17,7 +17,7 @@
 //	...
 //	s.Node(0).Start()
 //
-// What a test does to a Server it does from its own goroutine: failures end the test.
+// Methods that start and end nodes are called from the test's own goroutine, since failures end the test.
 package embedtest
 
 import (

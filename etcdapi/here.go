@@ -15,8 +15,8 @@ import (
 
 // fromHere returns an error where a request comes from elsewhere, and so may not command a cluster that knows no
 // users. A user of this machine could as well stop the node. Somebody has given a certificate to its owner.
-// An address counts only if it is one of this machine's loopback, or of the program that the node is a part of: the
-// JSON gateway's connections within the process stand for clients from everywhere.
+// An address counts only if it is one of this machine's loopback, or of the program that the node is a part of. The JSON
+// gateway's connections are within the process too, but stand for clients from everywhere.
 func (s *Server) fromHere(ctx context.Context, what wish) error {
 	if s.opts.Users.InsecureAdmin {
 		return nil

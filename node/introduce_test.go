@@ -213,8 +213,8 @@ func TestTheOnlyFounderWithoutItsDiskIsRefused(t *testing.T) {
 }
 
 // trap 47: a node that knows the only founder may start after it. By then the founder without its disk has bootstrapped a second
-// cluster. It gives up, and is refused until its directory is empty again. A node that its cluster has added is no sign of
-// that, nor is a node that comes when the cluster is no longer young: it may be the one with the data by now.
+// cluster. It gives up, and is refused until its directory is empty again. It goes on if its own cluster has added the node. It
+// goes on too if the node comes late: by then its cluster may be the one with the data.
 func TestTheOnlyFounderWithoutItsDiskGivesUpLater(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		only := r.nodes[0]

@@ -188,8 +188,8 @@ func TestUnknownNodeIsReported(t *testing.T) {
 	}
 }
 
-// A node knocks at every address of a peer without a session, also while it waits at another one. Who wants to hear of no more
-// hears of no more, and knocks of another cluster or at another node are not heard.
+// A node knocks at every address of a peer without a session, also while it waits at another one. Knocks of another cluster, or
+// at another node, are not heard. Nor are further ones once nobody wants to know.
 func TestKnocks(t *testing.T) {
 	h := newQUICHarness()
 	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

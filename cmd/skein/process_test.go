@@ -63,8 +63,8 @@ func (l lines) text() []string {
 	return append([]string(nil), *l.all...)
 }
 
-// A start that a signal ends is no failure, and one plain line says that it has ended: that of a founder that waits for the
-// others, and that of a single node.
+// A start that a signal ends is no failure, and one plain line says so. One of several founders waits for the others then, and
+// a single node listens.
 func TestAStartThatASignalEnds(t *testing.T) {
 	free, err := ports.Unused(4)
 	if err != nil {

@@ -207,8 +207,7 @@ func (a *Admission) mayBootstrap(p *peerAnswers) bool {
 	return a.o.Founders > 0 && !a.hasRun.Load() && 1+len(p.nothing) > a.o.Founders/2
 }
 
-// Knocked takes note of a node that says that it is of the cluster, and that this one does not know. It returns whether it
-// wants to hear of more.
+// Knocked takes note of a knock by a node that this one does not know. It returns whether it wants to hear of more.
 func (a *Admission) Knocked(keyspace.NodeID) bool {
 	a.knocked.Set()
 	return !a.admitted.Load()
@@ -236,9 +235,9 @@ func (a *Admission) UnknownCame(id keyspace.NodeID) {
 // Alone reports whether this node has bootstrapped the cluster as its only founder, since it was opened.
 func (a *Admission) Alone() bool { return a.alone.Load() != 0 }
 
-// MindStrangers gives up if a node comes to a young cluster that never added it: it belongs to one that has run before, under
-// the same ids, and this founder had lost its disk when it bootstrapped another one. A cluster that is no longer young is kept,
-// since by now it may be the one with the data. It returns when ctx ends, or nothing is left to do.
+// MindStrangers gives up if a node comes to a young cluster that never added it. Such a node belongs to a cluster that has run
+// before, under the same ids, and this founder had lost its disk. A cluster that is no longer young is kept, since by now it may
+// be the one with the data. MindStrangers returns when ctx ends, or nothing is left to do.
 func (a *Admission) MindStrangers(ctx context.Context) {
 	for {
 		select {

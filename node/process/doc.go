@@ -1,4 +1,4 @@
-// Package process is what a node needs of the process that runs it alone: the memory limit and the pace of the garbage
-// collector, the service manager that waits for the node, and an end of the process where a stage of the node's start or
-// stop hangs. A node within another program has none of it: all this belongs to the program.
+// Package process is for a process that runs nothing but a node. It sets the memory limit and the pace of the garbage collector,
+// tells the service manager how far the node is, and ends the process where a stage of the node's start or stop hangs. A node
+// within another program has none of this, since the program decides it.
 package process
