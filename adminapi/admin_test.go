@@ -82,6 +82,19 @@ func (f *fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
 	return &adminpb.SurveyResponse{Asked: "n1", Nodes: []*adminpb.NodeSurvey{{Node: &adminpb.Node{Name: "n1", State: "serving", Alive: true}}}}, f.err
 }
 
+// Heat is of two rows, and lacks a node.
+func (f *fakeBackend) Heat(_ context.Context, q *adminpb.HeatRequest) (*adminpb.HeatResponse, error) {
+	if f.empty {
+		return &adminpb.HeatResponse{Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: 60}}}, f.err
+	}
+	return &adminpb.HeatResponse{
+		Starts: [][]byte{q.GetStart(), []byte("m")}, End: []byte{'z', 0},
+		Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: 60}, {StartUnixSeconds: 1_800_000_060, Seconds: 60}},
+		Writes:  []uint64{0, 60, 600, 1800}, Reads: []uint64{30, 30, 0, 0}, Bytes: []uint64{0, 6000, 1 << 20, 1 << 20},
+		Missing: []*adminpb.HeatMissing{{Node: "n3", Reason: "it is not heard"}},
+	}, f.err
+}
+
 // ReleaseHold knows the older one.
 func (f *fakeBackend) ReleaseHold(ctx context.Context, id string) (*adminpb.Hold, error) {
 	l, err := f.Holds(ctx)
@@ -319,6 +332,7 @@ func (f *fakeBackend) Operations(context.Context) (*adminpb.OperationListRespons
 //	placement-transfer to=NODE
 //	set-replication factor=N [json] [wait]
 //	set-merge-after [after=DURATION]
+//	heat [top=N] [json] [empty]
 func TestStories(t *testing.T) {
 	datadriven.RunTest(t, "testdata/admin", func(t *testing.T, d *datadriven.TestData) string {
 		b := &fakeBackend{}
@@ -379,6 +393,15 @@ func runStory(t *testing.T, c *Client, d *datadriven.TestData, f Format) (string
 			return "", err
 		}
 		err = WriteRanges(&out, &out, f, QuotedKeys, r)
+		return out.String(), err
+	case "heat":
+		top := 20
+		d.MaybeScanArgs(t, "top", &top)
+		r, err := c.Heat(t.Context(), &adminpb.HeatRequest{Start: []byte("a")})
+		if err != nil {
+			return "", err
+		}
+		err = WriteHeat(&out, &out, f, QuotedKeys, top, r)
 		return out.String(), err
 	case "node-list":
 		n, err := c.NodeList(t.Context())

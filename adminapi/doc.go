@@ -12,6 +12,7 @@
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
 //	survey.go        what there is to know at a glance: service, client
+//	heat.go          the heat map: service, client, output
 //	wait.go          commands that wait for what they have begun
 //	placement.go     the placement group: service, client, output
 //	cluster.go       the cluster version: service, client, output

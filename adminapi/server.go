@@ -41,6 +41,7 @@ type Backend interface {
 	NodeBackend
 	HoldBackend
 	SurveyBackend
+	HeatBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

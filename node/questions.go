@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -19,6 +20,7 @@ import (
 const (
 	questionCheck  = 1
 	questionReport = 2
+	questionHeat   = 3
 )
 
 // handleQuestion answers MethodNodeAdmin.
@@ -31,6 +33,16 @@ func (c *Core) handleQuestion(ctx context.Context, from keyspace.NodeID, payload
 		return c.admission.Answer(ctx, from, body)
 	case questionReport:
 		return json.Marshal(c.report())
+	case questionHeat:
+		var q heat.Query
+		if err := json.Unmarshal(body, &q); err != nil {
+			return nil, fmt.Errorf("node: question for the heat map: %w", err)
+		}
+		g, err := c.shards.Heat(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(g)
 	}
 	return nil, fmt.Errorf("node: unknown request %d", payload[0])
 }
@@ -61,6 +73,22 @@ func (p peers) Report(ctx context.Context, node keyspace.NodeID) (r operate.Repo
 		return r, err
 	}
 	return r, json.Unmarshal(b, &r)
+}
+
+// Heat implements operate.Peers.
+func (p peers) Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*heat.Grid, error) {
+	if node == p.c.o.Self {
+		return p.c.shards.Heat(ctx, q)
+	}
+	question, err := json.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	b, err := p.c.bus.Call(ctx, node, transport.MethodNodeAdmin, append([]byte{questionHeat}, question...))
+	if err != nil {
+		return nil, err
+	}
+	return q.DecodeGrid(b)
 }
 
 // report is what this node says of itself.

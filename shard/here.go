@@ -97,5 +97,6 @@ func (s *Store) ReadHere(ctx context.Context, req *rangeapi.Request) (*rangeapi.
 	if r.installs != installs {
 		return nil, kverror.New(kverror.ReadAgain, "range %s: a snapshot replaced the state during the read", r.id)
 	}
+	r.countReadHereLocked(req.Op)
 	return &rangeapi.Response{Op: resp}, nil
 }

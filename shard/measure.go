@@ -7,12 +7,16 @@ import (
 	"slices"
 	"time"
 
+	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/pipeline"
 )
@@ -65,26 +69,35 @@ func (s *Store) liveKeys() (n int64) {
 
 // Count implements pipeline.Range: it counts a call that was evaluated.
 func (e *pipelineEnv) Count(c *pipeline.Call) {
-	var look bool
+	writes := c.Changes()
 	if s, ok := c.Operation().(*txnCommand); ok {
-		if _, prepares := s.op.(*rangeapi.Prepare); !prepares {
+		if _, writes = s.op.(*rangeapi.Prepare); !writes {
 			return // it goes on with what was counted
 		}
-		look = e.load.Wrote(uint64(c.Bytes() - pipeline.CallOverheadBytes))
-	} else if c.Changes() {
-		look = e.load.Wrote(uint64(c.Bytes() - pipeline.CallOverheadBytes))
-	} else {
-		look = e.load.Read()
 	}
-	if look {
-		e.load.Look(callSpan(c))
+	if !writes {
+		if e.load.Read() {
+			e.load.Look(load.Request{Span: callSpan(c)})
+		}
+		return
+	}
+	if bytes := uint64(c.Bytes() - pipeline.CallOverheadBytes); e.load.Wrote(bytes) {
+		e.load.Look(load.Request{Span: callSpan(c), Writes: true, Bytes: bytes})
 	}
 }
 
 // countReadLocked counts a read that does not go through the pipeline.
 func (r *Replica) countReadLocked(bounds keyspace.Span) {
 	if r.load.Read() {
-		r.load.Look(bounds)
+		r.load.Look(load.Request{Span: bounds})
+	}
+}
+
+// countReadHereLocked counts a read of what is applied here.
+func (r *Replica) countReadHereLocked(op proto.Message) {
+	if r.load.ReadHere() {
+		bounds, _ := rangeapi.Bounds(op)
+		r.load.Look(load.Request{Span: bounds})
 	}
 }
 
@@ -125,6 +138,19 @@ func (s *Store) runMeter() {
 	forget := s.cfg.Engine.OnDurable(s.meter.Flushed)
 	defer forget()
 	s.meter.Run(s.ctx)
+}
+
+// keepHeat stores a minute of the heat map.
+func (s *Store) keepHeat(at int64, c heat.Column) {
+	if err := s.heat.Add(at, c); err != nil {
+		s.log.Warn("a minute of the heat map is not stored", zap.Error(err))
+	}
+}
+
+// Heat returns the heat map of what this node's replicas have served until about a second ago.
+func (s *Store) Heat(ctx context.Context, q heat.Query) (*heat.Grid, error) {
+	s.recorder.Flush()
+	return s.heat.Grid(ctx, q)
 }
 
 // cutEvery is how often the store is told where ranges begin. Flushes and compactions cut their tables

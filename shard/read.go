@@ -188,7 +188,6 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 		}
 		r.mu.Lock()
 	}
-	r.countReadLocked(bounds)
 	term = r.pipe.Term()
 	b := r.pipe.NewestBatch(bounds, at)
 	if b == nil {
@@ -261,6 +260,7 @@ func (r *Replica) checkRead(req *rangeapi.Request, bounds keyspace.Span, term ui
 		return &kverror.Error{Kind: kverror.Compacted, CompactRevision: r.rec.Compacted}
 	}
 	if at >= r.rec.Compacted {
+		r.countReadLocked(bounds) // here, since a read that starts over is one read
 		return nil
 	}
 	if o, ok := rangeapi.RangeOf(req.Op); ok && o.GetRevision() > 0 {

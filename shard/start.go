@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/pipeline"
@@ -49,9 +50,11 @@ func NewStore(cfg Config) *Store {
 	}
 	s.pushes = newPushes(s)
 	s.unpins = &unpins{store: s, held: map[*Replica]struct{}{}}
+	s.heat = heat.NewStore(cfg.Engine, s.log)
+	s.recorder = heat.NewRecorder(s.keepHeat)
 	s.meter = load.NewMeter(load.Config{
 		Clock: cfg.Clock, Store: loadStore{cfg.Engine}, MaxBytes: cfg.Limits.RangeMaxBytes, MaxLoad: cfg.Limits.RangeSplitLoad,
-		Some: s.someLoads, Metrics: cfg.Metrics.load,
+		Some: s.someLoads, Metrics: cfg.Metrics.load, Heat: s.recorder,
 	})
 	s.feeds = newFeeds(s)
 	s.maintenance, s.ids = newMaintenance(s), idalloc.New(cfg.IDs, cfg.Clock)

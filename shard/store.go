@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
+	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
 	"github.com/skeindb/skein/shard/locktable"
@@ -110,6 +111,8 @@ type Store struct {
 	unpins      *unpins
 	lifecycle   *replicas.Manager
 	meter       *load.Meter
+	heat        *heat.Store
+	recorder    *heat.Recorder
 	feeds       *rangefeed.Server
 	readers     eval.ReadShared
 	cache       *eval.VersionCache

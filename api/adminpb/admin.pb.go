@@ -3905,6 +3905,298 @@ func (*PlacementSetMergeAfterResponse) Descriptor() ([]byte, []int) {
 	return file_adminpb_admin_proto_rawDescGZIP(), []int{60}
 }
 
+// HeatRequest says which part of the map is asked for.
+type HeatRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 is six hours before the end, and now. Nothing is known of before 28 days ago.
+	FromUnixSeconds int64 `protobuf:"varint,1,opt,name=from_unix_seconds,json=fromUnixSeconds,proto3" json:"from_unix_seconds,omitempty"`
+	ToUnixSeconds   int64 `protobuf:"varint,2,opt,name=to_unix_seconds,json=toUnixSeconds,proto3" json:"to_unix_seconds,omitempty"`
+	// The most rows and columns; 0 is 256 and 400, and there are never more.
+	MaxRows    uint32 `protobuf:"varint,3,opt,name=max_rows,json=maxRows,proto3" json:"max_rows,omitempty"`
+	MaxColumns uint32 `protobuf:"varint,4,opt,name=max_columns,json=maxColumns,proto3" json:"max_columns,omitempty"`
+	// The keys; an empty end is beyond the last one.
+	Start         []byte `protobuf:"bytes,5,opt,name=start,proto3" json:"start,omitempty"`
+	End           []byte `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeatRequest) Reset() {
+	*x = HeatRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeatRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeatRequest) ProtoMessage() {}
+
+func (x *HeatRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeatRequest.ProtoReflect.Descriptor instead.
+func (*HeatRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *HeatRequest) GetFromUnixSeconds() int64 {
+	if x != nil {
+		return x.FromUnixSeconds
+	}
+	return 0
+}
+
+func (x *HeatRequest) GetToUnixSeconds() int64 {
+	if x != nil {
+		return x.ToUnixSeconds
+	}
+	return 0
+}
+
+func (x *HeatRequest) GetMaxRows() uint32 {
+	if x != nil {
+		return x.MaxRows
+	}
+	return 0
+}
+
+func (x *HeatRequest) GetMaxColumns() uint32 {
+	if x != nil {
+		return x.MaxColumns
+	}
+	return 0
+}
+
+func (x *HeatRequest) GetStart() []byte {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *HeatRequest) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+// HeatResponse is a map: rows of keys, columns of time. Each request is counted once, in the row of the first of its keys.
+type HeatResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where the rows begin, ascending. Each ends where the next one begins, the last one at end; an empty end is
+	// beyond the last key. There are no rows where nothing was served.
+	Starts [][]byte `protobuf:"bytes,1,rep,name=starts,proto3" json:"starts,omitempty"`
+	End    []byte   `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
+	// All of the same width. The last one may not be over yet.
+	Columns []*HeatColumn `protobuf:"bytes,3,rep,name=columns,proto3" json:"columns,omitempty"`
+	// Row by row: the value of row r and column c is at r * columns + c. Reads include those of followers; bytes are what
+	// the writes brought.
+	Writes []uint64 `protobuf:"varint,4,rep,packed,name=writes,proto3" json:"writes,omitempty"`
+	Reads  []uint64 `protobuf:"varint,5,rep,packed,name=reads,proto3" json:"reads,omitempty"`
+	Bytes  []uint64 `protobuf:"varint,6,rep,packed,name=bytes,proto3" json:"bytes,omitempty"`
+	// What is not in the counts, in the order of the nodes' names.
+	Missing       []*HeatMissing `protobuf:"bytes,7,rep,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeatResponse) Reset() {
+	*x = HeatResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeatResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeatResponse) ProtoMessage() {}
+
+func (x *HeatResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeatResponse.ProtoReflect.Descriptor instead.
+func (*HeatResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *HeatResponse) GetStarts() [][]byte {
+	if x != nil {
+		return x.Starts
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetEnd() []byte {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetColumns() []*HeatColumn {
+	if x != nil {
+		return x.Columns
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetWrites() []uint64 {
+	if x != nil {
+		return x.Writes
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetReads() []uint64 {
+	if x != nil {
+		return x.Reads
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetBytes() []uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return nil
+}
+
+func (x *HeatResponse) GetMissing() []*HeatMissing {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+type HeatColumn struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	StartUnixSeconds int64                  `protobuf:"varint,1,opt,name=start_unix_seconds,json=startUnixSeconds,proto3" json:"start_unix_seconds,omitempty"`
+	Seconds          uint32                 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *HeatColumn) Reset() {
+	*x = HeatColumn{}
+	mi := &file_adminpb_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeatColumn) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeatColumn) ProtoMessage() {}
+
+func (x *HeatColumn) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeatColumn.ProtoReflect.Descriptor instead.
+func (*HeatColumn) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *HeatColumn) GetStartUnixSeconds() int64 {
+	if x != nil {
+		return x.StartUnixSeconds
+	}
+	return 0
+}
+
+func (x *HeatColumn) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+// HeatMissing is a node that has not said what it has served.
+type HeatMissing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeatMissing) Reset() {
+	*x = HeatMissing{}
+	mi := &file_adminpb_admin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeatMissing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeatMissing) ProtoMessage() {}
+
+func (x *HeatMissing) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeatMissing.ProtoReflect.Descriptor instead.
+func (*HeatMissing) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *HeatMissing) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HeatMissing) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -4197,7 +4489,30 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x1dPlacementSetMergeAfterRequest\x12)\n" +
 	"\x0emerge_after_ms\x18\x01 \x01(\x03H\x00R\fmergeAfterMs\x88\x01\x01B\x11\n" +
 	"\x0f_merge_after_ms\" \n" +
-	"\x1ePlacementSetMergeAfterResponse2\x82\x13\n" +
+	"\x1ePlacementSetMergeAfterResponse\"\xc5\x01\n" +
+	"\vHeatRequest\x12*\n" +
+	"\x11from_unix_seconds\x18\x01 \x01(\x03R\x0ffromUnixSeconds\x12&\n" +
+	"\x0fto_unix_seconds\x18\x02 \x01(\x03R\rtoUnixSeconds\x12\x19\n" +
+	"\bmax_rows\x18\x03 \x01(\rR\amaxRows\x12\x1f\n" +
+	"\vmax_columns\x18\x04 \x01(\rR\n" +
+	"maxColumns\x12\x14\n" +
+	"\x05start\x18\x05 \x01(\fR\x05start\x12\x10\n" +
+	"\x03end\x18\x06 \x01(\fR\x03end\"\xe9\x01\n" +
+	"\fHeatResponse\x12\x16\n" +
+	"\x06starts\x18\x01 \x03(\fR\x06starts\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\fR\x03end\x124\n" +
+	"\acolumns\x18\x03 \x03(\v2\x1a.skein.admin.v1.HeatColumnR\acolumns\x12\x16\n" +
+	"\x06writes\x18\x04 \x03(\x04R\x06writes\x12\x14\n" +
+	"\x05reads\x18\x05 \x03(\x04R\x05reads\x12\x14\n" +
+	"\x05bytes\x18\x06 \x03(\x04R\x05bytes\x125\n" +
+	"\amissing\x18\a \x03(\v2\x1b.skein.admin.v1.HeatMissingR\amissing\"T\n" +
+	"\n" +
+	"HeatColumn\x12,\n" +
+	"\x12start_unix_seconds\x18\x01 \x01(\x03R\x10startUnixSeconds\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
+	"\vHeatMissing\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason2\xc7\x13\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -4227,7 +4542,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x0eClusterUpgrade\x12%.skein.admin.v1.ClusterUpgradeRequest\x1a&.skein.admin.v1.ClusterUpgradeResponse\"\x00\x12O\n" +
 	"\bHoldList\x12\x1f.skein.admin.v1.HoldListRequest\x1a .skein.admin.v1.HoldListResponse\"\x00\x12X\n" +
 	"\vHoldRelease\x12\".skein.admin.v1.HoldReleaseRequest\x1a#.skein.admin.v1.HoldReleaseResponse\"\x00\x12I\n" +
-	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00\x12C\n" +
+	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -4241,7 +4557,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
 	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
@@ -4304,6 +4620,10 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*PlacementSetReplicationResponse)(nil), // 58: skein.admin.v1.PlacementSetReplicationResponse
 	(*PlacementSetMergeAfterRequest)(nil),   // 59: skein.admin.v1.PlacementSetMergeAfterRequest
 	(*PlacementSetMergeAfterResponse)(nil),  // 60: skein.admin.v1.PlacementSetMergeAfterResponse
+	(*HeatRequest)(nil),                     // 61: skein.admin.v1.HeatRequest
+	(*HeatResponse)(nil),                    // 62: skein.admin.v1.HeatResponse
+	(*HeatColumn)(nil),                      // 63: skein.admin.v1.HeatColumn
+	(*HeatMissing)(nil),                     // 64: skein.admin.v1.HeatMissing
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
@@ -4340,63 +4660,67 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	36, // 31: skein.admin.v1.NodeShowResponse.quarantined:type_name -> skein.admin.v1.Quarantine
 	47, // 32: skein.admin.v1.NodeChangeResponse.node:type_name -> skein.admin.v1.Node
 	15, // 33: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
-	37, // 34: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	40, // 35: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	42, // 36: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	18, // 37: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	20, // 38: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	30, // 39: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	22, // 40: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	26, // 41: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	28, // 42: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	45, // 43: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	49, // 44: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	52, // 45: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 46: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 47: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 48: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 49: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	32, // 50: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	16, // 51: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	55, // 52: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	57, // 53: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	59, // 54: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	10, // 55: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	13, // 56: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	5,  // 57: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	8,  // 58: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	0,  // 59: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
-	38, // 60: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 61: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 62: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 63: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 64: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 65: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 66: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 67: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 68: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 69: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 70: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 71: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 72: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 73: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 74: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 75: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 76: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 77: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 78: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 79: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 80: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 81: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 82: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 83: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 84: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 85: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	60, // [60:86] is the sub-list for method output_type
-	34, // [34:60] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	63, // 34: skein.admin.v1.HeatResponse.columns:type_name -> skein.admin.v1.HeatColumn
+	64, // 35: skein.admin.v1.HeatResponse.missing:type_name -> skein.admin.v1.HeatMissing
+	37, // 36: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	40, // 37: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	42, // 38: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	18, // 39: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	20, // 40: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	30, // 41: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	22, // 42: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	26, // 43: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	28, // 44: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	45, // 45: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	49, // 46: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	52, // 47: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 48: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 49: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 50: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 51: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	32, // 52: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	16, // 53: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	55, // 54: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	57, // 55: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	59, // 56: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	10, // 57: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	13, // 58: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	5,  // 59: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	8,  // 60: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	0,  // 61: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	61, // 62: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
+	38, // 63: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 64: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 65: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 66: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 67: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 68: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 69: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 70: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 71: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 72: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 73: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 74: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 75: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 76: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 77: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 78: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 79: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 80: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 81: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 82: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 83: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 84: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 85: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 86: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 87: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 88: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	62, // 89: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	63, // [63:90] is the sub-list for method output_type
+	36, // [36:63] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -4414,7 +4738,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

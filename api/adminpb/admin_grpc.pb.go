@@ -48,6 +48,7 @@ const (
 	Admin_HoldList_FullMethodName                = "/skein.admin.v1.Admin/HoldList"
 	Admin_HoldRelease_FullMethodName             = "/skein.admin.v1.Admin/HoldRelease"
 	Admin_Survey_FullMethodName                  = "/skein.admin.v1.Admin/Survey"
+	Admin_Heat_FullMethodName                    = "/skein.admin.v1.Admin/Heat"
 )
 
 // AdminClient is the client API for Admin service.
@@ -119,6 +120,9 @@ type AdminClient interface {
 	HoldRelease(ctx context.Context, in *HoldReleaseRequest, opts ...grpc.CallOption) (*HoldReleaseResponse, error)
 	// Survey returns what there is to know of the cluster at a glance. It needs no quorum.
 	Survey(ctx context.Context, in *SurveyRequest, opts ...grpc.CallOption) (*SurveyResponse, error)
+	// Heat returns which keys had how many requests when, over up to 28 days. It needs no quorum. The nodes
+	// that do not answer are missing in the counts.
+	Heat(ctx context.Context, in *HeatRequest, opts ...grpc.CallOption) (*HeatResponse, error)
 }
 
 type adminClient struct {
@@ -389,6 +393,16 @@ func (c *adminClient) Survey(ctx context.Context, in *SurveyRequest, opts ...grp
 	return out, nil
 }
 
+func (c *adminClient) Heat(ctx context.Context, in *HeatRequest, opts ...grpc.CallOption) (*HeatResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HeatResponse)
+	err := c.cc.Invoke(ctx, Admin_Heat_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -458,6 +472,9 @@ type AdminServer interface {
 	HoldRelease(context.Context, *HoldReleaseRequest) (*HoldReleaseResponse, error)
 	// Survey returns what there is to know of the cluster at a glance. It needs no quorum.
 	Survey(context.Context, *SurveyRequest) (*SurveyResponse, error)
+	// Heat returns which keys had how many requests when, over up to 28 days. It needs no quorum. The nodes
+	// that do not answer are missing in the counts.
+	Heat(context.Context, *HeatRequest) (*HeatResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -545,6 +562,9 @@ func (UnimplementedAdminServer) HoldRelease(context.Context, *HoldReleaseRequest
 }
 func (UnimplementedAdminServer) Survey(context.Context, *SurveyRequest) (*SurveyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Survey not implemented")
+}
+func (UnimplementedAdminServer) Heat(context.Context, *HeatRequest) (*HeatResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Heat not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1035,6 +1055,24 @@ func _Admin_Survey_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Heat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HeatRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Heat(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Heat_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Heat(ctx, req.(*HeatRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1145,6 +1183,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Survey",
 			Handler:    _Admin_Survey_Handler,
+		},
+		{
+			MethodName: "Heat",
+			Handler:    _Admin_Heat_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -94,6 +94,15 @@ APPLIED     the log entry up to which the replica has executed; BEHIND is how ma
 WAITING     requests that wait for their evaluation
 With -w json it is all that the replicas say of themselves, for a bug report.`, `skein range show 1
 skein range show 1 -w json`},
+	"range heat": {`START, END  the keys of the row. Each request counts at the first of its keys. How a range's requests lie over its keys is known by a
+            sample; their number is exact
+SHARE       the row's part of all requests of the time
+WRITES/S, READS/S, WRITTEN/S
+            means over all of the time
+It needs no quorum; what a node has served that does not answer is not counted. With -w json it is the whole map: each row with a
+value for every minute, ten minutes or hour, whichever is stored for all of the time.`, `skein range heat
+skein range heat --last 24h --top 5 --prefix /registry/
+skein range heat -w json`},
 	"range split": {"A range that begins where this command has said is not merged by itself; range merge removes the border.", `skein range split m
 skein range split '"m\x00"'
 skein range split 6d00 --key-format hex`},

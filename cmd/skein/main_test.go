@@ -137,6 +137,13 @@ func (fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
 	}, nil
 }
 
+func (fakeBackend) Heat(context.Context, *adminpb.HeatRequest) (*adminpb.HeatResponse, error) {
+	return &adminpb.HeatResponse{
+		Starts: [][]byte{[]byte("k")}, Columns: []*adminpb.HeatColumn{{StartUnixSeconds: 1_800_000_000, Seconds: 60}},
+		Writes: []uint64{600}, Reads: []uint64{0}, Bytes: []uint64{6000},
+	}, nil
+}
+
 func (fakeBackend) ReleaseHold(context.Context, string) (*adminpb.Hold, error) {
 	return nil, &adminapi.Refusal{Reason: "there is no such hold", NextStep: "skein hold list shows those that there are"}
 }

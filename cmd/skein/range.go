@@ -5,17 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/keyspace"
 )
 
 func newRange(environ []string) *cobra.Command {
 	f := &adminFlags{environ: environ}
-	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges", RunE: needsCommand}
+	c := &cobra.Command{Use: "range", Short: "List, split, move and show ranges, and their load", RunE: needsCommand}
 	f.add(c.PersistentFlags())
 	f.addKeyFormat(c.PersistentFlags())
 	// What is wrong is found before anything is changed.
@@ -23,7 +27,7 @@ func newRange(environ []string) *cobra.Command {
 		_, err := f.keys()
 		return err
 	})
-	c.AddCommand(newRangeList(f), newRangeShow(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f))
+	c.AddCommand(newRangeList(f), newRangeShow(f), newSplit(f), newMove(f), newMerge(f), newTransfer(f), newHeat(f))
 	return c
 }
 
@@ -91,6 +95,38 @@ func newRangeList(f *adminFlags) *cobra.Command {
 
 func writeRanges(c *cobra.Command, f *adminFlags, format adminapi.Format, l *adminpb.RangeListResponse) error {
 	return adminapi.WriteRanges(c.OutOrStdout(), c.ErrOrStderr(), format, adminapi.KeyFormat(f.keyFormat), l)
+}
+
+func newHeat(f *adminFlags) *cobra.Command {
+	var last time.Duration
+	var top int
+	var prefix string
+	hot := &cobra.Command{Use: "heat", Short: "Show which keys have the most requests", Args: cobra.NoArgs}
+	hot.Flags().DurationVar(&last, "last", time.Hour, "over so long a time until now, at most 28 days")
+	hot.Flags().IntVar(&top, "top", 20, "at most so many rows")
+	hot.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
+	hot.RunE = failing(func(c *cobra.Command, _ []string) error {
+		start, err := f.parseKey(prefix)
+		if err == nil && (last < time.Second || top < 1) {
+			err = &config.UsageError{Err: errors.New("--last is at least 1s, and --top 1")}
+		}
+		if err != nil {
+			return err
+		}
+		q := &adminpb.HeatRequest{FromUnixSeconds: clock.System().Wall().Add(-last).Unix()}
+		if len(start) > 0 {
+			keys, _ := keyspace.FromEtcd(start, []byte(clientv3.GetPrefixRangeEnd(string(start))))
+			q.Start, q.End = keys.Start, keys.End
+		}
+		return f.ask(c, func(ctx context.Context, client *adminapi.Client, format adminapi.Format) error {
+			r, err := client.Heat(ctx, q)
+			if err != nil {
+				return err
+			}
+			return adminapi.WriteHeat(c.OutOrStdout(), c.ErrOrStderr(), format, adminapi.KeyFormat(f.keyFormat), top, r)
+		})
+	})
+	return hot
 }
 
 func newSplit(f *adminFlags) *cobra.Command {

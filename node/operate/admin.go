@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/shard/heat"
 )
 
 // Admin answers operators' questions about the whole cluster, and executes their commands.
@@ -155,6 +156,8 @@ type Peers interface {
 	Central(keyspace.NodeID) bool
 	// Report returns what a node, this one included, says of itself.
 	Report(ctx context.Context, node keyspace.NodeID) (Report, error)
+	// Heat returns the heat map of what a node has served.
+	Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*heat.Grid, error)
 }
 
 // Report is what a node says of itself. Nodes send it to one another as JSON.

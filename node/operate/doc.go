@@ -97,6 +97,8 @@
 //
 //   - survey.go: everything at a glance
 //
+//   - heat.go: the heat map of all nodes
+//
 //   - members.go: etcd's members
 //
 //   - nodes.go: the states of nodes

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/shard/heat"
 )
 
 // fake is a cluster that is not there: what an Admin asks it answers from its fields. A method
@@ -50,6 +51,8 @@ type fake struct {
 	known *fsm.Map
 	// before is called before a change of a node is made, and may refuse it.
 	before func() error
+	// heat, if set, may refuse a node's heat map. It is called from many goroutines.
+	heat func(keyspace.NodeID) error
 }
 
 // newFake returns n nodes that serve and hold the placement group and one range, which node 1
@@ -88,6 +91,20 @@ func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 		return Report{}, kverror.Timeout
 	}
 	return Report{Bytes: 1, Quarantined: f.quarantined[n]}, nil
+}
+
+// Heat is of one request at the node's name in each column.
+func (f *fake) Heat(_ context.Context, n keyspace.NodeID, q heat.Query) (*heat.Grid, error) {
+	if f.heat != nil {
+		if err := f.heat(n); err != nil {
+			return nil, err
+		}
+	}
+	g := &heat.Grid{Starts: [][]byte{[]byte("n" + n.String())}, End: []byte("n" + n.String() + "/")}
+	for range q.Columns {
+		g.Counts = append(g.Counts, heat.Counts{Writes: uint64(n)})
+	}
+	return g, nil
 }
 
 func (f *fake) Members(context.Context, bool) ([]fsm.Node, error) { return f.nodes, f.quorum }

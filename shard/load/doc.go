@@ -24,6 +24,8 @@
 //
 //   - Samples, estimates for each tick and retries are bounded.
 //
+//   - The heat map gets each counted request once: at the next tick, or when Run ends. See package heat.
+//
 // Rates and sizes are estimates: they follow within seconds and serve decisions,
 // not accounts. The package does not divide a range by itself: it names a key, and
 // the Owner splits.
@@ -122,6 +124,7 @@
 //   - split.go: When a range is split, where, and the retries.
 //   - hot.go: Sampling of hot ranges, and the verdict on a sample.
 //   - range.go: The counts of a replica, its rates and its size.
+//   - heat.go: What the heat map gets.
 //   - sampler.go: An even sample of requests.
 //   - list.go: The ranges that have come into use.
 //   - metrics.go: The metrics.

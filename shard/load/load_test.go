@@ -91,7 +91,7 @@ func (h *host) read(perSecond int, during time.Duration, key func(i int) string)
 	for i := range int(during / pause) {
 		h.mu.Lock()
 		if h.r.Read() {
-			h.r.Look(keyspace.Single([]byte(key(i))))
+			h.r.Look(Request{Span: keyspace.Single([]byte(key(i)))})
 		}
 		h.mu.Unlock()
 		time.Sleep(pause)

@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/shard/heat"
 )
 
 const (
@@ -39,7 +40,7 @@ type Store interface {
 	Middle(span keyspace.Span) (mvcc.Split, error)
 }
 
-// Config is what a Meter is made of. All fields are required.
+// Config is what a Meter is made of. All fields but Heat are required.
 type Config struct {
 	Clock clock.Clock
 	Store Store
@@ -51,6 +52,8 @@ type Config struct {
 	// Some returns at most that many ranges of the node, other ones each time.
 	Some    func(most int) []*Range
 	Metrics *Metrics
+	// Heat takes what the ranges serve; nil is nobody.
+	Heat *heat.Recorder
 }
 
 // Meter measures the ranges of a node and splits those that exceed a bound.
@@ -61,7 +64,7 @@ type Meter struct {
 	flushes atomic.Uint64
 	// splitting counts the splits under way, which splits waits for.
 	splitting atomic.Int64
-	splits    sync.WaitGroup
+	splits    sync.WaitGroup // and the flushes for the heat map
 
 	// The fields below are Run's alone. It measures the active ranges at every tick. The
 	// unflushed ones are at rest with bytes outside of tables: Run measures them when the
@@ -70,6 +73,11 @@ type Meter struct {
 	active, unflushed map[*Range]struct{}
 	estimates         int
 	swept             uint64
+	// heatUnsaved is how many minutes of the heat map were kept since so many flushes.
+	heatFlushes uint64
+	heatUnsaved int
+	// heatSaving says that the store is asked to write them.
+	heatSaving atomic.Bool
 }
 
 // NewMeter returns a meter that has no range on its list.
@@ -87,6 +95,7 @@ func (m *Meter) Flushed() {
 // ended.
 func (m *Meter) Run(ctx context.Context) {
 	defer m.splits.Wait()
+	defer m.endHeat()
 	for {
 		if len(m.active) == 0 {
 			select {
@@ -112,6 +121,7 @@ func (m *Meter) tick(ctx context.Context) {
 	if flushes != m.swept {
 		m.sweep(flushes)
 	}
+	m.turnHeat(ctx, flushes)
 	m.estimates = estimatesPerTick
 	now := m.cfg.Clock.Now()
 	for r := range m.active {
@@ -145,9 +155,12 @@ func (m *Meter) sweep(flushes uint64) {
 func (m *Meter) measure(ctx context.Context, r *Range, now clock.Time, flushes uint64) (inUse bool) {
 	r.mu.Lock()
 	s := r.owner.LoadState()
+	served := r.servedLocked(s)
 	if s.Stopped || s.Generation == 0 {
+		r.last = r.counters
 		r.restLocked()
 		r.mu.Unlock()
+		m.cfg.Heat.Add(served)
 		return false
 	}
 	r.metered = true
@@ -156,6 +169,7 @@ func (m *Meter) measure(ctx context.Context, r *Range, now clock.Time, flushes u
 	stale := !r.estimated || r.generation != s.Generation || r.gauge.flushes != flushes
 	judge := r.sampleLocked(now)
 	r.mu.Unlock()
+	m.cfg.Heat.Add(served)
 	if stale && m.estimates > 0 {
 		m.estimates--
 		r.estimate(before, flushes)

@@ -79,7 +79,7 @@ type Range struct {
 
 // Range returns the Range of a replica, which mu guards.
 func (m *Meter) Range(id keyspace.RangeID, mu *sync.Mutex, owner Owner, log *zap.Logger) Range {
-	return Range{meter: m, mu: mu, owner: owner, id: id, log: log}
+	return Range{meter: m, mu: mu, owner: owner, id: id, log: log, counts: counts{heat: heatSampler{random: uint64(id) | 1}}}
 }
 
 // counts are written by every request.
@@ -92,13 +92,16 @@ type counts struct {
 	metered bool
 	// sample is what is sampled of the requests, nil where the load is not high.
 	sample *sampler
+	// heat is what is sampled of all requests for the heat map.
+	heat heatSampler
 }
 
 // counters count from the opening of the replica on.
 type counters struct {
 	// writes and reads are requests served as leader, bytes what the writes brought,
-	// applied the bytes of the entries that were applied here.
-	writes, reads, bytes, applied uint64
+	// applied the bytes of the entries that were applied here. here are reads of what is
+	// applied here, whoever leads.
+	writes, reads, bytes, applied, here uint64
 }
 
 // gauge is what the meter makes of the counts.
@@ -135,31 +138,54 @@ type gauge struct {
 // never is a counts.due that no count comes down to.
 const never = math.MaxInt64
 
+// Request is what Look is told of a request.
+type Request struct {
+	// Span has its keys.
+	Span keyspace.Span
+	// Writes says that it was counted as a write, of so many Bytes.
+	Writes bool
+	Bytes  uint64
+}
+
 // Wrote counts a write that brings so many bytes. If it returns true, the caller calls
-// Look with the span of the request.
+// Look with the request.
 func (r *Range) Wrote(bytes uint64) (look bool) {
 	r.writes++
 	r.bytes += bytes
 	r.due--
-	return r.due < 0
+	r.heat.due--
+	return r.due|r.heat.due < 0 // one of them
 }
 
-// Read counts a read. If it returns true, the caller calls Look with the span of the
-// request.
+// Read counts a read. If it returns true, the caller calls Look with the request.
 func (r *Range) Read() (look bool) {
 	r.reads++
 	r.due--
-	return r.due < 0
+	r.heat.due--
+	return r.due|r.heat.due < 0
+}
+
+// ReadHere counts a read of what is applied here. It is no load of the leader's, by which ranges are
+// split. If it returns true, the caller calls Look with the request.
+func (r *Range) ReadHere() (look bool) {
+	r.here++
+	r.heat.due--
+	return r.heat.due < 0
 }
 
 // Look takes a look at a request that was just counted.
-func (r *Range) Look(s keyspace.Span) {
+func (r *Range) Look(q Request) {
 	if !r.metered {
 		r.Measure()
 	}
-	r.due = never
-	if r.sample != nil {
-		r.due = r.sample.take(s)
+	if r.due < 0 {
+		r.due = never
+		if r.sample != nil {
+			r.due = r.sample.take(q.Span)
+		}
+	}
+	if r.heat.due < 0 {
+		r.heat.take(r.meter.cfg.Heat, &q)
 	}
 }
 
@@ -198,7 +224,7 @@ func (r *Range) bytesLocked() int64 { return r.stored + int64(r.applied-r.flushe
 // rateLocked brings the rates up to now.
 func (r *Range) rateLocked(now clock.Time) {
 	r.quiet++
-	if r.at == 0 || r.writes != r.last.writes || r.reads != r.last.reads || r.applied != r.last.applied {
+	if r.at == 0 || r.counters != r.last {
 		r.quiet = 0
 	}
 	if took := now.Sub(r.at).Seconds(); r.at != 0 && took > 0 {
@@ -214,7 +240,7 @@ func (r *Range) rateLocked(now clock.Time) {
 // restLocked takes the range off the meter's list.
 func (r *Range) restLocked() {
 	r.writesRate, r.readsRate, r.bytesRate, r.at = 0, 0, 0, 0
-	r.metered, r.due = false, 0
+	r.metered, r.due, r.heat.due = false, 0, 0
 	r.coolLocked()
 }
 

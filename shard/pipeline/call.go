@@ -55,6 +55,8 @@ type Call struct {
 
 	// lost says that the call was proposed by a leadership that ended.
 	lost atomic.Bool
+	// counted says that the call was counted. It may be evaluated again, and is one request.
+	counted bool
 	// Lacks is a lease that was not there when the call asked for it, 0 for none. The next
 	// evaluation knows of it.
 	Lacks keyspace.LeaseID
@@ -91,6 +93,11 @@ func (c *Call) TakeWrites(e *eval.Evaluation) {
 	if c.writes = e.Writes(); len(c.writes) > 0 {
 		c.txn = e.Txn()
 	}
+}
+
+// evaluated says whether the call is what it is known to be: not one that only asks for the current revision first.
+func (c *Call) evaluated() bool {
+	return c.draft.Op != nil || c.fail != nil || c.Changes() || c.op.Command() != nil
 }
 
 // endsLocks says whether the call is a command that others may be waiting for.

@@ -34,7 +34,7 @@ type Range interface {
 	Error(k kverror.Kind, detail string) *kverror.Error
 	// Notify wakes those who wait for the pipeline to close, or for a change of the range.
 	Notify()
-	// Count counts a call that goes into a batch.
+	// Count counts a call that goes into a batch, once.
 	Count(c *Call)
 }
 

@@ -77,7 +77,10 @@ func (p *Pipeline) Append(c *Call) {
 		p.filling = b
 	}
 	b.add(c)
-	p.env.Count(c)
+	if c.evaluated() && !c.counted {
+		c.counted = true
+		p.env.Count(c)
+	}
 	for _, v := range c.writes {
 		p.overlay.Add(v)
 	}
