@@ -11,7 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement/fsm"
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 	"github.com/skeindb/skein/transport"
 )
 

@@ -16,8 +16,8 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/mvcc"
 	"github.com/skeindb/skein/rangeapi"
-	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/load/heat"
 	"github.com/skeindb/skein/shard/pipeline"
 )
 

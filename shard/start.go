@@ -11,9 +11,9 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
-	"github.com/skeindb/skein/shard/heat"
 	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
+	"github.com/skeindb/skein/shard/load/heat"
 	"github.com/skeindb/skein/shard/pipeline"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 )
 
 // Admin answers operators' questions about the whole cluster, and executes their commands.

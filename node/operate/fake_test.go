@@ -16,7 +16,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 )
 
 // fake is a cluster that is not there: what an Admin asks it answers from its fields. A method

@@ -3,7 +3,7 @@ package load
 import (
 	"context"
 
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 )
 
 // saveHeatEvery is how many minutes of the heat map a crash may take: if the store has written no tables for so many of

@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 )
 
 // heated is a host whose meter has a heat map, and what that has kept.

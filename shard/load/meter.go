@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/internal/wake"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
-	"github.com/skeindb/skein/shard/heat"
+	"github.com/skeindb/skein/shard/load/heat"
 )
 
 const (

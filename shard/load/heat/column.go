@@ -3,10 +3,25 @@ package heat
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
 )
+
+// minute is the width of the finest columns, in seconds.
+const minute = 60
+
+// tiers are the resolutions in which columns are stored, the finest first. Each width divides the next.
+var tiers = [...]struct {
+	// width is that of a column in seconds, kept how many there are at most.
+	width int64
+	kept  int
+}{
+	{minute, 360},      // 6 hours
+	{10 * minute, 576}, // 4 days
+	{60 * minute, 672}, // 28 days
+}
 
 const (
 	// maxCells bounds the cells of a column. A screen has not many more lines.
@@ -21,6 +36,21 @@ const (
 
 	columnVersion = 1
 )
+
+// clip returns what is kept of a key.
+func clip(key []byte) string { return string(key[:min(len(key), maxKeyBytes)]) }
+
+// after returns the first key behind those that a clipped key stands for, "" if there is none.
+func after(key string) string {
+	if len(key) < maxKeyBytes {
+		return key + "\x00"
+	}
+	b := []byte(strings.TrimRight(key, "\xff"))
+	if len(b) > 0 {
+		b[len(b)-1]++
+	}
+	return string(b)
+}
 
 // Cell is a part of the keys, from Start to the next cell's.
 type Cell struct {

@@ -24,8 +24,6 @@ const (
 	// maxWeight bounds for how many requests a sample stands, maxWeightBytes the bytes that it counts with: the
 	// weights of all samples are added up.
 	maxWeight, maxWeightBytes = 1 << 24, 1 << 24
-	// minute is the width of the finest columns, in seconds.
-	minute = 60
 )
 
 // Sample is one of many requests.
@@ -39,21 +37,6 @@ type Sample struct {
 // NewSample returns a sample that stands for so many requests. It keeps a copy of the key's beginning.
 func NewSample(key []byte, wrote bool, bytes uint64, stride int64) Sample {
 	return Sample{key: clip(key), weight: uint64(min(stride, maxWeight)), bytes: min(bytes, maxWeightBytes), wrote: wrote}
-}
-
-// clip returns what is kept of a key.
-func clip(key []byte) string { return string(key[:min(len(key), maxKeyBytes)]) }
-
-// after returns the first key behind those that a clipped key stands for, "" if there is none.
-func after(key string) string {
-	if len(key) < maxKeyBytes {
-		return key + "\x00"
-	}
-	b := []byte(strings.TrimRight(key, "\xff"))
-	if len(b) > 0 {
-		b[len(b)-1]++
-	}
-	return string(b)
 }
 
 // Part is what a range has served since the last Part of it.

@@ -12,17 +12,6 @@ import (
 	"github.com/skeindb/skein/engine"
 )
 
-// tiers are the resolutions in which columns are stored, the finest first. Each width divides the next.
-var tiers = [...]struct {
-	// width is that of a column in seconds, kept how many there are at most.
-	width int64
-	kept  int
-}{
-	{minute, 360},      // 6 hours
-	{10 * minute, 576}, // 4 days
-	{60 * minute, 672}, // 28 days
-}
-
 // Store keeps the columns of a node in its engine. They are in no log: a crash loses those that the engine has in
 // memory alone.
 type Store struct {

@@ -61,7 +61,7 @@
 //   - recorder.go: what is pending, and the samples.
 //   - store.go: columns in the engine, three resolutions.
 //   - grid.go: queries, and the map that answers them.
-//   - column.go: a column and its bytes.
+//   - column.go: a column and its bytes, resolutions, keys.
 //   - fold.go: many lists of cells to one.
 //   - counts.go: what is counted.
 package heat
