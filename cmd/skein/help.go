@@ -101,7 +101,7 @@ WRITES/S, READS/S, WRITTEN/S
             means over all of the time
 It needs no quorum; what a node has served that does not answer is not counted. With -w json it is the whole map: each row with a
 value for every minute, ten minutes or hour, whichever is stored for all of the time.`, `skein range heat
-skein range heat --last 24h --top 5 --prefix /registry/
+skein range heat /registry/ --last 24h --top 5
 skein range heat -w json`},
 	"range split": {"A range that begins where this command has said is not merged by itself; range merge removes the border.", `skein range split m
 skein range split '"m\x00"'

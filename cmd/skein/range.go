@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -100,13 +101,14 @@ func writeRanges(c *cobra.Command, f *adminFlags, format adminapi.Format, l *adm
 func newHeat(f *adminFlags) *cobra.Command {
 	var last time.Duration
 	var top int
-	var prefix string
-	hot := &cobra.Command{Use: "heat", Short: "Show which keys have the most requests", Args: cobra.NoArgs}
+	hot := &cobra.Command{
+		Use: "heat [PREFIX]", Short: "Show which keys have the most requests, of all or of those that begin with PREFIX", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
 	hot.Flags().DurationVar(&last, "last", time.Hour, "over so long a time until now, at most 28 days")
 	hot.Flags().IntVar(&top, "top", 20, "at most so many rows")
-	hot.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with this")
-	hot.RunE = failing(func(c *cobra.Command, _ []string) error {
-		start, err := f.parseKey(prefix)
+	hot.RunE = failing(func(c *cobra.Command, args []string) error {
+		start, err := f.parseKey(strings.Join(args, ""))
 		if err == nil && (last < time.Second || top < 1) {
 			err = &config.UsageError{Err: errors.New("--last is at least 1s, and --top 1")}
 		}
