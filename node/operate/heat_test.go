@@ -13,8 +13,8 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 )
 
-// The map is that of all nodes that answer; who is dead, or fails, is named with the reason, and who has not started or is gone is
-// not asked.
+// The map is that of all nodes that answer. A node that is dead or fails is named with the reason. One that has not started, or is
+// removed, is not asked.
 func TestHeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(6)

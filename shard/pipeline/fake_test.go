@@ -57,7 +57,8 @@ type world struct {
 	timers []timer
 	// shut says that the range itself is being changed; gone that it serves nobody.
 	shut, gone bool
-	counted    int
+	// counted are the calls that were counted, changed those of them that write.
+	counted, changed int
 }
 
 type ask struct {
@@ -112,8 +113,13 @@ func (w *world) MayEvaluate() bool { return !w.shut }
 func (w *world) Error(k kverror.Kind, detail string) *kverror.Error {
 	return kverror.New(k, "%s", detail)
 }
-func (w *world) Notify()         {}
-func (w *world) Count(*Call)     { w.counted++ }
+func (w *world) Notify() {}
+func (w *world) Count(c *Call) {
+	w.counted++
+	if c.Changes() {
+		w.changed++
+	}
+}
 func (w *world) BeginPass(*Pass) {}
 func (w *world) NoSpace() error  { return nil }
 

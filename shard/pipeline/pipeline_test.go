@@ -279,6 +279,43 @@ func TestPermitsThatHaveEnded(t *testing.T) {
 	w.empty()
 }
 
+// A call is counted once, as what it is, however often it is evaluated: one that asks for the current revision first, and one
+// whose batch was refused for another call.
+func TestEachCallCountsOnce(t *testing.T) {
+	w := newWorld(t)
+	drive := func() {
+		w.pass()
+		for len(w.asks) > 0 {
+			w.settle(nil)
+		}
+		for len(w.log) > 0 {
+			w.apply(true)
+		}
+	}
+	w.put("a")
+	drive()
+	explicit := w.send(&pb.TxnRequest{Success: []*pb.RequestOp{
+		{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("a"), Revision: int64(w.last)}}},
+		{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("b")}}},
+	}})
+	drive()
+	w.want("at an explicit revision", explicit, nil)
+	if w.counted != 2 || w.changed != 2 {
+		t.Errorf("%d calls are counted, %d as writes", w.counted, w.changed)
+	}
+	w.access = 30
+	first := w.permitted(30, "x") // asks by itself
+	old, same := w.permitted(25, "c"), w.permitted(30, "d")
+	drive()
+	w.want("first", first, nil)
+	w.want("old", old, kverror.AccessChanged)
+	w.want("with it", same, nil)
+	if w.counted != 5 || w.changed != 5 {
+		t.Errorf("%d calls are counted, %d as writes", w.counted, w.changed)
+	}
+	w.empty()
+}
+
 // A read whose permit has ended is refused, also if it was sent alone, and no other with it.
 func TestReadsWhosePermitsHaveEnded(t *testing.T) {
 	w := newWorld(t)

@@ -1,5 +1,5 @@
-// Package heat keeps which keys had how many requests when: the map that an operator looks at to find a hot
-// prefix, or a load that moves along the keys. Counts of ranges are exact. How the load of a range lies over its
+// Package heat keeps which keys had how many requests when. An operator looks at this map to find a hot prefix, or a
+// load that moves along the keys. Counts of ranges are exact. How the load of a range lies over its
 // keys is known by a sample.
 //
 // Each node keeps what its own replicas have served, and a query asks all nodes. A request is counted once, on
@@ -30,10 +30,9 @@
 //
 //	a query ──▶ NewQuery (which columns) ──▶ each node's Store.Grid ──▶ Merge ──▶ rows × columns
 //
-// A [Column] is a list of cells. Each begins at a key and reaches to the next, so that a few hundred cells cover all
-// keys. fold is the one way from many lists of cells to one: it puts them side by side, and where there are too
-// many cells it joins neighbours, the coldest ones first. A cell that another list cuts is divided evenly, since nobody
-// knows better. Nothing is lost by rounding.
+// A [Column] is a list of cells. Each begins at a key and reaches to the next one's. So a few hundred cells cover all
+// keys. fold makes one list of many. Where there are too many cells it joins neighbours, the coldest ones first. A cell
+// that another list cuts is divided evenly, since nobody knows better. Nothing is lost by rounding.
 //
 // # What if
 //

@@ -36,8 +36,8 @@ type cells struct {
 }
 
 // fold puts bands into one map of so many columns and at most so many rows, which has only keys of the span. Where
-// there are more different cells than rows it joins neighbours, so that the hottest joined row is as cold as possible:
-// a cell that is hotter stays alone. Rows without any load at both ends of the map are left out. A
+// there are more different cells than rows it joins neighbours, so that the hottest joined row is as cold as possible. A
+// hotter cell stays alone. Rows without any load at both ends of the map are left out. A
 // cell that begins or ends within the keys of another counts for equal parts of that one.
 //
 // most is at least 1.

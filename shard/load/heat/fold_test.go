@@ -196,7 +196,7 @@ func TestGridIsBounded(t *testing.T) {
 	}
 }
 
-// Keys of a query that are longer than what is kept of keys mean all keys that begin so.
+// A query with long keys means all keys with the same beginning: no more is kept of a key.
 func TestQueryOfLongKeys(t *testing.T) {
 	long := strings.Repeat("x", maxKeyBytes)
 	q, err := NewQuery(time.Unix(1e9, 0), 0, 0, 0, 0, keyspace.Span{Start: []byte(long + "a"), End: []byte(long + "b")})

@@ -224,8 +224,8 @@ func (p *pending) band() band {
 
 // shape divides counts among samples. What cannot be divided evenly goes to later ones.
 type shape struct {
-	// whole is what is divided: writes, reads and bytes. all is what the samples weigh together for each of these, seen
-	// what those so far do.
+	// whole is what is divided: writes, reads and bytes. all is the weight of all samples for each of these, and seen the
+	// weight of those so far.
 	whole, all, seen [3]uint64
 	// any says that no sample is of that kind: all of them count alike.
 	any [3]bool

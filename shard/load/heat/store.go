@@ -74,7 +74,7 @@ func (s *Store) addLocked(b *engine.Batch, tier int, start int64, c Column) erro
 	if err := b.Set(key, form); err != nil {
 		return err
 	}
-	// What is farthest from now goes first: the oldest one, or one of a time when the clock was wrong.
+	// The column farthest from now goes first. It is the oldest one, unless the clock was ahead for a while.
 	for n := len(s.starts[tier]); n > tiers[tier].kept; n-- {
 		far := 0
 		if s.starts[tier][n-1]-start > start-s.starts[tier][0] {

@@ -61,8 +61,8 @@ func TestResolutions(t *testing.T) {
 	}
 }
 
-// A clock that is set back adds to the columns that are there; one that was ahead for a while leaves the older columns alone, and
-// its own go first. Nothing is counted twice, and no more columns are kept than may be.
+// A clock that is set back adds to the columns that are there. One that was ahead for a while leaves the older columns alone, and
+// the columns of that while go first. Nothing is counted twice, and no more columns are kept than may be.
 func TestClockSteps(t *testing.T) {
 	s, add := newTestStore(t)
 	const now = 1_000 * day
