@@ -53,7 +53,7 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build release image packages check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages chart check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -71,6 +71,12 @@ image: release
 # Installs nothing: what make release makes is looked at, started in an empty root, and made twice.
 packages:
 	go test -count=1 -timeout 1h -v ./deploy -release
+
+# The Helm chart: helm lints and renders it, and what is rendered runs as processes in namespaces. It compiles helm,
+# which takes minutes the first time.
+chart: $(LINT)
+	cd deploy/helm && $(LINT) run
+	cd deploy/helm && go test -count=1 -timeout 30m -v . $(ARGS)
 
 # While one works: nothing long, no race detector, and go's cache of results, so that only
 # packages whose code or imports have changed run again.
@@ -94,6 +100,7 @@ soak:
 	$(MAKE) etcd-tests
 	$(MAKE) etcd-files
 	$(MAKE) packages
+	$(MAKE) chart
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted
@@ -306,6 +313,7 @@ check-tidy:
 	cd backup/target/s3server && go mod tidy -diff
 	cd deploy/tools && go mod tidy -diff
 	cd deploy/grpcproxy && go mod tidy -diff
+	cd deploy/helm && go mod tidy -diff
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
 	cd conformance/etcdtests && go mod tidy -diff
