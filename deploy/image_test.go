@@ -359,3 +359,27 @@ func TestCompose(t *testing.T) {
 		t.Errorf("n4 has not joined:\n%s", got)
 	}
 }
+
+// The compose file and the Helm chart name the image that make image makes.
+func TestVersionsOfImages(t *testing.T) {
+	version := strings.TrimSpace(output(t, "sed", "-n", `s/.*SkeinVersion = "\(.*\)"/\1/p`, "../etcdapi/version.go"))
+	var chart struct{ AppVersion string }
+	var compose composeFile
+	for path, into := range map[string]any{"helm/skein/Chart.yaml": &chart, "docker/compose.yaml": &compose} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.Unmarshal(b, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if chart.AppVersion != version || version == "" {
+		t.Errorf("the chart is for version %q, this is %q", chart.AppVersion, version)
+	}
+	for name, s := range compose.Services {
+		if s.Image != "skein:"+version {
+			t.Errorf("%s runs %s, and this is version %s", name, s.Image, version)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package helm
 
 import (
 	"errors"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -99,10 +98,12 @@ var variants = map[string][]string{
 	"one node":   {"--set", "replicas=1,founders=1"},
 	"other name": {"--set", "fullnameOverride=db,clusterDomain=example.org"},
 	"secret":     {"--set", "tls.mode=secret"},
-	"cert-manager, and all that can be switched on": {"--set", "tls.mode=certManager,tls.issuerRef.name=ca,serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus",
+	"cert-manager, and all that can be switched on": {
+		"--set", "tls.mode=certManager,tls.issuerRef.name=ca,serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus",
 		"--set", "backup.enabled=true,backup.url=s3://b/p?region=r,backup.credentialsSecret=s3,backup.userSecret=root",
 		"--set", "imagePullSecrets[0].name=r,priorityClassName=high,podAnnotations.a=b,podLabels.c=d,nodeSelector.e=f,persistence.storageClass=fast,persistence.annotations.g=h",
-		"--set", "zones=true,tolerations[0].key=k,tolerations[0].operator=Exists,extraArgs={--metrics=extensive},extraEnv[0].name=GOGC,extraEnv[0].value=\"100\",service.annotations.i=j,serviceAccount.annotations.k=l"},
+		"--set", "zones=true,tolerations[0].key=k,tolerations[0].operator=Exists,extraArgs={--metrics=extensive},extraEnv[0].name=GOGC,extraEnv[0].value=\"100\",service.annotations.i=j,serviceAccount.annotations.k=l",
+	},
 	"encrypted backups in a folder": {"--set", "backup.enabled=true,backup.url=file:///backup,backup.existingClaim=c,backup.keepFull=0,backup.encryptTo={age1a}"},
 }
 
@@ -243,20 +244,5 @@ func TestRefusals(t *testing.T) {
 		if _, err := template("--set", values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", values, err, want)
 		}
-	}
-}
-
-// The chart is that of the version which this tree makes: the image has its tag.
-func TestVersion(t *testing.T) {
-	b, err := os.ReadFile("../../etcdapi/version.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	version := regexp.MustCompile(`SkeinVersion = "(.*)"`).FindSubmatch(b)
-	if version == nil {
-		t.Fatal("no version")
-	}
-	if got, want := render(t).nodes(t).Spec.Template.Spec.Containers[0].Image, "skein:"+string(version[1]); got != want {
-		t.Errorf("image %s, want %s", got, want)
 	}
 }

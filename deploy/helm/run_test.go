@@ -123,6 +123,7 @@ func (k *kubernetes) backup(all objects) {
 		t.Fatal(err)
 	}
 	for range 2 {
+		k.pods[0].exec("etcdctl", "put", "b", "2") // a chain is named after its second and its revision
 		for _, c := range append(spec.InitContainers, spec.Containers...) {
 			out, err := p.command(&c, "skein", c.Args...).CombinedOutput()
 			if err != nil {
