@@ -32,13 +32,14 @@ func (c *dayClock) Wall() time.Time { return time.Date(2026, 11, c.day, 12, 0, 0
 // oneVersion is a Source of a single version.
 type oneVersion keyspace.Revision
 
-func (o oneVersion) Read(_ context.Context, _ keyspace.Span, emit func([]byte) error) error {
+func (o oneVersion) Read(_ context.Context, _ keyspace.Span, emit func([]byte, []mvcc.Version) error) error {
 	rev := keyspace.Revision(o)
-	b, _, err := block.Encode(block.ByKey, []mvcc.Version{{Key: []byte("k"), Mod: rev, Create: rev, Version: 1, Value: []byte("v")}})
+	vs := []mvcc.Version{{Key: []byte("k"), Mod: rev, Create: rev, Version: 1, Value: []byte("v")}}
+	b, _, err := block.Encode(block.ByKey, vs)
 	if err != nil {
 		return err
 	}
-	return emit(b[0])
+	return emit(b[0], vs)
 }
 
 // someBackups are chains of two backups of three days.
