@@ -24,7 +24,7 @@ const deadline = 3 * time.Minute
 // host is the address of the test in the network of the pods.
 const host = "10.99.0.1"
 
-// kubernetes stands for what starts pods: it gives each one a network, a root and the files of its volumes, and starts its
+// kubernetes stands for what starts pods. It gives each one a network, a root and the files of its volumes. It starts their
 // programs with the rendered arguments and variables, as the rendered user.
 type kubernetes struct {
 	t   *testing.T

@@ -79,8 +79,8 @@ func serving(t *testing.T, p *pod, want int) {
 	}
 }
 
-// Certificates of skein cert, made by the commands of docs/KUBERNETES.md: nodes join and run with them, clients need one, a
-// backup is made and restored from, a node is decommissioned, and a founder that has lost its volume comes back.
+// Certificates of skein cert, made by the commands of docs/KUBERNETES.md. Nodes join and run with them, and clients need one. The
+// CronJob makes backups. A node is decommissioned. A founder that has lost its volume comes back.
 func TestRunWithSecrets(t *testing.T) {
 	k := newKubernetes(t)
 	k.documentedSecrets()
