@@ -18,7 +18,7 @@ import (
 // only small messages, so that pages are asked for again with fewer keys.
 func TestDiff(t *testing.T) {
 	_, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	open := func(most int) *clientv3.Client {
 		cfg := clientConfig(endpoints)

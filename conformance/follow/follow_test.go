@@ -53,6 +53,7 @@ func startEtcds(t *testing.T) (all []*embed.Etcd, endpoints []string) {
 		cfg.ListenClientUrls, cfg.AdvertiseClientUrls = at(members+i), at(members+i)
 		cfg.InitialCluster, cfg.UnsafeNoFsync = strings.Join(initial, ","), true
 		cfg.MaxTxnOps = maxTxnOps
+		cfg.BcryptCost = 4 // with the race detector a login takes seconds otherwise, and a mirror logs in at each member at once
 		cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 		wg.Go(func() {
 			e, err := embed.StartEtcd(cfg)
@@ -130,7 +131,7 @@ func write(ctx context.Context, c *clientv3.Client, seed uint64, stop *atomic.Bo
 // a range of 20,000 keys that is deleted in one revision (trap 116) goes as a whole.
 func TestFollow(t *testing.T) {
 	etcds, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	client, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
@@ -282,7 +283,7 @@ func compare(ctx context.Context, t *testing.T, c *clientv3.Client, d *target) {
 // TestCompactedBelowThePosition: what a real etcd answers where history is gone, and where there is none yet.
 func TestCompactedBelowThePosition(t *testing.T) {
 	_, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	source, err := mirror.NewEtcd(clientConfig(endpoints), clock.System())
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // is back the next request is met.
 func TestRefusedForASilentNode(t *testing.T) {
 	_, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	source := connect(ctx, t, endpoints)
 	_, err := source.Put(ctx, "a", "1")

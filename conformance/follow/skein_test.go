@@ -76,7 +76,7 @@ func stepped(ctx context.Context, t *testing.T, dir string, ended chan error) {
 // next write has the next revision.
 func TestSkein(t *testing.T) {
 	_, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	source, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // TestUsers: a source that checks users is read and watched as root, and nobody else follows it.
 func TestUsers(t *testing.T) {
 	_, endpoints := startEtcds(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	admin, err := clientv3.New(clientConfig(endpoints))
 	if err != nil {
