@@ -90,10 +90,9 @@ var otherwise = map[string]string{
 
 // unseen are the types of vectors of which a node alone shows nothing, and that are no counters with a name in _total.
 var unseen = map[string]string{
-	"skein_placement_ranges_pending": "gauge",
-	"etcd_debugging_server_alarms":   "gauge",
-	"etcd_network_active_peers":      "gauge",
-	"etcd_network_known_peers":       "gauge",
+	"etcd_debugging_server_alarms": "gauge",
+	"etcd_network_active_peers":    "gauge",
+	"etcd_network_known_peers":     "gauge",
 
 	"etcd_network_peer_round_trip_time_seconds": "histogram",
 
@@ -104,7 +103,7 @@ var unseen = map[string]string{
 }
 
 // seenLate are the types of metrics that a node shows a few seconds after its start: they are seen or not.
-var seenLate = map[string]string{"skein_ranges_without_quorum": "gauge"}
+var seenLate = map[string]string{"skein_ranges_without_quorum": "gauge", "skein_placement_ranges_pending": "gauge"}
 
 // metric is one row of a table.
 type metric struct{ name, kind, labels, help string }
