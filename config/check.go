@@ -20,9 +20,9 @@ import (
 )
 
 // Check says what would keep a node from starting with the configuration that [Load] makes of the same arguments. Besides what
-// Load refuses it finds certificates and keys of tokens that cannot be used, founders that do not fit together, directories
-// that cannot be made or written, and an audit log and outputs of the log that cannot be. It does not look at what
-// is in a directory. It changes nothing and opens no port. Errors are joined.
+// Load refuses it finds certificates and keys of tokens that cannot be used, and founders that do not fit together. It also
+// finds directories, an audit log and outputs of the log that this user cannot make or write. It does not look at what
+// is in a directory, changes nothing and opens no port. Errors are joined.
 func Check(args, environ []string, wall func() time.Time) (*Config, []Notice, error) {
 	c, notices, err := Load(args, environ)
 	if err != nil {

@@ -103,8 +103,8 @@ func (w *fileWalk) walk(prefix string, m map[string]any) {
 	}
 }
 
-// unknown is the error of an unknown key of a section, with the one of this section that was meant: the section's own
-// name, which all of its keys have, says nothing of that.
+// unknown is the error of an unknown key, with the one of the same section that was meant. Names are compared without the
+// section's.
 func (w *fileWalk) unknown(prefix, name string) error {
 	var names []string
 	for _, keys := range [...][]string{slices.Sorted(maps.Keys(w.byKey)), slices.Sorted(maps.Keys(w.sections))} {

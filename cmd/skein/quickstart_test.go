@@ -16,8 +16,8 @@ import (
 	"github.com/skeindb/skein/internal/ports"
 )
 
-// TestSecureQuickStart runs the secure production quick start of README.md as it is written, but for its ports, which may be in
-// use, and for the wait of who types it until the nodes serve. It has at most ten lines.
+// TestSecureQuickStart runs the secure production quick start of README.md as it is written. Only its ports are others,
+// and it waits until the nodes serve, as who types it does. It has at most ten lines.
 func TestSecureQuickStart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts three processes")

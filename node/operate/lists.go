@@ -53,8 +53,8 @@ func (a *Admin) Nodes(ctx context.Context) (*adminpb.NodeListResponse, error) {
 	return out, nil
 }
 
-// listed is row for lists: what has no quorum is led by nobody. Who waits for a drain must know of it all the same, since
-// the leader goes on when the others are back.
+// listed is row for lists: what has no quorum is led by nobody. A drain waits for such leaders all the same: they go on
+// when the others are back.
 func (v *clusterView) listed(n *fsm.Node) *adminpb.Node {
 	r := v.row(n)
 	for id := range v.ledBy(n.ID) {
