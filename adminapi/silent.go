@@ -36,7 +36,8 @@ func (s *silence) refusal() *Refusal {
 	return r
 }
 
-// tlsAdvice says what to do about a connection that failed by TLS or for want of it, "" for all others. secure says whether the client has spoken TLS. Go and gRPC have no types for most of these errors.
+// tlsAdvice says what to do about a connection that failed by TLS or for want of it, "" for all others. secure says
+// whether the client has spoken TLS. Go and gRPC have no types for most of these errors.
 func tlsAdvice(secure bool, why string) string {
 	has := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(why, p) })
