@@ -36,7 +36,8 @@ func kill(ctx context.Context, o *Options, p phases, out io.Writer) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
-	fmt.Fprintf(out, "%d nodes with %d ranges, a process each, serve etcd clients after %v\n", o.Nodes, o.Ranges, rounded(clock.System().Now().Sub(began)))
+	fmt.Fprintf(out, "%d nodes with %d ranges, a process each, serve etcd clients after %v\n",
+		o.Nodes, o.Ranges, rounded(clock.System().Now().Sub(began)))
 	w, err := beginTraffic(ctx, c.endpoints())
 	if err != nil {
 		return err
@@ -54,7 +55,8 @@ func kill(ctx context.Context, o *Options, p phases, out io.Writer) (err error) 
 	if err := victim.kill(); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "kill -9 of %s, which allocated the revisions and led %d of %d ranges, after %d writes\n", victim.name, led, o.Ranges, written)
+	fmt.Fprintf(out, "kill -9 of %s, which allocated the revisions and led %d of %d ranges, after %d writes\n",
+		victim.name, led, o.Ranges, written)
 	if err := w.awaitWrite(ctx); err != nil {
 		return err
 	}

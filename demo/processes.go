@@ -135,7 +135,7 @@ func (c *processes) ready(ctx context.Context, nodes ...*process) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
-	var watching = make(chan struct{})
+	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
 		select {

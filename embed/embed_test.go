@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -148,10 +149,10 @@ func page(t *testing.T, url string) string {
 func TestBadConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	for want, change := range map[string]func(*config.Config){
-		"--name must not be empty": func(c *config.Config) { c.Name = "" },
-		"--election-timeout[1000ms] should be at least as 5 times as --heartbeat-interval[900ms]": func(c *config.Config) { c.HeartbeatInterval = 900e6 },
-		"--force-new-cluster is done by the command":                                              func(c *config.Config) { c.ForceNewCluster = true },
-		"couldn't find local name":                                                                func(c *config.Config) { c.InitialCluster = types.URLsMap{"other": types.URLs(c.AdvertisePeerURLs)} },
+		"--name must not be empty":                                 func(c *config.Config) { c.Name = "" },
+		"--election-timeout[1000ms] should be at least as 5 times": func(c *config.Config) { c.HeartbeatInterval = 900 * time.Millisecond },
+		"--force-new-cluster is done by the command":               func(c *config.Config) { c.ForceNewCluster = true },
+		"couldn't find local name":                                 func(c *config.Config) { c.InitialCluster = types.URLsMap{"other": types.URLs(c.AdvertisePeerURLs)} },
 	} {
 		cfg, err := onLoopback(dir)
 		if err != nil {

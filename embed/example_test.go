@@ -3,7 +3,6 @@ package embed_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"os"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,26 +14,31 @@ import (
 func Example() {
 	dir, err := os.MkdirTemp("", "skein-example-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	cfg, err := onLoopback(dir + "/data") // config.Default() with other ports
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	ctx := context.Background()
 	s, err := embed.Start(ctx, cfg)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
-	defer s.Stop(ctx)
+	defer func() { _ = s.Stop(ctx) }()
 	<-s.Ready()
 	if _, err := s.Client().Put(ctx, "greeting", "hello"); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	r, err := s.Client().Get(ctx, "greeting")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	fmt.Printf("%s at revision %d\n", r.Kvs[0].Value, r.Header.Revision)
 	// Output: hello at revision 2
@@ -44,26 +48,31 @@ func Example() {
 func ExampleServer_NewClient() {
 	dir, err := os.MkdirTemp("", "skein-example-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	cfg, err := onLoopback(dir + "/data")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	ctx := context.Background()
 	s, err := embed.Start(ctx, cfg, embed.SurelyNew())
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
-	defer s.Stop(ctx)
+	defer func() { _ = s.Stop(ctx) }()
 	<-s.Ready()
 	if _, err := s.Client().UserAdd(ctx, "ann", "secret"); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	ann, err := s.NewClient(clientv3.Config{Username: "ann", Password: "secret"})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer ann.Close()
 	users, err := ann.UserList(ctx)

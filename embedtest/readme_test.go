@@ -10,7 +10,7 @@ import (
 	"github.com/skeindb/skein/embedtest"
 )
 
-// README: begin
+// README.md begins here.
 func TestGreeting(t *testing.T) {
 	s := embedtest.New(t, embedtest.Nodes(3))
 	greet(t, s.Endpoints(), "hello") // your program
@@ -22,7 +22,7 @@ func TestGreeting(t *testing.T) {
 	s.Node(0).Start()
 }
 
-// README: end
+// README.md ends here.
 
 func greet(t *testing.T, endpoints []string, text string) {
 	t.Helper()
@@ -44,8 +44,8 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, code, _ := strings.Cut(string(own), "// README: begin\n")
-	code, _, ok := strings.Cut(code, "\n// README: end")
+	_, code, _ := strings.Cut(string(own), "// README.md begins here.\n")
+	code, _, ok := strings.Cut(code, "\n// README.md ends here.")
 	if !ok || !strings.Contains(string(readme), "```go\n"+code+"```\n") {
 		t.Errorf("README.md does not show\n%s", code)
 	}

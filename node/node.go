@@ -135,15 +135,18 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	announce, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
 	row := fsm.Node{ID: membership.Self, Name: cfg.Name, PeerURLs: types.URLs(cfg.AdvertisePeerURLs).StringSlice(), ClientURLs: types.URLs(cfg.AdvertiseClientURLs).StringSlice(), Attributes: cfg.NodeAttributes}
-	go func() {
-		defer close(n.done)
-		core.Announce(announce, row)
-		if announce.Err() == nil && core.Err() == nil {
-			close(n.announced)
-		}
-	}()
+	go n.announce(announce, row)
 	core.wait.Go(core.watchRestores)
 	return n, nil
+}
+
+// announce publishes the node's row, and says so once a quorum has it.
+func (n *Node) announce(ctx context.Context, row fsm.Node) {
+	defer close(n.done)
+	n.core.Announce(ctx, row)
+	if ctx.Err() == nil && n.core.Err() == nil {
+		close(n.announced)
+	}
 }
 
 // faceMetrics are those of the services that clients call.
