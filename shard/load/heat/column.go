@@ -3,7 +3,6 @@ package heat
 import (
 	"encoding/binary"
 	"fmt"
-	"strings"
 
 	"github.com/skeindb/skein/internal/wire"
 	"github.com/skeindb/skein/keyspace"
@@ -45,11 +44,12 @@ func after(key string) string {
 	if len(key) < maxKeyBytes {
 		return key + "\x00"
 	}
-	b := []byte(strings.TrimRight(key, "\xff"))
-	if len(b) > 0 {
-		b[len(b)-1]++
+	for i := len(key) - 1; i >= 0; i-- {
+		if key[i] < 0xff {
+			return key[:i] + string([]byte{key[i] + 1})
+		}
 	}
-	return string(b)
+	return ""
 }
 
 // Cell is a part of the keys, from Start to the next cell's.

@@ -14,8 +14,11 @@ import (
 // TestFormat holds the bytes of a stored column still.
 func TestFormat(t *testing.T) {
 	c := Column{
-		{"", Counts{Reads: 3}}, {"/registry/pods/a", Counts{1, 2, 300}}, {"/registry/pods/a\x00", Counts{}},
-		{"/registry/pods/b", Counts{Writes: maxCount, Bytes: maxCount}}, {"/s", Counts{}},
+		{"", Counts{Reads: 3}},
+		{"/registry/pods/a", Counts{1, 2, 300}},
+		{"/registry/pods/a\x00", Counts{}},
+		{"/registry/pods/b", Counts{Writes: maxCount, Bytes: maxCount}},
+		{"/s", Counts{}},
 	}
 	form := encode(c)
 	golden.Formats(t, map[string][]byte{"column": form, "column-empty": encode(nil)})

@@ -42,6 +42,7 @@ func TestStories(t *testing.T) {
 }
 
 func foldStory(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	columns, rows := 1, maxCells
 	var start, end string
 	d.MaybeScanArgs(t, "columns", &columns)
@@ -97,6 +98,7 @@ func counts(t *testing.T, s string) Counts {
 }
 
 func timesStory(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	at := func(arg string) int64 {
 		var text string
 		if !d.MaybeScanArgs(t, arg, &text) {

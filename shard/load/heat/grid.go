@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	// MaxRows and MaxColumns bound a map.
-	MaxRows, MaxColumns = 256, 400
+	// MaxRows bounds the rows of a map.
+	MaxRows = 256
+	// MaxColumns bounds its columns.
+	MaxColumns = 400
 	// MaxGridBytes bounds the counts and keys of a map as they are sent. Where they are more, a map has fewer rows.
 	MaxGridBytes = 600 << 10
 )

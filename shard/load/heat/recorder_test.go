@@ -82,6 +82,10 @@ func TestShapeOfARange(t *testing.T) {
 			fmt.Sprintf(`"%s" 0/2/0 "%sl" 0/0/0`, strings.Repeat("k", 64), strings.Repeat("k", 63)),
 		},
 		{
+			"long keys that are no text", part(1, 1, "a", "", Counts{Reads: 2}, sample(strings.Repeat("k", 62)+"\x80\xff", false, 0)),
+			fmt.Sprintf(`"%s\x80\xff" 0/2/0 "%s\x81" 0/0/0`, strings.Repeat("k", 62), strings.Repeat("k", 62)),
+		},
+		{
 			"the highest keys", part(1, 1, "a", "", Counts{Reads: 2}, sample(strings.Repeat("\xff", 80), false, 0)),
 			fmt.Sprintf(`"%s" 0/2/0`, strings.Repeat(`\xff`, 64)),
 		},
