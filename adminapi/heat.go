@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -84,7 +85,7 @@ func WriteHeat(w, notes io.Writer, f Format, k KeyFormat, top int, r *adminpb.He
 	if n := len(r.GetStarts()) * len(r.GetColumns()); len(r.GetColumns()) == 0 || len(r.GetWrites()) != n || len(r.GetReads()) != n || len(r.GetBytes()) != n {
 		return fmt.Errorf("a heat map of %d rows and %d columns has %d, %d and %d counts", len(r.GetStarts()), len(r.GetColumns()), len(r.GetWrites()), len(r.GetReads()), len(r.GetBytes()))
 	}
-	rows, first := heatRows(r), r.GetColumns()[0]
+	rows := heatRows(r)
 	if f == JSON {
 		return writeJSON(w, heatToJSON(r, rows))
 	}
@@ -99,12 +100,14 @@ func WriteHeat(w, notes io.Writer, f Format, k KeyFormat, top int, r *adminpb.He
 	for i := range rows {
 		all += rows[i].requests()
 	}
-	seconds := float64(len(r.GetColumns())) * float64(first.GetSeconds())
-	table := [][]string{{"START", "END", "SHARE", "WRITES/S", "READS/S", "WRITTEN/S"}}
+	table := [][]string{{"START", "END", "SHARE", "WRITES", "READS", "WRITTEN"}}
 	for _, row := range rows[:min(len(rows), top)] {
+		if row.requests() == 0 {
+			break
+		}
 		table = append(table, []string{
-			k.border(row.start, ""), k.border(row.end, ""), fmt.Sprintf("%.1f%%", 100*float64(row.requests())/float64(max(1, all))),
-			perSecond(float64(row.writes) / seconds), perSecond(float64(row.reads) / seconds), SizeText(int64(float64(row.bytes) / seconds)),
+			k.border(row.start, ""), k.border(row.end, ""), fmt.Sprintf("%.1f%%", 100*float64(row.requests())/float64(all)),
+			strconv.FormatUint(row.writes, 10), strconv.FormatUint(row.reads, 10), SizeText(int64(row.bytes)),
 		})
 	}
 	return writeTable(w, table)

@@ -97,8 +97,8 @@ skein range show 1 -w json`},
 	"range heat": {`START, END  the keys of the row. Each request counts at the first of its keys. How a range's requests lie over its keys is known by a
             sample; their number is exact
 SHARE       the row's part of all requests of the time
-WRITES/S, READS/S, WRITTEN/S
-            means over all of the time
+WRITES, READS, WRITTEN
+            how many there were in that time, and what the writes brought
 It needs no quorum; what a node has served that does not answer is not counted. With -w json it is the whole map: each row with a
 value for every minute, ten minutes or hour, whichever is stored for all of the time.`, `skein range heat
 skein range heat /registry/ --last 24h --top 5

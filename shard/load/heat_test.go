@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/shard/load/heat"
 )
@@ -193,7 +194,7 @@ func BenchmarkTally(b *testing.B) {
 			m := NewMeter(Config{Clock: clock.System(), Store: h, MaxBytes: -1, MaxLoad: -1, Some: func(int) []*Range { return nil }, Metrics: NewMetrics(nil), Heat: of})
 			h.r = m.Range(1, &h.mu, h, zap.NewNop())
 			q := Request{Span: keyspace.Single([]byte("/registry/pods/default/some-pod-name")), Writes: true, Bytes: 256}
-			n := 0
+			n, began := 0, measure.CPU()
 			for b.Loop() {
 				h.mu.Lock()
 				if h.r.Wrote(256) {
@@ -206,6 +207,7 @@ func BenchmarkTally(b *testing.B) {
 					m.serve(&h.r)
 				}
 			}
+			b.ReportMetric(float64(measure.CPU()-began)/float64(n), "cpu-ns/op")
 		})
 	}
 }

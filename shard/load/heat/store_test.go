@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/internal/measure"
 	"github.com/skeindb/skein/keyspace"
 )
 
@@ -171,6 +172,7 @@ func BenchmarkQuery(b *testing.B) {
 		r.Flush()
 	}
 	b.ReportAllocs()
+	began := measure.CPU()
 	for b.Loop() {
 		q, g := show(b, s, now+359*minute, now)
 		g = q.Merge(q.Merge(g, g), g)
@@ -178,4 +180,5 @@ func BenchmarkQuery(b *testing.B) {
 			b.Fatal(sum)
 		}
 	}
+	b.ReportMetric(float64(measure.CPU()-began)/float64(b.N)/1e6, "cpu-ms/op")
 }
