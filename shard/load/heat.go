@@ -63,8 +63,8 @@ func (m *Meter) serve(r *Range) {
 	m.cfg.Heat.Add(p)
 }
 
-// turnHeat begins a second of the heat map. Its columns are in no log: where the store does not write tables by itself, it is
-// asked to.
+// turnHeat begins a second of the heat map. Its columns are in no log: where the store does not write tables, as on a node that
+// serves reads alone, it is asked to.
 func (m *Meter) turnHeat(ctx context.Context, flushes uint64) {
 	kept := m.cfg.Heat.Turn(m.cfg.Clock.Wall())
 	if flushes != m.heatFlushes {
