@@ -30,6 +30,7 @@ const connectTimeout = time.Second
 // one command: it keeps no connection between calls.
 type Client struct {
 	endpoints []endpoint
+	tls       *tls.Config
 	login     login
 	dial      time.Duration
 }
@@ -48,7 +49,7 @@ type endpoint struct {
 // http://HOST:PORT, https://HOST:PORT, unix:PATH. https demands TLS; an endpoint
 // without a scheme uses it where tlsConfig is not nil.
 func NewClient(endpoints []string, tlsConfig *tls.Config) (*Client, error) {
-	c := &Client{dial: connectTimeout}
+	c := &Client{dial: connectTimeout, tls: tlsConfig}
 	for _, e := range endpoints {
 		e = strings.TrimSpace(e)
 		if e == "" {
@@ -64,6 +65,26 @@ func NewClient(endpoints []string, tlsConfig *tls.Config) (*Client, error) {
 		return nil, errors.New("no endpoints: give --endpoints HOST:PORT")
 	}
 	return c, nil
+}
+
+// At returns a client of other endpoints that reaches them as this one does its own. It logs in by itself.
+func (c *Client) At(endpoints ...string) (*Client, error) {
+	o, err := NewClient(endpoints, c.tls)
+	if err != nil {
+		return nil, err
+	}
+	o.dial = c.dial
+	o.As(c.login.user, c.login.password)
+	return o, nil
+}
+
+// Endpoints are those that the client asks, as they were given.
+func (c *Client) Endpoints() []string {
+	names := make([]string, len(c.endpoints))
+	for i, ep := range c.endpoints {
+		names[i] = ep.name
+	}
+	return names
 }
 
 func parseEndpoint(e string, tlsConfig *tls.Config) (endpoint, error) {

@@ -11,6 +11,8 @@
 //
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
+//	bundle.go        a debug bundle of all nodes
+//	bundlepart.go    a node's part of it: service, client
 //	survey.go        what there is to know at a glance: service, client
 //	heat.go          the heat map: service, client, output
 //	wait.go          commands that wait for what they have begun

@@ -114,7 +114,7 @@ func (e *Explained) Unwrap() error { return e.Cause }
 // request.
 const maxKeyBytes = 1 << 20
 
-// Register adds the service to a gRPC server, such as etcdapi's.
+// Register adds the service to a gRPC server, such as etcdapi's. A backend that is a [BundleBackend] too makes debug bundles.
 func Register(s grpc.ServiceRegistrar, b Backend) {
 	desc := adminpb.Admin_ServiceDesc
 	desc.Methods = slices.Clone(desc.Methods)
@@ -126,7 +126,8 @@ func Register(s grpc.ServiceRegistrar, b Backend) {
 			return handle(srv, ctx, decode, in)
 		}
 	}
-	s.RegisterService(&desc, &server{backend: b})
+	bundles, _ := b.(BundleBackend)
+	s.RegisterService(&desc, &server{backend: b, bundles: bundles})
 }
 
 // answerTime is how long before the caller's deadline a question ends at the latest.
@@ -147,6 +148,7 @@ func inTime(ctx context.Context) (context.Context, context.CancelFunc) {
 type server struct {
 	adminpb.UnimplementedAdminServer
 	backend Backend
+	bundles BundleBackend // nil where the backend makes none
 }
 
 func (s *server) RangeList(ctx context.Context, q *adminpb.RangeListRequest) (*adminpb.RangeListResponse, error) {

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -81,6 +82,9 @@ type Config struct {
 	// host is an IP address or localhost; port 0 takes a free port. Never empty.
 	// Default http://localhost:2379.
 	ListenClientURLs []url.URL
+	// ListenClientHTTPURLs are where clients are served that speak HTTP alone. With any of
+	// them ListenClientURLs serve gRPC alone. Empty means none.
+	ListenClientHTTPURLs []url.URL
 	// AdvertiseClientURLs is what clients are told in MemberList. Never empty.
 	// Default http://localhost:2379. A client that syncs its endpoints goes away from
 	// the cluster if they cannot be reached.
@@ -95,6 +99,15 @@ type Config struct {
 	// ListenMetricsURLs are extra listeners for metrics and health alone. Empty means
 	// none.
 	ListenMetricsURLs []url.URL
+
+	// SocketReusePort lets another process listen at the addresses for clients too, as
+	// the one that is to take this one's place. Default false.
+	SocketReusePort bool
+	// LockMemory keeps the memory of the process from being swapped out. Default false.
+	LockMemory bool
+	// NoFsync never waits for the disk: after a crash of the machine the node may have forgotten what it has said.
+	// Default false. For tests alone.
+	NoFsync bool
 
 	// InitialCluster are the peer URLs of each founder by name. Read only where the
 	// data directory is empty. Default: this node alone. All founders must be given the
@@ -310,7 +323,7 @@ func Default() *Config {
 		AuthToken:            "simple",
 		AuthTokenTTL:         defaultAuthTokenTTL,
 		BcryptCost:           defaultBcryptCost,
-		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}},
+		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}, Rotation: defaultRotation},
 		InitialRanges:        1,
 		MemoryBytes:          1 << 30,
 		RangeMaxBytes:        256 << 20,
@@ -414,6 +427,7 @@ func (c *Config) validateURLs() error {
 		empty bool
 	}{
 		{flag: "listen-client-urls", urls: c.ListenClientURLs, bind: true},
+		{flag: "listen-client-http-urls", urls: c.ListenClientHTTPURLs, bind: true, empty: true},
 		{flag: "listen-peer-urls", urls: c.ListenPeerURLs, bind: true, peer: true},
 		{flag: "listen-metrics-urls", urls: c.ListenMetricsURLs, bind: true, empty: true},
 		{flag: "initial-advertise-peer-urls", urls: c.AdvertisePeerURLs, peer: true},
@@ -447,16 +461,22 @@ func (c *Config) validateURLs() error {
 	return c.checkSchemes()
 }
 
-// checkSchemes refuses one address with and without TLS at once. etcd tells the
-// two apart by the first byte; here an address is either secure or it is not.
+// checkSchemes refuses two listeners at one address, but for http and https URLs for the same clients: the first byte
+// of a connection tells these apart.
 func (c *Config) checkSchemes() error {
 	seen := make(map[string]url.URL)
-	for _, u := range slices.Concat(c.ListenClientURLs, c.ListenMetricsURLs) {
-		at := u.Host + u.Path
-		if o, ok := seen[at]; ok && u.Port() != "0" {
-			return fmt.Errorf("%s and %s are the same address: give each listener its own", o.String(), u.String())
+	for i, group := range [][]url.URL{c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs} {
+		before := maps.Clone(seen)
+		for _, u := range group {
+			at := u.Host + u.Path
+			o, ok := seen[at]
+			_, others := before[at]
+			both := i < 2 && !others && o.Scheme != u.Scheme && strings.HasPrefix(o.Scheme, "http") && strings.HasPrefix(u.Scheme, "http")
+			if ok && u.Port() != "0" && !both {
+				return fmt.Errorf("%s and %s are the same address: give each listener its own", o.String(), u.String())
+			}
+			seen[at] = u
 		}
-		seen[at] = u
 	}
 	return nil
 }

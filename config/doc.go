@@ -22,21 +22,23 @@
 //
 // From the top down: calls between files go down this list.
 //
-//	settings.go    Settings: what holds for each flag, and where it comes from
-//	check.go       Check: what would keep a node from starting
-//	load.go        Load: command line, environment and file become one Config
-//	file.go        the configuration file
-//	config.go      Config, Validate, Default
-//	cluster.go     Bootstrap: what the founders agree on without talking
-//	usage.go       the text of --help
-//	table.go       the table of flags that Skein honours
-//	table_rest.go  the rows of the others
-//	compaction.go  flags of automatic compaction
-//	join.go        flags of a node that joins
-//	ranges.go      the first ranges' borders, and limits of ranges
-//	tls.go         TLS settings and certificates
-//	logger.go      the log's settings and the logger of them
-//	setters.go     how a flag's value gets into the Config
-//	flags.go       Flag: a row, and how a value is read
-//	nearest.go     what a mistyped word means
+//	settings.go       Settings: what holds for each flag, and where it comes from
+//	check.go          Check: what would keep a node from starting
+//	load.go           Load: command line, environment and file become one Config
+//	file.go           the configuration file
+//	config.go         Config, Validate, Default
+//	cluster.go        Bootstrap: what the founders agree on without talking
+//	usage.go          the text of --help
+//	table.go          the table of flags that Skein honours
+//	table_sockets.go  rows of sockets, memory and the log's files
+//	table_rest.go     the rows of the others
+//	compaction.go     flags of automatic compaction
+//	join.go           flags of a node that joins
+//	ranges.go         the first ranges' borders, and limits of ranges
+//	tls.go            TLS settings and certificates
+//	logger.go         the log's settings and the logger of them
+//	rotation.go       a log that is rotated, and systemd's journal
+//	setters.go        how a flag's value gets into the Config
+//	flags.go          Flag: a row, and how a value is read
+//	nearest.go        what a mistyped word means
 package config

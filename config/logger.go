@@ -19,10 +19,15 @@ type Log struct {
 	Level string
 	// Format is json or console. Default json.
 	Format string
-	// Outputs are "default" and "stderr" (both mean standard error), "stdout", or
-	// paths of files, which are appended to. Never empty. Default "default", which
-	// must stand alone.
+	// Outputs are "default" and "stderr" (both mean standard error), "stdout",
+	// "systemd/journal", or paths of files, which are appended to. Never empty. Default
+	// "default", which must stand alone, as the journal must.
 	Outputs []string
+	// Rotate has the one file among Outputs rotated. Default false.
+	Rotate bool
+	// Rotation says when, as JSON: maxsize in MiB, maxage in days, maxbackups, localtime, compress; 0 is
+	// no bound, and for maxsize 100. Not read without Rotate.
+	Rotation string
 }
 
 func (l *Log) validate() error {
@@ -42,10 +47,8 @@ func (l *Log) validate() error {
 		return errors.New("--log-outputs has an empty output")
 	case len(l.Outputs) > 1 && slices.Contains(l.Outputs, "default"):
 		return fmt.Errorf("multi logoutput for %q is not supported yet", "default")
-	case slices.Contains(l.Outputs, "systemd/journal"):
-		return errors.New("--log-outputs systemd/journal is not there yet: use stderr, which systemd writes to its journal")
 	}
-	return nil
+	return l.validateSinks()
 }
 
 // Build makes the logger. Its fields are etcd's, so that etcd's log tools read it.
@@ -53,6 +56,9 @@ func (l *Log) Build() (*zap.Logger, error) {
 	level, err := zapcore.ParseLevel(l.Level)
 	if err != nil {
 		return nil, fmt.Errorf("log level: %w", err)
+	}
+	if l.special() {
+		return l.buildSpecial(level)
 	}
 	z := logutil.DefaultZapLoggerConfig
 	z.Level = zap.NewAtomicLevelAt(level)

@@ -33,6 +33,7 @@ func Flags() []Flag {
 	t = append(t, memberFlags()...)
 	t = append(t, dataFlags()...)
 	t = append(t, gatewayFlag())
+	t = append(t, socketFlags()...)
 	t = append(t, clusterFlags()...)
 	t = append(t, securityFlags()...)
 	t = append(t, tlsFlags()...)
@@ -104,7 +105,7 @@ func memberFlags() []Flag {
 		{
 			Name: "listen-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "listen-client-urls", Section: sectionMember,
 			Usage: "URLs to listen on for clients: gRPC and HTTP on one port.",
-			Note:  "One address is either http or https, not both.",
+			Note:  "An address may have both an http and an https URL. Over TLS, HTTP is HTTP/1.1; listen-client-http-urls have HTTP/2 too.",
 			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenClientURLs }),
 		},
 		{
@@ -343,8 +344,8 @@ func loggingFlags() []Flag {
 		},
 		{
 			Name: "log-outputs", kind: kindSet, Default: "default", File: "log-outputs", Section: sectionLogging,
-			Usage: "Where the log goes: default, stderr, stdout or paths, separated by commas.",
-			Note:  "systemd/journal is refused: use stderr.",
+			Usage: "Where the log goes: default, stderr, stdout, systemd/journal or paths, separated by commas.",
+			Note:  "systemd/journal, which stands alone, is where systemd also brings stderr.",
 			set:   setList(func(c *Config) *[]string { return &c.Log.Outputs }),
 		},
 		{

@@ -48,7 +48,6 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionFeatures, "snapshot-catchup-entries", kindUint, "5000", "snapshot-catchup-entries", catchUp),
 		meaningless(sectionSecurity, "peer-skip-client-san-verification", kindBool, "false", "peer-transport-security.skip-client-san-verification",
 			"A peer proves which node it is by a skein:// name in its certificate, or by the authority alone; where it connects from is never compared."),
-		meaningless(sectionUnsafe, "unsafe-no-fsync", kindBool, "false", "unsafe-no-fsync", "Skein always syncs: one fsync serves all ranges."),
 	}
 }
 
@@ -63,22 +62,13 @@ func unsafeFlags() []Flag {
 
 func notYetFlags() []Flag {
 	const (
-		rotation   = "the log is not rotated: use logrotate with copytruncate, or standard error"
 		tracing    = "spans are not exported yet"
 		discovered = "name the founders in --initial-cluster"
-		httpOnly   = "there are no HTTP-only listeners: gRPC and HTTP share the client URLs without disturbing each other"
 	)
 	return []Flag{
-		notYet(sectionMember, "listen-client-http-urls", kindURLs, "", "listen-client-http-urls", httpOnly),
-		notYet(sectionMember, "memory-mlock", kindBool, "false", "memory-mlock", "memory is not locked: switch swap off instead"),
-		notYet(sectionMember, "socket-reuse-port", kindBool, "false", "socket-options.reuse-port", "a port belongs to one process"),
-		notYet(sectionMember, "socket-reuse-address", kindBool, "false", "socket-options.reuse-address", "Go already lets a listener take over an address in TIME_WAIT"),
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionLogging, "enable-log-rotation", kindBool, "false", "enable-log-rotation", rotation),
-		notYet(sectionLogging, "log-rotation-config-json", kindString,
-			`{"maxsize": 100, "maxage": 0, "maxbackups": 0, "localtime": false, "compress": false}`, "log-rotation-config-json", rotation, ""),
 		notYet(sectionTracing, "enable-distributed-tracing", kindBool, "false", "enable-distributed-tracing", tracing),
 		notYet(sectionTracing, "distributed-tracing-address", kindString, "localhost:4317", "distributed-tracing-address", tracing),
 		notYet(sectionTracing, "distributed-tracing-service-name", kindString, "etcd", "distributed-tracing-service-name", tracing),

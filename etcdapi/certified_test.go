@@ -70,8 +70,8 @@ func newCertifiedRig(t *testing.T) *certifiedRig {
 			}, nil
 		}},
 	})
-	r.Server.clients = []boundListener{{r.clients, true}}
-	r.extra = []boundListener{{r.metrics, true}}
+	r.Server.clients = []boundListener{{Listener: r.clients, secure: true}}
+	r.extra = []boundListener{{Listener: r.metrics, secure: true}}
 	r.Start()
 	return r
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"expvar"
 	"fmt"
 	"net"
 	"net/http"
@@ -39,6 +40,7 @@ func (s *Server) clientMux() http.Handler {
 // debugMux serves what shows the inside of the process. Whatever is added to it is for root.
 func (s *Server) debugMux() http.Handler {
 	mux := http.NewServeMux()
+	mux.Handle("/debug/vars", expvar.Handler())
 	if s.opts.EnablePprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -35,7 +35,8 @@ type sniffer struct {
 	limit      *connLimit
 	certified  *certifiedConns
 	tls        *tls.Config // nil for a plain port
-	grpc, http *connQueue
+	plainToo   bool        // a client may do without TLS all the same
+	grpc, http *connQueue  // nil is not served here
 	clock      clock.Clock
 	log        *zap.Logger
 	metrics    *Metrics
@@ -44,6 +45,9 @@ type sniffer struct {
 // clientProtos are those of a port that gRPC and HTTP share. A client that offers both, as curl and
 // browsers do, gets HTTP/1.1. gRPC clients offer only h2.
 var clientProtos = []string{"http/1.1", "h2"}
+
+// pageProtos are those of a port of HTTP alone.
+var pageProtos = []string{"h2", "http/1.1"}
 
 // speaking adapts TLS settings to a port that speaks these protocols.
 func speaking(base *tls.Config, protos ...string) *tls.Config {
@@ -176,33 +180,61 @@ func (s *sniffer) route(ctx context.Context, conn net.Conn) {
 // sniff reads as much of a connection as shows its protocol.
 func (s *sniffer) sniff(ctx context.Context, conn net.Conn) (_ *sniffedConn, _ *connQueue, cause string, _ error) {
 	c := &sniffedConn{Conn: conn}
-	if s.tls != nil {
-		t := tls.Server(conn, s.tls)
+	secure := s.tls != nil
+	if secure && s.plainToo {
+		first := make([]byte, 1)
+		if _, err := conn.Read(first); err != nil {
+			return nil, nil, "silent", err
+		}
+		c.prefix, secure = first, first[0] == recordHandshake
+	}
+	if secure {
+		t := tls.Server(c, s.tls)
 		if err := t.HandshakeContext(ctx); err != nil {
 			answerPlainHTTP(conn, err)
 			return nil, nil, "tls", err
 		}
 		state := t.ConnectionState()
-		c.Conn, c.state = t, &state
+		c = &sniffedConn{Conn: t, state: &state}
 		if state.NegotiatedProtocol == "h2" {
-			return c, s.grpc, "", nil
+			return s.speaks(c, true)
 		}
 	}
 	var buf [len(preface)]byte
-	for n := 0; ; {
-		m, err := c.Conn.Read(buf[n:])
-		n += m
-		c.prefix = buf[:n]
+	var err error
+	for n := copy(buf[:], c.prefix); ; {
+		begin := buf[:n]
 		switch {
-		case !bytes.HasPrefix([]byte(preface), c.prefix):
-			return c, s.http, "", nil
+		case !bytes.HasPrefix([]byte(preface), begin):
+			c.prefix = begin
+			return s.speaks(c, false)
 		case n == len(preface):
-			return c, s.grpc, "", nil
+			c.prefix = begin
+			return s.speaks(c, true)
 		case err != nil:
 			return nil, nil, "silent", err
 		}
+		var m int
+		m, err = c.Conn.Read(buf[n:])
+		n += m
 	}
 }
+
+// recordHandshake is what every TLS connection begins with, and no HTTP.
+const recordHandshake = 0x16
+
+// speaks hands on a connection of a client that speaks HTTP/2 or not. HTTP/2 is gRPC, but on a port of HTTP alone.
+func (s *sniffer) speaks(c *sniffedConn, http2 bool) (*sniffedConn, *connQueue, string, error) {
+	switch {
+	case http2 && s.grpc != nil:
+		return c, s.grpc, "", nil
+	case s.http != nil:
+		return c, s.http, "", nil
+	}
+	return nil, nil, "http", errOnlyGRPC
+}
+
+var errOnlyGRPC = errors.New("HTTP is served at --listen-client-http-urls alone")
 
 // answerPlainHTTP tells a client that speaks HTTP to a TLS port what is wrong, as net/http does.
 func answerPlainHTTP(conn net.Conn, err error) {

@@ -22,6 +22,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -105,6 +106,10 @@ type Options struct {
 	// Verify says why the certificates of a connected client do not hold any more, or nil. Nil means that
 	// clients show none.
 	Verify func([]*x509.Certificate) error
+	// HTTPURLs are client URLs that serve HTTP alone. With any of them the others serve gRPC alone.
+	HTTPURLs []url.URL
+	// ReusePort lets another process listen at the addresses too.
+	ReusePort bool
 	// CORS are the origins whose pages a browser may let in. Empty, or with a "*", means all.
 	CORS []string
 	// HostWhitelist are the names by which HTTP requests without TLS may call this node. Empty, or
@@ -178,9 +183,9 @@ type Server struct {
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
 
-	// clients and extra are the bound listeners of the client and the metrics URLs. Bind fills them
-	// before Start.
-	clients, extra []boundListener
+	// clients, pages and extra are the bound listeners of the client URLs, of those for HTTP alone and of the metrics
+	// URLs. Bind fills them before Start.
+	clients, pages, extra []boundListener
 
 	gateway *gateway // nil without a gateway
 	inside  insideListener
@@ -200,6 +205,9 @@ type Server struct {
 type boundListener struct {
 	net.Listener
 	secure bool
+	// twin is set for the second URL of an address that has TLS and not. The first one's listener serves both.
+	twin bool
+	both bool
 }
 
 // New makes a server. It opens nothing. What it starts ends in Stop, or in a Bind that failed.
@@ -294,11 +302,12 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 // requestReadTime is how long an HTTP client may take to send its request.
 const requestReadTime = 5 * time.Minute
 
-// newHTTPServer makes a server for HTTP/1.1. The bound of a whole request is wide, because a
+// newHTTPServer makes a server for HTTP/1.1, and for HTTP/2 where a client begins with that and no gRPC is spoken. The bound of a whole request is wide, because a
 // profile takes long, and its request counts as being read until it is answered.
 func newHTTPServer(h http.Handler) *http.Server {
 	var p http.Protocols
 	p.SetHTTP1(true)
+	p.SetUnencryptedHTTP2(true) // the sniffer has done the handshake, if there was one
 	return &http.Server{
 		Handler:           h,
 		Protocols:         &p,
@@ -322,12 +331,12 @@ func (s *Server) Bind(clientURLs, metricsURLs []url.URL) error {
 }
 
 func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
-	for _, u := range clientURLs {
-		l, err := s.listen(&u)
-		if err != nil {
-			return listenError(clients, clientsFlag, &u, err)
-		}
-		s.clients = append(s.clients, l)
+	var err error
+	if s.clients, err = s.listenAll(clientURLs, clientsFlag); err != nil {
+		return err
+	}
+	if s.pages, err = s.listenAll(s.opts.HTTPURLs, pagesFlag); err != nil {
+		return err
 	}
 	for _, u := range metricsURLs {
 		l, err := s.listen(&u)
@@ -340,9 +349,42 @@ func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
 	return nil
 }
 
+// listenAll listens at the URLs for clients. Two that differ in TLS alone have one listener.
+func (s *Server) listenAll(urls []url.URL, flag string) (all []boundListener, err error) {
+	for i, u := range urls {
+		twin := slices.IndexFunc(urls[:i], func(o url.URL) bool { return sharesAddress(&o, &u) })
+		if twin >= 0 {
+			if s.opts.TLS == nil {
+				return all, listenError(clients, flag, &u, errNoCertificate)
+			}
+			all[twin].both = true
+			all = append(all, boundListener{Listener: all[twin].Listener, secure: secureScheme(&u), twin: true})
+			continue
+		}
+		l, err := s.listen(&u)
+		if err != nil {
+			return all, listenError(clients, flag, &u, err)
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// sharesAddress says whether two URLs are one address, with TLS and without.
+func sharesAddress(a, b *url.URL) bool {
+	return a.Host == b.Host && tcpAddress(a) && tcpAddress(b) && a.Port() != "0"
+}
+
+func tcpAddress(u *url.URL) bool { return u.Scheme == "http" || u.Scheme == "https" }
+
+func secureScheme(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs" }
+
+var errNoCertificate = errors.New("no certificate was configured")
+
 // Whom listeners are for, and the flags that name their addresses.
 const (
 	clients, clientsFlag = "clients", "--listen-client-urls"
+	pagesFlag            = "--listen-client-http-urls"
 	metrics, metricsFlag = "metrics", "--listen-metrics-urls"
 )
 
@@ -355,7 +397,7 @@ func listenError(whom, flag string, u *url.URL, err error) error {
 
 // CheckPorts says what would keep Bind from the TCP ports of the URLs now, and leaves them unbound: a
 // client that connects before the server starts is to go on to another node, and not to wait.
-func CheckPorts(clientURLs, metricsURLs []url.URL) error {
+func CheckPorts(clientURLs, httpURLs, metricsURLs []url.URL, reusePort bool) error {
 	var bound []net.Listener
 	defer func() {
 		for _, l := range bound {
@@ -363,11 +405,11 @@ func CheckPorts(clientURLs, metricsURLs []url.URL) error {
 		}
 	}()
 	check := func(whom, flag string, urls []url.URL) error {
-		for _, u := range urls {
-			if u.Scheme == "unix" || u.Scheme == "unixs" {
-				continue // who has the data directory may have it still
+		for i, u := range urls {
+			if !tcpAddress(&u) || slices.ContainsFunc(urls[:i], func(o url.URL) bool { return sharesAddress(&o, &u) }) {
+				continue // who has the data directory may have a unix socket still
 			}
-			l, err := net.Listen("tcp", u.Host)
+			l, err := listenAt("tcp", u.Host, reusePort)
 			if err != nil {
 				return listenError(whom, flag, &u, err)
 			}
@@ -375,13 +417,13 @@ func CheckPorts(clientURLs, metricsURLs []url.URL) error {
 		}
 		return nil
 	}
-	return cmp.Or(check(clients, clientsFlag, clientURLs), check(metrics, metricsFlag, metricsURLs))
+	return cmp.Or(check(clients, clientsFlag, clientURLs), check(clients, pagesFlag, httpURLs), check(metrics, metricsFlag, metricsURLs))
 }
 
 func (s *Server) listen(u *url.URL) (boundListener, error) {
-	secure := u.Scheme == "https" || u.Scheme == "unixs"
+	secure := secureScheme(u)
 	if secure && s.opts.TLS == nil {
-		return boundListener{}, errors.New("no certificate was configured")
+		return boundListener{}, errNoCertificate
 	}
 	network, addr := "tcp", u.Host
 	if u.Scheme == "unix" || u.Scheme == "unixs" {
@@ -390,11 +432,24 @@ func (s *Server) listen(u *url.URL) (boundListener, error) {
 			return boundListener{}, err
 		}
 	}
-	l, err := net.Listen(network, addr)
+	l, err := listenAt(network, addr, s.opts.ReusePort)
 	if err != nil {
 		return boundListener{}, err
 	}
-	return boundListener{l, secure}, nil
+	return boundListener{Listener: l, secure: secure}, nil
+}
+
+// listenAt listens at an address, which another process may have too if that agrees.
+func listenAt(network, addr string, reusePort bool) (net.Listener, error) {
+	var c net.ListenConfig
+	if reusePort && network == "tcp" {
+		c.Control = func(_, _ string, raw syscall.RawConn) error {
+			var err error
+			cerr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+			return cmp.Or(cerr, err)
+		}
+	}
+	return c.Listen(context.Background(), network, addr)
 }
 
 // removeStaleSocket removes a socket that a crash has left behind. It belongs to nobody, because no
@@ -409,7 +464,7 @@ func removeStaleSocket(path string) error {
 }
 
 func (s *Server) closeListeners() {
-	for _, l := range slices.Concat(s.clients, s.extra) {
+	for _, l := range slices.Concat(s.clients, s.pages, s.extra) {
 		l.Close()
 	}
 }
@@ -417,6 +472,9 @@ func (s *Server) closeListeners() {
 // ClientAddrs returns the addresses of the client listeners in the order of the URLs. A URL with
 // port 0 has the port that the kernel chose.
 func (s *Server) ClientAddrs() []net.Addr { return addrs(s.clients) }
+
+// HTTPAddrs returns the addresses of the listeners for HTTP alone, as ClientAddrs.
+func (s *Server) HTTPAddrs() []net.Addr { return addrs(s.pages) }
 
 // MetricsAddrs returns the addresses of the metrics listeners in the order of the URLs.
 func (s *Server) MetricsAddrs() []net.Addr { return addrs(s.extra) }
@@ -443,14 +501,12 @@ func (s *Server) Start() {
 	if s.opts.Verify != nil {
 		s.wg.Go(func() { s.certified.checkEveryMinute(ctx, &s.opts) })
 	}
-	for _, l := range s.clients {
-		sn := &sniffer{inner: l, limit: s.connections, certified: &s.certified, grpc: s.grpcConns, http: s.httpConns, clock: s.opts.Clock, log: s.log, metrics: s.metrics}
-		if l.secure {
-			sn.tls = speaking(s.opts.TLS, clientProtos...)
-		}
-		s.wg.Go(func() { sn.run(ctx) })
-		s.log.Info("serving client traffic", zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))
+	grpcConns, httpConns := s.grpcConns, s.httpConns
+	if len(s.pages) > 0 {
+		httpConns = nil
+		s.sniff(ctx, s.pages, nil, s.httpConns, pageProtos)
 	}
+	s.sniff(ctx, s.clients, grpcConns, httpConns, clientProtos)
 	for _, l := range s.extra {
 		serve := net.Listener(l)
 		if l.secure {
@@ -460,6 +516,21 @@ func (s *Server) Start() {
 		s.log.Info("serving metrics", zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))
 	}
 	s.log.Info("ready to serve client requests")
+}
+
+// sniff serves clients at listeners. Without grpc or http the other one alone is served.
+func (s *Server) sniff(ctx context.Context, listeners []boundListener, grpc, http *connQueue, protos []string) {
+	for _, l := range listeners {
+		s.log.Info("serving client traffic", zap.Bool("secure", l.secure), zap.Bool("grpc", grpc != nil), zap.Bool("http", http != nil), zap.Stringer("address", l.Addr()))
+		if l.twin {
+			continue
+		}
+		sn := &sniffer{inner: l, limit: s.connections, certified: &s.certified, grpc: grpc, http: http, clock: s.opts.Clock, log: s.log, metrics: s.metrics, plainToo: l.both}
+		if l.secure || l.both {
+			sn.tls = speaking(s.opts.TLS, protos...)
+		}
+		s.wg.Go(func() { sn.run(ctx) })
+	}
 }
 
 // ended logs a server that ended for another reason than Stop.

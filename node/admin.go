@@ -3,6 +3,7 @@ package node
 import (
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/node/bundle"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/node/operate"
 )
@@ -13,7 +14,16 @@ type admin struct {
 	join.Admitter
 }
 
-var _ adminapi.Backend = (*admin)(nil)
+// withBundles is the backend of a node with ports, which makes its part of debug bundles.
+type withBundles struct {
+	adminapi.Backend
+	*bundle.Source
+}
+
+var (
+	_ adminapi.Backend       = (*admin)(nil)
+	_ adminapi.BundleBackend = withBundles{}
+)
 
 // Admin answers operators' questions about the whole cluster, executes their commands, and
 // admits nodes.

@@ -153,4 +153,5 @@
 //	table.go       the node table on disk, and the bus's peers
 //	budget.go      how the memory is divided
 //	files.go       how the files that the process may open are divided
+//	nosync.go      a file system that never waits for the disk (--unsafe-no-fsync)
 package node

@@ -23,6 +23,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/etcdapi"
+	"github.com/skeindb/skein/node/bundle"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
@@ -74,6 +75,8 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	unusable := unusableFiles(reg)
+	last := &bundle.Ring{}
+	logger = last.Attach(logger)
 	o := options(cfg, logger, unusable.WithLabelValues("peer"))
 	o.Registry, o.Stage, o.SurelyNew = reg, s.Stage, s.SurelyNew
 	limit, err := filesLimit()
@@ -93,7 +96,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		return nil, err
 	}
 	// Before anything is decided that stays: a founder that then cannot serve has founded its cluster.
-	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
+	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenClientHTTPURLs, cfg.ListenMetricsURLs, cfg.SocketReusePort); err != nil {
 		return nil, err
 	}
 	o.enter("find the node's place in the cluster")
@@ -122,7 +125,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Metrics, face.Gatherer, face.TLS, face.Verify = faceMetrics(cfg, reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) {
-		adminapi.Register(r, core.Admin())
+		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
 	}
 	n.api = etcdapi.New(face)
@@ -287,6 +290,10 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		AuthToken:          cfg.AuthToken, AuthTokenTTL: cfg.AuthTokenTTL, BcryptCost: cfg.BcryptCost,
 		RemoveBatch: int64(cfg.Compaction.BatchLimit), RemovePause: cfg.Compaction.SleepInterval,
 	}
+	if cfg.NoFsync {
+		logger.Warn("THIS NODE NEVER WAITS FOR THE DISK (--unsafe-no-fsync): a crash of the machine loses or corrupts what it has acknowledged, and its votes")
+		o.FS = noSync{o.FS}
+	}
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		sec := security(cfg)
 		sec.Unusable = unusable
@@ -312,6 +319,7 @@ func faceOptions(cfg *config.Config, m *join.Membership) etcdapi.Options {
 		WatchProgressInterval: cfg.WatchProgressInterval,
 		KeepAliveMinTime:      cfg.KeepAliveMinTime, KeepAliveInterval: cfg.KeepAliveInterval, KeepAliveTimeout: cfg.KeepAliveTimeout,
 		EnablePprof: cfg.EnablePprof, NoGateway: !cfg.Gateway, CORS: cfg.CORS, HostWhitelist: cfg.HostWhitelist,
+		HTTPURLs: cfg.ListenClientHTTPURLs, ReusePort: cfg.SocketReusePort,
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -175,7 +176,7 @@ func (r *Replica) proposeSplit(term uint64, generation keyspace.Generation, key 
 	if err := r.proposeChange(term, entry, sp); err != nil {
 		return nil, kverror.New(kverror.Dropped, "split range %s at %q: %v", r.id, key, err)
 	}
-	r.log.Info("proposed a split", zap.Uint64("term", term), zap.Binary("key", key), zap.Stringer("child", child))
+	r.log.Info("proposed a split", zap.Uint64("term", term), zap.String("key", strconv.Quote(string(key))), zap.Stringer("child", child))
 	return sp, nil
 }
 

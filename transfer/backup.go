@@ -127,6 +127,10 @@ func resume(ctx context.Context, c *Cluster, client *dataapi.Client, r *backup.R
 func finish(held context.Context, stop func(release bool), c *Cluster, client *dataapi.Client, r *backup.Repository, draft *backup.Draft, o BackupOptions) (*backup.Manifest, error) {
 	name, number := draft.Chain()
 	c.Report("chain %s, backup %d: %s at revision %d", name, number, draft.Cut().Kind, draft.Cut().Revision)
+	t := c.teller()
+	o.Progress = func(p backup.Progress) {
+		t.say("%d of %d spans, %d versions, %d bytes of keys and values, %d stored", p.SpansDone, p.Spans, p.Versions, p.Bytes, p.StoredBytes)
+	}
 	m, err := r.Write(held, draft, source{client, draft.Cut()}, o.Options)
 	if cause := context.Cause(held); err != nil && dataapi.IsHoldEnded(cause) {
 		err = cause // and not what that has broken off

@@ -20,6 +20,9 @@ type Cluster struct {
 	Clock  clock.Clock
 	// Report gets lines that say what happens, for people. It may be called from many goroutines.
 	Report func(format string, args ...any)
+	// Progress, if not nil, gets what says how far the work is, several times a second: a terminal shows the last of it.
+	// Without it Report gets a line every five seconds. It is called as Report is.
+	Progress func(text string)
 }
 
 // releaseTime bounds how long a hold is released when its work is over. It ends by itself otherwise.

@@ -20,12 +20,13 @@
 //
 // # Files
 //
-//	restore.go  from a backup into a new cluster
-//	mirror.go   from a running etcd into a new cluster
-//	users.go    the users of that etcd, which come last
-//	import.go   from etcd's file into a new cluster
-//	load.go     what these do
-//	backup.go   into a chain of backups
-//	export.go   into etcd's file
-//	cluster.go  a cluster, cuts through it
+//	restore.go   from a backup into a new cluster
+//	mirror.go    from a running etcd into a new cluster
+//	users.go     the users of that etcd, which come last
+//	import.go    from etcd's file into a new cluster
+//	load.go      what these do
+//	backup.go    into a chain of backups
+//	export.go    into etcd's file
+//	progress.go  how far the work is, in words
+//	cluster.go   a cluster, cuts through it
 package transfer

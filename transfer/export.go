@@ -31,11 +31,21 @@ type Exported struct {
 
 // Export writes the cluster's keys with their history, leases, users and roles as a file that etcdutl restores.
 func Export(ctx context.Context, c *Cluster, o ExportOptions) (done Exported, err error) {
+	t := c.teller()
+	read := int64(0)
 	h, sorter, err := dataapi.Collect(ctx, dataapi.NewClient(c.Client.ActiveConnection(), c.Clock), dataapi.CollectOptions{
 		Cut: dataapi.CutOptions{Kind: dataapi.KindExport, Owner: owner()}, Revision: o.Revision,
 		EtcdVersion: o.EtcdVersion, MaxBytes: o.MaxBytes, TempDir: o.TempDir, Clock: c.Clock,
 		Began: func(h *etcdfile.Header) { c.Report("reading revision %d, compacted at %d", h.Revision, h.Compacted) },
-		Again: func(err error) { c.Report("reading begins anew, since a compaction came before the hold: %v", err) },
+		Look: func() error {
+			read += dataapi.LookBytes
+			t.say("%d MiB of keys and values read", read>>20)
+			return nil
+		},
+		Again: func(err error) {
+			read = 0
+			c.Report("reading begins anew, since a compaction came before the hold: %v", err)
+		},
 	})
 	if err != nil {
 		return done, err

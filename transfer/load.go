@@ -9,7 +9,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/skeindb/skein/api/datapb"
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
@@ -35,9 +34,6 @@ type load struct {
 // splitBytes is after how many bytes of keys and values another range begins. Ranges split by themselves at twice as
 // many, and a range that is loaded would do so again and again.
 const splitBytes = 128 << 20
-
-// reportEvery is the pause between two lines about how far a load is.
-const reportEvery = 5 * time.Second
 
 // run loads the store into the cluster.
 func (l *load) run(ctx context.Context, c *Cluster) error {
@@ -85,7 +81,7 @@ func (l *load) bring(ctx context.Context, c *Cluster, loader *dataapi.Loader) (*
 	if err := loader.Leases(ctx, l.leases, nil); err != nil {
 		return nil, fmt.Errorf("grant %d leases: %w", len(l.leases), err)
 	}
-	p := &progress{c: c, loader: loader, began: clock.StartStopwatch()}
+	p := &progress{teller: c.teller(), loader: loader}
 	if l.lost {
 		p.granted = map[keyspace.LeaseID]bool{}
 		for _, lease := range l.leases {
@@ -98,12 +94,13 @@ func (l *load) bring(ctx context.Context, c *Cluster, loader *dataapi.Loader) (*
 	return p, nil
 }
 
+// tellEvery is after how many versions the clock is looked at.
+const tellEvery = 64
+
 // progress counts what passes, and has ranges begin in it.
 type progress struct {
-	c               *Cluster
+	*teller
 	loader          *dataapi.Loader
-	began           clock.Stopwatch
-	told            time.Duration
 	versions, bytes int64
 	sinceBorder     int64
 	key             []byte
@@ -139,9 +136,8 @@ func (p *progress) pass(ctx context.Context, v *mvcc.Version) error {
 	}
 	p.key = append(p.key[:0], v.Key...)
 	p.versions, p.bytes, p.sinceBorder = p.versions+1, p.bytes+v.Size(), p.sinceBorder+v.Size()
-	if took := p.began.Elapsed(); took-p.told >= reportEvery {
-		p.told = took
-		p.c.Report("%d versions, %d bytes of keys and values, after %v", p.versions, p.bytes, took.Round(time.Second))
+	if p.versions%tellEvery == 0 {
+		p.say("%d versions, %d bytes of keys and values", p.versions, p.bytes)
 	}
 	return nil
 }

@@ -4197,6 +4197,149 @@ func (x *HeatMissing) GetReason() string {
 	return ""
 }
 
+type BundleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long the processor is profiled and traced, in milliseconds. 0 leaves both out.
+	ProfileMs int64 `protobuf:"varint,1,opt,name=profile_ms,json=profileMs,proto3" json:"profile_ms,omitempty"`
+	// What keys are hashed with. Without it they stay as they are.
+	Salt          []byte `protobuf:"bytes,2,opt,name=salt,proto3" json:"salt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BundleRequest) Reset() {
+	*x = BundleRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BundleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BundleRequest) ProtoMessage() {}
+
+func (x *BundleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
+func (*BundleRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *BundleRequest) GetProfileMs() int64 {
+	if x != nil {
+		return x.ProfileMs
+	}
+	return 0
+}
+
+func (x *BundleRequest) GetSalt() []byte {
+	if x != nil {
+		return x.Salt
+	}
+	return nil
+}
+
+// BundleResponse is a piece of a file. The pieces of a file follow each other.
+type BundleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node that was asked.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The name of the file, and what it is.
+	File  string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	About string `protobuf:"bytes,3,opt,name=about,proto3" json:"about,omitempty"`
+	Data  []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	// Why the file is not there, or not all of it.
+	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// No further piece of the file follows.
+	Last          bool `protobuf:"varint,6,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BundleResponse) Reset() {
+	*x = BundleResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BundleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BundleResponse) ProtoMessage() {}
+
+func (x *BundleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BundleResponse.ProtoReflect.Descriptor instead.
+func (*BundleResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *BundleResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *BundleResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *BundleResponse) GetAbout() string {
+	if x != nil {
+		return x.About
+	}
+	return ""
+}
+
+func (x *BundleResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *BundleResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *BundleResponse) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -4512,7 +4655,18 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\vHeatMissing\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason2\xc7\x13\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"B\n" +
+	"\rBundleRequest\x12\x1d\n" +
+	"\n" +
+	"profile_ms\x18\x01 \x01(\x03R\tprofileMs\x12\x12\n" +
+	"\x04salt\x18\x02 \x01(\fR\x04salt\"\x8c\x01\n" +
+	"\x0eBundleResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x12\x14\n" +
+	"\x05about\x18\x03 \x01(\tR\x05about\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x12\n" +
+	"\x04last\x18\x06 \x01(\bR\x04last2\x94\x14\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -4543,7 +4697,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\bHoldList\x12\x1f.skein.admin.v1.HoldListRequest\x1a .skein.admin.v1.HoldListResponse\"\x00\x12X\n" +
 	"\vHoldRelease\x12\".skein.admin.v1.HoldReleaseRequest\x1a#.skein.admin.v1.HoldReleaseResponse\"\x00\x12I\n" +
 	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00\x12C\n" +
-	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00\x12K\n" +
+	"\x06Bundle\x12\x1d.skein.admin.v1.BundleRequest\x1a\x1e.skein.admin.v1.BundleResponse\"\x000\x01B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -4557,7 +4712,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
 	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
@@ -4624,6 +4779,8 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*HeatResponse)(nil),                    // 62: skein.admin.v1.HeatResponse
 	(*HeatColumn)(nil),                      // 63: skein.admin.v1.HeatColumn
 	(*HeatMissing)(nil),                     // 64: skein.admin.v1.HeatMissing
+	(*BundleRequest)(nil),                   // 65: skein.admin.v1.BundleRequest
+	(*BundleResponse)(nil),                  // 66: skein.admin.v1.BundleResponse
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
@@ -4689,35 +4846,37 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	8,  // 60: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
 	0,  // 61: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
 	61, // 62: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
-	38, // 63: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 64: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 65: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 66: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 67: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 68: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 69: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 70: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 71: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 72: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 73: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 74: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 75: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 76: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 77: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 78: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 79: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 80: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 81: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 82: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 83: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 84: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 85: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 86: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 87: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 88: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	62, // 89: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
-	63, // [63:90] is the sub-list for method output_type
-	36, // [36:63] is the sub-list for method input_type
+	65, // 63: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
+	38, // 64: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 65: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 66: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 67: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 68: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 69: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 70: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 71: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 72: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 73: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 74: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 75: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 76: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 77: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 78: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 79: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 80: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 81: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 82: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 83: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 84: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 85: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 86: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 87: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 88: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 89: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	62, // 90: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	66, // 91: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
+	64, // [64:92] is the sub-list for method output_type
+	36, // [36:64] is the sub-list for method input_type
 	36, // [36:36] is the sub-list for extension type_name
 	36, // [36:36] is the sub-list for extension extendee
 	0,  // [0:36] is the sub-list for field type_name
@@ -4738,7 +4897,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

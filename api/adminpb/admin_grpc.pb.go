@@ -49,6 +49,7 @@ const (
 	Admin_HoldRelease_FullMethodName             = "/skein.admin.v1.Admin/HoldRelease"
 	Admin_Survey_FullMethodName                  = "/skein.admin.v1.Admin/Survey"
 	Admin_Heat_FullMethodName                    = "/skein.admin.v1.Admin/Heat"
+	Admin_Bundle_FullMethodName                  = "/skein.admin.v1.Admin/Bundle"
 )
 
 // AdminClient is the client API for Admin service.
@@ -123,6 +124,8 @@ type AdminClient interface {
 	// Heat returns which keys had how many requests when, over up to 28 days. It needs no quorum. The nodes
 	// that do not answer are missing in the counts.
 	Heat(ctx context.Context, in *HeatRequest, opts ...grpc.CallOption) (*HeatResponse, error)
+	// Bundle sends the asked node's part of a debug bundle, file by file. It needs no quorum.
+	Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BundleResponse], error)
 }
 
 type adminClient struct {
@@ -403,6 +406,25 @@ func (c *adminClient) Heat(ctx context.Context, in *HeatRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *adminClient) Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BundleResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[0], Admin_Bundle_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BundleRequest, BundleResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_BundleClient = grpc.ServerStreamingClient[BundleResponse]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -475,6 +497,8 @@ type AdminServer interface {
 	// Heat returns which keys had how many requests when, over up to 28 days. It needs no quorum. The nodes
 	// that do not answer are missing in the counts.
 	Heat(context.Context, *HeatRequest) (*HeatResponse, error)
+	// Bundle sends the asked node's part of a debug bundle, file by file. It needs no quorum.
+	Bundle(*BundleRequest, grpc.ServerStreamingServer[BundleResponse]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -565,6 +589,9 @@ func (UnimplementedAdminServer) Survey(context.Context, *SurveyRequest) (*Survey
 }
 func (UnimplementedAdminServer) Heat(context.Context, *HeatRequest) (*HeatResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Heat not implemented")
+}
+func (UnimplementedAdminServer) Bundle(*BundleRequest, grpc.ServerStreamingServer[BundleResponse]) error {
+	return status.Error(codes.Unimplemented, "method Bundle not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1073,6 +1100,17 @@ func _Admin_Heat_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Bundle_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BundleRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).Bundle(m, &grpc.GenericServerStream[BundleRequest, BundleResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_BundleServer = grpc.ServerStreamingServer[BundleResponse]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1189,6 +1227,12 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Admin_Heat_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Bundle",
+			Handler:       _Admin_Bundle_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "adminpb/admin.proto",
 }

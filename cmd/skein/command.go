@@ -3,10 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/config"
@@ -72,6 +76,53 @@ func flagError(c *cobra.Command, err error) error {
 		return fmt.Errorf("%w; did you mean --%s?", err, n)
 	}
 	return err
+}
+
+// progressLine shows on a terminal in one line how far a command is, and lines of reports above it.
+type progressLine struct {
+	out io.Writer
+
+	mu    sync.Mutex
+	shown bool // guarded by mu: the line is there
+}
+
+// width returns that of the terminal, or 0 where there is none.
+func (p *progressLine) width() int {
+	f, ok := p.out.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width == 0 {
+		return 80
+	}
+	return width
+}
+
+// show replaces the line.
+func (p *progressLine) show(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprint(p.out, "\r"+cutTo(text, p.width()-1)+restOfLine)
+	p.shown = true
+}
+
+// report prints a line that stays.
+func (p *progressLine) report(format string, args ...any) {
+	p.clear()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.out, format+"\n", args...)
+}
+
+// clear removes the line.
+func (p *progressLine) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		fmt.Fprint(p.out, "\r"+restOfLine)
+		p.shown = false
+	}
 }
 
 // waitFlags are those of commands that wait for what they have begun.

@@ -11,6 +11,8 @@
 //	configuration.go  skein config
 //	demo.go           skein demo
 //	status.go         skein status and doctor
+//	top.go            skein top
+//	debug.go          skein debug
 //	node.go           skein node, cluster and audit
 //	placement.go      skein placement
 //	range.go          skein range

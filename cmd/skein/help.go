@@ -80,6 +80,16 @@ skein config show --effective -w json --name n1`},
 skein demo --nodes 5 --ranges 16 --load 10s
 skein demo --kill`},
 
+	"top": {`CPU         percent of one processor
+PUTS/S, GETS/S
+            what clients ask of the node
+LAG         committed log entries that the node has not applied yet, of all its ranges
+FSYNC P99   what the slowest of a hundred fsyncs of the log takes
+WRITES/S, READS/S
+            requests a second that the range's leader serves, a mean over about ten seconds`, "skein top\nskein top --once\nskein top -w json --interval 10s"},
+	"debug bundle": {"", `skein debug bundle --endpoints 127.0.0.1:12379,127.0.0.1:22379,127.0.0.1:32379
+skein debug bundle -o n2.tar.gz --nodes n2 --cpu 10s`},
+
 	"range list": {explainRanges, `skein range list
 skein range list --sort load
 skein range list --node n2 -w json

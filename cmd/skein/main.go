@@ -103,7 +103,7 @@ func newRoot(environ []string) *cobra.Command {
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
-		newStart(environ), newConfig(environ), newDemo(), newStatus(environ), newDoctor(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ),
+		newStart(environ), newConfig(environ), newDemo(), newStatus(environ), newDoctor(environ), newTop(environ), newDebug(environ), newRange(environ), newNode(environ), newPlacement(environ), newCluster(environ), newHold(environ),
 		newCert(), newAudit(), newRecover(environ), newDiff(), newBackup(environ), newRestore(environ), newImport(environ), newExport(environ),
 		newMirror(environ), newExplain(), newVersion(), newEtcdctl(), newGateway(), newGRPCProxy(),
 	)

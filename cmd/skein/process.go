@@ -23,6 +23,9 @@ var run = runProcess
 // working peers keep. Beyond it runProcess logs the stage and returns. The process should then leave; after a few seconds it
 // is ended.
 func runProcess(ctx context.Context, cfg *config.Config, logger *zap.Logger) error {
+	if err := process.LockMemory(cfg.LockMemory); err != nil {
+		return err
+	}
 	stopPacing := process.UseMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()
 	s := process.NewStages(clock.System(), os.Exit)

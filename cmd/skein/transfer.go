@@ -10,7 +10,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,16 +57,13 @@ func (f *adminFlags) withCluster(c *cobra.Command, do func(context.Context, *tra
 	if err != nil {
 		return fmt.Errorf("cluster at %s: %w: give client URLs of running nodes to --endpoints", strings.Join(f.endpoints, ","), err)
 	}
-	out := c.ErrOrStderr()
-	var mu sync.Mutex
-	return do(c.Context(), &transfer.Cluster{
-		Client: client, Clock: clock.System(),
-		Report: func(format string, args ...any) {
-			mu.Lock()
-			defer mu.Unlock()
-			fmt.Fprintf(out, format+"\n", args...)
-		},
-	})
+	line := &progressLine{out: c.ErrOrStderr()}
+	defer line.clear()
+	cluster := &transfer.Cluster{Client: client, Clock: clock.System(), Report: line.report}
+	if width := line.width(); width > 0 {
+		cluster.Progress = line.show
+	}
+	return do(c.Context(), cluster)
 }
 
 // repository opens the backups at a URL, to be written to these recipients and read with the identities of a file.
