@@ -21,7 +21,10 @@ import (
 // rewriting says whether golden files are to be written; datadriven owns the flag.
 func rewriting() bool { return flag.Lookup("rewrite").Value.String() == "true" }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The library that rotates logs never ends its goroutine.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"))
+}
 
 func mustLoad(t *testing.T, args []string, env ...string) (*Config, []Notice) {
 	t.Helper()
@@ -134,6 +137,12 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"log-format":                     str("console", func(c *Config) any { return c.Log.Format }),
 		"warning-unary-request-duration": {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
 		"watch-progress-notify-interval": {value: "5s", file: "5000000000", get: func(c *Config) any { return c.WatchProgressInterval }, want: 5 * time.Second},
+		"listen-client-http-urls":        u("http://127.0.0.1:3", func(c *Config) any { return c.ListenClientHTTPURLs }),
+		"socket-reuse-port":              {value: "true", get: func(c *Config) any { return c.SocketReusePort }, want: true},
+		"memory-mlock":                   {value: "true", get: func(c *Config) any { return c.LockMemory }, want: true},
+		"unsafe-no-fsync":                {value: "true", get: func(c *Config) any { return c.NoFsync }, want: true},
+		"enable-log-rotation":            {value: "true", with: []string{"log-outputs", "[/tmp/x]"}, get: func(c *Config) any { return c.Log.Rotate }, want: true},
+		"log-rotation-config-json":       {value: `{"maxsize": 5}`, file: `'{"maxsize": 5}'`, get: func(c *Config) any { return c.Log.Rotation }, want: `{"maxsize": 5}`},
 		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
 		"metrics":                        {value: "extensive", get: func(c *Config) any { return c.ExtensiveMetrics }, want: true},
 		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},

@@ -17,11 +17,8 @@ func socketFlags() []Flag {
 			Note:  "The peers' port belongs to one process: the system would divide their packets between the two.",
 			set:   setBool(func(c *Config) *bool { return &c.SocketReusePort }),
 		},
-		{
-			Name: "socket-reuse-address", kind: kindBool, Default: "false", File: "socket-options.reuse-address", Section: sectionMember,
-			Usage: "Let a listener take over an address in TIME_WAIT.", Note: "Go does so in any case.",
-			set: func(*Config, value) error { return nil },
-		},
+		meaningless(sectionMember, "socket-reuse-address", kindBool, "false", "socket-options.reuse-address",
+			"Go lets a listener take over an address in TIME_WAIT in any case."),
 		{
 			Name: "memory-mlock", kind: kindBool, Default: "false", File: "memory-mlock", Section: sectionMember,
 			Usage: "Keep the memory of the process from being swapped out.",

@@ -166,7 +166,7 @@ func TestExamplesRun(t *testing.T) {
 func TestFlagsAreSpelledAlike(t *testing.T) {
 	several := map[string]bool{
 		"to": true, "host": true, "cluster": true, "temp-dir": true, "revision": true, "output": true, "bump-revision": true, "wait": true,
-		"data-dir": true, "days": true, "dry-run": true, "key-format": true, "prefix": true,
+		"data-dir": true, "days": true, "dry-run": true, "key-format": true, "prefix": true, "nodes": true, "interval": true,
 		"endpoints": true, // those of etcd's gateway are hosts and ports, and no variable
 		"write-out": true, // only commands that ask a cluster have the variable
 	}

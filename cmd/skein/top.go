@@ -120,7 +120,7 @@ func (s *topScreen) live(ctx context.Context, in, out *os.File) (err error) {
 	}()
 	for {
 		width, height, serr := term.GetSize(int(out.Fd()))
-		if serr != nil {
+		if serr != nil || width == 0 || height == 0 { // some terminals do not know theirs
 			width, height = 80, 24
 		}
 		frame, lerr := s.look(ctx)
