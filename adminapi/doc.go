@@ -9,9 +9,10 @@
 //
 // # Files
 //
+//	bundle.go        a debug bundle of all nodes
+//	top.go           what happens between two looks at a cluster
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
-//	bundle.go        a debug bundle of all nodes
 //	bundlepart.go    a node's part of it: service, client
 //	survey.go        what there is to know at a glance: service, client
 //	heat.go          the heat map: service, client, output

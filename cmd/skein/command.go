@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -123,6 +124,15 @@ func (p *progressLine) clear() {
 		fmt.Fprint(p.out, "\r"+restOfLine)
 		p.shown = false
 	}
+}
+
+// cutTo cuts a line to a width. Keys may have characters of any width, and so little is promised for them.
+func cutTo(line string, width int) string {
+	if utf8.RuneCountInString(line) <= width {
+		return line
+	}
+	runes := []rune(line)
+	return string(runes[:max(0, width)])
 }
 
 // waitFlags are those of commands that wait for what they have begun.

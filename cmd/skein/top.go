@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -153,13 +152,4 @@ func (s *topScreen) screen(frame *adminapi.TopFrame, lookErr error, width, heigh
 		lines[i] = cutTo(line, width) + restOfLine
 	}
 	return screenTop + strings.Join(lines, "\r\n") + restBelow
-}
-
-// cutTo cuts a line to a width. Keys may have characters of any width, and so little is promised for them.
-func cutTo(line string, width int) string {
-	if utf8.RuneCountInString(line) <= width {
-		return line
-	}
-	runes := []rune(line)
-	return string(runes[:max(0, width)])
 }
