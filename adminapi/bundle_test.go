@@ -227,8 +227,13 @@ func TestNoBundle(t *testing.T) {
 
 func TestTroubledRanges(t *testing.T) {
 	all := []*adminpb.Range{
-		{Id: 1, Leader: "n1"}, {Id: 2, Leader: "n1", WritesPerSecond: 1}, {Id: 3, Leader: "n1", ReadsPerSecond: 5}, {Id: 4, Leader: "n1", Operation: &adminpb.Operation{}},
-		{Id: 5, Leader: "n1", Members: []*adminpb.Replica{{Quarantine: "rot"}}}, {Id: 6}, {Id: 7, WaitsFor: []string{"n2"}},
+		{Id: 1, Leader: "n1"},
+		{Id: 2, Leader: "n1", WritesPerSecond: 1},
+		{Id: 3, Leader: "n1", ReadsPerSecond: 5},
+		{Id: 4, Leader: "n1", Operation: &adminpb.Operation{}},
+		{Id: 5, Leader: "n1", Members: []*adminpb.Replica{{Quarantine: "rot"}}},
+		{Id: 6},
+		{Id: 7, WaitsFor: []string{"n2"}},
 	}
 	var ids []uint64
 	for _, r := range troubled(all) {

@@ -20,8 +20,7 @@ What Skein does with each flag of etcd 3.7:
 
 - **honoured**: it does what etcd's does, up to the note.
 - **meaningless here**: accepted and logged; the note says why.
-- **not there yet**: the start is refused, unless the value asks for nothing that is missing (the default, and what the
-  note lists).
+- **not there yet**: the start is refused, unless the value is the default.
 `)
 	flags := Flags()
 	for _, support := range []Support{Honoured, Meaningless, NotYet} {
@@ -47,13 +46,6 @@ What Skein does with each flag of etcd 3.7:
 
 func (f *Flag) row() string {
 	text := strings.TrimSpace(f.Usage + " " + f.Note)
-	if len(f.accepts) > 0 {
-		quoted := make([]string, len(f.accepts))
-		for i, a := range f.accepts {
-			quoted[i] = fmt.Sprintf("`%q`", a)
-		}
-		text = strings.TrimSuffix(text, ".") + ". Accepted: " + strings.Join(quoted, ", ") + "."
-	}
 	def := ""
 	if f.Default != "" {
 		def = "`" + f.Default + "`"

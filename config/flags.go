@@ -61,9 +61,6 @@ type Flag struct {
 	kind kind
 	// set takes an honoured flag's value over.
 	set func(*Config, value) error
-	// accepts are values of an unsupported flag, besides the default, that need nothing
-	// that is missing.
-	accepts []string
 	// check finds fault with a value that parses and is not used.
 	check func(value) error
 }
@@ -78,7 +75,7 @@ func (f *Flag) refuses(v value) error {
 			return fmt.Errorf("--%s: %w", f.Name, err)
 		}
 	}
-	if f.Support != NotYet || v.text == f.Default || slices.Contains(f.accepts, v.text) {
+	if f.Support != NotYet || v.text == f.Default {
 		return nil
 	}
 	return fmt.Errorf("--%s=%s is refused: %s", f.Name, v.text, f.Note)

@@ -14,8 +14,8 @@ func meaningless(section, name string, k kind, def, file, why string) Flag {
 }
 
 // notYet is a row for a flag that asks for something missing.
-func notYet(section, name string, k kind, def, file, why string, accepts ...string) Flag {
-	return Flag{Name: name, Section: section, Support: NotYet, kind: k, Default: def, File: file, Note: why, accepts: accepts}
+func notYet(section, name string, k kind, def, file, why string) Flag {
+	return Flag{Name: name, Section: section, Support: NotYet, kind: k, Default: def, File: file, Note: why}
 }
 
 func meaninglessFlags() []Flag {

@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"sync"
 
+	"go.etcd.io/etcd/client/pkg/v3/logutil"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"go.etcd.io/etcd/client/pkg/v3/logutil"
 )
 
 // RingBytes is how much of the log a node keeps in memory for a bundle.
