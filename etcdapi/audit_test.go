@@ -161,6 +161,7 @@ func TestAuditOfEveryMethod(t *testing.T) {
 		"etcdserverpb.AuthUserChangePasswordRequest.password":       "a password",
 		"etcdserverpb.AuthUserChangePasswordRequest.hashedPassword": "the hash of one",
 		"skein.admin.v1.RangeSplitRequest.key":                      "a key",
+		"skein.admin.v1.BundleRequest.salt":                         "with it guesses of keys could be tried",
 		"skein.data.v1.AccessRow.key":                               "it is told that users and roles come",
 		"skein.data.v1.AccessRow.value":                             "hashes of passwords",
 		"skein.data.v1.ReadRequest.start":                           "a key",
