@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/internal/ptytest"
 )
 
 // A bundle overwrites nothing, and where there is none no file is left.
@@ -57,7 +58,7 @@ func frame(i int) *adminapi.TopFrame {
 
 // On a terminal the screen is drawn anew until somebody presses q, and the terminal is as it was then.
 func TestTopOnATerminal(t *testing.T) {
-	user, program := terminal(t)
+	user, program := ptytest.New(t)
 	looks := 0
 	s := &topScreen{out: program, format: adminapi.Table, keys: adminapi.QuotedKeys, every: time.Millisecond, look: func(context.Context) (*adminapi.TopFrame, error) {
 		if looks++; looks == 3 {
@@ -94,7 +95,7 @@ func TestTopOnATerminal(t *testing.T) {
 	if strings.Contains(screen, "k\x1b[2J") {
 		t.Error("a key has commanded the terminal")
 	}
-	if !shown(program) {
+	if !ptytest.Echoes(program) {
 		t.Error("the terminal shows nothing any more")
 	}
 }
@@ -139,7 +140,7 @@ func TestTopWithoutATerminal(t *testing.T) {
 
 // A terminal shows in one line how far a command is, and reports stay above it.
 func TestProgressLine(t *testing.T) {
-	user, program := terminal(t)
+	user, program := ptytest.New(t)
 	p := &progressLine{out: program}
 	if (&progressLine{out: &bytes.Buffer{}}).width() != 0 || p.width() == 0 {
 		t.Error("what is no terminal has a width, or a terminal none")

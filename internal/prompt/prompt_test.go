@@ -3,40 +3,17 @@
 package prompt
 
 import (
-	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/skeindb/skein/internal/ptytest"
 )
-
-// terminal returns both ends of a new terminal: the user's, and the program's.
-func terminal(t *testing.T) (user, program *os.File) {
-	t.Helper()
-	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skipf("no terminals here: %v", err)
-	}
-	t.Cleanup(func() { _ = user.Close() })
-	n, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
-		t.Skipf("no terminals here: %v", err)
-	}
-	t.Cleanup(func() { _ = program.Close() })
-	return user, program
-}
 
 // A password that is missing is asked for at a terminal, and is not shown there. Without a terminal it is an error.
 func TestLogin(t *testing.T) {
-	person, program := terminal(t)
+	person, program := ptytest.New(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +41,7 @@ func TestLogin(t *testing.T) {
 		typed := make(chan struct{})
 		go func() {
 			defer close(typed)
-			for c.prompts != "" && shown(program) {
+			for c.prompts != "" && ptytest.Echoes(program) {
 				time.Sleep(time.Millisecond)
 			}
 			if c.prompts != "" {
@@ -77,13 +54,7 @@ func TestLogin(t *testing.T) {
 			t.Errorf("%q, %q: %q, %v, asked %q", c.user, c.password, got, err, &prompts)
 		}
 	}
-	if !shown(program) {
+	if !ptytest.Echoes(program) {
 		t.Error("the terminal shows nothing any more")
 	}
-}
-
-// shown says whether a terminal shows what is typed.
-func shown(f *os.File) bool {
-	s, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err != nil || s.Lflag&unix.ECHO != 0
 }
