@@ -37,8 +37,10 @@ const (
 	// judgeTimeout is how long a peer asks placement before it says that it cannot tell: well
 	// within checkTimeout, since a late answer is lost.
 	judgeTimeout = checkTimeout / 4
-	// announcePause lies between two attempts to publish the node.
+	// announcePause lies between two attempts to publish the node; at first it is announceFirst, and doubles: there may be no
+	// leader yet.
 	announcePause = time.Second
+	announceFirst = 10 * time.Millisecond
 )
 
 // Options are what an Admission is made of. All of them are required.
@@ -369,7 +371,7 @@ func (a *Admission) RemovedError() error {
 // says that the node cannot go on: it was removed from the cluster, or the row is another
 // directory's.
 func (a *Admission) Announce(ctx context.Context, row fsm.Node) error {
-	for {
+	for pause := announceFirst; ; pause = min(2*pause, announcePause) {
 		err := a.o.Placement.Publish(ctx, row)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -380,7 +382,7 @@ func (a *Admission) Announce(ctx context.Context, row fsm.Node) error {
 			return fmt.Errorf("this directory is none of the cluster: %w", otherDirectory(&fsm.Node{ID: a.o.Self}))
 		}
 		a.o.Logger.Info("publish this node", zap.Error(err))
-		if clock.Sleep(ctx, a.o.Clock, announcePause) != nil {
+		if clock.Sleep(ctx, a.o.Clock, pause) != nil {
 			return nil
 		}
 	}
