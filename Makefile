@@ -53,7 +53,7 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build release image packages chart check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -79,6 +79,12 @@ chart: $(LINT)
 	cd deploy/helm && $(LINT) run
 	cd deploy/helm && go test -count=1 -timeout 30m -v . $(ARGS)
 
+# The console in a real browser: Debian's chromium, without which the tests leave themselves out. A picture of each page
+# is left below bin/console.
+console:
+	@mkdir -p bin/console
+	cd console/browser && go test $(TAGS) -count=1 -timeout 20m -v -artifacts -outputdir $(CURDIR)/bin/console . $(ARGS)
+
 # While one works: nothing long, no race detector, and go's cache of results, so that only
 # packages whose code or imports have changed run again.
 quick:
@@ -102,6 +108,7 @@ soak:
 	$(MAKE) etcd-files
 	$(MAKE) packages
 	$(MAKE) chart
+	$(MAKE) console
 	$(MAKE) chaos DURATION=1h
 	$(MAKE) chaos-local DURATION=30m
 	$(MAKE) chaos-planted
@@ -125,6 +132,8 @@ modules: conformance $(LINT)
 	cd conformance && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(COMPILE) $(LINT) run
 	cd deploy/grpcproxy && $(COMPILE) $(LINT) run
+	cd console/tools && $(COMPILE) $(LINT) run
+	cd console/browser && $(COMPILE) $(LINT) run
 	cd bench/against-etcd && $(GO_TEST) .
 
 # Flaky tests: all packages RUNS times with the race detector, each time in a new order.
@@ -314,6 +323,8 @@ check-tidy:
 	cd backup/target/s3server && go mod tidy -diff
 	cd deploy/tools && go mod tidy -diff
 	cd deploy/grpcproxy && go mod tidy -diff
+	cd console/tools && go mod tidy -diff
+	cd console/browser && go mod tidy -diff
 	cd conformance && go mod tidy -diff
 	cd conformance/apiserver && go mod tidy -diff
 	cd conformance/etcdtests && go mod tidy -diff

@@ -95,6 +95,15 @@ func (f *fakeBackend) Heat(_ context.Context, q *adminpb.HeatRequest) (*adminpb.
 	}, f.err
 }
 
+// Series are of three nodes in no order, one of which does not answer.
+func (f *fakeBackend) Series(_ context.Context, afterUnixMs int64) (*adminpb.SeriesResponse, error) {
+	return &adminpb.SeriesResponse{Nodes: []*adminpb.NodeSeries{
+		{Node: "n3", Error: "silent"},
+		{Node: "n1", UnixMs: []int64{afterUnixMs + 1}, Series: []*adminpb.Series{{Name: "puts", Values: []float64{2}}}},
+		{Node: "n2"},
+	}}, f.err
+}
+
 // ReleaseHold knows the older one.
 func (f *fakeBackend) ReleaseHold(ctx context.Context, id string) (*adminpb.Hold, error) {
 	l, err := f.Holds(ctx)

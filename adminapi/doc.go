@@ -16,6 +16,7 @@
 //	bundlepart.go    a node's part of it: service, client
 //	survey.go        what there is to know at a glance: service, client
 //	heat.go          the heat map: service, client, output
+//	series.go        what nodes have measured of themselves, for charts
 //	wait.go          commands that wait for what they have begun
 //	placement.go     the placement group: service, client, output
 //	cluster.go       the cluster version: service, client, output

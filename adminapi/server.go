@@ -42,6 +42,7 @@ type Backend interface {
 	HoldBackend
 	SurveyBackend
 	HeatBackend
+	SeriesBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

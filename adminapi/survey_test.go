@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 
 	"github.com/skeindb/skein/api/adminpb"
@@ -136,5 +138,16 @@ func TestSurveyPassesOverSilentEndpoints(t *testing.T) {
 	}
 	if _, silent, err = c.Survey(ctx); len(silent) != 1 || err == nil || !strings.Contains(err.Error(), "no endpoint can be reached: "+closed.Addr().String()) {
 		t.Errorf("%v, %v", silent, err)
+	}
+}
+
+// Series come in the order of the nodes' names, those after the time that is asked for.
+func TestSeriesInOrder(t *testing.T) {
+	r, err := (&server{backend: &fakeBackend{}}).Series(t.Context(), &adminpb.SeriesRequest{AfterUnixMs: 7})
+	if err != nil || len(r.GetNodes()) != 3 || r.GetNodes()[0].GetNode() != "n1" || r.GetNodes()[0].GetUnixMs()[0] != 8 || r.GetNodes()[2].GetError() == "" {
+		t.Errorf("%v, %v", r, err)
+	}
+	if _, err := (&server{backend: &fakeBackend{err: &Refusal{Reason: "no", NextStep: "wait"}}}).Series(t.Context(), &adminpb.SeriesRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("an error of the backend: %v", err)
 	}
 }

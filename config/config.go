@@ -62,6 +62,18 @@ const (
 	StateExisting = "existing"
 )
 
+// ConsoleMode says what the console of a node can do.
+type ConsoleMode string
+
+// The modes of the console.
+const (
+	// ConsoleReadOnly shows the cluster and its keys.
+	ConsoleReadOnly ConsoleMode = "read-only"
+	// ConsoleFull also has commands, and edits keys.
+	ConsoleFull ConsoleMode = "full"
+	ConsoleOff  ConsoleMode = "off"
+)
+
 // Config is the validated configuration of one node. The zero value is not valid:
 // begin with [Default]. A Config is not changed once the node has it.
 type Config struct {
@@ -99,6 +111,10 @@ type Config struct {
 	// ListenMetricsURLs are extra listeners for metrics and health alone. Empty means
 	// none.
 	ListenMetricsURLs []url.URL
+	// Console is what the console can do. ListenConsoleURLs are where it is served; empty means at the client URLs.
+	// Default read-only.
+	Console           ConsoleMode
+	ListenConsoleURLs []url.URL
 
 	// SocketReusePort lets another process listen at the addresses for clients too, as
 	// the one that is to take this one's place. Default false.
@@ -320,6 +336,7 @@ func Default() *Config {
 		SelfSignedCertYears:  1,
 		CORS:                 []string{"*"},
 		HostWhitelist:        []string{"*"},
+		Console:              ConsoleReadOnly,
 		AuthToken:            "simple",
 		AuthTokenTTL:         defaultAuthTokenTTL,
 		BcryptCost:           defaultBcryptCost,
@@ -430,6 +447,7 @@ func (c *Config) validateURLs() error {
 		{flag: "listen-client-http-urls", urls: c.ListenClientHTTPURLs, bind: true, empty: true},
 		{flag: "listen-peer-urls", urls: c.ListenPeerURLs, bind: true, peer: true},
 		{flag: "listen-metrics-urls", urls: c.ListenMetricsURLs, bind: true, empty: true},
+		{flag: "listen-console-urls", urls: c.ListenConsoleURLs, bind: true, empty: true},
 		{flag: "initial-advertise-peer-urls", urls: c.AdvertisePeerURLs, peer: true},
 		{flag: "advertise-client-urls", urls: c.AdvertiseClientURLs},
 	} {
@@ -465,7 +483,7 @@ func (c *Config) validateURLs() error {
 // of a connection tells these apart.
 func (c *Config) checkSchemes() error {
 	seen := make(map[string]url.URL)
-	for i, group := range [][]url.URL{c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs} {
+	for i, group := range [][]url.URL{c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs, c.ListenConsoleURLs} {
 		before := maps.Clone(seen)
 		for _, u := range group {
 			at := u.Host + u.Path

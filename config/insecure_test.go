@@ -20,6 +20,7 @@ func TestInsecure(t *testing.T) {
 		{"--listen-peer-urls=http://10.0.0.1:1 --initial-advertise-peer-urls=http://10.0.0.1:1", "http://10.0.0.1:1"},
 		{"--listen-peer-urls=https://10.0.0.1:1 --initial-advertise-peer-urls=https://10.0.0.1:1 --peer-auto-tls", ""},
 		{"--listen-metrics-urls=http://10.0.0.1:1", ""}, // probes have no certificates
+		{"--listen-console-urls=http://10.0.0.1:1", "http://10.0.0.1:1"},
 	} {
 		c, _ := mustLoad(t, append([]string{"--name=node1"}, strings.Fields(test.args)...))
 		if got := strings.Join(c.Insecure(), " "); got != test.want {

@@ -26,6 +26,16 @@ func setExtensive(c *Config, v value) error {
 	return nil
 }
 
+// setConsole reads --console.
+func setConsole(c *Config, v value) error {
+	switch m := ConsoleMode(v.text); m {
+	case ConsoleReadOnly, ConsoleFull, ConsoleOff:
+		c.Console = m
+		return nil
+	}
+	return errors.New("must be read-only, full or off")
+}
+
 func setDuration(f func(*Config) *time.Duration) func(*Config, value) error {
 	return func(c *Config, v value) error { *f(c) = v.d; return nil }
 }

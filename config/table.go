@@ -404,6 +404,17 @@ func commandFlags() []Flag {
 			set:   setString(func(c *Config) *string { return &c.AuditLog }),
 		},
 		{
+			Name: "console", kind: kindString, Default: "read-only", File: "console", Section: sectionSkein, Own: true,
+			Usage: "What the console at /console/ of the client URLs can do: read-only, full for commands and edits too, or off.",
+			Note:  "It may do what its reader may: while users are checked, root sees all, and others only keys, by their permissions. Over http it is served by addresses, localhost, the names in this node's URLs and those of host-whitelist.",
+			set:   setConsole,
+		},
+		{
+			Name: "listen-console-urls", kind: kindURLs, Default: "", File: "listen-console-urls", Section: sectionSkein, Own: true,
+			Usage: "URLs to serve the console at, and not at the client URLs.",
+			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenConsoleURLs }),
+		},
+		{
 			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
 			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
 			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",

@@ -104,7 +104,7 @@ func (c *Config) validateTLS() error {
 		tls    *TLS
 		urls   []url.URL
 	}{
-		{"", &c.ClientTLS, slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs)},
+		{"", &c.ClientTLS, slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs, c.ListenConsoleURLs)},
 		{"peer-", &c.PeerTLS, append(c.ListenPeerURLs[:len(c.ListenPeerURLs):len(c.ListenPeerURLs)], c.AdvertisePeerURLs...)},
 	} {
 		t := side.tls
@@ -143,7 +143,7 @@ func secure(u *url.URL) bool { return u.Scheme == "https" || u.Scheme == "unixs"
 // Insecure returns the URLs of clients and peers that others than this machine reach without TLS. Those of metrics do
 // not count: probes have no certificates.
 func (c *Config) Insecure() (urls []string) {
-	for _, u := range slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs) {
+	for _, u := range slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs, c.ListenConsoleURLs) {
 		ip := net.ParseIP(u.Hostname())
 		if u.Scheme != "http" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(urls, u.String()) {
 			continue
@@ -165,7 +165,7 @@ type ClientSide struct {
 // the data directory if it is not there. Files are read again where they have changed; unusable counts those that
 // cannot be taken.
 func (c *Config) ClientSide(wall func() time.Time, logger *zap.Logger, unusable interface{ Inc() }) (side ClientSide, err error) {
-	urls := slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs)
+	urls := slices.Concat(c.ListenClientURLs, c.ListenClientHTTPURLs, c.ListenMetricsURLs, c.ListenConsoleURLs)
 	if !anySecure(urls) {
 		return side, nil
 	}

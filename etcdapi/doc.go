@@ -52,6 +52,11 @@
 // Paths under /v3/ are etcd's JSON gateway: its own generated translation, which calls the gRPC
 // services over a connection within the process. Its streams may also come by websocket.
 //
+// # The console
+//
+// Paths under /console/ are package console's. It calls the services within the process ([Services]), in the name of who
+// sent the HTTP request: what users may do there is what they may do by gRPC.
+//
 // # What is guaranteed
 //
 //  1. No request lasts beyond its bound. KV bounds its calls. [Options.RequestTimeout] bounds the
@@ -88,6 +93,7 @@
 //
 //	server.go       Server, Options: the port and all services on it
 //	http.go         etcd's HTTP endpoints, and the port for metrics
+//	console.go      what the console may call, and for whom
 //	interceptor.go  what every gRPC call passes: bounds, leaders, measures
 //	gateway.go      etcd's JSON gateway
 //	socket.go       streams of the gateway by websocket

@@ -34,7 +34,18 @@ func (s *Server) clientMux() http.Handler {
 	if s.gateway != nil {
 		mux.Handle("/v3/", s.gateway)
 	}
-	return s.knownHost(s.origins(ownPages(today(mux))))
+	etcds := s.origins(ownPages(today(mux)))
+	if s.opts.Console == nil || len(s.opts.ConsoleURLs) > 0 {
+		return s.knownHost(etcds)
+	}
+	console := s.consoleHandler()
+	return s.knownHost(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path+"/" == consolePath || strings.HasPrefix(r.URL.Path, consolePath) {
+			console.ServeHTTP(w, r)
+			return
+		}
+		etcds.ServeHTTP(w, r)
+	}))
 }
 
 // debugMux serves what shows the inside of the process. Whatever is added to it is for root.

@@ -131,8 +131,8 @@ func TestReusedPort(t *testing.T) {
 	reuse := func(o *Options) { o.ReusePort = true }
 	one := serveAt(t, nil, []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}, reuse)
 	urls := []url.URL{{Scheme: "http", Host: one.ClientAddrs()[0].String()}}
-	must(t, CheckPorts(urls, nil, nil, true))
-	if err := CheckPorts(urls, nil, nil, false); err == nil || !strings.Contains(err.Error(), "in use") {
+	must(t, CheckPorts(urls, nil, nil, nil, true))
+	if err := CheckPorts(urls, nil, nil, nil, false); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("without the option: %v", err)
 	}
 	two := serveAt(t, nil, urls, reuse)

@@ -119,6 +119,11 @@ type Options struct {
 	Audit Auditor
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
+	// Console, if not nil, makes what is served under /console/: at the client URLs, or at ConsoleURLs alone if there are any.
+	Console     func(*Services) http.Handler
+	ConsoleURLs []url.URL
+	// ConsoleHosts are names of this node by which its console may be asked for without TLS, beside those of HostWhitelist.
+	ConsoleHosts []string
 }
 
 // fill sets the defaults.
@@ -159,6 +164,9 @@ func setDefault[T comparable](v *T, d T) {
 // who looks why clients are refused must be let in.
 const metricsConnections = 32
 
+// consoleConnections bounds the connections of each of the console's own URLs: browsers open six each.
+const consoleConnections = 128
+
 // Server serves etcd's clients. Its life is New, Bind, Start, Stop.
 type Server struct {
 	opts    Options
@@ -182,10 +190,15 @@ type Server struct {
 	certified            certifiedConns
 	grpcConns, httpConns *connQueue
 	http, metricsHTTP    *http.Server
+	consoleHTTP          *http.Server // nil without ConsoleURLs
 
-	// clients, pages and extra are the bound listeners of the client URLs, of those for HTTP alone and of the metrics
-	// URLs. Bind fills them before Start.
-	clients, pages, extra []boundListener
+	// services are those that the console calls, and codec encodes their answers as gRPC does.
+	services *Services
+	codec    countingCodec
+
+	// clients, pages, extra and consoles are the bound listeners of the client URLs, of those for HTTP alone, of the metrics
+	// URLs and of the console's. Bind fills them before Start.
+	clients, pages, extra, consoles []boundListener
 
 	gateway *gateway // nil without a gateway
 	inside  insideListener
@@ -215,17 +228,19 @@ func New(o Options) *Server {
 	o.fill()
 	s := &Server{opts: o, log: o.Logger, metrics: o.Metrics, health: health.NewServer(), connections: &connLimit{most: int64(o.MaxConnections), why: o.ConnectionsWhy}, grpcConns: newConnQueue(), httpConns: newConnQueue(), inside: newInsideListener(), ending: make(chan struct{})}
 	s.life, s.end = context.WithCancel(context.Background())
+	s.codec = newCountingCodec(o.Metrics, o.Answers)
 	s.grpc = grpc.NewServer(s.grpcOptions()...)
+	s.services = &Services{s: s, methods: map[string]within{}}
 	s.confirm.ask = s.reachPlacement
-	pb.RegisterKVServer(s.grpc, &kvServer{s: s})
-	pb.RegisterAuthServer(s.grpc, newAuthServer(s))
-	pb.RegisterClusterServer(s.grpc, &clusterServer{s: s})
-	pb.RegisterMaintenanceServer(s.grpc, &maintenanceServer{s: s})
+	pb.RegisterKVServer(s.services, &kvServer{s: s})
+	pb.RegisterAuthServer(s.services, newAuthServer(s))
+	pb.RegisterClusterServer(s.services, &clusterServer{s: s})
+	pb.RegisterMaintenanceServer(s.services, &maintenanceServer{s: s})
 	if o.Watches != nil {
-		pb.RegisterWatchServer(s.grpc, &watchServer{s: s})
+		pb.RegisterWatchServer(s.services, &watchServer{s: s})
 	}
 	if o.Leases != nil {
-		pb.RegisterLeaseServer(s.grpc, &leaseServer{s: s})
+		pb.RegisterLeaseServer(s.services, &leaseServer{s: s})
 	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
@@ -234,7 +249,7 @@ func New(o Options) *Server {
 		s.locks.Register(s.grpc)
 	}
 	if o.Register != nil {
-		o.Register(s.grpc)
+		o.Register(s.services)
 	}
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)
@@ -253,6 +268,10 @@ func New(o Options) *Server {
 	s.http = newHTTPServer(s.clientMux())
 	s.metricsHTTP = newHTTPServer(s.metricsMux())
 	s.metricsHTTP.ConnState = s.certified.follow
+	if o.Console != nil && len(o.ConsoleURLs) > 0 {
+		s.consoleHTTP = newHTTPServer(s.consoleMux())
+		s.consoleHTTP.ConnState = s.certified.follow
+	}
 	return s
 }
 
@@ -278,7 +297,7 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 	o := &s.opts
 	opts := []grpc.ServerOption{
 		grpc.Creds(sniffedCreds{}),
-		grpc.ForceServerCodecV2(newCountingCodec(o.Metrics, o.Answers)),
+		grpc.ForceServerCodecV2(s.codec),
 		grpc.MaxRecvMsgSize(o.MaxRequestBytes + grpcOverheadBytes),
 		grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.MaxConcurrentStreams(o.MaxConcurrentStreams),
@@ -346,6 +365,17 @@ func (s *Server) bind(clientURLs, metricsURLs []url.URL) error {
 		l.Listener = netutil.LimitListener(l.Listener, metricsConnections)
 		s.extra = append(s.extra, l)
 	}
+	if s.consoleHTTP == nil {
+		return nil
+	}
+	for _, u := range s.opts.ConsoleURLs {
+		l, err := s.listen(&u)
+		if err != nil {
+			return listenError(console, consoleFlag, &u, err)
+		}
+		l.Listener = netutil.LimitListener(l.Listener, consoleConnections)
+		s.consoles = append(s.consoles, l)
+	}
 	return nil
 }
 
@@ -386,6 +416,7 @@ const (
 	clients, clientsFlag = "clients", "--listen-client-urls"
 	pagesFlag            = "--listen-client-http-urls"
 	metrics, metricsFlag = "metrics", "--listen-metrics-urls"
+	console, consoleFlag = "the console", "--listen-console-urls"
 )
 
 func listenError(whom, flag string, u *url.URL, err error) error {
@@ -397,7 +428,7 @@ func listenError(whom, flag string, u *url.URL, err error) error {
 
 // CheckPorts says what would keep Bind from the TCP ports of the URLs now, and leaves them unbound: a
 // client that connects before the server starts is to go on to another node, and not to wait.
-func CheckPorts(clientURLs, httpURLs, metricsURLs []url.URL, reusePort bool) error {
+func CheckPorts(clientURLs, httpURLs, metricsURLs, consoleURLs []url.URL, reusePort bool) error {
 	var bound []net.Listener
 	defer func() {
 		for _, l := range bound {
@@ -417,7 +448,7 @@ func CheckPorts(clientURLs, httpURLs, metricsURLs []url.URL, reusePort bool) err
 		}
 		return nil
 	}
-	return cmp.Or(check(clients, clientsFlag, clientURLs), check(clients, pagesFlag, httpURLs), check(metrics, metricsFlag, metricsURLs))
+	return cmp.Or(check(clients, clientsFlag, clientURLs), check(clients, pagesFlag, httpURLs), check(metrics, metricsFlag, metricsURLs), check(console, consoleFlag, consoleURLs))
 }
 
 func (s *Server) listen(u *url.URL) (boundListener, error) {
@@ -464,7 +495,7 @@ func removeStaleSocket(path string) error {
 }
 
 func (s *Server) closeListeners() {
-	for _, l := range slices.Concat(s.clients, s.pages, s.extra) {
+	for _, l := range slices.Concat(s.clients, s.pages, s.extra, s.consoles) {
 		l.Close()
 	}
 }
@@ -478,6 +509,9 @@ func (s *Server) HTTPAddrs() []net.Addr { return addrs(s.pages) }
 
 // MetricsAddrs returns the addresses of the metrics listeners in the order of the URLs.
 func (s *Server) MetricsAddrs() []net.Addr { return addrs(s.extra) }
+
+// ConsoleAddrs returns the addresses of the console's own listeners in the order of the URLs.
+func (s *Server) ConsoleAddrs() []net.Addr { return addrs(s.consoles) }
 
 func addrs(ls []boundListener) []net.Addr {
 	a := make([]net.Addr, len(ls))
@@ -507,15 +541,21 @@ func (s *Server) Start() {
 		s.sniff(ctx, s.pages, nil, s.httpConns, pageProtos)
 	}
 	s.sniff(ctx, s.clients, grpcConns, httpConns, clientProtos)
-	for _, l := range s.extra {
+	s.serveHTTP("metrics", s.metricsHTTP, s.extra)
+	s.serveHTTP("console", s.consoleHTTP, s.consoles)
+	s.log.Info("ready to serve client requests")
+}
+
+// serveHTTP serves what only speaks HTTP.
+func (s *Server) serveHTTP(what string, h *http.Server, listeners []boundListener) {
+	for _, l := range listeners {
 		serve := net.Listener(l)
 		if l.secure {
 			serve = tls.NewListener(l, speaking(s.opts.TLS, "http/1.1"))
 		}
-		s.wg.Go(func() { s.ended("metrics", s.metricsHTTP.Serve(serve)) })
-		s.log.Info("serving metrics", zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))
+		s.wg.Go(func() { s.ended(what, h.Serve(serve)) })
+		s.log.Info("serving "+what, zap.Bool("secure", l.secure), zap.Stringer("address", l.Addr()))
 	}
-	s.log.Info("ready to serve client requests")
 }
 
 // sniff serves clients at listeners. Without grpc or http the other one alone is served.
@@ -562,7 +602,10 @@ func (s *Server) stop(ctx context.Context) {
 	close(s.ending)
 	s.end()
 	var wg sync.WaitGroup
-	for _, h := range []*http.Server{s.http, s.metricsHTTP} {
+	for _, h := range []*http.Server{s.http, s.metricsHTTP, s.consoleHTTP} {
+		if h == nil {
+			continue
+		}
 		wg.Go(func() {
 			if h.Shutdown(ctx) != nil {
 				h.Close()

@@ -21,6 +21,7 @@ import (
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/node/series"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
@@ -144,6 +145,8 @@ type Options struct {
 	Logger *zap.Logger
 	// Registry takes the metrics; nil leaves them unregistered.
 	Registry prometheus.Registerer
+	// Gatherer has them all, and those of who opens the Core, for the charts of the last hour. Without it there are none.
+	Gatherer prometheus.Gatherer
 }
 
 // enter tells who wants to know that a stage begins.
@@ -211,6 +214,8 @@ type Core struct {
 	// questions go to admin.
 	admission *join.Admission
 	admin     *operate.Admin
+	// series is what this node has measured of itself, nil without a Gatherer.
+	series *series.Ring
 
 	fatalOnce sync.Once
 	fatal     chan struct{}

@@ -133,6 +133,8 @@
 //	foreign.go     refuses a directory of etcd
 //	permission.go  what a lack of permission says of the directory
 //	admin.go       the backend of the admin service
+//	series.go      what all nodes have measured of themselves, for charts
+//	console.go     the console, if there is to be one
 //	etcd.go        what etcd's services ask of the node itself
 //	snapshot.go    etcd's database files of the store, for etcd's Snapshot
 //	alarm.go       alarms of all members, and what this node observes of itself

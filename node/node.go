@@ -78,7 +78,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	last := &bundle.Ring{}
 	logger = last.Attach(logger)
 	o := options(cfg, logger, unusable.WithLabelValues("peer"))
-	o.Registry, o.Stage, o.SurelyNew = reg, s.Stage, s.SurelyNew
+	o.Registry, o.Gatherer, o.Stage, o.SurelyNew = reg, reg, s.Stage, s.SurelyNew
 	limit, err := filesLimit()
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		return nil, err
 	}
 	// Before anything is decided that stays: a founder that then cannot serve has founded its cluster.
-	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenClientHTTPURLs, cfg.ListenMetricsURLs, cfg.SocketReusePort); err != nil {
+	if err := etcdapi.CheckPorts(cfg.ListenClientURLs, cfg.ListenClientHTTPURLs, cfg.ListenMetricsURLs, cfg.ListenConsoleURLs, cfg.SocketReusePort); err != nil {
 		return nil, err
 	}
 	o.enter("find the node's place in the cluster")
@@ -128,6 +128,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
 	}
+	showConsole(cfg, &face)
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
 	core.OnLoad(func(why error) { n.api.LoadBegun(why) })
@@ -251,6 +252,9 @@ func (n *Node) Core() *Core { return n.core }
 
 // ClientAddrs returns the addresses at which clients are served.
 func (n *Node) ClientAddrs() []net.Addr { return n.api.ClientAddrs() }
+
+// ConsoleAddrs returns the addresses of --listen-console-urls.
+func (n *Node) ConsoleAddrs() []net.Addr { return n.api.ConsoleAddrs() }
 
 // Fatal is closed when the node cannot go on, and Err says why. The node is to be stopped then.
 func (n *Node) Fatal() <-chan struct{} { return n.core.Fatal() }

@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/lease"
 	"github.com/skeindb/skein/node/join"
 	"github.com/skeindb/skein/node/operate"
+	"github.com/skeindb/skein/node/series"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
@@ -92,6 +93,9 @@ func Open(ctx context.Context, o Options) (_ *Core, err error) {
 	}
 	c.compact()
 	c.observe()
+	if c.series != nil {
+		c.wait.Go(func() { c.series.Run(c.ctx) })
+	}
 	return c, nil
 }
 
@@ -302,6 +306,9 @@ func (c *Core) openAdmin() {
 			return c.service.UndoBootstrap(ctx, c.host, holds)
 		},
 	})
+	if o.Gatherer != nil {
+		c.series = series.New(o.Gatherer, o.Clock)
+	}
 	c.admin = operate.New(operate.Options{
 		Self: o.Self, Clock: o.Clock, Election: o.Election, Heartbeat: o.Heartbeat, Logger: c.log,
 		Placement: c.client, Replicas: c.shards.Admin(), Routes: c.router, Peers: peers{c},

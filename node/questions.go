@@ -21,6 +21,7 @@ const (
 	questionCheck  = 1
 	questionReport = 2
 	questionHeat   = 3
+	questionSeries = 7
 )
 
 // handleQuestion answers MethodNodeAdmin.
@@ -43,6 +44,8 @@ func (c *Core) handleQuestion(ctx context.Context, from keyspace.NodeID, payload
 			return nil, err
 		}
 		return json.Marshal(g)
+	case questionSeries:
+		return c.answerSeries(body)
 	}
 	return nil, fmt.Errorf("node: unknown request %d", payload[0])
 }

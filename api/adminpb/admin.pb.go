@@ -4340,6 +4340,221 @@ func (x *BundleResponse) GetLast() bool {
 	return false
 }
 
+type SeriesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only points after it, in milliseconds since 1970.
+	AfterUnixMs   int64 `protobuf:"varint,1,opt,name=after_unix_ms,json=afterUnixMs,proto3" json:"after_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeriesRequest) Reset() {
+	*x = SeriesRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeriesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeriesRequest) ProtoMessage() {}
+
+func (x *SeriesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeriesRequest.ProtoReflect.Descriptor instead.
+func (*SeriesRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *SeriesRequest) GetAfterUnixMs() int64 {
+	if x != nil {
+		return x.AfterUnixMs
+	}
+	return 0
+}
+
+type SeriesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of their names.
+	Nodes         []*NodeSeries `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeriesResponse) Reset() {
+	*x = SeriesResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeriesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeriesResponse) ProtoMessage() {}
+
+func (x *SeriesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeriesResponse.ProtoReflect.Descriptor instead.
+func (*SeriesResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *SeriesResponse) GetNodes() []*NodeSeries {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeSeries is what a node has measured of itself.
+type NodeSeries struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Why there is nothing; empty if there is.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// The points by the node's own clock, ascending.
+	UnixMs        []int64   `protobuf:"varint,3,rep,packed,name=unix_ms,json=unixMs,proto3" json:"unix_ms,omitempty"`
+	Series        []*Series `protobuf:"bytes,4,rep,name=series,proto3" json:"series,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSeries) Reset() {
+	*x = NodeSeries{}
+	mi := &file_adminpb_admin_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSeries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSeries) ProtoMessage() {}
+
+func (x *NodeSeries) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSeries.ProtoReflect.Descriptor instead.
+func (*NodeSeries) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *NodeSeries) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeSeries) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *NodeSeries) GetUnixMs() []int64 {
+	if x != nil {
+		return x.UnixMs
+	}
+	return nil
+}
+
+func (x *NodeSeries) GetSeries() []*Series {
+	if x != nil {
+		return x.Series
+	}
+	return nil
+}
+
+// Series is one measure, with a value for each of the points.
+type Series struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As puts, of which there are so many a second. The names are not part of the API.
+	Name          string    `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Values        []float64 `protobuf:"fixed64,2,rep,packed,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Series) Reset() {
+	*x = Series{}
+	mi := &file_adminpb_admin_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Series) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Series) ProtoMessage() {}
+
+func (x *Series) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Series.ProtoReflect.Descriptor instead.
+func (*Series) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *Series) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Series) GetValues() []float64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -4666,7 +4881,20 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x05about\x18\x03 \x01(\tR\x05about\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\x12\x12\n" +
-	"\x04last\x18\x06 \x01(\bR\x04last2\x94\x14\n" +
+	"\x04last\x18\x06 \x01(\bR\x04last\"3\n" +
+	"\rSeriesRequest\x12\"\n" +
+	"\rafter_unix_ms\x18\x01 \x01(\x03R\vafterUnixMs\"B\n" +
+	"\x0eSeriesResponse\x120\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.skein.admin.v1.NodeSeriesR\x05nodes\"\x7f\n" +
+	"\n" +
+	"NodeSeries\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x17\n" +
+	"\aunix_ms\x18\x03 \x03(\x03R\x06unixMs\x12.\n" +
+	"\x06series\x18\x04 \x03(\v2\x16.skein.admin.v1.SeriesR\x06series\"4\n" +
+	"\x06Series\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06values\x18\x02 \x03(\x01R\x06values2\xdf\x14\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -4698,7 +4926,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\vHoldRelease\x12\".skein.admin.v1.HoldReleaseRequest\x1a#.skein.admin.v1.HoldReleaseResponse\"\x00\x12I\n" +
 	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00\x12C\n" +
 	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00\x12K\n" +
-	"\x06Bundle\x12\x1d.skein.admin.v1.BundleRequest\x1a\x1e.skein.admin.v1.BundleResponse\"\x000\x01B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x06Bundle\x12\x1d.skein.admin.v1.BundleRequest\x1a\x1e.skein.admin.v1.BundleResponse\"\x000\x01\x12I\n" +
+	"\x06Series\x12\x1d.skein.admin.v1.SeriesRequest\x1a\x1e.skein.admin.v1.SeriesResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -4712,7 +4941,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
 	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
@@ -4781,6 +5010,10 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*HeatMissing)(nil),                     // 64: skein.admin.v1.HeatMissing
 	(*BundleRequest)(nil),                   // 65: skein.admin.v1.BundleRequest
 	(*BundleResponse)(nil),                  // 66: skein.admin.v1.BundleResponse
+	(*SeriesRequest)(nil),                   // 67: skein.admin.v1.SeriesRequest
+	(*SeriesResponse)(nil),                  // 68: skein.admin.v1.SeriesResponse
+	(*NodeSeries)(nil),                      // 69: skein.admin.v1.NodeSeries
+	(*Series)(nil),                          // 70: skein.admin.v1.Series
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
@@ -4819,67 +5052,71 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	15, // 33: skein.admin.v1.RangeMergeResponse.operation:type_name -> skein.admin.v1.Operation
 	63, // 34: skein.admin.v1.HeatResponse.columns:type_name -> skein.admin.v1.HeatColumn
 	64, // 35: skein.admin.v1.HeatResponse.missing:type_name -> skein.admin.v1.HeatMissing
-	37, // 36: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	40, // 37: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	42, // 38: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	18, // 39: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	20, // 40: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	30, // 41: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	22, // 42: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	26, // 43: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	28, // 44: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	45, // 45: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	49, // 46: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	52, // 47: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 48: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 49: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 50: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 51: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	32, // 52: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	16, // 53: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	55, // 54: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	57, // 55: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	59, // 56: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	10, // 57: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	13, // 58: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	5,  // 59: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	8,  // 60: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	0,  // 61: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
-	61, // 62: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
-	65, // 63: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
-	38, // 64: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 65: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 66: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 67: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 68: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 69: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 70: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 71: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 72: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 73: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 74: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 75: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 76: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 77: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 78: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 79: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 80: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 81: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 82: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 83: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 84: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 85: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 86: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 87: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 88: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 89: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	62, // 90: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
-	66, // 91: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
-	64, // [64:92] is the sub-list for method output_type
-	36, // [36:64] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	69, // 36: skein.admin.v1.SeriesResponse.nodes:type_name -> skein.admin.v1.NodeSeries
+	70, // 37: skein.admin.v1.NodeSeries.series:type_name -> skein.admin.v1.Series
+	37, // 38: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	40, // 39: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	42, // 40: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	18, // 41: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	20, // 42: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	30, // 43: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	22, // 44: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	26, // 45: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	28, // 46: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	45, // 47: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	49, // 48: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	52, // 49: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 50: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 51: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 52: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 53: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	32, // 54: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	16, // 55: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	55, // 56: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	57, // 57: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	59, // 58: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	10, // 59: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	13, // 60: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	5,  // 61: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	8,  // 62: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	0,  // 63: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	61, // 64: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
+	65, // 65: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
+	67, // 66: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
+	38, // 67: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 68: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 69: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 70: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 71: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 72: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 73: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 74: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 75: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 76: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 77: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 78: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 79: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 80: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 81: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 82: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 83: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 84: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 85: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 86: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 87: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 88: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 89: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 90: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 91: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 92: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	62, // 93: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	66, // 94: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
+	68, // 95: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
+	67, // [67:96] is the sub-list for method output_type
+	38, // [38:67] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -4897,7 +5134,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   67,
+			NumMessages:   71,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,7 @@ const (
 	Admin_Survey_FullMethodName                  = "/skein.admin.v1.Admin/Survey"
 	Admin_Heat_FullMethodName                    = "/skein.admin.v1.Admin/Heat"
 	Admin_Bundle_FullMethodName                  = "/skein.admin.v1.Admin/Bundle"
+	Admin_Series_FullMethodName                  = "/skein.admin.v1.Admin/Series"
 )
 
 // AdminClient is the client API for Admin service.
@@ -126,6 +127,8 @@ type AdminClient interface {
 	Heat(ctx context.Context, in *HeatRequest, opts ...grpc.CallOption) (*HeatResponse, error)
 	// Bundle sends the asked node's part of a debug bundle, file by file. It needs no quorum.
 	Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BundleResponse], error)
+	// Series returns what each node has measured of itself during the last hour, for charts.
+	Series(ctx context.Context, in *SeriesRequest, opts ...grpc.CallOption) (*SeriesResponse, error)
 }
 
 type adminClient struct {
@@ -425,6 +428,16 @@ func (c *adminClient) Bundle(ctx context.Context, in *BundleRequest, opts ...grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_BundleClient = grpc.ServerStreamingClient[BundleResponse]
 
+func (c *adminClient) Series(ctx context.Context, in *SeriesRequest, opts ...grpc.CallOption) (*SeriesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SeriesResponse)
+	err := c.cc.Invoke(ctx, Admin_Series_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -499,6 +512,8 @@ type AdminServer interface {
 	Heat(context.Context, *HeatRequest) (*HeatResponse, error)
 	// Bundle sends the asked node's part of a debug bundle, file by file. It needs no quorum.
 	Bundle(*BundleRequest, grpc.ServerStreamingServer[BundleResponse]) error
+	// Series returns what each node has measured of itself during the last hour, for charts.
+	Series(context.Context, *SeriesRequest) (*SeriesResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -592,6 +607,9 @@ func (UnimplementedAdminServer) Heat(context.Context, *HeatRequest) (*HeatRespon
 }
 func (UnimplementedAdminServer) Bundle(*BundleRequest, grpc.ServerStreamingServer[BundleResponse]) error {
 	return status.Error(codes.Unimplemented, "method Bundle not implemented")
+}
+func (UnimplementedAdminServer) Series(context.Context, *SeriesRequest) (*SeriesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Series not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1111,6 +1129,24 @@ func _Admin_Bundle_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_BundleServer = grpc.ServerStreamingServer[BundleResponse]
 
+func _Admin_Series_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeriesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Series(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Series_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Series(ctx, req.(*SeriesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1225,6 +1261,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Heat",
 			Handler:    _Admin_Heat_Handler,
+		},
+		{
+			MethodName: "Series",
+			Handler:    _Admin_Series_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

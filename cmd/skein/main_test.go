@@ -121,6 +121,11 @@ func (fakeBackend) Holds(context.Context) (*adminpb.HoldListResponse, error) {
 	return &adminpb.HoldListResponse{Revision: 9, Holds: []*adminpb.Hold{{Id: "00000000000000b0", Kind: "backup", Owner: "db7", Revision: 4}}}, nil
 }
 
+// Series are none.
+func (fakeBackend) Series(context.Context, int64) (*adminpb.SeriesResponse, error) {
+	return &adminpb.SeriesResponse{}, nil
+}
+
 // Survey is of three nodes, two of which are dead.
 func (fakeBackend) Survey(context.Context) (*adminpb.SurveyResponse, error) {
 	row := func(name string, since int64) *adminpb.NodeSurvey {

@@ -65,7 +65,7 @@ var lines = []line{
 		"a configuration is plain data: who reads it must not need a running node",
 	},
 	{
-		[]string{"etcdapi", "adminapi", "dataapi"},
+		[]string{"etcdapi", "adminapi", "dataapi", "console"},
 		"the services clients call",
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
@@ -191,6 +191,9 @@ var bans = []ban{
 	{"watch", Module + "/shard", "what asks a range does so by rangeapi and needs no replica"},
 	{"router", Module + "/shard", "what asks a range does so by rangeapi and needs no replica"},
 	{"config", Module + "/shard", "the limits of a request are rangeapi's"},
+	{"console", Module + "/keyspace", "the console calls the services with their own messages, and so can do no more than their clients"},
+	{"console", Module + "/auth", "who may do what is checked by the services that the console calls"},
+	{"console", Module + "/router", "the console calls the services, which check who may do what"},
 	{"etcdapi", Module + "/raftgroup", "a face speaks to the router; it cannot know groups"},
 	{"router", Module + "/raftgroup", "the router knows ranges and nodes, not groups"},
 	{"node/operate", Module + "/raftgroup", "operators' commands go by what nodes say of themselves, not by their groups"},

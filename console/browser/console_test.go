@@ -1,0 +1,364 @@
+package browser
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/skeindb/skein/config"
+)
+
+// html is a key that would run a script in a page that took it for HTML.
+const html = `<img src=x onerror="window.hacked=1">`
+
+// fill puts some keys.
+func fill(t *testing.T, c *clientv3.Client) {
+	t.Helper()
+	put := func(key, value string, opts ...clientv3.OpOption) {
+		if _, err := c.Put(t.Context(), key, value, opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 250 {
+		put(fmt.Sprintf("/registry/pods/default/web-%03d", i), fmt.Sprintf(`{"kind":"Pod","metadata":{"name":"web-%03d"},"phase":"Running"}`, i))
+	}
+	for i := range 5 {
+		put("/config/limits", fmt.Sprintf(`{"most":%d}`, 100*(i+1)))
+	}
+	put(html, html)
+	put("bin\xff\x00key", "\x00\x01\xfe\xff")
+	l, err := c.Grant(t.Context(), 3600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("/locks/leader", "n1", clientv3.WithLease(l.ID))
+}
+
+// Each page shows what there is, in light and in dark, without an error of a script or a thing that the policy refuses. A key
+// that is HTML is text. What somebody puts is seen without a reload.
+func TestPages(t *testing.T) {
+	b := newTab(t)
+	c, consoles := cluster(t, 3, 8, config.ConsoleReadOnly)
+	fill(t, c)
+	_ = c.Watch(t.Context(), "/registry/", clientv3.WithPrefix()) // somebody watches
+	b.do(chromedp.Navigate(consoles[0]))
+	b.shows("Nodes alive", "3 / 3", "Writes a second", "n3")
+	var shown float64
+	b.do(chromedp.Evaluate(`performance.getEntriesByName("shown")[0].startTime`, &shown))
+	t.Logf("the first page was there after %.0f ms", shown)
+	b.until("charts with points", `[...document.querySelectorAll(".charts .empty.over")].length === 0 && document.querySelectorAll(".charts canvas").length === 8`)
+	b.both("overview")
+
+	b.press("2")
+	b.shows("Leader", "Writes/s", "8 in all")
+	b.both("ranges")
+	b.do(chromedp.Evaluate(`document.querySelector("tbody tr").focus()`, nil))
+	b.press(kb.ArrowDown + kb.Enter)
+	b.shows("Replicas", "Generation", "leads", "follows")
+	b.until("no commands", `![...document.querySelectorAll("button")].some((e) => e.innerText.startsWith("Split"))`)
+	b.both("range")
+	b.press(kb.Escape)
+	b.until("the drawer is closed", `!document.querySelector(".drawer")`)
+	b.press("/")
+	b.do(chromedp.SendKeys(`input[type=search]`, "no such range"))
+	b.shows("No range matches.")
+
+	b.do(chromedp.Evaluate(`document.activeElement.blur()`, nil))
+	b.press("3")
+	b.shows("Fsync p99", "Build", "serving")
+	b.both("nodes")
+	b.click("n2")
+	b.shows("Decommission", "Peers")
+	b.both("node")
+	b.press(kb.Escape)
+
+	b.press("4")
+	b.shows("Nothing is being moved", "Voters of each range", "There is no alarm.")
+	b.both("operations")
+
+	b.press("5")
+	b.shows("Watchers behind", "/locks/leader", "Granted")
+	b.both("watchers")
+
+	b.press("6")
+	b.shows("/registry/pods/default/web-100", "/config/limits", html, `bin\xff\x00key`)
+	b.both("keys")
+	if _, err := c.Put(t.Context(), "/a/live/key", "1"); err != nil {
+		t.Fatal(err)
+	}
+	b.shows("/a/live/key")
+	b.click("Next")
+	b.shows("page 2")
+	b.press("/")
+	b.do(chromedp.SendKeys(`input[type=search]`, `bin\xff`))
+	b.shows(`bin\xff\x00key`, "1 in all")
+	b.click(`bin\xff\x00key`)
+	b.shows("no UTF-8: hex", "00 01 fe ff")
+	b.picture("key-binary")
+	b.press(kb.Escape)
+	b.do(chromedp.SetValue(`input[type=search]`, ""), chromedp.SendKeys(`input[type=search]`, "/config"))
+	b.shows("1 in all")
+	b.click("/config/limits")
+	b.shows("version 5", "version 1", `"most": 500`, "created the key")
+	b.do(chromedp.Evaluate(`[...document.querySelectorAll(".version")].at(-1).click()`, nil))
+	b.shows(`"most": 100`)
+	b.both("key")
+	var hacked bool
+	b.do(chromedp.Evaluate(`!!window.hacked`, &hacked))
+	if hacked {
+		t.Error("a key was taken for HTML")
+	}
+	b.clean()
+}
+
+// both takes a picture in light and in dark.
+func (b *tab) both(name string) {
+	b.t.Helper()
+	for _, theme := range []string{"light", "dark"} {
+		b.until("a switch", `document.documentElement.dataset.theme`)
+		b.do(chromedp.Evaluate(fmt.Sprintf(`document.documentElement.dataset.theme === %q || dispatchEvent(new KeyboardEvent("keydown", {key: "t"}))`, theme), nil))
+		b.until(theme, fmt.Sprintf(`document.documentElement.dataset.theme === %q`, theme))
+		b.do(chromedp.Sleep(200 * time.Millisecond)) // for the picture alone: it is drawn
+		b.picture(name + "-" + theme)
+	}
+}
+
+// A full console commands the cluster and edits keys, after a question, and a refusal is shown in its two halves.
+func TestCommands(t *testing.T) {
+	b := newTab(t)
+	c, consoles := cluster(t, 3, 4, config.ConsoleFull)
+	b.do(chromedp.Navigate(consoles[0] + "#/keys"))
+	b.click("New key")
+	b.do(chromedp.SendKeys(`dialog[open] input[name=key]`, `/new\x01`), chromedp.SendKeys(`dialog[open] textarea`, "one"))
+	b.picture("dialog")
+	b.click("New key")
+	b.shows(`/new\x01`)
+	value := func(want string) {
+		t.Helper()
+		resp, err := c.Get(t.Context(), "/new\x01")
+		if err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Value) != want {
+			t.Fatalf("%v, %v; want %q", resp, err, want)
+		}
+	}
+	value("one")
+	b.click(`/new\x01`)
+	b.click("Edit")
+	if _, err := c.Put(t.Context(), "/new\x01", "two"); err != nil { // meanwhile
+		t.Fatal(err)
+	}
+	b.do(chromedp.SendKeys(`dialog[open] textarea`, " more"))
+	b.until("the page has seen the change", `[...document.querySelectorAll(".version")].length === 2`)
+	b.click("Edit")
+	b.until("the dialog is closed", `!document.querySelector("dialog[open]")`)
+	b.shows("version 3")
+	b.click("Delete")
+	b.click("Delete")
+	b.shows("The key is not there")
+	if resp, err := c.Get(t.Context(), "/new\x01"); err != nil || resp.Count != 0 {
+		t.Errorf("the key is there: %v, %v", resp, err)
+	}
+	b.press(kb.Escape)
+
+	b.do(chromedp.Navigate(consoles[1] + "#/ranges"))
+	b.shows("4 in all")
+	b.do(chromedp.Evaluate(`document.querySelector("tbody tr").click()`, nil))
+	b.click("Split")
+	b.do(chromedp.SendKeys(`dialog[open] input[name=key]`, "/m"))
+	b.click("Split")
+	b.shows("5 in all")
+	b.click("Split")
+	b.do(chromedp.SendKeys(`dialog[open] input[name=key]`, "/m"))
+	b.click("Split")
+	b.until("a refusal in two halves", `document.querySelector("dialog[open] .problem span")`)
+	b.both("refusal")
+	b.click("Cancel")
+
+	b.do(chromedp.Navigate(consoles[1] + "#/nodes"))
+	b.click("n3")
+	b.click("Drain")
+	b.shows("hands over the")
+	b.click("Drain")
+	b.until("it drains", `[...document.querySelectorAll(".badge")].some((e) => e.innerText === "draining")`)
+	b.both("draining")
+	b.click("Undrain")
+	b.click("Undrain")
+	b.until("it serves again", `![...document.querySelectorAll(".badge")].some((e) => e.innerText === "draining")`)
+	b.clean("status of 400") // what is refused
+}
+
+// With users one logs in: root sees all, others the keys that they may read, and a reload logs out.
+func TestLogin(t *testing.T) {
+	b := newTab(t)
+	c, consoles := cluster(t, 1, 2, config.ConsoleReadOnly)
+	fill(t, c)
+	ctx := t.Context()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(c.UserAdd(ctx, "root", "r"))
+	must(c.RoleAdd(ctx, "root"))
+	must(c.UserGrantRole(ctx, "root", "root"))
+	must(c.UserAdd(ctx, "ann", "a"))
+	must(c.RoleAdd(ctx, "pods"))
+	must(c.RoleGrantPermission(ctx, "pods", "/registry/pods/", clientv3.GetPrefixRangeEnd("/registry/pods/"), clientv3.PermissionType(clientv3.PermRead)))
+	must(c.UserGrantRole(ctx, "ann", "pods"))
+	must(c.AuthEnable(ctx))
+
+	b.do(chromedp.Navigate(consoles[0]))
+	logIn := func(name, password string) {
+		t.Helper()
+		b.do(chromedp.WaitVisible(`input[name=name]`), chromedp.SetValue(`input[name=name]`, name), chromedp.SetValue(`input[name=password]`, password))
+		b.click("Log in")
+	}
+	b.shows("This cluster checks users.")
+	b.both("login")
+	logIn("ann", "wrong")
+	b.shows("authentication failed")
+	logIn("ann", "a")
+	b.shows("Log out ann", "permission denied")
+	b.until("only the keys", `document.querySelectorAll("nav.side > a:not(.brand)").length === 1`)
+	b.do(chromedp.SendKeys(`input[type=search]`, "/registry/pods/"))
+	b.shows("web-007", "250 in all")
+	b.both("keys-of-ann")
+	b.click("Log out")
+	logIn("root", "r")
+	b.shows("Nodes alive", "1 / 1")
+	b.do(chromedp.Evaluate(`localStorage.length + document.cookie.length + sessionStorage.length`, nil), chromedp.Reload())
+	b.shows("This cluster checks users.")
+	b.until("no cookie", `document.cookie === "" && sessionStorage.length === 0`)
+	b.clean("status of 400", "status of 401", "status of 403") // what is refused
+}
+
+// The heat map draws the hottest keys in the brightest colour, and slow requests show where their time went: on the
+// answers that the services give, made by hand. A build whose services lack them has neither page.
+func TestHeatAndSlow(t *testing.T) {
+	b := newTab(t)
+	_, consoles := cluster(t, 1, 1, config.ConsoleReadOnly)
+	target, err := url.Parse(consoles[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, target.Host
+		r.Out.Header.Del("Origin")
+		r.Out.Header.Del("Sec-Fetch-Site")
+	}}
+	mux := http.NewServeMux()
+	mux.Handle("/", proxy)
+	answer := func(path string, v any) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(v) // the page may be gone
+		})
+	}
+	answer("/console/api/session", map[string]any{"node": "n1", "version": "x", "root": true, "heat": true, "slow": true})
+	answer("/console/api/call/skein.admin.v1.Admin/Heat", heat())
+	answer("/console/api/call/skein.admin.v1.Admin/Slow", slow())
+	server := httptest.NewServer(mux)
+	defer server.Close()
+
+	b.do(chromedp.Navigate(server.URL + "/console/#/heat"))
+	b.until("the map", `document.querySelector(".heat canvas") && document.querySelector(".heat canvas").width > 300`)
+	b.do(chromedp.Focus(".heat canvas"))
+	b.press(kb.ArrowUp + kb.ArrowLeft)
+	b.shows("writes", "reads", "bytes written", " to ")
+	b.both("heat")
+	var brightest float64
+	b.do(chromedp.Evaluate(`(() => {
+		const c = document.querySelector(".heat canvas"), g = c.getContext("2d"), r = devicePixelRatio;
+		const x = Math.round(c.width * 0.8), h = c.height - 26 * r;
+		let best = 0, at = 0;
+		const column = g.getImageData(x, 0, 1, h).data;
+		for (let y = 2; y < h - 2; y++) {
+			const light = column[4 * y] + column[4 * y + 1] + column[4 * y + 2];
+			if (light > best) { best = light; at = y; }
+		}
+		return 1 - at / h;
+	})()`, &brightest))
+	if low, high := float64(hotRow)/heatRows, float64(hotRow+1)/heatRows; brightest < low-0.02 || brightest > high+0.02 {
+		t.Errorf("the brightest row is at %.3f of the height, want %.3f to %.3f", brightest, low, high)
+	}
+	b.click("reads")
+	b.press("6")
+	b.shows("waited 412 ms for the lock", "Where the time went", "lock")
+	b.both("slow")
+	b.clean()
+
+	b.do(chromedp.Navigate(consoles[0]))
+	b.shows("Nodes alive")
+	b.until("no such pages", `![...document.querySelectorAll("nav a")].some((e) => e.innerText.includes("Heat"))`)
+}
+
+const (
+	heatRows, heatColumns = 64, 60
+	hotRow                = 40
+)
+
+// heat is a map with a hot row, a load that goes through the keys, and little elsewhere.
+func heat() map[string]any {
+	var starts, columns, writes, reads, bytes []any
+	begin := time.Now().Add(-time.Hour).Unix() / 60 * 60
+	for r := range heatRows {
+		starts = append(starts, base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "/registry/pods/ns-%02d/", r)))
+	}
+	for c := range heatColumns {
+		columns = append(columns, map[string]any{"start_unix_seconds": fmt.Sprint(begin + int64(60*c)), "seconds": 60})
+	}
+	for r := range heatRows {
+		for c := range heatColumns {
+			w := (r*31 + c*17) % 23
+			switch {
+			case r == hotRow:
+				w = 60_000
+			case r == c*heatRows/heatColumns:
+				w = 6_000
+			}
+			writes = append(writes, fmt.Sprint(w))
+			reads = append(reads, fmt.Sprint(w*(r%5)))
+			bytes = append(bytes, fmt.Sprint(w*512))
+		}
+	}
+	return map[string]any{"starts": starts, "end": "", "columns": columns, "writes": writes, "reads": reads, "bytes": bytes}
+}
+
+func slow() map[string]any {
+	var calls []any
+	for i := range 12 {
+		calls = append(calls, map[string]any{
+			"node": "1", "at_unix_nanos": fmt.Sprint(time.Now().Add(-time.Duration(i) * 7 * time.Second).UnixNano()), "method": "/etcdserverpb.KV/Txn", "range_id": "7",
+			"micros": fmt.Sprint(430_000 - 20_000*i), "cause": "waited 412 ms for the lock of a transaction on range 9", "request_bytes": "310", "response_bytes": "28",
+			"stages": []any{map[string]any{"name": "queue", "micros": "8000"}, map[string]any{"name": "lock", "micros": fmt.Sprint(380_000 - 20_000*i)}, map[string]any{"name": "log", "micros": "21000"}},
+		})
+	}
+	return map[string]any{"calls": calls}
+}
+
+// What the page shows of a cluster without a quorum is marked as such.
+func TestWithoutAQuorum(t *testing.T) {
+	b := newTab(t)
+	c, consoles, stop := clusterToStop(t, 3, 4, config.ConsoleReadOnly)
+	fill(t, c)
+	b.do(chromedp.Navigate(consoles[0]))
+	b.shows("3 / 3")
+	stop()
+	b.shows("1 / 3", "dead")
+	b.until("a finding that is critical", `document.querySelector(".finding.critical")`)
+	b.both("no-quorum")
+	b.press("2")
+	b.do(chromedp.Evaluate(`document.querySelector("input[type=checkbox]").click()`, nil))
+	b.shows("no quorum")
+	b.both("ranges-no-quorum")
+	b.clean("status of 503") // of the questions that need a quorum
+}

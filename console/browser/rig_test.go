@@ -1,0 +1,274 @@
+package browser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/skeindb/skein/config"
+	"github.com/skeindb/skein/node"
+)
+
+// patience bounds every wait. Nothing is measured by it: a machine may be slow.
+const patience = time.Minute
+
+// unused returns so many addresses of loopback at which nobody listens.
+func unused(t *testing.T, n int) []url.URL {
+	t.Helper()
+	urls := make([]url.URL, n)
+	for i := range urls {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		urls[i] = url.URL{Scheme: "http", Host: l.Addr().String()}
+	}
+	return urls
+}
+
+// cluster starts nodes with a console each, and returns a client of them and the addresses of the consoles.
+func cluster(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (*clientv3.Client, []string) {
+	t.Helper()
+	c, consoles, _ := clusterToStop(t, nodes, ranges, mode)
+	return c, consoles
+}
+
+// clusterToStop is cluster, and what stops all nodes but the first.
+func clusterToStop(t *testing.T, nodes, ranges int, mode config.ConsoleMode) (_ *clientv3.Client, consoles []string, stop func()) {
+	t.Helper()
+	urls := unused(t, 2*nodes)
+	all := types.URLsMap{}
+	cfgs := make([]*config.Config, nodes)
+	var endpoints []string
+	running := map[string]*node.Node{} // guarded by mu below
+	for i := range cfgs {
+		c := config.Default()
+		c.Name = fmt.Sprintf("n%d", i+1)
+		c.DataDir = filepath.Join(t.TempDir(), c.Name)
+		c.WALDir = filepath.Join(c.DataDir, "wal")
+		client, peer := urls[2*i:2*i+1], urls[2*i+1:2*i+2]
+		c.ListenClientURLs, c.AdvertiseClientURLs = client, client
+		c.ListenPeerURLs, c.AdvertisePeerURLs = peer, peer
+		c.InitialCluster, c.InitialRanges, c.MemoryBytes = all, ranges, 256<<20
+		c.Console, c.BcryptCost = mode, 4
+		all[c.Name] = types.URLs(peer)
+		cfgs[i] = c
+		endpoints = append(endpoints, client[0].Host)
+		consoles = append(consoles, client[0].String()+"/console/")
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	for _, c := range cfgs {
+		if err := c.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			n, err := node.Start(t.Context(), c, zap.NewNop())
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, err)
+				return
+			}
+			running[c.Name] = n
+		})
+	}
+	wg.Wait()
+	end := func(last bool) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var all sync.WaitGroup
+		for name, n := range running {
+			if !last && name == "n1" {
+				continue
+			}
+			delete(running, name)
+			all.Go(func() { _ = n.Stop(ctx) }) // without a quorum not everything ends in order
+		}
+		all.Wait()
+	}
+	t.Cleanup(func() { end(true) })
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		if _, err := c.Put(ctx, "first", "1"); err == nil {
+			return c, consoles, func() { end(false) }
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the cluster does not serve")
+		}
+	}
+}
+
+// tab is a page of a browser, which notes what the browser complains of.
+type tab struct {
+	context.Context
+	t *testing.T
+
+	mu sync.Mutex
+	// complaints are errors of scripts, and what the browser refused. Guarded by mu.
+	complaints []string
+}
+
+// newTab starts a browser, or skips the test where there is none.
+func newTab(t *testing.T) *tab {
+	t.Helper()
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("there is no chromium (Debian: apt-get install chromium): the console is not tested in a browser")
+	}
+	profile, err := os.MkdirTemp("", "console-browser-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(profile) }) // the browser may still write
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.UserDataDir(profile), chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true), chromedp.Flag("lang", "en"),
+		chromedp.WindowSize(1440, 900))
+	allocated, cancel := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(cancel)
+	ctx, cancel := chromedp.NewContext(allocated)
+	t.Cleanup(cancel)
+	b := &tab{Context: ctx, t: t}
+	chromedp.ListenTarget(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			b.complain("exception: " + e.ExceptionDetails.Error())
+		case *runtime.EventConsoleAPICalled:
+			if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning {
+				b.complain(fmt.Sprintf("console.%s: %s", e.Type, e.Args[0].Value))
+			}
+		case *log.EventEntryAdded:
+			if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning {
+				b.complain(fmt.Sprintf("%s: %s %s", e.Entry.Source, e.Entry.Text, e.Entry.URL))
+			}
+		}
+	})
+	b.do(log.Enable(), runtime.Enable())
+	return b
+}
+
+func (b *tab) complain(what string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.complaints = append(b.complaints, what)
+}
+
+// clean fails where the browser has complained, but for what is expected.
+func (b *tab) clean(expected ...string) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+next:
+	for _, c := range b.complaints {
+		for _, e := range expected {
+			if strings.Contains(c, e) {
+				continue next
+			}
+		}
+		b.t.Errorf("the browser complains: %s", c)
+	}
+}
+
+// do runs actions in the page.
+func (b *tab) do(actions ...chromedp.Action) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b, patience)
+	defer cancel()
+	if err := chromedp.Run(ctx, actions...); err != nil {
+		b.picture("failed")
+		b.t.Fatalf("%v\n%s", err, b.text())
+	}
+}
+
+// text is what the page shows.
+func (b *tab) text() (s string) {
+	ctx, cancel := context.WithTimeout(b, patience)
+	defer cancel()
+	_ = chromedp.Run(ctx, chromedp.Evaluate(`document.body ? document.body.innerText : ""`, &s)) // for the report of a failure
+	return s
+}
+
+// until waits until an expression of JavaScript is true.
+func (b *tab) until(what, expression string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b, patience)
+	defer cancel()
+	for {
+		var ok bool
+		err := chromedp.Run(ctx, chromedp.Evaluate("!!("+expression+")", &ok))
+		if err == nil && ok {
+			return
+		}
+		if ctx.Err() != nil {
+			b.picture("failed")
+			b.t.Fatalf("%s: %s does not become true (%v)\n%s", what, expression, err, b.text())
+		}
+		_ = chromedp.Run(ctx, chromedp.Sleep(50*time.Millisecond)) // ends with ctx
+	}
+}
+
+// shows waits until the page shows a text.
+func (b *tab) shows(texts ...string) {
+	b.t.Helper()
+	for _, s := range texts {
+		b.until("the text", fmt.Sprintf("document.body.innerText.includes(%q)", s))
+	}
+}
+
+// press types keys at what has the focus.
+func (b *tab) press(keys string) {
+	b.t.Helper()
+	b.do(chromedp.KeyEvent(keys))
+}
+
+// click clicks the first button or link that is seen and whose text, or name, begins so.
+func (b *tab) click(name string) {
+	b.t.Helper()
+	find := fmt.Sprintf(`[...document.querySelectorAll("dialog[open] button, dialog[open] a")].concat([...document.querySelectorAll("button, a, tr, label")])
+		.find((e) => e.offsetParent !== null && ((e.innerText || "").trim().startsWith(%[1]q) || (e.getAttribute("aria-label") || "").startsWith(%[1]q)))`, name)
+	b.until("the button "+name, find)
+	b.do(chromedp.Evaluate(find+".click()", nil))
+}
+
+// picture keeps what the page looks like, where pictures are kept.
+func (b *tab) picture(name string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b, patience)
+	defer cancel()
+	var png []byte
+	if err := chromedp.Run(ctx, chromedp.CaptureScreenshot(&png)); err != nil {
+		b.t.Logf("no picture of %s: %v", name, err)
+		return
+	}
+	path := filepath.Join(b.t.ArtifactDir(), name+".png")
+	if err := os.WriteFile(path, png, 0o600); err != nil {
+		b.t.Error(err)
+	}
+}

@@ -1,0 +1,147 @@
+package etcdapi
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/kverror"
+)
+
+// consolePath is where the console is served.
+const consolePath = "/console/"
+
+// Services are all unary methods of this server, called within the process in the name of whoever sent an HTTP
+// request: by its address, token and certificate. Every call passes what a call by gRPC does, so it is checked, counted,
+// logged and audited alike. The contexts of calls come from that request.
+type Services struct {
+	s *Server
+	// methods are by their full names. New fills it, and nothing changes it.
+	methods map[string]within
+}
+
+// within is a method, and what it is called on.
+type within struct {
+	desc grpc.MethodDesc
+	impl any
+}
+
+// RegisterService implements grpc.ServiceRegistrar: what is registered here is registered with gRPC too.
+func (c *Services) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	for _, m := range desc.Methods {
+		c.methods["/"+desc.ServiceName+"/"+m.MethodName] = within{m, impl}
+	}
+	c.s.grpc.RegisterService(desc, impl)
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c *Services) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
+	m, ok := c.methods[method]
+	if !ok {
+		return status.Errorf(codes.Unimplemented, "this node has no method %s", method)
+	}
+	sent, err := proto.Marshal(args.(proto.Message))
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "%s: %v", method, err)
+	}
+	// Handlers may keep parts of their requests, so each gets its own.
+	decode := func(into any) error { return proto.Unmarshal(sent, into.(proto.Message)) }
+	answer, err := m.desc.Handler(m.impl, ctx, decode, c.s.unary)
+	if err != nil {
+		return err
+	}
+	// Some answers are no messages before they are encoded, and hold memory until then.
+	encoded, err := c.s.codec.Marshal(answer)
+	if err != nil {
+		return status.Errorf(codes.Internal, "%s: %v", method, err)
+	}
+	defer encoded.Free()
+	return proto.Unmarshal(encoded.Materialize(), reply.(proto.Message))
+}
+
+// NewStream implements grpc.ClientConnInterface. There are no streams.
+func (c *Services) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Errorf(codes.Unimplemented, "%s: streams are not served within the process", method)
+}
+
+// Root returns an error where the sender of the request may not see the cluster: users are checked, and this is not root.
+func (c *Services) Root(ctx context.Context) error {
+	if _, err := c.s.allowed(ctx, (*auth.Caller).Root); err != nil {
+		return kverror.GRPC(err)
+	}
+	return nil
+}
+
+// consoleMux serves the console alone.
+func (s *Server) consoleMux() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(consolePath, s.consoleHandler())
+	mux.Handle("/{$}", http.RedirectHandler(consolePath, http.StatusFound))
+	return s.knownHost(mux)
+}
+
+// consoleHandler serves the console to pages of this node alone, in the name of whoever asks. --cors does not count: what
+// it lets in is told to browsers, and the console is for people.
+func (s *Server) consoleHandler() http.Handler {
+	next := s.opts.Console(s.services)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState)
+		if shown == nil && r.TLS != nil { // a listener of the console's own
+			shown = r.TLS
+			r = r.WithContext(context.WithValue(r.Context(), overTLS{}, shown))
+		}
+		switch {
+		case r.URL.Path+"/" == consolePath:
+			http.Redirect(w, r, consolePath, http.StatusFound)
+			return
+		case shown == nil && !s.ownName(r.Host):
+			http.Error(w, fmt.Sprintf("the console is not served by the name %q: add it to --host-whitelist, or use https or an address", r.Host), http.StatusMisdirectedRequest)
+			return
+		case strings.HasPrefix(r.URL.Path, consolePath+"api/") && foreign(r):
+			http.Error(w, "pages of another origin may not use the console", http.StatusForbidden)
+			return
+		}
+		ctx := context.WithValue(r.Context(), claimKey{}, auth.ReadHTTPClaim(r.Header, shown, s.opts.Users.ClientCertAuth))
+		next.ServeHTTP(w, r.WithContext(peer.NewContext(ctx, peerOf(r, shown))))
+	})
+}
+
+// ownName says whether a host's name is surely this node's: an address, localhost, one that the node was given as its own,
+// or one of --host-whitelist. Under any other name a page of somebody else may have come here (DNS rebinding). It would
+// be of the console's own origin then, and could send commands from the reader's machine.
+func (s *Server) ownName(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
+		return true
+	}
+	is := func(name string) bool { return host != "" && strings.EqualFold(name, host) }
+	return slices.ContainsFunc(s.opts.HostWhitelist, is) || slices.ContainsFunc(s.opts.ConsoleHosts, is)
+}
+
+// peerOf is whom the request comes from, as gRPC would say it. Without an address it is nobody who is here.
+func peerOf(r *http.Request, shown *tls.ConnectionState) *peer.Peer {
+	p := &peer.Peer{Addr: queueAddr{}}
+	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		p.Addr = net.TCPAddrFromAddrPort(a)
+	}
+	if shown != nil {
+		p.AuthInfo = credentials.TLSInfo{State: *shown, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
+	}
+	return p
+}
