@@ -89,7 +89,12 @@ func files() map[string]file {
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
 	all := files()
-	mux.HandleFunc("GET "+prefix+"{file...}", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc(prefix+"{file...}", func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
+			return
+		}
 		name := r.PathValue("file")
 		if name == "" {
 			name = "index.html"

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // services are what a test says that they answer.
 type services struct {
 	mu     sync.Mutex
-	calls  []string                                        // guarded by mu
+	calls  []string                                          // guarded by mu
 	answer func(method string, q any) (proto.Message, error) // may be called on many goroutines
 	root   error
 }
@@ -63,8 +63,10 @@ func (s *services) called() []string {
 	return append([]string(nil), s.calls...)
 }
 
-func newConsole(s *services, full bool) http.Handler {
-	return New(Options{Services: s, Clock: clock.System(), Node: "n1", Version: "1", Full: full, Diagnose: func(s *adminpb.SurveyResponse) []Finding {
+func newConsole(s *services, full bool) http.Handler { return consoleWith(s, clock.System(), full) }
+
+func consoleWith(s *services, c clock.Clock, full bool) http.Handler {
+	return New(Options{Services: s, Clock: c, Node: "n1", Version: "1", Full: full, Diagnose: func(s *adminpb.SurveyResponse) []Finding {
 		return []Finding{{Severity: "warning", Check: "x", What: s.GetAsked() + " is odd", Next: "look"}}
 	}})
 }
@@ -217,7 +219,10 @@ func TestWhatTheConsoleCalls(t *testing.T) {
 // An answer with keys is bounded, however much is asked for.
 func TestKeysComeByPages(t *testing.T) {
 	var asked *pb.RangeRequest
-	s := &services{answer: func(_ string, q any) (proto.Message, error) { asked = proto.CloneOf(q.(*pb.RangeRequest)); return nil, nil }}
+	s := &services{answer: func(_ string, q any) (proto.Message, error) {
+		asked = proto.CloneOf(q.(*pb.RangeRequest))
+		return nil, nil
+	}}
 	h := newConsole(s, false)
 	for _, q := range []struct {
 		body  string
@@ -274,7 +279,7 @@ func TestReadersShareASurvey(t *testing.T) {
 			}
 			return &adminpb.SurveyResponse{Asked: "n1"}, nil
 		}}
-		h := newConsole(s, false)
+		h := consoleWith(s, clock.Virtual(), false)
 		all := func(want int) {
 			var wg sync.WaitGroup
 			for range 20 {
@@ -310,7 +315,7 @@ func TestReadersShareASurvey(t *testing.T) {
 func TestTheOneWhoAsksForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true
-		s := &shared[int]{clock: clock.System(), ask: func(ctx context.Context) (int, error) {
+		s := &shared[int]{clock: clock.Virtual(), ask: func(ctx context.Context) (int, error) {
 			time.Sleep(time.Second)
 			if broken {
 				panic("broken")
@@ -539,7 +544,7 @@ func TestHistory(t *testing.T) {
 	if len(all) != 45 || end != "created" || all[0].ModRevision != 232 || all[44].ModRevision != 100 || all[0].Bytes != shownBytes+44 || len(all[0].Value) != shownBytes {
 		t.Errorf("%d versions, %s", len(all), end)
 	}
-	if some, end := walk(200, 0); end != "compacted" || len(some) != 11 || some[10].ModRevision != 202 {
+	if some, end := walk(200, 0); end != "compacted" || len(some) != 12 || some[11].ModRevision != 199 {
 		t.Errorf("with a compaction at 200: %d versions, %s", len(some), end)
 	}
 	if some, end := walk(0, 130); end != "created" || len(some) != 11 || some[0].ModRevision != 130 {

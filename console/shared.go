@@ -21,7 +21,7 @@ type shared[T any] struct {
 	ask   func(ctx context.Context) (T, error)
 
 	mu   sync.Mutex
-	last *answer[T] // guarded by mu; nil before the first question, and once it is let go
+	last *answer[T]  // guarded by mu; nil before the first question, and once it is let go
 	let  clock.Timer // lets go of last; guarded by mu
 }
 

@@ -22,7 +22,7 @@ func TestRing(t *testing.T) {
 		reg.MustRegister(puts, watchers, fsync)
 		puts.Add(1e6) // before the ring begins
 		fsync.Observe(10)
-		r := New(reg, clock.System())
+		r := New(reg, clock.Virtual())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.Run(ctx) }()
