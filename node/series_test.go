@@ -19,7 +19,7 @@ func TestSeriesOfAllNodes(t *testing.T) {
 	bubble(t, 3, nil, measures, func(r *rig) {
 		time.Sleep(35 * time.Second)
 		series := func(after int64) map[string]*adminpb.NodeSeries {
-			s, err := r.nodes[0].core.Admin().Series(t.Context(), after)
+			s, err := r.nodes[0].core.Admin().Series(r.t.Context(), after)
 			if err != nil {
 				t.Fatal(err)
 			}

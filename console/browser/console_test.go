@@ -53,16 +53,14 @@ func TestPages(t *testing.T) {
 	_ = c.Watch(t.Context(), "/registry/", clientv3.WithPrefix()) // somebody watches
 	b.do(chromedp.Navigate(consoles[0]))
 	b.shows("Nodes alive", "3 / 3", "Writes a second", "n3")
-	var shown float64
-	b.do(chromedp.Evaluate(`performance.getEntriesByName("shown")[0].startTime`, &shown))
-	t.Logf("the first page was there after %.0f ms", shown)
+	t.Logf("the first page was there after %.0f ms", valueOf[float64](b, `performance.getEntriesByName("shown")[0].startTime`))
 	b.until("charts with points", `[...document.querySelectorAll(".charts .empty.over")].length === 0 && document.querySelectorAll(".charts canvas").length === 8`)
 	b.both("overview")
 
 	b.press("2")
 	b.shows("Leader", "Writes/s", "8 in all")
 	b.both("ranges")
-	b.do(chromedp.Evaluate(`document.querySelector("tbody tr").focus()`, nil))
+	b.script(`document.querySelector("tbody tr").focus()`)
 	b.press(kb.ArrowDown + kb.Enter)
 	b.shows("Replicas", "Generation", "leads", "follows")
 	b.until("no commands", `![...document.querySelectorAll("button")].some((e) => e.innerText.startsWith("Split"))`)
@@ -73,7 +71,7 @@ func TestPages(t *testing.T) {
 	b.do(chromedp.SendKeys(`input[type=search]`, "no such range"))
 	b.shows("No range matches.")
 
-	b.do(chromedp.Evaluate(`document.activeElement.blur()`, nil))
+	b.script(`document.activeElement.blur()`)
 	b.press("3")
 	b.shows("Fsync p99", "Build", "serving")
 	b.both("nodes")
@@ -110,12 +108,10 @@ func TestPages(t *testing.T) {
 	b.shows("1 in all")
 	b.click("/config/limits")
 	b.shows("version 5", "version 1", `"most": 500`, "created the key")
-	b.do(chromedp.Evaluate(`[...document.querySelectorAll(".version")].at(-1).click()`, nil))
+	b.script(`[...document.querySelectorAll(".version")].at(-1).click()`)
 	b.shows(`"most": 100`)
 	b.both("key")
-	var hacked bool
-	b.do(chromedp.Evaluate(`!!window.hacked`, &hacked))
-	if hacked {
+	if valueOf[bool](b, `!!window.hacked`) {
 		t.Error("a key was taken for HTML")
 	}
 	b.clean()
@@ -126,7 +122,7 @@ func (b *tab) both(name string) {
 	b.t.Helper()
 	for _, theme := range []string{"light", "dark"} {
 		b.until("a switch", `document.documentElement.dataset.theme`)
-		b.do(chromedp.Evaluate(fmt.Sprintf(`document.documentElement.dataset.theme === %q || dispatchEvent(new KeyboardEvent("keydown", {key: "t"}))`, theme), nil))
+		b.script(fmt.Sprintf(`document.documentElement.dataset.theme === %q || dispatchEvent(new KeyboardEvent("keydown", {key: "t"}))`, theme))
 		b.until(theme, fmt.Sprintf(`document.documentElement.dataset.theme === %q`, theme))
 		b.do(chromedp.Sleep(200 * time.Millisecond)) // for the picture alone: it is drawn
 		b.picture(name + "-" + theme)
@@ -171,7 +167,7 @@ func TestCommands(t *testing.T) {
 
 	b.do(chromedp.Navigate(consoles[1] + "#/ranges"))
 	b.shows("4 in all")
-	b.do(chromedp.Evaluate(`document.querySelector("tbody tr").click()`, nil))
+	b.script(`document.querySelector("tbody tr").click()`)
 	b.click("Split")
 	b.do(chromedp.SendKeys(`dialog[open] input[name=key]`, "/m"))
 	b.click("Split")
@@ -236,7 +232,7 @@ func TestLogin(t *testing.T) {
 	b.click("Log out")
 	logIn("root", "r")
 	b.shows("Nodes alive", "1 / 1")
-	b.do(chromedp.Evaluate(`localStorage.length + document.cookie.length + sessionStorage.length`, nil), chromedp.Reload())
+	b.do(chromedp.Reload())
 	b.shows("This cluster checks users.")
 	b.until("no cookie", `document.cookie === "" && sessionStorage.length === 0`)
 	b.clean("status of 400", "status of 401", "status of 403") // what is refused
@@ -275,8 +271,7 @@ func TestHeatAndSlow(t *testing.T) {
 	b.press(kb.ArrowUp + kb.ArrowLeft)
 	b.shows("writes", "reads", "bytes written", " to ")
 	b.both("heat")
-	var brightest float64
-	b.do(chromedp.Evaluate(`(() => {
+	brightest := valueOf[float64](b, `(() => {
 		const c = document.querySelector(".heat canvas"), g = c.getContext("2d"), r = devicePixelRatio;
 		const x = Math.round(c.width * 0.8), h = c.height - 26 * r;
 		let best = 0, at = 0;
@@ -286,7 +281,7 @@ func TestHeatAndSlow(t *testing.T) {
 			if (light > best) { best = light; at = y; }
 		}
 		return 1 - at / h;
-	})()`, &brightest))
+	})()`)
 	if low, high := float64(hotRow)/heatRows, float64(hotRow+1)/heatRows; brightest < low-0.02 || brightest > high+0.02 {
 		t.Errorf("the brightest row is at %.3f of the height, want %.3f to %.3f", brightest, low, high)
 	}
@@ -357,7 +352,7 @@ func TestWithoutAQuorum(t *testing.T) {
 	b.until("a finding that is critical", `document.querySelector(".finding.critical")`)
 	b.both("no-quorum")
 	b.press("2")
-	b.do(chromedp.Evaluate(`document.querySelector("input[type=checkbox]").click()`, nil))
+	b.script(`document.querySelector("input[type=checkbox]").click()`)
 	b.shows("no quorum")
 	b.both("ranges-no-quorum")
 	b.clean("status of 503") // of the questions that need a quorum

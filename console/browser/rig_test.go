@@ -156,21 +156,23 @@ func newTab(t *testing.T) *tab {
 	ctx, cancel := chromedp.NewContext(allocated)
 	t.Cleanup(cancel)
 	b := &tab{Context: ctx, t: t}
-	chromedp.ListenTarget(ctx, func(event any) {
+	// This first call starts the browser, which lives as long as its context.
+	if err := chromedp.Listen(ctx, func(event any) {
 		switch e := event.(type) {
 		case *runtime.EventExceptionThrown:
-			b.complain("exception: " + e.ExceptionDetails.Error())
+			b.complain(fmt.Sprintf("exception: %s %+v", e.ExceptionDetails.Text, e.ExceptionDetails.Exception))
 		case *runtime.EventConsoleAPICalled:
-			if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning {
-				b.complain(fmt.Sprintf("console.%s: %s", e.Type, e.Args[0].Value))
+			if e.Type == runtime.ConsoleAPICalledTypeError || e.Type == runtime.ConsoleAPICalledTypeWarning {
+				b.complain(fmt.Sprintf("console.%s: %+v", e.Type, e.Args))
 			}
 		case *log.EventEntryAdded:
-			if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning {
+			if e.Entry.Level == log.EntryLevelError || e.Entry.Level == log.EntryLevelWarning {
 				b.complain(fmt.Sprintf("%s: %s %s", e.Entry.Source, e.Entry.Text, e.Entry.URL))
 			}
 		}
-	})
-	b.do(log.Enable(), runtime.Enable())
+	}); err != nil {
+		t.Fatal(err)
+	}
 	return b
 }
 
@@ -197,21 +199,39 @@ next:
 }
 
 // do runs actions in the page.
-func (b *tab) do(actions ...chromedp.Action) {
+func (b *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b, patience)
 	defer cancel()
-	if err := chromedp.Run(ctx, actions...); err != nil {
+	if err := chromedp.Do(ctx, actions...); err != nil {
 		b.picture("failed")
 		b.t.Fatalf("%v\n%s", err, b.text())
 	}
+}
+
+// script runs JavaScript in the page.
+func (b *tab) script(s string) {
+	b.t.Helper()
+	b.do(chromedp.Evaluate[chromedp.Void](s))
+}
+
+// valueOf is the value of an expression in the page.
+func valueOf[T any](b *tab, expression string) T {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b, patience)
+	defer cancel()
+	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return v
 }
 
 // text is what the page shows.
 func (b *tab) text() (s string) {
 	ctx, cancel := context.WithTimeout(b, patience)
 	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`document.body ? document.body.innerText : ""`, &s)) // for the report of a failure
+	s, _ = chromedp.Run(ctx, chromedp.Evaluate[string](`document.body ? document.body.innerText : ""`)) // for the report of a failure
 	return s
 }
 
@@ -221,8 +241,7 @@ func (b *tab) until(what, expression string) {
 	ctx, cancel := context.WithTimeout(b, patience)
 	defer cancel()
 	for {
-		var ok bool
-		err := chromedp.Run(ctx, chromedp.Evaluate("!!("+expression+")", &ok))
+		ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("!!("+expression+")"))
 		if err == nil && ok {
 			return
 		}
@@ -230,7 +249,7 @@ func (b *tab) until(what, expression string) {
 			b.picture("failed")
 			b.t.Fatalf("%s: %s does not become true (%v)\n%s", what, expression, err, b.text())
 		}
-		_ = chromedp.Run(ctx, chromedp.Sleep(50*time.Millisecond)) // ends with ctx
+		_ = chromedp.Do(ctx, chromedp.Sleep(50*time.Millisecond)) // ends with ctx
 	}
 }
 
@@ -254,7 +273,7 @@ func (b *tab) click(name string) {
 	find := fmt.Sprintf(`[...document.querySelectorAll("dialog[open] button, dialog[open] a")].concat([...document.querySelectorAll("button, a, tr, label")])
 		.find((e) => e.offsetParent !== null && ((e.innerText || "").trim().startsWith(%[1]q) || (e.getAttribute("aria-label") || "").startsWith(%[1]q)))`, name)
 	b.until("the button "+name, find)
-	b.do(chromedp.Evaluate(find+".click()", nil))
+	b.script(find + ".click()")
 }
 
 // picture keeps what the page looks like, where pictures are kept.
@@ -262,8 +281,8 @@ func (b *tab) picture(name string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b, patience)
 	defer cancel()
-	var png []byte
-	if err := chromedp.Run(ctx, chromedp.CaptureScreenshot(&png)); err != nil {
+	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	if err != nil {
 		b.t.Logf("no picture of %s: %v", name, err)
 		return
 	}
