@@ -25,6 +25,7 @@
 //	api.go      the API: who is here, log in, calls of services
 //	ranges.go   ranges by pages
 //	keys.go     the history of a key, and leases
+//	answer.go   requests and answers as JSON, and errors in their two halves
 //	shared.go   an answer that all readers within a second share
 package console
 

@@ -3,7 +3,6 @@ package etcdapi
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -83,40 +82,6 @@ func (c *Services) Root(ctx context.Context) error {
 		return kverror.GRPC(err)
 	}
 	return nil
-}
-
-// consoleMux serves the console alone.
-func (s *Server) consoleMux() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle(consolePath, s.consoleHandler())
-	mux.Handle("/{$}", http.RedirectHandler(consolePath, http.StatusFound))
-	return s.knownHost(mux)
-}
-
-// consoleHandler serves the console to pages of this node alone, in the name of whoever asks. --cors does not count: what
-// it lets in is told to browsers, and the console is for people.
-func (s *Server) consoleHandler() http.Handler {
-	next := s.opts.Console(s.services)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState)
-		if shown == nil && r.TLS != nil { // a listener of the console's own
-			shown = r.TLS
-			r = r.WithContext(context.WithValue(r.Context(), overTLS{}, shown))
-		}
-		switch {
-		case r.URL.Path+"/" == consolePath:
-			http.Redirect(w, r, consolePath, http.StatusFound)
-			return
-		case shown == nil && !s.ownName(r.Host):
-			http.Error(w, fmt.Sprintf("the console is not served by the name %q: add it to --host-whitelist, or use https or an address", r.Host), http.StatusMisdirectedRequest)
-			return
-		case strings.HasPrefix(r.URL.Path, consolePath+"api/") && foreign(r):
-			http.Error(w, "pages of another origin may not use the console", http.StatusForbidden)
-			return
-		}
-		ctx := context.WithValue(r.Context(), claimKey{}, auth.ReadHTTPClaim(r.Header, shown, s.opts.Users.ClientCertAuth))
-		next.ServeHTTP(w, r.WithContext(peer.NewContext(ctx, peerOf(r, shown))))
-	})
 }
 
 // ownName says whether a host's name is surely this node's: an address, localhost, one that the node was given as its own,

@@ -18,6 +18,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/auth"
@@ -46,6 +47,40 @@ func (s *Server) clientMux() http.Handler {
 		}
 		etcds.ServeHTTP(w, r)
 	}))
+}
+
+// consoleMux serves the console alone.
+func (s *Server) consoleMux() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(consolePath, s.consoleHandler())
+	mux.Handle("/{$}", http.RedirectHandler(consolePath, http.StatusFound))
+	return s.knownHost(mux)
+}
+
+// consoleHandler serves the console to pages of this node alone, in the name of whoever asks. --cors does not count: what
+// it lets in is told to browsers, and the console is for people.
+func (s *Server) consoleHandler() http.Handler {
+	next := s.opts.Console(s.services)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown, _ := r.Context().Value(overTLS{}).(*tls.ConnectionState)
+		if shown == nil && r.TLS != nil { // a listener of the console's own
+			shown = r.TLS
+			r = r.WithContext(context.WithValue(r.Context(), overTLS{}, shown))
+		}
+		switch {
+		case r.URL.Path+"/" == consolePath:
+			http.Redirect(w, r, consolePath, http.StatusFound)
+			return
+		case shown == nil && !s.ownName(r.Host):
+			http.Error(w, fmt.Sprintf("the console is not served by the name %q: add it to --host-whitelist, or use https or an address", r.Host), http.StatusMisdirectedRequest)
+			return
+		case strings.HasPrefix(r.URL.Path, consolePath+"api/") && foreign(r):
+			http.Error(w, "pages of another origin may not use the console", http.StatusForbidden)
+			return
+		}
+		ctx := context.WithValue(r.Context(), claimKey{}, auth.ReadHTTPClaim(r.Header, shown, s.opts.Users.ClientCertAuth))
+		next.ServeHTTP(w, r.WithContext(peer.NewContext(ctx, peerOf(r, shown))))
+	})
 }
 
 // debugMux serves what shows the inside of the process. Whatever is added to it is for root.

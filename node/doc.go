@@ -133,7 +133,6 @@
 //	foreign.go     refuses a directory of etcd
 //	permission.go  what a lack of permission says of the directory
 //	admin.go       the backend of the admin service
-//	series.go      what all nodes have measured of themselves, for charts
 //	console.go     the console, if there is to be one
 //	etcd.go        what etcd's services ask of the node itself
 //	snapshot.go    etcd's database files of the store, for etcd's Snapshot
@@ -142,6 +141,7 @@
 //	membership.go  the first start, and what the directory says of the cluster
 //	recovered.go   the first start behind a recovery plan
 //	questions.go   questions of other nodes, and those to them
+//	series.go      what all nodes have measured of themselves, for charts
 //	callbacks.go   what parts call of parts that are made after them
 //	scrub.go       replicas are compared as the disks have them
 //	compact.go     how a compaction waits for reads on all nodes

@@ -267,6 +267,13 @@ func (b *tab) press(keys string) {
 	b.do(chromedp.KeyEvent(keys))
 }
 
+// write fills in a field, in the place of what it has.
+func (b *tab) write(field, text string) {
+	b.t.Helper()
+	b.until("the field "+field, fmt.Sprintf("document.querySelector(%q)", field))
+	b.script(fmt.Sprintf(`(() => { const e = document.querySelector(%q); e.value = %q; e.dispatchEvent(new InputEvent("input", { bubbles: true })); })()`, field, text))
+}
+
 // click clicks the first button or link that is seen and whose text, or name, begins so.
 func (b *tab) click(name string) {
 	b.t.Helper()

@@ -3,11 +3,14 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { Card, Dot, colourOf } from "./parts.jsx";
-import { clockTime } from "./format.js";
+import { clockTime, count } from "./format.js";
 import { table, version } from "./series.js";
 import { dark } from "./theme.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// whole are the steps of an axis of things that are counted.
+const whole = [...Array(12).keys()].flatMap((e) => [1, 2, 5].map((m) => m * 10 ** e));
 
 // Chart draws the sum of some series for each node.
 export function Chart({ title, nodes, series, format, note }) {
@@ -25,11 +28,11 @@ export function Chart({ title, nodes, series, format, note }) {
         height: 150,
         cursor: { sync: { key: "hour" }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
         legend: { show: false },
-        padding: [8, 4, 0, 0],
-        scales: { x: { time: true }, y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
+        padding: [8, 18, 0, 0],
+        scales: { x: { time: true, range: (_, min, max) => [Math.min(min ?? 0, (max ?? 0) - 600), max ?? 0] }, y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
           { ...axis, size: 24, space: 70, grid: { show: false }, values: (_, ts) => ts.map((t) => clockTime(t * 1000).slice(0, 5)) },
-          { ...axis, size: 62, space: 36, values: (_, vs) => vs.map(format) },
+          { ...axis, size: 62, space: 36, values: (_, vs) => vs.map(format), ...(format === count && { incrs: whole }) },
         ],
         series: [{}, ...nodes.map((n) => ({ stroke: colourOf(n), width: 1.75, points: { show: false }, spanGaps: false }))],
         hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
@@ -37,8 +40,9 @@ export function Chart({ title, nodes, series, format, note }) {
       data,
       box.current,
     );
-    const resize = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 150 }));
-    resize.observe(box.current);
+    const drawn = box.current; // the observer may see its end
+    const resize = new ResizeObserver(() => drawn.isConnected && plot.current?.setSize({ width: drawn.clientWidth, height: 150 }));
+    resize.observe(drawn);
     return () => {
       resize.disconnect();
       plot.current.destroy();

@@ -15,7 +15,7 @@ const spans = [
 const kinds = [
   ["writes", "writes"],
   ["reads", "reads"],
-  ["bytes", "bytes written"],
+  ["bytes", "written"],
 ];
 
 // Heat shows where in the keyspace the load was, over time: a row for each span of keys, a column for each span of time.
@@ -94,8 +94,9 @@ function Map({ heat, kind, back }) {
   const name = dark.value ? "dark" : "light";
 
   useEffect(() => {
-    const o = new ResizeObserver(() => setWidth(box.current.clientWidth));
-    o.observe(box.current);
+    const drawn = box.current;
+    const o = new ResizeObserver(() => drawn.isConnected && setWidth(drawn.clientWidth));
+    o.observe(drawn);
     return () => o.disconnect();
   }, []);
 

@@ -59,12 +59,12 @@ export function Keys() {
           <>
             <Table
               empty={prefix ? "No key begins with it." : "There are no keys, or none that you may read: give a prefix."}
-              heads={[{ name: "Key" }, { name: "Changed at", right: true }, { name: "Created at", right: true }, { name: "Version", right: true }, { name: "Lease" }]}
+              heads={[{ name: "Key" }, { name: "Changed at", right: true }, { name: "Created at", right: true }, { name: "Version", right: true }]}
               onOpen={setOpen}
               open={open}
               rows={kvs.map((k) => ({
                 id: k.key,
-                cells: [<Key b64={k.key} />, k.mod_revision, k.create_revision, k.version, num(k.lease) ? <code>{BigInt(k.lease).toString(16)}</code> : ""],
+                cells: [<Key b64={k.key} />, k.mod_revision, k.create_revision, k.version],
               }))}
             />
             {(pages.length > 1 || poll.data.more) && (

@@ -132,7 +132,7 @@ function One({ name, onClose, changed }) {
               ))}
               <h3>Ranges</h3>
               <Table
-                heads={[{ name: "Range", right: true }, { name: "From" }, { name: "Role" }, { name: "Size", right: true }]}
+                heads={[{ name: "Range" }, { name: "From" }, { name: "Role" }, { name: "Size", right: true }]}
                 rows={(s.ranges || []).slice(0, 500).map((r) => ({ id: r.id, cells: [r.id, <Key b64={r.start} />, r.leads ? "leads" : r.role, bytes(r.bytes)] }))}
               />
               {(s.ranges || []).length > 500 && <p class="note">The first 500 of {s.ranges.length}.</p>}

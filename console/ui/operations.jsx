@@ -18,7 +18,7 @@ export function Operations() {
               <Card title="Under way" wide>
                 <Table
                   empty="Nothing is being moved, added, removed or merged."
-                  heads={[{ name: "Operation", right: true }, { name: "What" }, { name: "Range", right: true }, { name: "From" }, { name: "To" }, { name: "Reason" }, { name: "Why" }]}
+                  heads={[{ name: "Operation" }, { name: "What" }, { name: "Range" }, { name: "From" }, { name: "To" }, { name: "Reason" }, { name: "Why" }]}
                   rows={(s.operations || []).map((o) => ({
                     id: o.id,
                     cells: [

@@ -19,10 +19,14 @@ export function Overview() {
   );
 }
 
-// nodeNames has all pages draw a node in the same colour.
+// ids are the names of nodes by their ids.
+export const ids = new Map();
+
+// learnNames has all pages draw a node in the same colour.
 export function learnNames(nodes) {
   const all = nodes.map((n) => n.name).sort();
   if (all.join() !== names.value.join()) names.value = all;
+  for (const n of nodes) ids.set(n.id, n.name);
 }
 
 function Glance({ survey, findings }) {
@@ -39,7 +43,7 @@ function Glance({ survey, findings }) {
       <div class="tiles">
         <Tile name="Nodes alive" value={`${alive} / ${nodes.length}`} bad={alive < nodes.length} href="#/nodes" />
         <Tile name="Ranges" value={count(survey.ranges)} href="#/ranges" />
-        <Tile name="Without quorum" value={count(stuck)} bad={stuck > 0} href="#/ranges?trouble" />
+        <Tile name="No quorum" value={count(stuck)} bad={stuck > 0} href="#/ranges?trouble" />
         <Tile name="Writes a second" value={rate(last(started, "puts", "txns", "deletes"))} />
         <Tile name="Reads a second" value={rate(last(started, "reads"))} />
         <Tile name="Keys" value={count(last(started, "keys"))} href="#/keys" />
@@ -137,7 +141,7 @@ function NodeCard({ n, now }) {
         </>
       }
     >
-      {n.error && <p class="note bad">{n.state === "dead" ? "" : n.error}</p>}
+      {n.error && node.alive && <p class="note bad">{n.error}</p>}
       <dl class="mini">
         <dt>leads</dt>
         <dd>

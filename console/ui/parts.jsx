@@ -210,9 +210,12 @@ export function Facts({ rows }) {
   );
 }
 
-// Action is a button that does something after a question, and says what came of it.
-export function Action({ label, ask, question, danger, fields = [], run, done, disabled }) {
+// Action is a button that does something after a question, and says what came of it. What is asked and done is as it was
+// when the question was opened: the page goes on beneath it, and an edit must not take a later value for its own.
+export function Action({ label, danger, disabled, done, ...now }) {
   const [open, setOpen] = useState(false);
+  const held = useRef(now);
+  const { ask, question, fields = [], run } = held.current;
   const [state, setState] = useState({});
   const dialog = useRef();
   useEffect(() => {
@@ -236,7 +239,7 @@ export function Action({ label, ask, question, danger, fields = [], run, done, d
   };
   return (
     <>
-      <button class={danger ? "danger" : ""} disabled={disabled} onClick={() => setOpen(true)}>
+      <button class={danger ? "danger" : ""} disabled={disabled} onClick={() => ((held.current = now), setOpen(true))}>
         {label}
       </button>
       {open && (
@@ -254,9 +257,7 @@ export function Action({ label, ask, question, danger, fields = [], run, done, d
                     ))}
                   </select>
                 ) : f.lines ? (
-                  <textarea name={f.name} rows={8} spellcheck={false}>
-                    {f.value}
-                  </textarea>
+                  <textarea name={f.name} rows={8} spellcheck={false} defaultValue={f.value || ""} />
                 ) : (
                   <input name={f.name} defaultValue={f.value || ""} autocomplete="off" spellcheck={false} />
                 )}

@@ -54,7 +54,7 @@ export function Ranges({ query }) {
               sort={sort}
               onSort={set(setSort)}
               heads={[
-                { name: "Range", right: true },
+                { name: "Range" },
                 { name: "From", by: "key" },
                 { name: "To" },
                 { name: "State" },

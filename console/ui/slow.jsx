@@ -1,13 +1,16 @@
 import { h, Fragment } from "preact";
 import { useState } from "preact/hooks";
-import { admin, every, usePoll } from "./api.js";
+import { admin, ask, every, usePoll } from "./api.js";
 import { bytes, clockTime, dateTime, millis, num } from "./format.js";
 import { Choice, Live, NodeName, Page, Table } from "./parts.jsx";
+import { ids, learnNames } from "./overview.jsx";
 
 const palette = ["#2f6fed", "#e0742a", "#1a9c74", "#b14bd0", "#d63a5a", "#7a8b12", "#0f93b8", "#8a6a4a"];
 
 // Slow lists the requests of all nodes that took long, with where their time went.
 export function Slow() {
+  const survey = usePoll((stop) => ask("survey", {}, stop), 30000); // for the names of nodes
+  if (survey.data) learnNames((survey.data.survey.nodes || []).map((n) => n.node));
   const poll = usePoll((stop) => admin("Slow", {}, stop), every);
   const [sort, setSort] = useState("time");
   const [open, setOpen] = useState();
@@ -35,7 +38,7 @@ export function Slow() {
           return (
             <>
               {missing.map((m) => (
-                <div class="problem soft">{m.node || m.name}: {m.reason}</div>
+                <div class="problem soft">{m.node}: {m.reason}</div>
               ))}
               {stages.length > 0 && (
                 <p class="legend">
@@ -58,7 +61,7 @@ export function Slow() {
                     id,
                     cells: [
                       <time title={dateTime(at(c))}>{clockTime(at(c))}</time>,
-                      <NodeName node={c.node_name || String(c.node)} />,
+                      <NodeName node={nameOf(c.node)} />,
                       (c.method || "").split("/").pop(),
                       num(c.range_id) || "",
                       millis(num(c.micros) / 1000),
@@ -89,6 +92,12 @@ export function Slow() {
       </Live>
     </Page>
   );
+}
+
+// nameOf is the name of a node by its id.
+function nameOf(id) {
+  const hex = BigInt(id || 0).toString(16);
+  return ids.get(hex) || hex;
 }
 
 function Stages({ c, colour }) {
