@@ -53,6 +53,9 @@ func TestPages(t *testing.T) {
 	_ = c.Watch(t.Context(), "/registry/", clientv3.WithPrefix()) // somebody watches
 	b.do(chromedp.Navigate(consoles[0]))
 	b.shows("Nodes alive", "3 / 3", "Writes a second", "n3")
+	for _, r := range valueOf[[]string](b, `performance.getEntriesByType("resource").slice(0, 8).map((r) => r.name.split("/console/")[1] + ": " + Math.round(r.startTime) + " to " + Math.round(r.responseEnd) + " ms")`) {
+		t.Log(r)
+	}
 	t.Logf("the first page was there after %.0f ms", valueOf[float64](b, `performance.getEntriesByName("shown")[0].startTime`))
 	b.until("charts with points", `[...document.querySelectorAll(".charts .empty.over")].length === 0 && document.querySelectorAll(".charts canvas").length === 8`)
 	b.both("overview")

@@ -173,13 +173,14 @@ export function Bar({ part, label }) {
 export function Drawer({ title, onClose, children }) {
   const ref = useRef();
   useEffect(() => {
-    const back = document.activeElement;
-    ref.current.focus();
+    const back = document.activeElement, drawer = ref.current;
+    drawer.focus();
     const keys = (e) => e.key === "Escape" && !document.querySelector("dialog[open]") && onClose();
     addEventListener("keydown", keys);
     return () => {
       removeEventListener("keydown", keys);
-      back?.focus?.();
+      const now = document.activeElement;
+      if (now === document.body || drawer.contains(now)) back?.focus?.(); // unless it has gone on to something else
     };
   }, []);
   return (
