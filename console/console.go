@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"path"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -61,8 +62,10 @@ type file struct {
 	kind, tag     string
 }
 
-// files are those of the page by their names.
-func files() map[string]file {
+// files are those of the page by their names. They are packed when the first reader comes: a start does not wait for it.
+var files = sync.OnceValue(readFiles)
+
+func readFiles() map[string]file {
 	entries, err := dist.ReadDir("dist")
 	if err != nil {
 		panic(fmt.Sprintf("console: read what is linked in: %v", err))
@@ -88,7 +91,6 @@ func files() map[string]file {
 // New returns what serves everything below /console/.
 func New(o Options) http.Handler {
 	mux := http.NewServeMux()
-	all := files()
 	mux.HandleFunc(prefix+"{file...}", func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
@@ -99,7 +101,7 @@ func New(o Options) http.Handler {
 		if name == "" {
 			name = "index.html"
 		}
-		f, ok := all[name]
+		f, ok := files()[name]
 		if !ok {
 			http.NotFound(w, r)
 			return

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -328,7 +329,7 @@ func TestTheOneWhoAsksForOthers(t *testing.T) {
 			defer func() { _ = recover() }()
 			_, _ = s.get(t.Context(), time.Minute)
 		}()
-		if _, err := s.get(t.Context(), time.Minute); err != errGivenUp {
+		if _, err := s.get(t.Context(), time.Minute); !errors.Is(err, errGivenUp) {
 			t.Errorf("after a panic: %v", err)
 		}
 		time.Sleep(freshFor)
