@@ -58,6 +58,7 @@ func TestPages(t *testing.T) {
 	}
 	t.Logf("the first page was there after %.0f ms", valueOf[float64](b, `performance.getEntriesByName("shown")[0].startTime`))
 	b.until("charts with points", `[...document.querySelectorAll(".charts .empty.over")].length === 0 && document.querySelectorAll(".charts canvas").length === 8`)
+	b.until("the keys are counted in a tile", `[...document.querySelectorAll(".tile")].some((e) => e.innerText.includes("Keys") && e.querySelector(".figure").innerText === "255")`)
 	b.both("overview")
 
 	b.press("2")

@@ -35,7 +35,7 @@ var modules = map[string]string{
 func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "console:", err)
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // this is main
 	}
 }
 

@@ -3,7 +3,7 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { Card, Dot, colourOf } from "./parts.jsx";
-import { clockTime, count } from "./format.js";
+import { bytes, clockTime, count } from "./format.js";
 import { table, version } from "./series.js";
 import { dark } from "./theme.js";
 
@@ -11,6 +11,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 
 // whole are the steps of an axis of things that are counted.
 const whole = [...Array(12).keys()].flatMap((e) => [1, 2, 5].map((m) => m * 10 ** e));
+const powers = [...Array(50).keys()].map((e) => 2 ** e);
 
 // Chart draws the sum of some series for each node.
 export function Chart({ title, nodes, series, format, note }) {
@@ -32,7 +33,7 @@ export function Chart({ title, nodes, series, format, note }) {
         scales: { x: { time: true, range: (_, min, max) => [Math.min(min ?? 0, (max ?? 0) - 600), max ?? 0] }, y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
           { ...axis, size: 24, space: 70, grid: { show: false }, values: (_, ts) => ts.map((t) => clockTime(t * 1000).slice(0, 5)) },
-          { ...axis, size: 62, space: 36, values: (_, vs) => vs.map(format), ...(format === count && { incrs: whole }) },
+          { ...axis, size: 62, space: 36, values: (_, vs) => vs.map((v) => (v === 0 ? "0" : format(v))), ...(format === count && { incrs: whole }), ...(format === bytes && { incrs: powers }) },
         ],
         series: [{}, ...nodes.map((n) => ({ stroke: colourOf(n), width: 1.75, points: { show: false }, spanGaps: false }))],
         hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
