@@ -180,6 +180,7 @@ func TestCommands(t *testing.T) {
 
 	b.do(chromedp.Navigate(consoles[1] + "#/ranges"))
 	b.shows("4 in all")
+	b.until("the nodes to choose from", `document.querySelectorAll("select[aria-label=node] option").length === 4`)
 	b.script(`document.querySelector("tbody tr").click()`)
 	b.click("Split")
 	b.write(`dialog[open] input[name=key]`, "/m")

@@ -2,10 +2,10 @@
 import { h, render, Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal } from "@preact/signals";
-import { begin, logIn, logOut, session, user } from "./api.js";
+import { ask, begin, logIn, logOut, session, usePoll, user } from "./api.js";
 import { Problem } from "./parts.jsx";
 import { dark, switchTheme } from "./theme.js";
-import { Overview } from "./overview.jsx";
+import { Overview, learnNames } from "./overview.jsx";
 import { Heat } from "./heat.jsx";
 import { Ranges } from "./ranges.jsx";
 import { Nodes } from "./nodes.jsx";
@@ -43,6 +43,8 @@ function App() {
   useEffect(() => {
     begin().catch(setError);
   }, []);
+  // Whichever page comes first, the nodes have their names and colours. A page that needs more of them asks more often.
+  usePoll(async (stop) => s?.root && learnNames(((await ask("survey", {}, stop)).survey.nodes || []).map((n) => n.node)), 30000, [s?.root]);
   const all = s ? pages.filter((p) => p.when(s)) : [];
   useEffect(() => {
     const keys = (e) => {

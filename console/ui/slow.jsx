@@ -1,16 +1,14 @@
 import { h, Fragment } from "preact";
 import { useState } from "preact/hooks";
-import { admin, ask, every, usePoll } from "./api.js";
+import { admin, every, usePoll } from "./api.js";
 import { bytes, clockTime, dateTime, millis, num } from "./format.js";
 import { Choice, Live, NodeName, Page, Table } from "./parts.jsx";
-import { ids, learnNames } from "./overview.jsx";
+import { ids } from "./overview.jsx";
 
 const palette = ["#2f6fed", "#e0742a", "#1a9c74", "#b14bd0", "#d63a5a", "#7a8b12", "#0f93b8", "#8a6a4a"];
 
 // Slow lists the requests of all nodes that took long, with where their time went.
 export function Slow() {
-  const survey = usePoll((stop) => ask("survey", {}, stop), 30000); // for the names of nodes
-  if (survey.data) learnNames((survey.data.survey.nodes || []).map((n) => n.node));
   const poll = usePoll((stop) => admin("Slow", {}, stop), every);
   const [sort, setSort] = useState("time");
   const [open, setOpen] = useState();

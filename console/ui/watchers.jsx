@@ -4,7 +4,6 @@ import { ask, usePoll } from "./api.js";
 import { count, rate, span } from "./format.js";
 import { Card, Key, Live, Page, Pager, Table, names } from "./parts.jsx";
 import { Chart } from "./chart.jsx";
-import { learnNames } from "./overview.jsx";
 import { useSeries } from "./series.js";
 
 const size = 50;
@@ -12,10 +11,8 @@ const size = 50;
 // Watchers shows who watches how much, and the leases with their keys.
 export function Watchers() {
   useSeries();
-  const survey = usePoll((stop) => ask("survey", {}, stop), 10000);
   const [skip, setSkip] = useState(0);
   const leases = usePoll((stop) => ask("leases", { skip }, stop), 5000, [skip]);
-  if (survey.data) learnNames((survey.data.survey.nodes || []).map((n) => n.node));
   const nodes = names.value;
   return (
     <Page title="Watchers and leases" hint="by the node that clients are connected to">
