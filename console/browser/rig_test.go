@@ -32,13 +32,16 @@ const patience = time.Minute
 func unused(t *testing.T, n int) []url.URL {
 	t.Helper()
 	urls := make([]url.URL, n)
+	held := make([]net.Listener, n) // all at once, so that none is given twice
 	for i := range urls {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
-		urls[i] = url.URL{Scheme: "http", Host: l.Addr().String()}
+		held[i], urls[i] = l, url.URL{Scheme: "http", Host: l.Addr().String()}
+	}
+	for _, l := range held {
+		l.Close()
 	}
 	return urls
 }
@@ -143,7 +146,7 @@ func newTab(t *testing.T) *tab {
 	if err != nil {
 		t.Skip("there is no chromium (Debian: apt-get install chromium): the console is not tested in a browser")
 	}
-	profile, err := os.MkdirTemp("", "console-browser-")
+	profile, err := os.MkdirTemp("", "console-browser-") //nolint:usetesting // the browser may still write when the test has ended
 	if err != nil {
 		t.Fatal(err)
 	}
