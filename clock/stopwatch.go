@@ -13,3 +13,6 @@ func StartStopwatch() Stopwatch { return Stopwatch{time.Now()} }
 
 // Elapsed returns the time since the start.
 func (s Stopwatch) Elapsed() time.Duration { return time.Since(s.start) }
+
+// After returns how long after u the stopwatch was started.
+func (s Stopwatch) After(u Stopwatch) time.Duration { return s.start.Sub(u.start) }

@@ -35,8 +35,31 @@ func (c *permitted) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// WithPermit returns a context of a request that was permitted.
+// Room is a context with room for one permit, so that [WithPermit] need not make another context.
+type Room struct {
+	permitted
+	taken bool
+}
+
+// Value implements context.Context.
+func (r *Room) Value(key any) any {
+	if !r.taken {
+		return r.Context.Value(key)
+	}
+	return r.permitted.Value(key)
+}
+
+func (r *Room) room() *Room { return r }
+
+// WithPermit returns a context of a request that was permitted. That is ctx itself if it has a free [Room]: then nobody
+// else may use it yet.
 func WithPermit(ctx context.Context, p Permit) context.Context {
+	if c, ok := ctx.(interface{ room() *Room }); ok {
+		if r := c.room(); !r.taken {
+			r.permit, r.taken = p, true
+			return ctx
+		}
+	}
 	return &permitted{ctx, p}
 }
 

@@ -1,5 +1,7 @@
 package keyspace
 
+import "time"
+
 // SequenceRequest asks the sequencer for revisions for one range.
 type SequenceRequest struct {
 	Range      RangeID
@@ -43,6 +45,8 @@ type SequenceAnswer struct {
 	// Access is the access index at the answer. A request whose permit ended before got nothing:
 	// its Err is AccessChanged.
 	Access AccessIndex
+	// Took is how long the requester waited, queue included; 0 where nobody measured it.
+	Took time.Duration
 	// Err is set if nothing was allocated to the requester, and states the fate.
 	// Revisions that may have been allocated are then never used.
 	Err error

@@ -254,7 +254,8 @@ func (c *Client) answer(e *queued, a keyspace.SequenceAnswer) {
 	if a.Err != nil {
 		c.o.Metrics.SequenceErrors.Inc()
 	}
-	c.o.Metrics.SequenceSeconds.Observe(e.age.Elapsed().Seconds())
+	a.Took = e.age.Elapsed()
+	c.o.Metrics.SequenceSeconds.Observe(a.Took.Seconds())
 	e.done(a)
 }
 
