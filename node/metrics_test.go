@@ -79,7 +79,7 @@ var otherwise = map[string]string{
 	"etcd_server_proposals_":                       "over all groups of the node; one proposal may carry many requests",
 	"etcd_server_quota_backend_bytes":              "without a quota it is what the disk leaves the store",
 	"etcd_server_read_indexes_failed_total":        "over all groups; most reads need none",
-	"etcd_server_slow_apply_total":                 "batches of entries, over 100 ms",
+	"etcd_server_slow_apply_total":                 "batches of entries, over --warning-apply-duration",
 	"etcd_server_slow_read_indexes_total":          "over all groups; most reads need none",
 	"etcd_server_snapshot_apply_in_progress_total": "copies of ranges: it may be above 1",
 	"etcd_disk_wal_fsync_duration_seconds":         "one log for all groups of the node",

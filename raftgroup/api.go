@@ -123,6 +123,9 @@ type Config struct {
 	// LivenessTimeout is the silence after which a node counts as dead. Default
 	// ElectionTimeout.
 	LivenessTimeout time.Duration
+	// SlowApply is how long applying entries may take before it is counted and logged as slow. Default 100 ms, as
+	// etcd's --warning-apply-duration.
+	SlowApply time.Duration
 	// SleepAfter is the idle time after which a leader puts its group to sleep. Default
 	// 10 ticks; a negative value turns sleep off.
 	SleepAfter time.Duration

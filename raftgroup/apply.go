@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 )
@@ -42,6 +44,7 @@ type applyState struct {
 	payload   []byte
 	leader    LeaderState
 	entries   []Entry // reused
+	commit    Commit  // of the entries that were applied last
 }
 
 // applier applies the committed entries of a fixed part of the groups, in order
@@ -61,7 +64,9 @@ type applier struct {
 
 	round []*applyTurn
 	turns []*applyTurn // reused
-	done  []appliedItem
+	// told is when the log was told last of a slow batch.
+	told clock.Time
+	done []appliedItem
 }
 
 // applyTurn is one group's part of a batch.
@@ -153,12 +158,15 @@ func (a *applier) apply() {
 	a.began.Store(0)
 	if committed {
 		a.h.m.applyGroups.Observe(float64(groups))
-		took := a.h.cfg.Clock.Now().Sub(start)
-		if a.h.m.applySeconds.Observe(took.Seconds()); took > slowApply {
+		now := a.h.cfg.Clock.Now()
+		took := now.Sub(start)
+		if a.h.m.applySeconds.Observe(took.Seconds()); took > a.h.cfg.SlowApply {
 			a.h.m.slowApplies.Inc()
+			a.tellSlow(now, took, groups)
 		}
 		for _, t := range a.round {
 			if t.next > t.first && !t.failed {
+				t.g.apply.noteApplied(t, now)
 				t.g.appliedEntries(t)
 			}
 		}
@@ -168,6 +176,28 @@ func (a *applier) apply() {
 		w.appliedFrom(a)
 	}
 	clear(a.done)
+}
+
+// slowApplyEvery lies between two lines about slow batches of one applier.
+const slowApplyEvery = 10 * time.Millisecond
+
+// tellSlow has the log say that a batch took long, as etcd does.
+func (a *applier) tellSlow(now clock.Time, took time.Duration, groups int) {
+	if a.told != 0 && now.Sub(a.told) < slowApplyEvery {
+		return
+	}
+	a.told = now
+	fields := []zap.Field{zap.Duration("took", took), zap.Duration("expected-duration", a.h.cfg.SlowApply), zap.Int("groups", groups)}
+	entries := 0
+	for _, t := range a.round {
+		for i := t.first; i < t.next; i++ {
+			entries += len(t.tasks[i].msg.GetEntries())
+		}
+		if t.next > t.first && groups == 1 {
+			fields = append(fields, zap.Stringer("group", t.g.id))
+		}
+	}
+	a.h.log.Warn("applying entries took too long", append(fields, zap.Int("entries", entries))...)
 }
 
 // commit commits the batch. After a failure nothing is committed or published any more:

@@ -2,8 +2,12 @@ package raftgroup
 
 import (
 	"slices"
+	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // taskKind says what an applyTask is.
@@ -19,8 +23,13 @@ const (
 // applyTask is one step in a group's order: entries to apply, a change of leader, a
 // callback, or a snapshot to install.
 type applyTask struct {
-	kind    taskKind
-	msg     *pb.Message // taskEntries: raft's MsgStorageApply
+	kind taskKind
+	msg  *pb.Message // taskEntries: raft's MsgStorageApply
+	// Of taskEntries: whose acknowledgement committed them, how long they waited for this node's disk then, and when
+	// they were handed out.
+	by      keyspace.NodeID
+	disk    time.Duration
+	at      clock.Time
 	leader  LeaderState
 	call    func()
 	install *install

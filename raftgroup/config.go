@@ -65,6 +65,7 @@ func (c *Config) fill() error {
 	orDefault(&c.TickInterval, 100*time.Millisecond)
 	orDefault(&c.ElectionTimeout, 10*c.TickInterval)
 	orDefault(&c.LivenessTimeout, c.ElectionTimeout)
+	orDefault(&c.SlowApply, 100*time.Millisecond)
 	orDefault(&c.SleepAfter, 10*c.TickInterval)
 	orDefault(&c.MaxClockDrift, DefaultClockDrift)
 	orDefault(&c.WakesPerSecond, 2000)

@@ -196,6 +196,7 @@
 //	quarantine.go        a replica that is closed until it is replaced
 //	close.go             closing a group, removing it for good
 //	snapshot_install.go  a verified snapshot into the engine
+//	commit.go            who made the quorum, and what came after
 //	append.go            raft's appends into the wal, and a snapshot in their order
 //	confchange.go        changes of the members, transfers of leadership
 //	proposals.go         proposals and the budgets that bound them

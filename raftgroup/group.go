@@ -78,6 +78,7 @@ type Group struct {
 	trunc    truncState
 	proposed proposedState
 	changes  changeState
+	commits  commitState
 }
 
 // published is what other goroutines may read without asking the worker.

@@ -1,16 +1,11 @@
 package raftgroup
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 )
-
-// slowApply is how long etcd lets an apply take before it counts it as slow (its --warning-apply-duration).
-const slowApply = 100 * time.Millisecond
 
 // Metrics are the measurements of one Host.
 type Metrics struct {
@@ -111,7 +106,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		pending:   gauge("etcd_server_proposals_pending", "The current number of pending proposals to commit, over all groups that the node leads."),
 		failed:    counter("etcd_server_proposals_failed_total", "The total number of failed proposals seen: not appended, or left without an answer by a lost leadership."),
 
-		slowApplies:       counter("etcd_server_slow_apply_total", "The total number of slow apply requests (likely overloaded from slow disk): batches of entries that took over 100 ms."),
+		slowApplies:       counter("etcd_server_slow_apply_total", "The total number of slow apply requests (likely overloaded from slow disk): batches of entries that took longer than warning-apply-duration."),
 		slowReads:         counter("etcd_server_slow_read_indexes_total", "The total number of pending read indexes not in sync with leader's or timed out read index requests."),
 		failedReads:       counter("etcd_server_read_indexes_failed_total", "The total number of failed read indexes seen."),
 		heartbeatFailures: counter("etcd_server_heartbeat_send_failures_total", "The total number of liveness messages that were sent late (likely overloaded from slow disk)."),

@@ -96,6 +96,9 @@ func (g *Group) respond(m *pb.Message) {
 	if m.GetType() == pb.MsgStorageAppendResp && m.GetSnapshot() != nil {
 		g.installed(m.GetSnapshot())
 	}
+	if m.GetType() == pb.MsgAppResp {
+		g.acknowledged(g.h.cfg.Node, m.GetIndex())
+	}
 	// Raft rejects its own answer about entries if the configuration no longer names this
 	// replica. It has no use for it then.
 	_ = g.rn.Step(m)
@@ -180,6 +183,10 @@ func (g *Group) step(m *message) {
 		g.onHeartbeatResp(m)
 	case pb.MsgApp:
 		g.heardLeader(m)
+	case pb.MsgAppResp:
+		if !m.raft.GetReject() {
+			g.acknowledged(m.node, m.raft.GetIndex())
+		}
 	default: // raft's alone
 	}
 	// Raft decides what to do with a message from the network; its errors need no action.
@@ -252,7 +259,7 @@ func (g *Group) handleReady(rd raft.Ready) {
 			votes = nil
 			g.append(m)
 		case m.GetTo() == raft.LocalApplyThread:
-			g.w.schedule(g, applyTask{kind: taskEntries, msg: m})
+			g.w.schedule(g, g.handOut(m))
 		case m.GetType() == pb.MsgSnap:
 			g.sendSnapshot(m)
 		default:
@@ -275,6 +282,9 @@ func (g *Group) noteState(rd raft.Ready) {
 		if rd.HardState.GetTerm() < g.term || rd.HardState.GetCommit() < g.commit {
 			panic(fmt.Sprintf("raftgroup: group %s: term %d commit %d after term %d commit %d", g.id,
 				rd.HardState.GetTerm(), rd.HardState.GetCommit(), g.term, g.commit))
+		}
+		if rd.HardState.GetCommit() > g.commit {
+			g.noteCommit()
 		}
 		g.h.committed.Add(int64(rd.HardState.GetCommit() - g.commit))
 		g.term, g.commit = rd.HardState.GetTerm(), rd.HardState.GetCommit()
