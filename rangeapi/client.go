@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -59,7 +60,7 @@ func (c *Client) Do(ctx context.Context, node keyspace.NodeID, req *Request) (*R
 	if req.Txn != nil {
 		return c.readFor(ctx, node, req)
 	}
-	b, err := AppendRequest(make([]byte, 0, SizeBound(req.Op)+requestOverheadBytes), req)
+	b, err := AppendRequest(asking(SizeBound(req.Op)+requestOverheadBytes, req.Traced), req)
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +78,13 @@ func call[A any](
 	if err != nil {
 		return none, CallError(err, write)
 	}
+	b, record, err := stages.Cut(b)
+	if err != nil {
+		return none, badAnswer(node, err)
+	}
+	if record != nil {
+		stages.Of(ctx).Note(record)
+	}
 	a, failed, err := decode(b)
 	switch {
 	case err != nil:
@@ -85,6 +93,14 @@ func call[A any](
 		return none, failed
 	}
 	return a, nil
+}
+
+// asking returns the beginning of a request, with room for so many bytes.
+func asking(room int, traced bool) []byte {
+	if !traced {
+		return make([]byte, 0, room)
+	}
+	return stages.AppendAsked(make([]byte, 0, room+1))
 }
 
 // badAnswer returns the error for bytes that are no answer.
@@ -117,7 +133,7 @@ func (c *Client) Txn(
 	if node == c.self {
 		return c.local.Txn(ctx, id, g, op)
 	}
-	b, err := AppendTxnCommand(nil, id, g, op)
+	b, err := AppendTxnCommand(asking(0, stages.Of(ctx).Traced()), id, g, op)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +150,7 @@ func (c *Client) Txn(
 
 // readFor is Do for a read on behalf of a transaction.
 func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request) (*Response, error) {
-	b := appendRange([]byte{txnWireVersion, byte(TxnRead)}, req.Range, req.Generation)
+	b := appendRange(append(asking(requestOverheadBytes, req.Traced), txnWireVersion, byte(TxnRead)), req.Range, req.Generation)
 	b = binary.AppendUvarint(AppendName(b, *req.Txn), uint64(req.ReadRevision))
 	b, err := marshal.MarshalAppend(b, req.Op)
 	if err != nil {
@@ -145,7 +161,7 @@ func (c *Client) readFor(ctx context.Context, node keyspace.NodeID, req *Request
 
 // page is Do for a Page.
 func (c *Client) page(ctx context.Context, node keyspace.NodeID, req *Request, p *Page) (*Response, error) {
-	b, err := AppendPageRequest(make([]byte, 0, proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes), req, p)
+	b, err := AppendPageRequest(asking(proto.Size(p.RangeRequest)+requestOverheadBytes+txnNameBytes, req.Traced), req, p)
 	if err != nil {
 		return nil, err
 	}

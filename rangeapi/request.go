@@ -29,6 +29,8 @@ type Request struct {
 	// Txn, if not nil, is the committed transaction that a RangeRequest reads for. Its own locks do
 	// not block the read. It may read what the cluster has compacted since, but not the range.
 	Txn *TxnName
+	// Traced asks for the record of where the request's time goes, also if it is fast. (package stages)
+	Traced bool
 	// Op is etcd's *RangeRequest, *PutRequest, *DeleteRangeRequest or *TxnRequest, or a *Page. All
 	// its keys lie in the range. The range does not change it and keeps parts of it, so nobody may
 	// change it any more.

@@ -76,6 +76,8 @@ type Config struct {
 	// TxnBytes bounds the transactions over several ranges that are under way. More wait. Default
 	// 64 MiB.
 	TxnBytes int64
-	Logger   *zap.Logger
-	Metrics  *Metrics
+	// Traces says that some requests ask for a record of each range.
+	Traces  bool
+	Logger  *zap.Logger
+	Metrics *Metrics
 }

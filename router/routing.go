@@ -12,6 +12,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // write sends an operation that may change something to the one range that holds all its keys. It
@@ -37,7 +38,9 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 			return nil, err
 		}
 		node := a.choose(rt, r.cfg.Self, r.cfg.Alive)
-		resp, err := r.attempt(ctx, node, build(rt), read)
+		req := build(rt)
+		req.Traced = r.cfg.Traces && stages.Of(ctx).Traced()
+		resp, err := r.attempt(ctx, node, req, read)
 		if err == nil {
 			if known := rt.leader(); known != node {
 				r.cache.setLeader(rt.desc.Range, node, known)
@@ -46,6 +49,7 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		}
 		e := kverror.Of(err)
 		if ctx.Err() != nil {
+			stages.Of(ctx).Silent(rt.desc.Range, node)
 			return nil, err
 		}
 		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
@@ -53,9 +57,19 @@ func (r *Router) single(ctx context.Context, span keyspace.Span, build func(*rou
 		if !repeat || (read && e.Kind == kverror.ReadAgain) {
 			return nil, err
 		}
-		if err := r.learn(ctx, &a, rt, node, e); err != nil {
+		err = r.learn(ctx, &a, rt, node, e)
+		noteRetry(ctx, rt, node, e)
+		if err != nil {
 			return nil, err
 		}
+	}
+}
+
+// noteRetry notes an attempt that is made again in the context's request.
+func noteRetry(ctx context.Context, rt *route, node keyspace.NodeID, e *kverror.Error) {
+	if c := stages.Of(ctx); c != nil {
+		leaderless := e.Kind == kverror.NotLeader || e.Kind == kverror.NoLeader || e.Kind == kverror.Unreachable
+		c.Retry(rt.desc.Range, node, leaderless, e.Kind.Error())
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // current asks the sequencer for the current revision. It refuses with AccessChanged where the context's
@@ -18,11 +19,17 @@ func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceA
 	if err != nil {
 		return a, err
 	}
+	if a.Took > noteWait {
+		stages.Of(ctx).Waited(a.Took, a.Err)
+	}
 	if a.Err == nil {
 		r.coordinator.observe(a.Current)
 	}
 	return a, a.Err
 }
+
+// noteWait is from when on a wait for the current revision is noted.
+const noteWait = stages.Threshold / 10
 
 // currentOrWait is current, repeated until ctx ends if the sequencer cannot be reached. Asking
 // changes nothing.
@@ -41,7 +48,9 @@ func (r *Router) currentOrWait(ctx context.Context) (keyspace.SequenceAnswer, er
 		case e.Kind == kverror.TooManyRequests || e.Kind == kverror.Internal || e.Kind == kverror.AccessChanged:
 			return a, err
 		}
-		if sleep := clock.Sleep(ctx, r.cfg.Clock, pause); sleep != nil {
+		sleep := clock.Sleep(ctx, r.cfg.Clock, pause)
+		stages.Of(ctx).Waited(pause, err)
+		if sleep != nil {
 			return a, err
 		}
 	}

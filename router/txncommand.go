@@ -9,6 +9,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // TxnCommands reaches the ranges of a transaction; *rangeapi.Client does.
@@ -58,13 +59,16 @@ func (r *Router) commandAt(ctx context.Context, rt *route, op rangeapi.TxnComman
 		}
 		e := kverror.Of(err)
 		if ctx.Err() != nil {
+			stages.Of(ctx).Silent(rt.desc.Range, node)
 			return nil, err
 		}
 		r.cfg.Metrics.Failed.WithLabelValues(e.Kind.Error()).Inc()
 		if e.Kind == kverror.Conflict || e.Retry() != kverror.RetryRouter {
 			return nil, err
 		}
-		if err := r.learn(ctx, &a, rt, node, e); err != nil {
+		err = r.learn(ctx, &a, rt, node, e)
+		noteRetry(ctx, rt, node, e)
+		if err != nil {
 			return nil, err
 		}
 		now := r.cache.find(rt.desc.Span.Start)

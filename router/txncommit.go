@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // decision is how an attempt has ended: at a revision, or with an error.
@@ -23,11 +24,11 @@ type decision struct {
 
 // awaitDecision has the attempt decided. From now on it does not depend on its client.
 func (a *txnAttempt) awaitDecision(ctx context.Context) decision {
-	r := a.t.r
+	r, call := a.t.r, stages.Of(ctx)
 	ch := make(chan decision, 1)
 	a.t.retain()
 	started := r.coordinator.run(func(ctx context.Context) {
-		resolved := a.decide(ctx, ch)
+		resolved := a.decide(call.In(ctx), ch)
 		a.t.release()
 		if resolved {
 			r.forget(ctx, a.name, a.ps.anchor)
@@ -70,7 +71,7 @@ func (a *txnAttempt) finish(ctx context.Context) (*pb.TxnResponse, error) {
 // attempt, so that the record can go.
 func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved bool) {
 	r := a.t.r
-	rev, err := a.sequence()
+	rev, err := a.sequence(stages.Of(ctx))
 	if err == nil && a.floor() >= rev {
 		// It comes from a sequencer that has a successor: a range has served a revision above it.
 		err = errStartOver
@@ -107,7 +108,7 @@ func (a *txnAttempt) decide(ctx context.Context, ch chan<- decision) (resolved b
 }
 
 // sequence gets one revision for all ranges that the attempt writes.
-func (a *txnAttempt) sequence() (keyspace.Revision, error) {
+func (a *txnAttempt) sequence(call *stages.Call) (keyspace.Revision, error) {
 	req := keyspace.SequenceRequest{Count: 1, Permit: a.t.permit}
 	for _, p := range a.ps.order {
 		switch at := (keyspace.RangeAt{Range: p.rt.desc.Range, Generation: p.rt.desc.Generation}); {
@@ -121,6 +122,9 @@ func (a *txnAttempt) sequence() (keyspace.Revision, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
 	a.t.r.cfg.Sequencer.Sequence(req, func(n keyspace.SequenceAnswer) { got <- n })
 	n := <-got
+	if n.Took > noteWait {
+		call.Waited(n.Took, n.Err)
+	}
 	if n.Err == nil {
 		a.term = n.Term
 		return n.First, nil

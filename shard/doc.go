@@ -277,6 +277,7 @@
 //	refuse.go       entries that break a rule, and what they have changed until then
 //	txnseal.go      what a command adds to an entry
 //	removal.go      whether old versions are removed
+//	stages.go       where the time of requests went
 //	adminclient.go  the client for admin.go
 //	replica.go      Replica, its state, its errors
 //	metrics.go      metrics

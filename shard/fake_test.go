@@ -98,6 +98,8 @@ func (g *fakeGroup) Status() raftgroup.Status {
 	return raftgroup.Status{Group: g.id, Replica: g.self, Term: g.term, IsLeader: g.leads, Last: g.index, Applied: g.index, Commit: max(g.commit, g.index)}
 }
 
+func (g *fakeGroup) Committed() raftgroup.Commit { return raftgroup.Commit{} }
+
 func (g *fakeGroup) Replica() keyspace.ReplicaID { return g.self }
 
 func (g *fakeGroup) ChangeConf(context.Context, uint64, []raftgroup.ConfChange, []byte) error {

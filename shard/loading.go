@@ -247,7 +247,7 @@ func (r *Replica) lookLoad(ctx context.Context, q *rangeapi.LoadRequest) (*range
 		return nil, err
 	}
 	if !r.group.LeaseHeld(term) {
-		if err := r.awaitReadIndex(ctx); err != nil {
+		if err := r.awaitReadIndex(ctx, &waits{}); err != nil {
 			return nil, err
 		}
 	}

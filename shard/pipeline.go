@@ -3,6 +3,7 @@ package shard
 import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/pipeline"
@@ -91,6 +92,9 @@ func (e *pipelineEnv) LeaseHeld(term uint64) bool { return e.group.LeaseHeld(ter
 
 // ReadIndex implements pipeline.Log.
 func (e *pipelineEnv) ReadIndex(done func(index uint64, err error)) { e.group.ReadIndex(done) }
+
+// Committed implements pipeline.Log.
+func (e *pipelineEnv) Committed() raftgroup.Commit { return e.group.Committed() }
 
 // Wake implements pipeline.Log.
 func (e *pipelineEnv) Wake() { e.group.Wake() }

@@ -73,7 +73,7 @@ func TestReadEndsWithLeadership(t *testing.T) {
 		r, g := w.store.Replica(1), w.groups.group(1)
 		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("a")}}
 		bounds := keyspace.Single([]byte("a"))
-		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
+		lead, err := r.awaitOlder(t.Context(), req, bounds, 1, &waits{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -267,7 +267,7 @@ func (r *Replica) finish(ctx context.Context, t *command.CommitRecord) error {
 // fails is tried again at a later tick.
 func (r *Replica) untilDone(ctx context.Context, op rangeapi.TxnCommand) error {
 	for {
-		a, err := r.command(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
+		a, _, err := r.command(ctx, &rangeapi.Request{Range: r.id, Generation: r.generation()}, op)
 		if err != nil {
 			return err
 		}

@@ -6,11 +6,11 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/mutation"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // errAgain says that what a read waited for was discarded: it starts over.
@@ -20,10 +20,10 @@ var errAgain = errors.New("shard: start over")
 const maxReadStarts = 16
 
 // read answers a request that changes nothing. It runs in the caller's goroutine.
-func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
+func (r *Replica) read(ctx context.Context, req *rangeapi.Request, w *waits) (*rangeapi.Response, error) {
 	rev := req.ReadRevision
 	if rev == 0 {
-		a, err := r.currentRevision(ctx, req.Permit)
+		a, err := r.currentRevision(ctx, req.Permit, w)
 		if err != nil {
 			return nil, err
 		}
@@ -31,7 +31,7 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 	} else if err := r.sameSequencer(req); err != nil {
 		return nil, err
 	}
-	if err := r.believe(ctx, rev); err != nil {
+	if err := r.believe(ctx, rev, w); err != nil {
 		return nil, err
 	}
 	r.store.heard(rev)
@@ -44,8 +44,9 @@ func (r *Replica) read(ctx context.Context, req *rangeapi.Request) (*rangeapi.Re
 		bounds = keyspace.Single(rangeapi.FirstKey)
 	}
 	for range maxReadStarts {
-		resp, err := r.readOnce(ctx, req, bounds, rev, at)
+		resp, err := r.readOnce(ctx, req, bounds, rev, at, w)
 		if errors.Is(err, errAgain) {
+			w.turns++
 			r.store.metrics.readRestarts.Inc()
 			continue
 		}
@@ -83,11 +84,11 @@ func (r *Replica) sameSequencerLocked(req *rangeapi.Request) error {
 }
 
 // currentRevision asks the sequencer for the current revision.
-func (r *Replica) currentRevision(ctx context.Context, permit keyspace.Permit) (keyspace.SequenceAnswer, error) {
+func (r *Replica) currentRevision(ctx context.Context, permit keyspace.Permit, w *waits) (keyspace.SequenceAnswer, error) {
 	ch := make(chan keyspace.SequenceAnswer, 1)
 	req := keyspace.SequenceRequest{Range: r.id, Permit: permit, Direct: true}
 	r.store.cfg.Sequencer.Sequence(req, func(a keyspace.SequenceAnswer) { ch <- a })
-	a, err := clock.Await(ctx, ch)
+	a, err := await(ctx, r, w, stages.Revision, ch)
 	if err != nil {
 		return a, kverror.Of(err)
 	}
@@ -102,11 +103,11 @@ const maxAhead = 1 << 20
 // believe refuses a revision that cannot have been allocated. Taken for known it
 // would stay the node's floor, and what it is given to the range's last one: nothing
 // could be compared, locked or written under it any more.
-func (r *Replica) believe(ctx context.Context, rev keyspace.Revision) error {
+func (r *Replica) believe(ctx context.Context, rev keyspace.Revision, w *waits) error {
 	if rev <= r.store.Floor()+maxAhead {
 		return nil
 	}
-	a, err := r.currentRevision(ctx, keyspace.Internal)
+	a, err := r.currentRevision(ctx, keyspace.Internal, w)
 	if err != nil {
 		return err
 	}
@@ -135,13 +136,15 @@ func (r *Replica) readRevision(req *rangeapi.Request, rev keyspace.Revision) (ke
 
 // readOnce reads in the order that S5 demands: wait for older changes of the keys,
 // confirm the leadership, read, check that it was this range's to read.
-func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, rev, at keyspace.Revision) (proto.Message, error) {
-	term, err := r.awaitOlder(ctx, req, bounds, at)
+func (r *Replica) readOnce(
+	ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, rev, at keyspace.Revision, w *waits,
+) (proto.Message, error) {
+	term, err := r.awaitOlder(ctx, req, bounds, at, w)
 	if err != nil {
 		return nil, err
 	}
 	if !r.group.LeaseHeld(term) {
-		if err := r.awaitReadIndex(ctx); err != nil {
+		if err := r.awaitReadIndex(ctx, w); err != nil {
 			return nil, err
 		}
 	}
@@ -159,9 +162,10 @@ func (r *Replica) readOnce(ctx context.Context, req *rangeapi.Request, bounds ke
 
 // awaitOlder waits until this replica leads and until every change of the keys is
 // applied that is here now and may be at or below the revision.
-func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, at keyspace.Revision) (term uint64, err error) {
+func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds keyspace.Span, at keyspace.Revision, w *waits) (term uint64, err error) {
 	r.mu.Lock()
 	for {
+		in := stages.Queued
 		wait, err := r.servesLocked(req)
 		if err != nil {
 			r.mu.Unlock()
@@ -175,7 +179,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			// A lock with a floor at or above the revision leaves nothing to see at it. No lock
 			// with a lower floor can come: this node has heard of the revision.
 			if h := r.locks.Reader(bounds, at, req.ReadingTxn()); h != nil {
-				wait = h.Ended()
+				wait, in, w.lock = h.Ended(), stages.Blocked, h.Lock
 				r.store.metrics.pipeline.LockWaits.Inc()
 			}
 		}
@@ -183,7 +187,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 			break
 		}
 		r.mu.Unlock()
-		if _, err := clock.Await(ctx, wait); err != nil {
+		if _, err := await(ctx, r, w, in, wait); err != nil {
 			return 0, kverror.Of(err)
 		}
 		r.mu.Lock()
@@ -197,7 +201,7 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 	ended := b.Ended()
 	r.mu.Unlock()
 	r.store.metrics.readWaits.Inc()
-	if _, err := clock.Await(ctx, ended); err != nil {
+	if _, err := await(ctx, r, w, stages.Held, ended); err != nil {
 		return 0, kverror.Of(err)
 	}
 	r.mu.Lock()
@@ -211,10 +215,10 @@ func (r *Replica) awaitOlder(ctx context.Context, req *rangeapi.Request, bounds 
 	return term, nil
 }
 
-func (r *Replica) awaitReadIndex(ctx context.Context) error {
+func (r *Replica) awaitReadIndex(ctx context.Context, w *waits) error {
 	ch := make(chan error, 1)
 	r.group.ReadIndex(func(_ uint64, err error) { ch <- err })
-	failed, err := clock.Await(ctx, ch)
+	failed, err := await(ctx, r, w, stages.Confirming, ch)
 	switch {
 	case err != nil:
 		return kverror.Of(err)

@@ -49,6 +49,8 @@ type mover interface {
 
 // observer tells what raft knows of the group.
 type observer interface {
+	// Committed is as raftgroup.Group.Committed.
+	Committed() raftgroup.Commit
 	Status() raftgroup.Status
 	Progress(ctx context.Context) ([]raftgroup.Progress, error)
 }

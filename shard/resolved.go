@@ -83,7 +83,7 @@ func (r *Replica) mayAppearLocked(rev keyspace.Revision) <-chan struct{} {
 // other replicas refuse with NotLeader. It waits for a split that is under way.
 func (r *Replica) AwaitResolved(ctx context.Context, q *rangeapi.ResolvedRequest) (applied rangeapi.FeedPosition, err error) {
 	r.store.metrics.resolvedQuestions.Inc()
-	if err := r.believe(ctx, q.Revision); err != nil {
+	if err := r.believe(ctx, q.Revision, &waits{}); err != nil {
 		return rangeapi.FeedPosition{}, err
 	}
 	// From now on the floors of batches show that the revision was known. Without that a busy
@@ -107,7 +107,7 @@ func (r *Replica) resolvedOnce(ctx context.Context, q *rangeapi.ResolvedRequest)
 		return rangeapi.FeedPosition{}, err
 	}
 	if !r.group.LeaseHeld(term) {
-		if err := r.awaitReadIndex(ctx); err != nil {
+		if err := r.awaitReadIndex(ctx, &waits{}); err != nil {
 			return rangeapi.FeedPosition{}, err
 		}
 	}

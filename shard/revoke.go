@@ -177,7 +177,7 @@ func (r *Replica) evaluateDetach(op *rangeapi.Resolve) (*command.TxnItem, error)
 
 // leaseKeys answers a LeaseKeys: everything up to its revision is applied and visible.
 func (r *Replica) leaseKeys(ctx context.Context, req *rangeapi.Request, op *rangeapi.LeaseKeys) (rangeapi.TxnAnswer, error) {
-	if err := r.believe(ctx, op.At); err != nil {
+	if err := r.believe(ctx, op.At, &waits{}); err != nil {
 		return nil, err
 	}
 	r.store.heard(op.At)
@@ -199,12 +199,12 @@ func (r *Replica) leaseKeys(ctx context.Context, req *rangeapi.Request, op *rang
 }
 
 func (r *Replica) leaseKeysOnce(ctx context.Context, req *rangeapi.Request, op *rangeapi.LeaseKeys) (*rangeapi.Attached, error) {
-	term, err := r.awaitOlder(ctx, req, op.Span, op.At)
+	term, err := r.awaitOlder(ctx, req, op.Span, op.At, &waits{})
 	if err != nil {
 		return nil, err
 	}
 	if !r.group.LeaseHeld(term) {
-		if err := r.awaitReadIndex(ctx); err != nil {
+		if err := r.awaitReadIndex(ctx, &waits{}); err != nil {
 			return nil, err
 		}
 	}

@@ -4,8 +4,12 @@ import (
 	"context"
 	"fmt"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -29,15 +33,34 @@ func (s *Store) RegisterHandlers(r Registrar) {
 }
 
 func (s *Store) handleRequest(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	payload, asked := stages.CutAsked(payload)
 	req, err := rangeapi.DecodeRequest(payload)
 	if err != nil {
 		return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
-	resp, err := s.Do(ctx, req)
+	req.Traced = asked
+	resp, record, err := s.do(ctx, req)
+	s.noteGone(nameOf(req.Op), record, err)
+	var answer []byte
 	if err != nil {
-		return rangeapi.AppendAnswer(nil, nil, err)
+		answer, err = rangeapi.AppendAnswer(nil, nil, err)
+	} else {
+		answer, err = rangeapi.AppendAnswer(make([]byte, 0, rangeapi.SizeBound(resp.Op)+rangeapi.AnswerOverheadBytes), resp, nil)
 	}
-	return rangeapi.AppendAnswer(make([]byte, 0, rangeapi.SizeBound(resp.Op)+rangeapi.AnswerOverheadBytes), resp, nil)
+	return record.Before(answer), err
+}
+
+// nameOf names a request for operators.
+func nameOf(op proto.Message) string {
+	switch op.(type) {
+	case *pb.RangeRequest:
+		return "range"
+	case *pb.PutRequest:
+		return "put"
+	case *pb.DeleteRangeRequest:
+		return "delete range"
+	}
+	return "txn"
 }
 
 // handleLoad answers method 26.
@@ -52,24 +75,29 @@ func (s *Store) handleLoad(ctx context.Context, _ keyspace.NodeID, payload []byt
 
 // handleTxn answers method 18.
 func (s *Store) handleTxn(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	payload, asked := stages.CutAsked(payload)
 	c, k, id, g, err := rangeapi.DecodeTxnHead(payload)
 	if err == nil && k == rangeapi.TxnRead {
 		req, err := rangeapi.DecodeTxnRead(&c, id, g)
 		if err != nil {
 			return rangeapi.AppendAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 		}
-		resp, err := s.Do(ctx, req)
-		return rangeapi.AppendAnswer(nil, resp, err)
+		req.Traced = asked
+		resp, record, err := s.do(ctx, req)
+		s.noteGone("read of a transaction", record, err)
+		answer, err := rangeapi.AppendAnswer(nil, resp, err)
+		return record.Before(answer), err
 	}
-	return s.answerTxn(ctx, payload, true)
+	return s.answerTxn(ctx, payload, asked, true)
 }
 
 // handleTxnEnd answers method 23. What may have to wait does not come this way.
 func (s *Store) handleTxnEnd(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
-	return s.answerTxn(ctx, payload, false)
+	payload, asked := stages.CutAsked(payload)
+	return s.answerTxn(ctx, payload, asked, false)
 }
 
-func (s *Store) answerTxn(ctx context.Context, payload []byte, prepares bool) ([]byte, error) {
+func (s *Store) answerTxn(ctx context.Context, payload []byte, asked, prepares bool) ([]byte, error) {
 	id, g, op, err := rangeapi.DecodeTxnCommand(payload)
 	if err == nil && prepares == rangeapi.EndsLocks(op) {
 		err = fmt.Errorf("shard: %T by the method of other commands", op)
@@ -77,19 +105,24 @@ func (s *Store) answerTxn(ctx context.Context, payload []byte, prepares bool) ([
 	if err != nil {
 		return rangeapi.AppendTxnAnswer(nil, nil, rangeapi.BadRequest("%v", err))
 	}
-	a, err := s.Txn(ctx, id, g, op)
-	return rangeapi.AppendTxnAnswer(nil, a, err)
+	a, record, err := s.txn(ctx, id, g, op, asked)
+	s.noteGone("part of a transaction", record, err)
+	answer, err := rangeapi.AppendTxnAnswer(nil, a, err)
+	return record.Before(answer), err
 }
 
 func (s *Store) handlePage(ctx context.Context, _ keyspace.NodeID, payload []byte) ([]byte, error) {
+	payload, asked := stages.CutAsked(payload)
 	req, err := rangeapi.DecodePageRequest(payload)
 	if err != nil {
 		return rangeapi.AppendPageAnswer(nil, nil, rangeapi.BadRequest("%v", err)), nil
 	}
-	resp, err := s.Do(ctx, req)
+	req.Traced = asked
+	resp, record, err := s.do(ctx, req)
+	s.noteGone("page of a read", record, err)
 	if err != nil {
-		return rangeapi.AppendPageAnswer(nil, nil, err), nil
+		return record.Before(rangeapi.AppendPageAnswer(nil, nil, err)), nil
 	}
 	a := resp.Op.(*rangeapi.PageAnswer) //nolint:forcetypeassert // it answers nothing else
-	return rangeapi.EncodePage(a), nil
+	return record.Before(rangeapi.EncodePage(a)), nil
 }

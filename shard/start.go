@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
@@ -79,6 +80,7 @@ func (s *Store) newPipes() pipeline.Shared {
 		overloaded = s.cfg.Disk.Overloaded
 	}
 	return pipeline.Shared{
+		Epoch: clock.StartStopwatch(),
 		Limits: pipeline.Limits{
 			RangePendingBytes: l.RangePendingBytes, BatchRequests: l.BatchRequests, MaxEntryBytes: l.MaxEntryBytes,
 			InflightBatches: l.InflightBatches, EvaluateTurn: l.EvaluateTurn, FateTimeout: l.FateTimeout,
@@ -99,27 +101,40 @@ func (s *Store) Open() error {
 // Do serves one request to a replica of this node. It returns when the request is
 // answered or ctx has ended; a write that is under way then is still carried out.
 func (s *Store) Do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, error) {
+	resp, record, err := s.do(ctx, req)
+	if record != nil {
+		stages.Of(ctx).Note(record)
+	}
+	return resp, err
+}
+
+// do is Do. It returns where the time went of a request that took long or asks for it.
+func (s *Store) do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Response, *stages.Record, error) {
 	r := s.Replica(req.Range)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
+		return nil, nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", req.Range, s.cfg.Self)
 	}
 	if err := rangeapi.CheckRequest(req.Op, s.cfg.Limits.MaxRequestBytes, s.cfg.Limits.MaxTxnOps); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	watch := clock.StartStopwatch()
 	if !rangeapi.CanWrite(req.Op) {
-		resp, err := r.read(ctx, req)
-		s.metrics.readSeconds.Observe(watch.Elapsed().Seconds())
-		return resp, err
+		w := waits{}
+		w.Begin(stages.Evaluation, watch.After(s.pipes.Epoch))
+		resp, err := r.read(ctx, req, &w)
+		took := watch.Elapsed()
+		s.metrics.readSeconds.Observe(took.Seconds())
+		return resp, s.recordRead(r, req, &w, watch, took), err
 	}
-	resp, err := r.pipe.Do(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
-	s.metrics.writeSeconds.Observe(watch.Elapsed().Seconds())
+	c := r.pipe.NewRequest(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
+	resp, took, err := r.run(c, watch)
+	s.metrics.writeSeconds.Observe(took.Seconds())
 	if err != nil {
 		s.metrics.failed.Inc()
 	} else {
 		s.metrics.committed.Inc()
 	}
-	return resp, err
+	return resp, r.recordCall(c, took), err
 }
 
 // Stop ends the node's goroutines and answers every request that is under way.

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/idalloc"
 	"github.com/skeindb/skein/shard/load"
@@ -71,7 +72,7 @@ func (h hostGroups) open(id keyspace.GroupID, self keyspace.ReplicaID, at raftgr
 }
 
 // Config is what a Store is made of. All fields but Limits, Workers, Disk, Txns,
-// Leases, Placed, Logger and Metrics are required.
+// Leases, Placed, Slow, Logger and Metrics are required.
 type Config struct {
 	Self      keyspace.NodeID
 	Clock     clock.Clock
@@ -97,6 +98,8 @@ type Config struct {
 	// Workers is how many evaluations use the processor at a time. Default GOMAXPROCS. Others
 	// may wait for the disk.
 	Workers int
+	// Slow gets the requests of other nodes that took long and were given up there. It must not block. Nil drops them.
+	Slow    func(stages.Slow)
 	Logger  *zap.Logger
 	Metrics *Metrics
 }

@@ -63,7 +63,7 @@ func TestReadAcrossASplit(t *testing.T) {
 		r := w.store.Replica(1)
 		req := &rangeapi.Request{Range: 1, Generation: 1, Op: &pb.RangeRequest{Key: []byte("x")}}
 		bounds := keyspace.Single([]byte("x"))
-		lead, err := r.awaitOlder(t.Context(), req, bounds, 1)
+		lead, err := r.awaitOlder(t.Context(), req, bounds, 1, &waits{})
 		if err != nil {
 			t.Fatal(err)
 		}

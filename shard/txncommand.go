@@ -9,10 +9,12 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
@@ -62,30 +64,42 @@ func (s *txnCommand) Answered() {
 
 // Txn serves one command of a transaction over several ranges at a replica of this node.
 func (s *Store) Txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
+	call := stages.Of(ctx)
+	a, record, err := s.txn(ctx, id, g, op, call.Traced())
+	call.Note(record)
+	return a, err
+}
+
+// txn is Txn. It returns where the time went of a command that took long or is traced.
+func (s *Store) txn(ctx context.Context, id keyspace.RangeID, g keyspace.Generation, op rangeapi.TxnCommand, traced bool) (rangeapi.TxnAnswer, *stages.Record, error) {
 	r := s.Replica(id)
 	if r == nil {
-		return nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, s.cfg.Self)
+		return nil, nil, kverror.New(kverror.RangeNotHere, "range %s on node %s", id, s.cfg.Self)
 	}
 	if err := rangeapi.CheckTxnCommand(op); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if k, ok := op.(*rangeapi.LeaseKeys); ok {
-		return r.leaseKeys(ctx, &rangeapi.Request{Range: id, Generation: g, ReadRevision: k.At}, k)
+		a, err := r.leaseKeys(ctx, &rangeapi.Request{Range: id, Generation: g, ReadRevision: k.At}, k)
+		return a, nil, err
 	}
-	return r.command(ctx, &rangeapi.Request{Range: id, Generation: g}, op)
+	return r.command(ctx, &rangeapi.Request{Range: id, Generation: g, Traced: traced}, op)
 }
 
 // command takes a TxnCommand through the pipeline.
-func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, error) {
-	if err := r.believe(ctx, revisionOf(op)); err != nil {
-		return nil, err
+func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeapi.TxnCommand) (rangeapi.TxnAnswer, *stages.Record, error) {
+	if err := r.believe(ctx, revisionOf(op), &waits{}); err != nil {
+		return nil, nil, err
 	}
 	r.store.heardTerm(termOf(op))
 	s := &txnCommand{r: r, op: op}
-	if _, err := r.pipe.Run(pipeline.NewCall(ctx, req, s, commandBytes(op))); err != nil {
-		return nil, err
+	c, watch := pipeline.NewCall(ctx, req, s, commandBytes(op)), clock.StartStopwatch()
+	_, took, err := r.run(c, watch)
+	record := r.recordCall(c, took)
+	if err != nil {
+		return nil, record, err
 	}
-	return s.answer, nil
+	return s.answer, record, nil
 }
 
 // revisionOf returns the highest revision that a command names as an allocated one.

@@ -5,8 +5,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // Answers are collected with mu and sent without it, by Pipeline.Send.
@@ -87,6 +89,13 @@ func (p *Pipeline) confirm(term uint64, calls []*Call) {
 		p.confirmed(term, calls, nil)
 		return
 	}
+	now := clock.StartStopwatch().After(p.shared.Epoch)
+	p.mu.Lock()
+	p.read(now)
+	for _, c := range calls {
+		c.enter(stages.Confirming, p.now)
+	}
+	p.mu.Unlock()
 	p.env.ReadIndex(func(_ uint64, err error) { p.confirmed(term, calls, err) })
 }
 

@@ -3,10 +3,13 @@ package pipeline
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 )
@@ -38,6 +41,12 @@ type batch struct {
 	permit keyspace.Permit
 	// refused says that the group had no room for the proposal: it is not in the log.
 	refused bool
+
+	// timed counts the calls whose evaluation has ended by a reading of the clock. asked is when revisions were asked
+	// for. commit is how the entry went through the log, once it is applied.
+	timed  int
+	asked  time.Duration
+	commit raftgroup.Commit
 
 	// parked are calls that are evaluated again once the batch has its revisions, held
 	// those that are answered once it is applied.
@@ -105,6 +114,14 @@ func (b *batch) add(c *Call) {
 	for _, v := range c.writes {
 		b.bytes += v.Bytes()
 	}
+}
+
+// evaluated ends the evaluation of the calls that came since it was called last.
+func (b *batch) evaluated(now time.Duration) {
+	for _, c := range b.calls[b.timed:] {
+		c.enter(stages.Batch, now)
+	}
+	b.timed = len(b.calls)
 }
 
 // take moves all calls out of one of the batch's lists, which is empty then.

@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
+	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
@@ -32,8 +36,10 @@ type Call struct {
 	place place
 	// asked says that the call only wants the current revision before it is evaluated.
 	asked bool
+	// stage is where its time goes.
+	stage stages.Stage
 	// waits counts how often the call was put back.
-	waits uint16
+	waits uint8
 	// ticket is its number among those that had to wait for a lock, 0 before.
 	ticket uint32
 	at     *batch
@@ -50,13 +56,18 @@ type Call struct {
 	// current and compacted are what the sequencer said when it was asked for this
 	// call alone.
 	current, compacted keyspace.Revision
-	// seen is the newest batch of which the evaluation saw a version.
+	// seen is the newest batch of which the evaluation saw a version, and its own batch once that is proposed.
 	seen *eval.Batch
+
+	// met is the lock for which it waited last, nil for none or for the registration of a lease.
+	met *command.Lock
 
 	// lost says that the call was proposed by a leadership that ended.
 	lost atomic.Bool
 	// counted says that the call was counted. It may be evaluated again, and is one request.
 	counted bool
+	// times say where its time went.
+	times callTimes
 	// Lacks is a lease that was not there when the call asked for it, 0 for none. The next
 	// evaluation knows of it.
 	Lacks keyspace.LeaseID
@@ -71,6 +82,11 @@ var _ locktable.Waiter = (*Call)(nil)
 // NewCall returns a call of an operation that holds so many bytes until it is answered.
 func NewCall(ctx context.Context, req *rangeapi.Request, op Operation, bytes int64) *Call {
 	return &Call{ctx: ctx, Req: req, op: op, bytes: bytes, done: make(chan struct{})}
+}
+
+// Come notes when the call came, by a stopwatch that was started then.
+func (c *Call) Come(p *Pipeline, watch clock.Stopwatch) {
+	c.stage, c.times.since = stages.Queued, inMicros(watch.After(p.shared.Epoch))
 }
 
 // Asks implements locktable.Waiter.
@@ -160,4 +176,37 @@ func (c *Call) isAt(p place, b *batch) {
 	if c.place != p || c.at != b {
 		panic(fmt.Sprintf("pipeline: a %T found %s (%s) is %s (%s)", c.Req.Op, p, b, c.place, c.at))
 	}
+}
+
+// callTimes is what a call remembers of its stages. It is small, since each call has it.
+type callTimes struct {
+	// since is when the present stage began, in microseconds since the epoch modulo 2^32: 71 minutes.
+	since uint32
+	// micros are what the stages up to Revision took. After those a call has one stage more.
+	micros [stages.Revision + 1]uint32
+}
+
+func inMicros(at time.Duration) uint32 { return uint32(at / time.Microsecond) }
+
+// enter ends the present stage of the call and begins another. A reading from before the stage began counts as its
+// begin: calls share readings, and those who take them do not take turns.
+func (c *Call) enter(s stages.Stage, at time.Duration) {
+	c.spend(at)
+	c.stage = s
+}
+
+func (c *Call) spend(at time.Duration) {
+	t, now := &c.times, inMicros(at)
+	if int32(now-t.since) <= 0 {
+		return
+	}
+	slot := c.stage
+	switch {
+	case slot == stages.Held:
+		slot = stages.Parked
+	case slot > stages.Revision:
+		slot = stages.Batch // it is evaluated again: others of its batch were not permitted
+	}
+	t.micros[slot] += now - t.since
+	t.since = now
 }

@@ -126,6 +126,7 @@
 //	pass.go          one turn in the pool
 //	sequence.go      revisions for a batch, its proposal
 //	fate.go          what became of batches: applied, cut, lost
+//	record.go        where the time of a call went
 //	queue.go         the queue, and where a call goes from evaluation
 //	batch.go         batches, their entries, the leadership
 //	answers.go       answers, the confirmation of the leadership

@@ -59,6 +59,8 @@ type world struct {
 	shut, gone bool
 	// counted are the calls that were counted, changed those of them that write.
 	counted, changed int
+	// commit is how entries went through the log.
+	commit raftgroup.Commit
 }
 
 type ask struct {
@@ -183,6 +185,7 @@ func (w *world) Propose(term uint64, entry []byte, dropped func(error)) error {
 func (w *world) LeaseHeld(uint64) bool              { return w.lease }
 func (w *world) ReadIndex(done func(uint64, error)) { w.reads = append(w.reads, done) }
 func (w *world) Wake()                              {}
+func (w *world) Committed() raftgroup.Commit        { return w.commit }
 
 // under calls f with mu, and sends its answers.
 func (w *world) under(f func(out *Answers)) {

@@ -166,6 +166,7 @@ func (p *Pipeline) Applied(link command.Link, ok bool, out *Answers) (own bool) 
 		// A command may have applied what a lock held.
 		p.counts.Forget()
 	}
+	b.commit = p.env.Committed()
 	b.end(true)
 	b.answer(out, nil)
 	for _, c := range b.take(&b.held, placeHeld) {

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -26,23 +27,32 @@ func (p *Pipeline) evaluatePass(w *worker) (again bool) {
 	}
 	p.evaluating = true
 	watch := clock.StartStopwatch()
+	begun := watch.After(p.shared.Epoch)
+	p.read(begun)
 	p.env.BeginPass(pass)
 	l := &p.shared.Limits
 	for n, looked := 0, 0; ; n++ {
 		work := n + pass.watched.visited
 		look := work-looked >= evaluateLook || w.lent.Load()
-		if n >= l.BatchRequests || look && watch.Elapsed() > l.EvaluateTurn {
+		var elapsed time.Duration
+		if look {
+			looked, elapsed = work, watch.Elapsed()
+			p.read(begun + elapsed)
+		}
+		if n >= l.BatchRequests || look && elapsed > l.EvaluateTurn {
 			again = true
 			break
-		}
-		if look {
-			looked = work
 		}
 		c := p.next()
 		if c == nil {
 			break
 		}
 		p.step(c, pass)
+	}
+	took := watch.Elapsed()
+	p.read(begun + took)
+	if p.filling != nil {
+		p.filling.evaluated(p.now)
 	}
 	p.evaluating = false
 	ask := p.start()
@@ -53,7 +63,7 @@ func (p *Pipeline) evaluatePass(w *worker) (again bool) {
 	if err := pass.Store.Close(); err != nil {
 		p.log.Error("close an iterator", zap.Error(err))
 	}
-	p.shared.Metrics.evaluateSeconds.Observe(watch.Elapsed().Seconds())
+	p.shared.Metrics.evaluateSeconds.Observe(took.Seconds())
 	p.Send(out)
 	p.ask(ask, true)
 	return again

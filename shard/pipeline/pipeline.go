@@ -7,8 +7,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
 	"github.com/skeindb/skein/shard/command"
 	"github.com/skeindb/skein/shard/eval"
@@ -62,7 +64,7 @@ type Sequencer interface {
 	SequencerTerm() uint64
 }
 
-// Log is the range's raft group. Its methods are called without mu.
+// Log is the range's raft group. Its methods but Committed are called without mu.
 type Log interface {
 	// Propose is as raftgroup.Group.Propose.
 	Propose(term uint64, entry []byte, dropped func(error)) error
@@ -72,6 +74,8 @@ type Log interface {
 	ReadIndex(done func(index uint64, err error))
 	// Wake wakes the group if it sleeps.
 	Wake()
+	// Committed says how the entries that were applied last went through the log. It is called in Applied alone.
+	Committed() raftgroup.Commit
 }
 
 // Limits bound a pipeline. All are set.
@@ -98,6 +102,8 @@ type Shared struct {
 	Reads   *eval.ReadLimit
 	Cache   *eval.VersionCache
 	Metrics *Metrics
+	// Epoch is a stopwatch from which the readings of all pipelines count.
+	Epoch clock.Stopwatch
 	// After calls f in a goroutine of its own once d has passed, unless the node stops before.
 	After func(d time.Duration, f func())
 }
@@ -158,6 +164,9 @@ type Pipeline struct {
 	sequencing *batch
 	proposed   []*batch
 	lost       []*batch
+	// now is the newest reading of the clock that somebody took with mu, since the epoch. All who change places of calls
+	// use it: a request costs no reading of its own.
+	now time.Duration
 	// access is the highest access index that the sequencer has named to the range.
 	access keyspace.AccessIndex
 	// confirming counts the answers that wait for a confirmation of the leadership.
@@ -172,6 +181,9 @@ func (p *Pipeline) Init(c Config) {
 		rec: c.Record, locks: c.Locks, epochs: c.Epochs, overlay: eval.NewOverlay(),
 	}
 }
+
+// read takes over a reading of the clock.
+func (p *Pipeline) read(at time.Duration) { p.now = max(p.now, at) }
 
 // Schedule has the pool evaluate what waits. Mu may be held.
 func (p *Pipeline) Schedule() { p.shared.Pool.schedule(p) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/eval"
 	"github.com/skeindb/skein/shard/locktable"
 )
@@ -45,6 +46,7 @@ func (p *Pipeline) next() *Call {
 	} else if w := p.locks.Next(); w != nil {
 		c := callOf(w)
 		c.moveTo(placeEvaluation, nil)
+		c.enter(stages.Evaluation, p.now)
 		return c
 	}
 	if len(p.queue) == 0 {
@@ -65,6 +67,7 @@ func (p *Pipeline) take(i int) *Call {
 	p.barrier = nil
 	p.queueBytes -= c.bytes
 	c.moveTo(placeEvaluation, nil)
+	c.enter(stages.Evaluation, p.now)
 	return c
 }
 
@@ -88,7 +91,7 @@ func (p *Pipeline) Append(c *Call) {
 
 // Park lets a call wait until the batch has its revisions.
 func (p *Pipeline) Park(c *Call, on *eval.Batch) {
-	if c.waits < math.MaxUint16 {
+	if c.waits < math.MaxUint8 {
 		c.waits++
 	}
 	if c.waits > patience && p.barrier == nil {
@@ -101,12 +104,14 @@ func (p *Pipeline) Park(c *Call, on *eval.Batch) {
 		return
 	}
 	c.moveTo(placeParked, b)
+	c.enter(stages.Parked, p.now)
 	b.parked = append(b.parked, c)
 }
 
 // Requeue puts a call to the front of the queue.
 func (p *Pipeline) Requeue(c *Call) {
 	c.moveTo(placeQueue, nil)
+	c.enter(stages.Queued, p.now)
 	p.queue = slices.Insert(p.queue, 0, c)
 	p.queueBytes += c.bytes
 	p.Schedule()
@@ -125,6 +130,8 @@ func (p *Pipeline) Refuse(out *Answers, err error) {
 // Block lets a call wait until the lock has ended or changed.
 func (p *Pipeline) Block(c *Call, m locktable.Meeting) {
 	c.moveTo(placeBlocked, nil)
+	c.enter(stages.Blocked, p.now)
+	c.met = m.Held.Lock
 	p.locks.Wait(c, m)
 	p.shared.Metrics.LockWaits.Inc()
 }
@@ -147,6 +154,7 @@ func (p *Pipeline) queueWoken() {
 	for _, w := range p.locks.TakeWoken() {
 		c := callOf(w)
 		c.moveTo(placeQueue, nil)
+		c.enter(stages.Queued, p.now)
 		p.queueBytes += c.bytes
 		calls = append(calls, c)
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/skeindb/skein/rangeapi"
 )
 
-// Do takes a client's request that can change something through the pipeline and waits for its
-// answer. It holds so many bytes until then. It is called without mu.
-func (p *Pipeline) Do(ctx context.Context, req *rangeapi.Request, bytes int64) (*rangeapi.Response, error) {
-	return p.Run(NewCall(ctx, req, (*request)(p), bytes))
+// NewRequest returns the call of a client's request that can change something. It holds so many bytes until it is
+// answered.
+func (p *Pipeline) NewRequest(ctx context.Context, req *rangeapi.Request, bytes int64) *Call {
+	return NewCall(ctx, req, (*request)(p), bytes)
 }
 
-// Run takes a call through the pipeline and waits for its answer.
+// Run takes a call through the pipeline and waits for its answer. It is called without mu.
 func (p *Pipeline) Run(c *Call) (*rangeapi.Response, error) {
 	ctx := c.ctx
 	if err := p.enqueue(c); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/raftgroup"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // refusedRetry is after how long a proposal is offered again for which the group
@@ -23,6 +24,7 @@ func (p *Pipeline) start() *batch {
 		return nil
 	}
 	p.sequencing, p.filling = p.filling, nil
+	p.sequencing.evaluated(p.now) // the pass may go on
 	return p.sequencing
 }
 
@@ -33,28 +35,34 @@ func (p *Pipeline) ask(b *batch, direct bool) {
 	if b == nil {
 		return
 	}
+	watch := clock.StartStopwatch()
 	p.mu.Lock()
+	asked := watch.After(p.shared.Epoch)
+	p.read(asked)
+	b.asked = asked
 	req := keyspace.SequenceRequest{Range: p.id, Generation: p.rec.Generation, Count: b.txns, Permit: b.permit, Direct: direct}
 	// A batch of items alone needs no revision and no place among them.
 	items := b.items > 0 && b.txns == 0 && b.items == len(b.calls)
 	p.mu.Unlock()
 	if items {
-		p.settled(b, keyspace.SequenceAnswer{})
+		p.settled(b, keyspace.SequenceAnswer{}, asked)
 		return
 	}
-	watch := clock.StartStopwatch()
 	p.env.Sequence(req, func(a keyspace.SequenceAnswer) {
-		p.shared.Metrics.sequenceSeconds.Observe(watch.Elapsed().Seconds())
+		took := watch.Elapsed()
+		p.shared.Metrics.sequenceSeconds.Observe(took.Seconds())
 		p.env.Observe(a)
-		p.settled(b, a)
+		p.settled(b, a, asked+took)
 	})
 }
 
 // settled goes on with a batch for which the sequencer has answered. It fills in the revisions,
-// proposes the batch if it changes anything, and asks for the batch that filled meanwhile.
-func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer) {
+// proposes the batch if it changes anything, and asks for the batch that filled meanwhile. now is a reading of the
+// clock.
+func (p *Pipeline) settled(b *batch, a keyspace.SequenceAnswer, now time.Duration) {
 	var out Answers
 	p.mu.Lock()
+	p.read(now)
 	if p.sequencing != b || p.lead != b.lead {
 		// A late answer: its batch was discarded (traps 55, 78). The numbers, if there
 		// are any, bear no event.
@@ -133,13 +141,16 @@ func (p *Pipeline) settle(b *batch, a *keyspace.SequenceAnswer, out *Answers) {
 		b.lead.revision = a.First + keyspace.Revision(b.txns) - 1
 	}
 	for _, c := range b.take(&b.calls, placeBatch) {
+		c.enter(stages.Revision, b.asked)
 		switch {
 		case c.Changes():
 			at++
+			c.propose(b, p.now)
 			c.txn.SetRevision(at)
 			c.op.Settle(c, at)
 			b.calls = append(b.calls, c)
 		case c.op.ItemBytes() > 0:
+			c.propose(b, p.now)
 			b.calls = append(b.calls, c)
 		default:
 			p.settleRead(c, at, a.Compacted, out)
@@ -171,6 +182,7 @@ func (p *Pipeline) settleRead(c *Call, at, compacted keyspace.Revision, out *Ans
 	p.confirming++
 	if seen := batchOf(c.seen); seen != nil && !seen.Applied() && !mutation.Is(mutation.NoopFromOverlay) {
 		c.moveTo(placeHeld, seen)
+		c.enter(stages.Held, p.now)
 		seen.held = append(seen.held, c)
 		return
 	}

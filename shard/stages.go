@@ -1,0 +1,72 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi"
+	"github.com/skeindb/skein/rangeapi/stages"
+	"github.com/skeindb/skein/shard/command"
+	"github.com/skeindb/skein/shard/pipeline"
+)
+
+// waits are the stages of a read, which has a goroutine of its own. Only a read that waits reads the clock.
+type waits struct {
+	stages.Times
+	// lock is the one for which it waited last.
+	lock  *command.Lock
+	turns uint32
+}
+
+// await waits for the channel as clock.Await does, in a stage of the read. It goes on in the stage of evaluation.
+func await[T any](ctx context.Context, r *Replica, w *waits, in stages.Stage, ch <-chan T) (v T, err error) {
+	select {
+	case v = <-ch:
+		return v, nil
+	default:
+	}
+	w.Enter(in, clock.StartStopwatch().After(r.store.pipes.Epoch))
+	v, err = clock.Await(ctx, ch)
+	w.Enter(stages.Evaluation, clock.StartStopwatch().After(r.store.pipes.Epoch))
+	return v, err
+}
+
+// recordRead returns the record of a read that took long or asks for it.
+func (s *Store) recordRead(r *Replica, req *rangeapi.Request, w *waits, watch clock.Stopwatch, took time.Duration) *stages.Record {
+	if took < stages.Threshold && !req.Traced {
+		return nil
+	}
+	record := w.Record(watch.After(s.pipes.Epoch) + took)
+	record.Range, record.Node, record.Turns = r.id, s.cfg.Self, w.turns
+	if w.lock != nil {
+		record.Lock = w.lock.Name.String()
+	}
+	return record
+}
+
+// run takes a call through the pipeline. The call has come when the stopwatch was started.
+func (r *Replica) run(c *pipeline.Call, watch clock.Stopwatch) (resp *rangeapi.Response, took time.Duration, err error) {
+	c.Come(&r.pipe, watch)
+	resp, err = r.pipe.Run(c)
+	return resp, watch.Elapsed(), err
+}
+
+// recordCall is recordRead of a call.
+func (r *Replica) recordCall(c *pipeline.Call, took time.Duration) *stages.Record {
+	if took < stages.Threshold && !c.Req.Traced {
+		return nil
+	}
+	record := r.pipe.Record(c, took)
+	record.Node = r.store.cfg.Self
+	return record
+}
+
+// noteGone has the node keep the record of another node's request that has given up: its answer does not arrive there.
+func (s *Store) noteGone(what string, record *stages.Record, err error) {
+	if record != nil && s.cfg.Slow != nil && (errors.Is(err, kverror.Canceled) || errors.Is(err, kverror.DeadlineExceeded)) {
+		s.cfg.Slow(record.Alone(what))
+	}
+}
