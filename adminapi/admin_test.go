@@ -104,6 +104,18 @@ func (f *fakeBackend) Series(_ context.Context, afterUnixMs int64) (*adminpb.Ser
 	}}, f.err
 }
 
+// Slow are three requests of two nodes, the oldest first; the third node does not answer.
+func (f *fakeBackend) Slow(context.Context) (*adminpb.SlowResponse, error) {
+	return &adminpb.SlowResponse{Calls: []*adminpb.SlowCall{
+		{Node: 1, NodeName: "n1", AtUnixNanos: 1_800_000_000_001_000_000, Method: "put", Micros: 60_400, Cause: "no single stage"},
+		{
+			Node: 0xab, AtUnixNanos: 1_800_000_000_002_000_000, Method: "/etcdserverpb.KV/Txn", RangeId: 12, Micros: 412_400, Cause: "quorum: node n3 last, 400 ms in range 12",
+			Stages: []*adminpb.Stage{{Name: "queued", Micros: 12_400}, {Name: "quorum", Micros: 400_000}}, Retries: 2, RequestBytes: 30, ResponseBytes: 40,
+		},
+		{Node: 1, NodeName: "n1", AtUnixNanos: 1_800_000_000_003_000_000, Method: "/etcdserverpb.KV/Range", RangeId: 3, Micros: 90_000, Cause: "evaluation in range 3: 90 ms"},
+	}, Missing: []*adminpb.SlowMissing{{Node: "n4", Reason: "no route"}, {Node: "n3", Reason: "dead"}}}, f.err
+}
+
 // ReleaseHold knows the older one.
 func (f *fakeBackend) ReleaseHold(ctx context.Context, id string) (*adminpb.Hold, error) {
 	l, err := f.Holds(ctx)

@@ -14,6 +14,7 @@
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
 //	bundlepart.go    a node's part of it: service, client
+//	slow.go          slow requests: service, client, output
 //	survey.go        what there is to know at a glance: service, client
 //	heat.go          the heat map: service, client, output
 //	series.go        what nodes have measured of themselves, for charts

@@ -43,6 +43,7 @@ type Backend interface {
 	SurveyBackend
 	HeatBackend
 	SeriesBackend
+	SlowBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

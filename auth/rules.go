@@ -59,7 +59,7 @@ var rules = tabulate([]rulesOf{
 	{"grpc.reflection.v1.ServerReflection", Open, "ServerReflectionInfo"},
 	{"grpc.reflection.v1alpha.ServerReflection", Open, "ServerReflectionInfo"},
 	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
-	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Bundle Series"},
+	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Bundle Series Slow"},
 	{"skein.data.v1.Data", RootOrHere, "Cut Renew Release"},
 	{"skein.data.v1.Data", RootOnly, "Read"},
 	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause

@@ -194,6 +194,10 @@ type Config struct {
 	// WarnUnaryRequest is the duration above which a request is logged. 0 means the
 	// default, 300 ms. Too low fills the log under load.
 	WarnUnaryRequest time.Duration
+	// WarnApply is the duration above which applying entries is logged and counted as slow. 0 means the default, 100 ms.
+	WarnApply time.Duration
+	// Tracing sends traces of requests to a collector.
+	Tracing Tracing
 	// WatchProgressInterval is how often watchers that want it are told how far they are
 	// while nothing happens. 0 means 10 min, less than 100 ms that. Short ones cost a
 	// message per watcher each time.
@@ -332,6 +336,8 @@ func Default() *Config {
 		KeepAliveInterval:    2 * time.Hour,
 		KeepAliveTimeout:     20 * time.Second,
 		WarnUnaryRequest:     300 * time.Millisecond,
+		WarnApply:            100 * time.Millisecond,
+		Tracing:              Tracing{Address: "localhost:4317", Service: "etcd"},
 		TLSMinVersion:        tls.VersionTLS12,
 		SelfSignedCertYears:  1,
 		CORS:                 []string{"*"},
@@ -389,6 +395,9 @@ func (c *Config) Complete() {
 	if c.AuthTokenTTL == 0 {
 		c.AuthTokenTTL = defaultAuthTokenTTL
 	}
+	if c.WarnApply == 0 {
+		c.WarnApply = 100 * time.Millisecond
+	}
 	if c.WarnUnaryRequest == 0 {
 		c.WarnUnaryRequest = 300 * time.Millisecond
 	}
@@ -405,7 +414,7 @@ func (c *Config) RequestTimeout() time.Duration {
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
 		c.validateMember, c.validateURLs, c.validateTiming, c.validateLimits,
-		c.Compaction.validate, c.validateTLS, c.validateAuth, c.Log.validate, c.validateRanges,
+		c.Compaction.validate, c.validateTLS, c.validateAuth, c.Log.validate, c.validateRanges, c.Tracing.validate,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -546,7 +555,7 @@ func (c *Config) validateTiming() error {
 	for flag, d := range map[string]time.Duration{
 		"grpc-keepalive-min-time": c.KeepAliveMinTime,
 		"grpc-keepalive-interval": c.KeepAliveInterval, "grpc-keepalive-timeout": c.KeepAliveTimeout,
-		"warning-unary-request-duration": c.WarnUnaryRequest, "upgrade-after": c.UpgradeAfter, "shutdown-delay": c.ShutdownDelay, "watch-progress-notify-interval": c.WatchProgressInterval,
+		"warning-unary-request-duration": c.WarnUnaryRequest, "warning-apply-duration": c.WarnApply, "upgrade-after": c.UpgradeAfter, "shutdown-delay": c.ShutdownDelay, "watch-progress-notify-interval": c.WatchProgressInterval,
 	} {
 		if d < 0 {
 			return fmt.Errorf("--%s must not be negative (set to %v)", flag, d)

@@ -132,32 +132,38 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 			value: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", file: "[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
 			get: func(c *Config) any { return c.CipherSuites }, want: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256},
 		},
-		"tls-min-version":                {value: "TLS1.3", get: func(c *Config) any { return c.TLSMinVersion }, want: uint16(tls.VersionTLS13)},
-		"tls-max-version":                {value: "TLS1.2", get: func(c *Config) any { return c.TLSMaxVersion }, want: uint16(tls.VersionTLS12)},
-		"log-outputs":                    list("/tmp/x,stderr", func(c *Config) any { return c.Log.Outputs }),
-		"log-level":                      str("debug", func(c *Config) any { return c.Log.Level }),
-		"log-format":                     str("console", func(c *Config) any { return c.Log.Format }),
-		"warning-unary-request-duration": {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
-		"watch-progress-notify-interval": {value: "5s", file: "5000000000", get: func(c *Config) any { return c.WatchProgressInterval }, want: 5 * time.Second},
-		"listen-client-http-urls":        u("http://127.0.0.1:3", func(c *Config) any { return c.ListenClientHTTPURLs }),
-		"socket-reuse-port":              {value: "true", get: func(c *Config) any { return c.SocketReusePort }, want: true},
-		"memory-mlock":                   {value: "true", get: func(c *Config) any { return c.LockMemory }, want: true},
-		"unsafe-no-fsync":                {value: "true", get: func(c *Config) any { return c.NoFsync }, want: true},
-		"enable-log-rotation":            {value: "true", with: []string{"log-outputs", "[/tmp/x]"}, get: func(c *Config) any { return c.Log.Rotate }, want: true},
-		"log-rotation-config-json":       {value: `{"maxsize": 5}`, file: `'{"maxsize": 5}'`, get: func(c *Config) any { return c.Log.Rotation }, want: `{"maxsize": 5}`},
-		"enable-pprof":                   {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
-		"metrics":                        {value: "extensive", get: func(c *Config) any { return c.ExtensiveMetrics }, want: true},
-		"initial-ranges":                 {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
-		"initial-split-keys":             {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
-		"force-new-cluster":              {value: "true", get: func(c *Config) any { return c.ForceNewCluster }, want: true},
-		"lease-reads":                    {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
-		"range-max-bytes":                {value: "2097152", get: func(c *Config) any { return c.RangeMaxBytes }, want: int64(2 << 20)},
-		"range-split-load":               {value: "500", get: func(c *Config) any { return c.RangeSplitLoad }, want: int64(500)},
-		"range-merge-after":              {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.RangeMergeAfter }, want: 20 * time.Minute},
-		"copy-bytes-per-second":          {value: "4194304", get: func(c *Config) any { return c.CopyBytesPerSecond }, want: int64(4 << 20)},
-		"node-dead-after":                {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
-		"upgrade-after":                  {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.UpgradeAfter }, want: 20 * time.Minute},
-		"memory-budget-bytes":            {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
+		"tls-min-version":                   {value: "TLS1.3", get: func(c *Config) any { return c.TLSMinVersion }, want: uint16(tls.VersionTLS13)},
+		"tls-max-version":                   {value: "TLS1.2", get: func(c *Config) any { return c.TLSMaxVersion }, want: uint16(tls.VersionTLS12)},
+		"log-outputs":                       list("/tmp/x,stderr", func(c *Config) any { return c.Log.Outputs }),
+		"log-level":                         str("debug", func(c *Config) any { return c.Log.Level }),
+		"log-format":                        str("console", func(c *Config) any { return c.Log.Format }),
+		"warning-unary-request-duration":    {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnUnaryRequest }, want: 2 * time.Second},
+		"warning-apply-duration":            {value: "2s", file: "2000000000", get: func(c *Config) any { return c.WarnApply }, want: 2 * time.Second},
+		"enable-distributed-tracing":        {value: "true", get: func(c *Config) any { return c.Tracing.Enabled }, want: true},
+		"distributed-tracing-address":       str("collector:4317", func(c *Config) any { return c.Tracing.Address }),
+		"distributed-tracing-service-name":  str("skein", func(c *Config) any { return c.Tracing.Service }),
+		"distributed-tracing-instance-id":   str("n1", func(c *Config) any { return c.Tracing.Instance }),
+		"distributed-tracing-sampling-rate": {value: "1000", get: func(c *Config) any { return c.Tracing.SamplingRate }, want: 1000},
+		"watch-progress-notify-interval":    {value: "5s", file: "5000000000", get: func(c *Config) any { return c.WatchProgressInterval }, want: 5 * time.Second},
+		"enable-pprof":                      {value: "true", get: func(c *Config) any { return c.EnablePprof }, want: true},
+		"metrics":                           {value: "extensive", get: func(c *Config) any { return c.ExtensiveMetrics }, want: true},
+		"initial-ranges":                    {value: "9", get: func(c *Config) any { return c.InitialRanges }, want: 9},
+		"initial-split-keys":                {value: split, get: func(c *Config) any { return c.InitialSplitKeys }, want: [][]byte{[]byte("d"), []byte("m")}},
+		"force-new-cluster":                 {value: "true", get: func(c *Config) any { return c.ForceNewCluster }, want: true},
+		"lease-reads":                       {value: "false", get: func(c *Config) any { return c.LeaseReads }, want: false},
+		"range-max-bytes":                   {value: "2097152", get: func(c *Config) any { return c.RangeMaxBytes }, want: int64(2 << 20)},
+		"range-split-load":                  {value: "500", get: func(c *Config) any { return c.RangeSplitLoad }, want: int64(500)},
+		"range-merge-after":                 {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.RangeMergeAfter }, want: 20 * time.Minute},
+		"copy-bytes-per-second":             {value: "4194304", get: func(c *Config) any { return c.CopyBytesPerSecond }, want: int64(4 << 20)},
+		"node-dead-after":                   {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.NodeDeadAfter }, want: 20 * time.Minute},
+		"upgrade-after":                     {value: "20m", file: "1200000000000", get: func(c *Config) any { return c.UpgradeAfter }, want: 20 * time.Minute},
+		"memory-budget-bytes":               {value: "134217728", get: func(c *Config) any { return c.MemoryBytes }, want: int64(128 << 20)},
+		"listen-client-http-urls":           u("http://127.0.0.1:3", func(c *Config) any { return c.ListenClientHTTPURLs }),
+		"socket-reuse-port":                 {value: "true", get: func(c *Config) any { return c.SocketReusePort }, want: true},
+		"memory-mlock":                      {value: "true", get: func(c *Config) any { return c.LockMemory }, want: true},
+		"unsafe-no-fsync":                   {value: "true", get: func(c *Config) any { return c.NoFsync }, want: true},
+		"enable-log-rotation":               {value: "true", with: []string{"log-outputs", "[/tmp/x]"}, get: func(c *Config) any { return c.Log.Rotate }, want: true},
+		"log-rotation-config-json":          {value: `{"maxsize": 5}`, file: `'{"maxsize": 5}'`, get: func(c *Config) any { return c.Log.Rotation }, want: `{"maxsize": 5}`},
 	}
 }
 
@@ -374,6 +380,22 @@ func TestCompactionRetention(t *testing.T) {
 		}
 		if period, revisions, err := cfg.Keep(); err != nil || period != c.period || revisions != c.revisions {
 			t.Errorf("%s %q: %v, %d, %v", c.mode, c.retention, period, revisions, err)
+		}
+	}
+}
+
+// What would trace nothing, or everything by mistake, is refused, but only where traces are sent.
+func TestTracingIsChecked(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--distributed-tracing-sampling-rate=2000000":                              "",
+		"--enable-distributed-tracing --distributed-tracing-sampling-rate=1000000": "",
+		"--enable-distributed-tracing --distributed-tracing-sampling-rate=1000001": "from 0 to 1000000",
+		"--enable-distributed-tracing --distributed-tracing-sampling-rate=-1":      "from 0 to 1000000",
+		"--enable-distributed-tracing --distributed-tracing-address=":              "--distributed-tracing-address must not be empty",
+	} {
+		_, _, err := Load(append([]string{"--name=n"}, strings.Fields(flags)...), nil)
+		if err == nil && want != "" || err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", flags, err, want)
 		}
 	}
 }

@@ -32,6 +32,7 @@
 //	table.go          the table of flags that Skein honours
 //	table_sockets.go  rows of sockets, memory and the log's files
 //	table_rest.go     the rows of the others
+//	tracing.go        flags of slow requests and of traces
 //	compaction.go     flags of automatic compaction
 //	join.go           flags of a node that joins
 //	ranges.go         the first ranges' borders, and limits of ranges

@@ -41,8 +41,6 @@ func meaninglessFlags() []Flag {
 		meaningless(sectionClustering, "v2-deprecation", kindString, "write-only", "v2-deprecation", "There never was a v2 store. etcd ignores it too."),
 		gates,
 		meaningless(sectionFeatures, "compact-hash-check-time", kindDuration, "1m0s", "compact-hash-check-time", hashes),
-		meaningless(sectionFeatures, "warning-apply-duration", kindDuration, "100ms", "warning-apply-duration",
-			"Apply times are a histogram among the metrics."),
 		meaningless(sectionFeatures, "bootstrap-defrag-threshold-megabytes", kindUint, "0", "bootstrap-defrag-threshold-megabytes", "There is nothing to defragment."),
 		meaningless(sectionFeatures, "downgrade-check-time", kindDuration, "5s", "downgrade-check-time", "Nothing waits for the nodes to go back: each does when the build before is started. etcdctl downgrade enable keeps the cluster version where that can be."),
 		meaningless(sectionFeatures, "snapshot-catchup-entries", kindUint, "5000", "snapshot-catchup-entries", catchUp),
@@ -62,18 +60,12 @@ func unsafeFlags() []Flag {
 
 func notYetFlags() []Flag {
 	const (
-		tracing    = "spans are not exported yet"
 		discovered = "name the founders in --initial-cluster"
 	)
 	return []Flag{
 		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
 		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
-		notYet(sectionTracing, "enable-distributed-tracing", kindBool, "false", "enable-distributed-tracing", tracing),
-		notYet(sectionTracing, "distributed-tracing-address", kindString, "localhost:4317", "distributed-tracing-address", tracing),
-		notYet(sectionTracing, "distributed-tracing-service-name", kindString, "etcd", "distributed-tracing-service-name", tracing),
-		notYet(sectionTracing, "distributed-tracing-instance-id", kindString, "", "distributed-tracing-instance-id", tracing),
-		notYet(sectionTracing, "distributed-tracing-sampling-rate", kindInt, "0", "distributed-tracing-sampling-rate", tracing),
 	}
 }
 

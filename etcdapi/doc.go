@@ -95,6 +95,8 @@
 //	http.go         etcd's HTTP endpoints, and the port for metrics
 //	console.go      what the console may call, and for whom
 //	interceptor.go  what every gRPC call passes: bounds, leaders, measures
+//	slow.go         where the time of slow calls went
+//	tracing.go      traces for a collector
 //	gateway.go      etcd's JSON gateway
 //	socket.go       streams of the gateway by websocket
 //	gatewaycall.go  one call of the gateway: its body and its answer

@@ -3,24 +3,20 @@ package etcdapi
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
-	"time"
 	"unicode/utf8"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/gzip" // clients may compress what they send, as with etcd
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/rangeapi/stages"
 )
 
 // After noLeaderTimeouts election timeouts without a leader, streams that demand one end. One
@@ -65,10 +61,13 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		span = &spanAnswer{}
 		ctx = context.WithValue(ctx, spanAnswerKey{}, span)
 	}
+	var call *stages.Call
+	traced := s.opts.Tracing.samples(ctx)
 	if _, err = s.admit(ctx, "unary"); err == nil {
 		b := s.beginAudit(ctx, info.FullMethod, m)
 		err = s.again(ctx, func(ctx context.Context) (err error) {
-			if ctx, err = s.begin(ctx, m.rule); err != nil {
+			call = stages.NewCall(ctx, watch, traced)
+			if ctx, err = s.begin(call, m.rule); err != nil {
 				b.refuse(err)
 				return err
 			}
@@ -87,35 +86,10 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	took := watch.Elapsed()
 	m.done(status.Code(err), took)
-	if took > s.opts.WarnUnaryRequest {
-		s.metrics.SlowRequests.Inc()
-		s.logSlow(ctx, info.FullMethod, took, req, resp, err)
+	if took > s.opts.WarnUnaryRequest || took > stages.Threshold || traced {
+		s.tellSlow(ctx, &ended{method: info.FullMethod, call: call, took: took, req: req, resp: resp, err: err, traced: traced})
 	}
 	return resp, err
-}
-
-// logSlow logs the sizes of a slow call, because keys and values may be secrets.
-func (s *Server) logSlow(ctx context.Context, method string, took time.Duration, req, resp any, err error) {
-	remote := ""
-	if p, ok := peer.FromContext(ctx); ok {
-		remote = p.Addr.String()
-	}
-	level := zap.WarnLevel
-	if strings.HasPrefix(method, "/skein.admin.") {
-		level = zap.InfoLevel // an operator waits for it, and sees that it takes long
-	}
-	s.log.Log(level, "request took long", zap.String("method", method), zap.Duration("took", took), zap.String("remote", remote),
-		zap.Int("request-bytes", sizeOf(req)), zap.Int("response-bytes", sizeOf(resp)), zap.Error(err))
-}
-
-func sizeOf(m any) int {
-	switch m := m.(type) {
-	case proto.Message:
-		return proto.Size(m)
-	case *spanAnswer:
-		return m.size()
-	}
-	return 0
 }
 
 // stream wraps every stream.

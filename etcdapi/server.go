@@ -32,6 +32,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -117,6 +118,12 @@ type Options struct {
 	HostWhitelist []string
 	// Without Audit there is no audit log.
 	Audit Auditor
+	// Slow, if not nil, gets each request of a client that took longer than stages.Threshold. It must not block.
+	Slow func(stages.Slow)
+	// Names puts the names of nodes beside their ids in a text. Nil leaves it as it is.
+	Names func(string) string
+	// Tracing, if not nil, gets traces of unary calls. Stop closes it.
+	Tracing *Tracing
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
 	// Console, if not nil, makes what is served under /console/: at the client URLs, or at ConsoleURLs alone if there are any.
@@ -144,6 +151,9 @@ func (o *Options) fill() {
 	}
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics(nil)
+	}
+	if o.Names == nil {
+		o.Names = func(s string) string { return s }
 	}
 	if o.Gatherer == nil {
 		o.Gatherer = prometheus.DefaultGatherer
@@ -181,6 +191,7 @@ type Server struct {
 	confirm    confirmer
 	verdicts   leaseVerdicts
 	watchers   watchStreams
+	slowLines  lineLimit
 	// told is the highest revision of any header.
 	told atomic.Int64
 	// stopping says that the server ends soon.
@@ -308,6 +319,9 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 		grpc.StaticStreamWindowSize(windowBytes),
 		grpc.StaticConnWindowSize(windowBytes),
 		grpc.ReadBufferSize(readBufferBytes),
+	}
+	if o.Tracing != nil {
+		opts = append(opts, o.Tracing.option())
 	}
 	if o.KeepAliveMinTime > 0 {
 		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: o.KeepAliveMinTime}))
@@ -628,4 +642,5 @@ func (s *Server) stop(ctx context.Context) {
 	s.grpcConns.Close()
 	s.httpConns.Close()
 	s.wg.Wait()
+	s.closeTracing(ctx)
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/raftgroup"
 	"github.com/skeindb/skein/rangeapi"
+	slow "github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/transport"
@@ -139,6 +140,11 @@ type Options struct {
 	// the next; 0 is the default, below 0 it is raised by command alone.
 	UpgradeAfter time.Duration
 
+	// WarnApply is how long applying entries may take before the log has a line; 0 is etcd's 100 ms.
+	WarnApply time.Duration
+	// Traces says that some requests are traced.
+	Traces bool
+
 	// Stage, if set, is called with each stage that the node enters in its start and stop. It is one of few words, for people.
 	Stage func(name string)
 
@@ -200,6 +206,9 @@ type Core struct {
 
 	// access has the gate go by the rights that placement has.
 	access *access
+
+	// slow has the last slow requests.
+	slow slow.Ring
 
 	// ctx ends when Stop or Crash begins; wait holds the goroutines of Core itself.
 	ctx    context.Context

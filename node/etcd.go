@@ -93,6 +93,7 @@ func (c *Core) Face(o *etcdapi.Options) error {
 		l := c.client.KnownLoading()
 		return l.Active() && l.Phase == fsm.PhaseFollow, l.Err()
 	}
+	o.Slow, o.Names = c.slow.Add, c.names.inText
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
 	if c.o.Snapshots {
 		files, err := newSnapshots(c)

@@ -118,7 +118,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	}
 	n := &Node{core: core, log: core.log, metrics: reg, done: make(chan struct{}), announced: make(chan struct{})}
 	face := faceOptions(cfg, membership)
-	if err := n.guard(cfg, &face, reg); err != nil {
+	if err := n.guard(ctx, cfg, &face, reg); err != nil {
 		return nil, errors.Join(err, core.Stop(ctx))
 	}
 	face.Members = core.Members(cfg.MaxLearners, cfg.StrictReconfigCheck)
@@ -153,6 +153,17 @@ func (n *Node) announce(ctx context.Context, row fsm.Node) {
 	}
 }
 
+// newTracing has requests traced, if they are to be.
+func newTracing(ctx context.Context, cfg *config.Config, log *zap.Logger) (*etcdapi.Tracing, error) {
+	t := &cfg.Tracing
+	if !t.Enabled {
+		return nil, nil
+	}
+	return etcdapi.NewTracing(ctx, etcdapi.TracingOptions{
+		Address: t.Address, Service: t.Service, Instance: t.Instance, SamplingRate: t.SamplingRate, Clock: clock.System(), Logger: log,
+	})
+}
+
 // faceMetrics are those of the services that clients call.
 func faceMetrics(cfg *config.Config, reg prometheus.Registerer) *etcdapi.Metrics {
 	m := etcdapi.NewMetrics(reg)
@@ -171,19 +182,21 @@ func unusableFiles(reg prometheus.Registerer) *prometheus.CounterVec {
 	return c
 }
 
-// guard sets who may do what, and opens the audit log if there is to be one.
-func (n *Node) guard(cfg *config.Config, face *etcdapi.Options, reg prometheus.Registerer) (err error) {
+// guard sets who may do what, and opens the audit log and the way to the collector of traces if there are to be any.
+func (n *Node) guard(ctx context.Context, cfg *config.Config, face *etcdapi.Options, reg prometheus.Registerer) (err error) {
 	if err = n.core.Face(face); err != nil {
 		return err
 	}
 	face.Users.ClientCertAuth, face.Users.InsecureAdmin = cfg.ClientTLS.ClientCertAuth, cfg.InsecureAdmin
-	if cfg.AuditLog == "" {
-		return nil
+	if cfg.AuditLog != "" {
+		if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: n.core.o.Clock, Logger: n.log, Registry: reg}); err != nil {
+			return fmt.Errorf("--audit-log: %w", err)
+		}
+		face.Audit = n.audit
 	}
-	if n.audit, err = audit.Open(audit.Options{Path: cfg.AuditLog, Node: cfg.Name, Clock: n.core.o.Clock, Logger: n.log, Registry: reg}); err != nil {
-		return fmt.Errorf("--audit-log: %w", err)
+	if face.Tracing, err = newTracing(ctx, cfg, n.log); err != nil {
+		return errors.Join(err, n.audit.Close(ctx))
 	}
-	face.Audit = n.audit
 	return nil
 }
 
@@ -284,8 +297,9 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		SplitKeys: cfg.SplitKeys(), Name: cfg.Name,
 		FS: vfs.Default, Snapshots: true, DataDir: filepath.Clean(cfg.DataDir), WALDir: filepath.Clean(cfg.WALDir),
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
-		NoLeaseReads:   !cfg.LeaseReads,
-		NodeDeadAfter:  cfg.NodeDeadAfter,
+		NoLeaseReads:  !cfg.LeaseReads,
+		NodeDeadAfter: cfg.NodeDeadAfter,
+		WarnApply:     cfg.WarnApply, Traces: cfg.Tracing.Enabled,
 		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, QuotaBytes: cfg.QuotaBytes, ScrubEvery: cfg.CorruptCheckTime, Logger: logger,

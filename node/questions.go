@@ -11,6 +11,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement/fsm"
+	slow "github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/shard/load/heat"
 	"github.com/skeindb/skein/transport"
 )
@@ -21,6 +22,7 @@ const (
 	questionCheck  = 1
 	questionReport = 2
 	questionHeat   = 3
+	questionSlow   = 4
 	questionSeries = 7
 )
 
@@ -46,6 +48,8 @@ func (c *Core) handleQuestion(ctx context.Context, from keyspace.NodeID, payload
 		return json.Marshal(g)
 	case questionSeries:
 		return c.answerSeries(body)
+	case questionSlow:
+		return json.Marshal(c.slow.All())
 	}
 	return nil, fmt.Errorf("node: unknown request %d", payload[0])
 }
@@ -92,6 +96,24 @@ func (p peers) Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*h
 		return nil, err
 	}
 	return q.DecodeGrid(b)
+}
+
+// Slow implements operate.Peers.
+func (p peers) Slow(ctx context.Context, node keyspace.NodeID) (all []slow.Slow, err error) {
+	if node == p.c.o.Self {
+		return p.c.slow.All(), nil
+	}
+	b, err := p.c.bus.Call(ctx, node, transport.MethodNodeAdmin, []byte{questionSlow})
+	if err != nil {
+		return nil, err
+	}
+	return all, json.Unmarshal(b, &all)
+}
+
+// keepSlow keeps a request that another node has given up.
+func (c *Core) keepSlow(s slow.Slow) {
+	s.Unix, s.Cause = c.o.Clock.Wall().UnixNano(), c.names.inText(s.Cause)
+	c.slow.Add(s)
 }
 
 // report is what this node says of itself.

@@ -82,6 +82,8 @@ func TestSettingsArrive(t *testing.T) {
 		{"max-request-bytes", "2000000", map[string]any{"Node.MaxRequestBytes": 2000000, "Face.MaxRequestBytes": 2000000}},
 		{"max-txn-ops", "500", map[string]any{"Node.MaxTxnOps": 500, "Face.MaxTxnOps": 500}},
 		{"warning-unary-request-duration", "2s", map[string]any{"Face.WarnUnaryRequest": 2 * time.Second}},
+		{"warning-apply-duration", "2s", map[string]any{"Node.WarnApply": 2 * time.Second, "Groups.SlowApply": 2 * time.Second}},
+		{"enable-distributed-tracing", "true", map[string]any{"Node.Traces": true}},
 		{"enable-pprof", "true", map[string]any{"Face.EnablePprof": true}},
 		{"range-max-bytes", "2097152", map[string]any{"Node.RangeMaxBytes": int64(2 << 20)}},
 		{"range-split-load", "0", map[string]any{"Node.RangeSplitLoad": int64(-1)}},

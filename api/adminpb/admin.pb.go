@@ -4555,6 +4555,343 @@ func (x *Series) GetValues() []float64 {
 	return nil
 }
 
+type SlowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only requests that took at least so long; nodes keep none below 50 ms.
+	MinMicros     int64 `protobuf:"varint,1,opt,name=min_micros,json=minMicros,proto3" json:"min_micros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowRequest) Reset() {
+	*x = SlowRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowRequest) ProtoMessage() {}
+
+func (x *SlowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowRequest.ProtoReflect.Descriptor instead.
+func (*SlowRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *SlowRequest) GetMinMicros() int64 {
+	if x != nil {
+		return x.MinMicros
+	}
+	return 0
+}
+
+type SlowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The newest first. Each node keeps its last 256.
+	Calls []*SlowCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	// In the order of the nodes' names.
+	Missing       []*SlowMissing `protobuf:"bytes,2,rep,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowResponse) Reset() {
+	*x = SlowResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowResponse) ProtoMessage() {}
+
+func (x *SlowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowResponse.ProtoReflect.Descriptor instead.
+func (*SlowResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SlowResponse) GetCalls() []*SlowCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+func (x *SlowResponse) GetMissing() []*SlowMissing {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// SlowCall is a request that took long. It has sizes and ids, and no keys, values or users.
+type SlowCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that the client called. For a request that a node has given up, also the node that led its range.
+	Node     uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	NodeName string `protobuf:"bytes,11,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// When it ended, by its node's clock.
+	AtUnixNanos int64 `protobuf:"varint,2,opt,name=at_unix_nanos,json=atUnixNanos,proto3" json:"at_unix_nanos,omitempty"`
+	// The method that the client called, or what another node asked for.
+	Method string `protobuf:"bytes,3,opt,name=method,proto3" json:"method,omitempty"`
+	// The range that took longest, 0 where none is known.
+	RangeId uint64 `protobuf:"varint,4,opt,name=range_id,json=rangeId,proto3" json:"range_id,omitempty"`
+	Micros  int64  `protobuf:"varint,5,opt,name=micros,proto3" json:"micros,omitempty"`
+	// What took longest, in words.
+	Cause string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
+	// In their order; together about as long as the request.
+	Stages []*Stage `protobuf:"bytes,7,rep,name=stages,proto3" json:"stages,omitempty"`
+	// Attempts that were made again.
+	Retries       uint32 `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
+	RequestBytes  uint64 `protobuf:"varint,9,opt,name=request_bytes,json=requestBytes,proto3" json:"request_bytes,omitempty"`
+	ResponseBytes uint64 `protobuf:"varint,10,opt,name=response_bytes,json=responseBytes,proto3" json:"response_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowCall) Reset() {
+	*x = SlowCall{}
+	mi := &file_adminpb_admin_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowCall) ProtoMessage() {}
+
+func (x *SlowCall) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowCall.ProtoReflect.Descriptor instead.
+func (*SlowCall) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *SlowCall) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *SlowCall) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *SlowCall) GetAtUnixNanos() int64 {
+	if x != nil {
+		return x.AtUnixNanos
+	}
+	return 0
+}
+
+func (x *SlowCall) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *SlowCall) GetRangeId() uint64 {
+	if x != nil {
+		return x.RangeId
+	}
+	return 0
+}
+
+func (x *SlowCall) GetMicros() int64 {
+	if x != nil {
+		return x.Micros
+	}
+	return 0
+}
+
+func (x *SlowCall) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *SlowCall) GetStages() []*Stage {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *SlowCall) GetRetries() uint32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
+func (x *SlowCall) GetRequestBytes() uint64 {
+	if x != nil {
+		return x.RequestBytes
+	}
+	return 0
+}
+
+func (x *SlowCall) GetResponseBytes() uint64 {
+	if x != nil {
+		return x.ResponseBytes
+	}
+	return 0
+}
+
+// Stage is a part of a request's time.
+type Stage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Micros        int64                  `protobuf:"varint,2,opt,name=micros,proto3" json:"micros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stage) Reset() {
+	*x = Stage{}
+	mi := &file_adminpb_admin_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stage) ProtoMessage() {}
+
+func (x *Stage) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stage.ProtoReflect.Descriptor instead.
+func (*Stage) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *Stage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Stage) GetMicros() int64 {
+	if x != nil {
+		return x.Micros
+	}
+	return 0
+}
+
+// SlowMissing is a node that has not said what was slow there.
+type SlowMissing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlowMissing) Reset() {
+	*x = SlowMissing{}
+	mi := &file_adminpb_admin_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlowMissing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlowMissing) ProtoMessage() {}
+
+func (x *SlowMissing) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlowMissing.ProtoReflect.Descriptor instead.
+func (*SlowMissing) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *SlowMissing) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SlowMissing) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -4894,7 +5231,32 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06series\x18\x04 \x03(\v2\x16.skein.admin.v1.SeriesR\x06series\"4\n" +
 	"\x06Series\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06values\x18\x02 \x03(\x01R\x06values2\xdf\x14\n" +
+	"\x06values\x18\x02 \x03(\x01R\x06values\",\n" +
+	"\vSlowRequest\x12\x1d\n" +
+	"\n" +
+	"min_micros\x18\x01 \x01(\x03R\tminMicros\"u\n" +
+	"\fSlowResponse\x12.\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.skein.admin.v1.SlowCallR\x05calls\x125\n" +
+	"\amissing\x18\x02 \x03(\v2\x1b.skein.admin.v1.SlowMissingR\amissing\"\xd5\x02\n" +
+	"\bSlowCall\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x1b\n" +
+	"\tnode_name\x18\v \x01(\tR\bnodeName\x12\"\n" +
+	"\rat_unix_nanos\x18\x02 \x01(\x03R\vatUnixNanos\x12\x16\n" +
+	"\x06method\x18\x03 \x01(\tR\x06method\x12\x19\n" +
+	"\brange_id\x18\x04 \x01(\x04R\arangeId\x12\x16\n" +
+	"\x06micros\x18\x05 \x01(\x03R\x06micros\x12\x14\n" +
+	"\x05cause\x18\x06 \x01(\tR\x05cause\x12-\n" +
+	"\x06stages\x18\a \x03(\v2\x15.skein.admin.v1.StageR\x06stages\x12\x18\n" +
+	"\aretries\x18\b \x01(\rR\aretries\x12#\n" +
+	"\rrequest_bytes\x18\t \x01(\x04R\frequestBytes\x12%\n" +
+	"\x0eresponse_bytes\x18\n" +
+	" \x01(\x04R\rresponseBytes\"3\n" +
+	"\x05Stage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06micros\x18\x02 \x01(\x03R\x06micros\"9\n" +
+	"\vSlowMissing\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason2\xa4\x15\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -4927,7 +5289,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06Survey\x12\x1d.skein.admin.v1.SurveyRequest\x1a\x1e.skein.admin.v1.SurveyResponse\"\x00\x12C\n" +
 	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00\x12K\n" +
 	"\x06Bundle\x12\x1d.skein.admin.v1.BundleRequest\x1a\x1e.skein.admin.v1.BundleResponse\"\x000\x01\x12I\n" +
-	"\x06Series\x12\x1d.skein.admin.v1.SeriesRequest\x1a\x1e.skein.admin.v1.SeriesResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x06Series\x12\x1d.skein.admin.v1.SeriesRequest\x1a\x1e.skein.admin.v1.SeriesResponse\"\x00\x12C\n" +
+	"\x04Slow\x12\x1b.skein.admin.v1.SlowRequest\x1a\x1c.skein.admin.v1.SlowResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -4941,7 +5304,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
 	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
@@ -5014,6 +5377,11 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*SeriesResponse)(nil),                  // 68: skein.admin.v1.SeriesResponse
 	(*NodeSeries)(nil),                      // 69: skein.admin.v1.NodeSeries
 	(*Series)(nil),                          // 70: skein.admin.v1.Series
+	(*SlowRequest)(nil),                     // 71: skein.admin.v1.SlowRequest
+	(*SlowResponse)(nil),                    // 72: skein.admin.v1.SlowResponse
+	(*SlowCall)(nil),                        // 73: skein.admin.v1.SlowCall
+	(*Stage)(nil),                           // 74: skein.admin.v1.Stage
+	(*SlowMissing)(nil),                     // 75: skein.admin.v1.SlowMissing
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
@@ -5054,69 +5422,74 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	64, // 35: skein.admin.v1.HeatResponse.missing:type_name -> skein.admin.v1.HeatMissing
 	69, // 36: skein.admin.v1.SeriesResponse.nodes:type_name -> skein.admin.v1.NodeSeries
 	70, // 37: skein.admin.v1.NodeSeries.series:type_name -> skein.admin.v1.Series
-	37, // 38: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	40, // 39: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	42, // 40: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	18, // 41: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	20, // 42: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	30, // 43: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	22, // 44: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	26, // 45: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	28, // 46: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	45, // 47: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	49, // 48: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	52, // 49: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 50: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 51: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 52: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 53: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	32, // 54: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	16, // 55: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	55, // 56: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	57, // 57: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	59, // 58: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	10, // 59: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	13, // 60: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	5,  // 61: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	8,  // 62: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	0,  // 63: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
-	61, // 64: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
-	65, // 65: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
-	67, // 66: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
-	38, // 67: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 68: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 69: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 70: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 71: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 72: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 73: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 74: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 75: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 76: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 77: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 78: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 79: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 80: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 81: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 82: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 83: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 84: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 85: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 86: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 87: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 88: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 89: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 90: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 91: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 92: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	62, // 93: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
-	66, // 94: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
-	68, // 95: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
-	67, // [67:96] is the sub-list for method output_type
-	38, // [38:67] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	73, // 38: skein.admin.v1.SlowResponse.calls:type_name -> skein.admin.v1.SlowCall
+	75, // 39: skein.admin.v1.SlowResponse.missing:type_name -> skein.admin.v1.SlowMissing
+	74, // 40: skein.admin.v1.SlowCall.stages:type_name -> skein.admin.v1.Stage
+	37, // 41: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	40, // 42: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	42, // 43: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	18, // 44: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	20, // 45: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	30, // 46: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	22, // 47: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	26, // 48: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	28, // 49: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	45, // 50: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	49, // 51: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	52, // 52: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 53: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 54: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 55: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 56: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	32, // 57: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	16, // 58: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	55, // 59: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	57, // 60: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	59, // 61: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	10, // 62: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	13, // 63: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	5,  // 64: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	8,  // 65: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	0,  // 66: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	61, // 67: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
+	65, // 68: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
+	67, // 69: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
+	71, // 70: skein.admin.v1.Admin.Slow:input_type -> skein.admin.v1.SlowRequest
+	38, // 71: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 72: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 73: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 74: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 75: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 76: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 77: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 78: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 79: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 80: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 81: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 82: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 83: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 84: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 85: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 86: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 87: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 88: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 89: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 90: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 91: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 92: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 93: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 94: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 95: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 96: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	62, // 97: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	66, // 98: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
+	68, // 99: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
+	72, // 100: skein.admin.v1.Admin.Slow:output_type -> skein.admin.v1.SlowResponse
+	71, // [71:101] is the sub-list for method output_type
+	41, // [41:71] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -5134,7 +5507,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   71,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -51,6 +51,7 @@ const (
 	Admin_Heat_FullMethodName                    = "/skein.admin.v1.Admin/Heat"
 	Admin_Bundle_FullMethodName                  = "/skein.admin.v1.Admin/Bundle"
 	Admin_Series_FullMethodName                  = "/skein.admin.v1.Admin/Series"
+	Admin_Slow_FullMethodName                    = "/skein.admin.v1.Admin/Slow"
 )
 
 // AdminClient is the client API for Admin service.
@@ -129,6 +130,9 @@ type AdminClient interface {
 	Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BundleResponse], error)
 	// Series returns what each node has measured of itself during the last hour, for charts.
 	Series(ctx context.Context, in *SeriesRequest, opts ...grpc.CallOption) (*SeriesResponse, error)
+	// Slow returns the last requests that took long, and where their time went. It needs no quorum. Nodes that do not
+	// answer are missing.
+	Slow(ctx context.Context, in *SlowRequest, opts ...grpc.CallOption) (*SlowResponse, error)
 }
 
 type adminClient struct {
@@ -438,6 +442,16 @@ func (c *adminClient) Series(ctx context.Context, in *SeriesRequest, opts ...grp
 	return out, nil
 }
 
+func (c *adminClient) Slow(ctx context.Context, in *SlowRequest, opts ...grpc.CallOption) (*SlowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SlowResponse)
+	err := c.cc.Invoke(ctx, Admin_Slow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -514,6 +528,9 @@ type AdminServer interface {
 	Bundle(*BundleRequest, grpc.ServerStreamingServer[BundleResponse]) error
 	// Series returns what each node has measured of itself during the last hour, for charts.
 	Series(context.Context, *SeriesRequest) (*SeriesResponse, error)
+	// Slow returns the last requests that took long, and where their time went. It needs no quorum. Nodes that do not
+	// answer are missing.
+	Slow(context.Context, *SlowRequest) (*SlowResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -610,6 +627,9 @@ func (UnimplementedAdminServer) Bundle(*BundleRequest, grpc.ServerStreamingServe
 }
 func (UnimplementedAdminServer) Series(context.Context, *SeriesRequest) (*SeriesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Series not implemented")
+}
+func (UnimplementedAdminServer) Slow(context.Context, *SlowRequest) (*SlowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Slow not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1147,6 +1167,24 @@ func _Admin_Series_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Slow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SlowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).Slow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_Slow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).Slow(ctx, req.(*SlowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1265,6 +1303,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Series",
 			Handler:    _Admin_Series_Handler,
+		},
+		{
+			MethodName: "Slow",
+			Handler:    _Admin_Slow_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

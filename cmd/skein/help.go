@@ -63,6 +63,13 @@ A NODE SILENT
             ranges of which a voter's node is not heard
 DECIDED BY  placement, or nobody while it is paused
 MERGE AFTER how long neighbours have to be small and cold before they merge, if that is set for the cluster`
+	explainSlow = `AT          when it ended, by the clock of its node
+NODE        the node that the client called
+TOOK        from its arrival there to its answer
+RANGE       the range that took longest, if one is known
+RETRIES     attempts that the node made again, because a range had moved or had no leader
+CAUSE       what took longest: queued behind others, evaluation (reads of the disk), the lock of a transaction over several ranges,
+            a revision, the quorum and who was last, a disk, applying, no leader, the bus, or the node itself`
 	explainCluster = `READS       the cluster versions that the node's build reads and writes
 SINCE       since when it runs that build`
 )
@@ -89,6 +96,10 @@ WRITES/S, READS/S
             requests a second that the range's leader serves, a mean over about ten seconds`, "skein top\nskein top --once\nskein top -w json --interval 10s"},
 	"debug bundle": {"", `skein debug bundle --endpoints 127.0.0.1:12379,127.0.0.1:22379,127.0.0.1:32379
 skein debug bundle -o n2.tar.gz --nodes n2 --cpu 10s`},
+
+	"debug slow": {explainSlow, `skein debug slow
+skein debug slow --min 500ms
+skein debug slow -w json`},
 
 	"range list": {explainRanges, `skein range list
 skein range list --sort load

@@ -149,6 +149,10 @@ func (fakeBackend) Heat(context.Context, *adminpb.HeatRequest) (*adminpb.HeatRes
 	}, nil
 }
 
+func (fakeBackend) Slow(context.Context) (*adminpb.SlowResponse, error) {
+	return &adminpb.SlowResponse{Calls: []*adminpb.SlowCall{{Node: 1, NodeName: "n1", AtUnixNanos: 1_800_000_000_000_000_000, Method: "/etcdserverpb.KV/Put", RangeId: 4, Micros: 412_000, Cause: "quorum: node n3 last"}}}, nil
+}
+
 func (fakeBackend) ReleaseHold(context.Context, string) (*adminpb.Hold, error) {
 	return nil, &adminapi.Refusal{Reason: "there is no such hold", NextStep: "skein hold list shows those that there are"}
 }

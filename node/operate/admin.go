@@ -10,6 +10,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/shard/load/heat"
@@ -158,6 +159,8 @@ type Peers interface {
 	Report(ctx context.Context, node keyspace.NodeID) (Report, error)
 	// Heat returns the heat map of what a node has served.
 	Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*heat.Grid, error)
+	// Slow returns the last slow requests of a node, in no order.
+	Slow(ctx context.Context, node keyspace.NodeID) ([]stages.Slow, error)
 }
 
 // Report is what a node says of itself. Nodes send it to one another as JSON.

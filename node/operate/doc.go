@@ -99,6 +99,8 @@
 //
 //   - heat.go: the heat map of all nodes
 //
+//   - slow.go: slow requests
+//
 //   - members.go: etcd's members
 //
 //   - nodes.go: the states of nodes

@@ -14,6 +14,7 @@ import (
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/placement"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/router"
 	"github.com/skeindb/skein/shard"
 	"github.com/skeindb/skein/shard/load/heat"
@@ -85,6 +86,9 @@ func (f *fake) SilentFor(n keyspace.NodeID) time.Duration {
 
 func (f *fake) Alive(n keyspace.NodeID) bool   { return !f.dead[n] }
 func (f *fake) Central(n keyspace.NodeID) bool { return !f.dead[n] }
+
+// Slow is told by no node.
+func (f *fake) Slow(context.Context, keyspace.NodeID) ([]stages.Slow, error) { return nil, nil }
 
 func (f *fake) Report(_ context.Context, n keyspace.NodeID) (Report, error) {
 	if f.dead[n] {
