@@ -95,7 +95,8 @@ type toldExporter struct {
 func (e *toldExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(e.life, cancel)()
+	stop := context.AfterFunc(e.life, cancel)
+	defer stop()
 	err := e.SpanExporter.ExportSpans(ctx, spans)
 	if now := e.clock.Now(); err != nil && (e.told == 0 || now.Sub(e.told) >= tracesEvery) {
 		e.told = now
