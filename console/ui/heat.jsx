@@ -88,7 +88,9 @@ function Map({ heat, kind, back }) {
   const rows = (heat.starts || []).length, columns = (heat.columns || []).length;
   const height = Math.max(320, Math.min(720, innerHeight - 250));
   const values = heat[kind] || [];
-  const perSecond = (r, c) => num(values[r * columns + c]) / Math.max(1, num(heat.columns[c].seconds));
+  // The last column may not be over yet.
+  const lasted = (c) => Math.min(num(heat.columns[c].seconds), Date.now() / 1000 - num(heat.columns[c].start_unix_seconds));
+  const perSecond = (r, c) => num(values[r * columns + c]) / Math.max(1, lasted(c));
   let top = 0;
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) top = Math.max(top, perSecond(r, c));
   const name = dark.value ? "dark" : "light";
