@@ -311,7 +311,7 @@ func (c *Core) openAdmin() {
 	}
 	c.admin = operate.New(operate.Options{
 		Self: o.Self, Clock: o.Clock, Election: o.Election, Heartbeat: o.Heartbeat, Logger: c.log,
-		Placement: c.client, Replicas: c.shards.Admin(), Routes: c.router, Peers: peers{c},
+		Placement: c.client, Replicas: c.shards.Admin(), Routes: c.router, Peers: peers{c}, Served: peers{c},
 	})
 }
 

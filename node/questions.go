@@ -82,7 +82,7 @@ func (p peers) Report(ctx context.Context, node keyspace.NodeID) (r operate.Repo
 	return r, json.Unmarshal(b, &r)
 }
 
-// Heat implements operate.Peers.
+// Heat implements operate.Served.
 func (p peers) Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*heat.Grid, error) {
 	if node == p.c.o.Self {
 		return p.c.shards.Heat(ctx, q)
@@ -98,7 +98,7 @@ func (p peers) Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*h
 	return q.DecodeGrid(b)
 }
 
-// Slow implements operate.Peers.
+// Slow implements operate.Served.
 func (p peers) Slow(ctx context.Context, node keyspace.NodeID) (all []slow.Slow, err error) {
 	if node == p.c.o.Self {
 		return p.c.slow.All(), nil

@@ -13,7 +13,6 @@
 //	status.go         skein status and doctor
 //	top.go            skein top
 //	debug.go          skein debug
-//	debug.go          skein debug
 //	slow.go           skein debug slow
 //	node.go           skein node, cluster and audit
 //	placement.go      skein placement

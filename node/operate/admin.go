@@ -33,6 +33,7 @@ type Options struct {
 	Replicas  Replicas
 	Routes    Routes
 	Peers     Peers
+	Served    Served
 }
 
 // New returns an Admin.
@@ -157,6 +158,10 @@ type Peers interface {
 	Central(keyspace.NodeID) bool
 	// Report returns what a node, this one included, says of itself.
 	Report(ctx context.Context, node keyspace.NodeID) (Report, error)
+}
+
+// Served tells what nodes have served, this one included; the node implements it.
+type Served interface {
 	// Heat returns the heat map of what a node has served.
 	Heat(ctx context.Context, node keyspace.NodeID, q heat.Query) (*heat.Grid, error)
 	// Slow returns the last slow requests of a node, in no order.

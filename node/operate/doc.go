@@ -39,6 +39,7 @@
 //	 node table, operations, settings ◀── Placement: a quorum, or what one replica knows
 //	 ranges and leaders               ◀── Replicas: each node's list, all at the same time
 //	 hears, isolated, disk            ◀── Peers: each node's report
+//	 heat, slow requests              ◀── Served: each node
 //
 // A clusterView holds the answers of all nodes from about one moment. Shortly after a split or a
 // merge these may contradict one another. cover merges them by generation, and finds the keys

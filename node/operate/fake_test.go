@@ -73,7 +73,7 @@ func newFake(n keyspace.NodeID) *fake {
 func (f *fake) admin() *Admin {
 	return New(Options{
 		Self: 1, Clock: clock.Virtual(), Election: time.Second, Heartbeat: 100 * time.Millisecond, Logger: zap.NewNop(),
-		Placement: f, Replicas: f, Routes: f, Peers: f,
+		Placement: f, Replicas: f, Routes: f, Peers: f, Served: f,
 	})
 }
 

@@ -48,7 +48,7 @@ func (a *Admin) Heat(ctx context.Context, r *adminpb.HeatRequest) (*adminpb.Heat
 				m.misses(&n, "it is not heard")
 				return nil
 			}
-			g, err := a.o.Peers.Heat(ctx, n.ID, q)
+			g, err := a.o.Served.Heat(ctx, n.ID, q)
 			if err != nil {
 				m.misses(&n, err.Error())
 				return nil

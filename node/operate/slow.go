@@ -26,7 +26,7 @@ func (a *Admin) Slow(ctx context.Context) (*adminpb.SlowResponse, error) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, a.askFor(ctx, n.ID))
 			defer cancel()
-			calls, err := a.o.Peers.Slow(ctx, n.ID)
+			calls, err := a.o.Served.Slow(ctx, n.ID)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
