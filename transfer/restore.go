@@ -119,6 +119,9 @@ func RestoreAsNew(ctx context.Context, c *Cluster, r *backup.Repository, o Resto
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil { // the loop may have ended for it with no put under way
+		return err
+	}
 	c.Report("put %d of %d keys as they were at revision %d of cluster %s, and the others are so; %d had a lease, and have none now",
 		puts.Load(), keys, p.Revision, p.Cluster, leased.Load())
 	return nil

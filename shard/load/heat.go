@@ -83,6 +83,9 @@ func (m *Meter) turnHeat(ctx context.Context, flushes uint64) {
 
 // endHeat keeps what was served until now.
 func (m *Meter) endHeat() {
+	for _, r := range m.list.take() { // in use since the last tick
+		m.active[r] = struct{}{}
+	}
 	for r := range m.active {
 		m.serve(r)
 	}
