@@ -91,6 +91,9 @@ func Run(ctx context.Context, o Options, out io.Writer, logger *zap.Logger) (err
 			return fmt.Errorf("demo: %w", err)
 		}
 		defer func() {
+			if o.Kill && err != nil && ctx.Err() == nil {
+				return // the error may name a log in it
+			}
 			if rerr := os.RemoveAll(o.DataDir); rerr != nil && err == nil {
 				err = fmt.Errorf("demo: %w", rerr)
 			}

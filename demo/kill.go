@@ -36,6 +36,11 @@ func kill(ctx context.Context, o *Options, p phases, out io.Writer) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
+	defer func() {
+		if ctx.Err() != nil {
+			err = errStopped
+		}
+	}()
 	fmt.Fprintf(out, "%d nodes with %d ranges, a process each, serve etcd clients after %v\n",
 		o.Nodes, o.Ranges, rounded(clock.System().Now().Sub(began)))
 	w, err := beginTraffic(ctx, c.endpoints())

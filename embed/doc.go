@@ -17,7 +17,9 @@
 //   - A Server is all that Start has made. Several may run in one program, of one cluster or of several, each with a
 //     directory and ports of its own. After Stop no goroutine, port, lock or file of it is left.
 //   - The program is left alone. A Server ends no process, catches no signal, sets nothing of the garbage collector, and
-//     registers nothing globally. Its metrics are served at /metrics of its client URLs.
+//     registers nothing globally. Its metrics are served at /metrics of its client URLs. Two things are the process's all
+//     the same: while copies of ranges, backups or password hashes run, GOMAXPROCS is up to eight higher, and
+//     QUIC_GO_DISABLE_RECEIVE_BUFFER_WARNING is set in its environment.
 //   - The data are those of the command: a directory may be served by one today and by the other tomorrow.
 //   - A bad configuration is refused before a directory is touched, with the words of the command line. They name settings by
 //     their flags.

@@ -38,6 +38,7 @@ func onLoopback(dir string) (*config.Config, error) {
 	}
 	cfg := config.Default()
 	cfg.DataDir = dir
+	cfg.BcryptCost = 4 // with the race detector a hash of the default cost takes seconds
 	cfg.ListenClientURLs, cfg.AdvertiseClientURLs = at(free[0]), at(free[0])
 	cfg.ListenPeerURLs, cfg.AdvertisePeerURLs = at(free[1]), at(free[1])
 	return cfg, nil

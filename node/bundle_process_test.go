@@ -168,9 +168,32 @@ func TestBundleOfProcesses(t *testing.T) {
 	if err := c.nodes[2].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	c.awaitLogin("root", password, c.nodes[:2]...)
 	files, said := bundle("hanging", 0, root...)
 	if files["nodes/n1/trace.out"] == "" || files["nodes/n2/trace.out"] == "" || files["nodes/n3/build.txt"] != "" || !strings.Contains(said, "n3: ") {
 		t.Errorf("a process hangs:\n%s\n%s", said, files["index.txt"])
+	}
+}
+
+// awaitLogin waits until a user can log in at each of the nodes: it takes an election where the one that led placement hangs.
+func (c *processes) awaitLogin(name, password string, nodes ...*process) {
+	c.t.Helper()
+	for _, n := range nodes {
+		for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+			cl, err := clientv3.New(clientv3.Config{Endpoints: []string{n.client}, Username: name, Password: password, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+			if err == nil {
+				ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
+				_, err = cl.Get(ctx, "k")
+				cancel()
+				_ = cl.Close()
+			}
+			if err == nil {
+				break
+			}
+			if time.Since(began) > time.Minute {
+				c.t.Fatalf("%s cannot log in at %s: %v", name, n.name, err)
+			}
+		}
 	}
 }
 
