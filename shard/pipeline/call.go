@@ -34,8 +34,8 @@ type Call struct {
 	// place is where the call is, and at the batch that it is with there, if any. moveTo alone
 	// sets them.
 	place place
-	// asked says that the call only wants the current revision before it is evaluated.
-	asked bool
+	// marks say what has been done with the call.
+	marks marks
 	// stage is where its time goes.
 	stage stages.Stage
 	// waits counts how often the call was put back.
@@ -64,8 +64,6 @@ type Call struct {
 
 	// lost says that the call was proposed by a leadership that ended.
 	lost atomic.Bool
-	// counted says that the call was counted. It may be evaluated again, and is one request.
-	counted bool
 	// times say where its time went.
 	times callTimes
 	// Lacks is a lease that was not there when the call asked for it, 0 for none. The next
@@ -75,6 +73,16 @@ type Call struct {
 	err   error
 	done  chan struct{}
 }
+
+// marks are a set. A field for each would make each call larger.
+type marks uint8
+
+const (
+	// wasAsked: it wants only the current revision before it is evaluated.
+	wasAsked marks = 1 << iota
+	// wasCounted: it may be evaluated again, and is one request.
+	wasCounted
+)
 
 // A Call waits in the lock table of its pipeline.
 var _ locktable.Waiter = (*Call)(nil)

@@ -84,7 +84,7 @@ func (p *Pipeline) step(c *Call, pass *Pass) {
 		return
 	}
 	if needsCurrent(c) {
-		c.asked = true
+		c.marks |= wasAsked
 		p.Append(c)
 		return
 	}
@@ -126,7 +126,7 @@ func (p *Pipeline) refusal(c *Call) error {
 // needsCurrent says whether the call reads at an explicit revision inside a
 // transaction, for which the current revision is asked before it is evaluated.
 func needsCurrent(c *Call) bool {
-	return !c.asked && rangeapi.ExplicitRevision(c.Req.Op)
+	return c.marks&wasAsked == 0 && rangeapi.ExplicitRevision(c.Req.Op)
 }
 
 // confirmNow answers what only needs the leadership confirmed, without waiting for the end of

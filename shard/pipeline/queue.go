@@ -80,8 +80,8 @@ func (p *Pipeline) Append(c *Call) {
 		p.filling = b
 	}
 	b.add(c)
-	if c.evaluated() && !c.counted {
-		c.counted = true
+	if c.evaluated() && c.marks&wasCounted == 0 {
+		c.marks |= wasCounted
 		p.env.Count(c)
 	}
 	for _, v := range c.writes {
