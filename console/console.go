@@ -25,6 +25,9 @@ type Services interface {
 	grpc.ClientConnInterface
 	// Root returns an error where that is not root, while users are checked.
 	Root(ctx context.Context) error
+	// Known says whether users are checked, and returns an error as Root does, both by what this node knows: it asks no
+	// other node, and answers without a quorum.
+	Known(ctx context.Context) (checked bool, err error)
 }
 
 // Options are what a console is made of. All but Full and Diagnose are required.

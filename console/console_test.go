@@ -36,6 +36,8 @@ type services struct {
 	calls  []string                                          // guarded by mu
 	answer func(method string, q any) (proto.Message, error) // may be called on many goroutines
 	root   error
+	// users says that users are checked.
+	users bool
 }
 
 func (s *services) Invoke(_ context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
@@ -57,6 +59,8 @@ func (s *services) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.
 }
 
 func (s *services) Root(context.Context) error { return s.root }
+
+func (s *services) Known(context.Context) (bool, error) { return s.users, s.root }
 
 func (s *services) called() []string {
 	s.mu.Lock()
@@ -347,12 +351,7 @@ func TestTheOneWhoAsksForOthers(t *testing.T) {
 
 // What is shared is for root alone, also while it is fresh; others are told what to do.
 func TestRights(t *testing.T) {
-	s := &services{answer: func(method string, _ any) (proto.Message, error) {
-		if strings.HasSuffix(method, "/AuthStatus") {
-			return &pb.AuthStatusResponse{Enabled: true}, nil
-		}
-		return nil, nil
-	}}
+	s := &services{users: true}
 	h := newConsole(s, true)
 	for _, path := range []string{"survey", "ranges"} {
 		if w := ask(h, path, ""); w.Code != 200 {
@@ -390,13 +389,32 @@ func TestRights(t *testing.T) {
 		}
 	}
 	for _, c := range s.called()[before:] {
-		if c != "AuthStatus" {
-			t.Errorf("%s was called for others than root", c)
-		}
+		t.Errorf("%s was called for others than root", c)
 	}
 	s.root = nil
 	if got := decode[struct{ Auth, Login, Root bool }](t, ask(h, "session", "")); !got.Root || got.Login {
 		t.Errorf("root: %+v", got)
+	}
+}
+
+// Trap: without a quorum nothing answers that asks the placement group. The page opens all the same, whether users are
+// checked or not: it shows what is wrong.
+func TestThePageOpensWithoutAQuorum(t *testing.T) {
+	none := func(string, any) (proto.Message, error) { return nil, status.Error(codes.Unavailable, "no leader") }
+	for _, test := range []struct {
+		users             bool
+		root              error
+		auth, login, sees bool
+	}{
+		{false, nil, false, false, true},
+		{true, rpctypes.ErrGRPCUserEmpty, true, true, false},
+		{true, rpctypes.ErrGRPCPermissionDenied, true, false, false},
+		{true, nil, true, false, true},
+	} {
+		w := ask(newConsole(&services{answer: none, users: test.users, root: test.root}, false), "session", "")
+		if got := decode[struct{ Auth, Login, Root bool }](t, w); w.Code != 200 || got.Auth != test.auth || got.Login != test.login || got.Root != test.sees {
+			t.Errorf("users checked %v, %v: status %d, %s", test.users, test.root, w.Code, w.Body)
+		}
 	}
 }
 

@@ -84,6 +84,17 @@ func (c *Services) Root(ctx context.Context) error {
 	return nil
 }
 
+// Known says by what this node knows whether users are checked, and returns an error as Root does. It asks no other node,
+// so it answers without a quorum: it is for what a page shows of itself, and guards nothing. A node that has not heard yet
+// who may do what waits for that as long as ctx lasts.
+func (c *Services) Known(ctx context.Context) (checked bool, err error) {
+	caller, err := c.s.check(ctx, (*auth.Caller).Root)
+	if err != nil {
+		return true, kverror.GRPC(err)
+	}
+	return !caller.Off(), nil
+}
+
 // ownName says whether a host's name is surely this node's: an address, localhost, one that the node was given as its own,
 // or one of --host-whitelist. Under any other name a page of somebody else may have come here (DNS rebinding). It would
 // be of the console's own origin then, and could send commands from the reader's machine.

@@ -41,6 +41,8 @@ func tellConsole(s *Services) http.Handler {
 			_, err = adminpb.NewAdminClient(s).NodeDrain(r.Context(), &adminpb.NodeChangeRequest{})
 		case "root":
 			err = s.Root(r.Context())
+		case "known":
+			answer, err = s.Known(r.Context())
 		case "none":
 			err = s.Invoke(r.Context(), "/x/None", &pb.RangeRequest{}, &pb.RangeResponse{})
 		case "stream":
@@ -194,6 +196,34 @@ func TestConsoleActsForItsReader(t *testing.T) {
 			t.Errorf("the audit log lacks %q: %q", want, all)
 		}
 	}
+}
+
+// Trap: whether users are checked is asked of the placement group by AuthStatus. The console opens without: it goes by what
+// its node knows.
+func TestTheConsoleKnowsWithoutAQuorum(t *testing.T) {
+	users, rec := newUsers()
+	r := newRig(t, "http", func(o *Options) { o.Console, o.Users = tellConsole, users })
+	known := func(token, want string) {
+		t.Helper()
+		if _, got := askConsole(t, r.addr(), "/console/api/known", nil, func(q *http.Request) {
+			if token != "" {
+				q.Header.Set("Authorization", "Bearer "+token)
+			}
+		}); !strings.HasPrefix(got, want+" ") {
+			t.Errorf("with the token %q: %s, want %s", token, got, want)
+		}
+	}
+	free := rec.stick()
+	known("", "OK false")
+	free()
+	rec.setUp(t)
+	root, u := rec.token(t, "root"), rec.token(t, "u")
+	free = rec.stick()
+	defer free()
+	known("", "InvalidArgument true")
+	known("x.1", "Unauthenticated true")
+	known(u, "PermissionDenied true")
+	known(root, "OK true")
 }
 
 // While users are not checked, whoever is here commands the cluster by the console too, and others look.

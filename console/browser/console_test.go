@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -371,5 +372,38 @@ func TestWithoutAQuorum(t *testing.T) {
 	b.script(`document.querySelector("input[type=checkbox]").click()`)
 	b.shows("no quorum")
 	b.both("ranges-no-quorum")
+	// Whoever comes now sees it too.
+	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate(consoles[0]))
+	b.shows("1 / 3", "dead")
 	b.clean("status of 503") // of the questions that need a quorum
+}
+
+// A page whose node does not say yet who is here asks again.
+func TestThePageOpensLater(t *testing.T) {
+	b := newTab(t)
+	_, consoles := cluster(t, 1, 1, config.ConsoleReadOnly)
+	target, err := url.Parse(consoles[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, target.Host
+		r.Out.Header.Del("Origin")
+		r.Out.Header.Del("Sec-Fetch-Site")
+	}}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/console/api/session" && asked.Add(1) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	b.do(chromedp.Navigate(front.URL + "/console/"))
+	b.shows("1 / 1")
+	if n := asked.Load(); n != 2 {
+		t.Errorf("asked %d times who is here", n)
+	}
+	b.clean("status of 503")
 }

@@ -2,7 +2,7 @@
 import { h, render, Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal } from "@preact/signals";
-import { ask, begin, logIn, logOut, session, usePoll, user } from "./api.js";
+import { ask, begin, every, logIn, logOut, session, usePoll, user } from "./api.js";
 import { Problem } from "./parts.jsx";
 import { dark, switchTheme } from "./theme.js";
 import { Overview, learnNames } from "./overview.jsx";
@@ -41,7 +41,14 @@ function App() {
   const [help, setHelp] = useState(false);
   const s = session.value;
   useEffect(() => {
-    begin().catch(setError);
+    let timer = 0;
+    const open = () =>
+      begin().catch((e) => {
+        setError(e);
+        timer = setTimeout(open, every); // the node may know soon
+      });
+    open();
+    return () => clearTimeout(timer);
   }, []);
   // Whichever page comes first, the nodes have their names and colours. A page that needs more of them asks more often.
   usePoll(async (stop) => s?.root && learnNames(((await ask("survey", {}, stop)).survey.nodes || []).map((n) => n.node)), 30000, [s?.root]);
