@@ -109,6 +109,7 @@ func TestCheck(t *testing.T) {
 		{"--listen-client-urls=https://127.0.0.1:0 --advertise-client-urls=https://127.0.0.1:0 --cert-file=/none.crt --key-file=/none.key", "client TLS:"},
 		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "peer TLS:"},
 		{"--certs-dir=/none --name=n1 --initial-cluster=n2=https://h:1", "couldn't find local name"},
+		{"--certs-dir=/none --listen-console-urls=http://127.0.0.1:5", "the URL http://127.0.0.1:5 is without TLS, and --certs-dir asks for it: write https://127.0.0.1:5"},
 		{"--auth-token=jwt,sign-method=RS256,priv-key=/none.key", "--auth-token: auth: invalid auth options: open /none.key"},
 		{"--auth-token=jwt,sign-method=ES256,priv-key=" + file, "--auth-token:"},
 		{"--auth-token=jwt,sign-method=HS256,priv-key=" + file, ""},

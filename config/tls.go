@@ -77,12 +77,12 @@ func (c *Config) useCertsDir(dir string, settings []given) (wrong []error) {
 }
 
 // validateCertsDir says which URL has no TLS in spite of certs-dir. Those of metrics may: probes have no
-// certificates.
+// certificates. Those of the console may not: root's password is typed there.
 func (c *Config) validateCertsDir() error {
 	if c.CertsDir == "" {
 		return nil
 	}
-	for _, urls := range [][]url.URL{c.ListenClientURLs, c.ListenClientHTTPURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs} {
+	for _, urls := range [][]url.URL{c.ListenClientURLs, c.ListenClientHTTPURLs, c.AdvertiseClientURLs, c.ListenPeerURLs, c.AdvertisePeerURLs, c.ListenConsoleURLs} {
 		for i := range urls {
 			if urls[i].Scheme == "http" {
 				return fmt.Errorf("the URL %s is without TLS, and --certs-dir asks for it: write https://%s", &urls[i], urls[i].Host)
