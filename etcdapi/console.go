@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,6 +31,10 @@ type Services struct {
 	s *Server
 	// methods are by their full names. New fills it, and nothing changes it.
 	methods map[string]within
+
+	mu    sync.Mutex
+	ended bool           // no call begins any more; guarded by mu
+	calls sync.WaitGroup // those under way; mu guards Add, so that none comes after Wait has begun
 }
 
 // within is a method, and what it is called on.
@@ -46,12 +51,39 @@ func (c *Services) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	c.s.grpc.RegisterService(desc, impl)
 }
 
-// Invoke implements grpc.ClientConnInterface.
+// enter begins a call, which ends by c.calls.Done. It returns false once the server has stopped.
+func (c *Services) enter() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended {
+		c.calls.Add(1)
+	}
+	return !c.ended
+}
+
+// close lets no call begin any more, and returns when those under way have ended. HTTP servers do not wait for their
+// handlers, and some calls outlive the request that they come from.
+func (c *Services) close() {
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	c.calls.Wait()
+}
+
+// Invoke implements grpc.ClientConnInterface. The context of a call ends with the server too.
 func (c *Services) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
 	m, ok := c.methods[method]
 	if !ok {
 		return status.Errorf(codes.Unimplemented, "this node has no method %s", method)
 	}
+	if !c.enter() {
+		return status.Error(codes.Unavailable, "the node has stopped")
+	}
+	defer c.calls.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	forget := context.AfterFunc(c.s.life, cancel)
+	defer forget()
 	sent, err := proto.Marshal(args.(proto.Message))
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "%s: %v", method, err)

@@ -1,6 +1,7 @@
 package etcdapi
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -9,10 +10,14 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -249,6 +254,66 @@ func TestConsoleCommandsComeFromHere(t *testing.T) {
 			t.Errorf("from %s: %s", test.from, got)
 		}
 		s.Stop(t.Context())
+	}
+}
+
+// Trap: over TLS a name that --host-whitelist lacks is served at the console's own URLs too, where net/http does the handshake.
+func TestConsoleHostsAtItsOwnURLs(t *testing.T) {
+	p := newPKI(t)
+	r := newRig(t, "http", func(o *Options) {
+		o.Console, o.ConsoleURLs, o.HostWhitelist = tellConsole, []url.URL{{Scheme: "https", Host: "127.0.0.1:0"}, {Scheme: "http", Host: "127.0.0.1:0"}}, []string{"good.example"}
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{p.server}}
+	})
+	secure, plain := r.ConsoleAddrs()[0].String(), r.ConsoleAddrs()[1].String()
+	named := func(q *http.Request) { q.Host = "n1.example" }
+	if code, body := askConsole(t, secure, "/console/", &tls.Config{RootCAs: p.pool}, named); code != http.StatusOK {
+		t.Errorf("https: status %d: %s", code, body)
+	}
+	if code, body := askConsole(t, plain, "/console/", nil, named); code != http.StatusMisdirectedRequest {
+		t.Errorf("http: status %d: %s", code, body)
+	}
+}
+
+// Trap: a console's question that others share outlives its request. Stop ends it, and waits for it: what is beneath the
+// services is closed after that.
+func TestStopEndsTheConsolesCalls(t *testing.T) {
+	var services *Services
+	put := func(ctx context.Context) error {
+		_, err := pb.NewKVClient(services).Put(ctx, &pb.PutRequest{Key: []byte("k")})
+		return err
+	}
+	r := newRig(t, "http", func(o *Options) {
+		o.Console = func(s *Services) http.Handler {
+			services = s
+			return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _ = put(context.WithoutCancel(r.Context())) }) // nobody reads the answer
+		}
+	})
+	begun := make(chan struct{})
+	var over atomic.Bool
+	r.kv.ask(func(ctx context.Context) error {
+		close(begun)
+		<-ctx.Done()
+		time.Sleep(20 * time.Millisecond) // what a Stop that does not wait outruns
+		over.Store(true)
+		return ctx.Err()
+	})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Post("http://"+r.addr()+"/console/", "", http.NoBody) //nolint:noctx // Stop ends it
+		if err == nil {
+			resp.Body.Close()
+		}
+	})
+	<-begun
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.Stop(gone)
+	if !over.Load() {
+		t.Error("Stop has left a call under way")
+	}
+	if err := put(t.Context()); status.Code(err) != codes.Unavailable {
+		t.Errorf("after Stop: %v", err)
 	}
 }
 

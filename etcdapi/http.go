@@ -139,7 +139,8 @@ func (s *Server) knownHost(next http.Handler) http.Handler {
 		if err != nil {
 			host = r.Host
 		}
-		if r.Context().Value(overTLS{}) == nil && !slices.Contains(list, host) {
+		secure := r.TLS != nil || r.Context().Value(overTLS{}) != nil // a listener of the console's own, or the sniffer's
+		if !secure && !slices.Contains(list, host) {
 			s.log.Warn("rejecting HTTP request to prevent DNS rebinding attacks", zap.String("host", host))
 			http.Error(w, fmt.Sprintf("this node does not serve the host %q: add it to --host-whitelist, or use https", host), http.StatusMisdirectedRequest)
 			return

@@ -635,6 +635,7 @@ func (s *Server) stop(ctx context.Context) {
 		cut()
 	})
 	wg.Wait()
+	s.services.close()
 	if s.gateway != nil {
 		s.gateway.close(s.log)
 	}
