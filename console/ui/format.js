@@ -114,6 +114,18 @@ export function isText(b) {
   }
 }
 
+// toEdit is the text of a value as a text area has it, which knows line feeds alone. edited is the value that such a text
+// makes of another one: its lines end as those do. editable says whether a value comes back as it was, so that an edit
+// changes nothing that nobody has edited.
+export const toEdit = (b) => strict.decode(b).replace(/\r\n?/g, "\n");
+export function edited(v, b) {
+  const lines = v.replace(/\r\n?/g, "\n");
+  return new TextEncoder().encode(strict.decode(b).includes("\r\n") ? lines.replace(/\n/g, "\r\n") : lines);
+}
+export function editable(b) {
+  return isText(b) && pack(edited(toEdit(b), b)) === pack(b);
+}
+
 export const key = (b64) => text(unpack(b64));
 
 // parseKey is what text shows, backwards.

@@ -1,7 +1,7 @@
 import { h, Fragment } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ask, every, kv, session, usePoll } from "./api.js";
-import { beyond, bytes, count, isText, key as keyText, num, pack, parseKey, text as textOf, unpack } from "./format.js";
+import { beyond, bytes, count, editable, edited, isText, key as keyText, num, pack, parseKey, text as textOf, toEdit, unpack } from "./format.js";
 import { Action, Badge, Drawer, Facts, Key, Live, Page, Problem, Table } from "./parts.jsx";
 
 const size = 200;
@@ -140,14 +140,14 @@ function One({ b64, revision, onClose, changed }) {
               <Value b={b} />
               {session.value.full && !revision && (
                 <div class="actions">
-                  {isText(b) && b.length < 256 << 10 && (
+                  {b.length < 256 << 10 && editable(b) && (
                     <Action
                       label="Edit…"
                       ask={`Edit ${keyText(b64)}`}
                       question="It is written only if nobody has changed it meanwhile. Its lease stays."
-                      fields={[{ name: "value", label: "Value", lines: true, value: new TextDecoder().decode(b) }]}
+                      fields={[{ name: "value", label: "Value", lines: true, value: toEdit(b) }]}
                       run={({ value: v }) =>
-                        edit(b64, now.mod_revision, { request_put: { key: b64, value: pack(new TextEncoder().encode(newlines(v, b))), ignore_lease: num(now.lease) !== 0 } })
+                        edit(b64, now.mod_revision, { request_put: { key: b64, value: pack(edited(v, b)), ignore_lease: num(now.lease) !== 0 } })
                       }
                       done={done}
                     />
@@ -190,10 +190,6 @@ function One({ b64, revision, onClose, changed }) {
     </Drawer>
   );
 }
-
-// newlines gives back what a text area takes: it knows line feeds alone.
-const newlines = (v, b) => (textIncludesCRLF(b) ? v.replace(/\r?\n/g, "\r\n") : v.replace(/\r\n/g, "\n"));
-const textIncludesCRLF = (b) => new TextDecoder().decode(b).includes("\r\n");
 
 // Value shows a value: JSON with its lines, other text as it is, and bytes as hex.
 function Value({ b, cut }) {

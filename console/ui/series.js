@@ -9,9 +9,15 @@ const most = 360;
 const hour = new Map();
 export const version = signal(0);
 
+// newest is the time of the newest point of all nodes: ages are measured against it, as the browser's clock may be wrong.
+function newest() {
+  let t = 0;
+  for (const points of hour.values()) t = Math.max(t, ...points.keys());
+  return t;
+}
+
 // take puts an answer into the hour, and forgets what is older.
 function take(answer) {
-  const oldest = Math.floor(Date.now() / 1000 / step) * step - most * step;
   for (const n of answer.nodes || []) {
     let points = hour.get(n.node);
     if (!points) hour.set(n.node, (points = new Map()));
@@ -20,8 +26,9 @@ function take(answer) {
       for (const s of n.series || []) p[s.name] = Number(s.values[i]);
       points.set(Math.round(Number(ms) / 1000 / step) * step, p);
     });
-    for (const t of points.keys()) if (t < oldest) points.delete(t);
   }
+  const oldest = newest() - most * step;
+  for (const points of hour.values()) for (const t of points.keys()) if (t < oldest) points.delete(t);
   version.value++;
 }
 
@@ -60,9 +67,9 @@ export function table(nodes, series) {
   ];
 }
 
-// last is the sum of the newest values of all nodes, each at most a minute old.
+// last is the sum of the newest values of all nodes, each at most a minute older than the newest of all.
 export function last(nodes, ...series) {
-  const now = Date.now() / 1000;
+  const now = newest();
   let sum = 0;
   for (const n of nodes) {
     const points = hour.get(n);
