@@ -59,7 +59,9 @@ var rules = tabulate([]rulesOf{
 	{"grpc.reflection.v1.ServerReflection", Open, "ServerReflectionInfo"},
 	{"grpc.reflection.v1alpha.ServerReflection", Open, "ServerReflectionInfo"},
 	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
-	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Bundle Series Slow"},
+	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Series Slow"},
+	// A bundle takes profiles of a node and has its log: it is no look that everybody may have while checks are off.
+	{"skein.admin.v1.Admin", RootOrHere, "Bundle"},
 	{"skein.data.v1.Data", RootOrHere, "Cut Renew Release"},
 	{"skein.data.v1.Data", RootOnly, "Read"},
 	{"skein.admin.v1.Admin", RootOrHere, `RangeSplit RangeMove RangeTransferLeader RangeMerge PlacementMove PlacementTransferLeader PlacementPause
@@ -113,8 +115,8 @@ func (r Rule) Begin(c *Caller) error {
 	return kverror.PermissionDenied
 }
 
-// Commands says whether a method commands the cluster itself. etcd has no such method: so while checks are off it is
-// not open to everybody, as all others are.
+// Commands says whether a method commands the cluster itself, or looks into a node's process. etcd has no such method: so
+// while checks are off it is not open to everybody, as all others are.
 func (r Rule) Commands() bool { return r == RootOrHere || r == NodeOrHere }
 
 // Check returns an error where a caller may not send a message of a method whose rule is ByRequest. The

@@ -189,7 +189,7 @@ func TestRules(t *testing.T) {
 	}
 	for name, want := range map[string]Rule{
 		"/etcdserverpb.KV/Compact": RootOnly, "/etcdserverpb.KV/Put": ByRequest, "/etcdserverpb.Maintenance/Snapshot": RootOnly,
-		"/etcdserverpb.Auth/Authenticate": Open, "/etcdserverpb.Auth/UserChangePassword": RootOnly, "/skein.admin.v1.Admin/NodeDrain": RootOrHere, "/skein.admin.v1.Admin/NodeShow": RootOnly,
+		"/etcdserverpb.Auth/Authenticate": Open, "/etcdserverpb.Auth/UserChangePassword": RootOnly, "/skein.admin.v1.Admin/NodeDrain": RootOrHere, "/skein.admin.v1.Admin/NodeShow": RootOnly, "/skein.admin.v1.Admin/Bundle": RootOrHere,
 		"/skein.admin.v1.Admin/NodeJoin": NodeOrHere, "/etcdserverpb.Cluster/MemberList": AnyUser, "/etcdserverpb.Lease/LeaseLeases": ByLease,
 	} {
 		if got := RuleOf(name); got != want {

@@ -242,7 +242,7 @@ type Config struct {
 	BcryptCost int
 
 	// InsecureAdmin lets whoever reaches a client URL command the cluster while users are not checked: drain, join,
-	// remove, split, move, settings. Default false: then only loopback, unix sockets and clients with a certificate may.
+	// remove, split, move, settings, debug bundle. Default false: then only loopback, unix sockets and clients with a certificate may.
 	InsecureAdmin bool
 
 	// Log says what is logged, how and where.

@@ -418,7 +418,7 @@ func commandFlags() []Flag {
 		{
 			Name: "insecure-admin", kind: kindBool, Default: "false", File: "insecure-admin", Section: sectionSkein, Own: true,
 			Usage: "Let whoever reaches a client URL command the cluster while users are not checked (etcdctl auth enable).",
-			Note:  "Commands are drain, decommission, join, split, move and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",
+			Note:  "Commands are drain, decommission, join, split, move, debug bundle and the like. Without it loopback, unix sockets and clients with a certificate may command, and all others look only.",
 			set:   setBool(func(c *Config) *bool { return &c.InsecureAdmin }),
 		},
 	}

@@ -43,7 +43,7 @@ func (s *Server) fromHere(ctx context.Context, what wish) error {
 type wish struct{ reason, next string }
 
 var (
-	commands = wish{"checks no users, so %s may not change it", "let users be checked and give --user root (etcdctl user add root, then etcdctl auth enable), " +
+	commands = wish{"checks no users, so %s may not change it or make a debug bundle of it", "let users be checked and give --user root (etcdctl user add root, then etcdctl auth enable), " +
 		"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster"}
 	readsLoad = wish{"is being loaded and checks no users yet, so %s may not read it", "wait for the end of the load, " +
 		"or start the node with --insecure-admin, by which everybody who reaches its client port may command the cluster"}

@@ -3,10 +3,13 @@ package etcdapi
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +30,23 @@ import (
 // adminService answers every method of the admin service.
 type adminService struct {
 	adminpb.UnimplementedAdminServer
+}
+
+// Bundle implements adminpb.AdminServer.
+func (adminService) Bundle(*adminpb.BundleRequest, grpc.ServerStreamingServer[adminpb.BundleResponse]) error {
+	return nil
+}
+
+// adminMethods are the names of all methods of the admin service; streams says which answer with a stream.
+func adminMethods() (names []string, streams map[string]bool) {
+	streams = map[string]bool{}
+	for _, m := range adminpb.Admin_ServiceDesc.Methods {
+		names = append(names, m.MethodName)
+	}
+	for _, s := range adminpb.Admin_ServiceDesc.Streams {
+		names, streams[s.StreamName] = append(names, s.StreamName), true
+	}
+	return names, streams
 }
 
 // registerAdmin adds an admin service that answers everything with an empty message.
@@ -98,7 +118,23 @@ func commandBy(t *testing.T, target string, creds credentials.TransportCredentia
 	must(t, err)
 	defer conn.Close()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), meta...)
-	return conn.Invoke(ctx, "/skein.admin.v1.Admin/"+method, &emptypb.Empty{}, &emptypb.Empty{})
+	if _, streams := adminMethods(); !streams[method] {
+		return conn.Invoke(ctx, "/skein.admin.v1.Admin/"+method, &emptypb.Empty{}, &emptypb.Empty{})
+	}
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/skein.admin.v1.Admin/"+method)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(&emptypb.Empty{}); err != nil && !errors.Is(err, io.EOF) { // the status comes by RecvMsg
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	if err := stream.RecvMsg(&emptypb.Empty{}); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 var (
@@ -114,11 +150,12 @@ func TestCommandsComeFromHere(t *testing.T) {
 	without := credentials.NewTLS(&tls.Config{RootCAs: p.pool})
 	plain := insecure.NewCredentials()
 	methods := map[bool][]string{}
-	for _, m := range adminpb.Admin_ServiceDesc.Methods {
-		reads := strings.HasSuffix(m.MethodName, "List") || strings.HasSuffix(m.MethodName, "Show") || m.MethodName == "Survey" || m.MethodName == "Heat" || m.MethodName == "Series" || m.MethodName == "Slow"
-		methods[reads] = append(methods[reads], m.MethodName)
+	names, _ := adminMethods()
+	for _, m := range names {
+		reads := strings.HasSuffix(m, "List") || strings.HasSuffix(m, "Show") || m == "Survey" || m == "Heat" || m == "Series" || m == "Slow"
+		methods[reads] = append(methods[reads], m)
 	}
-	if len(methods[true]) < 6 || len(methods[false]) < 15 {
+	if !slices.Contains(methods[false], "Bundle") || len(methods[true]) < 6 || len(methods[false]) < 15 {
 		t.Fatalf("%v", methods)
 	}
 	for _, c := range []struct {
@@ -186,15 +223,16 @@ func TestCommandsOfRoot(t *testing.T) {
 		addUsers(t, users, r)
 		s, _ := hereRig(t, from, users, nil)
 		target, plain := s.ClientAddrs()[0].String(), insecure.NewCredentials()
-		for _, m := range adminpb.Admin_ServiceDesc.Methods {
-			if err := command(t, target, plain, m.MethodName); status.Code(err) != codes.InvalidArgument {
-				t.Errorf("%v, nobody: %s: %v", from, m.MethodName, err)
+		names, _ := adminMethods()
+		for _, m := range names {
+			if err := command(t, target, plain, m); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%v, nobody: %s: %v", from, m, err)
 			}
-			if err := command(t, target, plain, m.MethodName, "token", tokenOf(t, users, r, "u")); status.Code(err) != codes.PermissionDenied {
-				t.Errorf("%v, a user: %s: %v", from, m.MethodName, err)
+			if err := command(t, target, plain, m, "token", tokenOf(t, users, r, "u")); status.Code(err) != codes.PermissionDenied {
+				t.Errorf("%v, a user: %s: %v", from, m, err)
 			}
-			if err := command(t, target, plain, m.MethodName, "token", tokenOf(t, users, r, "root")); err != nil {
-				t.Errorf("%v, root: %s: %v", from, m.MethodName, err)
+			if err := command(t, target, plain, m, "token", tokenOf(t, users, r, "root")); err != nil {
+				t.Errorf("%v, root: %s: %v", from, m, err)
 			}
 		}
 	}

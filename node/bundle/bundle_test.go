@@ -2,9 +2,11 @@ package bundle
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"reflect"
 	"runtime/pprof"
@@ -19,7 +21,11 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -97,6 +103,71 @@ func TestNobodyTakesThePart(t *testing.T) {
 	if !errors.Is(err, gone) || sent != 1 {
 		t.Errorf("%v after %d", err, sent)
 	}
+}
+
+// Who asks for a part and does not read keeps the node from no other bundle for longer than its time. Until then
+// another one is refused, and nothing is made for it.
+func TestPartThatNobodyReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := source()
+		ended, first := make(chan struct{}), make(chan error)
+		go func() {
+			first <- s.Bundle(t.Context(), &adminpb.BundleRequest{}, func(*adminpb.BundleResponse) error {
+				<-ended // as gRPC's send does, until the call has returned
+				return errors.New("the stream is done")
+			})
+		}()
+		synctest.Wait()
+		begun := time.Now()
+		err := s.Bundle(t.Context(), &adminpb.BundleRequest{}, func(*adminpb.BundleResponse) error { t.Error("sent"); return nil })
+		if r := (*adminapi.Refusal)(nil); !errors.As(err, &r) || !strings.Contains(r.Reason, "another debug bundle") || time.Since(begun) != 0 {
+			t.Errorf("the second one: %v after %v", err, time.Since(begun))
+		}
+		if err := <-first; !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != takeTime {
+			t.Errorf("the first one: %v after %v", err, time.Since(begun))
+		}
+		close(ended)
+		synctest.Wait()
+		if files, _ := parts(t, s, &adminpb.BundleRequest{}); len(files) != 7 {
+			t.Errorf("the third one has %d files", len(files))
+		}
+	})
+}
+
+// The same over gRPC: the send that waits for the reader ends with the call.
+func TestPartThatNobodyReadsOverGRPC(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := source()
+		for range 1000 {
+			log.Info(strings.Repeat("x", 1<<10)) // more than a stream takes unread
+		}
+		l, server := bufconn.Listen(1<<20), grpc.NewServer()
+		adminapi.Register(server, struct {
+			adminapi.Backend
+			*Source
+		}{nil, s})
+		go func() { _ = server.Serve(l) }()
+		defer server.Stop()
+		conn, err := grpc.NewClient("passthrough:///n1", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if _, err := adminpb.NewAdminClient(conn).Bundle(ctx, &adminpb.BundleRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(takeTime - time.Second)
+		if !s.busy.Load() {
+			t.Error("the part ended although nobody reads it")
+		}
+		time.Sleep(2 * time.Second)
+		if s.busy.Load() {
+			t.Error("the part has not ended")
+		}
+	})
 }
 
 func TestLargeFileIsCut(t *testing.T) {

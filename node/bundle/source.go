@@ -12,11 +12,13 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"runtime/trace"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/config"
@@ -27,6 +29,8 @@ import (
 const (
 	// nodeTime is how long a node makes its part at most. What is not there by then is said to be missing.
 	nodeTime = 28 * time.Second
+	// takeTime is how long the part may take altogether: who asked may be slow to read, or not read at all.
+	takeTime = 30 * time.Second
 	// mostProfile bounds the profile and the trace.
 	mostProfile = 20 * time.Second
 	traceBytes  = 16 << 20
@@ -44,6 +48,8 @@ type Source struct {
 	Log     *Ring
 	Metrics prometheus.Gatherer
 	Clock   clock.Clock
+
+	busy atomic.Bool // a part is being made
 }
 
 // file is a file of the part.
@@ -93,9 +99,30 @@ func goroutineDetail(n int) int {
 	return 2
 }
 
-// Bundle implements adminapi.BundleBackend. The files are made beside each other, so that one that cannot be made
-// costs itself alone.
+// Bundle implements adminapi.BundleBackend. One part is made at a time: each takes memory, and the process has one
+// profile. After 30 seconds it returns, also while send still waits for who does not read; send must return soon after that.
 func (s *Source) Bundle(ctx context.Context, q *adminpb.BundleRequest, send func(*adminpb.BundleResponse) error) error {
+	if !s.busy.CompareAndSwap(false, true) {
+		return &adminapi.Refusal{Reason: "node " + s.Node + " is making a part for another debug bundle", NextStep: "try again in half a minute"}
+	}
+	ctx, cancel := clock.WithTimeout(ctx, s.Clock, takeTime)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		err := s.part(ctx, q, send)
+		s.busy.Store(false)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("the part was not read within %v: %w", takeTime, context.Cause(ctx))
+	}
+}
+
+// part makes the files and sends them. They are made beside each other, so that one that cannot be made costs itself alone.
+func (s *Source) part(ctx context.Context, q *adminpb.BundleRequest, send func(*adminpb.BundleResponse) error) error {
 	ctx, cancel := clock.WithTimeout(ctx, s.Clock, nodeTime)
 	defer cancel()
 	files := s.files(q)
