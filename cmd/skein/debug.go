@@ -29,8 +29,10 @@ const bundleLong = `Gather into one archive what a bug report needs: of each nod
 its processor and a trace of its last seconds; of the cluster what skein status and skein doctor say, the ranges, and the state of
 those that are in trouble or under load. index.txt in it says what each file is.
 
-Each node is asked at its client URL. One that cannot be reached is named, and costs its own part alone. No quorum is needed, but give
-all nodes to --endpoints then. A node takes 30 seconds and sends 64 MiB at most.
+Each node is asked at its client URL. One that cannot be reached is named, and costs its own part alone. Without a quorum give all
+nodes to --endpoints, and once users are checked the certificate of root (--cert and --key, with --client-cert-auth at the nodes): a
+login by --user needs a quorum. While users are not checked, nodes elsewhere want a client's certificate or --insecure-admin. A node takes
+30 seconds, sends 64 MiB at most, and makes one part at a time.
 
 The archive has no values, no passwords, no tokens and no private keys. What keys consist of between slashes is hashed, so that equal parts
 look alike within the archive and cannot be guessed; --redact=none leaves keys as they are. Names of nodes, addresses, files and users
