@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -94,6 +95,25 @@ func tracedRig(t *testing.T, addr string, rate int, log *zap.Logger) *rig {
 	return newRig(t, "http", func(o *Options) { o.Tracing = tr })
 }
 
+// stopWith stops the server once the collector has the span of that name, which ends after those below it. The stop itself
+// gives a slow collector a second, and a call's span may end after its answer.
+func (r *rig) stopWith(t *testing.T, f *fakeCollector, name string) {
+	t.Helper()
+	for {
+		if err := r.opts.Tracing.provider.ForceFlush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.mu.Lock()
+		has := slices.ContainsFunc(f.spans, func(s *tracepb.Span) bool { return s.GetName() == name })
+		f.mu.Unlock()
+		if has {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	r.stopNow()
+}
+
 func (r *rig) stopNow() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -117,7 +137,7 @@ func TestATracedPut(t *testing.T) {
 	if _, err := r.client(t, clientv3.Config{}).Put(t.Context(), "a-key-nobody-reads", "a-value-nobody-reads"); err != nil {
 		t.Fatal(err)
 	}
-	r.stopNow()
+	r.stopWith(t, f, "etcdserverpb.KV/Put")
 	above := f.named(t, "etcdserverpb.KV/Put")
 	for _, name := range []string{"put", "leader", "quorum"} {
 		s := f.named(t, name)
@@ -160,7 +180,7 @@ func TestAClientsTrace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.stopNow()
+	r.stopWith(t, f, "etcdserverpb.KV/Range")
 	if s := f.named(t, "range"); fmt.Sprintf("%x", s.GetTraceId()) != trace {
 		t.Errorf("%v", s)
 	}
