@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,7 +79,7 @@ func (c *Config) checkPlaces() error {
 		all = append(all, checkFile("audit-log", c.AuditLog, unix.R_OK|unix.W_OK))
 	}
 	for _, o := range c.Log.Outputs {
-		all = append(all, checkOutput(o))
+		all = append(all, c.Log.checkOutput(o))
 	}
 	return errors.Join(all...)
 }
@@ -126,17 +125,21 @@ func checkFile(flag, path string, rights uint32) error {
 	return fmt.Errorf("--%s %s: %w", flag, path, err)
 }
 
-// checkOutput says why an output of the log cannot be opened. A file may be written as a URL.
-func checkOutput(output string) error {
+// checkOutput says why an output of the log cannot be opened.
+func (l *Log) checkOutput(output string) error {
 	const flag = "log-outputs"
-	if slices.Contains([]string{"default", "stderr", "stdout"}, output) {
+	if output == journalOutput {
+		return journalMissing()
+	}
+	if !isFile(output) {
 		return nil
 	}
-	path := output
-	if u, err := url.Parse(output); !filepath.IsAbs(output) && err == nil && u.Scheme != "" {
-		if path = u.Path; u.Scheme != "file" || path == "" {
-			return fmt.Errorf("--%s %s: give default, stderr, stdout or the path of a file", flag, output)
-		}
+	path, err := outputPath(output)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(path); l.Rotate && errors.Is(err, fs.ErrNotExist) {
+		return checkDir(flag, filepath.Dir(path)) // rotation makes the directory too
 	}
 	return checkFile(flag, path, unix.W_OK)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,27 @@ const defaultRotation = `{"maxsize": 100, "maxage": 0, "maxbackups": 0, "localti
 // isFile says whether an output is the path of a file.
 func isFile(output string) bool {
 	return !slices.Contains([]string{"default", "stderr", "stdout", journalOutput}, output)
+}
+
+// outputPath returns the path of an output that is a file. It may be written as a URL, and is read as zap reads it.
+func outputPath(output string) (string, error) {
+	if filepath.IsAbs(output) {
+		return output, nil
+	}
+	u, err := url.Parse(output)
+	if err != nil || u.Scheme != "" && u.Scheme != "file" || u.Host != "" && u.Host != "localhost" || u.User != nil ||
+		u.RawQuery != "" || u.Fragment != "" || u.Path == "" {
+		return "", fmt.Errorf("--log-outputs %s: give default, stderr, stdout, %s or the path of a file", output, journalOutput)
+	}
+	return u.Path, nil
+}
+
+// journalMissing says that there is no journal, if so.
+func journalMissing() error {
+	if !journal.Enabled() {
+		return fmt.Errorf("--log-outputs %s: there is no journal on this machine: give stderr or a file", journalOutput)
+	}
+	return nil
 }
 
 // rotation reads the settings of a file that is rotated.
@@ -78,8 +100,8 @@ func (l *Log) buildSpecial(level zapcore.Level) (*zap.Logger, error) {
 		encoder = zapcore.NewConsoleEncoder(logutil.DefaultZapLoggerConfig.EncoderConfig)
 	}
 	if slices.Contains(l.Outputs, journalOutput) {
-		if !journal.Enabled() {
-			return nil, fmt.Errorf("--log-outputs %s: there is no journal on this machine: give stderr or a file", journalOutput)
+		if err := journalMissing(); err != nil {
+			return nil, err
 		}
 		return sampled(&journalCore{LevelEnabler: level, encoder: encoder, send: journal.Send, otherwise: zapcore.Lock(os.Stderr)}, zapcore.Lock(os.Stderr)), nil
 	}
@@ -95,7 +117,9 @@ func (l *Log) buildSpecial(level zapcore.Level) (*zap.Logger, error) {
 			if err != nil {
 				return nil, err
 			}
-			r.Filename = o
+			if r.Filename, err = outputPath(o); err != nil {
+				return nil, err
+			}
 			if _, err := r.Write(nil); err != nil { // a file that cannot be written is found now
 				return nil, fmt.Errorf("log outputs %v: %w", l.Outputs, err)
 			}

@@ -102,6 +102,26 @@ func TestLogSinksThatAreRefused(t *testing.T) {
 	}
 }
 
+// A rotated file that is written as a URL is where the URL says, as without rotation. Its directory is made.
+func TestRotatedURL(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir) // for what is taken for a relative path
+	file := filepath.Join(dir, "new", "log")
+	l := Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"file://" + file}, Rotate: true, Rotation: defaultRotation}
+	logger, err := l.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger.Info("here")
+	if b, err := os.ReadFile(file); err != nil || !strings.Contains(string(b), "here") {
+		t.Errorf("%q, %v", b, err)
+	}
+	l.Outputs = []string{"udp://h:1"}
+	if _, err := l.Build(); err == nil || !strings.Contains(err.Error(), "the path of a file") {
+		t.Errorf("%v", err)
+	}
+}
+
 // Entries come to the journal with the priority of their level; what it does not take goes to standard error.
 func TestJournal(t *testing.T) {
 	type sent struct {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/journal"
 )
 
 func setting(t *testing.T, name string, args []string, env ...string) Setting {
@@ -98,6 +100,10 @@ func TestCheck(t *testing.T) {
 	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	noJournal := ""
+	if !journal.Enabled() {
+		noJournal = "there is no journal on this machine"
+	}
 	for _, c := range []struct {
 		args string
 		want string // "" if nothing is refused
@@ -124,6 +130,12 @@ func TestCheck(t *testing.T) {
 		{"--log-outputs=file://" + dir + "/log", ""},
 		{"--log-outputs=file://" + dir + "/none/log", "--log-outputs " + dir + "/none/log: it cannot be made"},
 		{"--log-outputs=udp://h:1", "--log-outputs udp://h:1: give default"},
+		{"--log-outputs=log?x=1", "--log-outputs log?x=1: give default"},
+		{"--log-outputs=systemd/journal", noJournal},
+		{"--enable-log-rotation --log-outputs=" + dir + "/none/log", ""},
+		{"--enable-log-rotation --log-outputs=file://" + dir + "/none/log", ""},
+		{"--enable-log-rotation --log-outputs=" + file + "/log", "--log-outputs " + file + "/log: stat"},
+		{"--enable-log-rotation --log-outputs=udp://h:1", "--log-outputs udp://h:1: give default"},
 	} {
 		_, _, err := Check(strings.Fields(c.args), nil, func() time.Time { return time.Unix(1, 0) })
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
