@@ -407,7 +407,7 @@ func commandFlags() []Flag {
 		{
 			Name: "console", kind: kindString, Default: "read-only", File: "console", Section: sectionSkein, Own: true,
 			Usage: "What the console at /console/ of the client URLs can do: read-only, full for commands and edits too, or off.",
-			Note:  "It may do what its reader may: while users are checked, root sees all, and others only keys, by their permissions. Over http it is served by addresses, localhost, the names in this node's URLs and those of host-whitelist.",
+			Note:  "It may do what its reader may: while users are checked, root sees all, and others only keys, by their permissions. Over http it is served by addresses, localhost, the names in this node's URLs and those of host-whitelist, of which * counts for none.",
 			set:   setConsole,
 		},
 		{

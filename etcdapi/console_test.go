@@ -118,6 +118,8 @@ func TestConsoleHosts(t *testing.T) {
 		for _, path := range []string{"/console/", "/console/api/put"} {
 			if code, body := askConsole(t, r.addr(), path, secure, func(q *http.Request) { q.Host = test.host }); code != test.status {
 				t.Errorf("%s, %v, host %q, %s: status %d, want %d: %s", test.scheme, test.list, test.host, path, code, test.status, body)
+			} else if open := len(test.list) == 0 || test.list[0] == "*"; code == 421 && strings.Contains(body, "'*,NAME'") != open {
+				t.Errorf("%v, host %q: %s", test.list, test.host, body) // a list without * would refuse those who ask by address
 			}
 		}
 		if called := r.kv.called() > 0; called != (test.status == 200) {

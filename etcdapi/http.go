@@ -72,7 +72,7 @@ func (s *Server) consoleHandler() http.Handler {
 			http.Redirect(w, r, consolePath, http.StatusFound)
 			return
 		case shown == nil && !s.ownName(r.Host):
-			http.Error(w, fmt.Sprintf("the console is not served by the name %q: add it to --host-whitelist, or use https or an address", r.Host), http.StatusMisdirectedRequest)
+			http.Error(w, fmt.Sprintf("the console is not served by the name %q: add it to --host-whitelist beside the * (as in '*,NAME', else other names and addresses are refused), or use https or an address", r.Host), http.StatusMisdirectedRequest)
 			return
 		case strings.HasPrefix(r.URL.Path, consolePath+"api/") && foreign(r):
 			http.Error(w, "pages of another origin may not use the console", http.StatusForbidden)
