@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Hidden stands in the place of a secret.
@@ -63,7 +64,9 @@ var (
 
 	// credentials are the password of a URL, what is said to be a secret, and tokens of users by their looks.
 	urlPassword = regexp.MustCompile(`(://[^\s/@:]*):[^\s/@]+@`)
-	saidSecret  = regexp.MustCompile(`(?i)\b([\w-]*(?:password|passwd|secret|token|access[-_]?key)[\w-]*)(["']?\s*[=:]\s*["']?)[^\s"'&,]+`)
+	saidSecret  = regexp.MustCompile(`(?i)\b([\w-]*(?:password|passwd|secret|token|access[-_]?key)[\w-]*)\\*["']?\s*[=:]\s*`)
+	doubleQuote = regexp.MustCompile(`\\*"`)
+	openQuote   = regexp.MustCompile(`^\\*["']`)
 	simpleToken = regexp.MustCompile(`\b[A-Za-z]{16}\.[0-9]+\b`)
 	webToken    = regexp.MustCompile(`\beyJ[\w-]+\.[\w-]+\.[\w-]*`)
 	bearer      = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.+/=-]+`)
@@ -82,9 +85,62 @@ func Secrets(text string) string {
 	text = privateKey.ReplaceAllString(text, Hidden)
 	text = urlPassword.ReplaceAllString(text, "$1:"+Hidden+"@")
 	text = bearer.ReplaceAllString(text, "$1 "+Hidden)
-	text = saidSecret.ReplaceAllString(text, "$1$2"+Hidden)
+	text = hideSaid(text)
 	text = webToken.ReplaceAllString(text, Hidden)
 	return simpleToken.ReplaceAllString(text, Hidden)
+}
+
+// hideSaid hides what is said to be a secret: to the closing quote if it is quoted, else to the next space.
+func hideSaid(text string) string {
+	var out strings.Builder
+	for {
+		said := saidSecret.FindStringIndex(text)
+		if said == nil {
+			out.WriteString(text)
+			return out.String()
+		}
+		out.WriteString(text[:said[1]])
+		text = text[said[1]:]
+		quote := openQuote.FindString(text)
+		n := quotedLen(text, quote)
+		if quote == "" {
+			if n = strings.IndexFunc(text, unicode.IsSpace); n < 0 {
+				n = len(text)
+			}
+		}
+		value := text[:n]
+		text = text[n:]
+		if value == "" {
+			continue
+		}
+		out.WriteString(quote + Hidden)
+		if !strings.HasSuffix(quote, `"`) { // what is quoted around may end in it: keys are found by their quotes
+			out.WriteString(strings.Join(doubleQuote.FindAllString(value, -1), ""))
+		}
+		if len(value) >= 2*len(quote) && strings.HasSuffix(value, quote) {
+			out.WriteString(quote)
+		}
+	}
+}
+
+// quotedLen is how long what begins with the quote is, with its end. That has as many backslashes before it as the quote, which may
+// be within another quoted text. Without an end it is all of the text.
+func quotedLen(text, quote string) int {
+	if quote == "" {
+		return 0
+	}
+	slashes := 0
+	for i := len(quote); i < len(text); i++ {
+		switch {
+		case text[i] == '\\':
+			slashes++
+			continue
+		case text[i] == quote[len(quote)-1] && (slashes == len(quote)-1 || len(quote) == 1 && slashes%2 == 0):
+			return i + 1
+		}
+		slashes = 0
+	}
+	return len(text)
 }
 
 // Text returns the text without secrets, and with each key hashed.

@@ -56,6 +56,8 @@ func TestTextHasNoKeys(t *testing.T) {
 func TestSecretsGoInAnyCase(t *testing.T) {
 	for _, text := range []string{
 		"https://root:planted@10.0.0.1:2379/", "s3://bucket?secret-access-key=planted&region=a", `--password=planted`, `password: "planted"`,
+		"password=ab,planted", "password=ab&planted next", `password=ab"planted`, "password='a planted'", `password: "a planted"`, `password: "a \" planted"`,
+		`password: "a planted`, `"password":"a planted"`, `bad "{\"password\":\"a planted\"}"`, `bad "{\"password\":\"a \\\" planted\"}"`,
 		"AWS_SECRET_ACCESS_KEY=planted", "Authorization: Bearer planted.a.b", "token plAntedplAntedpl.1234", "eyJplanted.eyJ9.c2ln",
 		"-----BEGIN EC PRIVATE KEY-----\nplanted\n-----END EC PRIVATE KEY-----",
 	} {
@@ -63,6 +65,29 @@ func TestSecretsGoInAnyCase(t *testing.T) {
 			if got := r.Text(text); strings.Contains(strings.ToLower(got), "planted") {
 				t.Errorf("%s\nbecomes %s", text, got)
 			}
+		}
+	}
+}
+
+// What stands around a secret stays, and keys behind it are found.
+func TestSecretsEnd(t *testing.T) {
+	for text, want := range map[string]string{
+		`password=a,b c`:          `password=(hidden) c`,
+		`password: "a b" c`:       `password: "(hidden)" c`,
+		`password: "a\\" c "d"`:   `password: "(hidden)" c "d"`,
+		`password: 'a "b' c`:      `password: '(hidden)"' c`,
+		`"password=a" for "b"`:    `"password=(hidden)" for "b"`,
+		`"{\"token\":\"a b\"}" c`: `"{\"token\":\"(hidden)\"}" c`,
+		`password: `:              `password: `,
+		`token=a secret='b`:       `token=(hidden) secret='(hidden)`,
+	} {
+		if got := Secrets(text); got != want || Secrets(got) != want {
+			t.Errorf("%s becomes %s, not %s", text, got, want)
+		}
+	}
+	for _, text := range []string{`"password=a" for "planted"`, `bad "{\"a\":\"password=x\"}" for "planted"`, `"token: 'x" for 'k' "planted"`} {
+		if got := New([]byte("salt")).Text(text); strings.Contains(got, "planted") {
+			t.Errorf("%s becomes %s", text, got)
 		}
 	}
 }
