@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -187,13 +188,26 @@ func (t *Top) metricsAt(ctx context.Context, url string) (map[string]float64, er
 	}
 	a, err := t.http.Do(q)
 	if err != nil {
-		return nil, err
+		return nil, noHTTP(url, err)
 	}
 	defer a.Body.Close()
 	if a.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s/metrics: %s", url, a.Status)
 	}
 	return readMetrics(io.LimitReader(a.Body, scrapeBytes))
+}
+
+// noHTTP says in words that a URL does not answer HTTP, if it looks so: a gRPC server hangs up on it, or does not agree to it in
+// TLS. What error that gives depends on who is quicker, and Go has no types for most of them.
+func noHTTP(url string, err error) error {
+	var dial *net.OpError
+	switch {
+	case errors.As(err, &dial) && dial.Op == "dial", errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return err
+	case strings.HasPrefix(url, "https:") && !strings.Contains(err.Error(), "no application protocol") && !errors.Is(err, io.EOF):
+		return err // certificates
+	}
+	return fmt.Errorf("no metrics: %s answers no HTTP; beside --listen-client-http-urls client URLs speak gRPC alone", url)
 }
 
 // readMetrics returns those that a look is about. None of them has labels.

@@ -3,6 +3,7 @@ package adminapi
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -60,6 +61,37 @@ func TestTopLooks(t *testing.T) {
 	}
 	if _, err := readMetrics(strings.NewReader(putsMetric + " x\n")); err == nil {
 		t.Error("a metric that is no number is taken")
+	}
+}
+
+// Beside --listen-client-http-urls the client URLs speak gRPC alone. A look says so.
+func TestTopWithoutHTTP(t *testing.T) {
+	b := &bundler{name: "n1"}
+	at := serveBackend(t, b)
+	b.survey = &adminpb.SurveyResponse{Nodes: []*adminpb.NodeSurvey{{Node: &adminpb.Node{Id: "a", Name: "n1", State: "serving", Alive: true, ClientUrls: []string{"http://" + at}}}}}
+	c, err := NewClient([]string{at}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := NewTop(c)
+	defer top.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	look, err := top.Look(ctx)
+	if err != nil || len(look.Nodes) != 1 || !strings.Contains(look.Nodes[0].Error, "--listen-client-http-urls") {
+		t.Errorf("%+v, %v", look, err)
+	}
+	_, err = top.metricsAt(ctx, "http://"+closedAddress(t))
+	if err == nil || strings.Contains(err.Error(), "--listen-client-http-urls") {
+		t.Errorf("nobody is there: %v", err)
+	}
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	defer secure.Close()
+	if _, err = top.metricsAt(ctx, secure.URL); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("an authority that is not known: %v", err)
+	}
+	if err = noHTTP("https://h:1", errors.New("remote error: tls: no application protocol")); !strings.Contains(err.Error(), "--listen-client-http-urls") {
+		t.Error(err)
 	}
 }
 
