@@ -25,9 +25,9 @@ type commitState struct {
 	since clock.Time
 }
 
-// acknowledged notes that the node has entries up to the index.
-func (g *Group) acknowledged(node keyspace.NodeID, index uint64) {
-	if g.isLeader && index > g.commit {
+// acknowledged notes that the replica on the node has entries up to the index. Learners make no quorum.
+func (g *Group) acknowledged(id keyspace.ReplicaID, node keyspace.NodeID, index uint64) {
+	if g.isLeader && index > g.commit && g.conf.votes(id) {
 		g.commits.acked = node
 	}
 }

@@ -97,7 +97,7 @@ func (g *Group) respond(m *pb.Message) {
 		g.installed(m.GetSnapshot())
 	}
 	if m.GetType() == pb.MsgAppResp {
-		g.acknowledged(g.h.cfg.Node, m.GetIndex())
+		g.acknowledged(g.self, g.h.cfg.Node, m.GetIndex())
 	}
 	// Raft rejects its own answer about entries if the configuration no longer names this
 	// replica. It has no use for it then.
@@ -185,7 +185,7 @@ func (g *Group) step(m *message) {
 		g.heardLeader(m)
 	case pb.MsgAppResp:
 		if !m.raft.GetReject() {
-			g.acknowledged(m.node, m.raft.GetIndex())
+			g.acknowledged(m.from, m.node, m.raft.GetIndex())
 		}
 	default: // raft's alone
 	}
