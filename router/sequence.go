@@ -2,6 +2,8 @@ package router
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -15,8 +17,10 @@ func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceA
 	got := make(chan keyspace.SequenceAnswer, 1)
 	permit, _ := keyspace.PermitOf(ctx)
 	r.cfg.Sequencer.Sequence(keyspace.SequenceRequest{Permit: permit, Direct: true}, func(a keyspace.SequenceAnswer) { got <- a })
+	watch := clock.StartStopwatch()
 	a, err := await(ctx, got)
 	if err != nil {
+		noteUnanswered(stages.Of(ctx), watch.Elapsed())
 		return a, err
 	}
 	if a.Took > noteWait {
@@ -27,6 +31,15 @@ func (r *Router) current(ctx context.Context, await awaiter) (keyspace.SequenceA
 	}
 	return a, a.Err
 }
+
+// noteUnanswered notes a wait for the sequencer that ended without its answer.
+func noteUnanswered(call *stages.Call, waited time.Duration) {
+	if waited > noteWait {
+		call.Waited(waited, errNoSequencer)
+	}
+}
+
+var errNoSequencer = errors.New("no sequencer answered")
 
 // noteWait is from when on a wait for the current revision is noted.
 const noteWait = stages.Threshold / 10

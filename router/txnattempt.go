@@ -104,6 +104,8 @@ type txnAttempt struct {
 	awaitResolve bool
 	// term is that of the sequencer that allocated the attempt's revision, 0 before.
 	term uint64
+	// sequenced says that the sequencer has answered the question for the attempt's revision.
+	sequenced atomic.Bool
 }
 
 // all returns all participants of the attempt.

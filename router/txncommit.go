@@ -24,7 +24,7 @@ type decision struct {
 
 // awaitDecision has the attempt decided. From now on it does not depend on its client.
 func (a *txnAttempt) awaitDecision(ctx context.Context) decision {
-	r, call := a.t.r, stages.Of(ctx)
+	r, call, watch := a.t.r, stages.Of(ctx), clock.StartStopwatch()
 	ch := make(chan decision, 1)
 	a.t.retain()
 	started := r.coordinator.run(func(ctx context.Context) {
@@ -43,6 +43,9 @@ func (a *txnAttempt) awaitDecision(ctx context.Context) decision {
 	case d := <-ch:
 		return d
 	case <-ctx.Done():
+		if !a.sequenced.Load() {
+			noteUnanswered(call, watch.Elapsed())
+		}
 		return decision{err: ctx.Err()}
 	}
 }
@@ -122,6 +125,7 @@ func (a *txnAttempt) sequence(call *stages.Call) (keyspace.Revision, error) {
 	got := make(chan keyspace.SequenceAnswer, 1)
 	a.t.r.cfg.Sequencer.Sequence(req, func(n keyspace.SequenceAnswer) { got <- n })
 	n := <-got
+	a.sequenced.Store(true)
 	if n.Took > noteWait {
 		call.Waited(n.Took, n.Err)
 	}
