@@ -191,7 +191,8 @@ type Server struct {
 	confirm    confirmer
 	verdicts   leaseVerdicts
 	watchers   watchStreams
-	slowLines  lineLimit
+	// slowLines are the lines about slow calls, slowCalls those on the list.
+	slowLines, slowCalls stages.Limit
 	// told is the highest revision of any header.
 	told atomic.Int64
 	// stopping says that the server ends soon.

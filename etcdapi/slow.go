@@ -3,14 +3,12 @@ package etcdapi
 import (
 	"context"
 	"strings"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/rangeapi/stages"
 )
 
@@ -28,9 +26,34 @@ type ended struct {
 	traced    bool
 }
 
+// takesLong says that calls of the method take long by design: an operator waits for a command, and sees that it takes long;
+// a lock waits for its holder; a password is compared slowly.
+func takesLong(method string) bool {
+	switch method {
+	case "/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign", "/etcdserverpb.Auth/Authenticate":
+		return true
+	}
+	return isCommand(method)
+}
+
+func isCommand(method string) bool { return strings.HasPrefix(method, "/skein.") }
+
 // tellSlow says where the time of a call went: to the log, to the list of slow requests, and to its trace. It has
-// the sizes of a request, because keys and values may be secrets.
+// the sizes of a request, because keys and values may be secrets. Beyond the limits it costs next to nothing.
 func (s *Server) tellSlow(ctx context.Context, e *ended) {
+	now := s.opts.Clock.Now()
+	list := e.took > stages.Threshold && s.opts.Slow != nil && !takesLong(e.method)
+	if list && !e.traced {
+		list, _ = s.slowCalls.Take(now, stages.PerSecond)
+	}
+	line, left := e.took > s.opts.WarnUnaryRequest, 0
+	if line {
+		s.metrics.SlowRequests.Inc()
+		line, left = s.slowLines.Take(now, slowLinesPerSecond)
+	}
+	if !list && !line && !e.traced {
+		return
+	}
 	slow, records := e.call.Slow(s.opts.Self, e.took)
 	slow.Method, slow.Unix = e.method, s.opts.Clock.Wall().UnixNano()
 	slow.RequestBytes, slow.ResponseBytes = sizeOf(e.req), sizeOf(e.resp)
@@ -38,21 +61,18 @@ func (s *Server) tellSlow(ctx context.Context, e *ended) {
 	if e.traced {
 		s.opts.Tracing.tell(ctx, &slow, records)
 	}
-	// An operator waits for a command, and sees that it takes long.
-	command := strings.HasPrefix(e.method, "/skein.")
-	if e.took > stages.Threshold && !command && s.opts.Slow != nil {
+	if list {
 		s.opts.Slow(slow)
 	}
-	if e.took <= s.opts.WarnUnaryRequest {
-		return
+	if line {
+		s.writeSlow(ctx, e, &slow, left)
 	}
-	s.metrics.SlowRequests.Inc()
-	ok, left := s.slowLines.take(s.opts.Clock.Now())
-	if !ok {
-		return
-	}
+}
+
+// writeSlow writes the line about a call. left were left out before it.
+func (s *Server) writeSlow(ctx context.Context, e *ended, slow *stages.Slow, left int) {
 	level := zap.WarnLevel
-	if command {
+	if isCommand(e.method) {
 		level = zap.InfoLevel
 	}
 	remote := ""
@@ -83,28 +103,4 @@ func sizeOf(m any) int {
 		return m.size()
 	}
 	return 0
-}
-
-// lineLimit lets slowLinesPerSecond lines through in each second of a clock.
-type lineLimit struct {
-	mu sync.Mutex
-	// Guarded by mu. second is the present one, which has so many lines; left are those left out since the last line.
-	second      int64
-	lines, left int
-}
-
-// take says whether a line may be written, and how many were left out since the last one.
-func (l *lineLimit) take(now clock.Time) (ok bool, left int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if second := int64(now) / int64(time.Second); second != l.second {
-		l.second, l.lines = second, 0
-	}
-	if l.lines >= slowLinesPerSecond {
-		l.left++
-		return false, 0
-	}
-	l.lines++
-	left, l.left = l.left, 0
-	return true, left
 }

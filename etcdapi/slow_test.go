@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -80,23 +81,53 @@ func TestASlowRequestIsTold(t *testing.T) {
 
 // A second has so many lines; the next one says how many were left out.
 func TestSlowLinesAreBounded(t *testing.T) {
-	var l lineLimit
+	var l stages.Limit
 	at := clock.Time(5 * time.Second)
 	written := 0
 	for i := range 3 * slowLinesPerSecond {
-		if ok, left := l.take(at.Add(time.Duration(i) * time.Millisecond)); ok {
+		if ok, left := l.Take(at.Add(time.Duration(i)*time.Millisecond), slowLinesPerSecond); ok {
 			if written++; left != 0 {
 				t.Errorf("%d were left out", left)
 			}
 		}
 	}
-	ok, left := l.take(at.Add(time.Second))
+	ok, left := l.Take(at.Add(time.Second), slowLinesPerSecond)
 	if written != slowLinesPerSecond || !ok || left != 2*slowLinesPerSecond {
 		t.Errorf("%d lines; then %t, and %d were left out", written, ok, left)
 	}
-	if ok, left := l.take(at.Add(time.Second)); !ok || left != 0 {
+	if ok, left := l.Take(at.Add(time.Second), slowLinesPerSecond); !ok || left != 0 {
 		t.Errorf("then %t, and %d were left out", ok, left)
 	}
+}
+
+// Where all calls are slow, so many go to the list in a second. What takes long by design does not.
+func TestSlowCallsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var list slowList
+		named := 0
+		s := &Server{log: zap.NewNop(), metrics: NewMetrics(nil), opts: Options{
+			Clock: clock.Virtual(), WarnUnaryRequest: time.Hour, Slow: list.add,
+			Names: func(s string) string { named++; return s },
+		}}
+		for second := range 3 {
+			for _, method := range []string{
+				"/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign", "/etcdserverpb.Auth/Authenticate", "/skein.admin.v1.Admin/Status",
+			} {
+				s.tellSlow(t.Context(), &ended{method: method, took: time.Second})
+			}
+			if all := list.take(); len(all) > 0 {
+				t.Errorf("slow by design: %v", all)
+			}
+			for range 3 * stages.PerSecond {
+				s.tellSlow(t.Context(), &ended{method: "/etcdserverpb.KV/Put", took: time.Second})
+			}
+			if n := len(list.take()); n != stages.PerSecond || named != stages.PerSecond {
+				t.Errorf("second %d: %d are on the list, %d were made", second, n, named)
+			}
+			named = 0
+			time.Sleep(time.Second)
+		}
+	})
 }
 
 // Each request has a record of its own: nothing of one is told of another.

@@ -74,6 +74,7 @@ func call[A any](
 	decode func([]byte) (A, *kverror.Error, error),
 ) (A, error) {
 	var none A
+	stages.Of(ctx).Asked(node)
 	b, err := c.bus.Call(ctx, node, m, request)
 	if err != nil {
 		return none, CallError(err, write)

@@ -34,9 +34,24 @@ func await[T any](ctx context.Context, r *Replica, w *waits, in stages.Stage, ch
 	return v, err
 }
 
+// records says whether to make a record of a request that took so long. A request of this node that has none because of
+// others is told so.
+func (s *Store) records(ctx context.Context, took time.Duration, traced bool) bool {
+	if traced || took < stages.Threshold {
+		return traced
+	}
+	ok, _ := s.recorded.Take(s.cfg.Clock.Now(), stages.PerSecond)
+	if !ok {
+		stages.Of(ctx).Asked(s.cfg.Self)
+	}
+	return ok
+}
+
 // recordRead returns the record of a read that took long or asks for it.
-func (s *Store) recordRead(r *Replica, req *rangeapi.Request, w *waits, watch clock.Stopwatch, took time.Duration) *stages.Record {
-	if took < stages.Threshold && !req.Traced {
+func (s *Store) recordRead(
+	ctx context.Context, r *Replica, req *rangeapi.Request, w *waits, watch clock.Stopwatch, took time.Duration,
+) *stages.Record {
+	if !s.records(ctx, took, req.Traced) {
 		return nil
 	}
 	record := w.Record(watch.After(s.pipes.Epoch) + took)
@@ -55,8 +70,8 @@ func (r *Replica) run(c *pipeline.Call, watch clock.Stopwatch) (resp *rangeapi.R
 }
 
 // recordCall is recordRead of a call.
-func (r *Replica) recordCall(c *pipeline.Call, took time.Duration) *stages.Record {
-	if took < stages.Threshold && !c.Req.Traced {
+func (r *Replica) recordCall(ctx context.Context, c *pipeline.Call, took time.Duration) *stages.Record {
+	if !r.store.records(ctx, took, c.Req.Traced) {
 		return nil
 	}
 	record := r.pipe.Record(c, took)
@@ -65,8 +80,12 @@ func (r *Replica) recordCall(c *pipeline.Call, took time.Duration) *stages.Recor
 }
 
 // noteGone has the node keep the record of another node's request that has given up: its answer does not arrive there.
+// One that is traced has a record even if it was fast.
 func (s *Store) noteGone(what string, record *stages.Record, err error) {
-	if record != nil && s.cfg.Slow != nil && (errors.Is(err, kverror.Canceled) || errors.Is(err, kverror.DeadlineExceeded)) {
+	if record == nil || s.cfg.Slow == nil || record.Took < stages.Threshold {
+		return
+	}
+	if errors.Is(err, kverror.Canceled) || errors.Is(err, kverror.DeadlineExceeded) {
 		s.cfg.Slow(record.Alone(what))
 	}
 }

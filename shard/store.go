@@ -135,6 +135,8 @@ type Store struct {
 	removal removal.Waiter
 	// pipes is what the pipelines of all replicas share.
 	pipes pipeline.Shared
+	// recorded are the records of requests that took long.
+	recorded stages.Limit
 	// locks is what the lock tables of all replicas share.
 	locks locktable.Shared
 	// reads bounds what requests hold of what they have read.

@@ -95,7 +95,7 @@ func (r *Replica) command(ctx context.Context, req *rangeapi.Request, op rangeap
 	s := &txnCommand{r: r, op: op}
 	c, watch := pipeline.NewCall(ctx, req, s, commandBytes(op)), clock.StartStopwatch()
 	_, took, err := r.run(c, watch)
-	record := r.recordCall(c, took)
+	record := r.recordCall(ctx, c, took)
 	if err != nil {
 		return nil, record, err
 	}

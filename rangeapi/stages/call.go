@@ -3,6 +3,7 @@ package stages
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/skeindb/skein/clock"
@@ -19,6 +20,8 @@ type Call struct {
 	keyspace.Room
 	watch  clock.Stopwatch
 	traced bool
+	// asked is the node that was asked last, 0 while that is this one and all long requests to it have records.
+	asked atomic.Uint64
 
 	mu sync.Mutex
 	// trail is nil while nothing is noted. Guarded by mu.
@@ -103,6 +106,13 @@ func (c *Call) Retry(r keyspace.RangeID, n keyspace.NodeID, leaderless bool, why
 // Silent notes that the request ended before a node had answered.
 func (c *Call) Silent(r keyspace.RangeID, n keyspace.NodeID) {
 	c.note(func(t *trail) { t.rangeID, t.node, t.silent = r, n, true })
+}
+
+// Asked notes a node that is asked and may leave no record: another one, or this one if it has left the record out.
+func (c *Call) Asked(n keyspace.NodeID) {
+	if c != nil {
+		c.asked.Store(uint64(n))
+	}
 }
 
 // Waited notes a wait for the current revision, and the last error, if any.

@@ -14,6 +14,8 @@ const (
 	Retries  = "retries"
 	Present  = "current revision"
 	NoAnswer = "no answer"
+	// NoRecord is at the node that was asked last and left no record, on the bus to it, or at the gateway.
+	NoRecord = "no record"
 	Bus      = "bus"
 	Gateway  = "gateway"
 	// Short is what cannot be told apart: no stage of it was long enough for a leader to tell.
@@ -48,7 +50,9 @@ type Slow struct {
 func (c *Call) Slow(self keyspace.NodeID, took time.Duration) (s Slow, records []*Record) {
 	s.Took = took
 	var t trail
+	var asked keyspace.NodeID
 	if c != nil {
+		asked = keyspace.NodeID(c.asked.Load())
 		c.mu.Lock()
 		if c.trail != nil {
 			t = *c.trail
@@ -73,14 +77,16 @@ func (c *Call) Slow(self keyspace.NodeID, took time.Duration) (s Slow, records [
 	switch {
 	case t.silent && longest.Range != t.rangeID:
 		s.add(NoAnswer, rest)
-	case longest.Node == 0 && rest <= 2*Threshold:
+	case longest.Node == 0 && asked != self && rest <= 2*Threshold:
 		s.add(Short, rest)
 	case longest.Node != 0 && longest.Node != self:
 		s.add(Bus, rest)
+	case asked != 0:
+		s.add(NoRecord, rest)
 	default:
 		s.add(Gateway, rest)
 	}
-	s.Cause = s.cause(&t, longest)
+	s.Cause = s.cause(&t, longest, self, asked)
 	return s, t.records
 }
 
@@ -108,7 +114,7 @@ func (s *Slow) sum() (sum time.Duration) {
 }
 
 // cause names what took longest.
-func (s *Slow) cause(t *trail, r *Record) string {
+func (s *Slow) cause(t *trail, r *Record, self, asked keyspace.NodeID) string {
 	if len(s.Parts) == 0 {
 		return ""
 	}
@@ -116,11 +122,15 @@ func (s *Slow) cause(t *trail, r *Record) string {
 	took := inWords(longest.Took)
 	switch longest.Name {
 	case Retries:
-		last := fmt.Sprintf("%s at node %s", t.why, t.node)
-		if t.refusals {
-			return fmt.Sprintf("no leader known for range %s for %s (%d attempts, the last: %s)", t.rangeID, took, t.retries, last)
+		attempts := "1 attempt"
+		if t.retries > 1 {
+			attempts = fmt.Sprintf("%d attempts", t.retries)
 		}
-		return fmt.Sprintf("sent again to range %s for %s (%d attempts, the last: %s)", t.rangeID, took, t.retries, last)
+		attempts = fmt.Sprintf("%s, the last: %s at node %s", attempts, t.why, t.node)
+		if t.refusals {
+			return fmt.Sprintf("no leader known for range %s for %s (%s)", t.rangeID, took, attempts)
+		}
+		return fmt.Sprintf("sent again to range %s for %s (%s)", t.rangeID, took, attempts)
 	case Present:
 		if t.whyWaited != "" {
 			return fmt.Sprintf("waited %s for the current revision: %s", took, t.whyWaited)
@@ -130,10 +140,15 @@ func (s *Slow) cause(t *trail, r *Record) string {
 		return fmt.Sprintf("no answer for range %s from node %s for %s", t.rangeID, t.node, took)
 	case Bus:
 		return fmt.Sprintf("bus: %s to node %s and back", took, r.Node)
+	case NoRecord:
+		if asked == self {
+			return fmt.Sprintf("node %s has more slow requests than it records: %s in a range of it, or the gateway", asked, took)
+		}
+		return fmt.Sprintf("bus to node %s, or the gateway: %s, unless that node has more slow requests than it records", asked, took)
 	case Gateway:
 		return "the gateway itself: " + took
 	case Short:
-		return fmt.Sprintf("no stage took longer than %s", inWords(Threshold))
+		return fmt.Sprintf("no stage is known that took longer than %s", inWords(Threshold))
 	}
 	return r.cause(r.Longest())
 }

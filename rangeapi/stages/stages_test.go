@@ -159,6 +159,16 @@ func TestTheLongestStageIsNamed(t *testing.T) {
 		{"bus: 431 ms to node 2 and back", func(c *Call) { c.Note(short(2)) }},
 		{"the gateway itself: 431 ms", func(c *Call) { c.Note(short(1)) }},
 		{"the gateway itself: 500 ms", func(*Call) {}},
+		{"bus to node 5, or the gateway: 500 ms, unless that node has more slow requests than it records", func(c *Call) { c.Asked(5) }},
+		{"bus to node 5, or the gateway: 431 ms, unless that node has more slow requests than it records", func(c *Call) {
+			c.Note(short(1))
+			c.Asked(5)
+		}},
+		{"bus: 431 ms to node 2 and back", func(c *Call) {
+			c.Asked(2)
+			c.Note(short(2))
+		}},
+		{"node 1 has more slow requests than it records: 500 ms in a range of it, or the gateway", func(c *Call) { c.Asked(1) }},
 		{"waited 300 ms for the current revision: no leader", func(c *Call) { c.Waited(300*time.Millisecond, errors.New("no leader")) }},
 		{"waited 300 ms for the current revision", func(c *Call) { c.Waited(300*time.Millisecond, nil) }},
 		{"no leader known for range 9 for 400 ms (2 attempts, the last: not leader at node 3)", func(c *Call) {
@@ -166,7 +176,7 @@ func TestTheLongestStageIsNamed(t *testing.T) {
 			time.Sleep(400 * time.Millisecond)
 			c.Retry(9, 3, true, "not leader")
 		}},
-		{"sent again to range 9 for 400 ms (1 attempts, the last: wrong range at node 3)", func(c *Call) {
+		{"sent again to range 9 for 400 ms (1 attempt, the last: wrong range at node 3)", func(c *Call) {
 			time.Sleep(400 * time.Millisecond)
 			c.Retry(9, 3, false, "wrong range")
 		}},
@@ -180,7 +190,7 @@ func TestTheLongestStageIsNamed(t *testing.T) {
 			t.Errorf("%s: the parts %v add up to %v of %v", c.want, s.Parts, s.sum(), s.Took)
 		}
 	}
-	if s := cause(t, 80*time.Millisecond, func(*Call) {}); s.Cause != "no stage took longer than 50 ms" {
+	if s := cause(t, 80*time.Millisecond, func(*Call) {}); s.Cause != "no stage is known that took longer than 50 ms" {
 		t.Errorf("a request that was slow nowhere: %q", s.Cause)
 	}
 }
@@ -222,6 +232,7 @@ func TestACallIsFoundInItsContext(t *testing.T) {
 	none.Note(sample())
 	none.Retry(1, 1, true, "x")
 	none.Silent(1, 1)
+	none.Asked(1)
 	none.Waited(time.Second, nil)
 	if none.Traced() || none.In(ctx) != ctx {
 		t.Error("nobody's request is traced")
