@@ -3,9 +3,14 @@ package rangeapi
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/rangeapi/stages"
 	"github.com/skeindb/skein/transport"
 )
 
@@ -28,5 +33,26 @@ func TestErrorsOfTheBus(t *testing.T) {
 		if got := CallError(c.err, true); !errors.Is(got, c.want) {
 			t.Errorf("%v is %v, want %v", c.err, got, c.want)
 		}
+	}
+}
+
+// mute answers every call with what has no record.
+type mute struct{ Caller }
+
+func (mute) Call(context.Context, keyspace.NodeID, transport.Method, []byte) ([]byte, error) {
+	return AppendTxnAnswer(nil, &Revoked{}, nil)
+}
+
+// A request knows which other node it has asked last: without a record of that node the bus may have been slow.
+func TestTheNodeThatWasAskedIsNoted(t *testing.T) {
+	call := stages.NewCall(t.Context(), clock.StartStopwatch(), false)
+	c := NewClient(1, nil, mute{})
+	for _, node := range []keyspace.NodeID{2, 5} {
+		if _, err := c.Txn(call, node, 7, 1, &Revoke{Lease: 9}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, _ := call.Slow(1, time.Second); !strings.HasPrefix(s.Cause, "bus to node 5, or the gateway: 1000 ms") {
+		t.Errorf("%q", s.Cause)
 	}
 }

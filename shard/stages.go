@@ -48,14 +48,12 @@ func (s *Store) records(ctx context.Context, took time.Duration, traced bool) bo
 }
 
 // recordRead returns the record of a read that took long or asks for it.
-func (s *Store) recordRead(
-	ctx context.Context, r *Replica, req *rangeapi.Request, w *waits, watch clock.Stopwatch, took time.Duration,
-) *stages.Record {
-	if !s.records(ctx, took, req.Traced) {
+func (r *Replica) recordRead(ctx context.Context, q *rangeapi.Request, w *waits, watch clock.Stopwatch, took time.Duration) *stages.Record {
+	if !r.store.records(ctx, took, q.Traced) {
 		return nil
 	}
-	record := w.Record(watch.After(s.pipes.Epoch) + took)
-	record.Range, record.Node, record.Turns = r.id, s.cfg.Self, w.turns
+	record := w.Record(watch.After(r.store.pipes.Epoch) + took)
+	record.Range, record.Node, record.Turns = r.id, r.store.cfg.Self, w.turns
 	if w.lock != nil {
 		record.Lock = w.lock.Name.String()
 	}
@@ -82,10 +80,8 @@ func (r *Replica) recordCall(ctx context.Context, c *pipeline.Call, took time.Du
 // noteGone has the node keep the record of another node's request that has given up: its answer does not arrive there.
 // One that is traced has a record even if it was fast.
 func (s *Store) noteGone(what string, record *stages.Record, err error) {
-	if record == nil || s.cfg.Slow == nil || record.Took < stages.Threshold {
-		return
-	}
-	if errors.Is(err, kverror.Canceled) || errors.Is(err, kverror.DeadlineExceeded) {
+	gone := errors.Is(err, kverror.Canceled) || errors.Is(err, kverror.DeadlineExceeded)
+	if gone && record != nil && record.Took >= stages.Threshold && s.cfg.Slow != nil {
 		s.cfg.Slow(record.Alone(what))
 	}
 }

@@ -22,7 +22,7 @@ func TestRecordsAreBounded(t *testing.T) {
 		r := &Replica{id: 7, store: s}
 		call := stages.NewCall(t.Context(), clock.StartStopwatch(), false)
 		read := func(took time.Duration, traced bool) *stages.Record {
-			return s.recordRead(call, r, &rangeapi.Request{Traced: traced}, &waits{}, clock.StartStopwatch(), took)
+			return r.recordRead(call, &rangeapi.Request{Traced: traced}, &waits{}, clock.StartStopwatch(), took)
 		}
 		for second := range 3 {
 			made := 0

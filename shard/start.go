@@ -124,7 +124,7 @@ func (s *Store) do(ctx context.Context, req *rangeapi.Request) (*rangeapi.Respon
 		resp, err := r.read(ctx, req, &w)
 		took := watch.Elapsed()
 		s.metrics.readSeconds.Observe(took.Seconds())
-		return resp, s.recordRead(ctx, r, req, &w, watch, took), err
+		return resp, r.recordRead(ctx, req, &w, watch, took), err
 	}
 	c := r.pipe.NewRequest(ctx, req, int64(rangeapi.SizeBound(req.Op))+pipeline.CallOverheadBytes)
 	resp, took, err := r.run(c, watch)
