@@ -54,8 +54,12 @@ func (a *Admin) ShowRange(ctx context.Context, id keyspace.RangeID) (*adminpb.Ra
 		leader, state, size = byName[st.Node], StateMerging, st.Bytes
 	}
 	resp.Range = rangeRow(&d, byName, leader, keys, size, state)
-	if !d.HasQuorum(func(r keyspace.Replica) bool { return a.o.Peers.Alive(r.Node) && !inQuarantine(r, said) }) {
-		resp.Range.Leader, resp.Range.State, resp.Range.WaitsFor = "", adminapi.StateNoQuorum, waitsFor(&d, byName, a.o.Peers.Alive)
+	// A node that has just started has not heard all others, and those that answer live.
+	alive := func(n keyspace.NodeID) bool {
+		return a.o.Peers.Alive(n) || slices.ContainsFunc(all, func(s shown) bool { return s.of.Node == n && s.err == nil })
+	}
+	if !d.HasQuorum(func(r keyspace.Replica) bool { return alive(r.Node) && !inQuarantine(r, said) }) {
+		resp.Range.Leader, resp.Range.State, resp.Range.WaitsFor = "", adminapi.StateNoQuorum, waitsFor(&d, byName, alive)
 	}
 	if st := leading(&d, all); st != nil && st.Load != nil && resp.Range.GetLeader() != "" {
 		resp.Range.WritesPerSecond, resp.Range.ReadsPerSecond, resp.Range.WriteBytesPerSecond = st.Load.WritesPerSecond, st.Load.ReadsPerSecond, st.Load.BytesPerSecond
