@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/skeindb/skein/clock"
@@ -57,15 +59,19 @@ func (k *kubeRun) startWatch(ctx context.Context, base int64) (*kubeWatch, error
 		}
 		kw.clients = append(kw.clients, client)
 		for of := range resourceCount {
-			channel := client.Watch(own, resourcePrefix[of], clientv3.WithPrefix(), clientv3.WithRev(base+1),
-				clientv3.WithPrevKV(), clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
+			open := func(behind int64) clientv3.WatchChan {
+				return client.Watch(own, resourcePrefix[of], clientv3.WithPrefix(), clientv3.WithRev(behind+1),
+					clientv3.WithPrevKV(), clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
+			}
+			channel := open(base)
 			w := &kubeWatcher{run: k, of: of, ended: make(chan struct{}), seen: revisionSet{base: base}, delay: newHistogram()}
 			kw.watchers = append(kw.watchers, w)
 			if err := created(ctx, channel); err != nil {
 				kw.stop()
 				return nil, fmt.Errorf("watch %s: %w", resourcePrefix[of], err)
 			}
-			kw.work.Go(func() { w.receive(channel) })
+			w.high.Store(base)
+			kw.work.Go(func() { w.receive(own, channel, open) })
 		}
 		kw.work.Go(func() {
 			// clientv3 finds the stream of these watchers by the metadata of their context.
@@ -103,13 +109,25 @@ func (kw *kubeWatch) stop() {
 	})
 }
 
-// receive takes what comes until the watcher ends.
-func (w *kubeWatcher) receive(channel clientv3.WatchChan) {
+// receive takes what comes until the watcher ends. It asks for a leader, as kube-apiserver does. Where there was none for a
+// while, the node ends the watcher, and it is opened again behind what it has.
+func (w *kubeWatcher) receive(ctx context.Context, channel clientv3.WatchChan, open func(behind int64) clientv3.WatchChan) {
 	defer close(w.ended)
+	for {
+		w.err = w.receiveAll(channel)
+		if w.err == nil || !strings.Contains(w.err.Error(), rpctypes.ErrorDesc(rpctypes.ErrGRPCNoLeader)) ||
+			clock.Sleep(ctx, w.run.cfg.Clock, progressEach) != nil {
+			return
+		}
+		channel = open(w.high.Load())
+	}
+}
+
+// receiveAll takes what comes through a channel until it is closed or brings an error.
+func (w *kubeWatcher) receiveAll(channel clientv3.WatchChan) error {
 	for answer := range channel {
 		if err := answer.Err(); err != nil {
-			w.err = err
-			return
+			return err
 		}
 		for _, e := range answer.Events {
 			w.take(e)
@@ -119,6 +137,7 @@ func (w *kubeWatcher) receive(channel clientv3.WatchChan) {
 			w.raise(answer.Header.Revision)
 		}
 	}
+	return nil
 }
 
 // take judges an event. A change of one object has a revision of its own.
