@@ -49,6 +49,7 @@ func start(c *cobra.Command, args, environ []string) error {
 			logger.Error("no node was started", zap.Error(err))
 			return err
 		}
+		cfg.ForceNewCluster = false // it is done, and package embed does not do it
 	}
 	if err := run(c.Context(), cfg, logger); err != nil {
 		logger.Error("the node ended", zap.Error(err))
