@@ -40,7 +40,7 @@ func run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	types, err := scrapeEtcd(dir)
 	if err != nil {
 		return err
