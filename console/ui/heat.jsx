@@ -88,9 +88,12 @@ function Map({ heat, kind, back }) {
   const rows = (heat.starts || []).length, columns = (heat.columns || []).length;
   const height = Math.max(320, Math.min(720, innerHeight - 250));
   const values = heat[kind] || [];
-  // The last column may not be over yet.
-  const lasted = (c) => Math.min(num(heat.columns[c].seconds), Date.now() / 1000 - num(heat.columns[c].start_unix_seconds));
-  const perSecond = (r, c) => num(values[r * columns + c]) / Math.max(1, lasted(c));
+  // The last column may not be over yet. A reader's clock that disagrees with that says nothing.
+  const lasted = (c) => {
+    const whole = num(heat.columns[c].seconds), soFar = Date.now() / 1000 - num(heat.columns[c].start_unix_seconds);
+    return c === columns - 1 && soFar >= 1 && soFar < whole ? soFar : Math.max(1, whole);
+  };
+  const perSecond = (r, c) => num(values[r * columns + c]) / lasted(c);
   let top = 0;
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) top = Math.max(top, perSecond(r, c));
   const name = dark.value ? "dark" : "light";
