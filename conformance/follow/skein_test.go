@@ -142,11 +142,11 @@ func TestSkein(t *testing.T) {
 	})
 	ended = run(ctx, 8) // the number of the first start stays
 	stepped(ctx, t, dir, ended)
+	stop.Store(true)
+	writers.Wait()
 	if err := mirror.RequestCutover(vfs.Default, dir); err != nil {
 		t.Fatal(err)
 	}
-	stop.Store(true)
-	writers.Wait()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
