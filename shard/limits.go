@@ -36,8 +36,9 @@ type Limits struct {
 	// EvaluateTurn is how long a pass evaluates about, before what it has is sent on its way
 	// and other ranges have their turn. Default 4 ms.
 	EvaluateTurn time.Duration
-	// InflightBatches bounds the proposed and not yet applied entries of a range.
-	// Default 64.
+	// InflightBatches bounds the proposed and not yet applied entries of a range. What comes meanwhile shares
+	// the next one, so the fewer there are the less a write costs under load, and the longer it may wait for followers that are far
+	// away: a part of a round trip. Default 8.
 	InflightBatches int
 	// ScanBytes bounds what one request may read into memory: compares, previous
 	// values and answers. Default 256 MiB. AnswerTooLarge beyond it.
@@ -105,7 +106,7 @@ func (l *Limits) fill() {
 	setDefault(&l.BatchRequests, 2048)
 	setDefault(&l.EvaluateTurn, 4*time.Millisecond)
 	setDefault(&l.MergeHold, 400*time.Millisecond)
-	setDefault(&l.InflightBatches, 64)
+	setDefault(&l.InflightBatches, 8)
 	setDefault(&l.ScanBytes, 256<<20)
 	setDefault(&l.ReadBytes, 512<<20)
 	setDefault(&l.AnswerBytes, 8<<20)

@@ -15,11 +15,16 @@ import (
 // figureSet are figures of one run by name; all runs of a side have the same names.
 type figureSet map[string]float64
 
-// paired runs a measure by turns on each side, so many times.
+// paired runs a measure by turns on each side, so many times. Every other pair begins with the other side: a cluster
+// that grows meanwhile, or a machine that gets slower, is then no advantage of one.
 func paired(n int, sides []string, run func(side string, pair int) (figureSet, error)) (map[string][]figureSet, error) {
 	runs := map[string][]figureSet{}
 	for pair := range n {
-		for _, side := range sides {
+		turns := slices.Clone(sides)
+		if pair%2 == 1 {
+			slices.Reverse(turns)
+		}
+		for _, side := range turns {
 			f, err := run(side, pair)
 			if err != nil {
 				return runs, fmt.Errorf("%s, pair %d: %w", side, pair+1, err)

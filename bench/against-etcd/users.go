@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,8 @@ const (
 // A userSide is a cluster of Skein whose users are known in one way.
 type userSide struct {
 	*cluster
-	certs string // directory of certificates; empty without TLS
+	certs   string // directory of certificates; empty without TLS
+	checked bool   // users are checked
 }
 
 // users measures puts and gets with users checked beside those without, on the same cluster by turns, for
@@ -80,7 +82,7 @@ func users(ctx context.Context, b *bench, o usersOptions) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", way, err)
 		}
-		for _, name := range []string{"puts", "gets"} {
+		for _, name := range []string{"puts", "gets", "puts" + inOwn, "gets" + inOwn} {
 			off, on := column(all[way]["off"], name), column(all[way]["on"], name)
 			t.add(name+", "+way, strings.Join(numbers(off), " "), strings.Join(numbers(on), " "), number(median(off)), number(median(on)), spread(on, off))
 		}
@@ -192,8 +194,8 @@ func (s *userSide) byTurns(ctx context.Context, o usersOptions) (map[string][]fi
 	if err = errors.Join(err, c.Close()); err != nil {
 		return nil, fmt.Errorf("set up: %w", err)
 	}
-	return paired(o.pairs, []string{"off", "on"}, func(side string, pair int) (f figureSet, err error) {
-		if err := s.check(ctx, side == "on", pair == 0 && side == "off"); err != nil {
+	return paired(o.pairs, []string{"off", "on"}, func(side string, _ int) (f figureSet, err error) {
+		if err := s.check(ctx, side == "on"); err != nil {
 			return nil, err
 		}
 		l, err := s.load(side == "on", o)
@@ -207,33 +209,54 @@ func (s *userSide) byTurns(ctx context.Context, o usersOptions) (map[string][]fi
 			if err != nil {
 				return nil, err
 			}
+			own := ownCPU()
 			n, err := l.run(ctx, kind != "gets", o.turn)
 			if err != nil {
 				return nil, err
 			}
+			own = ownCPU() - own
 			after, err := s.cpu()
 			if err != nil {
 				return nil, err
 			}
 			f[kind], f[kind+", servers' µs each"] = float64(n)/o.turn.Seconds(), micros(after-before)/float64(max(n, 1))
+			f[kind+inOwn] = float64(after-before) / float64(max(own, 1))
 		}
 		_, err = s.settle(ctx)
 		return f, err
 	})
 }
 
+// inOwn ends the names of figures of the servers' processor time with the generator's as its unit. What else the machine
+// does slows both, so these differ less from turn to turn than rates do.
+const inOwn = ", servers' CPU in units of the generator's"
+
+// ownCPU is the processor time of this process.
+func ownCPU() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(fmt.Sprintf("getrusage of this process: %v", err))
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // check turns the check of users on or off.
-func (s *userSide) check(ctx context.Context, on, first bool) error {
-	c, err := s.root(!on && !first)
+func (s *userSide) check(ctx context.Context, on bool) error {
+	if on == s.checked {
+		return nil
+	}
+	c, err := s.root(s.checked)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	switch {
-	case on:
+	if on {
 		_, err = c.AuthEnable(ctx)
-	case !first:
+	} else {
 		_, err = c.AuthDisable(ctx)
+	}
+	if err == nil {
+		s.checked = on
 	}
 	return err
 }
@@ -307,6 +330,9 @@ func (l *userLoad) timed(ctx context.Context, puts bool, enough func() bool, dur
 
 // changes measures changes of rights. Users are checked since the last turn, by simple tokens.
 func (s *userSide) changes(ctx context.Context, o usersOptions) error {
+	if err := s.check(ctx, true); err != nil {
+		return err
+	}
 	root, err := s.root(true)
 	if err != nil {
 		return err
