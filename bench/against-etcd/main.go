@@ -7,6 +7,7 @@
 //
 //	go run . throughput --runs 5 --total 100000
 //	go run . latency
+//	go run . rows
 //	go run . builds --before HEAD~1
 //	go run . failover
 //	go run . sleeping
@@ -67,6 +68,7 @@ type measure struct {
 // measures are all measures; the first is the default.
 var measures = []measure{
 	{"throughput", "operations a second and CPU of each, by turns, beside an empty gRPC server", throughputFlags},
+	{"rows", "rates, latencies and CPU of few and many clients, with all keys in one range and with them spread", rowsFlags},
 	{"builds", "CPU of two builds of Skein for an operation, by turns", buildsFlags},
 	{"latency", "puts of one client at each endpoint, and what each hop takes", latencyFlags},
 	{"failover", "the gap between acknowledged writes after kill -9 of the leader", failoverFlags},

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -209,18 +208,24 @@ func (s *userSide) byTurns(ctx context.Context, o usersOptions) (map[string][]fi
 			if err != nil {
 				return nil, err
 			}
-			own := ownCPU()
+			ownBefore, err := cpuTime(os.Getpid())
+			if err != nil {
+				return nil, err
+			}
 			n, err := l.run(ctx, kind != "gets", o.turn)
 			if err != nil {
 				return nil, err
 			}
-			own = ownCPU() - own
+			own, err := cpuTime(os.Getpid())
+			if err != nil {
+				return nil, err
+			}
 			after, err := s.cpu()
 			if err != nil {
 				return nil, err
 			}
 			f[kind], f[kind+", servers' µs each"] = float64(n)/o.turn.Seconds(), micros(after-before)/float64(max(n, 1))
-			f[kind+inOwn] = float64(after-before) / float64(max(own, 1))
+			f[kind+inOwn] = float64(after-before) / float64(max(own-ownBefore, 1))
 		}
 		_, err = s.settle(ctx)
 		return f, err
@@ -230,15 +235,6 @@ func (s *userSide) byTurns(ctx context.Context, o usersOptions) (map[string][]fi
 // inOwn ends the names of figures of the servers' processor time with the generator's as its unit. What else the machine
 // does slows both, so these differ less from turn to turn than rates do.
 const inOwn = ", servers' CPU in units of the generator's"
-
-// ownCPU is the processor time of this process.
-func ownCPU() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(fmt.Sprintf("getrusage of this process: %v", err))
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // check turns the check of users on or off.
 func (s *userSide) check(ctx context.Context, on bool) error {

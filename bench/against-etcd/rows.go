@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// rowsOptions are the command line of the measure.
+type rowsOptions struct {
+	pairs        int
+	turn, warmup time.Duration
+	loads        string
+	prefix       string
+	ranges       int
+	settle       time.Duration
+}
+
+func rowsFlags(set *flag.FlagSet) func(context.Context, *bench) error {
+	var o rowsOptions
+	set.IntVar(&o.pairs, "pairs", 5, "turns of each side in each row")
+	set.DurationVar(&o.turn, "turn", 5*time.Second, "length of a turn")
+	set.DurationVar(&o.warmup, "warmup", time.Second, "unmeasured load before each turn")
+	set.DurationVar(&o.settle, "settle", 70*time.Second, "unmeasured load of 16 clients of each side at the beginning: by then Skein's placement has followed it")
+	set.StringVar(&o.loads, "loads", "put/1,put/4,put/16,put/64,put/1000,get/1000,txn/1000", "the rows: workload of loadtest and clients, on at most 100 connections")
+	set.StringVar(&o.prefix, "prefix", "/registry/", "stands before each key")
+	set.IntVar(&o.ranges, "ranges", 8, "ranges of Skein's second cluster, where the keys are spread")
+	return func(ctx context.Context, b *bench) error { return rows(ctx, b, o) }
+}
+
+// rowSides are etcd, and Skein with all keys in one range and with them spread over ranges.
+var rowSides = []string{etcdSide, "one range", "spread"}
+
+// A rowTurn is what one turn gave.
+type rowTurn struct {
+	// PerSecond is the rate, P50Millis a latency.
+	PerSecond, P50Millis, P99Millis float64
+	// ServersMicros and LoadMicros are processor time of an operation.
+	ServersMicros, LoadMicros float64
+}
+
+// rows measures the rates, latencies and processor time of few and many clients, by turns in a random order.
+func rows(ctx context.Context, b *bench, o rowsOptions) error {
+	type load struct {
+		name, workload string
+		clients        int
+	}
+	var loads []load
+	for text := range strings.SplitSeq(o.loads, ",") {
+		workload, clients, _ := strings.Cut(text, "/")
+		n, err := strconv.Atoi(clients)
+		if err != nil || n < 1 {
+			return fmt.Errorf("rows: --loads %s: %q is no workload with clients, such as put/16", o.loads, text)
+		}
+		loads = append(loads, load{text, workload, n})
+	}
+	one := b.cluster(rowSides[1], skeinBinary, 100, etcdArgs(strings.Fields(b.skeinFlags)...))
+	apart := b.cluster(rowSides[2], skeinBinary, 200, etcdArgs(append(strings.Fields(b.skeinFlags), "--initial-ranges", strconv.Itoa(o.ranges))...))
+	clusters := []*cluster{b.etcd(), one, apart}
+	turns := map[string]map[string][]rowTurn{}
+	err := b.with(ctx, clusters, func() error {
+		for _, c := range clusters {
+			progress("%s gets used to the load", c.name)
+			if _, err := c.turn(ctx, b, o, "put", 16, o.settle); err != nil {
+				return err
+			}
+		}
+		for i := range o.pairs {
+			for _, l := range loads {
+				if turns[l.name] == nil {
+					turns[l.name] = map[string][]rowTurn{}
+				}
+				order := slices.Clone(clusters)
+				rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+				for _, c := range order {
+					t, err := c.turn(ctx, b, o, l.workload, l.clients, o.turn)
+					if err != nil {
+						return fmt.Errorf("%s, %s, pair %d: %w", l.name, c.name, i+1, err)
+					}
+					turns[l.name][c.name] = append(turns[l.name][c.name], t)
+					progress("%-9s %-9s pair %d  %+v", l.name, c.name, i+1, t)
+				}
+			}
+		}
+		return nil
+	})
+	if len(turns) == 0 {
+		return err
+	}
+	for _, l := range loads {
+		writeRow(l.name, turns[l.name])
+	}
+	if saved := b.save("rows.json", turns); err == nil {
+		err = saved
+	}
+	return err
+}
+
+// turn loads the cluster for so long, and waits until it is quiet again.
+func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration) (t rowTurn, err error) {
+	file := filepath.Join(b.dir, "turn.json")
+	prefix := o.prefix
+	if c.name == rowSides[2] {
+		prefix = "" // keys in all ranges
+	}
+	before, err := c.cpu()
+	if err != nil {
+		return t, err
+	}
+	//nolint:gosec // the arguments are this program's own
+	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), "run", "--endpoints", all(c.clientURL, ""), "--workload", workload,
+		"--duration", length.String(), "--warmup", o.warmup.String(), "--clients", strconv.Itoa(clients), "--conns", strconv.Itoa(min(clients, 100)),
+		"--key-prefix", prefix, "--data-dir", c.dir, "--json", file)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return t, fmt.Errorf("%w\n%s", err, text)
+	}
+	if _, err := c.settle(ctx); err != nil {
+		return t, err
+	}
+	after, err := c.cpu()
+	if err != nil {
+		return t, err
+	}
+	r, err := readReport(file)
+	if err != nil {
+		return t, err
+	}
+	t.PerSecond = r.Throughput
+	for _, l := range []*latencies{r.Put, r.Get} {
+		if l != nil {
+			t.P50Millis, t.P99Millis = l.P50/1e3, l.P99/1e3
+		}
+	}
+	// The warm-up's operations cost as much.
+	done := r.Throughput * (length + o.warmup).Seconds()
+	t.ServersMicros, t.LoadMicros = micros(after-before)/max(done, 1), r.CPU.Self
+	return t, nil
+}
+
+// writeRow prints all turns of a row, and the ratios within the pairs.
+func writeRow(name string, turns map[string][]rowTurn) {
+	out := newTable(append([]string{name}, "etcd: all", "one range: all", "spread: all", "etcd", "one range", "spread",
+		"one range / etcd: median (lowest to highest)", "spread / etcd")...)
+	for _, figure := range []struct {
+		name string
+		of   func(rowTurn) float64
+	}{
+		{"per second", func(t rowTurn) float64 { return t.PerSecond }},
+		{"p50, ms", func(t rowTurn) float64 { return t.P50Millis }},
+		{"p99, ms", func(t rowTurn) float64 { return t.P99Millis }},
+		{"servers' CPU each, µs", func(t rowTurn) float64 { return t.ServersMicros }},
+		{"the same in units of loadtest's", func(t rowTurn) float64 { return t.ServersMicros / max(t.LoadMicros, 0.001) }},
+	} {
+		var columns [][]float64
+		cells := []string{figure.name}
+		for _, side := range rowSides {
+			var column []float64
+			for _, t := range turns[side] {
+				column = append(column, figure.of(t))
+			}
+			columns = append(columns, column)
+			cells = append(cells, strings.Join(numbers(column), " "))
+		}
+		if len(columns[0]) == 0 || len(columns[1]) == 0 || len(columns[2]) == 0 {
+			return
+		}
+		for _, column := range columns {
+			cells = append(cells, number(median(column)))
+		}
+		out.add(append(cells, spread(columns[1], columns[0]), spread(columns[2], columns[0]))...)
+	}
+	out.write(os.Stdout, name)
+}
