@@ -118,8 +118,12 @@ func (q *QUIC) accept(conn wire) {
 		conn.close(closeRefused, "no hello")
 		return
 	}
-	if b[0] == frameAsk {
+	switch w, overTCP := conn.(*tcpWire); {
+	case b[0] == frameAsk:
 		q.answerAsk(conn, ctl)
+		return
+	case b[0] == frameJoin && overTCP:
+		q.join(w, fr, b, limit.Stop)
 		return
 	}
 	h, err := parseHello(b, frameHello)

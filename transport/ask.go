@@ -2,11 +2,13 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -74,6 +76,8 @@ type AskOptions struct {
 	Security Security
 	// HandshakeTimeout is how long the node may be silent. Default 1 s.
 	HandshakeTimeout time.Duration
+	// Carrier is that of the bus that the joining node will have.
+	Carrier Carrier
 }
 
 // Ask asks the node at addr, HOST:PORT, as a joining node, and returns the answer of
@@ -101,23 +105,56 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 	qc := quicConfig(&cfg, &Options{HandshakeTimeout: o.HandshakeTimeout, IdleTimeout: 3 * o.HandshakeTimeout}, 1)
 	var errs []error
 	for _, target := range targets {
-		tr, err := ss.forTarget(target.Addr())
-		if err != nil {
-			return nil, err
+		var answer []byte
+		if tc := creds.dialling(host, 0); o.Carrier == CarrierTLS {
+			answer, err = o.askTCP(ctx, target, tc)
+		} else {
+			answer, err = o.askQUIC(ctx, ss, target, tc, qc)
 		}
-		conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), creds.dialling(host, 0), qc)
 		if err == nil {
-			var answer []byte
-			if answer, err = o.askOver(conn); err == nil {
-				return answer, nil
-			}
+			return answer, nil
 		}
 		errs = append(errs, err)
 	}
 	return nil, fmt.Errorf("transport: ask %s: %w", addr, errors.Join(errs...))
 }
 
-func (o *AskOptions) askOver(conn *quic.Conn) ([]byte, error) {
+func (o *AskOptions) askTCP(ctx context.Context, target netip.AddrPort, tc *tls.Config) ([]byte, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", target.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // it was opened for this question only
+	ctx, cancel := clock.WithTimeout(ctx, o.Clock, 2*o.HandshakeTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	t := tls.Client(conn, tc)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	if err := speaksALPN(t); err != nil {
+		return nil, err
+	}
+	if _, err := t.Write(askFrame()); err != nil {
+		return nil, err
+	}
+	answer, err := newFrameReader(t, maxToldBytes).told()
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = fmt.Errorf("%w (%w)", err, cause)
+	}
+	return answer, err
+}
+
+func (o *AskOptions) askQUIC(ctx context.Context, ss *sockets, target netip.AddrPort, tc *tls.Config, qc *quic.Config) ([]byte, error) {
+	tr, err := ss.forTarget(target.Addr())
+	if err != nil {
+		return nil, err
+	}
+	conn, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(target), tc, qc)
+	if err != nil {
+		return nil, err
+	}
 	defer func() { _ = conn.CloseWithError(closeEnded, "") }()
 	limit := o.Clock.AfterFunc(2*o.HandshakeTimeout, func() { _ = conn.CloseWithError(closeEnded, errTooLate.Error()) })
 	defer limit.Stop()

@@ -34,12 +34,18 @@ func report(b *testing.B, start time.Duration) {
 
 func benchPair(b *testing.B, register func(*transport.QUIC)) (*transport.QUIC, *transport.QUIC) {
 	b.Helper()
+	return benchPairOver(b, transport.CarrierQUIC, register)
+}
+
+func benchPairOver(b *testing.B, carrier transport.Carrier, register func(*transport.QUIC)) (*transport.QUIC, *transport.QUIC) {
+	b.Helper()
 	h := newQUICHarness()
 	var nodes []*transport.QUIC
 	for id := range keyspace.NodeID(2) {
 		q := h.new(b, transport.Options{
 			Config:   transport.Config{Cluster: 1, Node: id + 1, Logger: zap.NewNop()},
 			Security: transport.Security{SelfMade: true},
+			Carrier:  carrier,
 		})
 		register(q)
 		nodes = append(nodes, q)
@@ -328,9 +334,16 @@ func BenchmarkCall(b *testing.B) {
 		name    string
 		to      keyspace.NodeID
 		callers int
-	}{{"remote", 2, 1}, {"remote/callers=64", 2, 64}, {"loopback", 1, 1}} {
+		carrier transport.Carrier
+	}{
+		{"remote", 2, 1, transport.CarrierQUIC}, {"remote/tls", 2, 1, transport.CarrierTLS},
+		{"remote/callers=4", 2, 4, transport.CarrierQUIC}, {"remote/callers=4/tls", 2, 4, transport.CarrierTLS},
+		{"remote/callers=16", 2, 16, transport.CarrierQUIC}, {"remote/callers=16/tls", 2, 16, transport.CarrierTLS},
+		{"remote/callers=64", 2, 64, transport.CarrierQUIC}, {"remote/callers=64/tls", 2, 64, transport.CarrierTLS},
+		{"loopback", 1, 1, transport.CarrierQUIC},
+	} {
 		b.Run(test.name, func(b *testing.B) {
-			x, _ := benchPair(b, func(q *transport.QUIC) {
+			x, _ := benchPairOver(b, test.carrier, func(q *transport.QUIC) {
 				q.HandleCall(transport.MethodShardRequest, transport.ClassRequest, func(_ context.Context, _ keyspace.NodeID, p []byte) ([]byte, error) {
 					return p, nil
 				})

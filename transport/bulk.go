@@ -49,10 +49,18 @@ func (q *QUIC) handshakeTLS(ctx context.Context, t *tls.Conn) (*tcpWire, error) 
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	if got := t.ConnectionState().NegotiatedProtocol; got != ALPN {
-		return nil, fmt.Errorf("the peer speaks %q, not %q", got, ALPN) // TLS lets a peer pass that names no protocol
+	if err := speaksALPN(t); err != nil {
+		return nil, err
 	}
 	return newTCPWire(q, t), nil
+}
+
+// speaksALPN is the error of a peer of another protocol. TLS lets a peer pass that names none.
+func speaksALPN(t *tls.Conn) error {
+	if got := t.ConnectionState().NegotiatedProtocol; got != ALPN {
+		return fmt.Errorf("the peer speaks %q, not %q", got, ALPN)
+	}
+	return nil
 }
 
 // isTLS says whether a TLS handshake over TCP failed because one side refused the
@@ -123,10 +131,14 @@ func (w *tcpWire) awaitEnd() {
 	_, _ = io.CopyN(io.Discard, w.Conn, maxHelloBytes)
 }
 
-func (w *tcpWire) only(k Kind) bool { return k == KindBulk }
+func (w *tcpWire) only(Kind) bool { return true }
 
-// serve moves the frames of the bulk class; all its lanes share the one stream.
+// serve moves the frames of the bulk class, whose lanes share the one stream, or those of a main session.
 func (w *tcpWire) serve(q *QUIC, fr *frameReader, s *Session) {
+	if s.cfg.Kind == KindMain {
+		w.serveMain(q, fr, s)
+		return
+	}
 	run := func(fn func()) {
 		if !q.Go(func() {
 			background.LowPriority()

@@ -234,10 +234,13 @@ func (l *link) dial(k Kind, addr string, turn int) (*Session, error) {
 
 // connect makes the connection that the kind of session uses.
 func (q *QUIC) connect(ctx context.Context, k Kind, target netip.AddrPort, tc *tls.Config) (wire, error) {
-	if k == KindBulk {
+	if k == KindBulk || q.opts.Carrier == CarrierTLS {
 		w, err := q.dialTCP(ctx, target, tc)
 		if err != nil {
 			return nil, err // a nil interface, not an interface with a nil pointer
+		}
+		if k == KindMain {
+			w.again = q.dialAgain(target, tc)
 		}
 		return w, nil
 	}

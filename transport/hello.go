@@ -18,6 +18,7 @@ const (
 	frameAsk     = 20
 	frameTold    = 21
 	frameKnock   = 22
+	frameJoin    = 23
 )
 
 // ALPN is the protocol's name in the TLS handshake: the version of what comes before a session

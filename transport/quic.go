@@ -24,7 +24,19 @@ type Options struct {
 	HandshakeTimeout time.Duration
 	// IdleTimeout is how long a silent connection lasts. Default 3 s.
 	IdleTimeout time.Duration
+	// Carrier is what the main sessions go over that this node dials. It accepts both.
+	Carrier Carrier
 }
+
+// A Carrier is what main sessions go over.
+type Carrier uint8
+
+const (
+	// CarrierQUIC is QUIC over UDP.
+	CarrierQUIC Carrier = iota
+	// CarrierTLS is TLS over TCP, a connection for each lane: for networks that block UDP.
+	CarrierTLS
+)
 
 // QUIC is the bus of real clusters: an Endpoint whose carrier is QUIC.
 type QUIC struct {
@@ -35,6 +47,7 @@ type QUIC struct {
 	// unidentified bounds the connections that have not sent a valid Hello. tlsPending
 	// bounds the TCP connections that have not finished the TLS handshake.
 	unidentified, tlsPending chan struct{}
+	meetings                 meetings
 
 	mu      sync.Mutex // guards what follows
 	started bool

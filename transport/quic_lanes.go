@@ -164,7 +164,8 @@ func (q *QUIC) readLane(s *Session, fr *frameReader, c Class) {
 			frames, fr.taken = 0, 0
 		}
 		if err != nil {
-			s.End(fmt.Errorf("read class %s: %w", c, err))
+			// The end of a connection is no clean end of its streams.
+			s.End(fmt.Errorf("read class %s: %w", c, unexpectedEnd(err)))
 			return
 		}
 	}

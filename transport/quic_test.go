@@ -67,7 +67,12 @@ func (h *quicHarness) new(t testing.TB, opts transport.Options) *transport.QUIC 
 
 func newQUICHarness() *quicHarness { return &quicHarness{ports: map[keyspace.NodeID]string{}} }
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conformance(t, transport.CarrierQUIC) }
+
+// TestConformanceTLS: main sessions over TCP keep the same promises.
+func TestConformanceTLS(t *testing.T) { conformance(t, transport.CarrierTLS) }
+
+func conformance(t *testing.T, carrier transport.Carrier) {
 	var h *quicHarness
 	transporttest.Run(t, transporttest.Harness{
 		Test: func(t *testing.T, name string, fn func(t *testing.T)) {
@@ -80,6 +85,7 @@ func TestConformance(t *testing.T) {
 			opts := transport.Options{
 				Config:   transport.Config{Cluster: 0xc1, Node: node},
 				Security: transport.Security{SelfMade: true},
+				Carrier:  carrier,
 			}
 			if tune != nil {
 				tune(&opts.Config)

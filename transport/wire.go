@@ -70,10 +70,12 @@ func (w *quicWire) awaitEnd() { <-w.Context().Done() }
 
 func (w *quicWire) only(k Kind) bool { return k == KindMain }
 
-// tcpWire is a TLS connection over TCP. It carries bulk sessions.
+// tcpWire is a TLS connection over TCP. It carries bulk sessions, and main ones whose dialler has CarrierTLS.
 type tcpWire struct {
 	*tls.Conn
-	q      *QUIC
+	q *QUIC
+	// again makes one more connection with the peer. Nil for a connection that was accepted, or of a bulk session.
+	again  func(context.Context) (*tcpWire, error)
 	ended  context.Context
 	cancel context.CancelCauseFunc
 }
