@@ -111,6 +111,8 @@ type Config struct {
 	// ListenMetricsURLs are extra listeners for metrics and health alone. Empty means
 	// none.
 	ListenMetricsURLs []url.URL
+	// PeersByTCP has this node dial its peers by TLS over TCP, and not by QUIC.
+	PeersByTCP bool
 	// Console is what the console can do. ListenConsoleURLs are where it is served; empty means at the client URLs.
 	// Default read-only.
 	Console           ConsoleMode

@@ -122,6 +122,7 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"certs-dir":                    str("cd", func(c *Config) any { return c.CertsDir }),
 		"audit-log":                    str("/tmp/audit", func(c *Config) any { return c.AuditLog }),
 		"shutdown-delay":               {value: "20s", file: "20000000000", get: func(c *Config) any { return c.ShutdownDelay }, want: 20 * time.Second},
+		"peer-transport":               {value: "tls", get: func(c *Config) any { return c.PeersByTCP }, want: true},
 		"console":                      {value: "full", get: func(c *Config) any { return c.Console }, want: ConsoleFull},
 		"listen-console-urls":          u("http://127.0.0.1:5", func(c *Config) any { return c.ListenConsoleURLs }),
 		"insecure-admin":               {value: "true", get: func(c *Config) any { return c.InsecureAdmin }, want: true},

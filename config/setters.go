@@ -36,6 +36,15 @@ func setConsole(c *Config, v value) error {
 	return errors.New("must be read-only, full or off")
 }
 
+// setPeerTransport reads --peer-transport.
+func setPeerTransport(c *Config, v value) error {
+	if v.text != "quic" && v.text != "tls" {
+		return errors.New("must be quic or tls")
+	}
+	c.PeersByTCP = v.text == "tls"
+	return nil
+}
+
 func setDuration(f func(*Config) *time.Duration) func(*Config, value) error {
 	return func(c *Config, v value) error { *f(c) = v.d; return nil }
 }

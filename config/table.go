@@ -405,6 +405,12 @@ func commandFlags() []Flag {
 			set:   setString(func(c *Config) *string { return &c.AuditLog }),
 		},
 		{
+			Name: "peer-transport", kind: kindString, Default: "quic", File: "peer-transport", Section: sectionSkein, Own: true,
+			Usage: "What this node dials its peers by: quic, or tls for TLS over TCP where the network blocks UDP.",
+			Note:  "A node accepts both, so nodes are changed one after the other. With tls on all nodes the peer port needs TCP alone.",
+			set:   setPeerTransport,
+		},
+		{
 			Name: "console", kind: kindString, Default: "read-only", File: "console", Section: sectionSkein, Own: true,
 			Usage: "What the console at /console/ of the client URLs can do: read-only, full for commands and edits too, or off.",
 			Note:  "It may do what its reader may: while users are checked, root sees all, and others only keys, by their permissions. Over http it is served by addresses, localhost, the names in this node's URLs and those of host-whitelist, of which * counts for none.",

@@ -65,6 +65,8 @@ type Options struct {
 
 	// SurelyNew says that nobody can have joined the cluster before: the only founder need not listen for such nodes.
 	SurelyNew bool
+	// NoKnocks says that datagrams do not reach this node: the only founder listens longer.
+	NoKnocks bool
 
 	// Name is the name that the node is started with. A directory that knows its node by another one
 	// is refused; "" fits every directory.

@@ -281,7 +281,7 @@ func joiner(cfg *config.Config, o *Options) *join.Joiner {
 	return &join.Joiner{
 		Config: cfg, FS: o.FS, Clock: o.Clock, Logger: o.Logger, Ask: join.ByAdminService(cfg),
 		PeerTable: func(ctx context.Context, addr string) ([]byte, error) {
-			return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg)}, addr)
+			return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg), Carrier: carrier(cfg)}, addr)
 		},
 	}
 }
@@ -300,6 +300,7 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		NoLeaseReads:  !cfg.LeaseReads,
 		NodeDeadAfter: cfg.NodeDeadAfter,
 		WarnApply:     cfg.WarnApply, Traces: cfg.Tracing.Enabled,
+		NoKnocks:       cfg.PeersByTCP,
 		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,
 		MemoryBytes: cfg.MemoryBytes, QuotaBytes: cfg.QuotaBytes, ScrubEvery: cfg.CorruptCheckTime, Logger: logger,
@@ -315,9 +316,17 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 	o.NewBus = func(c transport.Config) (Bus, error) {
 		sec := security(cfg)
 		sec.Unusable = unusable
-		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: sec})
+		return transport.NewQUIC(transport.Options{Config: c, Listen: hosts(cfg.ListenPeerURLs), Security: sec, Carrier: carrier(cfg)})
 	}
 	return o
+}
+
+// carrier is what the nodes are dialled by.
+func carrier(cfg *config.Config) transport.Carrier {
+	if cfg.PeersByTCP {
+		return transport.CarrierTLS
+	}
+	return transport.CarrierQUIC
 }
 
 // unbounded returns a bound of which the configuration has 0 for none.

@@ -300,7 +300,7 @@ func (c *Core) openAdmin() {
 	o := &c.o
 	c.admission = join.New(join.Options{
 		Cluster: o.Cluster, Self: o.Self, Instance: c.dirs.Identity.Instance, DataDir: o.DataDir, WALDir: o.WALDir,
-		Founders: len(o.Founders), SurelyNew: o.SurelyNew, Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
+		Founders: len(o.Founders), SurelyNew: o.SurelyNew, NoKnocks: o.NoKnocks, Nodes: c.nodes, Others: c.others(), Clock: o.Clock, Logger: c.log,
 		Ask: c.askCheck, GiveUp: c.giveUp, Placement: c.client, View: c.service.View, LogsEmpty: c.logsEmpty,
 		UndoBootstrap: func(ctx context.Context, holds keyspace.ReplicaID) error {
 			return c.service.UndoBootstrap(ctx, c.host, holds)

@@ -36,9 +36,8 @@ type Limits struct {
 	// EvaluateTurn is how long a pass evaluates about, before what it has is sent on its way
 	// and other ranges have their turn. Default 4 ms.
 	EvaluateTurn time.Duration
-	// InflightBatches bounds the proposed and not yet applied entries of a range. What comes meanwhile shares
-	// the next one, so the fewer there are the less a write costs under load, and the longer it may wait for followers that are far
-	// away: a part of a round trip. Default 8.
+	// InflightBatches bounds the proposed and not yet applied entries of a range. What comes meanwhile shares the next one. Fewer
+	// cost less for a write under load, and have it wait longer for followers that are far away. Default 8.
 	InflightBatches int
 	// ScanBytes bounds what one request may read into memory: compares, previous
 	// values and answers. Default 256 MiB. AnswerTooLarge beyond it.

@@ -125,10 +125,9 @@ func (o *AskOptions) askTCP(ctx context.Context, target netip.AddrPort, tc *tls.
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // it was opened for this question only
 	ctx, cancel := clock.WithTimeout(ctx, o.Clock, 2*o.HandshakeTimeout)
-	defer cancel()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer cancel() // which closes the connection
 	t := tls.Client(conn, tc)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err

@@ -336,10 +336,14 @@ func BenchmarkCall(b *testing.B) {
 		callers int
 		carrier transport.Carrier
 	}{
-		{"remote", 2, 1, transport.CarrierQUIC}, {"remote/tls", 2, 1, transport.CarrierTLS},
-		{"remote/callers=4", 2, 4, transport.CarrierQUIC}, {"remote/callers=4/tls", 2, 4, transport.CarrierTLS},
-		{"remote/callers=16", 2, 16, transport.CarrierQUIC}, {"remote/callers=16/tls", 2, 16, transport.CarrierTLS},
-		{"remote/callers=64", 2, 64, transport.CarrierQUIC}, {"remote/callers=64/tls", 2, 64, transport.CarrierTLS},
+		{"remote", 2, 1, transport.CarrierQUIC},
+		{"remote/tls", 2, 1, transport.CarrierTLS},
+		{"remote/callers=4", 2, 4, transport.CarrierQUIC},
+		{"remote/callers=4/tls", 2, 4, transport.CarrierTLS},
+		{"remote/callers=16", 2, 16, transport.CarrierQUIC},
+		{"remote/callers=16/tls", 2, 16, transport.CarrierTLS},
+		{"remote/callers=64", 2, 64, transport.CarrierQUIC},
+		{"remote/callers=64/tls", 2, 64, transport.CarrierTLS},
 		{"loopback", 1, 1, transport.CarrierQUIC},
 	} {
 		b.Run(test.name, func(b *testing.B) {

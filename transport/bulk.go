@@ -133,12 +133,8 @@ func (w *tcpWire) awaitEnd() {
 
 func (w *tcpWire) only(Kind) bool { return true }
 
-// serve moves the frames of the bulk class, whose lanes share the one stream, or those of a main session.
-func (w *tcpWire) serve(q *QUIC, fr *frameReader, s *Session) {
-	if s.cfg.Kind == KindMain {
-		w.serveMain(q, fr, s)
-		return
-	}
+// serveBulk moves the frames of the bulk class; all its lanes share the one stream.
+func (w *tcpWire) serveBulk(q *QUIC, fr *frameReader, s *Session) {
 	run := func(fn func()) {
 		if !q.Go(func() {
 			background.LowPriority()

@@ -116,16 +116,9 @@ func tlsTo(t *testing.T, q *transport.QUIC, tc *tls.Config) *tls.Conn {
 	return conn
 }
 
-// Each kind of session is accepted on its own carrier only.
+// A bulk session is accepted over TCP only.
 func TestSessionOnTheWrongCarrier(t *testing.T) {
 	a, b := bulkPair(t)
-	conn := tlsTo(t, b, &tls.Config{NextProtos: []string{transport.ALPN}})
-	if _, err := conn.Write(a.Hello(transport.KindMain, 2)); err != nil {
-		t.Fatal(err)
-	}
-	if why, err := transport.Refusal(conn); err != nil || why != "malformed" {
-		t.Errorf("a main session over TCP is answered by %q, %v", why, err)
-	}
 	qc, err := rawDial(t, b.Addrs()[0], transport.ALPN)
 	if err != nil {
 		t.Fatal(err)

@@ -19,10 +19,13 @@ import (
 
 // Delays of the dialler. The node with the higher id lets the other one dial first.
 const (
-	firstDelay     = 10 * time.Millisecond
-	yieldDelay     = 60 * time.Millisecond
-	backoffMin     = 50 * time.Millisecond
-	backoffMax     = 2 * time.Second
+	firstDelay = 10 * time.Millisecond
+	yieldDelay = 60 * time.Millisecond
+	backoffMin = 50 * time.Millisecond
+	backoffMax = 2 * time.Second
+	// backoffMaxTCP is backoffMax of CarrierTLS, where no knock tells a peer that it is looked for. Who refuses a connection
+	// says so at once.
+	backoffMaxTCP  = 500 * time.Millisecond
 	misconfigDelay = 5 * time.Second
 )
 
@@ -69,7 +72,7 @@ func (l *link) dialLoop(k Kind) {
 // dialUntilServed makes attempts until a session stands, whoever made it, or until the
 // addresses change.
 func (l *link) dialUntilServed(k Kind) {
-	if k == KindMain {
+	if k == KindMain && l.q.opts.Carrier == CarrierQUIC {
 		knocking, cancel := context.WithCancel(l.ctx)
 		defer cancel()
 		l.q.Go(func() { l.knock(knocking) })
@@ -91,8 +94,15 @@ func (l *link) dialUntilServed(k Kind) {
 		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, backoff), moved) {
 			return
 		}
-		backoff = min(2*backoff, backoffMax)
+		backoff = min(2*backoff, l.q.backoffMax(k))
 	}
+}
+
+func (q *QUIC) backoffMax(k Kind) time.Duration {
+	if k == KindMain && q.opts.Carrier == CarrierTLS {
+		return backoffMaxTCP
+	}
+	return backoffMax
 }
 
 // mayDialAtOnce says that the last session ended because the peer restarts, so that it

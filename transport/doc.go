@@ -91,7 +91,8 @@
 //     both logs name it, and the dialler waits 5 s between attempts.
 //   - a peer's certificate ends or is revoked, or the authority is exchanged: its sessions
 //     end within a minute, and new ones are refused.
-//   - a peer is down: it is dialled again after up to two seconds, and gets a knock each 100 ms until it is back.
+//   - a peer is down: it is dialled again after up to two seconds, and gets a knock each 100 ms until it is back. Over TCP it
+//     is dialled again after up to half a second.
 //   - a node asks that has no identity yet: it gets what Config.Tell returns, and
 //     no session (see Ask).
 //
@@ -126,6 +127,7 @@
 //	link.go            what stands between this node and one peer
 //	attach.go          a connection becomes the peer's session
 //	ask.go             questions of nodes without identity
+//	tcp_lanes.go       a main session's lanes as TCP connections
 //	bulk.go            TCP connections, for bulk sessions
 //	quic_lanes.go      a session's lanes as QUIC streams
 //	receive.go         dispatch of received frames

@@ -77,3 +77,6 @@ const MaxGreeting = maxUnidentified
 
 // CertificateCheckInterval is certificateCheckInterval.
 const CertificateCheckInterval = certificateCheckInterval
+
+// FrameJoin is the kind of the first frame of a further connection.
+const FrameJoin = frameJoin

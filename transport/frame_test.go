@@ -431,3 +431,21 @@ func TestRecycledMemory(t *testing.T) {
 	Recycle(nil)
 	Recycle(make([]byte, 5, chunkBytes-1))
 }
+
+// FuzzJoin: the first frame of a further connection is read whole or refused.
+func FuzzJoin(f *testing.F) {
+	f.Add(joinFrame(joining{key: sessionKey{1, 2, 3}, class: ClassRequest, slot: 2, of: 3})[lengthBytes:])
+	f.Add([]byte{frameJoin, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		j, err := parseJoin(b)
+		if err != nil {
+			if !errors.Is(err, errMalformed) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if again := joinFrame(j)[lengthBytes:]; !bytes.Equal(again, b[:len(again)]) {
+			t.Fatalf("%x decodes to %+v, which is %x", b, j, again)
+		}
+	})
+}

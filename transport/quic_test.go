@@ -73,6 +73,7 @@ func TestConformance(t *testing.T) { conformance(t, transport.CarrierQUIC) }
 func TestConformanceTLS(t *testing.T) { conformance(t, transport.CarrierTLS) }
 
 func conformance(t *testing.T, carrier transport.Carrier) {
+	t.Helper()
 	var h *quicHarness
 	transporttest.Run(t, transporttest.Harness{
 		Test: func(t *testing.T, name string, fn func(t *testing.T)) {

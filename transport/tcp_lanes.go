@@ -109,6 +109,14 @@ func (m *meetings) take(one *meeting, j joining) bool {
 	return !again
 }
 
+func (w *tcpWire) serve(q *QUIC, fr *frameReader, s *Session) {
+	if s.cfg.Kind == KindMain {
+		w.serveMain(q, fr, s)
+	} else {
+		w.serveBulk(q, fr, s)
+	}
+}
+
 // serveMain moves the bytes of a main session.
 func (w *tcpWire) serveMain(q *QUIC, fr *frameReader, s *Session) {
 	run := func(fn func()) {

@@ -27,7 +27,7 @@ const (
 	checkTimeout = time.Second
 	// aloneTimeout is how long the only founder listens for knocks: four times as long as the pause between two of them.
 	aloneTimeout = 400 * time.Millisecond
-	// knockedTimeout is how long it listens on behind a knock: longer than the pause between two attempts to reach a node that
+	// knockedTimeout is how long it listens on behind a knock, or where nobody can knock: longer than the pause between two attempts to reach a node that
 	// was down.
 	knockedTimeout = 3 * time.Second
 	// youngTime is for how long after it has bootstrapped a cluster alone a founder gives up for a node of an earlier one.
@@ -55,6 +55,8 @@ type Options struct {
 	Founders int
 	// SurelyNew says that nobody can have joined the cluster before.
 	SurelyNew bool
+	// NoKnocks says that nobody can knock: datagrams do not reach this node.
+	NoKnocks bool
 	// Nodes is the node table as this node knew it when it was opened; Others are its nodes
 	// without this one and those that were removed.
 	Nodes  []fsm.Node
@@ -166,7 +168,11 @@ const logRounds = 60
 // disk, nodes that have joined since knock and dial: it listens for them before it bootstraps
 // anything, and goes on listening while one knocks. One that comes later ends it (UnknownCame).
 func (a *Admission) bootstrapAlone(ctx context.Context) error {
-	for patience := aloneTimeout; !a.o.SurelyNew && !a.hasRun.Load(); {
+	first := aloneTimeout
+	if a.o.NoKnocks {
+		first = knockedTimeout
+	}
+	for patience := first; !a.o.SurelyNew && !a.hasRun.Load(); {
 		knocked, err := a.listen(ctx, patience)
 		if err != nil {
 			return err
@@ -174,7 +180,7 @@ func (a *Admission) bootstrapAlone(ctx context.Context) error {
 		if !knocked {
 			break
 		}
-		if patience == aloneTimeout && !a.hasRun.Load() {
+		if patience == first && !a.hasRun.Load() {
 			a.o.Logger.Warn("this node's directory is empty, and a node that says to be of its cluster looks for it: it waits until that one has proven it, or is silent")
 		}
 		patience = knockedTimeout

@@ -95,7 +95,7 @@
 //   - The peer is itself not admitted yet: it answers nothing, or Unsure if it knows of an earlier
 //     run.
 //
-//   - The only founder has lost its disk: it listens for aloneTimeout. If a later node knocks, it
+//   - The only founder has lost its disk: it listens for aloneTimeout, or for knockedTimeout where there are no knocks. If a later node knocks, it
 //     listens on for knockedTimeout behind the last knock. If one connects, the founder refuses to
 //     bootstrap.
 //
