@@ -54,7 +54,7 @@ func sample() *evidence {
 }
 
 // judge returns the names of the checks that find something.
-func judge(e *evidence) (found []string) {
+func foundIn(e *evidence) (found []string) {
 	for _, c := range checks {
 		if len(c.wrong(e)) > 0 {
 			found = append(found, c.name)
@@ -65,7 +65,7 @@ func judge(e *evidence) (found []string) {
 
 // Every check finds its kind of error, and none rejects a correct run.
 func TestChecksFindWhatIsWrong(t *testing.T) {
-	if found := judge(sample()); len(found) > 0 {
+	if found := foundIn(sample()); len(found) > 0 {
 		t.Fatalf("a good run: %q", found)
 	}
 	drop := func(e *evidence, rev int64) {
@@ -118,7 +118,7 @@ func TestChecksFindWhatIsWrong(t *testing.T) {
 	} {
 		e := sample()
 		c.spoil(e)
-		if found := judge(e); !slices.Contains(found, checks[c.by].name) {
+		if found := foundIn(e); !slices.Contains(found, checks[c.by].name) {
 			t.Errorf("%s: found by %q, want %q", c.what, found, checks[c.by].name)
 		}
 	}

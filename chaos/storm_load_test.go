@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/sim"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 const (
@@ -46,7 +47,7 @@ const (
 // told.
 type load struct {
 	c        *cluster
-	h        *sim.History
+	h        *judge.History
 	workload *sim.Workload
 	seed     uint64
 	began    time.Time
@@ -59,7 +60,7 @@ type load struct {
 	stop     context.CancelFunc
 	watching sync.WaitGroup
 	unwatch  context.CancelFunc
-	watchers []*sim.Watcher
+	watchers []*judge.Watcher
 }
 
 // newLoad makes the part that clients share.
@@ -68,7 +69,7 @@ func newLoad(c *cluster, seed uint64, began time.Time) *load {
 	if c.root != nil {
 		who = &login{name: everything, password: everythingPassword}
 	}
-	l := &load{c: c, h: &sim.History{}, began: began, who: who, all: c.connectAs(who, c.urls()...), seed: seed}
+	l := &load{c: c, h: &judge.History{}, began: began, who: who, all: c.connectAs(who, c.urls()...), seed: seed}
 	for _, n := range c.nodes {
 		l.each = append(l.each, c.connectAs(who, n.url))
 	}
@@ -90,15 +91,15 @@ func (l *load) start(ctx context.Context) {
 	for i := range stormHolders {
 		l.writers.Go(func() { l.runHolder(ctx, i) })
 	}
-	var crowd []*sim.Watcher
+	var crowd []*judge.Watcher
 	for i, span := range sim.WatchedSpans() {
-		crowd = append(crowd, sim.NewWatcher(fmt.Sprintf("watcher %d of the crowd", i), span))
+		crowd = append(crowd, judge.NewWatcher(fmt.Sprintf("watcher %d of the crowd", i), span))
 		// One goes from machine to machine, and one stays where clientv3 takes it.
 		for _, roams := range []bool{true, false} {
-			w := sim.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
+			w := judge.NewWatcher(fmt.Sprintf("watcher %d, by itself %t", i, roams), span)
 			l.watchers = append(l.watchers, w)
 			rng := rand.New(rand.NewPCG(seed, uint64(2000+10*i+len(l.watchers))))
-			l.watching.Go(func() { l.watch(wctx, []*sim.Watcher{w}, rng, roams) })
+			l.watching.Go(func() { l.watch(wctx, []*judge.Watcher{w}, rng, roams) })
 		}
 	}
 	// Several that go from machine to machine on one stream.
@@ -134,7 +135,7 @@ func (l *load) runClient(ctx context.Context, id, machine int) {
 }
 
 // do sends a request and records the outcome. The end of a run does not cut it short.
-func (l *load) do(machine, id int, req proto.Message, timeout time.Duration) *sim.Op {
+func (l *load) do(machine, id int, req proto.Message, timeout time.Duration) *judge.Op {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	o := l.h.Begin(id, keyspace.NodeID(machine+1), req, time.Since(l.began))
@@ -201,7 +202,7 @@ func (l *load) runHolder(ctx context.Context, i int) {
 		seconds := leastTTL + rng.Int64N(mostTTL-leastTTL+1)
 		lease := l.workload.NextLease()
 		o := l.do(machine, id, &etcdserverpb.LeaseGrantRequest{ID: lease, TTL: seconds}, patience)
-		if o.Outcome == sim.Answered {
+		if o.Outcome == judge.Answered {
 			l.workload.Granted(lease)
 			h := holder{load: l, id: id, lease: lease, ttl: time.Duration(seconds) * time.Second, requests: r, rng: rng}
 			h.keep(ctx)
@@ -221,7 +222,7 @@ type holder struct {
 	rng      *rand.Rand
 }
 
-func (h *holder) ask(req proto.Message) *sim.Op {
+func (h *holder) ask(req proto.Message) *judge.Op {
 	return h.do(h.rng.IntN(len(h.c.nodes)+1), h.id, req, h.ttl)
 }
 
@@ -253,7 +254,7 @@ func (h *holder) end(ctx context.Context) {
 		wait(ctx, h.ttl-200*time.Millisecond)
 	}
 	for try := 0; try < 10 && ctx.Err() == nil; try++ {
-		if o := h.ask(h.requests.Attachment(h.lease)); o.Outcome == sim.Refused {
+		if o := h.ask(h.requests.Attachment(h.lease)); o.Outcome == judge.Refused {
 			break
 		}
 		wait(ctx, time.Duration(h.rng.Int64N(int64(200*time.Millisecond))))
@@ -264,7 +265,7 @@ func (h *holder) end(ctx context.Context) {
 // watch runs watchers until ctx ends, on one stream: a client has no more than one. A
 // roaming watcher changes machines by itself now and then; the others leave it to
 // clientv3 to find another machine.
-func (l *load) watch(ctx context.Context, ws []*sim.Watcher, rng *rand.Rand, roams bool) {
+func (l *load) watch(ctx context.Context, ws []*judge.Watcher, rng *rand.Rand, roams bool) {
 	for ctx.Err() == nil {
 		machine, sctx, cancel := len(l.c.nodes), ctx, context.CancelFunc(func() {})
 		if roams {
@@ -282,7 +283,7 @@ func (l *load) watch(ctx context.Context, ws []*sim.Watcher, rng *rand.Rand, roa
 }
 
 // watchOnce watches through one client until that ends.
-func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watcher) {
+func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *judge.Watcher) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if l.who != nil {
@@ -313,7 +314,7 @@ func (l *load) watchOnce(ctx context.Context, cl *clientv3.Client, w *sim.Watche
 
 // behind returns a watcher that has not yet received a revision that all of them see,
 // nil if there is none.
-func behind(ws []*sim.Watcher, rev int64) *sim.Watcher {
+func behind(ws []*judge.Watcher, rev int64) *judge.Watcher {
 	for _, w := range ws {
 		if w.Next() <= rev {
 			return w

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/sim"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // stormLength bounds one storm, because the checkers keep all states. A longer run is
@@ -124,7 +125,7 @@ func runStorm(t *testing.T, binary string, seed uint64, duration time.Duration, 
 	}
 	s.l.start(ctx)
 	s.play(ctx, seed, duration, append(can, ofNetwork...))
-	var versions []sim.Version
+	var versions []judge.Version
 	drained := false
 	if s.well() {
 		s.promised(append(can, ofNetwork...))
@@ -536,7 +537,7 @@ func (s *storm) serves(ctx context.Context, when string, through []int, writes b
 				reqs = reqs[len(reqs)-1:]
 			}
 			for _, req := range reqs {
-				if o := s.insist(ctx, machine, r, req); o.Outcome != sim.Answered {
+				if o := s.insist(ctx, machine, r, req); o.Outcome != judge.Answered {
 					s.c.late("liveness: %s: machine %d does not serve within %v: %s", when, machine+1, stormPatience, o)
 					return
 				}
@@ -553,10 +554,10 @@ const stormPatience = 90 * time.Second
 
 // insist repeats a request until it is answered. The first attempts have short
 // timeouts: an early one may wait for a leader that is gone, and a new one need not.
-func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req proto.Message) *sim.Op {
+func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req proto.Message) *judge.Op {
 	for p := time.Second; ; p = min(p+time.Second, patience) {
 		o := s.l.do(machine, probeIDs+machine, req, p)
-		if o.Outcome == sim.Answered || ctx.Err() != nil {
+		if o.Outcome == judge.Answered || ctx.Err() != nil {
 			return o
 		}
 		if put, ok := req.(*etcdserverpb.PutRequest); ok {
@@ -570,7 +571,7 @@ func (s *storm) insist(ctx context.Context, machine int, r *sim.Requests, req pr
 
 // end checks a cluster that has been healed. It returns all versions there are, and
 // whether no lease is left.
-func (s *storm) end(ctx context.Context) (versions []sim.Version, drained bool) {
+func (s *storm) end(ctx context.Context) (versions []judge.Version, drained bool) {
 	healed := time.Now()
 	s.measure("serves at the end", s.serves(ctx, "end", s.everyone(), true))
 	s.op.calm(ctx)
@@ -610,19 +611,19 @@ func (s *storm) lastWords(ctx context.Context) int64 {
 	defer cancel()
 	r := s.op.probes[0]
 	o := s.lastChange(r)
-	for o.Outcome != sim.Answered && s.c.still.stood(term.start, time.Now()) > 0 && !term.over() {
+	for o.Outcome != judge.Answered && s.c.still.stood(term.start, time.Now()) > 0 && !term.over() {
 		if term.first() {
 			s.note("excused: the last change is asked for again, for the machine stood still: %s", o)
 		}
 		o = s.lastChange(r) // nobody waited for the one before
 	}
-	if o.Outcome != sim.Answered {
+	if o.Outcome != judge.Answered {
 		s.c.late("liveness: the last change: %s", o)
 		return 0
 	}
 	for _, machine := range s.everyone() {
 		reqs := r.Probes()
-		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != sim.Answered {
+		if o := s.insist(ctx, machine, r, reqs[len(reqs)-1]); o.Outcome != judge.Answered {
 			s.c.late("liveness: everything, through machine %d: %s", machine+1, o)
 		}
 	}
@@ -631,7 +632,7 @@ func (s *storm) lastWords(ctx context.Context) int64 {
 
 // lastChange makes a change that every watcher sees, with values of its own, in one
 // attempt.
-func (s *storm) lastChange(r *sim.Requests) *sim.Op {
+func (s *storm) lastChange(r *sim.Requests) *judge.Op {
 	var puts []*etcdserverpb.RequestOp
 	for _, key := range sim.SeenByAll() {
 		puts = append(puts, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{
@@ -656,13 +657,13 @@ func (s *storm) watchersHaveAll(ctx context.Context, rev int64) {
 
 // readBack has one more watcher at each machine receive everything from the first
 // revision on, and returns the first watcher's versions.
-func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
+func (s *storm) readBack(ctx context.Context, rev int64) []judge.Version {
 	ctx, cancel := s.c.still.term(stormPatience, "what watchers of the past are told").context(ctx)
 	defer cancel()
-	var late []*sim.Watcher
+	var late []*judge.Watcher
 	var wg sync.WaitGroup
 	for _, machine := range s.everyone() {
-		w := sim.NewWatcher(fmt.Sprintf("watcher of the past at machine %d", machine+1), sim.WatchedSpans()[0])
+		w := judge.NewWatcher(fmt.Sprintf("watcher of the past at machine %d", machine+1), sim.WatchedSpans()[0])
 		late = append(late, w)
 		wg.Go(func() {
 			for ctx.Err() == nil && w.Next() <= rev {
@@ -689,23 +690,22 @@ func (s *storm) readBack(ctx context.Context, rev int64) []sim.Version {
 
 // judge lets the simulator's checkers judge the run, prints its table, and returns the
 // violations.
-func (s *storm) judge(versions []sim.Version, drained bool) []string {
+func (s *storm) judge(versions []judge.Version, drained bool) []string {
 	s.l.close()
-	report := &sim.Report{
-		Config:  sim.Config{Nodes: stormMachines, Faults: []sim.Fault{"storm"}},
-		History: s.l.h, Versions: versions, Drained: drained, Failures: max(1, s.failures()),
+	left := &judge.Evidence{
+		History: s.l.h, Versions: versions, Drained: drained, Faulty: true, Failures: max(1, s.failures()),
 		Violations: s.c.told.judged(),
 	}
 	if s.l.users != nil {
-		report.Access = s.l.users.End()
+		left.Access = s.l.users.End()
 	}
 	start := time.Now()
-	check := sim.CheckAnswers // without the versions no order can be checked
+	check := judge.CheckAnswers // without the versions no order can be checked
 	if versions != nil {
-		report.Watchers, check = s.l.watchers, sim.Check
+		left.Watchers, check = s.l.watchers, judge.Check
 	}
 	bad, aside, unjudged := s.c.judged()
-	bad = append(bad, check(report)...)
+	bad = append(bad, check(left)...)
 	s.measure("judged in", time.Since(start))
 	var where io.Writer = &s.report
 	if testing.Verbose() {
@@ -738,7 +738,7 @@ func (s *storm) table(out io.Writer, versions int) {
 		}
 	}
 	fmt.Fprintf(out, "\n%d operations, %d answered, %d refused, %d of unknown fate; %d versions, in %v\n",
-		len(ops), n[sim.Answered], n[sim.Refused], n[sim.Unknown], versions, time.Since(s.began).Round(time.Second))
+		len(ops), n[judge.Answered], n[judge.Refused], n[judge.Unknown], versions, time.Since(s.began).Round(time.Second))
 	if s.l.users != nil {
 		ops, denied, logins, events, rights := s.l.users.End().Counts()
 		fmt.Fprintf(out, "%d operations of users with %d rights, %d denied; %d logins, %d messages to their watchers\n", ops, rights, denied, logins, events)

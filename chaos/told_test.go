@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 
-	"github.com/skeindb/skein/sim"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // tellings records the messages of the machines' streams to the clients' watchers, one
@@ -114,7 +114,7 @@ func (t *tellings) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grp
 	}
 	t.mu.Lock()
 	t.streams++
-	told := &toldStream{ClientStream: s, t: t, number: t.streams, order: sim.NewStream()}
+	told := &toldStream{ClientStream: s, t: t, number: t.streams, order: judge.NewStream()}
 	t.mu.Unlock()
 	return told, nil
 }
@@ -128,7 +128,7 @@ type toldStream struct {
 	mu sync.Mutex
 	// Guarded by mu, because requests and responses come at the same time: the order of
 	// responses, and the unanswered requests, which are answered in this order.
-	order *sim.Stream
+	order *judge.Stream
 	asked []*etcdserverpb.WatchCreateRequest
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/api/adminpb"
-	"github.com/skeindb/skein/sim"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // firstUpgradable is the build that TestUpgrade goes back to before there is a release: an earlier
@@ -42,7 +42,7 @@ func TestUpgrade(t *testing.T) {
 	s.measure("serves at first", s.serves(ctx, "start", s.everyone(), true))
 	s.l.start(ctx)
 	s.rollForwardAndBack(ctx, older, newer)
-	var versions []sim.Version
+	var versions []judge.Version
 	drained := false
 	if s.well() {
 		versions, drained = s.end(ctx)

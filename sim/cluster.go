@@ -13,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/sim/judge"
 	"github.com/skeindb/skein/sim/simbus"
 	"github.com/skeindb/skein/sim/simclock"
 )
@@ -119,7 +120,7 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 	c.start = c.time.Now()
 	long := rng.IntN(cfg.Nodes)
 	for i := range cfg.Nodes + cfg.Spares {
-		m := &machine{c: c, name: fmt.Sprintf("n%d", i+1), rate: 1 + (rng.Float64()-0.5)*2*maxDrift}
+		m := &machine{c: c, name: fmt.Sprintf("n%d", i+1), rate: 1 + (rng.Float64()-0.5)*2*judge.MaxDrift}
 		m.clock = simclock.New(time.Duration(rng.Int64N(int64(time.Hour))), m.rate)
 		m.rng = rand.New(rand.NewPCG(cfg.Seed, 2000+uint64(i)))
 		m.disk = m.emptyDisk()
@@ -136,10 +137,6 @@ func newCluster(cfg Config, rng *rand.Rand, trace *Trace) *cluster {
 	}
 	return c
 }
-
-// maxDrift bounds the difference between the rates of a clock and of the world. Two
-// clocks then differ by less than raftgroup's default of 1 %.
-const maxDrift = 0.004
 
 // elapsed is the virtual time since the start of the cluster.
 func (c *cluster) elapsed() time.Duration { return c.time.Now().Sub(c.start) }

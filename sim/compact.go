@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -14,20 +12,20 @@ import (
 
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // keptVersions are versions that were read from the nodes' stores before a compaction
 // that may remove them. The replay needs every version there ever was.
 type keptVersions struct {
-	set map[Version]bool
+	set map[judge.Version]bool
 	// compacted is the highest revision of a compaction attempt.
 	compacted int64
 }
 
 // compactLoop compacts now and then until stop is closed.
 func (n *nemesis) compactLoop(stop <-chan struct{}, wg *sync.WaitGroup, cl *client) {
-	n.kept = &keptVersions{set: map[Version]bool{}}
+	n.kept = &keptVersions{set: map[judge.Version]bool{}}
 	n.beside(stop, wg, repeat{times: n.c.cfg.Compactions, least: 2 * time.Second, spread: 4 * time.Second, stream: 4}, func(rng *rand.Rand) {
 		n.compact(cl, rng)
 	})
@@ -45,7 +43,7 @@ func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 		return
 	}
 	o := cl.do(m, r, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}, 2*time.Second)
-	if o == nil || o.Outcome != Answered || o.Revision() < 3 || !n.keepVersions(runs, o.Revision()) {
+	if o == nil || o.Outcome != judge.Answered || o.Revision() < 3 || !n.keepVersions(runs, o.Revision()) {
 		return
 	}
 	at := max(2, o.Revision()-rng.Int64N(60))
@@ -59,7 +57,7 @@ func (n *nemesis) compact(cl *client, rng *rand.Rand) {
 		patience = 25 * time.Second
 	}
 	c := cl.do(m, r, &pb.CompactionRequest{Revision: at, Physical: physical}, patience)
-	if c != nil && c.Outcome == Answered {
+	if c != nil && c.Outcome == judge.Answered {
 		n.compactions.Add(1)
 		n.c.logf("nemesis: compacted up to %d", at)
 	}
@@ -93,76 +91,34 @@ func (n *nemesis) keepVersions(runs map[*machine]*run, to int64) bool {
 // divide removes from each disk's versions those that a compaction may have removed
 // from another disk. It returns them, with those kept of it, as one more list. The
 // disks themselves must have every version that a compaction leaves alone.
-func (k *keptVersions) divide(all [][]Version) [][]Version {
+func (k *keptVersions) divide(all [][]judge.Version) [][]judge.Version {
 	union := maps.Clone(k.set)
 	for _, vs := range all {
 		for _, v := range vs {
 			union[v] = true
 		}
 	}
-	newest := map[string]Version{} // of each key, at or below the compacted revision
+	newest := map[string]judge.Version{} // of each key, at or below the compacted revision
 	for v := range union {
-		if last, ok := newest[v.Key]; v.Mod <= k.compacted && (!ok || compareVersions(last, v) < 0) {
+		if last, ok := newest[v.Key]; v.Mod <= k.compacted && (!ok || judge.CompareVersions(last, v) < 0) {
 			newest[v.Key] = v
 		}
 	}
 	// The writes of one transaction to a key go or stay as a whole.
-	may := func(v Version) bool {
+	may := func(v judge.Version) bool {
 		last := newest[v.Key]
 		return v.Mod <= k.compacted && (v.Mod < last.Mod || last.Deleted)
 	}
-	out := make([][]Version, 0, len(all)+1)
+	out := make([][]judge.Version, 0, len(all)+1)
 	for _, vs := range all {
 		out = append(out, slices.DeleteFunc(vs, may))
 	}
-	var gone []Version
+	var gone []judge.Version
 	for v := range union {
 		if may(v) {
 			gone = append(gone, v)
 		}
 	}
-	slices.SortFunc(gone, compareVersions)
+	slices.SortFunc(gone, judge.CompareVersions)
 	return append(out, gone)
-}
-
-// checkCompactions checks reads at explicit revisions. None is answered below a
-// compaction that was answered before the read began. None is refused as compacted
-// without a compaction that covers it.
-func checkCompactions(ops []*Op) (bad []string) {
-	type compaction struct{ call, ret, rev int64 }
-	var cs []compaction
-	for _, o := range ops {
-		if r, ok := o.Request.(*pb.CompactionRequest); ok && o.Outcome != Refused {
-			c := compaction{o.Call, o.Return, r.GetRevision()}
-			if o.Outcome == Unknown {
-				c.ret = 0
-			}
-			cs = append(cs, c)
-		}
-	}
-	slices.SortFunc(cs, func(a, b compaction) int { return cmp.Compare(a.rev, b.rev) })
-	for _, o := range ops {
-		r, ok := o.Request.(*pb.RangeRequest)
-		if !ok || r.GetRevision() <= 0 {
-			continue
-		}
-		refused := o.Outcome == Refused && errors.Is(o.Err, kverror.Compacted)
-		allowed := false
-		for _, c := range cs {
-			if c.rev <= r.GetRevision() {
-				continue
-			}
-			if c.call < o.Return {
-				allowed = true
-			}
-			if o.Outcome == Answered && c.ret > 0 && c.ret < o.Call {
-				bad = append(bad, fmt.Sprintf("compaction: revision %d was compacted before this began: %s", c.rev, o))
-				break
-			}
-		}
-		if refused && !allowed {
-			bad = append(bad, fmt.Sprintf("compaction: nobody has compacted: %s", o))
-		}
-	}
-	return bad
 }

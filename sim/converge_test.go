@@ -116,3 +116,26 @@ func TestOrphans(t *testing.T) {
 		}
 	}
 }
+
+func TestCoversFindsHolesAndOverlaps(t *testing.T) {
+	d := func(id int, start, end string) keyspace.Descriptor {
+		return keyspace.Descriptor{Range: keyspace.RangeID(id), Span: keyspace.Span{Start: []byte(start), End: []byte(end)}}
+	}
+	for _, c := range []struct {
+		ds   []keyspace.Descriptor
+		want string
+	}{
+		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "g", "")}, ""},
+		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "h", "")}, "begins at"},
+		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "f", "")}, "begins at"},
+		{[]keyspace.Descriptor{d(1, "", "g"), d(1, "g", "")}, "twice"},
+		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "g", "k")}, "from \"k\" on"},
+		{[]keyspace.Descriptor{d(1, "", ""), d(2, "", "")}, "not the last"},
+		{nil, "nothing covers"},
+	} {
+		err := covers(c.ds)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%v: %v, want %q", c.ds, err, c.want)
+		}
+	}
+}

@@ -7,28 +7,15 @@ import (
 	"github.com/skeindb/skein/engine"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/sim/judge"
 )
-
-// Version is one version of one key on the disks.
-type Version struct {
-	Key     string
-	Value   string
-	Mod     int64
-	Create  int64
-	Version int64
-	Deleted bool
-	Lease   int64
-	// Sub is the number of the operation within its transaction: the order of what has one
-	// revision, and one key. A key may be written more than once.
-	Sub uint32
-}
 
 // readDisks reads all versions from the disks of stopped nodes. The disks must agree,
 // except for versions that a compaction may have removed from some; those come from
 // kept.
-func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
+func readDisks(c *cluster, kept *keptVersions) ([]judge.Version, error) {
 	machines := c.standing()
-	all := make([][]Version, len(machines))
+	all := make([][]judge.Version, len(machines))
 	for i, m := range machines {
 		var err error
 		if all[i], err = readDisk(m); err != nil {
@@ -40,14 +27,14 @@ func readDisks(c *cluster, kept *keptVersions) ([]Version, error) {
 		if len(c.machines) > 3 {
 			break // no disk has all ranges
 		}
-		if d := firstDifference(all[0], all[i]); d != "" {
+		if d := judge.FirstDifference(all[0], all[i]); d != "" {
 			return nil, fmt.Errorf("sim: the disks of nodes %s and %s differ: %s", machines[0].id(), machines[i].id(), d)
 		}
 	}
 	return merge(all), nil
 }
 
-func readDisk(m *machine) (vs []Version, err error) {
+func readDisk(m *machine) (vs []judge.Version, err error) {
 	e, err := engine.Open(engine.Options{FS: m.disk.mem, Dir: dataDir + "/engine", Clock: m.clock, BallastBytes: -1, LowSpaceBytes: -1})
 	if err != nil {
 		return nil, err
@@ -61,10 +48,10 @@ func readDisk(m *machine) (vs []Version, err error) {
 }
 
 // readStore reads all versions up to a revision.
-func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) {
+func readStore(r engine.Reader, to keyspace.Revision) (vs []judge.Version, err error) {
 	for from := keyspace.Revision(0); from <= to; {
 		next, err := mvcc.History(r, mvcc.HistoryOptions{From: from, To: to}, func(v *mvcc.Version) error {
-			vs = append(vs, Version{
+			vs = append(vs, judge.Version{
 				Key: string(v.Key), Value: string(v.Value), Mod: int64(v.Mod), Create: int64(v.Create), Version: v.Version, Deleted: v.Tombstone,
 				Lease: int64(v.Lease), Sub: v.Sub,
 			})
@@ -78,31 +65,19 @@ func readStore(r engine.Reader, to keyspace.Revision) (vs []Version, err error) 
 	return vs, nil
 }
 
-func firstDifference(a, b []Version) string {
-	for i := range min(len(a), len(b)) {
-		if a[i] != b[i] {
-			return fmt.Sprintf("%+v, %+v", a[i], b[i])
-		}
-	}
-	if len(a) != len(b) {
-		return fmt.Sprintf("%d versions, %d versions", len(a), len(b))
-	}
-	return ""
-}
-
 // merge unites the versions of the disks. If two differ in a version it keeps both,
 // which the replay rejects.
-func merge(all [][]Version) []Version {
-	set := map[Version]bool{}
+func merge(all [][]judge.Version) []judge.Version {
+	set := map[judge.Version]bool{}
 	for _, vs := range all {
 		for _, v := range vs {
 			set[v] = true
 		}
 	}
-	vs := make([]Version, 0, len(set))
+	vs := make([]judge.Version, 0, len(set))
 	for v := range set {
 		vs = append(vs, v)
 	}
-	slices.SortFunc(vs, compareVersions)
+	slices.SortFunc(vs, judge.CompareVersions)
 	return vs
 }

@@ -98,7 +98,5 @@
 // A run under the race detector takes ten times as long. The default tests have one
 // seed of each short story, make sim a tenth of its seeds.
 //
-// The checkers know nothing of Skein's inside: history.go, model.go and the check
-// files use etcd's messages alone. For each checker a test shows that it rejects a
-// history with its kind of error.
+// Package judge, below this one, has the checkers.
 package sim

@@ -12,19 +12,21 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // expiring is a cluster whose leases expire.
 type expiring struct {
 	t *testing.T
 	c *cluster
-	h *History
+	h *judge.History
 }
 
 // ask repeats an operation until it has an answer.
 func (x *expiring) ask(cl *client, req proto.Message) proto.Message {
 	o := cl.ask(req, requestTimeout)
-	if o == nil || o.Outcome != Answered {
+	if o == nil || o.Outcome != judge.Answered {
 		x.t.Errorf("no answer: %s", o)
 		return nil
 	}
@@ -62,7 +64,7 @@ func (x *expiring) hold(cl *client, id int64, ttl time.Duration, keys int) {
 
 // left returns how many keys there are.
 func (x *expiring) left(cl *client) int64 {
-	all := everything()
+	all := readAll()
 	all.CountOnly = true
 	r, ok := x.ask(cl, all).(*pb.RangeResponse)
 	if !ok {
@@ -89,7 +91,7 @@ func TestMassExpiry(t *testing.T) {
 	cryptotest.SetGlobalRandom(t, 1)
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{Nodes: 3, Borders: []string{"d", "g", "j", "m", "p", "s", "v"}, Seed: 1}
-		x := &expiring{t: t, c: newCluster(cfg, rand.New(rand.NewPCG(1, 1)), NewTrace(io.Discard)), h: &History{}}
+		x := &expiring{t: t, c: newCluster(cfg, rand.New(rand.NewPCG(1, 1)), NewTrace(io.Discard)), h: &judge.History{}}
 		defer x.c.crash(0, x.c.machines...)
 		if err := x.c.bootAll(); err != nil {
 			t.Fatal(err)

@@ -5,15 +5,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/kverror"
-	"github.com/skeindb/skein/watch"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // Requests makes the requests of one client for a rig that runs its own nodes and sends
@@ -74,7 +71,7 @@ func taken(req proto.Message) bool {
 	for i, key := range puts {
 		if slices.Contains(puts[:i], key) || slices.ContainsFunc(t.GetSuccess(), func(op *pb.RequestOp) bool {
 			d := op.GetRequestDeleteRange()
-			return d != nil && covers1(d.GetKey(), d.GetRangeEnd(), key)
+			return d != nil && judge.Covers(d.GetKey(), d.GetRangeEnd(), key)
 		}) {
 			return false
 		}
@@ -85,7 +82,7 @@ func taken(req proto.Message) bool {
 // Users are the users of such a rig at work: their clients, and the admin who changes their rights. RootPassword is
 // the admin's, whose name is root.
 type Users struct {
-	access *Access
+	access *judge.Access
 	stop   func()
 	work   sync.WaitGroup
 }
@@ -95,31 +92,19 @@ var RootPassword = word(rootPassword)
 
 // StartUsers makes the users of the workload and begins their work. What they do and are told goes into h, and what is
 // asked of the admin to logf. ready is closed when the users are there, and checked. pausedClocks says that the nodes' clocks may stand still.
-func (o *Workload) StartUsers(v Venue, h *History, pausedClocks bool, logf func(format string, args ...any)) (u *Users, ready <-chan struct{}) {
+func (o *Workload) StartUsers(v Venue, h *judge.History, pausedClocks bool, logf func(format string, args ...any)) (u *Users, ready <-chan struct{}) {
 	stop, there := make(chan struct{}), make(chan struct{})
-	u = &Users{access: &Access{Remote: true, PausedClocks: pausedClocks}, stop: sync.OnceFunc(func() { close(stop) })}
+	u = &Users{access: &judge.Access{Remote: true, PausedClocks: pausedClocks}, stop: sync.OnceFunc(func() { close(stop) })}
 	all := &users{venue: v, prepare: func(<-chan struct{}) {}, logf: logf, c: o.c, h: h, a: u.access}
 	all.load(stop, &u.work, there)
 	return u, there
 }
 
 // End ends their work, waits for the last calls, and returns what happened, for a Report.
-func (u *Users) End() *Access {
+func (u *Users) End() *judge.Access {
 	u.stop()
 	u.work.Wait()
 	return u.access
-}
-
-// Counts says how many operations, logins and events there were, and how many rights.
-func (a *Access) Counts() (ops, denied, logins, events, rights int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, o := range a.ops {
-		if o.Err != nil && kverror.Of(fated(o.Err)).Kind == kverror.PermissionDenied {
-			denied++
-		}
-	}
-	return len(a.ops), denied, len(a.logins), len(a.told), len(a.Rights.Rights)
 }
 
 // Probes are requests for the ranges of all written keys, none of which another range
@@ -130,8 +115,8 @@ func (r *Requests) Probes() []proto.Message { return r.c.probes() }
 func (r *Requests) Value() []byte { return r.c.value() }
 
 // Learn keeps the values of an answer for later requests.
-func (r *Requests) Learn(o *Op) {
-	if o.Outcome == Answered {
+func (r *Requests) Learn(o *judge.Op) {
+	if o.Outcome == judge.Answered {
 		r.c.learn(o)
 	}
 }
@@ -147,64 +132,9 @@ func SeenByAll() []string { return []string{"i0", "u0"} }
 
 // SomeKey draws one of the keys that clients write, or one between their groups.
 func SomeKey(rng *rand.Rand) string {
-	key := groups[rng.IntN(len(groups)):][:1]
+	key := judge.Groups[rng.IntN(len(judge.Groups)):][:1]
 	if rng.IntN(3) == 0 {
-		key += fmt.Sprint(1 + rng.IntN(keysPerGroup-1))
+		key += fmt.Sprint(1 + rng.IntN(judge.KeysPerGroup-1))
 	}
 	return key
-}
-
-// CheckAnswers is the part of Check that needs no versions, for a run that did not
-// reach its end.
-func CheckAnswers(r *Report) []string {
-	bad, _ := checkAnswers(r)
-	return bad
-}
-
-// NewWatcher makes a watcher that must receive everything of a span from the first
-// revision on. The rig delivers by Told and ToldProgress.
-func NewWatcher(name string, span keyspace.Span) *Watcher {
-	return &Watcher{Name: name, Span: span, from: 2}
-}
-
-// Begin records that the watcher is served, and returns the revision from which it goes
-// on.
-func (w *Watcher) Begin() int64 {
-	w.mu.Lock()
-	w.sessions++
-	w.mu.Unlock()
-	return w.next()
-}
-
-// Next is the revision from which the watcher goes on.
-func (w *Watcher) Next() int64 { return w.next() }
-
-// Told records the events of one response, with their sender and time.
-func (w *Watcher) Told(by string, at time.Duration, events []*mvccpb.Event) {
-	w.take(telling{by: by, at: at}, &watch.Delivery{Watcher: &watch.Watcher{}, Events: events})
-}
-
-// ToldProgress records a revision up to which the watcher must have everything, with
-// sender and time.
-func (w *Watcher) ToldProgress(by string, at time.Duration, rev int64) {
-	w.take(telling{by: by, at: at}, &watch.Delivery{Revision: keyspace.Revision(rev)})
-}
-
-// Versions returns the versions that the watcher received, for a Report. For a watcher
-// of the whole keyspace these are all. The checkers compare them with every answer and
-// with the other watchers.
-func (w *Watcher) Versions() []Version {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	vs := make([]Version, len(w.told))
-	for i, e := range w.told {
-		vs[i] = versionOf(e.GetKv())
-		if vs[i].Deleted = e.GetType() == mvccpb.Event_DELETE; vs[i].Deleted {
-			vs[i] = Version{Key: vs[i].Key, Mod: vs[i].Mod, Deleted: true}
-		}
-		if i > 0 && vs[i-1].Mod == vs[i].Mod {
-			vs[i].Sub = vs[i-1].Sub + 1
-		}
-	}
-	return vs
 }

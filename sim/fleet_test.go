@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/internal/mutation"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // job is one run in a process of its own. So a panic or hang is a verdict on its seed
@@ -66,8 +67,9 @@ func (o *outcome) take(rep *Report, bad []string) {
 		}
 	}
 	if a := rep.Access; a != nil {
-		o.Counts["(users' operations)"], o.Counts["(users' events)"], o.Counts["(logins)"] = len(a.ops), len(a.told), len(a.logins)
-		o.Counts["(rights)"], o.Counts["(times unchecked)"] = len(a.Rights.Rights), len(a.Off)
+		ops, _, logins, events, rights := a.Counts()
+		o.Counts["(users' operations)"], o.Counts["(users' events)"], o.Counts["(logins)"] = ops, events, logins
+		o.Counts["(rights)"], o.Counts["(times unchecked)"] = rights, len(a.Off)
 	}
 	o.Pairs = map[string]int{}
 	for p, k := range rep.Met {
@@ -81,8 +83,8 @@ func (o *outcome) take(rep *Report, bad []string) {
 // line is the outcome on one line.
 func (o *outcome) line() string {
 	return fmt.Sprintf("%s: %d operations (%d answered, %d refused, %d unknown), %d versions, %v virtual in %v, judged in %v, %v",
-		o.Story, o.Operations[Answered]+o.Operations[Refused]+o.Operations[Unknown], o.Operations[Answered], o.Operations[Refused],
-		o.Operations[Unknown], o.Versions, o.Virtual.Round(time.Millisecond), o.Ran.Round(time.Millisecond), o.Judged.Round(time.Millisecond), o.Counts)
+		o.Story, o.Operations[judge.Answered]+o.Operations[judge.Refused]+o.Operations[judge.Unknown], o.Operations[judge.Answered], o.Operations[judge.Refused],
+		o.Operations[judge.Unknown], o.Versions, o.Virtual.Round(time.Millisecond), o.Ran.Round(time.Millisecond), o.Judged.Round(time.Millisecond), o.Counts)
 }
 
 // many runs n seeds of all stories, or of those that SKEIN_SIM_STORIES names, and prints the outcomes.
@@ -250,7 +252,7 @@ func TestChild(t *testing.T) {
 			_ = pprof.Lookup("goroutine").WriteTo(f, 2)
 			f.Close()
 		}
-		o := &outcome{Seed: seed, Ran: j.patience(), Violations: CheckUnfinished(r.rep.History)}
+		o := &outcome{Seed: seed, Ran: j.patience(), Violations: judge.CheckUnfinished(r.rep.History)}
 		o.Violations = append(o.Violations, fmt.Sprintf("assertion: the run has not ended after %v", j.patience()))
 		give(o)
 		os.Exit(1)
@@ -285,7 +287,7 @@ func table(all []*outcome) string {
 		}
 		ops := o.Operations
 		for i, n := range []int{
-			1, ops[Answered] + ops[Refused] + ops[Unknown], ops[Answered], ops[Refused], ops[Unknown], o.Versions,
+			1, ops[judge.Answered] + ops[judge.Refused] + ops[judge.Unknown], ops[judge.Answered], ops[judge.Refused], ops[judge.Unknown], o.Versions,
 			int(o.Virtual.Seconds()), int((o.Ran + o.Judged).Milliseconds()), min(1, len(o.Violations)),
 		} {
 			add(head[i], o.Story, n)

@@ -388,10 +388,10 @@ func (n *nemesis) changed(rep *Report) bool {
 		joining = slices.DeleteFunc(joining, func(m *machine) bool { return !m.is(stateJoining) })
 		switch {
 		case n.c.elapsed()-begin > changedWithin && n.leaving != nil:
-			rep.violate("membership: node %s has not left %v after healing", n.leaving.m.id(), n.c.elapsed()-begin)
+			rep.Violate("membership: node %s has not left %v after healing", n.leaving.m.id(), n.c.elapsed()-begin)
 			return false
 		case n.c.elapsed()-begin > changedWithin && len(joining) > 0:
-			rep.violate("membership: node %s has not joined %v after healing", joining[0].name, n.c.elapsed()-begin)
+			rep.Violate("membership: node %s has not joined %v after healing", joining[0].name, n.c.elapsed()-begin)
 			return false
 		case n.leaving != nil:
 			n.leave(rng, never)

@@ -15,6 +15,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/lease"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // TTLs of a run's leases, in seconds. The shortest is the nodes' minimum.
@@ -124,7 +125,7 @@ func (c *client) runHolder(stop <-chan struct{}) {
 func (c *client) acquire(rival *client, stop <-chan struct{}) *holder {
 	seconds := minTTL + c.rng.Int64N(maxTTL-minTTL+1)
 	req := &pb.LeaseGrantRequest{ID: c.c.leases.next(), TTL: seconds}
-	asked := make([]*Op, 2)
+	asked := make([]*judge.Op, 2)
 	var wg sync.WaitGroup
 	switch c.rng.IntN(4) {
 	case 0:
@@ -134,13 +135,13 @@ func (c *client) acquire(rival *client, stop <-chan struct{}) *holder {
 	}
 	asked[0] = c.ask(req, requestTimeout)
 	wg.Wait()
-	var grant *Op
+	var grant *judge.Op
 	for _, o := range asked {
 		switch {
 		case o == nil:
-		case o.Outcome == Unknown:
+		case o.Outcome == judge.Unknown:
 			return nil
-		case o.Outcome == Answered && grant == nil:
+		case o.Outcome == judge.Answered && grant == nil:
 			grant = o
 		}
 	}
@@ -148,7 +149,7 @@ func (c *client) acquire(rival *client, stop <-chan struct{}) *holder {
 		return nil
 	}
 	ttl := time.Duration(seconds) * time.Second
-	return &holder{client: c, id: leaseOf(grant), ttl: ttl, until: grant.Began + ttl, stop: stop}
+	return &holder{client: c, id: judge.LeaseOf(grant), ttl: ttl, until: grant.Began + ttl, stop: stop}
 }
 
 func closed(stop <-chan struct{}) bool {
@@ -162,7 +163,7 @@ func closed(stop <-chan struct{}) bool {
 
 // ask does an operation at a gateway that is up, mostly the client's own; nil if there
 // is none.
-func (c *client) ask(req proto.Message, timeout time.Duration) *Op {
+func (c *client) ask(req proto.Message, timeout time.Duration) *judge.Op {
 	ms := c.c.machines
 	at := c.id
 	if c.rng.IntN(3) == 0 {
@@ -206,7 +207,7 @@ func (h *holder) keep() bool {
 // knows.
 func (h *holder) keepAlive() bool {
 	o := h.ask(&pb.LeaseKeepAliveRequest{ID: h.id}, h.ttl/2)
-	if o == nil || o.Outcome != Answered {
+	if o == nil || o.Outcome != judge.Answered {
 		return true
 	}
 	if o.Response.(*pb.LeaseKeepAliveResponse).GetTTL() <= 0 {
@@ -220,7 +221,7 @@ func (h *holder) keepAlive() bool {
 // lease.
 func (h *holder) attachOne() bool {
 	o := h.ask(h.attachment(h.id), requestTimeout)
-	return o == nil || o.Outcome != Refused || !errors.Is(o.Err, kverror.LeaseNotFound)
+	return o == nil || o.Outcome != judge.Refused || !errors.Is(o.Err, kverror.LeaseNotFound)
 }
 
 // attachment is a request that attaches a key, or a few at once, to a lease.
@@ -274,19 +275,16 @@ func drain(rep *Report, c *cluster, probe *client) bool {
 	m := c.standing()[0]
 	for begin := c.elapsed(); ; c.sleep(200 * time.Millisecond) {
 		o := probe.do(m, m.current(), &pb.LeaseLeasesRequest{}, requestTimeout)
-		if o.Outcome == Answered && len(o.Response.(*pb.LeaseLeasesResponse).GetLeases()) == 0 {
+		if o.Outcome == judge.Answered && len(o.Response.(*pb.LeaseLeasesResponse).GetLeases()) == 0 {
 			rep.Drained = true
 			return true
 		}
 		if c.elapsed()-begin > endWithin {
-			rep.violate("leases: some are left %v after healing: %s", c.elapsed()-begin, o)
+			rep.Violate("leases: some are left %v after healing: %s", c.elapsed()-begin, o)
 			return false
 		}
 	}
 }
-
-// holders is the id of the first client that holds leases, beyond all other ids.
-const holders = 500
 
 // askLeases makes a request about leases.
 func askLeases(ctx context.Context, g *lease.Gateway, req proto.Message) (proto.Message, error) {

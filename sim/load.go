@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/anishathalye/porcupine"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,97 +21,8 @@ import (
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mvcc"
+	"github.com/skeindb/skein/sim/judge"
 )
-
-// Loaded is a store that was loaded into the cluster: what clients find when they begin. A nil one is an empty store.
-type Loaded struct {
-	// Versions are in the order of revisions. Those that a compaction at Compacted may remove are not among them.
-	// Revision is that of the cluster when the load has finished.
-	Versions            []Version
-	Compacted, Revision int64
-	// Reads are the reads of clients while the load followed its source.
-	Reads []*Op
-}
-
-// last is the last revision that is there.
-func (l *Loaded) last() int64 {
-	if l == nil {
-		return 1
-	}
-	return l.Revision
-}
-
-// check compares the disks with what was loaded.
-func (l *Loaded) check(vs []Version) []string {
-	if l == nil {
-		return nil
-	}
-	had := slices.DeleteFunc(slices.Clone(vs), func(v Version) bool { return v.Mod > l.Revision })
-	if d := firstDifference(l.Versions, had); d != "" {
-		return []string{"load: the source, then the disks: " + d}
-	}
-	return nil
-}
-
-// replay has the replay begin with the states of the source.
-func (l *Loaded) replay(p *replay) {
-	if l == nil {
-		return
-	}
-	for vs := l.Versions; len(vs) > 0; {
-		n := slices.IndexFunc(vs, func(v Version) bool { return v.Mod > vs[0].Mod })
-		if n < 0 {
-			n = len(vs)
-		}
-		p.revs, p.models = append(p.revs, vs[0].Mod), append(p.models, write(p.models[len(p.models)-1], vs[0].Mod, vs[:n]))
-		vs = vs[n:]
-	}
-	if p.begin = len(p.revs) - 1; p.revs[p.begin] < l.Revision {
-		p.revs, p.models = append(p.revs, l.Revision), append(p.models, write(p.models[p.begin], l.Revision, nil))
-		p.begin++
-	}
-}
-
-// checkReads compares what was read while the load followed with the source at the revisions of the answers.
-func (l *Loaded) checkReads(p *replay) (bad []string) {
-	if l == nil {
-		return nil
-	}
-	bad = append(bad, checkRealTime(l.Reads)...)
-	for _, o := range l.Reads {
-		if o.Outcome != Answered {
-			continue
-		}
-		if want, _ := p.at(o.Revision()).apply(o.Request, o.Revision()); o.Revision() > l.Revision || !sameAnswer(want, o.Response) {
-			bad = append(bad, fmt.Sprintf("load: the answer should be %s: %s", show(want), o))
-		}
-	}
-	return bad
-}
-
-// leased adds the keys that have leases.
-func (l *Loaded) leased(keys map[string]bool) {
-	if l == nil {
-		return
-	}
-	for _, v := range l.Versions {
-		keys[v.Key] = keys[v.Key] || v.Lease != 0
-	}
-}
-
-// written is the write of a key before all operations, for the check of the key alone.
-func (l *Loaded) written(key string) (h []porcupine.Operation) {
-	if l == nil {
-		return nil
-	}
-	var value string
-	for _, v := range l.Versions {
-		if v.Key == key {
-			value = v.Value
-		}
-	}
-	return []porcupine.Operation{{ClientId: loader, Input: fact{writes: true, value: value}}}
-}
 
 // sourceLease is a lease of a source, from one revision to another one, 0 for one that lives.
 type sourceLease struct {
@@ -123,7 +33,7 @@ type sourceLease struct {
 // source is a store as it comes from elsewhere.
 type source struct {
 	// versions are in the order of revisions, all that there ever were.
-	versions []Version
+	versions []judge.Version
 	leases   []*sourceLease
 	// The load brings the store at bulk at once and what came since, up to last, revision by revision. It finishes at
 	// revision.
@@ -131,8 +41,6 @@ type source struct {
 }
 
 const (
-	// loader is the id of who wrote the source, and loads it, as a client.
-	loader = 901
 	// leaseEvery is how many revisions of the source lie between two new leases.
 	leaseEvery = 7
 	// A loader sends up to so many versions, or revisions, at a time, with pauses of up to loadPause.
@@ -151,15 +59,15 @@ const (
 
 // newSource makes a source. The clients get its leases.
 func newSource(c *cluster) *source {
-	s, m := &source{}, newModel()
-	cl := newClient(c, nil, loader)
+	s, m := &source{}, judge.NewModel()
+	cl := newClient(c, nil, judge.LoaderID)
 	for rev := int64(2); rev < int64(c.cfg.Load)+2; {
 		if n := len(s.leases); rev%leaseEvery == 2 && (n == 0 || s.leases[n-1].from < rev) {
 			l := &sourceLease{id: c.leases.next(), ttl: minTTL + cl.rng.Int64N(maxTTL-minTTL+1), from: rev}
 			c.leases.add(l.id)
 			s.leases = append(s.leases, l)
 		}
-		_, next, events := m.run(s.draw(cl, rev), rev)
+		_, next, events := m.Run(s.draw(cl, rev), rev)
 		if next == m {
 			continue
 		}
@@ -197,7 +105,7 @@ func (s *source) draw(cl *client, rev int64) proto.Message {
 // sorted returns what a selection takes of the source as the load brings it: writes of one transaction to a key are
 // one version.
 func (s *source) sorted(cut mvcc.Cut, order func(a, b mvcc.Version) int) (out []mvcc.Version) {
-	vs := takes(slices.SortedFunc(slices.Values(s.versions), compareByKey), &cut)
+	vs := judge.Takes(slices.SortedFunc(slices.Values(s.versions), judge.CompareByKey), &cut)
 	for i, v := range vs {
 		w := mvcc.Version{
 			Key: []byte(v.Key), Value: []byte(v.Value), Mod: keyspace.Revision(v.Mod), Create: keyspace.Revision(v.Create), Version: v.Version,
@@ -233,11 +141,11 @@ func (s *source) followCut() mvcc.Cut {
 }
 
 // loaded is what the cluster has when the load has finished.
-func (s *source) loaded() *Loaded {
-	byKey := slices.SortedFunc(slices.Values(s.versions), compareByKey)
+func (s *source) loaded() *judge.Loaded {
+	byKey := slices.SortedFunc(slices.Values(s.versions), judge.CompareByKey)
 	bulk, follow := s.bulkCut(), s.followCut()
-	vs := slices.SortedFunc(slices.Values(slices.Concat(takes(byKey, &bulk), takes(byKey, &follow))), compareVersions)
-	return &Loaded{Versions: vs, Compacted: s.compacted, Revision: s.revision}
+	vs := slices.SortedFunc(slices.Values(slices.Concat(judge.Takes(byKey, &bulk), judge.Takes(byKey, &follow))), judge.CompareVersions)
+	return &judge.Loaded{Versions: vs, Compacted: s.compacted, Revision: s.revision}
 }
 
 // sum is what the cluster must have at the end.
@@ -282,13 +190,13 @@ func loadStore(rep *Report, c *cluster, n *nemesis) bool {
 	}
 	// Only a new cluster is loaded, and one that has lost its sequencer is none.
 	if _, err := l.loader(rand.New(rand.NewPCG(c.cfg.Seed, 29))).Begin(context.Background()); err != nil {
-		rep.violate("load: a new cluster: %v", err)
+		rep.Violate("load: a new cluster: %v", err)
 		return false
 	}
-	reads := &History{}
+	reads := &judge.History{}
 	done, stop := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
-	wg.Go(func() { newClient(c, reads, loader+1).readUntil(stop) })
+	wg.Go(func() { newClient(c, reads, judge.LoaderID+1).readUntil(stop) })
 	var err error
 	killed := 0
 	wg.Go(func() {
@@ -303,23 +211,23 @@ func loadStore(rep *Report, c *cluster, n *nemesis) bool {
 	close(stop)
 	wg.Wait()
 	if l.calm != nil && len(n.c.cfg.LoadFaults) > 0 && len(n.happened) == 0 {
-		rep.violate("load: no fault happened")
+		rep.Violate("load: no fault happened")
 	}
 	n.happened[Killed] = killed
 	n.loadHappened, n.loadSplits = maps.Clone(n.happened), n.splits.Load()
 	rep.Violations = append(rep.Violations, l.wrong...)
 	if err = errors.Join(healed, err); err != nil {
-		rep.violate("load: %v", err)
+		rep.Violate("load: %v", err)
 		return false
 	}
 	start := l.loaded()
 	start.Reads = reads.Ops()
 	l.begin(rep.History, start)
 	if l.calm != nil {
-		probe := newClient(c, rep.History, loader)
+		probe := newClient(c, rep.History, judge.LoaderID)
 		o := probe.ask(&pb.PutRequest{Key: []byte(hotKeys[0]), Value: probe.value()}, requestTimeout)
-		if o == nil || o.Outcome != Answered || o.Revision() != l.revision+1 {
-			rep.violate("load: the first write of a cluster that was loaded up to revision %d: %v", l.revision, o)
+		if o == nil || o.Outcome != judge.Answered || o.Revision() != l.revision+1 {
+			rep.Violate("load: the first write of a cluster that was loaded up to revision %d: %v", l.revision, o)
 		}
 	}
 	return len(rep.Violations) == 0
@@ -327,13 +235,11 @@ func loadStore(rep *Report, c *cluster, n *nemesis) bool {
 
 // begin lets the history begin with the load: everything is known that it has finished with. Its leases are as if
 // they were granted then.
-func (l *loading) begin(h *History, start *Loaded) {
-	h.mu.Lock()
-	h.start = start
-	h.mu.Unlock()
+func (l *loading) begin(h *judge.History, start *judge.Loaded) {
+	h.BeginWith(start)
 	header := &pb.ResponseHeader{Revision: l.revision}
 	add := func(req, resp proto.Message) {
-		h.Add(&Op{Client: loader, Request: req, Response: resp, Call: h.now(), Return: h.now(), Began: l.finishing, Ended: l.c.elapsed()})
+		h.Add(&judge.Op{Client: judge.LoaderID, Request: req, Response: resp, Call: h.Now(), Return: h.Now(), Began: l.finishing, Ended: l.c.elapsed()})
 	}
 	add(&pb.CompactionRequest{Revision: l.compacted}, &pb.CompactionResponse{Header: header})
 	for _, s := range l.leases {
@@ -360,7 +266,7 @@ func (n *nemesis) whileLoaded(done <-chan struct{}) error {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 21))
 	for _, f := range n.c.cfg.LoadFaults {
 		n.c.sleep(n.between(200*time.Millisecond, time.Second))
-		key := fmt.Appendf(nil, "%c%d", groups[rng.IntN(len(groups))], rng.IntN(keysPerGroup))
+		key := fmt.Appendf(nil, "%c%d", judge.Groups[rng.IntN(len(judge.Groups))], rng.IntN(judge.KeysPerGroup))
 		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.split(ctx, r, ds, key) })
 		if closed(done) {
 			break
@@ -441,7 +347,7 @@ func (l *loading) bulkAll(ctx context.Context, d *dataapi.Loader) error {
 	vs := l.sorted(l.bulkCut(), inBulk)
 	var borders [][]byte
 	for i := 1; i < loadStreams; i++ {
-		borders = append(borders, []byte{groups[i*len(groups)/loadStreams]})
+		borders = append(borders, []byte{judge.Groups[i*len(judge.Groups)/loadStreams]})
 	}
 	if err := d.Split(ctx, borders); err != nil {
 		return err

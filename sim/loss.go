@@ -68,7 +68,7 @@ func repaired(rep *Report, c *cluster) bool {
 			return true
 		}
 		if c.elapsed()-begin > repairedWithin {
-			rep.violate("not repaired %v after healing: %v", c.elapsed()-begin, err)
+			rep.Violate("not repaired %v after healing: %v", c.elapsed()-begin, err)
 			return false
 		}
 	}

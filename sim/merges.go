@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/placement/fsm"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // mergeEvery is the least time between two merges, and half of the most.
@@ -56,7 +57,7 @@ func (n *nemesis) merge(ctx context.Context, r *run, ds []keyspace.Descriptor, r
 func (n *nemesis) awaitMerge() {
 	rng := rand.New(rand.NewPCG(n.c.cfg.Seed, 9))
 	for end := n.c.elapsed() + mergedWithin; n.c.cfg.MergeAfter > 0 && n.c.elapsed() < end && n.c.countMerges() == 0; n.c.sleep(splitPause) {
-		key := fmt.Appendf(nil, "%c%d", groups[rng.IntN(len(groups))], rng.IntN(keysPerGroup))
+		key := fmt.Appendf(nil, "%c%d", judge.Groups[rng.IntN(len(judge.Groups))], rng.IntN(judge.KeysPerGroup))
 		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.split(ctx, r, ds, key) })
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/judge"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -240,7 +241,7 @@ func (n *nemesis) world(f Fault) (heal func() error) {
 	switch f {
 	case Drift:
 		for _, m := range n.c.machines {
-			m.clock.SetRate(1 + (n.rng.Float64()-0.5)*2*maxDrift)
+			m.clock.SetRate(1 + (n.rng.Float64()-0.5)*2*judge.MaxDrift)
 		}
 	case ClockStep:
 		for _, m := range n.c.machines {

@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node"
 	"github.com/skeindb/skein/shard"
+	"github.com/skeindb/skein/sim/judge"
 	"github.com/skeindb/skein/sim/simbus"
 )
 
@@ -139,24 +140,10 @@ func (c *Config) impatient() int { return (c.Nodes + c.Spares) * max(1, c.Impati
 
 // Report is the result of a run, to be judged.
 type Report struct {
-	Config  Config
-	History *History
-	Trace   *Trace
-	// Versions are all versions of all keys on the disks at the end, in the order of
-	// revisions.
-	Versions []Version
-	// Watchers are the watchers of the run.
-	Watchers []*Watcher
-	// Access is what happened to users, nil without any.
-	Access *Access
-	// Cuts are the cuts that were made.
-	Cuts []*Cut
-	// Drained says that no lease was left at the end.
-	Drained bool
-	// Failures counts what may have left gaps in the revisions. Rebooted is the highest
-	// revision known before all nodes were stopped at once, 0 if they were not.
-	Failures int
-	Rebooted int64
+	judge.Evidence
+
+	Config   Config
+	Trace    *Trace
 	Happened map[Fault]int
 	Met      map[Pair]int
 	// Splits, Compactions, Snapshots and CutOffs count the nodes' work. The last two are
@@ -179,12 +166,6 @@ type Report struct {
 	Network    simbus.Stats
 	// Elapsed is the virtual time of the run.
 	Elapsed time.Duration
-	// Violations are what the run itself found to be wrong.
-	Violations []string
-}
-
-func (r *Report) violate(format string, args ...any) {
-	r.Violations = append(r.Violations, fmt.Sprintf(format, args...))
 }
 
 // Bounds of the end of a run, in virtual time.
@@ -210,6 +191,7 @@ const (
 // has them if the run hangs. It must be called in a testing/synctest bubble.
 func Run(rep *Report) {
 	rng := rand.New(rand.NewPCG(rep.Config.Seed, 1))
+	rep.Faulty = len(rep.Config.Faults) > 0
 	c := newCluster(rep.Config, rng, rep.Trace)
 	n := newNemesis(c)
 	defer func() {
@@ -221,7 +203,7 @@ func Run(rep *Report) {
 		rep.Snapshots, rep.CutOffs, rep.SelfSplits = c.snapshots, c.cutOffs, c.bySize+c.byLoad
 	}()
 	if err := c.bootAll(); err != nil {
-		rep.violate("the cluster does not start: %v", err)
+		rep.Violate("the cluster does not start: %v", err)
 		return
 	}
 	if rep.Config.Load > 0 && !loadStore(rep, c, n) {
@@ -244,10 +226,10 @@ func Run(rep *Report) {
 	}
 	rep.Violations = append(rep.Violations, n.missing()...)
 	if size, load := c.countSplits(); rep.Config.RangeMaxBytes > 0 && size == 0 || rep.Config.RangeSplitLoad > 0 && load == 0 {
-		rep.violate("the fault %q never happened: %d by size, %d by load", SelfSplit, size, load)
+		rep.Violate("the fault %q never happened: %d by size, %d by load", SelfSplit, size, load)
 	}
 	if rep.SelfMerges = c.countMerges(); rep.Config.MergeAfter > 0 && rep.SelfMerges == 0 {
-		rep.violate("the fault %q never happened", SelfMerge)
+		rep.Violate("the fault %q never happened", SelfMerge)
 	}
 	if !n.heldStays(rep, probe) || len(rep.Config.Faults) == 0 && !reboot(rep, c, probe) {
 		return
@@ -256,11 +238,11 @@ func Run(rep *Report) {
 	c.sleep(watchWithin)
 	rep.Watchers, stopWatching = stopWatching(), nil
 	if err := c.stopAll(); err != nil {
-		rep.violate("a clean stop failed: %v", err)
+		rep.Violate("a clean stop failed: %v", err)
 	}
 	var err error
 	if rep.Versions, err = readDisks(c, n.kept); err != nil {
-		rep.violate("%v", err)
+		rep.Violate("%v", err)
 	}
 }
 
@@ -278,13 +260,13 @@ func (c *cluster) awaitHeat(cfg *Config) {
 
 // reboot stops all nodes at the same time, in order, and starts them again. Nothing is lost.
 func reboot(rep *Report, c *cluster, probe *client) bool {
-	rep.Rebooted = known(rep.History.Ops())
+	rep.Rebooted = judge.Known(rep.History.Ops())
 	err := c.stopAll()
 	if err == nil {
 		err = c.bootAll()
 	}
 	if err != nil {
-		rep.violate("a clean stop and start of all nodes: %v", err)
+		rep.Violate("a clean stop and start of all nodes: %v", err)
 		return false
 	}
 	return live(rep, c, probe)
@@ -296,7 +278,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	if c.cfg.Users > 0 {
-		rep.Access = &Access{}
+		rep.Access = &judge.Access{}
 		u := &users{venue: c, prepare: c.raiseAccess, logf: c.logf, c: c, h: rep.History, a: rep.Access}
 		u.load(stop, &wg, make(chan struct{}))
 	}
@@ -331,7 +313,7 @@ func chaos(rep *Report, c *cluster, n *nemesis) bool {
 		err = c.bootAll()
 	}
 	if err != nil {
-		rep.violate("a node does not start again: %v", err)
+		rep.Violate("a node does not start again: %v", err)
 		return false
 	}
 	return len(c.gaveUp()) == 0
@@ -352,14 +334,14 @@ func (c *cluster) gaveUp() (bad []string) {
 // to be answered at once.
 func live(rep *Report, c *cluster, probe *client) bool {
 	begin := c.elapsed()
-	each := func(timeout time.Duration, f func(*Op, time.Duration) bool) bool {
+	each := func(timeout time.Duration, f func(*judge.Op, time.Duration) bool) bool {
 		for _, m := range c.standing() {
 			r := m.current()
 			for _, req := range probe.probes() {
 				for {
 					from := c.elapsed()
 					o := probe.do(m, r, req, timeout)
-					if o.Outcome == Answered && f(o, c.elapsed()-from) {
+					if o.Outcome == judge.Answered && f(o, c.elapsed()-from) {
 						break
 					}
 					if !f(o, c.elapsed()-from) {
@@ -374,25 +356,25 @@ func live(rep *Report, c *cluster, probe *client) bool {
 		}
 		return true
 	}
-	ok := each(liveWithin, func(o *Op, _ time.Duration) bool {
+	ok := each(liveWithin, func(o *judge.Op, _ time.Duration) bool {
 		if c.elapsed()-begin <= liveWithin {
 			return true
 		}
-		rep.violate("not live %v after healing: %s", c.elapsed()-begin, o)
+		rep.Violate("not live %v after healing: %s", c.elapsed()-begin, o)
 		return false
 	})
-	return ok && each(promptWithin, func(o *Op, took time.Duration) bool {
-		if o.Outcome == Answered && took <= promptWithin {
+	return ok && each(promptWithin, func(o *judge.Op, took time.Duration) bool {
+		if o.Outcome == judge.Answered && took <= promptWithin {
 			return true
 		}
-		rep.violate("an operation of a healthy cluster took %v: %s", took, o)
+		rep.Violate("an operation of a healthy cluster took %v: %s", took, o)
 		return false
 	}) && drain(rep, c, probe) && whole(rep, c, probe)
 }
 
 // probes are requests that no other range can answer.
 func (c *client) probes() (reqs []proto.Message) {
-	for _, g := range groups {
+	for _, g := range judge.Groups {
 		reqs = append(reqs,
 			&pb.PutRequest{Key: fmt.Appendf(nil, "%c0", g), Value: c.value()},
 			&pb.RangeRequest{Key: fmt.Appendf(nil, "%c0", g)})
@@ -408,8 +390,8 @@ func readAll() *pb.RangeRequest { return &pb.RangeRequest{Key: []byte{0}, RangeE
 func whole(rep *Report, c *cluster, probe *client) bool {
 	for _, m := range c.standing() {
 		o := probe.do(m, m.current(), readAll(), promptWithin)
-		if o.Outcome != Answered {
-			rep.violate("reading everything from a healthy cluster: %s", o)
+		if o.Outcome != judge.Answered {
+			rep.Violate("reading everything from a healthy cluster: %s", o)
 			return false
 		}
 	}
@@ -426,10 +408,10 @@ func converge(rep *Report, c *cluster, healed time.Duration) {
 		case err == nil:
 			return
 		case orphan && now-begin > convergeWithin && now-healed > orphansWithin:
-			rep.violate("an orphan %v after healing: %v", now-healed, err)
+			rep.Violate("an orphan %v after healing: %v", now-healed, err)
 			return
 		case errors.Is(err, errNever) || !orphan && now-begin > convergeWithin:
-			rep.violate("the replicas do not become equal within %v: %v", convergeWithin, err)
+			rep.Violate("the replicas do not become equal within %v: %v", convergeWithin, err)
 			return
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/skeindb/skein/sim/judge"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -389,7 +391,7 @@ func TestStories(t *testing.T) {
 				t.Run(fmt.Sprint(i), func(t *testing.T) {
 					cfg := s.cfg(seed)
 					cfg.Seed = seed
-					o := judge(t, cfg)
+					o := judged(t, cfg)
 					t.Log(o.line())
 					for _, b := range o.Violations {
 						t.Errorf("seed %d: %s", seed, b)
@@ -400,8 +402,8 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// judge makes one run and returns its outcome.
-func judge(t *testing.T, cfg Config) *outcome {
+// judged makes one run and returns its outcome.
+func judged(t *testing.T, cfg Config) *outcome {
 	t.Helper()
 	r := prepare(t, cfg)
 	return r.run(t)
@@ -430,7 +432,7 @@ func prepare(t *testing.T, cfg Config) *trial {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &trial{&Report{Config: cfg, History: &History{}, Trace: NewTrace(trace)}, dir, trace}
+	return &trial{&Report{Evidence: judge.Evidence{History: &judge.History{}}, Config: cfg, Trace: NewTrace(trace)}, dir, trace}
 }
 
 // run makes the run. One with violations keeps its history and trace.
@@ -450,7 +452,7 @@ func (r *trial) run(t *testing.T) *outcome {
 	began := time.Now()
 	synctest.Test(t, func(*testing.T) { Run(r.rep) })
 	o.Ran = time.Since(began)
-	bad := Check(r.rep)
+	bad := judge.Check(&r.rep.Evidence)
 	o.Judged = time.Since(began) - o.Ran
 	o.take(r.rep, bad)
 	judged = true

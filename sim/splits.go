@@ -7,15 +7,16 @@ import (
 	"sync"
 
 	"github.com/skeindb/skein/keyspace"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // splitLoop splits a range now and then until stop is closed.
 func (n *nemesis) splitLoop(stop <-chan struct{}, wg *sync.WaitGroup) {
 	every := n.c.cfg.splitEvery()
 	n.beside(stop, wg, repeat{times: n.c.cfg.Splits, least: every, spread: 2 * every, stream: 3}, func(rng *rand.Rand) {
-		key := fmt.Sprintf("%c", groups[rng.IntN(len(groups))])
+		key := fmt.Sprintf("%c", judge.Groups[rng.IntN(len(judge.Groups))])
 		if n.c.cfg.SplitEvery > 0 || rng.IntN(3) == 0 {
-			key += fmt.Sprint(rng.IntN(keysPerGroup))
+			key += fmt.Sprint(rng.IntN(judge.KeysPerGroup))
 		}
 		n.ask(rng, func(ctx context.Context, r *run, ds []keyspace.Descriptor) { n.split(ctx, r, ds, []byte(key)) })
 	})
@@ -32,7 +33,7 @@ func (n *nemesis) split(ctx context.Context, r *run, ds []keyspace.Descriptor, k
 			if len(key) > 1 {
 				return
 			}
-			key = fmt.Append(key, keysPerGroup/2)
+			key = fmt.Append(key, judge.KeysPerGroup/2)
 		}
 		var err error
 		for _, rep := range d.Replicas {

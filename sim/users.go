@@ -21,6 +21,7 @@ import (
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/node"
+	"github.com/skeindb/skein/sim/judge"
 )
 
 // serveAPI serves etcd's services of a node and those of data, without a port: clients call them by gRPC within the
@@ -38,98 +39,6 @@ func serveAPI(core *node.Core, o *node.Options) (*etcdapi.Server, error) {
 	core.OnRevoked(func(*auth.View) { s.RightsTaken() })
 	s.Start()
 	return s, nil
-}
-
-// Moment is a place in the order of all calls and returns, and its virtual time.
-type Moment struct {
-	Tick int64
-	At   time.Duration
-}
-
-// never is after every moment.
-var never = Moment{Tick: 1 << 62, At: 1 << 62}
-
-// Fact says that something may hold from May to MayNot, and surely does from Must to MustNot. Between them the
-// change is under way, or its fate is unknown.
-type Fact struct{ May, Must, MustNot, MayNot Moment }
-
-// newFact is what a change has made true: begun says when it was asked for, and acked when it was acknowledged.
-func newFact(begun, acked Moment) Fact {
-	return Fact{May: begun, Must: acked, MustNot: never, MayNot: never}
-}
-
-// Identity says that a password is a user's. Each password is used once.
-type Identity struct {
-	Fact
-	User     string
-	Password int
-}
-
-// Right is a user's right to a group of keys: to read it, and perhaps to write it.
-type Right struct {
-	Fact
-	User  string
-	Group byte
-	Write bool
-}
-
-// Rights are all that an admin of a run has made true.
-type Rights struct {
-	// Off says that nothing is checked.
-	Off        []*Fact
-	Identities []*Identity
-	Rights     []*Right
-}
-
-// Actor is who does something: a user, by a token that was got for a password. Nobody logs in with password 0: it is
-// for requests without a token.
-type Actor struct {
-	User     string
-	Password int
-}
-
-// UserOp is an operation of a user. It is one of the history, or a serializable read, which is in no order with others.
-type UserOp struct {
-	*Op
-	Actor
-}
-
-// Login is one attempt to log in.
-type Login struct {
-	Actor
-	Node        keyspace.NodeID
-	Begun, Over Moment
-	// OK says that there is a token, Refused that the password is none of the user's.
-	OK, Refused bool
-}
-
-// Told are events of a group that a user's watcher has received.
-type Told struct {
-	Actor
-	Node     keyspace.NodeID
-	Group    byte
-	Revision int64
-	At       Moment
-}
-
-// Access is what happened to the users of a run.
-type Access struct {
-	Rights
-	// Remote says that an answer and an event may be on their way for long. PausedClocks says that the nodes' clocks may
-	// stand still, and with them the leases by which nodes answer alone.
-	Remote, PausedClocks bool
-
-	mu sync.Mutex
-	// Guarded by mu.
-	ops    []UserOp
-	logins []Login
-	told   []Told
-}
-
-func note[T any](a *Access, to *[]T, what T) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	*to = append(*to, what)
 }
 
 // account is what a user's clients know of it.
@@ -223,12 +132,12 @@ type users struct {
 	logf    func(format string, args ...any)
 	// c has the seed and the form of the requests.
 	c   *cluster
-	h   *History
-	a   *Access
+	h   *judge.History
+	a   *judge.Access
 	all []*account
 }
 
-func (u *users) moment() Moment { return Moment{u.h.tick.Add(1), u.venue.Elapsed()} }
+func (u *users) moment() judge.Moment { return judge.Moment{Tick: u.h.Now(), At: u.venue.Elapsed()} }
 
 // clientsOfUser is how many clients each user has.
 const clientsOfUser = 2
@@ -328,33 +237,6 @@ func is(err error, etcds ...error) bool {
 	return err != nil && slices.ContainsFunc(etcds, func(e error) bool { return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(e) })
 }
 
-// definite are the texts of errors after which certainly nothing has happened.
-var definite = func() map[string]kverror.Kind {
-	unknown, known := map[string]bool{}, map[string]kverror.Kind{}
-	for _, r := range kverror.Table() {
-		text := rpctypes.ErrorDesc(r.GRPC)
-		known[text] = r.Kind
-		unknown[text] = unknown[text] || r.Fate == kverror.Unknown
-	}
-	for text := range unknown {
-		if unknown[text] {
-			delete(known, text)
-		}
-	}
-	return known
-}()
-
-// fated is a client's error, which says of its fate what the client knows.
-func fated(err error) error {
-	if err == nil {
-		return nil
-	}
-	if k, ok := definite[rpctypes.ErrorDesc(err)]; ok {
-		return kverror.New(k, "%v", err)
-	}
-	return err
-}
-
 // userClient is a client of a user. It belongs to one goroutine.
 type userClient struct {
 	*users
@@ -369,7 +251,7 @@ func (u *users) newClient(who *account, id int) *userClient {
 	return &userClient{users: u, client: newClient(u.c, u.h, id), who: who}
 }
 
-func (c *userClient) actor() Actor { return Actor{c.who.name, c.password} }
+func (c *userClient) actor() judge.Actor { return judge.Actor{User: c.who.name, Password: c.password} }
 
 // runUntil works in bursts until stop is closed.
 func (c *userClient) runUntil(stop <-chan struct{}) {
@@ -403,21 +285,21 @@ func (c *userClient) step(ctx context.Context, g *Gateway) {
 
 // ask sends a request and records the outcome.
 func (c *userClient) ask(ctx context.Context, g *Gateway, req proto.Message, serializable bool) {
-	o := &Op{Client: c.client.id, Node: g.Node, Request: req, Call: c.h().tick.Add(1), Began: c.venue.Elapsed()}
+	o := &judge.Op{Client: c.client.id, Node: g.Node, Request: req, Call: c.h().Now(), Began: c.venue.Elapsed()}
 	if !serializable {
 		o = c.h().Begin(c.client.id, g.Node, req, c.venue.Elapsed())
 	}
 	resp, err := call(ctx, pb.NewKVClient(g.Conn), req)
 	if serializable {
-		o.Ended, o.Return, o.Outcome, o.Response, o.Err = c.venue.Elapsed(), c.h().tick.Add(1), Answered, resp, err
+		o.Ended, o.Return, o.Outcome, o.Response, o.Err = c.venue.Elapsed(), c.h().Now(), judge.Answered, resp, err
 		if err != nil {
-			o.Outcome = Refused
+			o.Outcome = judge.Refused
 		}
 	} else {
-		c.h().End(o, resp, fated(err), g.Ctx.Err() != nil, c.venue.Elapsed())
+		c.h().End(o, resp, judge.Fated(err), g.Ctx.Err() != nil, c.venue.Elapsed())
 	}
 	if g.Ctx.Err() == nil || !serializable {
-		note(c.a, &c.a.ops, UserOp{o, c.actor()})
+		c.a.AddOp(judge.UserOp{Op: o, Actor: c.actor()})
 	}
 	// A JWT is void with the next change of rights, and says nothing of a password.
 	if is(err, rpctypes.ErrGRPCInvalidAuthToken) && c.rng.IntN(3) == 0 || is(err, rpctypes.ErrGRPCAuthOldRevision) {
@@ -425,7 +307,7 @@ func (c *userClient) ask(ctx context.Context, g *Gateway, req proto.Message, ser
 	}
 }
 
-func (c *userClient) h() *History { return c.users.h }
+func (c *userClient) h() *judge.History { return c.users.h }
 
 // call sends a request to a KV service.
 func call(ctx context.Context, kv pb.KVClient, req proto.Message) (proto.Message, error) {
@@ -444,13 +326,13 @@ func call(ctx context.Context, kv pb.KVClient, req proto.Message) (proto.Message
 
 // login gets a token for a password. While nothing is checked there is none, and an old one does.
 func (c *userClient) login(ctx context.Context, g *Gateway, password int) {
-	l := Login{Actor: Actor{c.who.name, password}, Node: g.Node, Begun: c.users.moment()}
+	l := judge.Login{Actor: judge.Actor{User: c.who.name, Password: password}, Node: g.Node, Begun: c.users.moment()}
 	resp, err := pb.NewAuthClient(g.Conn).Authenticate(metadata.NewOutgoingContext(ctx, nil), &pb.AuthenticateRequest{Name: c.who.name, Password: word(password)})
 	if g.Ctx.Err() != nil {
 		return
 	}
 	l.Over, l.OK, l.Refused = c.users.moment(), err == nil, is(err, rpctypes.ErrGRPCAuthFailed)
-	note(c.a, &c.a.logins, l)
+	c.a.AddLogin(l)
 	switch {
 	case l.OK:
 		c.token, c.password = resp.GetToken(), password
@@ -476,7 +358,7 @@ func (c *userClient) draw(groups, lost []byte) (req proto.Message, serializable 
 		}
 		return c.group()
 	}
-	key := func() string { return fmt.Sprintf("%s%d", group(), c.rng.IntN(keysPerGroup)) }
+	key := func() string { return fmt.Sprintf("%s%d", group(), c.rng.IntN(judge.KeysPerGroup)) }
 	switch n := c.rng.IntN(100); {
 	case n < 30:
 		return &pb.PutRequest{Key: []byte(key()), Value: c.value(), PrevKv: c.rng.IntN(4) == 0}, false
@@ -555,7 +437,9 @@ func (c *userClient) watchAt(ctx context.Context, place int, g *Gateway) {
 			break
 		}
 		if n := len(resp.GetEvents()); n > 0 {
-			note(c.a, &c.a.told, Told{c.actor(), g.Node, group, resp.GetEvents()[n-1].GetKv().GetModRevision(), c.users.moment()})
+			c.a.AddTold(judge.Told{
+				Actor: c.actor(), Node: g.Node, Group: group, Revision: resp.GetEvents()[n-1].GetKv().GetModRevision(), At: c.users.moment(),
+			})
 		}
 		if resp.GetCanceled() {
 			if r := resp.GetCancelReason(); r == rpctypes.ErrGRPCInvalidAuthToken.Error() || r == rpctypes.ErrGRPCAuthOldRevision.Error() {
@@ -578,19 +462,19 @@ type admin struct {
 	// passwords and roles count those that were used. on says that requests are checked, as the admin has asked last.
 	passwords, roles int
 	on               bool
-	off              *Fact
-	identity         map[*account]*Identity
+	off              *judge.Fact
+	identity         map[*account]*judge.Identity
 	held             map[*account][]*grant
 	// ended are facts that do not hold any more; when nobody goes by them is known at the next acknowledgement of a
 	// change that takes something away.
-	ended []*Fact
+	ended []*judge.Fact
 	stop  <-chan struct{}
 }
 
 // grant is a role of one user.
 type grant struct {
 	role   string
-	rights []*Right
+	rights []*judge.Right
 	groups []byte
 }
 
@@ -600,8 +484,8 @@ const rootPassword = 1
 // run sets the users up, closes ready, and goes on until stop is closed.
 func (a *admin) run(stop <-chan struct{}, ready chan<- struct{}) {
 	a.stop, a.passwords = stop, rootPassword
-	a.identity, a.held = map[*account]*Identity{}, map[*account][]*grant{}
-	a.off = &Fact{MustNot: never, MayNot: never}
+	a.identity, a.held = map[*account]*judge.Identity{}, map[*account][]*grant{}
+	a.off = &judge.Fact{MustNot: judge.Never, MayNot: judge.Never}
 	a.a.Off = append(a.a.Off, a.off)
 	a.setUp()
 	close(ready)
@@ -663,7 +547,7 @@ func (a *admin) step() {
 
 // change makes a change. It repeats the call until the change is made, or until stop is closed; then acked is never.
 // The errors already tell a repeated call that the change is made. It ends the facts of ends.
-func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) error, already ...error) (begun, acked Moment) {
+func (a *admin) change(ends []*judge.Fact, call func(context.Context, pb.AuthClient) error, already ...error) (begun, acked judge.Moment) {
 	begun = a.moment()
 	for _, f := range ends {
 		f.MustNot = begun
@@ -697,15 +581,13 @@ func (a *admin) change(ends []*Fact, call func(context.Context, pb.AuthClient) e
 			}
 			return begun, a.moment()
 		}
-		if _, ok := definite[rpctypes.ErrorDesc(err)]; !ok {
-			unknown = true
-		}
+		unknown = unknown || !judge.Certain(err)
 	}
-	return begun, never
+	return begun, judge.Never
 }
 
 // taken notes that nobody goes by what has ended before.
-func (a *admin) taken(now Moment) {
+func (a *admin) taken(now judge.Moment) {
 	for _, f := range a.ended {
 		f.MayNot = now
 	}
@@ -715,14 +597,14 @@ func (a *admin) taken(now Moment) {
 // flush makes a change that takes something away, for its acknowledgement: the one before was made, but the answer
 // is lost.
 func (a *admin) flush() {
-	a.change([]*Fact{{}}, func(ctx context.Context, s pb.AuthClient) (err error) {
+	a.change([]*judge.Fact{{}}, func(ctx context.Context, s pb.AuthClient) (err error) {
 		_, err = s.UserChangePassword(ctx, &pb.AuthUserChangePasswordRequest{Name: spare, Password: "any"})
 		return err
 	})
 }
 
 func (a *admin) enable() {
-	a.change([]*Fact{a.off}, func(ctx context.Context, s pb.AuthClient) (err error) {
+	a.change([]*judge.Fact{a.off}, func(ctx context.Context, s pb.AuthClient) (err error) {
 		_, err = s.AuthEnable(ctx, &pb.AuthEnableRequest{})
 		return err
 	})
@@ -734,14 +616,14 @@ func (a *admin) disable() {
 		_, err = s.AuthDisable(ctx, &pb.AuthDisableRequest{})
 		return err
 	})
-	f := newFact(begun, acked)
+	f := judge.NewFact(begun, acked)
 	a.off, a.on = &f, false
 	a.a.Off = append(a.a.Off, a.off)
 }
 
 // identify notes that a user has a new password.
-func (a *admin) identify(who *account, begun, acked Moment) {
-	id := &Identity{newFact(begun, acked), who.name, a.passwords}
+func (a *admin) identify(who *account, begun, acked judge.Moment) {
+	id := &judge.Identity{Fact: judge.NewFact(begun, acked), User: who.name, Password: a.passwords}
 	a.identity[who] = id
 	a.a.Identities = append(a.a.Identities, id)
 	a.tell(who)
@@ -758,7 +640,7 @@ func (a *admin) add(who *account) {
 
 func (a *admin) changePassword(who *account) {
 	a.passwords++
-	begun, acked := a.change([]*Fact{&a.identity[who].Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
+	begun, acked := a.change([]*judge.Fact{&a.identity[who].Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
 		_, err = s.UserChangePassword(ctx, &pb.AuthUserChangePasswordRequest{Name: who.name, Password: word(a.passwords)})
 		return err
 	})
@@ -767,7 +649,7 @@ func (a *admin) changePassword(who *account) {
 
 // remove deletes a user with all roles. Those stay behind, and nobody has them again.
 func (a *admin) remove(who *account) {
-	ends := []*Fact{&a.identity[who].Fact}
+	ends := []*judge.Fact{&a.identity[who].Fact}
 	for _, g := range a.held[who] {
 		ends = append(ends, g.facts()...)
 	}
@@ -779,7 +661,7 @@ func (a *admin) remove(who *account) {
 	who.set(0, nil)
 }
 
-func (g *grant) facts() (fs []*Fact) {
+func (g *grant) facts() (fs []*judge.Fact) {
 	for _, r := range g.rights {
 		fs = append(fs, &r.Fact)
 	}
@@ -801,21 +683,21 @@ func (a *admin) grant(who *account) {
 	if a.rng.IntN(4) == 0 {
 		permission = authpb.READ
 	}
-	for _, i := range a.rng.Perm(len(groups))[:2] {
-		g.groups = append(g.groups, groups[i])
+	for _, i := range a.rng.Perm(len(judge.Groups))[:2] {
+		g.groups = append(g.groups, judge.Groups[i])
 	}
 	a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
 		_, err = s.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: g.role})
 		return err
 	}, rpctypes.ErrGRPCRoleAlreadyExist)
-	give := func() (begun, acked Moment) {
+	give := func() (begun, acked judge.Moment) {
 		return a.change(nil, func(ctx context.Context, s pb.AuthClient) (err error) {
 			_, err = s.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: who.name, Role: g.role})
 			return err
 		})
 	}
-	holds := func(group byte, begun, acked Moment) {
-		r := &Right{newFact(begun, acked), who.name, group, permission == authpb.READWRITE}
+	holds := func(group byte, begun, acked judge.Moment) {
+		r := &judge.Right{Fact: judge.NewFact(begun, acked), User: who.name, Group: group, Write: permission == authpb.READWRITE}
 		g.rights = append(g.rights, r)
 		a.a.Rights.Rights = append(a.a.Rights.Rights, r)
 	}
@@ -863,7 +745,7 @@ func (a *admin) revoke(who *account, at int) {
 	default:
 		for i, r := range g.rights {
 			q := groupRead(string(g.groups[i]))
-			a.change([]*Fact{&r.Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
+			a.change([]*judge.Fact{&r.Fact}, func(ctx context.Context, s pb.AuthClient) (err error) {
 				_, err = s.RoleRevokePermission(ctx, &pb.AuthRoleRevokePermissionRequest{Role: g.role, Key: q.GetKey(), RangeEnd: q.GetRangeEnd()})
 				return err
 			}, rpctypes.ErrGRPCPermissionNotGranted)

@@ -12,31 +12,16 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
-)
 
-// The keys of a run: groups of neighbours, each named by a letter, some of them hot.
-const (
-	groups       = "cfiloruxz"
-	keysPerGroup = 4
+	"github.com/skeindb/skein/sim/judge"
 )
 
 var hotKeys = []string{"c0", "l0", "u0"}
 
-// allKeys returns every key that a run touches.
-func allKeys() []string {
-	var keys []string
-	for _, g := range groups {
-		for i := range keysPerGroup {
-			keys = append(keys, fmt.Sprintf("%c%d", g, i))
-		}
-	}
-	return keys
-}
-
 // client is one client of the cluster. It belongs to one goroutine.
 type client struct {
 	c   *cluster
-	h   *History
+	h   *judge.History
 	id  int
 	rng *rand.Rand
 	// seen is the value that the client has last seen of each key, latest the highest
@@ -48,7 +33,7 @@ type client struct {
 	padding int
 }
 
-func newClient(c *cluster, h *History, id int) *client {
+func newClient(c *cluster, h *judge.History, id int) *client {
 	return &client{c: c, h: h, id: id, padding: c.cfg.Padding, rng: rand.New(rand.NewPCG(c.cfg.Seed, 100+uint64(id))), seen: map[string]*mvccpb.KeyValue{}}
 }
 
@@ -141,7 +126,7 @@ func (c *client) step() {
 
 // do sends one request and records the outcome. It returns nil if the gateway takes no
 // more requests.
-func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration) *Op {
+func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration) *judge.Op {
 	if !r.enter() {
 		return nil
 	}
@@ -168,19 +153,19 @@ func (c *client) do(m *machine, r *run, req proto.Message, timeout time.Duration
 		resp, err = askLeases(ctx, r.core.Leases(), q)
 	}
 	c.h.End(o, resp, err, r.ctx.Err() != nil, c.c.elapsed())
-	if o.Outcome == Answered {
+	if o.Outcome == judge.Answered {
 		c.learn(o)
 	}
 	return o
 }
 
 // learn keeps the values of an answer.
-func (c *client) learn(o *Op) {
+func (c *client) learn(o *judge.Op) {
 	c.latest = max(c.latest, o.Revision())
 	resps := []proto.Message{o.Response}
 	if t, ok := o.Response.(*pb.TxnResponse); ok {
 		for _, r := range t.GetResponses() {
-			resps = append(resps, inner(r))
+			resps = append(resps, judge.Inner(r))
 		}
 	}
 	for _, r := range resps {
@@ -196,7 +181,7 @@ func (c *client) key() string {
 	if c.rng.IntN(2) == 0 {
 		return hotKeys[c.rng.IntN(len(hotKeys))]
 	}
-	return fmt.Sprintf("%c%d", groups[c.rng.IntN(len(groups))], c.rng.IntN(keysPerGroup))
+	return fmt.Sprintf("%c%d", judge.Groups[c.rng.IntN(len(judge.Groups))], c.rng.IntN(judge.KeysPerGroup))
 }
 
 // value returns a value that nobody else ever writes.
@@ -291,7 +276,7 @@ func (c *client) swap(key string) *pb.TxnRequest {
 // several is a transaction over some keys, mostly of several groups and so of several
 // ranges.
 func (c *client) several(group string) *pb.TxnRequest {
-	at := c.rng.Perm(keysPerGroup)
+	at := c.rng.Perm(judge.KeysPerGroup)
 	names := make([]string, 3)
 	for i := range names {
 		g := group
@@ -322,7 +307,7 @@ func (c *client) several(group string) *pb.TxnRequest {
 	return t
 }
 
-func (c *client) group() string { return string(groups[c.rng.IntN(len(groups))]) }
+func (c *client) group() string { return string(judge.Groups[c.rng.IntN(len(judge.Groups))]) }
 
 // span is a group, or everything from it to another group.
 func (c *client) span(group string) *pb.RangeRequest {
@@ -370,7 +355,7 @@ func deleteOp(key string, prev bool) *pb.RequestOp {
 }
 
 // load runs all clients and returns the function that ends them.
-func load(c *cluster, h *History) (stop func()) {
+func load(c *cluster, h *judge.History) (stop func()) {
 	end := make(chan struct{})
 	var wg sync.WaitGroup
 	for i := range c.cfg.Clients {
@@ -383,7 +368,7 @@ func load(c *cluster, h *History) (stop func()) {
 		wg.Go(func() { cl.runImpatient(m, end) })
 	}
 	for i := range c.cfg.Leases {
-		cl := newClient(c, h, holders+i)
+		cl := newClient(c, h, judge.Holders+i)
 		wg.Go(func() { cl.runHolder(end) })
 	}
 	return func() {

@@ -39,7 +39,7 @@ const minListed = 8
 
 // unlisted are the packages that do not list their files.
 var unlisted = map[string]string{
-	"sim": "the simulator is test code: its faults, its history and its judges know each other",
+	"sim": "the simulator is test code: its faults, its clients and its machines know each other",
 }
 
 // maxUpward bounds the exceptions of all packages together.

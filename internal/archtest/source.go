@@ -29,7 +29,6 @@ var largePackages = map[string]exception{
 	"bench/against-etcd": {8600, "each measure is a file of its own, and none knows another; clusters, pairs and tables can leave it"},
 	"raftgroup":          {8080, "who made a quorum came to it; what copies of ranges do can leave it"},
 	"shard":              {8720, "loads, stages of requests and the feed of the heat map came to it; what maintenance does can leave it"},
-	"sim":                {9420, "the clients of users, cuts and loads share the run of all others; the simulated disk, the facts of rights and the source of a load can leave it"},
 }
 
 // maxMethods bounds the methods that an interface declares itself. Embedded

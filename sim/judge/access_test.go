@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"strings"
@@ -26,9 +26,9 @@ func (s *accessScript) moment() Moment {
 func allowedTo(groups ...byte) *accessScript {
 	s := &accessScript{newScript(), &Access{}}
 	s.a.Off = []*Fact{{MustNot: s.moment(), MayNot: s.moment()}}
-	s.a.Identities = []*Identity{{newFact(s.moment(), s.moment()), "u", 2}}
+	s.a.Identities = []*Identity{{NewFact(s.moment(), s.moment()), "u", 2}}
 	for _, g := range groups {
-		s.a.Rights.Rights = append(s.a.Rights.Rights, &Right{newFact(s.moment(), s.moment()), "u", g, true})
+		s.a.Rights.Rights = append(s.a.Rights.Rights, &Right{NewFact(s.moment(), s.moment()), "u", g, true})
 	}
 	s.a.told = []Told{{Actor{"u", 2}, 1, 'c', 1, s.moment()}}
 	return s
@@ -96,7 +96,7 @@ func TestCheckAccess(t *testing.T) {
 			s.done(put("c0"), &pb.PutResponse{}, nil, nil)
 		}, "had not the right from"},
 		{"checks are off", func(s *accessScript) {
-			f := newFact(s.moment(), s.moment())
+			f := NewFact(s.moment(), s.moment())
 			s.a.Off = append(s.a.Off, &f)
 			s.done(put("f0"), &pb.PutResponse{}, nil, nil)
 		}, ""},

@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/skeindb/skein/keyspace"
-	"github.com/skeindb/skein/watch"
 )
 
 // The check of watchers accepts a correct history and rejects each kind of error.
@@ -48,18 +47,18 @@ func TestCheckWatchersRejects(t *testing.T) {
 	} {
 		w := &Watcher{Name: "w", from: 2, sessions: 1}
 		for _, revs := range c.deliveries {
-			d := &watch.Delivery{Watcher: &watch.Watcher{}}
 			switch {
 			case revs[0] < 0:
-				d.Watcher, d.Revision = nil, keyspace.Revision(-revs[0])
+				w.ToldProgress("n1", 0, -revs[0])
 			case revs[0] == 0:
-				d.Compacted = 5
+				w.Compacted(5)
 			default:
+				var events []*mvccpb.Event
 				for _, rev := range revs {
-					d.Events = append(d.Events, event(rev))
+					events = append(events, event(rev))
 				}
+				w.Told("n1", 0, events)
 			}
-			w.take(telling{by: "n1"}, d)
 		}
 		got := strings.Join(checkWatchers([]*Watcher{w}, vs, nil), "; ")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {

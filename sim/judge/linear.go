@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"cmp"
@@ -120,7 +120,7 @@ func (p *replay) narrowed(ops []*Op) []*Op {
 	var sorted []*Op
 	for _, at := range p.ops {
 		o := known[at.op.ID]
-		if o == nil || at.op.Client == holders {
+		if o == nil || at.op.Client == Holders {
 			continue
 		}
 		place[o] = 2 * at.rev
@@ -186,7 +186,7 @@ func unknownFact(req proto.Message, key string) (f fact, ok bool) {
 		return f, string(r.GetKey()) == key
 	case *pb.DeleteRangeRequest:
 		f.writes = true
-		return f, covers1(r.GetKey(), r.GetRangeEnd(), key)
+		return f, Covers(r.GetKey(), r.GetRangeEnd(), key)
 	case *pb.TxnRequest:
 		// If one compare on this key holds and another does not, the operation may do
 		// what it does in any case. It may also be placed at the end.
@@ -194,7 +194,7 @@ func unknownFact(req proto.Message, key string) (f fact, ok bool) {
 			if p := op.GetRequestPut(); p != nil && string(p.GetKey()) == key {
 				f.writes, f.value, ok = true, string(p.GetValue()), true
 			}
-			if d := op.GetRequestDeleteRange(); d != nil && covers1(d.GetKey(), d.GetRangeEnd(), key) {
+			if d := op.GetRequestDeleteRange(); d != nil && Covers(d.GetKey(), d.GetRangeEnd(), key) {
 				f.writes, f.value, ok = true, "", true
 			}
 		}
@@ -233,7 +233,7 @@ func (f *fact) before(value string) {
 }
 
 func observeRange(f *fact, r *pb.RangeRequest, resp *pb.RangeResponse, key string) bool {
-	if !covers1(r.GetKey(), r.GetRangeEnd(), key) || r.GetRevision() != 0 || r.GetCountOnly() {
+	if !Covers(r.GetKey(), r.GetRangeEnd(), key) || r.GetRevision() != 0 || r.GetCountOnly() {
 		return false
 	}
 	for _, kv := range resp.GetKvs() {
@@ -255,7 +255,7 @@ func observeRange(f *fact, r *pb.RangeRequest, resp *pb.RangeResponse, key strin
 }
 
 func observeDelete(f *fact, r *pb.DeleteRangeRequest, resp *pb.DeleteRangeResponse, key string) bool {
-	if !covers1(r.GetKey(), r.GetRangeEnd(), key) {
+	if !Covers(r.GetKey(), r.GetRangeEnd(), key) {
 		return false
 	}
 	switch {
@@ -314,22 +314,11 @@ func observeTxn(f *fact, r *pb.TxnRequest, resp *pb.TxnResponse, key string) (ok
 		case *pb.RequestOp_RequestDeleteRange:
 			req = q.RequestDeleteRange
 		}
-		if observe(f, req, inner(resp.GetResponses()[i]), key) {
+		if observe(f, req, Inner(resp.GetResponses()[i]), key) {
 			ok = true
 		}
 	}
 	return ok
-}
-
-// covers1 says whether etcd's pair holds the key.
-func covers1(start, end []byte, key string) bool {
-	switch {
-	case len(end) == 0:
-		return string(start) == key
-	case len(end) == 1 && end[0] == 0:
-		return key >= string(start)
-	}
-	return key >= string(start) && key < string(end)
 }
 
 // windowRevisions is how many changes one window of the whole-keyspace check has.
@@ -413,11 +402,11 @@ func misfit(m porcupine.Model, ops []porcupine.Operation) string {
 
 // windowModel is the whole keyspace from a state on. An operation fits where its
 // revision does.
-func windowModel(from *model) porcupine.Model {
+func windowModel(from *Model) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return from },
 		Step: func(state, input, _ any) (bool, any) {
-			m, o := state.(*model), input.(placed)
+			m, o := state.(*Model), input.(placed)
 			if m.rev < o.after || m.rev > o.rev {
 				return false, m // spares the search an order that cannot fit
 			}
@@ -432,11 +421,79 @@ func windowModel(from *model) porcupine.Model {
 				return o.rev > m.rev && next != m, next
 			}
 			// The revision of a read also bounds the operations after it.
-			return o.rev >= m.rev && next == m, &model{rev: o.rev, keys: m.keys, past: m.past}
+			return o.rev >= m.rev && next == m, &Model{rev: o.rev, keys: m.keys, past: m.past}
 		},
 		Equal: func(a, b any) bool {
-			x, y := a.(*model), b.(*model)
+			x, y := a.(*Model), b.(*Model)
 			return x.rev == y.rev && maps.Equal(x.keys, y.keys)
 		},
 	}
+}
+
+// decided returns the operations with those of unknown fate decided. An operation that
+// changed something, according to the replay, returned before anybody was told of its
+// revision. The others did nothing. If all stayed open for ever, porcupine would try
+// every subset of the deletions.
+func (p *replay) decided(ops []*Op) []*Op {
+	made := map[*Op]int64{}
+	for _, o := range p.ops {
+		made[o.op] = o.rev
+	}
+	first := firstSeen(ops)
+	var out []*Op
+	for _, o := range ops {
+		if o.Outcome != Unknown {
+			out = append(out, o)
+			continue
+		}
+		rev, ok := made[o]
+		if !ok {
+			continue
+		}
+		if told := first(rev); told != nil {
+			o = clone(o)
+			o.Return = told.Return
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func clone(o *Op) *Op {
+	c := *o
+	return &c
+}
+
+// endsOf returns, for the check of one key, the deletions that came with the end of its
+// lease and that no answer claims. Each was made after its version was requested, and
+// before anybody was told of its revision.
+func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
+	owned := map[int64]bool{}
+	asked := map[string]int64{}
+	for _, o := range onKeys(ops) {
+		if o.Outcome == Answered && o.Changes() {
+			owned[o.Revision()] = true
+		}
+		if f, ok := factOf(o, key); ok && f.writes {
+			asked[f.value] = o.Call
+		}
+	}
+	first := firstSeen(ops)
+	var last *Version
+	for i := range vs {
+		v := &vs[i]
+		if v.Key != key {
+			continue
+		}
+		if v.Deleted && last != nil && last.Mod < v.Mod && last.Lease != 0 && !owned[v.Mod] {
+			end := int64(math.MaxInt64)
+			if o := first(v.Mod); o != nil {
+				end = o.Return
+			}
+			f := fact{known: true, is: last.Value, unless: true, writes: true}
+			h = append(h, porcupine.Operation{ClientId: Holders, Input: f, Call: asked[last.Value], Return: end})
+		}
+		last = v
+	}
+	return h
 }

@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/anishathalye/porcupine"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
@@ -23,100 +22,6 @@ import (
 type leaseEnd struct {
 	id, rev int64
 	sure    bool
-}
-
-// leaseOf returns the lease of an operation. It is 0 for an operation on keys or on all
-// leases, and for an unanswered grant whose id the node chooses.
-func leaseOf(o *Op) int64 {
-	switch r := o.Request.(type) {
-	case *pb.LeaseGrantRequest:
-		if a, ok := o.Response.(*pb.LeaseGrantResponse); ok {
-			return a.GetID()
-		}
-		return r.GetID()
-	case *pb.LeaseRevokeRequest:
-		return r.GetID()
-	case *pb.LeaseKeepAliveRequest:
-		return r.GetID()
-	case *pb.LeaseTimeToLiveRequest:
-		return r.GetID()
-	}
-	return 0
-}
-
-// onKeys are the operations on keys.
-func onKeys(ops []*Op) []*Op {
-	return slices.DeleteFunc(slices.Clone(ops), func(o *Op) bool {
-		switch o.Request.(type) {
-		case *pb.LeaseLeasesRequest, *pb.LeaseGrantRequest:
-			return true
-		}
-		return leaseOf(o) != 0
-	})
-}
-
-// endOf returns the lease whose keys these events delete, all of them and nothing else;
-// otherwise 0.
-func endOf(now *model, events []Version) int64 {
-	if len(events) == 0 {
-		return 0
-	}
-	id := now.keys[events[0].Key].GetLease()
-	if id == 0 {
-		return 0
-	}
-	if _, _, d := now.run(&pb.LeaseRevokeRequest{ID: id}, events[0].Mod); !slices.Equal(d, events) {
-		return 0
-	}
-	return id
-}
-
-// granted returns the operations that have granted a lease, or may have. An unanswered
-// grant whose id the node chooses has granted none that anybody knows.
-func granted(ops []*Op) map[int64]*Op {
-	by := map[int64]*Op{}
-	for _, o := range ops {
-		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome != Refused && leaseOf(o) != 0 {
-			by[leaseOf(o)] = o
-		}
-	}
-	return by
-}
-
-// attached returns the lease to which an operation attaches keys, 0 for none. No
-// operation has two.
-func attached(o *Op) int64 {
-	switch r := o.Request.(type) {
-	case *pb.PutRequest:
-		return r.GetLease()
-	case *pb.TxnRequest:
-		for _, op := range r.GetSuccess() {
-			if id := op.GetRequestPut().GetLease(); id != 0 {
-				return id
-			}
-		}
-	}
-	return 0
-}
-
-// leasedKeys are the keys of all attempts to attach to a lease.
-func leasedKeys(ops []*Op) map[string]bool {
-	keys := map[string]bool{}
-	for _, o := range ops {
-		switch r := o.Request.(type) {
-		case *pb.PutRequest:
-			if r.GetLease() != 0 {
-				keys[string(r.GetKey())] = true
-			}
-		case *pb.TxnRequest:
-			for _, op := range r.GetSuccess() {
-				if p := op.GetRequestPut(); p.GetLease() != 0 {
-					keys[string(p.GetKey())] = true
-				}
-			}
-		}
-	}
-	return keys
 }
 
 // life is the history of one lease.
@@ -137,7 +42,7 @@ func lives(ops []*Op) []*life {
 	for _, o := range ops {
 		if _, ok := o.Request.(*pb.LeaseGrantRequest); ok && o.Outcome == Answered {
 			ttl := time.Duration(o.Response.(*pb.LeaseGrantResponse).GetTTL()) * time.Second
-			l := &life{id: leaseOf(o), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
+			l := &life{id: LeaseOf(o), grant: o, ttl: ttl, shown: []*Op{o}, renewals: []*Op{o}}
 			if b := by[l.id]; b == nil || b.grant.Return < o.Return {
 				by[l.id] = l
 			}
@@ -145,7 +50,7 @@ func lives(ops []*Op) []*life {
 		}
 	}
 	for _, o := range ops {
-		if l := by[cmp.Or(leaseOf(o), attached(o))]; l != nil && o != l.grant {
+		if l := by[cmp.Or(LeaseOf(o), attached(o))]; l != nil && o != l.grant {
 			l.take(o)
 		}
 	}
@@ -199,7 +104,7 @@ func isGone(resp proto.Message) bool {
 // the last acknowledged renewal, on the fastest possible clock.
 func (l *life) safe() (until time.Duration, by *Op) {
 	for _, o := range l.renewals {
-		if t := o.Began + time.Duration(float64(l.ttl)/(1+maxDrift)); t > until {
+		if t := o.Began + time.Duration(float64(l.ttl)/(1+MaxDrift)); t > until {
 			until, by = t, o
 		}
 	}
@@ -274,7 +179,7 @@ func checkLate(ops []*Op) (bad []string) {
 	unsure := map[int64]bool{}
 	for _, o := range ops {
 		if _, ok := o.Request.(*pb.LeaseKeepAliveRequest); ok && o.Outcome == Unknown {
-			unsure[leaseOf(o)] = true // it may have renewed the lease at any time
+			unsure[LeaseOf(o)] = true // it may have renewed the lease at any time
 		}
 	}
 	for _, l := range lives(ops) {
@@ -283,7 +188,7 @@ func checkLate(ops []*Op) (bad []string) {
 		}
 		over := time.Duration(0)
 		for _, o := range l.renewals {
-			over = max(over, o.Ended+time.Duration(float64(l.ttl)*(1+maxDrift)))
+			over = max(over, o.Ended+time.Duration(float64(l.ttl)*(1+MaxDrift)))
 		}
 		for _, o := range l.shown {
 			if o.Began > over+lateBy {
@@ -292,31 +197,6 @@ func checkLate(ops []*Op) (bad []string) {
 		}
 	}
 	return bad
-}
-
-// firstSeen returns a function that gives the first operation whose answer shows a
-// revision or a later one.
-func firstSeen(ops []*Op) func(rev int64) *Op {
-	var as []*Op
-	for _, o := range ops {
-		if o.Outcome == Answered {
-			as = append(as, o)
-		}
-	}
-	slices.SortFunc(as, func(a, b *Op) int { return cmp.Compare(a.Return, b.Return) })
-	var highest []*Op
-	for _, o := range as {
-		if n := len(highest); n == 0 || o.Revision() > highest[n-1].Revision() {
-			highest = append(highest, o)
-		}
-	}
-	return func(rev int64) *Op {
-		i, _ := slices.BinarySearchFunc(highest, rev, func(o *Op, rev int64) int { return cmp.Compare(o.Revision(), rev) })
-		if i == len(highest) {
-			return nil
-		}
-		return highest[i]
-	}
 }
 
 // checkEarly looks for a sign that the lease ended before its time.
@@ -406,17 +286,6 @@ func (l *life) checkKeys(p *replay, vs []Version, ends []leaseEnd) (bad []string
 	return bad
 }
 
-// keysOf returns the keys of a lease in order.
-func keysOf(m *model, id int64) (keys []string) {
-	for k, kv := range m.keys {
-		if kv.GetLease() == id {
-			keys = append(keys, k)
-		}
-	}
-	slices.Sort(keys)
-	return keys
-}
-
 // misnamed returns a key that an answer names wrongly, or wrongly omits. The ranges are
 // asked one after the other. A key must be named if it was attached from before the
 // question up to the answer's revision. A key may be named if it was attached at some
@@ -448,38 +317,4 @@ func (p *replay) misnamed(o *Op, r *pb.LeaseTimeToLiveResponse) (key string, wro
 		return k, true
 	}
 	return "", false
-}
-
-// endsOf returns, for the check of one key, the deletions that came with the end of its
-// lease and that no answer claims. Each was made after its version was requested, and
-// before anybody was told of its revision.
-func endsOf(ops []*Op, vs []Version, key string) (h []porcupine.Operation) {
-	owned := map[int64]bool{}
-	asked := map[string]int64{}
-	for _, o := range onKeys(ops) {
-		if o.Outcome == Answered && o.Changes() {
-			owned[o.Revision()] = true
-		}
-		if f, ok := factOf(o, key); ok && f.writes {
-			asked[f.value] = o.Call
-		}
-	}
-	first := firstSeen(ops)
-	var last *Version
-	for i := range vs {
-		v := &vs[i]
-		if v.Key != key {
-			continue
-		}
-		if v.Deleted && last != nil && last.Mod < v.Mod && last.Lease != 0 && !owned[v.Mod] {
-			end := int64(math.MaxInt64)
-			if o := first(v.Mod); o != nil {
-				end = o.Return
-			}
-			f := fact{known: true, is: last.Value, unless: true, writes: true}
-			h = append(h, porcupine.Operation{ClientId: holders, Input: f, Call: asked[last.Value], Return: end})
-		}
-		last = v
-	}
-	return h
 }

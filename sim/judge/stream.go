@@ -1,6 +1,8 @@
-package sim
+package judge
 
-import "fmt"
+import (
+	"fmt"
+)
 
 // AllWatchers is the id under which a stream sends progress to all of its watchers.
 const AllWatchers int64 = -1

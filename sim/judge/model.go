@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"bytes"
@@ -13,41 +13,42 @@ import (
 	"github.com/skeindb/skein/keyspace"
 )
 
-// model is etcd's keyspace at one revision; every answer is compared with it. It is
+// Model is etcd's keyspace at one revision; every answer is compared with it. It is
 // written from etcd's documentation and shares no code with the store. A model never
 // changes; apply makes the next one.
-type model struct {
+type Model struct {
 	rev  int64
 	keys map[string]*mvccpb.KeyValue
 	// past holds the models of earlier revisions, for reads at explicit ones; nil if
 	// these are not judged.
-	past func(rev int64) *model
+	past func(rev int64) *Model
 }
 
-func newModel() *model { return &model{rev: 1, keys: map[string]*mvccpb.KeyValue{}} }
+// NewModel returns an empty keyspace at revision 1.
+func NewModel() *Model { return &Model{rev: 1, keys: map[string]*mvccpb.KeyValue{}} }
 
 // apply runs a request at a revision: the one that the change gets, or that of the
 // state if nothing changes. It returns etcd's response and the state after it.
-func (m *model) apply(req proto.Message, rev int64) (proto.Message, *model) {
-	resp, next, _ := m.run(req, rev)
+func (m *Model) apply(req proto.Message, rev int64) (proto.Message, *Model) {
+	resp, next, _ := m.Run(req, rev)
 	return resp, next
 }
 
-// run is apply that also returns the watchers' events in their order.
-func (m *model) run(req proto.Message, rev int64) (resp proto.Message, next *model, events []Version) {
+// Run is apply that also returns the watchers' events in their order.
+func (m *Model) Run(req proto.Message, rev int64) (resp proto.Message, next *Model, events []Version) {
 	t := &modelTxn{base: m, rev: rev, keys: m.keys}
 	resp = t.run(req)
 	setRevision(resp, rev)
 	next = m
 	if t.changed {
-		next = &model{rev: rev, keys: t.keys, past: m.past}
+		next = &Model{rev: rev, keys: t.keys, past: m.past}
 	}
 	return resp, next, t.events
 }
 
 // modelTxn is one request under way.
 type modelTxn struct {
-	base    *model
+	base    *Model
 	rev     int64
 	keys    map[string]*mvccpb.KeyValue // base's until the first change
 	changed bool
@@ -136,7 +137,7 @@ func (t *modelTxn) put(r *pb.PutRequest) *pb.PutResponse {
 
 // end deletes all keys of a lease.
 func (t *modelTxn) end(r *pb.LeaseRevokeRequest) *pb.LeaseRevokeResponse {
-	for _, k := range keysOf(&model{keys: t.keys}, r.GetID()) {
+	for _, k := range keysOf(&Model{keys: t.keys}, r.GetID()) {
 		t.write(k, nil)
 	}
 	return &pb.LeaseRevokeResponse{}
@@ -275,4 +276,15 @@ func normal(m proto.Message) proto.Message {
 		}
 	}
 	return m
+}
+
+// keysOf returns the keys of a lease in order.
+func keysOf(m *Model, id int64) (keys []string) {
+	for k, kv := range m.keys {
+		if kv.GetLease() == id {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return keys
 }

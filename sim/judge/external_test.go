@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"fmt"
@@ -11,6 +11,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/keyspace"
 )
 
 // externalRun is a small history of an external rig, and its events.
@@ -19,7 +21,7 @@ func externalRun() (*History, []*mvccpb.Event) {
 	s.do(put("c0", "1.1"))
 	s.do(&pb.TxnRequest{Success: []*pb.RequestOp{putOp("c0", []byte("1.2")), putOp("u0", []byte("1.3"))}})
 	s.do(&pb.DeleteRangeRequest{Key: []byte("c0"), PrevKv: true})
-	s.do(readAll())
+	s.do(everything())
 	s.do(put("i0", "1.4"))
 	var events []*mvccpb.Event
 	for _, v := range s.disks {
@@ -35,13 +37,13 @@ func externalRun() (*History, []*mvccpb.Event) {
 // judgeExternal judges a history with the events that one watcher received, response by
 // response.
 func judgeExternal(h *History, told ...[]*mvccpb.Event) []string {
-	w := NewWatcher("outside", WatchedSpans()[0])
+	w := NewWatcher("outside", keyspace.Span{})
 	w.Begin()
 	for _, events := range told {
 		w.Told("n1", 0, events)
 	}
-	return Check(&Report{
-		Config: Config{Nodes: 5, Faults: []Fault{"storm"}}, History: h, Failures: 1,
+	return Check(&Evidence{
+		Faulty: true, History: h, Failures: 1,
 		Versions: w.Versions(), Watchers: []*Watcher{w},
 	})
 }
@@ -80,7 +82,7 @@ func TestVersionsOfAWatcherAreJudged(t *testing.T) {
 // A watcher that receives progress ahead of an event is found.
 func TestProgressAheadIsFound(t *testing.T) {
 	_, events := externalRun()
-	w := NewWatcher("outside", WatchedSpans()[0])
+	w := NewWatcher("outside", keyspace.Span{})
 	w.Begin()
 	w.Told("n1", time.Second, events[:1])
 	w.ToldProgress("n2", 2*time.Second, 3)

@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -21,16 +20,16 @@ import (
 // right; a test then corrupts one of them.
 type script struct {
 	h     *History
-	now   *model
-	past  map[int64]*model
+	now   *Model
+	past  map[int64]*Model
 	disks []Version
 	// at is the time of the next call or answer.
 	at time.Duration
 }
 
 func newScript() *script {
-	s := &script{h: &History{}, now: newModel(), past: map[int64]*model{}}
-	s.now.past = func(rev int64) *model {
+	s := &script{h: &History{}, now: NewModel(), past: map[int64]*Model{}}
+	s.now.past = func(rev int64) *Model {
 		for ; s.past[rev] == nil; rev-- {
 		}
 		return s.past[rev]
@@ -51,7 +50,7 @@ func (s *script) answer(o *Op) *Op {
 // nothing.
 func (s *script) apply(req proto.Message) proto.Message {
 	rev := s.now.rev + 1
-	resp, next, events := s.now.run(req, rev)
+	resp, next, events := s.now.Run(req, rev)
 	if next == s.now {
 		resp, _ = s.now.apply(req, s.now.rev)
 		return resp
@@ -75,15 +74,30 @@ func (s *script) lose(o *Op, made bool) *Op {
 	return o
 }
 
-func (s *script) report() *Report { return &Report{History: s.h, Versions: s.disks} }
+func (s *script) report() *Evidence { return &Evidence{History: s.h, Versions: s.disks} }
 
 func put(key, value string) *pb.PutRequest {
 	return &pb.PutRequest{Key: []byte(key), Value: []byte(value), PrevKv: true}
 }
-func get(key string) *pb.RangeRequest       { return &pb.RangeRequest{Key: []byte(key)} }
+
+func get(key string) *pb.RangeRequest { return &pb.RangeRequest{Key: []byte(key)} }
+
 func del(key string) *pb.DeleteRangeRequest { return &pb.DeleteRangeRequest{Key: []byte(key)} }
+
 func everything() *pb.RangeRequest {
 	return &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}}
+}
+
+func putOp(key string, value []byte) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: value}}}
+}
+
+func rangeOp(r *pb.RangeRequest) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: r}}
+}
+
+func deleteOp(key string, prev bool) *pb.RequestOp {
+	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte(key), PrevKv: prev}}}
 }
 
 func casOf(key, old, value string) *pb.TxnRequest {
@@ -242,7 +256,7 @@ func TestBadHistoriesFail(t *testing.T) {
 			o.Response.(*pb.RangeResponse).Count++
 		}},
 		{"a revision that bears nothing", "gaps", func(s *script) {
-			s.now = &model{rev: s.now.rev + 1, keys: s.now.keys, past: s.now.past}
+			s.now = &Model{rev: s.now.rev + 1, keys: s.now.keys, past: s.now.past}
 			s.past[s.now.rev] = s.now
 			s.do(put("u0", "a"))
 		}},
@@ -303,29 +317,6 @@ func TestWindowsOrderInRealTime(t *testing.T) {
 	bad = checkWindows(p)
 	if len(bad) != 1 || !strings.Contains(bad[0], "are not linearizable") || !strings.Contains(bad[0], "does not fit") {
 		t.Fatalf("the windows found %v", bad)
-	}
-}
-
-func TestCoversFindsHolesAndOverlaps(t *testing.T) {
-	d := func(id int, start, end string) keyspace.Descriptor {
-		return keyspace.Descriptor{Range: keyspace.RangeID(id), Span: keyspace.Span{Start: []byte(start), End: []byte(end)}}
-	}
-	for _, c := range []struct {
-		ds   []keyspace.Descriptor
-		want string
-	}{
-		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "g", "")}, ""},
-		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "h", "")}, "begins at"},
-		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "f", "")}, "begins at"},
-		{[]keyspace.Descriptor{d(1, "", "g"), d(1, "g", "")}, "twice"},
-		{[]keyspace.Descriptor{d(1, "", "g"), d(2, "g", "k")}, "from \"k\" on"},
-		{[]keyspace.Descriptor{d(1, "", ""), d(2, "", "")}, "not the last"},
-		{nil, "nothing covers"},
-	} {
-		err := covers(c.ds)
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%v: %v, want %q", c.ds, err, c.want)
-		}
 	}
 }
 

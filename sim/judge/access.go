@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"cmp"
@@ -95,6 +95,7 @@ func (r *Rights) known(who Actor, from, to int64) bool {
 }
 
 func tickOf(m Moment) int64 { return m.Tick }
+
 func timeOf(m Moment) int64 { return int64(m.At) }
 
 // checkAccess judges what users did by the order of the changes of their rights, of their calls, and of revisions.
@@ -123,7 +124,7 @@ func checkAccess(a *Access, ops []*Op, p *replay) (bad []string) {
 	for _, o := range a.ops {
 		uses := usesOf(o.Request)
 		if o.Outcome == Refused {
-			if kind := kverror.Of(fated(o.Err)).Kind; kind == kverror.PermissionDenied && r.must(o.Actor, uses, o.Call, o.Return) {
+			if kind := kverror.Of(Fated(o.Err)).Kind; kind == kverror.PermissionDenied && r.must(o.Actor, uses, o.Call, o.Return) {
 				bad = append(bad, fmt.Sprintf("access: %v had the right, and was denied: %s", o.Actor, o.Op))
 			}
 			continue
@@ -141,7 +142,7 @@ func checkAccess(a *Access, ops []*Op, p *replay) (bad []string) {
 			if rev = made[o.Op]; rev == 0 || !puts(o.Request) {
 				continue // it has changed nothing, or somebody else's delete may have
 			}
-			to = never.Tick
+			to = Never.Tick
 		case o.Changes():
 			rev = o.Revision()
 		}
@@ -201,7 +202,7 @@ func boundsOf(ops []*Op) (begun, told func(rev int64) int64) {
 	}
 	slices.SortFunc(ps, func(a, b point) int { return cmp.Compare(a.rev, b.rev) })
 	calls, rets := make([]int64, len(ps)+1), make([]int64, len(ps)+1)
-	rets[len(ps)] = never.Tick
+	rets[len(ps)] = Never.Tick
 	for i := range ps {
 		calls[i+1] = max(calls[i], ps[i].call)
 	}

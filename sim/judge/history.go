@@ -1,4 +1,4 @@
-package sim
+package judge
 
 import (
 	"cmp"
@@ -131,8 +131,15 @@ func (h *History) Add(o *Op) {
 	h.ops = append(h.ops, o)
 }
 
-// now takes the next place in the order of all calls and returns.
-func (h *History) now() int64 { return h.tick.Add(1) }
+// BeginWith lets the history begin with a store that is there before the first operation.
+func (h *History) BeginWith(start *Loaded) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.start = start
+}
+
+// Now takes the next place in the order of all calls and returns.
+func (h *History) Now() int64 { return h.tick.Add(1) }
 
 // Ops returns all operations in the order of their calls.
 func (h *History) Ops() []*Op {
@@ -170,7 +177,7 @@ func changed(m proto.Message) bool {
 		return r.GetDeleted() > 0
 	case *pb.TxnResponse:
 		for _, o := range r.GetResponses() {
-			if changed(inner(o)) {
+			if changed(Inner(o)) {
 				return true
 			}
 		}
@@ -178,8 +185,8 @@ func changed(m proto.Message) bool {
 	return false
 }
 
-// inner returns the response inside a transaction's.
-func inner(o *pb.ResponseOp) proto.Message {
+// Inner returns the response inside a transaction's.
+func Inner(o *pb.ResponseOp) proto.Message {
 	switch r := o.GetResponse().(type) {
 	case *pb.ResponseOp_ResponsePut:
 		return r.ResponsePut
