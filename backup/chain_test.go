@@ -347,6 +347,35 @@ func TestEachWriteFails(t *testing.T) {
 	}
 }
 
+// Two full backups of one revision that begin within a second have one name. The second is told what to do about it,
+// and so is who goes on with a chain to a revision to which somebody else goes on. A second later there is room.
+func TestTheSameBackupIsBegunOnce(t *testing.T) {
+	r := repo(newMem(), Keys{})
+	m := newModel(7)
+	m.run(20)
+	begin := func(chain string, c Cut, want ...string) {
+		t.Helper()
+		if _, err := r.Begin(t.Context(), testCluster, chain, c, testBorders); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.Begin(t.Context(), testCluster, chain, c, testBorders)
+		if !errors.Is(err, ErrTaken) {
+			t.Fatalf("begun twice: %v", err)
+		}
+		for _, text := range want {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%q does not say %q", err, text)
+			}
+		}
+	}
+	full := m.cut(Full, 0, 0)
+	begin("", full, "within the same second", fmt.Sprint(full.Revision), "a second later")
+	full.Time = full.Time.Add(time.Second)
+	chain := write(t, r, "", m, full).Chain
+	m.run(20)
+	begin(chain, m.cut(Versions, full.Revision, 0), "gone on with chain "+chain, "make a full one")
+}
+
 // Of two writers one loses, whether they have the same cut or go on with one chain at
 // different revisions. The chain stays whole.
 func TestTwoWriters(t *testing.T) {

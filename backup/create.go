@@ -57,7 +57,7 @@ const (
 )
 
 // ErrTaken says that another writer has made, or makes, the same backup.
-var ErrTaken = errors.New("another writer was faster")
+var ErrTaken = errors.New("another backup is there already")
 
 // A Draft is a backup that is not finished.
 type Draft struct {
@@ -112,8 +112,16 @@ func (r *Repository) Begin(ctx context.Context, cluster keyspace.ClusterID, chai
 	if err := d.m.check(); err != nil {
 		return nil, fmt.Errorf("backup: %w", err)
 	}
-	if err := r.write(ctx, d.folder()+draftFile, &d.m); err != nil {
-		return nil, taken(err)
+	err := r.write(ctx, d.folder()+draftFile, &d.m)
+	switch {
+	case errors.Is(err, target.ErrExists) && cut.Kind == Full:
+		return nil, fmt.Errorf("%w: a full backup of the same revision %d began within the same second, so chain %s has what this one would have: "+
+			"wait until it is finished, or begin another one a second later", ErrTaken, cut.Revision, d.m.Chain)
+	case errors.Is(err, target.ErrExists):
+		return nil, fmt.Errorf("%w: somebody else has gone on with chain %s to the same revision %d: "+
+			"wait until that backup is finished, or make a full one", ErrTaken, d.m.Chain, cut.Revision)
+	case err != nil:
+		return nil, err
 	}
 	return d, nil
 }

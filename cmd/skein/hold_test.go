@@ -190,7 +190,7 @@ func TestFollowWhileTheTargetFails(t *testing.T) {
 	}
 	at := f.newest(t) - 1 // of the time without a target
 	f.stop()
-	if f.count("full at revision") != 1 || f.count("so a full backup is made") != 0 || f.count("another writer") != 0 {
+	if f.count("full at revision") != 1 || f.count("so a full backup is made") != 0 || f.count("another backup is there already") != 0 {
 		t.Errorf("it has said:\n%s", f.text.String())
 	}
 	if r, err := f.repo.Verify(t.Context(), 0, "", true); err != nil || len(r.Problems) > 0 {
