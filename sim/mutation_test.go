@@ -57,7 +57,7 @@ var mutationStories = map[mutation.Bug]string{
 	mutation.AcknowledgedBeforeQuorum: "leaders",
 	mutation.LeaseByTicks:             "alone",
 	mutation.PromiseForgotten:         "alone",
-	mutation.AllocatedWithoutLease:    "leaders",
+	mutation.AllocatedWithoutLease:    "leases",
 	mutation.OtherTerm:                "alone",
 	mutation.AppliedTwice:             "restarts",
 	mutation.SnapshotNotDurable:       "snapshots",
