@@ -114,9 +114,11 @@ type Writer struct {
 	tx   *bbolt.Tx
 	keys *bbolt.Bucket
 
-	pending int64  // bytes of memory in tx
-	data    int64  // bytes of tx in the file
-	values  []byte // the block that takes the values of tx
+	pending int64 // bytes of memory in tx
+	data    int64 // bytes of tx in the file
+	// blocks take the values of tx, the first used of them, and then those of the next one.
+	blocks [][]byte
+	used   int
 
 	last    place // of the last record, without key
 	records int64
@@ -265,13 +267,7 @@ func (w *Writer) AddAll(ctx context.Context, s *Sorter) error {
 }
 
 func (w *Writer) put(key []byte, v *mvcc.Version) error {
-	need := len(v.Key) + len(v.Value) + 64
-	if cap(w.values)-len(w.values) < need {
-		w.values = make([]byte, 0, max(need, valueBlockBytes))
-	}
-	start := len(w.values)
-	w.values = appendKeyValue(w.values, v)
-	value := w.values[start:len(w.values):len(w.values)]
+	value := w.value(v)
 	w.pending += int64(len(key)+len(value)) + recordMemoryBytes
 	w.data += int64(len(key)+len(value)) + elementBytes
 	if size := w.tx.Size() + w.data; size > w.h.MaxBytes+slackBytes {
@@ -283,13 +279,33 @@ func (w *Writer) put(key []byte, v *mvcc.Version) error {
 	return nil
 }
 
+// value returns the value of a record, which stays until the end of the transaction.
+func (w *Writer) value(v *mvcc.Version) []byte {
+	need := len(v.Key) + len(v.Value) + 64
+	if need > valueBlockBytes {
+		return appendKeyValue(make([]byte, 0, need), v)
+	}
+	if w.used == 0 || cap(w.blocks[w.used-1])-len(w.blocks[w.used-1]) < need {
+		if w.used == len(w.blocks) {
+			w.blocks = append(w.blocks, make([]byte, 0, valueBlockBytes))
+		}
+		w.blocks[w.used] = w.blocks[w.used][:0]
+		w.used++
+	}
+	block := &w.blocks[w.used-1]
+	start := len(*block)
+	*block = appendKeyValue(*block, v)
+	return (*block)[start:len(*block):len(*block)]
+}
+
 // commit ends a transaction and begins the next.
 func (w *Writer) commit() error {
 	tx := w.tx
-	w.tx, w.keys, w.values = nil, nil, nil
+	w.tx, w.keys = nil, nil
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("write %s: %w", w.path, err)
 	}
+	w.used = 0 // bbolt has copied all values into the file
 	if err := w.begin(); err != nil {
 		return fmt.Errorf("write %s: %w", w.path, err)
 	}

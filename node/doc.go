@@ -136,6 +136,7 @@
 //	console.go     the console, if there is to be one
 //	etcd.go        what etcd's services ask of the node itself
 //	snapshot.go    etcd's database files of the store, for etcd's Snapshot
+//	snapshot_heap.go  how much garbage they leave
 //	alarm.go       alarms of all members, and what this node observes of itself
 //	open.go        Open: a Core from its directories up
 //	membership.go  the first start, and what the directory says of the cluster

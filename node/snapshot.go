@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"go.uber.org/zap"
@@ -41,6 +42,9 @@ type snapshots struct {
 	turn chan struct{}
 	// maxBytes bounds a file.
 	maxBytes int64
+	// heap returns how many bytes are on the process's heap, and collect collects its garbage.
+	heap    func() uint64
+	collect func()
 }
 
 const (
@@ -66,6 +70,7 @@ func newSnapshots(c *Core) (*snapshots, error) {
 	s := &snapshots{
 		cuts: c.cuts, self: c.o.Self, clock: c.o.Clock, log: c.log, spare: c.spare, estimate: c.rangeBytes,
 		dir: filepath.Join(c.o.DataDir, snapshotDirName), turn: make(chan struct{}, 1), maxBytes: snapshotMaxBytes,
+		heap: heapBytes, collect: runtime.GC,
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("remove unfinished snapshots: %w", err)
@@ -145,10 +150,14 @@ func (s *snapshots) make(ctx context.Context) (f *snapshotFile, err error) {
 	if err := s.roomForAll(ctx); err != nil {
 		return nil, err
 	}
+	tidy := newTidyHeap(s.heap, s.collect)
 	h, sorter, err := dataapi.Collect(ctx, s.cuts, dataapi.CollectOptions{
 		Cut: dataapi.CutOptions{Kind: dataapi.KindSnapshot, Owner: fmt.Sprintf("node %s", s.self)}, Clock: s.clock,
 		MaxBytes: s.maxBytes, TransactionBytes: snapshotTransactionBytes, TempDir: s.dir, RunBytes: snapshotRunBytes,
-		Look: func() error { return s.room(snapshotStepBytes) },
+		Look: func() error {
+			tidy.passed(dataapi.LookBytes)
+			return s.room(snapshotStepBytes)
+		},
 		Again: func(err error) {
 			s.log.Info("a snapshot for an etcd client begins anew, since a compaction came before the hold", zap.Error(err))
 		},
@@ -165,7 +174,7 @@ func (s *snapshots) make(ctx context.Context) (f *snapshotFile, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.write(ctx, sorter, w); err != nil {
+	if err := s.write(ctx, sorter, w, tidy); err != nil {
 		return nil, errors.Join(err, w.Abort())
 	}
 	file, err := os.Open(path)
@@ -176,20 +185,31 @@ func (s *snapshots) make(ctx context.Context) (f *snapshotFile, err error) {
 	if err = errors.Join(err, os.Remove(path)); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return &snapshotFile{File: file, size: st.Size()}, nil
+	return &snapshotFile{file: file, size: st.Size(), tidy: tidy}, nil
 }
 
 // snapshotFile is a file without a name: it goes when it is closed, however the process ends.
 type snapshotFile struct {
-	*os.File
+	file *os.File
 	size int64
+	tidy *tidyHeap
 }
+
+// Read implements etcdapi.SnapshotFile.
+func (f *snapshotFile) Read(b []byte) (n int, err error) {
+	n, err = f.file.Read(b)
+	f.tidy.passed(int64(n))
+	return n, err
+}
+
+// Close implements etcdapi.SnapshotFile.
+func (f *snapshotFile) Close() error { return f.file.Close() }
 
 // Size implements etcdapi.SnapshotFile.
 func (f *snapshotFile) Size() int64 { return f.size }
 
 // write writes the sorted versions and finishes the file.
-func (s *snapshots) write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdfile.Writer) error {
+func (s *snapshots) write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdfile.Writer, tidy *tidyHeap) error {
 	for n := int64(0); ; {
 		v, err := sorter.Next()
 		if errors.Is(err, io.EOF) {
@@ -202,6 +222,7 @@ func (s *snapshots) write(ctx context.Context, sorter *etcdfile.Sorter, w *etcdf
 			return err
 		}
 		if n += v.Size() + snapshotRecordBytes; n >= dataapi.LookBytes {
+			tidy.passed(n)
 			n = 0
 			if err := errors.Join(ctx.Err(), s.room(snapshotStepBytes)); err != nil {
 				return err

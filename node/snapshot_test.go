@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -146,6 +147,48 @@ func largeVersions() (vs []mvcc.Version) {
 		vs = append(vs, mvcc.Version{Key: fmt.Appendf(nil, "k%02d", i), Mod: 30, Create: 30, Version: 1, Value: make([]byte, 1<<20)})
 	}
 	return vs
+}
+
+// A node at rest must not grow by all the garbage that its budget allows, since a client asks for a snapshot. Garbage is
+// collected while versions are read, while the file is written and while it is sent, but only where there is some.
+func TestSnapshotCollectsItsGarbage(t *testing.T) {
+	for _, garbage := range []uint64{0, snapshotGarbageBytes / 4, snapshotGarbageBytes} {
+		heap, collections := 100<<20-garbage, 0
+		s := &cutStore{versions: largeVersions()}
+		files := snapshotsOf(t, s)
+		files.heap = func() uint64 {
+			heap += garbage // since the last look
+			return heap
+		}
+		files.collect = func() { heap, collections = 100<<20, collections+1 }
+		f, err := files.Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		made := collections
+		if _, err := io.Copy(io.Discard, f); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// 40 MiB and more are read, written and sent, and 8 MiB lie between two looks.
+		leastMade, leastSent := 0, 0
+		switch garbage {
+		case 0:
+			if collections > 0 {
+				t.Errorf("without garbage it was collected %d times", collections)
+			}
+		case snapshotGarbageBytes / 4:
+			leastMade, leastSent = 2, 1
+		default:
+			leastMade, leastSent = 8, 5
+		}
+		if made < leastMade || collections-made < leastSent {
+			t.Errorf("with %d bytes of garbage between two looks it was collected %d times for the file, and %d times while it was sent; want %d and %d at least",
+				garbage, made, collections-made, leastMade, leastSent)
+		}
+	}
 }
 
 // A disk without room, and a store that is larger than etcd supports, are refused before the first byte, and leave
