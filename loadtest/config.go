@@ -106,6 +106,8 @@ type Config struct {
 	// DataPath is a path whose file system is recorded in the report: one on the
 	// servers' disk, if they run on this machine.
 	DataPath string `json:"data_path"`
+	// SLO is what the run must reach, in the words of Objectives; empty is nothing. Report.SLO says what became of it.
+	SLO string `json:"slo,omitempty"`
 	// Live prints a line per second during the run.
 	Live bool `json:"-"`
 	// Clock is the source of time.
@@ -167,6 +169,11 @@ func (c *Config) Validate() error {
 	}
 	if c.Clock == nil {
 		bad("clock: none given")
+	}
+	if c.SLO != "" {
+		if _, err := ParseObjectives(c.SLO); err != nil {
+			wrong = append(wrong, err)
+		}
 	}
 	wrong = append(wrong, c.validateWorkload()...)
 	for _, u := range c.ServerMetrics {

@@ -45,11 +45,15 @@
 //	kubewatch.go  its watchers
 //	verify.go     the keys at the end, against the ledger
 //	config.go     what a run is told
-//	kubeconfig.go what workload kubernetes is told: kinds of operations and objects
+//	slo.go        what a run must reach
 //	servers.go    processor time and versions of the servers
 //	access.go     connections to endpoints, and why there is none
-//	recorder.go   latencies of a phase
 //	report.go     the report
+//	saturation.go whether the load generator is the bottleneck
+//	kinds.go      the kinds of operations
+//	kubeconfig.go what workload kubernetes is told: kinds of operations and objects
+//	histogram.go  latencies as a report has them
+//	recorder.go   latencies of a phase
 //	machine.go    the machine on which a run took place
 //	schedule.go   when the requests of an open loop are due
 //	errors.go     errors by kind

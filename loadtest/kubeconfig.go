@@ -27,14 +27,9 @@ type KubernetesConfig struct {
 // DefaultMix is an average of busy clusters: most writes are renewals.
 const DefaultMix = "renew=50,status=25,event=14,create=5,delete=5,page=1"
 
-type kubeKind struct {
-	name  string
-	class class
-}
-
 // kubeKinds are the kinds of operations. Each write is one transaction that compares the key's mod_revision and, if
 // that has changed, reads the key: this is how an API server writes.
-var kubeKinds = []kubeKind{
+var kubeKinds = []opKind{
 	{"renew", classRenew},   // of a node's lease object
 	{"status", classStatus}, // of a pod
 	{"event", classEvent},   // is created, with one of etcd's leases
@@ -110,7 +105,7 @@ func parseMix(text string) (mix, error) {
 	weights := make([]int, len(kubeKinds))
 	for part := range strings.SplitSeq(text, ",") {
 		name, number, ok := strings.Cut(strings.TrimSpace(part), "=")
-		i := slices.IndexFunc(kubeKinds, func(k kubeKind) bool { return k.name == name })
+		i := slices.IndexFunc(kubeKinds, func(k opKind) bool { return k.name == name })
 		weight, err := strconv.Atoi(number)
 		if !ok || i < 0 || err != nil || weight < 0 || weight > maxKubeWeight {
 			return mix{}, fmt.Errorf("%q is not KIND=WEIGHT, with a kind of renew, status, event, create, delete, page and a weight of 0 to %d", part, maxKubeWeight)

@@ -29,6 +29,7 @@ type kubeWatch struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
 	stopping sync.Once
+	delay    *hdrhistogram.Histogram // of all watchers, once they are judged
 }
 
 // kubeWatcher is one watcher of one resource.
@@ -180,7 +181,8 @@ func (kw *kubeWatch) judge(ctx context.Context) *Watched {
 	kw.wait(ctx)
 	kw.stop()
 	out := &Watched{Watchers: len(kw.watchers)}
-	delay, tally := newHistogram(), errorTally{}
+	kw.delay = newHistogram()
+	tally := errorTally{}
 	for _, w := range kw.watchers {
 		c := &kw.run.changes[w.of]
 		out.Events, out.Progress = out.Events+w.events, out.Progress+w.progress
@@ -199,9 +201,9 @@ func (kw *kubeWatch) judge(ctx context.Context) *Watched {
 			kw.run.violation("a watcher of %s got %d events of changes that were acknowledged to nobody, the first that of revision %d, and %d changes are of unknown fate",
 				resourcePrefix[w.of], unasked, first, c.unknown.Load())
 		}
-		delay.Merge(w.delay)
+		kw.delay.Merge(w.delay)
 	}
-	out.Delay, out.Errors = summary(delay), maps.Clone(tally.kinds)
+	out.Delay, out.Errors = summary(kw.delay), maps.Clone(tally.kinds)
 	return out
 }
 

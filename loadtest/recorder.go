@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -150,5 +151,19 @@ func summary(h *hdrhistogram.Histogram) *Latencies {
 	return &Latencies{
 		Count: h.TotalCount(), Mean: h.Mean(), Min: h.Min(), Max: h.Max(),
 		P50: p[0], P75: p[1], P90: p[2], P95: p[3], P99: p[4], P999: p[5], P9999: p[6],
+	}
+}
+
+// micros prints a number of microseconds with three or four digits.
+func micros(us int64) string {
+	switch {
+	case us < 1000:
+		return fmt.Sprintf("%dµs", us)
+	case us < 100_000:
+		return fmt.Sprintf("%.2fms", float64(us)/1e3)
+	case us < 10_000_000:
+		return fmt.Sprintf("%.0fms", float64(us)/1e3)
+	default:
+		return fmt.Sprintf("%.1fs", float64(us)/1e6)
 	}
 }

@@ -55,6 +55,11 @@ type Report struct {
 	CPU      CPU       `json:"cpu"`
 	Seconds  []Second  `json:"seconds,omitempty"`
 	Verify   *Verified `json:"verify,omitempty"`
+	// Histograms are the latencies of each kind, and those of failures ("failed"), of events at watchers ("delay"),
+	// and of the generator's own ("lateness", "scheduling lag").
+	Histograms map[string]*Histogram `json:"histograms,omitempty"`
+	// SLO says what became of each clause of the settings' SLO.
+	SLO []Objective `json:"slo,omitempty"`
 
 	// Kinds are the operations of workload kubernetes by kind, and Watch what its watchers got.
 	Kinds []KindReport `json:"kinds,omitempty"`
@@ -106,6 +111,12 @@ type OpenLoop struct {
 type CPU struct {
 	SelfSeconds float64 `json:"self_seconds"`
 	SelfPerOp   float64 `json:"self_us_per_operation"`
+	// Processors is how many the load generator could use at once, and MachineBusy how much of all processors of its machine
+	// was used, by whomever, 0 to 1; 0 if unknown. SchedulingLag is how late the generator woke when a timer had fired:
+	// answers wait as long until it sees them.
+	Processors    int        `json:"processors,omitempty"`
+	MachineBusy   float64    `json:"machine_busy,omitempty"`
+	SchedulingLag *Latencies `json:"scheduling_lag,omitempty"`
 	// Servers has one element for each metrics URL. ServersPerOp is their sum per
 	// operation, 0 if a URL did not answer.
 	Servers      []ServerCPU `json:"servers,omitempty"`
@@ -122,13 +133,16 @@ type ServerCPU struct {
 }
 
 // Second is one second of the measured phase, or the shorter rest at its end. Latencies
-// are those of the puts and gets answered in it, in microseconds.
+// are those of the operations answered in it, of all kinds and of puts and gets, in microseconds.
 type Second struct {
 	// At is its end, from the begin of the phase, and Length its length.
 	At         float64 `json:"at_seconds"`
 	Length     float64 `json:"length_seconds"`
 	Operations int64   `json:"operations"`
 	Failed     int64   `json:"failed"`
+	P50        int64   `json:"p50_us,omitempty"`
+	P99        int64   `json:"p99_us,omitempty"`
+	Max        int64   `json:"max_us,omitempty"`
 	PutP50     int64   `json:"put_p50_us,omitempty"`
 	PutP99     int64   `json:"put_p99_us,omitempty"`
 	PutMax     int64   `json:"put_max_us,omitempty"`
@@ -220,11 +234,30 @@ func (r *Report) WriteText(out io.Writer) {
 			fmt.Fprintf(out, "  … and %d more\n", more)
 		}
 	}
+	r.writeSLO(out)
+	for _, why := range r.Saturated() {
+		fmt.Fprintf(out, "\nWARNING: %s\n", why)
+	}
 	if r.Settings.Cleanup {
 		fmt.Fprintf(out, "\ncleaned up: %d keys deleted\n", r.CleanedUp)
 	}
 	if r.Interrupted {
 		fmt.Fprintln(out, "\nThe run was interrupted; nothing was verified.")
+	}
+}
+
+// writeSLO says what became of each clause.
+func (r *Report) writeSLO(out io.Writer) {
+	if len(r.SLO) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "\nslo:")
+	for _, o := range r.SLO {
+		word := "met"
+		if !o.Met {
+			word = "NOT MET"
+		}
+		fmt.Fprintf(out, "  %-7s  %s: %s\n", word, o.Clause, o.Figure)
 	}
 }
 
@@ -285,6 +318,7 @@ func (r *Report) writeLatencies(out io.Writer) {
 	if r.OpenLoop != nil {
 		row("own lateness", r.OpenLoop.Lateness)
 	}
+	row("own lag", r.CPU.SchedulingLag)
 	// The writer below returns its own error when it is used again.
 	_ = t.Flush()
 }
@@ -295,6 +329,13 @@ func (r *Report) writeCPU(out io.Writer) {
 		fmt.Fprintf(out, ", %.1f µs at the servers", r.CPU.ServersPerOp)
 	}
 	fmt.Fprintln(out)
+	if r.CPU.Processors > 0 {
+		fmt.Fprintf(out, "processors here: %.0f %% of %d used by the generator", 100*r.SelfShare(), r.CPU.Processors)
+		if r.CPU.MachineBusy > 0 {
+			fmt.Fprintf(out, ", machine %.0f %% busy", 100*r.CPU.MachineBusy)
+		}
+		fmt.Fprintln(out)
+	}
 	for _, s := range r.CPU.Servers {
 		if s.Error != "" {
 			fmt.Fprintf(out, "  %s: %s\n", s.URL, s.Error)
@@ -317,19 +358,5 @@ func writeErrors(out io.Writer, title string, kinds map[string]int64) {
 		return strings.Compare(a, b)
 	}) {
 		fmt.Fprintf(out, "%8d  %s\n", kinds[kind], kind)
-	}
-}
-
-// micros prints a number of microseconds with three or four digits.
-func micros(us int64) string {
-	switch {
-	case us < 1000:
-		return fmt.Sprintf("%dµs", us)
-	case us < 100_000:
-		return fmt.Sprintf("%.2fms", float64(us)/1e3)
-	case us < 10_000_000:
-		return fmt.Sprintf("%.0fms", float64(us)/1e3)
-	default:
-		return fmt.Sprintf("%.1fs", float64(us)/1e6)
 	}
 }

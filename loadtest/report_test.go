@@ -60,14 +60,17 @@ func fullReport() Report {
 		ErrorsBefore: map[string]int64{"Unavailable: etcdserver: leader changed": 1},
 		OpenLoop:     &OpenLoop{Offered: 20_000, NeverStarted: 5, Lateness: &Latencies{Count: 9, Mean: 400, Min: 1, P50: 300, P75: 500, P90: 900, P95: 1000, P99: 1100, P999: 2000, P9999: 2000, Max: 2000}},
 		CPU: CPU{
-			SelfSeconds: 4, SelfPerOp: 20, ServersPerOp: 0,
+			SelfSeconds: 19, SelfPerOp: 20, ServersPerOp: 0, Processors: 2, MachineBusy: 0.98,
+			SchedulingLag: &Latencies{Count: 999, Mean: 400, Min: 1, P50: 300, P75: 500, P90: 900, P95: 1000, P99: 2000, P999: 2000, P9999: 2000, Max: 2000},
 			Servers: []ServerCPU{
 				{URL: cfg.ServerMetrics[0], Seconds: 8, PerOp: 40, ResidentBytes: 100 << 20},
 				{URL: cfg.ServerMetrics[1], Error: "restarted during the run: its CPU time began anew"},
 			},
 		},
-		Seconds: []Second{{At: 1, Length: 1, Operations: 20_000, Failed: 3, PutP50: 4800, PutP99: 15_000, PutMax: 20_000, GetP50: 900, GetP99: 7000, GetMax: 9000}},
-		Verify:  &Verified{Keys: 100_000, Acknowledged: 90_000, Unknown: 8, Violations: 22, First: []string{"key 1: absent; put 1 was acknowledged at revision 5", "key 2: …"}},
+		SLO:        []Objective{{"p99<10ms", "7.00ms", true}, {"errors<0.001%", "0.0065%", false}},
+		Histograms: map[string]*Histogram{"put": histogramFrom(900, 15_000), "failed": histogramFrom(10_000_000)},
+		Seconds:    []Second{{At: 1, Length: 1, Operations: 20_000, Failed: 3, P50: 1000, P99: 9000, Max: 20_000, PutP50: 4800, PutP99: 15_000, PutMax: 20_000, GetP50: 900, GetP99: 7000, GetMax: 9000}},
+		Verify:     &Verified{Keys: 100_000, Acknowledged: 90_000, Unknown: 8, Violations: 22, First: []string{"key 1: absent; put 1 was acknowledged at revision 5", "key 2: …"}},
 	}
 }
 
@@ -81,7 +84,8 @@ func TestReportGolden(t *testing.T) {
 	plain := fullReport()
 	plain.Settings.Workload, plain.Settings.Rate = Put, 0
 	plain.Get, plain.FailedLatency, plain.OpenLoop, plain.Errors, plain.ErrorsBefore = nil, nil, nil, nil, nil
-	plain.Failed, plain.CPU.Servers, plain.Verify = 0, nil, nil
+	plain.Failed, plain.CPU.Servers, plain.Verify, plain.SLO, plain.Histograms = 0, nil, nil, nil, nil
+	plain.CPU = CPU{SelfPerOp: plain.CPU.SelfPerOp}
 	text.WriteString("\n-- puts, closed loop\n")
 	plain.WriteText(&text)
 	if err := plain.Err(); err != nil {
@@ -119,6 +123,15 @@ func TestReportGolden(t *testing.T) {
 	if err := full.WriteJSON(filepath.Join(t.TempDir(), "no", "such"), nil); err == nil {
 		t.Error("a report that cannot be written passes")
 	}
+}
+
+// histogramFrom makes a histogram of latencies in microseconds.
+func histogramFrom(micros ...int64) *Histogram {
+	h := &Histogram{newHistogram()}
+	for _, m := range micros {
+		_ = h.h.RecordValue(m)
+	}
+	return h
 }
 
 func TestErrorKindsAreBounded(t *testing.T) {

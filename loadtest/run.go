@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // Run executes cfg and writes the report to out, after a line per second if cfg.Live is
@@ -55,6 +58,11 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	}
 	if err != nil {
 		return r.report, err
+	}
+	if cfg.SLO != "" {
+		// Validate has read it.
+		objectives, _ := ParseObjectives(cfg.SLO)
+		r.report.SLO = objectives.judge(&r.report)
 	}
 	r.report.WriteText(out)
 	return r.report, nil
@@ -140,6 +148,9 @@ func (r *run) do(ctx context.Context) error {
 	switch {
 	case r.kube != nil:
 		r.report.Watch, r.report.Verify, err = r.kube.judge(ctx)
+		if w := r.kube.watch; w != nil {
+			r.keep(kindDelay, w.delay)
+		}
 		return err
 	case r.ledger == nil:
 		return nil
@@ -173,6 +184,8 @@ func (r *run) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	machineBefore := readMachineTime()
+	lag := startLagProbe(r.cfg.Clock)
 	if r.kube != nil {
 		r.kube.measuring.Store(true)
 	}
@@ -183,6 +196,7 @@ func (r *run) measure(ctx context.Context) error {
 			r.report.Seconds = append(r.report.Seconds, s)
 		}
 	})
+	r.summariseMachine(readMachineTime().share(machineBefore), lag.end())
 	elapsed := r.cfg.Clock.Now().Sub(began)
 	switch whole := p.schedule.end.Sub(began); {
 	case p.schedule.end == 0:
@@ -223,11 +237,34 @@ func (r *run) summarise(ctx context.Context, p *phase, elapsed time.Duration) {
 	if elapsed > 0 {
 		out.Throughput = float64(p.recorder.answeredInWindow(succeeded...)) / elapsed.Seconds()
 	}
-	for _, k := range kubeKinds {
+	r.keep(kindFailed, h[classFailed])
+	r.keep(kindLateness, h[classLate])
+	for _, k := range operationKinds {
+		r.keep(k.name, h[k.class])
+		if k.class == classPut || k.class == classGet {
+			continue
+		}
 		if l := summary(h[k.class]); l != nil {
 			rate := float64(p.recorder.answeredInWindow(k.class)) / max(elapsed.Seconds(), 1e-9)
 			out.Kinds = append(out.Kinds, KindReport{k.name, rate, *l})
 		}
+	}
+}
+
+// summariseMachine writes what the load generator's machine had to do into the report.
+func (r *run) summariseMachine(busy float64, lag *hdrhistogram.Histogram) {
+	c := &r.report.CPU
+	c.Processors, c.MachineBusy, c.SchedulingLag = runtime.GOMAXPROCS(0), busy, summary(lag)
+	r.keep(kindLag, lag)
+}
+
+// keep puts a histogram into the report, if it is not empty.
+func (r *run) keep(name string, h *hdrhistogram.Histogram) {
+	if kept := histogramOf(h); kept != nil {
+		if r.report.Histograms == nil {
+			r.report.Histograms = map[string]*Histogram{}
+		}
+		r.report.Histograms[name] = kept
 	}
 }
 
@@ -324,7 +361,15 @@ func (r *run) watch(p *phase, second func(Second), stop <-chan struct{}) {
 // secondOf describes the last drain of a recorder.
 func secondOf(rec *recorder, at, length time.Duration, failed int64) Second {
 	s := Second{At: at.Seconds(), Length: length.Seconds(), Failed: failed}
-	put, get := rec.second[classPut], rec.second[classGet]
+	put, get, all := rec.second[classPut], rec.second[classGet], newHistogram()
+	for _, c := range succeeded {
+		if rec.second[c].TotalCount() > 0 {
+			all.Merge(rec.second[c])
+		}
+	}
+	if all.TotalCount() > 0 {
+		s.P50, s.P99, s.Max = all.ValueAtPercentile(50), all.ValueAtPercentile(99), all.Max()
+	}
 	s.Operations = countOf(rec.second, succeeded...)
 	if put.TotalCount() > 0 {
 		s.PutP50, s.PutP99, s.PutMax = put.ValueAtPercentile(50), put.ValueAtPercentile(99), put.Max()

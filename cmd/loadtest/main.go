@@ -19,6 +19,7 @@ import (
 const (
 	exitFailed = 1 // the run could not be done or was interrupted, operations failed, or a promise was broken
 	exitUsage  = 2
+	exitSLO    = 3 // all went well, but a clause of --slo is not met
 )
 
 // gcPercent trades memory for processor time, which the load generator often takes
@@ -58,10 +59,14 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintln(stderr, "loadtest:", err)
-	if errors.As(err, new(usageError)) {
+	switch {
+	case errors.As(err, new(usageError)):
 		return exitUsage
+	case errors.As(err, new(sloError)):
+		return exitSLO
+	default:
+		return exitFailed
 	}
-	return exitFailed
 }
 
 // noArgs refuses what is neither a flag nor a command.
@@ -71,6 +76,11 @@ func noArgs(c *cobra.Command, args []string) error {
 	}
 	return nil
 }
+
+// sloError says which objectives were not met.
+type sloError struct{ error }
+
+func (e sloError) Unwrap() error { return e.error }
 
 // usageError is an error in the command line.
 type usageError struct{ error }

@@ -31,6 +31,8 @@ func loadtestCommand(t *testing.T, args ...string) (code int, stdout, stderr str
 func TestUsageErrors(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"walk", "unknown command"},
+		{"run --slo p99", `slo: "p99": is no clause; understood are clauses like p99<10ms`},
+		{"kubernetes --slo errors<3", `slo: "errors<3": the bound of errors is a percentage`},
 		{"run --no-such-flag", "unknown flag"},
 		{"run --clients many", "--clients"},
 		{"run positional", "positional"},
@@ -85,7 +87,7 @@ func TestHelp(t *testing.T) {
 	}
 	_, stdout, _ := loadtestCommand(t, "run", "--help")
 	for _, flag := range strings.Fields("endpoints conns clients duration total rate workload read-percent key-size value-size " +
-		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify user password cleanup max-failures") {
+		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify user password cleanup max-failures slo") {
 		if !strings.Contains(stdout, "--"+flag+" ") {
 			t.Errorf("--%s is not explained", flag)
 		}
@@ -254,5 +256,38 @@ func TestFailures(t *testing.T) {
 	}
 	if code, _, stderr := loadtestCommand(t, append(args(endpoint), "--fill")...); code != exitFailed || !strings.HasPrefix(stderr, "loadtest: fill: ") {
 		t.Errorf("refusal of the fill: code %d\n%s", code, stderr)
+	}
+}
+
+// TestSLO: the status tells clauses that are not met from failures, and each clause is printed with its figure.
+func TestSLO(t *testing.T) {
+	some := &fakekv.Store{Before: func(_ context.Context, n int64) error {
+		if n%10 == 0 {
+			return os.ErrPermission
+		}
+		return nil
+	}}
+	endpoint, stop, err := some.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	run := []string{"run", "--endpoints", endpoint, "--clients", "2", "--keys", "10", "--total", "20", "--slo"}
+	for _, c := range []struct {
+		args   []string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{[]string{"errors<=10%,put.p99<1h"}, 0, "  met      errors<=10%: 10%\n", ""},
+		{[]string{"errors<10%, p50<1h"}, exitSLO, "  NOT MET  errors<10%: 10%\n  met      p50<1h: ", "loadtest: slo not met: errors<10%: 10%\n"},
+		{[]string{"p50<1h"}, exitFailed, "  met      p50<1h: ", "2 of 20 operations failed; --max-failures accepts 0"},
+		{[]string{"errors<50%", "--max-failures", "1"}, exitFailed, "  met      errors<50%: 10%", "--max-failures accepts 1"},
+		{[]string{"get.p99<1h", "--max-failures", "9"}, exitSLO, "  NOT MET  get.p99<1h: no operation of this kind succeeded", "slo not met"},
+	} {
+		code, stdout, stderr := loadtestCommand(t, append(run, c.args...)...)
+		if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
+			t.Errorf("%v: code %d\n%s%s", c.args, code, stdout, stderr)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"time"
 
@@ -42,11 +43,14 @@ func newRunCommand() *cobra.Command {
 			"whatever the servers do, and latencies count from there. The run ends in time: what could not be sent is counted as\n" +
 			"failed, and said.\n\n" +
 			"Status: 0 for a clean run; 1 if more operations failed than --max-failures accepts, none succeeded, a promise was\n" +
-			"broken (--verify), or the run was interrupted or could not be done; 2 for a wrong command line.",
+			"broken (--verify), or the run was interrupted or could not be done; 2 for a wrong command line; 3 if all that is well\n" +
+			"and a clause of --slo is not met.",
 		Example: "  # the most puts that the servers can do, and their processor time for each\n" +
 			"  loadtest run --endpoints 127.0.0.1:2379 --clients 1000 --total 100000 --server-metrics http://127.0.0.1:2379/metrics\n" +
 			"  # latencies at a steady load, with YCSB's distribution of keys, kept as JSON\n" +
 			"  loadtest run --workload mixed --read-percent 80 --dist zipf --zipf-skew 0.99 --rate 5000 --duration 1m --json report.json\n" +
+			"  # fails a build whose latencies are too long\n" +
+			"  loadtest run --rate 2000 --duration 1m --warmup 5s --slo 'p99<10ms,errors<0.1%'\n" +
 			"  # is everything there that was acknowledged? Then nothing is left behind\n" +
 			"  loadtest run --workload txn --total 50000 --verify --cleanup\n" +
 			"  # a cluster that checks users and certificates\n" +
@@ -89,13 +93,16 @@ func newKubernetesCommand() *cobra.Command {
 			"of a pod, create an event with a lease of etcd's, create a pod, delete one, read a page of 500 of a list of all pods at\n" +
 			"the revision of its first page. Each write is a transaction that compares the key's mod_revision. Each of --watchers API\n" +
 			"servers watches pods, leases and events, and asks for progress. Every acknowledged change must come to each watcher once,\n" +
-			"in order: lost and duplicate events are counted, and make the status 1, as all broken promises do.\n\n" +
+			"in order: lost and duplicate events are counted, and make the status 1, as all broken promises do. The status is 3 if a\n" +
+			"clause of --slo is not met and all else is well.\n\n" +
 			"All keys lie below /registry/loadtest/, which no API server reads; what an earlier run has left there is deleted first.\n" +
 			"So only one such run at a time can use a cluster.",
 		Example: "  # 64 workers, as fast as the servers answer\n" +
 			"  loadtest kubernetes --endpoints 127.0.0.1:2379 --total 100000\n" +
 			"  # 5,000 nodes that renew their leases every 10 s, and the rest in proportion, as a steady load\n" +
 			"  loadtest kubernetes --nodes 5000 --pods 150000 --rate 1000 --duration 10m --cleanup\n" +
+			"  # are events at the watchers in time?\n" +
+			"  loadtest kubernetes --rate 500 --duration 1m --slo 'delay.p99<100ms,renew.p99<20ms,errors<0.1%'\n" +
 			"  # creates alone\n" +
 			"  loadtest kubernetes --mix create=1 --total 20000",
 		Args: noArgs,
@@ -130,6 +137,7 @@ func (f *runFlags) addRest(set *pflag.FlagSet, cfg *loadtest.Config, cleanup str
 	set.BoolVar(&cfg.Verify, "verify", false, "check at the end that everything acknowledged is there")
 	set.BoolVar(&cfg.Cleanup, "cleanup", false, cleanup)
 	set.Int64Var(&f.maxFailures, "max-failures", 0, "measured operations that may fail or stay unsent before the status is 1")
+	set.StringVar(&cfg.SLO, "slo", "", "what the run must reach, else the status is 3: p99<10ms,put.p99.9<50ms,errors<0.1%,throughput>1000; a clause of errors takes the place of --max-failures 0")
 	set.StringSliceVar(&cfg.ServerMetrics, "server-metrics", nil, "URLs of the servers' /metrics pages, for their CPU per operation")
 	set.StringVar(&cfg.DataPath, "data-dir", cfg.DataPath, "a path on the servers' disk, whose file system the report names")
 	f.json.add(set)
@@ -143,6 +151,9 @@ func (f *runFlags) complete(cfg *loadtest.Config, set *pflag.FlagSet, prompts io
 	}
 	if !set.Changed("conns") {
 		cfg.Conns = max(1, min(cfg.Conns, cfg.Clients))
+	}
+	if objectives, err := loadtest.ParseObjectives(cfg.SLO); err == nil && objectives.BoundErrors() && !set.Changed("max-failures") {
+		f.maxFailures = math.MaxInt64
 	}
 	if f.maxFailures < 0 {
 		return fmt.Errorf("max-failures: %d is below 0", f.maxFailures)
@@ -173,7 +184,13 @@ func (f *runFlags) run(c *cobra.Command, cfg *loadtest.Config) error {
 	if err := f.json.write(c, &report); err != nil {
 		return err
 	}
-	return f.fault(&report)
+	if err := f.fault(&report); err != nil {
+		return errors.Join(err, report.Missed())
+	}
+	if err := report.Missed(); err != nil {
+		return sloError{err}
+	}
+	return nil
 }
 
 // jsonFlag is where a report is written as JSON: a file, - for stdout, or nowhere.
