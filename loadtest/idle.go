@@ -75,7 +75,7 @@ type IdleReport struct {
 
 // WriteJSON writes the report to a file, or to stdout for "-".
 func (r *IdleReport) WriteJSON(name string, stdout io.Writer) error {
-	return writeJSON(r, name, stdout)
+	return WriteJSON(r, name, stdout)
 }
 
 // Write writes the report.

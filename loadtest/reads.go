@@ -78,7 +78,7 @@ type ReadsReport struct {
 
 // WriteJSON writes the report to a file, or to stdout for "-".
 func (r *ReadsReport) WriteJSON(name string, stdout io.Writer) error {
-	return writeJSON(r, name, stdout)
+	return WriteJSON(r, name, stdout)
 }
 
 // Write writes the report.

@@ -189,9 +189,10 @@ func (r *Report) Broken() error {
 }
 
 // WriteJSON writes the report to a file, or to stdout for "-".
-func (r *Report) WriteJSON(name string, stdout io.Writer) error { return writeJSON(r, name, stdout) }
+func (r *Report) WriteJSON(name string, stdout io.Writer) error { return WriteJSON(r, name, stdout) }
 
-func writeJSON(report any, name string, stdout io.Writer) error {
+// WriteJSON writes anything as JSON to a file, or to stdout for "-".
+func WriteJSON(report any, name string, stdout io.Writer) error {
 	text, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
@@ -329,13 +330,6 @@ func (r *Report) writeCPU(out io.Writer) {
 		fmt.Fprintf(out, ", %.1f µs at the servers", r.CPU.ServersPerOp)
 	}
 	fmt.Fprintln(out)
-	if r.CPU.Processors > 0 {
-		fmt.Fprintf(out, "processors here: %.0f %% of %d used by the generator", 100*r.SelfShare(), r.CPU.Processors)
-		if r.CPU.MachineBusy > 0 {
-			fmt.Fprintf(out, ", machine %.0f %% busy", 100*r.CPU.MachineBusy)
-		}
-		fmt.Fprintln(out)
-	}
 	for _, s := range r.CPU.Servers {
 		if s.Error != "" {
 			fmt.Fprintf(out, "  %s: %s\n", s.URL, s.Error)
@@ -343,6 +337,13 @@ func (r *Report) writeCPU(out io.Writer) {
 		}
 		fmt.Fprintf(out, "  %s: %.2f s, %.1f µs, %.1f MiB resident\n",
 			s.URL, s.Seconds, s.PerOp, float64(s.ResidentBytes)/(1<<20))
+	}
+	if r.CPU.Processors > 0 {
+		fmt.Fprintf(out, "processors here: %.0f %% of %d used by the generator", 100*r.SelfShare(), r.CPU.Processors)
+		if r.CPU.MachineBusy > 0 {
+			fmt.Fprintf(out, ", machine %.0f %% busy", 100*r.CPU.MachineBusy)
+		}
+		fmt.Fprintln(out)
 	}
 }
 

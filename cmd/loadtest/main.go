@@ -53,7 +53,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand())
+	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0

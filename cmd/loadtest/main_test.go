@@ -70,6 +70,7 @@ func TestUsageErrors(t *testing.T) {
 		{"idle positional", "positional"},
 		{"empty --value-size -1", "value-size: -1"},
 		{"empty positional", "positional"},
+		{"compare a.json", "accepts 2 arg(s), received 1"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.want) {
@@ -79,7 +80,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
@@ -289,5 +290,32 @@ func TestSLO(t *testing.T) {
 		if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
 			t.Errorf("%v: code %d\n%s%s", c.args, code, stdout, stderr)
 		}
+	}
+}
+
+// TestCompare: what run has written can be compared, and a run of other settings only if that is asked for.
+func TestCompare(t *testing.T) {
+	endpoint, stop, err := (&fakekv.Store{}).Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	dir := t.TempDir()
+	for _, c := range []struct{ name, clients string }{{"a1", "2"}, {"a2", "2"}, {"b1", "2"}, {"b2", "2"}, {"other", "3"}} {
+		args := []string{"run", "--endpoints", endpoint, "--clients", c.clients, "--keys", "10", "--total", "50", "--json", filepath.Join(dir, c.name+".json")}
+		if code, stdout, stderr := loadtestCommand(t, args...); code != 0 {
+			t.Fatalf("code %d\n%s%s", code, stdout, stderr)
+		}
+	}
+	a, b, other := filepath.Join(dir, "a*.json"), filepath.Join(dir, "b*.json"), filepath.Join(dir, "other.json")
+	if code, stdout, stderr := loadtestCommand(t, "compare", "--paired", a, b); code != 0 || !strings.Contains(stdout, "2 and 2 runs, compared as pairs") || !strings.Contains(stdout, "\nput p99 ") {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := loadtestCommand(t, "compare", a, other); code != exitFailed || !strings.Contains(stderr, "\n  clients: 2 and 3\n") {
+		t.Errorf("code %d\n%s", code, stderr)
+	}
+	code, stdout, stderr := loadtestCommand(t, "compare", "--different", a, other, "--json", "-")
+	if code != 0 || !strings.Contains(stderr, "clients: 2 and 3") || !json.Valid([]byte(stdout)) {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
 	}
 }

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skeindb/skein/loadtest/results"
+)
+
+// newCompareCommand is loadtest compare.
+func newCompareCommand() *cobra.Command {
+	var options results.Options
+	json := new(jsonFlag)
+	c := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compares the reports of two sides, with confidence intervals",
+		Long: "Compares the reports of two sides: B's figures as ratios to A's. A side is a file that --json has written, or several:\n" +
+			"separated by commas, or a pattern in quotes. With two runs or more of each side each ratio has its 95 % confidence\n" +
+			"interval: Student's, on the logarithms, of pairs (--paired) or by Welch for groups. If that has 1 in it, the runs show\n" +
+			"no difference. Run the sides by turns: what else the machine does then meets both.\n\n" +
+			"Runs of different settings, or from different machines, are refused, and the settings are named. A run whose load\n" +
+			"generator was saturated is named too: it says little about the servers.\n\n" +
+			"Status: 0, whichever side is better; 1 if the sides cannot be compared; 2 for a wrong command line.",
+		Example: "  loadtest compare before.json after.json\n" +
+			"  # five runs of each, by turns: run 1 of etcd, run 1 of skein, run 2 of etcd, …\n" +
+			"  loadtest compare --paired 'etcd-*.json' 'skein-*.json'\n" +
+			"  loadtest compare --different 256-clients.json 512-clients.json --json ratios.json",
+		Args: exactly(2),
+		RunE: func(c *cobra.Command, sides []string) error {
+			a, errA := results.ReadSide(sides[0])
+			b, errB := results.ReadSide(sides[1])
+			if err := errors.Join(errA, errB); err != nil {
+				return err
+			}
+			comparison, err := results.Compare(a, b, options)
+			if err != nil {
+				return err
+			}
+			text, err := json.text(c)
+			if err != nil {
+				return err
+			}
+			return errors.Join(comparison.Write(text), json.write(c, comparison))
+		},
+	}
+	c.Flags().BoolVar(&options.Paired, "paired", false, "run i of B is the partner of run i of A")
+	c.Flags().BoolVar(&options.Different, "different", false, "compare runs of different settings too")
+	json.add(c.Flags())
+	return c
+}
+
+// exactly refuses any other number of arguments.
+func exactly(n int) cobra.PositionalArgs {
+	return usage(cobra.ExactArgs(n))
+}
+
+// usage makes what arguments are refused for an error in the command line.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
