@@ -36,6 +36,7 @@
 //
 // # Files
 //
+//	sweep.go      runs of a load that grows
 //	run.go        the phases of a run
 //	reads.go      many clients that read large answers, and a watcher beside them
 //	idle.go       connections and watchers that rest, and the server's memory

@@ -53,7 +53,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand())
+	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand(),
+		newSweepCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0

@@ -70,6 +70,10 @@ func TestUsageErrors(t *testing.T) {
 		{"idle positional", "positional"},
 		{"empty --value-size -1", "value-size: -1"},
 		{"empty positional", "positional"},
+		{"sweep --over depth", `over: "depth"`},
+		{"sweep --steps 4,2", "steps: 2 after 4 does not grow"},
+		{"sweep --rate 5", "rate: a sweep over clients sets it itself"},
+		{"sweep --max-failures 5", "unknown flag"},
 		{"compare a.json", "accepts 2 arg(s), received 1"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
@@ -80,7 +84,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
@@ -316,6 +320,25 @@ func TestCompare(t *testing.T) {
 	}
 	code, stdout, stderr := loadtestCommand(t, "compare", "--different", a, other, "--json", "-")
 	if code != 0 || !strings.Contains(stderr, "clients: 2 and 3") || !json.Valid([]byte(stdout)) {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// TestSweep: the knee's status, table and JSON, and the status where no step is good.
+func TestSweep(t *testing.T) {
+	endpoint, stop, err := (&fakekv.Store{}).Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	args := []string{"sweep", "--endpoints", endpoint, "--keys", "10", "--total", "20", "--steps", "1,2", "--json", "-", "--p99"}
+	code, stdout, stderr := loadtestCommand(t, append(args, "1h")...)
+	var r loadtest.SweepReport
+	if err := json.Unmarshal([]byte(stdout), &r); code != 0 || err != nil || len(r.Steps) != 2 || r.Steps[0].Report.Operations != 20 || !strings.Contains(stderr, "\nknee: clients ") {
+		t.Errorf("code %d, %v\n%s%s", code, err, stdout, stderr)
+	}
+	code, stdout, stderr = loadtestCommand(t, append(args, "1ns")...)
+	if code != exitFailed || json.Unmarshal([]byte(stdout), &r) != nil || r.Knee != -1 || !strings.HasSuffix(stderr, "loadtest: no step was good\n") {
 		t.Errorf("code %d\n%s%s", code, stdout, stderr)
 	}
 }

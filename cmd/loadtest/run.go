@@ -68,17 +68,9 @@ func newRunCommand() *cobra.Command {
 	f := c.Flags()
 	f.SortFlags = false
 	flags.addLoad(f, &cfg)
-	f.StringVar((*string)(&cfg.Workload), "workload", string(cfg.Workload), "put, get, mixed, or txn: one compare and one put")
-	f.IntVar(&cfg.ReadPercent, "read-percent", cfg.ReadPercent, "share of gets in workload mixed")
-	f.BoolVar(&cfg.Serializable, "serializable", false, "make gets serializable")
-	f.IntVar(&cfg.KeyBytes, "key-size", cfg.KeyBytes, "bytes of a key, with its prefix")
-	f.IntVar(&cfg.ValueBytes, "value-size", cfg.ValueBytes, "bytes of a value")
-	f.IntVar(&cfg.Keys, "keys", cfg.Keys, "number of different keys")
-	f.StringVar(&cfg.KeyPrefix, "key-prefix", cfg.KeyPrefix, "stands before each key; with an empty one the keys spread evenly over printable ASCII, and so over all ranges")
-	f.StringVar((*string)(&cfg.Dist), "dist", string(cfg.Dist), "how keys are drawn: uniform, zipf or sequential")
-	f.Float64Var(&cfg.ZipfSkew, "zipf-skew", cfg.ZipfSkew, "exponent of zipf, above 0; YCSB's is 0.99")
-	f.BoolVar(&cfg.Fill, "fill", false, "put each key once before the rest (default for all workloads but put)")
+	addWorkload(f, &cfg)
 	flags.addRest(f, &cfg, "delete the run's keys at the end, whoever put them last")
+	flags.addFailures(f)
 	return c
 }
 
@@ -116,7 +108,22 @@ func newKubernetesCommand() *cobra.Command {
 	f.IntVar(&cfg.Kubernetes.Watchers, "watchers", cfg.Kubernetes.Watchers, "API servers that watch all three resources; 0 watches nothing")
 	f.StringVar(&cfg.Kubernetes.Mix, "mix", cfg.Kubernetes.Mix, "kinds of operations and their weights")
 	flags.addRest(f, &cfg, "delete all below /registry/loadtest/ at the end")
+	flags.addFailures(f)
 	return c
+}
+
+// addWorkload adds the flags of what is sent.
+func addWorkload(f *pflag.FlagSet, cfg *loadtest.Config) {
+	f.StringVar((*string)(&cfg.Workload), "workload", string(cfg.Workload), "put, get, mixed, or txn: one compare and one put")
+	f.IntVar(&cfg.ReadPercent, "read-percent", cfg.ReadPercent, "share of gets in workload mixed")
+	f.BoolVar(&cfg.Serializable, "serializable", false, "make gets serializable")
+	f.IntVar(&cfg.KeyBytes, "key-size", cfg.KeyBytes, "bytes of a key, with its prefix")
+	f.IntVar(&cfg.ValueBytes, "value-size", cfg.ValueBytes, "bytes of a value")
+	f.IntVar(&cfg.Keys, "keys", cfg.Keys, "number of different keys")
+	f.StringVar(&cfg.KeyPrefix, "key-prefix", cfg.KeyPrefix, "stands before each key; with an empty one the keys spread evenly over printable ASCII, and so over all ranges")
+	f.StringVar((*string)(&cfg.Dist), "dist", string(cfg.Dist), "how keys are drawn: uniform, zipf or sequential")
+	f.Float64Var(&cfg.ZipfSkew, "zipf-skew", cfg.ZipfSkew, "exponent of zipf, above 0; YCSB's is 0.99")
+	f.BoolVar(&cfg.Fill, "fill", false, "put each key once before the rest (default for all workloads but put)")
 }
 
 // addLoad adds the flags of where and how much is sent.
@@ -136,12 +143,15 @@ func (f *runFlags) addRest(set *pflag.FlagSet, cfg *loadtest.Config, cleanup str
 	set.DurationVar(&cfg.Timeout, "timeout", cfg.Timeout, "bound of each request")
 	set.BoolVar(&cfg.Verify, "verify", false, "check at the end that everything acknowledged is there")
 	set.BoolVar(&cfg.Cleanup, "cleanup", false, cleanup)
-	set.Int64Var(&f.maxFailures, "max-failures", 0, "measured operations that may fail or stay unsent before the status is 1")
-	set.StringVar(&cfg.SLO, "slo", "", "what the run must reach, else the status is 3: p99<10ms,put.p99.9<50ms,errors<0.1%,throughput>1000; a clause of errors takes the place of --max-failures 0")
+	set.StringVar(&cfg.SLO, "slo", "", "what the run must reach, and otherwise the status is 3: p99<10ms,put.p99.9<50ms,errors<0.1%,throughput>1000; a clause of errors takes the place of --max-failures 0")
 	set.StringSliceVar(&cfg.ServerMetrics, "server-metrics", nil, "URLs of the servers' /metrics pages, for their CPU per operation")
 	set.StringVar(&cfg.DataPath, "data-dir", cfg.DataPath, "a path on the servers' disk, whose file system the report names")
 	f.json.add(set)
 	f.access.add(set)
+}
+
+func (f *runFlags) addFailures(set *pflag.FlagSet) {
+	set.Int64Var(&f.maxFailures, "max-failures", 0, "measured operations that may fail or stay unsent before the status is 1")
 }
 
 // complete fills in what depends on several flags and checks the whole.
