@@ -74,6 +74,8 @@ func TestUsageErrors(t *testing.T) {
 		{"sweep --steps 4,2", "steps: 2 after 4 does not grow"},
 		{"sweep --rate 5", "rate: a sweep over clients sets it itself"},
 		{"sweep --max-failures 5", "unknown flag"},
+		{"report a.html", "requires at least 2 arg(s)"},
+		{"report a.json b.json", "a.json looks like a report"},
 		{"compare a.json", "accepts 2 arg(s), received 1"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
@@ -84,7 +86,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}, {"report", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
@@ -317,6 +319,13 @@ func TestCompare(t *testing.T) {
 	}
 	if code, _, stderr := loadtestCommand(t, "compare", a, other); code != exitFailed || !strings.Contains(stderr, "\n  clients: 2 and 3\n") {
 		t.Errorf("code %d\n%s", code, stderr)
+	}
+	page := filepath.Join(dir, "out.html")
+	if code, stdout, stderr := loadtestCommand(t, "report", page, other, filepath.Join(dir, "a1.json")); code != 0 || stdout != "" {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+	if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "Latencies by kind") || !strings.Contains(string(text), "other.json") {
+		t.Errorf("%v\n%s", err, text)
 	}
 	code, stdout, stderr := loadtestCommand(t, "compare", "--different", a, other, "--json", "-")
 	if code != 0 || !strings.Contains(stderr, "clients: 2 and 3") || !json.Valid([]byte(stdout)) {

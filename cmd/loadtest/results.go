@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -62,5 +64,28 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 			return usageError{err}
 		}
 		return nil
+	}
+}
+
+// newReportCommand is loadtest report.
+func newReportCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "report OUT.html REPORT.json ...",
+		Short: "Shows up to eight reports on one HTML page",
+		Long: "Writes one HTML page about up to eight reports: latency and throughput over time, percentiles, processor time, each kind of\n" +
+			"operations, settings, versions and machine. The page needs no other file and no network, and runs no script.",
+		Example: "  loadtest report report.html report.json\n" +
+			"  loadtest report both.html etcd.json skein.json",
+		Args: usage(cobra.MinimumNArgs(2)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if filepath.Ext(args[0]) == ".json" {
+				return usageError{fmt.Errorf("report: the first name is that of the page, which is written: %s looks like a report", args[0])}
+			}
+			runs, err := results.ReadAll(args[1:])
+			if err != nil {
+				return err
+			}
+			return results.WritePageFile(args[0], runs)
+		},
 	}
 }

@@ -300,9 +300,12 @@ func flat(v any) map[string]string {
 func flatten(path string, v any, out map[string]string) {
 	fields, ok := v.(map[string]any)
 	if !ok {
+		var text strings.Builder
+		e := json.NewEncoder(&text)
+		e.SetEscapeHTML(false) // people read it
 		// What came from JSON goes back into it.
-		text, _ := json.Marshal(v)
-		out[path] = string(text)
+		_ = e.Encode(v)
+		out[path] = strings.TrimSuffix(text.String(), "\n")
 		return
 	}
 	for name, field := range fields {
