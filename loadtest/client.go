@@ -43,6 +43,8 @@ type client struct {
 	ops    uint64 // puts made so far
 	put    etcdserverpb.PutRequest
 	get    etcdserverpb.RangeRequest
+	watch  *keyWatch   // nil without watchers
+	lease  churned     // in workload lease
 	kube   *kubeWorker // in workload kubernetes, which uses none of the rest
 }
 
@@ -115,11 +117,28 @@ func (c *client) operate(ctx context.Context, p *phase, n int64) (class, error) 
 	if p.fill {
 		return classPut, c.doPut(ctx, uint64(n))
 	}
-	key := c.picker.next()
-	if c.cfg.Workload == Get || c.cfg.Workload == Mixed && c.rng.IntN(100) < c.cfg.ReadPercent {
-		return classGet, c.doGet(ctx, key)
+	switch c.cfg.Workload {
+	case Lease:
+		return c.churn(ctx)
+	case Range:
+		return classPage, c.doPage(ctx, c.picker.next())
+	case Get:
+		return classGet, c.doGet(ctx, c.readKey())
+	case Mixed:
+		if c.rng.IntN(100) < c.cfg.ReadPercent {
+			return classGet, c.doGet(ctx, c.readKey())
+		}
+	default:
 	}
-	return classPut, c.doPut(ctx, key)
+	return classPut, c.doPut(ctx, c.picker.next())
+}
+
+// readKey draws a key for a get.
+func (c *client) readKey() uint64 {
+	if tail, ok := c.picker.(*tailPicker); ok {
+		return tail.read()
+	}
+	return c.picker.next()
 }
 
 // doPut puts a unique value. It reuses request and buffers: gRPC has encoded them
@@ -127,14 +146,21 @@ func (c *client) operate(ctx context.Context, p *phase, n int64) (class, error) 
 func (c *client) doPut(ctx context.Context, key uint64) error {
 	c.ops++
 	op := makeOpID(c.id, c.ops)
+	if c.watch != nil {
+		// The moment stands for the operation, so that watchers can tell how late they are.
+		op = opID(c.cfg.Clock.Now())
+	}
 	c.put.Key = c.space.appendKey(c.put.Key[:0], key)
 	c.values.put(c.put.Value, op)
 	if c.ledger == nil {
-		_, err := c.write(ctx)
+		_, err := c.write(ctx, key)
+		if err == nil && c.watch != nil {
+			c.watch.acknowledged.Add(int64(c.cfg.keysEach()))
+		}
 		return err
 	}
 	f := c.ledger.begin(key)
-	revision, err := c.write(ctx)
+	revision, err := c.write(ctx, key)
 	switch {
 	case err == nil:
 		c.ledger.acknowledged(key, op, f, revision)
@@ -145,23 +171,42 @@ func (c *client) doPut(ctx context.Context, key uint64) error {
 }
 
 // write sends the prepared put, in workload Txn in a transaction whose compare holds for
-// any key: its version is above -1.
-func (c *client) write(ctx context.Context) (revision int64, err error) {
+// any key: its version is above -1. With several keys the others lie at even distances.
+func (c *client) write(ctx context.Context, key uint64) (revision int64, err error) {
 	if c.cfg.Workload != Txn {
 		answer, err := c.kv.Put(ctx, &c.put)
 		return answer.GetHeader().GetRevision(), err
 	}
-	answer, err := c.kv.Txn(ctx, &etcdserverpb.TxnRequest{
+	txn := &etcdserverpb.TxnRequest{
 		Compare: []*etcdserverpb.Compare{{
 			Target: etcdserverpb.Compare_VERSION, Result: etcdserverpb.Compare_GREATER, Key: c.put.Key,
 			TargetUnion: &etcdserverpb.Compare_Version{Version: -1},
 		}},
 		Success: []*etcdserverpb.RequestOp{{Request: &etcdserverpb.RequestOp_RequestPut{RequestPut: &c.put}}},
-	})
+	}
+	keys := uint64(c.cfg.TxnKeys)
+	for i := uint64(1); i < keys; i++ {
+		other := (key + i*c.space.count/keys) % c.space.count
+		txn.Success = append(txn.Success, &etcdserverpb.RequestOp{Request: &etcdserverpb.RequestOp_RequestPut{
+			RequestPut: &etcdserverpb.PutRequest{Key: c.space.appendKey(nil, other), Value: c.put.Value},
+		}})
+	}
+	answer, err := c.kv.Txn(ctx, txn)
 	if err == nil && !answer.GetSucceeded() {
 		err = errors.New("txn: a version above -1 was not found")
 	}
 	return answer.GetHeader().GetRevision(), err
+}
+
+// doPage reads the page that begins with a key.
+func (c *client) doPage(ctx context.Context, key uint64) error {
+	answer, err := c.kv.Range(ctx, &etcdserverpb.RangeRequest{
+		Key: c.space.appendKey(nil, key), RangeEnd: c.space.end(), Limit: int64(c.cfg.PageKeys), Serializable: c.cfg.Serializable,
+	})
+	if n := len(answer.GetKvs()); n > c.cfg.PageKeys {
+		return fmt.Errorf("page: %d keys came, and the limit is %d", n, c.cfg.PageKeys)
+	}
+	return err
 }
 
 // doGet gets one key.

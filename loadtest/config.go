@@ -15,12 +15,17 @@ import (
 type Workload string
 
 // The workloads. Mixed sends gets and puts by Config.ReadPercent. A Txn is a transaction
-// of one compare, which holds, and one put; the report counts it as a put.
+// of one compare, which holds, and Config.TxnKeys puts; the report counts it as one put.
 const (
 	Put   Workload = "put"
 	Get   Workload = "get"
 	Mixed Workload = "mixed"
 	Txn   Workload = "txn"
+	// Range reads pages of Config.PageKeys keys, each from a drawn key on.
+	Range Workload = "range"
+	// Lease is leases that come and go: each client grants one, puts a key with it, and revokes it, which deletes the key.
+	// Each of the three is an operation.
+	Lease Workload = "lease"
 	// Kubernetes is what the API servers of a large cluster do; see Config.Kubernetes.
 	Kubernetes Workload = "kubernetes"
 )
@@ -29,11 +34,15 @@ const (
 type Dist string
 
 // The distributions. Zipf's frequent keys are scattered over the key space. Sequential
-// takes the keys in order, all clients together.
+// takes the keys in order, all clients together. Hot draws most operations from few
+// neighbours, see Config.HotKeys. Tail puts each key behind the last one, all clients
+// together, as a log or a queue does, and gets read near the end.
 const (
 	Uniform    Dist = "uniform"
 	Zipf       Dist = "zipf"
 	Sequential Dist = "sequential"
+	Hot        Dist = "hot"
+	Tail       Dist = "tail"
 )
 
 // Bounds of a Config.
@@ -46,6 +55,9 @@ const (
 	maxKeyBytes   = 64 << 10
 	maxTotal      = 1 << 40
 	maxRate       = 1e8
+	maxTxnKeys    = 128 // etcd's own default bound of a transaction's operations
+	maxPageKeys   = 100_000
+	maxWatchers   = 10_000
 )
 
 // Config describes a run. Its JSON form is part of the report.
@@ -83,6 +95,19 @@ type Config struct {
 	Dist      Dist   `json:"dist"`
 	// ZipfSkew is the exponent s > 0 of Zipf: the k-th key has weight k^-s. YCSB's is 0.99.
 	ZipfSkew float64 `json:"zipf_skew"`
+	// TxnKeys is the number of keys that a Txn puts. They lie at even distances over the run's keys, and so in as many ranges
+	// if there are as many.
+	TxnKeys int `json:"txn_keys"`
+	// PageKeys is the number of keys that a page of Range has at most.
+	PageKeys int `json:"page_keys"`
+	// HotKeys is the number of neighbouring keys that Hot draws HotPercent of the operations from. HotMove is how long
+	// they stay hot until others are, far from them; 0 is for ever.
+	HotKeys    int           `json:"hot_keys"`
+	HotPercent int           `json:"hot_percent"`
+	HotMove    time.Duration `json:"hot_move_ns"`
+	// Watchers watch all keys of the run. How long each event takes to each of them, from before its put was sent, is
+	// in the report.
+	Watchers int `json:"watchers"`
 	// Kubernetes is the cluster of workload Kubernetes, which uses neither the fields of keys and
 	// values nor Fill: what it needs is always put before.
 	Kubernetes KubernetesConfig `json:"kubernetes"`
@@ -128,6 +153,10 @@ func DefaultConfig() Config {
 		Keys:        100_000,
 		Dist:        Uniform,
 		ZipfSkew:    1.1,
+		TxnKeys:     1,
+		PageKeys:    100,
+		HotKeys:     1,
+		HotPercent:  90,
 		Seed:        1,
 		Timeout:     10 * time.Second,
 		Kubernetes:  KubernetesConfig{Nodes: 1000, Pods: 10_000, Watchers: 3, Mix: DefaultMix},
@@ -188,8 +217,8 @@ func (c *Config) Validate() error {
 func (c *Config) validateWorkload() []error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
-	if !slices.Contains([]Workload{Put, Get, Mixed, Txn, Kubernetes}, c.Workload) {
-		bad("workload: %q is none of put, get, mixed, txn, kubernetes", c.Workload)
+	if !slices.Contains([]Workload{Put, Get, Mixed, Txn, Range, Lease, Kubernetes}, c.Workload) {
+		bad("workload: %q is none of put, get, mixed, txn, range, lease, kubernetes", c.Workload)
 	}
 	if c.Workload == Kubernetes {
 		return append(wrong, c.Kubernetes.validate(c.Clients)...)
@@ -197,8 +226,8 @@ func (c *Config) validateWorkload() []error {
 	if c.ReadPercent < 0 || c.ReadPercent > 100 {
 		bad("read-percent: %d is not between 0 and 100", c.ReadPercent)
 	}
-	if !slices.Contains([]Dist{Uniform, Zipf, Sequential}, c.Dist) {
-		bad("dist: %q is none of uniform, zipf, sequential", c.Dist)
+	if !slices.Contains([]Dist{Uniform, Zipf, Sequential, Hot, Tail}, c.Dist) {
+		bad("dist: %q is none of uniform, zipf, sequential, hot, tail", c.Dist)
 	}
 	if c.Dist == Zipf && !(c.ZipfSkew > 0 && c.ZipfSkew <= 10) {
 		bad("zipf-skew: %g is not above 0 and at most 10", c.ZipfSkew)
@@ -209,6 +238,7 @@ func (c *Config) validateWorkload() []error {
 	if c.Verify && c.ValueBytes < stampBytes {
 		bad("value-size: %d is less than the %d bytes by which verify knows a value", c.ValueBytes, stampBytes)
 	}
+	wrong = append(wrong, c.validateKinds()...)
 	switch {
 	case c.Keys < 1 || c.Keys > maxKeys:
 		bad("keys: %d is not between 1 and %d", c.Keys, int64(maxKeys))
@@ -221,4 +251,57 @@ func (c *Config) validateWorkload() []error {
 			c.KeyBytes, len(c.KeyPrefix), c.Keys)
 	}
 	return wrong
+}
+
+// validateKinds checks what only some workloads and distributions have.
+func (c *Config) validateKinds() []error {
+	var wrong []error
+	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+	if c.TxnKeys < 1 || c.TxnKeys > maxTxnKeys || c.TxnKeys > c.Keys {
+		bad("txn-keys: %d is not between 1 and %d, or more than the number of keys, %d", c.TxnKeys, maxTxnKeys, c.Keys)
+	}
+	if c.TxnKeys > 1 && c.Verify {
+		bad("verify: it knows transactions of one key only, and txn-keys is %d", c.TxnKeys)
+	}
+	if c.PageKeys < 1 || c.PageKeys > maxPageKeys {
+		bad("page-keys: %d is not between 1 and %d", c.PageKeys, maxPageKeys)
+	}
+	if c.Dist == Hot && (c.HotKeys < 1 || c.HotKeys > c.Keys) {
+		bad("hot-keys: %d is not between 1 and the number of keys, %d", c.HotKeys, c.Keys)
+	}
+	if c.HotPercent < 0 || c.HotPercent > 100 {
+		bad("hot-percent: %d is not between 0 and 100", c.HotPercent)
+	}
+	if c.HotMove < 0 || c.HotMove > maxDuration {
+		bad("hot-move: %s is not between 0 and %s", c.HotMove, maxDuration)
+	}
+	if c.Dist == Tail && (c.Workload == Get || c.Workload == Range || c.TxnKeys > 1) {
+		bad("dist: tail makes new keys one by one, and workload %s with txn-keys %d does not", c.Workload, c.TxnKeys)
+	}
+	if c.Dist == Tail && c.Fill {
+		bad("fill: with dist tail there is nothing to fill: each put makes a new key")
+	}
+	if c.Workload == Lease && c.Verify {
+		bad("verify: workload lease leaves no key to verify")
+	}
+	switch {
+	case c.Watchers < 0 || c.Watchers > maxWatchers:
+		bad("watchers: %d is not between 0 and %d", c.Watchers, maxWatchers)
+	case c.Watchers == 0:
+	case c.Workload != Put && c.Workload != Mixed && c.Workload != Txn:
+		bad("watchers: workload %s puts nothing that they could measure", c.Workload)
+	case c.Verify:
+		bad("watchers: they and verify need the same place in the values; give one of them")
+	case c.ValueBytes < stampBytes:
+		bad("value-size: %d is less than the %d bytes by which watchers know a value", c.ValueBytes, stampBytes)
+	}
+	return wrong
+}
+
+// keysEach is how many keys a put of the workload puts.
+func (c *Config) keysEach() int {
+	if c.Workload == Txn {
+		return c.TxnKeys
+	}
+	return 1
 }

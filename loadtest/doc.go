@@ -1,4 +1,4 @@
-// Package loadtest drives any etcd endpoint with puts, gets and transactions, or as the API servers of a Kubernetes
+// Package loadtest drives any etcd endpoint with puts, gets, transactions, pages and leases, or as the API servers of a Kubernetes
 // cluster do, measures it, and checks that acknowledged writes are there. This one tool measures etcd and Skein.
 //
 // A run has up to four phases: fill (each key is written once, so that gets find
@@ -42,6 +42,8 @@
 //	idle.go       connections and watchers that rest, and the server's memory
 //	cleanup.go    deletes a run's keys
 //	client.go     the clients, closed and open loop
+//	churn.go      leases that come and go
+//	keywatch.go   watchers of a run's keys
 //	kubernetes.go the clients of workload kubernetes, and what must be there at its end
 //	kubewatch.go  its watchers
 //	verify.go     the keys at the end, against the ledger

@@ -4,6 +4,9 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
+	"time"
+
+	"github.com/skeindb/skein/clock"
 )
 
 // The alphabet of keys: printable ASCII.
@@ -74,6 +77,9 @@ func (s *keySpace) appendKey(dst []byte, i uint64) []byte {
 	return dst
 }
 
+// end is the key behind the last one.
+func (s *keySpace) end() []byte { return append(s.appendKey(nil, s.count-1), 0) }
+
 // picker draws the numbers of keys for one client.
 type picker interface{ next() uint64 }
 
@@ -85,6 +91,14 @@ func newPicker(c *Config, rng *rand.Rand, turn *atomic.Uint64) picker {
 		return &zipfPicker{rng, newZipf(n, c.ZipfSkew), n, stride(n)}
 	case Sequential:
 		return &sequentialPicker{turn, n}
+	case Hot:
+		p := &hotPicker{rng: rng, n: n, hot: uint64(c.HotKeys), percent: c.HotPercent, clock: c.Clock, move: c.HotMove}
+		if p.move > 0 {
+			p.began = p.clock.Now()
+		}
+		return p
+	case Tail:
+		return &tailPicker{rng, turn, n}
 	default:
 		return &uniformPicker{rng, n}
 	}
@@ -114,6 +128,50 @@ type zipfPicker struct {
 func (p *zipfPicker) next() uint64 {
 	hi, lo := bits.Mul64(p.zipf.rank(p.rng), p.stride)
 	return bits.Rem64(hi, lo, p.n)
+}
+
+// hotPicker draws most keys from a span of neighbours, which are hot for a while.
+type hotPicker struct {
+	rng     *rand.Rand
+	n, hot  uint64
+	percent int
+	clock   clock.Clock
+	began   clock.Time
+	move    time.Duration
+}
+
+func (p *hotPicker) next() uint64 {
+	if p.rng.IntN(100) >= p.percent {
+		return p.rng.Uint64N(p.n)
+	}
+	spans := uint64(1)
+	if p.move > 0 {
+		spans += uint64(p.clock.Now().Sub(p.began) / p.move)
+	}
+	// As the golden section's multiples do, the spans spread over all keys however many there have been.
+	hi, lo := bits.Mul64(spans, stride(p.n))
+	return min(bits.Rem64(hi, lo, p.n), p.n-p.hot) + p.rng.Uint64N(p.hot)
+}
+
+// tailReads is how many of the last keys are read.
+const tailReads = 1000
+
+// tailPicker puts one key behind the other, from the first again once all are there.
+type tailPicker struct {
+	rng  *rand.Rand
+	turn *atomic.Uint64
+	n    uint64
+}
+
+func (p *tailPicker) next() uint64 { return (p.turn.Add(1) - 1) % p.n }
+
+// read returns one of the last keys, which may be under way.
+func (p *tailPicker) read() uint64 {
+	made := p.turn.Load()
+	if made == 0 {
+		return 0
+	}
+	return (made - 1 - p.rng.Uint64N(min(made, tailReads, p.n))) % p.n
 }
 
 // stride returns a number near the golden section of n without a common divisor:

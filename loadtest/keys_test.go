@@ -8,6 +8,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeindb/skein/clock"
 )
 
 func testSpace(keys, keyBytes int, prefix string) keySpace {
@@ -107,6 +111,80 @@ func TestPickers(t *testing.T) {
 	}
 	if d := top - second; d*d < 100*100 {
 		t.Errorf("zipf: the most frequent keys %d and %d are neighbours", top, second)
+	}
+}
+
+// TestHot: the hot keys are neighbours, get their share, and move as long as they shall.
+func TestHot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys, draws = 1000, 10_000
+		cfg := &Config{Keys: keys, Dist: Hot, HotKeys: 10, HotPercent: 80, HotMove: time.Minute, Clock: clock.Virtual()}
+		p := newPicker(cfg, rand.New(rand.NewPCG(1, 1)), new(atomic.Uint64))
+		hottest := func() uint64 {
+			var counts [keys]int
+			for range draws {
+				counts[p.next()]++ // panics outside the keys
+			}
+			best, most := 0, 0
+			for start := range keys - 9 {
+				n := 0
+				for _, c := range counts[start : start+10] {
+					n += c
+				}
+				if n > most {
+					best, most = start, n
+				}
+			}
+			if most < draws*78/100 || most > draws*83/100 {
+				t.Errorf("the hottest neighbours got %d of %d draws", most, draws)
+			}
+			return uint64(best)
+		}
+		seen := map[uint64]bool{}
+		for i := range 20 {
+			at := hottest()
+			if again := hottest(); again != at {
+				t.Errorf("step %d: moved from %d to %d at once", i, at, again)
+			}
+			seen[at] = true
+			time.Sleep(time.Minute)
+		}
+		if len(seen) != 20 {
+			t.Errorf("%d places were hot", len(seen))
+		}
+		for _, all := range []Config{{Keys: 1, HotKeys: 1}, {Keys: 5, HotKeys: 5}, {Keys: 2, HotKeys: 1, HotPercent: 100}} {
+			all.Dist = Hot
+			p = newPicker(&all, rand.New(rand.NewPCG(1, 1)), new(atomic.Uint64))
+			for range 100 {
+				if key := p.next(); key >= uint64(all.Keys) {
+					t.Errorf("key %d of %d", key, all.Keys)
+				}
+			}
+		}
+	})
+}
+
+// TestTail: keys are put one behind the other by all clients together, and read near the end.
+func TestTail(t *testing.T) {
+	cfg, turn := &Config{Keys: 5000, Dist: Tail}, new(atomic.Uint64)
+	one := newPicker(cfg, rand.New(rand.NewPCG(1, 1)), turn).(*tailPicker)
+	other := newPicker(cfg, rand.New(rand.NewPCG(1, 2)), turn)
+	if key := one.read(); key != 0 {
+		t.Errorf("key %d is read before any is put", key)
+	}
+	for i := uint64(0); i < 4000; i += 2 {
+		if a, b := one.next(), other.next(); a != i || b != i+1 {
+			t.Fatalf("%d and %d are put after %d", a, b, i)
+		}
+		if key := one.read(); key > i+1 || key+tailReads < i+2 {
+			t.Fatalf("key %d is read while %d is the last", key, i+1)
+		}
+	}
+	for range 1001 {
+		other.next()
+	}
+	if key := one.read(); key != 0 && key < 4001 {
+		t.Errorf("behind the last key the first follows: %d", key)
 	}
 }
 

@@ -9,7 +9,10 @@ type opKind struct {
 }
 
 // operationKinds are all kinds of operations, as reports name them.
-var operationKinds = slices.Concat([]opKind{{"put", classPut}, {"get", classGet}}, kubeKinds)
+var operationKinds = slices.Concat([]opKind{{"put", classPut}, {"get", classGet}}, kubeKinds, leaseKinds)
+
+// leaseKinds are the operations of workload lease: a lease is granted, a key is put with it, it is revoked.
+var leaseKinds = []opKind{{"grant", classGrant}, {"attach", classAttach}, {"revoke", classRevoke}}
 
 // Names of a report's histograms that are no kind of operations.
 const (

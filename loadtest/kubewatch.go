@@ -226,20 +226,10 @@ func (kw *kubeWatch) wait(ctx context.Context) {
 	}
 	end := kw.run.cfg.Clock.Now().Add(kw.run.cfg.Timeout)
 	for _, w := range kw.watchers {
-		for w.high.Load() < last && !w.over() && kw.run.cfg.Clock.Now() < end {
+		for w.high.Load() < last && !isClosed(w.ended) && kw.run.cfg.Clock.Now() < end {
 			if clock.Sleep(ctx, kw.run.cfg.Clock, time.Millisecond) != nil {
 				return
 			}
 		}
-	}
-}
-
-// over says whether the watcher has ended.
-func (w *kubeWatcher) over() bool {
-	select {
-	case <-w.ended:
-		return true
-	default:
-		return false
 	}
 }

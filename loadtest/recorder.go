@@ -19,18 +19,22 @@ const (
 	// due a request left although a client was free. It is part of the latencies and
 	// shows how far they can be trusted.
 	classLate
-	// The operations of workload kubernetes.
+	// The operations of workload kubernetes; a page is also one of workload range.
 	classRenew
 	classStatus
 	classEvent
 	classCreate
 	classDelete
 	classPage
+	// The operations of workload lease.
+	classGrant
+	classAttach
+	classRevoke
 	classCount
 )
 
 // succeeded are the classes of operations that succeeded.
-var succeeded = []class{classPut, classGet, classRenew, classStatus, classEvent, classCreate, classDelete, classPage}
+var succeeded = []class{classPut, classGet, classRenew, classStatus, classEvent, classCreate, classDelete, classPage, classGrant, classAttach, classRevoke}
 
 // Latencies are kept in microseconds, to three digits, from 1 µs to an hour; a longer
 // one counts as an hour.

@@ -61,7 +61,7 @@ type Report struct {
 	// SLO says what became of each clause of the settings' SLO.
 	SLO []Objective `json:"slo,omitempty"`
 
-	// Kinds are the operations of workload kubernetes by kind, and Watch what its watchers got.
+	// Kinds are the operations that are neither puts nor gets, by kind, and Watch what its watchers got.
 	Kinds []KindReport `json:"kinds,omitempty"`
 	Watch *Watched     `json:"watch,omitempty"`
 	// CleanedUp is how many keys the clean-up has deleted.
@@ -75,7 +75,7 @@ type KindReport struct {
 	Latency    Latencies `json:"latency"`
 }
 
-// Watched is what the watchers of workload kubernetes got. A change that was acknowledged must come to each watcher
+// Watched is what the watchers of workload kubernetes, or of a run with Config.Watchers, got. A change that was acknowledged must come to each watcher
 // of its resource exactly once, in the order of revisions, and before a progress notification with its revision.
 type Watched struct {
 	Watchers int `json:"watchers"`
@@ -279,7 +279,14 @@ func (c *Config) data() string {
 		k := &c.Kubernetes
 		return fmt.Sprintf("%d nodes, %d pods at the begin, %d watchers of each resource; %s", k.Nodes, k.Pods, k.Watchers, k.Mix)
 	}
-	return fmt.Sprintf("%d keys (%s) of %d B, values of %d B", c.Keys, c.Dist, c.KeyBytes, c.ValueBytes)
+	dist := string(c.Dist)
+	if c.Dist == Hot {
+		dist = fmt.Sprintf("%d hot ones get %d%%", c.HotKeys, c.HotPercent)
+		if c.HotMove > 0 {
+			dist += fmt.Sprintf(", for %s", c.HotMove)
+		}
+	}
+	return fmt.Sprintf("%d keys (%s) of %d B, values of %d B", c.Keys, dist, c.KeyBytes, c.ValueBytes)
 }
 
 func (r *Report) workload() string {
@@ -289,6 +296,10 @@ func (r *Report) workload() string {
 		return fmt.Sprintf("mixed, %d%% gets", c.ReadPercent)
 	case c.Workload == Get && c.Serializable:
 		return "serializable get"
+	case c.Workload == Txn && c.TxnKeys > 1:
+		return fmt.Sprintf("txn of %d keys", c.TxnKeys)
+	case c.Workload == Range:
+		return fmt.Sprintf("range, pages of %d keys", c.PageKeys)
 	default:
 		return string(c.Workload)
 	}

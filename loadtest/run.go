@@ -74,6 +74,9 @@ func (r *run) cleanup(ctx context.Context) (err error) {
 		r.report.CleanedUp, err = r.kube.clear(ctx)
 		return err
 	}
+	if err := revokeAll(ctx, r.clients); err != nil {
+		return err
+	}
 	r.report.CleanedUp, err = cleanup(ctx, &r.cfg, r.kvs, &r.space)
 	return err
 }
@@ -85,21 +88,24 @@ type meter interface {
 
 // run is one run: its clients, which live through all phases, and its report.
 type run struct {
-	cfg     Config
-	kvs     []kv
-	meter   meter
-	out     io.Writer
-	space   keySpace
-	ledger  *ledger
-	kube    *kubeRun // in workload kubernetes
-	clients []*client
-	before  errorTally // of fill and warm-up
-	report  Report
+	cfg      Config
+	kvs      []kv
+	meter    meter
+	out      io.Writer
+	space    keySpace
+	values   *values
+	ledger   *ledger
+	watchers *keyWatch // nil without Config.Watchers
+	kube     *kubeRun  // in workload kubernetes
+	clients  []*client
+	before   errorTally // of fill and warm-up
+	report   Report
 }
 
 func newRun(cfg Config, kvs []kv, m meter, id uint64, out io.Writer) *run {
 	r := &run{cfg: cfg, kvs: kvs, meter: m, out: out, space: newKeySpace(&cfg)}
 	v := newValues(id, cfg.ValueBytes)
+	r.values = v
 	switch {
 	case cfg.Workload == Kubernetes:
 		r.kube = newKubeRun(&r.cfg, kvs, id)
@@ -125,6 +131,12 @@ func (r *run) do(ctx context.Context) error {
 		if err := r.kube.begin(ctx); err != nil {
 			return err
 		}
+	}
+	if r.cfg.Watchers > 0 && r.kube == nil {
+		if err := r.startWatchers(ctx); err != nil {
+			return err
+		}
+		defer r.watchers.stop()
 	}
 	if err := r.fill(ctx); err != nil {
 		return err
@@ -152,11 +164,33 @@ func (r *run) do(ctx context.Context) error {
 			r.keep(kindDelay, w.delay)
 		}
 		return err
+	case r.watchers != nil:
+		r.judgeWatchers(ctx)
+		return nil
 	case r.ledger == nil:
 		return nil
 	}
 	r.report.Verify, err = verify(ctx, &r.cfg, r.kvs, &r.space, r.ledger)
 	return err
+}
+
+// startWatchers opens the watchers of the run's keys.
+func (r *run) startWatchers(ctx context.Context) (err error) {
+	r.watchers, err = startKeyWatch(ctx, &r.cfg, &r.space, r.values)
+	for _, c := range r.clients {
+		c.watch = r.watchers
+	}
+	return err
+}
+
+// judgeWatchers writes what they got into the report.
+func (r *run) judgeWatchers(ctx context.Context) {
+	r.report.Watch = r.watchers.judge(ctx)
+	r.keep(kindDelay, r.watchers.delay)
+	v := &Verified{}
+	if v.Violations, v.First = r.watchers.violations(); v.Violations > 0 {
+		r.report.Verify = v
+	}
 }
 
 // fill writes each key once.
@@ -188,6 +222,9 @@ func (r *run) measure(ctx context.Context) error {
 	lag := startLagProbe(r.cfg.Clock)
 	if r.kube != nil {
 		r.kube.measuring.Store(true)
+	}
+	if r.watchers != nil {
+		r.watchers.from.Store(int64(r.cfg.Clock.Now()))
 	}
 	p := r.newPhase("run", r.cfg.Duration, r.cfg.Total, r.cfg.Rate)
 	began := p.schedule.start

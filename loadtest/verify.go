@@ -48,7 +48,7 @@ func verify(ctx context.Context, cfg *Config, kvs []kv, space *keySpace, l *ledg
 	v.key = space.appendKey(nil, 0)
 	request := &etcdserverpb.RangeRequest{
 		Key:      bytes.Clone(v.key),
-		RangeEnd: append(space.appendKey(nil, space.count-1), 0),
+		RangeEnd: space.end(),
 		Limit:    limit,
 	}
 	for page := 0; ; page++ {

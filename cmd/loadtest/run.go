@@ -51,6 +51,16 @@ func newRunCommand() *cobra.Command {
 			"  loadtest run --workload mixed --read-percent 80 --dist zipf --zipf-skew 0.99 --rate 5000 --duration 1m --json report.json\n" +
 			"  # fails a build whose latencies are too long\n" +
 			"  loadtest run --rate 2000 --duration 1m --warmup 5s --slo 'p99<10ms,errors<0.1%'\n" +
+			"  # transactions over eight ranges; pages of a list; leases that come and go\n" +
+			"  loadtest run --workload txn --txn-keys 8 --key-prefix '' --cleanup\n" +
+			"  loadtest run --workload range --page-keys 500 --keys 10000 --clients 20\n" +
+			"  loadtest run --workload lease --clients 100 --cleanup\n" +
+			"  # how long does an event take to each of 1,000 watchers?\n" +
+			"  loadtest run --watchers 1000 --rate 100 --duration 30s --slo 'delay.p99<50ms'\n" +
+			"  # one hot key; a hot prefix that moves every ten seconds; a log to whose end all append\n" +
+			"  loadtest run --dist hot --hot-percent 99\n" +
+			"  loadtest run --dist hot --hot-keys 1000 --hot-move 10s --duration 1m\n" +
+			"  loadtest run --workload mixed --read-percent 50 --dist tail --keys 10000000\n" +
 			"  # is everything there that was acknowledged? Then nothing is left behind\n" +
 			"  loadtest run --workload txn --total 50000 --verify --cleanup\n" +
 			"  # a cluster that checks users and certificates\n" +
@@ -60,7 +70,7 @@ func newRunCommand() *cobra.Command {
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !c.Flags().Changed("fill") {
-				cfg.Fill = cfg.Workload != loadtest.Put
+				cfg.Fill = fillByDefault(&cfg)
 			}
 			return flags.run(c, &cfg)
 		},
@@ -112,18 +122,29 @@ func newKubernetesCommand() *cobra.Command {
 	return c
 }
 
+// fillByDefault says whether a workload finds too little in an empty store.
+func fillByDefault(cfg *loadtest.Config) bool {
+	return cfg.Workload != loadtest.Put && cfg.Workload != loadtest.Lease && cfg.Dist != loadtest.Tail
+}
+
 // addWorkload adds the flags of what is sent.
 func addWorkload(f *pflag.FlagSet, cfg *loadtest.Config) {
-	f.StringVar((*string)(&cfg.Workload), "workload", string(cfg.Workload), "put, get, mixed, or txn: one compare and one put")
+	f.StringVar((*string)(&cfg.Workload), "workload", string(cfg.Workload), "put, get, mixed, txn (a compare and --txn-keys puts), range (pages), or lease (grant, put with it, revoke)")
 	f.IntVar(&cfg.ReadPercent, "read-percent", cfg.ReadPercent, "share of gets in workload mixed")
 	f.BoolVar(&cfg.Serializable, "serializable", false, "make gets serializable")
 	f.IntVar(&cfg.KeyBytes, "key-size", cfg.KeyBytes, "bytes of a key, with its prefix")
 	f.IntVar(&cfg.ValueBytes, "value-size", cfg.ValueBytes, "bytes of a value")
 	f.IntVar(&cfg.Keys, "keys", cfg.Keys, "number of different keys")
 	f.StringVar(&cfg.KeyPrefix, "key-prefix", cfg.KeyPrefix, "stands before each key; with an empty one the keys spread evenly over printable ASCII, and so over all ranges")
-	f.StringVar((*string)(&cfg.Dist), "dist", string(cfg.Dist), "how keys are drawn: uniform, zipf or sequential")
+	f.StringVar((*string)(&cfg.Dist), "dist", string(cfg.Dist), "how keys are drawn: uniform, zipf, sequential, hot (few neighbours get most operations), or tail (each put makes a key behind the last, and gets read near the end)")
 	f.Float64Var(&cfg.ZipfSkew, "zipf-skew", cfg.ZipfSkew, "exponent of zipf, above 0; YCSB's is 0.99")
-	f.BoolVar(&cfg.Fill, "fill", false, "put each key once before the rest (default for all workloads but put)")
+	f.IntVar(&cfg.HotKeys, "hot-keys", cfg.HotKeys, "with dist hot: the neighbouring keys that are hot")
+	f.IntVar(&cfg.HotPercent, "hot-percent", cfg.HotPercent, "with dist hot: the share of operations that they get")
+	f.DurationVar(&cfg.HotMove, "hot-move", cfg.HotMove, "with dist hot: how long they stay hot until others are, far from them; 0 is for ever")
+	f.IntVar(&cfg.TxnKeys, "txn-keys", cfg.TxnKeys, "keys that a txn puts, at even distances over all keys, and so in different ranges")
+	f.IntVar(&cfg.PageKeys, "page-keys", cfg.PageKeys, "with workload range: the most keys of a page")
+	f.IntVar(&cfg.Watchers, "watchers", cfg.Watchers, "watchers of all keys of the run, to measure from before each put is sent until each has its event")
+	f.BoolVar(&cfg.Fill, "fill", false, "put each key once before the rest (default for all workloads but put and lease, and not for dist tail)")
 }
 
 // addLoad adds the flags of where and how much is sent.

@@ -32,7 +32,7 @@ func newSweepCommand() *cobra.Command {
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !c.Flags().Changed("fill") {
-				cfg.Fill = cfg.Workload != loadtest.Put
+				cfg.Fill = fillByDefault(&cfg)
 			}
 			if err := flags.complete(&cfg, c.Flags(), c.ErrOrStderr()); err != nil {
 				return usageError{err}
