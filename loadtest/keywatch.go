@@ -160,12 +160,3 @@ func (k *keyWatch) judge(ctx context.Context) *Watched {
 	out.Delay, out.Errors = summary(k.delay), maps.Clone(tally.kinds)
 	return out
 }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}

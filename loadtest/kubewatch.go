@@ -233,3 +233,12 @@ func (kw *kubeWatch) wait(ctx context.Context) {
 		}
 	}
 }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

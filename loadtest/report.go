@@ -32,8 +32,9 @@ type Report struct {
 	// Interrupted says that the run was ended from outside. The figures end there, and
 	// nothing was verified.
 	Interrupted bool `json:"interrupted,omitempty"`
-	// ElapsedSeconds is the measured time.
-	ElapsedSeconds float64 `json:"elapsed_seconds"`
+	// Measured is when the measured phase began, ElapsedSeconds how long it took.
+	Measured       time.Time `json:"measured,omitzero"`
+	ElapsedSeconds float64   `json:"elapsed_seconds"`
 	// Operations counts the measured operations that succeeded. Failed counts those that
 	// did not, including those that an open loop never started. Throughput counts the
 	// successes within the measured time.
@@ -64,6 +65,8 @@ type Report struct {
 	// Kinds are the operations that are neither puts nor gets, by kind, and Watch what its watchers got.
 	Kinds []KindReport `json:"kinds,omitempty"`
 	Watch *Watched     `json:"watch,omitempty"`
+	// Generators are the load generators of a merged report, which has no MachineBusy of its own.
+	Generators []Generator `json:"generators,omitempty"`
 	// CleanedUp is how many keys the clean-up has deleted.
 	CleanedUp int64 `json:"cleaned_up,omitempty"`
 }
@@ -93,6 +96,14 @@ type Watched struct {
 	// Failed watchers ended with an error; Errors counts these by text.
 	Failed int64            `json:"failed"`
 	Errors map[string]int64 `json:"errors,omitempty"`
+}
+
+// Generator is one of several load generators.
+type Generator struct {
+	Name      string   `json:"name"`
+	Machine   Machine  `json:"machine"`
+	CPU       CPU      `json:"cpu"`
+	Saturated []string `json:"saturated,omitempty"`
 }
 
 // OpenLoop describes a run with a rate.

@@ -51,6 +51,7 @@ func fullReport() Report {
 			Host: "bench", OS: "linux", Arch: "amd64", Kernel: "6.12.0", CPU: "A CPU", CPUs: 2, MemoryBytes: 16 << 30,
 		},
 		FileSystem:     FileSystem{Path: "/data", Type: "ext4", Source: "/dev/vda", Options: "rw,relatime"},
+		Measured:       time.Date(2026, 11, 21, 12, 0, 5, 0, time.UTC),
 		ElapsedSeconds: 10, Operations: 200_000, Failed: 13, Throughput: 19_990.5,
 		Put: put, Get: get,
 		FailedLatency: &Latencies{Count: 8, Mean: 1e7, Min: 1e7, P50: 1e7, P75: 1e7, P90: 1e7, P95: 1e7, P99: 1e7, P999: 1e7, P9999: 1e7, Max: 1e7},

@@ -62,7 +62,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer) (Report, error) {
 	if cfg.SLO != "" {
 		// Validate has read it.
 		objectives, _ := ParseObjectives(cfg.SLO)
-		r.report.SLO = objectives.judge(&r.report)
+		r.report.SLO = objectives.Judge(&r.report)
 	}
 	r.report.WriteText(out)
 	return r.report, nil
@@ -228,6 +228,7 @@ func (r *run) measure(ctx context.Context) error {
 	}
 	p := r.newPhase("run", r.cfg.Duration, r.cfg.Total, r.cfg.Rate)
 	began := p.schedule.start
+	r.report.Measured = r.cfg.Clock.Wall()
 	r.runPhase(ctx, p, func(s Second) {
 		if len(r.report.Seconds) < maxSeconds {
 			r.report.Seconds = append(r.report.Seconds, s)

@@ -114,6 +114,14 @@ func (r *Report) SelfShare() float64 {
 // Saturated says why the report's figures may be those of the load generator or of its machine in place of the servers';
 // it is empty if nothing points at that.
 func (r *Report) Saturated() (why []string) {
+	if len(r.Generators) > 0 {
+		for _, g := range r.Generators {
+			for _, one := range g.Saturated {
+				why = append(why, g.Name+": "+one)
+			}
+		}
+		return why
+	}
 	own := r.SelfShare()
 	if own > busyShare {
 		why = append(why, fmt.Sprintf("the load generator used %.0f %% of its %d processors: it is saturated, and the servers may be faster",

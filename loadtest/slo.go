@@ -90,8 +90,8 @@ func (s Objectives) BoundErrors() bool {
 	return slices.ContainsFunc(s, func(o objective) bool { return o.figure == "errors" })
 }
 
-// judge returns what became of each clause.
-func (s Objectives) judge(r *Report) (out []Objective) {
+// Judge returns what became of each clause in a run.
+func (s Objectives) Judge(r *Report) (out []Objective) {
 	for _, o := range s {
 		value, figure, ok := o.of(r)
 		met := ok

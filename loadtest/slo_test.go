@@ -30,14 +30,14 @@ func TestObjectives(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if got := o.judge(&r); len(got) != 1 || got[0].Met != want || got[0].Figure == "" {
+		if got := o.Judge(&r); len(got) != 1 || got[0].Met != want || got[0].Figure == "" {
 			t.Errorf("%s: %+v", clause, got)
 		}
 	}
 	if o, err := ParseObjectives("p99<1s, errors<1%"); err != nil || len(o) != 2 || !o.BoundErrors() || o[:1].BoundErrors() {
 		t.Errorf("%v, %v", o, err)
 	}
-	if o, _ := ParseObjectives("p50<1s,errors<1%,throughput>1"); o.judge(&Report{})[1].Met {
+	if o, _ := ParseObjectives("p50<1s,errors<1%,throughput>1"); o.Judge(&Report{})[1].Met {
 		t.Error("a run without operations has met a bound of errors")
 	}
 	for text, want := range map[string]string{

@@ -54,7 +54,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand(),
-		newSweepCommand(), newReportCommand())
+		newSweepCommand(), newReportCommand(), newMergeCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0

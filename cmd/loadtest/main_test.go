@@ -16,6 +16,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/loadtest"
 	"github.com/skeindb/skein/loadtest/fakekv"
+	"github.com/skeindb/skein/loadtest/results"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -90,6 +91,7 @@ func TestUsageErrors(t *testing.T) {
 		{"run --watchers 1 --workload range", "watchers: workload range puts nothing"},
 		{"run --watchers 1 --verify", "watchers: they and verify"},
 		{"run --watchers 1 --value-size 8", "value-size: 8 is less than the 16 bytes by which watchers"},
+		{"merge a.json", "requires at least 2 arg(s)"},
 		{"compare a.json", "accepts 2 arg(s), received 1"},
 	} {
 		code, stdout, stderr := loadtestCommand(t, strings.Fields(c.args)...)
@@ -100,7 +102,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}, {"report", "--help"}} {
+	for _, args := range [][]string{nil, {"run", "--help"}, {"kubernetes", "--help"}, {"empty", "--help"}, {"reads", "--help"}, {"idle", "--help"}, {"compare", "--help"}, {"sweep", "--help"}, {"report", "--help"}, {"merge", "--help"}} {
 		code, stdout, _ := loadtestCommand(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("loadtest %v: code %d\n%s", args, code, stdout)
@@ -363,5 +365,44 @@ func TestSweep(t *testing.T) {
 	code, stdout, stderr = loadtestCommand(t, append(args, "1ns")...)
 	if code != exitFailed || json.Unmarshal([]byte(stdout), &r) != nil || r.Knee != -1 || !strings.HasSuffix(stderr, "loadtest: no step was good\n") {
 		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// TestMerge: what ran at a time becomes one report, and what ran one after the other does not.
+func TestMerge(t *testing.T) {
+	endpoint, stop, err := (&fakekv.Store{}).Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	dir := t.TempDir()
+	one, two, both := filepath.Join(dir, "one.json"), filepath.Join(dir, "two.json"), filepath.Join(dir, "both.json")
+	for _, name := range []string{one, two} {
+		args := []string{"run", "--endpoints", endpoint, "--clients", "2", "--keys", "10", "--duration", "100ms", "--slo", "throughput>0,max<1h", "--json", name}
+		if code, stdout, stderr := loadtestCommand(t, args...); code != 0 {
+			t.Fatalf("code %d\n%s%s", code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := loadtestCommand(t, "merge", one, two); code != exitFailed || !strings.Contains(stderr, "did not run at a time: all of them ran for 0s of the 100ms") {
+		t.Errorf("code %d\n%s", code, stderr)
+	}
+	a, err := results.Read(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := results.Read(two)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Measured = a.Measured
+	if err := b.WriteJSON(two, nil); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := loadtestCommand(t, "merge", one, two, "--json", both); code != 0 || !strings.Contains(stdout, "put: 4 clients") || !strings.Contains(stdout, "  met      max<1h") {
+		t.Errorf("code %d\n%s%s", code, stdout, stderr)
+	}
+	r, err := results.Read(both)
+	if err != nil || r.Operations != a.Operations+b.Operations || r.Histograms["put"].Count() != r.Operations || len(r.Generators) != 2 {
+		t.Errorf("%v, %+v", err, r)
 	}
 }

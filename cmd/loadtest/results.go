@@ -89,3 +89,48 @@ func newReportCommand() *cobra.Command {
 		},
 	}
 }
+
+// newMergeCommand is loadtest merge.
+func newMergeCommand() *cobra.Command {
+	json := new(jsonFlag)
+	c := &cobra.Command{
+		Use:   "merge REPORT.json REPORT.json ...",
+		Short: "Makes one report of several load generators that ran at a time",
+		Long: "Makes one report of several load generators that ran at a time against the same servers, where one alone is the\n" +
+			"bottleneck. Throughputs, clients and rates add up, percentiles are those of all operations, and --slo is judged anew.\n" +
+			"Give each generator a --key-prefix or a --seed of its own. Generators that did different things, or of whose time all\n" +
+			"had less than nine tenths in common, are refused.\n\n" +
+			"Status: 0; 1 if the reports cannot be merged, or a promise was broken in one; 2 for a wrong command line; 3 if a clause\n" +
+			"of --slo is not met.",
+		Example: "  # on each of two machines, at the same moment\n" +
+			"  loadtest run --rate 5000 --duration 1m --key-prefix one/ --json one.json\n" +
+			"  loadtest run --rate 5000 --duration 1m --key-prefix two/ --json two.json\n" +
+			"  # then\n" +
+			"  loadtest merge one.json two.json --json both.json",
+		Args: usage(cobra.MinimumNArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			runs, err := results.ReadAll(args)
+			if err != nil {
+				return err
+			}
+			report, err := results.Merge(runs)
+			if err != nil {
+				return err
+			}
+			text, err := json.text(c)
+			if err != nil {
+				return err
+			}
+			report.WriteText(text)
+			if err := errors.Join(json.write(c, report), report.Broken()); err != nil {
+				return err
+			}
+			if err := report.Missed(); err != nil {
+				return sloError{err}
+			}
+			return nil
+		},
+	}
+	json.add(c.Flags())
+	return c
+}
