@@ -16,6 +16,7 @@
 //     requests that were due in it (no coordinated omission). The run ends in time:
 //     requests still unsent then are counted as failed.
 //   - Throughput counts the requests that succeeded within the measured time.
+//   - Objectives (Config.SLO) are judged from the histograms of the measured phase.
 //   - CPU per operation of the servers comes from their process_cpu_seconds_total, that
 //     of the load generator from getrusage, both over the measured phase alone.
 //
@@ -30,6 +31,14 @@
 // In workload Kubernetes each object has one writer, which compares its mod_revision: a
 // transaction that finds another one than was last answered is a broken promise. Each watcher must get
 // each acknowledged change exactly once, in the order of revisions.
+//
+// # What is said of the generator
+//
+// A report has how much of its processors the generator used, how busy its machine was, and
+// how late it woke. Where that is too much, it warns that the figures are not those of the
+// servers alone. It also has all histograms, so that package results can merge reports.
+//
+// Requests go through the interface kv, which dial fills: another API has its place there.
 //
 // Of Skein the package uses only its clock; it observes servers from outside. Package
 // cmd/loadtest is its command line; `skein demo --load` calls Run.

@@ -39,22 +39,10 @@ func main() {
 
 // execute runs the command line and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := &cobra.Command{
-		Use:   "loadtest",
-		Short: "Drives any etcd endpoint, measures it and checks what it promised",
-		Example: "  loadtest run --endpoints 127.0.0.1:2379 --clients 50 --duration 30s --cleanup\n" +
-			"  loadtest kubernetes --endpoints 127.0.0.1:2379 --rate 1000 --duration 1m --cleanup",
-		Args:          noArgs,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	root := newRoot()
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand(),
-		newSweepCommand(), newReportCommand(), newMergeCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -68,6 +56,26 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	default:
 		return exitFailed
 	}
+}
+
+// newRoot makes the command line.
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "loadtest",
+		Short: "Drives any etcd endpoint, measures it and checks what it promised",
+		Example: "  loadtest run --endpoints 127.0.0.1:2379 --clients 50 --duration 30s --cleanup\n" +
+			"  loadtest kubernetes --endpoints 127.0.0.1:2379 --rate 1000 --duration 1m --cleanup\n" +
+			"  loadtest sweep --endpoints 127.0.0.1:2379 --duration 5s --cleanup\n" +
+			"  loadtest compare before.json after.json",
+		Args:          noArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(newRunCommand(), newKubernetesCommand(), newReadsCommand(), newIdleCommand(), newEmptyCommand(), newCompareCommand(),
+		newSweepCommand(), newReportCommand(), newMergeCommand())
+	return root
 }
 
 // noArgs refuses what is neither a flag nor a command.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -404,5 +405,45 @@ func TestMerge(t *testing.T) {
 	r, err := results.Read(both)
 	if err != nil || r.Operations != a.Operations+b.Operations || r.Histograms["put"].Count() != r.Operations || len(r.Generators) != 2 {
 		t.Errorf("%v, %+v", err, r)
+	}
+}
+
+// TestExamples: each example of the help and of the guide is a command line, with objectives that are understood.
+func TestExamples(t *testing.T) {
+	guide, err := os.ReadFile("../../docs/LOADTEST.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := []string{string(guide), strings.ReplaceAll(string(readme), "\\\n", " "), newRoot().Example}
+	for _, c := range newRoot().Commands() {
+		texts = append(texts, c.Example)
+	}
+	examples := regexp.MustCompile(`(?m)^ *(?:bin/)?loadtest (.*)$`).FindAllStringSubmatch(strings.Join(texts, "\n"), -1)
+	if len(examples) < 40 {
+		t.Errorf("only %d examples", len(examples))
+	}
+	for _, example := range examples {
+		line, _, _ := strings.Cut(example[1], " & ")
+		var args []string
+		for _, arg := range regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line, -1) {
+			args = append(args, strings.Trim(arg, "'"))
+		}
+		c, rest, err := newRoot().Find(args)
+		if err == nil {
+			err = c.ParseFlags(rest)
+		}
+		if err == nil {
+			err = c.ValidateArgs(c.Flags().Args())
+		}
+		if f := c.Flags().Lookup("slo"); err == nil && f != nil && f.Value.String() != "" {
+			_, err = loadtest.ParseObjectives(f.Value.String())
+		}
+		if err != nil || !c.HasParent() {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }

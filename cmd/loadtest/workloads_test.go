@@ -33,7 +33,7 @@ func TestWorkloads(t *testing.T) {
 		}
 		return got
 	}
-	clear := func() {
+	empty := func() {
 		t.Helper()
 		if _, err := s.Client().Delete(t.Context(), "", clientv3.WithFromKey()); err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func TestWorkloads(t *testing.T) {
 			t.Errorf("a transaction over all keys: %q has version %d at revision %d", kv.Key, kv.Version, kv.ModRevision)
 		}
 	}
-	clear()
+	empty()
 
 	r = run("--keys 100 --workload range --page-keys 30 --total 50 --cleanup")
 	if len(r.Kinds) != 1 || r.Kinds[0].Kind != "page" || r.Kinds[0].Latency.Count != 50 || r.CleanedUp != 100 {
@@ -78,13 +78,13 @@ func TestWorkloads(t *testing.T) {
 	if w := r.Watch; w.Events != 160 || w.Lost+w.Disordered+w.Failed != 0 {
 		t.Errorf("watch of transactions: %+v", w)
 	}
-	clear()
+	empty()
 
 	run("--keys 1000 --dist hot --hot-percent 100 --total 40")
 	if got := stored(); len(got.Kvs) != 1 || got.Kvs[0].Version != 40 {
 		t.Errorf("a hot key: %d keys", len(got.Kvs))
 	}
-	clear()
+	empty()
 
 	run("--keys 1000 --workload mixed --dist tail --total 60")
 	run("--keys 1000 --dist tail --total 60")
