@@ -107,7 +107,7 @@ func Open(o Options) (*Engine, error) {
 func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	po := &pebble.Options{
 		FS:                          e.space.wrap(o.FS),
-		Cache:                       pebble.NewCache(o.CacheBytes),
+		Cache:                       pebble.NewCache(o.cacheSize()),
 		DisableWAL:                  true,
 		MemTableSize:                uint64(o.MemTableBytes),
 		MemTableStopWritesThreshold: MemTableStops,

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -39,6 +41,21 @@ func TestCommitVisibleThenDurable(t *testing.T) {
 	}
 }
 
+// gather returns the values of metrics; of a histogram, how many there were.
+func gather(t *testing.T, r prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		m := f.GetMetric()[0]
+		values[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+	}
+	return values
+}
+
 // TestMetrics gathers the metrics of an open store and of a closed one.
 func TestMetrics(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
@@ -52,20 +69,7 @@ func TestMetrics(t *testing.T) {
 	if err := e.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	gather := func() map[string]float64 {
-		t.Helper()
-		families, err := r.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		values := map[string]float64{}
-		for _, f := range families {
-			m := f.GetMetric()[0]
-			values[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
-		}
-		return values
-	}
-	values := gather()
+	values := gather(t, r)
 	for _, name := range []string{
 		"etcd_mvcc_db_total_size_in_bytes", "etcd_mvcc_db_total_size_in_use_in_bytes",
 		"etcd_disk_backend_commit_duration_seconds", "skein_engine_flushes_total", "skein_engine_flush_bytes_total",
@@ -80,7 +84,7 @@ func TestMetrics(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := gather()["etcd_mvcc_db_total_size_in_bytes"]; ok {
+	if _, ok := gather(t, r)["etcd_mvcc_db_total_size_in_bytes"]; ok {
 		t.Error("a closed store still tells its size")
 	}
 }
@@ -149,5 +153,54 @@ func TestCompactionMemory(t *testing.T) {
 		if n := po.TargetFileSizes[i] / int64(l.BlockSize) * buffer; l.BlockSize < block || n > bound {
 			t.Errorf("level %d: tables of %d bytes, blocks of %d: %d bytes in memory, bound %d", i, po.TargetFileSizes[i], l.BlockSize, n, bound)
 		}
+	}
+}
+
+// Pebble takes the memory of its memtables from the cache. Full ones, of which it keeps two, leave the cache what it is
+// to have, and the metrics say what it holds.
+func TestFullMemtablesLeaveTheCache(t *testing.T) {
+	r := prometheus.NewRegistry()
+	o := testOptions(vfs.NewMem())
+	o.CacheBytes, o.MemTableBytes, o.Metrics = 1<<20, 1<<20, NewMetrics(r)
+	e, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	const keys, valueBytes = 800, 4 << 10
+	value := make([]byte, valueBytes)
+	rng := rand.New(rand.NewPCG(1, 0))
+	for i := range keys {
+		for j := range value {
+			value[j] = byte(rng.Uint32())
+		}
+		put(t, e, fmt.Sprintf("%04d", i), keyspace.Revision(2+i), string(value))
+	}
+	if err := e.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	read := func() {
+		for i := range keys / 8 { // less than the cache
+			if _, ok, err := e.Get(AppendVersionedKey(nil, fmt.Appendf(nil, "%04d", i), keyspace.Revision(2+i))); err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+		}
+	}
+	read()
+	before := gather(t, r)
+	read()
+	after := gather(t, r)
+	if got := before["skein_engine_memtable_bytes"]; got < float64(o.MemTableBytes) {
+		t.Fatalf("the memtables have %v bytes: they are not full", got)
+	}
+	if got := before["skein_engine_block_cache_bytes"]; got < keys/8*valueBytes {
+		t.Errorf("the cache holds %v bytes of the %d that were read", got, keys/8*valueBytes)
+	}
+	if hits := after["skein_engine_block_cache_hits_total"] - before["skein_engine_block_cache_hits_total"]; hits < keys/8 {
+		t.Errorf("%v blocks were found when %d keys were read again", hits, keys/8)
 	}
 }

@@ -31,8 +31,9 @@ type Options struct {
 	FS vfs.FS
 	// Dir is the store's directory within FS. Open makes it if it is missing.
 	Dir string
-	// CacheBytes is the size of the block cache. If it is too small, every put reads the
-	// previous version from disk.
+	// CacheBytes is what the block cache has at least, beside full memtables. What memtables do
+	// not take is the cache's too. If it is too small, every put reads the previous version
+	// from disk.
 	CacheBytes int64
 	// MemTableBytes is the size of one memtable. It bounds what one flush writes and,
 	// times MemTableStops, the memory of unflushed data. If it is too small there are
@@ -86,6 +87,10 @@ func (o *Options) fill() error {
 	}
 	return nil
 }
+
+// cacheSize is the size to give to Pebble's cache, which takes the memory of all memtables from it.
+// Without their part, two full memtables would leave a small cache nothing.
+func (o *Options) cacheSize() int64 { return o.CacheBytes + MemTableStops*o.MemTableBytes }
 
 func (o *Options) setSizes() {
 	if o.FS == nil {
