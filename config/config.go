@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/skeindb/skein/auth"
+	"github.com/skeindb/skein/internal/memory"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/rangeapi"
 )
@@ -35,6 +36,9 @@ const (
 	// largest requests. MaxMemoryBytes is the largest that is meant.
 	MinMemoryBytes = 64 << 20
 	MaxMemoryBytes = 16 << 40
+	// The bounds of DefaultMemoryBytes.
+	leastMemoryBytes = 256 << 20
+	mostMemoryBytes  = 4 << 30
 	// MinRangeMaxBytes is the smallest range-max-bytes but 0: below it ranges are made
 	// faster than they fill.
 	MinRangeMaxBytes = 1 << 20
@@ -271,9 +275,10 @@ type Config struct {
 	// [Config.SplitKeys] to read both.
 	InitialSplitKeys [][]byte
 	// MemoryBytes is the node's one memory budget: block cache, memtables, entry
-	// caches, queues and overlays are shares of it. 64 MiB to 16 TiB. Default 1 GiB. Too
-	// high and the kernel kills the process, too low and requests are refused under
-	// load. Go's runtime and stacks come on top, about a quarter more.
+	// caches, queues and overlays are shares of it. 64 MiB to 16 TiB; 0, the default, is
+	// [DefaultMemoryBytes] of what the process may have. Too high and the kernel kills the
+	// process, too low and requests are refused under load. Go's runtime and stacks come on
+	// top, about a quarter more.
 	MemoryBytes int64
 	// RangeMaxBytes is a range's size on disk, old versions included, above which its leader
 	// splits it in the middle of its bytes. 0 is no bound; otherwise at least 1 MiB. Default
@@ -350,7 +355,6 @@ func Default() *Config {
 		BcryptCost:           defaultBcryptCost,
 		Log:                  Log{Logger: "zap", Level: "info", Format: "json", Outputs: []string{"default"}, Rotation: defaultRotation},
 		InitialRanges:        1,
-		MemoryBytes:          1 << 30,
 		RangeMaxBytes:        256 << 20,
 		RangeSplitLoad:       10_000,
 		RangeMergeAfter:      time.Hour,
@@ -388,6 +392,9 @@ func (c *Config) Complete() {
 	if len(c.InitialCluster) == 0 && len(c.Join) == 0 {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
+	if c.MemoryBytes == 0 {
+		c.MemoryBytes = DefaultMemoryBytes(memory.Available())
+	}
 	if len(c.Log.Outputs) == 0 {
 		c.Log.Outputs = []string{"default"}
 	}
@@ -403,6 +410,13 @@ func (c *Config) Complete() {
 	if c.WarnUnaryRequest == 0 {
 		c.WarnUnaryRequest = 300 * time.Millisecond
 	}
+}
+
+// DefaultMemoryBytes returns the budget of a process that may have so many bytes of memory: a quarter, between
+// 256 MiB and 4 GiB. The rest is for other processes, the kernel's cache of files, and a budget for a larger store
+// that somebody sets.
+func DefaultMemoryBytes(available int64) int64 {
+	return min(max(available/4, leastMemoryBytes), mostMemoryBytes)
 }
 
 // RequestTimeout bounds the whole of one request, as in etcd: 5 s for queues,

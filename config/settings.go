@@ -67,7 +67,7 @@ func Settings(args, environ []string) (all []Setting, file string, notices []Not
 func (c *Config) effective() map[string]string {
 	urls := func(u []url.URL) string { return types.URLs(u).String() }
 	return map[string]string{
-		"data-dir": c.DataDir, "wal-dir": c.WALDir, "initial-cluster": c.InitialCluster.String(),
+		"data-dir": c.DataDir, "wal-dir": c.WALDir, "memory-budget-bytes": strconv.FormatInt(c.MemoryBytes, 10), "initial-cluster": c.InitialCluster.String(),
 		"listen-client-urls": urls(c.ListenClientURLs), "advertise-client-urls": urls(c.AdvertiseClientURLs),
 		"listen-peer-urls": urls(c.ListenPeerURLs), "initial-advertise-peer-urls": urls(c.AdvertisePeerURLs),
 		"log-outputs": strings.Join(c.Log.Outputs, ","), "log-format": c.Log.Format,

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+
+	"github.com/skeindb/skein/internal/memory"
 )
 
 func setting(t *testing.T, name string, args []string, env ...string) Setting {
@@ -174,6 +176,23 @@ func TestCheckOfRights(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// TestMemoryBudget: without the flag, the budget is a quarter of what the process may have, within its bounds.
+func TestMemoryBudget(t *testing.T) {
+	const mib, gib = 1 << 20, 1 << 30
+	for available, want := range map[int64]int64{
+		-1: 256 * mib, 512 * mib: 256 * mib, gib: 256 * mib, 2 * gib: 512 * mib, 6 * gib: 1536 * mib, 16 * gib: 4 * gib, 1 << 40: 4 * gib,
+	} {
+		if got := DefaultMemoryBytes(available); got != want {
+			t.Errorf("%d MiB of %d, want %d", got/mib, available/mib, want/mib)
+		}
+	}
+	for _, args := range [][]string{{"--name=n"}, {"--name=n", "--memory-budget-bytes=0"}} {
+		if c, _ := mustLoad(t, args); c.MemoryBytes != DefaultMemoryBytes(memory.Available()) {
+			t.Errorf("%v: %d", args, c.MemoryBytes)
+		}
 	}
 }
 

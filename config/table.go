@@ -464,9 +464,9 @@ func ownFlags() []Flag {
 			set: func(*Config, value) error { return nil }, // useCertsDir has set it before all others
 		},
 		{
-			Name: "memory-budget-bytes", kind: kindUint, Default: "1073741824", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
+			Name: "memory-budget-bytes", kind: kindUint, Default: "", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
-			Note:  "64 MiB to 16 TiB. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",
+			Note:  "64 MiB to 16 TiB. By default (0) a quarter of what the process may have: the machine's memory, or less by its cgroup; between 256 MiB and 4 GiB. It is taken as data and load come. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",
 			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
 		},
 		{

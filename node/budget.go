@@ -10,7 +10,8 @@ import (
 // fields add up to the total that it was made from, but for Go's runtime, stacks
 // and what each idle range costs. All are in bytes.
 type Budget struct {
-	// BlockCache holds the engine's blocks, Memtables what is not flushed yet.
+	// BlockCache holds the engine's blocks, Memtables what is not flushed yet. Blocks have what
+	// memtables do not take.
 	BlockCache, Memtables int64
 	// WALQueue is what waits to be written to the wal, WALCache the entries kept for
 	// followers.
@@ -59,7 +60,7 @@ func NewBudget(total int64) Budget {
 	part := func(percent int64) int64 { return total / 100 * percent }
 	b := Budget{
 		Memtables: min(part(20), memTablesMax),
-		WALQueue:  part(6), WALCache: part(6),
+		WALQueue:  part(6), WALCache: min(part(6), walCacheMax),
 		Proposals: part(10), Inbound: part(8),
 		BusQueues: part(10), Requests: part(6), Scans: part(3), Reads: part(4),
 		Txns: part(2), Locks: part(2),
@@ -80,9 +81,13 @@ func scan(total int64) int64   { return total / 4 }
 // one meanwhile. The same is true of the wal's queue behind a largest transaction.
 func atLeast(share int64, maxRequest int) int64 { return max(share, 4*int64(maxRequest)) }
 
-// memTablesMax bounds the share of memtables: the engine has none of 4 GiB and more, and what
-// a larger one gained would be paid for in each flush.
-const memTablesMax = 4 << 30
+// What more memory does not make better is the block cache's. Memtables of 64 MiB make large enough tables, and more would
+// be paid for in each flush and in the replay after a crash. The wal's cache is for followers that lag a little; those far
+// behind read from the disk.
+const (
+	memTablesMax = 4 * 64 << 20
+	walCacheMax  = 128 << 20
+)
 
 // memTable is the size of one memtable.
 func (b Budget) memTable() int64 { return b.Memtables / engine.MemTableStops }

@@ -25,11 +25,11 @@
 //
 // # Memory
 //
-// The flag --memory-budget-bytes (default 1 GiB) is divided by [Budget]. The parts add up to
+// The flag --memory-budget-bytes (by default a quarter of the memory that there is) is divided by [Budget]. The parts add up to
 // it. Some hold at least four of the largest requests.
 //
-//	block cache    9 %                                   the engine's blocks
-//	memtables      20 %, 4 GiB at most                   unflushed data of the engine, over four memtables
+//	block cache    9 %, and what others have no use for  the engine's blocks; also what the memtables do not take
+//	memtables      20 %, 256 MiB at most                 unflushed data of the engine, over four memtables
 //	proposals      10 %                                  entries of this node's leaders that are not applied yet
 //	bus queues     10 %, at least 16 of the largest      over all peers: half to be sent, the rest for calls being served and QUIC
 //	requests       6 %, at least four of the largest     client requests being evaluated, with their overlays
@@ -40,7 +40,7 @@
 //	watchers       6 %                                   events: held back, recent, or pages of history
 //	version cache  8 %                                   the newest versions of keys written or read lately
 //	inbound        8 %                                   received entries that no worker has taken in
-//	wal cache      6 %                                   entries kept in memory for followers
+//	wal cache      6 %, 128 MiB at most                  entries kept in memory for followers
 //	wal queue      6 %                                   entries to be written to the wal
 //
 // Connections, watchers and replicas at rest have parts beside these ([Standing]). A node rarely has
@@ -52,7 +52,7 @@
 //
 // One request at a time may exceed scans, up to a quarter of the whole budget, and one answer
 // reads, up to half of it. So what etcd answers in one message is answered here up to 512 MiB
-// by default. A larger answer is refused with ResourceExhausted and a text that names the ways
+// with a budget of 1 GiB. A larger answer is refused with ResourceExhausted and a text that names the ways
 // out: a limit, or RangeStream. Answers that are filtered, or sorted by anything but the key, are
 // put together at the gateway whatever their limit, within the same bound. There each key counts
 // 160 bytes more.

@@ -59,7 +59,7 @@ The exit code is 0 without findings but notes, and 1 otherwise.`,
 	f.add(c.Flags())
 	c.Flags().BoolVar(&local, "local", false, "measure this machine, and ask no node")
 	c.Flags().StringVar(&dir, "data-dir", ".", "with --local: where the node is to have its data")
-	c.Flags().Int64Var(&budget, "memory-budget-bytes", 1<<30, "with --local: the node's memory budget")
+	c.Flags().Int64Var(&budget, "memory-budget-bytes", 0, "with --local: the node's memory budget; 0 is what a node takes by itself")
 	c.RunE = failing(func(c *cobra.Command, _ []string) error {
 		if !local {
 			if c.Flags().Changed("data-dir") || c.Flags().Changed("memory-budget-bytes") {
@@ -73,8 +73,8 @@ The exit code is 0 without findings but notes, and 1 otherwise.`,
 				return writeFindings(c, format, adminapi.Diagnose(s, silent))
 			})
 		}
-		if budget < config.MinMemoryBytes {
-			return &config.UsageError{Err: fmt.Errorf("--memory-budget-bytes must be at least %d (set to %d)", config.MinMemoryBytes, budget)}
+		if budget != 0 && budget < config.MinMemoryBytes {
+			return &config.UsageError{Err: fmt.Errorf("--memory-budget-bytes must be 0 or at least %d (set to %d)", config.MinMemoryBytes, budget)}
 		}
 		format, err := f.format(c)
 		if err != nil {
@@ -87,6 +87,9 @@ The exit code is 0 without findings but notes, and 1 otherwise.`,
 		facts, err := machine.Look(at)
 		if err != nil {
 			return err
+		}
+		if budget == 0 {
+			budget = config.DefaultMemoryBytes(facts.Memory)
 		}
 		return writeFindings(c, format, machine.Diagnose(facts, budget))
 	})

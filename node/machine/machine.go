@@ -21,6 +21,7 @@ import (
 
 	"github.com/skeindb/skein/adminapi"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/internal/memory"
 )
 
 // Facts are what was measured. A number is -1 where the system does not say.
@@ -49,7 +50,7 @@ const lookFor = 10 * time.Second
 
 // Look measures. The directory must exist; nothing stays in it.
 func Look(dir string) (*Facts, error) {
-	f := &Facts{Dir: dir, Memory: memory(), ReceiveBuffer: number("/proc/sys/net/core/rmem_max"), SendBuffer: number("/proc/sys/net/core/wmem_max")}
+	f := &Facts{Dir: dir, Memory: memory.Available(), ReceiveBuffer: number("/proc/sys/net/core/rmem_max"), SendBuffer: number("/proc/sys/net/core/wmem_max")}
 	took, err := fsyncs(dir)
 	if err != nil {
 		return nil, err
@@ -95,26 +96,6 @@ func fsyncs(dir string) (took []time.Duration, err error) {
 		}
 	}
 	return took, nil
-}
-
-// memory returns what a process may have: what the machine has, or what its cgroup leaves it.
-func memory() int64 {
-	least := int64(-1)
-	for _, limit := range []int64{total(), number("/sys/fs/cgroup/memory.max"), number("/sys/fs/cgroup/memory/memory.limit_in_bytes")} {
-		if limit > 0 && (least < 0 || limit < least) {
-			least = limit
-		}
-	}
-	return least
-}
-
-// total returns the memory of the machine, -1 where the system does not say.
-func total() int64 {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return -1
-	}
-	return int64(info.Totalram) * int64(info.Unit)
 }
 
 // number reads a file with one number, -1 where there is none.
