@@ -33,6 +33,25 @@ func TestGCPercent(t *testing.T) {
 	}
 }
 
+// TestGarbageBytes: garbage follows the load, at once up and by halves down, within its bounds.
+func TestGarbageBytes(t *testing.T) {
+	const mib = 1 << 20
+	for _, test := range []struct{ before, allocated, most, want int64 }{
+		{0, 0, 256 * mib, leastGarbage},
+		{0, 50 * mib, 256 * mib, 100 * mib},
+		{100 * mib, 60 * mib, 256 * mib, 120 * mib},
+		{100 * mib, 40 * mib, 256 * mib, 80 * mib},
+		{100 * mib, 10 * mib, 256 * mib, 50 * mib}, // a pause
+		{40 * mib, 0, 256 * mib, leastGarbage},     // no load
+		{0, 500 * mib, 256 * mib, 256 * mib},       // all that the budget has
+		{0, 0, 16 * mib, 16 * mib},                 // a tiny budget
+	} {
+		if got := garbageBytes(test.before, test.allocated, test.most); got != test.want {
+			t.Errorf("%d MiB after %d and %d allocated, at most %d: want %d", got/mib, test.before/mib, test.allocated/mib, test.most/mib, test.want/mib)
+		}
+	}
+}
+
 // TestPaceCollector: the setting follows the heap.
 func TestPaceCollector(t *testing.T) {
 	before := debug.SetGCPercent(-1)
