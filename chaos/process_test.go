@@ -144,7 +144,7 @@ func newCluster(t *testing.T, diskBytes int64) (c *cluster, missing error) {
 			"--name", n.name, "--data-dir", filepath.Join(mount, "data"),
 			"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-			"--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits,
+			"--initial-cluster", strings.Join(members, ","), "--initial-split-keys", splits, "--memory-budget-bytes", "1073741824",
 		}
 		urls = append(urls, n.url)
 		c.nodes = append(c.nodes, n)
@@ -207,7 +207,7 @@ func (c *cluster) arguments(machine int) []string {
 		"--listen-client-urls", n.url, "--advertise-client-urls", n.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 		"--watch-progress-notify-interval", stormNotify.String(),
-		fmt.Sprintf("--lease-reads=%t", n.clock == ""),
+		fmt.Sprintf("--lease-reads=%t", n.clock == ""), "--memory-budget-bytes", "1073741824",
 	}, c.tokens...)
 }
 

@@ -112,7 +112,7 @@ func newProcessesOf(t *testing.T, nodes int) *processes {
 			"--name", p.name, "--data-dir", filepath.Join(dir, p.name),
 			"--listen-client-urls", client, "--advertise-client-urls", client,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "4",
+			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "4", "--memory-budget-bytes", "1073741824",
 		}
 		c.nodes = append(c.nodes, p)
 	}

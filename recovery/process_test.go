@@ -59,7 +59,7 @@ func newProcesses(t *testing.T, n int) *processes {
 		p.args = []string{
 			"--name", p.name, "--data-dir", p.name, "--listen-client-urls", p.client, "--advertise-client-urls", p.client,
 			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "5",
+			"--initial-cluster", strings.Join(members, ","), "--initial-ranges", "5", "--memory-budget-bytes", "1073741824",
 		}
 		c.nodes = append(c.nodes, p)
 	}

@@ -205,6 +205,7 @@ func skeinArguments(name, dir, client, peer, initial string) []string {
 	return []string{
 		"--name", name, "--data-dir", dir, "--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", initial, "--initial-ranges", "4", "--max-txn-ops", fmt.Sprint(maxTxnOps),
+		"--memory-budget-bytes", "1073741824",
 	}
 }
 
