@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -202,5 +204,33 @@ func TestFullMemtablesLeaveTheCache(t *testing.T) {
 	}
 	if hits := after["skein_engine_block_cache_hits_total"] - before["skein_engine_block_cache_hits_total"]; hits < keys/8 {
 		t.Errorf("%v blocks were found when %d keys were read again", hits, keys/8)
+	}
+}
+
+// A table has its index in one block, and a filter.
+func TestIndexAndFilterOfTables(t *testing.T) {
+	e := openTest(t, vfs.NewMem())
+	for i := range 2000 {
+		put(t, e, fmt.Sprintf("%032d", i), keyspace.Revision(2+i), strings.Repeat("v", 1<<10))
+	}
+	if err := e.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	levels, err := e.db.SSTables(pebble.WithProperties())
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := uint64(0)
+	for _, tables := range levels {
+		for i := range tables {
+			p := tables[i].Properties
+			if p.IndexPartitions != 0 || p.FilterSize == 0 {
+				t.Errorf("a table of %d blocks has an index in %d parts, and a filter of %d bytes", p.NumDataBlocks, p.IndexPartitions, p.FilterSize)
+			}
+			blocks = max(blocks, p.NumDataBlocks)
+		}
+	}
+	if blocks < 200 {
+		t.Errorf("%d blocks in the largest table: its index had room in a small block", blocks)
 	}
 }

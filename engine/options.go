@@ -116,6 +116,10 @@ const (
 	maxTableBytes    int64 = 16 << 20
 )
 
+// indexBlockBytes holds the index of a whole table of 16 MiB. The index is then one block of the cache, and not a top and
+// parts, which are looked up one after the other. A get of what is cached takes a tenth less CPU (BenchmarkLarge in mvcc).
+const indexBlockBytes = 256 << 10
+
 // storeFormat is Pebble's format of the store. Pebble never goes back to an earlier one. So a later
 // one belongs to a later cluster version (keyspace.Version), and is taken once that counts.
 const storeFormat = pebble.FormatValueSeparation
@@ -138,8 +142,10 @@ func setTableOptions(po *pebble.Options) {
 	po.FormatMajorVersion = storeFormat
 	po.BlockPropertyCollectors = []func() pebble.BlockPropertyCollector{newRevisionCollector}
 	for i := range po.Levels {
+		po.Levels[i].IndexBlockSize = indexBlockBytes
 		// With ten bits per user key, one lookup of an absent key in a hundred reads a
-		// block. Filters contain prefixes: one for all versions of a key.
+		// block. Filters contain prefixes: one for all versions of a key. The last level has
+		// them too: without, a put of a new key takes half as much CPU again.
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
 	po.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return compression })

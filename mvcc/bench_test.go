@@ -43,17 +43,23 @@ func benchStore(b *testing.B) *engine.Engine {
 	if err := w.Close(); err != nil {
 		b.Fatal(err)
 	}
+	settle(b, e)
+	return e
+}
+
+// settle flushes, and waits until the load's compactions are over and the blocks are in the cache.
+func settle(b *testing.B, e *engine.Engine) {
+	b.Helper()
 	if err := e.Flush(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	// Wait until the load's compactions are over and the blocks are in the cache.
 	for last := int64(-1); ; {
 		if _, err := Hash(e, keyspace.Span{}, keyspace.MaxRevision, 1); err != nil {
 			b.Fatal(err)
 		}
 		total, _ := e.DiskBytes()
 		if total == last {
-			return e
+			return
 		}
 		last = total
 	}
