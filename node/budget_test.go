@@ -24,6 +24,17 @@ func TestBudgetAddsUp(t *testing.T) {
 	}
 }
 
+// A large budget is the block cache's, where a larger share of others makes nothing better.
+func TestLargeBudgetIsTheCaches(t *testing.T) {
+	small, large := NewBudget(1<<30), NewBudget(16<<30)
+	if small.Memtables > 256<<20 || large.Memtables != 256<<20 || large.WALCache != 128<<20 {
+		t.Errorf("memtables of %d and %d bytes, a wal cache of %d", small.Memtables, large.Memtables, large.WALCache)
+	}
+	if part := large.BlockCache * 100 / (16 << 30); part < 30 {
+		t.Errorf("the block cache has %d %% of 16 GiB", part)
+	}
+}
+
 // A node of 2 GiB takes 10,000 connections, 100,000 watchers of short keys and 100,000 replicas. Files
 // bound the connections where they allow fewer.
 func TestStanding(t *testing.T) {
