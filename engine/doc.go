@@ -72,6 +72,7 @@
 //	space.go     a full disk: the state, the ballast, Pebble's file system
 //	files.go     open files in reserve, for when no more can be opened
 //	pace.go      the rate of compactions
+//	grants.go    how many compactions run at a time
 //	options.go   Options, Pebble's table settings
 //	comparer.go  the order of keys, filters by revision
 //	metrics.go   metrics, the size of the store

@@ -131,6 +131,7 @@ func (e *Engine) pebbleOptions(o *Options) *pebble.Options {
 	// compaction that happens to touch them.
 	po.FlushDelayDeleteRange = 10 * time.Second
 	po.Experimental.SpanPolicyFunc = e.bordered
+	po.Experimental.CompactionScheduler = newGrants(e.clock)
 	setTableOptions(po)
 	po.EnsureDefaults()
 	return po
