@@ -84,6 +84,79 @@ func TestSystemGroupsNeverSleep(t *testing.T) {
 	})
 }
 
+// An idle system group sends half of its heartbeats. It keeps its lease all the time, and a leader's death is
+// noticed as soon as with all of them.
+func TestIdleSystemGroupSparesHeartbeats(t *testing.T) {
+	perMinute := func(r *rig) int {
+		before := r.bus.counted(pb.MsgHeartbeat)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		return r.bus.counted(pb.MsgHeartbeat) - before
+	}
+	for name, noLease := range map[string]bool{"with leases": false, "without": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				r := newRig(t, 3, func(c *Config) { c.NoLeaseReads = noLease })
+				r.startAll()
+				defer r.close()
+				r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+				l := r.leader(keyspace.PlacementGroup)
+				cfg := &l.host.cfg
+				time.Sleep(10 * cfg.ElectionTimeout)
+				all := 2 * int(time.Minute/cfg.TickInterval)
+				n := perMinute(r)
+				if noLease {
+					if n < all-all/20 {
+						t.Fatalf("%d heartbeats in a minute; without leases none of %d is spared", n, all)
+					}
+					return
+				}
+				if n < all*9/20 || n > all*11/20 {
+					t.Fatalf("%d heartbeats in a minute, want half of %d", n, all)
+				}
+				g := l.host.Group(keyspace.PlacementGroup)
+				term := g.Status().Term
+				for range 1000 {
+					time.Sleep(7 * time.Millisecond)
+					if !g.LeaseHeld(term) {
+						t.Fatal("the lease lapsed between two heartbeats")
+					}
+				}
+				l.crash(0)
+				r.eventually("another leader", 2*cfg.ElectionTimeout+5*cfg.TickInterval, func() bool {
+					for _, o := range r.nodes {
+						if o.up && o.host.Group(keyspace.PlacementGroup).Status().IsLeader {
+							return true
+						}
+					}
+					return false
+				})
+			})
+		})
+	}
+}
+
+// A group that is used sends every heartbeat, also if it is used as rarely as in two of three ticks.
+func TestUsedSystemGroupSendsAllHeartbeats(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, 3, nil)
+		r.startAll()
+		defer r.close()
+		r.bootstrap(keyspace.PlacementGroup, 1, voters(3))
+		l, _ := r.leased(keyspace.PlacementGroup)
+		tick := l.host.cfg.TickInterval
+		before, began := r.bus.counted(pb.MsgHeartbeat), time.Now()
+		for i := range 400 {
+			r.must(l.propose(keyspace.PlacementGroup, fmt.Sprint(i)))
+			time.Sleep(3 * tick / 2)
+		}
+		ticks := int(time.Since(began) / tick)
+		if n := r.bus.counted(pb.MsgHeartbeat) - before; n < 2*ticks*19/20 {
+			t.Fatalf("%d heartbeats in %d ticks to two followers", n, ticks)
+		}
+	})
+}
+
 // trap 39: the node of a sleeping group's leader dies, is cut off, or restarts.
 func TestSleepersWithoutLeader(t *testing.T) {
 	lose := map[string]func(r *rig, l *testNode){

@@ -348,7 +348,7 @@ func (g *Group) send(m *pb.Message) {
 	}
 	switch m.GetType() {
 	case pb.MsgHeartbeat:
-		if g.h.diskStalled.Load() {
+		if g.h.diskStalled.Load() || g.sparesHeartbeat(m) {
 			return // a node whose disk is stalled must not lead
 		}
 		g.stampHeartbeat(m)
