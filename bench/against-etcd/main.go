@@ -11,6 +11,7 @@
 //	go run . builds --before HEAD~1
 //	go run . failover
 //	go run . sleeping
+//	go run . idle
 //	go run . rangestream
 //	go run . list
 //	go run . watch
@@ -75,6 +76,7 @@ var measures = []measure{
 	{"rangestream", "a read of everything by RangeStream: time, and memory of each node", rangestreamFlags},
 	{"list", "pages at an older revision beside writes, as kube-apiserver reads them", listFlags},
 	{"sleeping", "what thousands of ranges cost that nobody uses", sleepingFlags},
+	{"idle", "CPU and wake-ups of clusters that nobody uses", idleFlags},
 	{"watch", "the put rate that many watchers of one prefix can follow, and what they cost puts", watchFlags},
 	{"history", "events a second of one watcher from revision 1", historyFlags},
 	{"txn", "a transaction over two ranges beside one within a range", costFlags(txnCost)},
