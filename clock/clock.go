@@ -72,3 +72,13 @@ func Sleep(ctx context.Context, c Clock, d time.Duration) error {
 		return ctx.Err()
 	}
 }
+
+// UntilNext is how long it is until a multiple of a period on c, from half a period to one and a half. Those who
+// look at something again and again wait this long in place of the period, so that they wake the process together.
+func UntilNext(c Clock, period time.Duration) time.Duration {
+	d := period - time.Duration(c.Now())%period
+	if d < period/2 {
+		d += period // this look was late, or its timer a little early
+	}
+	return d
+}

@@ -60,3 +60,30 @@ func TestWithTimeout(t *testing.T) {
 		}
 	})
 }
+
+// Loops that began at different times look at the same times, a period apart, and not twice after a timer that
+// was early or late.
+func TestUntilNextBringsLoopsTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const period = 250 * time.Millisecond
+		c := Virtual()
+		for _, late := range []time.Duration{0, time.Nanosecond, 100 * time.Millisecond, 124 * time.Millisecond, 126 * time.Millisecond, 249 * time.Millisecond, period} {
+			time.Sleep(late)
+			d := UntilNext(c, period)
+			if d < period/2 || d > 3*period/2 {
+				t.Errorf("%v after a look the next one comes in %v", late, d)
+			}
+			time.Sleep(d - time.Nanosecond)
+			if again := UntilNext(c, period); again != period+time.Nanosecond {
+				t.Errorf("a nanosecond too early, the next look comes in %v", again)
+			}
+			time.Sleep(time.Nanosecond)
+			if now := c.Now(); time.Duration(now)%period != 0 {
+				t.Errorf("%v after a look the next one is at %d", late, now)
+			}
+			if again := UntilNext(c, period); again != period {
+				t.Errorf("in time, the next look comes in %v", again)
+			}
+		}
+	})
+}

@@ -228,7 +228,7 @@ func (e *Engine) SpareBytes(dir string) (spare int64, known bool) {
 
 // loop polls the free space until the engine ends.
 func (s *space) loop() {
-	t := s.clock.NewTimer(spacePoll)
+	t := s.clock.NewTimer(clock.UntilNext(s.clock, spacePoll))
 	defer t.Stop()
 	for {
 		select {
@@ -237,7 +237,7 @@ func (s *space) loop() {
 		case <-t.C():
 			s.poll()
 		}
-		t.Reset(spacePoll)
+		t.Reset(clock.UntilNext(s.clock, spacePoll))
 	}
 }
 

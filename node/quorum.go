@@ -46,7 +46,7 @@ func (c *Core) observe() {
 		c.o.Registry.MustRegister(o.ranges)
 	}
 	c.wait.Go(func() {
-		for clock.Sleep(c.ctx, c.o.Clock, c.o.Election) == nil {
+		for clock.Sleep(c.ctx, c.o.Clock, clock.UntilNext(c.o.Clock, c.o.Election)) == nil {
 			o.step()
 		}
 	})

@@ -29,7 +29,7 @@ type probe struct {
 
 func (s *Session) pingLoop() {
 	e := s.ep
-	t := e.clock.NewTimer(e.cfg.PingInterval)
+	t := e.clock.NewTimer(clock.UntilNext(e.clock, e.cfg.PingInterval)) // all sessions at once
 	defer t.Stop()
 	number, rest := uint64(0), 0
 	for {
@@ -66,7 +66,7 @@ func (s *Session) pingLoop() {
 func (s *Session) pause(t clock.Timer) bool {
 	select {
 	case <-t.C():
-		t.Reset(s.ep.cfg.PingInterval)
+		t.Reset(clock.UntilNext(s.ep.clock, s.ep.cfg.PingInterval))
 	case <-s.ctx.Done():
 		return false
 	}
