@@ -11,3 +11,9 @@ PATH=$bin:$PATH protoc --proto_path=. \
 	--go_out=. --go_opt=paths=source_relative \
 	--go-grpc_out=. --go-grpc_opt=paths=source_relative \
 	adminpb/admin.proto datapb/data.proto datapb/load.proto
+# pipe.proto imports etcd's files, which are in no one place: they are taken from the Go code that is linked.
+go run ./descriptors >"$bin/etcd.binpb"
+PATH=$bin:$PATH protoc --proto_path=. --descriptor_set_in="$bin/etcd.binpb" \
+	--go_out=. --go_opt=paths=source_relative \
+	--go-grpc_out=. --go-grpc_opt=paths=source_relative \
+	pipepb/pipe.proto

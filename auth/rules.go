@@ -58,6 +58,8 @@ var rules = tabulate([]rulesOf{
 	{"grpc.health.v1.Health", Open, "Check List Watch"},
 	{"grpc.reflection.v1.ServerReflection", Open, "ServerReflectionInfo"},
 	{"grpc.reflection.v1alpha.ServerReflection", Open, "ServerReflectionInfo"},
+	// Each operation of a pipe is checked as the call of KV that it is.
+	{"skein.pipe.v1.Pipe", AnyUser, "Open"},
 	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
 	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Series Slow"},
 	// A bundle takes profiles of a node and has its log: it is no look that everybody may have while checks are off.

@@ -27,24 +27,33 @@ func newCountingCodec(m *Metrics, answers *budget.Bytes) countingCodec {
 	return countingCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name), sent: m.SentBytes, received: m.ReceivedBytes, answers: answers}
 }
 
+// Encoded is a message that is encoded already, which gRPC frees when it is sent.
+type Encoded interface{ Encoded() mem.BufferSlice }
+
 // Marshal implements encoding.CodecV2.
 func (c countingCodec) Marshal(v any) (b mem.BufferSlice, err error) {
-	switch m := v.(type) {
-	case *streamedKeys:
-		b, err = m.encode()
-	case *sharedResponse:
-		b = m.encode()
-	case *spanAnswer:
-		b, err = m.encode()
-	case *pb.RangeResponse:
-		b, err = c.marshalAnswer(m)
-	case *pb.TxnResponse:
-		b, err = c.marshalAnswer(m)
-	default:
-		b, err = c.CodecV2.Marshal(v)
-	}
+	b, err = c.encode(v)
 	c.sent.Add(float64(b.Len()))
 	return b, err
+}
+
+// encode is Marshal of what is not sent by itself.
+func (c countingCodec) encode(v any) (mem.BufferSlice, error) {
+	switch m := v.(type) {
+	case Encoded:
+		return m.Encoded(), nil
+	case *streamedKeys:
+		return m.encode()
+	case *sharedResponse:
+		return m.encode(), nil
+	case *spanAnswer:
+		return m.encode()
+	case *pb.RangeResponse:
+		return c.marshalAnswer(m)
+	case *pb.TxnResponse:
+		return c.marshalAnswer(m)
+	}
+	return c.CodecV2.Marshal(v)
 }
 
 // Unmarshal implements encoding.CodecV2.

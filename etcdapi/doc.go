@@ -106,6 +106,7 @@
 //	lease.go        the service Lease
 //	locks.go        the services Lock and Election
 //	auth.go         the service Auth
+//	pipe.go         calls of KV for the pipe's streams
 //	kv.go           the service KV
 //	alarm.go        what alarms refuse
 //	watchrights.go  watchers whose users may not have their events any more

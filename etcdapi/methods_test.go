@@ -22,6 +22,7 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/api/datapb"
+	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/watch"
@@ -35,6 +36,7 @@ func everyService(t testing.TB) func(*Options) {
 	t.Cleanup(hub.Stop)
 	return func(opts *Options) {
 		opts.Watches, opts.Leases = hub, &fakeLeases{}
+		opts.Pipe = func(*Operations) pipepb.PipeServer { return pipepb.UnimplementedPipeServer{} }
 		opts.Register = func(r grpc.ServiceRegistrar) {
 			adminpb.RegisterAdminServer(r, adminpb.UnimplementedAdminServer{})
 			datapb.RegisterDataServer(r, datapb.UnimplementedDataServer{})

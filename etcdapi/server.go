@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/budget"
 	"github.com/skeindb/skein/keyspace"
@@ -126,6 +127,8 @@ type Options struct {
 	Tracing *Tracing
 	// Register, if not nil, adds other services, such as the admin service.
 	Register func(grpc.ServiceRegistrar)
+	// Pipe, if not nil, makes the service of pipes, which serves operations by these.
+	Pipe func(*Operations) pipepb.PipeServer
 	// Console, if not nil, makes what is served under /console/: at the client URLs, or at ConsoleURLs alone if there are any.
 	Console     func(*Services) http.Handler
 	ConsoleURLs []url.URL
@@ -262,6 +265,9 @@ func New(o Options) *Server {
 	}
 	if o.Register != nil {
 		o.Register(s.services)
+	}
+	if o.Pipe != nil {
+		pipepb.RegisterPipeServer(s.grpc, o.Pipe(newOperations(s)))
 	}
 	reflection.Register(s.grpc)
 	s.metrics.ServerID.WithLabelValues(o.Self.String()).Set(1)

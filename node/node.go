@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/skeindb/skein/adminapi"
+	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/audit"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
@@ -25,6 +26,7 @@ import (
 	"github.com/skeindb/skein/etcdapi"
 	"github.com/skeindb/skein/node/bundle"
 	"github.com/skeindb/skein/node/join"
+	"github.com/skeindb/skein/pipeapi"
 	"github.com/skeindb/skein/placement/fsm"
 	"github.com/skeindb/skein/transport"
 )
@@ -127,6 +129,9 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	face.Register = func(r grpc.ServiceRegistrar) {
 		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
+	}
+	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
+		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Metrics: pipeapi.NewMetrics(reg)})
 	}
 	showConsole(cfg, &face)
 	n.api = etcdapi.New(face)

@@ -65,7 +65,7 @@ var lines = []line{
 		"a configuration is plain data: who reads it must not need a running node",
 	},
 	{
-		[]string{"etcdapi", "adminapi", "dataapi", "console"},
+		[]string{"etcdapi", "adminapi", "dataapi", "pipeapi", "console"},
 		"the services clients call",
 		"the faces check requests and choose words; two faces that share code would hide logic in one of them",
 	},
@@ -129,6 +129,11 @@ var lines = []line{
 		[]string{"loadtest"},
 		"what runs outside a node",
 		"a load generator that knew the server would measure something that etcd has not",
+	},
+	{
+		[]string{"client"},
+		"what other programs link",
+		"a program that uses a cluster must not link a node",
 	},
 	{
 		[]string{"keyspace", "clock", "api", "internal"},

@@ -1,0 +1,76 @@
+package etcdapi
+
+import (
+	"context"
+	"fmt"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+
+	"github.com/skeindb/skein/kverror"
+)
+
+// Operations are the calls of the KV service without a call of gRPC, for streams that carry many of them. Each passes
+// what a call by gRPC does, so it is checked, counted, logged and audited alike. Contexts are those of the streams.
+type Operations struct {
+	s *Server
+
+	read, put, remove, txn operation
+}
+
+// operation is one of KV's methods.
+type operation struct {
+	info    grpc.UnaryServerInfo
+	handler grpc.UnaryHandler
+}
+
+func newOperations(s *Server) *Operations {
+	k := &kvServer{s: s}
+	return &Operations{
+		s:      s,
+		read:   operationOf(pb.KV_Range_FullMethodName, k.Range),
+		put:    operationOf(pb.KV_Put_FullMethodName, k.Put),
+		remove: operationOf(pb.KV_DeleteRange_FullMethodName, k.DeleteRange),
+		txn:    operationOf(pb.KV_Txn_FullMethodName, k.Txn),
+	}
+}
+
+func operationOf[Q, A any](method string, call func(context.Context, Q) (A, error)) operation {
+	return operation{
+		info:    grpc.UnaryServerInfo{FullMethod: method},
+		handler: func(ctx context.Context, r any) (any, error) { return call(ctx, r.(Q)) },
+	}
+}
+
+// Do serves a request of the KV service, which it may keep. It returns the response as gRPC sends it, to be freed when
+// that has been done: large ones count in Options.Answers until then. Errors have a gRPC status.
+func (o *Operations) Do(ctx context.Context, request any) (mem.BufferSlice, error) {
+	var op *operation
+	switch request.(type) {
+	case *pb.RangeRequest:
+		op = &o.read
+	case *pb.PutRequest:
+		op = &o.put
+	case *pb.DeleteRangeRequest:
+		op = &o.remove
+	case *pb.TxnRequest:
+		op = &o.txn
+	default:
+		panic(fmt.Sprintf("etcdapi: %T is no request of KV", request))
+	}
+	answer, err := o.s.unary(ctx, request, &op.info, op.handler)
+	if err != nil {
+		return nil, kverror.GRPC(err)
+	}
+	return o.s.codec.encode(answer)
+}
+
+// Closing is closed when the server is about to stop. It serves on for a moment.
+func (o *Operations) Closing() <-chan struct{} { return o.s.ending }
+
+// Go runs what ends soon after the server has ended the streams. Stop waits for it.
+func (o *Operations) Go(f func()) { o.s.wg.Go(f) }
+
+// MaxMessageBytes is the size of the largest message that a client may send.
+func (o *Operations) MaxMessageBytes() int { return o.s.opts.MaxRequestBytes + grpcOverheadBytes }

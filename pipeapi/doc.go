@@ -1,0 +1,29 @@
+// Package pipeapi serves pipes: streams that carry many operations of etcd's KV service each, see pipe.proto and
+// docs/PIPE.md. It decides nothing about keys or users. [Operations] serve each operation as the call of KV that it
+// is, and package etcdapi has them.
+//
+// # How it works
+//
+//	reader ── a frame ──▶ within the window? ──▶ workers, one for each operation under way
+//	                             │ no                      │ Operations.Do
+//	                             ▼                         ▼
+//	                      the stream ends             answers ──▶ writer: all that there are, in one frame
+//
+// The writer takes what has come while it was sending, so frames grow with the load and nothing waits for a timer.
+// Workers are kept for the next operations, with the stacks that these have grown.
+//
+// # What is guaranteed
+//
+//  1. Each operation that was begun is answered once, unless the stream ends before.
+//  2. An operation leaves the window before its answer is sent. So a client that counts answers is never told that it
+//     has ignored the window.
+//  3. A pipe holds at most its window of requests, the answers to these, and a frame under way. It reads no further
+//     frame while a window's bytes of answers wait for the client.
+//  4. A client that breaks the protocol loses its stream. What was begun by it may happen.
+//
+// # What if
+//
+//  1. The client does not take its answers: nothing more is read from it. It holds what it holds until it is gone.
+//  2. A client opens pipe after pipe: above [Options.MaxPipes] they are refused, whoever opens them.
+//  3. The node stops: clients are told, and go on at another node. What has come within [Options.Grace] is answered.
+package pipeapi

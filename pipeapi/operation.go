@@ -1,0 +1,105 @@
+package pipeapi
+
+import (
+	"context"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/api/pipepb"
+)
+
+// operation is one that is under way.
+type operation struct {
+	p    *pipe
+	tag  uint64
+	size uint64
+	// request is etcd's, or nil for one that this node does not know.
+	request any
+	// field is that of the answer.
+	field  protowire.Number
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// Fields of an Answer.
+const (
+	fieldTag protowire.Number = 1 + iota
+	fieldError
+	fieldRange
+	fieldPut
+	fieldDelete
+	fieldTxn
+)
+
+// requestOf returns the request of etcd's that an operation is, and the field of its answer. It is nil for an operation
+// of a newer client.
+func requestOf(op *pipepb.Operation) (any, protowire.Number) {
+	switch r := op.GetRequest().(type) {
+	case *pipepb.Operation_Range:
+		return r.Range, fieldRange
+	case *pipepb.Operation_Put:
+		return r.Put, fieldPut
+	case *pipepb.Operation_DeleteRange:
+		return r.DeleteRange, fieldDelete
+	case *pipepb.Operation_Txn:
+		return r.Txn, fieldTxn
+	case *pipepb.Operation_CompareAndPut:
+		return compareAndPut(r.CompareAndPut), fieldTxn
+	}
+	return nil, fieldError
+}
+
+// compareAndPut returns the transaction that a CompareAndPut is short for.
+func compareAndPut(c *pipepb.CompareAndPut) *pb.TxnRequest {
+	put := c.GetPut()
+	if put == nil {
+		put = &pb.PutRequest{} // refused for its empty key
+	}
+	return &pb.TxnRequest{
+		Compare: []*pb.Compare{{
+			Key: put.GetKey(), Target: pb.Compare_MOD, Result: pb.Compare_EQUAL, TargetUnion: &pb.Compare_ModRevision{ModRevision: c.GetModRevision()},
+		}},
+		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: put}}},
+		Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: put.GetKey()}}}},
+	}
+}
+
+// contextOf returns the context of an operation, which ends with the pipe's.
+func contextOf(ctx context.Context, op *pipepb.Operation) (context.Context, context.CancelFunc) {
+	if ms := op.GetTimeoutMs(); ms > 0 {
+		return context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
+	}
+	return context.WithCancel(ctx)
+}
+
+// do serves the operation.
+func (o *operation) do() {
+	a := answer{tag: o.tag, field: o.field}
+	var err error
+	if o.request == nil {
+		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
+	} else {
+		a.body, err = o.p.s.o.Operations.Do(o.ctx, o.request)
+	}
+	o.cancel()
+	if err != nil {
+		a.field, a.body = fieldError, errorBody(err)
+	}
+	o.p.answer(a)
+}
+
+// errorBody returns an Error as it is sent.
+func errorBody(err error) mem.BufferSlice {
+	s := status.Convert(err)
+	b, err := proto.Marshal(&pipepb.Error{Code: int32(s.Code()), Message: s.Message()})
+	if err != nil { // a text that is not UTF-8: keys may be in it
+		b, _ = proto.Marshal(&pipepb.Error{Code: int32(s.Code())}) // a number can be encoded
+	}
+	return mem.BufferSlice{mem.SliceBuffer(b)}
+}

@@ -1,0 +1,266 @@
+package pipeapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/api/pipepb"
+)
+
+// pipe is an open pipe. Its reader begins operations, and its writer sends their answers and decides when it ends.
+type pipe struct {
+	s      *Service
+	stream grpc.ServerStream
+	// ctx is that of all operations.
+	ctx    context.Context
+	cancel context.CancelFunc
+	// wake has the writer look: at new answers, or at the end of the reader.
+	wake chan struct{}
+	// running counts the operations that workers do. It grows under mu, while over is false.
+	running sync.WaitGroup
+
+	mu sync.Mutex
+	// taken says that answers were taken, or that over is true.
+	taken sync.Cond
+	// The rest is guarded by mu. under are the operations that are in the window, bytes their size.
+	under map[uint64]*operation
+	bytes uint64
+	// answers wait for the writer. Their operations are in the window.
+	answers     []answer
+	answerBytes uint64
+	// read says that the reader has ended, and readErr why, nil for the client's side that was closed.
+	read    bool
+	readErr error
+	// stopped says that no operation is begun any more, over that the writer has ended.
+	stopped, over bool
+}
+
+func newPipe(s *Service, stream grpc.ServerStream) *pipe {
+	p := &pipe{s: s, stream: stream, wake: make(chan struct{}, 1), under: make(map[uint64]*operation)}
+	p.ctx, p.cancel = context.WithCancel(stream.Context())
+	p.taken.L = &p.mu
+	return p
+}
+
+// readFrames begins what comes.
+func (p *pipe) readFrames() error {
+	for {
+		f := new(pipepb.ClientFrame)
+		if err := p.stream.RecvMsg(f); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		p.s.o.Metrics.Operations.Observe(float64(len(f.GetOperations())))
+		begun, err := p.admit(f)
+		if err != nil {
+			return err
+		}
+		for _, o := range begun {
+			p.s.begin(o)
+		}
+		p.cancelAll(f.GetCancels())
+		p.awaitTaken()
+	}
+}
+
+// admit takes the operations of a frame into the window: all of them, or none.
+func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
+	begun := make([]*operation, 0, len(f.GetOperations()))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped || p.over {
+		return nil, rpctypes.ErrGRPCStopped
+	}
+	w, bytes := p.s.window, p.bytes
+	for _, op := range f.GetOperations() {
+		tag, size := op.GetTag(), uint64(proto.Size(op))
+		bytes += size
+		if _, ok := p.under[tag]; ok {
+			return nil, p.broken(codes.InvalidArgument, "the tag %d is that of an operation that is not answered: give each operation under way another one", tag)
+		}
+		if n := len(p.under) + 1; n > int(w.GetOperations()) || bytes > w.GetBytes() {
+			return nil, p.broken(codes.ResourceExhausted, "the client ignores the window: with the tag %d there are %d operations of %d bytes under way, and at most %d of %d bytes may be: wait for answers before you send more",
+				tag, n, bytes, w.GetOperations(), w.GetBytes())
+		}
+		o := &operation{p: p, tag: tag, size: size}
+		o.request, o.field = requestOf(op)
+		o.ctx, o.cancel = contextOf(p.ctx, op)
+		p.under[tag] = o
+		begun = append(begun, o)
+	}
+	p.bytes = bytes
+	p.running.Add(len(begun))
+	return begun, nil
+}
+
+// broken returns the error that ends a pipe whose client breaks the protocol.
+func (p *pipe) broken(code codes.Code, format string, args ...any) error {
+	p.s.o.Metrics.Broken.Inc()
+	return status.Errorf(code, "skein: pipe: "+format, args...)
+}
+
+// cancelAll ends the contexts of operations.
+func (p *pipe) cancelAll(tags []uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, tag := range tags {
+		if o := p.under[tag]; o != nil {
+			o.cancel()
+		}
+	}
+}
+
+// awaitTaken waits while the client has too much to take.
+func (p *pipe) awaitTaken() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.answerBytes >= p.s.window.GetBytes() && !p.over {
+		p.taken.Wait()
+	}
+}
+
+// reader is the goroutine of the reader. It ends soon after the writer.
+func (p *pipe) reader() {
+	err := p.readFrames()
+	p.mu.Lock()
+	p.read, p.readErr = true, err
+	p.mu.Unlock()
+	p.signal()
+}
+
+// signal has the writer look.
+func (p *pipe) signal() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// answer hands an answer to the writer. It is the last thing that a worker does with a pipe.
+func (p *pipe) answer(a answer) {
+	defer p.running.Done()
+	p.mu.Lock()
+	p.answers = append(p.answers, a)
+	p.answerBytes += uint64(a.body.Len())
+	first := len(p.answers) == 1
+	p.mu.Unlock()
+	if first {
+		p.signal()
+	}
+}
+
+// write is the writer, in the goroutine of the stream. It returns what the stream ends with.
+func (p *pipe) write() error {
+	if err := p.send(&pipepb.ServerFrame{Window: p.s.window}); err != nil {
+		return err
+	}
+	closing := p.s.o.Operations.Closing()
+	var grace <-chan time.Time
+	for {
+		select {
+		case <-p.wake:
+			runtime.Gosched() // those who are about to answer join this frame
+		case <-p.ctx.Done():
+			return status.FromContextError(p.ctx.Err()).Err()
+		case <-closing:
+			closing = nil
+			t := p.s.o.Clock.NewTimer(p.s.o.Grace)
+			defer t.Stop() // once: closing is nil from now on
+			grace = t.C()
+			if err := p.send(&pipepb.ServerFrame{Closing: true}); err != nil {
+				return err
+			}
+		case <-grace:
+			p.mu.Lock()
+			p.stopped = true
+			p.mu.Unlock()
+		}
+		if ended, err := p.flush(); ended || err != nil {
+			return err
+		}
+	}
+}
+
+// flush sends all answers that there are, and says whether the pipe ends and how.
+func (p *pipe) flush() (ended bool, err error) {
+	for {
+		f, n := p.take()
+		if n == 0 {
+			return p.finished()
+		}
+		p.s.o.Metrics.Answers.Observe(float64(n))
+		err := p.stream.SendMsg(f)
+		f.free()
+		if err != nil {
+			return true, err
+		}
+	}
+}
+
+// take takes answers into a frame, and their operations out of the window.
+func (p *pipe) take() (f *frame, n int) {
+	f = &frame{}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for bytes := 0; n < len(p.answers) && bytes < frameBytes; n++ {
+		a := &p.answers[n]
+		size := a.body.Len()
+		bytes += size
+		p.answerBytes -= uint64(size)
+		p.bytes -= p.under[a.tag].size
+		delete(p.under, a.tag)
+		f.add(a)
+	}
+	if p.answers = p.answers[n:]; len(p.answers) == 0 {
+		p.answers = nil
+	}
+	p.taken.Broadcast()
+	return f, n
+}
+
+// finished says whether the pipe ends, and how.
+func (p *pipe) finished() (ended bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.read && p.readErr != nil && !p.stopped:
+		return true, p.readErr
+	case len(p.under) > 0:
+		return false, nil
+	case p.stopped:
+		return true, rpctypes.ErrGRPCStopped
+	}
+	return p.read, nil
+}
+
+func (p *pipe) send(m *pipepb.ServerFrame) error {
+	f, err := frameOf(m)
+	if err != nil {
+		return err
+	}
+	return p.stream.SendMsg(f)
+}
+
+// end ends what is under way, and waits for it.
+func (p *pipe) end() {
+	p.cancel()
+	p.mu.Lock()
+	p.over = true
+	p.taken.Broadcast()
+	p.mu.Unlock()
+	p.running.Wait()
+	for _, a := range p.answers {
+		a.body.Free()
+	}
+}

@@ -1,0 +1,429 @@
+package pipeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeindb/skein/api/pipepb"
+)
+
+// bubble runs f with a service in virtual time.
+func bubble(t *testing.T, change func(*Options), f func(t *testing.T, r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, change)
+		defer r.stop()
+		f(t, r)
+	})
+}
+
+// close closes the client's side, and returns what the pipe ends with.
+func (s *fakeStream) close() error {
+	close(s.in)
+	return <-s.ended
+}
+
+// TestEachKind: each kind of operation has the answer of etcd's call, with its tag, errors among them. What this node does not
+// know is refused alone.
+func TestEachKind(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		s := r.pipe()
+		s.send(t, put(0, "k"), get(1, "k"),
+			&pipepb.Operation{Tag: 2, Request: &pipepb.Operation_DeleteRange{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("k")}}},
+			&pipepb.Operation{Tag: 3, Request: &pipepb.Operation_Txn{Txn: &pb.TxnRequest{}}},
+			&pipepb.Operation{Tag: 1 << 63, Request: &pipepb.Operation_CompareAndPut{CompareAndPut: &pipepb.CompareAndPut{Put: &pb.PutRequest{Key: []byte("k")}}}},
+			put(5, ""), &pipepb.Operation{Tag: 6})
+		got := s.answers(t, 7)
+		if got[0].GetPut().GetHeader().GetRevision() != 7 || len(got[1].GetRange().GetKvs()) != 1 || got[2].GetDeleteRange().GetDeleted() != 1 ||
+			!got[3].GetTxn().GetSucceeded() || !got[1<<63].GetTxn().GetSucceeded() {
+			t.Error(got)
+		}
+		if e := got[5].GetError(); codes.Code(e.GetCode()) != codes.InvalidArgument || e.GetMessage() != "etcdserver: key is not provided" {
+			t.Error(e)
+		}
+		if e := got[6].GetError(); codes.Code(e.GetCode()) != codes.Unimplemented || !strings.Contains(e.GetMessage(), "newer") {
+			t.Error(e)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCompareAndPut: it is the transaction that the proto says, also if there is nothing to put.
+func TestCompareAndPut(t *testing.T) {
+	got := compareAndPut(&pipepb.CompareAndPut{ModRevision: 5, Put: &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Lease: 3}})
+	want := &pb.TxnRequest{
+		Compare: []*pb.Compare{{Key: []byte("k"), Target: pb.Compare_MOD, TargetUnion: &pb.Compare_ModRevision{ModRevision: 5}}},
+		Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k"), Value: []byte("v"), Lease: 3}}}},
+		Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: []byte("k")}}}},
+	}
+	if !proto.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if none := compareAndPut(&pipepb.CompareAndPut{}); len(none.GetSuccess()) != 1 {
+		t.Error(none)
+	}
+}
+
+// TestAnyOrder: an operation that waits keeps no other one's answer.
+func TestAnyOrder(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		s := r.pipe()
+		release := r.ops.hold("slow")
+		s.send(t, put(1, "slow"), put(2, "k"))
+		if got := s.answers(t, 1); got[2] == nil {
+			t.Error(got)
+		}
+		release()
+		if got := s.answers(t, 1); got[1] == nil {
+			t.Error(got)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFramesGrow: answers that come while a frame is under way share the next one.
+func TestFramesGrow(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		s := r.pipe()
+		for tag := range uint64(100) {
+			s.send(t, put(tag, "k"))
+		}
+		synctest.Wait() // all are done, and the client has taken nothing
+		frames, answers := 0, 0
+		for answers < 100 {
+			f := <-s.out
+			frames, answers = frames+1, answers+len(f.GetAnswers())
+		}
+		if frames > 2 {
+			t.Errorf("100 answers come in %d frames", frames)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWindow: a client that sends more than the window, by number or by bytes, loses its pipe, is told why, and nothing of that frame
+// happens. Others are served on.
+func TestWindow(t *testing.T) {
+	big := put(3, "k")
+	big.GetPut().Value = make([]byte, 5<<20)
+	for name, more := range map[string]*pipepb.Operation{"operations": put(3, "k"), "bytes": big} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(o *Options) { o.WindowOperations = 3 }, func(t *testing.T, r *rig) {
+				other, s := r.pipe(), r.pipe()
+				release := r.ops.hold("slow")
+				defer release()
+				s.send(t, put(1, "slow"), put(2, "slow"))
+				if name == "operations" {
+					s.send(t, put(4, "slow"))
+				}
+				synctest.Wait()
+				before, _, _ := r.ops.counts()
+				s.send(t, more)
+				err := <-s.ended
+				if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "ignores the window") || !strings.Contains(err.Error(), "at most 3") {
+					t.Error(err)
+				}
+				if now, _, _ := r.ops.counts(); now != before {
+					t.Errorf("%d operations of the refused frame were begun", now-before)
+				}
+				other.send(t, put(1, "k"))
+				other.answers(t, 1)
+				if err := other.close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestObedientClient: who waits for answers is never refused, however often the window is full.
+func TestObedientClient(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.WindowOperations = 2 })
+	defer r.stop()
+	s := r.pipe()
+	s.send(t, put(0, "k"), put(1, "k"))
+	for tag := uint64(2); tag < 2000; {
+		got := len(s.answers(t, 1)) // one or both
+		for range got {
+			s.send(t, put(tag, "k"))
+			tag++
+		}
+	}
+	s.answers(t, 2)
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	if _, most, _ := r.ops.counts(); most > 2 {
+		t.Errorf("%d operations at the same time", most)
+	}
+}
+
+// TestTagTwice: a tag is of one operation at a time, in one frame and over several.
+func TestTagTwice(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		release := r.ops.hold("slow")
+		defer release()
+		one, two := r.pipe(), r.pipe()
+		one.send(t, put(1, "slow"), put(1, "slow"))
+		two.send(t, put(1, "slow"))
+		two.send(t, put(1, "slow"))
+		for _, s := range []*fakeStream{one, two} {
+			if err := <-s.ended; status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "tag 1") {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestCancel: an operation ends by its tag or by its time, and is answered all the same. A tag that is not under way is passed over.
+func TestCancel(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		s := r.pipe()
+		release := r.ops.hold("slow")
+		s.send(t, put(1, "slow"), put(2, "slow"))
+		s.frame(t, &pipepb.ClientFrame{Cancels: []uint64{1, 77}})
+		if got := s.answers(t, 1); codes.Code(got[1].GetError().GetCode()) != codes.Canceled {
+			t.Error(got)
+		}
+		timed := put(3, "slow")
+		timed.TimeoutMs = 1500
+		begin := time.Now()
+		s.send(t, timed)
+		if got := s.answers(t, 1); codes.Code(got[3].GetError().GetCode()) != codes.DeadlineExceeded || time.Since(begin) != 1500*time.Millisecond {
+			t.Error(got, time.Since(begin))
+		}
+		release()
+		if got := s.answers(t, 1); got[2].GetPut() == nil {
+			t.Error(got)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestClosedSide: a client that closes its side gets all answers, and then the end.
+func TestClosedSide(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		s := r.pipe()
+		release := r.ops.hold("slow")
+		s.send(t, put(1, "slow"), put(2, "slow"))
+		close(s.in)
+		synctest.Wait()
+		select {
+		case err := <-s.ended:
+			t.Errorf("it has ended before the answers: %v", err)
+		default:
+		}
+		release()
+		s.answers(t, 2)
+		if err := <-s.ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestClientGone: with the client its operations end, and nothing is left of them.
+func TestClientGone(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		r.ops.bytes = 100 << 10
+		s := r.pipe()
+		release := r.ops.hold("slow")
+		defer release()
+		s.send(t, put(1, "slow"), get(2, "k"), get(3, "k")) // the answers of the reads are large, and not taken
+		synctest.Wait()
+		s.cancel()
+		if err := <-s.ended; !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled {
+			t.Error(err)
+		}
+	})
+}
+
+// TestClosing: a node that stops says so, answers what comes for a moment, and then ends the pipes with etcd's error, but none before
+// what is under way is answered.
+func TestClosing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		s, leaves := r.pipe(), r.pipe()
+		release := r.ops.hold("slow")
+		s.send(t, put(1, "slow"))
+		close(r.ops.closing)
+		for _, p := range []*fakeStream{s, leaves} {
+			if f := <-p.out; !f.GetClosing() {
+				t.Error(f)
+			}
+		}
+		if err := leaves.close(); err != nil {
+			t.Error(err)
+		}
+		s.send(t, put(2, "k"))
+		if got := s.answers(t, 1); got[2].GetPut() == nil {
+			t.Error(got)
+		}
+		time.Sleep(2 * time.Second)
+		s.send(t, put(3, "k")) // too late
+		synctest.Wait()
+		release()
+		if got := s.answers(t, 1); got[1].GetPut() == nil {
+			t.Error(got)
+		}
+		if err := <-s.ended; !errors.Is(err, rpctypes.ErrGRPCStopped) {
+			t.Error(err)
+		}
+		r.ops.wg.Wait()
+		if called, _, lent := r.ops.counts(); called != 2 || lent != 0 {
+			t.Errorf("%d operations, %d buffers", called, lent)
+		}
+	})
+}
+
+// TestTenThousandPipes: above the bound pipes are refused with an error that says so, and those that are open are served.
+func TestTenThousandPipes(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.MaxPipes = 10 })
+	defer r.stop()
+	var open []*fakeStream
+	for range 10 {
+		open = append(open, r.pipe())
+	}
+	for range 10000 {
+		s := r.pipe()
+		if err := <-s.ended; status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "10 open pipes") {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range open {
+		s.send(t, put(1, "k"))
+		s.answers(t, 1)
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := r.pipe(); s.close() != nil {
+		t.Error("there is room, and a pipe is refused")
+	}
+}
+
+// TestSlowClient: nothing more is read from a client that does not take large answers. It gets them all once it does.
+func TestSlowClient(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		r.ops.bytes = 1 << 20
+		s := r.pipe()
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			for tag := range uint64(50) {
+				s.send(t, get(tag, "k"))
+				time.Sleep(time.Millisecond) // the one before is answered
+			}
+		}()
+		time.Sleep(time.Second)
+		if called, _, _ := r.ops.counts(); called > 8 {
+			t.Errorf("%d answers of a MiB are in memory, and the window has 4 MiB", called)
+		}
+		s.answers(t, 50)
+		<-sent
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestSmallFrames: answers that are large together come in frames that any client takes.
+func TestSmallFrames(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		r.ops.bytes = 300 << 10
+		s := r.pipe()
+		release := r.ops.hold("k")
+		for tag := range uint64(12) {
+			s.send(t, get(tag, "k"))
+		}
+		release()
+		synctest.Wait()
+		for n := 0; n < 12; {
+			f := <-s.out
+			n += len(f.GetAnswers())
+			if size := proto.Size(f); size > 2<<20 {
+				t.Errorf("a frame of %d bytes", size)
+			}
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// FuzzClient sends frames of any bytes. Whatever they are, each operation that was begun is answered once, or the pipe ends with
+// an error, and nothing is left.
+func FuzzClient(f *testing.F) {
+	for _, ops := range [][]*pipepb.Operation{{put(1, "k"), get(2, "k")}, {put(1, "")}, {{Tag: 9}}, {put(1, "k"), put(1, "k")}, nil} {
+		b, err := proto.Marshal(&pipepb.ClientFrame{Operations: ops, Cancels: []uint64{1}})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, b)
+	}
+	f.Add([]byte{0xff}, []byte(nil))
+	f.Fuzz(func(t *testing.T, one, two []byte) {
+		r := newRig(t, func(o *Options) { o.WindowOperations = 8 })
+		defer r.stop()
+		s := r.pipe()
+		go func() {
+			for _, b := range [][]byte{one, two} {
+				select {
+				case s.in <- b:
+				case <-s.ctx.Done():
+				}
+			}
+			close(s.in)
+		}()
+		answered := 0
+		for {
+			select {
+			case f := <-s.out:
+				answered += len(f.GetAnswers())
+				continue
+			case err := <-s.ended:
+				if want := operationsOf(one) + operationsOf(two); err == nil && answered != want {
+					t.Errorf("%d of %d operations are answered", answered, want)
+				}
+			}
+			return
+		}
+	})
+}
+
+// operationsOf returns how many operations a frame has, 0 if it is none.
+func operationsOf(b []byte) int {
+	f := &pipepb.ClientFrame{}
+	if proto.Unmarshal(b, f) != nil {
+		return 0
+	}
+	return len(f.GetOperations())
+}
+
+// TestErrorsOfAnyText: an error whose text is no UTF-8 arrives as its code.
+func TestErrorsOfAnyText(t *testing.T) {
+	for _, text := range []string{"plain", "\xff\xfe"} {
+		e := &pipepb.Error{}
+		if err := proto.Unmarshal(errorBody(status.Error(codes.NotFound, text)).Materialize(), e); err != nil || codes.Code(e.GetCode()) != codes.NotFound {
+			t.Error(fmt.Sprintf("%q", text), e, err)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package pipeapi
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/pipepb"
+	"github.com/skeindb/skein/clock"
+)
+
+// Operations serve single operations; package etcdapi has them.
+type Operations interface {
+	// Do serves a request of etcd's KV service: a RangeRequest, PutRequest, DeleteRangeRequest or TxnRequest. It
+	// returns the response as it is sent, which the caller frees. Errors have a gRPC status.
+	Do(ctx context.Context, request any) (mem.BufferSlice, error)
+	// Closing is closed when the node is about to stop.
+	Closing() <-chan struct{}
+	// Go runs what ends soon after the last stream.
+	Go(func())
+	// MaxMessageBytes is the size of the largest message that a client may send.
+	MaxMessageBytes() int
+}
+
+// Options configure a Service. Operations and Clock are required.
+type Options struct {
+	Operations Operations
+	Clock      clock.Clock
+	// Nil Metrics are unregistered ones.
+	Metrics *Metrics
+	// WindowOperations is how many operations of a pipe may be under way. 0 means 1,024. Too few keep a client
+	// waiting for the network; more than the node's requests bring nothing.
+	WindowOperations int
+	// MaxPipes bounds the open pipes of the node. 0 means 4,096.
+	MaxPipes int
+	// Grace is how long clients may send to a node that stops. 0 means 1 s.
+	Grace time.Duration
+}
+
+// Service is the service of pipes.
+type Service struct {
+	o      Options
+	window *pipepb.Window
+	open   atomic.Int64
+	// idle takes operations to workers that wait for one; waiting counts these.
+	idle    chan *operation
+	waiting atomic.Int64
+	pipepb.UnsafePipeServer
+}
+
+// New returns a service.
+func New(o Options) *Service {
+	if o.WindowOperations <= 0 {
+		o.WindowOperations = 1024
+	}
+	if o.MaxPipes <= 0 {
+		o.MaxPipes = 4096
+	}
+	if o.Grace <= 0 {
+		o.Grace = time.Second
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics(nil)
+	}
+	frame := uint64(o.Operations.MaxMessageBytes())
+	return &Service{
+		o: o, idle: make(chan *operation),
+		// A client can always fill one frame while another is under way.
+		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame},
+	}
+}
+
+// Open implements pipepb.PipeServer.
+func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipepb.ServerFrame]) error {
+	defer s.open.Add(-1)
+	if s.open.Add(1) > int64(s.o.MaxPipes) {
+		s.o.Metrics.Broken.Inc()
+		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this node has %d open pipes, and takes no more: one is enough for a client", s.o.MaxPipes)
+	}
+	s.o.Metrics.Open.Inc()
+	defer s.o.Metrics.Open.Dec()
+	p := newPipe(s, stream)
+	defer p.end()
+	s.o.Operations.Go(p.reader)
+	return p.write()
+}
+
+// keptWorkers is how many workers wait for operations. They hold about 8 MiB.
+const keptWorkers = 512
+
+// begin has a worker do an operation. One that waits has a grown stack.
+func (s *Service) begin(o *operation) {
+	select {
+	case s.idle <- o:
+	default:
+		s.o.Operations.Go(func() { s.work(o) })
+	}
+}
+
+// work does operations for as long as it may wait for the next one.
+func (s *Service) work(o *operation) {
+	for {
+		o.do()
+		if s.waiting.Add(1) > keptWorkers {
+			s.waiting.Add(-1)
+			return
+		}
+		select {
+		case o = <-s.idle:
+			s.waiting.Add(-1)
+		case <-s.o.Operations.Closing():
+			s.waiting.Add(-1)
+			return
+		}
+	}
+}
