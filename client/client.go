@@ -1,0 +1,251 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/pipepb"
+)
+
+var (
+	// ErrUnknownFate says that a change was sent and no answer came: it has happened, will happen, or never does.
+	ErrUnknownFate = errors.New("client: no answer came, and the change may have happened")
+	// ErrClosed says that the client was closed.
+	ErrClosed = errors.New("client: the client is closed")
+	// ErrNoPipe says that the endpoint serves no pipe: it is an etcd, or an older Skein.
+	ErrNoPipe = errors.New("client: the endpoint serves no pipe")
+)
+
+// Config says which cluster a client uses, and how.
+type Config struct {
+	// Etcd has endpoints, user and certificates, as for etcd's own client.
+	Etcd clientv3.Config
+	// PageKeys is how many keys Range reads at a time. 0 means 1,000.
+	PageKeys int64
+}
+
+// Client is a client of one cluster. Its methods may be called from many goroutines.
+type Client struct {
+	etcd     *clientv3.Client
+	pageKeys int64
+	ctx      context.Context
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when the client's goroutine has ended
+	// wake has that goroutine look at the queue.
+	wake chan struct{}
+
+	// receivers are the goroutines that receive.
+	receivers sync.WaitGroup
+	tags      atomic.Uint64
+
+	mu sync.Mutex
+	// Guarded by mu. queue are the calls that are not sent, in their order. last is why no pipe was opened last.
+	queue  []*call
+	last   error
+	closed bool
+}
+
+// Open opens a client, and returns once a node serves it. It is closed by Close.
+func Open(ctx context.Context, cfg Config) (*Client, error) {
+	if cfg.PageKeys <= 0 {
+		cfg.PageKeys = 1000
+	}
+	etcd, err := clientv3.New(cfg.Etcd)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{etcd: etcd, pageKeys: cfg.PageKeys, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+	c.ctx, c.cancel = context.WithCancel(etcd.Ctx())
+	first := make(chan error, 1)
+	go c.run(first)
+	select {
+	case err = <-first:
+	case <-ctx.Done():
+		err = errors.Join(ctx.Err(), c.lastError())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("client: open a pipe to %v: %w", etcd.Endpoints(), err), c.Close())
+	}
+	return c, nil
+}
+
+// Close ends the client and its etcd client. Calls without an answer end with ErrClosed, and changes that were sent with
+// ErrUnknownFate too.
+func (c *Client) Close() error {
+	c.cancel()
+	<-c.done
+	err := c.etcd.Close()
+	if errors.Is(err, context.Canceled) {
+		return nil // that is what it always returns
+	}
+	return err
+}
+
+// Etcd returns etcd's client of the same endpoints and user, for all that the pipe does not carry. It ends with c.
+func (c *Client) Etcd() *clientv3.Client { return c.etcd }
+
+// The pauses between attempts to open a pipe.
+const (
+	leastPause = 10 * time.Millisecond
+	mostPause  = time.Second
+)
+
+// run has a pipe open until the client is closed. first gets nil when there is the first one, or why there will be none.
+func (c *Client) run(first chan<- error) {
+	defer close(c.done)
+	pause := leastPause
+	for c.ctx.Err() == nil {
+		s, err := c.open()
+		if err == nil {
+			select {
+			case first <- nil:
+			default:
+			}
+			if s.serve() {
+				pause = leastPause
+			}
+		} else if c.notOpened(err) {
+			select {
+			case first <- finally(err):
+			default:
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-c.ctx.Done():
+		}
+		pause = min(2*pause, mostPause)
+	}
+	c.receivers.Wait()
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.failQueue(ErrClosed)
+}
+
+// notOpened takes in why no pipe was opened. It says whether another attempt would end alike, and ends all calls then.
+func (c *Client) notOpened(err error) (final bool) {
+	c.mu.Lock()
+	c.last = err
+	c.mu.Unlock()
+	why := finally(err)
+	if why != nil {
+		c.failQueue(why)
+	}
+	return why != nil
+}
+
+func (c *Client) lastError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// finally returns what the calls end with where another attempt to open a pipe would end as this one, nil where it may not.
+func finally(err error) error {
+	switch code := status.Code(err); {
+	case code == codes.Unimplemented:
+		return fmt.Errorf("%w: %w", ErrNoPipe, err)
+	case code == codes.Unavailable, code == codes.Canceled, code == codes.ResourceExhausted, code == codes.DeadlineExceeded, isOldToken(err):
+		return nil
+	}
+	return rpctypes.Error(err)
+}
+
+// isOldToken says whether a new login helps.
+func isOldToken(err error) bool {
+	e := rpctypes.Error(err)
+	return errors.Is(e, rpctypes.ErrInvalidAuthToken) || errors.Is(e, rpctypes.ErrAuthOldRevision)
+}
+
+// enqueue has a call sent.
+func (c *Client) enqueue(call *call) {
+	c.mu.Lock()
+	closed := c.closed
+	if !closed {
+		c.queue = append(c.queue, call)
+	}
+	first := len(c.queue) == 1
+	c.mu.Unlock()
+	if closed {
+		call.end(nil, ErrClosed)
+	} else if first {
+		c.look()
+	}
+}
+
+// again puts calls that were not sent, or may be sent again, before all others.
+func (c *Client) again(calls []*call) {
+	if len(calls) == 0 {
+		return
+	}
+	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(a.op.GetTag(), b.op.GetTag()) })
+	for _, call := range calls {
+		call.state.Store(queued)
+	}
+	c.mu.Lock()
+	c.queue = append(calls, c.queue...)
+	c.mu.Unlock()
+	c.look()
+}
+
+// look wakes who sends.
+func (c *Client) look() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// failQueue ends all calls that are not sent.
+func (c *Client) failQueue(err error) {
+	c.mu.Lock()
+	calls := c.queue
+	c.queue = nil
+	c.mu.Unlock()
+	for _, call := range calls {
+		call.end(nil, err)
+	}
+}
+
+// take takes calls out of the queue, as many as a message and the window have room for: operations and bytes are what the
+// window has left. Calls that nobody waits for any more, and those that are too large for any message, end.
+func (c *Client) take(operations int, bytes uint64, w *pipepb.Window) (calls []*call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	frame, n := w.GetFrameBytes(), 0
+	for ; n < len(c.queue) && len(calls) < operations; n++ {
+		call := c.queue[n]
+		framed := call.size + framingBytes
+		if framed > w.GetFrameBytes() {
+			call.end(nil, rpctypes.ErrRequestTooLarge)
+			continue
+		}
+		if framed > frame || call.size > bytes {
+			break
+		}
+		if err := call.ctx.Err(); err != nil || !call.state.CompareAndSwap(queued, sent) {
+			call.end(nil, err)
+			continue
+		}
+		frame, bytes = frame-framed, bytes-call.size
+		calls = append(calls, call)
+	}
+	clear(c.queue[:n])
+	c.queue = c.queue[n:]
+	return calls
+}
+
+// framingBytes is the most that an operation takes of a message beside its own size: tag and length.
+const framingBytes = 1 + 5

@@ -1,0 +1,203 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/skeindb/skein/api/pipepb"
+)
+
+// stream is an open pipe. The client's goroutine sends by it, and one of its own receives.
+type stream struct {
+	c      *Client
+	grpc   grpc.BidiStreamingClient[pipepb.ClientFrame, pipepb.ServerFrame]
+	cancel context.CancelFunc
+	window *pipepb.Window
+	// over is closed when nothing more is received.
+	over chan struct{}
+
+	mu sync.Mutex
+	// Guarded by mu. under are the calls that are sent and not answered, bytes their size.
+	under map[uint64]*call
+	bytes uint64
+	// cancels are tags that are to be sent.
+	cancels []uint64
+	// leaving says that nothing more is sent, ended that nothing more is received.
+	leaving, ended bool
+}
+
+// openingTimeout bounds the wait for a node's first frame.
+const openingTimeout = 5 * time.Second
+
+// errNoWindow is a bug of the node.
+var errNoWindow = errors.New("client: the node's first frame has no window")
+
+// open opens a pipe at any endpoint, and starts to receive.
+func (c *Client) open() (*stream, error) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	late := time.AfterFunc(openingTimeout, cancel)
+	defer late.Stop()
+	g, err := pipepb.NewPipeClient(c.etcd.ActiveConnection()).Open(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))
+	var f *pipepb.ServerFrame
+	if err == nil {
+		f, err = g.Recv()
+	}
+	if err == nil && f.GetWindow() == nil {
+		err = errNoWindow
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	s := &stream{c: c, grpc: g, cancel: cancel, window: f.GetWindow(), over: make(chan struct{}), under: make(map[uint64]*call), leaving: f.GetClosing()}
+	c.receivers.Go(s.receive)
+	return s, nil
+}
+
+// serve sends until the stream takes no more, and says whether it has sent anything.
+func (s *stream) serve() (sent bool) {
+	defer func() {
+		_ = s.grpc.CloseSend() // an error is the receiver's too
+	}()
+	for {
+		f, on := s.next()
+		switch {
+		case !on:
+			return sent
+		case f == nil:
+			select {
+			case <-s.c.wake:
+				runtime.Gosched() // those who are about to call join this message
+			case <-s.over:
+				return sent
+			}
+		case s.grpc.Send(f) != nil:
+			return sent // the receiver learns why
+		default:
+			sent = true
+		}
+	}
+}
+
+// next returns the next message, or nil if there is nothing to send. on is false if the stream takes no more.
+func (s *stream) next() (f *pipepb.ClientFrame, on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaving || s.ended {
+		return nil, false
+	}
+	calls := s.c.take(int(s.window.GetOperations())-len(s.under), s.window.GetBytes()-s.bytes, s.window)
+	if len(calls)+len(s.cancels) == 0 {
+		return nil, true
+	}
+	f = &pipepb.ClientFrame{Operations: make([]*pipepb.Operation, len(calls)), Cancels: s.cancels}
+	s.cancels = nil
+	for i, call := range calls {
+		call.on.Store(s)
+		s.under[call.op.GetTag()] = call
+		s.bytes += call.size
+		f.Operations[i] = call.op
+	}
+	return f, true
+}
+
+// giveUp tells the node that nobody waits for a call any more.
+func (s *stream) giveUp(call *call) {
+	s.mu.Lock()
+	if s.under[call.op.GetTag()] == call {
+		s.cancels = append(s.cancels, call.op.GetTag())
+	}
+	s.mu.Unlock()
+	s.c.look()
+}
+
+// receive takes answers until the stream ends.
+func (s *stream) receive() {
+	defer s.cancel()
+	for {
+		f, err := s.grpc.Recv()
+		if err != nil {
+			s.end(err)
+			return
+		}
+		s.answered(f)
+	}
+}
+
+// answered ends the calls that a frame answers.
+func (s *stream) answered(f *pipepb.ServerFrame) {
+	calls := make([]*call, len(f.GetAnswers()))
+	s.mu.Lock()
+	s.leaving = s.leaving || f.GetClosing()
+	for i, a := range f.GetAnswers() {
+		if call := s.under[a.GetTag()]; call != nil {
+			calls[i] = call
+			delete(s.under, a.GetTag())
+			s.bytes -= call.size
+		}
+	}
+	s.mu.Unlock()
+	for i, a := range f.GetAnswers() {
+		if calls[i] != nil { // an answer of nobody's harms nobody
+			s.endCall(calls[i], a)
+		}
+	}
+	s.c.look()
+}
+
+// endCall ends a call by its answer.
+func (s *stream) endCall(c *call, a *pipepb.Answer) {
+	err := c.errorOf(a)
+	if err == nil || !isOldToken(err) || s.c.etcd.Username == "" || c.renewed {
+		c.end(a, err)
+		return
+	}
+	// Nothing has happened. The next stream has a new token.
+	c.renewed = true
+	s.leave()
+	s.c.again([]*call{c})
+}
+
+// leave has the client open another stream.
+func (s *stream) leave() {
+	s.mu.Lock()
+	s.leaving = true
+	s.mu.Unlock()
+}
+
+// end settles the calls that have no answer: reads are sent again.
+func (s *stream) end(err error) {
+	s.mu.Lock()
+	s.ended = true
+	under := s.under
+	s.under = nil
+	s.mu.Unlock()
+	close(s.over)
+	why := rpctypes.Error(err)
+	if s.c.ctx.Err() != nil {
+		why = ErrClosed
+	}
+	broken := status.Code(err) == codes.InvalidArgument || status.Code(err) == codes.ResourceExhausted
+	var again []*call
+	for _, call := range under {
+		switch {
+		case call.changes:
+			call.end(nil, fmt.Errorf("%w: %w", ErrUnknownFate, why))
+		case broken:
+			call.end(nil, why) // the node does not take what was sent: again it would end alike
+		default:
+			again = append(again, call)
+		}
+	}
+	s.c.again(again)
+}
