@@ -74,7 +74,7 @@ func (c *call) unknown(err error) error {
 
 // mayHaveHappened says whether a change that a node answers with the error may have happened all the same.
 func mayHaveHappened(code codes.Code, err error) bool {
-	for _, e := range []error{rpctypes.ErrTimeout, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrLeaderChanged} {
+	for _, e := range []error{rpctypes.ErrTimeout, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrLeaderChanged, rpctypes.ErrCorrupt} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -413,4 +413,3 @@ func TestUsers(t *testing.T) {
 		t.Error(err)
 	}
 }
-
