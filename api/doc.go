@@ -3,7 +3,7 @@
 // API is not here: its types are imported from go.etcd.io/etcd/api/v3.
 //
 // adminpb is the admin service that every node offers on its client port and that
-// the commands skein range and skein node use.
+// the commands skein range and skein node use. pipepb is the pipe, for clients of any language.
 package api
 
 //go:generate sh generate.sh
