@@ -94,6 +94,7 @@
 //	server.go       Server, Options: the port and all services on it
 //	http.go         etcd's HTTP endpoints, and the port for metrics
 //	console.go      what the console may call, and for whom
+//	pipe.go         calls of KV for the pipe's streams
 //	interceptor.go  what every gRPC call passes: bounds, leaders, measures
 //	slow.go         where the time of slow calls went
 //	tracing.go      traces for a collector
@@ -106,7 +107,6 @@
 //	lease.go        the service Lease
 //	locks.go        the services Lock and Election
 //	auth.go         the service Auth
-//	pipe.go         calls of KV for the pipe's streams
 //	kv.go           the service KV
 //	alarm.go        what alarms refuse
 //	watchrights.go  watchers whose users may not have their events any more
