@@ -257,8 +257,11 @@ func (c *Config) validateWorkload() []error {
 func (c *Config) validateKinds() []error {
 	var wrong []error
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
-	if c.TxnKeys < 1 || c.TxnKeys > maxTxnKeys || c.TxnKeys > c.Keys {
-		bad("txn-keys: %d is not between 1 and %d, or more than the number of keys, %d", c.TxnKeys, maxTxnKeys, c.Keys)
+	switch {
+	case c.TxnKeys < 1 || c.TxnKeys > maxTxnKeys:
+		bad("txn-keys: %d is not between 1 and %d", c.TxnKeys, maxTxnKeys)
+	case c.Workload == Txn && c.TxnKeys > c.Keys:
+		bad("txn-keys: %d is more than the number of keys, %d", c.TxnKeys, c.Keys)
 	}
 	if c.TxnKeys > 1 && c.Verify {
 		bad("verify: it knows transactions of one key only, and txn-keys is %d", c.TxnKeys)
