@@ -49,6 +49,7 @@ type large struct {
 }
 
 func openLarge(b *testing.B, cache int64) *large {
+	b.Helper()
 	l := &large{rng: rand.New(rand.NewPCG(1, 0)), rev: 1, metrics: prometheus.NewRegistry()}
 	e, err := engine.Open(engine.Options{
 		FS: vfs.NewMem(), Dir: "db", Clock: clock.System(), CacheBytes: cache, MemTableBytes: 16 << 20, BallastBytes: -1, LowSpaceBytes: -1,
@@ -78,6 +79,7 @@ func openLarge(b *testing.B, cache int64) *large {
 
 // put writes the next key with a value that does not compress.
 func (l *large) put(b *testing.B, w *engine.Batch) {
+	b.Helper()
 	for i := 0; i < len(l.value); i += 8 {
 		binary.LittleEndian.PutUint64(l.value[i:], l.rng.Uint64())
 	}
@@ -132,6 +134,7 @@ func (l *large) putNew(b *testing.B) {
 
 // report returns what reports the costs since then, those of flushes and compactions included.
 func (l *large) report(b *testing.B) func() {
+	b.Helper()
 	cpu, misses := measure.CPU(), l.misses(b)
 	return func() {
 		b.ReportMetric(float64((measure.CPU()-cpu).Nanoseconds())/float64(b.N), "cpu-ns/op")
@@ -140,6 +143,7 @@ func (l *large) report(b *testing.B) func() {
 }
 
 func (l *large) misses(b *testing.B) float64 {
+	b.Helper()
 	families, err := l.metrics.Gather()
 	if err != nil {
 		b.Fatal(err)

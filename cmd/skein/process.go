@@ -27,7 +27,8 @@ func runProcess(ctx context.Context, cfg *config.Config, logger *zap.Logger) err
 	if err := process.LockMemory(cfg.LockMemory); err != nil {
 		return err
 	}
-	logger.Info("the node's memory budget is --memory-budget-bytes", zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", memory.Available()))
+	logger.Info("the node's memory budget is --memory-budget-bytes",
+		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", memory.Available()))
 	stopPacing := process.UseMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()
 	s := process.NewStages(clock.System(), os.Exit)
