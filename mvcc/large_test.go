@@ -92,7 +92,8 @@ func (l *large) put(b *testing.B, w *engine.Batch) {
 }
 
 func (l *large) get(b *testing.B) {
-	defer l.report(b)()
+	report := l.report(b)
+	defer report()
 	for b.Loop() {
 		l.key = largeKey(l.key, l.rng.IntN(largeKeys))
 		if _, ok, err := Get(l.e, l.key, keyspace.MaxRevision); !ok || err != nil {
@@ -102,7 +103,8 @@ func (l *large) get(b *testing.B) {
 }
 
 func (l *large) getAbsent(b *testing.B) {
-	defer l.report(b)()
+	report := l.report(b)
+	defer report()
 	for b.Loop() {
 		l.key = largeKey(l.key, 1<<40+l.rng.IntN(1<<30))
 		if _, ok, err := Get(l.e, l.key, keyspace.MaxRevision); ok || err != nil {
@@ -112,7 +114,8 @@ func (l *large) getAbsent(b *testing.B) {
 }
 
 func (l *large) putNew(b *testing.B) {
-	defer l.report(b)()
+	report := l.report(b)
+	defer report()
 	w := l.e.NewBatch()
 	for n := 1; b.Loop(); n++ {
 		l.key = largeKey(l.key, l.next)
