@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/conformance/cluster"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/mirror"
@@ -28,7 +29,9 @@ import (
 // startSkein starts a cluster of three nodes and returns a client of it.
 func startSkein(ctx context.Context, t *testing.T) *clientv3.Client {
 	t.Helper()
-	c, err := cluster.Start(ctx, cluster.Options{Dir: t.TempDir(), Logger: zap.NewNop()})
+	c, err := cluster.Start(ctx, cluster.Options{Dir: t.TempDir(), Logger: zap.NewNop(), Configure: func(c *config.Config) {
+		c.BcryptCost = 4 // as the etcds': it is what a login with a wrong name computes
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
