@@ -37,6 +37,7 @@ func BenchmarkGet(b *testing.B) {
 }
 
 func compare(b *testing.B, byPipe, byCall func(ctx context.Context, key string) error) {
+	b.Helper()
 	for _, way := range []struct {
 		name string
 		do   func(ctx context.Context, key string) error

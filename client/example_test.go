@@ -54,11 +54,12 @@ func firstSteps(ctx context.Context, endpoints []string) error {
 	// Watches are etcd's, on the same endpoints.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for resp := range c.Etcd().Watch(watching, "greeting", clientv3.WithRev(put.GetHeader().GetRevision())) {
-		if got := string(resp.Events[0].Kv.Value); got != "hello" {
-			return fmt.Errorf("the event has %q", got)
-		}
-		break
+	resp := <-c.Etcd().Watch(watching, "greeting", clientv3.WithRev(put.GetHeader().GetRevision()))
+	if err := resp.Err(); err != nil {
+		return err
+	}
+	if got := string(resp.Events[0].Kv.Value); got != "hello" {
+		return fmt.Errorf("the event has %q", got)
 	}
 	return nil
 }

@@ -24,6 +24,7 @@ type adder struct {
 // add adds until stop is closed. The value counts the additions that have happened; what one writes is read before it, so one
 // that happened twice would be seen.
 func (a *adder) add(ctx context.Context, t *testing.T, c *client.Client, stop <-chan struct{}) {
+	t.Helper()
 	var at int64
 	for {
 		select {
@@ -86,7 +87,7 @@ func TestNodeKilled(t *testing.T) {
 		wg.Go(func() { adders[i].add(ctx, t, clients[i%len(clients)], stop) })
 	}
 	for n := range 3 {
-		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // load before the kill
+		time.Sleep(500 * time.Millisecond) // load before the kill
 		s.Node(n).Kill()
 		s.Node(n).Start()
 	}

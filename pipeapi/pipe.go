@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/api/pipepb"
+	"github.com/skeindb/skein/clock"
 )
 
 // pipe is an open pipe. Its reader begins operations, and its writer sends their answers and decides when it ends.
@@ -166,7 +167,13 @@ func (p *pipe) write() error {
 		return err
 	}
 	closing := p.s.o.Operations.Closing()
-	var grace <-chan time.Time
+	var grace clock.Timer
+	var late <-chan time.Time // of grace
+	defer func() {
+		if grace != nil {
+			grace.Stop()
+		}
+	}()
 	for {
 		select {
 		case <-p.wake:
@@ -175,13 +182,12 @@ func (p *pipe) write() error {
 			return status.FromContextError(p.ctx.Err()).Err()
 		case <-closing:
 			closing = nil
-			t := p.s.o.Clock.NewTimer(p.s.o.Grace)
-			defer t.Stop() // once: closing is nil from now on
-			grace = t.C()
+			grace = p.s.o.Clock.NewTimer(p.s.o.Grace)
+			late = grace.C()
 			if err := p.send(&pipepb.ServerFrame{Closing: true}); err != nil {
 				return err
 			}
-		case <-grace:
+		case <-late:
 			p.mu.Lock()
 			p.stopped = true
 			p.mu.Unlock()

@@ -179,6 +179,7 @@ type rig struct {
 }
 
 func newRig(t testing.TB, change func(*Options)) *rig {
+	t.Helper()
 	r := &rig{ops: newOperations(), t: t}
 	o := Options{Operations: r.ops, Clock: clock.System()}
 	if change != nil {
