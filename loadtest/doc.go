@@ -35,7 +35,7 @@
 // # What is said of the generator
 //
 // A report has how much of its processors the generator used, how busy its machine was, and
-// how late it woke. Where that is too much, it warns that the figures are not those of the
+// how late it woke. It warns where these are too high: the figures are then not those of the
 // servers alone. It also has all histograms, so that package results can merge reports.
 //
 // Requests go through the interface kv, which dial fills: another API has its place there.

@@ -175,7 +175,7 @@ func logMarks(low, high float64) (marks []float64, from, to float64) {
 			}
 		}
 	}
-	// What lies beyond the figures by more than a mark is cut off.
+	// At each end one mark beyond the figures is enough.
 	for len(marks) > 2 && marks[1] <= low {
 		marks = marks[1:]
 	}

@@ -1,5 +1,5 @@
-// Package results reads reports of loadtest and makes more of them: the ratios of two sides with their confidence, one report
-// of several generators that ran at a time, and a page that shows reports in a browser. It runs no load.
+// Package results reads reports of loadtest and makes more of them. It compares two sides, with confidence intervals. It merges
+// the reports of several generators into one. It shows reports on a page for a browser. It runs no load.
 package results
 
 import (
