@@ -130,9 +130,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
 	}
-	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
-		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Metrics: pipeapi.NewMetrics(reg)})
-	}
+	servePipes(&face, reg)
 	showConsole(cfg, &face)
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
@@ -147,6 +145,12 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	go n.announce(announce, row)
 	core.wait.Go(core.watchRestores)
 	return n, nil
+}
+
+func servePipes(face *etcdapi.Options, reg prometheus.Registerer) {
+	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
+		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Metrics: pipeapi.NewMetrics(reg)})
+	}
 }
 
 // announce publishes the node's row, and says so once a quorum has it.
