@@ -19,13 +19,14 @@ import (
 
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/api/datapb"
+	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rights"
 )
 
 // served are the files whose services clients may call.
 var served = []protoreflect.FileDescriptor{
-	pb.File_rpc_proto, v3lockpb.File_v3lock_proto, v3electionpb.File_v3election_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto, datapb.File_datapb_load_proto,
+	pb.File_rpc_proto, v3lockpb.File_v3lock_proto, v3electionpb.File_v3election_proto, adminpb.File_adminpb_admin_proto, datapb.File_datapb_data_proto, datapb.File_datapb_load_proto, pipepb.File_pipepb_pipe_proto,
 	grpc_health_v1.File_grpc_health_v1_health_proto,
 	reflectionv1.File_grpc_reflection_v1_reflection_proto, reflectionv1alpha.File_grpc_reflection_v1alpha_reflection_proto,
 }

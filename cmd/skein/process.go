@@ -27,8 +27,6 @@ func runProcess(ctx context.Context, cfg *config.Config, logger *zap.Logger) err
 	if err := process.LockMemory(cfg.LockMemory); err != nil {
 		return err
 	}
-	logger.Info("the node's memory budget is --memory-budget-bytes",
-		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", memory.Available()))
 	stopPacing := process.UseMemoryBudget(cfg.MemoryBytes)
 	defer stopPacing()
 	s := process.NewStages(clock.System(), os.Exit)
@@ -48,6 +46,8 @@ func runNode(ctx context.Context, cfg *config.Config, logger *zap.Logger, s *pro
 	}
 	v.Serving(n.DiskStalled)
 	logger = n.Logger()
+	logger.Info("the node's memory budget is --memory-budget-bytes",
+		zap.Int64("bytes", cfg.MemoryBytes), zap.Int64("available-bytes", memory.Available()))
 	select {
 	case <-ctx.Done():
 		logger.Info("stopping", zap.Duration("shutdown-delay", cfg.ShutdownDelay))
