@@ -15,7 +15,7 @@ const (
 type tidyHeap struct {
 	heap    func() uint64
 	collect func()
-	base    uint64 // the least that was on the heap since the snapshot began
+	base    uint64 // the least that was on the heap since garbage was collected, or since the snapshot began
 	since   int64  // bytes that have passed since garbage was collected
 }
 
@@ -39,5 +39,7 @@ func (t *tidyHeap) passed(bytes int64) {
 	now := t.heap()
 	if t.base = min(t.base, now); now >= t.base+snapshotGarbageBytes {
 		t.collect()
+		// What is left is no garbage: the block cache fills meanwhile, and other requests have what is theirs.
+		t.base = t.heap()
 	}
 }

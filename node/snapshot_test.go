@@ -191,6 +191,21 @@ func TestSnapshotCollectsItsGarbage(t *testing.T) {
 	}
 }
 
+// What a collection leaves is no garbage: while a cache fills to 100 MiB, garbage is not collected each time, and then
+// not at all.
+func TestSnapshotLeavesWhatIsNoGarbage(t *testing.T) {
+	const full, step = 100 << 20, snapshotGarbageBytes / 2
+	used, collections := uint64(0), 0
+	tidy := newTidyHeap(func() uint64 { return used }, func() { collections++ })
+	for range 100 {
+		used = min(used+step, full)
+		tidy.passed(snapshotTidyBytes)
+	}
+	if want := full / snapshotGarbageBytes; collections != want {
+		t.Errorf("without garbage, on a heap that grew by %d bytes, it was collected %d times, want %d", full, collections, want)
+	}
+}
+
 // A disk without room, and a store that is larger than etcd supports, are refused before the first byte, and leave
 // neither a file nor a hold. The node's own reserve is not touched: what is written between two looks fits beside it.
 func TestSnapshotWithoutRoom(t *testing.T) {
