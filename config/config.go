@@ -413,9 +413,13 @@ func (c *Config) Complete() {
 }
 
 // DefaultMemoryBytes returns the budget of a process that may have so many bytes of memory: a quarter, between
-// 256 MiB and 4 GiB. The rest is for other processes, the kernel's cache of files, and a budget for a larger store
-// that somebody sets.
+// 256 MiB and 4 GiB. Where 256 MiB are more than half, it is half, and [MinMemoryBytes] at least. Where nothing is known of the
+// memory (0 or less), it is 256 MiB. The rest is for other processes, the kernel's cache of files, and a budget for a
+// larger store that somebody sets.
 func DefaultMemoryBytes(available int64) int64 {
+	if 0 < available && available < 2*leastMemoryBytes {
+		return max(available/2, MinMemoryBytes)
+	}
 	return min(max(available/4, leastMemoryBytes), mostMemoryBytes)
 }
 

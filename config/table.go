@@ -466,7 +466,7 @@ func ownFlags() []Flag {
 		{
 			Name: "memory-budget-bytes", kind: kindUint, Default: "", File: "memory-budget-bytes", Section: sectionSkein, Own: true,
 			Usage: "Memory for caches, memtables, queues and overlays together, in bytes.",
-			Note:  "64 MiB to 16 TiB. By default (0) a quarter of what the process may have: the machine's memory, or less by its cgroup; between 256 MiB and 4 GiB. It is taken as data and load come. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",
+			Note:  "64 MiB to 16 TiB. By default (0) a quarter of what the process may have: the machine's memory, or less by its cgroup; between 256 MiB and 4 GiB, but where there are less than 512 MiB, half of them. It is taken as data and load come. Go's runtime comes on top, about a quarter more. It bounds connections, watchers and replicas too: to 5,600, 70,000 and 50,000 for 1 GiB.",
 			set:   setInt64(func(c *Config) *int64 { return &c.MemoryBytes }),
 		},
 		{
