@@ -47,8 +47,11 @@ func Merge(runs []Run) (*loadtest.Report, error) {
 	out.Seconds = mergeSeconds(runs)
 	out.CPU = mergeCPU(runs, float64(out.Operations)+float64(out.Histograms["failed"].Count()))
 	summarise(&out, runs)
-	// The settings' objectives were read when they were given.
-	if objectives, err := loadtest.ParseObjectives(s.SLO); s.SLO != "" && err == nil {
+	if s.SLO != "" {
+		objectives, err := loadtest.ParseObjectives(s.SLO)
+		if err != nil {
+			return nil, fmt.Errorf("merge: the settings of the reports: %w", err)
+		}
 		out.SLO = objectives.Judge(&out)
 	}
 	return &out, nil

@@ -81,6 +81,11 @@ func TestMergeRefuses(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
+	runs := generators(t)
+	runs[0].Settings.SLO, runs[1].Settings.SLO = "p99<", "p99<"
+	if _, err := Merge(runs); err == nil || !strings.Contains(err.Error(), `slo: "p99<"`) {
+		t.Errorf("an SLO that cannot be read: %v", err)
+	}
 	if _, err := Merge(generators(t)[:1]); err == nil {
 		t.Error("one report is merged")
 	}

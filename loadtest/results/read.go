@@ -55,10 +55,20 @@ func Read(name string) (Run, error) {
 	return run, nil
 }
 
-// ReadAll reads the reports of several files.
+// ReadAll reads the reports of several files. A file that is named twice is an error: its run would count twice.
 func ReadAll(names []string) (runs []Run, err error) {
 	var wrong []error
+	named := map[string]bool{}
 	for _, name := range names {
+		path, err := filepath.Abs(name)
+		if err != nil {
+			return nil, err
+		}
+		if named[path] {
+			wrong = append(wrong, fmt.Errorf("%s: it is named twice; each report counts once", name))
+			continue
+		}
+		named[path] = true
 		run, err := Read(name)
 		wrong = append(wrong, err)
 		runs = append(runs, run)

@@ -177,6 +177,10 @@ func TestReadSide(t *testing.T) {
 			t.Errorf("%q passes", side)
 		}
 	}
+	twice := filepath.Join(dir, "a*.json") + "," + dir + "/./a1.json"
+	if _, err := ReadSide(twice); err == nil || !strings.Contains(err.Error(), "a1.json: it is named twice") {
+		t.Errorf("%s: %v", twice, err)
+	}
 	var c Comparison
 	compared, err := Compare(runs[:1], runs[1:], Options{})
 	if err != nil {
