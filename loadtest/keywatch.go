@@ -51,8 +51,6 @@ type keyWatcher struct {
 func startKeyWatch(ctx context.Context, cfg *Config, space *keySpace, v *values) (*keyWatch, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	k := &keyWatch{cfg: cfg, values: v, keysEach: cfg.keysEach(), cancel: cancel}
-	opened, done := context.WithTimeout(ctx, cfg.Timeout)
-	defer done()
 	for i := range cfg.Watchers {
 		if i%watchersEach == 0 || len(k.clients) < len(cfg.Endpoints) {
 			client, err := cfg.connect(cfg.Endpoints[len(k.clients)%len(cfg.Endpoints)], nil)
@@ -64,7 +62,10 @@ func startKeyWatch(ctx context.Context, cfg *Config, space *keySpace, v *values)
 		}
 		client := k.clients[i%len(k.clients)]
 		channel := client.Watch(own, string(space.appendKey(nil, 0)), clientv3.WithRange(string(space.end())), clientv3.WithCreatedNotify())
-		if err := created(opened, channel); err != nil {
+		opened, done := context.WithTimeout(ctx, cfg.Timeout)
+		err := created(opened, channel)
+		done()
+		if err != nil {
 			k.stop()
 			return nil, fmt.Errorf("watch: %w", err)
 		}
@@ -130,7 +131,9 @@ func (w *keyWatcher) take(e *clientv3.Event) {
 	w.ours.Add(1)
 }
 
-// judge waits until each watcher has as many events as puts were acknowledged, for a timeout at most, and ends all.
+// judge waits until each watcher has as many events as puts were acknowledged, for a timeout at most, and ends all. A put that failed
+// may have its events too, and they are not told from the others: after failures, what is lost is a lower bound. To know better,
+// each watcher would have to keep the revisions that came.
 func (k *keyWatch) judge(ctx context.Context) *Watched {
 	all := k.acknowledged.Load()
 	end := k.cfg.Clock.Now().Add(k.cfg.Timeout)

@@ -88,7 +88,8 @@ type Watched struct {
 	// Delay is the time from before a put was sent until its event came, of the measured phase.
 	Delay *Latencies `json:"delay,omitempty"`
 	// Lost changes did not come, Duplicate ones came twice, Disordered ones came behind a later revision. Unasked
-	// ones were acknowledged to nobody, and there are more of them than puts of unknown fate.
+	// ones were acknowledged to nobody, and there are more of them than puts of unknown fate. With Config.Watchers, Lost is a lower
+	// bound if operations failed: watchers may get the events of failed puts too, and each hides a lost one.
 	Lost       int64 `json:"lost"`
 	Duplicate  int64 `json:"duplicate"`
 	Disordered int64 `json:"disordered"`
@@ -281,6 +282,9 @@ func (r *Report) writeWatched(out io.Writer) {
 	}
 	fmt.Fprintf(out, "\n%d watchers: %d events, %d progress notifications; %d events lost, %d duplicate, %d out of order, %d unasked; %d watchers failed\n",
 		w.Watchers, w.Events, w.Progress, w.Lost, w.Duplicate, w.Disordered, w.Unasked, w.Failed)
+	if r.Settings.Workload != Kubernetes && (r.Failed > 0 || len(r.ErrorsBefore) > 0) {
+		fmt.Fprintln(out, "the lost events are a lower bound: operations failed, and an event of a failed put hides a lost one")
+	}
 	writeErrors(out, "errors of watchers", w.Errors)
 }
 
