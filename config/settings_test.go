@@ -183,7 +183,8 @@ func TestCheckOfRights(t *testing.T) {
 func TestMemoryBudget(t *testing.T) {
 	const mib, gib = 1 << 20, 1 << 30
 	for available, want := range map[int64]int64{
-		-1: 256 * mib, 0: 256 * mib, 1: 64 * mib, 128 * mib: 64 * mib, 200 * mib: 100 * mib, 510 * mib: 255 * mib, 512 * mib: 256 * mib, gib: 256 * mib, 2 * gib: 512 * mib, 6 * gib: 1536 * mib, 16 * gib: 4 * gib, 1 << 40: 4 * gib,
+		-1: 256 * mib, 0: 256 * mib, 1: 64 * mib, 128 * mib: 64 * mib, 200 * mib: 100 * mib, 510 * mib: 255 * mib,
+		512 * mib: 256 * mib, gib: 256 * mib, 2 * gib: 512 * mib, 6 * gib: 1536 * mib, 16 * gib: 4 * gib, 1 << 40: 4 * gib,
 	} {
 		if got := DefaultMemoryBytes(available); got != want {
 			t.Errorf("%d MiB of %d, want %d", got/mib, available/mib, want/mib)

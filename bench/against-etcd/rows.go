@@ -106,7 +106,9 @@ func rows(ctx context.Context, b *bench, o rowsOptions) error {
 
 // turn loads the cluster for so long, and waits until it is quiet again. With fill it puts each key before; that would count as
 // the servers' processor time of the turn's operations, so the turns that are measured go without.
-func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool) (t rowTurn, err error) {
+func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload string, clients int, length time.Duration, fill bool) (
+	t rowTurn, err error,
+) {
 	file := filepath.Join(b.dir, "turn.json")
 	prefix := o.prefix
 	if c.name == rowSides[2] {
