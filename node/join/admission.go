@@ -168,11 +168,11 @@ const logRounds = 60
 // disk, nodes that have joined since knock and dial: it listens for them before it bootstraps
 // anything, and goes on listening while one knocks. One that comes later ends it (UnknownCame).
 func (a *Admission) bootstrapAlone(ctx context.Context) error {
-	first := aloneTimeout
+	patience := aloneTimeout
 	if a.o.NoKnocks {
-		first = knockedTimeout
+		patience = knockedTimeout
 	}
-	for patience := first; !a.o.SurelyNew && !a.hasRun.Load(); {
+	for told := false; !a.o.SurelyNew && !a.hasRun.Load(); {
 		knocked, err := a.listen(ctx, patience)
 		if err != nil {
 			return err
@@ -180,7 +180,8 @@ func (a *Admission) bootstrapAlone(ctx context.Context) error {
 		if !knocked {
 			break
 		}
-		if patience == first && !a.hasRun.Load() {
+		if !told && !a.hasRun.Load() {
+			told = true
 			a.o.Logger.Warn("this node's directory is empty, and a node that says to be of its cluster looks for it: it waits until that one has proven it, or is silent")
 		}
 		patience = knockedTimeout

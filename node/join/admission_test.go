@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
@@ -136,40 +137,48 @@ func TestTheOnlyFounderHearsOfALaterNode(t *testing.T) {
 
 // A knock has the only founder listen on, for as long as there are knocks and longer than the pause between two dials of a node
 // that was down. It founds when nothing follows. Without any knock it listens for a moment, and not at all where nobody can
-// know it.
+// know it. Where datagrams do not reach it, it listens as long as behind a knock. It warns once.
 func TestTheOnlyFounderListensOn(t *testing.T) {
+	knocks := func(a *Admission) {
+		for range 100 {
+			time.Sleep(aloneTimeout / 2)
+			a.Knocked(4)
+		}
+	}
 	for _, tc := range []struct {
-		what   string
-		surely bool
-		visit  func(a *Admission)
-		took   time.Duration
-		error  bool
+		what             string
+		surely, noKnocks bool
+		visit            func(a *Admission)
+		took             time.Duration
+		warns            int
+		error            bool
 	}{
-		{"nobody", false, func(*Admission) {}, aloneTimeout, false},
-		{"nobody can come", true, func(a *Admission) { a.Knocked(4) }, 0, false},
-		{"knocks that nothing follows", false, func(a *Admission) {
-			for range 100 {
-				time.Sleep(aloneTimeout / 2)
-				a.Knocked(4)
-			}
-		}, 100*aloneTimeout/2 + knockedTimeout, false},
-		{"a knock before it listens", false, func(a *Admission) { a.Knocked(4) }, knockedTimeout, false},
-		{"a dial late behind a knock", false, func(a *Admission) {
+		{"nobody", false, false, func(*Admission) {}, aloneTimeout, 0, false},
+		{"nobody can come", true, false, func(a *Admission) { a.Knocked(4) }, 0, 0, false},
+		{"knocks that nothing follows", false, false, knocks, 100*aloneTimeout/2 + knockedTimeout, 1, false},
+		{"nobody can knock", false, true, func(*Admission) {}, knockedTimeout, 0, false},
+		{"knocks where none were expected", false, true, knocks, 100*aloneTimeout/2 + knockedTimeout, 1, false},
+		{"a knock before it listens", false, false, func(a *Admission) { a.Knocked(4) }, knockedTimeout, 1, false},
+		{"a dial late behind a knock", false, false, func(a *Admission) {
 			a.Knocked(4)
 			time.Sleep(knockedTimeout - time.Millisecond)
 			a.UnknownCame(4)
-		}, knockedTimeout - time.Millisecond, true},
+		}, knockedTimeout - time.Millisecond, 1, true},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := asking(1, nil)
-				a.o.SurelyNew = tc.surely
+				core, warned := observer.New(zap.WarnLevel)
+				a.o.SurelyNew, a.o.NoKnocks, a.o.Logger = tc.surely, tc.noKnocks, zap.New(core)
 				go tc.visit(a)
 				synctest.Wait()
 				began := time.Now()
 				err := a.Request(t.Context())
 				if took := time.Since(began); took != tc.took || (err != nil) != tc.error {
 					t.Errorf("%v after %v, want %v", err, took, tc.took)
+				}
+				if n := warned.FilterMessageSnippet("looks for it").Len(); n != tc.warns {
+					t.Errorf("it warns %d times, want %d", n, tc.warns)
 				}
 				if a.Alone() == tc.error {
 					t.Error("it does not know whether it has bootstrapped the cluster")
