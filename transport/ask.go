@@ -120,14 +120,14 @@ func Ask(ctx context.Context, o AskOptions, addr string) ([]byte, error) {
 }
 
 func (o *AskOptions) askTCP(ctx context.Context, target netip.AddrPort, tc *tls.Config) ([]byte, error) {
+	ctx, cancel := clock.WithTimeout(ctx, o.Clock, 2*o.HandshakeTimeout)
+	defer cancel() // which closes the connection
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", target.String())
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := clock.WithTimeout(ctx, o.Clock, 2*o.HandshakeTimeout)
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer cancel() // which closes the connection
 	t := tls.Client(conn, tc)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
