@@ -54,10 +54,10 @@ func TestFormat(t *testing.T) {
 	datadriven.RunTest(t, "testdata/format", func(t *testing.T, d *datadriven.TestData) string {
 		f := frame{payload: []byte(d.Input)}
 		h := hello{}
-		var kind, class, slot int
+		var kind, class, slot, of int
 		args := map[string]any{
 			"id": &f.id, "side": &f.side, "status": &f.status, "method": &f.method, "credit": &f.credit, "timeout": &f.timeout,
-			"kind": &kind, "class": &class, "slot": &slot, "by": &f.node, "verdict": &h.verdict, "features": &h.features,
+			"kind": &kind, "class": &class, "slot": &slot, "of": &of, "by": &f.node, "verdict": &h.verdict, "features": &h.features,
 			"cluster": &h.cluster, "node": &h.node, "to": &h.to, "boot": &h.boot, "max": &h.maxMessage, "window": &h.window, "plan": &h.plan,
 		}
 		for _, a := range d.CmdArgs {
@@ -81,6 +81,12 @@ func TestFormat(t *testing.T) {
 			b = appendConfirm(nil)
 		case "lane":
 			b = appendLane(nil, Class(class), slot)
+		case "join":
+			j := joining{key: sessionKey([]byte(d.Input)), class: Class(class), slot: slot, of: of}
+			b = joinFrame(j)
+			if got, err := parseJoin(b[lengthBytes:]); err != nil || got != j {
+				d.Fatalf(t, "read: %+v, %v", got, err)
+			}
 		case "knock":
 			b = knockFrame(h.cluster, h.node, h.to)
 			if from, ok := parseKnock(b, h.cluster, h.to); !ok || from != h.node {
