@@ -69,3 +69,24 @@ func TestRoom(t *testing.T) {
 		}
 	}
 }
+
+// TestLanesOfConnections: each lane of a session has one connection, the first, and all of a class say how many there are.
+func TestLanesOfConnections(t *testing.T) {
+	var m meetings
+	one := m.enter(sessionKey{1})
+	for _, step := range []struct {
+		j    joining
+		want bool
+	}{
+		{joining{class: ClassRaft, slot: 1, of: 4}, true},
+		{joining{class: ClassRaft, slot: 1, of: 4}, false},
+		{joining{class: ClassRaft, slot: 0, of: 1}, false},
+		{joining{class: ClassRaft, slot: 0, of: 4}, true},
+		{joining{class: ClassRequest, slot: 0, of: 1}, true},
+		{joining{class: ClassRequest, slot: 1, of: 4}, false},
+	} {
+		if got := m.take(one, step.j); got != step.want {
+			t.Errorf("connection %d of %d for %s: %t", step.j.slot, step.j.of, step.j.class, got)
+		}
+	}
+}

@@ -73,6 +73,7 @@ type meeting struct {
 	s     *Session
 	users int // the session, and connections that wait for it
 	taken [numClasses][maxLanes]bool
+	of    [numClasses]int // that of the first connection; 0 before it came
 }
 
 // enter returns the meeting of a key, which leave has to be called for.
@@ -100,13 +101,17 @@ func (m *meetings) leave(key sessionKey) {
 	}
 }
 
-// take says whether the connection is the first for its lane.
+// take says whether the connection is the first for its lane, and agrees with the others of its class on how many there are:
+// otherwise two connections would carry one lane, or none.
 func (m *meetings) take(one *meeting, j joining) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	again := one.taken[j.class][j.slot]
-	one.taken[j.class][j.slot] = true
-	return !again
+	taken, of := &one.taken[j.class][j.slot], &one.of[j.class]
+	if *taken || *of != 0 && *of != j.of {
+		return false
+	}
+	*taken, *of = true, j.of
+	return true
 }
 
 func (w *tcpWire) serve(q *QUIC, fr *frameReader, s *Session) {
