@@ -23,10 +23,13 @@ const (
 	yieldDelay = 60 * time.Millisecond
 	backoffMin = 50 * time.Millisecond
 	backoffMax = 2 * time.Second
-	// backoffMaxTCP is backoffMax of CarrierTLS, where no knock tells a peer that it is looked for. Who refuses a connection
-	// says so at once.
+	// backoffMaxTCP is backoffMax of CarrierTLS, where knocks may not get through to tell a peer that it is looked for. Who
+	// refuses a connection says so at once.
 	backoffMaxTCP  = 500 * time.Millisecond
 	misconfigDelay = 5 * time.Second
+	// briefSession is how long a session stands before the backoff begins anew after it. Where further connections of a session
+	// over TCP cannot be made, each session ends at once.
+	briefSession = time.Second
 )
 
 // noBulkLogged is the failed bulk attempts beside a main session after which the
@@ -70,9 +73,10 @@ func (l *link) dialLoop(k Kind) {
 }
 
 // dialUntilServed makes attempts until a session stands, whoever made it, or until the
-// addresses change.
+// addresses change. It goes on after a brief session.
 func (l *link) dialUntilServed(k Kind) {
-	if k == KindMain && l.q.opts.Carrier == CarrierQUIC {
+	if k == KindMain {
+		// Whatever the carrier: the peer may wait for knocks only as long as fits its own.
 		knocking, cancel := context.WithCancel(l.ctx)
 		defer cancel()
 		l.q.Go(func() { l.knock(knocking) })
@@ -81,21 +85,35 @@ func (l *link) dialUntilServed(k Kind) {
 	for tries := 0; l.ctx.Err() == nil; tries++ {
 		moved := l.addrsMoved()
 		s, err := l.dialNext(k, tries)
-		if err == nil {
-			if k == KindBulk {
-				l.noBulk = 0
-			}
-			select {
-			case <-s.Done():
-			case <-l.ctx.Done():
-			}
+		var delay time.Duration
+		switch {
+		case err == nil && l.awaitSession(k, s):
 			return
+		case err == nil:
+			delay = jitter(backoff)
+		case l.ctx.Err() == nil:
+			delay = l.dialFailed(k, err, backoff)
 		}
-		if l.ctx.Err() != nil || l.sleep(k, l.dialFailed(k, err, backoff), moved) {
+		if l.ctx.Err() != nil || l.sleep(k, delay, moved) {
 			return
 		}
 		backoff = min(2*backoff, l.q.backoffMax(k))
 	}
+}
+
+// awaitSession waits for the end of a session that this node has made. It returns false for a brief main session, unless
+// the peer restarts.
+func (l *link) awaitSession(k Kind, s *Session) bool {
+	if k == KindBulk {
+		l.noBulk = 0
+	}
+	made := l.q.clock.Now()
+	select {
+	case <-s.Done():
+	case <-l.ctx.Done():
+		return true
+	}
+	return k != KindMain || l.q.clock.Now().Sub(made) >= briefSession || restarts(context.Cause(s.ctx))
 }
 
 func (q *QUIC) backoffMax(k Kind) time.Duration {
@@ -112,10 +130,13 @@ func (l *link) mayDialAtOnce(k Kind) bool {
 	defer l.mu.Unlock()
 	err := l.slots[k].lastEnd
 	l.slots[k].lastEnd = nil
-	if _, ok := errors.AsType[*quic.StatelessResetError](err); ok {
-		return true
-	}
-	return isShutdown(err)
+	return restarts(err)
+}
+
+// restarts says whether a session ended so because the peer restarts.
+func restarts(err error) bool {
+	_, reset := errors.AsType[*quic.StatelessResetError](err)
+	return reset || isShutdown(err)
 }
 
 // awaitNeed waits until a session is missing and nobody makes one. It returns false

@@ -70,14 +70,17 @@
 //
 //   - a connection breaks: calls whose frame was never handed to the carrier fail
 //     as NotDelivered, all others with unknown fate. Streams end with
-//     ErrUnreachable. The dialler tries again within about 70 ms.
+//     ErrUnreachable. The dialler tries again within about 70 ms, and waits longer each time while sessions last less
+//     than a second.
 //   - the link with a peer is broken: calls and streams of ClassRequest go by way of
 //     a node that hears the peer (Config.Relays). Raft and copies do not. When the
 //     session stands again, such streams end with ErrUnreachable.
 //   - a peer restarts: its first answer is a stateless reset, which ends the old
 //     session at once, and the dialler tries again without delay. PeerState.Boot
 //     changes.
-//   - a peer hangs without closing: MaxMissedPings unanswered pings end the session.
+//   - a peer hangs without closing: MaxMissedPings unanswered pings end the session. Over TCP they go by the connection of
+//     ClassControl; a connection of another lane that is lost alone ends the session after three idle timeouts
+//     (TCP_USER_TIMEOUT and keep-alives).
 //   - this process was stopped for a while: pings are counted and not timed, so
 //     the peer is not blamed for the pause.
 //   - a peer reads too slowly: its class's queue fills and Send answers
