@@ -24,6 +24,7 @@ import (
 type steeredClock struct {
 	clock.Clock
 	minutes chan time.Time
+	waits   atomic.Int64 // for the end of a minute
 	ahead   atomic.Int64
 }
 
@@ -37,6 +38,7 @@ func (c *steeredClock) NewTimer(d time.Duration) clock.Timer {
 	if d != transport.CertificateCheckInterval {
 		return c.Clock.NewTimer(d)
 	}
+	c.waits.Add(1)
 	return steeredTimer{c.Clock.NewTimer(time.Hour), c.minutes}
 }
 
@@ -58,6 +60,7 @@ type exchange struct {
 	logs      *observer.ObservedLogs
 	unusable  *counter
 	otherNode *authority
+	minutes   int64 // that are over
 }
 
 type counter struct{ atomic.Int64 }
@@ -128,7 +131,9 @@ func (e *exchange) serial() int64 { return e.ours.next - 1 }
 // minute has the second node check its sessions once.
 func (e *exchange) minute() {
 	e.clock.minutes <- time.Time{}
-	e.clock.minutes <- time.Time{} // taken once the first check is over
+	e.minutes++
+	// It waits again once the check is over. One that goes on would see the next change of a file in its middle.
+	until(e.t, "the check does not end", func() bool { return e.clock.waits.Load() > e.minutes })
 }
 
 // bothSessions waits until the bulk session stands too.
