@@ -190,7 +190,13 @@ func TestUnknownNodeIsReported(t *testing.T) {
 
 // A node knocks at every address of a peer without a session, also while it waits at another one. Knocks of another cluster, or
 // at another node, are not heard. Nor are further ones once nobody wants to know.
-func TestKnocks(t *testing.T) {
+func TestKnocks(t *testing.T) { knocksBy(t, transport.CarrierQUIC) }
+
+// TestKnocksBesideTLS: a node that dials by TCP knocks too. The founder that it looks for may dial by QUIC.
+func TestKnocksBesideTLS(t *testing.T) { knocksBy(t, transport.CarrierTLS) }
+
+func knocksBy(t *testing.T, carrier transport.Carrier) {
+	t.Helper()
 	h := newQUICHarness()
 	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -207,7 +213,9 @@ func TestKnocks(t *testing.T) {
 	}
 	other := selfMade(3)
 	other.Cluster++
-	a, b, c, d := h.new(t, o), h.new(t, selfMade(2)), h.new(t, other), h.new(t, selfMade(4))
+	knocking := selfMade(2)
+	knocking.Carrier = carrier
+	a, b, c, d := h.new(t, o), h.new(t, knocking), h.new(t, other), h.new(t, selfMade(4))
 	start(t, a)
 	c.SetPeer(1, a.Addrs())
 	d.SetPeer(5, a.Addrs())
