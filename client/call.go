@@ -117,8 +117,9 @@ func changesAny(r *pb.TxnRequest) bool {
 	return false
 }
 
-// Do begins a request and returns without waiting for its answer. The context holds for the request until it is answered:
-// once it has ended, the answer is not waited for.
+// Do begins a request and returns without waiting for its answer. It never blocks: what cannot be sent yet is queued, and
+// the queue has no bound, so callers bound how many futures they have. The context holds for the request until it is
+// answered: once it has ended, the answer is not waited for, and a request that was not sent is not sent.
 func Do[R Request](ctx context.Context, c *Client, request R) *Future {
 	op, changes := operationOf(request)
 	op.Tag = c.tags.Add(1)
@@ -136,7 +137,7 @@ const maxTimeoutMs = 3600_000
 // Future is an answer that is still to come. Its methods may be called from many goroutines, any number of times.
 type Future struct{ call call }
 
-// Done is closed once there is an answer or an error. It is not closed by the end of the context while nothing has come.
+// Done is closed once there is an answer or an error. The end of the context alone need not close it.
 func (f *Future) Done() <-chan struct{} { return f.call.done }
 
 // wait returns the answer. It waits until it is there or the context has ended.

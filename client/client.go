@@ -29,7 +29,8 @@ var (
 
 // Config says which cluster a client uses, and how.
 type Config struct {
-	// Etcd has endpoints, user and certificates, as for etcd's own client.
+	// Etcd has endpoints, user and certificates, as for etcd's own client. Where it has no DialKeepAliveTime, a connection on
+	// which nothing comes is tested every 10 s, and given up 5 s later.
 	Etcd clientv3.Config
 	// PageKeys is how many keys Range reads at a time. 0 means 1,000.
 	PageKeys int64
@@ -60,6 +61,11 @@ type Client struct {
 func Open(ctx context.Context, cfg Config) (*Client, error) {
 	if cfg.PageKeys <= 0 {
 		cfg.PageKeys = 1000
+	}
+	if cfg.Etcd.DialKeepAliveTime == 0 {
+		// Without it a node that vanishes, rather than ends, keeps calls waiting until TCP gives up.
+		cfg.Etcd.DialKeepAliveTime = 10 * time.Second
+		cfg.Etcd.DialKeepAliveTimeout = cmp.Or(cfg.Etcd.DialKeepAliveTimeout, 5*time.Second)
 	}
 	etcd, err := clientv3.New(cfg.Etcd)
 	if err != nil {
@@ -117,7 +123,7 @@ func (c *Client) run(first chan<- error) {
 			}
 		} else if c.notOpened(err) {
 			select {
-			case first <- finally(err):
+			case first <- c.finally(err):
 			default:
 			}
 		}
@@ -135,11 +141,19 @@ func (c *Client) run(first chan<- error) {
 }
 
 // notOpened takes in why no pipe was opened. It says whether another attempt would end alike, and ends all calls then.
+// Otherwise it ends those that nobody waits for any more: without a pipe nothing else takes them out of the queue.
 func (c *Client) notOpened(err error) (final bool) {
 	c.mu.Lock()
 	c.last = err
+	c.queue = slices.DeleteFunc(c.queue, func(call *call) bool {
+		ended := call.ctx.Err()
+		if ended != nil {
+			call.end(nil, ended)
+		}
+		return ended != nil
+	})
 	c.mu.Unlock()
-	why := finally(err)
+	why := c.finally(err)
 	if why != nil {
 		c.failQueue(why)
 	}
@@ -153,14 +167,29 @@ func (c *Client) lastError() error {
 }
 
 // finally returns what the calls end with where another attempt to open a pipe would end as this one, nil where it may not.
-func finally(err error) error {
-	switch code := status.Code(err); {
+func (c *Client) finally(err error) error {
+	switch code := codeOf(err); {
 	case code == codes.Unimplemented:
 		return fmt.Errorf("%w: %w", ErrNoPipe, err)
-	case code == codes.Unavailable, code == codes.Canceled, code == codes.ResourceExhausted, code == codes.DeadlineExceeded, isOldToken(err):
+	case code == codes.Unavailable, code == codes.Canceled, code == codes.ResourceExhausted, code == codes.DeadlineExceeded:
+		return nil
+	case c.etcd.Username != "" && isOldToken(err):
 		return nil
 	}
 	return rpctypes.Error(err)
+}
+
+// codeOf returns the code of an error of a stream that is opened. The login before it has errors of etcd's client and of
+// contexts, which have no status.
+func codeOf(err error) codes.Code {
+	var login rpctypes.EtcdError
+	switch {
+	case errors.As(err, &login):
+		return login.Code()
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return codes.Canceled // by the bound of the opening, or with the client
+	}
+	return status.Code(err)
 }
 
 // isOldToken says whether a new login helps.
@@ -236,7 +265,8 @@ func (c *Client) take(operations int, bytes uint64, w *pipepb.Window) (calls []*
 			break
 		}
 		if err := call.ctx.Err(); err != nil || !call.state.CompareAndSwap(queued, sent) {
-			call.end(nil, err)
+			// It may have been given up since the look at its context.
+			call.end(nil, cmp.Or(err, call.ctx.Err()))
 			continue
 		}
 		frame, bytes = frame-framed, bytes-call.size

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/client"
+	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/embedtest"
 )
 
@@ -361,7 +362,7 @@ func TestNobodyThere(t *testing.T) {
 // TestUsers: a pipe has the rights of its user, and a right that is taken away is not there for the next operation of an open
 // pipe. A wrong password opens none.
 func TestUsers(t *testing.T) {
-	s := embedtest.New(t)
+	s := embedtest.New(t, embedtest.WithConfig(func(c *config.Config) { c.BcryptCost = 4 }))
 	root := s.Client()
 	for _, user := range []string{"root", "u"} {
 		_, err := root.UserAdd(t.Context(), user, "pw")

@@ -36,8 +36,11 @@ type stream struct {
 	leaving, ended bool
 }
 
-// openingTimeout bounds the wait for a node's first frame.
-const openingTimeout = 5 * time.Second
+// Bounds of an opening: loginTimeout that of a login, which hashes a password, and openingTimeout that of the rest.
+const (
+	loginTimeout   = 30 * time.Second
+	openingTimeout = 5 * time.Second
+)
 
 // errNoWindow is a bug of the node.
 var errNoWindow = errors.New("client: the node's first frame has no window")
@@ -45,11 +48,16 @@ var errNoWindow = errors.New("client: the node's first frame has no window")
 // open opens a pipe at any endpoint, and starts to receive.
 func (c *Client) open() (*stream, error) {
 	ctx, cancel := context.WithCancel(c.ctx)
-	late := time.AfterFunc(openingTimeout, cancel)
+	bound := openingTimeout
+	if c.etcd.Username != "" {
+		bound = loginTimeout
+	}
+	late := time.AfterFunc(bound, cancel)
 	defer late.Stop()
 	g, err := pipepb.NewPipeClient(c.etcd.ActiveConnection()).Open(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))
 	var f *pipepb.ServerFrame
 	if err == nil {
+		late.Reset(openingTimeout)
 		f, err = g.Recv()
 	}
 	if err == nil && f.GetWindow() == nil {
@@ -96,12 +104,16 @@ func (s *stream) next() (f *pipepb.ClientFrame, on bool) {
 	if s.leaving || s.ended {
 		return nil, false
 	}
+	if len(s.cancels) > 0 { // they have a frame of their own, so that operations have all of theirs
+		f = &pipepb.ClientFrame{Cancels: s.cancels}
+		s.cancels = nil
+		return f, true
+	}
 	calls := s.c.take(int(s.window.GetOperations())-len(s.under), s.window.GetBytes()-s.bytes, s.window)
-	if len(calls)+len(s.cancels) == 0 {
+	if len(calls) == 0 {
 		return nil, true
 	}
-	f = &pipepb.ClientFrame{Operations: make([]*pipepb.Operation, len(calls)), Cancels: s.cancels}
-	s.cancels = nil
+	f = &pipepb.ClientFrame{Operations: make([]*pipepb.Operation, len(calls))}
 	for i, call := range calls {
 		call.on.Store(s)
 		s.under[call.op.GetTag()] = call
