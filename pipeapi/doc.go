@@ -17,13 +17,16 @@
 //  1. Each operation that was begun is answered once, unless the stream ends before.
 //  2. An operation leaves the window before its answer is sent. So a client that counts answers is never told that it
 //     has ignored the window.
-//  3. A pipe holds at most its window of requests, the answers to these, and a frame under way. It reads no further
-//     frame while a window's bytes of answers wait for the client.
+//  3. A pipe holds at most its window of requests, the answers to these, and a frame under way. While a window's bytes
+//     of answers wait for the client, it reads no further frame and begins no operation. Operations that have begun are
+//     finished, so their answers may be more than that: their sizes are not known before. The node's own budget
+//     of answers counts the large ones of all pipes.
 //  4. A client that breaks the protocol loses its stream. What was begun by it may happen.
 //
 // # What if
 //
-//  1. The client does not take its answers: nothing more is read from it. It holds what it holds until it is gone.
-//  2. A client opens pipe after pipe: above [Options.MaxPipes] they are refused, whoever opens them.
+//  1. The client does not take its answers: nothing more is read from it, or begun. It holds what it holds until it is gone.
+//  2. A client opens pipe after pipe: above [Options.MaxPipesOfConnection] those of its connection are refused, and above
+//     [Options.MaxPipes] all, whoever opens them.
 //  3. The node stops: clients are told, and go on at another node. What has come within [Options.Grace] is answered.
 package pipeapi

@@ -29,7 +29,7 @@ const fieldAnswers protowire.Number = 2
 // copiedBytes is the size up to which answers are copied. A copy costs less than another slice of a message costs gRPC.
 const copiedBytes = 2 << 10
 
-// frameBytes is the size from which a frame takes no further answers. gRPC's clients refuse messages above 4 MiB unless they
+// frameBytes is the most bytes of answers that share a frame. gRPC's clients refuse messages above 4 MiB unless they
 // are told otherwise, and large answers come alone.
 const frameBytes = 1 << 20
 

@@ -85,6 +85,7 @@ func (o *operation) do() {
 	if o.request == nil {
 		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
 	} else {
+		o.p.awaitTaken(o.ctx) // what is begun now would only add to what the client does not take
 		a.body, err = o.p.s.o.Operations.Do(o.ctx, o.request)
 	}
 	o.cancel()

@@ -31,7 +31,7 @@ type pipe struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// taken says that answers were taken, or that over is true.
+	// taken says that answers were taken, that over is true, or that the time of an operation that waits for it is over.
 	taken sync.Cond
 	// The rest is guarded by mu. under are the operations that are in the window, bytes their size.
 	under map[uint64]*operation
@@ -71,7 +71,7 @@ func (p *pipe) readFrames() error {
 			p.s.begin(o)
 		}
 		p.cancelAll(f.GetCancels())
-		p.awaitTaken()
+		p.awaitTaken(p.ctx)
 	}
 }
 
@@ -83,16 +83,16 @@ func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
 	if p.stopped || p.over {
 		return nil, rpctypes.ErrGRPCStopped
 	}
-	w, bytes := p.s.window, p.bytes
+	bytes := p.bytes
 	for _, op := range f.GetOperations() {
 		tag, size := op.GetTag(), uint64(proto.Size(op))
 		bytes += size
-		if _, ok := p.under[tag]; ok {
-			return nil, p.broken(codes.InvalidArgument, "the tag %d is that of an operation that is not answered: give each operation under way another one", tag)
-		}
-		if n := len(p.under) + 1; n > int(w.GetOperations()) || bytes > w.GetBytes() {
-			return nil, p.broken(codes.ResourceExhausted, "the client ignores the window: with the tag %d there are %d operations of %d bytes under way, and at most %d of %d bytes may be: wait for answers before you send more",
-				tag, n, bytes, w.GetOperations(), w.GetBytes())
+		if err := p.fits(tag, bytes); err != nil {
+			for _, o := range begun { // no worker does them, so nothing else takes them out
+				o.cancel()
+				delete(p.under, o.tag)
+			}
+			return nil, err
 		}
 		o := &operation{p: p, tag: tag, size: size}
 		o.request, o.field = requestOf(op)
@@ -103,6 +103,19 @@ func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
 	p.bytes = bytes
 	p.running.Add(len(begun))
 	return begun, nil
+}
+
+// fits returns an error if one more operation does not fit into the window, which then has so many bytes. mu is held.
+func (p *pipe) fits(tag, bytes uint64) error {
+	if _, ok := p.under[tag]; ok {
+		return p.broken(codes.InvalidArgument, "the tag %d is that of an operation that is not answered: give each operation under way another one", tag)
+	}
+	w := p.s.window
+	if n := len(p.under) + 1; n > int(w.GetOperations()) || bytes > w.GetBytes() {
+		return p.broken(codes.ResourceExhausted, "the client ignores the window: with the tag %d there are %d operations of %d bytes under way, and at most %d of %d bytes may be: wait for answers before you send more",
+			tag, n, bytes, w.GetOperations(), w.GetBytes())
+	}
+	return nil
 }
 
 // broken returns the error that ends a pipe whose client breaks the protocol.
@@ -122,11 +135,20 @@ func (p *pipe) cancelAll(tags []uint64) {
 	}
 }
 
-// awaitTaken waits while the client has too much to take.
-func (p *pipe) awaitTaken() {
+// awaitTaken waits while the client has too much to take, and no longer than the context.
+func (p *pipe) awaitTaken(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.answerBytes >= p.s.window.GetBytes() && !p.over {
+	if p.answerBytes < p.s.window.GetBytes() {
+		return
+	}
+	stop := context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.taken.Broadcast()
+	})
+	defer stop()
+	for p.answerBytes >= p.s.window.GetBytes() && !p.over && ctx.Err() == nil {
 		p.taken.Wait()
 	}
 }
@@ -219,9 +241,12 @@ func (p *pipe) take() (f *frame, n int) {
 	f = &frame{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for bytes := 0; n < len(p.answers) && bytes < frameBytes; n++ {
+	for bytes := 0; n < len(p.answers); n++ {
 		a := &p.answers[n]
 		size := a.body.Len()
+		if n > 0 && bytes+size > frameBytes {
+			break
+		}
 		bytes += size
 		p.answerBytes -= uint64(size)
 		p.bytes -= p.under[a.tag].size

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -320,6 +323,89 @@ func TestTenThousandPipes(t *testing.T) {
 	}
 }
 
+// TestPipesOfAConnection: a connection has its own bound, and what it takes leaves room for others.
+func TestPipesOfAConnection(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.MaxPipes, o.MaxPipesOfConnection = 10, 3 })
+	defer r.stop()
+	from := func(address net.Addr) context.Context {
+		return peer.NewContext(context.Background(), &peer.Peer{Addr: address})
+	}
+	greedy, other := from(&net.TCPAddr{IP: net.IPv6loopback, Port: 1}), from(&net.TCPAddr{IP: net.IPv6loopback, Port: 2})
+	var open []*fakeStream
+	for range 3 {
+		open = append(open, r.pipeIn(greedy))
+	}
+	for range 20 {
+		if err := <-r.pipeIn(greedy).ended; status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "connection has 3 open pipes") {
+			t.Fatal(err)
+		}
+	}
+	open = append(open, r.pipeIn(other))
+	for range 4 { // they have one address, and may be anybody's
+		open = append(open, r.pipeIn(from(&net.UnixAddr{Name: "@", Net: "unix"})))
+	}
+	for _, s := range open {
+		s.send(t, put(1, "k"))
+		s.answers(t, 1)
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := r.pipeIn(greedy); s.close() != nil {
+		t.Error("there is room, and a pipe is refused")
+	}
+	if len(r.connections) != 0 {
+		t.Errorf("without pipes there are connections: %v", r.connections)
+	}
+}
+
+// TestWaitsForTheClient: while a client leaves a window's bytes of answers, what has come is not begun, until it takes some or the
+// operation's time is over.
+func TestWaitsForTheClient(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
+		defer p.end()
+		begun, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{get(1, "k"), get(2, "k"), get(3, "k")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.answer(answer{tag: 1, body: mem.BufferSlice{mem.SliceBuffer(make([]byte, r.window.GetBytes()))}})
+		for _, o := range begun[1:] {
+			r.begin(o)
+		}
+		called := func(want int, when string) {
+			t.Helper()
+			synctest.Wait()
+			if got, _, _ := r.ops.counts(); got != want {
+				t.Errorf("%d operations are begun %s, want %d", got, when, want)
+			}
+		}
+		called(0, "while the client takes nothing")
+		p.cancelAll([]uint64{2})
+		called(1, "once one is given up")
+		if f, n := p.take(); n != 1 {
+			t.Errorf("%d answers in a frame", n)
+		} else {
+			f.free()
+		}
+		called(2, "once the client has taken")
+	})
+}
+
+// TestRefusedFrame: nothing of a refused frame stays in the window.
+func TestRefusedFrame(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		p := newPipe(r.Service, &fakeStream{ctx: t.Context()})
+		defer p.end()
+		if _, err := p.admit(&pipepb.ClientFrame{Operations: []*pipepb.Operation{put(1, "k"), put(2, "k"), put(1, "k")}}); status.Code(err) != codes.InvalidArgument {
+			t.Error(err)
+		}
+		if len(p.under) != 0 || p.bytes != 0 {
+			t.Errorf("%d operations of %d bytes are under way", len(p.under), p.bytes)
+		}
+	})
+}
+
 // TestSlowClient: nothing more is read from a client that does not take large answers. It gets them all once it does.
 func TestSlowClient(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
@@ -359,7 +445,7 @@ func TestSmallFrames(t *testing.T) {
 		for n := 0; n < 12; {
 			f := <-s.out
 			n += len(f.GetAnswers())
-			if size := proto.Size(f); size > 2<<20 {
+			if size := proto.Size(f); size > frameBytes+1024 {
 				t.Errorf("a frame of %d bytes", size)
 			}
 		}

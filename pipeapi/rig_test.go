@@ -202,8 +202,14 @@ func (r *rig) stop() {
 // pipe opens a pipe, and takes its window.
 func (r *rig) pipe() *fakeStream {
 	r.t.Helper()
+	return r.pipeIn(context.Background())
+}
+
+// pipeIn is pipe with the context of a connection.
+func (r *rig) pipeIn(ctx context.Context) *fakeStream {
+	r.t.Helper()
 	s := &fakeStream{in: make(chan []byte), out: make(chan *pipepb.ServerFrame), ended: make(chan error, 1)}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = context.WithCancel(ctx)
 	go func() {
 		err := r.Open(s)
 		s.cancel() // as gRPC does when the handler returns

@@ -2,12 +2,15 @@ package pipeapi
 
 import (
 	"context"
+	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/skeindb/skein/api/pipepb"
@@ -38,6 +41,8 @@ type Options struct {
 	WindowOperations int
 	// MaxPipes bounds the open pipes of the node. 0 means 4,096.
 	MaxPipes int
+	// MaxPipesOfConnection bounds those of one connection, so that one client does not take all. 0 means 64.
+	MaxPipesOfConnection int
 	// Grace is how long clients may send to a node that stops. 0 means 1 s.
 	Grace time.Duration
 }
@@ -50,6 +55,10 @@ type Service struct {
 	// idle takes operations to workers that wait for one; waiting counts these.
 	idle    chan *operation
 	waiting atomic.Int64
+
+	mu sync.Mutex
+	// connections are how many pipes each connection has, by the address and port of its client. Guarded by mu.
+	connections map[string]int
 	pipepb.UnsafePipeServer
 }
 
@@ -61,6 +70,9 @@ func New(o Options) *Service {
 	if o.MaxPipes <= 0 {
 		o.MaxPipes = 4096
 	}
+	if o.MaxPipesOfConnection <= 0 {
+		o.MaxPipesOfConnection = 64
+	}
 	if o.Grace <= 0 {
 		o.Grace = time.Second
 	}
@@ -69,7 +81,7 @@ func New(o Options) *Service {
 	}
 	frame := uint64(o.Operations.MaxMessageBytes())
 	return &Service{
-		o: o, idle: make(chan *operation),
+		o: o, idle: make(chan *operation), connections: map[string]int{},
 		// A client can always fill one frame while another is under way.
 		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame},
 	}
@@ -77,6 +89,12 @@ func New(o Options) *Service {
 
 // Open implements pipepb.PipeServer.
 func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipepb.ServerFrame]) error {
+	connection := connectionOf(stream.Context())
+	if !s.enter(connection) {
+		s.o.Metrics.Broken.Inc()
+		return status.Errorf(codes.ResourceExhausted, "skein: pipe: this connection has %d open pipes, and may have no more: one is enough for a client", s.o.MaxPipesOfConnection)
+	}
+	defer s.leave(connection)
 	defer s.open.Add(-1)
 	if s.open.Add(1) > int64(s.o.MaxPipes) {
 		s.o.Metrics.Broken.Inc()
@@ -88,6 +106,39 @@ func (s *Service) Open(stream grpc.BidiStreamingServer[pipepb.ClientFrame, pipep
 	defer p.end()
 	s.o.Operations.Go(p.reader)
 	return p.write()
+}
+
+// connectionOf returns the address and port of a stream's client, or "" for one without a port, which may be that of many.
+func connectionOf(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return ""
+	}
+	address := p.Addr.String()
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return ""
+	}
+	return address
+}
+
+// enter counts a pipe of a connection, and says whether it may have it.
+func (s *Service) enter(connection string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if connection != "" && s.connections[connection] >= s.o.MaxPipesOfConnection {
+		return false
+	}
+	s.connections[connection]++
+	return true
+}
+
+// leave is the end of what enter has counted.
+func (s *Service) leave(connection string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.connections[connection]--; s.connections[connection] == 0 {
+		delete(s.connections, connection)
+	}
 }
 
 // keptWorkers is how many workers wait for operations. They hold about 8 MiB.
