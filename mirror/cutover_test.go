@@ -274,10 +274,10 @@ func TestCutoverBeforeComparison(t *testing.T) {
 				t.Errorf("the request stands: %t; %v, %v; %v", stands, st, bad, err)
 			}
 		}
-		run := func(f func()) {
+		run := func(f func(ended <-chan error)) {
 			ctx, kill := context.WithCancel(t.Context())
 			ended := start(ctx, o)
-			f()
+			f(ended)
 			kill()
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Fatal(err)
@@ -291,7 +291,7 @@ func TestCutoverBeforeComparison(t *testing.T) {
 			}
 			return nil
 		})
-		run(func() {
+		run(func(<-chan error) {
 			time.Sleep(3 * time.Second)
 			refused("the first comparison of all keys has not begun") // it is copying
 			away.Store(false)
@@ -299,7 +299,7 @@ func TestCutoverBeforeComparison(t *testing.T) {
 			refused(fmt.Sprintf("000 of about %d", keys))
 		})
 		refused(fmt.Sprintf("000 of about %d", keys))
-		run(func() { // the comparison begins anew
+		run(func(ended <-chan error) { // the comparison begins anew
 			for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(time.Second) {
 				if st, err := ReadStatus(disk, "m"); err != nil {
 					t.Fatal(err)
@@ -307,7 +307,13 @@ func TestCutoverBeforeComparison(t *testing.T) {
 					return
 				}
 			}
-			t.Fatal("no comparison has ended")
+			st, err := ReadStatus(disk, "m")
+			select {
+			case end := <-ended:
+				t.Fatalf("the mirror has ended: %v", end)
+			default:
+				t.Fatalf("no comparison has ended: %+v, %v", st, err)
+			}
 		})
 		ended := start(t.Context(), o)
 		began := time.Now()
