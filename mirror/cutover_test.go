@@ -251,6 +251,34 @@ func TestAbandonByNobody(t *testing.T) {
 	})
 }
 
+// TestStatusBesideAStart: who reads the status at the moment of a start does not keep the mirror from its directory.
+func TestStatusBesideAStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d, disk := newSource(1), newTarget(), simdisk.New()
+		s.txn(op{"a", "1", 0})
+		o := options(s, d, disk)
+		if err := disk.MkdirAll(o.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		reads, err := disk.Lock(disk.PathJoin(o.Dir, lockName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(lockPause+lockPause/2, func() { _ = reads.Close() })
+		ctx, kill := context.WithCancel(t.Context())
+		ended := following(t, s, d, o)
+		second := start(ctx, o) // a mirror runs, and another one has no business there
+		if err := <-second; err == nil || !strings.Contains(err.Error(), "another process uses it") {
+			t.Errorf("a second mirror of one directory: %v", err)
+		}
+		kill()
+		cutOver(t, disk)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestCutoverBeforeComparison: as long as no whole comparison has ended, a cut-over is refused at once, since the source's clients may
 // stand still by then. The text says how far the comparison is, and what to do. One that an earlier process has ended counts.
 func TestCutoverBeforeComparison(t *testing.T) {

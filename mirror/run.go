@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
@@ -28,7 +29,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := errors.Join(o.FS.MkdirAll(o.Dir, 0o700), syncDir(o.FS, o.FS.PathDir(o.Dir))); err != nil {
 		return fmt.Errorf("mirror %s: %w", o.Dir, err)
 	}
-	lock, err := o.FS.Lock(o.FS.PathJoin(o.Dir, lockName))
+	lock, err := o.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("mirror %s: another process uses it: %w", o.Dir, err)
 	}
@@ -66,6 +67,25 @@ func (m *Mirror) load(ctx context.Context) error {
 		m.state = state{Version: stateVersion, Nonce: m.o.Nonce, Source: cluster, After: rev}
 		return m.step(Copying)
 	})
+}
+
+const (
+	// lockTries and lockPause bound how long a mirror waits for its directory.
+	lockTries = 10
+	lockPause = 50 * time.Millisecond
+)
+
+// lock makes the directory this mirror's. Who reads the status locks it too, for a moment, to see whether a mirror runs.
+func (o *Options) lock(ctx context.Context) (lock io.Closer, err error) {
+	for range lockTries {
+		if lock, err = o.FS.Lock(o.FS.PathJoin(o.Dir, lockName)); err == nil {
+			return lock, nil
+		}
+		if clock.Sleep(ctx, o.Clock, lockPause) != nil {
+			break
+		}
+	}
+	return nil, err
 }
 
 // run goes through the steps.
