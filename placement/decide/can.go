@@ -211,9 +211,19 @@ func (c *Cluster) roomWithout(n *node) int64 {
 	return room
 }
 
-// homeless returns a range of the node that none of the emptiest nodes could take.
+// homeless returns a range of the node that none of the emptiest nodes could take. One that is just being moved to the
+// node needs none: it has its replicas elsewhere.
 func (c *Cluster) homeless(n *node) *rng {
 	for _, r := range n.replicas {
+		elsewhere := 0
+		for _, is := range r.Descriptor.Replicas {
+			if o := c.nodes[is.Node]; o != n && o.in.live {
+				elsewhere++
+			}
+		}
+		if elsewhere >= c.settings.ReplicationFactor {
+			continue
+		}
 		home := slices.ContainsFunc(c.zones, func(z *zone) bool { return c.usable(z, r, nil) })
 		if t := c.count(r); !home && t.voters <= c.settings.ReplicationFactor {
 			return r
