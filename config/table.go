@@ -90,6 +90,7 @@ func memberFlags() []Flag {
 		{
 			Name: "heartbeat-interval", kind: kindMillis, Default: "100", File: "heartbeat-interval", Section: sectionMember,
 			Usage: "Time between heartbeats, in milliseconds.",
+			Note:  "The placement group leaves out every second one while nobody asks it for anything.",
 			set:   setDuration(func(c *Config) *time.Duration { return &c.HeartbeatInterval }),
 		},
 		{

@@ -1,4 +1,4 @@
-// The command descriptors writes etcd's protobuf files, as they are linked into Go's code, as a descriptor set:
+// Command descriptors writes etcd's protobuf files, as they are linked into Go's code, as a descriptor set:
 //
 //	go run ./api/descriptors > etcd.binpb
 //	protoc --descriptor_set_in=etcd.binpb ...

@@ -325,7 +325,7 @@ func (l *userLoad) timed(ctx context.Context, puts bool, enough func() bool, dur
 	return took, err
 }
 
-// changes measures changes of rights. Users are checked since the last turn, by simple tokens.
+// changes measures changes of rights, with users checked by simple tokens.
 func (s *userSide) changes(ctx context.Context, o usersOptions) error {
 	if err := s.check(ctx, true); err != nil {
 		return err
