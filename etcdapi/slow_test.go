@@ -39,10 +39,11 @@ func (l *slowList) take() []stages.Slow {
 	return all
 }
 
-// blocked notes in a request what a leader tells that has kept it behind a lock, and keeps it for a while.
+// blocked notes in a request what a leader tells that has kept it behind a lock, and keeps it for a while. What the leader tells is
+// longer than any sleep: the rest of a sleep that ends late would be the cause.
 func blocked(ctx context.Context) error {
 	time.Sleep(stages.Threshold + 10*time.Millisecond)
-	r := &stages.Record{Range: 12, Node: 0xb, Lock: "5.c.2.3/1", Took: stages.Threshold}
+	r := &stages.Record{Range: 12, Node: 0xb, Lock: "5.c.2.3/1", Took: time.Hour}
 	r.Spent[stages.Blocked] = r.Took
 	stages.Of(ctx).Note(r)
 	return nil
@@ -63,7 +64,7 @@ func TestASlowRequestIsTold(t *testing.T) {
 	if _, err := c.Put(t.Context(), key, value); err != nil {
 		t.Fatal(err)
 	}
-	const cause = "waited 50 ms for the lock of transaction 5.n2 (c).2.3/1 in range 12"
+	const cause = "waited 3600000 ms for the lock of transaction 5.n2 (c).2.3/1 in range 12"
 	got := list.take()
 	if len(got) != 1 || got[0].Cause != cause || got[0].Range != 12 || got[0].Method != "/etcdserverpb.KV/Put" ||
 		got[0].Took <= stages.Threshold || got[0].RequestBytes < len(key)+len(value) || got[0].ResponseBytes == 0 || got[0].Unix == 0 {
