@@ -31,7 +31,7 @@ type ReadsConfig struct {
 	Clients     int `json:"clients"`
 	AnswerBytes int `json:"answer_bytes"`
 	ValueBytes  int `json:"value_bytes"`
-	// Duration is how long reads are begun. One under way then is waited for, and counts.
+	// Duration is how long reads are begun. One under way then is waited for, and counts. Each client reads once at least.
 	Duration time.Duration `json:"duration_ns"`
 	// Cleanup deletes the keys at the end.
 	Cleanup bool        `json:"cleanup"`
@@ -139,7 +139,7 @@ func Reads(ctx context.Context, c ReadsConfig) (*ReadsReport, error) {
 				return
 			}
 			defer own.Close()
-			for ctx.Err() == nil && c.Clock.Now().Sub(began) < c.Duration {
+			for first := true; ctx.Err() == nil && (first || c.Clock.Now().Sub(began) < c.Duration); first = false {
 				resp, err := own.Get(ctx, readsPrefix, clientv3.WithPrefix())
 				switch {
 				case err != nil:
