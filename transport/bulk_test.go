@@ -144,7 +144,7 @@ func TestSessionOnTheWrongCarrier(t *testing.T) {
 func TestStrangeTCP(t *testing.T) {
 	h := newQUICHarness()
 	opts := selfMade(1)
-	opts.HandshakeTimeout = 50 * time.Millisecond
+	opts.HandshakeTimeout = 2 * time.Second // in which handshakes of the test's own have to be made too
 	q := h.new(t, opts)
 	start(t, q)
 	closed := func(what string, conn net.Conn) {
