@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"github.com/skeindb/skein/dataapi"
 	"github.com/skeindb/skein/demo"
 	"github.com/skeindb/skein/internal/ports"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // runningCluster runs a cluster of its own and returns the client URL of its first node, and a client.
@@ -145,13 +147,25 @@ func fill(t *testing.T, c *clientv3.Client, prefix string) int64 {
 	return d.Header.Revision
 }
 
+// awaitBackup waits until one of the finished backups below a URL is as wanted.
+func awaitBackup(t *testing.T, url string, wanted func(listedBackup) bool) {
+	t.Helper()
+	awaits(t, "the backup", func() bool {
+		var all []listedBackup
+		if err := json.Unmarshal([]byte(said(t.Context(), t, "skein backup list "+url+" -w json")), &all); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(all, func(b listedBackup) bool { return b.Error == "" && wanted(b) })
+	})
+}
+
 // TestBackupDocument runs the commands of docs/BACKUP.md: a cluster of three nodes is restored as one of one node.
 func TestBackupDocument(t *testing.T) {
 	lines := documented(t, "../../docs/BACKUP.md")
 	from, client := runningCluster(t, 3)
 	into, restored := runningCluster(t, 1)
 	replace := []string{"file:///var/backups/skein", "file://" + filepath.Join(t.TempDir(), "backups"), "http://127.0.0.1:2379", from, "http://127.0.0.1:3379", into}
-	fill(t, client, "a")
+	filled := keyspace.Revision(fill(t, client, "a"))
 	for _, line := range lines {
 		switch {
 		case strings.Contains(line, " follow "):
@@ -162,16 +176,16 @@ func TestBackupDocument(t *testing.T) {
 				defer close(done)
 				said(ctx, t, strings.Replace(line, "1m", "200ms", 1), replace...)
 			}()
-			time.Sleep(time.Second)
-			fill(t, client, "b")
-			time.Sleep(2 * time.Second)
+			awaitBackup(t, replace[1], func(b listedBackup) bool { return b.Kind == "full" && b.Revision >= filled })
+			filled = keyspace.Revision(fill(t, client, "b"))
+			awaitBackup(t, replace[1], func(b listedBackup) bool { return b.Revision >= filled })
 			cancel()
 			<-done
 		case strings.Contains(line, " --incremental "):
 			if out := said(t.Context(), t, line, replace...); !strings.Contains(out, "nothing has changed") {
 				t.Errorf("%s:\n%s", line, out)
 			}
-			fill(t, client, "i")
+			filled = keyspace.Revision(fill(t, client, "i"))
 			said(t.Context(), t, line, replace...)
 		case strings.Contains(line, " list "):
 			if out := said(t.Context(), t, line, replace...); strings.Count(out, "full") != 2 || strings.Count(out, "tombstones") != 1 || !strings.Contains(out, "versions") {
@@ -236,8 +250,8 @@ func TestRestoreOfAMoment(t *testing.T) {
 		defer close(done)
 		said(ctx, t, "skein backup follow "+dir+" --interval 300ms --full-every 1h --endpoints "+from)
 	}()
-	fill(t, client, "a")
-	time.Sleep(time.Second)
+	filled := keyspace.Revision(fill(t, client, "a"))
+	awaitBackup(t, dir, func(b listedBackup) bool { return b.Revision >= filled })
 	l, err := client.Grant(t.Context(), 3000)
 	if err != nil {
 		t.Fatal(err)
@@ -246,10 +260,11 @@ func TestRestoreOfAMoment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Revoke(t.Context(), l.ID); err != nil {
+	revoked, err := client.Revoke(t.Context(), l.ID)
+	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	awaitBackup(t, dir, func(b listedBackup) bool { return int64(b.Revision) >= revoked.Header.Revision })
 	cancel()
 	<-done
 	line := fmt.Sprintf("skein restore %s --revision %d --exact --endpoints %s", dir, put.Header.Revision, into)
