@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/skeindb/skein/client"
 	"github.com/skeindb/skein/embedtest"
@@ -45,25 +46,27 @@ func (a *adder) add(ctx context.Context, t *testing.T, c *client.Client, stop <-
 			a.unknown++
 		}
 		// Not applied, or not known: what is there says it.
-		if at, err = a.revision(ctx, c); err != nil {
+		kv, err := a.stored(ctx, c)
+		if err != nil {
 			t.Error(err)
 			return
 		}
+		at = kv.GetModRevision()
 	}
 }
 
-// revision returns the one of the key's last change, 0 for none. A node may say that it has no leader in time; that the read was lost
+// stored returns the key as it is, nil if it is not there. A node may say that it has no leader in time; that the read was lost
 // with a node is no reason to fail.
-func (a *adder) revision(ctx context.Context, c *client.Client) (int64, error) {
+func (a *adder) stored(ctx context.Context, c *client.Client) (*mvccpb.KeyValue, error) {
 	for {
 		r, err := c.Get(ctx, a.key)
 		switch {
 		case err == nil && len(r.GetKvs()) == 0:
-			return 0, nil
+			return nil, nil //nolint:nilnil // there is no such key
 		case err == nil:
-			return r.GetKvs()[0].GetModRevision(), nil
+			return r.GetKvs()[0], nil
 		case ctx.Err() != nil || errors.Is(err, client.ErrUnknownFate):
-			return 0, fmt.Errorf("read %s: %w", a.key, err)
+			return nil, fmt.Errorf("read %s: %w", a.key, err)
 		}
 	}
 }
@@ -95,14 +98,10 @@ func TestNodeKilled(t *testing.T) {
 	wg.Wait()
 	done := 0
 	for _, a := range adders {
-		r, err := clients[0].Get(ctx, a.key)
+		kv, err := a.stored(ctx, clients[0])
 		must(t, err)
-		var happened int
-		if kvs := r.GetKvs(); len(kvs) > 0 {
-			happened = int(kvs[0].GetVersion())
-		}
-		if happened < a.done || happened > a.done+a.unknown {
-			t.Errorf("%s has changed %d times; %d were acknowledged and the fate of %d is unknown", a.key, happened, a.done, a.unknown)
+		if happened := int(kv.GetVersion()); happened < a.done || happened > a.done+a.unknown {
+			t.Errorf("%s has changed %d times; %d were acknowledged and the fate of %d is unknown", a.key, kv.GetVersion(), a.done, a.unknown)
 		}
 		done += a.done
 	}
