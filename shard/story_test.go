@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -378,7 +379,9 @@ func (s *story) nemesis(t *testing.T, d *datadriven.TestData, g *fakeGroup) stri
 // hash is the sum over all ranges, or why one of them has none.
 func (s *story) hash(d *datadriven.TestData) string {
 	sum := uint64(0)
-	for _, r := range s.w.store.Replicas() {
+	replicas := s.w.store.Replicas()
+	slices.SortFunc(replicas, func(a, b *Replica) int { return cmp.Compare(a.Range(), b.Range()) }) // it has no order
+	for _, r := range replicas {
 		desc, _ := r.Look()
 		if desc.Generation == 0 {
 			continue // absorbed
