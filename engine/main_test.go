@@ -23,7 +23,16 @@ func TestMain(m *testing.M) {
 // openTest opens a small store in dir "db" of fs and closes it after the test.
 func openTest(t testing.TB, fs vfs.FS) *Engine {
 	t.Helper()
-	e := openAt(t, fs)
+	return openWith(t, testOptions(fs))
+}
+
+// openWith opens a store and closes it after the test.
+func openWith(t testing.TB, o Options) *Engine {
+	t.Helper()
+	e, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Errorf("close: %v", err)

@@ -132,15 +132,7 @@ func TestExportMemory(t *testing.T) {
 	const bound = 12 << 20
 	opts := testOptions(vfs.NewMem())
 	opts.CacheBytes = 1 << 20
-	e, err := Open(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	e := openWith(t, opts)
 	value := make([]byte, size)
 	commit(t, e, func(b *Batch) error {
 		return b.SetApplied(7, Applied{Index: 9, Term: 6})

@@ -39,8 +39,8 @@ func (l *slowList) take() []stages.Slow {
 	return all
 }
 
-// blocked notes in a request what a leader tells that has kept it behind a lock, and keeps it for a while. What the leader tells is
-// longer than any sleep: the rest of a sleep that ends late would be the cause.
+// blocked notes in a request what a leader tells that has kept it behind a lock, and keeps it for a while. The
+// leader tells of an hour. Were the sleep longer than that, the gateway itself would be the cause.
 func blocked(ctx context.Context) error {
 	time.Sleep(stages.Threshold + 10*time.Millisecond)
 	r := &stages.Record{Range: 12, Node: 0xb, Lock: "5.c.2.3/1", Took: time.Hour}
