@@ -148,6 +148,7 @@
 //	compact.go     how a compaction waits for reads on all nodes
 //	lease.go       the time of leases, for placement
 //	measure.go     the measures of this node, for placement
+//	processors.go  how much processor time the process has used
 //	quorum.go      what the node tells of quorums and leaders
 //	core.go        Core, Options, Stop, Crash
 //	access.go      the rights of users as this node knows them, and for how long they count

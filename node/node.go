@@ -308,7 +308,7 @@ func options(cfg *config.Config, logger *zap.Logger, unusable prometheus.Counter
 		Clock: clock.System(), Heartbeat: cfg.HeartbeatInterval, Election: cfg.ElectionTimeout, NoPreVote: !cfg.PreVote,
 		NoLeaseReads:  !cfg.LeaseReads,
 		NodeDeadAfter: cfg.NodeDeadAfter,
-		WarnApply:     cfg.WarnApply, Traces: cfg.Tracing.Enabled,
+		WarnApply:     cfg.WarnApply, Traces: cfg.Tracing.Enabled, Processors: processors,
 		NoKnocks:       cfg.PeersByTCP,
 		UpgradeAfter:   cmp.Or(cfg.UpgradeAfter, -1), // 0 is never, as --upgrade-after has it
 		RequestTimeout: cfg.RequestTimeout(), MaxRequestBytes: cfg.MaxRequestBytes, MaxTxnOps: cfg.MaxTxnOps,

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -399,6 +400,37 @@ func TestEmptyNodeTakesItsShare(t *testing.T) {
 		if added > 13 {
 			t.Errorf("%d replicas were copied, 12 are the share of an empty node", added)
 		}
+	})
+}
+
+// TestLeadsGatherAtTheSequencer: leads of ranges in use go to the sequencer's node while that has little to do, and
+// once it has much they are spread.
+func TestLeadsGatherAtTheSequencer(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		w := pretendedRig(t, 71, 3, fourBorders...)
+		var part atomic.Int64 // of the processors, in percent
+		began := time.Now()
+		w.processors = func() (time.Duration, int) { return time.Since(began) * time.Duration(part.Load()) / 100, 1 }
+		w.mover = func() driver.Mover { return w }
+		for id := range w.all {
+			w.load[id] = 200
+		}
+		w.startAll()
+		w.await(5*time.Minute, "all leads are at the sequencer", func() error {
+			if _, leads := w.on(w.leader().id); leads != len(w.all) {
+				return fmt.Errorf("node %s has %d leads of %d", w.leader().id, leads, len(w.all))
+			}
+			return nil
+		})
+		part.Store(90)
+		w.await(20*time.Minute, "leads are spread", func() error {
+			for id := keyspace.NodeID(1); id <= 3; id++ {
+				if _, leads := w.on(id); leads < 1 || leads > 2 {
+					return fmt.Errorf("node %s has %d leads", id, leads)
+				}
+			}
+			return nil
+		})
 	})
 }
 

@@ -16,7 +16,7 @@ func (s *Service) driverOptions() driver.Options {
 	return driver.Options{
 		Self: s.o.Self, Clock: s.o.Clock, Logger: s.o.Logger, Metrics: s.o.Metrics.Driver, Group: ownGroup{s},
 		Mover: s.o.Mover, OwnMover: func(term uint64) driver.Mover { return ownMover{s, term} }, Merger: s.o.Merger,
-		Alive: s.o.Alive, Central: s.o.Central, BootOf: s.o.BootOf, Asked: s.sequencer.Asked, NodeDeadAfter: s.o.NodeDeadAfter,
+		Alive: s.o.Alive, Central: s.o.Central, BootOf: s.o.BootOf, Asked: s.sequencer.Asked, Processors: s.o.Processors, NodeDeadAfter: s.o.NodeDeadAfter,
 		RangeMaxBytes: s.o.RangeMaxBytes, RangeSplitLoad: s.o.RangeSplitLoad, RangeMergeAfter: s.o.RangeMergeAfter,
 		OperationPatience: s.o.OperationPatience, CopyBytesPerSecond: s.o.CopyBytesPerSecond, UpgradeAfter: s.o.UpgradeAfter,
 	}

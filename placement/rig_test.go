@@ -48,6 +48,8 @@ type rig struct {
 	killer *killer
 	// rangeMaxBytes and rangeSplitLoad are the services', 0 their defaults.
 	rangeMaxBytes, rangeSplitLoad int64
+	// processors are the services' Processors.
+	processors func() (time.Duration, int)
 	// measurer returns what a node measures; where it is nil, gauges have it.
 	measurer func(keyspace.NodeID) driver.Measurer
 	gauges   map[keyspace.NodeID]*gauge
@@ -210,7 +212,7 @@ func (n *rigNode) start() {
 	merger, _ := mover.(driver.Merger)
 	n.service, err = NewService(ServiceOptions{
 		Mover: mover, Merger: merger, OperationPatience: r.patience, NodeDeadAfter: r.deadAfter, RangeMergeAfter: r.mergeAfter,
-		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad,
+		RangeMaxBytes: r.rangeMaxBytes, RangeSplitLoad: r.rangeSplitLoad, Processors: r.processors,
 		Self: n.id, Boot: boot, Clock: n.clock, Engine: n.engine, Control: r, Alive: n.host.Liveness, Central: n.central, BootOf: n.host.BootOf, Bus: n.bus,
 		LeaseObserver: n.leases, LeaseTimes: n.leases, MinLeaseTTL: 2, Full: n.full.Load,
 	})

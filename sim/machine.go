@@ -237,7 +237,9 @@ func (m *machine) options(s *start) *node.Options {
 		MaxRequestBytes: 256 << 10, MaxTxnOps: 128, MemoryBytes: 96 << 20, WALSegmentBytes: 1 << 20,
 		RangeMaxBytes: cfg.RangeMaxBytes, RangeSplitLoad: cfg.RangeSplitLoad, RangeMergeAfter: cfg.MergeAfter,
 		MergeHold: cfg.mergeHold(), NoLeaseReads: cfg.NoLeaseReads,
-		AuthToken: "simple", AuthTokenTTL: 5 * time.Minute, BcryptCost: auth.MinCost, Logger: m.logger(),
+		// The processors have nothing to do: the leads of ranges in use gather at the sequencer.
+		Processors: func() (time.Duration, int) { return 0, 1 },
+		AuthToken:  "simple", AuthTokenTTL: 5 * time.Minute, BcryptCost: auth.MinCost, Logger: m.logger(),
 	}
 	if m.founder {
 		o.Cluster, o.Self, o.Founders = 0xc1, m.id(), m.c.founders

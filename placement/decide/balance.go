@@ -24,6 +24,7 @@ func (c *Cluster) balance() {
 			}
 		}
 	}
+	c.gatherLeaders()
 	c.balanceLoad()
 	c.balanceLeaders()
 }

@@ -157,6 +157,7 @@ type Cluster struct {
 	}
 	underWay int
 	repairs  int
+	gatherTo keyspace.NodeID
 	round    []Operation
 }
 
@@ -188,6 +189,25 @@ func (c *Cluster) Set(s Settings) {
 	for _, z := range c.zones {
 		z.fill.Ascend(func(n *node) bool { c.touch(n); return true })
 	}
+}
+
+// Gather says which node the leads of ranges in use go to, if it has a voter of them: the one with
+// the sequencer, while it has little to do. A put asks the sequencer from the node that leads its
+// range, which is a function call there, and a round trip elsewhere. 0 is none: load is
+// spread evenly.
+func (c *Cluster) Gather(to keyspace.NodeID) {
+	if to == c.gatherTo {
+		return
+	}
+	// What had come there may go at once.
+	if was := c.nodes[c.gatherTo]; was != nil {
+		for _, r := range was.replicas {
+			if r.Leader == was.ID {
+				r.ledAt = 0
+			}
+		}
+	}
+	c.gatherTo = to
 }
 
 // PutNode takes what is known of a node now.

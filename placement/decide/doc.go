@@ -64,6 +64,10 @@
 // move only if they have not moved for an hour and no other neighbour is there without a move.
 // They never move to a node from which balance would take them away again.
 //
+// While the sequencer's node has little to do, the leads of ranges in use go there, and its load
+// is not balanced. Nothing else moves those leads. So each step lowers the number of leads that
+// are elsewhere. Once the node has much to do that ends, and does not begin again for a time.
+//
 // Moves are few. Bytes go from the fullest to the emptiest node, large ranges first, and stop at
 // the narrower band. The next operation reuses what an abandoned one has copied. The bounds of a
 // split are at least four times those of a merge, in bytes and in load. Nothing merges within an
@@ -88,6 +92,7 @@
 //	cluster.go    Cluster: what it is told
 //	can.go        what may be drained or removed
 //	balance.go    bytes are balanced
+//	gather.go     leaders go to the sequencer's node, while it has little to do
 //	load.go       load and leaders are balanced
 //	share.go      shares of nodes, their bands, what may be moved
 //	act.go        one operation for each need

@@ -13,6 +13,10 @@ func (c *Cluster) balanceLoad() {
 			n.hot = false
 			return // those behind it have less
 		}
+		if n.ID == c.gatherTo {
+			n.hot = false
+			continue // it has little to do
+		}
 		// Changing load is no lasting load: it counts from the moment it stays.
 		if change := load - n.hotLoad; !n.hot && load > c.highLoad() ||
 			n.hot && max(change, -change) > c.settings.LoadRest*n.hotLoad {
@@ -51,7 +55,8 @@ func (c *Cluster) coolNode(n *node) {
 	var heir *node
 	gain := least
 	for r := range c.some(n) {
-		if r.Leader != n.ID || float64(r.Load) < least || r.Load == 0 || !c.rested(r.ledAt) || !c.lasts(n, r) || !c.calm(r) {
+		if r.Leader != n.ID || float64(r.Load) < least || r.Load == 0 || !c.rested(r.ledAt) || !c.lasts(n, r) || !c.calm(r) ||
+			c.gathered(r) {
 			continue
 		}
 		to := c.coolest(r, n)
@@ -73,7 +78,7 @@ func (c *Cluster) coolNode(n *node) {
 		}
 	default:
 		// One that was moved here not long ago may be as hot as those that are not tied.
-		r := n.hottest(func(r *rng) bool { return c.rested(r.movedAt) && c.lasts(n, r) && c.calm(r) })
+		r := n.hottest(func(r *rng) bool { return c.rested(r.movedAt) && c.lasts(n, r) && c.calm(r) && !c.gathered(r) })
 		if r == nil || !c.moveLoad(r, n, why) {
 			n.retryAt[Load] = c.now.Add(c.settings.Patience)
 		}
@@ -268,5 +273,5 @@ func (c *Cluster) giveLead(n *node, mean float64) bool {
 // It may not if that gives the other node so much load that it would lose some again.
 func (c *Cluster) canLead(r *rng, from, to *node) bool {
 	return to.takes() && r.votes(to) && c.rested(r.ledAt) && from.live() && from.tasks < c.settings.NodeTasks &&
-		float64(to.load+r.Load) <= c.restLoad() && c.calm(r)
+		float64(to.load+r.Load) <= c.restLoad() && c.calm(r) && !c.gathered(r)
 }

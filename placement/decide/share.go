@@ -146,6 +146,15 @@ func (c *Cluster) rested(at clock.Time) bool {
 	return at == 0 || c.now.Sub(at) >= c.settings.CoolDown
 }
 
+// gathered says whether the range's lead is to go to the sequencer's node, or to stay there.
+func (c *Cluster) gathered(r *rng) bool {
+	if r.Load < gatherLeast/2 {
+		return false
+	}
+	to := c.nodes[c.gatherTo]
+	return to != nil && to.takes() && r.votes(to)
+}
+
 // canMove says whether the range's replica may be moved for balance. It is free of what
 // bytes and load of the two nodes say.
 func (c *Cluster) canMove(r *rng, from, to *node) hold {

@@ -28,6 +28,7 @@ import (
 //	refuse [wait]                nothing of what was decided last was begun
 //	pause [off]
 //	factor to=5
+//	gather to=1                  the sequencer's node has little to do; 0: it has much
 //	check                        the requirements of what was decided last, against what is now
 //	explain range=1 | can-drain node=1 | can-decommission node=1 |
 //	can-replicate factor=5 | pending
@@ -88,6 +89,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		set := s.c.settings
 		set.ReplicationFactor = int(a.number("to", 3))
 		s.c.Set(set)
+	case "gather":
+		s.c.Gather(keyspace.NodeID(a.number("to", 0)))
 	case "check":
 		return s.check()
 	case "explain":

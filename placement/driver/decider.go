@@ -98,6 +98,8 @@ type decider struct {
 	handOverPause time.Duration
 	// seat says on which node the sequencer had better sit.
 	seat seat
+	// gathering says whether leads had better be on this node.
+	gathering gathering
 	// sought is the range that findLeaders has asked last.
 	sought keyspace.RangeID
 	// giveUp are those under way that cannot succeed any more, and why.
@@ -182,6 +184,7 @@ func (d *decider) round(ctx context.Context) {
 	if !d.mayDecide(now) {
 		return
 	}
+	d.gather(now)
 	r := d.c.Decide(now)
 	for _, a := range r.Abandon {
 		d.giveUp[a.Range] = a.Why

@@ -233,6 +233,7 @@
 //	decider.go     decider: what it tells the model, and its rounds
 //	decide_own.go  decisions for the placement group itself
 //	seat.go        on which node the sequencer had better sit
+//	gather.go      whether leads had better be at the sequencer
 //	alarm.go       alarms by what nodes say of themselves
 //	hold.go        ends holds that nobody renews
 //	operate.go     operator: operations under way are worked on

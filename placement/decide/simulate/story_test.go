@@ -31,6 +31,7 @@ import (
 //	node id=1 state=draining
 //	grow range=1 bytes=300MiB         load range=1 rate=5000 shape=divides
 //	hot width=4 rate=2000 every=10m for=1h
+//	gather to=1                       the sequencer's node has little to do; 0: it has much
 //	mark                              begins a new report, whose minimum is for what is to come
 //	run for=10m | limit=2h [quiet=11m] [trace=5]
 //	balance                           prints how equal the nodes are
@@ -115,6 +116,8 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		s.w.SetLoad(keyspace.RangeID(number(t, d, "range", 0)), number(t, d, "rate", 0), shapes[text(d, "shape", "divides")])
 	case "hot":
 		return s.hot(t, d)
+	case "gather":
+		s.w.Cluster().Gather(keyspace.NodeID(number(t, d, "to", 0)))
 	case "mark":
 		s.w.Mark()
 		s.w.Plan()
