@@ -30,10 +30,14 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/skeindb/skein/config"
 	"github.com/skeindb/skein/embed"
@@ -97,10 +101,17 @@ func New(t testing.TB, opts ...Option) *Server {
 			t.Errorf("embedtest: %v", err)
 		}
 	})
-	if s.client, err = clientv3.New(clientv3.Config{Endpoints: s.Endpoints(), Logger: zap.NewNop()}); err != nil {
+	// While a node is down the client knocks often: by gRPC's pauses puts would fail for a second after it is back.
+	often := grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: 20 * time.Second,
+	})
+	if s.client, err = clientv3.New(clientv3.Config{Endpoints: s.Endpoints(), Logger: zap.NewNop(), DialOptions: []grpc.DialOption{often}}); err != nil {
 		t.Fatalf("embedtest: %v", err)
 	}
 	t.Cleanup(func() { _ = s.client.Close() }) // before the nodes
+	for _, n := range s.nodes {
+		n.client = s.client
+	}
 	return s
 }
 
@@ -199,6 +210,7 @@ type Node struct {
 	t      testing.TB
 	cfg    *config.Config
 	logger *zap.Logger
+	client *clientv3.Client // the Server's
 	// server is nil while the node does not run.
 	server *embed.Server
 }
@@ -248,8 +260,8 @@ func (n *Node) Stop() {
 	}
 }
 
-// Start starts the node again on its directory, and returns when it serves. That needs a quorum: with two of three nodes down
-// it waits for ever.
+// Start starts the node again on its directory, and returns when it serves and the Server's client reaches a node. That needs a
+// quorum: with two of three nodes down it waits for ever.
 func (n *Node) Start() {
 	n.t.Helper()
 	if n.server != nil {
@@ -257,5 +269,15 @@ func (n *Node) Start() {
 	}
 	if err := n.start(context.Background()); err != nil {
 		n.t.Fatalf("embedtest: start %s: %v", n.cfg.Name, err)
+	}
+	n.connect()
+}
+
+// connect waits until the client has a connection. Until then its puts fail.
+func (n *Node) connect() {
+	conn := n.client.ActiveConnection()
+	for state := conn.GetState(); state != connectivity.Ready && state != connectivity.Shutdown; state = conn.GetState() {
+		conn.Connect()
+		conn.WaitForStateChange(context.Background(), state)
 	}
 }
