@@ -49,6 +49,7 @@ const (
 	snapshotBytes   = "snapshot: MB/s of live data"
 	snapshotSize    = "snapshot: size / live data"
 	snapshotGrown   = "snapshot: the node's memory grew by, MiB"
+	snapshotCached  = "snapshot: of it the block cache, MiB"
 	snapshotOthers  = "snapshot: another node's memory grew by, MiB"
 	snapshotCPU     = "snapshot: CPU of the nodes, s"
 )
@@ -63,7 +64,7 @@ func snapshots(ctx context.Context, b *bench, o *snapshotOptions) error {
 			return err
 		}
 		all[strconv.Itoa(d.keys)] = runs
-		writePairs(os.Stdout, d.String(), runs, []string{snapshotSeconds, snapshotFirst, snapshotBytes, snapshotSize, snapshotGrown, snapshotOthers, snapshotCPU})
+		writePairs(os.Stdout, d.String(), runs, []string{snapshotSeconds, snapshotFirst, snapshotBytes, snapshotSize, snapshotGrown, snapshotCached, snapshotOthers, snapshotCPU})
 	}
 	return b.save("snapshot.json", all)
 }
@@ -122,6 +123,15 @@ func (c *cluster) snapshotCosts(ctx context.Context, d *stored, node int) (figur
 	if err != nil {
 		return nil, err
 	}
+	// etcd has no block cache: 0.
+	cached := func() (float64, error) {
+		p, err := c.metrics(ctx, node)
+		return p["skein_engine_block_cache_bytes"] / mebibyte, err
+	}
+	cachedBefore, err := cached()
+	if err != nil {
+		return nil, err
+	}
 	var run snapshotRun
 	grown, err := c.growth(func() (err error) {
 		run, err = snapshotTo(ctx, client, io.Discard)
@@ -134,9 +144,13 @@ func (c *cluster) snapshotCosts(ctx context.Context, d *stored, node int) (figur
 	if err != nil {
 		return nil, err
 	}
+	cachedAfter, err := cached()
+	if err != nil {
+		return nil, err
+	}
 	others := slices.Delete(slices.Clone(grown[:]), node, node+1)
 	return figureSet{
 		snapshotSeconds: run.took.Seconds(), snapshotFirst: run.first.Seconds(), snapshotBytes: d.bytes() / megabyte / run.took.Seconds(),
-		snapshotSize: float64(run.bytes) / d.bytes(), snapshotGrown: grown[node], snapshotOthers: slices.Max(others), snapshotCPU: (after - before).Seconds(),
+		snapshotSize: float64(run.bytes) / d.bytes(), snapshotGrown: grown[node], snapshotCached: cachedAfter - cachedBefore, snapshotOthers: slices.Max(others), snapshotCPU: (after - before).Seconds(),
 	}, nil
 }
