@@ -224,9 +224,10 @@ elastic:
 tails:
 	SKEIN_SIM_SEEDS=$(SEEDS) go test $(TAGS) -count=1 -timeout 10h -run '^TestTailsWithChanges$$' ./recovery
 
-# Each mutation: the seed and checker that find it, and the same seeds without it.
+# Each mutation: the seed and checker that find it, and the same seeds without it. What runs has bounds of its own.
+# ARGS="-run 'TestMutations/fsync_skipped'" looks for one.
 planted:
-	go test -tags 'invariants planted' -count=1 -timeout 30m -v -run '^TestMutations$$' ./sim
+	go test -tags 'invariants planted' -count=1 -timeout 24h -v -run '^TestMutations$$' ./sim $(ARGS)
 
 # Whether the mutations and the tests that look for them still compile.
 # go list compiles the tests for their export data, and links nothing.

@@ -182,42 +182,20 @@ func finding(o *outcome) (checker, violation string, ok bool) {
 const mutationSeeds = 24
 
 // TestMutations sets each mutation. A checker must find it within a few seeds of its
-// story, and the same seeds must be clean without it.
+// story, and the same seeds must be clean without it. Each is a subtest, so that -run takes
+// some of them.
 func TestMutations(t *testing.T) {
 	used := map[job]bool{}
 	table := fmt.Sprintf("%-44s %-10s %4s  %-28s %6s  %s", "bug", "story", "seed", "checker", "took", "what it found")
-	only := only(t)
 	for _, bug := range mutation.All() {
-		if only != mutation.None && bug != only {
-			continue
-		}
-		began := time.Now()
-		if test, ok := mutationTests[bug]; ok || mutationStories[bug] == storyOfLinks {
-			where, found := storyOfLinks, ""
-			if ok {
-				where, found = test.pkg, findInTest(t, bug, test.pkg, test.test)
-			} else {
-				found = findInLinks(t, bug)
+		t.Run(bug.String(), func(t *testing.T) {
+			line, clean := lookFor(t, bug)
+			for _, j := range clean {
+				used[j] = true
 			}
-			line := fmt.Sprintf("%-44s %-10s %34.1fs  %.160s", bug, where, time.Since(began).Seconds(), found)
 			t.Log(line)
 			table += "\n" + line
-			continue
-		}
-		by, clean := findMutation(t, bug)
-		for _, j := range clean {
-			used[j] = true
-		}
-		took := time.Since(began).Seconds()
-		line := fmt.Sprintf("%-44s %-10s NOT FOUND with %d seeds, %.1f s", bug, mutationStories[bug], mutationSeeds, took)
-		if by == nil {
-			t.Errorf("%q was not found", bug)
-		} else {
-			checker, what, _ := finding(by)
-			line = fmt.Sprintf("%-44s %-10s %4d  %-28s %5.1fs  %.160s", bug, by.Story, by.Seed, checker, took, what)
-		}
-		t.Log(line)
-		table += "\n" + line
+		})
 	}
 	began := time.Now()
 	jobs := slices.SortedFunc(maps.Keys(used), func(a, b job) int {
@@ -231,6 +209,30 @@ func TestMutations(t *testing.T) {
 		}
 	})
 	t.Logf("\n%s\nwithout a mutation: %d runs of the same seeds, %d violations, %.1f s", table, len(jobs), wrong, time.Since(began).Seconds())
+}
+
+// lookFor looks for a mutation in its story or its test. It returns the line of the table, and the runs that
+// must be clean without the mutation.
+func lookFor(t *testing.T, bug mutation.Bug) (line string, clean []job) {
+	t.Helper()
+	began := time.Now()
+	if test, ok := mutationTests[bug]; ok || mutationStories[bug] == storyOfLinks {
+		where, found := storyOfLinks, ""
+		if ok {
+			where, found = test.pkg, findInTest(t, bug, test.pkg, test.test)
+		} else {
+			found = findInLinks(t, bug)
+		}
+		return fmt.Sprintf("%-44s %-10s %34.1fs  %.160s", bug, where, time.Since(began).Seconds(), found), nil
+	}
+	by, clean := findMutation(t, bug)
+	took := time.Since(began).Seconds()
+	if by == nil {
+		t.Errorf("%q was not found", bug)
+		return fmt.Sprintf("%-44s %-10s NOT FOUND with %d seeds, %.1f s", bug, mutationStories[bug], mutationSeeds, took), clean
+	}
+	checker, what, _ := finding(by)
+	return fmt.Sprintf("%-44s %-10s %4d  %-28s %5.1fs  %.160s", bug, by.Story, by.Seed, checker, took, what), clean
 }
 
 // storyOfLinks is TestBrokenLinks, which looks for the mutations that cost availability alone.
@@ -295,11 +297,4 @@ func findMutation(t *testing.T, bug mutation.Bug) (by *outcome, clean []job) {
 		}
 	}
 	return by, clean
-}
-
-// only is the mutation that SKEIN_SIM_BUG selects by its number, None for all.
-func only(t *testing.T) mutation.Bug {
-	t.Helper()
-	n, _ := number(t, "SKEIN_SIM_BUG")
-	return mutation.Bug(n)
 }
