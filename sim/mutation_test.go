@@ -51,7 +51,9 @@ func setMutation(_ *testing.T, b mutation.Bug, cfg *Config) {
 	}
 }
 
-// mutationStories says which story looks for each mutation.
+// mutationStories says which story looks for each mutation. AllocatedWithoutLease is looked for among leases: an answer
+// about one has its revision from the sequencer alone. Ranges refuse to read at a revision of a sequencer that has a
+// successor.
 var mutationStories = map[mutation.Bug]string{
 	mutation.FsyncSkipped:             "blackout",
 	mutation.AcknowledgedBeforeQuorum: "leaders",
