@@ -17,10 +17,11 @@
 //  1. Each operation that was begun is answered once, unless the stream ends before.
 //  2. An operation leaves the window before its answer is sent. So a client that counts answers is never told that it
 //     has ignored the window.
-//  3. A pipe holds at most its window of requests, the answers to these, and a frame under way. While a window's bytes
-//     of answers wait for the client, it reads no further frame and begins no operation. Operations that have begun are
-//     finished, so their answers may be more than that: their sizes are not known before. The node's own budget
-//     of answers counts the large ones of all pipes.
+//  3. A pipe holds at most its window of requests, a window's bytes of answers, and a frame under way. While so many bytes
+//     wait for the client, it reads no further frame and begins no operation. Sizes are not known before answers are there: one that
+//     finds no room is dropped and made again later, unless its operation has changed something. So beside the
+//     window there are the answers that workers have in their hands at the moment, and those of 16 changes (room.go). Answers of spans
+//     hold their bytes of the node's budget.
 //  4. A client that breaks the protocol loses its stream. What was begun by it may happen.
 //
 // # What if

@@ -23,8 +23,12 @@ type operation struct {
 	request any
 	// field is that of the answer.
 	field  protowire.Number
+	growth growth
 	ctx    context.Context
 	cancel context.CancelFunc
+	// Guarded by the pipe's mu. reserved is the room that its answer has, and counted says that it is one of the pipe's singles.
+	reserved uint64
+	counted  bool
 }
 
 // Fields of an Answer.
@@ -85,8 +89,7 @@ func (o *operation) do() {
 	if o.request == nil {
 		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
 	} else {
-		o.p.awaitTaken(o.ctx) // what is begun now would only add to what the client does not take
-		a.body, err = o.p.s.o.Operations.Do(o.ctx, o.request)
+		a.body, err = o.serve()
 	}
 	o.cancel()
 	if err != nil {

@@ -31,14 +31,18 @@ type pipe struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// taken says that answers were taken, that over is true, or that the time of an operation that waits for it is over.
-	taken sync.Cond
+	// room wakes who waits for room for answers: there may be some, the pipe is over, or the time of an operation is.
+	room sync.Cond
 	// The rest is guarded by mu. under are the operations that are in the window, bytes their size.
 	under map[uint64]*operation
 	bytes uint64
 	// answers wait for the writer. Their operations are in the window.
 	answers     []answer
 	answerBytes uint64
+	// reserved are the bytes of answers that are about to come. singles counts the operations of that growth that have begun.
+	// again counts those that wait to be done once more.
+	reserved       uint64
+	singles, again int
 	// read says that the reader has ended, and readErr why, nil for the client's side that was closed.
 	read    bool
 	readErr error
@@ -49,7 +53,7 @@ type pipe struct {
 func newPipe(s *Service, stream grpc.ServerStream) *pipe {
 	p := &pipe{s: s, stream: stream, wake: make(chan struct{}, 1), under: make(map[uint64]*operation)}
 	p.ctx, p.cancel = context.WithCancel(stream.Context())
-	p.taken.L = &p.mu
+	p.room.L = &p.mu
 	return p
 }
 
@@ -71,7 +75,9 @@ func (p *pipe) readFrames() error {
 			p.s.begin(o)
 		}
 		p.cancelAll(f.GetCancels())
-		p.awaitTaken(p.ctx)
+		p.mu.Lock()
+		p.await(p.ctx, p.hasRoom)
+		p.mu.Unlock()
 	}
 }
 
@@ -96,6 +102,7 @@ func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
 		}
 		o := &operation{p: p, tag: tag, size: size}
 		o.request, o.field = requestOf(op)
+		o.growth = growthOf(o.request)
 		o.ctx, o.cancel = contextOf(p.ctx, op)
 		p.under[tag] = o
 		begun = append(begun, o)
@@ -135,24 +142,6 @@ func (p *pipe) cancelAll(tags []uint64) {
 	}
 }
 
-// awaitTaken waits while the client has too much to take, and no longer than the context.
-func (p *pipe) awaitTaken(ctx context.Context) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.answerBytes < p.s.window.GetBytes() {
-		return
-	}
-	stop := context.AfterFunc(ctx, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.taken.Broadcast()
-	})
-	defer stop()
-	for p.answerBytes >= p.s.window.GetBytes() && !p.over && ctx.Err() == nil {
-		p.taken.Wait()
-	}
-}
-
 // reader is the goroutine of the reader. It ends soon after the writer.
 func (p *pipe) reader() {
 	err := p.readFrames()
@@ -176,11 +165,25 @@ func (p *pipe) answer(a answer) {
 	p.mu.Lock()
 	p.answers = append(p.answers, a)
 	p.answerBytes += uint64(a.body.Len())
+	p.release(p.under[a.tag])
 	first := len(p.answers) == 1
 	p.mu.Unlock()
 	if first {
 		p.signal()
 	}
+}
+
+// release gives back what an operation has of the pipe beside its answer. mu is held.
+func (p *pipe) release(o *operation) {
+	if o.reserved == 0 && !o.counted {
+		return
+	}
+	p.reserved -= o.reserved
+	if o.counted {
+		p.singles--
+	}
+	o.reserved, o.counted = 0, false
+	p.room.Broadcast()
 }
 
 // write is the writer, in the goroutine of the stream. It returns what the stream ends with.
@@ -256,7 +259,7 @@ func (p *pipe) take() (f *frame, n int) {
 	if p.answers = p.answers[n:]; len(p.answers) == 0 {
 		p.answers = nil
 	}
-	p.taken.Broadcast()
+	p.room.Broadcast()
 	return f, n
 }
 
@@ -288,7 +291,7 @@ func (p *pipe) end() {
 	p.cancel()
 	p.mu.Lock()
 	p.over = true
-	p.taken.Broadcast()
+	p.room.Broadcast()
 	p.mu.Unlock()
 	p.running.Wait()
 	for _, a := range p.answers {

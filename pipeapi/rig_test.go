@@ -31,6 +31,8 @@ type fakeOperations struct {
 	held map[string]chan struct{}
 	// bytes is the size of the values that reads find, lent how many buffers of answers are not freed.
 	bytes, lent int
+	// differs says that the compares of transactions fail, which then read a value.
+	differs bool
 	// called counts the operations, most is how many there were at the same time.
 	called, now, most int
 }
@@ -105,6 +107,11 @@ func (f *fakeOperations) answer(request any) (string, proto.Message) {
 		key := "txn"
 		if c := r.GetCompare(); len(c) > 0 {
 			key = string(c[0].GetKey())
+		}
+		if f.differs {
+			kv := &mvccpb.KeyValue{Key: []byte(key), Value: make([]byte, f.bytes)}
+			read := &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{Kvs: []*mvccpb.KeyValue{kv}, Count: 1}}
+			return key, &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: 7}, Responses: []*pb.ResponseOp{{Response: read}}}
 		}
 		return key, &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: 7}, Succeeded: true}
 	}
