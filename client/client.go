@@ -67,9 +67,9 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		cfg.Etcd.DialKeepAliveTime = 10 * time.Second
 		cfg.Etcd.DialKeepAliveTimeout = cmp.Or(cfg.Etcd.DialKeepAliveTimeout, 5*time.Second)
 	}
-	etcd, err := clientv3.New(cfg.Etcd)
+	etcd, err := login(ctx, cfg.Etcd)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("client: log in at %v: %w", cfg.Etcd.Endpoints, err)
 	}
 	c := &Client{etcd: etcd, pageKeys: cfg.PageKeys, done: make(chan struct{}), wake: make(chan struct{}, 1)}
 	c.ctx, c.cancel = context.WithCancel(etcd.Ctx())
@@ -77,6 +77,8 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	go c.run(first)
 	select {
 	case err = <-first:
+	case <-c.done:
+		err = errors.Join(ErrClosed, c.ctx.Err()) // by the context of cfg.Etcd
 	case <-ctx.Done():
 		err = errors.Join(ctx.Err(), c.lastError())
 	}
@@ -84,6 +86,41 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, errors.Join(fmt.Errorf("client: open a pipe to %v: %w", etcd.Endpoints(), err), c.Close())
 	}
 	return c, nil
+}
+
+// login returns etcd's client. New logs in, and tries that once. So login calls it again while the node may be down.
+func login(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
+	base := cfg.Context
+	if base == nil {
+		base = context.Background()
+	}
+	for pause := leastPause; ; pause = min(2*pause, mostPause) {
+		life, cancel := context.WithCancel(base)
+		cfg.Context = life
+		asked, slow := context.AfterFunc(ctx, cancel), time.AfterFunc(loginTimeout, cancel)
+		etcd, err := clientv3.New(cfg)
+		bounded := asked() // and not ended by either
+		if slow.Stop() && bounded && err == nil {
+			context.AfterFunc(etcd.Ctx(), cancel)
+			return etcd, nil
+		}
+		cancel()
+		if err == nil {
+			_ = etcd.Close() // it has nothing under way
+			err = context.Canceled
+		}
+		switch {
+		case base.Err() != nil:
+			return nil, errors.Join(base.Err(), err)
+		case ctx.Err() == nil && !mayPass(err):
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), err)
+		}
+	}
 }
 
 // Close ends the client and its etcd client. Calls without an answer end with ErrClosed, and changes that were sent with
@@ -168,15 +205,19 @@ func (c *Client) lastError() error {
 
 // finally returns what the calls end with where another attempt to open a pipe would end as this one, nil where it may not.
 func (c *Client) finally(err error) error {
-	switch code := codeOf(err); {
-	case code == codes.Unimplemented:
+	switch {
+	case codeOf(err) == codes.Unimplemented:
 		return fmt.Errorf("%w: %w", ErrNoPipe, err)
-	case code == codes.Unavailable, code == codes.Canceled, code == codes.ResourceExhausted, code == codes.DeadlineExceeded:
-		return nil
-	case c.etcd.Username != "" && isOldToken(err):
+	case mayPass(err), c.etcd.Username != "" && isOldToken(err):
 		return nil
 	}
 	return rpctypes.Error(err)
+}
+
+// mayPass says whether another attempt to log in, or to open a pipe, may end otherwise.
+func mayPass(err error) bool {
+	code := codeOf(err)
+	return code == codes.Unavailable || code == codes.Canceled || code == codes.ResourceExhausted || code == codes.DeadlineExceeded
 }
 
 // codeOf returns the code of an error of a stream that is opened. The login before it has errors of etcd's client and of
