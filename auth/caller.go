@@ -107,5 +107,20 @@ func (c *Caller) May(what rights.Type, key, end []byte) error {
 	return nil
 }
 
+// Readable returns the largest span around a key that the user may read all of: the key alone if it may not read even that.
+func (c *Caller) Readable(key []byte) keyspace.Span {
+	switch {
+	case c.off:
+		return keyspace.Span{}
+	case !c.known || c.stale != nil || c.Subject == nil:
+		return keyspace.Single(key)
+	}
+	start, end, ok := c.Subject.Readable(key)
+	if !ok {
+		return keyspace.Single(key)
+	}
+	return keyspace.Span{Start: start, End: end}
+}
+
 // has says whether the user has a role.
 func (c *Caller) has(role string) bool { return slices.Contains(c.roles, role) }

@@ -20,6 +20,7 @@ import (
 	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/api/datapb"
 	"github.com/skeindb/skein/api/pipepb"
+	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/kverror"
 	"github.com/skeindb/skein/rights"
 )
@@ -321,5 +322,21 @@ func TestCheck(t *testing.T) {
 		if got := kinds(all, func(caller *Caller) error { return Check(caller, c.req) }); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.what, got, c.want)
 		}
+	}
+}
+
+// TestReadable: the span around a key that a caller may read, of most callers the key alone.
+func TestReadable(t *testing.T) {
+	all := testCallers(t)
+	alone := keyspace.Single([]byte("r1")).String()
+	for name, want := range map[string]string{
+		"u": `["r", "t")`, "root": `["", ∞)`, "nobody": alone, "node": alone, "no-name": alone, "gone": alone, "old": alone, "old-root": alone,
+	} {
+		if got := all[name].Readable([]byte("r1")).String(); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	if got := all["u"].Readable([]byte("w")); !got.IsSingle() {
+		t.Errorf("what may be written: %s", got)
 	}
 }

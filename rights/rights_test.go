@@ -227,6 +227,20 @@ func checkSpans(t *testing.T, d dice, s *State) {
 		if !ok {
 			t.Fatalf("no subject of user %q", u.Name)
 		}
+		for _, k := range all {
+			start, end, ok := sub.Readable(k)
+			if ok != s.may(u, Read, k) {
+				t.Fatalf("user %q reads %q: %t\n%s", u.Name, k, ok, s)
+			}
+			for _, in := range all {
+				if ok && bytes.Compare(start, in) <= 0 && (len(end) == 0 || bytes.Compare(in, end) < 0) && !s.may(u, Read, in) {
+					t.Fatalf("user %q reads %q to %q, and not %q\n%s", u.Name, start, end, in, s)
+				}
+			}
+			if ok && len(end) > 0 && sub.May(Read, end, nil) {
+				t.Fatalf("user %q reads %q to %q, and further\n%s", u.Name, start, end, s)
+			}
+		}
 		for range 100 {
 			key, end, what := d.key(), d.key(), Type(d.IntN(2))
 			if len(key) == 0 || len(end) > 0 && !openEnd(end) && bytes.Compare(key, end) >= 0 {

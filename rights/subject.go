@@ -59,6 +59,19 @@ func (s *Subject) May(what Type, key, end []byte) bool {
 	return false
 }
 
+// Readable returns the largest span around a key that the user may read all of, from start to before end; an empty end is none. ok
+// is false if it may not read the key.
+func (s *Subject) Readable(key []byte) (start, end []byte, ok bool) {
+	if s.root {
+		return nil, nil, true
+	}
+	i := s.read.at(key)
+	if i < 0 {
+		return nil, nil, false
+	}
+	return s.read[i].start, s.read[i].end, true
+}
+
 // Root says whether the user may do everything.
 func (s *Subject) Root() bool { return s.root }
 
