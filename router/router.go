@@ -74,6 +74,20 @@ func (r *Router) Locate(ctx context.Context, span keyspace.Span) ([]Located, err
 	return out, nil
 }
 
+// LeaderOf returns the span of the range that holds a key and the live node that has led it last, 0 if this gateway knows of
+// none. It does not block.
+func (r *Router) LeaderOf(key []byte) (keyspace.Span, keyspace.NodeID) {
+	rt := r.cache.find(key)
+	if rt == nil {
+		return keyspace.Span{}, 0
+	}
+	leader := rt.leader()
+	if leader != r.cfg.Self && !r.cfg.Alive(leader) {
+		return keyspace.Span{}, 0
+	}
+	return rt.desc.Span, leader
+}
+
 // SpanOf returns the span of the range at the generation, if this gateway knows the generation. It
 // does not block.
 func (r *Router) SpanOf(id keyspace.RangeID, g keyspace.Generation) (keyspace.Span, bool) {

@@ -179,6 +179,35 @@ func TestTheDeadAreNotAsked(t *testing.T) {
 	})
 }
 
+// TestLeaderOf: the leader is the node that answered last, as long as it lives.
+func TestLeaderOf(t *testing.T) {
+	c := newCluster(1)
+	var dead keyspace.NodeID
+	r := New(Config{Self: 1, Clock: clock.System(), Ranges: c, Sequencer: c, Placement: c, Alive: func(n keyspace.NodeID) bool { return n != dead }})
+	want := func(what string, leader keyspace.NodeID) {
+		t.Helper()
+		if _, got := r.LeaderOf([]byte("a")); got != leader {
+			t.Errorf("%s: node %s, want %s", what, got, leader)
+		}
+	}
+	want("no range is known", 0)
+	r.Learn(c.descs...)
+	want("nobody has answered", 0)
+	c.lead[1] = 2
+	if _, err := r.Put(internal(t), &pb.PutRequest{Key: []byte("a")}); err != nil {
+		t.Fatal(err)
+	}
+	want("it has answered", 2)
+	dead = 2
+	want("it is dead", 0)
+	r.Led(1, 1)
+	dead = 1
+	want("this node is never dead to itself", 1)
+	if span, _ := r.LeaderOf([]byte("a")); !span.Equal(keyspace.Span{}) {
+		t.Errorf("the span is %s", span)
+	}
+}
+
 // failing answers every request with one error.
 type failing struct {
 	*cluster
