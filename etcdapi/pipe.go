@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 
+	"github.com/skeindb/skein/api/pipepb"
+	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/kverror"
 )
 
@@ -64,6 +66,34 @@ func (o *Operations) Do(ctx context.Context, request any) (mem.BufferSlice, erro
 		return nil, kverror.GRPC(err)
 	}
 	return o.s.codec.encode(answer)
+}
+
+// Place says who leads a key, if that is another node, as far as this one knows. The ends of a range are keys. So the span is cut
+// to what the sender of the context may read, and to the key alone if that is nothing.
+func (o *Operations) Place(ctx context.Context, key []byte) *pipepb.Place {
+	if o.s.opts.Place == nil {
+		return nil
+	}
+	span, leader, urls := o.s.opts.Place(key)
+	if leader == 0 || leader == o.s.opts.Self {
+		return nil
+	}
+	c, err := o.s.allowed(ctx, func(*auth.Caller) error { return nil })
+	if err != nil {
+		return nil
+	}
+	known, ok := c.Readable(key).Intersect(span)
+	if !ok {
+		return nil // a range of another key: a bug of Options.Place
+	}
+	p := &pipepb.Place{Node: uint64(leader), ClientUrls: urls, Key: known.Start, RangeEnd: known.End}
+	switch {
+	case known.IsSingle():
+		p.RangeEnd = nil
+	case len(known.End) == 0:
+		p.RangeEnd = []byte{0}
+	}
+	return p
 }
 
 // Closing is closed when the server is about to stop. It serves on for a moment.

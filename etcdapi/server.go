@@ -129,6 +129,9 @@ type Options struct {
 	Register func(grpc.ServiceRegistrar)
 	// Pipe, if not nil, makes the service of pipes, which serves operations by these.
 	Pipe func(*Operations) pipepb.PipeServer
+	// Place, if not nil, returns the span of the range of a key, the node that leads it, and the client URLs of that node. The node
+	// is 0 if this one knows of none. It does not block.
+	Place func(key []byte) (span keyspace.Span, leader keyspace.NodeID, clientURLs []string)
 	// Console, if not nil, makes what is served under /console/: at the client URLs, or at ConsoleURLs alone if there are any.
 	Console     func(*Services) http.Handler
 	ConsoleURLs []url.URL

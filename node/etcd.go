@@ -80,6 +80,20 @@ func (s etcdNode) MoveLeader(ctx context.Context, to keyspace.NodeID) error {
 	return s.c.admin.MoveLeader(ctx, to)
 }
 
+// place is etcdapi.Options.Place.
+func (c *Core) place(key []byte) (span keyspace.Span, leader keyspace.NodeID, clientURLs []string) {
+	span, leader = c.router.LeaderOf(key)
+	if leader == 0 || leader == c.o.Self {
+		return span, leader, nil
+	}
+	m, _ := c.client.WatchMap()
+	if m == nil {
+		return span, 0, nil
+	}
+	n, _ := m.Node(leader)
+	return span, leader, n.ClientURLs
+}
+
 // Face sets what etcd's services ask of the node. Whoever serves them calls their RightsTaken by OnRevoked and
 // their LoadBegun by OnLoad.
 func (c *Core) Face(o *etcdapi.Options) error {
@@ -95,6 +109,7 @@ func (c *Core) Face(o *etcdapi.Options) error {
 	}
 	o.Slow, o.Names = c.slow.Add, c.names.inText
 	o.Alarms, o.Downgrades, o.Hashes, o.Answers = etcdAlarms{c}, etcdDowngrades{c}, c.router, c.answers
+	o.Place = c.place
 	if c.o.Snapshots {
 		files, err := newSnapshots(c)
 		if err != nil {

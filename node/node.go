@@ -149,7 +149,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 
 func servePipes(face *etcdapi.Options, reg prometheus.Registerer) {
 	face.Pipe = func(o *etcdapi.Operations) pipepb.PipeServer {
-		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Metrics: pipeapi.NewMetrics(reg)})
+		return pipeapi.New(pipeapi.Options{Operations: o, Clock: clock.System(), Node: face.Self, Metrics: pipeapi.NewMetrics(reg)})
 	}
 }
 

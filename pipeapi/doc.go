@@ -22,7 +22,8 @@
 //     finds no room is dropped and made again later, unless its operation has changed something. So beside the
 //     window there are the answers that workers have in their hands at the moment, and those of 16 changes (room.go). Answers of spans
 //     hold their bytes of the node's budget.
-//  4. A client that breaks the protocol loses its stream. What was begun by it may happen.
+//  4. A place tells a client no more of a range than what its user may read. (etcdapi)
+//  5. A client that breaks the protocol loses its stream. What was begun by it may happen.
 //
 // # What if
 //

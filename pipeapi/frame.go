@@ -14,6 +14,8 @@ type answer struct {
 	field protowire.Number
 	// body is the encoded message in the field.
 	body mem.BufferSlice
+	// place is the encoded Place, or nil.
+	place []byte
 }
 
 // frame is a ServerFrame, encoded: its answers are already.
@@ -43,10 +45,17 @@ func frameOf(m *pipepb.ServerFrame) (*frame, error) {
 func (f *frame) add(a *answer) {
 	size := a.body.Len()
 	n := protowire.SizeTag(fieldTag) + protowire.SizeVarint(a.tag) + protowire.SizeTag(a.field) + protowire.SizeBytes(size)
+	if a.place != nil {
+		n += protowire.SizeTag(fieldPlace) + protowire.SizeBytes(len(a.place))
+	}
 	f.head = protowire.AppendTag(f.head, fieldAnswers, protowire.BytesType)
 	f.head = protowire.AppendVarint(f.head, uint64(n))
 	f.head = protowire.AppendTag(f.head, fieldTag, protowire.VarintType)
 	f.head = protowire.AppendVarint(f.head, a.tag)
+	if a.place != nil {
+		f.head = protowire.AppendTag(f.head, fieldPlace, protowire.BytesType)
+		f.head = protowire.AppendBytes(f.head, a.place)
+	}
 	f.head = protowire.AppendTag(f.head, a.field, protowire.BytesType)
 	f.head = protowire.AppendVarint(f.head, uint64(size))
 	if size > copiedBytes {

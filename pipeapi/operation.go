@@ -2,6 +2,7 @@ package pipeapi
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -24,6 +25,8 @@ type operation struct {
 	// field is that of the answer.
 	field  protowire.Number
 	growth growth
+	// locate says that the client wants to know who leads the key.
+	locate bool
 	ctx    context.Context
 	cancel context.CancelFunc
 	// Guarded by the pipe's mu. reserved is the room that its answer has, and counted says that it is one of the pipe's singles.
@@ -39,6 +42,7 @@ const (
 	fieldPut
 	fieldDelete
 	fieldTxn
+	fieldPlace
 )
 
 // requestOf returns the request of etcd's that an operation is, and the field of its answer. It is nil for an operation
@@ -89,13 +93,58 @@ func (o *operation) do() {
 	if o.request == nil {
 		err = status.Errorf(codes.Unimplemented, "skein: pipe: operation %d has no request that this node knows: the client may be newer than the node", o.tag)
 	} else {
-		a.body, err = o.serve()
+		if a.body, err = o.serve(); err == nil && o.locate {
+			a.place = o.place()
+		}
 	}
 	o.cancel()
 	if err != nil {
 		a.field, a.body = fieldError, errorBody(err)
 	}
 	o.p.answer(a)
+}
+
+// place returns the encoded Place of the operation's key, nil if there is none to tell.
+func (o *operation) place() []byte {
+	key := keyOf(o.request)
+	if len(key) == 0 {
+		return nil
+	}
+	p := o.p.s.o.Operations.Place(o.ctx, key)
+	if p == nil {
+		return nil
+	}
+	b, err := proto.Marshal(p)
+	if err != nil || len(b) > mostPlaceBytes { // a URL that is not UTF-8, or a range that ends at a huge key
+		return nil
+	}
+	return b
+}
+
+// mostPlaceBytes bounds a Place, which does not count in what the pipe holds for its client.
+const mostPlaceBytes = 4 << 10
+
+// keyOf returns the key whose place an operation asks for.
+func keyOf(request any) []byte {
+	switch r := request.(type) {
+	case *pb.RangeRequest:
+		return r.GetKey()
+	case *pb.PutRequest:
+		return r.GetKey()
+	case *pb.DeleteRangeRequest:
+		return r.GetKey()
+	case *pb.TxnRequest:
+		if all := r.GetCompare(); len(all) > 0 {
+			return all[0].GetKey()
+		}
+		for _, branch := range [2][]*pb.RequestOp{r.GetSuccess(), r.GetFailure()} {
+			if len(branch) > 0 {
+				op := branch[0]
+				return slices.Concat(op.GetRequestRange().GetKey(), op.GetRequestPut().GetKey(), op.GetRequestDeleteRange().GetKey()) // one has it
+			}
+		}
+	}
+	return nil
 }
 
 // errorBody returns an Error as it is sent.

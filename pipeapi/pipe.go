@@ -102,7 +102,7 @@ func (p *pipe) admit(f *pipepb.ClientFrame) ([]*operation, error) {
 		}
 		o := &operation{p: p, tag: tag, size: size}
 		o.request, o.field = requestOf(op)
-		o.growth = growthOf(o.request)
+		o.growth, o.locate = growthOf(o.request), op.GetLocate()
 		o.ctx, o.cancel = contextOf(p.ctx, op)
 		p.under[tag] = o
 		begun = append(begun, o)

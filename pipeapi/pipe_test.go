@@ -80,6 +80,57 @@ func TestCompareAndPut(t *testing.T) {
 	}
 }
 
+// TestPlaces: who asks where a key is led is told, if another node leads it and the operation has succeeded.
+func TestPlaces(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		k := &pipepb.Place{Node: 5, ClientUrls: []string{"http://a:1", "http://b:1"}, Key: []byte("j"), RangeEnd: []byte("l")}
+		r.ops.places = map[string]*pipepb.Place{"k": k, "bad": {Node: 5, ClientUrls: []string{"\xff"}}, "far": {Node: 5, Key: []byte("far"), RangeEnd: make([]byte, mostPlaceBytes)}}
+		r.ops.bytes = 100 << 10 // some answers are not copied
+		s := r.pipe()
+		asking := []*pipepb.Operation{
+			put(0, "k"), get(1, "k"), compareAndPutOf(2, "k"),
+			{Tag: 3, Request: &pipepb.Operation_DeleteRange{DeleteRange: &pb.DeleteRangeRequest{Key: []byte("k")}}},
+			{Tag: 4, Request: &pipepb.Operation_Txn{Txn: &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k")}}}}}}},
+			put(5, "here"), put(6, "bad"), put(7, ""),
+			{Tag: 8},
+			{Tag: 9, Request: &pipepb.Operation_Txn{Txn: &pb.TxnRequest{}}},
+			put(10, "far"),
+		}
+		for _, op := range asking {
+			op.Locate = true
+		}
+		s.send(t, append(asking, put(11, "k"), get(12, "k"))...)
+		got := s.answers(t, 13)
+		for tag := range uint64(13) {
+			want := k
+			if tag > 4 {
+				want = nil
+			}
+			if a := got[tag]; !proto.Equal(a.GetPlace(), want) || (a.GetAnswer() == nil) {
+				t.Errorf("answer %d: %.200v", tag, a)
+			}
+		}
+		if kvs := got[1].GetRange().GetKvs(); len(kvs) != 1 || len(kvs[0].GetValue()) != 100<<10 {
+			t.Error("a large answer is spoilt by its place")
+		}
+		if r.ops.located != 8 {
+			t.Errorf("%d questions", r.ops.located)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestNodeIsTold: the window has the id of the node.
+func TestNodeIsTold(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Node = 7 })
+	defer r.stop()
+	if got := r.window.GetNode(); got != 7 {
+		t.Errorf("node %d", got)
+	}
+}
+
 // TestAnyOrder: an operation that waits keeps no other one's answer.
 func TestAnyOrder(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {

@@ -33,6 +33,9 @@ type fakeOperations struct {
 	bytes, lent int
 	// differs says that the compares of transactions fail, which then read a value.
 	differs bool
+	// places are those of keys, located counts the questions for them.
+	places  map[string]*pipepb.Place
+	located int
 	// called counts the operations, most is how many there were at the same time.
 	called, now, most int
 }
@@ -48,6 +51,14 @@ func (f *fakeOperations) hold(key string) (release func()) {
 	defer f.mu.Unlock()
 	f.held[key] = ch
 	return func() { close(ch) }
+}
+
+// Place implements Operations.
+func (f *fakeOperations) Place(_ context.Context, key []byte) *pipepb.Place {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.located++
+	return f.places[string(key)]
 }
 
 func (f *fakeOperations) Closing() <-chan struct{} { return f.closing }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeindb/skein/api/pipepb"
 	"github.com/skeindb/skein/clock"
+	"github.com/skeindb/skein/keyspace"
 )
 
 // Operations serve single operations; package etcdapi has them.
@@ -22,6 +23,9 @@ type Operations interface {
 	// Do serves a request of etcd's KV service: a RangeRequest, PutRequest, DeleteRangeRequest or TxnRequest. It
 	// returns the response as it is sent, which the caller frees. Errors have a gRPC status.
 	Do(ctx context.Context, request any) (mem.BufferSlice, error)
+	// Place says who leads a key, if that is another node. Of its span it tells what whoever sends the context may know. It
+	// does not block for long.
+	Place(ctx context.Context, key []byte) *pipepb.Place
 	// Closing is closed when the node is about to stop.
 	Closing() <-chan struct{}
 	// Go runs what ends soon after the last stream.
@@ -34,6 +38,8 @@ type Operations interface {
 type Options struct {
 	Operations Operations
 	Clock      clock.Clock
+	// Node is the member id of the node, which clients are told.
+	Node keyspace.NodeID
 	// Nil Metrics are unregistered ones.
 	Metrics *Metrics
 	// WindowOperations is how many operations of a pipe may be under way. 0 means 1,024. Too few keep a client
@@ -83,7 +89,7 @@ func New(o Options) *Service {
 	return &Service{
 		o: o, idle: make(chan *operation), connections: map[string]int{},
 		// A client can always fill one frame while another is under way.
-		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame},
+		window: &pipepb.Window{Operations: uint32(o.WindowOperations), Bytes: max(4<<20, 2*frame), FrameBytes: frame, Node: uint64(o.Node)},
 	}
 }
 

@@ -102,7 +102,10 @@ type Operation struct {
 	//	*Operation_DeleteRange
 	//	*Operation_Txn
 	//	*Operation_CompareAndPut
-	Request       isOperation_Request `protobuf_oneof:"request"`
+	Request isOperation_Request `protobuf_oneof:"request"`
+	// locate asks for the place of the operation's key, if another node leads it. Of a transaction that is the key of the first
+	// compare. Where there are no compares it is that of the first operation: of success, or else of failure.
+	Locate        bool `protobuf:"varint,8,opt,name=locate,proto3" json:"locate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -201,6 +204,13 @@ func (x *Operation) GetCompareAndPut() *CompareAndPut {
 		}
 	}
 	return nil
+}
+
+func (x *Operation) GetLocate() bool {
+	if x != nil {
+		return x.Locate
+	}
+	return false
 }
 
 type isOperation_Request interface {
@@ -368,7 +378,9 @@ type Window struct {
 	// bytes is the most bytes of them, each counted as its encoded Operation without tag and length.
 	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// frame_bytes is the size of the largest ClientFrame.
-	FrameBytes    uint64 `protobuf:"varint,3,opt,name=frame_bytes,json=frameBytes,proto3" json:"frame_bytes,omitempty"`
+	FrameBytes uint64 `protobuf:"varint,3,opt,name=frame_bytes,json=frameBytes,proto3" json:"frame_bytes,omitempty"`
+	// node is the member id of the node, by which a client knows the node of a Place again. 0 is not known.
+	Node          uint64 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -424,6 +436,13 @@ func (x *Window) GetFrameBytes() uint64 {
 	return 0
 }
 
+func (x *Window) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
 // Answer is the answer to one operation. A successful one has the response of etcd's call of that name,
 // compare_and_put that of a transaction.
 type Answer struct {
@@ -436,7 +455,9 @@ type Answer struct {
 	//	*Answer_Put
 	//	*Answer_DeleteRange
 	//	*Answer_Txn
-	Answer        isAnswer_Answer `protobuf_oneof:"answer"`
+	Answer isAnswer_Answer `protobuf_oneof:"answer"`
+	// place is there if the operation asked for it, has succeeded, and another node leads its key.
+	Place         *Place `protobuf:"bytes,7,opt,name=place,proto3" json:"place,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,6 +551,13 @@ func (x *Answer) GetTxn() *etcdserverpb.TxnResponse {
 	return nil
 }
 
+func (x *Answer) GetPlace() *Place {
+	if x != nil {
+		return x.Place
+	}
+	return nil
+}
+
 type isAnswer_Answer interface {
 	isAnswer_Answer()
 }
@@ -618,6 +646,81 @@ func (x *Error) GetMessage() string {
 	return ""
 }
 
+// Place says that another node leads the keys of a span, as far as this one knows: a client that sends operations on
+// them there saves a hop. It is a hint. Any node serves any key, and a node that does not lead one any more
+// says who does.
+type Place struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node is the member id of the node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// client_urls are those that the node advertises. A client with TLS uses none without.
+	ClientUrls []string `protobuf:"bytes,2,rep,name=client_urls,json=clientUrls,proto3" json:"client_urls,omitempty"`
+	// key and range_end are the span, in etcd's form: without range_end the key alone, and with "\0" all from it on. It
+	// holds the operation's key, and ends where the range does, or where the user may not read.
+	Key           []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	RangeEnd      []byte `protobuf:"bytes,4,opt,name=range_end,json=rangeEnd,proto3" json:"range_end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Place) Reset() {
+	*x = Place{}
+	mi := &file_pipepb_pipe_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Place) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Place) ProtoMessage() {}
+
+func (x *Place) ProtoReflect() protoreflect.Message {
+	mi := &file_pipepb_pipe_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Place.ProtoReflect.Descriptor instead.
+func (*Place) Descriptor() ([]byte, []int) {
+	return file_pipepb_pipe_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Place) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Place) GetClientUrls() []string {
+	if x != nil {
+		return x.ClientUrls
+	}
+	return nil
+}
+
+func (x *Place) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Place) GetRangeEnd() []byte {
+	if x != nil {
+		return x.RangeEnd
+	}
+	return nil
+}
+
 var File_pipepb_pipe_proto protoreflect.FileDescriptor
 
 const file_pipepb_pipe_proto_rawDesc = "" +
@@ -627,7 +730,7 @@ const file_pipepb_pipe_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x18.skein.pipe.v1.OperationR\n" +
 	"operations\x12\x18\n" +
-	"\acancels\x18\x02 \x03(\x04R\acancels\"\xe6\x02\n" +
+	"\acancels\x18\x02 \x03(\x04R\acancels\"\xfe\x02\n" +
 	"\tOperation\x12\x10\n" +
 	"\x03tag\x18\x01 \x01(\x04R\x03tag\x12\x1d\n" +
 	"\n" +
@@ -636,7 +739,8 @@ const file_pipepb_pipe_proto_rawDesc = "" +
 	"\x03put\x18\x04 \x01(\v2\x18.etcdserverpb.PutRequestH\x00R\x03put\x12E\n" +
 	"\fdelete_range\x18\x05 \x01(\v2 .etcdserverpb.DeleteRangeRequestH\x00R\vdeleteRange\x12,\n" +
 	"\x03txn\x18\x06 \x01(\v2\x18.etcdserverpb.TxnRequestH\x00R\x03txn\x12F\n" +
-	"\x0fcompare_and_put\x18\a \x01(\v2\x1c.skein.pipe.v1.CompareAndPutH\x00R\rcompareAndPutB\t\n" +
+	"\x0fcompare_and_put\x18\a \x01(\v2\x1c.skein.pipe.v1.CompareAndPutH\x00R\rcompareAndPut\x12\x16\n" +
+	"\x06locate\x18\b \x01(\bR\x06locateB\t\n" +
 	"\arequest\"^\n" +
 	"\rCompareAndPut\x12!\n" +
 	"\fmod_revision\x18\x01 \x01(\x03R\vmodRevision\x12*\n" +
@@ -644,25 +748,33 @@ const file_pipepb_pipe_proto_rawDesc = "" +
 	"\vServerFrame\x12-\n" +
 	"\x06window\x18\x01 \x01(\v2\x15.skein.pipe.v1.WindowR\x06window\x12/\n" +
 	"\aanswers\x18\x02 \x03(\v2\x15.skein.pipe.v1.AnswerR\aanswers\x12\x18\n" +
-	"\aclosing\x18\x03 \x01(\bR\aclosing\"_\n" +
+	"\aclosing\x18\x03 \x01(\bR\aclosing\"s\n" +
 	"\x06Window\x12\x1e\n" +
 	"\n" +
 	"operations\x18\x01 \x01(\rR\n" +
 	"operations\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1f\n" +
 	"\vframe_bytes\x18\x03 \x01(\x04R\n" +
-	"frameBytes\"\xad\x02\n" +
+	"frameBytes\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\x04R\x04node\"\xd9\x02\n" +
 	"\x06Answer\x12\x10\n" +
 	"\x03tag\x18\x01 \x01(\x04R\x03tag\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x14.skein.pipe.v1.ErrorH\x00R\x05error\x123\n" +
 	"\x05range\x18\x03 \x01(\v2\x1b.etcdserverpb.RangeResponseH\x00R\x05range\x12-\n" +
 	"\x03put\x18\x04 \x01(\v2\x19.etcdserverpb.PutResponseH\x00R\x03put\x12F\n" +
 	"\fdelete_range\x18\x05 \x01(\v2!.etcdserverpb.DeleteRangeResponseH\x00R\vdeleteRange\x12-\n" +
-	"\x03txn\x18\x06 \x01(\v2\x19.etcdserverpb.TxnResponseH\x00R\x03txnB\b\n" +
+	"\x03txn\x18\x06 \x01(\v2\x19.etcdserverpb.TxnResponseH\x00R\x03txn\x12*\n" +
+	"\x05place\x18\a \x01(\v2\x14.skein.pipe.v1.PlaceR\x05placeB\b\n" +
 	"\x06answer\"5\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage2L\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"k\n" +
+	"\x05Place\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x1f\n" +
+	"\vclient_urls\x18\x02 \x03(\tR\n" +
+	"clientUrls\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\x12\x1b\n" +
+	"\trange_end\x18\x04 \x01(\fR\brangeEnd2L\n" +
 	"\x04Pipe\x12D\n" +
 	"\x04Open\x12\x1a.skein.pipe.v1.ClientFrame\x1a\x1a.skein.pipe.v1.ServerFrame\"\x00(\x010\x01B%Z#github.com/skeindb/skein/api/pipepbb\x06proto3"
 
@@ -678,7 +790,7 @@ func file_pipepb_pipe_proto_rawDescGZIP() []byte {
 	return file_pipepb_pipe_proto_rawDescData
 }
 
-var file_pipepb_pipe_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_pipepb_pipe_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_pipepb_pipe_proto_goTypes = []any{
 	(*ClientFrame)(nil),                      // 0: skein.pipe.v1.ClientFrame
 	(*Operation)(nil),                        // 1: skein.pipe.v1.Operation
@@ -687,37 +799,39 @@ var file_pipepb_pipe_proto_goTypes = []any{
 	(*Window)(nil),                           // 4: skein.pipe.v1.Window
 	(*Answer)(nil),                           // 5: skein.pipe.v1.Answer
 	(*Error)(nil),                            // 6: skein.pipe.v1.Error
-	(*etcdserverpb.RangeRequest)(nil),        // 7: etcdserverpb.RangeRequest
-	(*etcdserverpb.PutRequest)(nil),          // 8: etcdserverpb.PutRequest
-	(*etcdserverpb.DeleteRangeRequest)(nil),  // 9: etcdserverpb.DeleteRangeRequest
-	(*etcdserverpb.TxnRequest)(nil),          // 10: etcdserverpb.TxnRequest
-	(*etcdserverpb.RangeResponse)(nil),       // 11: etcdserverpb.RangeResponse
-	(*etcdserverpb.PutResponse)(nil),         // 12: etcdserverpb.PutResponse
-	(*etcdserverpb.DeleteRangeResponse)(nil), // 13: etcdserverpb.DeleteRangeResponse
-	(*etcdserverpb.TxnResponse)(nil),         // 14: etcdserverpb.TxnResponse
+	(*Place)(nil),                            // 7: skein.pipe.v1.Place
+	(*etcdserverpb.RangeRequest)(nil),        // 8: etcdserverpb.RangeRequest
+	(*etcdserverpb.PutRequest)(nil),          // 9: etcdserverpb.PutRequest
+	(*etcdserverpb.DeleteRangeRequest)(nil),  // 10: etcdserverpb.DeleteRangeRequest
+	(*etcdserverpb.TxnRequest)(nil),          // 11: etcdserverpb.TxnRequest
+	(*etcdserverpb.RangeResponse)(nil),       // 12: etcdserverpb.RangeResponse
+	(*etcdserverpb.PutResponse)(nil),         // 13: etcdserverpb.PutResponse
+	(*etcdserverpb.DeleteRangeResponse)(nil), // 14: etcdserverpb.DeleteRangeResponse
+	(*etcdserverpb.TxnResponse)(nil),         // 15: etcdserverpb.TxnResponse
 }
 var file_pipepb_pipe_proto_depIdxs = []int32{
 	1,  // 0: skein.pipe.v1.ClientFrame.operations:type_name -> skein.pipe.v1.Operation
-	7,  // 1: skein.pipe.v1.Operation.range:type_name -> etcdserverpb.RangeRequest
-	8,  // 2: skein.pipe.v1.Operation.put:type_name -> etcdserverpb.PutRequest
-	9,  // 3: skein.pipe.v1.Operation.delete_range:type_name -> etcdserverpb.DeleteRangeRequest
-	10, // 4: skein.pipe.v1.Operation.txn:type_name -> etcdserverpb.TxnRequest
+	8,  // 1: skein.pipe.v1.Operation.range:type_name -> etcdserverpb.RangeRequest
+	9,  // 2: skein.pipe.v1.Operation.put:type_name -> etcdserverpb.PutRequest
+	10, // 3: skein.pipe.v1.Operation.delete_range:type_name -> etcdserverpb.DeleteRangeRequest
+	11, // 4: skein.pipe.v1.Operation.txn:type_name -> etcdserverpb.TxnRequest
 	2,  // 5: skein.pipe.v1.Operation.compare_and_put:type_name -> skein.pipe.v1.CompareAndPut
-	8,  // 6: skein.pipe.v1.CompareAndPut.put:type_name -> etcdserverpb.PutRequest
+	9,  // 6: skein.pipe.v1.CompareAndPut.put:type_name -> etcdserverpb.PutRequest
 	4,  // 7: skein.pipe.v1.ServerFrame.window:type_name -> skein.pipe.v1.Window
 	5,  // 8: skein.pipe.v1.ServerFrame.answers:type_name -> skein.pipe.v1.Answer
 	6,  // 9: skein.pipe.v1.Answer.error:type_name -> skein.pipe.v1.Error
-	11, // 10: skein.pipe.v1.Answer.range:type_name -> etcdserverpb.RangeResponse
-	12, // 11: skein.pipe.v1.Answer.put:type_name -> etcdserverpb.PutResponse
-	13, // 12: skein.pipe.v1.Answer.delete_range:type_name -> etcdserverpb.DeleteRangeResponse
-	14, // 13: skein.pipe.v1.Answer.txn:type_name -> etcdserverpb.TxnResponse
-	0,  // 14: skein.pipe.v1.Pipe.Open:input_type -> skein.pipe.v1.ClientFrame
-	3,  // 15: skein.pipe.v1.Pipe.Open:output_type -> skein.pipe.v1.ServerFrame
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 10: skein.pipe.v1.Answer.range:type_name -> etcdserverpb.RangeResponse
+	13, // 11: skein.pipe.v1.Answer.put:type_name -> etcdserverpb.PutResponse
+	14, // 12: skein.pipe.v1.Answer.delete_range:type_name -> etcdserverpb.DeleteRangeResponse
+	15, // 13: skein.pipe.v1.Answer.txn:type_name -> etcdserverpb.TxnResponse
+	7,  // 14: skein.pipe.v1.Answer.place:type_name -> skein.pipe.v1.Place
+	0,  // 15: skein.pipe.v1.Pipe.Open:input_type -> skein.pipe.v1.ClientFrame
+	3,  // 16: skein.pipe.v1.Pipe.Open:output_type -> skein.pipe.v1.ServerFrame
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_pipepb_pipe_proto_init() }
@@ -745,7 +859,7 @@ func file_pipepb_pipe_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pipepb_pipe_proto_rawDesc), len(file_pipepb_pipe_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
