@@ -21,6 +21,8 @@ type call struct {
 	ctx  context.Context
 	op   *pipepb.Operation
 	size uint64
+	// key is one that the operation concerns, by which it is sent to a leader. Without one any node is as good.
+	key []byte
 	// changes says that it may change something.
 	changes bool
 	// renewed says that it was sent again with another token. Who ends the call reads and writes it.
@@ -126,7 +128,7 @@ func Do[R Request](ctx context.Context, c *Client, request R) *Future {
 	if by, ok := ctx.Deadline(); ok {
 		op.TimeoutMs = uint32(min(max(time.Until(by).Milliseconds(), 0)+1, maxTimeoutMs))
 	}
-	f := &Future{call{ctx: ctx, op: op, size: uint64(proto.Size(op)), changes: changes, done: make(chan struct{})}}
+	f := &Future{call{ctx: ctx, op: op, size: uint64(proto.Size(op)), key: keyOf(request), changes: changes, done: make(chan struct{})}}
 	c.enqueue(&f.call)
 	return f
 }

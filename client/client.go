@@ -14,8 +14,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/skeindb/skein/api/pipepb"
 )
 
 var (
@@ -34,27 +32,35 @@ type Config struct {
 	Etcd clientv3.Config
 	// PageKeys is how many keys Range reads at a time. 0 means 1,000.
 	PageKeys int64
+	// EndpointsOnly keeps the client to the endpoints of Etcd. Without it, it sends operations to the nodes that lead the ranges
+	// of their keys, where it can reach these at their advertised client URLs.
+	EndpointsOnly bool
 }
 
 // Client is a client of one cluster. Its methods may be called from many goroutines.
 type Client struct {
 	etcd     *clientv3.Client
 	pageKeys int64
-	ctx      context.Context
-	cancel   context.CancelFunc
-	done     chan struct{} // closed when the client's goroutine has ended
-	// wake has that goroutine look at the queue.
-	wake chan struct{}
+	// follows says which URLs of nodes the client may use. Nil are none.
+	follows func(url string) bool
+	ctx     context.Context
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when the client's goroutine has ended
+	tags    atomic.Uint64
 
-	// receivers are the goroutines that receive.
-	receivers sync.WaitGroup
-	tags      atomic.Uint64
+	// workers are the goroutines that receive, and those of leaders. They are begun under mu, while closed is false.
+	workers sync.WaitGroup
 
 	mu sync.Mutex
-	// Guarded by mu. queue are the calls that are not sent, in their order. last is why no pipe was opened last.
-	queue  []*call
-	last   error
-	closed bool
+	// Guarded by mu. any leads to any endpoint, and takes whatever has no better way.
+	any lane
+	// places say who leads what, and leaders are the nodes in them.
+	places  places
+	leaders map[uint64]*leader
+	// anyNode is the node at the other end of any, 0 if it is not known. last is why no pipe was opened last.
+	anyNode uint64
+	last    error
+	closed  bool
 }
 
 // Open opens a client, and returns once a node serves it. It is closed by Close.
@@ -71,7 +77,11 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client: log in at %v: %w", cfg.Etcd.Endpoints, err)
 	}
-	c := &Client{etcd: etcd, pageKeys: cfg.PageKeys, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+	c := newClient(etcd)
+	c.pageKeys = cfg.PageKeys
+	if !cfg.EndpointsOnly {
+		c.follows = follower(&cfg.Etcd)
+	}
 	c.ctx, c.cancel = context.WithCancel(etcd.Ctx())
 	first := make(chan error, 1)
 	go c.run(first)
@@ -123,6 +133,12 @@ func login(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
 	}
 }
 
+func newClient(etcd *clientv3.Client) *Client {
+	c := &Client{etcd: etcd, done: make(chan struct{}), leaders: map[uint64]*leader{}}
+	c.any = lane{c: c, wake: make(chan struct{}, 1)}
+	return c
+}
+
 // Close ends the client and its etcd client. Calls without an answer end with ErrClosed, and changes that were sent with
 // ErrUnknownFate too.
 func (c *Client) Close() error {
@@ -149,15 +165,17 @@ func (c *Client) run(first chan<- error) {
 	defer close(c.done)
 	pause := leastPause
 	for c.ctx.Err() == nil {
-		s, err := c.open()
+		s, err := c.any.open(c.etcd.ActiveConnection())
 		if err == nil {
 			select {
 			case first <- nil:
 			default:
 			}
-			if s.serve() {
+			c.setAnyNode(s.window.GetNode())
+			if s.serve(nil) {
 				pause = leastPause
 			}
+			c.setAnyNode(0)
 		} else if c.notOpened(err) {
 			select {
 			case first <- c.finally(err):
@@ -170,11 +188,17 @@ func (c *Client) run(first chan<- error) {
 		}
 		pause = min(2*pause, mostPause)
 	}
-	c.receivers.Wait()
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
+	c.workers.Wait()
 	c.failQueue(ErrClosed)
+}
+
+func (c *Client) setAnyNode(node uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.anyNode = node
 }
 
 // notOpened takes in why no pipe was opened. It says whether another attempt would end alike, and ends all calls then.
@@ -182,7 +206,7 @@ func (c *Client) run(first chan<- error) {
 func (c *Client) notOpened(err error) (final bool) {
 	c.mu.Lock()
 	c.last = err
-	c.queue = slices.DeleteFunc(c.queue, func(call *call) bool {
+	c.any.queue = slices.DeleteFunc(c.any.queue, func(call *call) bool {
 		ended := call.ctx.Err()
 		if ended != nil {
 			call.end(nil, ended)
@@ -238,85 +262,3 @@ func isOldToken(err error) bool {
 	e := rpctypes.Error(err)
 	return errors.Is(e, rpctypes.ErrInvalidAuthToken) || errors.Is(e, rpctypes.ErrAuthOldRevision)
 }
-
-// enqueue has a call sent.
-func (c *Client) enqueue(call *call) {
-	c.mu.Lock()
-	closed := c.closed
-	if !closed {
-		c.queue = append(c.queue, call)
-	}
-	first := len(c.queue) == 1
-	c.mu.Unlock()
-	if closed {
-		call.end(nil, ErrClosed)
-	} else if first {
-		c.look()
-	}
-}
-
-// again puts calls that were not sent, or may be sent again, before all others.
-func (c *Client) again(calls []*call) {
-	if len(calls) == 0 {
-		return
-	}
-	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(a.op.GetTag(), b.op.GetTag()) })
-	for _, call := range calls {
-		call.state.Store(queued)
-	}
-	c.mu.Lock()
-	c.queue = append(calls, c.queue...)
-	c.mu.Unlock()
-	c.look()
-}
-
-// look wakes who sends.
-func (c *Client) look() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
-
-// failQueue ends all calls that are not sent.
-func (c *Client) failQueue(err error) {
-	c.mu.Lock()
-	calls := c.queue
-	c.queue = nil
-	c.mu.Unlock()
-	for _, call := range calls {
-		call.end(nil, err)
-	}
-}
-
-// take takes calls out of the queue, as many as a message and the window have room for: operations and bytes are what the
-// window has left. Calls that nobody waits for any more, and those that are too large for any message, end.
-func (c *Client) take(operations int, bytes uint64, w *pipepb.Window) (calls []*call) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	frame, n := w.GetFrameBytes(), 0
-	for ; n < len(c.queue) && len(calls) < operations; n++ {
-		call := c.queue[n]
-		framed := call.size + framingBytes
-		if framed > w.GetFrameBytes() {
-			call.end(nil, rpctypes.ErrRequestTooLarge)
-			continue
-		}
-		if framed > frame || call.size > bytes {
-			break
-		}
-		if err := call.ctx.Err(); err != nil || !call.state.CompareAndSwap(queued, sent) {
-			// It may have been given up since the look at its context.
-			call.end(nil, cmp.Or(err, call.ctx.Err()))
-			continue
-		}
-		frame, bytes = frame-framed, bytes-call.size
-		calls = append(calls, call)
-	}
-	clear(c.queue[:n])
-	c.queue = c.queue[n:]
-	return calls
-}
-
-// framingBytes is the most that an operation takes of a message beside its own size: tag and length.
-const framingBytes = 1 + 5

@@ -10,6 +10,12 @@
 // while a message is being sent shares the next one, so messages grow with the load. Operations that are under way at the
 // same time happen in any order: whoever needs an order waits for the answer.
 //
+// # Where it sends
+//
+// It begins at any of its endpoints, and learns from the answers which nodes lead the ranges that it uses. To these it opens pipes of
+// its own, at the URLs that they advertise to clients. What cannot go there goes by an endpoint, which costs a hop. [Config].EndpointsOnly
+// turns that off.
+//
 // # What it repeats
 //
 // The client goes on at another endpoint when its node stops or is lost. What was not sent is sent there. So are reads

@@ -17,7 +17,7 @@ import (
 
 // noPipe is a client whose goroutine does not run.
 func noPipe(user string) *Client {
-	return &Client{etcd: &clientv3.Client{Username: user}, wake: make(chan struct{}, 1)}
+	return newClient(&clientv3.Client{Username: user})
 }
 
 // lateContext ends behind the first look at it.
@@ -47,7 +47,7 @@ func TestGivenUpAtTheLastMoment(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if calls := c.take(4, 4000, &pipepb.Window{FrameBytes: 2000}); len(calls) != 0 {
+	if calls := c.any.take(4, 4000, &pipepb.Window{FrameBytes: 2000}); len(calls) != 0 {
 		t.Error("it is sent")
 	}
 	<-f.Done()
@@ -70,8 +70,8 @@ func TestQueueWithoutPipe(t *testing.T) {
 	if err := gone.Err(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if len(c.queue) != 1 || c.queue[0] != &stays.call {
-		t.Errorf("the queue has %d calls", len(c.queue))
+	if len(c.any.queue) != 1 || c.any.queue[0] != &stays.call {
+		t.Errorf("the queue has %d calls", len(c.any.queue))
 	}
 }
 

@@ -17,9 +17,9 @@ import (
 	"github.com/skeindb/skein/api/pipepb"
 )
 
-// stream is an open pipe. The client's goroutine sends by it, and one of its own receives.
+// stream is an open pipe. The goroutine that has opened it sends by it, and one of its own receives.
 type stream struct {
-	c      *Client
+	l      *lane
 	grpc   grpc.BidiStreamingClient[pipepb.ClientFrame, pipepb.ServerFrame]
 	cancel context.CancelFunc
 	window *pipepb.Window
@@ -45,8 +45,9 @@ const (
 // errNoWindow is a bug of the node.
 var errNoWindow = errors.New("client: the node's first frame has no window")
 
-// open opens a pipe at any endpoint, and starts to receive.
-func (c *Client) open() (*stream, error) {
+// open opens a pipe on a connection, and starts to receive.
+func (l *lane) open(conn *grpc.ClientConn) (*stream, error) {
+	c := l.c
 	ctx, cancel := context.WithCancel(c.ctx)
 	bound := openingTimeout
 	if c.etcd.Username != "" {
@@ -54,7 +55,7 @@ func (c *Client) open() (*stream, error) {
 	}
 	late := time.AfterFunc(bound, cancel)
 	defer late.Stop()
-	g, err := pipepb.NewPipeClient(c.etcd.ActiveConnection()).Open(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))
+	g, err := pipepb.NewPipeClient(conn).Open(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))
 	var f *pipepb.ServerFrame
 	if err == nil {
 		late.Reset(openingTimeout)
@@ -67,16 +68,18 @@ func (c *Client) open() (*stream, error) {
 		cancel()
 		return nil, err
 	}
-	s := &stream{c: c, grpc: g, cancel: cancel, window: f.GetWindow(), over: make(chan struct{}), under: make(map[uint64]*call), leaving: f.GetClosing()}
-	c.receivers.Go(s.receive)
+	s := &stream{l: l, grpc: g, cancel: cancel, window: f.GetWindow(), over: make(chan struct{}), under: make(map[uint64]*call), leaving: f.GetClosing()}
+	c.workers.Go(s.receive) // whoever opens one has closed wait
 	return s, nil
 }
 
-// serve sends until the stream takes no more, and says whether it has sent anything.
-func (s *stream) serve() (sent bool) {
+// serve sends until the stream takes no more, and says whether it has sent anything. If nothing was under way from one tick of
+// idle to the next, it ends.
+func (s *stream) serve(idle <-chan time.Time) (sent bool) {
 	defer func() {
 		_ = s.grpc.CloseSend() // an error is the receiver's too
 	}()
+	ticked := false // and nothing was sent since
 	for {
 		f, on := s.next()
 		switch {
@@ -84,15 +87,20 @@ func (s *stream) serve() (sent bool) {
 			return sent
 		case f == nil:
 			select {
-			case <-s.c.wake:
+			case <-s.l.wake:
 				runtime.Gosched() // those who are about to call join this message
 			case <-s.over:
 				return sent
+			case <-idle:
+				if ticked && s.nothingUnder() {
+					return sent
+				}
+				ticked = true
 			}
 		case s.grpc.Send(f) != nil:
 			return sent // the receiver learns why
 		default:
-			sent = true
+			sent, ticked = true, false
 		}
 	}
 }
@@ -109,7 +117,7 @@ func (s *stream) next() (f *pipepb.ClientFrame, on bool) {
 		s.cancels = nil
 		return f, true
 	}
-	calls := s.c.take(int(s.window.GetOperations())-len(s.under), s.window.GetBytes()-s.bytes, s.window)
+	calls := s.l.take(int(s.window.GetOperations())-len(s.under), s.window.GetBytes()-s.bytes, s.window)
 	if len(calls) == 0 {
 		return nil, true
 	}
@@ -123,6 +131,13 @@ func (s *stream) next() (f *pipepb.ClientFrame, on bool) {
 	return f, true
 }
 
+// nothingUnder says whether nothing is under way.
+func (s *stream) nothingUnder() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.under) == 0
+}
+
 // giveUp tells the node that nobody waits for a call any more.
 func (s *stream) giveUp(call *call) {
 	s.mu.Lock()
@@ -130,7 +145,7 @@ func (s *stream) giveUp(call *call) {
 		s.cancels = append(s.cancels, call.op.GetTag())
 	}
 	s.mu.Unlock()
-	s.c.look()
+	s.l.look()
 }
 
 // receive takes answers until the stream ends.
@@ -160,24 +175,37 @@ func (s *stream) answered(f *pipepb.ServerFrame) {
 	}
 	s.mu.Unlock()
 	for i, a := range f.GetAnswers() {
-		if calls[i] != nil { // an answer of nobody's harms nobody
-			s.endCall(calls[i], a)
+		if calls[i] == nil {
+			continue // an answer of nobody's harms nobody
 		}
+		if p := a.GetPlace(); p != nil {
+			s.l.c.learn(calls[i], p)
+		}
+		s.endCall(calls[i], a)
 	}
-	s.c.look()
+	s.l.look()
 }
 
 // endCall ends a call by its answer.
 func (s *stream) endCall(c *call, a *pipepb.Answer) {
 	err := c.errorOf(a)
-	if err == nil || !isOldToken(err) || s.c.etcd.Username == "" || c.renewed {
+	toAny := s.l == &s.l.c.any
+	if e := a.GetError(); e != nil && !toAny && isNodes(codes.Code(e.GetCode())) {
+		s.l.c.forget(c) // another node may be better off
+	}
+	if err == nil || !isOldToken(err) || s.l.c.etcd.Username == "" || c.renewed {
 		c.end(a, err)
 		return
 	}
-	// Nothing has happened. The next stream has a new token.
-	c.renewed = true
+	// Nothing has happened. The next stream has a new token. A leader's says nothing of that of any.
+	c.renewed = toAny
 	s.leave()
-	s.c.again([]*call{c})
+	s.l.c.again([]*call{c})
+}
+
+// isNodes says whether an error with the code may be the node's, rather than that of the request.
+func isNodes(code codes.Code) bool {
+	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }
 
 // leave has the client open another stream.
@@ -196,7 +224,7 @@ func (s *stream) end(err error) {
 	s.mu.Unlock()
 	close(s.over)
 	why := rpctypes.Error(err)
-	if s.c.ctx.Err() != nil {
+	if s.l.c.ctx.Err() != nil {
 		why = ErrClosed
 	}
 	broken := status.Code(err) == codes.InvalidArgument || status.Code(err) == codes.ResourceExhausted
@@ -211,5 +239,5 @@ func (s *stream) end(err error) {
 			again = append(again, call)
 		}
 	}
-	s.c.again(again)
+	s.l.c.again(again)
 }
