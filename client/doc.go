@@ -24,5 +24,6 @@
 //
 // # What it leaves to etcd's client
 //
-// Watches, leases and everything else are [Client.Etcd]'s, on the same endpoints.
+// [Client.Watch] is a watch of etcd's that goes on through lost nodes. Leases and everything else are [Client.Etcd]'s, on the same
+// endpoints.
 package client

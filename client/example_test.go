@@ -51,15 +51,15 @@ func firstSteps(ctx context.Context, endpoints []string) error {
 	if n != 300 {
 		return fmt.Errorf("the jobs have %d bytes", n)
 	}
-	// Watches are etcd's, on the same endpoints.
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	resp := <-c.Etcd().Watch(watching, "greeting", clientv3.WithRev(put.GetHeader().GetRevision()))
-	if err := resp.Err(); err != nil {
-		return err
-	}
-	if got := string(resp.Events[0].Kv.Value); got != "hello" {
-		return fmt.Errorf("the event has %q", got)
+	// A watch from the first put on. It goes on where a node is lost, and ends with the loop.
+	for event, err := range c.Watch(ctx, &pb.WatchCreateRequest{Key: []byte("greeting"), StartRevision: put.GetHeader().GetRevision()}) {
+		if err != nil {
+			return err
+		}
+		if got := string(event.GetKv().GetValue()); got != "hello" {
+			return fmt.Errorf("the event has %q", got)
+		}
+		break
 	}
 	return nil
 }

@@ -2,11 +2,15 @@ package client
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeindb/skein/api/pipepb"
@@ -72,4 +76,86 @@ func (c *Client) Range(ctx context.Context, r *pb.RangeRequest) iter.Seq2[*mvccp
 			}
 		}
 	}
+}
+
+// Watch yields the changes of a key or span, in the order of their revisions and each once, also where nodes and connections are
+// lost meanwhile. It begins at the request's start revision, or with what comes next if that is 0. Of the request it takes key,
+// range_end, start_revision, filters and prev_kv.
+//
+// It ends with the caller's loop, or behind the first error. Where the next changes were compacted, that is rpctypes.ErrCompacted.
+// Else it is the context's, [ErrClosed], or a refusal of the node's. Changes that the loop has not taken wait in memory.
+func (c *Client) Watch(ctx context.Context, r *pb.WatchCreateRequest) iter.Seq2[*mvccpb.Event, error] {
+	return func(yield func(*mvccpb.Event, error) bool) {
+		next := r.GetStartRevision()
+		for pause := leastPause; ; pause = min(2*pause, mostPause) {
+			began := next
+			err := c.watch(ctx, r, &next, yield)
+			switch {
+			case errors.Is(err, errLeft):
+				return
+			case ctx.Err() != nil:
+				err = ctx.Err()
+			case c.ctx.Err() != nil:
+				err = ErrClosed
+			case err == nil, mayPass(err), c.etcd.Username != "" && isOldToken(err):
+				if next != began {
+					pause = leastPause
+				}
+				select {
+				case <-time.After(pause):
+				case <-ctx.Done():
+				case <-c.ctx.Done():
+				}
+				continue
+			}
+			yield(nil, err)
+			return
+		}
+	}
+}
+
+// errLeft says that the loop around a Watch has been left.
+var errLeft = errors.New("client: the loop has been left")
+
+// watch yields changes until its watch ends, which goes on through most losses by itself. next is the revision of the first change that
+// is not yielded, 0 for those to come.
+func (c *Client) watch(ctx context.Context, r *pb.WatchCreateRequest, next *int64, yield func(*mvccpb.Event, error) bool) error {
+	// A node that is cut off from the others says so, rather than nothing.
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	opts := []clientv3.OpOption{clientv3.WithRev(*next), clientv3.WithCreatedNotify()}
+	if end := r.GetRangeEnd(); len(end) > 0 {
+		opts = append(opts, clientv3.WithRange(string(end)))
+	}
+	if r.GetPrevKv() {
+		opts = append(opts, clientv3.WithPrevKV())
+	}
+	for _, f := range r.GetFilters() {
+		switch f {
+		case pb.WatchCreateRequest_NOPUT:
+			opts = append(opts, clientv3.WithFilterPut())
+		case pb.WatchCreateRequest_NODELETE:
+			opts = append(opts, clientv3.WithFilterDelete())
+		}
+	}
+	for resp := range c.etcd.Watch(ctx, string(r.GetKey()), opts...) {
+		if err := resp.Err(); err != nil {
+			if resp.CompactRevision > 0 {
+				return fmt.Errorf("client: watch from revision %d, and all before %d is compacted: %w", *next, resp.CompactRevision, err)
+			}
+			return err
+		}
+		if resp.Created && *next == 0 {
+			*next = resp.Header.GetRevision() + 1
+		}
+		for _, e := range resp.Events {
+			if !yield(e, nil) {
+				return errLeft
+			}
+		}
+		if n := len(resp.Events); n > 0 { // all events of a revision come together
+			*next = resp.Events[n-1].Kv.GetModRevision() + 1
+		}
+	}
+	return nil
 }
