@@ -24,22 +24,31 @@ type Access struct {
 
 // connect makes a client of one endpoint. With a user it waits for the login, otherwise for nothing.
 func (a *Access) connect(endpoint string, change func(*clientv3.Config)) (*clientv3.Client, error) {
-	cfg := clientv3.Config{
-		Endpoints: []string{endpoint}, TLS: a.tlsFor(endpoint), Username: a.User, Password: a.Password,
-		DialTimeout: askTimeout, Logger: zap.NewNop(),
-	}
+	cfg := a.config(endpoint)
 	if change != nil {
 		change(&cfg)
 	}
 	client, err := clientv3.New(cfg)
-	switch {
-	case err == nil:
-		return client, nil
-	case a.User != "":
-		return nil, fmt.Errorf("endpoint %s: log in as %s: %w", endpoint, a.User, err)
-	default:
-		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+	if err != nil {
+		return nil, a.notConnected(endpoint, err)
 	}
+	return client, nil
+}
+
+// config returns the settings of a client of one endpoint.
+func (a *Access) config(endpoint string) clientv3.Config {
+	return clientv3.Config{
+		Endpoints: []string{endpoint}, TLS: a.tlsFor(endpoint), Username: a.User, Password: a.Password,
+		DialTimeout: askTimeout, Logger: zap.NewNop(),
+	}
+}
+
+// notConnected says that there is no client of an endpoint.
+func (a *Access) notConnected(endpoint string, err error) error {
+	if a.User != "" {
+		return fmt.Errorf("endpoint %s: log in as %s: %w", endpoint, a.User, err)
+	}
+	return fmt.Errorf("endpoint %s: %w", endpoint, err)
 }
 
 // once has the calls of a client tried once.

@@ -30,6 +30,16 @@ const (
 	Kubernetes Workload = "kubernetes"
 )
 
+// API says by which of the servers' APIs the requests go.
+type API string
+
+// The APIs. APIPipe sends the operations of many clients by a few streams of Skein's. Leases and watchers are etcd's calls with
+// both.
+const (
+	APIEtcd API = "etcd"
+	APIPipe API = "pipe"
+)
+
 // Dist says how keys are drawn.
 type Dist string
 
@@ -67,7 +77,9 @@ type Config struct {
 	Endpoints []string `json:"endpoints"`
 	Access
 
-	// Conns is the number of gRPC connections, over all endpoints.
+	// API is by which API the requests go.
+	API API `json:"api"`
+	// Conns is the number of gRPC connections, over all endpoints. With APIPipe each has one pipe.
 	Conns int `json:"conns"`
 	// Clients is the number of requests that can be under way at once. Client i
 	// uses connection i modulo Conns.
@@ -143,6 +155,7 @@ type Config struct {
 // 1,000 clients over 100 connections for 10 s.
 func DefaultConfig() Config {
 	return Config{
+		API:         APIEtcd,
 		Conns:       100,
 		Clients:     1000,
 		Duration:    10 * time.Second,
@@ -171,6 +184,12 @@ func (c *Config) Validate() error {
 	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
 	if len(c.Endpoints) == 0 || slices.Contains(c.Endpoints, "") {
 		bad("endpoints: at least one, and none empty")
+	}
+	switch {
+	case c.API != APIEtcd && c.API != APIPipe:
+		bad("api: %q is none of etcd, pipe", c.API)
+	case c.API == APIPipe && c.Workload == Lease:
+		bad("api: the pipe carries no leases, and workload lease is nothing else; take --api etcd for it")
 	}
 	if c.Clients < 1 || c.Clients > maxClients {
 		bad("clients: %d is not between 1 and %d", c.Clients, maxClients)

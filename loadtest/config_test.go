@@ -21,6 +21,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{func(c *Config) { c.Endpoints = nil }, "endpoints:"},
 		{func(c *Config) { c.Endpoints = []string{"a", ""} }, "endpoints:"},
+		{func(c *Config) { c.API = "" }, "api:"},
+		{func(c *Config) { c.API, c.Workload = APIPipe, Lease }, "api: the pipe carries no leases"},
 		{func(c *Config) { c.Clients = 0 }, "clients:"},
 		{func(c *Config) { c.Clients = maxClients + 1 }, "clients:"},
 		{func(c *Config) { c.Conns = 0 }, "conns:"},

@@ -38,9 +38,11 @@
 // how late it woke. It warns where these are too high: the figures are then not those of the
 // servers alone. It also has all histograms, so that package results can merge reports.
 //
-// Requests go through the interface kv, which dial fills: another API has its place there.
+// Requests go through the interface kv, which dial fills: by etcd's calls, or by the pipe of package client. By the pipe too
+// each client has a goroutine, which waits for its own answer alone. One that waited for several would see some of them late,
+// and their latencies would be too long.
 //
-// Of Skein the package uses only its clock; it observes servers from outside. Package
+// Of Skein the package uses only its clock and its client; it observes servers from outside. Package
 // cmd/loadtest is its command line; `skein demo --load` calls Run.
 //
 // # Files
@@ -59,6 +61,7 @@
 //	config.go     what a run is told
 //	slo.go        what a run must reach
 //	servers.go    processor time and versions of the servers
+//	pipe.go       requests by the pipe
 //	access.go     connections to endpoints, and why there is none
 //	report.go     the report
 //	saturation.go whether the load generator is the bottleneck

@@ -224,7 +224,11 @@ func WriteJSON(report any, name string, stdout io.Writer) error {
 // WriteText writes the report for people.
 func (r *Report) WriteText(out io.Writer) {
 	c := &r.Settings
-	fmt.Fprintf(out, "%s: %d clients, %d connections, %d endpoints; %s\n", r.workload(), c.Clients, c.Conns, len(c.Endpoints), c.data())
+	links := "connections"
+	if c.API == APIPipe {
+		links = "pipes"
+	}
+	fmt.Fprintf(out, "%s: %d clients, %d %s, %d endpoints; %s\n", r.workload(), c.Clients, c.Conns, links, len(c.Endpoints), c.data())
 	fmt.Fprintf(out, "%.1f/s: %d operations in %.2f s, %d failed\n",
 		r.Throughput, r.Operations, r.ElapsedSeconds, r.Failed)
 	if r.OpenLoop != nil {
@@ -304,7 +308,16 @@ func (c *Config) data() string {
 	return fmt.Sprintf("%d keys (%s) of %d B, values of %d B", c.Keys, dist, c.KeyBytes, c.ValueBytes)
 }
 
+// workload names the workload, and the API if it is not etcd's.
 func (r *Report) workload() string {
+	if r.Settings.API == APIPipe {
+		return r.requests() + " by the pipe"
+	}
+	return r.requests()
+}
+
+// requests says what is sent.
+func (r *Report) requests() string {
 	c := &r.Settings
 	switch {
 	case c.Workload == Mixed:

@@ -102,6 +102,10 @@ func TestReportGolden(t *testing.T) {
 	}
 	text.WriteString("\n-- kubernetes\n")
 	kube.WriteText(&text)
+	piped := plain
+	piped.Settings.API, piped.Settings.Conns = APIPipe, 3
+	text.WriteString("\n-- by the pipe\n")
+	piped.WriteText(&text)
 	golden(t, "report.txt", text.Bytes())
 
 	file := filepath.Join(t.TempDir(), "report.json")

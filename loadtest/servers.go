@@ -27,7 +27,7 @@ const (
 
 // servers are the connections to the measured servers.
 type servers struct {
-	clients []*clientv3.Client
+	clients []io.Closer
 	kvs     []kv
 	http    *http.Client
 }
@@ -38,21 +38,30 @@ type conn struct {
 	etcdserverpb.LeaseClient
 }
 
-// dial makes the connections. It waits for the logins, but for no connection without a user.
+// dial makes the connections. It waits for logins and for pipes, but otherwise for no connection.
 func dial(cfg *Config) (*servers, error) {
 	s := &servers{http: webClient(cfg.TLS)}
-	s.clients = make([]*clientv3.Client, cfg.Conns)
+	s.clients, s.kvs = make([]io.Closer, cfg.Conns), make([]kv, cfg.Conns)
 	wrong := make([]error, cfg.Conns)
 	// With a user each connection logs in, and a server takes its time for each password.
 	eachOf(cfg.Conns, func(i int) {
-		s.clients[i], wrong[i] = cfg.connect(cfg.Endpoints[i%len(cfg.Endpoints)], nil)
+		endpoint := cfg.Endpoints[i%len(cfg.Endpoints)]
+		if cfg.API == APIPipe {
+			s.kvs[i], s.clients[i], wrong[i] = cfg.openPipe(endpoint)
+			return
+		}
+		client, err := cfg.connect(endpoint, nil)
+		if err != nil {
+			wrong[i] = err
+			return
+		}
+		s.kvs[i], s.clients[i] = conn{clientv3.RetryKVClient(client), clientv3.RetryLeaseClient(client)}, client
 	})
-	for i, err := range wrong {
+	for _, err := range wrong {
 		if err != nil {
 			s.close()
 			return nil, err
 		}
-		s.kvs = append(s.kvs, conn{clientv3.RetryKVClient(s.clients[i]), clientv3.RetryLeaseClient(s.clients[i])})
 	}
 	return s, nil
 }

@@ -12,7 +12,7 @@ func newEmptyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "empty",
 		Short: "Serves puts and gets that are answered at once, to measure the measuring",
-		Long: "Serves puts and gets that are answered at once and keeps nothing: what `loadtest run` reaches against it\n" +
+		Long: "Serves puts and gets that are answered at once, by calls and by the pipe, and keeps nothing: what `loadtest run` reaches against it\n" +
 			"is the load generator and gRPC alone. /health and /metrics have a port of their own. Ctrl-C stops it.",
 		Example: "  loadtest empty --listen 127.0.0.1:2379 & loadtest run --server-metrics http://127.0.0.1:2381/metrics",
 		Args:    noArgs,

@@ -40,6 +40,9 @@ func TestUsageErrors(t *testing.T) {
 		{"run positional", "positional"},
 		{"run --clients 10 --conns 100", "conns: 100 is not between 1 and the number of clients, 10"},
 		{"run --clients 0", "clients: 0"},
+		{"run --api grpc", `api: "grpc" is none of etcd, pipe`},
+		{"run --api pipe --workload lease", "api: the pipe carries no leases"},
+		{"reads --api pipe", "unknown flag: --api"},
 		{"run --max-failures -1", "max-failures: -1"},
 		{"run --dist zipf --zipf-skew 0", "zipf-skew: 0"},
 		{"run --user root", "--user without a name or a password"},
@@ -110,7 +113,7 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	_, stdout, _ := loadtestCommand(t, "run", "--help")
-	for _, flag := range strings.Fields("endpoints conns clients duration total rate workload read-percent key-size value-size " +
+	for _, flag := range strings.Fields("endpoints api conns clients duration total rate workload read-percent key-size value-size " +
 		"keys dist warmup json server-metrics cacert cert key insecure-skip-tls-verify user password cleanup max-failures slo") {
 		if !strings.Contains(stdout, "--"+flag+" ") {
 			t.Errorf("--%s is not explained", flag)

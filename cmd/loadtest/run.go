@@ -65,6 +65,8 @@ func newRunCommand() *cobra.Command {
 			"  loadtest run --workload txn --total 50000 --verify --cleanup\n" +
 			"  # a cluster that checks users and certificates\n" +
 			"  loadtest run --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key --user load:secret\n" +
+			"  # by Skein's pipe: the operations of all clients share a stream to each endpoint\n" +
+			"  loadtest run --api pipe --clients 256 --endpoints 127.0.0.1:12379,127.0.0.1:22379,127.0.0.1:32379 --cleanup\n" +
 			"  # keys in all ranges of an empty cluster, not below one prefix\n" +
 			"  loadtest run --key-prefix '' --cleanup",
 		Args: noArgs,
@@ -213,7 +215,8 @@ func addWorkload(f *pflag.FlagSet, cfg *loadtest.Config) {
 // addLoad adds the flags of where and how much is sent.
 func (f *runFlags) addLoad(set *pflag.FlagSet, cfg *loadtest.Config) {
 	set.StringSliceVar(&cfg.Endpoints, "endpoints", []string{"127.0.0.1:2379"}, "client ports; connection i goes to endpoint i modulo their number")
-	set.IntVar(&cfg.Conns, "conns", cfg.Conns, "gRPC connections over all endpoints (without this flag at most one for each client)")
+	set.StringVar((*string)(&cfg.API), "api", string(cfg.API), "by which API the requests go: etcd, a call for each, or pipe, Skein's streams of many (leases and watchers are etcd's calls all the same)")
+	set.IntVar(&cfg.Conns, "conns", cfg.Conns, "gRPC connections over all endpoints (without this flag at most one for each client; by the pipe one for each endpoint)")
 	set.IntVar(&cfg.Clients, "clients", cfg.Clients, "requests that can be under way at once")
 	set.DurationVar(&cfg.Duration, "duration", 0, "measured time (default 10s unless --total is given)")
 	set.Int64Var(&cfg.Total, "total", 0, "measured operations, in place of --duration")
@@ -244,6 +247,9 @@ func (f *runFlags) complete(cfg *loadtest.Config, set *pflag.FlagSet, prompts io
 		cfg.Duration = defaultDuration
 	}
 	if !set.Changed("conns") {
+		if cfg.API == loadtest.APIPipe {
+			cfg.Conns = len(cfg.Endpoints)
+		}
 		cfg.Conns = max(1, min(cfg.Conns, cfg.Clients))
 	}
 	if objectives, err := loadtest.ParseObjectives(cfg.SLO); err == nil && objectives.BoundErrors() && !set.Changed("max-failures") {

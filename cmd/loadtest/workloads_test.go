@@ -93,3 +93,45 @@ func TestWorkloads(t *testing.T) {
 		t.Errorf("a tail of %d keys", len(got.Kvs))
 	}
 }
+
+// TestWorkloadsByPipe: so they do by the pipe.
+func TestWorkloadsByPipe(t *testing.T) {
+	s := embedtest.New(t, embedtest.WithConfig(func(c *config.Config) { c.InitialRanges = 4 }))
+	for _, c := range []struct {
+		args string
+		keys int
+		// version is that of each key.
+		version int64
+	}{
+		{"--keys 1000 --dist sequential --total 60", 60, 1},
+		{"--keys 10 --workload mixed --dist sequential --read-percent 0 --fill=false --total 60", 10, 6},
+		{"--keys 10 --workload get --total 60", 10, 1},
+		{"--keys 100 --workload range --page-keys 30 --total 50", 100, 1},
+		{"--key-prefix= --keys 8 --fill=false --workload txn --txn-keys 8 --total 20", 8, 20},
+		{"--keys 1000 --dist hot --hot-percent 100 --total 40", 1, 40},
+		{"--keys 1000 --dist tail --total 60", 60, 1},
+		{"--keys 10 --watchers 3 --dist sequential --total 60", 10, 6},
+	} {
+		args := append([]string{"run", "--api", "pipe", "--endpoints", strings.Join(s.Endpoints(), ","), "--clients", "4", "--json", "-"}, strings.Fields(c.args)...)
+		code, stdout, stderr := loadtestCommand(t, args...)
+		var r loadtest.Report
+		if err := json.Unmarshal([]byte(stdout), &r); code != 0 || err != nil || r.Failed != 0 || r.Settings.API != loadtest.APIPipe || r.Settings.Conns != len(s.Endpoints()) {
+			t.Fatalf("loadtest run %s: code %d, %v\n%s", c.args, code, err, stderr)
+		}
+		if w := r.Watch; w != nil && (w.Events != 180 || w.Lost+w.Disordered+w.Failed != 0) {
+			t.Errorf("%s: %+v", c.args, w)
+		}
+		got, err := s.Client().Get(t.Context(), "", clientv3.WithFromKey())
+		if err != nil || len(got.Kvs) != c.keys {
+			t.Fatalf("%s: %v, %d keys", c.args, err, len(got.Kvs))
+		}
+		for _, kv := range got.Kvs {
+			if kv.Version != c.version {
+				t.Errorf("%s: %q has version %d", c.args, kv.Key, kv.Version)
+			}
+		}
+		if _, err := s.Client().Delete(t.Context(), "", clientv3.WithFromKey()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

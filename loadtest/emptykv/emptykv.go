@@ -1,4 +1,4 @@
-// Package emptykv is an etcd reduced to gRPC: it answers each put, get and transaction
+// Package emptykv is an etcd reduced to gRPC, with Skein's pipe: it answers each put, get and transaction
 // at once with a prepared answer, and stores nothing. A load generator against it measures its own
 // cost: client, connections, gRPC on both sides. `loadtest empty` runs it in a process
 // of its own, whose metrics report its CPU as a server's do.
@@ -19,6 +19,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/loadtest/pipeserver"
 )
 
 // maxValueBytes is a gRPC client's default limit, less room for the rest of an answer.
@@ -60,6 +62,7 @@ func Run(ctx context.Context, cfg Config) error {
 	k := newKV(cfg.ValueBytes)
 	etcdserverpb.RegisterKVServer(server, k)
 	etcdserverpb.RegisterMaintenanceServer(server, k)
+	pipeserver.Register(server, k)
 	web := &http.Server{Handler: handler()}
 	failed := make(chan error, 2)
 	var serving sync.WaitGroup

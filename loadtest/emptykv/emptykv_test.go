@@ -11,10 +11,15 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
+	skein "github.com/skeindb/skein/client"
 	"github.com/skeindb/skein/internal/ports"
 )
 
@@ -60,6 +65,17 @@ func TestRun(t *testing.T) {
 	}
 	if s, err := etcdserverpb.NewMaintenanceClient(conn).Status(ask, &etcdserverpb.StatusRequest{}); err != nil || s.Version != "empty" {
 		t.Errorf("status: %v, %v", s, err)
+	}
+	pipe, err := skein.Open(ask, skein.Config{Etcd: clientv3.Config{Endpoints: []string{cfg.Listen}, Logger: zap.NewNop()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	if r, err := pipe.Get(ask, "k"); err != nil || len(r.GetKvs()) != 1 {
+		t.Errorf("get by the pipe: %v, %v", r, err)
+	}
+	if _, err := pipe.Delete(ask, "k"); status.Code(err) != codes.Unimplemented {
+		t.Errorf("delete by the pipe: %v", err)
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/metrics": "process_cpu_seconds_total", "/health": `"true"`} {

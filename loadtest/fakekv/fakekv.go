@@ -1,5 +1,5 @@
 // Package fakekv is a tiny etcd in memory for the tests of the load generator: puts,
-// gets, transactions, watchers, leases, logins and status, over gRPC or called directly. Hooks make it slow,
+// gets, transactions, watchers, leases, logins and status, over gRPC, by the pipe or called directly. Hooks make it slow,
 // faulty or forgetful. It is no model of etcd: it supports only what the load generator uses.
 package fakekv
 
@@ -13,6 +13,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
+
+	"github.com/skeindb/skein/loadtest/pipeserver"
 )
 
 // Store is the fake. Its zero value is ready. Set the hooks before use.
@@ -25,6 +27,8 @@ type Store struct {
 
 	// User and Password are a login without which nothing is served; empty, everybody is.
 	User, Password string
+	// NoPipe has it serve no pipes, as an etcd.
+	NoPipe bool
 	// Before is called at the start of request n, counted from 1, and may wait. If it
 	// returns an error, nothing is applied.
 	Before func(ctx context.Context, n int64) error
@@ -172,12 +176,21 @@ func (s *Store) Serve(options ...grpc.ServerOption) (endpoint string, stop func(
 		}
 		return next(ctx, in)
 	})
-	server := grpc.NewServer(append(options, checked)...)
+	streams := grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		if err := s.allowed(stream.Context()); err != nil {
+			return err
+		}
+		return next(srv, stream)
+	})
+	server := grpc.NewServer(append(options, checked, streams)...)
 	etcdserverpb.RegisterKVServer(server, s)
 	etcdserverpb.RegisterLeaseServer(server, s)
 	etcdserverpb.RegisterWatchServer(server, s)
 	etcdserverpb.RegisterAuthServer(server, s)
 	etcdserverpb.RegisterMaintenanceServer(server, s)
+	if !s.NoPipe {
+		pipeserver.Register(server, s)
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -1,6 +1,7 @@
 package results
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -223,6 +224,7 @@ func student(freedom float64) float64 {
 // keys are drawn first, and what is done after the measurement may differ.
 func settingsOf(r *loadtest.Report) any {
 	s := r.Settings
+	s.API = cmp.Or(s.API, loadtest.APIEtcd) // reports of old do not say it
 	s.Endpoints, s.ServerMetrics, s.User, s.DataPath, s.SLO, s.Seed, s.Cleanup = nil, nil, "", "", "", 0, false
 	m := r.Machine
 	m.Host, m.Kernel, m.MemoryBytes = "", "", 0

@@ -99,7 +99,7 @@ func label(r *Run) string { return filepath.Base(r.Name) }
 func runOf(i int, r *Run) pageRun {
 	all := r.All()
 	p := pageRun{
-		Number: i, Name: label(r), Started: r.Started.UTC().Format("2006-01-02 15:04:05 UTC"), Workload: string(r.Settings.Workload),
+		Number: i, Name: label(r), Started: r.Started.UTC().Format("2006-01-02 15:04:05 UTC"), Workload: workloadOf(&r.Settings),
 		Throughput: strconv.FormatFloat(r.Throughput, 'f', 1, 64), Failed: strconv.FormatInt(r.Failed, 10),
 		P50: duration(float64(all.Percentile(50))), P99: duration(float64(all.Percentile(99))), P999: duration(float64(all.Percentile(99.9))),
 		Max: duration(float64(all.Percentile(100))), Servers: duration(r.CPU.ServersPerOp), Own: fmt.Sprintf("%.0f %%", 100*r.SelfShare()),
@@ -123,6 +123,14 @@ func runOf(i int, r *Run) pageRun {
 		p.Wrong = append(p.Wrong, v.First...)
 	}
 	return p
+}
+
+// workloadOf names the workload, and the API if it is not etcd's.
+func workloadOf(s *loadtest.Config) string {
+	if s.API == loadtest.APIPipe {
+		return string(s.Workload) + " by the pipe"
+	}
+	return string(s.Workload)
 }
 
 // duration prints microseconds; "–" if there are none.

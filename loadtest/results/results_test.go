@@ -127,6 +127,26 @@ func TestSameSettings(t *testing.T) {
 	}
 }
 
+// TestAPIs: two APIs are different settings, and are named. A report of old, which names none, is of etcd's.
+func TestAPIs(t *testing.T) {
+	etcd, old, pipe := sample(t, "etcd", 10, 10), sample(t, "old", 10, 10), sample(t, "pipe", 10, 10)
+	old.Settings.API, pipe.Settings.API = "", loadtest.APIPipe
+	if c, err := Compare([]Run{etcd}, []Run{old}, Options{}); err != nil || len(c.Differing) != 0 {
+		t.Errorf("%v, %+v", err, c)
+	}
+	if _, err := Compare([]Run{old}, []Run{pipe}, Options{}); err == nil || !strings.Contains(err.Error(), "\n  api: \"etcd\" and \"pipe\"") {
+		t.Error(err)
+	}
+	var text, page bytes.Buffer
+	c, err := Compare([]Run{old}, []Run{pipe}, Options{Different: true})
+	if err != nil || c.Write(&text) != nil || !strings.Contains(text.String(), "differing settings:\n  api: \"etcd\" and \"pipe\"\n") {
+		t.Errorf("%v\n%s", err, &text)
+	}
+	if err := WritePage(&page, []Run{etcd, pipe}); err != nil || strings.Count(page.String(), "put by the pipe") != 1 {
+		t.Errorf("%v\n%s", err, &page)
+	}
+}
+
 // TestMargin: the intervals are those that tables and books have.
 func TestMargin(t *testing.T) {
 	near := func(got, want float64) bool { return math.Abs(got-want) < 0.0005*want }
