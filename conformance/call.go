@@ -25,6 +25,8 @@ type call struct {
 	request proto.Message
 	// user is as whom it is made, where there are users; "" is nobody.
 	user string
+	// byPipe has it go to Skein by a pipe, if one can carry it. Once it is made, it says whether it went there.
+	byPipe bool
 }
 
 // String shows the call for a report: large values are cut.
@@ -32,6 +34,9 @@ func (c *call) String() string {
 	as := ""
 	if c.user != "" {
 		as = fmt.Sprintf(" as %q", c.user)
+	}
+	if c.byPipe {
+		as += " by the pipe"
 	}
 	return fmt.Sprintf("%s{%s}%s", c.kind.name, short(c.request), as)
 }

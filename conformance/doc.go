@@ -10,7 +10,8 @@
 // measures no speed.
 //
 // The calls come from a table of generators (kinds). Among them are those of locks
-// and elections, and some by HTTP and JSON. With one call at a time, any difference
+// and elections, and some by HTTP and JSON. Skein gets half of its reads and changes
+// by the pipe; the seed says which. With one call at a time, any difference
 // is one of semantics (TestLockstep). With several at a time through all gateways
 // (TestWaves), Skein's own revisions say in which order they took effect. etcd then
 // executes them in that order and must give the same answers.

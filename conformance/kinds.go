@@ -63,6 +63,11 @@ var kvKinds = []*kind{
 		response: func() proto.Message { return &pb.TxnResponse{} },
 	},
 	{
+		name: compareAndPutName, method: pb.KV_Txn_FullMethodName, weight: 8,
+		generate: func(s *source) proto.Message { return s.compareAndPut(s.group()) },
+		response: func() proto.Message { return &pb.TxnResponse{} },
+	},
+	{
 		name: "Compact", method: pb.KV_Compact_FullMethodName, weight: 1, alone: true,
 		generate: func(s *source) proto.Message {
 			return &pb.CompactionRequest{Revision: s.compaction(), Physical: s.chance(2)}
@@ -80,7 +85,7 @@ func (s *source) next() *call {
 	n := s.IntN(sum)
 	for _, k := range s.kinds {
 		if n -= k.weight; n < 0 {
-			return &call{kind: k, request: k.generate(s)}
+			return &call{kind: k, request: k.generate(s), byPipe: s.chance(2)}
 		}
 	}
 	panic(fmt.Sprintf("conformance: %d is beyond the weights' sum %d", n, sum))

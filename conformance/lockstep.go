@@ -27,6 +27,8 @@ type pair struct {
 	calls    int
 	// users are those as whom calls are made, nil where there are none.
 	users *users
+	// pipes are those to Skein's gateways, for calls that nobody makes as a user.
+	pipes []*pipe
 }
 
 // callTimeout bounds one call: a store that hangs is a failure. It is long because a
@@ -37,6 +39,9 @@ const callTimeout = 2 * time.Minute
 // lockstep makes calls one after the other, each at a random gateway, and returns the
 // first difference.
 func (p *pair) lockstep(ctx context.Context, calls, every int) error {
+	if err := p.openPipes(ctx); err != nil {
+		return err
+	}
 	for i := range calls {
 		if i >= calls/8 && i%every == 0 {
 			if p.users != nil {
@@ -49,7 +54,7 @@ func (p *pair) lockstep(ctx context.Context, calls, every int) error {
 			return err
 		}
 	}
-	return p.splits.wait()
+	return errors.Join(p.splits.wait(), p.closePipes())
 }
 
 // step makes one call at both stores.
@@ -65,7 +70,7 @@ func (p *pair) step(ctx context.Context, c *call, gateway int) error {
 	}
 	var ours answer
 	var wg sync.WaitGroup
-	wg.Go(func() { ours = do(ourCtx, p.skein.conns[gateway], c) })
+	wg.Go(func() { ours = p.ask(ourCtx, c, gateway) })
 	theirs := do(theirCtx, p.etcd.conns[0], c)
 	wg.Wait()
 	if p.users != nil {
@@ -129,6 +134,9 @@ func (p *pair) take(c *call, theirs answer) {
 		outcome = cut(theirs.text, 200)
 	}
 	p.outcomes[c.kind.name+": "+outcome]++
+	if c.byPipe {
+		p.outcomes[pipeName+c.kind.name+": "+outcome]++
+	}
 	if t, ok := c.request.(*pb.TxnRequest); ok && theirs.response != nil && writesTwice(t) {
 		p.outcomes[writtenTwice]++
 	}
@@ -141,6 +149,9 @@ const waveWidth = 12
 // waves makes calls several at a time. It returns the first wave whose answers no etcd
 // could have given in the order of their revisions.
 func (p *pair) waves(ctx context.Context, calls, every int) error {
+	if err := p.openPipes(ctx); err != nil {
+		return err
+	}
 	p.source.steady = true
 	next := every
 	for p.calls < calls {
@@ -161,7 +172,7 @@ func (p *pair) waves(ctx context.Context, calls, every int) error {
 			return err
 		}
 	}
-	return p.splits.wait()
+	return errors.Join(p.splits.wait(), p.closePipes())
 }
 
 // placed is a call of a wave with Skein's answer and its place in the order.
@@ -187,7 +198,7 @@ func (p *pair) wave(ctx context.Context, calls []*call) error {
 	}
 	_ = each(len(all), func(i int) error {
 		w := &all[i]
-		w.ours = do(ctx, p.skein.conns[w.gateway], w.call)
+		w.ours = p.ask(ctx, w.call, w.gateway)
 		if w.ours.response != nil {
 			w.revision = w.ours.response.(interface{ GetHeader() *pb.ResponseHeader }).GetHeader().GetRevision()
 			w.reads = !changed(w.ours.response)

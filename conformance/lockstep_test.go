@@ -121,6 +121,14 @@ var promised = []struct {
 	{"DeleteRange: OK", 500},
 	{"Txn: OK", 500},
 	{writtenTwice, 3000},
+	{compareAndPutName + ": OK", 500},
+	{pipeName + "Range: OK", 500},
+	{pipeName + "Put: OK", 500},
+	{pipeName + "DeleteRange: OK", 1000},
+	{pipeName + "Txn: OK", 1000},
+	{pipeName + "Page: OK", 1000},
+	{pipeName + compareAndPutName + ": OK", 1000},
+	{pipeName + "Put: " + rpctypes.ErrorDesc(rpctypes.ErrGRPCEmptyKey), 10_000},
 	{"LeaseGrant: OK", 3000},
 	{"LeaseRevoke: OK", 5000},
 	{"LeaseTimeToLive: OK", 1000},
@@ -216,6 +224,7 @@ func TestLockstepUsers(t *testing.T) {
 				for _, o := range []string{
 					"Range: OK", "Range: " + denied, "Put: OK", "Put: " + denied, "Txn: OK", "Txn: " + denied, "DeleteRange: OK",
 					"RoleGrantPermission: OK", "UserGrantRole: OK", logInName + ": OK",
+					pipeName + "Range: OK", pipeName + "Put: OK",
 				} {
 					if p.calls >= 1000 && p.outcomes[o] == 0 {
 						t.Errorf("%d calls and not one %q", p.calls, o)
