@@ -208,7 +208,7 @@ func (p *pair) askByPipe(ctx context.Context, c *call, gateway int) (a answer, o
 	case p.users == nil:
 		return p.pipes[gateway].do(ctx, op)
 	}
-	// A pipe has one user. Who may open none is refused there before anybody looks at the operation.
+	// A pipe has one user. One that is refused says nothing of the operation.
 	own, err := openPipe(ctx, p.skein.conns[gateway])
 	if err != nil {
 		return a, false
