@@ -51,11 +51,14 @@ func (c *call) end(a *pipepb.Answer, err error) {
 
 // errorOf returns the error that an answer is, in the words of etcd's client.
 func (c *call) errorOf(a *pipepb.Answer) error {
-	e := a.GetError()
-	if e == nil {
+	if c.isAnswer(a) {
 		return nil
 	}
+	e := a.GetError()
 	code := codes.Code(e.GetCode())
+	if code == codes.OK {
+		return c.unknown(errNoAnswer)
+	}
 	if ended := c.ctx.Err(); ended != nil && (code == codes.Canceled || code == codes.DeadlineExceeded) {
 		return c.unknown(ended)
 	}
@@ -64,6 +67,22 @@ func (c *call) errorOf(a *pipepb.Answer) error {
 		return c.unknown(err)
 	}
 	return err
+}
+
+// errNoAnswer is a bug of the node.
+var errNoAnswer = errors.New("client: what the node answers is no answer to the operation")
+
+// isAnswer says whether an answer is the response to the operation.
+func (c *call) isAnswer(a *pipepb.Answer) bool {
+	switch c.op.GetRequest().(type) {
+	case *pipepb.Operation_Range:
+		return a.GetRange() != nil
+	case *pipepb.Operation_Put:
+		return a.GetPut() != nil
+	case *pipepb.Operation_DeleteRange:
+		return a.GetDeleteRange() != nil
+	}
+	return a.GetTxn() != nil
 }
 
 // unknown returns the error of a call that has happened or not.
