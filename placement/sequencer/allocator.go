@@ -340,6 +340,7 @@ func (c *allocator) grant(a *waitingBatch) Grant {
 	}
 	if n := c.last - g.Before; n > 0 {
 		c.asked[a.from.Node] += uint64(n)
+		c.log.tell()
 	}
 	c.remember(a, g)
 	return g

@@ -92,7 +92,7 @@ func logPartOfSeveralRanges(t *testing.T) {
 	}
 }
 
-// A allocation costs no memory, whether somebody follows the log or not.
+// An allocation costs no memory, whether somebody follows the log or not.
 func TestAllocationLogAllocatesNothing(t *testing.T) {
 	for _, followed := range []bool{false, true} {
 		l := newAllocationLog(16)
@@ -104,10 +104,40 @@ func TestAllocationLogAllocatesNothing(t *testing.T) {
 		n := testing.AllocsPerRun(100, func() {
 			at++
 			l.append(Allocation{First: at, Count: 1, Range: keyspace.RangeID(at % 3), Generation: 1})
+			l.tell()
 		})
 		if n != 0 {
 			t.Errorf("followed %t: %v allocations", followed, n)
 		}
+	}
+}
+
+// Followers are woken once for a batch, when all of it is in the log.
+func TestAllocationLogTellsOfBatches(t *testing.T) {
+	l := newAllocationLog(16)
+	c := newAllocator(l)
+	c.lead(6, 1)
+	changed, stop := l.listen()
+	defer stop()
+	l.append(Allocation{First: 2, Count: 1, Range: 1, Generation: 1})
+	if len(changed) > 0 {
+		t.Error("a single allocation wakes the followers")
+	}
+	c.last = 2
+	batch := Batch{Boot: 1, Number: 1, Items: []Item{{Range: 1, Generation: 1, Count: 2}, {Range: 2, Generation: 1, Count: 1}, {Range: 3, Generation: 1}}}
+	c.arrive(&waitingBatch{from: Process{Node: 1, Boot: 1}, Batch: batch})
+	if out := c.advance(true); out.raise == 0 || len(changed) > 0 {
+		t.Fatalf("a first ceiling up to %d is wanted, woken %d times", out.raise, len(changed))
+	}
+	c.ceilingApplied(6, 100)
+	if out := c.advance(true); len(out.answers) != 1 || len(changed) != 1 {
+		t.Errorf("%d answers, woken %d times", len(out.answers), len(changed))
+	}
+	<-changed
+	batch.Number, batch.Items = 2, batch.Items[2:]
+	c.arrive(&waitingBatch{from: Process{Node: 1, Boot: 1}, Batch: batch})
+	if out := c.advance(true); len(out.answers) != 1 || len(changed) > 0 {
+		t.Errorf("a batch of reads: %d answers, woken %d times", len(out.answers), len(changed))
 	}
 }
 
