@@ -18,8 +18,10 @@ import (
 
 const (
 	nodes = 3
-	// mostNodes has room for one node that joins the founders.
+	// mostNodes are the nodes of a cluster that one has joined.
 	mostNodes = nodes + 1
+	// roomNodes are the most that a measure starts.
+	roomNodes = 9
 	// startLimit bounds the wait for a cluster to serve, stopLimit the wait for a
 	// process to end on request.
 	startLimit = 60 * time.Second
@@ -36,11 +38,11 @@ type cluster struct {
 	port   int    // of the first node's clients; node i has 10·i more, its peers one more
 	args   func(c *cluster, i int) []string
 	web    func(i int) string // see webURL; nil if it is the clients'
-	// single says that it has one node only, for a source of data that is not measured itself.
-	single bool
+	// size is how many nodes it begins with, 0 for three.
+	size int
 
 	// running are the processes; a killed one is nil.
-	running [mostNodes]*process
+	running [roomNodes]*process
 }
 
 // process is a started server.
@@ -67,8 +69,8 @@ func etcdArgs(flags ...string) func(*cluster, int) []string {
 			peers = append(peers, fmt.Sprintf("%s=%s", nodeName(j), c.peerURL(j)))
 		}
 		cluster := []string{"--initial-cluster", strings.Join(peers, ",")}
-		if i >= nodes {
-			cluster = []string{"--join", all(c.clientURL, "")}
+		if i >= c.founders() {
+			cluster = []string{"--join", c.all(c.clientURL, "")}
 		}
 		return slices.Concat([]string{
 			"--name", nodeName(i), "--data-dir", filepath.Join(c.dir, nodeName(i)),
@@ -87,8 +89,8 @@ func emptyArgs(valueBytes int) func(*cluster, int) []string {
 
 // founders is how many nodes the cluster begins with.
 func (c *cluster) founders() int {
-	if c.single {
-		return 1
+	if c.size > 0 {
+		return c.size
 	}
 	return nodes
 }
@@ -108,10 +110,10 @@ func (c *cluster) webURL(i int) string {
 	return c.clientURL(i)
 }
 
-// all returns a URL of each node, each followed by path.
-func all(url func(int) string, path string) string {
+// all returns a URL of each node that the cluster begins with, each followed by path.
+func (c *cluster) all(url func(int) string, path string) string {
 	var urls []string
-	for i := range nodes {
+	for i := range c.founders() {
 		urls = append(urls, url(i)+path)
 	}
 	return strings.Join(urls, ",")
@@ -289,7 +291,7 @@ func (c *cluster) stop(keep bool) error {
 			wrong = append(wrong, fmt.Errorf("%s, node %s, log %s: %w", c.name, nodeName(i), c.log(i), err))
 		}
 	}
-	c.running = [mostNodes]*process{}
+	c.running = [roomNodes]*process{}
 	if !keep && errors.Join(wrong...) == nil {
 		wrong = append(wrong, os.RemoveAll(c.dir))
 	}

@@ -102,7 +102,7 @@ func (d *stored) quota() []string {
 // source is an etcd of one node, not started.
 func (b *bench) source(d *stored) *cluster {
 	c := b.cluster(etcdSide, etcdBinary, 0, etcdArgs(d.quota()...))
-	c.single = true
+	c.size = 1
 	return c
 }
 

@@ -100,7 +100,7 @@ func (c *cluster) kubePart(ctx context.Context, b *bench, o kubeOptions, part st
 		return err
 	}
 	file := filepath.Join(b.dir, fmt.Sprintf("kubernetes-%s-%s-%02d.json", c.name, part, pair+1))
-	args = append(strings.Fields("kubernetes --conns 6 --endpoints "+all(c.clientURL, "")+" --clients "+strconv.Itoa(o.workers)),
+	args = append(strings.Fields("kubernetes --conns 6 --endpoints "+c.all(c.clientURL, "")+" --clients "+strconv.Itoa(o.workers)),
 		append(args, "--data-dir", c.dir, "--json", file)...)
 	if text, err := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", part, err, text)

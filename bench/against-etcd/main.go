@@ -28,6 +28,7 @@
 //	go run . snapshot
 //	go run . mirror
 //	go run . kubernetes
+//	go run . scale
 package main
 
 import (
@@ -90,6 +91,7 @@ var measures = []measure{
 	{"snapshot", "Maintenance.Snapshot: time, and memory of each node", snapshotFlags},
 	{"mirror", "an etcd under load mirrored into three new nodes, and the cut-over", mirrorFlags},
 	{"kubernetes", "what the API servers of a large Kubernetes cluster do, by kind, and the CPU that it costs", kubeFlags},
+	{"scale", "CPU of a put in clusters of 3 to 9 nodes, and with 1 to 4,096 ranges", scaleFlags},
 	{"expiry", "puts while 10,000 leases expire", expiryFlags},
 }
 

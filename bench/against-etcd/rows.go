@@ -22,6 +22,7 @@ type rowsOptions struct {
 	prefix       string
 	ranges       int
 	settle       time.Duration
+	rate         float64 // puts a second, 0 for as many as are answered
 }
 
 func rowsFlags(set *flag.FlagSet) func(context.Context, *bench) error {
@@ -119,9 +120,9 @@ func (c *cluster) turn(ctx context.Context, b *bench, o rowsOptions, workload st
 		return t, err
 	}
 	//nolint:gosec // the arguments are this program's own
-	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), "run", "--endpoints", all(c.clientURL, ""), "--workload", workload,
+	cmd := exec.CommandContext(ctx, filepath.Join(b.dir, loadBinary), "run", "--endpoints", c.all(c.clientURL, ""), "--workload", workload,
 		"--duration", length.String(), "--warmup", o.warmup.String(), "--clients", strconv.Itoa(clients), "--conns", strconv.Itoa(min(clients, 100)),
-		"--key-prefix", prefix, "--fill="+strconv.FormatBool(fill), "--data-dir", c.dir, "--json", file)
+		"--rate", strconv.FormatFloat(o.rate, 'f', -1, 64), "--key-prefix", prefix, "--fill="+strconv.FormatBool(fill), "--data-dir", c.dir, "--json", file)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return t, fmt.Errorf("%w\n%s", err, text)
 	}

@@ -152,7 +152,7 @@ func (c *cluster) created(ctx context.Context, ranges int) error {
 // sum is a gauge over all nodes.
 func (c *cluster) sum(ctx context.Context, name string) (int, error) {
 	var sum float64
-	for i := range nodes {
+	for i := range c.founders() {
 		p, err := c.metrics(ctx, i)
 		if err != nil {
 			return 0, err

@@ -71,7 +71,7 @@ func throughput(ctx context.Context, b *bench, o throughputOptions) error {
 func loadOnce(ctx context.Context, b *bench, c *cluster, i int, o throughputOptions) (report, error) {
 	file := filepath.Join(b.dir, fmt.Sprintf("%s-%02d.json", c.name, i+1))
 	args := []string{
-		"run", "--endpoints", all(c.clientURL, ""), "--server-metrics", all(c.webURL, "/metrics"),
+		"run", "--endpoints", c.all(c.clientURL, ""), "--server-metrics", c.all(c.webURL, "/metrics"),
 		"--workload", o.load, "--total", strconv.FormatInt(o.total, 10), "--warmup", o.warmup.String(),
 		"--conns", strconv.Itoa(o.conns), "--clients", strconv.Itoa(o.clients),
 		"--value-size", strconv.Itoa(o.value), "--keys", strconv.Itoa(o.keys),
@@ -99,8 +99,8 @@ func loadOnce(ctx context.Context, b *bench, c *cluster, i int, o throughputOpti
 }
 
 const (
-	// quiet is the processor time per second of all three nodes below which a cluster
-	// has finished the work of the last load.
+	// quiet is the processor time per second of three nodes below which a cluster has finished the work of the last
+	// load. More nodes may take as much more.
 	quiet     = 100 * time.Millisecond
 	settleMax = time.Minute
 )
@@ -123,7 +123,7 @@ func (c *cluster) settle(ctx context.Context) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		if now-last < quiet {
+		if now-last < quiet*time.Duration(max(nodes, c.founders()))/nodes {
 			return last - begin, nil
 		}
 		last = now
