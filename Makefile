@@ -53,7 +53,7 @@ PURE         := /placement/decide
 # Where -short leaves something out, in this module.
 LONG          = $(shell git grep -l 'testing\.Short()' -- '*_test.go' ':!conformance' ':!bench' | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
+.PHONY: build release image packages chart console check quick soak test modules flakes long planted-compiles fuzz bench bench-against-etcd sim stories links placement-sim scale kills elastic tails planted chaos chaos-planted chaos-local conformance lockstep storage-suite etcd-tests etcd-files fmt lint generate \
 	check-format check-generate check-tidy vulncheck tools clean
 
 build:
@@ -206,6 +206,11 @@ links:
 # time, and the last line the memory.
 placement-sim:
 	go test -count=1 -timeout 1h -v -run '^TestStories$$' ./placement/decide/simulate -stories testdata/large
+
+# The model of docs/SCALE.md: up to 1,000 nodes ask one sequencer, in virtual time. It writes the tables of
+# bench/results/scale.md and the plots of the document.
+scale:
+	go test -count=1 -timeout 1h -v -run '^TestScaleReport$$' ./placement -scale
 
 # A node is killed at each step of the raft groups' work and around splits and merges, and the
 # leader of placement at each of moves, merges and repairs; test takes every few.
