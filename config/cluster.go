@@ -33,13 +33,14 @@ type Bootstrap struct {
 // Bootstrap derives the ids of the cluster and of its founders as etcd does. A node's id
 // is the SHA-1 of its peer URLs and the token, the cluster's that of all node ids. It is
 // for an empty data directory. As in etcd, a node that was started before knows its ids
-// and ignores initial-cluster.
+// and ignores initial-cluster. Where SRV records name the founders, the caller has put them
+// into InitialCluster, and they name this node by an address that may be another one than in its peer URLs.
 func (c *Config) Bootstrap() (*Bootstrap, error) {
 	self, ok := c.InitialCluster[c.Name]
 	if !ok {
 		return nil, fmt.Errorf("couldn't find local name %q in the initial cluster configuration: add %s=URL to --initial-cluster", c.Name, c.Name)
 	}
-	if have, want := sorted(self), sorted(c.AdvertisePeerURLs); !slices.Equal(have, want) {
+	if have, want := sorted(self), sorted(c.AdvertisePeerURLs); c.DiscoverySRV == "" && !slices.Equal(have, want) {
 		return nil, fmt.Errorf("--initial-cluster has %s=%s but --initial-advertise-peer-urls has %s: both must list the same URLs",
 			c.Name, strings.Join(have, ","), strings.Join(want, ","))
 	}

@@ -135,6 +135,10 @@ type Config struct {
 	// data directory is empty. Default: this node alone. All founders must be given the
 	// same; two that were not do not find each other, since their cluster ids differ.
 	InitialCluster types.URLsMap
+	// DiscoverySRV is a domain whose SRV records name the founders in the place of InitialCluster, and DiscoverySRVName a
+	// suffix of the service's name in them. Empty means none. Records that are not the same for all founders make
+	// clusters that do not find each other.
+	DiscoverySRV, DiscoverySRVName string
 	// InitialClusterState is "new", or "existing" for a node that was added to a running
 	// cluster by etcd's MemberAdd: InitialCluster then names the others, which tell it who it
 	// is by its peer URLs. Read only where the data directory is empty.
@@ -389,7 +393,7 @@ func (c *Config) Complete() {
 			c.InitialCluster = nil
 		}
 	}
-	if len(c.InitialCluster) == 0 && len(c.Join) == 0 {
+	if len(c.InitialCluster) == 0 && len(c.Join) == 0 && c.DiscoverySRV == "" {
 		c.InitialCluster = types.URLsMap{c.Name: slices.Clone(c.AdvertisePeerURLs)}
 	}
 	if c.MemoryBytes == 0 {

@@ -91,6 +91,8 @@ func honouredCases(t *testing.T) map[string]honouredCase {
 		"grpc-keepalive-timeout":       {value: "9s", file: "9000000000", get: func(c *Config) any { return c.KeepAliveTimeout }, want: 9 * time.Second},
 		"initial-advertise-peer-urls":  u("http://h:6", func(c *Config) any { return c.AdvertisePeerURLs }),
 		"initial-cluster":              {value: "a=http://h:1,b=http://h:2", get: func(c *Config) any { return c.InitialCluster.String() }, want: "a=http://h:1,b=http://h:2"},
+		"discovery-srv":                str("example.com", func(c *Config) any { return c.DiscoverySRV }),
+		"discovery-srv-name":           {value: "x", with: []string{"discovery-srv", "example.com"}, get: func(c *Config) any { return c.DiscoverySRVName }, want: "x"},
 		"initial-cluster-token":        str("tok", func(c *Config) any { return c.InitialClusterToken }),
 		"max-learners":                 {value: "3", get: func(c *Config) any { return c.MaxLearners }, want: 3},
 		"node-attributes":              {value: "zone=a,rack=b", file: "[zone=a, rack=b]", get: func(c *Config) any { return c.NodeAttributes }, want: []fsm.Attribute{{Key: "rack", Value: "b"}, {Key: "zone", Value: "a"}}},

@@ -35,6 +35,7 @@
 //	tracing.go        flags of slow requests and of traces
 //	compaction.go     flags of automatic compaction
 //	join.go           flags of a node that joins
+//	discovery.go      flags of founders that SRV records name
 //	ranges.go         the first ranges' borders, and limits of ranges
 //	tls.go            TLS settings and certificates
 //	logger.go         the log's settings and the logger of them

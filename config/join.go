@@ -48,12 +48,12 @@ func joinFlags() []Flag {
 // validateJoin says where a node's cluster comes from, if that is clear.
 func (c *Config) validateJoin() error {
 	switch {
-	case len(c.InitialCluster) == 0 && len(c.Join) == 0:
+	case len(c.InitialCluster) == 0 && len(c.Join) == 0 && c.DiscoverySRV == "":
 		return errors.New("--initial-cluster must not be empty")
 	case len(c.Join) > maxJoin:
 		return fmt.Errorf("--join has %d addresses, at most %d", len(c.Join), maxJoin)
 	}
-	return nil
+	return c.validateDiscovery()
 }
 
 // JoinTLS returns the settings for asking the nodes of join over https, or nil if no

@@ -45,6 +45,7 @@ func Flags() []Flag {
 	t = append(t, commandFlags()...)
 	t = append(t, flagsOfPlacement()...)
 	t = append(t, joinFlags()...)
+	t = append(t, srvFlags()...)
 	t = append(t, slowFlags()...)
 	t = append(t, unsafeFlags()...)
 	t = append(t, meaninglessFlags()...)

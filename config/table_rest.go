@@ -59,18 +59,13 @@ func unsafeFlags() []Flag {
 }
 
 func notYetFlags() []Flag {
-	const (
-		discovered = "name the founders in --initial-cluster"
-	)
 	return []Flag{
-		notYet(sectionClustering, "discovery-srv", kindString, "", "discovery-srv", discovered),
-		notYet(sectionClustering, "discovery-srv-name", kindString, "", "discovery-srv-name", discovered),
 		notYet(sectionClustering, "discovery-fallback", kindString, "exit", "", "there is no proxy to fall back to"),
 	}
 }
 
 func discoveryFlags() []Flag {
-	const why = "discovery is not there yet: name the founders in --initial-cluster"
+	const why = "discovery by an etcd is not there yet: name the founders in --initial-cluster, or by --discovery-srv"
 	row := func(name string, k kind, def, file string) Flag {
 		return notYet(sectionDiscovery, "discovery-"+name, k, def, "discovery-config."+file, why)
 	}

@@ -59,6 +59,8 @@ type StartOptions struct {
 	Stage func(name string)
 	// SurelyNew is Options.SurelyNew.
 	SurelyNew bool
+	// Resolver looks up the SRV records of --discovery-srv; nil is the system's.
+	Resolver *net.Resolver
 }
 
 // Start starts a node from its configuration. It returns when the node serves
@@ -102,7 +104,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 		return nil, err
 	}
 	o.enter("find the node's place in the cluster")
-	membership, err := joiner(cfg, &o).Find(ctx)
+	membership, err := joiner(cfg, &o, s.Resolver).Find(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -286,9 +288,9 @@ func (n *Node) Err() error { return n.core.Err() }
 
 // joiner returns what finds the node's membership: it asks the admin services of --join, and the
 // nodes at the peer addresses of --initial-cluster.
-func joiner(cfg *config.Config, o *Options) *join.Joiner {
+func joiner(cfg *config.Config, o *Options, resolver *net.Resolver) *join.Joiner {
 	return &join.Joiner{
-		Config: cfg, FS: o.FS, Clock: o.Clock, Logger: o.Logger, Ask: join.ByAdminService(cfg),
+		Config: cfg, Resolver: cmp.Or(resolver, net.DefaultResolver), FS: o.FS, Clock: o.Clock, Logger: o.Logger, Ask: join.ByAdminService(cfg),
 		PeerTable: func(ctx context.Context, addr string) ([]byte, error) {
 			return transport.Ask(ctx, transport.AskOptions{Clock: o.Clock, Security: security(cfg), Carrier: carrier(cfg)}, addr)
 		},

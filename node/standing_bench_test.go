@@ -49,7 +49,7 @@ func idleReplicas(b *testing.B, ranges int) {
 		b.Fatal(err)
 	}
 	o := options(cfg, zap.NewNop(), nil)
-	m, err := joiner(cfg, &o).Find(b.Context())
+	m, err := joiner(cfg, &o, nil).Find(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}

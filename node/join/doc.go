@@ -129,6 +129,8 @@
 //
 //   - existing.go: of --initial-cluster-state existing
 //
+//   - discovery.go: the founders that SRV records name
+//
 //   - admission.go: the question of a node with an empty directory
 //
 //   - check.go: its answer

@@ -54,7 +54,7 @@ const existingRounds = 5
 // asks those without an answer again until ctx ends.
 func (j *Joiner) askExisting(ctx context.Context, who engine.Identity) (*answer, error) {
 	own := types.URLs(j.Config.AdvertisePeerURLs).StringSlice()
-	if have, ok := j.Config.InitialCluster[j.Config.Name]; !ok || !sameURLs(have.StringSlice(), own) {
+	if have, ok := j.Config.InitialCluster[j.Config.Name]; j.Config.DiscoverySRV == "" && (!ok || !sameURLs(have.StringSlice(), own)) {
 		return nil, fmt.Errorf("--initial-cluster has to name this node with its own peer URLs: %s=%s", j.Config.Name, strings.Join(own, ","))
 	}
 	for refused := 0; ; {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -39,11 +40,13 @@ type answer struct {
 // required.
 type Joiner struct {
 	// Config says name, peer URLs and directories, and how the node comes into a cluster: by
-	// --join, by --initial-cluster-state existing, or as a founder.
-	Config *config.Config
-	FS     vfs.FS
-	Clock  clock.Clock
-	Logger *zap.Logger
+	// --join, by --initial-cluster-state existing, or as a founder. Where --discovery-srv says who the others
+	// are, Resolver looks them up.
+	Config   *config.Config
+	Resolver *net.Resolver
+	FS       vfs.FS
+	Clock    clock.Clock
+	Logger   *zap.Logger
 	// Ask asks a node of --join once to admit this one. An error that wraps ErrLater may pass by
 	// itself; any other is final.
 	Ask func(ctx context.Context, q *adminpb.NodeJoinRequest) (*adminpb.NodeJoinResponse, error)
@@ -72,12 +75,16 @@ func (j *Joiner) Find(ctx context.Context) (*Membership, error) {
 		return nil, err
 	case id != nil:
 		return j.again(ctx, id)
-	case len(j.Config.Join) == 0 && j.Config.InitialClusterState != config.StateExisting:
+	}
+	if j, err = j.discovered(ctx); err != nil {
+		return nil, err
+	}
+	if len(j.Config.Join) == 0 && j.Config.InitialClusterState != config.StateExisting {
 		boot, err := j.Config.Bootstrap()
 		if err != nil {
 			return nil, err
 		}
-		return &Membership{Cluster: boot.Cluster, Self: boot.Self, Founders: founders(boot)}, nil
+		return &Membership{Cluster: boot.Cluster, Self: boot.Self, Founders: j.founders(boot)}, nil
 	}
 	instance, err := engine.EnsureInstance(j.FS, j.Config.DataDir)
 	if err != nil {
@@ -98,10 +105,16 @@ func (j *Joiner) Find(ctx context.Context) (*Membership, error) {
 	}, nil
 }
 
-func founders(b *config.Bootstrap) []fsm.Node {
+// founders are the rows of a new cluster, the same on all founders. SRV records have no names of nodes: then each tells its own
+// once it has started.
+func (j *Joiner) founders(b *config.Bootstrap) []fsm.Node {
 	var all []fsm.Node
 	for _, f := range b.Founders {
-		all = append(all, fsm.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs})
+		n := fsm.Node{ID: f.ID, Name: f.Name, PeerURLs: f.PeerURLs}
+		if j.Config.DiscoverySRV != "" {
+			n.Name = ""
+		}
+		all = append(all, n)
 	}
 	return all
 }
@@ -109,6 +122,14 @@ func founders(b *config.Bootstrap) []fsm.Node {
 // again returns the membership of a node that has started before, or has tried to.
 func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, error) {
 	m := &Membership{Cluster: id.Cluster, Self: id.Node}
+	if j.Config.DiscoverySRV != "" {
+		found, err := j.discoveredAgain(ctx)
+		if err != nil {
+			m.Peers = func(context.Context) ([]fsm.Node, error) { return nil, err }
+			return m, nil
+		}
+		j = found
+	}
 	if len(j.Config.Join) > 0 {
 		m.Peers = func(ctx context.Context) ([]fsm.Node, error) {
 			a, err := j.join(ctx, *id)
@@ -134,8 +155,11 @@ func (j *Joiner) again(ctx context.Context, id *engine.Identity) (*Membership, e
 	}
 	boot, err := j.Config.Bootstrap()
 	if err == nil && boot.Cluster == id.Cluster && boot.Self == id.Node {
-		m.Founders = founders(boot)
+		m.Founders = j.founders(boot)
 		return m, nil
+	}
+	if j.Config.DiscoverySRV != "" {
+		return m, nil // the records are those of today's nodes
 	}
 	if _, self := j.Config.InitialCluster[j.Config.Name]; self && len(j.Config.InitialCluster) == 1 {
 		return m, nil // most likely the default: nobody has set --initial-cluster
