@@ -108,7 +108,7 @@ func memberFlags() []Flag {
 		{
 			Name: "listen-client-urls", kind: kindURLs, Default: "http://localhost:2379", File: "listen-client-urls", Section: sectionMember,
 			Usage: "URLs to listen on for clients: gRPC and HTTP on one port.",
-			Note:  "An address may have both an http and an https URL. Over TLS, HTTP is HTTP/1.1; listen-client-http-urls have HTTP/2 too.",
+			Note:  "An address may have both an http and an https URL. HTTP is HTTP/1.1 or HTTP/2; a connection of HTTP/2 is for gRPC or for HTTP, as its first request is.",
 			set:   setURLs(func(c *Config) *[]url.URL { return &c.ListenClientURLs }),
 		},
 		{

@@ -118,6 +118,7 @@
 //	check.go        checks of requests that need no data
 //	codec.go        answers that are encoded once or in parts
 //	listener.go     connections: TLS, HTTP or gRPC
+//	http2.go        connections of HTTP/2: for HTTP or for gRPC
 //	inside.go       connections within the process
 //	errors.go       errors in etcd's words
 //	metrics.go      metrics

@@ -241,7 +241,8 @@ func TestPagesOfOtherOriginsHaveNoCertificate(t *testing.T) {
 			{"another page, as the browser says", http.Header{"Sec-Fetch-Site": {"cross-site"}}, true},
 			{"a neighbour", http.Header{"Sec-Fetch-Site": {"same-site"}, "Origin": {"https://b.example"}}, true},
 		} {
-			for _, certified := range []bool{true, false} {
+			for _, by := range []struct{ certified, http2 bool }{{true, false}, {true, true}, {false, false}} {
+				certified := by.certified
 				if !certified && auth == tls.RequireAndVerifyClientCert {
 					continue
 				}
@@ -249,15 +250,15 @@ func TestPagesOfOtherOriginsHaveNoCertificate(t *testing.T) {
 				if certified {
 					cfg.Certificates = []tls.Certificate{p.client}
 				}
-				client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}}
+				client := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true, ForceAttemptHTTP2: by.http2}}
 				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, own+"/v3/kv/range", strings.NewReader(`{"key":"aw=="}`))
 				must(t, err)
 				req.Header = c.header.Clone()
 				resp, err := client.Do(req)
 				must(t, err)
 				resp.Body.Close()
-				if refused := resp.StatusCode == http.StatusForbidden; refused != (c.foreign && certified) {
-					t.Errorf("%s, certificate %t: status %d", c.name, certified, resp.StatusCode)
+				if refused := resp.StatusCode == http.StatusForbidden; refused != (c.foreign && certified) || (resp.ProtoMajor == 2) != by.http2 {
+					t.Errorf("%s, certificate %t: status %d by %s", c.name, certified, resp.StatusCode, resp.Proto)
 				}
 				conn, resp, err := websocket.Dial(t.Context(), "wss://"+r.addr()+"/v3/watch", &websocket.DialOptions{HTTPClient: client, HTTPHeader: c.header})
 				if refused := err != nil && resp != nil && resp.StatusCode == http.StatusForbidden; refused != (c.foreign && certified) || err != nil && !refused {

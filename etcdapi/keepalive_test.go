@@ -110,7 +110,9 @@ func TestKeepAlive(t *testing.T) {
 	// before its ping is sent; another client shows that there is a ping.
 	dial := func(timeout time.Duration) *rawClient {
 		r := newRig(t, "http", func(o *Options) { o.KeepAliveInterval, o.KeepAliveTimeout = time.Second, timeout })
-		return newRawClient(t, r.addr())
+		c := newRawClient(t, r.addr())
+		c.watchHealth() // a connection without a call is not gRPC's yet
+		return c
 	}
 	pinged := func(f http2.Frame) bool { p, ok := f.(*http2.PingFrame); return ok && !p.IsAck() }
 	patient, strict := dial(time.Hour), dial(time.Millisecond)

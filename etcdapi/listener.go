@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,8 +28,8 @@ const sniffTimeout = 10 * time.Second
 // preface is what every HTTP/2 connection begins with.
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// sniffer accepts connections and hands each to gRPC or to HTTP by its first bytes, also under TLS.
-// On a secure port etcd serves gRPC through net/http, where a busy
+// sniffer accepts connections and hands each to gRPC or to HTTP by its first bytes, also under TLS. One of HTTP/2 goes where its
+// first request belongs. On a secure port etcd serves gRPC through net/http, where a busy
 // stream starves the others on its connection.
 type sniffer struct {
 	inner      net.Listener
@@ -42,27 +43,27 @@ type sniffer struct {
 	metrics    *Metrics
 }
 
-// clientProtos are those of a port that gRPC and HTTP share. A client that offers both, as curl and
-// browsers do, gets HTTP/1.1. gRPC clients offer only h2.
-var clientProtos = []string{"http/1.1", "h2"}
-
-// pageProtos are those of a port of HTTP alone.
-var pageProtos = []string{"h2", "http/1.1"}
+// clientProtos are those of a port for clients. gRPC clients offer only h2, curl and browsers both.
+var clientProtos = []string{"h2", "http/1.1"}
 
 // speaking adapts TLS settings to a port that speaks these protocols.
 func speaking(base *tls.Config, protos ...string) *tls.Config {
 	t := base.Clone()
 	t.NextProtos = protos
-	if get := base.GetConfigForClient; get != nil {
-		t.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			c, err := get(hello)
-			if err != nil || c == nil {
-				return c, err
-			}
-			c = c.Clone()
-			c.NextProtos = protos
-			return c, nil
+	t.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if c, ok := hello.Conn.(*sniffedConn); ok {
+			c.http1 = slices.Contains(hello.SupportedProtos, "http/1.1")
 		}
+		if base.GetConfigForClient == nil {
+			return nil, nil // t it is
+		}
+		c, err := base.GetConfigForClient(hello)
+		if err != nil || c == nil {
+			return c, err
+		}
+		c = c.Clone()
+		c.NextProtos = protos
+		return c, nil
 	}
 	return t
 }
@@ -195,10 +196,7 @@ func (s *sniffer) sniff(ctx context.Context, conn net.Conn) (_ *sniffedConn, _ *
 			return nil, nil, "tls", err
 		}
 		state := t.ConnectionState()
-		c = &sniffedConn{Conn: t, state: &state}
-		if state.NegotiatedProtocol == "h2" {
-			return s.speaks(c, true)
-		}
+		c = &sniffedConn{Conn: t, state: &state, http1: c.http1}
 	}
 	var buf [len(preface)]byte
 	var err error
@@ -223,9 +221,12 @@ func (s *sniffer) sniff(ctx context.Context, conn net.Conn) (_ *sniffedConn, _ *
 // recordHandshake is what every TLS connection begins with, and no HTTP.
 const recordHandshake = 0x16
 
-// speaks hands on a connection of a client that speaks HTTP/2 or not. HTTP/2 is gRPC, but on a port of HTTP alone.
+// speaks hands on a connection of a client that speaks HTTP/2 or not.
 func (s *sniffer) speaks(c *sniffedConn, http2 bool) (*sniffedConn, *connQueue, string, error) {
 	switch {
+	case http2 && s.grpc != nil && s.http != nil:
+		c, queue := s.byFirstRequest(c)
+		return c, queue, "", nil
 	case http2 && s.grpc != nil:
 		return c, s.grpc, "", nil
 	case s.http != nil:
@@ -253,6 +254,7 @@ type sniffedConn struct {
 	net.Conn
 	prefix []byte
 	state  *tls.ConnectionState // nil without TLS
+	http1  bool                 // its client offers HTTP/1.1 too in the TLS handshake, as none of gRPC does
 }
 
 // Read implements net.Conn. Like every Read of a connection it has one caller at a

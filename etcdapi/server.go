@@ -345,7 +345,7 @@ func (s *Server) grpcOptions() []grpc.ServerOption {
 // requestReadTime is how long an HTTP client may take to send its request.
 const requestReadTime = 5 * time.Minute
 
-// newHTTPServer makes a server for HTTP/1.1, and for HTTP/2 where a client begins with that and no gRPC is spoken. The bound of a whole request is wide, because a
+// newHTTPServer makes a server for HTTP/1.1, and for HTTP/2 where a client begins with that. The bound of a whole request is wide, because a
 // profile takes long, and its request counts as being read until it is answered.
 func newHTTPServer(h http.Handler) *http.Server {
 	var p http.Protocols
@@ -562,9 +562,9 @@ func (s *Server) Start() {
 	grpcConns, httpConns := s.grpcConns, s.httpConns
 	if len(s.pages) > 0 {
 		httpConns = nil
-		s.sniff(ctx, s.pages, nil, s.httpConns, pageProtos)
+		s.sniff(ctx, s.pages, nil, s.httpConns)
 	}
-	s.sniff(ctx, s.clients, grpcConns, httpConns, clientProtos)
+	s.sniff(ctx, s.clients, grpcConns, httpConns)
 	s.serveHTTP("metrics", s.metricsHTTP, s.extra)
 	s.serveHTTP("console", s.consoleHTTP, s.consoles)
 	s.log.Info("ready to serve client requests")
@@ -583,7 +583,7 @@ func (s *Server) serveHTTP(what string, h *http.Server, listeners []boundListene
 }
 
 // sniff serves clients at listeners. Without grpc or http the other one alone is served.
-func (s *Server) sniff(ctx context.Context, listeners []boundListener, grpc, http *connQueue, protos []string) {
+func (s *Server) sniff(ctx context.Context, listeners []boundListener, grpc, http *connQueue) {
 	for _, l := range listeners {
 		s.log.Info("serving client traffic", zap.Bool("secure", l.secure), zap.Bool("grpc", grpc != nil), zap.Bool("http", http != nil), zap.Stringer("address", l.Addr()))
 		if l.twin {
@@ -591,7 +591,7 @@ func (s *Server) sniff(ctx context.Context, listeners []boundListener, grpc, htt
 		}
 		sn := &sniffer{inner: l, limit: s.connections, certified: &s.certified, grpc: grpc, http: http, clock: s.opts.Clock, log: s.log, metrics: s.metrics, plainToo: l.both}
 		if l.secure || l.both {
-			sn.tls = speaking(s.opts.TLS, protos...)
+			sn.tls = speaking(s.opts.TLS, clientProtos...)
 		}
 		s.wg.Go(func() { sn.run(ctx) })
 	}
