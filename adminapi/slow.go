@@ -24,11 +24,15 @@ func (s *server) Slow(ctx context.Context, q *adminpb.SlowRequest) (*adminpb.Slo
 		return nil, grpcError("list the slow requests", err, readAgain)
 	}
 	r.Calls = slices.DeleteFunc(r.Calls, func(c *adminpb.SlowCall) bool { return c.GetMicros() < q.GetMinMicros() })
-	slices.SortFunc(r.Calls, func(a, b *adminpb.SlowCall) int {
-		return cmp.Or(cmp.Compare(b.GetAtUnixNanos(), a.GetAtUnixNanos()), cmp.Compare(a.GetNode(), b.GetNode()))
-	})
+	newestFirst(r.GetCalls())
 	slices.SortFunc(r.Missing, func(a, b *adminpb.SlowMissing) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
 	return r, nil
+}
+
+func newestFirst(calls []*adminpb.SlowCall) {
+	slices.SortFunc(calls, func(a, b *adminpb.SlowCall) int {
+		return cmp.Or(cmp.Compare(b.GetAtUnixNanos(), a.GetAtUnixNanos()), cmp.Compare(a.GetNode(), b.GetNode()))
+	})
 }
 
 // Slow lists the last requests of all nodes that took at least so long, the newest first.
@@ -77,19 +81,29 @@ func WriteSlow(out io.Writer, format Format, r *adminpb.SlowResponse) error {
 		_, err := fmt.Fprintln(out, "no slow requests")
 		return err
 	}
+	return writeSlowCalls(out, slowToJSON(r).Calls)
+}
+
+func writeSlowCalls(out io.Writer, calls []slowCallJSON) error {
 	rows := [][]string{{"AT", "NODE", "METHOD", "TOOK", "RANGE", "RETRIES", "CAUSE"}}
-	for _, c := range r.GetCalls() {
+	for i := range calls {
+		c := &calls[i]
 		id := "-"
-		if c.GetRangeId() != 0 {
-			id = strconv.FormatUint(c.GetRangeId(), 10)
+		if c.Range != 0 {
+			id = strconv.FormatUint(c.Range, 10)
 		}
-		took := time.Duration(c.GetMicros()) * time.Microsecond
+		took := time.Duration(c.Micros) * time.Microsecond
 		rows = append(rows, []string{
-			slowAt(c), cmp.Or(c.GetNodeName(), strconv.FormatUint(c.GetNode(), 16)), c.GetMethod(), took.Round(time.Millisecond).String(), id,
-			strconv.FormatUint(uint64(c.GetRetries()), 10), orDash(c.GetCause()),
+			c.At, c.Node, c.Method, took.Round(time.Millisecond).String(), id, strconv.FormatUint(uint64(c.Retries), 10), orDash(c.Cause),
 		})
 	}
 	return writeTable(out, rows)
+}
+
+// WriteSlowOf prints the slow requests of one node as JSON, the newest first.
+func WriteSlowOf(out io.Writer, calls []*adminpb.SlowCall) error {
+	newestFirst(calls)
+	return WriteSlow(out, JSON, &adminpb.SlowResponse{Calls: calls})
 }
 
 func slowAt(c *adminpb.SlowCall) string {

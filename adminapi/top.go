@@ -28,6 +28,9 @@ const (
 	topRangesEvery = 10 * time.Second
 	// topRanges is how many of the busiest are shown.
 	topRanges = 10
+	// topSlow is how many of the slow requests are shown, the newest ones of that time.
+	topSlow     = 5
+	topSlowTime = 5 * time.Minute
 )
 
 // The metrics that a look reads.
@@ -46,7 +49,8 @@ type Top struct {
 	clock  clock.Clock
 	last   map[string]scrape // by the ids of nodes
 	ranges []*adminpb.Range
-	listed clock.Time
+	slow   []slowCallJSON
+	listed clock.Time // when ranges and slow requests were
 }
 
 // scrape is what a node's metrics have said, and when.
@@ -72,7 +76,9 @@ type TopFrame struct {
 	Ranges   []TopRange      `json:"hottest_ranges"`
 	Total    int64           `json:"ranges"`
 	NoQuorum int64           `json:"ranges_without_quorum"`
-	Findings []Finding       `json:"findings"`
+	// Slow are the last slow requests, the newest first.
+	Slow     []slowCallJSON `json:"slow_requests"`
+	Findings []Finding      `json:"findings"`
 }
 
 // TopNode is a node in a look. What is nil is not known, as the rates at the first look.
@@ -133,13 +139,13 @@ func (t *Top) Look(ctx context.Context) (*TopFrame, error) {
 			}
 		})
 	}
-	t.listRanges(ctx)
+	t.list(ctx)
 	all.Wait()
 	for i, n := range s.GetNodes() {
 		f.Nodes[i].since(t.last[n.GetNode().GetId()], scrapes[i])
 		t.last[n.GetNode().GetId()] = scrapes[i]
 	}
-	f.Ranges = hottest(t.ranges)
+	f.Ranges, f.Slow = hottest(t.ranges), newest(t.slow, f.At)
 	return f, nil
 }
 
@@ -229,14 +235,31 @@ func readMetrics(r io.Reader) (map[string]float64, error) {
 	return values, lines.Err()
 }
 
-// listRanges lists the ranges anew, if that is due. The last list stays if there is no other.
-func (t *Top) listRanges(ctx context.Context) {
-	if now := t.clock.Now(); t.ranges == nil || now.Sub(t.listed) >= topRangesEvery {
-		t.listed = now
-		if l, err := t.client.RangeList(ctx); err == nil {
-			t.ranges = l.GetRanges()
+// list lists the ranges and the slow requests anew, if that is due. The last list stays if there is no other.
+func (t *Top) list(ctx context.Context) {
+	now := t.clock.Now()
+	if t.ranges != nil && now.Sub(t.listed) < topRangesEvery {
+		return
+	}
+	t.listed = now
+	if l, err := t.client.RangeList(ctx); err == nil {
+		t.ranges = l.GetRanges()
+	}
+	if l, err := t.client.Slow(ctx, 0); err == nil {
+		t.slow = slowToJSON(l).Calls
+	}
+}
+
+// newest returns those of the slow requests, the newest first, that are to be shown at that time.
+func newest(all []slowCallJSON, now time.Time) []slowCallJSON {
+	out := []slowCallJSON{}
+	for i := range all {
+		at, err := time.Parse(time.RFC3339, all[i].At)
+		if err == nil && now.Sub(at) < topSlowTime && len(out) < topSlow {
+			out = append(out, all[i])
 		}
 	}
+	return out
 }
 
 func hottest(all []*adminpb.Range) []TopRange {
@@ -278,6 +301,11 @@ func WriteTop(w io.Writer, f Format, k KeyFormat, t *TopFrame) error {
 	}
 	if len(t.Ranges) > 0 {
 		if err := writeTable(w, hot); err != nil {
+			return err
+		}
+	}
+	if len(t.Slow) > 0 {
+		if err := writeSlowCalls(w, t.Slow); err != nil {
 			return err
 		}
 	}

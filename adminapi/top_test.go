@@ -55,6 +55,9 @@ func TestTopLooks(t *testing.T) {
 	if n[1].Error == "" || n[1].Puts != nil || n[2].Error != "" || n[2].State != StateDead {
 		t.Errorf("%+v", n[1:])
 	}
+	if len(second.Slow) != 3 || second.Slow[0].Method != "/etcdserverpb.KV/Range" {
+		t.Errorf("slow requests: %+v", second.Slow)
+	}
 	scrapes.Store(0) // a new process counts from its start
 	if third, err := top.Look(ctx); err != nil || third.Nodes[0].Puts != nil {
 		t.Errorf("%+v, %v", third, err)
@@ -104,6 +107,7 @@ func TestTopScreen(t *testing.T) {
 			{Node: "n2", State: "dead"},
 		},
 		Ranges:   []TopRange{{7, []byte("/a/\x00"), "n1", 812.25, 3, 2 << 20}, {1, nil, "", 0.5, 0, 0}},
+		Slow:     []slowCallJSON{{At: "2026-11-28T19:59:58.250Z", Node: "n1", Method: "/etcdserverpb.KV/Txn", Range: 7, Micros: 412_400, Cause: "quorum: node n2 last, 400 ms in range 7", Retries: 1}},
 		Findings: []Finding{{Critical, "nodes", "n2 is dead", "start it"}},
 	}
 	var out bytes.Buffer
@@ -123,6 +127,11 @@ func TestTopScreen(t *testing.T) {
 | 7     | "/a/\x00"     | n1     | 812.2    | 3.0     | 2.0 MiB   |
 | 1     | the first key |        | 0.5      | 0.0     | 0 B       |
 +-------+---------------+--------+----------+---------+-----------+
++--------------------------+------+----------------------+-------+-------+---------+-----------------------------------------+
+| AT                       | NODE | METHOD               | TOOK  | RANGE | RETRIES | CAUSE                                   |
++--------------------------+------+----------------------+-------+-------+---------+-----------------------------------------+
+| 2026-11-28T19:59:58.250Z | n1   | /etcdserverpb.KV/Txn | 412ms | 7     | 1       | quorum: node n2 last, 400 ms in range 7 |
++--------------------------+------+----------------------+-------+-------+---------+-----------------------------------------+
 critical: n2 is dead
 skein doctor says what to do about each
 `
@@ -131,5 +140,15 @@ skein doctor says what to do about each
 	}
 	if h := hottest([]*adminpb.Range{{Id: 1}, {Id: 2, ReadsPerSecond: 1}, {Id: 3, WritesPerSecond: 9}}); len(h) != 2 || h[0].ID != 3 {
 		t.Errorf("%+v", h)
+	}
+	var slow []slowCallJSON
+	for age := range 2 * topSlow { // in minutes
+		slow = append(slow, slowCallJSON{At: f.At.Add(-time.Duration(age) * time.Minute).Format(time.RFC3339), Retries: uint32(age)})
+	}
+	if s := newest(slow, f.At); len(s) != 5 || s[4].Retries != 4 {
+		t.Errorf("of ten slow requests: %+v", s)
+	}
+	if s := newest(slow, f.At.Add(topSlowTime)); len(s) != 0 {
+		t.Errorf("old slow requests: %+v", s)
 	}
 }

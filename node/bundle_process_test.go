@@ -160,7 +160,7 @@ func TestBundleOfProcesses(t *testing.T) {
 	files, _ = bundle("redacted", 0, root...)
 	wantNothing(t, files, key, password, s3, token)
 	for _, n := range c.nodes {
-		for _, name := range []string{"build.txt", "config.txt", "process.txt", "log.jsonl", "metrics.txt", "goroutines.txt", "heap.pb.gz", "cpu.pb.gz", "trace.out"} {
+		for _, name := range []string{"build.txt", "config.txt", "process.txt", "log.jsonl", "slow.json", "metrics.txt", "goroutines.txt", "heap.pb.gz", "cpu.pb.gz", "trace.out"} {
 			if files["nodes/"+n.name+"/"+name] == "" {
 				t.Errorf("%s of %s is missing:\n%s", name, n.name, files["index.txt"])
 			}

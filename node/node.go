@@ -129,7 +129,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	face.MaxConnections, face.ConnectionsWhy = NewStanding(o.MemoryBytes).connections(files)
 	face.Metrics, face.Gatherer, face.TLS, face.Verify = faceMetrics(cfg, reg), reg, secure.TLS, secure.Verify
 	face.Register = func(r grpc.ServiceRegistrar) {
-		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, Metrics: reg, Clock: o.Clock}})
+		adminapi.Register(r, withBundles{core.Admin(), &bundle.Source{Node: cfg.Name, Config: cfg, Log: last, SlowCalls: core.slowCalls, Metrics: reg, Clock: o.Clock}})
 		core.RegisterData(r)
 	}
 	servePipes(&face, reg)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/operate"
 	"github.com/skeindb/skein/placement/fsm"
@@ -114,6 +115,11 @@ func (p peers) Slow(ctx context.Context, node keyspace.NodeID) (all []slow.Slow,
 func (c *Core) keepSlow(s slow.Slow) {
 	s.Unix, s.Cause = c.o.Clock.Wall().UnixNano(), c.names.inText(s.Cause)
 	c.slow.Add(s)
+}
+
+// slowCalls are the slow requests that this node keeps.
+func (c *Core) slowCalls() []*adminpb.SlowCall {
+	return operate.SlowCalls(c.o.Self, c.o.Name, c.slow.All())
 }
 
 // report is what this node says of itself.

@@ -62,7 +62,7 @@ func parts(t *testing.T, s *Source, q *adminpb.BundleRequest) (files, problems m
 }
 
 func source() (*Source, *zap.Logger) {
-	s := &Source{Node: "n1", Config: config.Default(), Log: &Ring{}, Metrics: prometheus.NewRegistry(), Clock: clock.System()}
+	s := &Source{Node: "n1", Config: config.Default(), Log: &Ring{}, SlowCalls: func() []*adminpb.SlowCall { return nil }, Metrics: prometheus.NewRegistry(), Clock: clock.System()}
 	kept := zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(io.Discard), zapcore.InfoLevel)
 	return s, s.Log.Attach(zap.New(kept))
 }
@@ -70,12 +70,12 @@ func source() (*Source, *zap.Logger) {
 func TestPartHasAllFiles(t *testing.T) {
 	s, _ := source()
 	files, problems := parts(t, s, &adminpb.BundleRequest{ProfileMs: 50, Salt: []byte("s")})
-	for _, name := range []string{"build.txt", "config.txt", "process.txt", "goroutines.txt", "heap.pb.gz", "cpu.pb.gz", "trace.out"} {
+	for _, name := range []string{"build.txt", "config.txt", "process.txt", "slow.json", "goroutines.txt", "heap.pb.gz", "cpu.pb.gz", "trace.out"} {
 		if files[name] == "" {
 			t.Errorf("%s is empty: %s", name, problems[name])
 		}
 	}
-	if len(files) != 9 || len(problems) > 0 {
+	if len(files) != 10 || len(problems) > 0 {
 		t.Errorf("%d files, %v", len(files), problems)
 	}
 }
@@ -89,7 +89,7 @@ func TestFileThatHangs(t *testing.T) {
 		s.Metrics = gather(func() ([]*dto.MetricFamily, error) { <-let; return nil, nil })
 		begun := time.Now()
 		files, problems := parts(t, s, &adminpb.BundleRequest{})
-		if len(files) != 7 || len(problems) != 1 || !strings.Contains(problems["metrics.txt"], "not made") || time.Since(begun) != nodeTime {
+		if len(files) != 8 || len(problems) != 1 || !strings.Contains(problems["metrics.txt"], "not made") || time.Since(begun) != nodeTime {
 			t.Errorf("%d files after %v, %v", len(files), time.Since(begun), problems)
 		}
 	})
@@ -128,7 +128,7 @@ func TestPartThatNobodyReads(t *testing.T) {
 		}
 		close(ended)
 		synctest.Wait()
-		if files, _ := parts(t, s, &adminpb.BundleRequest{}); len(files) != 7 {
+		if files, _ := parts(t, s, &adminpb.BundleRequest{}); len(files) != 8 {
 			t.Errorf("the third one has %d files", len(files))
 		}
 	})
@@ -265,7 +265,7 @@ func TestBundleBesideAnother(t *testing.T) {
 	defer pprof.StopCPUProfile()
 	defer r.Stop()
 	files, problems := parts(t, s, &adminpb.BundleRequest{ProfileMs: 1})
-	if len(files) != 9 || len(problems) != 2 || problems["cpu.pb.gz"] == "" || problems["trace.out"] == "" {
+	if len(files) != 10 || len(problems) != 2 || problems["cpu.pb.gz"] == "" || problems["trace.out"] == "" {
 		t.Errorf("%d files, %v", len(files), problems)
 	}
 }

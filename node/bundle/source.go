@@ -43,11 +43,13 @@ const (
 // the process alone.
 type Source struct {
 	// Node is the node's name.
-	Node    string
-	Config  *config.Config
-	Log     *Ring
-	Metrics prometheus.Gatherer
-	Clock   clock.Clock
+	Node   string
+	Config *config.Config
+	Log    *Ring
+	// SlowCalls returns the node's last slow requests, in any order.
+	SlowCalls func() []*adminpb.SlowCall
+	Metrics   prometheus.Gatherer
+	Clock     clock.Clock
 
 	busy atomic.Bool // a part is being made
 }
@@ -73,6 +75,7 @@ func (s *Source) files(q *adminpb.BundleRequest) []file {
 		{"config.txt", "the node's settings, without secrets", 1 << 20, func(_ context.Context, w io.Writer) error { return writeConfig(w, s.Config, keys) }},
 		{"process.txt", "limits, memory and pressure of the process and its machine, as the kernel tells", 1 << 20, func(_ context.Context, w io.Writer) error { return writeProcess(w) }},
 		{"log.jsonl", "the end of the node's log, one JSON object a line", 8 << 20, func(_ context.Context, w io.Writer) error { return keys.JSON(w, s.Log.Lines()) }},
+		{"slow.json", "the node's last slow requests, as skein debug slow -w json", 1 << 20, func(_ context.Context, w io.Writer) error { return s.writeSlow(w, keys) }},
 		{"metrics.txt", "metrics, as Prometheus reads them", 8 << 20, func(_ context.Context, w io.Writer) error { return s.writeMetrics(w) }},
 		{"goroutines.txt", "the stacks of all goroutines", 12 << 20, func(_ context.Context, w io.Writer) error {
 			return pprof.Lookup("goroutine").WriteTo(w, goroutineDetail(runtime.NumGoroutine()))
@@ -216,6 +219,14 @@ func (s *Source) record(ctx context.Context, w io.Writer, d time.Duration) error
 	_ = clock.Sleep(ctx, s.Clock, d) // as above
 	_, err := r.WriteTo(w)
 	return err
+}
+
+func (s *Source) writeSlow(w io.Writer, keys *redact.Redactor) error {
+	var all bytes.Buffer
+	if err := adminapi.WriteSlowOf(&all, s.SlowCalls()); err != nil {
+		return err
+	}
+	return keys.JSON(w, all.Bytes())
 }
 
 func (s *Source) writeMetrics(w io.Writer) error {
