@@ -32,10 +32,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeBackend answers from what a story set up.
 type fakeBackend struct {
 	// held is what HoldUpgrade was told.
-	held  bool
-	err   error
-	empty bool
-	stale bool
+	held bool
+	// watchers is what Watchers was asked for.
+	watchers string
+	err      error
+	empty    bool
+	stale    bool
 	// missing says that of the keys in the first range nobody knows who holds them.
 	missing bool
 	// rot has replicas in quarantine.
@@ -102,6 +104,16 @@ func (f *fakeBackend) Series(_ context.Context, afterUnixMs int64) (*adminpb.Ser
 		{Node: "n1", UnixMs: []int64{afterUnixMs + 1}, Series: []*adminpb.Series{{Name: "puts", Values: []float64{2}}}},
 		{Node: "n2"},
 	}}, f.err
+}
+
+// Watchers are of two nodes; the third one does not answer.
+func (f *fakeBackend) Watchers(_ context.Context, node string, most int) (*adminpb.WatcherListResponse, error) {
+	f.watchers = fmt.Sprintf("%q %d", node, most)
+	return &adminpb.WatcherListResponse{Watchers: []*adminpb.Watcher{
+		{Node: "n2", Client: "10.0.0.2:9", Id: 1, Key: []byte("/a/"), RangeEnd: []byte("/a0"), NoPut: true, PrevKv: true, AgeMs: 250},
+		{Node: "n1", Client: "10.0.0.1:7", User: "u", Id: 3, Key: []byte("k\x00"), StartRevision: 12, Behind: 900, QueuedEvents: 4, QueuedBytes: 512, History: true, AgeMs: 90_000},
+		{Node: "n1", Client: "10.0.0.1:7", User: "u", Id: 2, Key: []byte("long"), RangeEnd: []byte{0}, Cut: true, Behind: 900, QueuedEvents: 5, AgeMs: 60_000},
+	}, Total: 30, Missing: []*adminpb.WatchersMissing{{Node: "n4", Reason: "no route"}, {Node: "n3", Reason: "dead"}}}, f.err
 }
 
 // Slow are three requests of two nodes, the oldest first; the third node does not answer.

@@ -14,6 +14,7 @@
 //	status.go        the cluster at a glance, for people and as JSON
 //	doctor.go        what is wrong, and what to do about it
 //	bundlepart.go    a node's part of it: service, client
+//	watchers.go      watchers of clients: service, client, output
 //	slow.go          slow requests: service, client, output
 //	survey.go        what there is to know at a glance: service, client
 //	heat.go          the heat map: service, client, output

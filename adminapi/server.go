@@ -44,6 +44,7 @@ type Backend interface {
 	HeatBackend
 	SeriesBackend
 	SlowBackend
+	WatcherBackend
 }
 
 // Mover is what the service asks of the node about who holds ranges. Nodes are named by

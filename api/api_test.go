@@ -16,7 +16,7 @@ func TestAdminService(t *testing.T) {
 	if got := string(sd.FullName()); got != "skein.admin.v1.Admin" {
 		t.Errorf("service %s", got)
 	}
-	for _, want := range []protoreflect.Name{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "PlacementShow", "PlacementMove", "PlacementTransferLeader", "NodeList", "NodeShow", "NodeDrain", "NodeUndrain", "NodeDecommission", "NodeRecommission", "NodeRemove", "PlacementPause", "NodeJoin", "RangeMerge", "PlacementSetReplication", "PlacementSetMergeAfter", "Survey", "Heat", "Bundle", "Series", "Slow"} {
+	for _, want := range []protoreflect.Name{"RangeList", "RangeSplit", "RangeShow", "RangeMove", "RangeTransferLeader", "OperationList", "PlacementShow", "PlacementMove", "PlacementTransferLeader", "NodeList", "NodeShow", "NodeDrain", "NodeUndrain", "NodeDecommission", "NodeRecommission", "NodeRemove", "PlacementPause", "NodeJoin", "RangeMerge", "PlacementSetReplication", "PlacementSetMergeAfter", "Survey", "Heat", "Bundle", "Series", "Slow", "WatcherList"} {
 		if sd.Methods().ByName(want) == nil {
 			t.Errorf("there is no method %s", want)
 		}

@@ -61,7 +61,7 @@ var rules = tabulate([]rulesOf{
 	// Each operation of a pipe is checked as the call of KV that it is.
 	{"skein.pipe.v1.Pipe", AnyUser, "Open"},
 	{"skein.admin.v1.Admin", NodeOrHere, "NodeJoin"},
-	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Series Slow"},
+	{"skein.admin.v1.Admin", RootOnly, "RangeList RangeShow OperationList PlacementShow NodeList NodeShow ClusterShow HoldList Survey Heat Series Slow WatcherList"},
 	// A bundle takes profiles of a node and has its log: it is no look that everybody may have while checks are off.
 	{"skein.admin.v1.Admin", RootOrHere, "Bundle"},
 	{"skein.data.v1.Data", RootOrHere, "Cut Renew Release"},

@@ -37,7 +37,8 @@ var unaudited = map[string]bool{
 	"/etcdserverpb.Auth/RoleGet": true, "/etcdserverpb.Auth/RoleList": true,
 	"/skein.admin.v1.Admin/RangeList": true, "/skein.admin.v1.Admin/RangeShow": true, "/skein.admin.v1.Admin/OperationList": true,
 	"/skein.admin.v1.Admin/PlacementShow": true, "/skein.admin.v1.Admin/NodeList": true, "/skein.admin.v1.Admin/NodeShow": true,
-	"/skein.admin.v1.Admin/ClusterShow": true, "/skein.admin.v1.Admin/Survey": true, "/skein.admin.v1.Admin/Heat": true, "/skein.admin.v1.Admin/Series": true, "/skein.admin.v1.Admin/Slow": true, "/skein.data.v1.Data/Renew": true,
+	"/skein.admin.v1.Admin/ClusterShow": true, "/skein.admin.v1.Admin/Survey": true, "/skein.admin.v1.Admin/Heat": true, "/skein.admin.v1.Admin/Series": true, "/skein.admin.v1.Admin/Slow": true,
+	"/skein.admin.v1.Admin/WatcherList": true, "/skein.data.v1.Data/Renew": true,
 	"/skein.data.v1.Load/LoadState": true, "/skein.data.v1.Load/LoadSplit": true, "/skein.data.v1.Load/LoadLeases": true,
 	"/skein.data.v1.Load/LoadPut": true, "/skein.data.v1.Load/LoadAdvance": true,
 }

@@ -104,6 +104,7 @@
 //	cluster.go      the service Cluster
 //	maintenance.go  the service Maintenance
 //	watch.go        the service Watch
+//	watchers.go     who watches what, and how far behind, for operators
 //	lease.go        the service Lease
 //	locks.go        the services Lock and Election
 //	auth.go         the service Auth

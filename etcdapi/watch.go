@@ -108,6 +108,7 @@ type watchStream struct {
 // watcher is a watcher of the stream.
 type watcher struct {
 	id       int64
+	began    clock.Time
 	w        *watch.Watcher
 	fragment bool
 	// req is the client's request, and caller is its sender. Guarded by the stream's mu.
@@ -589,7 +590,7 @@ func (st *watchStream) create(ctx context.Context, r *pb.WatchCreateRequest) (co
 	if !ok {
 		return st.refuse(reasonEmptyRange), nil
 	}
-	w := &watcher{id: r.GetWatchId(), req: r, fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
+	w := &watcher{id: r.GetWatchId(), began: st.s.opts.Clock.Now(), req: r, fragment: r.GetFragment(), progress: r.GetProgressNotify(), quiet: true}
 	if !st.claimID(w) {
 		return st.refuse(reasonDuplicateID), nil
 	}

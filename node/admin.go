@@ -13,6 +13,7 @@ type admin struct {
 	*operate.Admin
 	join.Admitter
 	charted
+	watched
 }
 
 // withBundles is the backend of a node with ports, which makes its part of debug bundles.
@@ -29,7 +30,7 @@ var (
 // Admin answers operators' questions about the whole cluster, executes their commands, and
 // admits nodes.
 func (c *Core) Admin() adminapi.Backend {
-	return &admin{c.admin, join.Admitter{Cluster: c.o.Cluster, Self: c.o.Self, Clock: c.o.Clock, Table: c.client}, charted{c}}
+	return &admin{c.admin, join.Admitter{Cluster: c.o.Cluster, Self: c.o.Self, Clock: c.o.Clock, Table: c.client}, charted{c}, watched{c}}
 }
 
 // Members gives etcd's clients access to the members, with etcd's flags --max-learners and

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -12,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/skeindb/skein/api/adminpb"
 	"github.com/skeindb/skein/auth"
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/dataapi"
@@ -227,6 +229,8 @@ type Core struct {
 	// questions go to admin.
 	admission *join.Admission
 	admin     *operate.Admin
+	// watchers lists the node's watchers, nil without ports.
+	watchers atomic.Pointer[func(most int) *adminpb.WatcherListResponse]
 	// series is what this node has measured of itself, nil without a Gatherer.
 	series *series.Ring
 

@@ -142,6 +142,7 @@
 //	membership.go  the first start, and what the directory says of the cluster
 //	recovered.go   the first start behind a recovery plan
 //	questions.go   questions of other nodes, and those to them
+//	watchers.go    the watchers of all nodes
 //	series.go      what all nodes have measured of themselves, for charts
 //	callbacks.go   what parts call of parts that are made after them
 //	scrub.go       replicas are compared as the disks have them

@@ -137,6 +137,7 @@ func start(ctx context.Context, cfg *config.Config, logger *zap.Logger, s StartO
 	n.api = etcdapi.New(face)
 	core.OnRevoked(func(*auth.View) { n.api.RightsTaken() })
 	core.OnLoad(func(why error) { n.api.LoadBegun(why) })
+	core.OnWatchers(n.api.Watchers)
 	if err := n.api.Bind(cfg.ListenClientURLs, cfg.ListenMetricsURLs); err != nil {
 		return nil, errors.Join(err, n.audit.Close(ctx), core.Stop(ctx))
 	}

@@ -25,6 +25,8 @@ const (
 	questionHeat   = 3
 	questionSlow   = 4
 	questionSeries = 7
+	// questionWatchers is answered by an adminpb.WatcherListResponse.
+	questionWatchers = 8
 )
 
 // handleQuestion answers MethodNodeAdmin.
@@ -49,6 +51,8 @@ func (c *Core) handleQuestion(ctx context.Context, from keyspace.NodeID, payload
 		return json.Marshal(g)
 	case questionSeries:
 		return c.answerSeries(body)
+	case questionWatchers:
+		return c.answerWatchers(body)
 	case questionSlow:
 		return json.Marshal(c.slow.All())
 	}

@@ -149,6 +149,7 @@
 //	ask.go            questions to leaders, and what follows every change
 //	release.go        events of live groups: hold, release, pause, shed
 //	lag.go            groups that lag: queue, share, drop what clients do not take
+//	standing.go       how far clients are behind, for operators
 //	watcher.go        one watcher's queue, and what its client has got
 //	group.go          group: watchers of one span at one position
 //	groupindex.go     the live groups by span and key

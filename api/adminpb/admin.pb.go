@@ -4892,6 +4892,366 @@ func (x *SlowMissing) GetReason() string {
 	return ""
 }
 
+type WatcherListRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many, at most 1000; 0 is 100.
+	Limit uint32 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// How many of the list are left out before them. With limit at most 10000.
+	Skip uint32 `protobuf:"varint,2,opt,name=skip,proto3" json:"skip,omitempty"`
+	// The name or the id of a node; all nodes if it is empty.
+	Node          string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatcherListRequest) Reset() {
+	*x = WatcherListRequest{}
+	mi := &file_adminpb_admin_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatcherListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatcherListRequest) ProtoMessage() {}
+
+func (x *WatcherListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatcherListRequest.ProtoReflect.Descriptor instead.
+func (*WatcherListRequest) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *WatcherListRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *WatcherListRequest) GetSkip() uint32 {
+	if x != nil {
+		return x.Skip
+	}
+	return 0
+}
+
+func (x *WatcherListRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type WatcherListResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those furthest behind first.
+	Watchers []*Watcher `protobuf:"bytes,1,rep,name=watchers,proto3" json:"watchers,omitempty"`
+	// How many watchers the nodes have that have answered.
+	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// In the order of the nodes' names.
+	Missing       []*WatchersMissing `protobuf:"bytes,3,rep,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatcherListResponse) Reset() {
+	*x = WatcherListResponse{}
+	mi := &file_adminpb_admin_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatcherListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatcherListResponse) ProtoMessage() {}
+
+func (x *WatcherListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatcherListResponse.ProtoReflect.Descriptor instead.
+func (*WatcherListResponse) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *WatcherListResponse) GetWatchers() []*Watcher {
+	if x != nil {
+		return x.Watchers
+	}
+	return nil
+}
+
+func (x *WatcherListResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *WatcherListResponse) GetMissing() []*WatchersMissing {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// Watcher is a watcher of a client.
+type Watcher struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node that the client is connected to.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The client's address, and its user where one is known.
+	Client string `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
+	User   string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// The id within the client's stream.
+	Id int64 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
+	// As the client asked for them: keys of more than 256 bytes are cut.
+	Key      []byte `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	RangeEnd []byte `protobuf:"bytes,6,opt,name=range_end,json=rangeEnd,proto3" json:"range_end,omitempty"`
+	Cut      bool   `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
+	// The first revision that the client asked for; 0 for what comes.
+	StartRevision  int64 `protobuf:"varint,8,opt,name=start_revision,json=startRevision,proto3" json:"start_revision,omitempty"`
+	NoPut          bool  `protobuf:"varint,9,opt,name=no_put,json=noPut,proto3" json:"no_put,omitempty"`
+	NoDelete       bool  `protobuf:"varint,10,opt,name=no_delete,json=noDelete,proto3" json:"no_delete,omitempty"`
+	PrevKv         bool  `protobuf:"varint,11,opt,name=prev_kv,json=prevKv,proto3" json:"prev_kv,omitempty"`
+	ProgressNotify bool  `protobuf:"varint,12,opt,name=progress_notify,json=progressNotify,proto3" json:"progress_notify,omitempty"`
+	// How many of the revisions that the node knows of the client has not got everything of.
+	Behind uint64 `protobuf:"varint,13,opt,name=behind,proto3" json:"behind,omitempty"`
+	// The events that wait for the client in the node's memory.
+	QueuedEvents uint64 `protobuf:"varint,14,opt,name=queued_events,json=queuedEvents,proto3" json:"queued_events,omitempty"`
+	QueuedBytes  uint64 `protobuf:"varint,15,opt,name=queued_bytes,json=queuedBytes,proto3" json:"queued_bytes,omitempty"`
+	// Its events are read from history: it began in the past, or its client is too slow.
+	History       bool  `protobuf:"varint,16,opt,name=history,proto3" json:"history,omitempty"`
+	AgeMs         int64 `protobuf:"varint,17,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Watcher) Reset() {
+	*x = Watcher{}
+	mi := &file_adminpb_admin_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Watcher) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Watcher) ProtoMessage() {}
+
+func (x *Watcher) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
+func (*Watcher) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *Watcher) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Watcher) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *Watcher) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Watcher) GetId() int64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Watcher) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Watcher) GetRangeEnd() []byte {
+	if x != nil {
+		return x.RangeEnd
+	}
+	return nil
+}
+
+func (x *Watcher) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+func (x *Watcher) GetStartRevision() int64 {
+	if x != nil {
+		return x.StartRevision
+	}
+	return 0
+}
+
+func (x *Watcher) GetNoPut() bool {
+	if x != nil {
+		return x.NoPut
+	}
+	return false
+}
+
+func (x *Watcher) GetNoDelete() bool {
+	if x != nil {
+		return x.NoDelete
+	}
+	return false
+}
+
+func (x *Watcher) GetPrevKv() bool {
+	if x != nil {
+		return x.PrevKv
+	}
+	return false
+}
+
+func (x *Watcher) GetProgressNotify() bool {
+	if x != nil {
+		return x.ProgressNotify
+	}
+	return false
+}
+
+func (x *Watcher) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *Watcher) GetQueuedEvents() uint64 {
+	if x != nil {
+		return x.QueuedEvents
+	}
+	return 0
+}
+
+func (x *Watcher) GetQueuedBytes() uint64 {
+	if x != nil {
+		return x.QueuedBytes
+	}
+	return 0
+}
+
+func (x *Watcher) GetHistory() bool {
+	if x != nil {
+		return x.History
+	}
+	return false
+}
+
+func (x *Watcher) GetAgeMs() int64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+// WatchersMissing is a node that has not told its watchers.
+type WatchersMissing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchersMissing) Reset() {
+	*x = WatchersMissing{}
+	mi := &file_adminpb_admin_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchersMissing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchersMissing) ProtoMessage() {}
+
+func (x *WatchersMissing) ProtoReflect() protoreflect.Message {
+	mi := &file_adminpb_admin_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchersMissing.ProtoReflect.Descriptor instead.
+func (*WatchersMissing) Descriptor() ([]byte, []int) {
+	return file_adminpb_admin_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *WatchersMissing) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *WatchersMissing) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_adminpb_admin_proto protoreflect.FileDescriptor
 
 const file_adminpb_admin_proto_rawDesc = "" +
@@ -5256,7 +5616,37 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x06micros\x18\x02 \x01(\x03R\x06micros\"9\n" +
 	"\vSlowMissing\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason2\xa4\x15\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"R\n" +
+	"\x12WatcherListRequest\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\rR\x05limit\x12\x12\n" +
+	"\x04skip\x18\x02 \x01(\rR\x04skip\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\"\x9b\x01\n" +
+	"\x13WatcherListResponse\x123\n" +
+	"\bwatchers\x18\x01 \x03(\v2\x17.skein.admin.v1.WatcherR\bwatchers\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\x129\n" +
+	"\amissing\x18\x03 \x03(\v2\x1f.skein.admin.v1.WatchersMissingR\amissing\"\xc8\x03\n" +
+	"\aWatcher\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06client\x18\x02 \x01(\tR\x06client\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\x03R\x02id\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\fR\x03key\x12\x1b\n" +
+	"\trange_end\x18\x06 \x01(\fR\brangeEnd\x12\x10\n" +
+	"\x03cut\x18\a \x01(\bR\x03cut\x12%\n" +
+	"\x0estart_revision\x18\b \x01(\x03R\rstartRevision\x12\x15\n" +
+	"\x06no_put\x18\t \x01(\bR\x05noPut\x12\x1b\n" +
+	"\tno_delete\x18\n" +
+	" \x01(\bR\bnoDelete\x12\x17\n" +
+	"\aprev_kv\x18\v \x01(\bR\x06prevKv\x12'\n" +
+	"\x0fprogress_notify\x18\f \x01(\bR\x0eprogressNotify\x12\x16\n" +
+	"\x06behind\x18\r \x01(\x04R\x06behind\x12#\n" +
+	"\rqueued_events\x18\x0e \x01(\x04R\fqueuedEvents\x12!\n" +
+	"\fqueued_bytes\x18\x0f \x01(\x04R\vqueuedBytes\x12\x18\n" +
+	"\ahistory\x18\x10 \x01(\bR\ahistory\x12\x15\n" +
+	"\x06age_ms\x18\x11 \x01(\x03R\x05ageMs\"=\n" +
+	"\x0fWatchersMissing\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason2\xfe\x15\n" +
 	"\x05Admin\x12R\n" +
 	"\tRangeList\x12 .skein.admin.v1.RangeListRequest\x1a!.skein.admin.v1.RangeListResponse\"\x00\x12U\n" +
 	"\n" +
@@ -5290,7 +5680,8 @@ const file_adminpb_admin_proto_rawDesc = "" +
 	"\x04Heat\x12\x1b.skein.admin.v1.HeatRequest\x1a\x1c.skein.admin.v1.HeatResponse\"\x00\x12K\n" +
 	"\x06Bundle\x12\x1d.skein.admin.v1.BundleRequest\x1a\x1e.skein.admin.v1.BundleResponse\"\x000\x01\x12I\n" +
 	"\x06Series\x12\x1d.skein.admin.v1.SeriesRequest\x1a\x1e.skein.admin.v1.SeriesResponse\"\x00\x12C\n" +
-	"\x04Slow\x12\x1b.skein.admin.v1.SlowRequest\x1a\x1c.skein.admin.v1.SlowResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
+	"\x04Slow\x12\x1b.skein.admin.v1.SlowRequest\x1a\x1c.skein.admin.v1.SlowResponse\"\x00\x12X\n" +
+	"\vWatcherList\x12\".skein.admin.v1.WatcherListRequest\x1a#.skein.admin.v1.WatcherListResponse\"\x00B&Z$github.com/skeindb/skein/api/adminpbb\x06proto3"
 
 var (
 	file_adminpb_admin_proto_rawDescOnce sync.Once
@@ -5304,7 +5695,7 @@ func file_adminpb_admin_proto_rawDescGZIP() []byte {
 	return file_adminpb_admin_proto_rawDescData
 }
 
-var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_adminpb_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_adminpb_admin_proto_goTypes = []any{
 	(*SurveyRequest)(nil),                   // 0: skein.admin.v1.SurveyRequest
 	(*SurveyResponse)(nil),                  // 1: skein.admin.v1.SurveyResponse
@@ -5382,6 +5773,10 @@ var file_adminpb_admin_proto_goTypes = []any{
 	(*SlowCall)(nil),                        // 73: skein.admin.v1.SlowCall
 	(*Stage)(nil),                           // 74: skein.admin.v1.Stage
 	(*SlowMissing)(nil),                     // 75: skein.admin.v1.SlowMissing
+	(*WatcherListRequest)(nil),              // 76: skein.admin.v1.WatcherListRequest
+	(*WatcherListResponse)(nil),             // 77: skein.admin.v1.WatcherListResponse
+	(*Watcher)(nil),                         // 78: skein.admin.v1.Watcher
+	(*WatchersMissing)(nil),                 // 79: skein.admin.v1.WatchersMissing
 }
 var file_adminpb_admin_proto_depIdxs = []int32{
 	2,  // 0: skein.admin.v1.SurveyResponse.nodes:type_name -> skein.admin.v1.NodeSurvey
@@ -5425,71 +5820,75 @@ var file_adminpb_admin_proto_depIdxs = []int32{
 	73, // 38: skein.admin.v1.SlowResponse.calls:type_name -> skein.admin.v1.SlowCall
 	75, // 39: skein.admin.v1.SlowResponse.missing:type_name -> skein.admin.v1.SlowMissing
 	74, // 40: skein.admin.v1.SlowCall.stages:type_name -> skein.admin.v1.Stage
-	37, // 41: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
-	40, // 42: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
-	42, // 43: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
-	18, // 44: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
-	20, // 45: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
-	30, // 46: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
-	22, // 47: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
-	26, // 48: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
-	28, // 49: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
-	45, // 50: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
-	49, // 51: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
-	52, // 52: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 53: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 54: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 55: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
-	52, // 56: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
-	32, // 57: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
-	16, // 58: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
-	55, // 59: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
-	57, // 60: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
-	59, // 61: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
-	10, // 62: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
-	13, // 63: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
-	5,  // 64: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
-	8,  // 65: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
-	0,  // 66: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
-	61, // 67: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
-	65, // 68: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
-	67, // 69: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
-	71, // 70: skein.admin.v1.Admin.Slow:input_type -> skein.admin.v1.SlowRequest
-	38, // 71: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
-	41, // 72: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
-	43, // 73: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
-	19, // 74: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
-	21, // 75: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
-	31, // 76: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
-	23, // 77: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
-	27, // 78: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
-	29, // 79: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
-	46, // 80: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
-	50, // 81: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
-	53, // 82: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 83: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 84: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 85: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
-	53, // 86: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
-	33, // 87: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
-	17, // 88: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
-	56, // 89: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
-	58, // 90: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
-	60, // 91: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
-	11, // 92: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
-	14, // 93: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
-	6,  // 94: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
-	9,  // 95: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
-	1,  // 96: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
-	62, // 97: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
-	66, // 98: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
-	68, // 99: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
-	72, // 100: skein.admin.v1.Admin.Slow:output_type -> skein.admin.v1.SlowResponse
-	71, // [71:101] is the sub-list for method output_type
-	41, // [41:71] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	78, // 41: skein.admin.v1.WatcherListResponse.watchers:type_name -> skein.admin.v1.Watcher
+	79, // 42: skein.admin.v1.WatcherListResponse.missing:type_name -> skein.admin.v1.WatchersMissing
+	37, // 43: skein.admin.v1.Admin.RangeList:input_type -> skein.admin.v1.RangeListRequest
+	40, // 44: skein.admin.v1.Admin.RangeSplit:input_type -> skein.admin.v1.RangeSplitRequest
+	42, // 45: skein.admin.v1.Admin.RangeShow:input_type -> skein.admin.v1.RangeShowRequest
+	18, // 46: skein.admin.v1.Admin.RangeMove:input_type -> skein.admin.v1.RangeMoveRequest
+	20, // 47: skein.admin.v1.Admin.RangeTransferLeader:input_type -> skein.admin.v1.RangeTransferLeaderRequest
+	30, // 48: skein.admin.v1.Admin.OperationList:input_type -> skein.admin.v1.OperationListRequest
+	22, // 49: skein.admin.v1.Admin.PlacementShow:input_type -> skein.admin.v1.PlacementShowRequest
+	26, // 50: skein.admin.v1.Admin.PlacementMove:input_type -> skein.admin.v1.PlacementMoveRequest
+	28, // 51: skein.admin.v1.Admin.PlacementTransferLeader:input_type -> skein.admin.v1.PlacementTransferLeaderRequest
+	45, // 52: skein.admin.v1.Admin.NodeList:input_type -> skein.admin.v1.NodeListRequest
+	49, // 53: skein.admin.v1.Admin.NodeShow:input_type -> skein.admin.v1.NodeShowRequest
+	52, // 54: skein.admin.v1.Admin.NodeDrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 55: skein.admin.v1.Admin.NodeUndrain:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 56: skein.admin.v1.Admin.NodeDecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 57: skein.admin.v1.Admin.NodeRecommission:input_type -> skein.admin.v1.NodeChangeRequest
+	52, // 58: skein.admin.v1.Admin.NodeRemove:input_type -> skein.admin.v1.NodeChangeRequest
+	32, // 59: skein.admin.v1.Admin.PlacementPause:input_type -> skein.admin.v1.PlacementPauseRequest
+	16, // 60: skein.admin.v1.Admin.NodeJoin:input_type -> skein.admin.v1.NodeJoinRequest
+	55, // 61: skein.admin.v1.Admin.RangeMerge:input_type -> skein.admin.v1.RangeMergeRequest
+	57, // 62: skein.admin.v1.Admin.PlacementSetReplication:input_type -> skein.admin.v1.PlacementSetReplicationRequest
+	59, // 63: skein.admin.v1.Admin.PlacementSetMergeAfter:input_type -> skein.admin.v1.PlacementSetMergeAfterRequest
+	10, // 64: skein.admin.v1.Admin.ClusterShow:input_type -> skein.admin.v1.ClusterShowRequest
+	13, // 65: skein.admin.v1.Admin.ClusterUpgrade:input_type -> skein.admin.v1.ClusterUpgradeRequest
+	5,  // 66: skein.admin.v1.Admin.HoldList:input_type -> skein.admin.v1.HoldListRequest
+	8,  // 67: skein.admin.v1.Admin.HoldRelease:input_type -> skein.admin.v1.HoldReleaseRequest
+	0,  // 68: skein.admin.v1.Admin.Survey:input_type -> skein.admin.v1.SurveyRequest
+	61, // 69: skein.admin.v1.Admin.Heat:input_type -> skein.admin.v1.HeatRequest
+	65, // 70: skein.admin.v1.Admin.Bundle:input_type -> skein.admin.v1.BundleRequest
+	67, // 71: skein.admin.v1.Admin.Series:input_type -> skein.admin.v1.SeriesRequest
+	71, // 72: skein.admin.v1.Admin.Slow:input_type -> skein.admin.v1.SlowRequest
+	76, // 73: skein.admin.v1.Admin.WatcherList:input_type -> skein.admin.v1.WatcherListRequest
+	38, // 74: skein.admin.v1.Admin.RangeList:output_type -> skein.admin.v1.RangeListResponse
+	41, // 75: skein.admin.v1.Admin.RangeSplit:output_type -> skein.admin.v1.RangeSplitResponse
+	43, // 76: skein.admin.v1.Admin.RangeShow:output_type -> skein.admin.v1.RangeShowResponse
+	19, // 77: skein.admin.v1.Admin.RangeMove:output_type -> skein.admin.v1.RangeMoveResponse
+	21, // 78: skein.admin.v1.Admin.RangeTransferLeader:output_type -> skein.admin.v1.RangeTransferLeaderResponse
+	31, // 79: skein.admin.v1.Admin.OperationList:output_type -> skein.admin.v1.OperationListResponse
+	23, // 80: skein.admin.v1.Admin.PlacementShow:output_type -> skein.admin.v1.PlacementShowResponse
+	27, // 81: skein.admin.v1.Admin.PlacementMove:output_type -> skein.admin.v1.PlacementMoveResponse
+	29, // 82: skein.admin.v1.Admin.PlacementTransferLeader:output_type -> skein.admin.v1.PlacementTransferLeaderResponse
+	46, // 83: skein.admin.v1.Admin.NodeList:output_type -> skein.admin.v1.NodeListResponse
+	50, // 84: skein.admin.v1.Admin.NodeShow:output_type -> skein.admin.v1.NodeShowResponse
+	53, // 85: skein.admin.v1.Admin.NodeDrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 86: skein.admin.v1.Admin.NodeUndrain:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 87: skein.admin.v1.Admin.NodeDecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 88: skein.admin.v1.Admin.NodeRecommission:output_type -> skein.admin.v1.NodeChangeResponse
+	53, // 89: skein.admin.v1.Admin.NodeRemove:output_type -> skein.admin.v1.NodeChangeResponse
+	33, // 90: skein.admin.v1.Admin.PlacementPause:output_type -> skein.admin.v1.PlacementPauseResponse
+	17, // 91: skein.admin.v1.Admin.NodeJoin:output_type -> skein.admin.v1.NodeJoinResponse
+	56, // 92: skein.admin.v1.Admin.RangeMerge:output_type -> skein.admin.v1.RangeMergeResponse
+	58, // 93: skein.admin.v1.Admin.PlacementSetReplication:output_type -> skein.admin.v1.PlacementSetReplicationResponse
+	60, // 94: skein.admin.v1.Admin.PlacementSetMergeAfter:output_type -> skein.admin.v1.PlacementSetMergeAfterResponse
+	11, // 95: skein.admin.v1.Admin.ClusterShow:output_type -> skein.admin.v1.ClusterShowResponse
+	14, // 96: skein.admin.v1.Admin.ClusterUpgrade:output_type -> skein.admin.v1.ClusterUpgradeResponse
+	6,  // 97: skein.admin.v1.Admin.HoldList:output_type -> skein.admin.v1.HoldListResponse
+	9,  // 98: skein.admin.v1.Admin.HoldRelease:output_type -> skein.admin.v1.HoldReleaseResponse
+	1,  // 99: skein.admin.v1.Admin.Survey:output_type -> skein.admin.v1.SurveyResponse
+	62, // 100: skein.admin.v1.Admin.Heat:output_type -> skein.admin.v1.HeatResponse
+	66, // 101: skein.admin.v1.Admin.Bundle:output_type -> skein.admin.v1.BundleResponse
+	68, // 102: skein.admin.v1.Admin.Series:output_type -> skein.admin.v1.SeriesResponse
+	72, // 103: skein.admin.v1.Admin.Slow:output_type -> skein.admin.v1.SlowResponse
+	77, // 104: skein.admin.v1.Admin.WatcherList:output_type -> skein.admin.v1.WatcherListResponse
+	74, // [74:105] is the sub-list for method output_type
+	43, // [43:74] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_adminpb_admin_proto_init() }
@@ -5507,7 +5906,7 @@ func file_adminpb_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_adminpb_admin_proto_rawDesc), len(file_adminpb_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

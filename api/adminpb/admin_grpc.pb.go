@@ -52,6 +52,7 @@ const (
 	Admin_Bundle_FullMethodName                  = "/skein.admin.v1.Admin/Bundle"
 	Admin_Series_FullMethodName                  = "/skein.admin.v1.Admin/Series"
 	Admin_Slow_FullMethodName                    = "/skein.admin.v1.Admin/Slow"
+	Admin_WatcherList_FullMethodName             = "/skein.admin.v1.Admin/WatcherList"
 )
 
 // AdminClient is the client API for Admin service.
@@ -133,6 +134,9 @@ type AdminClient interface {
 	// Slow returns the last requests that took long, and where their time went. It needs no quorum. Nodes that do not
 	// answer are missing.
 	Slow(ctx context.Context, in *SlowRequest, opts ...grpc.CallOption) (*SlowResponse, error)
+	// WatcherList returns the watchers of clients, those furthest behind first. It needs no quorum. Nodes that do not
+	// answer are named.
+	WatcherList(ctx context.Context, in *WatcherListRequest, opts ...grpc.CallOption) (*WatcherListResponse, error)
 }
 
 type adminClient struct {
@@ -452,6 +456,16 @@ func (c *adminClient) Slow(ctx context.Context, in *SlowRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *adminClient) WatcherList(ctx context.Context, in *WatcherListRequest, opts ...grpc.CallOption) (*WatcherListResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WatcherListResponse)
+	err := c.cc.Invoke(ctx, Admin_WatcherList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -531,6 +545,9 @@ type AdminServer interface {
 	// Slow returns the last requests that took long, and where their time went. It needs no quorum. Nodes that do not
 	// answer are missing.
 	Slow(context.Context, *SlowRequest) (*SlowResponse, error)
+	// WatcherList returns the watchers of clients, those furthest behind first. It needs no quorum. Nodes that do not
+	// answer are named.
+	WatcherList(context.Context, *WatcherListRequest) (*WatcherListResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -630,6 +647,9 @@ func (UnimplementedAdminServer) Series(context.Context, *SeriesRequest) (*Series
 }
 func (UnimplementedAdminServer) Slow(context.Context, *SlowRequest) (*SlowResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Slow not implemented")
+}
+func (UnimplementedAdminServer) WatcherList(context.Context, *WatcherListRequest) (*WatcherListResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WatcherList not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1185,6 +1205,24 @@ func _Admin_Slow_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_WatcherList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WatcherListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).WatcherList(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_WatcherList_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).WatcherList(ctx, req.(*WatcherListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1307,6 +1345,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Slow",
 			Handler:    _Admin_Slow_Handler,
+		},
+		{
+			MethodName: "WatcherList",
+			Handler:    _Admin_WatcherList_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -21,7 +21,7 @@ import (
 // newDebug is skein debug: what shows the inside of nodes.
 func newDebug(environ []string) *cobra.Command {
 	c := &cobra.Command{Use: "debug", Short: "Look into nodes, and gather what a bug report needs", RunE: needsCommand}
-	c.AddCommand(newBundle(environ), newSlow(environ))
+	c.AddCommand(newBundle(environ), newSlow(environ), newWatchers(environ))
 	return c
 }
 

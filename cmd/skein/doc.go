@@ -14,6 +14,7 @@
 //	top.go            skein top
 //	debug.go          skein debug
 //	slow.go           skein debug slow
+//	watchers.go       skein debug watchers
 //	node.go           skein node, cluster and audit
 //	placement.go      skein placement
 //	range.go          skein range

@@ -70,6 +70,13 @@ RANGE       the range that took longest, if one is known
 RETRIES     attempts that the node made again, because a range had moved or had no leader
 CAUSE       what took longest: queued behind others, evaluation (reads of the disk), the lock of a transaction over several ranges,
             a revision, the quorum and who was last, a disk, applying, no leader, the bus, or the node itself`
+	explainWatchers = `CLIENT, USER
+            the client's address, and its user once users are checked
+KEY, END    what it watches: one key, or the keys from one up to another, which is watched no more
+FROM        the first revision that it asked for; none is what comes
+BEHIND      how many revisions of the cluster the client has not got everything of. Most of them may have no event for it
+QUEUED      events that wait for the client in the node's memory
+EVENTS FROM memory, or history for a watcher that began in the past or whose client is too slow`
 	explainCluster = `READS       the cluster versions that the node's build reads and writes
 SINCE       since when it runs that build`
 )
@@ -100,6 +107,10 @@ skein debug bundle -o n2.tar.gz --nodes n2 --cpu 10s`},
 	"debug slow": {explainSlow, `skein debug slow
 skein debug slow --min 500ms
 skein debug slow -w json`},
+
+	"debug watchers": {explainWatchers, `skein debug watchers
+skein debug watchers --node n2 --limit 10
+skein debug watchers --limit 1000 --skip 1000 -w json`},
 
 	"range list": {explainRanges, `skein range list
 skein range list --sort load

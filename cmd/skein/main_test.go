@@ -149,6 +149,10 @@ func (fakeBackend) Heat(context.Context, *adminpb.HeatRequest) (*adminpb.HeatRes
 	}, nil
 }
 
+func (fakeBackend) Watchers(context.Context, string, int) (*adminpb.WatcherListResponse, error) {
+	return &adminpb.WatcherListResponse{Watchers: []*adminpb.Watcher{{Node: "n1", Client: "127.0.0.1:4711", Key: []byte("k"), Behind: 7}}, Total: 1}, nil
+}
+
 func (fakeBackend) Slow(context.Context) (*adminpb.SlowResponse, error) {
 	return &adminpb.SlowResponse{Calls: []*adminpb.SlowCall{{Node: 1, NodeName: "n1", AtUnixNanos: 1_800_000_000_000_000_000, Method: "/etcdserverpb.KV/Put", RangeId: 4, Micros: 412_000, Cause: "quorum: node n3 last"}}}, nil
 }

@@ -63,7 +63,7 @@ func newRangeShow(f *adminFlags) *cobra.Command {
 func newRangeList(f *adminFlags) *cobra.Command {
 	var node, holding, order string
 	ranges := &cobra.Command{Use: "list", Short: "List all ranges, or those of a node or a key", Args: cobra.NoArgs}
-	ranges.Flags().StringVar(&node, "node", "", "name or id of a node: only ranges with a replica there")
+	ranges.Flags().StringVar(&node, "node", "", "name or id of a node: only what is there")
 	ranges.Flags().StringVar(&holding, "holding", "", "only the range that holds this key")
 	ranges.Flags().StringVar(&order, "sort", "key", "key, size (the largest first) or load (the busiest first)")
 	f.completeFlag(ranges, "node", f.completeNode)
