@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -8,11 +9,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,10 +31,18 @@ import (
 	"github.com/skeindb/skein/internal/ports"
 )
 
-// asNode has the test's program be a node of a demo.
-const asNode = "SKEIN_DEMO_NODE"
+// asNode has the test's program be a node of a demo, and asDemo a demo with a kill that never comes, in that directory and at
+// the ports from its first argument on.
+const asNode, asDemo = "SKEIN_DEMO_NODE", "SKEIN_DEMO_DIR"
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(asDemo); dir != "" {
+		if err := runDemo(dir, os.Args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getenv(asNode) != "" {
 		if err := runNode(os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -62,6 +74,76 @@ func runNode(args []string) error {
 	case <-s.Done():
 	}
 	return errors.Join(s.Err(), s.Stop(context.Background()))
+}
+
+// runDemo is skein demo --kill, which kills no node.
+func runDemo(dir, port string) error {
+	if err := errors.Join(os.Unsetenv(asDemo), os.Setenv(asNode, "1")); err != nil {
+		return err
+	}
+	first, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
+	o := Options{Nodes: 3, Ranges: 1, DataDir: dir, Port: first, Kill: true, Command: []string{os.Args[0]}}
+	return kill(context.Background(), &o, phases{before: time.Hour}, os.Stdout)
+}
+
+// A demo that is killed itself leaves no nodes behind.
+func TestAKilledDemoLeavesNoNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs real processes")
+	}
+	port := freePorts(t, 6)
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], strconv.Itoa(port))
+	cmd.Env, cmd.Stderr = append(os.Environ(), asDemo+"="+dir), os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, rerr := bufio.NewReader(out).ReadString('\n') // the nodes serve
+	before := processesOf(t, dir)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if rerr != nil || !strings.Contains(line, "serve etcd clients") || len(before) != 3 {
+		t.Fatalf("%q, %v, nodes %v", line, rerr, before)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		left := processesOf(t, dir)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			for _, id := range left {
+				if pid, err := strconv.Atoi(id); err == nil {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+			t.Fatalf("of the nodes %v these live on: %v", before, left)
+		}
+	}
+}
+
+// processesOf returns the ids of the processes that have a file of that directory in their command lines.
+func processesOf(t *testing.T, dir string) (ids []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	for _, file := range all {
+		if line, err := os.ReadFile(file); err == nil && bytes.Contains(line, []byte(dir+"/")) { // an error: it has ended
+			ids = append(ids, filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return ids
 }
 
 // TestKill: the node that allocates the revisions is killed under load and started again. The demo judges by itself that nothing

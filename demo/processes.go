@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 
 	"github.com/skeindb/skein/config"
@@ -71,14 +72,18 @@ func (p *process) start() error {
 	defer log.Close() // the process has its own
 	cmd := exec.Command(p.command[0], p.command[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, which stops the nodes
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("demo: start %s: %w", p.name, err)
-	}
-	exited, wanted := make(chan struct{}), make(chan struct{})
-	p.cmd, p.exited, p.wanted = cmd, exited, wanted
+	// Ctrl-C is for the demo, which stops the nodes. A demo that is killed cannot: then the kernel kills them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	exited, wanted, started := make(chan struct{}), make(chan struct{}), make(chan error)
 	go func() {
-		err := cmd.Wait()
+		// That kill comes when the thread ends that has started the process: so this one stays until it has exited.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if started <- err; err != nil {
+			return
+		}
+		err = cmd.Wait()
 		select {
 		case <-wanted:
 		default:
@@ -89,6 +94,10 @@ func (p *process) start() error {
 		}
 		close(exited)
 	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("demo: start %s: %w", p.name, err)
+	}
+	p.cmd, p.exited, p.wanted = cmd, exited, wanted
 	return nil
 }
 
