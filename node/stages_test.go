@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,6 +13,7 @@ import (
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/keyspace"
 	"github.com/skeindb/skein/node/process"
+	"github.com/skeindb/skein/node/process/processtest"
 	"github.com/skeindb/skein/watch"
 )
 
@@ -77,59 +77,36 @@ func TestAStopIsBounded(t *testing.T) {
 func TestTheWatchdogBitesOnAHangingDisk(t *testing.T) {
 	bubble(t, 1, nil, nil, func(r *rig) {
 		const watchdog = 20 * time.Second
-		m := &manager{}
-		v := process.NewSupervisor(clock.Virtual(), process.NewStages(clock.Virtual(), func(int) {}), watchdog, zap.NewNop(), m.tell)
+		m := &processtest.Manager{}
+		v := process.NewSupervisor(clock.Virtual(), process.NewStages(clock.Virtual(), func(int) {}), watchdog, zap.NewNop(), m.Tell)
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
 		wg.Go(func() { v.Run(ctx) })
 		defer wg.Wait()
 		defer cancel()
 		n := r.nodes[0]
-		if time.Sleep(watchdog); !strings.Contains(m.take(), "WATCHDOG=1") {
+		if time.Sleep(watchdog); !strings.Contains(m.Take(), "WATCHDOG=1") {
 			r.t.Error("a node that starts was not fed")
 		}
 		v.Serving(n.core.host.DiskStalled)
-		m.take()
+		m.Take()
 		for range 10 {
-			if time.Sleep(watchdog / 2); m.take() == "" {
+			if time.Sleep(watchdog / 2); m.Take() == "" {
 				r.t.Error("a node whose disk moves was not fed")
 			}
 		}
 		release := n.disk.stall()
 		r.wait(20*time.Second, "the node notices", n.core.host.DiskStalled)
-		m.take()
+		m.Take()
 		time.Sleep(3 * watchdog)
-		if said := m.take(); said != "" {
+		if said := m.Take(); said != "" {
 			r.t.Errorf("while the disk hung: %q", said)
 		}
 		release()
 		r.wait(20*time.Second, "the disk moves", func() bool { return !n.core.host.DiskStalled() })
-		if time.Sleep(watchdog); m.take() == "" {
+		if time.Sleep(watchdog); m.Take() == "" {
 			r.t.Error("behind a disk that hung it was not fed")
 		}
 		r.stop(n)
 	})
-}
-
-// manager is a service manager in virtual time.
-type manager struct {
-	mu   sync.Mutex
-	said []string
-}
-
-func (m *manager) tell(state string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.said = append(m.said, state)
-	return nil
-}
-
-// take returns what came since the last take.
-func (m *manager) take() string {
-	synctest.Wait()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := strings.Join(m.said, "\n")
-	m.said = nil
-	return all
 }

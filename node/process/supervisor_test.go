@@ -17,36 +17,14 @@ import (
 
 	"github.com/skeindb/skein/clock"
 	"github.com/skeindb/skein/internal/wake"
+	"github.com/skeindb/skein/node/process/processtest"
 )
 
-// manager is a service manager in virtual time.
-type manager struct {
-	mu   sync.Mutex
-	said []string
-}
-
-func (m *manager) tell(state string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.said = append(m.said, state)
-	return nil
-}
-
-// take returns what came since the last take.
-func (m *manager) take() string {
-	synctest.Wait()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := strings.Join(m.said, "\n")
-	m.said = nil
-	return all
-}
-
 // supervised starts a supervisor with that watchdog in a bubble.
-func supervised(t *testing.T, watchdog time.Duration) (*Supervisor, *Stages, *manager) {
+func supervised(t *testing.T, watchdog time.Duration) (*Supervisor, *Stages, *processtest.Manager) {
 	t.Helper()
-	m, s := &manager{}, NewStages(clock.Virtual(), func(int) {})
-	v := NewSupervisor(clock.Virtual(), s, watchdog, zap.NewNop(), m.tell)
+	m, s := &processtest.Manager{}, NewStages(clock.Virtual(), func(int) {})
+	v := NewSupervisor(clock.Virtual(), s, watchdog, zap.NewNop(), m.Tell)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { v.Run(ctx) })
@@ -61,7 +39,7 @@ func TestTheManagerIsTold(t *testing.T) {
 		s.Enter("open the storage")
 		time.Sleep(time.Hour)
 		const more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
-		said := m.take()
+		said := m.Take()
 		if n := strings.Count(said, more+"open the storage"); n < 359 || n > 361 {
 			t.Errorf("in an hour of replay it got more time %d times", n)
 		}
@@ -69,20 +47,20 @@ func TestTheManagerIsTold(t *testing.T) {
 			t.Errorf("while it starts: %s", said)
 		}
 		v.Serving(func() bool { return false })
-		if said := m.take(); said != "READY=1\nSTATUS=serves clients" {
+		if said := m.Take(); said != "READY=1\nSTATUS=serves clients" {
 			t.Errorf("when it serves: %q", said)
 		}
 		time.Sleep(time.Hour)
-		if said := m.take(); said != "" {
+		if said := m.Take(); said != "" {
 			t.Errorf("while it serves, without a watchdog: %q", said)
 		}
 		s.Enter("end the requests of clients")
 		v.Stopping()
-		if said := m.take(); said != "STOPPING=1\n"+more+"end the requests of clients" {
+		if said := m.Take(); said != "STOPPING=1\n"+more+"end the requests of clients" {
 			t.Errorf("when it stops: %q", said)
 		}
 		time.Sleep(extendEvery)
-		if said := m.take(); said != more+"end the requests of clients" {
+		if said := m.Take(); said != more+"end the requests of clients" {
 			t.Errorf("while it stops: %q", said)
 		}
 	})
