@@ -147,7 +147,7 @@ func TestPipeLogin(t *testing.T) {
 		t.Errorf("%v, %v, %d operations", err, r.Err(), r.Operations)
 	}
 	cfg.Password = "wrong"
-	if s, err := dial(&cfg); err == nil || !strings.Contains(err.Error(), "log in as root: etcdserver: authentication failed") {
+	if s, err := dial(&cfg); err == nil || !strings.Contains(err.Error(), "log in as root: ") || !strings.Contains(err.Error(), "etcdserver: authentication failed") {
 		t.Errorf("with a wrong password: %v, %v", s, err)
 	}
 }

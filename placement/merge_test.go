@@ -198,6 +198,7 @@ func TestMergeOutlivesItsLeader(t *testing.T) {
 					}
 					time.Sleep(100 * time.Millisecond)
 				}
+				time.Sleep(10 * time.Second) // the node's copy of the map comes behind what placement says
 				m, err := r.nodes[4].client.Map(ctx)
 				if err != nil {
 					t.Fatal(err)
@@ -498,6 +499,7 @@ func TestMergeIsInheritedWhileItPrepares(t *testing.T) {
 		for r.busyAt(ctx, asking) {
 			time.Sleep(100 * time.Millisecond)
 		}
+		time.Sleep(10 * time.Second) // the copy of the map comes behind what placement says
 		if m, err := r.nodes[asking].client.Map(ctx); err != nil || m.Len() != 1 {
 			t.Errorf("it was not merged: %v, %v", m.Descriptors(), err)
 		}
